@@ -1,0 +1,102 @@
+"""The one interface of every auction rule: bids and a budget in, an outcome out.
+
+A mechanism also declares what it promises. Tests, tables and the broker all check that same declaration.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from privmarket.errors import ConfigurationError
+from privmarket.market.bids import Array, Bids
+from privmarket.market.outcome import Outcome
+
+if TYPE_CHECKING:
+    from privmarket.market.guarantees import Guarantee
+
+# How many numbers the default `unilateral` may hold in one field at once.
+_CHUNK_CELLS = 2_000_000
+
+
+class Mechanism(ABC):
+    """A reverse auction for ε under a budget.
+
+    Subclasses set `name`, `guarantees` and implement `_clear`. Configuration goes to the constructor and
+    never depends on the bids.
+    """
+
+    name: ClassVar[str]
+    guarantees: tuple[Guarantee, ...] = ()
+
+    def run(self, bids: Bids, budget: ArrayLike) -> Outcome:
+        """Clears one auction per leading index of `bids`.
+
+        Args:
+            bids: offers, (..., clients).
+            budget: money that may be spent in each market, a number or an array (...,), > 0.
+        """
+        return self._clear(bids, _budget_column(budget, bids.shape))
+
+    @abstractmethod
+    def _clear(self, bids: Bids, budget: Array) -> Outcome:
+        """The rule itself. `budget` has shape (..., 1) and is valid."""
+
+    def unilateral(self, bids: Bids, reports: Bids, budget: ArrayLike) -> Outcome:
+        """What each client would get if it alone reported `reports[i]` while all others keep `bids`.
+
+        This default runs one auction per client, O(N) auctions of N clients. Rules in which a client meets
+        the others only through a population sum override it and answer all N deviations in O(N).
+
+        Args:
+            bids: what the others report, (..., clients).
+            reports: what each client reports instead, (..., clients).
+
+        Returns:
+            An outcome (..., clients) whose entry i comes from the auction in which only i deviated.
+        """
+        column = _budget_column(budget, bids.shape)
+        lead, n = bids.shape[:-1], bids.clients
+        markets = max(1, int(np.prod(lead)))
+        step = max(1, _CHUNK_CELLS // (markets * n))
+        epsilon, payment = np.empty(bids.shape), np.empty(bids.shape)
+        for start in range(0, n, step):
+            deviators = np.arange(start, min(start + step, n))
+            mine = (..., np.arange(deviators.size), deviators)
+            outcome = self._clear(_deviations(bids, reports, deviators), column[..., None, :])
+            epsilon[..., deviators] = outcome.epsilon[mine]
+            payment[..., deviators] = outcome.payment[mine]
+        return Outcome(epsilon, payment)
+
+    def __repr__(self) -> str:
+        return f"<mechanism {self.name}>"
+
+
+def _deviations(bids: Bids, reports: Bids, deviators: np.ndarray) -> Bids:
+    """(..., deviators, clients): row r is `bids` with client deviators[r]'s report put in."""
+
+    def spread(name: str) -> Array | None:
+        truth, report = getattr(bids, name), getattr(reports, name)
+        if truth is None:
+            return None
+        rows = np.repeat(truth[..., None, :], deviators.size, axis=-2)
+        rows[..., np.arange(deviators.size), deviators] = report[..., deviators]
+        return rows
+
+    return Bids(spread("valuation"), spread("epsilon"), spread("data_size"), spread("accuracy"))  # type: ignore[arg-type]
+
+
+def _budget_column(budget: ArrayLike, shape: tuple[int, ...]) -> Array:
+    """(..., 1) from a number or an array (...,)."""
+    array = np.asarray(budget, dtype=np.float64)
+    if not bool(np.all((array > 0) & (array < np.inf))):
+        raise ConfigurationError(f"budget is {budget}: must be finite and above 0", "give the money per round")
+    try:
+        return np.broadcast_to(array, shape[:-1])[..., None]
+    except ValueError as error:
+        raise ConfigurationError(
+            f"budget of shape {array.shape} does not fit bids of shape {shape}", "give one budget per market"
+        ) from error
