@@ -64,14 +64,14 @@ class Bids:
     @property
     def clients(self) -> int:
         """How many clients bid in each market."""
-        return self.valuation.shape[-1]
+        return int(self.valuation.shape[-1])
 
     @property
     def data_share(self) -> Array:
         """(..., clients) W_i = d_i / Σd, or 1/n where sizes were not given."""
         if self.data_size is None:
             return np.full(self.shape, 1.0 / self.clients)
-        return self.data_size / self.data_size.sum(axis=-1, keepdims=True)
+        return np.asarray(self.data_size / self.data_size.sum(axis=-1, keepdims=True))
 
     def replace(self, **changes: Any) -> Bids:
         """The same bids with some fields given anew."""
@@ -80,8 +80,10 @@ class Bids:
 
     def __getitem__(self, index: Any) -> Bids:
         """Markets (or clients) picked by a NumPy index, applied to every field."""
-        fields = {name: getattr(self, name) for name in _RULES}
-        return Bids(**{name: None if a is None else a[index] for name, a in fields.items()})
+        picked: dict[str, Any] = {
+            name: None if a is None else a[index] for name, a in ((n, getattr(self, n)) for n in _RULES)
+        }
+        return Bids(**picked)
 
     def __repr__(self) -> str:
         given = [name for name in _RULES if getattr(self, name) is not None]

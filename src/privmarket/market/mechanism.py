@@ -39,7 +39,7 @@ class Mechanism(ABC):
             bids: offers, (..., clients).
             budget: money that may be spent in each market, a number or an array (...,), > 0.
         """
-        return self._clear(bids, _budget_column(budget, bids.shape))
+        return self._clear(bids, budget_column(budget, bids.shape))
 
     @abstractmethod
     def _clear(self, bids: Bids, budget: Array) -> Outcome:
@@ -58,7 +58,7 @@ class Mechanism(ABC):
         Returns:
             An outcome (..., clients) whose entry i comes from the auction in which only i deviated.
         """
-        column = _budget_column(budget, bids.shape)
+        column = budget_column(budget, bids.shape)
         lead, n = bids.shape[:-1], bids.clients
         markets = max(1, int(np.prod(lead)))
         step = max(1, _CHUNK_CELLS // (markets * n))
@@ -89,11 +89,11 @@ def _deviations(bids: Bids, reports: Bids, deviators: np.ndarray) -> Bids:
     return Bids(spread("valuation"), spread("epsilon"), spread("data_size"), spread("accuracy"))  # type: ignore[arg-type]
 
 
-def _budget_column(budget: ArrayLike, shape: tuple[int, ...]) -> Array:
+def budget_column(budget: ArrayLike, shape: tuple[int, ...]) -> Array:
     """(..., 1) from a number or an array (...,)."""
     array = np.asarray(budget, dtype=np.float64)
     if not bool(np.all((array > 0) & (array < np.inf))):
-        raise ConfigurationError(f"budget is {budget}: must be finite and above 0", "give the money per round")
+        raise ConfigurationError(f"budget is {array}: must be finite and above 0", "give the money per round")
     try:
         return np.broadcast_to(array, shape[:-1])[..., None]
     except ValueError as error:

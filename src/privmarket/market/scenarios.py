@@ -51,10 +51,13 @@ class IndependentLaw(Law):
     def sample(self, rng: np.random.Generator, clients: int, markets: tuple[int, ...] = ()) -> Bids:
         """Truthful bids of shape (*markets, clients)."""
         shape = (*markets, clients)
-        # 1 − U lies in (0, 1]; the quantile functions are finite on (0, 1).
-        draw = lambda: np.clip(rng.random(shape), 1e-12, 1 - 1e-12)  # noqa: E731
-        sizes = None if self.data_size is None else self.data_size(draw())
-        return Bids(self.valuation(draw()), self.epsilon(draw()), sizes)
+
+        def draw() -> Array:
+            # Quantile functions may be infinite at 0 and 1.
+            return np.clip(rng.random(shape), 1e-12, 1 - 1e-12)
+
+        valuation, epsilon = self.valuation(draw()), self.epsilon(draw())
+        return Bids(valuation, epsilon, None if self.data_size is None else self.data_size(draw()))
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,169 @@
+"""What a mechanism may promise, each promise being a check that can be run.
+
+A mechanism lists its promises in `guarantees`. The law tests attack each of them, tables print them, and the
+broker checks `IndividuallyRational`, `BudgetFeasible` and `WithinOffer` on every outcome before it counts.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from privmarket.errors import ConfigurationError
+from privmarket.market import attacks
+from privmarket.market.bids import Array, Bids
+from privmarket.market.outcome import Outcome
+
+if TYPE_CHECKING:
+    from privmarket.market.mechanism import Mechanism
+
+TOLERANCE = 1e-9
+"""How far rounding may carry a figure beyond its limit, relative to the figure's own scale."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Whether a promise held, and by how much it was broken at worst (0 where it held to the last digit)."""
+
+    promise: str
+    held: bool
+    worst: float
+    detail: str = ""
+
+
+class Guarantee(ABC):
+    """A promise about a mechanism."""
+
+    @property
+    @abstractmethod
+    def label(self) -> str:
+        """A few words for tables."""
+
+    @abstractmethod
+    def check(self, mechanism: Mechanism, types: Bids, budget: ArrayLike, rng: np.random.Generator) -> Finding:
+        """Tries to break the promise on the markets `types`, (..., clients)."""
+
+
+class OutcomeGuarantee(Guarantee):
+    """A promise that can be read off one outcome, so that a broker can guard it at run time."""
+
+    @abstractmethod
+    def excess(self, types: Bids, outcome: Outcome, budget: Array) -> Array:
+        """By how much each entry breaks the promise, relative; at most 0 where it holds. budget: (..., 1)."""
+
+    def holds(self, types: Bids, outcome: Outcome, budget: ArrayLike) -> Finding:
+        """The promise on one outcome, or on a batch."""
+        column = np.broadcast_to(np.asarray(budget, dtype=np.float64), types.shape[:-1])[..., None]
+        excess = self.excess(types, outcome, column)
+        worst = float(np.max(excess))
+        held = bool(np.all(np.isfinite(outcome.payment))) and worst <= TOLERANCE
+        at = tuple(int(i) for i in np.unravel_index(int(np.argmax(excess)), excess.shape))
+        return Finding(self.label, held, max(worst, 0.0), "" if held else f"at {at}")
+
+    def check(self, mechanism: Mechanism, types: Bids, budget: ArrayLike, rng: np.random.Generator) -> Finding:
+        """Runs the mechanism and reads the promise off its outcome."""
+        return self.holds(types, mechanism.run(types, budget), budget)
+
+
+@dataclass(frozen=True)
+class IndividuallyRational(OutcomeGuarantee):
+    """Nobody who reports the truth is paid less than what it gives up: p_i ≥ v_i·ε_i."""
+
+    @property
+    def label(self) -> str:
+        """A few words for tables."""
+        return "individually rational"
+
+    def excess(self, types: Bids, outcome: Outcome, budget: Array) -> Array:
+        """(..., clients) shortfall over cost."""
+        cost = types.valuation * outcome.epsilon
+        return (cost - outcome.payment) / np.maximum(cost, 1.0)
+
+
+@dataclass(frozen=True)
+class BudgetFeasible(OutcomeGuarantee):
+    """Payments never add up to more than the budget."""
+
+    @property
+    def label(self) -> str:
+        """A few words for tables."""
+        return "within budget"
+
+    def excess(self, types: Bids, outcome: Outcome, budget: Array) -> Array:
+        """(..., 1) overspend over budget."""
+        return (outcome.spend[..., None] - budget) / budget
+
+
+@dataclass(frozen=True)
+class WithinOffer(OutcomeGuarantee):
+    """Nobody sells more ε than it offered."""
+
+    @property
+    def label(self) -> str:
+        """A few words for tables."""
+        return "within offers"
+
+    def excess(self, types: Bids, outcome: Outcome, budget: Array) -> Array:
+        """(..., clients) excess over the offer."""
+        return (outcome.epsilon - types.epsilon) / types.epsilon
+
+
+@dataclass(frozen=True)
+class Truthful(Guarantee):
+    """No lie pays. `in_="valuation"`: lies about v alone; `in_="epsilon"`: about ε, with v free to move too."""
+
+    in_: Literal["valuation", "epsilon"]
+
+    def __post_init__(self) -> None:
+        if self.in_ not in ("valuation", "epsilon"):
+            raise ConfigurationError(f"truthful in {self.in_!r}: unknown", "choose valuation or epsilon")
+
+    @property
+    def label(self) -> str:
+        """A few words for tables."""
+        return "truthful in v" if self.in_ == "valuation" else "truthful in ε"
+
+    @property
+    def attack(self) -> attacks.Attack:
+        """The strong attack, restricted to the lies that this promise is about."""
+        if self.in_ == "epsilon":
+            return attacks.STRONG
+        return attacks.combined(attacks.GridAttack(shares=1), attacks.AscentAttack(over_epsilon=False))
+
+    def check(self, mechanism: Mechanism, types: Bids, budget: ArrayLike, rng: np.random.Generator) -> Finding:
+        """Attacks the mechanism; a gain beyond rounding breaks the promise."""
+        regret = self.attack(mechanism, types, budget, rng)
+        scale = max(1.0, float(np.max(np.asarray(budget, dtype=np.float64))))
+        worst = float(regret.gain.max()) / scale
+        return Finding(self.label, worst <= TOLERANCE, worst, "" if worst <= TOLERANCE else _lie(regret, types))
+
+
+@dataclass(frozen=True)
+class ApproximatelyTruthful(Guarantee):
+    """The mean gain from the best lie about (v, ε) is at most `max_regret` times the mean payment."""
+
+    max_regret: float
+
+    @property
+    def label(self) -> str:
+        """A few words for tables."""
+        return f"regret ≤ {self.max_regret:.2%} of pay"
+
+    def check(self, mechanism: Mechanism, types: Bids, budget: ArrayLike, rng: np.random.Generator) -> Finding:
+        """Attacks the mechanism and compares the mean gain with the mean payment."""
+        regret = attacks.STRONG(mechanism, types, budget, rng)
+        paid = float(mechanism.run(types, budget).payment.mean())
+        share = float(regret.gain.mean()) / paid if paid > 0 else 0.0
+        return Finding(self.label, share <= self.max_regret, max(0.0, share - self.max_regret))
+
+
+def _lie(regret: attacks.Regret, types: Bids) -> str:
+    at = tuple(int(i) for i in np.unravel_index(int(np.argmax(regret.gain)), regret.gain.shape))
+    return (
+        f"client {at} with (v, ε) = ({types.valuation[at]:.6g}, {types.epsilon[at]:.6g}) gains "
+        f"{regret.gain[at]:.3g} by reporting ({regret.valuation[at]:.6g}, {regret.epsilon[at]:.6g})"
+    )

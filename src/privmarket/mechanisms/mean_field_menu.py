@@ -1,0 +1,259 @@
+"""The mean-field menu: a curve of unit prices, scaled for each client by what the *others* cost.
+
+Notation: G = menu curve, s = v/τ, τ = price level, Ḡ = ∫G, T(τ) = Σ_j what client j is paid at level τ,
+τ_{−i} = the largest τ with T_{−i}(τ) + ε_max·τ·Ḡ ≤ B, the level that client i faces.
+
+τ_{−i} does not depend on client i's report, so truth is dominant in v (Myerson) and in ε (utility is the
+offered ε times a non-negative number). The reserve ε_max·τ·Ḡ covers whatever i itself may be paid, so every
+τ_{−i} is at most the level at which all together cost B: the budget holds. See docs/theory/mean-field-menu.md.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from privmarket.errors import BidError, ConfigurationError
+from privmarket.market.bids import Array, Bids
+from privmarket.market.guarantees import BudgetFeasible, IndividuallyRational, Truthful, WithinOffer
+from privmarket.market.mechanism import Mechanism, budget_column
+from privmarket.market.menu import POSTED_PRICE, MenuCurve
+from privmarket.market.outcome import Outcome
+from privmarket.mechanisms.ranking import Ranking
+
+# Above this many breakpoints, the price level is bracketed first, so that few of them are ever listed.
+_LIST_ALL = 2_048
+_BRACKET_STEPS = 64
+
+
+class MeanFieldMenu(Mechanism):
+    """Exactly truthful in v and ε, individually rational and within budget, for any menu curve.
+
+    Args:
+        curve: which share of its ε a client sells at which relative valuation.
+        epsilon_max: public limit on offers, a constant of the market; an offer above it is refused.
+
+    Implements: the per-client price level of the mean-field menu; payments after [Myerson1981].
+    Assumes: a client cannot offer more ε than it has (its wallet refuses); it may offer less.
+    """
+
+    name: ClassVar[str] = "mean-field-menu"
+    guarantees = (
+        IndividuallyRational(),
+        BudgetFeasible(),
+        WithinOffer(),
+        Truthful(in_="valuation"),
+        Truthful(in_="epsilon"),
+    )
+
+    def __init__(self, curve: MenuCurve = POSTED_PRICE, epsilon_max: float = 5.0) -> None:
+        if not 0 < epsilon_max < np.inf:
+            raise ConfigurationError(f"epsilon_max is {epsilon_max}: must be finite and above 0", "5 in Table I")
+        self.curve = curve
+        self.epsilon_max = float(epsilon_max)
+
+    def price_levels(self, bids: Bids, budget: ArrayLike) -> Array:
+        """(..., clients) τ_{−i}, the price level that each client faces whatever it reports."""
+        self._refuse_above_limit(bids)
+        levels = np.empty(bids.shape)
+        column = budget_column(budget, bids.shape)
+        for market in np.ndindex(bids.shape[:-1]):
+            ranking = Ranking.by(bids.valuation[market])
+            facing, rest = self._ranked_levels(ranking, bids.epsilon[market], float(column[market][0]))
+            levels[market][ranking.order[: facing.size]] = facing
+            levels[market][ranking.order[facing.size :]] = rest
+        return levels
+
+    def _clear(self, bids: Bids, budget: Array) -> Outcome:
+        self._refuse_above_limit(bids)
+        epsilon, payment = np.zeros(bids.shape), np.zeros(bids.shape)
+        for market in np.ndindex(bids.shape[:-1]):
+            # In rank order, those who can sell at all come first: the others are never touched.
+            ranking = Ranking.by(bids.valuation[market])
+            offered = ranking.sort(bids.epsilon[market])
+            facing, _ = self._ranked_levels(ranking, offered, float(budget[market][0]), ranked=True)
+            can_sell = ranking.order[: facing.size]
+            sold, paid = self._at(ranking.key[: facing.size], offered[: facing.size], facing)
+            epsilon[market][can_sell], payment[market][can_sell] = sold, paid
+        return Outcome(epsilon, payment)
+
+    def unilateral(self, bids: Bids, reports: Bids, budget: ArrayLike) -> Outcome:
+        """All N deviations at once in O(N): no report moves the level that its own client faces."""
+        self._refuse_above_limit(reports)
+        return Outcome(*self._at(reports.valuation, reports.epsilon, self.price_levels(bids, budget)))
+
+    def _ranked_levels(
+        self, ranking: Ranking, epsilon: Array, budget: float, *, ranked: bool = False
+    ) -> tuple[Array, float]:
+        offered = epsilon if ranked else ranking.sort(epsilon)
+        return _ranked_levels(ranking.key, offered, budget, self.curve, self.epsilon_max)
+
+    def _at(self, valuation: Array, epsilon: Array, level: Array) -> tuple[Array, Array]:
+        """ε sold and pay at given price levels; all of one shape."""
+        unsold = _steps_unsold(valuation, level, self.curve)
+        sold = epsilon * _suffix_sums(self.curve.weight)[unsold]
+        paid = epsilon * level * _suffix_sums(self.curve.weight * self.curve.price)[unsold]
+        return sold, paid
+
+    def _refuse_above_limit(self, bids: Bids) -> None:
+        if bids.epsilon.max() > self.epsilon_max:
+            at = tuple(int(i) for i in np.argwhere(bids.epsilon > self.epsilon_max)[0])
+            raise BidError(
+                f"epsilon[{at[0] if len(at) == 1 else at}] is {bids.epsilon[at]:g}: above the market's limit "
+                f"epsilon_max = {self.epsilon_max:g}",
+                "offer less, or set up the market with a larger epsilon_max",
+            )
+
+
+def _suffix_sums(terms: Array) -> Array:
+    """(steps + 1,) entry m is the sum of the terms from m on."""
+    return np.append(np.cumsum(terms[::-1])[::-1], 0.0)
+
+
+def _steps_unsold(valuation: Array, level: Array | np.float64, curve: MenuCurve) -> NDArray[np.intp]:
+    """How many steps a client does not sell: those with τ·s_m ≤ v. Same shape as `valuation`.
+
+    The product decides, not the quotient v/τ that finds it quickly: breakpoints below are exact for it.
+    """
+    if curve.price.size == 1:
+        return np.asarray(valuation >= level * curve.price[0], dtype=np.intp)
+    found = np.searchsorted(curve.price, valuation / level, side="right")
+    padded = np.concatenate([[-np.inf], curve.price, [np.inf]])
+    found = found - (valuation < level * padded[found])
+    return np.asarray(found + (valuation >= level * padded[found + 1]), dtype=np.intp)
+
+
+def _ranked_levels(
+    valuation: Array, epsilon: Array, budget: float, curve: MenuCurve, epsilon_max: float
+) -> tuple[Array, float]:
+    """τ_{−i} for all i, exact: total pay is linear in τ between breakpoints.
+
+    As τ rises past t_jm, client j starts to sell step m, and total pay per unit of τ jumps by ε_j·w_m·s_m.
+
+    Args:
+        valuation: (clients,) ascending.
+        epsilon: (clients,) in the same order.
+
+    Returns:
+        (can_sell,) the levels of the clients that sell something at some level in question, in rank order, and
+        the level that all the others face.
+    """
+    prefix = np.zeros(valuation.size + 1)
+    np.cumsum(epsilon, out=prefix[1:])
+    low, high = _bracket(valuation, prefix, budget, curve, epsilon_max)
+    first = np.searchsorted(valuation, low * curve.price, side="left")
+    last = np.searchsorted(valuation, high * curve.price, side="left")
+    point, rate = _breakpoints(valuation, epsilon, prefix, first, last, low, curve)
+    rate += epsilon_max * curve.area
+    # On (point[k], point[k+1]] everybody together plus the reserve costs rate[k]·τ.
+    slack = rate - budget / point
+    ends = np.append(point[1:], np.inf)
+    worth = _suffix_sums(curve.weight * curve.price)
+
+    can_sell = int(last[-1])
+    own = epsilon[:can_sell] * worth[_steps_unsold(valuation[:can_sell], np.float64(low), curve)]
+    interval = _last_below(slack, own)
+    moving = np.concatenate([np.arange(a, b) for a, b in zip(first, last, strict=True)])
+    if moving.size:
+        interval[moving], own[moving] = _last_feasible(
+            valuation[moving], epsilon[moving], budget, point, rate, curve, worth
+        )
+    levels = np.minimum(ends[interval], budget / (rate[interval] - own))
+    outside = int(_last_below(slack, np.zeros(1))[0])
+    return levels, float(min(ends[outside], budget / rate[outside]))
+
+
+def _last_below(ascending: Array, values: Array) -> NDArray[np.intp]:
+    """The last index whose entry lies below each value. A few whole-array comparisons beat a binary search."""
+    if ascending.size > 8:
+        return np.searchsorted(ascending, values, side="left") - 1
+    found = np.zeros(values.shape, dtype=np.intp)
+    for entry in ascending[1:]:
+        found += entry < values
+    return found
+
+
+def _bracket(
+    ranked: Array, prefix: Array, budget: float, curve: MenuCurve, epsilon_max: float
+) -> tuple[float, float]:
+    """Levels (low, high) with low below every τ_{−i} and high above: by bisection on total pay."""
+    total = prefix[-1]
+    low = 0.5 * budget / (curve.area * (total + epsilon_max))
+    high = 2.0 * max(ranked[-1] / curve.price[0], budget / (curve.area * total))
+    if ranked.size * curve.price.size <= _LIST_ALL:
+        return low, high
+
+    def pay_rate(level: float) -> float:
+        sellers = np.searchsorted(ranked, level * curve.price, side="left")
+        return float((curve.weight * curve.price) @ prefix[sellers])
+
+    below, above = low, high
+    for _ in range(_BRACKET_STEPS):
+        middle = 0.5 * (low + above)
+        if middle * (pay_rate(middle) + epsilon_max * curve.area) < budget:
+            low = middle
+        else:
+            above = middle
+    for _ in range(_BRACKET_STEPS):
+        middle = 0.5 * (below + high)
+        if middle * pay_rate(middle) > budget:
+            high = middle
+        else:
+            below = middle
+    return low, high
+
+
+def _breakpoints(
+    valuation: Array,
+    epsilon: Array,
+    prefix: Array,
+    first: NDArray[np.intp],
+    last: NDArray[np.intp],
+    low: float,
+    curve: MenuCurve,
+) -> tuple[Array, Array]:
+    """Levels at which somebody starts to sell a step, ascending from `low`, and total pay per τ beyond each.
+
+    Args:
+        first, last: (steps,) the ranks that start to sell step m inside the bracket are first[m] … last[m] − 1.
+
+    Returns:
+        (points,) each level, the first being `low`; (points,) the pay rate just above it.
+    """
+    value = np.concatenate([valuation[a:b] for a, b in zip(first, last, strict=True)])
+    size = np.concatenate([epsilon[a:b] for a, b in zip(first, last, strict=True)])
+    step = np.repeat(np.arange(curve.price.size), last - first)
+    price = curve.price[step]
+    point = value / price
+    # The largest float at which the client does not sell yet: the quotient may round up by an ulp or two.
+    for _ in range(3):
+        point = np.where(point * price > value, np.nextafter(point, 0.0), point)
+    order = np.argsort(point, kind="stable")
+    jump = (size * curve.weight[step] * price)[order]
+    base = (curve.weight * curve.price) @ prefix[first]
+    rate = base + np.concatenate([[0.0], np.cumsum(jump)])
+    return np.maximum.accumulate(np.concatenate([[low], point[order]])), rate
+
+
+def _last_feasible(
+    valuation: Array, epsilon: Array, budget: float, point: Array, rate: Array, curve: MenuCurve, worth: Array
+) -> tuple[NDArray[np.intp], Array]:
+    """Clients whose own sale changes inside the bracket: the last interval that the budget reaches.
+
+    Returns:
+        (clients,) the interval, and (clients,) the client's own pay per τ there, which is not counted.
+    """
+    start = np.zeros(valuation.shape, dtype=np.intp)
+    stop = np.full(valuation.shape, point.size, dtype=np.intp)
+
+    def own_rate(interval: NDArray[np.intp]) -> Array:
+        beyond = np.nextafter(point[interval], np.inf)
+        return np.asarray(epsilon * worth[_steps_unsold(valuation, beyond, curve)])
+
+    while np.any(stop - start > 1):
+        middle = (start + stop) // 2
+        reached = point[middle] * (rate[middle] - own_rate(middle)) < budget
+        start, stop = np.where(reached, middle, start), np.where(reached, stop, middle)
+    return start, own_rate(start)
