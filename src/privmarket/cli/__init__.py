@@ -1,1 +1,36 @@
-"""The command line: a thin shell over the library."""
+"""The command line: a thin shell over the library.
+
+Each command lives in its own module and imports what it needs when it runs, so that `privmarket --help` and
+`privmarket auction` start quickly and without torch. Data goes to stdout, everything else to stderr.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from privmarket.cli import auction, audit, bench, demo
+from privmarket.errors import PrivmarketError
+
+app = typer.Typer(
+    name="privmarket",
+    help="A market in which federated-learning clients sell differential-privacy budget (ε) and are paid for it.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+app.command("demo")(demo.demo)
+app.command("auction")(auction.auction)
+app.command("audit")(audit.audit)
+app.add_typer(bench.app, name="bench")
+
+
+def main() -> None:
+    """The `privmarket` command. Errors that a user can mend end in one line and exit code 2."""
+    try:
+        app()
+    except PrivmarketError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)

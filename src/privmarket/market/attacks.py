@@ -76,11 +76,13 @@ class GridAttack:
         valuations: points on [0, 2·max v], with one far above everybody.
         shares: points on (0, 1] times the own cap; 1 leaves ε truthful.
         neighbours: how many of the other bids are tried from just below and just above, where rules jump.
+        over_valuation: whether valuations are searched at all, or stay truthful.
     """
 
     valuations: int = 41
     shares: int = 20
     neighbours: int = 16
+    over_valuation: bool = True
 
     def __call__(self, mechanism: Mechanism, types: Bids, budget: ArrayLike, rng: np.random.Generator) -> Regret:
         """Types have shape (..., clients)."""
@@ -93,6 +95,9 @@ class GridAttack:
         return _best_of(mechanism, types, budget, reports)
 
     def _valuations(self, types: Bids) -> Iterator[Array]:
+        yield types.valuation
+        if not self.over_valuation:
+            return
         top = types.valuation.max(axis=-1, keepdims=True)
         top = np.where(top > 0, top, 1.0)
         for point in np.append(np.linspace(0.0, 2.0, self.valuations), 100.0):
@@ -103,7 +108,6 @@ class GridAttack:
             beside = ranked[..., rank : rank + 1]
             for nudge in (-1e-7, 0.0, 1e-7):
                 yield np.broadcast_to(np.maximum(beside * (1 + nudge), 0.0), types.shape)
-        yield types.valuation
 
 
 @dataclass(frozen=True)
@@ -111,12 +115,13 @@ class AscentAttack:
     """Projected ascent on (v, ε) from many starts, all clients at once.
 
     Signs of finite differences give the direction, so the rule need not be differentiable; the step shrinks
-    geometrically. `over_epsilon=False` keeps ε truthful.
+    geometrically. `over_valuation=False` keeps v truthful, `over_epsilon=False` keeps ε truthful.
     """
 
     starts: int = 20
     steps: int = 25
     first_step: float = 0.2
+    over_valuation: bool = True
     over_epsilon: bool = True
 
     def __call__(self, mechanism: Mechanism, types: Bids, budget: ArrayLike, rng: np.random.Generator) -> Regret:
@@ -141,10 +146,10 @@ class AscentAttack:
         top = 2.0 * np.maximum(types.valuation.max(axis=-1, keepdims=True), 1e-12)
         x, y = types.valuation / top, np.ones(types.shape)
         if near_truth:
-            x = x + rng.normal(0.0, 0.1, types.shape)
+            x = x + rng.normal(0.0, 0.1, types.shape) * self.over_valuation
             y = y - np.abs(rng.normal(0.0, 0.1, types.shape)) * self.over_epsilon
         else:
-            x = rng.random(types.shape)
+            x = rng.random(types.shape) if self.over_valuation else x
             y = 1.0 - rng.random(types.shape) * self.over_epsilon
 
         def evaluate(x: Array, y: Array) -> tuple[Bids, Array]:
@@ -158,10 +163,12 @@ class AscentAttack:
             report, here = evaluate(x, y)
             yield report, here
             probe = 0.1 * width
-            x_next = x + width * _sign(evaluate(x + probe, y)[1] - here, rng)
+            x_next, y_next = x, y
+            if self.over_valuation:
+                x_next = np.clip(x + width * _uphill(here, evaluate(x + probe, y)[1], rng), 0.0, 1.0)
             if self.over_epsilon:
-                y = np.clip(y + width * _sign(evaluate(x, y - probe)[1] - here, rng) * -1.0, _LEAST_SHARE, 1.0)
-            x = np.clip(x_next, 0.0, 1.0)
+                y_next = np.clip(y - width * _uphill(here, evaluate(x, y - probe)[1], rng), _LEAST_SHARE, 1.0)
+            x, y = x_next, y_next
             width *= 0.85
 
 
@@ -180,15 +187,21 @@ def combined(*attacks: Attack) -> Attack:
 STRONG: Attack = combined(GridAttack(), AscentAttack())
 """What evaluation uses: a 41 × 20 grid with neighbours, and 20 starts of ascent."""
 
+VALUATION_ONLY: Attack = combined(GridAttack(shares=1), AscentAttack(over_epsilon=False))
+"""Lies about the valuation while ε is truthful."""
+
+EPSILON_ONLY: Attack = combined(GridAttack(over_valuation=False, shares=100), AscentAttack(over_valuation=False))
+"""Withheld ε while the valuation is truthful."""
+
 
 def _truth(types: Bids) -> Regret:
     return Regret(np.zeros(types.shape), types.valuation, types.epsilon)
 
 
-def _sign(difference: Array, rng: np.random.Generator) -> Array:
-    """±1, by chance on plateaus; a step out of −∞ or into it has a sign too."""
-    flat = (difference == 0) | np.isnan(difference)
-    return np.where(flat, rng.choice([-1.0, 1.0], difference.shape), np.sign(difference))
+def _uphill(here: Array, there: Array, rng: np.random.Generator) -> Array:
+    """+1 where `there` is better, −1 where it is worse, by chance on plateaus. Same shape as both."""
+    direction = (there > here).astype(np.float64) - (there < here)
+    return np.where(direction == 0, rng.choice([-1.0, 1.0], direction.shape), direction)
 
 
 def _best_of(mechanism: Mechanism, types: Bids, budget: ArrayLike, reports: Iterator[Bids]) -> Regret:

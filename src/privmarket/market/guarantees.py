@@ -130,9 +130,7 @@ class Truthful(Guarantee):
     @property
     def attack(self) -> attacks.Attack:
         """The strong attack, restricted to the lies that this promise is about."""
-        if self.in_ == "epsilon":
-            return attacks.STRONG
-        return attacks.combined(attacks.GridAttack(shares=1), attacks.AscentAttack(over_epsilon=False))
+        return attacks.STRONG if self.in_ == "epsilon" else attacks.VALUATION_ONLY
 
     def check(self, mechanism: Mechanism, types: Bids, budget: ArrayLike, rng: np.random.Generator) -> Finding:
         """Attacks the mechanism; a gain beyond rounding breaks the promise."""

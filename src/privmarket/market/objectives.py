@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from privmarket.errors import ConfigurationError
+from privmarket.errors import ConfigurationError, UnknownNameError
 from privmarket.market.bids import Array, Bids
 from privmarket.market.outcome import Outcome
 
@@ -128,3 +128,13 @@ def _weights_at(unit: Array, share: Array, nu: Array) -> Array:
 
 def _clipped(unit: Array, share: Array, mu: Array, nu: Array) -> Array:
     return np.clip(share, mu / (2 * unit), (mu + nu) / (2 * unit))
+
+
+OBJECTIVES: dict[str, type[Objective]] = {kind.name: kind for kind in (TotalEpsilon, AggregationError)}
+
+
+def objective(name: str) -> Objective:
+    """The objective called `name`, with its default parameters."""
+    if name not in OBJECTIVES:
+        raise UnknownNameError(f"unknown objective {name!r}", f"choose one of: {', '.join(OBJECTIVES)}")
+    return OBJECTIVES[name]()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from functools import partial
 from importlib import import_module
+from inspect import signature
 from typing import Any
 
-from privmarket.errors import UnknownNameError
+from privmarket.errors import ConfigurationError, UnknownNameError
 from privmarket.market.mechanism import Mechanism
 
 # name → (module below this package, class, fixed settings). `name:literal` is the paper's letter.
@@ -40,6 +40,19 @@ def mechanism(name: str, **settings: Any) -> Mechanism:
         known = ", ".join(_REGISTRY)
         raise UnknownNameError(f"unknown mechanism {name!r}", f"choose one of: {known}")
     module, cls, fixed = _REGISTRY[name]
-    build = partial(getattr(import_module(f"{__name__}.{module}"), cls), **fixed)
-    made: Mechanism = build(**settings)
+    build = getattr(import_module(f"{__name__}.{module}"), cls)
+    known_settings = [setting for setting in signature(build).parameters if setting not in fixed]
+    for setting in settings:
+        if setting not in known_settings:
+            allowed = ", ".join(known_settings) or "it takes none"
+            raise ConfigurationError(f"{name}: unknown setting {setting!r}", f"settings: {allowed}")
+    made: Mechanism = build(**fixed, **settings)
     return made
+
+
+def takes_setting(name: str, setting: str) -> bool:
+    """Whether the rule called `name` can be configured by `setting`."""
+    if name not in _REGISTRY:
+        return False
+    module, cls, _ = _REGISTRY[name]
+    return setting in signature(getattr(import_module(f"{__name__}.{module}"), cls)).parameters

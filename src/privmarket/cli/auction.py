@@ -1,0 +1,105 @@
+"""`privmarket auction`: clear one auction from a file of bids."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from privmarket.cli.options import Budget, Json, Settings, note, parse_settings, print_json, print_table
+
+if TYPE_CHECKING:
+    from privmarket.market.bid_file import BidFile
+    from privmarket.market.outcome import Outcome
+
+_SHOWN = 40
+
+
+def auction(
+    bids: Annotated[Path, typer.Argument(metavar="BIDS.csv", help="client,valuation,epsilon[,data_size,accuracy]")],
+    budget: Budget,
+    mechanism: Annotated[str, typer.Option(help="A name from `privmarket auction --help`.")] = "mean-field-menu",
+    settings: Settings = None,
+    out: Annotated[Path | None, typer.Option(help="Also write the result as CSV to this file.")] = None,
+    json: Json = False,
+) -> None:
+    """Clear one auction: who sells how much ε, for what.
+
+    Mechanisms: pac, vcg, k-plus-one-price, csra, mfg-pricing, jsam, proportional-share, mean-field-menu;
+    the paper's letter where it differs: pac:literal, vcg:literal, mfg-pricing:literal.
+
+    [bold]Examples[/bold]
+
+      privmarket auction bids.csv --budget 10
+
+      privmarket auction bids.csv --mechanism proportional-share --budget 10 --json
+    """
+    from privmarket.market.bid_file import read_bids
+    from privmarket.mechanisms import mechanism as build
+
+    rule = build(mechanism, **parse_settings(settings))
+    offers = read_bids(bids)
+    outcome = rule.run(offers.bids, budget)
+    totals: dict[str, Any] = {
+        "clients": offers.bids.clients,
+        "sellers": int((outcome.epsilon > 0).sum()),
+        "epsilon": float(outcome.total_epsilon),
+        "spend": float(outcome.spend),
+        "welfare": float(outcome.welfare(offers.bids)),
+    }
+    if out is not None:
+        _write(out, offers, outcome)
+        note(f"written: {out}")
+    if json:
+        print_json({"mechanism": rule.name, "budget": budget, "totals": totals, "clients": _rows(offers, outcome)})
+    else:
+        _print(offers, outcome, rule.name, budget, totals)
+
+
+def _rows(offers: BidFile, outcome: Outcome) -> list[dict[str, Any]]:
+    columns = zip(
+        offers.clients,
+        offers.bids.valuation.tolist(),
+        offers.bids.epsilon.tolist(),
+        outcome.epsilon.tolist(),
+        outcome.payment.tolist(),
+        strict=True,
+    )
+    names = ("client", "valuation", "offered", "epsilon", "payment")
+    return [dict(zip(names, row, strict=True)) for row in columns]
+
+
+def _write(path: Path, offers: BidFile, outcome: Outcome) -> None:
+    rows = _rows(offers, outcome)
+    with path.open("w", newline="", encoding="utf-8") as stream:
+        writer = csv.DictWriter(stream, fieldnames=list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def _print(offers: BidFile, outcome: Outcome, name: str, budget: float, totals: dict[str, Any]) -> None:
+    from rich.table import Table
+
+    table = Table(title=f"{name}, budget {budget:g}")
+    for column in ("client", "valuation", "offered ε", "sold ε", "paid", "per unit"):
+        table.add_column(column, justify="left" if column == "client" else "right")
+    for row in _rows(offers, outcome)[:_SHOWN]:
+        sold = row["epsilon"]
+        unit = f"{row['payment'] / sold:.4f}" if sold > 0 else "–"
+        table.add_row(
+            row["client"],
+            f"{row['valuation']:.4f}",
+            f"{row['offered']:.4f}",
+            f"{sold:.4f}" if sold > 0 else "–",
+            f"{row['payment']:.4f}" if sold > 0 else "–",
+            unit,
+        )
+    print_table(table)
+    if offers.bids.clients > _SHOWN:
+        note(f"{offers.bids.clients - _SHOWN} more clients: use --out FILE.csv or --json to see all")
+    print(
+        f"{totals['sellers']} of {totals['clients']} clients sell {totals['epsilon']:.4f} ε for "
+        f"{totals['spend']:.4f} of {budget:g}; their surplus is {totals['welfare']:.4f}"
+    )

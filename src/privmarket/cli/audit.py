@@ -1,0 +1,157 @@
+"""`privmarket audit`: attack a mechanism and report what was found."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from privmarket.cli.options import (
+    Budget,
+    Json,
+    Seed,
+    Settings,
+    law_of,
+    parse_settings,
+    print_json,
+    print_table,
+)
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from privmarket.market.audit import AuditReport, RegretSummary
+
+
+def audit(
+    mechanism: Annotated[str, typer.Option(help="Which rule to attack.")],
+    scenario: Annotated[
+        str, typer.Option(help="uniform, bimodal, lognormal, valuation-function, or a CSV file of past bids.")
+    ] = "uniform",
+    clients: Annotated[int, typer.Option(help="Clients in each market.")] = 100,
+    budget: Budget = 50.0,
+    profiles: Annotated[int, typer.Option(help="Markets to sample and attack.")] = 5,
+    objective: Annotated[str, typer.Option(help="total-epsilon or aggregation-error.")] = "total-epsilon",
+    settings: Settings = None,
+    seed: Seed = 0,
+    json: Json = False,
+) -> None:
+    """Attack a mechanism on sampled markets: regret, IR, budget, truthfulness in ε, distance to the bounds.
+
+    The attack is a grid of 41 valuations × 20 offers with values next to other bids, and 20 starts of ascent; the
+    worst that any of them finds counts. It is a lower bound on what a liar can gain.
+
+    [bold]Examples[/bold]
+
+      privmarket audit --mechanism mean-field-menu --scenario uniform --clients 100 --budget 50
+
+      privmarket audit --mechanism proportional-share --scenario past-bids.csv --clients 30 --budget 9 --json
+    """
+    from privmarket.market.audit import audit as run
+    from privmarket.market.objectives import objective as objective_of
+    from privmarket.mechanisms import mechanism as build
+    from privmarket.mechanisms import takes_setting
+
+    law = law_of(scenario)
+    given = parse_settings(settings)
+    # A rule that prices by the population's law is given the law that it is judged on.
+    if "law" not in given and takes_setting(mechanism, "law"):
+        given["law"] = law
+    if "epsilon_max" not in given and takes_setting(mechanism, "epsilon_max"):
+        given["epsilon_max"] = law.epsilon_max
+    rule = build(mechanism, **given)
+    goal = objective_of(objective)
+    with _progress(profiles) as advance:
+        report = run(rule, law, clients, budget, profiles=profiles, seed=seed, objective=goal, progress=advance)
+    if json:
+        print_json(report.to_dict())
+    else:
+        print_table(_table(report))
+        print_table(_quintile_table(report))
+
+
+class _progress:
+    def __init__(self, total: int) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self.bar = Progress(
+            TextColumn("attacking"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+            transient=True,
+        )
+        self.task = self.bar.add_task("attacking", total=total)
+
+    def __enter__(self):  # type: ignore[no-untyped-def]
+        self.bar.start()
+        return lambda done: self.bar.update(self.task, completed=done)
+
+    def __exit__(self, *exc: object) -> None:
+        self.bar.stop()
+
+
+def _table(report: AuditReport) -> Table:
+    from rich.table import Table
+
+    table = Table(
+        title=f"{report.mechanism} on {report.scenario}: {report.clients} clients, budget {report.budget:g}, "
+        f"{report.profiles} markets, seed {report.seed}",
+        show_header=False,
+    )
+    table.add_column("figure")
+    table.add_column("value", justify="right")
+
+    def regret(label: str, summary: RegretSummary) -> None:
+        table.add_row(
+            f"{label}: mean / 99th percentile / maximum",
+            f"{summary.mean:.3g} / {summary.percentile_99:.3g} / {summary.maximum:.3g}",
+        )
+        table.add_row(
+            "  as a share of the mean payment",
+            f"{summary.mean_share:.3%} / {summary.percentile_99_share:.3%} / {summary.maximum_share:.3%}",
+        )
+
+    regret("gain from lies about v and ε", report.regret)
+    regret("gain from lies about v alone", report.regret_in_valuation)
+    regret("gain from lies about ε alone", report.regret_in_epsilon)
+    table.add_section()
+    table.add_row("paid less than their cost (IR violations)", f"{report.rationality_violations:.2%} of clients")
+    table.add_row("markets over budget", f"{report.budget_violations:.2%}")
+    table.add_row("worst overspend", f"{report.worst_overspend:.2%} of the budget")
+    table.add_row("sold more than offered", f"{report.offer_violations:.2%} of clients")
+    table.add_section()
+    table.add_row("ε bought", f"{report.epsilon_bought:.4f}")
+    table.add_row("spent (R)", f"{report.spend:.4f}")
+    table.add_row("spent over budget (R/B)", f"{report.spend_over_budget:.4f}")
+    table.add_row("clients' surplus (SW)", f"{report.welfare:.4f}")
+    table.add_row("surplus over budget (SW/B)", f"{report.welfare_over_budget:.4f}")
+    table.add_row("ε per unit of money", f"{report.epsilon_per_unit_spent:.4f}")
+    table.add_section()
+    table.add_row(f"objective: {report.objective}", f"{report.objective_value:.6g}")
+    table.add_row("fluid bound (limit of truthful buying)", f"{report.fluid_bound:.6g}")
+    table.add_row("ratio to the fluid bound", f"{report.fluid_ratio:.4f}")
+    table.add_row("first-best bound (costs known)", f"{report.first_best_bound:.6g}")
+    table.add_row("ratio to the first-best bound", f"{report.first_best_ratio:.4f}")
+    table.add_section()
+    table.add_row("promised", ", ".join(report.declared) or "nothing")
+    table.add_row("promises seen broken", ", ".join(report.broken) or "none")
+    return table
+
+
+def _quintile_table(report: AuditReport) -> Table:
+    from rich.table import Table
+
+    table = Table(title="By valuation, a fifth of the clients per row")
+    for column in ("valuation up to", "sell something", "mean ε", "mean pay"):
+        table.add_column(column, justify="right")
+    for row in report.quintiles:
+        table.add_row(
+            f"{row.highest_valuation:.3f}",
+            f"{row.participation:.1%}",
+            f"{row.mean_epsilon:.3f}",
+            f"{row.mean_payment:.3f}",
+        )
+    return table

@@ -1,0 +1,67 @@
+"""`privmarket bench`: speed, as ratios against stated references in the same run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from privmarket.cli.options import Json, Seed, note, print_json, print_table
+
+app = typer.Typer(
+    help="Speed, as ratios against stated references in the same run.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+)
+
+
+@app.callback()
+def bench() -> None:
+    """Speed, as ratios against stated references in the same run."""
+
+
+@app.command("auction")
+def auction(
+    mechanism: Annotated[list[str] | None, typer.Option(help="Only these; may be repeated.")] = None,
+    largest: Annotated[int, typer.Option(help="Largest number of clients.")] = 1_000_000,
+    out: Annotated[Path, typer.Option(help="Folder for the figure.")] = Path("out"),
+    seed: Seed = 0,
+    json: Json = False,
+) -> None:
+    """Latency and memory of every mechanism for 10 … 1,000,000 clients, over np.argsort of as many numbers.
+
+    [bold]Example[/bold]
+
+      privmarket bench auction --largest 100000 --json
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    from privmarket.experiments.auction_speed import SIZES, figure, measure
+    from privmarket.mechanisms import mechanisms
+
+    sizes = tuple(size for size in SIZES if size <= largest)
+    with Console(stderr=True).status("starting") as status:
+        report = measure(mechanism or mechanisms(), sizes, seed=seed, progress=status.update)
+    paths = figure(report, out / "bench-auction")
+    if json:
+        print_json(report.to_dict())
+    else:
+        table = Table(title=f"time over np.argsort of as many numbers (argsort ∝ N^{report.argsort_exponent:.2f})")
+        table.add_column("mechanism")
+        for size in sizes:
+            table.add_column(f"N = {size:,}", justify="right")
+        for column in ("memory / bids", "exponent"):
+            table.add_column(column, justify="right")
+        for name, exponent in report.exponent.items():
+            rows = [row for row in report.rows if row.mechanism == name]
+            times = [f"{row.over_argsort:.2f} ({_time(row.seconds)})" for row in rows]
+            table.add_row(name, *times, f"{rows[-1].memory_over_bids:.1f}", f"{exponent:.2f}")
+        print_table(table)
+    for path in paths:
+        note(f"figure: {path}")
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds * 1e6:.0f} µs" if seconds < 1e-3 else f"{seconds * 1e3:.1f} ms"

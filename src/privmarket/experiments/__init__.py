@@ -1,0 +1,1 @@
+"""What is measured and shown: one file per table or figure."""

@@ -1,0 +1,229 @@
+"""The audit: attack a mechanism on sampled markets and say what was found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from privmarket.errors import ConfigurationError
+from privmarket.market import attacks
+from privmarket.market.bids import Array, Bids
+from privmarket.market.bounds import first_best_bound, fluid_bound
+from privmarket.market.guarantees import (
+    TOLERANCE,
+    ApproximatelyTruthful,
+    BudgetFeasible,
+    Guarantee,
+    IndividuallyRational,
+    OutcomeGuarantee,
+    Truthful,
+    WithinOffer,
+)
+from privmarket.market.mechanism import Mechanism
+from privmarket.market.objectives import TOTAL_EPSILON, Objective
+from privmarket.market.outcome import Outcome
+from privmarket.market.scenarios import Law
+
+
+@dataclass(frozen=True)
+class RegretSummary:
+    """What lies gain per client and round: in money, and as a share of the mean payment."""
+
+    mean: float
+    percentile_99: float
+    maximum: float
+    mean_share: float
+    percentile_99_share: float
+    maximum_share: float
+
+
+@dataclass(frozen=True)
+class QuintileRow:
+    """One fifth of the clients by valuation, cheapest first: who sells, how much, for what."""
+
+    highest_valuation: float
+    participation: float
+    mean_epsilon: float
+    mean_payment: float
+
+
+@dataclass(frozen=True)
+class AuditReport:
+    """Everything `privmarket audit` says. Means are per market unless named otherwise.
+
+    Attributes:
+        regret: gains from lies about valuation and ε together.
+        regret_in_valuation: gains from lies about the valuation alone.
+        regret_in_epsilon: gains from lies about ε alone.
+        rationality_violations: share of (client, market) pairs paid less than their cost.
+        budget_violations: share of markets that spend more than the budget.
+        offer_violations: share of (client, market) pairs that sell more than they offered.
+        fluid_ratio: objective over the fluid bound (for an error: bound over objective; 1 is the limit).
+        declared: what the mechanism promises; broken: which of these the audit saw broken.
+    """
+
+    mechanism: str
+    scenario: str
+    clients: int
+    budget: float
+    profiles: int
+    seed: int
+    objective: str
+    regret: RegretSummary
+    regret_in_valuation: RegretSummary
+    regret_in_epsilon: RegretSummary
+    rationality_violations: float
+    budget_violations: float
+    worst_overspend: float
+    offer_violations: float
+    epsilon_bought: float
+    spend: float
+    spend_over_budget: float
+    welfare: float
+    welfare_over_budget: float
+    epsilon_per_unit_spent: float
+    objective_value: float
+    fluid_bound: float
+    fluid_ratio: float
+    first_best_bound: float
+    first_best_ratio: float
+    participation: float
+    quintiles: tuple[QuintileRow, ...]
+    declared: tuple[str, ...]
+    broken: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return asdict(self)
+
+
+def audit(
+    mechanism: Mechanism,
+    law: Law,
+    clients: int,
+    budget: float,
+    *,
+    profiles: int = 10,
+    seed: int = 0,
+    attack: attacks.Attack = attacks.STRONG,
+    objective: Objective = TOTAL_EPSILON,
+    progress: Callable[[int], None] = lambda done: None,
+) -> AuditReport:
+    """Samples `profiles` markets from `law`, attacks each, and compares the outcome with the bounds."""
+    if clients < 1 or profiles < 1:
+        raise ConfigurationError(f"{clients} clients, {profiles} profiles", "both must be at least 1")
+    rng = np.random.default_rng(seed)
+    types = law.sample(rng, clients, (profiles,))
+    outcome = mechanism.run(types, budget)
+    gains: dict[str, list[Array]] = {"joint": [], "valuation": [], "epsilon": []}
+    for index in range(profiles):
+        market = types[index]
+        in_valuation = attacks.VALUATION_ONLY(mechanism, market, budget, rng)
+        in_epsilon = attacks.EPSILON_ONLY(mechanism, market, budget, rng)
+        joint = attack(mechanism, market, budget, rng).worst_of(in_valuation).worst_of(in_epsilon)
+        for key, regret in (("joint", joint), ("valuation", in_valuation), ("epsilon", in_epsilon)):
+            gains[key].append(regret.gain)
+        progress(index + 1)
+    paid = float(outcome.payment.mean())
+    summaries = {key: _summary(np.stack(found), paid) for key, found in gains.items()}
+    return AuditReport(
+        mechanism=mechanism.name,
+        scenario=law.name,
+        clients=clients,
+        budget=budget,
+        profiles=profiles,
+        seed=seed,
+        objective=objective.name,
+        regret=summaries["joint"],
+        regret_in_valuation=summaries["valuation"],
+        regret_in_epsilon=summaries["epsilon"],
+        **_outcome_figures(types, outcome, budget),
+        **_bound_figures(types, outcome, law, budget, objective),
+        quintiles=_quintiles(types, outcome),
+        declared=tuple(promise.label for promise in mechanism.guarantees),
+        broken=_broken(mechanism, types, outcome, budget, summaries),
+    )
+
+
+def _summary(gain: Array, paid: float) -> RegretSummary:
+    figures = float(gain.mean()), float(np.percentile(gain, 99)), float(gain.max())
+    return RegretSummary(*figures, *(figure / paid if paid > 0 else 0.0 for figure in figures))
+
+
+def _outcome_figures(types: Bids, outcome: Outcome, budget: float) -> dict[str, float]:
+    column = np.full((*types.shape[:-1], 1), budget)
+    spend, welfare = float(outcome.spend.mean()), float(outcome.welfare(types).mean())
+    overspend = BudgetFeasible().excess(types, outcome, column)
+    return {
+        "rationality_violations": _share(IndividuallyRational().excess(types, outcome, column)),
+        "budget_violations": _share(overspend),
+        "worst_overspend": float(max(overspend.max(), 0.0)),
+        "offer_violations": _share(WithinOffer().excess(types, outcome, column)),
+        "epsilon_bought": float(outcome.total_epsilon.mean()),
+        "spend": spend,
+        "spend_over_budget": spend / budget,
+        "welfare": welfare,
+        "welfare_over_budget": welfare / budget,
+        "epsilon_per_unit_spent": float(outcome.total_epsilon.mean()) / spend if spend > 0 else 0.0,
+        "participation": float((outcome.epsilon > 0).mean()),
+    }
+
+
+def _share(excess: Array) -> float:
+    return float((excess > TOLERANCE).mean())
+
+
+def _bound_figures(
+    types: Bids, outcome: Outcome, law: Law, budget: float, objective: Objective
+) -> dict[str, float]:
+    value = float(objective.value(outcome, types).mean())
+    fluid = fluid_bound(law, types.clients, budget, objective)
+    best = first_best_bound(law, types.clients, budget, objective)
+
+    def ratio(bound: float) -> float:
+        return value / bound if objective.larger_is_better else bound / value
+
+    return {
+        "objective_value": value,
+        "fluid_bound": fluid,
+        "fluid_ratio": ratio(fluid),
+        "first_best_bound": best,
+        "first_best_ratio": ratio(best),
+    }
+
+
+def _quintiles(types: Bids, outcome: Outcome) -> tuple[QuintileRow, ...]:
+    order = np.argsort(types.valuation, axis=None, kind="stable")
+    rows = []
+    for part in np.array_split(order, min(5, order.size)):
+        sold, paid = outcome.epsilon.ravel()[part], outcome.payment.ravel()[part]
+        rows.append(
+            QuintileRow(
+                highest_valuation=float(types.valuation.ravel()[part].max()),
+                participation=float((sold > 0).mean()),
+                mean_epsilon=float(sold.mean()),
+                mean_payment=float(paid.mean()),
+            )
+        )
+    return tuple(rows)
+
+
+def _broken(
+    mechanism: Mechanism, types: Bids, outcome: Outcome, budget: float, found: dict[str, RegretSummary]
+) -> tuple[str, ...]:
+    """Labels of the declared promises that the outcome or the attacks contradict."""
+
+    def held(promise: Guarantee) -> bool:
+        if isinstance(promise, OutcomeGuarantee):
+            return promise.holds(types, outcome, budget).held
+        if isinstance(promise, Truthful):
+            summary = found["valuation" if promise.in_ == "valuation" else "joint"]
+            return summary.maximum <= TOLERANCE * max(1.0, budget)
+        if isinstance(promise, ApproximatelyTruthful):
+            return found["joint"].mean_share <= promise.max_regret
+        raise TypeError(f"audit cannot judge {promise!r}")
+
+    return tuple(promise.label for promise in mechanism.guarantees if not held(promise))
