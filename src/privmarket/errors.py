@@ -39,3 +39,15 @@ class UnknownNameError(ConfigurationError):
     """A name that is not in a registry (mechanism, scenario, data set, …)."""
 
     code = "unknown-name"
+
+
+class PrivacyError(PrivmarketError):
+    """A release that cannot be accounted for: a bad noise multiplier, sampling rate, ε or δ."""
+
+    code = "bad-privacy"
+
+
+class WalletError(PrivacyError):
+    """A sale that would take a client past its lifetime cap; nothing was charged."""
+
+    code = "wallet-exhausted"

@@ -1,0 +1,147 @@
+"""What a sequence of releases costs: Rényi curves of single releases, added up, for many clients at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from privmarket.errors import PrivacyError
+from privmarket.privacy.events import DEFAULT_DELTA, PrivacyEvent, Step, require_delta, step_counts
+from privmarket.privacy.gaussian import Array
+from privmarket.privacy.renyi import ORDERS, epsilon_from_divergence, step_divergence
+
+# Rows of steps already seen. Multipliers come from a grid, so a long run meets few; cleared when it grows.
+_ROWS: dict[Step, Array] = {}
+_MAX_ROWS = 50_000
+
+
+def release_cost(event: PrivacyEvent) -> Array:
+    """(orders,) the Rényi divergence of one release at every order of `ORDERS`; a pure function."""
+    return composed_cost([event])
+
+
+def composed_cost(events: Iterable[PrivacyEvent | None]) -> Array:
+    """(orders,) the Rényi divergence of all the releases together.
+
+    Implements: adaptive composition, Proposition 1 of [Mironov2017]: divergences of one order add up.
+    """
+    counts = step_counts(events)
+    rows = _step_rows(list(counts))
+    return np.array(list(counts.values()), dtype=np.float64) @ rows  # the composition theorem is this line
+
+
+def release_costs(events: Sequence[PrivacyEvent | None]) -> Array:
+    """(events, orders) the cost of each release on its own; zero for None."""
+    return _COSTS.rows(events)
+
+
+def composed_epsilon(events: Iterable[PrivacyEvent | None], delta: float = DEFAULT_DELTA) -> float:
+    """ε at δ of all the releases together, by Rényi accounting."""
+    require_delta(delta)
+    return float(epsilon_from_divergence(composed_cost(events), delta))
+
+
+class RdpAccountant:
+    """Running totals of many clients.
+
+    The events are kept and are the truth; the running totals are a cache of them (`recomputed`).
+
+    Attributes:
+        divergence: (clients, orders) what each client has released so far.
+    """
+
+    def __init__(self, clients: int = 1) -> None:
+        if clients < 1:
+            raise PrivacyError(f"an accountant for {clients} clients", "give at least one client")
+        self.divergence: Array = np.zeros((clients, ORDERS.size))
+        self._history: list[tuple[PrivacyEvent | None, ...]] = []
+
+    @property
+    def clients(self) -> int:
+        """How many clients are accounted for."""
+        return int(self.divergence.shape[0])
+
+    @property
+    def history(self) -> tuple[tuple[PrivacyEvent | None, ...], ...]:
+        """One entry per round: each client's event, None where it released nothing."""
+        return tuple(self._history)
+
+    def compose(self, *events: PrivacyEvent | Sequence[PrivacyEvent | None] | None) -> None:
+        """Adds one round per argument: an event for every client alike, or one event (or None) per client.
+
+        All arguments are checked before anything changes.
+        """
+        rounds = [self._one_per_client(given) for given in events]
+        costs = [release_costs(entry) for entry in rounds]
+        for entry, cost in zip(rounds, costs, strict=True):
+            self.divergence += cost
+            self._history.append(entry)
+
+    def epsilon(self, delta: float = DEFAULT_DELTA) -> Array:
+        """(clients,) ε at δ of everything each client has released."""
+        require_delta(delta)
+        return epsilon_from_divergence(self.divergence, delta)
+
+    def recomputed(self) -> RdpAccountant:
+        """The same accountant, rebuilt from its events."""
+        fresh = RdpAccountant(self.clients)
+        fresh.compose(*self._history)
+        return fresh
+
+    def _one_per_client(
+        self, given: PrivacyEvent | Sequence[PrivacyEvent | None] | None
+    ) -> tuple[PrivacyEvent | None, ...]:
+        entry = tuple(given) if isinstance(given, Sequence) else (given,) * self.clients
+        if len(entry) != self.clients:
+            raise PrivacyError(
+                f"{len(entry)} events for {self.clients} clients", "give one event (or None) per client"
+            )
+        return entry
+
+
+class _CostTable:
+    """Costs of events already met, so that a round of a thousand clients is one lookup and one addition.
+
+    Noise multipliers come from a grid, so that a long run meets few different events.
+    """
+
+    def __init__(self, max_rows: int) -> None:
+        self._max_rows = max_rows
+        self._place: dict[PrivacyEvent | None, int] = {}
+        self._rows: Array = np.empty((0, ORDERS.size))
+
+    def rows(self, events: Sequence[PrivacyEvent | None]) -> Array:
+        """(events, orders) the cost of each; zero for None."""
+        place = self._place
+        missing = [event for event in dict.fromkeys(events) if event not in place]
+        if missing:
+            self._add(missing if len(place) + len(missing) <= self._max_rows else self._forget(events))
+        return self._rows[[self._place[event] for event in events]]
+
+    def _forget(self, events: Sequence[PrivacyEvent | None]) -> list[PrivacyEvent | None]:
+        self._place.clear()
+        self._rows = np.empty((0, ORDERS.size))
+        return list(dict.fromkeys(events))
+
+    def _add(self, events: Sequence[PrivacyEvent | None]) -> None:
+        _step_rows(list(step_counts(events)))  # all new curves in one vectorised pass
+        new = np.stack([composed_cost([event]) for event in events])
+        self._place.update(zip(events, range(len(self._place), len(self._place) + len(events)), strict=True))
+        self._rows = np.concatenate([self._rows, new])
+
+
+_COSTS = _CostTable(_MAX_ROWS)
+
+
+def _step_rows(steps: Sequence[Step]) -> Array:
+    """(steps, orders) divergence of each step, from memory where it was met before."""
+    missing = [step for step in steps if step not in _ROWS]
+    if missing and len(_ROWS) + len(missing) > _MAX_ROWS:
+        _ROWS.clear()
+        missing = list(steps)
+    for rate in dict.fromkeys(step.sampling_rate for step in missing):
+        same = [step for step in missing if step.sampling_rate == rate]
+        for step, row in zip(same, step_divergence([s.noise_multiplier for s in same], rate), strict=True):
+            _ROWS[step] = row
+    return np.array([_ROWS[step] for step in steps]).reshape(len(steps), ORDERS.size)

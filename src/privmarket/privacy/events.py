@@ -1,0 +1,143 @@
+"""What was released: frozen events, and the one place where a release is multiplied by its count.
+
+Every event is a number of identical steps of one mechanism: a sum over a Poisson sample of the client's
+records, clipped to norm C each, plus N(0, (noise_multiplier · C)²) on every coordinate. The full batch is
+sampling rate 1. The privacy unit is one record, added or removed, so the sum's sensitivity is C.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+from privmarket.errors import PrivacyError
+
+if TYPE_CHECKING:
+    import dp_accounting
+
+DEFAULT_DELTA = 1e-5
+
+
+@dataclass(frozen=True, slots=True)
+class GaussianRelease:
+    """One sum over all of a client's records, plus Gaussian noise.
+
+    `noise_multiplier` is the noise's standard deviation over the sum's L2 sensitivity.
+    """
+
+    noise_multiplier: float
+    sampling_rate: ClassVar[float] = 1.0
+    steps: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        _require_noise(self.noise_multiplier)
+
+
+@dataclass(frozen=True, slots=True)
+class SubsampledGaussian:
+    """`steps` sums, each over a fresh Poisson sample (every record with probability `sampling_rate`)."""
+
+    noise_multiplier: float
+    sampling_rate: float
+    steps: int = 1
+
+    def __post_init__(self) -> None:
+        _require_noise(self.noise_multiplier)
+        require_schedule(self.sampling_rate, self.steps)
+
+
+PrivacyEvent = GaussianRelease | SubsampledGaussian
+
+
+class Step(NamedTuple):
+    """The mechanism that an event repeats."""
+
+    noise_multiplier: float
+    sampling_rate: float
+
+
+def release(noise_multiplier: float, sampling_rate: float = 1.0, steps: int = 1) -> PrivacyEvent:
+    """The event of `steps` noisy sums; the plain Gaussian where nothing is sampled or repeated."""
+    if sampling_rate == 1.0 and steps == 1:
+        return GaussianRelease(noise_multiplier)
+    return SubsampledGaussian(noise_multiplier, sampling_rate, steps)
+
+
+def step_counts(events: Iterable[PrivacyEvent | None]) -> dict[Step, int]:
+    """How often each mechanism ran in all; None is a round in which nothing was released.
+
+    The only place where a release is multiplied by its count: every accountant starts from here, so that
+    one event of ten steps and ten events of one step cannot disagree.
+    """
+    counts: dict[Step, int] = {}
+    for event in events:
+        if event is not None:
+            step = Step(event.noise_multiplier, event.sampling_rate)
+            counts[step] = counts.get(step, 0) + event.steps
+    return counts
+
+
+def to_dp_event(events: Iterable[PrivacyEvent | None]) -> dp_accounting.DpEvent:
+    """The same releases in dp-accounting's terms. An empty list is its no-op."""
+    import dp_accounting
+
+    def one(step: Step, count: int) -> dp_accounting.DpEvent:
+        gaussian = dp_accounting.GaussianDpEvent(step.noise_multiplier)
+        sampled = (
+            gaussian
+            if step.sampling_rate == 1.0
+            else dp_accounting.PoissonSampledDpEvent(step.sampling_rate, gaussian)
+        )
+        return dp_accounting.SelfComposedDpEvent(sampled, count)
+
+    parts = [one(step, count) for step, count in step_counts(events).items()]
+    return dp_accounting.ComposedDpEvent(parts) if parts else dp_accounting.NoOpDpEvent()
+
+
+def to_json(event: PrivacyEvent) -> dict[str, float | int]:
+    """An event as plain numbers."""
+    return {
+        "noise_multiplier": event.noise_multiplier,
+        "sampling_rate": event.sampling_rate,
+        "steps": event.steps,
+    }
+
+
+def from_json(fields: Mapping[str, Any]) -> PrivacyEvent:
+    """The event that `to_json` wrote."""
+    known = {"noise_multiplier", "sampling_rate", "steps"}
+    if set(fields) != known:
+        raise PrivacyError(
+            f"a stored privacy event has fields {sorted(fields)}", f"expected {', '.join(sorted(known))}"
+        )
+    return release(float(fields["noise_multiplier"]), float(fields["sampling_rate"]), int(fields["steps"]))
+
+
+def require_schedule(sampling_rate: float, steps: int) -> None:
+    """Refuses a sampling rate outside (0, 1] and a step count below 1."""
+    if not 0.0 < sampling_rate <= 1.0:
+        raise PrivacyError(
+            f"sampling rate is {sampling_rate}: must be above 0 and at most 1",
+            "it is the probability with which a record enters a step; 1 means the full batch",
+        )
+    if steps != int(steps) or steps < 1:
+        raise PrivacyError(f"steps is {steps}: must be a whole number, at least 1", "leave out the release")
+
+
+def require_delta(delta: float) -> None:
+    """Refuses a δ that is no probability, or too small for float64 to certify."""
+    if not 1e-12 <= delta <= 0.5:
+        raise PrivacyError(
+            f"delta is {delta}: must lie between 1e-12 and 0.5",
+            f"choose it well below 1 / number of records; the default is {DEFAULT_DELTA}",
+        )
+
+
+def _require_noise(noise_multiplier: float) -> None:
+    if not (noise_multiplier > 0 and math.isfinite(noise_multiplier)):
+        raise PrivacyError(
+            f"noise multiplier is {noise_multiplier}: must be finite and above 0",
+            "a release without noise has no finite ε; sell nothing instead",
+        )
