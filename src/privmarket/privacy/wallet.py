@@ -71,7 +71,7 @@ class Wallets:
     @property
     def order(self) -> Array:
         """(clients,) the Rényi order each wallet watches."""
-        return ORDERS[self._order_at]
+        return np.asarray(ORDERS[self._order_at])
 
     @property
     def remaining_share(self) -> Array:

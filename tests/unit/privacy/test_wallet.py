@@ -1,0 +1,141 @@
+import numpy as np
+import pytest
+
+from privmarket.errors import PrivacyError, WalletError
+from privmarket.privacy.accountant import composed_epsilon
+from privmarket.privacy.calibration import ReleaseFamily
+from privmarket.privacy.certificate import certify
+from privmarket.privacy.events import GaussianRelease, SubsampledGaussian
+from privmarket.privacy.wallet import Wallet, Wallets
+
+FULL_BATCH, ONE_STEP = ReleaseFamily(), ReleaseFamily(sampling_rate=0.05)
+
+
+def sell_until_empty(wallet, family):
+    rng = np.random.default_rng(0)
+    for _ in range(150):
+        epsilon = wallet.trim(family, rng.uniform(0.1, 3.0))
+        if epsilon == 0:
+            break
+        wallet.spend(family.event(epsilon))
+    return certify(wallet.history).epsilon
+
+
+@pytest.mark.parametrize("family", [FULL_BATCH, ONE_STEP])
+@pytest.mark.parametrize("cap", [1.0, 5.0])
+def test_selling_until_empty_never_passes_the_cap(family, cap):
+    wallet = Wallet(cap)
+    assert sell_until_empty(wallet, family) <= cap
+    assert composed_epsilon(wallet.history) <= cap
+    assert wallet.trim(family, 1.0) == 0
+
+
+def test_the_check_catches_a_wallet_that_charges_half(monkeypatch):
+    """The broken subject: the same sales through a wallet that loses half of every charge."""
+    honest = Wallets._cost
+    monkeypatch.setattr(Wallets, "_cost", lambda self, events: 0.5 * honest(self, events))
+    assert sell_until_empty(Wallet(5.0), FULL_BATCH) > 5.0
+
+
+def test_gaussian_sales_use_the_whole_cap():
+    """For Gaussian releases the watched order is the best one, so the filter loses nothing to the accountant."""
+    wallet = Wallet(8.0)
+    while (epsilon := wallet.trim(FULL_BATCH, 0.3)) > 0:
+        wallet.spend(FULL_BATCH.event(epsilon))
+    assert composed_epsilon(wallet.history) == pytest.approx(8.0, rel=1e-3)
+
+
+def test_a_sale_past_the_cap_is_refused_and_nothing_is_charged():
+    event = GaussianRelease(0.5)
+    wallet = Wallet(2.0)
+    assert not wallet.can_spend(event)
+    with pytest.raises(WalletError) as caught:
+        wallet.spend(event)
+    assert "nothing was charged" in caught.value.message
+    assert wallet.history == ()
+    assert wallet.remaining_share == 1.0
+
+
+def test_trim_is_the_largest_sale_that_fits():
+    wallet = Wallet(2.0)
+    largest = wallet.trim(FULL_BATCH, 10.0)
+    assert wallet.can_spend(FULL_BATCH.event(largest))
+    assert not wallet.can_spend(FULL_BATCH.event(largest * 1.02))
+
+
+def test_an_offer_that_fits_is_left_alone_and_nothing_stays_nothing():
+    wallet = Wallet(8.0)
+    assert wallet.trim(ONE_STEP, 0.731) == 0.731
+    assert wallet.trim(ONE_STEP, 0.0) == 0.0
+
+
+def test_expected_release_tunes_the_order():
+    event = SubsampledGaussian(2.0, 0.02)
+
+    def copies(wallet):
+        n = 0
+        while wallet.can_spend(event) and n < 5000:
+            wallet.spend(event)
+            n += 1
+        return n
+
+    assert copies(Wallet(1.0, expected=event)) > copies(Wallet(1.0))
+
+
+def test_many_wallets_equal_single_ones():
+    caps = np.array([1.0, 4.0, 4.0, np.inf])
+    together, alone = Wallets(caps), [Wallet(c) for c in caps]
+    rng = np.random.default_rng(3)
+    for _ in range(60):
+        offered = rng.uniform(0, 2, 4)
+        epsilon = together.trim(ONE_STEP, offered)
+        np.testing.assert_array_equal(
+            epsilon, [w.trim(ONE_STEP, float(o)) for w, o in zip(alone, offered, strict=True)]
+        )
+        events = [ONE_STEP.event(e) if e > 0 else None for e in epsilon]
+        together.spend(events)
+        for wallet, event in zip(alone, events, strict=True):
+            if event is not None:
+                wallet.spend(event)
+    np.testing.assert_allclose(together.remaining_share, [w.remaining_share for w in alone], rtol=1e-9)
+    assert together.remaining_share[3] == 1.0
+
+
+def test_one_client_over_its_cap_stops_the_charge_of_all():
+    wallets = Wallets([8.0, 0.5])
+    with pytest.raises(WalletError, match="client 1"):
+        wallets.spend([GaussianRelease(2.0), GaussianRelease(2.0)])
+    assert (wallets.spent == 0).all()
+    assert wallets.history == ()
+
+
+def test_json_round_trip_keeps_what_is_left():
+    wallet = Wallet(3.0, 1e-6, expected=SubsampledGaussian(1.0, 0.02))
+    wallet.spend(GaussianRelease(4.0))
+    again = Wallet.from_json(wallet.to_json())
+    assert again.history == wallet.history
+    assert (again.cap_epsilon, again.delta, again.order) == (3.0, 1e-6, wallet.order)
+    assert again.remaining_share == wallet.remaining_share
+    assert np.isinf(Wallet.from_json(Wallet(float("inf")).to_json()).cap_epsilon)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Wallet(0.0),
+        lambda: Wallet(float("nan")),
+        lambda: Wallet(1e-4),
+        lambda: Wallet(1.0, delta=0.0),
+        lambda: Wallet(1.0).trim(FULL_BATCH, -1.0),
+        lambda: Wallet(1.0).trim(FULL_BATCH, float("nan")),
+        lambda: Wallets([1.0, 2.0]).spend([None]),
+        lambda: Wallet.from_json("{"),
+        lambda: Wallet.from_json("{}"),
+        lambda: Wallet.from_json(Wallets([1.0, 2.0]).to_json()),
+        lambda: Wallet.from_json(Wallet(1.0).to_json().replace("18.0", "17.95")),
+    ],
+)
+def test_bad_input_is_refused_with_a_remedy(make):
+    with pytest.raises(PrivacyError) as caught:
+        make()
+    assert caught.value.hint
