@@ -72,7 +72,8 @@ def figure(reports: list[AuditReport], stem: Path) -> list[Path]:
     made = new_figure(8.0, 4.6)
     axes = made.add_subplot()
     floor = 1e-4
-    for rank, report in enumerate(sorted(reports, key=lambda r: r.fluid_ratio)):
+    shown = [report for report in reports if ":" not in report.mechanism]
+    for rank, report in enumerate(sorted(shown, key=lambda r: r.fluid_ratio)):
         x, y = report.fluid_ratio, max(report.regret.maximum_share, floor)
         honest = report.rationality_violations == 0 and report.budget_violations == 0
         axes.scatter(x, y, s=70, color=colour(report.mechanism), marker="o" if honest else "X", zorder=3)
@@ -92,7 +93,9 @@ def figure(reports: list[AuditReport], stem: Path) -> list[Path]:
     axes.set_yscale("log")
     axes.set_ylim(floor / 3, None)
     axes.axhline(floor, color="#dddddd", linewidth=6, zorder=0)
-    axes.text(0.01, floor, "no lie found", transform=axes.get_yaxis_transform(), va="center", fontsize=8)
+    axes.text(
+        0.99, floor, "no lie found", transform=axes.get_yaxis_transform(), va="center", ha="right", fontsize=8
+    )
     axes.set_xlabel("ε bought / fluid bound (more is better for the buyer)")
     axes.set_ylabel("largest gain from a lie / mean payment")
     axes.set_title("Crosses underpay somebody or overspend in some markets", fontsize=9)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -83,7 +83,7 @@ def _check_header(path: Path, header: Sequence[str]) -> None:
 
 
 # field → (test, what is expected)
-_RULES = {
+_RULES: dict[str, tuple[Callable[[float], bool], str]] = {
     "valuation": (lambda x: 0 <= x < math.inf, "a finite number of at least 0"),
     "epsilon": (lambda x: 0 < x < math.inf, "a finite number above 0"),
     "data_size": (lambda x: 0 < x < math.inf, "a finite number above 0"),
