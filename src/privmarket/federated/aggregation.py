@@ -1,0 +1,59 @@
+"""How the server weighs the sellers' updates.
+
+An update is a sum over a client's records divided by a *public* number of records, so it already counts
+larger clients for more, and its noise depends on ε alone. Weights here multiply those updates.
+
+Implements: α ∝ ε of Algorithm 2 of [Sun2026]; inverse variance; the weights that minimise the error of P2.
+Deviation: ε² is what minimises the variance; ε is kept as the paper's rule.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from privmarket.errors import UnknownNameError
+from privmarket.market.bids import Array, Bids
+from privmarket.market.objectives import AggregationError
+
+AGGREGATIONS = ("epsilon", "epsilon-squared", "optimal")
+
+
+def aggregation_weights(
+    scheme: str,
+    epsilon: Array,
+    bids: Bids,
+    *,
+    noise_multiplier: Array,
+    objective: AggregationError | None = None,
+) -> Array:
+    """Weights of the sellers' updates, ≥ 0, adding up to 1; all zero where nobody sells.
+
+    Args:
+        scheme: epsilon (α ∝ ε), epsilon-squared (α ∝ 1/variance, which is ∝ ε² while σ ∝ 1/ε), or optimal.
+        epsilon: (clients,) ε sold, 0 for clients that sell nothing.
+        bids: the offers, for the declared data sizes.
+        noise_multiplier: (clients,) σ of each update, any number where ε is 0.
+        objective: κ and H of P2, for `optimal`.
+
+    Returns:
+        (clients,).
+    """
+    if scheme not in AGGREGATIONS:
+        raise UnknownNameError(f"unknown aggregation {scheme!r}", f"choose one of: {', '.join(AGGREGATIONS)}")
+    sells = epsilon > 0
+    if not sells.any():
+        return np.zeros_like(epsilon)
+    if scheme == "epsilon":
+        raw = epsilon
+    elif scheme == "epsilon-squared":
+        raw = np.where(sells, 1.0 / np.where(sells, noise_multiplier, 1.0) ** 2, 0.0)
+    else:
+        # P2 weighs clients' means; divided by the relative size that is a weight of their sums.
+        relative_size = bids.data_share * bids.clients
+        raw = (objective or AggregationError()).optimal_weights(epsilon, bids) / relative_size
+    return np.asarray(raw / raw.sum())
+
+
+def aggregate(weights: Array, updates: np.ndarray) -> np.ndarray:
+    """Σ α_i·update_i in float64, returned as float32. Shapes: (clients,), (clients, parameters)."""
+    return np.asarray(weights @ updates.astype(np.float64), dtype=np.float32)

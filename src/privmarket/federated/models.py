@@ -1,0 +1,99 @@
+"""The networks that are trained: a logistic model, the paper's three-layer MLP, a two-block CNN.
+
+A model is its layers; its weights are one flat float32 vector, which is what clients send and servers add.
+
+Implements: the models of Sec. VIII of [Sun2026].
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from privmarket.errors import UnknownNameError
+from privmarket.federated.layers import Convolution, Flatten, Layer, Linear, MaxPool, Offsets, Relu, Tanh
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """A feed-forward network with flat weights."""
+
+    name: str
+    layers: tuple[Layer, ...]
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers the weights consist of."""
+        return sum(layer.size for layer in self.layers)
+
+    def split(self, flat: Tensor) -> list[Tensor]:
+        """(copies, parameters) → one view (copies, size) per layer."""
+        return list(flat.split([layer.size for layer in self.layers], dim=1))
+
+    def initial_weights(self, rng: np.random.Generator) -> Tensor:
+        """(parameters,) uniform within ±1/√fan-in, the usual start of such networks."""
+        parts = [
+            rng.uniform(-1.0, 1.0, layer.size) / math.sqrt(layer.fan_in) for layer in self.layers if layer.size
+        ]
+        return torch.from_numpy(np.concatenate(parts).astype(np.float32))
+
+    def forward(self, weights: Tensor, images: Tensor, offsets: Offsets) -> tuple[Tensor, list[object]]:
+        """(rows, channels, h, w) → logits (rows, classes) and what each layer kept."""
+        rows, kept = images, []
+        for layer, part in zip(self.layers, self.split(weights), strict=True):
+            rows, memory = layer.forward(part, rows, offsets)
+            kept.append(memory)
+        return rows, kept
+
+    def predict(self, flat: Tensor, images: Tensor, block_rows: int = 1000) -> Tensor:
+        """(rows,) most likely class under one set of weights, (parameters,)."""
+        blocks = [
+            self.forward(flat[None], block, [0, block.shape[0]])[0].argmax(1)
+            for block in images.split(block_rows)
+        ]
+        return torch.cat(blocks)
+
+    def accuracy(self, flat: Tensor, images: Tensor, labels: Tensor) -> float:
+        """Share of records whose most likely class is their label."""
+        return float((self.predict(flat, images) == labels).double().mean())
+
+
+def mlp(image_shape: tuple[int, int, int], classes: int, hidden: tuple[int, ...] = (128, 64)) -> Model:
+    """Three fully connected layers with ReLU."""
+    widths = (math.prod(image_shape), *hidden)
+    layers: list[Layer] = [Flatten()]
+    for inputs, outputs in zip(widths[:-1], widths[1:], strict=True):
+        layers += [Linear(inputs, outputs), Relu()]
+    return Model("mlp", (*layers, Linear(widths[-1], classes)))
+
+
+def logistic(image_shape: tuple[int, int, int], classes: int) -> Model:
+    """One fully connected layer."""
+    return Model("logistic", (Flatten(), Linear(math.prod(image_shape), classes)))
+
+
+def cnn(image_shape: tuple[int, int, int], classes: int, channels: tuple[int, int] = (16, 32)) -> Model:
+    """Two blocks of convolution, tanh and 2 × 2 maximum, then one fully connected layer."""
+    planes, height, width = image_shape
+    features = channels[1] * (height // 4) * (width // 4)
+    layers = (
+        *(Convolution(planes, channels[0]), Tanh(), MaxPool()),
+        *(Convolution(channels[0], channels[1]), Tanh(), MaxPool()),
+        *(Flatten(), Linear(features, classes)),
+    )
+    return Model("cnn", layers)
+
+
+_MODELS = {"mlp": mlp, "logistic": logistic, "cnn": cnn}
+MODELS = tuple(_MODELS)
+
+
+def build_model(name: str, image_shape: tuple[int, int, int], classes: int) -> Model:
+    """The model called `name` for images of this shape."""
+    if name not in _MODELS:
+        raise UnknownNameError(f"unknown model {name!r}", f"choose one of: {', '.join(_MODELS)}")
+    return _MODELS[name](image_shape, classes)  # type: ignore[operator, no-any-return]

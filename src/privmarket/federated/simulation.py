@@ -1,0 +1,371 @@
+"""A whole federated run: the market's rounds, the training they buy, the money and the privacy they cost.
+
+Implements: Algorithm 2 of [Sun2026] over many rounds, with composition (its limitation L1) accounted for.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from privmarket.federated.aggregation import aggregate, aggregation_weights
+from privmarket.federated.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from privmarket.federated.config import FederationConfig
+from privmarket.federated.datasets import Dataset, load_dataset
+from privmarket.federated.errors import CheckpointError, DataError
+from privmarket.federated.features import with_features
+from privmarket.federated.local import CHUNK_CLIENTS
+from privmarket.federated.partition import Records
+from privmarket.federated.round import MICRO, Offer, Round, Settlement, Terms
+from privmarket.federated.server import ServerPlan, ServerState, server_step
+from privmarket.federated.site import ChunkTask, Site, build_site, site_from, train_chunk
+from privmarket.federated.workers import Workers, one_thread
+from privmarket.market.bids import Array, Bids
+from privmarket.market.mechanism import Mechanism
+from privmarket.market.objectives import AggregationError
+from privmarket.market.scenarios import scenario
+from privmarket.mechanisms import mechanism as named_mechanism
+from privmarket.privacy.calibration import ReleaseFamily
+from privmarket.privacy.events import PrivacyEvent, release
+from privmarket.privacy.wallet import Wallets
+
+_TYPES = 5  # the stream of random numbers that draws the clients' types
+
+OnRound = Callable[["RoundRecord"], None]
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """What a round came to: one line of the run's ledger.
+
+    Attributes:
+        sellers: how many clients delivered and were paid.
+        total_epsilon: Σ ε they sold.
+        spent_micro: money paid, micro-units.
+        refunded_micro: money of this round's budget that went back.
+        paid_micro: client number → money.
+        dropped: client number → why it was not paid.
+        accuracy: test accuracy after the round, None where it was not measured.
+    """
+
+    number: int
+    bidders: int
+    sellers: int
+    total_epsilon: float
+    spent_micro: int
+    refunded_micro: int
+    paid_micro: dict[str, int]
+    dropped: dict[str, str]
+    accuracy: float | None
+
+
+@dataclass(frozen=True, eq=False)
+class RunState:
+    """Everything that a run carries from one round to the next."""
+
+    next_round: int
+    server: ServerState
+    wallets: Wallets
+    remaining_micro: int
+    records: tuple[RoundRecord, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class RunResult:
+    """A finished run.
+
+    Attributes:
+        weights: (parameters,) the final model.
+        wallets: every client's releases and what its wallet has left.
+        types: the clients' true (v, ε) in the last round.
+    """
+
+    config: FederationConfig
+    records: tuple[RoundRecord, ...]
+    weights: np.ndarray
+    wallets: Wallets
+    types: Bids
+    seconds: float
+
+    @property
+    def accuracy(self) -> float:
+        """Test accuracy at the end."""
+        measured = [r.accuracy for r in self.records if r.accuracy is not None]
+        return measured[-1]
+
+    @property
+    def spent(self) -> float:
+        """Money paid over the run."""
+        return sum(r.spent_micro for r in self.records) / MICRO
+
+
+class Federation:
+    """One run's fixed parts and its step from round to round.
+
+    Args:
+        config: the run.
+        dataset: instead of the configured one.
+        parts: record numbers per client, instead of the configured split.
+        mechanism: a ready rule, instead of the configured name.
+        workers: processes that train; any number gives the same result.
+    """
+
+    def __init__(
+        self,
+        config: FederationConfig,
+        *,
+        dataset: Dataset | None = None,
+        parts: list[Records] | None = None,
+        mechanism: Mechanism | None = None,
+        workers: int = 1,
+    ) -> None:
+        self.config = config
+        training = config.training
+        own = dataset is not None or parts is not None
+        if own and workers > 1:
+            raise DataError("several workers need a data set that each can load by name", "use workers=1")
+        raw = dataset if dataset is not None else load_dataset(config.dataset)
+        self.site: Site = site_from(config, raw, parts)
+        if not any(part.size for part in self.site.parts):
+            raise DataError("no client has any records", "use fewer clients or a larger data set")
+        tested = with_features(raw, training.features)
+        self._test_images = torch.from_numpy(tested.test_images)
+        self._test_labels = torch.from_numpy(tested.test_labels)
+        self.law = scenario(config.scenario)
+        self.mechanism = mechanism if mechanism is not None else named_mechanism(config.mechanism)
+        self.family = ReleaseFamily(training.sampling_rate, training.steps, config.delta)
+        self.server_plan = ServerPlan(
+            training.server_rate, training.final_rate, training.momentum, training.averaging
+        )
+        self._workers = (
+            Workers(build_site, config, train_chunk, workers)
+            if workers > 1
+            else Workers(lambda site: site, self.site, train_chunk)
+        )
+
+    def __enter__(self) -> Federation:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._workers.__exit__()
+
+    def start(self) -> RunState:
+        """Before the first round."""
+        config = self.config
+        cap = np.inf if config.wallet is None else config.wallet
+        total = config.budget * config.rounds if config.total_budget is None else config.total_budget
+        wallets = Wallets(np.full(config.clients, cap), config.delta)
+        return RunState(0, ServerState.start(self.site.initial_weights()), wallets, int(total * MICRO), ())
+
+    def types(self, number: int) -> Bids:
+        """(clients,) the clients' true valuations and caps in a round."""
+        key = [self.config.seed, _TYPES] + ([number] if self.config.types == "redrawn" else [])
+        return self.law.sample(np.random.default_rng(key), self.config.clients)
+
+    def step(self, state: RunState) -> RunState:
+        """One round: publish, bid, clear, train, settle, aggregate."""
+        if self.config.mode == "no-dp":
+            return self._plain_step(state)
+        number = state.next_round
+        market = Round.publish(Terms(number, self._budget(state), self.family, self.law.epsilon_max))
+        market = market.bid(self._offers(state)).clear(self.mechanism)
+        sellers = tuple(market.awards)
+        updates = self._train(state, tuple(int(c) for c in sellers), market)
+        faults = _faults(sellers, updates)
+        market, settlement = market.deliver(faults).settle()
+        state = self._charge(state, settlement)
+        good = np.array([faults[c] is None for c in sellers], dtype=bool)
+        if good.any():
+            weights = self._weights(market, sellers, good)
+            state = self._move(state, aggregate(weights, updates[good]))
+        return self._record(state, settlement, bidders=len(market.offers))
+
+    def _budget(self, state: RunState) -> int:
+        """This round's escrow, micro-units: the budget per round, or an even share of what is left."""
+        if self.config.total_budget is None:
+            return int(self.config.budget * MICRO)
+        return max(1, state.remaining_micro // (self.config.rounds - state.next_round))
+
+    def _offers(self, state: RunState) -> dict[str, Offer]:
+        """Truthful offers of the clients that have records and something left in their wallets."""
+        types = self.types(state.next_round)
+        epsilon = self._affordable(state, np.minimum(types.epsilon, self.law.epsilon_max))
+        return {
+            str(i): Offer(float(types.valuation[i]), float(epsilon[i]), float(self.site.parts[i].size))
+            for i in range(self.config.clients)
+            if self.site.parts[i].size and epsilon[i] > 0
+        }
+
+    def _affordable(self, state: RunState, wanted: Array) -> Array:
+        """(clients,) what each client offers of `wanted`, given what its wallet has left."""
+        if self.config.wallet is None or self.config.mode != "private":
+            return wanted
+        purse = state.wallets
+        if self.config.wallet_policy == "spread":
+            # Each client keeps back what it would need to sell as much in all rounds to come.
+            purse = copy.copy(purse)
+            rounds_left = self.config.rounds - state.next_round
+            purse.spent = purse.capacity - (purse.capacity - purse.spent) / rounds_left
+        return purse.trim(self.family, wanted)
+
+    def _train(self, state: RunState, sellers: tuple[int, ...], market: Round) -> np.ndarray:
+        """(sellers, parameters)."""
+        literal = self.config.mode == "literal"
+        awards = market.awards
+        noise = [awards[str(i)].epsilon if literal else awards[str(i)].noise_multiplier for i in sellers]
+        return self._run_chunks(state, sellers, tuple(noise))
+
+    def _run_chunks(self, state: RunState, clients: tuple[int, ...], noise: tuple[float, ...]) -> np.ndarray:
+        weights = state.server.weights.numpy()
+        tasks = [
+            ChunkTask(state.next_round, clients[a : a + CHUNK_CLIENTS], noise[a : a + CHUNK_CLIENTS], weights)
+            for a in range(0, len(clients), CHUNK_CLIENTS)
+        ]
+        done = self._workers.map(tasks)
+        return np.concatenate(done) if done else np.zeros((0, weights.size), dtype=np.float32)
+
+    def _weights(self, market: Round, sellers: tuple[str, ...], good: np.ndarray) -> Array:
+        """(good sellers,) aggregation weights."""
+        paid = {c for c, ok in zip(sellers, good, strict=True) if ok}
+        epsilon = np.where([c in paid for c in market.offers], market.sold_epsilon(), 0.0)
+        noise = np.array([a.noise_multiplier if (a := market.awards.get(c)) else 1.0 for c in market.offers])
+        scheme = "epsilon" if self.config.mode == "literal" else self.config.aggregation
+        objective = AggregationError(self.config.kappa, self.config.heterogeneity)
+        weights = aggregation_weights(
+            scheme, epsilon, market.bids(), noise_multiplier=noise, objective=objective
+        )
+        return weights[epsilon > 0]
+
+    def _charge(self, state: RunState, settlement: Settlement) -> RunState:
+        """Wallets pay with what was released, the buyer with money, in one new state."""
+        wallets = copy.deepcopy(state.wallets)
+        if self.config.mode == "private":
+            events: list[PrivacyEvent | None] = [None] * self.config.clients
+            for client, award in settlement.sold.items():
+                events[int(client)] = release(
+                    award.noise_multiplier, self.family.sampling_rate, self.family.steps
+                )
+            wallets.spend(events)
+        left = state.remaining_micro - settlement.spent_micro
+        return replace(state, wallets=wallets, remaining_micro=left)
+
+    def _move(self, state: RunState, update: np.ndarray) -> RunState:
+        """Literal runs replace the weights by the sellers' average, without a server optimiser."""
+        plan = ServerPlan() if self.config.mode in ("literal", "no-dp") else self.server_plan
+        progress = state.next_round / self.config.rounds
+        return replace(state, server=server_step(state.server, torch.from_numpy(update), plan, progress))
+
+    def _plain_step(self, state: RunState) -> RunState:
+        """FedAvg: everyone with records takes part, weighted by records, for free."""
+        clients = tuple(i for i, part in enumerate(self.site.parts) if part.size)
+        updates = self._run_chunks(state, clients, (0.0,) * len(clients))
+        sizes = np.array([self.site.parts[i].size for i in clients], dtype=np.float64)
+        state = self._move(state, aggregate(sizes / sizes.sum(), updates))
+        nothing = Settlement(state.next_round, 0, {}, {}, {})
+        return self._record(state, nothing, bidders=0)
+
+    def _record(self, state: RunState, settlement: Settlement, bidders: int) -> RunState:
+        number = state.next_round
+        last = number + 1 == self.config.rounds
+        measured = last or (number + 1) % self.config.evaluate_every == 0
+        record = RoundRecord(
+            number=number,
+            bidders=bidders,
+            sellers=len(settlement.paid_micro),
+            total_epsilon=settlement.total_epsilon,
+            spent_micro=settlement.spent_micro,
+            refunded_micro=settlement.refunded_micro,
+            paid_micro=settlement.paid_micro,
+            dropped=settlement.dropped,
+            accuracy=self.accuracy(state) if measured else None,
+        )
+        return replace(state, next_round=number + 1, records=(*state.records, record))
+
+    def accuracy(self, state: RunState) -> float:
+        """Test accuracy of the averaged weights."""
+        averaged = self.server_plan.averaging > 0 and self.config.mode in ("private", "no-noise")
+        weights = state.server.averaged if averaged else state.server.weights
+        with one_thread():
+            return self.site.model.accuracy(weights, self._test_images, self._test_labels)
+
+
+def _faults(sellers: tuple[str, ...], updates: np.ndarray) -> dict[str, str | None]:
+    """client → None, or what is wrong with its update."""
+    finite = np.isfinite(updates).all(axis=1)
+    return {c: None if ok else "update is not finite" for c, ok in zip(sellers, finite, strict=True)}
+
+
+def run(
+    config: FederationConfig,
+    *,
+    workers: int = 1,
+    checkpoint: Path | None = None,
+    checkpoint_every: int = 10,
+    on_round: OnRound = lambda _: None,
+) -> RunResult:
+    """Runs all rounds, resuming from `checkpoint` if it holds this very configuration.
+
+    Args:
+        workers: processes that train.
+        checkpoint: the file to save to and resume from.
+        checkpoint_every: rounds between two saves.
+        on_round: told each round's record, also those that a resumed run already had.
+    """
+    started = time.perf_counter()
+    with Federation(config, workers=workers) as federation:
+        state = _resume(federation, checkpoint)
+        for record in state.records:
+            on_round(record)
+        while state.next_round < config.rounds:
+            state = federation.step(state)
+            on_round(state.records[-1])
+            if checkpoint is not None and (
+                state.next_round % checkpoint_every == 0 or state.next_round == config.rounds
+            ):
+                save_checkpoint(checkpoint, _to_checkpoint(config, state))
+        types = federation.types(config.rounds - 1)
+    seconds = time.perf_counter() - started
+    return RunResult(config, state.records, state.server.weights.numpy(), state.wallets, types, seconds)
+
+
+def _resume(federation: Federation, path: Path | None) -> RunState:
+    saved = None if path is None else load_checkpoint(path)
+    if saved is None:
+        return federation.start()
+    if saved.data["config"] != federation.config.to_json():
+        raise CheckpointError(
+            f"{path} belongs to another run (its settings differ)", "give another file, or delete this one"
+        )
+    return _from_checkpoint(saved)
+
+
+def _to_checkpoint(config: FederationConfig, state: RunState) -> Checkpoint:
+    server = state.server
+    arrays = {"weights": server.weights, "direction": server.direction, "averaged": server.averaged}
+    data: dict[str, Any] = {
+        "config": config.to_json(),
+        "next_round": state.next_round,
+        "remaining_micro": state.remaining_micro,
+        "wallets": state.wallets.to_json(),
+        "records": [asdict(r) for r in state.records],
+    }
+    return Checkpoint({name: array.numpy() for name, array in arrays.items()}, data)
+
+
+def _from_checkpoint(saved: Checkpoint) -> RunState:
+    server = ServerState(*(torch.from_numpy(saved.arrays[n]) for n in ("weights", "direction", "averaged")))
+    data = saved.data
+    return RunState(
+        data["next_round"],
+        server,
+        Wallets.from_json(data["wallets"]),
+        data["remaining_micro"],
+        tuple(RoundRecord(**r) for r in data["records"]),
+    )
