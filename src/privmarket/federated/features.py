@@ -19,7 +19,7 @@ from privmarket.federated.datasets import Dataset
 FEATURES = ("none", "oriented-gradients")
 _DIRECTIONS = 8
 _CELL_PIXELS = 4
-_FEATURE_NORM = 5.0
+_FEATURE_NORM = 10.0
 _BLOCK_ROWS = 2000
 
 
@@ -30,8 +30,10 @@ def with_features(dataset: Dataset, name: str) -> Dataset:
     if name == "none":
         return dataset
     train, test = (
-        torch.cat([oriented_gradients(b) for b in torch.from_numpy(images).split(_BLOCK_ROWS)])
-        for images in (dataset.train_images, dataset.test_images)
+        torch.cat([oriented_gradients(torch.from_numpy(images[a : a + _BLOCK_ROWS])) for a in starts])
+        for images, starts in (
+            (part, range(0, len(part), _BLOCK_ROWS)) for part in (dataset.train_images, dataset.test_images)
+        )
     )
     return replace(dataset, train_images=train.numpy(), test_images=test.numpy())
 
@@ -46,7 +48,7 @@ def oriented_gradients(images: Tensor) -> Tensor:
         images: (rows, channels, h, w); h and w at least 4.
 
     Returns:
-        (rows, channels·8, ⌈h/4⌉, ⌈w/4⌉), each row of norm 5 (or zero for a blank image).
+        (rows, channels·8, ⌈h/4⌉, ⌈w/4⌉), each row of norm 10 (or zero for a blank image).
 
     Implements: histograms of oriented gradients, after [DalalTriggs2005], with half-wave directions.
     """
@@ -61,4 +63,5 @@ def oriented_gradients(images: Tensor) -> Tensor:
     cells = F.avg_pool2d(rising, _CELL_PIXELS, ceil_mode=True)
     features = cells.reshape(rows, channels * _DIRECTIONS, *cells.shape[2:]).sqrt()
     norm = features.flatten(1).norm(dim=1).clamp_min(1e-6)
-    return features * (_FEATURE_NORM / norm)[:, None, None, None]
+    scaled: Tensor = features * (_FEATURE_NORM / norm)[:, None, None, None]
+    return scaled

@@ -103,7 +103,8 @@ class Linear(Layer):
 
 def _row_energy(rows: Tensor) -> Tensor:
     """(rows, n) → (rows,) Σ squares."""
-    return torch.linalg.vecdot(rows, rows)
+    energy: Tensor = torch.linalg.vecdot(rows, rows)
+    return energy
 
 
 class Convolution(Layer):

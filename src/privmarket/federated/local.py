@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -22,18 +21,9 @@ from torch import Tensor
 from privmarket.errors import ConfigurationError
 from privmarket.federated.gradients import gradient_sums
 from privmarket.federated.models import Model
+from privmarket.privacy.noise import NoiseSource
 
 CHUNK_CLIENTS = 10
-
-
-class Randomness(Protocol):
-    """One client's secret randomness in one round."""
-
-    def poisson_sample(self, records: int, rate: float) -> NDArray[np.int64]:
-        """Ascending record numbers, each taken with probability `rate`, independently."""
-
-    def fill_normal(self, out: NDArray[np.float32], scale: float) -> None:
-        """Writes N(0, scale²) over `out`."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +81,7 @@ def private_updates(
     records: ClientRecords,
     plan: LocalPlan,
     noise_multiplier: Sequence[float],
-    randomness: Sequence[Randomness],
+    randomness: Sequence[NoiseSource],
 ) -> Tensor:
     """What each client releases: global weights minus its weights after `plan.steps` noisy steps.
 
@@ -110,11 +100,9 @@ def private_updates(
     for step in range(plan.steps):
         rows, offsets = _poisson_batches(records, plan.sampling_rate, randomness)
         for client, (sigma, source) in enumerate(zip(noise_multiplier, randomness, strict=True)):
-            source.fill_normal(sums[client].numpy(), sigma * plan.clip_norm)
+            _fill_noise(sums[client], sigma * plan.clip_norm, source)
         images, labels = (
-            (records.images, records.labels)
-            if rows is None
-            else (records.images[rows], records.labels[rows])
+            (records.images, records.labels) if rows is None else (records.images[rows], records.labels[rows])
         )
         gradient_sums(model, weights, images, labels, offsets, plan.clip_norm, out=sums)
         if plan.steps == 1:
@@ -154,20 +142,32 @@ def plain_updates(
     return global_weights - weights
 
 
-def mean_gradients(model: Model, global_weights: Tensor, records: ClientRecords, expected_batch: float) -> Tensor:
+def mean_gradients(
+    model: Model, global_weights: Tensor, records: ClientRecords, expected_batch: float
+) -> Tensor:
     """(clients, parameters) Σ of plain gradients over each client's records / expected_batch."""
     sums = gradient_sums(model, global_weights[None], records.images, records.labels, records.offsets, None)
     return sums.div_(expected_batch)
 
 
+def _fill_noise(out: Tensor, deviation: float, source: NoiseSource) -> None:
+    """Overwrites `out` with N(0, deviation²); zeros, without drawing, where there is no noise."""
+    if deviation == 0:
+        out.zero_()
+    else:
+        source.fill(out)
+        out.mul_(deviation)
+
+
 def _poisson_batches(
-    records: ClientRecords, rate: float, randomness: Sequence[Randomness]
+    records: ClientRecords, rate: float, randomness: Sequence[NoiseSource]
 ) -> tuple[Tensor | None, list[int]]:
     """Row numbers of this step's batches and their offsets; None stands for all rows."""
     if rate == 1.0:
         return None, records.offsets
     parts = [
-        source.poisson_sample(records.size(i), rate) + records.offsets[i] for i, source in enumerate(randomness)
+        np.flatnonzero(source.bernoulli(rate, records.size(i))) + records.offsets[i]
+        for i, source in enumerate(randomness)
     ]
     return torch.from_numpy(np.concatenate(parts)), _offsets(parts)
 

@@ -7,6 +7,7 @@ Implements: the models of Sec. VIII of [Sun2026].
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 
@@ -32,12 +33,15 @@ class Model:
 
     def split(self, flat: Tensor) -> list[Tensor]:
         """(copies, parameters) → one view (copies, size) per layer."""
-        return list(flat.split([layer.size for layer in self.layers], dim=1))
+        ends = list(itertools.accumulate(layer.size for layer in self.layers))
+        return [flat[:, end - layer.size : end] for layer, end in zip(self.layers, ends, strict=True)]
 
     def initial_weights(self, rng: np.random.Generator) -> Tensor:
         """(parameters,) uniform within ±1/√fan-in, the usual start of such networks."""
         parts = [
-            rng.uniform(-1.0, 1.0, layer.size) / math.sqrt(layer.fan_in) for layer in self.layers if layer.size
+            rng.uniform(-1.0, 1.0, layer.size) / math.sqrt(layer.fan_in)
+            for layer in self.layers
+            if layer.size
         ]
         return torch.from_numpy(np.concatenate(parts).astype(np.float32))
 
@@ -53,7 +57,7 @@ class Model:
         """(rows,) most likely class under one set of weights, (parameters,)."""
         blocks = [
             self.forward(flat[None], block, [0, block.shape[0]])[0].argmax(1)
-            for block in images.split(block_rows)
+            for block in (images[a : a + block_rows] for a in range(0, images.shape[0], block_rows))
         ]
         return torch.cat(blocks)
 
@@ -66,7 +70,7 @@ def mlp(image_shape: tuple[int, int, int], classes: int, hidden: tuple[int, ...]
     """Three fully connected layers with ReLU."""
     widths = (math.prod(image_shape), *hidden)
     layers: list[Layer] = [Flatten()]
-    for inputs, outputs in zip(widths[:-1], widths[1:], strict=True):
+    for inputs, outputs in itertools.pairwise(widths):
         layers += [Linear(inputs, outputs), Relu()]
     return Model("mlp", (*layers, Linear(widths[-1], classes)))
 
@@ -96,4 +100,4 @@ def build_model(name: str, image_shape: tuple[int, int, int], classes: int) -> M
     """The model called `name` for images of this shape."""
     if name not in _MODELS:
         raise UnknownNameError(f"unknown model {name!r}", f"choose one of: {', '.join(_MODELS)}")
-    return _MODELS[name](image_shape, classes)  # type: ignore[operator, no-any-return]
+    return _MODELS[name](image_shape, classes)

@@ -37,7 +37,9 @@ def dirichlet_partition(
     """
     _check(labels, clients)
     if not alpha > 0 or not np.isfinite(alpha):
-        raise ConfigurationError(f"alpha is {alpha}: must be finite and above 0", "0.5 is mild, 0.1 is severe")
+        raise ConfigurationError(
+            f"alpha is {alpha}: must be finite and above 0", "0.5 is mild, 0.1 is severe"
+        )
     classes = int(labels.max()) + 1
     pools = [rng.permutation(np.flatnonzero(labels == c)) for c in range(classes)]
     left = np.array([pool.size for pool in pools])

@@ -171,7 +171,9 @@ class Round:
     def bids(self) -> Bids:
         """The offers as arrays, (clients,), in the order of `offers`."""
         offers = list(self.offers.values())
-        accuracy = None if any(o.accuracy is None for o in offers) else [float(o.accuracy or 0) for o in offers]
+        accuracy = (
+            None if any(o.accuracy is None for o in offers) else [float(o.accuracy or 0) for o in offers]
+        )
         return Bids(
             valuation=[o.valuation for o in offers],
             epsilon=[o.epsilon for o in offers],
@@ -187,8 +189,8 @@ class Round:
         bids = self.bids()
         outcome = mechanism.run(bids, self.terms.budget_micro / MICRO)
         _check_outcome(outcome.epsilon, outcome.payment, bids, self.terms.number, mechanism)
-        # The factor undoes the one rounding error that x·10⁶ can carry upwards.
-        micro = np.floor(outcome.payment * MICRO * (1 - 1e-15)).astype(np.int64)
+        # x·10⁶ may round up by one part in 10¹⁶, which cannot lift a sum of integers over an integer budget.
+        micro = np.floor(outcome.payment * MICRO).astype(np.int64)
         if int(micro.sum()) > self.terms.budget_micro:
             raise RoundError(
                 f"round {self.terms.number}: {mechanism.name} pays {int(micro.sum())} µ of a budget of "

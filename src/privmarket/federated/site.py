@@ -18,7 +18,7 @@ from privmarket.federated.features import with_features
 from privmarket.federated.local import ClientRecords, LocalPlan, plain_updates, private_updates
 from privmarket.federated.models import Model, build_model
 from privmarket.federated.partition import Records, dirichlet_partition
-from privmarket.federated.randomness import ClientRandomness
+from privmarket.privacy.noise import NoiseSource
 
 # What each stream of random numbers is for; keeps them independent.
 _PARTITION, _WEIGHTS, _SHUFFLE, _LITERAL_NOISE = 1, 2, 3, 4
@@ -117,7 +117,7 @@ def train_chunk(site: Site, task: ChunkTask) -> np.ndarray:
     records = site.records(task.clients)
     mode = site.config.mode
     if mode in ("private", "no-noise"):
-        sources = [ClientRandomness(site.config.seed, task.round_number, i) for i in task.clients]
+        sources = [client_source(site.config.seed, task.round_number, i) for i in task.clients]
         noise = task.noise_multiplier if mode == "private" else [0.0] * len(task.clients)
         return private_updates(site.model, weights, records, site.plan, noise, sources).numpy()
     key = [site.config.seed, _SHUFFLE, task.round_number]
@@ -127,6 +127,11 @@ def train_chunk(site: Site, task: ChunkTask) -> np.ndarray:
             site.model, weights, records, batch=_PLAIN_BATCH, epochs=1, learning_rate=_PLAIN_RATE, rngs=rngs
         ).numpy()
     return _literal_updates(site, task, weights, records, rngs)
+
+
+def client_source(seed: int, round_number: int, client: int) -> NoiseSource:
+    """One client's batches and noise in one round of a simulation. A real client uses the system's key."""
+    return NoiseSource.from_seed(seed, "update", round_number, client)
 
 
 def _literal_updates(

@@ -1,0 +1,112 @@
+"""The noise is there: its size is read off the updates that clients really release.
+
+Fixed seeds. Each comparison is of a sample deviation over n normals, whose relative error is √(1/2n); a limit
+of five such errors gives a false alarm less than once in a million.
+"""
+
+import numpy as np
+import pytest
+import torch
+
+from privmarket.federated.config import FederationConfig, Training
+from privmarket.federated.local import ClientRecords, LocalPlan, private_updates
+from privmarket.federated.models import cnn, logistic, mlp
+from privmarket.federated.simulation import Federation
+from privmarket.federated.site import ChunkTask, train_chunk
+from privmarket.privacy.calibration import noise_multiplier
+from privmarket.privacy.noise import NoiseSource
+
+SHAPE = (1, 8, 8)
+
+
+def records(sizes, seed=0):
+    torch.manual_seed(seed)
+    offsets = [0, *np.cumsum(sizes).tolist()]
+    return ClientRecords(torch.randn(offsets[-1], *SHAPE), torch.randint(0, 10, (offsets[-1],)), offsets)
+
+
+def sources(count, seed):
+    return [NoiseSource.from_seed(seed, i) for i in range(count)]
+
+
+@pytest.mark.parametrize("model", [mlp(SHAPE, 10), cnn(SHAPE, 10)], ids=lambda m: m.name)
+def test_deviation_of_a_full_batch_release(model):
+    """Full batch: the update minus the noiseless update is exactly the noise."""
+    plan = LocalPlan(clip_norm=0.7, learning_rate=0.3, expected_batch=50.0)
+    weights = model.initial_weights(np.random.default_rng(0))
+    data, sigmas = records([30, 1, 80]), [0.5, 2.0, 8.0]
+    quiet = private_updates(model, weights, data, plan, [0.0] * 3, sources(3, 1))
+    draws = [private_updates(model, weights, data, plan, sigmas, sources(3, s)) - quiet for s in range(2, 22)]
+    noise = torch.stack(draws).double()  # (draws, clients, parameters)
+    for client, sigma in enumerate(sigmas):
+        claimed = sigma * 0.7 * 0.3 / 50.0
+        mine = noise[:, client]
+        assert float(mine.std()) == pytest.approx(claimed, rel=5 / np.sqrt(2 * mine.numel()))
+        assert abs(float(mine.mean())) < 5 * claimed / np.sqrt(mine.numel())
+    # clients do not share noise, and neither do draws
+    assert abs(float(torch.corrcoef(noise[0, :2])[0, 1])) < 5 / np.sqrt(model.parameters)
+    assert abs(float(torch.corrcoef(noise[:2, 0])[0, 1])) < 5 / np.sqrt(model.parameters)
+
+
+def test_deviation_adds_up_over_steps():
+    """With a flat loss (no records) k steps leave exactly k independent noises."""
+    model = logistic(SHAPE, 10)
+    plan = LocalPlan(steps=9, sampling_rate=0.5, clip_norm=1.0, learning_rate=1.0, expected_batch=10.0)
+    empty = records([0])
+    weights = model.initial_weights(np.random.default_rng(0))
+    updates = torch.cat(
+        [private_updates(model, weights, empty, plan, [2.0], sources(1, s)) for s in range(40)]
+    ).double()
+    assert float(updates.std()) == pytest.approx(3 * 2.0 / 10.0, rel=5 / np.sqrt(2 * updates.numel()))
+
+
+def test_sold_epsilon_sets_the_noise_of_a_market_round():
+    """From the auction to the update: σ = noise_multiplier(ε sold, δ), whatever was paid."""
+    config = FederationConfig(clients=10, rounds=1, budget=3.0, training=Training(clip_norm=0.5))
+    with Federation(config) as federation:
+        from privmarket.federated.round import Round, Terms
+
+        state = federation.start()
+        market = Round.publish(Terms(0, 3_000_000, federation.family, 5.0))
+        market = market.bid(federation._offers(state)).clear(federation.mechanism)
+        assert len(market.awards) >= 2
+        clients = tuple(int(c) for c in market.awards)
+        sigmas = tuple(a.noise_multiplier for a in market.awards.values())
+        task = ChunkTask(0, clients, sigmas, state.server.weights.numpy())
+        noisy = train_chunk(federation.site, task)
+        quiet = train_chunk(federation.site, ChunkTask(0, clients, (0.0,) * len(clients), task.weights))
+        plan = federation.site.plan
+    for row, award in enumerate(market.awards.values()):
+        sum_noise = (noisy - quiet)[row] * plan.expected_batch / plan.learning_rate
+        sigma = noise_multiplier(award.epsilon, config.delta)
+        assert sum_noise.std() == pytest.approx(sigma * plan.clip_norm, rel=5 / np.sqrt(2 * sum_noise.size))
+
+
+def test_poisson_batches_have_the_stated_rate():
+    """Noiseless one-step updates of a client with equal records count how many were drawn."""
+    model = logistic(SHAPE, 10)
+    same = ClientRecords(torch.ones(400, *SHAPE), torch.zeros(400, dtype=torch.int64), [0, 400])
+    weights = model.initial_weights(np.random.default_rng(0))
+    one = ClientRecords(same.images[:1], same.labels[:1], [0, 1])
+    full = LocalPlan(clip_norm=1.0)
+    each = float(private_updates(model, weights, one, full, [0.0], sources(1, 0)).norm())
+    plan = LocalPlan(sampling_rate=0.1, clip_norm=1.0)
+    counts = [
+        float(private_updates(model, weights, same, plan, [0.0], sources(1, s)).norm()) / each for s in range(200)
+    ]
+    # 200 draws of Binomial(400, 0.1): mean 40 ± 6/√200, deviation 6
+    assert np.mean(counts) == pytest.approx(40, abs=5 * 6 / np.sqrt(200))
+    assert np.std(counts) == pytest.approx(6, rel=5 / np.sqrt(400))
+
+
+def test_the_normaliser_is_public():
+    """Adding a record changes the sum by at most C over a constant: the private size divides nothing."""
+    model = mlp(SHAPE, 10)
+    plan = LocalPlan(clip_norm=0.2, expected_batch=7.0)
+    weights = model.initial_weights(np.random.default_rng(0))
+    data = records([40])
+    fewer = ClientRecords(data.images[:-1], data.labels[:-1], [0, 39])
+    with_it, without = (
+        private_updates(model, weights, d, plan, [0.0], sources(1, 0)).double() for d in (data, fewer)
+    )
+    assert float((with_it - without).norm()) <= 0.2 / 7.0 * (1 + 1e-6)
