@@ -10,7 +10,7 @@ import sys
 
 import typer
 
-from privmarket.cli import auction, audit, bench, demo
+from privmarket.cli import auction, audit, bench, data, demo, federate
 from privmarket.errors import PrivmarketError
 
 app = typer.Typer(
@@ -24,7 +24,9 @@ app = typer.Typer(
 app.command("demo")(demo.demo)
 app.command("auction")(auction.auction)
 app.command("audit")(audit.audit)
+app.command("federate")(federate.federate)
 app.add_typer(bench.app, name="bench")
+app.add_typer(data.app, name="data")
 
 
 def main() -> None:

@@ -30,8 +30,9 @@ from privmarket.federated.workers import Workers, one_thread
 from privmarket.market.bids import Array, Bids
 from privmarket.market.mechanism import Mechanism
 from privmarket.market.objectives import AggregationError
-from privmarket.market.scenarios import scenario
+from privmarket.market.scenarios import Law, scenario
 from privmarket.mechanisms import mechanism as named_mechanism
+from privmarket.mechanisms import takes_setting
 from privmarket.privacy.calibration import ReleaseFamily
 from privmarket.privacy.events import PrivacyEvent, release
 from privmarket.privacy.wallet import Wallets
@@ -139,7 +140,7 @@ class Federation:
         self._test_images = torch.from_numpy(tested.test_images)
         self._test_labels = torch.from_numpy(tested.test_labels)
         self.law = scenario(config.scenario)
-        self.mechanism = mechanism if mechanism is not None else named_mechanism(config.mechanism)
+        self.mechanism = mechanism if mechanism is not None else _market_rule(config.mechanism, self.law)
         self.family = ReleaseFamily(training.sampling_rate, training.steps, config.delta)
         self.server_plan = ServerPlan(
             training.server_rate, training.final_rate, training.momentum, training.averaging
@@ -294,6 +295,12 @@ class Federation:
         weights = state.server.averaged if averaged else state.server.weights
         with one_thread():
             return self.site.model.accuracy(weights, self._test_images, self._test_labels)
+
+
+def _market_rule(name: str, law: Law) -> Mechanism:
+    """The rule called `name`, told this market's public law and limit where it wants to know them."""
+    public = {"law": law, "epsilon_max": law.epsilon_max}
+    return named_mechanism(name, **{key: value for key, value in public.items() if takes_setting(name, key)})
 
 
 def _faults(sellers: tuple[str, ...], updates: np.ndarray) -> dict[str, str | None]:
