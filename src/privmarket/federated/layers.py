@@ -1,8 +1,8 @@
 """Layers that know their per-example gradients: forward, backward, squared norms, clipped sums.
 
-Many clients are handled at once. Their records are concatenated along the first axis ("rows") and `offsets`
-says where each client's rows begin, so no batch is padded. Weights are flat, (copies, parameters): one copy
-if all clients still share the global model, one copy per client once they differ.
+Many clients are handled at once. Their records are concatenated along the first axis ("rows"), and `sizes`
+says how many rows each client has, so no batch is padded. Every client meets its own copy of the weights, or
+all meet one copy while they still share the global model: then `sizes` for the forward pass is one number.
 
 Implements: ghost norms for linear layers, after [Goodfellow2015] and [Li2022ghost].
 """
@@ -10,54 +10,46 @@ Implements: ghost norms for linear layers, after [Goodfellow2015] and [Li2022gho
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-Offsets = list[int]
-
-
-def segments(copies: int, offsets: Offsets) -> Iterator[tuple[int, slice]]:
-    """Which rows meet which copy of the weights: (copy, rows)."""
-    if copies == 1:
-        yield 0, slice(0, offsets[-1])
-    else:
-        yield from client_rows(offsets)
-
-
-def client_rows(offsets: Offsets) -> Iterator[tuple[int, slice]]:
-    """(client, its rows) for every client that has any."""
-    for client in range(len(offsets) - 1):
-        if offsets[client] < offsets[client + 1]:
-            yield client, slice(offsets[client], offsets[client + 1])
+# One copy of a layer's weights: (matrix or kernel, bias), views of a flat vector; empty without parameters.
+Part = tuple[Tensor, ...]
 
 
 class Layer(ABC):
     """One step of a network. Layers without parameters only pass rows on.
 
-    `weights` is this layer's slice of the flat weights, (copies, size).
+    `parts` holds one copy of the weights per entry of `sizes`.
     """
 
     size: int = 0
     fan_in: int = 1
 
+    def views(self, flat: Tensor) -> Part:
+        """This layer's weights, shaped, as views of its slice (size,) of the flat vector."""
+        return ()
+
     @abstractmethod
-    def forward(self, weights: Tensor, rows: Tensor, offsets: Offsets) -> tuple[Tensor, Any]:
+    def forward(self, parts: Sequence[Part], rows: Tensor, sizes: list[int]) -> tuple[Tensor, Any]:
         """(rows, ...) → (rows, ...) and what the backward pass needs."""
 
     @abstractmethod
-    def backward(self, weights: Tensor, kept: Any, slope: Tensor, offsets: Offsets) -> Tensor:
+    def backward(self, parts: Sequence[Part], kept: Any, slope: Tensor, sizes: list[int]) -> Tensor:
         """Derivative of the loss by the layer's input, from that by its output; both (rows, ...)."""
 
     def squared_norms(self, kept: Any, slope: Tensor) -> Tensor:
         """(rows,) ‖∂loss/∂weights‖² of each record."""
         raise NotImplementedError
 
-    def add_sums(self, sums: Tensor, kept: Any, slope: Tensor, factor: Tensor, offsets: Offsets) -> None:
-        """Adds Σ factor·∂loss/∂weights over each client's rows to `sums`, (clients, size); factor is (rows,)."""
+    def add_sums(
+        self, sums: Sequence[Part], kept: Any, slope: Tensor, factor: Tensor, sizes: list[int]
+    ) -> None:
+        """Adds Σ factor·∂loss/∂weights over each client's rows to its entry of `sums`; factor is (rows,)."""
         raise NotImplementedError
 
 
@@ -68,43 +60,50 @@ class Linear(Layer):
         self.inputs, self.outputs, self.fan_in = inputs, outputs, inputs
         self.size = (inputs + 1) * outputs
 
-    def _split(self, flat: Tensor) -> tuple[Tensor, Tensor]:
-        """(matrix (inputs, outputs), bias (outputs,)) as views of one flat copy."""
+    def views(self, flat: Tensor) -> Part:
+        """(matrix (inputs, outputs), bias (outputs,))."""
         cut = self.inputs * self.outputs
         return flat[:cut].view(self.inputs, self.outputs), flat[cut:]
 
-    def forward(self, weights: Tensor, rows: Tensor, offsets: Offsets) -> tuple[Tensor, Tensor]:
+    def forward(self, parts: Sequence[Part], rows: Tensor, sizes: list[int]) -> tuple[Tensor, Tensor]:
         """(rows, inputs) → (rows, outputs)."""
         out = rows.new_empty(rows.shape[0], self.outputs)
-        for copy, part in segments(weights.shape[0], offsets):
-            matrix, bias = self._split(weights[copy])
-            torch.addmm(bias, rows[part], matrix, out=out[part])
+        for (matrix, bias), mine, target in zip(parts, _cut(rows, sizes), _cut(out, sizes), strict=True):
+            torch.addmm(bias, mine, matrix, out=target)
         return out, rows
 
-    def backward(self, weights: Tensor, kept: Tensor, slope: Tensor, offsets: Offsets) -> Tensor:
+    def backward(self, parts: Sequence[Part], kept: Tensor, slope: Tensor, sizes: list[int]) -> Tensor:
         """(rows, outputs) → (rows, inputs)."""
         out = slope.new_empty(slope.shape[0], self.inputs)
-        for copy, part in segments(weights.shape[0], offsets):
-            torch.mm(slope[part], self._split(weights[copy])[0].t(), out=out[part])
+        for (matrix, _), mine, target in zip(parts, _cut(slope, sizes), _cut(out, sizes), strict=True):
+            torch.mm(mine, matrix.t(), out=target)
         return out
 
     def squared_norms(self, kept: Tensor, slope: Tensor) -> Tensor:
         """‖a gᵀ‖² + ‖g‖² = (‖a‖² + 1)·‖g‖²: the gradient of a record is an outer product, never formed."""
         return (_row_energy(kept) + 1.0) * _row_energy(slope)
 
-    def add_sums(self, sums: Tensor, kept: Tensor, slope: Tensor, factor: Tensor, offsets: Offsets) -> None:
+    def add_sums(
+        self, sums: Sequence[Part], kept: Tensor, slope: Tensor, factor: Tensor, sizes: list[int]
+    ) -> None:
         """Σ factor·a gᵀ, one product of matrices per client."""
         scaled = slope * factor[:, None]
-        for client, part in client_rows(offsets):
-            matrix, bias = self._split(sums[client])
-            matrix.addmm_(kept[part].t(), scaled[part])
-            bias.add_(scaled[part].sum(0))
+        for (matrix, bias), mine, steep in zip(sums, _cut(kept, sizes), _cut(scaled, sizes), strict=True):
+            if mine.shape[0]:
+                matrix.addmm_(mine.t(), steep)
+                bias.add_(steep.sum(0))
+
+
+def _cut(rows: Tensor, sizes: list[int]) -> tuple[Tensor, ...]:
+    """One view per client."""
+    views: tuple[Tensor, ...] = torch.split_with_sizes(rows, sizes)
+    return views
 
 
 def _row_energy(rows: Tensor) -> Tensor:
     """(rows, n) → (rows,) Σ squares."""
-    energy: Tensor = torch.linalg.vecdot(rows, rows)
-    return energy
+    norms: Tensor = torch.linalg.vector_norm(rows, dim=1)
+    return norms.square_()
 
 
 class Convolution(Layer):
@@ -118,26 +117,27 @@ class Convolution(Layer):
         self.fan_in = inputs * kernel * kernel
         self.size = outputs * (self.fan_in + 1)
 
-    def _split(self, flat: Tensor) -> tuple[Tensor, Tensor]:
+    def views(self, flat: Tensor) -> Part:
+        """(kernel (outputs, inputs, k, k), bias (outputs,), both of them flat)."""
         cut = self.outputs * self.fan_in
-        return flat[:cut].view(self.outputs, self.inputs, self.kernel, self.kernel), flat[cut:]
+        return flat[:cut].view(self.outputs, self.inputs, self.kernel, self.kernel), flat[cut:], flat
 
-    def forward(self, weights: Tensor, rows: Tensor, offsets: Offsets) -> tuple[Tensor, Tensor]:
+    def forward(self, parts: Sequence[Part], rows: Tensor, sizes: list[int]) -> tuple[Tensor, Tensor]:
         """(rows, inputs, h, w) → (rows, outputs, h, w)."""
-        out = rows.new_empty(rows.shape[0], self.outputs, *rows.shape[2:])
-        for copy, part in segments(weights.shape[0], offsets):
-            kernel, bias = self._split(weights[copy])
-            out[part] = F.conv2d(rows[part], kernel, bias, padding=self.kernel // 2)
-        return out, rows
+        done = [
+            F.conv2d(mine, kernel, bias, padding=self.kernel // 2)
+            for (kernel, bias, _), mine in zip(parts, _cut(rows, sizes), strict=True)
+        ]
+        return torch.cat(done) if len(done) > 1 else done[0], rows
 
-    def backward(self, weights: Tensor, kept: Tensor, slope: Tensor, offsets: Offsets) -> Tensor:
+    def backward(self, parts: Sequence[Part], kept: Tensor, slope: Tensor, sizes: list[int]) -> Tensor:
         """(rows, outputs, h, w) → (rows, inputs, h, w)."""
-        out = torch.empty_like(kept)
-        for copy, part in segments(weights.shape[0], offsets):
-            # The adjoint of a same-size convolution is the convolution with the kernel turned round.
-            kernel = self._split(weights[copy])[0].flip(2, 3).transpose(0, 1)
-            out[part] = F.conv2d(slope[part], kernel, padding=self.kernel // 2)
-        return out
+        # The adjoint of a same-size convolution is the convolution with the kernel turned round.
+        done = [
+            F.conv2d(mine, kernel.flip(2, 3).transpose(0, 1), padding=self.kernel // 2)
+            for (kernel, *_), mine in zip(parts, _cut(slope, sizes), strict=True)
+        ]
+        return torch.cat(done) if len(done) > 1 else done[0]
 
     def per_record(self, kept: Tensor, slope: Tensor) -> Tensor:
         """(rows, size) gradient of each record by kernel and bias."""
@@ -150,22 +150,24 @@ class Convolution(Layer):
         """(rows,) of `per_record`."""
         return _row_energy(self.per_record(kept, slope))
 
-    def add_sums(self, sums: Tensor, kept: Tensor, slope: Tensor, factor: Tensor, offsets: Offsets) -> None:
+    def add_sums(
+        self, sums: Sequence[Part], kept: Tensor, slope: Tensor, factor: Tensor, sizes: list[int]
+    ) -> None:
         """Σ factor·per_record over each client's rows."""
         gradients = self.per_record(kept, slope)
-        for client, part in client_rows(offsets):
-            sums[client].addmv_(gradients[part].t(), factor[part])
+        for (*_, flat), mine, share in zip(sums, _cut(gradients, sizes), _cut(factor, sizes), strict=True):
+            flat.addmv_(mine.t(), share)
 
 
 class Relu(Layer):
     """max(0, x), any shape."""
 
-    def forward(self, weights: Tensor, rows: Tensor, offsets: Offsets) -> tuple[Tensor, Tensor]:
+    def forward(self, parts: Sequence[Part], rows: Tensor, sizes: list[int]) -> tuple[Tensor, Tensor]:
         """In place: the input is not needed again."""
         rows.relu_()
         return rows, rows
 
-    def backward(self, weights: Tensor, kept: Tensor, slope: Tensor, offsets: Offsets) -> Tensor:
+    def backward(self, parts: Sequence[Part], kept: Tensor, slope: Tensor, sizes: list[int]) -> Tensor:
         """Zero where the output was zero."""
         return slope.mul_(kept > 0)
 
@@ -173,12 +175,12 @@ class Relu(Layer):
 class Tanh(Layer):
     """tanh x, any shape; bounded activations suffer less from clipping [Papernot2021]."""
 
-    def forward(self, weights: Tensor, rows: Tensor, offsets: Offsets) -> tuple[Tensor, Tensor]:
+    def forward(self, parts: Sequence[Part], rows: Tensor, sizes: list[int]) -> tuple[Tensor, Tensor]:
         """In place: the input is not needed again."""
         rows.tanh_()
         return rows, rows
 
-    def backward(self, weights: Tensor, kept: Tensor, slope: Tensor, offsets: Offsets) -> Tensor:
+    def backward(self, parts: Sequence[Part], kept: Tensor, slope: Tensor, sizes: list[int]) -> Tensor:
         """Slope · (1 − y²)."""
         return slope.mul_(1.0 - kept * kept)
 
@@ -186,12 +188,12 @@ class Tanh(Layer):
 class MaxPool(Layer):
     """Largest of each 2 × 2 square: (rows, c, h, w) → (rows, c, h/2, w/2)."""
 
-    def forward(self, weights: Tensor, rows: Tensor, offsets: Offsets) -> tuple[Tensor, Any]:
+    def forward(self, parts: Sequence[Part], rows: Tensor, sizes: list[int]) -> tuple[Tensor, Any]:
         """Keeps where each maximum stood."""
         out, where = F.max_pool2d(rows, 2, return_indices=True)
         return out, (where, rows.shape)
 
-    def backward(self, weights: Tensor, kept: Any, slope: Tensor, offsets: Offsets) -> Tensor:
+    def backward(self, parts: Sequence[Part], kept: Any, slope: Tensor, sizes: list[int]) -> Tensor:
         """Back to where the maximum stood."""
         where, shape = kept
         out = slope.new_zeros(shape)
@@ -202,10 +204,10 @@ class MaxPool(Layer):
 class Flatten(Layer):
     """(rows, ...) → (rows, n)."""
 
-    def forward(self, weights: Tensor, rows: Tensor, offsets: Offsets) -> tuple[Tensor, torch.Size]:
+    def forward(self, parts: Sequence[Part], rows: Tensor, sizes: list[int]) -> tuple[Tensor, torch.Size]:
         """Keeps the shape."""
         return rows.flatten(1), rows.shape
 
-    def backward(self, weights: Tensor, kept: torch.Size, slope: Tensor, offsets: Offsets) -> Tensor:
+    def backward(self, parts: Sequence[Part], kept: torch.Size, slope: Tensor, sizes: list[int]) -> Tensor:
         """Back to the shape."""
         return slope.reshape(kept)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from privmarket.errors import ConfigurationError
-from privmarket.federated.gradients import gradient_sums
+from privmarket.federated.gradients import add_gradient_sums
 from privmarket.federated.models import Model
 from privmarket.privacy.noise import NoiseSource
 
@@ -58,21 +58,22 @@ class ClientRecords:
     Attributes:
         images: (rows, channels, h, w) float32.
         labels: (rows,) int64.
-        offsets: clients + 1 row numbers; client i owns rows offsets[i]..offsets[i+1].
+        sizes: rows per client; may hold zeros.
     """
 
     images: Tensor
     labels: Tensor
-    offsets: list[int]
+    sizes: list[int]
 
     @property
     def clients(self) -> int:
         """How many clients."""
-        return len(self.offsets) - 1
+        return len(self.sizes)
 
-    def size(self, client: int) -> int:
-        """How many records a client has."""
-        return self.offsets[client + 1] - self.offsets[client]
+    @property
+    def starts(self) -> list[int]:
+        """The first row of each client."""
+        return [0, *np.cumsum(self.sizes[:-1]).tolist()]
 
 
 def private_updates(
@@ -88,26 +89,32 @@ def private_updates(
     Args:
         global_weights: (parameters,).
         records: the clients that sell in this chunk.
-        noise_multiplier: per client, standard deviation of the noise over `clip_norm`.
+        noise_multiplier: per client, standard deviation of the noise over `clip_norm`; 0 adds none.
         randomness: per client.
 
     Returns:
         (clients, parameters) float32; for one step learning_rate·(clipped sum + noise)/expected_batch.
     """
-    scale = plan.learning_rate / plan.expected_batch
-    sums = torch.empty(records.clients, model.parameters)
-    weights = global_weights[None]
+    # A step is  noise deviation · (standard normal + clipped sum / noise deviation): the buffer of normals is
+    # never scaled on its own. Without noise the deviation is replaced by 1 and the normals by zeros.
+    deviation = [sigma * plan.clip_norm or 1.0 for sigma in noise_multiplier]
+    inverse = torch.tensor([1.0 / d for d in deviation])
+    rates = [plan.learning_rate / plan.expected_batch * d for d in deviation]
+    noisy_sums = torch.empty(records.clients, model.parameters)
+    sums_parts = model.parts(noisy_sums)
+    weights, parts = global_weights[None], model.parts(global_weights[None])
     for step in range(plan.steps):
-        rows, offsets = _poisson_batches(records, plan.sampling_rate, randomness)
-        for client, (sigma, source) in enumerate(zip(noise_multiplier, randomness, strict=True)):
-            _fill_noise(sums[client], sigma * plan.clip_norm, source)
-        images, labels = (
-            (records.images, records.labels) if rows is None else (records.images[rows], records.labels[rows])
-        )
-        gradient_sums(model, weights, images, labels, offsets, plan.clip_norm, out=sums)
+        images, labels, sizes = _poisson_batches(records, plan.sampling_rate, randomness)
+        for row, sigma, source in zip(noisy_sums, noise_multiplier, randomness, strict=True):
+            source.fill(row) if sigma else row.zero_()
+        add_gradient_sums(model, parts, images, labels, sizes, plan.clip_norm, sums_parts, inverse)
         if plan.steps == 1:
-            return sums.mul_(scale)
-        weights = torch.add(weights, sums, alpha=-scale) if step == 0 else weights.sub_(sums, alpha=scale)
+            return noisy_sums.mul_(torch.tensor(rates)[:, None])
+        if step == 0:
+            weights = global_weights.repeat(records.clients, 1)
+            parts = model.parts(weights)
+        for row, move, rate in zip(weights, noisy_sums, rates, strict=True):
+            row.sub_(move, alpha=rate)
     return global_weights - weights
 
 
@@ -129,48 +136,34 @@ def plain_updates(
         (clients, parameters) global weights minus local weights.
     """
     weights = global_weights.repeat(records.clients, 1)
+    parts = model.parts(weights)
     for _ in range(epochs):
-        orders = [rng.permutation(records.size(i)) + records.offsets[i] for i, rng in enumerate(rngs)]
-        longest = max((order.size for order in orders), default=0)
-        for start in range(0, longest, batch):
-            parts = [order[start : start + batch] for order in orders]
-            offsets = _offsets(parts)
-            rows = torch.from_numpy(np.concatenate(parts))
-            sums = gradient_sums(model, weights, records.images[rows], records.labels[rows], offsets, None)
-            sizes = torch.tensor([max(1, part.size) for part in parts], dtype=torch.float32)
-            weights.sub_(sums * (learning_rate / sizes)[:, None])
+        orders = [
+            rng.permutation(n) + start
+            for rng, n, start in zip(rngs, records.sizes, records.starts, strict=True)
+        ]
+        for at in range(0, max(records.sizes, default=0), batch):
+            rows = [order[at : at + batch] for order in orders]
+            images, labels, sizes = _gather(records, rows)
+            # Straight onto the weights: each client's sum is scaled by −rate / its batch.
+            step = torch.tensor([-learning_rate / max(1, n) for n in sizes])
+            add_gradient_sums(model, parts, images, labels, sizes, None, parts, step)
     return global_weights - weights
-
-
-def mean_gradients(
-    model: Model, global_weights: Tensor, records: ClientRecords, expected_batch: float
-) -> Tensor:
-    """(clients, parameters) Σ of plain gradients over each client's records / expected_batch."""
-    sums = gradient_sums(model, global_weights[None], records.images, records.labels, records.offsets, None)
-    return sums.div_(expected_batch)
-
-
-def _fill_noise(out: Tensor, deviation: float, source: NoiseSource) -> None:
-    """Overwrites `out` with N(0, deviation²); zeros, without drawing, where there is no noise."""
-    if deviation == 0:
-        out.zero_()
-    else:
-        source.fill(out)
-        out.mul_(deviation)
 
 
 def _poisson_batches(
     records: ClientRecords, rate: float, randomness: Sequence[NoiseSource]
-) -> tuple[Tensor | None, list[int]]:
-    """Row numbers of this step's batches and their offsets; None stands for all rows."""
+) -> tuple[Tensor, Tensor, list[int]]:
+    """This step's images, labels and rows per client."""
     if rate == 1.0:
-        return None, records.offsets
-    parts = [
-        np.flatnonzero(source.bernoulli(rate, records.size(i))) + records.offsets[i]
-        for i, source in enumerate(randomness)
+        return records.images, records.labels, records.sizes
+    drawn = [
+        np.flatnonzero(source.bernoulli(rate, n)) + start
+        for source, n, start in zip(randomness, records.sizes, records.starts, strict=True)
     ]
-    return torch.from_numpy(np.concatenate(parts)), _offsets(parts)
+    return _gather(records, drawn)
 
 
-def _offsets(parts: Sequence[NDArray[np.int64]]) -> list[int]:
-    return [0, *np.cumsum([part.size for part in parts]).tolist()]
+def _gather(records: ClientRecords, rows: Sequence[NDArray[np.int64]]) -> tuple[Tensor, Tensor, list[int]]:
+    chosen = torch.from_numpy(np.concatenate(rows))
+    return records.images[chosen], records.labels[chosen], [r.size for r in rows]

@@ -10,13 +10,14 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from privmarket.errors import UnknownNameError
-from privmarket.federated.layers import Convolution, Flatten, Layer, Linear, MaxPool, Offsets, Relu, Tanh
+from privmarket.federated.layers import Convolution, Flatten, Layer, Linear, MaxPool, Part, Relu, Tanh
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,10 +32,13 @@ class Model:
         """How many numbers the weights consist of."""
         return sum(layer.size for layer in self.layers)
 
-    def split(self, flat: Tensor) -> list[Tensor]:
-        """(copies, parameters) → one view (copies, size) per layer."""
-        ends = list(itertools.accumulate(layer.size for layer in self.layers))
-        return [flat[:, end - layer.size : end] for layer, end in zip(self.layers, ends, strict=True)]
+    def parts(self, flat: Tensor) -> list[list[Part]]:
+        """(copies, parameters) → for each layer, for each copy, the layer's shaped views of the flat weights."""
+        ends = itertools.accumulate(layer.size for layer in self.layers)
+        return [
+            [layer.views(copy[end - layer.size : end]) for copy in flat]
+            for layer, end in zip(self.layers, ends, strict=True)
+        ]
 
     def initial_weights(self, rng: np.random.Generator) -> Tensor:
         """(parameters,) uniform within ±1/√fan-in, the usual start of such networks."""
@@ -45,21 +49,24 @@ class Model:
         ]
         return torch.from_numpy(np.concatenate(parts).astype(np.float32))
 
-    def forward(self, weights: Tensor, images: Tensor, offsets: Offsets) -> tuple[Tensor, list[object]]:
-        """(rows, channels, h, w) → logits (rows, classes) and what each layer kept."""
+    def forward(self, parts: list[list[Part]], images: Tensor, sizes: list[int]) -> tuple[Tensor, list[Any]]:
+        """(rows, channels, h, w) → logits (rows, classes) and what each layer kept.
+
+        Args:
+            parts: what `parts` made of the weights, with as many copies as `sizes` has entries.
+            sizes: rows per copy of the weights.
+        """
         rows, kept = images, []
-        for layer, part in zip(self.layers, self.split(weights), strict=True):
-            rows, memory = layer.forward(part, rows, offsets)
+        for layer, mine in zip(self.layers, parts, strict=True):
+            rows, memory = layer.forward(mine, rows, sizes)
             kept.append(memory)
         return rows, kept
 
     def predict(self, flat: Tensor, images: Tensor, block_rows: int = 1000) -> Tensor:
         """(rows,) most likely class under one set of weights, (parameters,)."""
-        blocks = [
-            self.forward(flat[None], block, [0, block.shape[0]])[0].argmax(1)
-            for block in (images[a : a + block_rows] for a in range(0, images.shape[0], block_rows))
-        ]
-        return torch.cat(blocks)
+        parts = self.parts(flat[None])
+        blocks = (images[a : a + block_rows] for a in range(0, images.shape[0], block_rows))
+        return torch.cat([self.forward(parts, block, [block.shape[0]])[0].argmax(1) for block in blocks])
 
     def accuracy(self, flat: Tensor, images: Tensor, labels: Tensor) -> float:
         """Share of records whose most likely class is their label."""

@@ -7,7 +7,7 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 
 from privmarket.federated import gradients
-from privmarket.federated.gradients import clip_factors, gradient_sums
+from privmarket.federated.gradients import add_gradient_sums, clip_factors, gradient_sums
 from privmarket.federated.layers import Convolution, Linear, MaxPool, Relu, Tanh
 from privmarket.federated.models import build_model, cnn, logistic, mlp
 
@@ -77,9 +77,9 @@ def weights_of(model, copies):
 @pytest.mark.parametrize("clip_norm", [0.5, 3.0, None])
 def test_sums_equal_torch_func(model, shared, clip_norm):
     images, labels = batch(0, 17)
-    offsets = [0, 5, 5, 17]  # the second client has no records in its batch
+    sizes, offsets = [5, 0, 12], [0, 5, 5, 17]  # the second client has no records in its batch
     weights = weights_of(model, 1 if shared else 3)
-    found = gradient_sums(model, weights, images.clone(), labels, offsets, clip_norm)
+    found = gradient_sums(model, weights, images.clone(), labels, sizes, clip_norm)
     for client in range(3):
         rows = slice(offsets[client], offsets[client + 1])
         if offsets[client] == offsets[client + 1]:
@@ -102,7 +102,7 @@ def test_sums_equal_opacus(mode):
     model = mlp(SHAPE, 10)
     images, labels = batch(1, 23)
     weights = weights_of(model, 1)
-    found = gradient_sums(model, weights, images.clone(), labels, [0, 23], 0.8)[0]
+    found = gradient_sums(model, weights, images.clone(), labels, [23], 0.8)[0]
     net = reference(model, weights[0])
     if mode == "hooks":
         wrapped = GradSampleModule(net)
@@ -128,27 +128,28 @@ def test_no_record_counts_for_more_than_the_clip_norm():
     weights = weights_of(model, 1) * 3
     for i in range(20):
         images, labels = batch(i, 1)
-        norm = float(gradient_sums(model, weights, images, labels, [0, 1], 0.01)[0].double().norm())
+        norm = float(gradient_sums(model, weights, images, labels, [1], 0.01)[0].double().norm())
         assert norm <= 0.01
 
 
 def test_blocks_do_not_change_the_sums(monkeypatch):
     model = mlp(SHAPE, 10)
     images, labels = batch(2, 50)
-    weights, offsets = weights_of(model, 4), [0, 13, 14, 14, 50]
-    whole = gradient_sums(model, weights, images, labels, offsets, 1.0)
+    weights, sizes = weights_of(model, 4), [13, 1, 0, 36]
+    whole = gradient_sums(model, weights, images, labels, sizes, 1.0)
     monkeypatch.setattr(gradients, "_BLOCK_ROWS", 7)
-    found = gradient_sums(model, weights, images, labels, offsets, 1.0)
+    found = gradient_sums(model, weights, images, labels, sizes, 1.0)
     torch.testing.assert_close(found, whole, atol=1e-5, rtol=0)
 
 
-def test_out_is_added_to():
+def test_sums_are_added_to_what_is_there_and_scaled():
     model = logistic(SHAPE, 10)
     images, labels = batch(3, 6)
-    weights = weights_of(model, 1)
-    out = torch.ones(1, model.parameters)
-    gradient_sums(model, weights, images, labels, [0, 6], 1.0, out=out)
-    expected = gradient_sums(model, weights, images, labels, [0, 6], 1.0)
+    weights, out = weights_of(model, 1), torch.ones(2, model.parameters)
+    add_gradient_sums(
+        model, model.parts(weights), images, labels, [2, 4], 1.0, model.parts(out), torch.tensor([2.0, 0.5])
+    )
+    expected = gradient_sums(model, weights, images, labels, [2, 4], 1.0) * torch.tensor([[2.0], [0.5]])
     torch.testing.assert_close(out - 1, expected, atol=1e-5, rtol=0)
 
 
