@@ -22,12 +22,8 @@ offers = st.dictionaries(
     st.sampled_from(["mean-field-menu", "proportional-share", "csra"]),
 )
 def test_paid_plus_refunded_is_the_budget(given_offers, budget_micro, random, rule):
-    market = (
-        Round.publish(Terms(0, budget_micro, ReleaseFamily(), 5.0)).bid(given_offers).clear(mechanism(rule))
-    )
-    reports = {
-        c: random.choice([None, "update is not finite"]) for c in market.awards if random.random() < 0.8
-    }
+    market = Round.publish(Terms(0, budget_micro, ReleaseFamily(), 5.0)).bid(given_offers).clear(mechanism(rule))
+    reports = {c: random.choice([None, "update is not finite"]) for c in market.awards if random.random() < 0.8}
     _, record = market.deliver(reports).settle()
     assert record.spent_micro + record.refunded_micro == budget_micro
     assert 0 <= record.spent_micro <= budget_micro

@@ -92,8 +92,7 @@ def test_poisson_batches_have_the_stated_rate():
     each = float(private_updates(model, weights, one, full, [0.0], sources(1, 0)).norm())
     plan = LocalPlan(sampling_rate=0.1, clip_norm=1.0)
     counts = [
-        float(private_updates(model, weights, same, plan, [0.0], sources(1, s)).norm()) / each
-        for s in range(200)
+        float(private_updates(model, weights, same, plan, [0.0], sources(1, s)).norm()) / each for s in range(200)
     ]
     # 200 draws of Binomial(400, 0.1): mean 40 ± 6/√200, deviation 6
     assert np.mean(counts) == pytest.approx(40, abs=5 * 6 / np.sqrt(200))

@@ -27,9 +27,7 @@ def federate(
         typer.Option(help="Money for the whole run, paced over its rounds, instead of --budget."),
     ] = None,
     rounds: Annotated[int, typer.Option(help="How many rounds.")] = 200,
-    aggregation: Annotated[
-        str, typer.Option(help="epsilon, epsilon-squared or optimal.")
-    ] = "epsilon-squared",
+    aggregation: Annotated[str, typer.Option(help="epsilon, epsilon-squared or optimal.")] = "epsilon-squared",
     scenario: Annotated[str, typer.Option(help="The law that clients' (v, ε) are drawn from.")] = "uniform",
     types: Annotated[str, typer.Option(help="persistent, or redrawn every round.")] = "persistent",
     delta: Annotated[float, typer.Option(help="The δ of every sale and of the wallets.")] = 1e-5,
@@ -41,9 +39,7 @@ def federate(
     ] = "spread",
     literal: Annotated[bool, typer.Option("--literal", help="The paper's letter: noise on weights.")] = False,
     no_dp: Annotated[bool, typer.Option("--no-dp", help="Plain FedAvg with everyone, for free.")] = False,
-    no_noise: Annotated[
-        bool, typer.Option("--no-noise", help="The same run with the noise left out.")
-    ] = False,
+    no_noise: Annotated[bool, typer.Option("--no-noise", help="The same run with the noise left out.")] = False,
     training: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="NAME=VALUE", help="A training setting, e.g. --set clip_norm=0.5."),
@@ -101,10 +97,7 @@ def federate(
     print_table(_totals_table(summary))
     print_table(clients_table(summary["clients"]))
     for number, dropped in summary["dropped"].items():
-        note(
-            f"round {number}: dropped, unpaid: "
-            + ", ".join(f"client {c} ({why})" for c, why in dropped.items())
-        )
+        note(f"round {number}: dropped, unpaid: " + ", ".join(f"client {c} ({why})" for c, why in dropped.items()))
 
 
 def _mode(literal: bool, no_dp: bool, no_noise: bool) -> str:
@@ -128,9 +121,7 @@ def _training(dataset: str, pairs: list[str] | None) -> Any:
     known = [f.name for f in fields(Training)]
     unknown = [name for name in given if name not in known]
     if unknown:
-        raise ConfigurationError(
-            f"unknown training setting {unknown[0]!r}", f"choose one of: {', '.join(known)}"
-        )
+        raise ConfigurationError(f"unknown training setting {unknown[0]!r}", f"choose one of: {', '.join(known)}")
     return replace(recommended_training(dataset), **given)
 
 

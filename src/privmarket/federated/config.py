@@ -115,9 +115,7 @@ class FederationConfig:
         for part, kind in ((rest, cls), (training, Training)):
             unknown = set(part) - {f.name for f in fields(kind)}
             if unknown:
-                raise ConfigurationError(
-                    f"unknown settings: {', '.join(sorted(unknown))}", "check the spelling"
-                )
+                raise ConfigurationError(f"unknown settings: {', '.join(sorted(unknown))}", "check the spelling")
         return cls(**rest, training=Training(**training))
 
 

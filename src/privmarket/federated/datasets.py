@@ -69,15 +69,11 @@ _CIFAR_MD5 = {
 }
 
 FILES: dict[str, DatasetFiles] = {
-    "mnist": DatasetFiles(
-        "mnist", dict(zip(_IDX, _MNIST_MD5, strict=True)), (1, 28, 28), (0.1307,), (0.3081,)
-    ),
+    "mnist": DatasetFiles("mnist", dict(zip(_IDX, _MNIST_MD5, strict=True)), (1, 28, 28), (0.1307,), (0.3081,)),
     "fashion-mnist": DatasetFiles(
         "fashion-mnist", dict(zip(_IDX, _FASHION_MD5, strict=True)), (1, 28, 28), (0.2860,), (0.3530,)
     ),
-    "cifar10": DatasetFiles(
-        "cifar10", _CIFAR_MD5, (3, 32, 32), (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
-    ),
+    "cifar10": DatasetFiles("cifar10", _CIFAR_MD5, (3, 32, 32), (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
 }
 DATASETS = ("digits", *FILES)
 

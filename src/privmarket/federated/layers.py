@@ -46,9 +46,7 @@ class Layer(ABC):
         """(rows,) ‖∂loss/∂weights‖² of each record."""
         raise NotImplementedError
 
-    def add_sums(
-        self, sums: Sequence[Part], kept: Any, slope: Tensor, factor: Tensor, sizes: list[int]
-    ) -> None:
+    def add_sums(self, sums: Sequence[Part], kept: Any, slope: Tensor, factor: Tensor, sizes: list[int]) -> None:
         """Adds Σ factor·∂loss/∂weights over each client's rows to its entry of `sums`; factor is (rows,)."""
         raise NotImplementedError
 
@@ -83,9 +81,7 @@ class Linear(Layer):
         """‖a gᵀ‖² + ‖g‖² = (‖a‖² + 1)·‖g‖²: the gradient of a record is an outer product, never formed."""
         return (_row_energy(kept) + 1.0) * _row_energy(slope)
 
-    def add_sums(
-        self, sums: Sequence[Part], kept: Tensor, slope: Tensor, factor: Tensor, sizes: list[int]
-    ) -> None:
+    def add_sums(self, sums: Sequence[Part], kept: Tensor, slope: Tensor, factor: Tensor, sizes: list[int]) -> None:
         """Σ factor·a gᵀ, one product of matrices per client."""
         scaled = slope * factor[:, None]
         for (matrix, bias), mine, steep in zip(sums, _cut(kept, sizes), _cut(scaled, sizes), strict=True):
@@ -150,9 +146,7 @@ class Convolution(Layer):
         """(rows,) of `per_record`."""
         return _row_energy(self.per_record(kept, slope))
 
-    def add_sums(
-        self, sums: Sequence[Part], kept: Tensor, slope: Tensor, factor: Tensor, sizes: list[int]
-    ) -> None:
+    def add_sums(self, sums: Sequence[Part], kept: Tensor, slope: Tensor, factor: Tensor, sizes: list[int]) -> None:
         """Σ factor·per_record over each client's rows."""
         gradients = self.per_record(kept, slope)
         for (*_, flat), mine, share in zip(sums, _cut(gradients, sizes), _cut(factor, sizes), strict=True):

@@ -139,8 +139,7 @@ def plain_updates(
     parts = model.parts(weights)
     for _ in range(epochs):
         orders = [
-            rng.permutation(n) + start
-            for rng, n, start in zip(rngs, records.sizes, records.starts, strict=True)
+            rng.permutation(n) + start for rng, n, start in zip(rngs, records.sizes, records.starts, strict=True)
         ]
         for at in range(0, max(records.sizes, default=0), batch):
             rows = [order[at : at + batch] for order in orders]

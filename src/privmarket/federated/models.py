@@ -43,9 +43,7 @@ class Model:
     def initial_weights(self, rng: np.random.Generator) -> Tensor:
         """(parameters,) uniform within ±1/√fan-in, the usual start of such networks."""
         parts = [
-            rng.uniform(-1.0, 1.0, layer.size) / math.sqrt(layer.fan_in)
-            for layer in self.layers
-            if layer.size
+            rng.uniform(-1.0, 1.0, layer.size) / math.sqrt(layer.fan_in) for layer in self.layers if layer.size
         ]
         return torch.from_numpy(np.concatenate(parts).astype(np.float32))
 

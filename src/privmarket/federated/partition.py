@@ -22,9 +22,7 @@ def iid_partition(labels: Labels, clients: int, rng: np.random.Generator) -> lis
     return [np.sort(part) for part in np.array_split(rng.permutation(labels.size), clients)]
 
 
-def dirichlet_partition(
-    labels: Labels, clients: int, alpha: float, rng: np.random.Generator
-) -> list[Records]:
+def dirichlet_partition(labels: Labels, clients: int, alpha: float, rng: np.random.Generator) -> list[Records]:
     """Equally many records each, labels in proportions drawn from Dir(α, …, α).
 
     Args:
@@ -37,9 +35,7 @@ def dirichlet_partition(
     """
     _check(labels, clients)
     if not alpha > 0 or not np.isfinite(alpha):
-        raise ConfigurationError(
-            f"alpha is {alpha}: must be finite and above 0", "0.5 is mild, 0.1 is severe"
-        )
+        raise ConfigurationError(f"alpha is {alpha}: must be finite and above 0", "0.5 is mild, 0.1 is severe")
     classes = int(labels.max()) + 1
     pools = [rng.permutation(np.flatnonzero(labels == c)) for c in range(classes)]
     left = np.array([pool.size for pool in pools])

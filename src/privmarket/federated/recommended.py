@@ -11,9 +11,7 @@ from privmarket.federated.config import Training
 
 _RECOMMENDED = {
     "digits": Training(server_rate=1.0, momentum=0.9),
-    "mnist": Training(
-        features="oriented-gradients", server_rate=6.0, final_rate=0.1, momentum=0.9, averaging=0.9
-    ),
+    "mnist": Training(features="oriented-gradients", server_rate=6.0, final_rate=0.1, momentum=0.9, averaging=0.9),
     "fashion-mnist": Training(
         features="oriented-gradients", server_rate=6.0, final_rate=0.1, momentum=0.9, averaging=0.9
     ),

@@ -171,9 +171,7 @@ class Round:
     def bids(self) -> Bids:
         """The offers as arrays, (clients,), in the order of `offers`."""
         offers = list(self.offers.values())
-        accuracy = (
-            None if any(o.accuracy is None for o in offers) else [float(o.accuracy or 0) for o in offers]
-        )
+        accuracy = None if any(o.accuracy is None for o in offers) else [float(o.accuracy or 0) for o in offers]
         return Bids(
             valuation=[o.valuation for o in offers],
             epsilon=[o.epsilon for o in offers],

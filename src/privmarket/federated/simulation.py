@@ -239,9 +239,7 @@ class Federation:
         noise = np.array([a.noise_multiplier if (a := market.awards.get(c)) else 1.0 for c in market.offers])
         scheme = "epsilon" if self.config.mode == "literal" else self.config.aggregation
         objective = AggregationError(self.config.kappa, self.config.heterogeneity)
-        weights = aggregation_weights(
-            scheme, epsilon, market.bids(), noise_multiplier=noise, objective=objective
-        )
+        weights = aggregation_weights(scheme, epsilon, market.bids(), noise_multiplier=noise, objective=objective)
         return weights[epsilon > 0]
 
     def _charge(self, state: RunState, settlement: Settlement) -> RunState:
@@ -250,9 +248,7 @@ class Federation:
         if self.config.mode == "private":
             events: list[PrivacyEvent | None] = [None] * self.config.clients
             for client, award in settlement.sold.items():
-                events[int(client)] = release(
-                    award.noise_multiplier, self.family.sampling_rate, self.family.steps
-                )
+                events[int(client)] = release(award.noise_multiplier, self.family.sampling_rate, self.family.steps)
             wallets.spend(events)
         left = state.remaining_micro - settlement.spent_micro
         return replace(state, wallets=wallets, remaining_micro=left)

@@ -10,6 +10,7 @@ offered ε times a non-negative number). The reserve ε_max·τ·Ḡ covers what
 
 from __future__ import annotations
 
+import weakref
 from typing import ClassVar
 
 import numpy as np
@@ -53,17 +54,25 @@ class MeanFieldMenu(Mechanism):
             raise ConfigurationError(f"epsilon_max is {epsilon_max}: must be finite and above 0", "5 in Table I")
         self.curve = curve
         self.epsilon_max = float(epsilon_max)
+        self._last: tuple[weakref.ref[Bids], Array, Array] | None = None
 
     def price_levels(self, bids: Bids, budget: ArrayLike) -> Array:
         """(..., clients) τ_{−i}, the price level that each client faces whatever it reports."""
+        column = budget_column(budget, bids.shape)
+        # Bids never change, and an attack asks thousands of times about the same market: keep the last answer.
+        if self._last is not None and self._last[0]() is bids and np.array_equal(self._last[1], column):
+            return self._last[2]
         self._refuse_above_limit(bids)
         levels = np.empty(bids.shape)
-        column = budget_column(budget, bids.shape)
         for market in np.ndindex(bids.shape[:-1]):
             ranking = Ranking.by(bids.valuation[market])
-            facing, rest = self._ranked_levels(ranking, bids.epsilon[market], float(column[market][0]))
+            facing, rest = self._ranked_levels(
+                ranking, ranking.sort(bids.epsilon[market]), float(column[market][0])
+            )
             levels[market][ranking.order[: facing.size]] = facing
             levels[market][ranking.order[facing.size :]] = rest
+        levels.setflags(write=False)
+        self._last = (weakref.ref(bids), column, levels)
         return levels
 
     def _clear(self, bids: Bids, budget: Array) -> Outcome:
@@ -73,7 +82,7 @@ class MeanFieldMenu(Mechanism):
             # In rank order, those who can sell at all come first: the others are never touched.
             ranking = Ranking.by(bids.valuation[market])
             offered = ranking.sort(bids.epsilon[market])
-            facing, _ = self._ranked_levels(ranking, offered, float(budget[market][0]), ranked=True)
+            facing, _ = self._ranked_levels(ranking, offered, float(budget[market][0]))
             can_sell = ranking.order[: facing.size]
             sold, paid = self._at(ranking.key[: facing.size], offered[: facing.size], facing)
             epsilon[market][can_sell], payment[market][can_sell] = sold, paid
@@ -84,10 +93,7 @@ class MeanFieldMenu(Mechanism):
         self._refuse_above_limit(reports)
         return Outcome(*self._at(reports.valuation, reports.epsilon, self.price_levels(bids, budget)))
 
-    def _ranked_levels(
-        self, ranking: Ranking, epsilon: Array, budget: float, *, ranked: bool = False
-    ) -> tuple[Array, float]:
-        offered = epsilon if ranked else ranking.sort(epsilon)
+    def _ranked_levels(self, ranking: Ranking, offered: Array, budget: float) -> tuple[Array, float]:
         return _ranked_levels(ranking.key, offered, budget, self.curve, self.epsilon_max)
 
     def _at(self, valuation: Array, epsilon: Array, level: Array) -> tuple[Array, Array]:
@@ -202,7 +208,8 @@ def _bracket(
             high = middle
         else:
             below = middle
-    return low, high
+    # Strictly below the first breakpoint in question, so that the interval just above `low` is affordable.
+    return low * (1 - 1e-12), high
 
 
 def _breakpoints(
@@ -227,14 +234,20 @@ def _breakpoints(
     step = np.repeat(np.arange(curve.price.size), last - first)
     price = curve.price[step]
     point = value / price
-    # The largest float at which the client does not sell yet: the quotient may round up by an ulp or two.
+    # The largest float at which the client does not sell yet; the quotient may be an ulp or two off either way.
     for _ in range(3):
         point = np.where(point * price > value, np.nextafter(point, 0.0), point)
+    for _ in range(3):
+        above = np.nextafter(point, np.inf)
+        point = np.where(above * price <= value, above, point)
     order = np.argsort(point, kind="stable")
     jump = (size * curve.weight[step] * price)[order]
     base = (curve.weight * curve.price) @ prefix[first]
     rate = base + np.concatenate([[0.0], np.cumsum(jump)])
-    return np.maximum.accumulate(np.concatenate([[low], point[order]])), rate
+    points = np.concatenate([[low], point[order]])
+    # Equal levels are one breakpoint: between them a client's own jump could be counted without the others'.
+    last_of_run = np.append(points[1:] != points[:-1], True)
+    return points[last_of_run], rate[last_of_run]
 
 
 def _last_feasible(

@@ -124,9 +124,7 @@ def test_cifar_from_strips(tmp_path, monkeypatch):
     Image.fromarray(pixels.transpose(0, 2, 1)).save(package / "test_batch.png")
     (package / "test_lables.json").write_text(json.dumps(labels.tolist()))
     (package / "train_lables.json").write_text("[]")
-    files = DatasetFiles(
-        "cifar10", {"test_batch.bin": hashlib.md5(expected).hexdigest()}, (3, 32, 32), (0,), (1,)
-    )
+    files = DatasetFiles("cifar10", {"test_batch.bin": hashlib.md5(expected).hexdigest()}, (3, 32, 32), (0,), (1,))
     fetch = downloads._Fetch(files, tmp_path, tmp_path, lambda _a, _b: None)
     downloads._cifar_from_strips(fetch, package)
     assert (tmp_path / "test_batch.bin").read_bytes() == expected

@@ -1,0 +1,100 @@
+"""Rules that are wrong on purpose: each kind of check must catch its own."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from privmarket.market.guarantees import BudgetFeasible, IndividuallyRational, Truthful, WithinOffer
+from privmarket.market.mechanism import Mechanism
+from privmarket.market.outcome import Outcome
+from privmarket.mechanisms.proportional_share import ProportionalShare
+from privmarket.mechanisms.ranking import Ranking, count_prefix, entry
+
+
+class FirstPrice(Mechanism):
+    """Pays each winner what it asked, and claims that nobody would ask for more."""
+
+    name = "broken:first-price"
+    guarantees = (Truthful(in_="valuation"),)
+
+    def _clear(self, bids, budget):
+        outcome = ProportionalShare()._clear(bids, budget)
+        return Outcome(outcome.epsilon.copy(), outcome.epsilon * bids.valuation)
+
+
+class OffByOneThreshold(Mechanism):
+    """Proportional share, but the price looks at the last winner instead of the first loser."""
+
+    name = "broken:off-by-one"
+    guarantees = (Truthful(in_="valuation"),)
+
+    def _clear(self, bids, budget):
+        ranking = Ranking.by(bids.valuation)
+        bought = np.cumsum(ranking.sort(bids.epsilon), axis=-1)
+        k = count_prefix(ranking.key * bought <= budget)
+        price = np.minimum(budget / entry(bought, k - 1, 1.0), entry(ranking.key, k - 1, np.inf))
+        sold = np.where(ranking.first(k), bids.epsilon, 0.0)
+        return Outcome(sold, sold * price)
+
+
+class RoundsUp(Mechanism):
+    """Proportional share with payments rounded up to cents: overspends by rounding."""
+
+    name = "broken:rounds-up"
+    guarantees = (BudgetFeasible(),)
+
+    def _clear(self, bids, budget):
+        outcome = ProportionalShare()._clear(bids, budget)
+        return Outcome(outcome.epsilon.copy(), np.ceil(outcome.payment * 100) / 100)
+
+
+class RoundsDownTooMuch(Mechanism):
+    """Payments rounded down to tenths: somebody gets less than its cost."""
+
+    name = "broken:underpays"
+    guarantees = (IndividuallyRational(),)
+
+    def _clear(self, bids, budget):
+        outcome = ProportionalShare()._clear(bids, budget)
+        return Outcome(outcome.epsilon.copy(), np.floor(outcome.payment * 10) / 10)
+
+
+class ClaimsEpsilonTruth(ProportionalShare):
+    """Proportional share, claiming what it is not: truthful in ε."""
+
+    name = "broken:epsilon"
+    guarantees = (Truthful(in_="epsilon"),)
+
+
+class TakesMoreThanOffered(ProportionalShare):
+    """Buys a little more ε than was offered."""
+
+    name = "broken:takes-more"
+    guarantees = (WithinOffer(),)
+
+    def _clear(self, bids, budget):
+        outcome = super()._clear(bids, budget)
+        return Outcome(outcome.epsilon * 1.001, outcome.payment.copy())
+
+
+class LooksAtOwnReport(Mechanism):
+    """Posts half of the highest report as the price: the highest bidder moves it."""
+
+    name = "broken:own-report"
+    guarantees = (Truthful(in_="valuation"),)
+
+    def _clear(self, bids, budget):
+        price = bids.valuation.max(axis=-1, keepdims=True) * 1.5
+        sold = np.where(bids.valuation <= price, bids.epsilon, 0.0)
+        return Outcome(sold, sold * price)
+
+
+BROKEN = (
+    FirstPrice,
+    OffByOneThreshold,
+    RoundsUp,
+    RoundsDownTooMuch,
+    ClaimsEpsilonTruth,
+    TakesMoreThanOffered,
+    LooksAtOwnReport,
+)

@@ -1,0 +1,102 @@
+"""Thousands of small markets, a fine grid of lies: the exact rules show no gain at all.
+
+This search is written apart from market.attacks: plain loops over candidate reports, one auction per lie.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import privmarket as pm
+from privmarket.market.menu import MenuCurve, from_function
+from tests.conftest import awkward_budgets, awkward_markets
+from tests.laws.broken import FirstPrice, OffByOneThreshold
+
+SMOOTH = from_function(lambda s: np.clip(1.2 - s, 0, 1) ** 0.7, limit=1.2, steps=40)
+TWO_STEPS = MenuCurve([0.6, 1.7], [0.35, 0.65])
+
+
+def best_gain(rule, bids, budgets, rng, *, over_epsilon):
+    """The largest gain of any client in any of the markets (markets, clients), over a grid and random lies."""
+    markets, n = bids.shape
+    truth = rule.run(bids, budgets).utility(bids)
+    worst = 0.0
+    top = np.maximum(bids.valuation.max(axis=-1, keepdims=True), 1e-3)
+    for client in range(n):
+        others = np.delete(bids.valuation, client, axis=-1)
+        candidates = np.concatenate(
+            [
+                top * np.linspace(0, 1.6, 9),
+                others,
+                others * (1 - 1e-9),
+                top * 50,
+                rng.random((markets, 3)) * top,
+            ],
+            axis=-1,
+        )
+        for share in (1.0, 0.97, 0.5, 0.1) if over_epsilon else (1.0,):
+            v = np.repeat(bids.valuation[:, None], candidates.shape[-1], axis=1)
+            e = np.repeat(bids.epsilon[:, None], candidates.shape[-1], axis=1)
+            v[..., client] = candidates
+            e[..., client] *= share
+            outcome = rule.run(pm.Bids(v, e), np.repeat(budgets[:, None], candidates.shape[-1], axis=1))
+            gain = outcome.payment[..., client] - bids.valuation[:, None, client] * outcome.epsilon[..., client]
+            gain = gain - truth[:, None, client]
+            worst = max(worst, float((gain / np.maximum(1.0, budgets[:, None])).max()))
+    return worst
+
+
+EXACT = [
+    ("pac", pm.mechanism("pac"), True),
+    ("pac, low limit", pm.mechanism("pac", offer_limit=0.3), True),
+    ("pac:literal", pm.mechanism("pac:literal"), False),
+    ("k-plus-one-price", pm.mechanism("k-plus-one-price"), False),
+    ("csra", pm.mechanism("csra"), False),
+    ("proportional-share", pm.mechanism("proportional-share"), False),
+    ("mean-field-menu", pm.mechanism("mean-field-menu"), True),
+    ("menu, two steps", pm.mechanism("mean-field-menu", curve=TWO_STEPS), True),
+    ("menu, smooth", pm.mechanism("mean-field-menu", curve=SMOOTH), True),
+]
+
+
+@pytest.mark.parametrize(("rule", "over_epsilon"), [row[1:] for row in EXACT], ids=[row[0] for row in EXACT])
+@pytest.mark.parametrize("clients", [1, 2, 3, 5, 8])
+def test_no_lie_gains(rule, over_epsilon, clients, rng):
+    # Menus are cleared market by market in Python, so they get fewer markets.
+    markets = 100 // (clients + 2) if rule.name == "mean-field-menu" else 600
+    bids, budgets = awkward_markets(rng, markets, clients), awkward_budgets(rng, markets)
+    assert best_gain(rule, bids, budgets, rng, over_epsilon=over_epsilon) <= 1e-9
+
+
+@pytest.mark.parametrize("rule", [FirstPrice(), OffByOneThreshold()], ids=lambda rule: rule.name)
+def test_the_search_finds_what_is_there(rule, rng):
+    bids = awkward_markets(rng, 200, 5)
+    assert best_gain(rule, bids, awkward_budgets(rng, 200), rng, over_epsilon=False) > 1e-3
+
+
+def test_withholding_epsilon_pays_under_proportional_share(rng):
+    bids = awkward_markets(rng, 400, 5)
+    rule = pm.mechanism("proportional-share")
+    assert best_gain(rule, bids, awkward_budgets(rng, 400), rng, over_epsilon=True) > 1e-3
+
+
+@pytest.mark.parametrize("curve", [TWO_STEPS, SMOOTH], ids=["two steps", "smooth"])
+def test_menu_levels_match_a_search_that_knows_no_breakpoints(curve, rng):
+    """τ_{−i} is the largest level at which the others' pay plus the reserve fits: checked by plain bisection."""
+    rule = pm.mechanism("mean-field-menu", curve=curve)
+    for n in (1, 2, 7, 40, 400, 400, 400, 3000, 3000):
+        bids = awkward_markets(rng, 1, n)[0]
+        budget = float(awkward_budgets(rng, 1)[0])
+        levels = rule.price_levels(bids, budget)
+        for client in rng.choice(n, min(n, 5), replace=False):
+            v, e = np.delete(bids.valuation, client), np.delete(bids.epsilon, client)
+
+            def cost(level, v=v, e=e):
+                return float((e * level * curve.unit_payment(v / level)).sum() + 5.0 * level * curve.area)
+
+            low, high = 0.0, 1e9
+            for _ in range(200):
+                middle = 0.5 * (low + high)
+                low, high = (middle, high) if cost(middle) <= budget else (low, middle)
+            assert levels[client] == pytest.approx(low, rel=1e-9)

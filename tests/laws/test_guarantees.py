@@ -1,0 +1,55 @@
+"""Every registered mechanism is attacked on what it promises; broken ones must be caught."""
+
+from __future__ import annotations
+
+import pytest
+
+import privmarket as pm
+from privmarket.market.scenarios import scenario
+from tests.conftest import awkward_budgets, awkward_markets
+from tests.laws.broken import BROKEN
+
+CLASSICAL = [name for name in pm.mechanisms() if "net" not in name]
+PROMISES = [(name, promise) for name in CLASSICAL for promise in pm.mechanism(name).guarantees]
+
+
+@pytest.mark.parametrize(("name", "promise"), PROMISES, ids=[f"{n}-{p.label}" for n, p in PROMISES])
+@pytest.mark.parametrize("clients", [1, 2, 6])
+def test_promise_holds_on_awkward_markets(name, promise, clients, rng):
+    types = awkward_markets(rng, 30, clients)
+    finding = promise.check(pm.mechanism(name), types, awkward_budgets(rng, 30), rng)
+    assert finding.held, f"{finding.promise}: {finding.worst} {finding.detail}"
+
+
+@pytest.mark.parametrize(("name", "promise"), PROMISES, ids=[f"{n}-{p.label}" for n, p in PROMISES])
+@pytest.mark.parametrize("law", ["uniform", "bimodal", "lognormal"])
+def test_promise_holds_on_the_scenarios(name, promise, law, rng):
+    types = scenario(law).sample(rng, 10, (2,))
+    finding = promise.check(pm.mechanism(name), types, 6.0, rng)
+    assert finding.held, f"{finding.promise}: {finding.worst} {finding.detail}"
+
+
+@pytest.mark.parametrize("cls", BROKEN, ids=lambda cls: cls.name)
+def test_broken_rules_are_caught(cls, rng):
+    rule = cls()
+    types = scenario("uniform").sample(rng, 8, (20,))
+    assert not any(promise.check(rule, types, 4.0, rng).held for promise in rule.guarantees)
+
+
+def test_every_rule_that_is_not_literal_promises_something():
+    assert all(pm.mechanism(name).guarantees for name in CLASSICAL)
+
+
+@pytest.mark.parametrize("name", CLASSICAL)
+def test_unilateral_agrees_with_auctions_run_one_by_one(name, rng):
+    rule = pm.mechanism(name)
+    types = scenario("uniform").sample(rng, 7, (2,))
+    lies = types.replace(valuation=rng.random((2, 7)), epsilon=types.epsilon * rng.uniform(0.3, 1, (2, 7)))
+    answered = rule.unilateral(types, lies, 3.0)
+    for market in range(2):
+        for client in range(7):
+            v, e = types.valuation[market].copy(), types.epsilon[market].copy()
+            v[client], e[client] = lies.valuation[market, client], lies.epsilon[market, client]
+            alone = rule.run(pm.Bids(v, e), 3.0)
+            assert answered.epsilon[market, client] == pytest.approx(alone.epsilon[client], abs=1e-9)
+            assert answered.payment[market, client] == pytest.approx(alone.payment[client], abs=1e-9)
