@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from privmarket.privacy.accountant import composed_epsilon
-from privmarket.privacy.events import DEFAULT_DELTA, PrivacyEvent, require_delta, step_counts
+from privmarket.privacy.events import DEFAULT_DELTA, PrivacyEvent, Step, require_delta, step_counts
 
-# Losses are binned this finely per unit of total ε: binning is pessimistic, so it costs tightness only.
-_BINS_PER_EPSILON = 4000
+# How finely losses are binned: binning is pessimistic, so it costs tightness, never validity.
+_BINS_PER_EPSILON, _MAX_BINS_PER_EPSILON, _BINS_PER_STEP = 1500, 200_000, 4
 
 
 @dataclass(frozen=True)
@@ -57,8 +58,7 @@ def _pld_epsilon(events: Sequence[PrivacyEvent | None], delta: float, guess: flo
     counts = step_counts(events)
     if not counts:
         return 0.0
-    # The error of connecting the dots grows with the number of steps only as a second-order term.
-    spacing = min(max(guess, 0.01) / _BINS_PER_EPSILON, 1e-3)
+    spacing = _bin_width(list(counts), max(guess, 0.01))
     total = pld.identity(value_discretization_interval=spacing)
     # Gaussians over the full batch merge into one exactly: Σ 1/σ².
     inverse_square = sum(n / s.noise_multiplier**2 for s, n in counts.items() if s.sampling_rate == 1.0)
@@ -73,3 +73,13 @@ def _pld_epsilon(events: Sequence[PrivacyEvent | None], delta: float, guess: flo
             )
             total = total.compose(one.self_compose(count))
     return float(total.get_epsilon_for_delta(delta))
+
+
+def _bin_width(steps: Sequence[Step], total: float) -> float:
+    """Fine against the total ε and against the spread of each step's loss, which the bins widen.
+
+    The loss of a sampled step has standard deviation near q·√(e^(1/σ²) − 1); a bin of h adds up to h²/4.
+    """
+    spread = min(s.sampling_rate * math.sqrt(math.expm1(min(s.noise_multiplier**-2, 50.0))) for s in steps)
+    width = min(total / _BINS_PER_EPSILON, spread / _BINS_PER_STEP, 4e-3)
+    return max(width, total / _MAX_BINS_PER_EPSILON)

@@ -33,7 +33,7 @@ def step_divergence(noise_multiplier: ArrayLike, sampling_rate: float) -> Array:
         (n, orders), or (orders,) for a number.
 
     Implements: Section 3.3 of [MironovTalwarZhang2019]; of the two directions the one with the record in the
-    numerator is the larger (their Theorem 5), so one suffices for add/remove.
+    numerator is the larger, as shown there, so one suffices for add/remove.
     """
     sigma = np.atleast_1d(np.asarray(noise_multiplier, dtype=np.float64))
     if sampling_rate == 1.0:

@@ -63,7 +63,7 @@ def grid_between(low: float, high: float) -> Array:
 def noise_table(delta: float, sampling_rate: float, steps: int) -> NoiseTable:
     """The table of one schedule: from memory, from the package, from the user's cache, or built now."""
     name = _file_name(delta, sampling_rate, steps)
-    shipped = importlib.resources.files("privmarket.privacy") / "tables" / name
+    shipped = importlib.resources.files("privmarket.privacy") / "noise_tables" / name
     cached = cache_folder() / name
     for place in (shipped, cached):
         table = _read(place) if place.is_file() else None

@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import dp_accounting
 import numpy as np
 import pytest
@@ -124,3 +126,30 @@ def test_bad_input_is_refused_with_a_remedy(epsilon, settings):
     with pytest.raises(PrivacyError) as caught:
         noise_multiplier(epsilon, **settings)
     assert caught.value.hint
+
+
+SHIPPED = sorted((Path(tables.__file__).parent / "noise_tables").glob("noise-*.npz"))
+
+
+def test_tables_ship_with_the_package():
+    assert SHIPPED
+
+
+@pytest.mark.parametrize("file", SHIPPED, ids=lambda file: file.stem)
+def test_shipped_table_is_whole_and_holds_at_finer_bins(file):
+    """Entries across the table, recomputed with a tenth of the bin width, are not above what is stored."""
+    delta, rate, steps = file.stem.removeprefix("noise-").rsplit("-", 2)
+    table = tables._read(file)
+    assert table is not None
+    assert tables._file_name(float(delta), float(rate), int(steps)) == file.name
+    assert (np.diff(table.epsilon) <= 0).all()
+    assert table.epsilon[0] >= tables.EPSILON_MAX
+    assert table.epsilon[-1] <= tables.EPSILON_MIN
+    for at in (table.epsilon.size // 4, table.epsilon.size // 2):
+        sigma, stored = float(table.noise_multiplier[at]), table.epsilon[at]
+        exact = pld.from_gaussian_mechanism(
+            sigma, sampling_prob=float(rate), value_discretization_interval=max(stored / 3000, 1e-5)
+        )
+        fresh = exact.self_compose(int(steps)).get_epsilon_for_delta(float(delta))
+        assert fresh <= stored
+        assert fresh == pytest.approx(stored, rel=5e-3)

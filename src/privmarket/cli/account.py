@@ -1,0 +1,119 @@
+"""`privmarket account`: what a list of sales costs in (ε, δ)."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from privmarket.cli.options import Json, note, print_json, print_table
+
+if TYPE_CHECKING:
+    from privmarket.privacy.statement import Statement
+
+
+def account(
+    sale: Annotated[
+        list[str] | None,
+        typer.Option(metavar="EPS[,RATE,STEPS][xCOUNT]", help="Sales of one kind; may be given several times."),
+    ] = None,
+    file: Annotated[
+        Path | None, typer.Option("--file", help="CSV of sales: epsilon[,sampling_rate][,steps][,count].")
+    ] = None,
+    delta: Annotated[float, typer.Option(help="Keep it below 1 / number of records.")] = 1e-5,
+    cap: Annotated[float | None, typer.Option(help="Lifetime ε of a wallet: how many sales fit?")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw cumulative ε to this file (.png, .svg, .pdf).")] = None,
+    json: Json = False,
+) -> None:
+    """What a list of sales costs: ε at δ, and the noise that each sale needs.
+
+    A sale of ε is a release that is (ε, δ)-DP for one record added or removed: STEPS noisy sums, each over a
+    Poisson sample of the records at RATE (default: one sum over all of them). ε does not add up like money;
+    the total is given by Rényi accounting (RDP) and, tighter, by privacy loss distributions (PLD).
+
+    [bold]Examples[/bold]
+
+      privmarket account --sale 1.0x200
+
+      privmarket account --sale 0.5,0.05,20x100 --sale 2x3 --cap 8 --plot epsilon.png
+
+      privmarket account --file sales.csv --delta 1e-6 --json
+    """
+    from privmarket.privacy.statement import parse_sale, read_sales, statement
+
+    sales = [parse_sale(text) for text in sale or []] + (read_sales(file) if file is not None else [])
+    result = statement(sales, delta, cap_epsilon=cap)
+    if plot is not None:
+        _draw(result, plot)
+        note(f"written: {plot}")
+    if json:
+        print_json(_as_json(result))
+    else:
+        _print(result)
+
+
+def _as_json(result: Statement) -> dict[str, Any]:
+    lines = [
+        {**asdict(line.sale), **{k: v for k, v in asdict(line).items() if k != "sale"}} for line in result.lines
+    ]
+    return {
+        "delta": result.certificate.delta,
+        "epsilon": result.certificate.epsilon,
+        "epsilon_rdp": result.certificate.epsilon_rdp,
+        "epsilon_pld": result.certificate.epsilon_pld,
+        "basic_composition": {"epsilon": result.basic[0], "delta": result.basic[1]},
+        "cap_epsilon": result.cap_epsilon,
+        "sales": lines,
+    }
+
+
+def _print(result: Statement) -> None:
+    from rich.table import Table
+
+    total = result.certificate
+    columns = ["sale ε", "rate", "steps", "count", "noise multiplier", "the paper's", "ε so far (RDP)"]
+    table = Table(title=f"at δ = {total.delta:g}, one record added or removed")
+    for column in columns + (["fit the cap"] if result.cap_epsilon is not None else []):
+        table.add_column(column, justify="right")
+    for line in result.lines:
+        sale = line.sale
+        cells = [f"{sale.epsilon:g}", f"{sale.sampling_rate:g}", str(sale.steps), str(sale.count)]
+        cells += [f"{line.noise_multiplier:.4f}", f"{line.literal_noise_multiplier:.4f}"]
+        cells.append(f"{line.epsilon_so_far:.4f}")
+        table.add_row(*cells, *([] if line.fits is None else [str(line.fits)]))
+    print_table(table)
+    print(f"in all: ε = {total.epsilon_pld:.4f} by PLD, {total.epsilon_rdp:.4f} by RDP")
+    print(f"added up like money it would be ε = {result.basic[0]:g} at δ = {result.basic[1]:g}")
+    if result.cap_epsilon is not None:
+        fits, sold = sum(line.fits or 0 for line in result.lines), sum(line.sale.count for line in result.lines)
+        print(f"a wallet with cap ε = {result.cap_epsilon:g} lets {fits} of {sold} sales through")
+
+
+def _draw(result: Statement, path: Path) -> None:
+    """Cumulative ε over the sales, one curve per way of adding up."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    from privmarket.errors import ConfigurationError
+    from privmarket.privacy.statement import running_epsilon
+
+    sales, renyi, added = running_epsilon(result)
+    figure, axes = plt.subplots(figsize=(6.4, 4.0), layout="constrained")
+    axes.plot(sales, added, color="0.6", linestyle="--", label="added up like money")
+    axes.plot(sales, renyi, color="C0", label="Rényi accounting (RDP)")
+    axes.plot(sales[-1], result.certificate.epsilon_pld, "o", color="C1", label="certificate (PLD)")
+    if result.cap_epsilon is not None:
+        axes.axhline(result.cap_epsilon, color="C3", linewidth=1, label="wallet's cap")
+    axes.set(xlabel="sales", ylabel=f"ε at δ = {result.certificate.delta:g}", xlim=(0, None))
+    axes.set_ylim(0, 1.6 * max(renyi[-1], result.cap_epsilon or 0.0))
+    axes.legend(frameon=False)
+    try:
+        figure.savefig(path, dpi=150)
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"--plot {path}: {error}", "name a writable .png, .svg or .pdf") from error
+    finally:
+        plt.close(figure)
