@@ -10,6 +10,7 @@ from privmarket.privacy import tables
 from privmarket.privacy.calibration import ReleaseFamily, noise_multiplier, release_epsilon
 from privmarket.privacy.events import SubsampledGaussian
 
+SHIPPED = sorted((Path(tables.__file__).parent / "noise_tables").glob("noise-*.npz"))
 # No table ships for this schedule.
 RATE, STEPS = 0.3, 3
 
@@ -100,6 +101,21 @@ def test_damaged_table_is_built_again(cache, quick_build, damage):
     np.testing.assert_array_equal(tables.noise_table(1e-5, RATE, STEPS).epsilon, first.epsilon)
 
 
+def test_no_flipped_byte_goes_unnoticed(tmp_path):
+    """A shipped file with one byte changed is refused, or, where the byte carries nothing, reads the same."""
+    whole, data = tables._read(SHIPPED[0]), SHIPPED[0].read_bytes()
+    refused = 0
+    for at in range(0, len(data), 37):
+        file = tmp_path / "flipped.npz"
+        file.write_bytes(data[:at] + bytes([data[at] ^ 0x55]) + data[at + 1 :])
+        table = tables._read(file)
+        refused += table is None
+        if table is not None:
+            np.testing.assert_array_equal(table.epsilon, whole.epsilon)
+            np.testing.assert_array_equal(table.noise_multiplier, whole.noise_multiplier)
+    assert refused > 50
+
+
 def test_an_unwritable_cache_costs_only_time(quick_build, monkeypatch, tmp_path):
     blocked = tmp_path / "file"
     blocked.write_text("not a folder")
@@ -127,9 +143,6 @@ def test_bad_input_is_refused_with_a_remedy(epsilon, settings):
     with pytest.raises(PrivacyError) as caught:
         noise_multiplier(epsilon, **settings)
     assert caught.value.hint
-
-
-SHIPPED = sorted((Path(tables.__file__).parent / "noise_tables").glob("noise-*.npz"))
 
 
 def test_tables_ship_with_the_package():
