@@ -1,0 +1,38 @@
+"""The mean-field game of selling privacy budget over many rounds.
+
+>>> from privmarket.meanfield import Problem, solve
+>>> equilibrium = solve(Problem.from_scenario("uniform", budget_per_client=0.1))
+>>> report = equilibrium.strategy()          # (valuation, remaining_budget, time) → report
+"""
+
+from privmarket.meanfield.equilibrium import Equilibrium, Note, Result, Statistics, exploitability, solve
+from privmarket.meanfield.game import DiscreteGame, Flow
+from privmarket.meanfield.grid import Grid, Mesh
+from privmarket.meanfield.problem import Problem
+from privmarket.meanfield.representative import MenuMarket, QuadraticMarket, RepresentativeMarket
+from privmarket.meanfield.schemes import SCHEMES, BudgetScheme, ExplicitUpwind, ImplicitUpwind
+from privmarket.meanfield.strategy import BidFunction, Surface, truthful
+
+__all__ = [
+    "SCHEMES",
+    "BidFunction",
+    "BudgetScheme",
+    "DiscreteGame",
+    "Equilibrium",
+    "ExplicitUpwind",
+    "Flow",
+    "Grid",
+    "ImplicitUpwind",
+    "MenuMarket",
+    "Mesh",
+    "Note",
+    "Problem",
+    "QuadraticMarket",
+    "RepresentativeMarket",
+    "Result",
+    "Statistics",
+    "Surface",
+    "exploitability",
+    "solve",
+    "truthful",
+]
