@@ -263,9 +263,7 @@ def _starting_shadow(start: str | Array, game: DiscreteGame) -> Array:
             raise ConfigurationError(f"unknown start {start!r}", "use truthful, patient, or an array")
         return np.full(shape, 0.0 if start == "truthful" else 0.25 * game.problem.price_ceiling)
     if np.shape(start) != shape:
-        raise ConfigurationError(
-            f"start has shape {np.shape(start)}, not {shape}", "give a shadow price per state"
-        )
+        raise ConfigurationError(f"start has shape {np.shape(start)}, not {shape}", "give a shadow price per state")
     return np.asarray(start, dtype=np.float64)
 
 

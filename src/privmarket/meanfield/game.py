@@ -163,9 +163,7 @@ class DiscreteGame:
         """Expected value of the game at its start, over the starting mass."""
         return float(np.vdot(self.initial_mass, value[0]))
 
-    def _sell(
-        self, mass: Array, report: Array, level: Any, market: RepresentativeMarket
-    ) -> tuple[Array, Array]:
+    def _sell(self, mass: Array, report: Array, level: Any, market: RepresentativeMarket) -> tuple[Array, Array]:
         rate = market.sold(report, level, self.mesh.valuation_width) * self._can_sell
         return rate, self.scheme.exposure(mass, rate, self.mesh)
 
@@ -194,8 +192,7 @@ def _check_resolution(game: DiscreteGame) -> None:
         raise ConfigurationError(
             f"grid too coarse for the drift of valuations: for the average client the scheme would add "
             f"{added(1.0):.3g} times the model's own diffusion",
-            (f"use about {cells} valuation cells, " if cells else "use ")
-            + "more volatility or less reversion",
+            (f"use about {cells} valuation cells, " if cells else "use ") + "more volatility or less reversion",
         )
     sold = game.problem.market.most_sold * game.problem.horizon / game.mesh.budget_width
     if sold < _FEWEST_CELLS_SOLD:

@@ -71,9 +71,7 @@ class Mesh:
     @cached_property
     def valuation(self) -> Array:
         """(valuations,) centres of the cells."""
-        return np.asarray(
-            (np.arange(self.grid.valuation_cells) + 0.5) * self.valuation_width, dtype=np.float64
-        )
+        return np.asarray((np.arange(self.grid.valuation_cells) + 0.5) * self.valuation_width, dtype=np.float64)
 
     @cached_property
     def budget(self) -> Array:

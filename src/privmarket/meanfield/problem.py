@@ -61,9 +61,7 @@ class Problem:
                 raise ConfigurationError(f"{name} is {getattr(self, name)}: must be above 0", f"raise {name}")
         for name in ("reversion", "volatility"):
             if not 0 <= getattr(self, name) < np.inf:
-                raise ConfigurationError(
-                    f"{name} is {getattr(self, name)}: must not be negative", "use 0 or more"
-                )
+                raise ConfigurationError(f"{name} is {getattr(self, name)}: must not be negative", "use 0 or more")
 
     @classmethod
     def from_scenario(

@@ -57,15 +57,17 @@ class ValuationProcess:
         The matrix is an M-matrix, so elimination needs no pivots, and each later operation adds numbers of
         one sign: that is why a density cannot become negative, not even by rounding.
         """
-        up, down = self.rates
-        diagonal = np.ones(self.cells)
-        diagonal[:-1] += self.step * up
-        diagonal[1:] += self.step * down
+        up, down = (self.step * rate for rate in self.rates)
         lower, upper = np.zeros((2, self.cells)), np.zeros((2, self.cells))
-        lower[0], upper[1, 0], upper[0, 1:] = 1.0, diagonal[0], -self.step * up
-        for i in range(self.cells - 1):
-            lower[1, i] = -self.step * down[i] / upper[1, i]
-            upper[1, i + 1] = diagonal[i + 1] - lower[1, i] * upper[0, i + 1]
+        lower[0], upper[0, 1:] = 1.0, -up
+        # Pivots from row sums, which are 1 at the start: only sums of positive numbers, so the factors are
+        # accurate to rounding however stiff the matrix is, and mass is kept to rounding too.
+        row_sum = 1.0
+        for i in range(self.cells):
+            upper[1, i] = row_sum + (up[i] if i < self.cells - 1 else 0.0)
+            if i < self.cells - 1:
+                lower[1, i] = -down[i] / upper[1, i]
+                row_sum = 1.0 - lower[1, i] * row_sum
         return np.asfortranarray(lower), np.asfortranarray(upper)
 
     def expect(self, value: Array) -> Array:
@@ -100,5 +102,5 @@ def _columns(array: Array) -> Array:
 def _bernoulli(z: NDArray[np.floating]) -> Array:
     """z/(e^z − 1), 1 at 0."""
     small = np.abs(z) < 1e-8
-    safe = np.where(small, 1.0, np.clip(z, -700.0, 700.0))
-    return np.where(small, 1.0 - 0.5 * z, safe / np.expm1(safe))
+    safe = np.where(small, 1.0, z)
+    return np.where(small, 1.0 - 0.5 * z, safe / np.expm1(np.minimum(safe, 700.0)))

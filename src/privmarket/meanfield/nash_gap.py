@@ -1,0 +1,170 @@
+"""The Nash gap: what one of N clients gains by leaving the solved strategy in the finite game.
+
+Two bounds, because two kinds of deviations are meant by "best response":
+
+- *own-state*: the best strategy that looks at the client's own state and the time, against the law of what the
+  others do. This is the ε of an ε-Nash equilibrium in Definition (eps-nash) of [Sun2026]. It is fitted on one
+  half of the runs and scored on the other, so that it cannot profit from having seen the noise.
+- *hindsight*: the best response of a client who knows in advance everything the others will do. No strategy
+  that learns from prices on the way can gain more.
+
+The client's own chance (start, valuations, lots) is integrated out exactly by dynamic programming.
+Assumes: the others' play in later rounds is held fixed when one client deviates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from privmarket.errors import ConfigurationError
+from privmarket.market.attacks import Attack, GridAttack
+from privmarket.market.bids import Array
+from privmarket.market.mechanism import Mechanism
+from privmarket.market.scenarios import Law
+from privmarket.meanfield.equilibrium import Equilibrium
+from privmarket.meanfield.finite_game import FiniteGame, Realised
+from privmarket.meanfield.offered import average
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, eq=False)
+class Gap:
+    """Measured at one number of clients; arrays are (seeds,) and over the whole game.
+
+    Attributes:
+        clients: N.
+        hindsight: gain of the best response that knows the others' play.
+        own_state: gain, on this run, of the own-state best response fitted on the other half of the runs.
+        price_error: |utility of the solved strategy here − in the mean-field game|: what the proof of
+            Theorem (mfg_approx) bounds.
+        mean_payment: mean payment per client.
+    """
+
+    clients: int
+    hindsight: Array
+    own_state: Array
+    price_error: Array
+    mean_payment: Array
+
+
+def measure(
+    equilibrium: Equilibrium,
+    mechanism: Mechanism,
+    clients: int,
+    *,
+    seeds: Sequence[int],
+    progress: Progress | None = None,
+) -> Gap:
+    """The gap with N clients in the finite game that `mechanism` clears, one run per seed."""
+    if len(seeds) < 2:
+        raise ConfigurationError(f"{len(seeds)} seed given", "use at least 2, 20 for a slope")
+    finite = FiniteGame(equilibrium, mechanism)
+    runs: list[Realised] = []
+    for k, seed in enumerate(seeds):
+        runs.append(finite.run(clients, np.random.default_rng([seed, clients])))
+        if progress is not None:
+            progress(k + 1, len(seeds))
+    played = np.array([_earned(equilibrium, equilibrium.shadow_price, run) for run in runs])
+    best = np.array([_best(equilibrium, run) for run in runs])
+    return Gap(
+        clients,
+        hindsight=best - played,
+        own_state=_own_state(equilibrium, runs) - played,
+        price_error=np.abs(played - equilibrium.flow.earned),
+        mean_payment=np.array([run.mean_payment for run in runs]),
+    )
+
+
+def _steps(equilibrium: Equilibrium) -> range:
+    return range(equilibrium.grid.time_steps)
+
+
+def _earned(equilibrium: Equilibrium, shadow: Array, run: Realised) -> float:
+    return equilibrium.game.flow(shadow, _steps(equilibrium), run.facing).earned
+
+
+def _best(equilibrium: Equilibrium, run: Realised) -> float:
+    value, _ = equilibrium.game.best_response(_steps(equilibrium), run.facing)
+    return equilibrium.game.starting_value(value)
+
+
+def _own_state(equilibrium: Equilibrium, runs: list[Realised]) -> Array:
+    """(runs,) what the strategy fitted on the other half earns in each run."""
+    earned = np.empty(len(runs))
+    halves = (slice(0, None, 2), slice(1, None, 2))
+    for fit, score in (halves, halves[::-1]):
+        law = average([run.facing for run in runs[fit]])
+        _, shadow = equilibrium.game.best_response(_steps(equilibrium), law)
+        earned[score] = [_earned(equilibrium, shadow, run) for run in runs[score]]
+    return earned
+
+
+@dataclass(frozen=True)
+class Slope:
+    """A power law N^slope fitted to means over seeds, with its bootstrap confidence interval."""
+
+    slope: float
+    low: float
+    high: float
+
+
+def fit_slope(
+    clients: Sequence[int],
+    values: Sequence[Array],
+    rng: np.random.Generator,
+    *,
+    confidence: float = 0.95,
+    draws: int = 2000,
+) -> Slope | None:
+    """The log-log slope of mean value against N; None where a mean is not above 0, so no power law fits.
+
+    Args:
+        clients: (sizes,) N.
+        values: one array (seeds,) per size. Seeds are resampled within each size.
+    """
+    x = np.log(np.asarray(clients, dtype=np.float64))
+
+    def slope(means: Array) -> float:
+        return float(np.polyfit(x, np.log(means), 1)[0])
+
+    means = np.array([v.mean() for v in values])
+    if not np.all(means > 0):
+        return None
+    drawn = np.stack([v[rng.integers(v.size, size=(draws, v.size))].mean(axis=1) for v in values], axis=1)
+    slopes = [slope(row) for row in drawn if np.all(row > 0)]
+    if len(slopes) < 0.5 * draws:
+        return None
+    tail = 0.5 * (1 - confidence)
+    return Slope(slope(means), *(float(q) for q in np.quantile(slopes, [tail, 1 - tail])))
+
+
+def one_round_regret(
+    mechanism: Mechanism,
+    law: Law,
+    clients: int,
+    budget_per_client: float,
+    *,
+    seeds: Sequence[int],
+    attack: Attack | None = None,
+) -> tuple[Array, Array]:
+    """The paper's proxy: mean regret of one round under truthful play, for any mechanism.
+
+    Implements: the empirical approximation error of Fig. (rq4_mnist), panels c and d, of [Sun2026].
+    Deviation: misreports come from a grid over (v, ε), stronger than 25 ascent steps.
+
+    Returns:
+        (seeds,) mean regret per client, and (seeds,) mean payment per client.
+    """
+    attack = GridAttack(valuations=21, shares=4, neighbours=4) if attack is None else attack
+    regret, payment = np.empty(len(seeds)), np.empty(len(seeds))
+    for k, seed in enumerate(seeds):
+        rng = np.random.default_rng([seed, clients])
+        types = law.sample(rng, clients)
+        budget = budget_per_client * clients
+        regret[k] = attack(mechanism, types, budget, rng).gain.mean()
+        payment[k] = mechanism.run(types, budget).payment.mean()
+    return regret, payment

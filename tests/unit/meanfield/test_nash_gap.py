@@ -1,0 +1,125 @@
+"""The finite game and its Nash gap: it vanishes where it must, and shows where a strategy is wrong."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from privmarket.errors import ConfigurationError
+from privmarket.market.menu import from_function
+from privmarket.market.scenarios import scenario
+from privmarket.meanfield import Grid, MenuMarket, Problem, solve
+from privmarket.meanfield.finite_game import FiniteGame
+from privmarket.meanfield.nash_gap import fit_slope, measure, one_round_regret
+from privmarket.meanfield.plug_in_menu import PlugInMenu
+from privmarket.mechanisms import mechanism
+
+GRID = Grid(24, 24, 30)
+CURVE = from_function(lambda s: np.clip(1 - s, 0, 1), 1.0, 6)
+
+
+@pytest.fixture(scope="module")
+def solved():
+    return solve(Problem.from_scenario(), grid=GRID)
+
+
+@pytest.fixture(scope="module")
+def rule(solved):
+    return mechanism("mean-field-menu", epsilon_max=solved.problem.market.sale_cap * solved.game.mesh.step)
+
+
+def test_with_many_clients_the_finite_game_is_the_mean_field_game(solved, rule):
+    run = FiniteGame(solved, rule).run(20_000, np.random.default_rng(0))
+    np.testing.assert_allclose(run.facing.levels, solved.price, rtol=0.03)
+    np.testing.assert_allclose(run.spend, solved.problem.budget_per_client, rtol=1e-3)
+
+
+def test_both_bounds_are_bracketed_and_fall(solved, rule):
+    few, many = (measure(solved, rule, n, seeds=range(12)) for n in (10, 400))
+    for gap in (few, many):
+        assert gap.hindsight.min() >= -1e-12
+        assert np.all(gap.own_state <= gap.hindsight + 1e-12)
+    assert many.hindsight.mean() < 0.2 * few.hindsight.mean()
+    assert many.price_error.mean() < 0.6 * few.price_error.mean()
+
+
+def test_a_strategy_that_does_not_look_ahead_has_a_gap_that_stays(solved, rule):
+    """Broken on purpose: truthful play called an equilibrium. Both measures must keep showing it."""
+    flow = solved.game.flow(np.zeros_like(solved.shadow_price))
+    wrong = replace(solved, shadow_price=np.zeros_like(solved.shadow_price), flow=flow)
+    gap = measure(wrong, rule, 400, seeds=range(6))
+    assert gap.hindsight.mean() > 0.01 * gap.mean_payment.mean()
+    assert gap.own_state.mean() > 0.01 * gap.mean_payment.mean()
+
+
+def test_any_mechanism_can_stand_in_and_a_first_price_rule_is_caught(solved):
+    from privmarket.market.mechanism import Mechanism
+    from privmarket.market.outcome import Outcome
+
+    class PayWhatIsAsked(Mechanism):
+        """Buys at the asked price from all who ask less than 0.6: shading pays."""
+
+        name = "pay-what-is-asked"
+
+        def _clear(self, bids, budget):
+            sells = bids.valuation < 0.6
+            return Outcome(bids.epsilon * sells, bids.epsilon * bids.valuation * sells)
+
+    gap = measure(solved, PayWhatIsAsked(), 30, seeds=range(2))
+    assert gap.hindsight.mean() > 0.1 * gap.mean_payment.mean()
+
+
+def test_closed_form_and_table_agree(solved, rule):
+    """The same exact menu, once by its price level and once as a table of reports."""
+
+    class Opaque(type(rule)):
+        price_levels = None
+
+        def run(self, bids, budget):
+            return rule.run(bids, budget)
+
+    by_level = measure(solved, rule, 12, seeds=range(3))
+    game = FiniteGame(solved, Opaque(epsilon_max=rule.epsilon_max))
+    assert by_level.hindsight.mean() > 0
+    run = game.run(12, np.random.default_rng([0, 12]))
+    value, _ = solved.game.best_response(range(30), run.facing)
+    played = solved.game.flow(solved.shadow_price, range(30), run.facing).earned
+    assert solved.game.starting_value(value) - played == pytest.approx(by_level.hindsight[0], abs=2e-3)
+
+
+def test_a_rule_that_clients_can_move_is_measured(solved):
+    equilibrium = solve(Problem.from_scenario(market=MenuMarket(CURVE, 0.3)), grid=GRID, tolerance=1e-5)
+    few, many = (measure(equilibrium, PlugInMenu(CURVE), n, seeds=range(4)) for n in (6, 150))
+    assert many.hindsight.mean() < 0.3 * few.hindsight.mean()
+
+
+def test_slope_and_its_interval():
+    rng = np.random.default_rng(0)
+    sizes = [10, 30, 100, 300, 1000]
+    values = [n**-0.7 * rng.lognormal(0, 0.3, 30) for n in sizes]
+    fit = fit_slope(sizes, values, rng)
+    assert fit is not None
+    assert fit.low < -0.7 < fit.high
+    assert fit.high - fit.low < 0.2
+    assert fit_slope(sizes, [v - 1 for v in values], rng) is None
+
+
+def test_one_round_proxy_is_zero_for_an_exact_rule_and_not_for_another():
+    law = scenario("uniform")
+    exact, paid = one_round_regret(mechanism("mean-field-menu"), law, 30, 0.5, seeds=range(2))
+    loose, _ = one_round_regret(mechanism("jsam"), law, 30, 0.5, seeds=range(2))
+    assert exact.max() < 1e-9
+    assert loose.min() > 1e-3
+    assert paid.min() > 0
+
+
+def test_bad_input_is_refused(solved, rule):
+    with pytest.raises(ConfigurationError, match="2, 20 for a slope"):
+        measure(solved, rule, 10, seeds=[1])
+    with pytest.raises(ConfigurationError, match="at least 2"):
+        FiniteGame(solved, rule).run(1, np.random.default_rng(0))
+    implicit = solve(Problem.from_scenario(), "implicit", grid=GRID, max_iterations=1)
+    with pytest.raises(ConfigurationError, match="explicit scheme"):
+        FiniteGame(implicit, rule)
