@@ -9,15 +9,19 @@ from __future__ import annotations
 from privmarket.errors import UnknownNameError
 from privmarket.federated.config import Training
 
+_GRADIENTS = Training(
+    features="oriented-gradients",
+    clip_norm=4.0,
+    server_rate=4.0,
+    final_rate=0.1,
+    momentum=0.9,
+    averaging=0.9,
+)
 _RECOMMENDED = {
     "digits": Training(server_rate=1.0, momentum=0.9),
-    "mnist": Training(features="oriented-gradients", server_rate=6.0, final_rate=0.1, momentum=0.9, averaging=0.9),
-    "fashion-mnist": Training(
-        features="oriented-gradients", server_rate=6.0, final_rate=0.1, momentum=0.9, averaging=0.9
-    ),
-    "cifar10": Training(
-        features="oriented-gradients", server_rate=4.0, final_rate=0.1, momentum=0.9, averaging=0.9
-    ),
+    "mnist": _GRADIENTS,
+    "fashion-mnist": _GRADIENTS,
+    "cifar10": _GRADIENTS,
 }
 
 
