@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from privmarket.federated.config import FederationConfig
-    from privmarket.federated.simulation import RoundRecord
+    from privmarket.federated.simulation import RoundRecord, RunResult
 
 
 def federate(
@@ -45,6 +46,7 @@ def federate(
         typer.Option("--set", metavar="NAME=VALUE", help="A training setting, e.g. --set clip_norm=0.5."),
     ] = None,
     workers: Annotated[int, typer.Option(help="Processes that train; the result does not depend on it.")] = 1,
+    report: Annotated[Path | None, typer.Option(help="Also write an HTML report here.")] = None,
     checkpoint: Annotated[
         Path | None, typer.Option(help="File to save to every few rounds and to resume from.")
     ] = None,
@@ -91,6 +93,8 @@ def federate(
     with LiveRounds(config) as live:
         result = run(config, workers=workers, checkpoint=checkpoint, on_round=live.show)
     summary = summarise(result)
+    if report is not None:
+        _write_report(report, result)
     if json:
         print_json(summary)
         return
@@ -98,6 +102,21 @@ def federate(
     print_table(clients_table(summary["clients"]))
     for number, dropped in summary["dropped"].items():
         note(f"round {number}: dropped, unpaid: " + ", ".join(f"client {c} ({why})" for c, why in dropped.items()))
+
+
+def _write_report(path: Path, result: RunResult) -> None:
+    from privmarket.experiments.federated_report import write_report
+
+    facts = {
+        "test accuracy": f"{result.accuracy:.1%}",
+        "paid to clients": f"{result.spent:,.2f}",
+        "ε sold": f"{sum(r.total_epsilon for r in result.records):,.0f}",
+        "rounds": str(result.config.rounds),
+    }
+    label = f"{result.config.dataset}, {result.config.mode}"
+    # Program name and arguments as they were typed, without the folder the program lies in.
+    command = " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    note(f"report: {write_report(path, {label: result}, facts=facts, command=command)}")
 
 
 def _mode(literal: bool, no_dp: bool, no_noise: bool) -> str:
@@ -150,6 +169,11 @@ class LiveRounds:
 
     def __exit__(self, *_: object) -> None:
         self._bar.stop()
+
+    def say(self, text: str) -> None:
+        """Replaces the line by a text: what is being done outside the shown run."""
+        if text:
+            self._bar.console.print(f"[dim]{text}[/dim]")
 
     def show(self, record: RoundRecord) -> None:
         """Moves the line on by one round."""

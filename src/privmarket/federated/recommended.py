@@ -18,7 +18,7 @@ _GRADIENTS = Training(
     averaging=0.9,
 )
 _RECOMMENDED = {
-    "digits": Training(server_rate=1.0, momentum=0.9),
+    "digits": Training(model="logistic", final_rate=0.1, averaging=0.8),
     "mnist": _GRADIENTS,
     "fashion-mnist": _GRADIENTS,
     "cifar10": _GRADIENTS,

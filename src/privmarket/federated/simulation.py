@@ -5,7 +5,6 @@ Implements: Algorithm 2 of [Sun2026] over many rounds, with composition (its lim
 
 from __future__ import annotations
 
-import copy
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -51,6 +50,7 @@ class RoundRecord:
         total_epsilon: Σ ε they sold.
         spent_micro: money paid, micro-units.
         refunded_micro: money of this round's budget that went back.
+        sold_epsilon: client number → ε of what it released, paid or not.
         paid_micro: client number → money.
         dropped: client number → why it was not paid.
         accuracy: test accuracy after the round, None where it was not measured.
@@ -62,6 +62,7 @@ class RoundRecord:
     total_epsilon: float
     spent_micro: int
     refunded_micro: int
+    sold_epsilon: dict[str, float]
     paid_micro: dict[str, int]
     dropped: dict[str, str]
     accuracy: float | None
@@ -211,7 +212,7 @@ class Federation:
         purse = state.wallets
         if self.config.wallet_policy == "spread":
             # Each client keeps back what it would need to sell as much in all rounds to come.
-            purse = copy.copy(purse)
+            purse = purse.copy()
             rounds_left = self.config.rounds - state.next_round
             purse.spent = purse.capacity - (purse.capacity - purse.spent) / rounds_left
         return purse.trim(self.family, wanted)
@@ -244,7 +245,7 @@ class Federation:
 
     def _charge(self, state: RunState, settlement: Settlement) -> RunState:
         """Wallets pay with what was released, the buyer with money, in one new state."""
-        wallets = copy.deepcopy(state.wallets)
+        wallets = state.wallets.copy()
         if self.config.mode == "private":
             events: list[PrivacyEvent | None] = [None] * self.config.clients
             for client, award in settlement.sold.items():
@@ -279,6 +280,7 @@ class Federation:
             total_epsilon=settlement.total_epsilon,
             spent_micro=settlement.spent_micro,
             refunded_micro=settlement.refunded_micro,
+            sold_epsilon={client: award.epsilon for client, award in settlement.sold.items()},
             paid_micro=settlement.paid_micro,
             dropped=settlement.dropped,
             accuracy=self.accuracy(state) if measured else None,

@@ -10,6 +10,7 @@ fixed in advance, but not as a stopping rule.
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -84,6 +85,12 @@ class Wallets:
     def history(self) -> tuple[tuple[PrivacyEvent | None, ...], ...]:
         """One entry per call of `spend`: each client's event, None where it sold nothing."""
         return tuple(self._history)
+
+    def copy(self) -> Wallets:
+        """Independent wallets with the same past; the events themselves are shared, as they cannot change."""
+        twin = copy.copy(self)
+        twin._history = list(self._history)
+        return twin
 
     def can_spend(self, events: Sequence[PrivacyEvent | None]) -> NDArray[np.bool_]:
         """(clients,) whether each client's event still fits; None always does."""

@@ -1,0 +1,87 @@
+"""`federate`, `data get` and `demo` as a person or a program runs them."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+RUN = [sys.executable, "-c", "from privmarket.cli import main; main()"]
+SMALL = ["federate", "--clients", "12", "--budget", "6", "--seed", "5"]
+
+
+def privmarket(*words, **settings):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **settings.pop("env", {})}
+    return subprocess.run(
+        [*RUN, *words], capture_output=True, text=True, timeout=250, env=environment, check=False
+    )
+
+
+def test_json_on_stdout_and_the_rest_on_stderr(tmp_path):
+    page = tmp_path / "run.html"
+    done = privmarket(*SMALL, "--rounds", "4", "--wallet", "6", "--json", "--report", str(page))
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout)
+    assert summary["config"]["wallet"] == 6.0
+    assert len(summary["rounds"]) == 4
+    assert sum(r["spent_micro"] for r in summary["rounds"]) == pytest.approx(summary["spent"] * 1e6)
+    assert len(summary["clients"]) == 12
+    assert max(row["epsilon_spent"] for row in summary["clients"]) <= 6.0 + 1e-6
+    assert page.stat().st_size > 1_000_000
+
+
+def test_a_run_killed_by_the_system_resumes_to_the_identical_result(tmp_path):
+    """SIGKILL in the middle of a run, then the same command again."""
+    words = [*SMALL, "--rounds", "120", "--evaluate-every", "60", "--json"]
+    file = tmp_path / "run.ckpt"
+    process = subprocess.Popen(
+        [*RUN, *words, "--checkpoint", str(file)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    deadline = time.monotonic() + 120
+    while not file.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert file.exists()
+    resumed = json.loads(privmarket(*words, "--checkpoint", str(file)).stdout)
+    whole = json.loads(privmarket(*words).stdout)
+    for run in (resumed, whole):
+        run.pop("seconds")
+    assert resumed == whole
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["federate", "--dataset", "imagenet"], "unknown data set 'imagenet'"),
+        (["federate", "--literal", "--no-dp"], "exclude each other"),
+        (["federate", "--mechanism", "lottery"], "unknown mechanism 'lottery'"),
+        (["federate", "--set", "clipnorm=3"], "unknown training setting 'clipnorm'"),
+        (["data", "get", "imagenet"], "unknown data set 'imagenet'"),
+    ],
+)
+def test_mistakes_end_in_one_line(words, message):
+    done = privmarket(*words)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_missing_data_set_says_how_to_get_it(tmp_path):
+    done = privmarket("federate", "--dataset", "mnist", env={"PRIVMARKET_DATA": str(tmp_path)})
+    assert done.returncode == 2
+    assert "privmarket data get mnist" in done.stderr
+
+
+def test_demo(tmp_path):
+    done = privmarket("demo", "--out", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert "paper's letter" in done.stdout
+    assert "wallet left" in done.stdout
+    assert (tmp_path / "demo.html").exists()
