@@ -15,9 +15,7 @@ SMALL = ["federate", "--clients", "12", "--budget", "6", "--seed", "5"]
 
 def privmarket(*words, **settings):
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **settings.pop("env", {})}
-    return subprocess.run(
-        [*RUN, *words], capture_output=True, text=True, timeout=250, env=environment, check=False
-    )
+    return subprocess.run([*RUN, *words], capture_output=True, text=True, timeout=250, env=environment, check=False)
 
 
 def test_json_on_stdout_and_the_rest_on_stderr(tmp_path):

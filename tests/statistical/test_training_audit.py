@@ -41,9 +41,7 @@ def audit(plan, family, noise_share):
     def release(records, rng):
         return private_updates(MODEL, weights, records, plan, [sigma], [NoiseSource(rng.bytes(16))])[0].numpy()
 
-    scores = collect_scores(
-        release, with_canary, without, direction.numpy(), TRIALS, np.random.default_rng(1)
-    )
+    scores = collect_scores(release, with_canary, without, direction.numpy(), TRIALS, np.random.default_rng(1))
     return audit_family(scores, family, confidence=0.99)
 
 

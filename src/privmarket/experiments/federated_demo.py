@@ -64,9 +64,7 @@ def run_demo(
     runs: dict[str, RunResult] = {}
     for label, mode in COMPARED.items():
         progress(f"run: {label}")
-        runs[label] = run(
-            config.replace(mode=mode), on_round=on_round if label == "private" else lambda _: None
-        )
+        runs[label] = run(config.replace(mode=mode), on_round=on_round if label == "private" else lambda _: None)
     progress("attacking the auction")
     with Federation(config) as federation:
         types = federation.types(0)

@@ -22,9 +22,7 @@ _RUN_COLOURS = ("#D55E00", "#0072B2", "#009E73", "#999999", "#CC79A7")
 _FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif"
 
 
-def write_report(
-    path: Path, runs: Mapping[str, RunResult], *, facts: Mapping[str, str], command: str
-) -> Path:
+def write_report(path: Path, runs: Mapping[str, RunResult], *, facts: Mapping[str, str], command: str) -> Path:
     """Writes the page; the first run is the one it is about, the others are drawn for comparison.
 
     Args:
@@ -115,9 +113,7 @@ def money_figure(run: RunResult) -> Any:
     """Money paid and refunded per round, and ε bought on a second axis."""
     rounds = [r.number + 1 for r in run.records]
     figure = _figure("round", "money")
-    figure.add_bar(
-        x=rounds, y=[r.spent_micro / MICRO for r in run.records], name="paid", marker_color="#0072B2"
-    )
+    figure.add_bar(x=rounds, y=[r.spent_micro / MICRO for r in run.records], name="paid", marker_color="#0072B2")
     figure.add_bar(
         x=rounds, y=[r.refunded_micro / MICRO for r in run.records], name="refunded", marker_color="#c9d6df"
     )
@@ -152,9 +148,7 @@ def wallet_figure(summary: Mapping[str, Any]) -> Any:
     cap = summary["config"]["wallet"]
     if cap is not None:
         figure.update_yaxes(range=[0, 1.05 * cap])
-        figure.add_hline(
-            y=cap, line={"color": "#333333", "dash": "dash"}, annotation_text=f"lifetime cap {cap:g}"
-        )
+        figure.add_hline(y=cap, line={"color": "#333333", "dash": "dash"}, annotation_text=f"lifetime cap {cap:g}")
         figure.add_scatter(
             x=names,
             y=[row["wallet_left"] for row in rows],

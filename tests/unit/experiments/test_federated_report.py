@@ -12,9 +12,7 @@ from privmarket.federated.simulation import run
 
 @pytest.fixture(scope="module")
 def result():
-    config = FederationConfig(
-        clients=6, rounds=3, budget=5.0, wallet=4.0, training=Training(model="logistic")
-    )
+    config = FederationConfig(clients=6, rounds=3, budget=5.0, wallet=4.0, training=Training(model="logistic"))
     return run(config)
 
 
@@ -34,9 +32,7 @@ def test_the_page_needs_nothing_else(result, tmp_path):
 
 
 def test_labels_are_escaped(result, tmp_path):
-    path = write_report(
-        tmp_path / "p.html", {"<b>run</b>": result}, facts={}, command="<script>alert(1)</script>"
-    )
+    path = write_report(tmp_path / "p.html", {"<b>run</b>": result}, facts={}, command="<script>alert(1)</script>")
     page = path.read_text(encoding="utf-8")
     assert "<script>alert(1)" not in page
     assert '<td class="main"><b>run' not in page
