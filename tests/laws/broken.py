@@ -49,14 +49,14 @@ class RoundsUp(Mechanism):
 
 
 class RoundsDownTooMuch(Mechanism):
-    """Payments rounded down to tenths: somebody gets less than its cost."""
+    """Payments rounded down to whole units: somebody gets less than its cost."""
 
     name = "broken:underpays"
     guarantees = (IndividuallyRational(),)
 
     def _clear(self, bids, budget):
         outcome = ProportionalShare()._clear(bids, budget)
-        return Outcome(outcome.epsilon.copy(), np.floor(outcome.payment * 10) / 10)
+        return Outcome(outcome.epsilon.copy(), np.floor(outcome.payment))
 
 
 class ClaimsEpsilonTruth(ProportionalShare):

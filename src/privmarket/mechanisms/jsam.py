@@ -48,5 +48,5 @@ def _water_level(cost: Array, slope: Array, cap: Array, budget: Array) -> Array:
     k = count_prefix(fixed + ranked * flowing <= budget)
     spent = entry(fixed, k - 1, 0.0)
     still = np.where(k > 0, entry(flowing, k - 1, 0.0), remaining[..., :1])
-    with np.errstate(divide="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(k < cap.shape[-1], (budget - spent) / still, np.inf)

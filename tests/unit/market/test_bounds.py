@@ -1,0 +1,77 @@
+import numpy as np
+import pytest
+
+import privmarket as pm
+from privmarket.market.bounds import first_best_bound, fluid_bound, supply_curve
+from privmarket.market.menu import from_function
+from privmarket.market.objectives import AggregationError
+from privmarket.market.scenarios import SCENARIOS, EmpiricalLaw, IndependentLaw, scenario
+
+UNIFORM = scenario("uniform")
+
+
+def test_uniform_bounds_have_closed_forms():
+    # Posted price π: 100·2.55·π·π = 50; first best: 100·2.55·π²/2 = 50.
+    price = np.sqrt(50 / 255)
+    assert fluid_bound(UNIFORM, 100, 50) == pytest.approx(255 * price, rel=1e-4)
+    assert first_best_bound(UNIFORM, 100, 50) == pytest.approx(255 * np.sqrt(2) * price, rel=1e-4)
+    assert supply_curve(UNIFORM).price_that_spends(0.5) == pytest.approx(price, rel=1e-4)
+
+
+def test_a_budget_that_buys_everything_buys_everything():
+    assert fluid_bound(UNIFORM, 100, 1e6) == pytest.approx(255.0, rel=1e-6)
+    assert first_best_bound(UNIFORM, 100, 1e6) == pytest.approx(255.0, rel=1e-6)
+
+
+def test_ironing_two_point_masses():
+    """Half the clients cost 0.2, half cost 1; ε = 1. Between serving the cheap and serving all, mix the prices."""
+    law = IndependentLaw("two", lambda u: np.where(np.asarray(u) <= 0.5, 0.2, 1.0), lambda u: np.ones_like(u))
+    for budget, bought in [(0.05, 0.25), (0.1, 0.5), (0.55, 0.75), (1.0, 1.0)]:
+        assert fluid_bound(law, 1, budget) == pytest.approx(bought, rel=1e-3)
+
+
+def test_a_large_sample_gives_the_bound_of_its_law(rng):
+    sample = UNIFORM.sample(rng, 200_000)
+    for objective in (None, AggregationError(1.0, 0.1)):
+        extra = () if objective is None else (objective,)
+        assert fluid_bound(sample, 100, 50, *extra) == pytest.approx(
+            fluid_bound(UNIFORM, 100, 50, *extra), rel=0.02
+        )
+        law = EmpiricalLaw("past", sample)
+        assert first_best_bound(law, 100, 50, *extra) == pytest.approx(
+            first_best_bound(UNIFORM, 100, 50, *extra), rel=0.02
+        )
+
+
+@pytest.mark.parametrize("name", ["uniform", "bimodal", "lognormal"])
+def test_no_menu_beats_the_fluid_bound_in_large_markets(name, rng):
+    law = SCENARIOS[name]
+    n, budget = 4000, 2000.0
+    bids = law.sample(rng, n)
+    for curve in (None, from_function(lambda s: np.clip(1 - s, 0, 1), 1.0, 64)):
+        settings = {} if curve is None else {"curve": curve}
+        outcome = pm.mechanism("mean-field-menu", **settings).run(bids, budget)
+        assert outcome.total_epsilon <= fluid_bound(law, n, budget) * 1.05
+        for goal in (AggregationError(1.0, 0.0), AggregationError(1.0, 0.1), AggregationError(50.0, 0.1)):
+            assert goal.value(outcome, bids) >= fluid_bound(law, n, budget, goal) * 0.93
+
+
+def test_the_p2_bound_is_tight_where_the_optimum_is_known():
+    """Equal costs and caps, a budget that buys every cap: α = 1/N and E = κ/(N·ε²), with no bias."""
+    law = IndependentLaw("flat", lambda u: np.full_like(u, 0.5), lambda u: np.full_like(u, 2.0))
+    goal = AggregationError(kappa=3.0, heterogeneity=0.4)
+    assert fluid_bound(law, 50, 50.0, goal) == pytest.approx(3.0 / (50 * 4.0), rel=1e-3)
+    # Half of that money, and bias forbidden: ε = 1 from everybody, four times the variance.
+    strict = AggregationError(kappa=3.0, heterogeneity=40.0)
+    assert first_best_bound(law, 50, 25.0, strict) == pytest.approx(3.0 / 50, rel=1e-2)
+    # With bias at a price, leaving a few out and buying more from the rest is better: p of them gives
+    # 0.06·(1 − p) + H²·(2p)², so the bound must lie at or below its minimum.
+    p = np.linspace(0, 1, 1001)
+    assert first_best_bound(law, 50, 25.0, goal) <= (0.06 * (1 - p) + 0.16 * 4 * p**2).min()
+
+
+def test_bounds_improve_with_money_and_first_best_is_best():
+    goal = AggregationError(1.0, 0.1)
+    fluid = [fluid_bound(UNIFORM, 100, budget, goal) for budget in (10, 30, 100)]
+    assert fluid[0] > fluid[1] > fluid[2]
+    assert first_best_bound(UNIFORM, 100, 30, goal) < fluid[1]

@@ -1,0 +1,48 @@
+"""References resolve, every mechanism has a line in the docs, the README's code runs."""
+
+from __future__ import annotations
+
+import doctest
+import re
+from pathlib import Path
+
+import privmarket as pm
+
+ROOT = Path(__file__).parents[2]
+
+
+def bibliography_keys() -> set[str]:
+    return set(re.findall(r"^@\w+\{(\w+),", (ROOT / "docs/references.bib").read_text(), flags=re.M))
+
+
+def test_cited_keys_exist():
+    keys = bibliography_keys()
+    missing = {
+        (str(path.relative_to(ROOT)), key)
+        for path in (ROOT / "src").rglob("*.py")
+        for key in re.findall(r"\[([A-Z][A-Za-z]+\d{4}[a-z]?)\]", path.read_text())
+        if key not in keys
+    }
+    assert not missing
+
+
+def test_an_unknown_key_would_be_found():
+    assert "Nobody2099" not in bibliography_keys()
+
+
+def test_every_mechanism_is_documented():
+    text = (ROOT / "docs/mechanisms.md").read_text()
+    assert [name for name in pm.mechanisms() if f"`{name}`" not in text] == []
+
+
+def test_the_package_example_runs():
+    assert doctest.testmod(pm).failed == 0
+
+
+def test_readme_python_gives_the_output_it_shows():
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.S)
+    assert blocks
+    for block in blocks:
+        test = doctest.DocTestParser().get_doctest(block, {}, "README", "README.md", 0)
+        assert test.examples, "README examples are written as >>> sessions so that they can be checked"
+        assert doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(test).failed == 0
