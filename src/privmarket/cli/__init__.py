@@ -10,7 +10,7 @@ import sys
 
 import typer
 
-from privmarket.cli import account, auction, audit, bench, data, demo, federate
+from privmarket.cli import account, auction, audit, bench, data, demo, equilibrium, federate, nash_gap
 from privmarket.errors import PrivmarketError
 
 app = typer.Typer(
@@ -25,6 +25,8 @@ app.command("demo")(demo.demo)
 app.command("auction")(auction.auction)
 app.command("audit")(audit.audit)
 app.command("federate")(federate.federate)
+app.command("equilibrium")(equilibrium.equilibrium)
+app.command("nash-gap")(nash_gap.nash_gap)
 app.command("account")(account.account)
 app.add_typer(bench.app, name="bench")
 app.add_typer(data.app, name="data")

@@ -11,7 +11,7 @@ from privmarket.meanfield.grid import Grid, Mesh
 from privmarket.meanfield.problem import Problem
 from privmarket.meanfield.representative import MenuMarket, QuadraticMarket, RepresentativeMarket
 from privmarket.meanfield.schemes import SCHEMES, BudgetScheme, ExplicitUpwind, ImplicitUpwind
-from privmarket.meanfield.strategy import BidFunction, Surface, truthful
+from privmarket.meanfield.strategy import BidFunction, Surface, load_bid_function, truthful
 
 __all__ = [
     "SCHEMES",
@@ -33,6 +33,7 @@ __all__ = [
     "Statistics",
     "Surface",
     "exploitability",
+    "load_bid_function",
     "solve",
     "truthful",
 ]

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -129,6 +130,23 @@ class Equilibrium:
             raise ConfigurationError("only a menu market has payments per report", "solve with a MenuMarket")
         n = min(max(int(time / self.game.mesh.step), 0), self.grid.time_steps - 1)
         return market.payment(np.asarray(report, dtype=np.float64), float(self.price[n]))
+
+    def save(self, path: Path) -> None:
+        """Writes value, bids, density, prices and the mesh to a .npz file; `load_bid_function` reads it."""
+        mesh = self.game.mesh
+        np.savez_compressed(
+            path,
+            value=self.value,
+            shadow_price=self.shadow_price,
+            mass=self.flow.mass,
+            price=self.price,
+            mean_bid=self.mean_bid(),
+            kind_mean=self.game.means,
+            valuation=mesh.valuation,
+            budget=mesh.budget,
+            time=mesh.time,
+            limits=np.array([mesh.valuation_limit, mesh.budget_limit, mesh.horizon]),
+        )
 
     def summary(self) -> dict[str, Any]:
         """What a program wants to know, as plain JSON types."""

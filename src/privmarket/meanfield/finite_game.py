@@ -8,6 +8,7 @@ that was solved, so what is measured is the effect of N and not of the grid.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -47,14 +48,19 @@ class Realised:
     """One run of the finite game.
 
     Attributes:
-        facing: the market that client 0 met, step by step, given what all others did.
+        facing: the market that client 0 met, step by step, given what all others did; None if not recorded.
         mean_payment: mean payment per client over the whole game.
         spend: (steps,) mean payment per client and round.
+        own_gain: what client 0 itself gained in this run: payments − valuation × sold.
     """
 
-    facing: MenuPath | TabulatedMarket
+    facing: MenuPath | TabulatedMarket | None
     mean_payment: float
     spend: Array
+    own_gain: float
+
+
+Deviation = Callable[[Array, Array], Array]
 
 
 class FiniteGame:
@@ -83,27 +89,42 @@ class FiniteGame:
         identity = np.eye(mesh.grid.valuation_cells)
         self._transition = np.stack([np.cumsum(p.expect(identity), axis=1) for p in self.game.processes])
 
-    def run(self, clients: int, rng: np.random.Generator) -> Realised:
-        """One game of `clients` clients drawn from the starting mass."""
+    def run(
+        self, clients: int, rng: np.random.Generator, *, deviation: Deviation | None = None, record: bool = True
+    ) -> Realised:
+        """One game of `clients` clients drawn from the starting mass.
+
+        Args:
+            deviation: how client 0 reports instead, (valuation, shadow price) ↦ report; everyone else, and all
+                later rounds, feel what it does.
+            record: whether to keep what client 0 could have met; costs about as much as the game.
+        """
         if clients < 2:
             raise ConfigurationError(f"a game of {clients} clients", "use at least 2")
         mesh, steps = self.game.mesh, self.game.grid.time_steps
         kind, cell, node = self._draw(clients, rng)
         budget = self.equilibrium.problem.budget_per_client * mesh.step * clients
-        facing, spend = _Recorder(self, budget), np.zeros(steps)
+        facing, spend, own_gain = _Recorder(self, budget), np.zeros(steps), 0.0
         for n in range(steps):
             # Drawn for all, sellers or not, so that runs with one seed stay comparable.
             taste, lots = rng.random((2, clients))
             valuation = mesh.valuation[cell] + (taste - 0.5) * mesh.valuation_width
-            report = np.maximum(valuation + self.equilibrium.shadow_price[n, kind, cell, node], 0.0)
+            shadow = self.equilibrium.shadow_price[n, kind, cell, node]
+            report = np.maximum(valuation + shadow, 0.0)
+            if deviation is not None:
+                report[:1] = np.maximum(deviation(valuation[:1], shadow[:1]), 0.0)
             active = np.flatnonzero(node > 0)
-            facing.record(report[active[active != 0]])
+            if record:
+                facing.record(report[active[active != 0]])
             if active.size:
                 outcome = self.mechanism.run(Bids(report[active], np.full(active.size, self.cap)), budget)
                 spend[n] = outcome.payment.sum() / clients / mesh.step
+                if active[0] == 0:
+                    own_gain += float(outcome.payment[0] - valuation[0] * outcome.epsilon[0])
                 node[active] -= lots[active] < outcome.epsilon / mesh.budget_width
             cell = self._move(kind, cell, rng)
-        return Realised(facing.market(), float(spend.sum() * mesh.step), spend)
+        market = facing.market() if record else None
+        return Realised(market, float(spend.sum() * mesh.step), spend, own_gain)
 
     def offer(self, others: Bids | None, budget: float) -> float | tuple[Array, Array]:
         """What client 0 meets in one round: a price level, or what each tabulated report brings."""

@@ -8,14 +8,16 @@ Two bounds, because two kinds of deviations are meant by "best response":
 - *hindsight*: the best response of a client who knows in advance everything the others will do. No strategy
   that learns from prices on the way can gain more.
 
-The client's own chance (start, valuations, lots) is integrated out exactly by dynamic programming.
-Assumes: the others' play in later rounds is held fixed when one client deviates.
+In both, the client's own chance (start, valuations, lots) is integrated out exactly by dynamic programming, and
+what the others do later is held fixed. `search` holds nothing fixed: it plays the whole game again with one
+client shading its bid otherwise, and so also sees what moving the others' budgets would bring.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -25,10 +27,11 @@ from privmarket.market.bids import Array
 from privmarket.market.mechanism import Mechanism
 from privmarket.market.scenarios import Law
 from privmarket.meanfield.equilibrium import Equilibrium
-from privmarket.meanfield.finite_game import FiniteGame, Realised
-from privmarket.meanfield.offered import average
+from privmarket.meanfield.finite_game import Deviation, FiniteGame
+from privmarket.meanfield.offered import MenuPath, TabulatedMarket, average
 
 Progress = Callable[[int, int], None]
+Met = MenuPath | TabulatedMarket
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,43 +66,110 @@ def measure(
     if len(seeds) < 2:
         raise ConfigurationError(f"{len(seeds)} seed given", "use at least 2, 20 for a slope")
     finite = FiniteGame(equilibrium, mechanism)
-    runs: list[Realised] = []
+    met: list[Met] = []
+    payments = []
     for k, seed in enumerate(seeds):
-        runs.append(finite.run(clients, np.random.default_rng([seed, clients])))
+        run = finite.run(clients, np.random.default_rng([seed, clients]))
+        assert run.facing is not None
+        met.append(run.facing)
+        payments.append(run.mean_payment)
         if progress is not None:
             progress(k + 1, len(seeds))
-    played = np.array([_earned(equilibrium, equilibrium.shadow_price, run) for run in runs])
-    best = np.array([_best(equilibrium, run) for run in runs])
+    played = np.array([_earned(equilibrium, equilibrium.shadow_price, market) for market in met])
+    best = np.array([_best(equilibrium, market) for market in met])
     return Gap(
         clients,
         hindsight=best - played,
-        own_state=_own_state(equilibrium, runs) - played,
+        own_state=_own_state(equilibrium, met) - played,
         price_error=np.abs(played - equilibrium.flow.earned),
-        mean_payment=np.array([run.mean_payment for run in runs]),
+        mean_payment=np.array(payments),
     )
+
+
+SHADINGS: tuple[tuple[float, float], ...] = (
+    (0.0, 0.0),
+    (0.5, 0.0),
+    (0.8, 0.0),
+    (1.2, 0.0),
+    (1.5, 0.0),
+    (2.0, 0.0),
+    (1.0, -0.05),
+    (1.0, -0.02),
+    (1.0, 0.02),
+    (1.0, 0.05),
+)
+"""(a, d): report valuation + a × shadow price + d. (1, 0) is the solved strategy, (0, 0) is truth."""
+
+
+@dataclass(frozen=True, eq=False)
+class Searched:
+    """Gains of shadings in the finite game with nothing held fixed, on the same chance as the solved strategy.
+
+    Attributes:
+        clients: N.
+        shadings: (shadings,) pairs (a, d).
+        gain: (shadings, seeds) over the solved strategy, over the whole game.
+    """
+
+    clients: int
+    shadings: tuple[tuple[float, float], ...]
+    gain: Array
+
+    @property
+    def best(self) -> tuple[float, float]:
+        """Mean and standard error of the best shading: chosen on half of the seeds, scored on the other half."""
+        scored = np.empty(self.gain.shape[1])
+        for fit, score in ((0, 1), (1, 0)):
+            chosen = int(self.gain[:, fit::2].mean(axis=1).argmax())
+            scored[score::2] = self.gain[chosen, score::2]
+        return float(scored.mean()), float(scored.std(ddof=1) / np.sqrt(scored.size))
+
+
+def search(
+    equilibrium: Equilibrium,
+    mechanism: Mechanism,
+    clients: int,
+    *,
+    seeds: Sequence[int],
+    shadings: tuple[tuple[float, float], ...] = SHADINGS,
+) -> Searched:
+    """Client 0 tries shadings in the whole game; the others respond to the prices it moves."""
+    finite = FiniteGame(equilibrium, mechanism)
+
+    def gains(deviation: Deviation | None) -> Array:
+        draws = (np.random.default_rng([seed, clients]) for seed in seeds)
+        return np.array([finite.run(clients, rng, deviation=deviation, record=False).own_gain for rng in draws])
+
+    solved = gains(None)
+    rows = [gains(partial(_shaded, share=a, extra=d)) for a, d in shadings]
+    return Searched(clients, shadings, np.stack(rows) - solved)
+
+
+def _shaded(valuation: Array, shadow: Array, *, share: float, extra: float) -> Array:
+    return valuation + share * shadow + extra
 
 
 def _steps(equilibrium: Equilibrium) -> range:
     return range(equilibrium.grid.time_steps)
 
 
-def _earned(equilibrium: Equilibrium, shadow: Array, run: Realised) -> float:
-    return equilibrium.game.flow(shadow, _steps(equilibrium), run.facing).earned
+def _earned(equilibrium: Equilibrium, shadow: Array, market: Met) -> float:
+    return equilibrium.game.flow(shadow, _steps(equilibrium), market).earned
 
 
-def _best(equilibrium: Equilibrium, run: Realised) -> float:
-    value, _ = equilibrium.game.best_response(_steps(equilibrium), run.facing)
+def _best(equilibrium: Equilibrium, market: Met) -> float:
+    value, _ = equilibrium.game.best_response(_steps(equilibrium), market)
     return equilibrium.game.starting_value(value)
 
 
-def _own_state(equilibrium: Equilibrium, runs: list[Realised]) -> Array:
+def _own_state(equilibrium: Equilibrium, met: list[Met]) -> Array:
     """(runs,) what the strategy fitted on the other half earns in each run."""
-    earned = np.empty(len(runs))
+    earned = np.empty(len(met))
     halves = (slice(0, None, 2), slice(1, None, 2))
     for fit, score in (halves, halves[::-1]):
-        law = average([run.facing for run in runs[fit]])
+        law = average(met[fit])
         _, shadow = equilibrium.game.best_response(_steps(equilibrium), law)
-        earned[score] = [_earned(equilibrium, shadow, run) for run in runs[score]]
+        earned[score] = [_earned(equilibrium, shadow, market) for market in met[score]]
     return earned
 
 

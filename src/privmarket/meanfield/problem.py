@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -64,9 +65,14 @@ class Problem:
                 raise ConfigurationError(f"{name} is {getattr(self, name)}: must not be negative", "use 0 or more")
 
     @classmethod
-    def from_scenario(
+    def from_scenario(cls, name: str = "uniform", **settings: Any) -> Problem:
+        """The default game on one of the scenarios of Table I; settings are those of `from_law`."""
+        return cls.from_law(scenario(name), **settings)
+
+    @classmethod
+    def from_law(
         cls,
-        name: str = "uniform",
+        law: Law,
         *,
         budget_per_client: float = 0.1,
         horizon: float = 12.0,
@@ -75,12 +81,11 @@ class Problem:
         relative_volatility: float = 0.35,
         kinds: int = 1,
     ) -> Problem:
-        """The default game on one of the scenarios of Table I.
+        """The default game among clients of a law.
 
-        `relative_volatility` is σ over the standard deviation of the scenario's valuations, so that one
+        `relative_volatility` is σ over the standard deviation of the law's valuations, so that one
         default fits laws of different scale.
         """
-        law = scenario(name)
         valuation = _valuations(law)
         volatility = relative_volatility * float(valuation.std())
         # Room above the law for what noise adds before reversion takes it back.

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from privmarket.errors import ConfigurationError
 from privmarket.market.bids import Array
-from privmarket.meanfield.grid import Mesh
+from privmarket.meanfield.grid import Grid, Mesh
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,6 +85,21 @@ class BidFunction:
         """Reports for clients; arguments broadcast. Time is counted in rounds from the start."""
         v = np.asarray(valuation, dtype=np.float64)
         return v + self.shadow_price(v, remaining_budget, time)
+
+
+def load_bid_function(path: Path, kind: int = 0) -> BidFunction:
+    """The bid function of a saved equilibrium."""
+    try:
+        with np.load(path) as saved:
+            shadow, limits = saved["shadow_price"], saved["limits"]
+    except (OSError, KeyError, ValueError) as error:
+        raise ConfigurationError(
+            f"{path} is not a saved equilibrium: {error}", "make one with `privmarket equilibrium --out FOLDER`"
+        ) from error
+    if not 0 <= kind < shadow.shape[1]:
+        raise ConfigurationError(f"kind {kind} of {shadow.shape[1]}", f"use 0 … {shadow.shape[1] - 1}")
+    mesh = Mesh(Grid(shadow.shape[2], shadow.shape[3], shadow.shape[0]), *(float(x) for x in limits))
+    return BidFunction(Surface(mesh, shadow[:, kind], budget_offset=-0.5))
 
 
 def truthful(valuation: ArrayLike, remaining_budget: ArrayLike, time: ArrayLike) -> Array:

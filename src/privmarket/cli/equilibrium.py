@@ -1,0 +1,127 @@
+"""`privmarket equilibrium`: solve the mean-field game."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from privmarket.cli.options import Json, law_of, note, print_json, print_table
+from privmarket.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from privmarket.market.menu import MenuCurve
+    from privmarket.meanfield import Equilibrium
+
+
+def equilibrium(
+    scenario: Annotated[str, typer.Option(help="A scenario of Table I, or past bids as a CSV.")] = "uniform",
+    budget: Annotated[float, typer.Option(help="Money per client and round.")] = 0.1,
+    horizon: Annotated[float, typer.Option(help="Rounds that the game lasts.")] = 12.0,
+    sale_cap: Annotated[float, typer.Option(help="The most ε that a client sells in a round.")] = 0.3,
+    menu: Annotated[str, typer.Option(help="posted: one price; linear: more from lower bids.")] = "posted",
+    kinds: Annotated[int, typer.Option(help="Groups of clients, each with its own mean valuation.")] = 1,
+    reversion: Annotated[float, typer.Option(help="How fast valuations return to their mean, per round.")] = 0.3,
+    volatility: Annotated[
+        float, typer.Option(help="Noise of valuations per √round, over their standard deviation.")
+    ] = 0.35,
+    grid: Annotated[str, typer.Option(help="Valuation cells x budget nodes x time steps.")] = "64x64x50",
+    scheme: Annotated[str, typer.Option(help="explicit, or implicit: slower, stable for every step.")] = "explicit",
+    tolerance: Annotated[float, typer.Option(help="Share of price and payment that may be off.")] = 1e-6,
+    max_iterations: Annotated[int, typer.Option(help="Strategies that may be tried.")] = 200,
+    start: Annotated[str, typer.Option(help="truthful or patient: the flow that is answered first.")] = "truthful",
+    out: Annotated[Path | None, typer.Option(help="Folder for equilibrium.npz and the figure.")] = None,
+    json: Json = False,
+) -> None:
+    """Solve the game in which clients sell a limited budget over many rounds and look ahead.
+
+    Prints the price path, what clients bid and sell, and how much the best deviation would gain. Exit code 1
+    means that the tolerance was not reached: the figures printed are then not a solution.
+
+    [bold]Examples[/bold]
+
+      privmarket equilibrium --scenario uniform --budget 0.1 --horizon 12
+
+      privmarket equilibrium --scenario lognormal --budget 0.2 --out out/lognormal --json > lognormal.json
+
+      privmarket equilibrium --kinds 4 --scheme implicit --grid 64x128x50
+    """
+    from rich.console import Console
+
+    from privmarket.meanfield import Grid, MenuMarket, Problem, Result, solve
+
+    problem = Problem.from_law(
+        law_of(scenario),
+        budget_per_client=budget,
+        horizon=horizon,
+        market=MenuMarket(_curve(menu), sale_cap),
+        reversion=reversion,
+        relative_volatility=volatility,
+        kinds=kinds,
+    )
+    with Console(stderr=True).status("solving") as status:
+        solved = solve(
+            problem,
+            scheme,
+            grid=Grid.parse(grid),
+            tolerance=tolerance,
+            max_iterations=max_iterations,
+            start=start,
+            progress=lambda k, change: status.update(f"iteration {k}: prices still change by {change:.1e}"),
+        )
+    if out is not None:
+        _write(solved, out)
+    if json:
+        print_json(solved.summary())
+    else:
+        print_table(_table(solved))
+    for remark in solved.notes:
+        note(f"note: {remark.message} ({remark.remedy})")
+    if solved.result is not Result.CONVERGED:
+        note(f"not converged: {solved.result.value} (raise --max-iterations or --tolerance)")
+        raise typer.Exit(1)
+
+
+def _curve(name: str) -> MenuCurve:
+    import numpy as np
+
+    from privmarket.market.menu import POSTED_PRICE, from_function
+
+    if name == "posted":
+        return POSTED_PRICE
+    if name == "linear":
+        return from_function(lambda s: np.clip(1.0 - s, 0.0, 1.0), 1.0, steps=16)
+    raise ConfigurationError(f"unknown menu {name!r}", "choose posted or linear")
+
+
+def _write(solved: Equilibrium, out: Path) -> None:
+    from privmarket.experiments.equilibrium_figure import figure
+
+    out.mkdir(parents=True, exist_ok=True)
+    solved.save(out / "equilibrium.npz")
+    for path in [out / "equilibrium.npz", *figure(solved, out / "equilibrium")]:
+        note(f"written: {path}")
+
+
+def _table(solved: Equilibrium) -> Table:
+    from rich.table import Table
+
+    summary = solved.summary()
+    title = (
+        f"{summary['result']} after {summary['iterations']} iterations, {summary['seconds']:.1f} s; the best "
+        f"deviation gains {max(summary['relative_exploitability'], 0.0):.1e} of the mean payment"
+    )
+    table = Table(title=title)
+    for column in ("round", "price", "mean bid", "mean valuation", "ε sold per round", "can still sell"):
+        table.add_column(column, justify="right")
+    steps = solved.grid.time_steps
+    for n in sorted({round(k * (steps - 1) / 12) for k in range(13)}):
+        table.add_row(
+            f"{summary['time'][n]:.2f}",
+            *(f"{summary[name][n]:.4f}" for name in ("price", "mean_bid", "mean_valuation", "sold_per_round")),
+            f"{100 * summary['share_with_budget_left'][n]:.1f} %",
+        )
+    return table

@@ -1,0 +1,305 @@
+"""The Nash gap of the solved mean-field game against the number of clients; the real form of RQ4 (c) and (d).
+
+The paper shows the regret of a trained network as a stand-in for the gap. Here the gap itself is measured, in two
+populations: one kind of clients (panel c, IID) and four kinds with their own mean valuations (panel d, non-IID),
+and under two rules: the exact mean-field menu, whose price a client cannot move, and the plug-in menu, whose
+price it can. The stand-in is drawn beside it for every mechanism that is asked for.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from privmarket import __version__
+from privmarket.experiments.palette import colour, new_figure, save
+from privmarket.market.bids import Array
+from privmarket.market.mechanism import Mechanism
+from privmarket.market.menu import POSTED_PRICE, MenuCurve, from_function
+from privmarket.meanfield import Equilibrium, Grid, MenuMarket, Problem, Result, solve
+from privmarket.meanfield.nash_gap import fit_slope, measure, one_round_regret, search
+from privmarket.meanfield.plug_in_menu import PlugInMenu
+from privmarket.mechanisms import mechanism, takes_setting
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+SIZES = (10, 30, 100, 300, 1_000, 3_000)
+POPULATIONS = {"iid": 1, "non-iid": 4}
+MEASURES = ("hindsight", "own_state", "price_error")
+_SALE_CAP = 0.3
+_PROXY_BUDGET = 0.5  # per client, B = 50 at N = 100 as in the paper's tables
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is measured.
+
+    Attributes:
+        scenario: the law of clients.
+        sizes: numbers of clients.
+        seeds: runs per size.
+        search_seeds: runs per size in which shadings are tried in the whole game; 0 leaves that out.
+        search_sizes: numbers of clients for that.
+        proxies: mechanisms whose one-round regret is drawn beside the gap.
+        proxy_sizes: numbers of clients for them.
+        grid: the mean-field grid.
+    """
+
+    scenario: str = "uniform"
+    sizes: tuple[int, ...] = SIZES
+    seeds: int = 100
+    search_seeds: int = 200
+    search_sizes: tuple[int, ...] = (10, 100, 1_000)
+    proxies: tuple[str, ...] = ()
+    proxy_sizes: tuple[int, ...] = (10, 30, 100, 300)
+    grid: str = "64x64x50"
+
+
+def _linear_menu() -> MenuCurve:
+    return from_function(lambda s: np.clip(1.0 - s, 0.0, 1.0), 1.0, steps=8)
+
+
+def _exact(curve: MenuCurve, cap: float) -> Mechanism:
+    return mechanism("mean-field-menu", curve=curve, epsilon_max=cap)
+
+
+def _plug_in(curve: MenuCurve, cap: float) -> Mechanism:
+    return PlugInMenu(curve)
+
+
+RULES: dict[str, tuple[Callable[[], MenuCurve], Callable[[MenuCurve, float], Mechanism]]] = {
+    "mean-field-menu": (lambda: POSTED_PRICE, _exact),
+    "plug-in-menu": (_linear_menu, _plug_in),
+}
+
+
+def run(setting: Setting, path: Path, progress: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
+    """Measures all that is not yet in the file at `path`, and writes it there cell by cell."""
+    report = _resume(setting, path)
+    for population, kinds in POPULATIONS.items():
+        for name, (curve, build) in RULES.items():
+            missing = [n for n in setting.sizes if f"{population}/{name}/{n}" not in report["cells"]]
+            wants_search = [
+                n
+                for n in setting.search_sizes
+                if name == "mean-field-menu" and setting.search_seeds
+                if f"{population}/{n}" not in report["search"]
+            ]
+            if not missing and not wants_search:
+                continue
+            progress(f"{population}, {name}: solving")
+            solved = _solved(setting, kinds, curve())
+            rule = build(curve(), _SALE_CAP * solved.game.mesh.step)
+            report["equilibria"][f"{population}/{name}"] = _headline(solved)
+            for n in missing:
+                progress(f"{population}, {name}: N = {n}")
+                report["cells"][f"{population}/{name}/{n}"] = _cell(solved, rule, n, setting.seeds)
+                _write(report, path)
+            for n in wants_search:
+                progress(f"{population}: shadings at N = {n}")
+                report["search"][f"{population}/{n}"] = _searched(solved, rule, n, setting.search_seeds)
+                _write(report, path)
+    _measure_proxies(setting, report, path, progress)
+    report["slopes"] = slopes(report)
+    _write(report, path)
+    return report
+
+
+def slopes(report: dict[str, Any]) -> dict[str, Any]:
+    """Log-log slopes with 95 % intervals, absolute and over the mean payment of the same run."""
+    found: dict[str, Any] = {}
+    for population in POPULATIONS:
+        for name in RULES:
+            cells = _cells(report, population, name)
+            sizes = [cell["clients"] for cell in cells]
+            for measure_name in MEASURES:
+                for scale in ("absolute", "relative"):
+                    values = [_values(cell, measure_name, scale) for cell in cells]
+                    fit = fit_slope(sizes, values, np.random.default_rng(0)) if len(sizes) > 1 else None
+                    found[f"{population}/{name}/{measure_name}/{scale}"] = None if fit is None else fit.__dict__
+    return found
+
+
+def _solved(setting: Setting, kinds: int, curve: MenuCurve) -> Equilibrium:
+    problem = Problem.from_scenario(setting.scenario, market=MenuMarket(curve, _SALE_CAP), kinds=kinds)
+    solved = solve(problem, "explicit", grid=Grid.parse(setting.grid))
+    if solved.result is not Result.CONVERGED:
+        raise RuntimeError(f"the mean-field game did not converge: {solved.result.value}")
+    return solved
+
+
+def _headline(solved: Equilibrium) -> dict[str, Any]:
+    wanted = ("result", "iterations", "seconds", "relative_exploitability", "mean_payment", "mean_epsilon_sold")
+    summary = solved.summary()
+    return {key: summary[key] for key in wanted}
+
+
+def _cell(solved: Equilibrium, rule: Mechanism, clients: int, seeds: int) -> dict[str, Any]:
+    gap = measure(solved, rule, clients, seeds=range(seeds))
+    lists = {name: getattr(gap, name).tolist() for name in (*MEASURES, "mean_payment")}
+    return {"clients": clients, **{name: [float(f"{x:.6g}") for x in values] for name, values in lists.items()}}
+
+
+def _searched(solved: Equilibrium, rule: Mechanism, clients: int, seeds: int) -> dict[str, Any]:
+    found = search(solved, rule, clients, seeds=range(seeds))
+    mean, error = found.best
+    spread = found.gain.std(axis=1, ddof=1) / np.sqrt(seeds)
+    return {
+        "clients": clients,
+        "seeds": seeds,
+        "best_gain": mean,
+        "standard_error": error,
+        "shadings": [
+            {"share": a, "extra": d, "gain": float(g), "standard_error": float(e)}
+            for (a, d), g, e in zip(found.shadings, found.gain.mean(axis=1), spread, strict=True)
+        ],
+    }
+
+
+def _measure_proxies(setting: Setting, report: dict[str, Any], path: Path, progress: Callable[[str], None]) -> None:
+    from privmarket.market.scenarios import scenario
+
+    law = scenario(setting.scenario)
+    for name in setting.proxies:
+        rule = mechanism(name, **({"law": law} if takes_setting(name, "law") else {}))
+        for n in setting.proxy_sizes:
+            if f"{name}/{n}" in report["proxy"]:
+                continue
+            progress(f"one-round regret of {name}: N = {n}")
+            regret, payment = one_round_regret(rule, law, n, _PROXY_BUDGET, seeds=range(20))
+            report["proxy"][f"{name}/{n}"] = {
+                "mechanism": name,
+                "clients": n,
+                "regret": regret.tolist(),
+                "mean_payment": payment.tolist(),
+            }
+            _write(report, path)
+
+
+def _resume(setting: Setting, path: Path) -> dict[str, Any]:
+    fresh: dict[str, Any] = {
+        "setting": {k: list(v) if isinstance(v, tuple) else v for k, v in setting.__dict__.items()},
+        "version": __version__,
+        "equilibria": {},
+        "cells": {},
+        "search": {},
+        "proxy": {},
+    }
+    if not path.exists():
+        return fresh
+    saved: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    same = all(
+        saved["setting"][key] == fresh["setting"][key] for key in ("scenario", "seeds", "grid", "search_seeds")
+    )
+    return {**saved, "setting": fresh["setting"]} if same else fresh
+
+
+def _write(report: dict[str, Any], path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+
+
+def _cells(report: dict[str, Any], population: str, rule: str) -> list[dict[str, Any]]:
+    mine = [cell for key, cell in report["cells"].items() if key.startswith(f"{population}/{rule}/")]
+    return sorted(mine, key=lambda cell: int(cell["clients"]))
+
+
+def _values(cell: dict[str, Any], name: str, scale: str) -> Array:
+    values = np.array(cell[name])
+    return np.asarray(values / np.array(cell["mean_payment"]) if scale == "relative" else values)
+
+
+_LOOK = {
+    "price_error": ("#999999", "s", "utility differs from the mean-field game's by"),
+    "hindsight": ("#D55E00", "o", "gap, deviator knows all that others will do"),
+    "own_state": ("#0072B2", "v", "gap, deviator knows its own state"),
+}
+
+
+def figure(report: dict[str, Any], stem: Path, formats: tuple[str, ...] = ("png", "svg")) -> list[Path]:
+    """Panels (c) and (d), and the stand-in where it was measured."""
+    panels = 2 + bool(report["proxy"])
+    drawing = new_figure(5.0 * panels, 5.4)
+    axes = drawing.subplots(1, panels, squeeze=False)[0]
+    titles = {"iid": "(c) one kind of clients", "non-iid": "(d) four kinds of clients"}
+    for axis, population in zip(axes, POPULATIONS, strict=False):
+        _panel(axis, report, population)
+        axis.set_title(titles[population])
+    bottom = min(axis.get_ylim()[0] for axis in axes[:2])
+    for axis in axes[:2]:
+        axis.set_ylim(bottom, 1.0)
+    if report["proxy"]:
+        _proxy_panel(axes[2], report)
+    return save(drawing, stem, formats)
+
+
+def _panel(axis: Axes, report: dict[str, Any], population: str) -> None:
+    for rule, dash in (("mean-field-menu", "-"), ("plug-in-menu", "--")):
+        cells = _cells(report, population, rule)
+        sizes = np.array([cell["clients"] for cell in cells])
+        for name, (shade, marker, text) in _LOOK.items():
+            if rule == "plug-in-menu" and name == "price_error":
+                continue
+            values = [_values(cell, name, "relative") for cell in cells]
+            mean = np.array([v.mean() for v in values])
+            error = np.array([1.96 * v.std(ddof=1) / np.sqrt(v.size) for v in values])
+            label = f"{text}{_slope_text(report, population, rule, name)}"
+            label += " (plug-in price)" if rule == "plug-in-menu" else ""
+            _draw(axis, sizes, mean, error, shade, marker, dash, label)
+    guide = np.array([10.0, 3000.0])
+    axis.plot(
+        guide, 0.2 * (guide / 10) ** -0.5, color="black", lw=0.8, ls=":", label="slope −1/2, the theorem's bound"
+    )
+    axis.set(xscale="log", yscale="log", xlabel="clients N", ylabel="share of the mean payment")
+    axis.legend(fontsize=6.5, loc="upper center", bbox_to_anchor=(0.5, -0.14), frameon=False)
+
+
+def _draw(axis: Axes, x: Array, mean: Array, error: Array, shade: str, marker: str, dash: str, label: str) -> None:
+    """Means with 95 % intervals where they are above 0; elsewhere an open mark at the interval's upper end."""
+    clear = mean - error > 0
+    low = np.minimum(error, 0.95 * np.abs(mean))
+    axis.errorbar(
+        x[clear],
+        mean[clear],
+        yerr=[low[clear], error[clear]],
+        color=shade,
+        marker=marker,
+        ls=dash,
+        ms=5,
+        label=label,
+    )
+    upper = np.maximum(mean + error, 0.0)
+    shown = ~clear & (upper > 0)
+    if shown.any():
+        note = None if clear.any() else f"{label}: not above 0, upper 95 % limit"
+        axis.plot(x[shown], upper[shown], color=shade, marker=marker, ls="none", mfc="white", ms=6, label=note)
+
+
+def _slope_text(report: dict[str, Any], population: str, rule: str, name: str) -> str:
+    fit = report["slopes"][f"{population}/{rule}/{name}/relative"]
+    return "" if fit is None else f": slope {fit['slope']:.2f} [{fit['low']:.2f}, {fit['high']:.2f}]"
+
+
+def _proxy_panel(axis: Axes, report: dict[str, Any]) -> None:
+    names: Sequence[str] = sorted({cell["mechanism"] for cell in report["proxy"].values()})
+    for name in names:
+        cells = sorted(
+            (c for c in report["proxy"].values() if c["mechanism"] == name), key=lambda c: int(c["clients"])
+        )
+        sizes = [c["clients"] for c in cells]
+        mean = [float(np.mean(c["regret"]) / np.mean(c["mean_payment"])) for c in cells]
+        axis.plot(sizes, np.maximum(mean, 1e-12), color=colour(name), marker="o", label=name)
+    axis.set(
+        xscale="log",
+        yscale="log",
+        xlabel="clients N",
+        ylabel="regret ÷ mean payment",
+        title="the paper's stand-in: regret in one round",
+    )
+    axis.legend(fontsize=7)
