@@ -215,17 +215,19 @@ def _values(cell: dict[str, Any], name: str, scale: str) -> Array:
     return np.asarray(values / np.array(cell["mean_payment"]) if scale == "relative" else values)
 
 
+# (rule, measure) → colour, marker, what it is
 _LOOK = {
-    "price_error": ("#999999", "s", "utility differs from the mean-field game's by"),
-    "hindsight": ("#D55E00", "o", "gap, deviator knows all that others will do"),
-    "own_state": ("#0072B2", "v", "gap, deviator knows its own state"),
+    ("mean-field-menu", "price_error"): ("#888888", "s", "utility against the mean-field game's"),
+    ("mean-field-menu", "hindsight"): ("#D55E00", "o", "gap, deviator foresees the others' play"),
+    ("plug-in-menu", "hindsight"): ("#882255", "^", "the same under a price that the client moves"),
+    ("mean-field-menu", "own_state"): ("#0072B2", "v", "gap, deviator sees its own state"),
 }
 
 
 def figure(report: dict[str, Any], stem: Path, formats: tuple[str, ...] = ("png", "svg")) -> list[Path]:
     """Panels (c) and (d), and the stand-in where it was measured."""
     panels = 2 + bool(report["proxy"])
-    drawing = new_figure(5.0 * panels, 5.4)
+    drawing = new_figure(5.2 * panels, 5.6)
     axes = drawing.subplots(1, panels, squeeze=False)[0]
     titles = {"iid": "(c) one kind of clients", "non-iid": "(d) four kinds of clients"}
     for axis, population in zip(axes, POPULATIONS, strict=False):
@@ -240,61 +242,45 @@ def figure(report: dict[str, Any], stem: Path, formats: tuple[str, ...] = ("png"
 
 
 def _panel(axis: Axes, report: dict[str, Any], population: str) -> None:
-    for rule, dash in (("mean-field-menu", "-"), ("plug-in-menu", "--")):
+    for (rule, name), (shade, marker, text) in _LOOK.items():
         cells = _cells(report, population, rule)
+        values = [_values(cell, name, "relative") for cell in cells]
         sizes = np.array([cell["clients"] for cell in cells])
-        for name, (shade, marker, text) in _LOOK.items():
-            if rule == "plug-in-menu" and name == "price_error":
-                continue
-            values = [_values(cell, name, "relative") for cell in cells]
-            mean = np.array([v.mean() for v in values])
-            error = np.array([1.96 * v.std(ddof=1) / np.sqrt(v.size) for v in values])
-            label = f"{text}{_slope_text(report, population, rule, name)}"
-            label += " (plug-in price)" if rule == "plug-in-menu" else ""
-            _draw(axis, sizes, mean, error, shade, marker, dash, label)
+        mean = np.array([v.mean() for v in values])
+        error = np.array([1.96 * v.std(ddof=1) / np.sqrt(v.size) for v in values])
+        clear = mean > error
+        fit = report["slopes"][f"{population}/{rule}/{name}/relative"]
+        if clear.all() and fit is not None:
+            text += f"\n    slope {fit['slope']:.2f} [{fit['low']:.2f}, {fit['high']:.2f}]"
+        bars = [error[clear], error[clear]]
+        line = "-" if clear.all() else "none"
+        if clear.any():
+            axis.errorbar(
+                sizes[clear], mean[clear], yerr=bars, color=shade, marker=marker, ls=line, ms=5, label=text
+            )
+        limit = np.maximum(mean + error, 0.0)
+        shown = ~clear & (limit > 0)
+        if shown.any():
+            text += "\n    open: not above 0, upper 95 % limit shown"
+            axis.plot(sizes[shown], limit[shown], color=shade, marker=marker, ls="none", mfc="white", label=text)
     guide = np.array([10.0, 3000.0])
-    axis.plot(
-        guide, 0.2 * (guide / 10) ** -0.5, color="black", lw=0.8, ls=":", label="slope −1/2, the theorem's bound"
-    )
+    for power, dash in ((-0.5, ":"), (-1.0, "--")):
+        text = "N^(−1/2), the theorem's bound" if power == -0.5 else "N^(−1)"
+        axis.plot(guide, 0.25 * (guide / 10) ** power, color="black", lw=0.8, ls=dash, label=text)
     axis.set(xscale="log", yscale="log", xlabel="clients N", ylabel="share of the mean payment")
-    axis.legend(fontsize=6.5, loc="upper center", bbox_to_anchor=(0.5, -0.14), frameon=False)
-
-
-def _draw(axis: Axes, x: Array, mean: Array, error: Array, shade: str, marker: str, dash: str, label: str) -> None:
-    """Means with 95 % intervals where they are above 0; elsewhere an open mark at the interval's upper end."""
-    clear = mean - error > 0
-    low = np.minimum(error, 0.95 * np.abs(mean))
-    axis.errorbar(
-        x[clear],
-        mean[clear],
-        yerr=[low[clear], error[clear]],
-        color=shade,
-        marker=marker,
-        ls=dash,
-        ms=5,
-        label=label,
-    )
-    upper = np.maximum(mean + error, 0.0)
-    shown = ~clear & (upper > 0)
-    if shown.any():
-        note = None if clear.any() else f"{label}: not above 0, upper 95 % limit"
-        axis.plot(x[shown], upper[shown], color=shade, marker=marker, ls="none", mfc="white", ms=6, label=note)
-
-
-def _slope_text(report: dict[str, Any], population: str, rule: str, name: str) -> str:
-    fit = report["slopes"][f"{population}/{rule}/{name}/relative"]
-    return "" if fit is None else f": slope {fit['slope']:.2f} [{fit['low']:.2f}, {fit['high']:.2f}]"
+    axis.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=2, frameon=False)
 
 
 def _proxy_panel(axis: Axes, report: dict[str, Any]) -> None:
     names: Sequence[str] = sorted({cell["mechanism"] for cell in report["proxy"].values()})
     for name in names:
-        cells = sorted(
-            (c for c in report["proxy"].values() if c["mechanism"] == name), key=lambda c: int(c["clients"])
-        )
-        sizes = [c["clients"] for c in cells]
-        mean = [float(np.mean(c["regret"]) / np.mean(c["mean_payment"])) for c in cells]
-        axis.plot(sizes, np.maximum(mean, 1e-12), color=colour(name), marker="o", label=name)
+        mine = [cell for cell in report["proxy"].values() if cell["mechanism"] == name]
+        cells = sorted(mine, key=lambda cell: int(cell["clients"]))
+        share = np.array([np.mean(cell["regret"]) / np.mean(cell["mean_payment"]) for cell in cells])
+        if share.max() < 1e-9:
+            axis.plot([], [], color=colour(name), marker="o", label=f"{name}: 0")
+        else:
+            axis.plot([cell["clients"] for cell in cells], share, color=colour(name), marker="o", label=name)
     axis.set(
         xscale="log",
         yscale="log",
@@ -302,4 +288,4 @@ def _proxy_panel(axis: Axes, report: dict[str, Any]) -> None:
         ylabel="regret ÷ mean payment",
         title="the paper's stand-in: regret in one round",
     )
-    axis.legend(fontsize=7)
+    axis.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=2, frameon=False)
