@@ -2,8 +2,9 @@
 
 The paper shows the regret of a trained network as a stand-in for the gap. Here the gap itself is measured, in two
 populations: one kind of clients (panel c, IID) and four kinds with their own mean valuations (panel d, non-IID),
-and under two rules: the exact mean-field menu, whose price a client cannot move, and the plug-in menu, whose
-price it can. The stand-in is drawn beside it for every mechanism that is asked for.
+and under two rules: the exact mean-field menu, whose price a client cannot move, with one price and with a linear
+curve, and the plug-in menu with that curve, whose price it can. The stand-in is drawn beside it for every
+mechanism that is asked for.
 """
 
 from __future__ import annotations
@@ -75,6 +76,7 @@ def _plug_in(curve: MenuCurve, cap: float) -> Mechanism:
 
 RULES: dict[str, tuple[Callable[[], MenuCurve], Callable[[MenuCurve, float], Mechanism]]] = {
     "mean-field-menu": (lambda: POSTED_PRICE, _exact),
+    "mean-field-menu-linear": (_linear_menu, _exact),
     "plug-in-menu": (_linear_menu, _plug_in),
 }
 
@@ -169,10 +171,10 @@ def _measure_proxies(setting: Setting, report: dict[str, Any], path: Path, progr
     for name in setting.proxies:
         rule = mechanism(name, **({"law": law} if takes_setting(name, "law") else {}))
         for n in setting.proxy_sizes:
-            if f"{name}/{n}" in report["proxy"]:
+            if f"{name}/{n}" in report["proxy"] or n > max(setting.sizes):
                 continue
             progress(f"one-round regret of {name}: N = {n}")
-            regret, payment = one_round_regret(rule, law, n, _PROXY_BUDGET, seeds=range(20))
+            regret, payment = one_round_regret(rule, law, n, _PROXY_BUDGET, seeds=range(min(setting.seeds, 20)))
             report["proxy"][f"{name}/{n}"] = {
                 "mechanism": name,
                 "clients": n,
@@ -217,10 +219,11 @@ def _values(cell: dict[str, Any], name: str, scale: str) -> Array:
 
 # (rule, measure) → colour, marker, what it is
 _LOOK = {
-    ("mean-field-menu", "price_error"): ("#888888", "s", "utility against the mean-field game's"),
-    ("mean-field-menu", "hindsight"): ("#D55E00", "o", "gap, deviator foresees the others' play"),
-    ("plug-in-menu", "hindsight"): ("#882255", "^", "the same under a price that the client moves"),
-    ("mean-field-menu", "own_state"): ("#0072B2", "v", "gap, deviator sees its own state"),
+    ("mean-field-menu", "price_error"): ("#888888", "s", "|utility − the mean-field game's|"),
+    ("mean-field-menu", "hindsight"): ("#D55E00", "o", "gap, deviator foresees the others"),
+    ("mean-field-menu-linear", "hindsight"): ("#009E73", "D", "same, linear menu"),
+    ("plug-in-menu", "hindsight"): ("#882255", "^", "same, linear menu, a price it can move"),
+    ("mean-field-menu", "own_state"): ("#0072B2", "v", "gap, deviator sees its own state only"),
 }
 
 
@@ -273,6 +276,7 @@ def _panel(axis: Axes, report: dict[str, Any], population: str) -> None:
 
 def _proxy_panel(axis: Axes, report: dict[str, Any]) -> None:
     names: Sequence[str] = sorted({cell["mechanism"] for cell in report["proxy"].values()})
+    drawn = False
     for name in names:
         mine = [cell for cell in report["proxy"].values() if cell["mechanism"] == name]
         cells = sorted(mine, key=lambda cell: int(cell["clients"]))
@@ -280,10 +284,13 @@ def _proxy_panel(axis: Axes, report: dict[str, Any]) -> None:
         if share.max() < 1e-9:
             axis.plot([], [], color=colour(name), marker="o", label=f"{name}: 0")
         else:
+            drawn = True
             axis.plot([cell["clients"] for cell in cells], share, color=colour(name), marker="o", label=name)
     axis.set(
         xscale="log",
         yscale="log",
+        xlim=(8.0, 400.0),
+        ylim=None if drawn else (1e-6, 1.0),
         xlabel="clients N",
         ylabel="regret ÷ mean payment",
         title="the paper's stand-in: regret in one round",
