@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,6 +13,7 @@ from privmarket.cli.options import (
     Seed,
     Settings,
     law_of,
+    note,
     parse_settings,
     print_json,
     print_table,
@@ -21,10 +23,11 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from privmarket.market.audit import AuditReport, RegretSummary
+    from privmarket.market.scenarios import Law
 
 
 def audit(
-    mechanism: Annotated[str, typer.Option(help="Which rule to attack.")],
+    mechanism: Annotated[str, typer.Option(help="Which rule to attack, or `all` for one table of all.")],
     scenario: Annotated[
         str, typer.Option(help="uniform, bimodal, lognormal, valuation-function, or a CSV file of past bids.")
     ] = "uniform",
@@ -33,6 +36,7 @@ def audit(
     profiles: Annotated[int, typer.Option(help="Markets to sample and attack.")] = 5,
     objective: Annotated[str, typer.Option(help="total-epsilon or aggregation-error.")] = "total-epsilon",
     settings: Settings = None,
+    out: Annotated[Path, typer.Option(help="Folder for the figure of `--mechanism all`.")] = Path("out"),
     seed: Seed = 0,
     json: Json = False,
 ) -> None:
@@ -46,6 +50,8 @@ def audit(
       privmarket audit --mechanism mean-field-menu --scenario uniform --clients 100 --budget 50
 
       privmarket audit --mechanism proportional-share --scenario past-bids.csv --clients 30 --budget 9 --json
+
+      privmarket audit --mechanism all --clients 50 --budget 25 --profiles 3
     """
     from privmarket.market.audit import audit as run
     from privmarket.market.objectives import objective as objective_of
@@ -53,6 +59,9 @@ def audit(
     from privmarket.mechanisms import takes_setting
 
     law = law_of(scenario)
+    if mechanism == "all":
+        _compare_all(law, clients, budget, profiles, seed, out, json)
+        return
     given = parse_settings(settings)
     # A rule that prices by the population's law is given the law that it is judged on.
     if "law" not in given and takes_setting(mechanism, "law"):
@@ -68,6 +77,30 @@ def audit(
     else:
         print_table(_table(report))
         print_table(_quintile_table(report))
+
+
+def _compare_all(law: Law, clients: int, budget: float, profiles: int, seed: int, out: Path, json: bool) -> None:
+    from rich.console import Console
+
+    from privmarket.experiments.auction_table import compare, figure, table
+    from privmarket.mechanisms import mechanisms
+
+    with Console(stderr=True).status("starting") as status:
+        reports = compare(
+            mechanisms(),
+            law,
+            clients,
+            budget,
+            profiles=profiles,
+            seed=seed,
+            progress=lambda name: status.update(f"clearing and attacking {name}"),
+        )
+    if json:
+        print_json([report.to_dict() for report in reports])
+    else:
+        print_table(table(reports))
+    for path in figure(reports, out / "auction-comparison"):
+        note(f"figure: {path}")
 
 
 class _progress:
@@ -98,7 +131,7 @@ def _table(report: AuditReport) -> Table:
 
     table = Table(
         title=f"{report.mechanism} on {report.scenario}: {report.clients} clients, budget {report.budget:g}, "
-        f"{report.profiles} markets, seed {report.seed}",
+        f"{report.profiles} markets attacked, {report.markets} averaged, seed {report.seed}",
         show_header=False,
     )
     table.add_column("figure")

@@ -33,7 +33,9 @@ def compare(
     reports = []
     for name in names:
         progress(name)
-        settings = {"law": law} if takes_setting(name, "law") else {}
+        settings: dict[str, object] = {"law": law} if takes_setting(name, "law") else {}
+        if takes_setting(name, "epsilon_max"):
+            settings["epsilon_max"] = law.epsilon_max
         rule = mechanism(name, **settings)
         reports.append(audit(rule, law, clients, budget, profiles=profiles, seed=seed, attack=QUICK_ATTACK))
     return reports
@@ -45,13 +47,22 @@ def table(reports: list[AuditReport]) -> Table:
 
     first = reports[0]
     made = Table(
-        title=f"{first.scenario}: {first.clients} clients, budget {first.budget:g}, {first.profiles} markets, "
-        f"fluid bound {first.fluid_bound:.1f} ε",
+        title=f"{first.scenario}: {first.clients} clients, budget {first.budget:g}, "
+        f"fluid bound {first.fluid_bound:.1f} ε; {first.markets} markets, {first.profiles} of them attacked",
         caption="worst lie: the largest gain found for any client, over the mean payment. "
         "of fluid: ε bought over the limit of truthful buying.",
     )
     made.add_column("mechanism")
-    for column in ("bought ε", "spent", "surplus", "worst lie", "underpaid", "over budget", "of fluid"):
+    for column in (
+        "bought ε",
+        "spent",
+        "surplus",
+        "worst lie",
+        "underpaid",
+        "over budget",
+        "over offer",
+        "of fluid",
+    ):
         made.add_column(column, justify="right")
     for report in sorted(reports, key=lambda r: -r.fluid_ratio):
         made.add_row(
@@ -62,6 +73,7 @@ def table(reports: list[AuditReport]) -> Table:
             "none" if report.regret.maximum <= 1e-9 * first.budget else f"{report.regret.maximum_share:.0%}",
             "none" if report.rationality_violations == 0 else f"{report.rationality_violations:.0%}",
             "never" if report.budget_violations == 0 else f"{report.budget_violations:.0%}",
+            "never" if report.offer_violations == 0 else f"{report.offer_violations:.0%}",
             f"{report.fluid_ratio:.3f}",
         )
     return made

@@ -28,6 +28,10 @@ from privmarket.market.outcome import Outcome
 from privmarket.market.scenarios import Law
 
 
+_VALUE_MARKETS = 200
+_VALUE_CELLS = 2_000_000
+
+
 @dataclass(frozen=True)
 class RegretSummary:
     """What lies gain per client and round: in money, and as a share of the mean payment."""
@@ -55,6 +59,7 @@ class AuditReport:
     """Everything `privmarket audit` says. Means are per market unless named otherwise.
 
     Attributes:
+        profiles: markets that were attacked; markets: markets that the other figures are averaged over.
         regret: gains from lies about valuation and ε together.
         regret_in_valuation: gains from lies about the valuation alone.
         regret_in_epsilon: gains from lies about ε alone.
@@ -70,6 +75,7 @@ class AuditReport:
     clients: int
     budget: float
     profiles: int
+    markets: int
     seed: int
     objective: str
     regret: RegretSummary
@@ -116,7 +122,9 @@ def audit(
     if clients < 1 or profiles < 1:
         raise ConfigurationError(f"{clients} clients, {profiles} profiles", "both must be at least 1")
     rng = np.random.default_rng(seed)
-    types = law.sample(rng, clients, (profiles,))
+    # Attacks are dear and auctions cheap: value is averaged over more markets than are attacked.
+    markets = max(profiles, min(_VALUE_MARKETS, _VALUE_CELLS // clients))
+    types = law.sample(rng, clients, (markets,))
     outcome = mechanism.run(types, budget)
     gains: dict[str, list[Array]] = {"joint": [], "valuation": [], "epsilon": []}
     for index in range(profiles):
@@ -135,6 +143,7 @@ def audit(
         clients=clients,
         budget=budget,
         profiles=profiles,
+        markets=markets,
         seed=seed,
         objective=objective.name,
         regret=summaries["joint"],
