@@ -113,7 +113,7 @@ def test_no_sequence_of_sales_passes_a_cap(cap, offers):
         assert 0 <= sold <= offered
         if sold > 0:
             wallet.spend(family.event(sold))
-    assert composed_epsilon(wallet.history) <= cap * (1 + 1e-12)
+    assert composed_epsilon(wallet.history) <= cap * (1 + 1e-9)
     assert 0 <= wallet.remaining_share <= 1
 
 
@@ -124,7 +124,7 @@ def test_trimmed_offers_always_fit(caps, offers):
     for offered in offers:
         sold = wallets.trim(TABLE, offered)
         wallets.spend([TABLE.event(float(e)) if e > 0 else None for e in sold])
-    assert (wallets.spent <= wallets.capacity).all()
+    assert (wallets.spent <= wallets.capacity * (1 + 1e-9)).all()
 
 
 @settings(max_examples=100, deadline=None)

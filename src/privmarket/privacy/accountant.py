@@ -1,4 +1,8 @@
-"""What a sequence of releases costs: Rényi curves of single releases, added up, for many clients at once."""
+"""What a sequence of releases costs: the costs of single releases, added up, for many clients at once.
+
+A cost is a row of numbers that add up under composition: the Rényi divergence at each order of `ORDERS`, and
+in a last column the squared parameter μ² of Gaussian differential privacy. Each column alone bounds ε.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +12,11 @@ import numpy as np
 
 from privmarket.errors import PrivacyError
 from privmarket.privacy.events import DEFAULT_DELTA, PrivacyEvent, Step, require_delta, step_counts
-from privmarket.privacy.gaussian import Array
+from privmarket.privacy.gaussian import Array, epsilon_of
 from privmarket.privacy.renyi import ORDERS, epsilon_from_divergence, step_divergence
+
+COLUMNS = ORDERS.size + 1
+GAUSSIAN = ORDERS.size  # the column of μ²
 
 # Rows of steps already seen. Multipliers come from a grid, so a long run meets few; cleared when it grows.
 _ROWS: dict[Step, Array] = {}
@@ -17,14 +24,15 @@ _MAX_ROWS = 50_000
 
 
 def release_cost(event: PrivacyEvent) -> Array:
-    """(orders,) the Rényi divergence of one release at every order of `ORDERS`; a pure function."""
+    """(columns,) the cost of one release; a pure function."""
     return composed_cost([event])
 
 
 def composed_cost(events: Iterable[PrivacyEvent | None]) -> Array:
-    """(orders,) the Rényi divergence of all the releases together.
+    """(columns,) the cost of all the releases together.
 
-    Implements: adaptive composition, Proposition 1 of [Mironov2017]: divergences of one order add up.
+    Implements: adaptive composition, Proposition 1 of [Mironov2017] for the divergences and Corollary 3.3 of
+    [DongRothSu2022] for μ²: in every column costs add up.
     """
     counts = step_counts(events)
     rows = _step_rows(list(counts))
@@ -32,14 +40,29 @@ def composed_cost(events: Iterable[PrivacyEvent | None]) -> Array:
 
 
 def release_costs(events: Sequence[PrivacyEvent | None]) -> Array:
-    """(events, orders) the cost of each release on its own; zero for None."""
+    """(events, columns) the cost of each release on its own; zero for None."""
     return _COSTS.rows(events)
 
 
-def composed_epsilon(events: Iterable[PrivacyEvent | None], delta: float = DEFAULT_DELTA) -> float:
-    """ε at δ of all the releases together, by Rényi accounting."""
+def epsilon_of_cost(cost: Array, delta: float = DEFAULT_DELTA) -> Array:
+    """ε at δ of a cost, (..., columns) → (...,): the smaller of the Rényi and the Gaussian bound.
+
+    The Gaussian one is exact for full-batch releases, and far too large for sampled ones.
+    """
     require_delta(delta)
-    return float(epsilon_from_divergence(composed_cost(events), delta))
+    renyi = epsilon_from_divergence(cost[..., :GAUSSIAN], delta)
+    return np.minimum(renyi, epsilon_of(np.sqrt(cost[..., GAUSSIAN]), delta))
+
+
+def composed_epsilon(events: Iterable[PrivacyEvent | None], delta: float = DEFAULT_DELTA) -> float:
+    """ε at δ of all the releases together."""
+    return float(epsilon_of_cost(composed_cost(events), delta))
+
+
+def renyi_epsilon(events: Iterable[PrivacyEvent | None], delta: float = DEFAULT_DELTA) -> float:
+    """ε at δ of all the releases together, by Rényi accounting alone."""
+    require_delta(delta)
+    return float(epsilon_from_divergence(composed_cost(events)[:GAUSSIAN], delta))
 
 
 class RdpAccountant:
@@ -48,19 +71,24 @@ class RdpAccountant:
     The events are kept and are the truth; the running totals are a cache of them (`recomputed`).
 
     Attributes:
-        divergence: (clients, orders) what each client has released so far.
+        cost: (clients, columns) what each client has released so far.
     """
 
     def __init__(self, clients: int = 1) -> None:
         if clients < 1:
             raise PrivacyError(f"an accountant for {clients} clients", "give at least one client")
-        self.divergence: Array = np.zeros((clients, ORDERS.size))
+        self.cost: Array = np.zeros((clients, COLUMNS))
         self._history: list[tuple[PrivacyEvent | None, ...]] = []
 
     @property
     def clients(self) -> int:
         """How many clients are accounted for."""
-        return int(self.divergence.shape[0])
+        return int(self.cost.shape[0])
+
+    @property
+    def divergence(self) -> Array:
+        """(clients, orders) the Rényi divergence of everything each client has released."""
+        return self.cost[:, :GAUSSIAN]
 
     @property
     def history(self) -> tuple[tuple[PrivacyEvent | None, ...], ...]:
@@ -75,13 +103,12 @@ class RdpAccountant:
         rounds = [self._one_per_client(given) for given in events]
         costs = [release_costs(entry) for entry in rounds]
         for entry, cost in zip(rounds, costs, strict=True):
-            self.divergence += cost
+            self.cost += cost
             self._history.append(entry)
 
     def epsilon(self, delta: float = DEFAULT_DELTA) -> Array:
         """(clients,) ε at δ of everything each client has released."""
-        require_delta(delta)
-        return epsilon_from_divergence(self.divergence, delta)
+        return epsilon_of_cost(self.cost, delta)
 
     def recomputed(self) -> RdpAccountant:
         """The same accountant, rebuilt from its events."""
@@ -109,10 +136,10 @@ class _CostTable:
     def __init__(self, max_rows: int) -> None:
         self._max_rows = max_rows
         self._place: dict[PrivacyEvent | None, int] = {}
-        self._rows: Array = np.empty((0, ORDERS.size))
+        self._rows: Array = np.empty((0, COLUMNS))
 
     def rows(self, events: Sequence[PrivacyEvent | None]) -> Array:
-        """(events, orders) the cost of each; zero for None."""
+        """(events, columns) the cost of each; zero for None."""
         place = self._place
         missing = [event for event in dict.fromkeys(events) if event not in place]
         if missing:
@@ -121,7 +148,7 @@ class _CostTable:
 
     def _forget(self, events: Sequence[PrivacyEvent | None]) -> list[PrivacyEvent | None]:
         self._place.clear()
-        self._rows = np.empty((0, ORDERS.size))
+        self._rows = np.empty((0, COLUMNS))
         return list(dict.fromkeys(events))
 
     def _add(self, events: Sequence[PrivacyEvent | None]) -> None:
@@ -135,13 +162,15 @@ _COSTS = _CostTable(_MAX_ROWS)
 
 
 def _step_rows(steps: Sequence[Step]) -> Array:
-    """(steps, orders) divergence of each step, from memory where it was met before."""
+    """(steps, columns) the cost of each step, from memory where it was met before."""
     missing = [step for step in steps if step not in _ROWS]
     if missing and len(_ROWS) + len(missing) > _MAX_ROWS:
         _ROWS.clear()
         missing = list(steps)
     for rate in dict.fromkeys(step.sampling_rate for step in missing):
         same = [step for step in missing if step.sampling_rate == rate]
-        for step, row in zip(same, step_divergence([s.noise_multiplier for s in same], rate), strict=True):
-            _ROWS[step] = row
-    return np.array([_ROWS[step] for step in steps]).reshape(len(steps), ORDERS.size)
+        noise = np.array([step.noise_multiplier for step in same])
+        # Sampling never costs privacy, so a sampled step is also 1/σ-Gaussian.
+        rows = np.column_stack([step_divergence(noise, rate), noise**-2])
+        _ROWS.update(zip(same, rows, strict=True))
+    return np.array([_ROWS[step] for step in steps]).reshape(len(steps), COLUMNS)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from privmarket.privacy.accountant import composed_epsilon
+from privmarket.privacy.accountant import renyi_epsilon
 from privmarket.privacy.events import DEFAULT_DELTA, PrivacyEvent, Step, require_delta, step_counts
 
 # How finely losses are binned: binning is pessimistic, so it costs tightness, never validity.
@@ -45,7 +45,7 @@ def certify(events: Sequence[PrivacyEvent | None], delta: float = DEFAULT_DELTA)
     what holds.
     """
     require_delta(delta)
-    rdp = composed_epsilon(events, delta)
+    rdp = renyi_epsilon(events, delta)
     pld = _pld_epsilon(events, delta, guess=rdp)
     counts = step_counts(events)
     made = sum(event is not None for event in events)

@@ -49,6 +49,7 @@ def epsilon_of(mu: ArrayLike, delta: ArrayLike) -> Array:
     Implements: the inverse of Theorem 8 of [BalleWang2018], by bisection.
     """
     m, d = np.broadcast_arrays(np.asarray(mu, float), np.asarray(delta, float))
+    m = np.maximum(m, 1e-300)  # nothing released, μ = 0, costs nothing
     # The privacy loss is N(μ²/2, μ²) and δ(ε) ≤ P(loss > ε).
     low, high = np.zeros(m.shape), m**2 / 2 + m * np.maximum(-ndtri(d), 0.0)
     for _ in range(_HALVINGS):

@@ -42,15 +42,21 @@ class NoiseSource:
     def __init__(self, key: bytes) -> None:
         if len(key) != 16:
             raise PrivacyError(f"a noise key of {len(key)} bytes", "AES-128 takes 16; use from_seed or from_system")
+        self._words: NDArray[np.uint32] = np.empty(_CHUNK + 4, dtype=np.uint32)
+        self._process: int | None = None  # the process that a system-keyed stream belongs to
+        self._start(key)
+
+    def _start(self, key: bytes) -> None:
         self._key = key
         self._bits = _stream(key)
         self._tail_bits = _stream(_derive(key, "tail"))
-        self._words: NDArray[np.uint32] = np.empty(_CHUNK + 4, dtype=np.uint32)
 
     @classmethod
     def from_system(cls) -> Self:
         """A stream keyed by the operating system: what every real release uses."""
-        return cls(os.urandom(16))
+        source = cls(os.urandom(16))
+        source._process = os.getpid()
+        return source
 
     @classmethod
     def from_seed(cls, seed: int, *labels: int | str) -> Self:
@@ -96,6 +102,10 @@ class NoiseSource:
 
     def _take(self, words: int) -> NDArray[np.uint32]:
         """The next `words` ≤ _CHUNK words of 32 random bits; overwritten by the next call."""
+        if self._process is not None and self._process != os.getpid():
+            # A forked copy would repeat its parent's noise, and the difference of two releases would be bare.
+            self._process = os.getpid()
+            self._start(os.urandom(16))
         # update_into wants room for one block more than it writes.
         self._bits.update_into(memoryview(_ZEROS)[: 4 * words], self._words.data.cast("B"))
         return self._words[:words]

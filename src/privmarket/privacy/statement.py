@@ -12,11 +12,10 @@ from pathlib import Path
 import numpy as np
 
 from privmarket.errors import PrivacyError
-from privmarket.privacy.accountant import composed_cost
+from privmarket.privacy.accountant import renyi_epsilon
 from privmarket.privacy.calibration import ReleaseFamily, literal_noise_multiplier
 from privmarket.privacy.certificate import Certificate, certify
 from privmarket.privacy.events import DEFAULT_DELTA, PrivacyEvent, release, require_delta, require_schedule
-from privmarket.privacy.renyi import epsilon_from_divergence
 from privmarket.privacy.wallet import Wallet
 
 _SALE = re.compile(r"^\s*(?P<terms>[^x×]+?)\s*(?:[x×]\s*(?P<count>\S+)\s*)?$")
@@ -88,7 +87,7 @@ def statement(
                 sale,
                 noise,
                 float(literal_noise_multiplier(sale.epsilon, delta)),
-                float(epsilon_from_divergence(composed_cost(events), delta)),
+                renyi_epsilon(events, delta),
                 None if wallet is None else _sell(wallet, sale, noise),
             )
         )
@@ -105,8 +104,7 @@ def running_epsilon(account: Statement) -> tuple[np.ndarray, np.ndarray, np.ndar
     for line in account.lines:
         sale, noise = line.sale, line.noise_multiplier
         for k in np.unique(np.linspace(1, sale.count, min(sale.count, _POINTS_PER_LINE)).astype(int)):
-            cost = composed_cost([*before, _repeated(sale, noise, int(k))])
-            epsilon = float(epsilon_from_divergence(cost, account.certificate.delta))
+            epsilon = renyi_epsilon([*before, _repeated(sale, noise, int(k))], account.certificate.delta)
             points.append((done + int(k), epsilon, basic + k * sale.epsilon))
         before.append(_repeated(sale, noise, sale.count))
         done, basic = done + sale.count, basic + sale.count * sale.epsilon

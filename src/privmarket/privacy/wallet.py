@@ -3,9 +3,10 @@
 A wallet is a *filter*: before each release it says whether the release still fits, and whatever sequence of
 releases passes it, chosen adaptively by anyone who saw all the earlier outputs, is (cap, δ)-DP in total.
 
-Adaptive choice is why a wallet watches one Rényi order that is fixed when it is opened. Re-reading the whole
-curve after each sale and taking the best order (as the accountant does for a report) is valid for a sequence
-fixed in advance, but not as a stopping rule.
+Adaptive choice is why a wallet watches a single measure of cost, fixed before its first sale: the Rényi
+divergence at one order, or μ² of Gaussian differential privacy. Re-reading all of them after each sale and
+taking the best (as the accountant does for a report) is valid for a sequence fixed in advance, but not as a
+stopping rule. The first sale itself picks the measure: nothing had been released when it was chosen.
 """
 
 from __future__ import annotations
@@ -20,14 +21,22 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from privmarket.errors import PrivacyError, WalletError
-from privmarket.privacy.accountant import composed_epsilon, release_cost, release_costs
+from privmarket.privacy import gaussian
+from privmarket.privacy.accountant import (
+    COLUMNS,
+    GAUSSIAN,
+    composed_epsilon,
+    release_cost,
+    release_costs,
+)
 from privmarket.privacy.calibration import ReleaseFamily
 from privmarket.privacy.events import DEFAULT_DELTA, PrivacyEvent, from_json, release, require_delta, to_json
 from privmarket.privacy.gaussian import Array
 from privmarket.privacy.renyi import ORDERS, conversion_cost
 
-# The filter's running sum may exceed the cap's divergence by nothing at all; only trimming needs slack, to
-# stay below the cap when its own answer is rounded.
+# A sale of exactly the cap must fit although μ(ε) and its square are rounded: one part in 10^12 of slack.
+_ROUNDING = 1.0 + 1e-12
+# A menu entry's ε, turned back into noise, may land one rounding error off; then the next entry is taken.
 _TRIM_RETRIES = 3
 
 
@@ -37,32 +46,34 @@ class Wallets:
     Attributes:
         cap_epsilon: (clients,) lifetime caps; infinite means no cap.
         delta: the δ at which the caps hold.
-        order: (clients,) the Rényi order each wallet watches.
-        capacity: (clients,) the divergence at that order which may be spent in all.
-        spent: (clients,) the divergence at that order which has been spent.
+        capacity: (clients,) how much of the watched measure may be spent in all.
+        spent: (clients,) how much of it has been spent.
 
     Implements: the Rényi filter of [FeldmanZrnic2021] (also [Lecuyer2021]): if Σ ρ_t(α) ≤ B almost surely
-    for one α fixed in advance, the adaptively chosen sequence is (α, B)-RDP; B is what Proposition 12 of
-    [CanonneKamathSteinke2020] turns into the cap at δ.
+    for one α fixed in advance, the adaptively chosen sequence is (α, B)-RDP, and Proposition 12 of
+    [CanonneKamathSteinke2020] turns B into the cap at δ; and the Gaussian filter of [SmithThakurta2022],
+    [KoskelaTobabenHonkela2023]: if Σ μ_t² ≤ B², the sequence is B-GDP.
+    Assumes: what a client sells first does not depend on its own records.
     """
 
     def __init__(
         self, cap_epsilon: ArrayLike, delta: float = DEFAULT_DELTA, *, expected: PrivacyEvent | None = None
     ) -> None:
-        """`expected` is a typical release, public and chosen in advance: the order is tuned to it."""
+        """`expected` is a typical release, public and named in advance; without it the first sale is."""
         require_delta(delta)
         caps = np.atleast_1d(np.array(cap_epsilon, dtype=np.float64))
         if caps.ndim != 1 or caps.size == 0 or not (caps > 0).all():
             raise PrivacyError(f"wallet caps are {cap_epsilon!r}", "give one ε above 0 per client")
+        caps.setflags(write=False)
+        self.cap_epsilon: Array = caps
         self.delta = delta
-        self.cap_epsilon = caps
-        chosen = [_best_order(cap, delta, expected) for cap in caps]
-        self._order_at = np.array([at for at, _ in chosen])
-        self.capacity: Array = np.array([capacity for _, capacity in chosen])
         self.spent: Array = np.zeros(caps.size)
+        # Until its first sale a wallet shows the order that suits many small Gaussian releases, ρ(α) ∝ α.
+        typical = np.append(ORDERS, np.inf) if expected is None else release_cost(expected)
+        self._column: NDArray[np.intp] = _best_columns(_capacities(caps, delta), typical)
+        self._fixed: NDArray[np.bool_] = np.full(caps.size, expected is not None)
         self._history: list[tuple[PrivacyEvent | None, ...]] = []
-        for array in (self.cap_epsilon, self._order_at, self.capacity):
-            array.setflags(write=False)
+        _require_room(self)
 
     @property
     def clients(self) -> int:
@@ -70,16 +81,24 @@ class Wallets:
         return int(self.cap_epsilon.size)
 
     @property
-    def order(self) -> Array:
-        """(clients,) the Rényi order each wallet watches."""
-        return np.asarray(ORDERS[self._order_at])
+    def capacity(self) -> Array:
+        """(clients,) how much of the watched measure may be spent in all."""
+        return np.asarray(_capacities(self.cap_epsilon, self.delta)[np.arange(self.clients), self._column])
+
+    @property
+    def measure(self) -> tuple[str, ...]:
+        """What each wallet watches: `gaussian`, or `renyi` and the order; `open` before the first sale."""
+        return tuple(
+            _measure_name(int(c)) if fixed else "open" for c, fixed in zip(self._column, self._fixed, strict=True)
+        )
 
     @property
     def remaining_share(self) -> Array:
         """(clients,) the part of its capacity that each wallet still has, from 1 down to 0."""
+        capacity = self.capacity
         with np.errstate(invalid="ignore"):
-            share = 1.0 - self.spent / self.capacity
-        return np.asarray(np.where(np.isinf(self.capacity), 1.0, np.maximum(share, 0.0)))
+            share = 1.0 - self.spent / capacity
+        return np.asarray(np.where(np.isinf(capacity), 1.0, np.maximum(share, 0.0)))
 
     @property
     def history(self) -> tuple[tuple[PrivacyEvent | None, ...], ...]:
@@ -87,28 +106,27 @@ class Wallets:
         return tuple(self._history)
 
     def copy(self) -> Wallets:
-        """Independent wallets with the same past; the events themselves are shared, as they cannot change."""
+        """Independent wallets with the same past."""
         twin = copy.copy(self)
+        twin.spent = self.spent.copy()
         twin._history = list(self._history)
         return twin
 
     def can_spend(self, events: Sequence[PrivacyEvent | None]) -> NDArray[np.bool_]:
-        """(clients,) whether each client's event still fits; None always does."""
-        return self.spent + self._cost(events) <= self.capacity
+        """(clients,) whether each client's event still fits; None always does. Changes nothing."""
+        return np.asarray((self._costs(events) <= self._room()).any(axis=1))
 
     def spend(self, events: Sequence[PrivacyEvent | None]) -> None:
         """Charges one event (or None) per client: all of them, or, if one does not fit, none."""
         entry = tuple(events)
-        total = self.spent + self._cost(entry)
-        over = np.flatnonzero(total > self.capacity)
-        if over.size:
-            first = int(over[0])
-            raise WalletError(
-                f"client {first}: {entry[first]} would pass its cap of ε = {self.cap_epsilon[first]:g}"
-                f" at δ = {self.delta:g} ({over.size} client(s) in all); nothing was charged",
-                "trim the offer first: wallet.trim(family, epsilon)",
-            )
-        self.spent = total
+        costs = self._costs(entry)
+        self._refuse_overdraft(entry, costs)
+        first = self._free() & np.array([event is not None for event in entry])
+        if first.any():
+            column = self._column.copy()
+            column[first] = _best_columns(_capacities(self.cap_epsilon[first], self.delta), costs[first])
+            self._column, self._fixed = column, self._fixed | first
+        self.spent = self.spent + costs[np.arange(self.clients), self._column]
         self._history.append(entry)
 
     def trim(self, family: ReleaseFamily, offered: ArrayLike) -> Array:
@@ -121,75 +139,77 @@ class Wallets:
         asked = np.broadcast_to(np.asarray(offered, dtype=np.float64), (self.clients,))
         if not (asked >= 0).all():
             raise PrivacyError(f"offered ε is {asked[~(asked >= 0)][0]}", "offer an ε of at least 0")
-        result = np.where(self._fits(family, asked), asked, 0.0)
+        result = np.where(self.can_spend(_events(family, asked)), asked, 0.0)
         left = np.flatnonzero(result < asked)
         if left.size:
             result[left] = self._largest_on_menu(family, left, asked[left])
         return result
 
-    def _fits(self, family: ReleaseFamily, epsilon: Array) -> NDArray[np.bool_]:
-        """(clients,) whether selling ε fits; 0 always does."""
-        events: list[PrivacyEvent | None] = [None] * epsilon.size
-        selling = np.flatnonzero(epsilon > 0)
-        if selling.size:
-            noise = family.noise_multiplier(epsilon[selling])
-            for client, sigma in zip(selling, noise, strict=True):
-                events[client] = release(float(sigma), family.sampling_rate, family.steps)
-        return self.can_spend(events)
-
     def _largest_on_menu(self, family: ReleaseFamily, who: NDArray[np.intp], asked: Array) -> Array:
         """(who,) the first, hence largest, entry of the family's menu that fits, below what was asked."""
         menu, cost = _menu_with_costs(family)
-        found = np.zeros(who.size)
-        for at in np.unique(self._order_at[who]):
-            mine = np.flatnonzero(self._order_at[who] == at)
-            room = (self.capacity - self.spent)[who[mine]]
-            # Costs fall along the menu, so the first that fits is found by bisection.
-            first = np.searchsorted(-cost[:, at], -room, side="left")
-            first = np.maximum(first, np.searchsorted(-menu, -asked[mine], side="left"))
-            found[mine] = np.where(first < menu.size, menu[np.minimum(first, menu.size - 1)], 0.0)
+        end = np.append(menu, 0.0)  # one past the menu: nothing
+        room = self._room()[who]
+        first = np.searchsorted(-menu, -asked, side="left")
+        found = np.maximum(first, _first_that_fits(cost, room))
         for _ in range(_TRIM_RETRIES):
-            full = np.zeros(self.clients)
-            full[who] = found
-            bad = ~self._fits(family, full)[who]
+            events = _events(family, end[found])
+            bad = (release_costs(events) > room).all(axis=1)
             if not bad.any():
-                return found
-            # The ε of a menu entry, turned back into noise, may land one rounding error below the entry.
-            after = np.searchsorted(-menu, -found[bad], side="right")
-            found[bad] = np.where(after < menu.size, menu[np.minimum(after, menu.size - 1)], 0.0)
-        return np.where(bad, 0.0, found)
+                return np.asarray(end[found])
+            found = np.minimum(found + bad, menu.size)
+        return np.where(bad, 0.0, end[found])
 
-    def _cost(self, events: Sequence[PrivacyEvent | None]) -> Array:
+    def _free(self) -> NDArray[np.bool_]:
+        """(clients,) which wallets have sold nothing and may still choose what to watch."""
+        return np.asarray(~self._fixed & (self.spent == 0))
+
+    def _room(self) -> Array:
+        """(clients, columns) what is left in each measure; −∞ in those that a wallet does not watch."""
+        capacity = _capacities(self.cap_epsilon, self.delta) * _ROUNDING
+        watched = self._free()[:, None] | (np.arange(COLUMNS) == self._column[:, None])
+        return np.asarray(np.where(watched, capacity - self.spent[:, None], -np.inf))
+
+    def _costs(self, events: Sequence[PrivacyEvent | None]) -> Array:
+        """(clients, columns)."""
         if len(events) != self.clients:
             raise PrivacyError(f"{len(events)} events for {self.clients} wallets", "give one per client")
-        rows = release_costs(events)
-        return np.asarray(rows[np.arange(self.clients), self._order_at])
+        return release_costs(events)
+
+    def _refuse_overdraft(self, entry: Sequence[PrivacyEvent | None], costs: Array) -> None:
+        over = np.flatnonzero((costs > self._room()).all(axis=1) & np.array([e is not None for e in entry]))
+        if over.size:
+            first = int(over[0])
+            raise WalletError(
+                f"client {first}: {entry[first]} would pass its cap of ε = {self.cap_epsilon[first]:g}"
+                f" at δ = {self.delta:g} ({over.size} client(s) in all); nothing was charged",
+                "trim the offer first: wallet.trim(family, epsilon)",
+            )
 
     def to_json(self) -> str:
-        """Caps, δ, orders and the events; what was spent is recomputed from them."""
+        """Caps, δ, measures and the events; what was spent is recomputed from them."""
         events = [[None if e is None else to_json(e) for e in entry] for entry in self._history]
         caps = [None if np.isinf(c) else float(c) for c in self.cap_epsilon]
-        return json.dumps(
-            {"cap_epsilon": caps, "delta": self.delta, "order": self.order.tolist(), "events": events}
-        )
+        return json.dumps({"cap_epsilon": caps, "delta": self.delta, "measure": self.measure, "events": events})
 
     @classmethod
     def from_json(cls, text: str) -> Wallets:
         """The wallets that `to_json` wrote, charged again event by event."""
         fields = _parsed(text)
         wallets = cls([np.inf if c is None else c for c in fields["cap_epsilon"]], fields["delta"])
-        wallets._watch(fields["order"])
+        wallets._watch(fields["measure"])
         for entry in fields["events"]:
             wallets.spend([None if e is None else from_json(e) for e in entry])
         return wallets
 
-    def _watch(self, orders: Sequence[float]) -> None:
-        """Takes the orders that were fixed when the wallets were first opened."""
-        at = np.array([int(np.abs(ORDERS - order).argmin()) for order in orders])
-        if at.size != self.clients or not np.array_equal(ORDERS[at], np.asarray(orders, dtype=np.float64)):
-            raise PrivacyError(f"stored wallets watch orders {orders}", "the file is damaged")
-        self._order_at = at
-        self.capacity = self.cap_epsilon - conversion_cost(ORDERS[at], self.delta)
+    def _watch(self, measures: Sequence[str]) -> None:
+        """Takes the measures that were fixed when the wallets made their first sales."""
+        columns = {_measure_name(c): c for c in range(COLUMNS)}
+        if len(measures) != self.clients or not set(measures) <= {*columns, "open"}:
+            raise PrivacyError(f"stored wallets watch {measures}", "the file is damaged")
+        self._fixed = np.array([name != "open" for name in measures])
+        kept = zip(self._column, measures, strict=True)
+        self._column = np.array([columns.get(name, before) for before, name in kept], dtype=np.intp)
 
 
 class Wallet:
@@ -211,9 +231,9 @@ class Wallet:
         return self._one.delta
 
     @property
-    def order(self) -> float:
-        """The Rényi order the filter watches."""
-        return float(self._one.order[0])
+    def measure(self) -> str:
+        """What the filter watches: `gaussian`, or `renyi` and the order; `open` before the first sale."""
+        return self._one.measure[0]
 
     @property
     def remaining_share(self) -> float:
@@ -227,7 +247,7 @@ class Wallet:
 
     @property
     def epsilon_spent(self) -> float:
-        """ε at δ of the history by Rényi accounting over all orders: a report, not the filter."""
+        """ε at δ of the history, as the accountant reports it; the filter itself is stricter."""
         return composed_epsilon(self.history, self.delta)
 
     def can_spend(self, event: PrivacyEvent) -> bool:
@@ -243,7 +263,7 @@ class Wallet:
         return float(self._one.trim(family, offered)[0])
 
     def to_json(self) -> str:
-        """Cap, δ, order and events."""
+        """Cap, δ, measure and events."""
         return self._one.to_json()
 
     @classmethod
@@ -256,31 +276,69 @@ class Wallet:
         return wallet
 
 
-def _best_order(cap_epsilon: float, delta: float, expected: PrivacyEvent | None) -> tuple[int, float]:
-    """Index of the order that admits most copies of the expected release, and its capacity.
+def _capacities(caps: Array, delta: float) -> Array:
+    """(clients, columns) how much of each measure converts to the cap; not above 0 where none does."""
+    distinct, where = np.unique(caps, return_inverse=True)
+    return np.stack([_capacity_row(float(cap), delta) for cap in distinct])[where]
 
-    Without one, the order is the best for many small Gaussian releases, for which ρ(α) ∝ α.
-    """
+
+@lru_cache(maxsize=4096)
+def _capacity_row(cap_epsilon: float, delta: float) -> Array:
+    """(columns,) for one cap."""
     if np.isinf(cap_epsilon):
-        return 0, np.inf
-    capacity = cap_epsilon - conversion_cost(ORDERS, delta)
-    per_release = ORDERS if expected is None else release_cost(expected)
-    copies = np.where(capacity > 0, capacity / per_release, -np.inf)
-    best = int(np.argmax(copies))
-    if not capacity[best] > 0:
-        raise PrivacyError(
-            f"a lifetime cap of ε = {cap_epsilon:g} at δ = {delta:g} leaves no room for any sale",
-            "raise the cap or δ",
-        )
-    return best, float(capacity[best])
+        return np.full(COLUMNS, np.inf)
+    mu = gaussian.mu_of(cap_epsilon, delta)
+    return np.append(cap_epsilon - conversion_cost(ORDERS, delta), mu**2)
+
+
+def _best_columns(capacity: Array, cost: Array) -> NDArray[np.intp]:
+    """(clients,) the measure that admits most copies of a release that costs `cost`, (columns,) or one each."""
+    with np.errstate(invalid="ignore"):
+        copies = np.where(np.isfinite(capacity), np.maximum(capacity, 0.0) / cost, 0.0)
+    return np.asarray(np.argmax(copies, axis=1))
+
+
+def _first_that_fits(cost: Array, room: Array) -> NDArray[np.intp]:
+    """(clients,) where along a menu, (points, columns), costs first fall within the room of some column.
+
+    A free wallet, with room in many columns, takes whichever lets it sell most.
+    """
+    first = np.full(room.shape[0], cost.shape[0])
+    for column in np.flatnonzero((room > -np.inf).any(axis=0)):
+        # Costs fall along the menu, so the first that fits is found by bisection.
+        fits = np.searchsorted(-cost[:, column], -room[:, column], side="left")
+        first = np.minimum(first, fits)
+    return np.asarray(first, dtype=np.intp)
+
+
+def _events(family: ReleaseFamily, epsilon: Array) -> list[PrivacyEvent | None]:
+    """One release per client, None where ε is 0."""
+    events: list[PrivacyEvent | None] = [None] * epsilon.size
+    selling = np.flatnonzero(epsilon > 0)
+    if selling.size:
+        for client, sigma in zip(selling, family.noise_multiplier(epsilon[selling]), strict=True):
+            events[client] = release(float(sigma), family.sampling_rate, family.steps)
+    return events
 
 
 @lru_cache(maxsize=64)
 def _menu_with_costs(family: ReleaseFamily) -> tuple[Array, Array]:
-    """(points,) ε on offer, falling, and (points, orders) what each costs."""
+    """(points,) ε on offer, falling, and (points, columns) what each costs."""
     noise, epsilon = family.menu()
-    cost = release_costs([release(float(s), family.sampling_rate, family.steps) for s in noise])
-    return epsilon, cost
+    return epsilon, release_costs([release(float(s), family.sampling_rate, family.steps) for s in noise])
+
+
+def _measure_name(column: int) -> str:
+    return "gaussian" if column == GAUSSIAN else f"renyi {ORDERS[column]:g}"
+
+
+def _require_room(wallets: Wallets) -> None:
+    bad = np.flatnonzero(~(wallets.capacity > 0))
+    if bad.size:
+        raise PrivacyError(
+            f"a lifetime cap of ε = {wallets.cap_epsilon[bad[0]]:g} at δ = {wallets.delta:g} leaves no room",
+            "raise the cap or δ",
+        )
 
 
 def _parsed(text: str) -> Mapping[str, Any]:
@@ -288,7 +346,7 @@ def _parsed(text: str) -> Mapping[str, Any]:
         fields = json.loads(text)
     except ValueError as error:
         raise PrivacyError(f"stored wallets are not JSON: {error}", "restore the file") from error
-    known = {"cap_epsilon", "delta", "order", "events"}
+    known = {"cap_epsilon", "delta", "measure", "events"}
     if not isinstance(fields, dict) or set(fields) != known:
         raise PrivacyError("stored wallets lack their fields", f"expected {', '.join(sorted(known))}")
     return fields

@@ -7,7 +7,8 @@ from dp_accounting import rdp as their_rdp
 from opacus.accountants.analysis import rdp as opacus_rdp
 
 from privmarket.errors import PrivacyError
-from privmarket.privacy.accountant import RdpAccountant, composed_epsilon, release_cost
+from privmarket.privacy import gaussian
+from privmarket.privacy.accountant import RdpAccountant, composed_epsilon, release_cost, renyi_epsilon
 from privmarket.privacy.events import GaussianRelease, SubsampledGaussian, to_dp_event
 from privmarket.privacy.renyi import ORDERS, epsilon_from_divergence, step_divergence
 
@@ -65,7 +66,10 @@ def test_totals_are_recomputed_from_the_events():
 
 def test_gaussian_composition_has_its_closed_form():
     cost = 10 * release_cost(GaussianRelease(2.0))
-    np.testing.assert_allclose(cost, ORDERS * 10 / (2 * 2.0**2))
+    np.testing.assert_allclose(cost, np.append(ORDERS * 10 / (2 * 2.0**2), 10 / 2.0**2))
+    exact = float(gaussian.epsilon_of(np.sqrt(10) / 2.0, 1e-5))
+    assert composed_epsilon([GaussianRelease(2.0)] * 10) == pytest.approx(exact)
+    assert exact < renyi_epsilon([GaussianRelease(2.0)] * 10)
     assert composed_epsilon([GaussianRelease(2.0)] * 10) == composed_epsilon([SubsampledGaussian(2.0, 1.0, 10)])
 
 

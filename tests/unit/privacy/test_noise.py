@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 
@@ -48,6 +49,18 @@ def test_system_streams_differ():
     assert NoiseSource.from_system().standard_normal(4).tobytes() != (
         NoiseSource.from_system().standard_normal(4).tobytes()
     )
+
+
+def test_a_forked_copy_does_not_repeat_its_parents_noise():
+    source = NoiseSource.from_system()
+    source.standard_normal(2)
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(writer, source.standard_normal(4).tobytes())
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(reader, 16) != source.standard_normal(4).tobytes()
 
 
 def test_normals_are_box_muller_of_the_cipher_stream():

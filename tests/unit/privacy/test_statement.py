@@ -76,7 +76,7 @@ def test_a_cap_lets_through_what_a_wallet_would():
     account = statement([Sale(1.0, count=200)], cap_epsilon=8.0)
     within = statement([Sale(1.0, count=account.lines[0].fits)])
     beyond = statement([Sale(1.0, count=account.lines[0].fits + 1)])
-    assert within.certificate.epsilon_rdp <= 8.0 < beyond.certificate.epsilon_rdp
+    assert within.certificate.epsilon_pld <= 8.0 < beyond.certificate.epsilon_pld
 
 
 def test_running_epsilon_ends_at_the_total():
