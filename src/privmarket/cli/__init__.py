@@ -10,7 +10,18 @@ import sys
 
 import typer
 
-from privmarket.cli import account, auction, audit, bench, data, demo, equilibrium, federate, nash_gap
+from privmarket.cli import (
+    account,
+    auction,
+    audit,
+    bench,
+    bench_privacy,
+    data,
+    demo,
+    equilibrium,
+    federate,
+    nash_gap,
+)
 from privmarket.errors import PrivmarketError
 
 app = typer.Typer(
@@ -28,6 +39,7 @@ app.command("federate")(federate.federate)
 app.command("equilibrium")(equilibrium.equilibrium)
 app.command("nash-gap")(nash_gap.nash_gap)
 app.command("account")(account.account)
+bench.app.command("privacy")(bench_privacy.bench_privacy)
 app.add_typer(bench.app, name="bench")
 app.add_typer(data.app, name="data")
 

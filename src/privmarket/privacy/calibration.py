@@ -90,6 +90,16 @@ class ReleaseFamily:
         """The release that sells ε."""
         return release(float(self.noise_multiplier(epsilon)), self.sampling_rate, self.steps)
 
+    def events(self, epsilon: ArrayLike) -> list[PrivacyEvent | None]:
+        """One release per entry of (clients,) sold ε; None where nothing is sold (ε = 0)."""
+        sold = np.asarray(epsilon, dtype=np.float64)
+        made: list[PrivacyEvent | None] = [None] * sold.size
+        selling = np.flatnonzero(sold != 0)
+        if selling.size:
+            for client, sigma in zip(selling, self.noise_multiplier(sold[selling]), strict=True):
+                made[client] = release(float(sigma), self.sampling_rate, self.steps)
+        return made
+
     def _table(self) -> tables.NoiseTable:
         return tables.noise_table(self.delta, self.sampling_rate, self.steps)
 

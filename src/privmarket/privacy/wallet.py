@@ -139,7 +139,7 @@ class Wallets:
         asked = np.broadcast_to(np.asarray(offered, dtype=np.float64), (self.clients,))
         if not (asked >= 0).all():
             raise PrivacyError(f"offered ε is {asked[~(asked >= 0)][0]}", "offer an ε of at least 0")
-        result = np.where(self.can_spend(_events(family, asked)), asked, 0.0)
+        result = np.where(self.can_spend(family.events(asked)), asked, 0.0)
         left = np.flatnonzero(result < asked)
         if left.size:
             result[left] = self._largest_on_menu(family, left, asked[left])
@@ -153,7 +153,7 @@ class Wallets:
         first = np.searchsorted(-menu, -asked, side="left")
         found = np.maximum(first, _first_that_fits(cost, room))
         for _ in range(_TRIM_RETRIES):
-            events = _events(family, end[found])
+            events = family.events(end[found])
             bad = (release_costs(events) > room).all(axis=1)
             if not bad.any():
                 return np.asarray(end[found])
@@ -309,16 +309,6 @@ def _first_that_fits(cost: Array, room: Array) -> NDArray[np.intp]:
         fits = np.searchsorted(-cost[:, column], -room[:, column], side="left")
         first = np.minimum(first, fits)
     return np.asarray(first, dtype=np.intp)
-
-
-def _events(family: ReleaseFamily, epsilon: Array) -> list[PrivacyEvent | None]:
-    """One release per client, None where ε is 0."""
-    events: list[PrivacyEvent | None] = [None] * epsilon.size
-    selling = np.flatnonzero(epsilon > 0)
-    if selling.size:
-        for client, sigma in zip(selling, family.noise_multiplier(epsilon[selling]), strict=True):
-            events[client] = release(float(sigma), family.sampling_rate, family.steps)
-    return events
 
 
 @lru_cache(maxsize=64)

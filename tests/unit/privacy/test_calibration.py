@@ -65,6 +65,13 @@ def test_epsilon_below_and_above_the_table_still_gets_enough_noise(cache, quick_
     assert family.noise_multiplier(1e6) == tables.noise_table(1e-5, RATE, STEPS).noise_multiplier[0]
 
 
+def test_events_of_many_clients_are_those_of_each():
+    family = ReleaseFamily(0.05)
+    assert family.events([0.5, 0.0, 2.0]) == [family.event(0.5), None, family.event(2.0)]
+    with pytest.raises(PrivacyError):
+        family.events([1.0, -1.0])
+
+
 def test_release_epsilon_is_what_the_family_says():
     family = ReleaseFamily(0.05)
     assert release_epsilon(SubsampledGaussian(1.0, 0.05)) == pytest.approx(1.0327906757, rel=1e-8)

@@ -144,7 +144,7 @@ def test_many_wallets_equal_single_ones():
         np.testing.assert_array_equal(
             epsilon, [w.trim(ONE_STEP, float(o)) for w, o in zip(alone, offered, strict=True)]
         )
-        events = [ONE_STEP.event(e) if e > 0 else None for e in epsilon]
+        events = ONE_STEP.events(epsilon)
         together.spend(events)
         for wallet, event in zip(alone, events, strict=True):
             if event is not None:
