@@ -27,7 +27,6 @@ from privmarket.market.objectives import TOTAL_EPSILON, Objective
 from privmarket.market.outcome import Outcome
 from privmarket.market.scenarios import Law
 
-
 _VALUE_MARKETS = 200
 _VALUE_CELLS = 2_000_000
 
