@@ -63,5 +63,45 @@ def auction(
         note(f"figure: {path}")
 
 
+@app.command("federate")
+def federate(
+    clients: Annotated[int, typer.Option(help="Clients in the round.")] = 100,
+    records: Annotated[int, typer.Option(help="Records per client.")] = 600,
+    turns: Annotated[int, typer.Option(help="How often each contender runs; the fastest turn counts.")] = 3,
+    opacus: Annotated[bool, typer.Option(help="Time Opacus beside it.")] = True,
+    json: Json = False,
+) -> None:
+    """One private round of many clients, beside Opacus on the same work and our own round without privacy.
+
+    [bold]Example[/bold]
+
+      privmarket bench federate --turns 2 --json
+    """
+    from importlib.util import find_spec
+
+    from rich.console import Console
+    from rich.table import Table
+
+    from privmarket.experiments.federated_speed import measure
+
+    if opacus and find_spec("opacus") is None:
+        note("opacus is not installed: its rows are left out")
+        opacus = False
+    with Console(stderr=True).status("starting") as status:
+        report = measure(clients, records, turns=turns, opacus=opacus, progress=status.update)
+    if json:
+        print_json(report.to_dict())
+        return
+    table = Table(title=f"one round, {clients} clients × {records} records, MLP 784-128-64-10, one thread")
+    for column in ("contender", "processor seconds", "over ours, private"):
+        table.add_column(column, justify="left" if column == "contender" else "right")
+    for name, seconds in report.seconds.items():
+        table.add_row(name, f"{seconds:.2f}", f"{report.ratio(name):.2f} ×")
+    for grown, seconds in report.growth.items():
+        table.add_row(f"private, {grown} clients", f"{seconds:.2f}", f"{1000 * seconds / grown:.1f} ms per client")
+    table.add_row("accounting, 100 clients × 200 rounds", f"{report.accounting_seconds:.3f}", "")
+    print_table(table)
+
+
 def _time(seconds: float) -> str:
     return f"{seconds * 1e6:.0f} µs" if seconds < 1e-3 else f"{seconds * 1e3:.1f} ms"

@@ -46,6 +46,7 @@ def federate(
         typer.Option("--set", metavar="NAME=VALUE", help="A training setting, e.g. --set clip_norm=0.5."),
     ] = None,
     workers: Annotated[int, typer.Option(help="Processes that train; the result does not depend on it.")] = 1,
+    save: Annotated[Path | None, typer.Option(help="Also write a short result file (JSON) here.")] = None,
     report: Annotated[Path | None, typer.Option(help="Also write an HTML report here.")] = None,
     checkpoint: Annotated[
         Path | None, typer.Option(help="File to save to every few rounds and to resume from.")
@@ -67,9 +68,11 @@ def federate(
 
       privmarket federate --dataset mnist --wallet 8
     """
+    from json import dumps
+
     from privmarket.federated.config import FederationConfig
     from privmarket.federated.simulation import run
-    from privmarket.federated.summary import summarise
+    from privmarket.federated.summary import brief, summarise
 
     config = FederationConfig(
         dataset=dataset,
@@ -95,6 +98,9 @@ def federate(
     summary = summarise(result)
     if report is not None:
         _write_report(report, result)
+    if save is not None:
+        save.parent.mkdir(parents=True, exist_ok=True)
+        save.write_text(dumps(brief(result, _command()), indent=1, ensure_ascii=False) + "\n")
     if json:
         print_json(summary)
         return
@@ -114,9 +120,17 @@ def _write_report(path: Path, result: RunResult) -> None:
         "rounds": str(result.config.rounds),
     }
     label = f"{result.config.dataset}, {result.config.mode}"
-    # Program name and arguments as they were typed, without the folder the program lies in.
-    command = " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])
-    note(f"report: {write_report(path, {label: result}, facts=facts, command=command)}")
+    note(f"report: {write_report(path, {label: result}, facts=facts, command=_command())}")
+
+
+def _command() -> str:
+    """What was typed, without what does not change the result."""
+    words = sys.argv[1:]
+    for option in ("--save", "--report", "--checkpoint", "--workers"):
+        if option in words:
+            at = words.index(option)
+            words = words[:at] + words[at + 2 :]
+    return " ".join(["privmarket", *words])
 
 
 def _mode(literal: bool, no_dp: bool, no_noise: bool) -> str:

@@ -40,6 +40,17 @@ def client_table(result: RunResult) -> list[dict[str, Any]]:
     ]
 
 
+def brief(result: RunResult, command: str) -> dict[str, Any]:
+    """What is kept of a run as a result file: totals, the accuracy curve, and the command that gives it again."""
+    summary = summarise(result, rounds=False)
+    table = summary.pop("clients")
+    summary["clients_that_sold"] = sum(row["sales"] > 0 for row in table)
+    summary["accuracy_by_round"] = {
+        str(r.number + 1): round(r.accuracy, 4) for r in result.records if r.accuracy is not None
+    }
+    return {"command": command, **summary}
+
+
 def summarise(result: RunResult, *, rounds: bool = True) -> dict[str, Any]:
     """Configuration, versions, time, totals, clients and, if wanted, every round."""
     records = result.records
