@@ -1,8 +1,9 @@
 """How fast a private round is, beside Opacus on the same work and beside our own round without privacy.
 
 The work: 100 clients with 600 records of 784 numbers each, an MLP 784-128-64-10, Poisson batches of 32 expected
-records, one pass (19 steps), clipping to 1, noise multiplier 1. Everything computes in one thread, and its
-processor time is what counts. The contenders take turns, so that a busy machine slows all of them alike, and the fastest turn of each counts.
+records, one pass (19 steps), clipping to 1, noise multiplier 1. Everything computes in one thread, and processor
+time is what counts. The contenders take turns, so that a busy machine slows all of them alike, and the fastest
+turn of each counts.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Many clients are handled at once. Their records are concatenated along the first
 says how many rows each client has, so no batch is padded. Every client meets its own copy of the weights, or
 all meet one copy while they still share the global model: then `sizes` for the forward pass is one number.
 
-Implements: ghost norms for linear layers, after [Goodfellow2015] and [Li2022ghost].
+Implements: ghost norms for linear layers, after [Goodfellow2015] and [LiEtAl2022].
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from privmarket.federated.features import with_features
 from privmarket.federated.local import ClientRecords, LocalPlan, plain_updates, private_updates
 from privmarket.federated.models import Model, build_model
 from privmarket.federated.partition import Records, dirichlet_partition
+from privmarket.privacy.gaussian import literal_noise_multiplier
 from privmarket.privacy.noise import NoiseSource
 
 # What each stream of random numbers is for; keeps them independent.
@@ -152,7 +153,7 @@ def _literal_updates(
     ).numpy()
     delta = 1.0 / max(2, site.config.clients)
     for row, (client, epsilon) in enumerate(zip(task.clients, task.noise_multiplier, strict=True)):
-        sigma = np.sqrt(2.0 * np.log(1.25 / delta)) / max(epsilon, _LITERAL_EPSILON_MIN)
+        sigma = float(literal_noise_multiplier(max(epsilon, _LITERAL_EPSILON_MIN), delta))
         rng = np.random.default_rng([site.config.seed, _LITERAL_NOISE, task.round_number, client])
-        updates[row] += rng.normal(0.0, sigma, updates.shape[1]).astype(np.float32)
+        updates[row] += sigma * rng.standard_normal(updates.shape[1], dtype=np.float32)
     return updates
