@@ -80,36 +80,47 @@ def table(reports: list[AuditReport]) -> Table:
 
 
 def figure(reports: list[AuditReport], stem: Path) -> list[Path]:
-    """Value against incentive: ε bought over the fluid bound, and the worst lie found."""
-    made = new_figure(8.0, 4.6)
-    axes = made.add_subplot()
+    """Value beside incentive: ε bought over the fluid bound, and the worst lie found, a bar per mechanism."""
+    shown = sorted((r for r in reports if ":" not in r.mechanism), key=lambda r: r.fluid_ratio)
+    made = new_figure(9.0, 1.2 + 0.34 * len(shown))
+    value, incentive = made.subplots(1, 2, sharey=True)
     floor = 1e-4
-    shown = [report for report in reports if ":" not in report.mechanism]
-    for rank, report in enumerate(sorted(shown, key=lambda r: r.fluid_ratio)):
-        x, y = report.fluid_ratio, max(report.regret.maximum_share, floor)
-        honest = report.rationality_violations == 0 and report.budget_violations == 0
-        axes.scatter(x, y, s=70, color=colour(report.mechanism), marker="o" if honest else "X", zorder=3)
-        above = rank % 2 == 0
-        axes.annotate(
-            report.mechanism,
-            (x, y),
-            xytext=(0, 9 if above else -15),
-            textcoords="offset points",
-            ha="center",
+    for row, report in enumerate(shown):
+        kept = report.rationality_violations == 0 and report.budget_violations == 0
+        style = {"color": colour(report.mechanism), "height": 0.66, "hatch": None if kept else "///", "alpha": 0.9}
+        value.barh(row, report.fluid_ratio, edgecolor="white", **style)
+        value.text(
+            report.fluid_ratio + 0.01,
+            row,
+            f"{report.fluid_ratio:.3f}{_broken_note(report)}",
+            va="center",
             fontsize=8,
         )
-    axes.axvline(1.0, color="#777777", linestyle="--", linewidth=1)
-    axes.text(
-        1.0, 0.98, " fluid bound", transform=axes.get_xaxis_transform(), va="top", fontsize=8, color="#555555"
-    )
-    axes.set_yscale("log")
-    axes.set_ylim(floor / 3, None)
-    axes.axhline(floor, color="#dddddd", linewidth=6, zorder=0)
-    axes.text(
-        0.99, floor, "no lie found", transform=axes.get_yaxis_transform(), va="center", ha="right", fontsize=8
-    )
-    axes.set_xlabel("ε bought / fluid bound (more is better for the buyer)")
-    axes.set_ylabel("largest gain from a lie / mean payment")
-    axes.set_title("Crosses underpay somebody or overspend in some markets", fontsize=9)
-    axes.grid(alpha=0.25)
+        worst = report.regret.maximum_share
+        if report.regret.maximum <= 1e-9 * report.budget:
+            incentive.text(floor * 1.15, row, "none found", va="center", fontsize=8)
+        else:
+            incentive.barh(row, worst, left=floor, edgecolor="white", **style)
+            incentive.text(
+                worst * 1.15, row, f"{worst:.2%}" if worst < 0.1 else f"{worst:.0%}", va="center", fontsize=8
+            )
+    value.axvline(1.0, color="#555555", linestyle="--", linewidth=1)
+    value.set_yticks(range(len(shown)), [report.mechanism for report in shown])
+    value.set(xlim=(0, 1.95), xlabel="ε bought / fluid bound (dashed: limit of truthful buying)")
+    incentive.set(xscale="log", xlim=(floor, 300), xlabel="largest gain from a lie / mean payment")
+    first = shown[0]
+    made.suptitle(f"{first.scenario}, {first.clients} clients, budget {first.budget:g}", fontsize=10)
+    for axes in (value, incentive):
+        axes.grid(axis="x", alpha=0.25)
+        axes.set_axisbelow(True)
     return save(made, stem)
+
+
+def _broken_note(report: AuditReport) -> str:
+    """What a bar cannot show: that the value was had by overspending or by underpaying."""
+    notes = []
+    if report.budget_violations > 0:
+        notes.append(f"overspends in {report.budget_violations:.0%}")
+    if report.rationality_violations > 0:
+        notes.append(f"underpays {report.rationality_violations:.0%}")
+    return f"  ({', '.join(notes)})" if notes else ""
