@@ -236,8 +236,8 @@ def figure(report: dict[str, Any], stem: Path, formats: tuple[str, ...] = ("png"
     for axis, population in zip(axes, POPULATIONS, strict=False):
         _panel(axis, report, population)
         axis.set_title(titles[population])
-    bottom = min(axis.get_ylim()[0] for axis in axes[:2])
-    for axis in axes[:2]:
+    bottom = max(min(axis.get_ylim()[0] for axis in axes[: len(POPULATIONS)]), 1e-9)
+    for axis in axes[: len(POPULATIONS)]:
         axis.set_ylim(bottom, 1.0)
     if report["proxy"]:
         _proxy_panel(axes[2], report)

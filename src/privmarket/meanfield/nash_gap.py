@@ -197,19 +197,17 @@ def fit_slope(
         values: one array (seeds,) per size. Seeds are resampled within each size.
     """
     x = np.log(np.asarray(clients, dtype=np.float64))
-
-    def slope(means: Array) -> float:
-        return float(np.polyfit(x, np.log(means), 1)[0])
-
+    weight = (x - x.mean()) / ((x - x.mean()) ** 2).sum()  # least squares: slope = weight · log(mean)
     means = np.array([v.mean() for v in values])
     if not np.all(means > 0):
         return None
     drawn = np.stack([v[rng.integers(v.size, size=(draws, v.size))].mean(axis=1) for v in values], axis=1)
-    slopes = [slope(row) for row in drawn if np.all(row > 0)]
-    if len(slopes) < 0.5 * draws:
+    positive = drawn[np.all(drawn > 0, axis=1)]
+    if len(positive) < 0.5 * draws:
         return None
+    slopes = np.log(positive) @ weight
     tail = 0.5 * (1 - confidence)
-    return Slope(slope(means), *(float(q) for q in np.quantile(slopes, [tail, 1 - tail])))
+    return Slope(float(np.log(means) @ weight), *(float(q) for q in np.quantile(slopes, [tail, 1 - tail])))
 
 
 def one_round_regret(
