@@ -56,7 +56,7 @@ class Setting:
     sizes: tuple[int, ...] = SIZES
     seeds: int = 100
     search_seeds: int = 200
-    search_sizes: tuple[int, ...] = (10, 100, 1_000)
+    search_sizes: tuple[int, ...] = (10, 100)
     proxies: tuple[str, ...] = ()
     proxy_sizes: tuple[int, ...] = (10, 30, 100, 300)
     grid: str = "64x64x50"
