@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from privmarket.privacy.accountant import renyi_epsilon
 from privmarket.privacy.events import DEFAULT_DELTA, PrivacyEvent, Step, require_delta, step_counts
+from privmarket.privacy.gaussian import epsilon_of
 
 # How finely losses are binned: binning is pessimistic, so it costs tightness, never validity.
 _BINS_PER_EPSILON, _MAX_BINS_PER_EPSILON, _BINS_PER_STEP = 1500, 200_000, 4
@@ -53,15 +54,15 @@ def certify(events: Sequence[PrivacyEvent | None], delta: float = DEFAULT_DELTA)
 
 
 def _pld_epsilon(events: Sequence[PrivacyEvent | None], delta: float, guess: float) -> float:
+    counts = step_counts(events)
+    # Gaussians over the full batch merge into one, Σ 1/σ², whose loss distribution is known in closed form.
+    inverse_square = sum(n / s.noise_multiplier**2 for s, n in counts.items() if s.sampling_rate == 1.0)
+    if all(step.sampling_rate == 1.0 for step in counts):
+        return float(epsilon_of(math.sqrt(inverse_square), delta)) if counts else 0.0
+    spacing = _bin_width(list(counts), max(guess, 0.01))
     from dp_accounting.pld import privacy_loss_distribution as pld
 
-    counts = step_counts(events)
-    if not counts:
-        return 0.0
-    spacing = _bin_width(list(counts), max(guess, 0.01))
     total = pld.identity(value_discretization_interval=spacing)
-    # Gaussians over the full batch merge into one exactly: Σ 1/σ².
-    inverse_square = sum(n / s.noise_multiplier**2 for s, n in counts.items() if s.sampling_rate == 1.0)
     if inverse_square > 0:
         total = pld.from_gaussian_mechanism(inverse_square**-0.5, value_discretization_interval=spacing)
     for step, count in counts.items():

@@ -76,21 +76,22 @@ def statement(
     require_delta(delta)
     if not sales:
         raise PrivacyError("no sales to account for", "name at least one, e.g. 1.0x200")
-    wallet = None if cap_epsilon is None else Wallet(cap_epsilon, delta)
-    lines, events = [], []
-    for sale in sales:
-        family = ReleaseFamily(sale.sampling_rate, sale.steps, delta)
-        noise = float(family.noise_multiplier(sale.epsilon))
-        events.append(_repeated(sale, noise, sale.count))
-        lines.append(
-            Line(
-                sale,
-                noise,
-                float(literal_noise_multiplier(sale.epsilon, delta)),
-                renyi_epsilon(events, delta),
-                None if wallet is None else _sell(wallet, sale, noise),
-            )
+    noises = [
+        float(ReleaseFamily(sale.sampling_rate, sale.steps, delta).noise_multiplier(sale.epsilon)) for sale in sales
+    ]
+    events = [_repeated(sale, noise, sale.count) for sale, noise in zip(sales, noises, strict=True)]
+    # The whole list is known in advance, so the wallet may be tuned to it.
+    wallet = None if cap_epsilon is None else Wallet(cap_epsilon, delta, expected=events)
+    lines = [
+        Line(
+            sale,
+            noise,
+            float(literal_noise_multiplier(sale.epsilon, delta)),
+            renyi_epsilon(events[: at + 1], delta),
+            None if wallet is None else _sell(wallet, sale, noise),
         )
+        for at, (sale, noise) in enumerate(zip(sales, noises, strict=True))
+    ]
     sold = sum(sale.count for sale in sales)
     basic = (sum(sale.epsilon * sale.count for sale in sales), sold * delta)
     return Statement(tuple(lines), certify(events, delta), basic, cap_epsilon)

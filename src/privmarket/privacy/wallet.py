@@ -25,8 +25,8 @@ from privmarket.privacy import gaussian
 from privmarket.privacy.accountant import (
     COLUMNS,
     GAUSSIAN,
+    composed_cost,
     composed_epsilon,
-    release_cost,
     release_costs,
 )
 from privmarket.privacy.calibration import ReleaseFamily
@@ -57,9 +57,9 @@ class Wallets:
     """
 
     def __init__(
-        self, cap_epsilon: ArrayLike, delta: float = DEFAULT_DELTA, *, expected: PrivacyEvent | None = None
+        self, cap_epsilon: ArrayLike, delta: float = DEFAULT_DELTA, *, expected: Sequence[PrivacyEvent] = ()
     ) -> None:
-        """`expected` is a typical release, public and named in advance; without it the first sale is."""
+        """`expected` are releases named in advance, the measure is tuned to them; else to the first sale."""
         require_delta(delta)
         caps = np.atleast_1d(np.array(cap_epsilon, dtype=np.float64))
         if caps.ndim != 1 or caps.size == 0 or not (caps > 0).all():
@@ -69,9 +69,9 @@ class Wallets:
         self.delta = delta
         self.spent: Array = np.zeros(caps.size)
         # Until its first sale a wallet shows the order that suits many small Gaussian releases, ρ(α) ∝ α.
-        typical = np.append(ORDERS, np.inf) if expected is None else release_cost(expected)
+        typical = composed_cost(expected) if expected else np.append(ORDERS, np.inf)
         self._column: NDArray[np.intp] = _best_columns(_capacities(caps, delta), typical)
-        self._fixed: NDArray[np.bool_] = np.full(caps.size, expected is not None)
+        self._fixed: NDArray[np.bool_] = np.full(caps.size, bool(expected))
         self._history: list[tuple[PrivacyEvent | None, ...]] = []
         _require_room(self)
 
@@ -188,9 +188,17 @@ class Wallets:
 
     def to_json(self) -> str:
         """Caps, δ, measures and the events; what was spent is recomputed from them."""
-        events = [[None if e is None else to_json(e) for e in entry] for entry in self._history]
-        caps = [None if np.isinf(c) else float(c) for c in self.cap_epsilon]
-        return json.dumps({"cap_epsilon": caps, "delta": self.delta, "measure": self.measure, "events": events})
+        kinds = list(dict.fromkeys(e for entry in self._history for e in entry if e is not None))
+        place: dict[PrivacyEvent | None, int | None] = {kind: at for at, kind in enumerate(kinds)}
+        fields = {
+            "cap_epsilon": [None if np.isinf(c) else float(c) for c in self.cap_epsilon],
+            "delta": self.delta,
+            "measure": self.measure,
+            # Long runs repeat few kinds of release: each is written once, the history as places in that list.
+            "releases": [to_json(kind) for kind in kinds],
+            "history": [[place.get(e) for e in entry] for entry in self._history],
+        }
+        return json.dumps(fields)
 
     @classmethod
     def from_json(cls, text: str) -> Wallets:
@@ -198,8 +206,9 @@ class Wallets:
         fields = _parsed(text)
         wallets = cls([np.inf if c is None else c for c in fields["cap_epsilon"]], fields["delta"])
         wallets._watch(fields["measure"])
-        for entry in fields["events"]:
-            wallets.spend([None if e is None else from_json(e) for e in entry])
+        kinds = [from_json(kind) for kind in fields["releases"]]
+        for entry in fields["history"]:
+            wallets.spend([None if at is None else kinds[at] for at in entry])
         return wallets
 
     def _watch(self, measures: Sequence[str]) -> None:
@@ -216,7 +225,7 @@ class Wallet:
     """One client's wallet: the same filter, in scalars."""
 
     def __init__(
-        self, cap_epsilon: float, delta: float = DEFAULT_DELTA, *, expected: PrivacyEvent | None = None
+        self, cap_epsilon: float, delta: float = DEFAULT_DELTA, *, expected: Sequence[PrivacyEvent] = ()
     ) -> None:
         self._one = Wallets([cap_epsilon], delta, expected=expected)
 
@@ -336,7 +345,7 @@ def _parsed(text: str) -> Mapping[str, Any]:
         fields = json.loads(text)
     except ValueError as error:
         raise PrivacyError(f"stored wallets are not JSON: {error}", "restore the file") from error
-    known = {"cap_epsilon", "delta", "measure", "events"}
+    known = {"cap_epsilon", "delta", "measure", "releases", "history"}
     if not isinstance(fields, dict) or set(fields) != known:
         raise PrivacyError("stored wallets lack their fields", f"expected {', '.join(sorted(known))}")
     return fields

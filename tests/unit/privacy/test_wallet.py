@@ -120,8 +120,8 @@ def test_an_offer_that_fits_is_left_alone_and_nothing_stays_nothing():
 
 def test_expected_release_decides_the_measure_before_the_first_sale():
     event = SubsampledGaussian(2.0, 0.02)
-    assert Wallet(1.0, expected=event).measure.startswith("renyi")
-    assert Wallet(1.0, expected=GaussianRelease(3.0)).measure == "gaussian"
+    assert Wallet(1.0, expected=[event]).measure.startswith("renyi")
+    assert Wallet(1.0, expected=[GaussianRelease(3.0)]).measure == "gaussian"
 
     def copies(wallet):
         n = 0
@@ -130,7 +130,7 @@ def test_expected_release_decides_the_measure_before_the_first_sale():
             n += 1
         return n
 
-    tuned, mistaken = Wallet(1.0, expected=event), Wallet(1.0, expected=GaussianRelease(3.0))
+    tuned, mistaken = Wallet(1.0, expected=[event]), Wallet(1.0, expected=[GaussianRelease(3.0)])
     assert copies(tuned) == copies(Wallet(1.0)) > copies(mistaken)
 
 
@@ -162,7 +162,7 @@ def test_one_client_over_its_cap_stops_the_charge_of_all():
 
 
 def test_json_round_trip_keeps_what_is_left():
-    wallet = Wallet(3.0, 1e-6, expected=SubsampledGaussian(1.0, 0.02))
+    wallet = Wallet(3.0, 1e-6, expected=[SubsampledGaussian(1.0, 0.02)])
     wallet.spend(GaussianRelease(4.0))
     again = Wallet.from_json(wallet.to_json())
     assert again.history == wallet.history
@@ -170,6 +170,13 @@ def test_json_round_trip_keeps_what_is_left():
     assert again.remaining_share == wallet.remaining_share
     assert Wallet.from_json(Wallet(2.0).to_json()).measure == "open"
     assert np.isinf(Wallet.from_json(Wallet(float("inf")).to_json()).cap_epsilon)
+
+
+def _overdrawn():
+    """A stored wallet whose file was changed to hold more than its cap allows."""
+    wallet = Wallet(4.0)
+    wallet.spend(GaussianRelease(1.0))
+    return wallet.to_json().replace("4.0", "2.0")
 
 
 @pytest.mark.parametrize(
@@ -184,6 +191,7 @@ def test_json_round_trip_keeps_what_is_left():
         lambda: Wallets([1.0, 2.0]).spend([None]),
         lambda: Wallet.from_json("{"),
         lambda: Wallet.from_json("{}"),
+        lambda: Wallet.from_json(_overdrawn()),
         lambda: Wallet.from_json(Wallets([1.0, 2.0]).to_json()),
         lambda: Wallet.from_json(Wallet(1.0).to_json().replace("open", "renyi 17.95")),
     ],
