@@ -20,7 +20,7 @@ def nash_gap(
     ),
     scenario: Annotated[str, typer.Option(help="The law of clients, a scenario of Table I.")] = "uniform",
     sizes: Annotated[str, typer.Option(help="Numbers of clients.")] = "10,30,100,300,1000,3000",
-    seeds: Annotated[int, typer.Option(help="Runs per number of clients.")] = 100,
+    seeds: Annotated[int, typer.Option(help="Runs per number of clients.")] = 40,
     search_seeds: Annotated[int, typer.Option(help="Runs per shading that is tried; 0: none.")] = 200,
     proxy: Annotated[
         list[str] | None, typer.Option(help="A mechanism whose one-round regret is shown beside; repeatable.")

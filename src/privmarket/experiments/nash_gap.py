@@ -54,7 +54,7 @@ class Setting:
 
     scenario: str = "uniform"
     sizes: tuple[int, ...] = SIZES
-    seeds: int = 100
+    seeds: int = 40
     search_seeds: int = 200
     search_sizes: tuple[int, ...] = (10, 100)
     proxies: tuple[str, ...] = ()
@@ -81,16 +81,22 @@ RULES: dict[str, tuple[Callable[[], MenuCurve], Callable[[MenuCurve, float], Mec
 }
 
 
+def rules_of(population: str) -> list[str]:
+    """The rules measured in a population: the linear exact menu, a control, only in the first."""
+    return [name for name in RULES if population == "iid" or name != "mean-field-menu-linear"]
+
+
 def run(setting: Setting, path: Path, progress: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
     """Measures all that is not yet in the file at `path`, and writes it there cell by cell."""
     report = _resume(setting, path)
     for population, kinds in POPULATIONS.items():
-        for name, (curve, build) in RULES.items():
+        for name in rules_of(population):
+            curve, build = RULES[name]
             missing = [n for n in setting.sizes if f"{population}/{name}/{n}" not in report["cells"]]
             wants_search = [
                 n
                 for n in setting.search_sizes
-                if name == "mean-field-menu" and setting.search_seeds
+                if (population, name) == ("iid", "mean-field-menu") and setting.search_seeds
                 if f"{population}/{n}" not in report["search"]
             ]
             if not missing and not wants_search:
@@ -117,7 +123,7 @@ def slopes(report: dict[str, Any]) -> dict[str, Any]:
     """Log-log slopes with 95 % intervals, absolute and over the mean payment of the same run."""
     found: dict[str, Any] = {}
     for population in POPULATIONS:
-        for name in RULES:
+        for name in rules_of(population):
             cells = _cells(report, population, name)
             sizes = [cell["clients"] for cell in cells]
             for measure_name in MEASURES:
@@ -145,7 +151,12 @@ def _headline(solved: Equilibrium) -> dict[str, Any]:
 def _cell(solved: Equilibrium, rule: Mechanism, clients: int, seeds: int) -> dict[str, Any]:
     gap = measure(solved, rule, clients, seeds=range(seeds))
     lists = {name: getattr(gap, name).tolist() for name in (*MEASURES, "mean_payment")}
-    return {"clients": clients, **{name: [float(f"{x:.6g}") for x in values] for name, values in lists.items()}}
+    limit = {"own_state_limit": float(f"{gap.own_state_limit:.6g}")}
+    return {
+        "clients": clients,
+        **limit,
+        **{name: [float(f"{x:.6g}") for x in values] for name, values in lists.items()},
+    }
 
 
 def _searched(solved: Equilibrium, rule: Mechanism, clients: int, seeds: int) -> dict[str, Any]:
@@ -223,7 +234,6 @@ _LOOK = {
     ("mean-field-menu", "hindsight"): ("#D55E00", "o", "gap, deviator foresees the others"),
     ("mean-field-menu-linear", "hindsight"): ("#009E73", "D", "same, linear menu"),
     ("plug-in-menu", "hindsight"): ("#882255", "^", "same, linear menu, a price it can move"),
-    ("mean-field-menu", "own_state"): ("#0072B2", "v", "gap, deviator sees its own state only"),
 }
 
 
@@ -246,6 +256,8 @@ def figure(report: dict[str, Any], stem: Path, formats: tuple[str, ...] = ("png"
 
 def _panel(axis: Axes, report: dict[str, Any], population: str) -> None:
     for (rule, name), (shade, marker, text) in _LOOK.items():
+        if rule not in rules_of(population):
+            continue
         cells = _cells(report, population, rule)
         values = [_values(cell, name, "relative") for cell in cells]
         sizes = np.array([cell["clients"] for cell in cells])
@@ -266,12 +278,19 @@ def _panel(axis: Axes, report: dict[str, Any], population: str) -> None:
         if shown.any():
             text += "\n    open: not above 0, upper 95 % limit shown"
             axis.plot(sizes[shown], limit[shown], color=shade, marker=marker, ls="none", mfc="white", label=text)
+    _own_state_limits(axis, _cells(report, population, "mean-field-menu"))
     guide = np.array([10.0, 3000.0])
     for power, dash in ((-0.5, ":"), (-1.0, "--")):
         text = "N^(−1/2), the theorem's bound" if power == -0.5 else "N^(−1)"
         axis.plot(guide, 0.25 * (guide / 10) ** power, color="black", lw=0.8, ls=dash, label=text)
     axis.set(xscale="log", yscale="log", xlabel="clients N", ylabel="share of the mean payment")
     axis.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=2, frameon=False)
+
+
+def _own_state_limits(axis: Axes, cells: list[dict[str, Any]]) -> None:
+    share = [cell["own_state_limit"] / np.mean(cell["mean_payment"]) for cell in cells]
+    text = "gap, deviator sees its own state only:\n    upper estimate"
+    axis.plot([c["clients"] for c in cells], share, color="#0072B2", marker="v", mfc="white", ls=":", label=text)
 
 
 def _proxy_panel(axis: Axes, report: dict[str, Any]) -> None:

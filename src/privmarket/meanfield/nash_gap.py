@@ -3,8 +3,10 @@
 Two bounds, because two kinds of deviations are meant by "best response":
 
 - *own-state*: the best strategy that looks at the client's own state and the time, against the law of what the
-  others do. This is the ε of an ε-Nash equilibrium in Definition (eps-nash) of [Sun2026]. It is fitted on one
-  half of the runs and scored on the other, so that it cannot profit from having seen the noise.
+  others do. This is the ε of an ε-Nash equilibrium in Definition (eps-nash) of [Sun2026]. Two estimates: the
+  best strategy against half of the runs, scored on the other half (too low by what fitting noise costs), and
+  the best strategy against all runs, scored on the same (too high by that much; there the prices of
+  different rounds count as independent).
 - *hindsight*: the best response of a client who knows in advance everything the others will do. No strategy
   that learns from prices on the way can gain more.
 
@@ -42,6 +44,8 @@ class Gap:
         clients: N.
         hindsight: gain of the best response that knows the others' play.
         own_state: gain, on this run, of the own-state best response fitted on the other half of the runs.
+        own_state_limit: gain of the own-state best response to all these runs against their mixture, too high by
+            what it profits from having seen them. A number.
         price_error: |utility of the solved strategy here − in the mean-field game|: what the proof of
             Theorem (mfg_approx) bounds.
         mean_payment: mean payment per client.
@@ -50,6 +54,7 @@ class Gap:
     clients: int
     hindsight: Array
     own_state: Array
+    own_state_limit: float
     price_error: Array
     mean_payment: Array
 
@@ -76,11 +81,13 @@ def measure(
         if progress is not None:
             progress(k + 1, len(seeds))
     played = np.array([_earned(equilibrium, equilibrium.shadow_price, market) for market in met])
+    mixture = average(met)
     best = np.array([_best(equilibrium, market) for market in met])
     return Gap(
         clients,
         hindsight=best - played,
         own_state=_own_state(equilibrium, met) - played,
+        own_state_limit=_best(equilibrium, mixture) - _earned(equilibrium, equilibrium.shadow_price, mixture),
         price_error=np.abs(played - equilibrium.flow.earned),
         mean_payment=np.array(payments),
     )

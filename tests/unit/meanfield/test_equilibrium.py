@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 
@@ -143,3 +145,19 @@ def test_mass_at_the_wall_and_a_price_at_its_ceiling_are_reported():
     notes = {n.code: n.remedy for n in solve(narrow, grid=Grid(32, 32, 30), max_iterations=5).notes}
     assert "raise valuation_limit" in notes["mass-at-boundary"]
     assert "lower the budget" in notes["price-at-ceiling"]
+
+
+def test_cost_grows_no_faster_than_cells_times_steps():
+    """Eight times the work may take at most sixteen times as long: the rest is for a busy machine."""
+
+    def seconds(grid):
+        game = DiscreteGame(Problem.from_scenario(), SCHEMES["explicit"], grid)
+        price, took = np.full(grid.time_steps, 0.6), []
+        for _ in range(3):
+            began = time.process_time()
+            _, shadow = game.best_response(price)
+            game.flow(shadow, price)
+            took.append(time.process_time() - began)
+        return min(took)
+
+    assert seconds(Grid(128, 128, 100)) <= 16 * seconds(Grid(64, 64, 50))

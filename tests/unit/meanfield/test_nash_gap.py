@@ -41,6 +41,7 @@ def test_both_bounds_are_bracketed_and_fall(solved, rule):
     for gap in (few, many):
         assert gap.hindsight.min() >= -1e-12
         assert np.all(gap.own_state <= gap.hindsight + 1e-12)
+        assert 0 <= gap.own_state_limit < 0.5 * gap.hindsight.mean()
     assert many.hindsight.mean() < 0.2 * few.hindsight.mean()
     assert many.price_error.mean() < 0.6 * few.price_error.mean()
 
