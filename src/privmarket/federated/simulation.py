@@ -39,6 +39,8 @@ from privmarket.privacy.wallet import Wallets
 _TYPES = 5  # the stream of random numbers that draws the clients' types
 
 OnRound = Callable[["RoundRecord"], None]
+Strategy = Callable[[Array, Array, float], Array]
+"""(valuation, remaining budget, round) ↦ reported valuation, arrays (clients,); a solved game gives one."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +119,8 @@ class Federation:
         parts: record numbers per client, instead of the configured split.
         mechanism: a ready rule, instead of the configured name.
         workers: processes that train; any number gives the same result.
+        strategy: how clients report, e.g. the bid function of a solved mean-field game; None is truthful. What is
+            left of a wallet, as its share of the lifetime ε, is the remaining budget; without a wallet, infinity.
     """
 
     def __init__(
@@ -127,8 +131,10 @@ class Federation:
         parts: list[Records] | None = None,
         mechanism: Mechanism | None = None,
         workers: int = 1,
+        strategy: Strategy | None = None,
     ) -> None:
         self.config = config
+        self.strategy = strategy
         training = config.training
         own = dataset is not None or parts is not None
         if own and workers > 1:
@@ -196,14 +202,23 @@ class Federation:
         return max(1, state.remaining_micro // (self.config.rounds - state.next_round))
 
     def _offers(self, state: RunState) -> dict[str, Offer]:
-        """Truthful offers of the clients that have records and something left in their wallets."""
+        """Offers of the clients that have records and something left in their wallets."""
         types = self.types(state.next_round)
+        valuation = self._reported(state, types)
         epsilon = self._affordable(state, np.minimum(types.epsilon, self.law.epsilon_max))
         return {
-            str(i): Offer(float(types.valuation[i]), float(epsilon[i]), float(self.site.parts[i].size))
+            str(i): Offer(float(valuation[i]), float(epsilon[i]), float(self.site.parts[i].size))
             for i in range(self.config.clients)
             if self.site.parts[i].size and epsilon[i] > 0
         }
+
+    def _reported(self, state: RunState, types: Bids) -> Array:
+        """(clients,) the valuations that clients report: the true ones, unless they follow a strategy."""
+        if self.strategy is None:
+            return types.valuation
+        wallet = np.inf if self.config.wallet is None else self.config.wallet
+        remaining = state.wallets.remaining_share * wallet
+        return np.maximum(self.strategy(types.valuation, remaining, float(state.next_round)), 0.0)
 
     def _affordable(self, state: RunState, wanted: Array) -> Array:
         """(clients,) what each client offers of `wanted`, given what its wallet has left."""
@@ -314,6 +329,7 @@ def run(
     checkpoint: Path | None = None,
     checkpoint_every: int = 10,
     on_round: OnRound = lambda _: None,
+    strategy: Strategy | None = None,
 ) -> RunResult:
     """Runs all rounds, resuming from `checkpoint` if it holds this very configuration.
 
@@ -322,9 +338,10 @@ def run(
         checkpoint: the file to save to and resume from.
         checkpoint_every: rounds between two saves.
         on_round: told each round's record, also those that a resumed run already had.
+        strategy: how clients report; not part of the checkpoint, so resume with the same.
     """
     started = time.perf_counter()
-    with Federation(config, workers=workers) as federation:
+    with Federation(config, workers=workers, strategy=strategy) as federation:
         state = _resume(federation, checkpoint)
         for record in state.records:
             on_round(record)

@@ -82,9 +82,13 @@ class BidFunction:
     shadow_price: Surface
 
     def __call__(self, valuation: ArrayLike, remaining_budget: ArrayLike, time: ArrayLike) -> Array:
-        """Reports for clients; arguments broadcast. Time is counted in rounds from the start."""
-        v = np.asarray(valuation, dtype=np.float64)
-        return v + self.shadow_price(v, remaining_budget, time)
+        """Reports for clients; arguments broadcast. Time is counted in rounds from the start.
+
+        A budget without limit (infinity) has no shadow price: the report is the valuation.
+        """
+        v, r = np.asarray(valuation, dtype=np.float64), np.asarray(remaining_budget, dtype=np.float64)
+        shadow = self.shadow_price(v, r, time)
+        return v + np.where(np.isinf(r), 0.0, shadow)
 
 
 def load_bid_function(path: Path, kind: int = 0) -> BidFunction:

@@ -33,6 +33,12 @@ def test_points_beyond_the_mesh_take_its_edge():
     assert surface(-1.0, -1.0, -1.0) == pytest.approx(1.0 + 2.0 * 0.025)
 
 
+def test_a_budget_without_limit_is_offered_truthfully():
+    report = BidFunction(linear_surface())(np.array([0.2, 0.2]), np.array([np.inf, 5.0]), 0.0)
+    assert report[0] == 0.2
+    assert report[1] != 0.2
+
+
 def test_arguments_broadcast():
     report = BidFunction(linear_surface())(np.linspace(0, 1, 4)[:, None], np.linspace(0, 5, 3), 0.0)
     assert report.shape == (4, 3)
