@@ -259,7 +259,7 @@ def _two_line_epsilon(positive: Array, negative: Array, delta: float) -> Array:
 
 def _least_epsilon_on_menu(family: ReleaseFamily, positive: float, negative: float) -> float:
     """The ε of the noisiest entry of the family's menu that the two error rates do not refute."""
-    noise, epsilon = family.menu()
+    noise, _ = family.menu()
     low, high = -1, noise.size  # entries up to `low` are consistent, from `high` on refuted
     while high - low > 1:
         middle = (low + high) // 2
@@ -269,8 +269,24 @@ def _least_epsilon_on_menu(family: ReleaseFamily, positive: float, negative: flo
             low = middle
     if high == noise.size:
         return 0.0
-    # The noise is at most that of `high`; if even the first entry is refuted, its ε is still a lower bound.
-    return float(epsilon[high])
+    # The noise is below that of `high`; if even the first entry is refuted, its ε is still a lower bound.
+    return _epsilon_from_below(family, float(noise[high]))
+
+
+def _epsilon_from_below(family: ReleaseFamily, sigma: float) -> float:
+    """ε of the release, not above the exact value: a table's entries are, being safe the other way round."""
+    if family.steps == 1:
+        return float(family.epsilon(sigma))
+    from dp_accounting.pld import privacy_loss_distribution as pld
+
+    loss = pld.from_gaussian_mechanism(
+        sigma,
+        sampling_prob=family.sampling_rate,
+        value_discretization_interval=1e-3 / family.steps,
+        pessimistic_estimate=False,
+        use_connect_dots=False,
+    )
+    return float(loss.self_compose(family.steps).get_epsilon_for_delta(family.delta))
 
 
 def _refuted(family: ReleaseFamily, sigma: float, positive: float, negative: float) -> bool:

@@ -51,10 +51,7 @@ def test_bound_that_assumes_nothing_is_looser():
 
 
 @pytest.mark.parametrize("steps", [1, 4])
-def test_sampled_releases_stay_below_the_claim_and_cheats_do_not(steps, monkeypatch):
-    from privmarket.privacy import tables
-
-    monkeypatch.setattr(tables, "noise_table", lambda *_: _short_table())
+def test_sampled_releases_stay_below_the_claim_and_cheats_do_not(steps):
     family, claim, rng, n = ReleaseFamily(0.25, steps), 3.0, np.random.default_rng(1), 20_000
     sigma = float(family.noise_multiplier(claim))
 
@@ -67,11 +64,12 @@ def test_sampled_releases_stay_below_the_claim_and_cheats_do_not(steps, monkeypa
     assert audit_family(scores(sigma / 10), family, confidence=0.99).refutes(claim)
 
 
-def _short_table():
-    from privmarket.privacy import tables
-
-    noise = tables.grid_between(0.4, 6.0)[::8]
-    return tables.NoiseTable(noise, np.array([tables.pld_epsilon(s, 1e-5, 0.25, 4) for s in noise]))
+def test_epsilon_from_below_is_below_the_table_and_close():
+    family = ReleaseFamily(0.25, 4)
+    noise, epsilon = family.menu()
+    at = int(np.searchsorted(-epsilon, -2.0))
+    below = audit._epsilon_from_below(family, float(noise[at]))
+    assert 0.99 * epsilon[at] < below <= epsilon[at]
 
 
 def test_one_run_bound_stays_below_the_claim_and_a_cheat_is_caught():
