@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from privmarket.cli.options import Json, Seed, note, print_json, print_table
+from privmarket.cli.options import Json, Seed, note, parse_settings, print_json, print_table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -22,6 +22,10 @@ def federate(
     clients: Annotated[int, typer.Option(help="How many clients share the records.")] = 100,
     alpha: Annotated[float, typer.Option(help="Dirichlet skew of labels: 0.1 severe, 0.5 mild.")] = 0.5,
     mechanism: Annotated[str, typer.Option(help="Which auction rule.")] = "mean-field-menu",
+    mechanism_set: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="A setting of the mechanism, e.g. objective=aggregation-error."),
+    ] = None,
     budget: Annotated[float, typer.Option(help="Money per round.")] = 50.0,
     total_budget: Annotated[
         float | None,
@@ -80,6 +84,7 @@ def federate(
         alpha=alpha,
         scenario=scenario,
         mechanism=mechanism,
+        mechanism_settings=parse_settings(mechanism_set),
         budget=budget,
         total_budget=total_budget,
         rounds=rounds,
@@ -145,7 +150,6 @@ def _mode(literal: bool, no_dp: bool, no_noise: bool) -> str:
 def _training(dataset: str, pairs: list[str] | None) -> Any:
     from dataclasses import fields, replace
 
-    from privmarket.cli.options import parse_settings
     from privmarket.errors import ConfigurationError
     from privmarket.federated.config import Training
     from privmarket.federated.recommended import recommended_training

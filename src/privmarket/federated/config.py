@@ -47,6 +47,7 @@ class FederationConfig:
     """One run.
 
     Attributes:
+        mechanism_settings: settings of the auction rule, by name.
         budget: money per round.
         total_budget: money for the whole run, paced over its rounds; replaces `budget` when given.
         wallet: lifetime limit on each client's ε at `delta`; None means no limit.
@@ -65,6 +66,7 @@ class FederationConfig:
     alpha: float = 0.5
     scenario: str = "uniform"
     mechanism: str = "mean-field-menu"
+    mechanism_settings: dict[str, Any] = field(default_factory=dict)
     budget: float = 10.0
     total_budget: float | None = None
     rounds: int = 30

@@ -147,7 +147,7 @@ class Federation:
         self._test_images = torch.from_numpy(tested.test_images)
         self._test_labels = torch.from_numpy(tested.test_labels)
         self.law = scenario(config.scenario)
-        self.mechanism = mechanism if mechanism is not None else _market_rule(config.mechanism, self.law)
+        self.mechanism = mechanism if mechanism is not None else _market_rule(config, self.law)
         self.family = ReleaseFamily(training.sampling_rate, training.steps, config.delta)
         self.server_plan = ServerPlan(
             training.server_rate, training.final_rate, training.momentum, training.averaging
@@ -310,10 +310,11 @@ class Federation:
             return self.site.model.accuracy(weights, self._test_images, self._test_labels)
 
 
-def _market_rule(name: str, law: Law) -> Mechanism:
-    """The rule called `name`, told this market's public law and limit where it wants to know them."""
-    public = {"law": law, "epsilon_max": law.epsilon_max}
-    return named_mechanism(name, **{key: value for key, value in public.items() if takes_setting(name, key)})
+def _market_rule(config: FederationConfig, law: Law) -> Mechanism:
+    """The configured rule, told this market's public law and limit where it wants to know them."""
+    public = {"law": law, "scenario": config.scenario, "epsilon_max": law.epsilon_max}
+    wanted = {key: value for key, value in public.items() if takes_setting(config.mechanism, key)}
+    return named_mechanism(config.mechanism, **{**wanted, **config.mechanism_settings})
 
 
 def _faults(sellers: tuple[str, ...], updates: np.ndarray) -> dict[str, str | None]:

@@ -203,6 +203,13 @@ def test_literal_noise_is_the_papers(monkeypatch):
     assert updates.std() > np.sqrt(2 * np.log(1.25 * 12)) / epsilon / 2
 
 
+def test_the_rule_gets_its_settings_and_the_markets_limit():
+    config = SMALL.replace(mechanism="mean-field-menu", mechanism_settings={"epsilon_max": 7.0})
+    with Federation(config) as told, Federation(SMALL) as untold:
+        assert told.mechanism.epsilon_max == 7.0
+        assert untold.mechanism.epsilon_max == untold.law.epsilon_max
+
+
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
