@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -66,6 +66,7 @@ class Equilibrium:
     """A strategy, the flow it makes, and how far it is from a best response to that flow.
 
     Attributes:
+        game: the problem on its mesh.
         result: whether the tolerance was reached; anything but CONVERGED is not a solution.
         value: (steps + 1, kinds, valuations, budgets) Φ against the flow's prices.
         shadow_price: (steps, kinds, valuations, budgets) ∂_rΦ that the population plays.
@@ -75,9 +76,7 @@ class Equilibrium:
         notes: what a reader must know.
     """
 
-    problem: Problem
-    grid: Grid
-    scheme: BudgetScheme
+    game: DiscreteGame
     result: Result
     value: Array
     shadow_price: Array
@@ -85,7 +84,27 @@ class Equilibrium:
     exploitability: float
     statistics: Statistics
     notes: tuple[Note, ...] = ()
-    game: DiscreteGame = field(repr=False, default=None)  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return (
+            f"<equilibrium {self.result.value} after {self.statistics.iterations} iterations on {self.grid}, "
+            f"exploitability {self.relative_exploitability:.1e} of the mean payment>"
+        )
+
+    @property
+    def problem(self) -> Problem:
+        """The game that was solved."""
+        return self.game.problem
+
+    @property
+    def grid(self) -> Grid:
+        """How finely."""
+        return self.game.grid
+
+    @property
+    def scheme(self) -> BudgetScheme:
+        """How selling was discretised."""
+        return self.game.scheme
 
     @property
     def price(self) -> Array:
@@ -215,44 +234,51 @@ def solve(
     game = DiscreteGame(problem, _named(scheme), grid or Grid())
     _check_budget(game)
     price = game.flow(_starting_shadow(start, game)).price
-    damping, history, best = 0.5, [], np.inf
+    damping, history = _Damping(), list[float]()
     result = Result.ITERATION_LIMIT
     for iteration in range(1, max_iterations + 1):
         _, shadow = game.best_response(price)
         flow = game.flow(shadow)
-        change = float(np.abs(flow.price - price).max() / flow.price.mean())
-        history.append(change)
+        history.append(float(np.abs(flow.price - price).max() / flow.price.mean()))
         if progress is not None:
-            progress(iteration, change)
-        if change <= tolerance:
-            value, _ = game.best_response(flow.price)
-            gain = game.starting_value(value) - flow.earned
+            progress(iteration, history[-1])
+        if history[-1] <= tolerance:
+            value, gain = _best_deviation(game, flow)
             if gain <= tolerance * flow.spend.sum() * game.mesh.step:
                 result = Result.CONVERGED
                 break
-        if change > 2.0 * best:  # overshooting: smaller steps
-            damping, best = 0.5 * damping, change
-        best = min(best, change)
-        if damping < 1e-3:
+        if not damping.heed(history[-1]):
             result = Result.STALLED
             break
-        price = price + damping * (flow.price - price)
-    value, _ = game.best_response(flow.price)
-    gain = game.starting_value(value) - flow.earned
+        price = price + damping.share * (flow.price - price)
+    value, gain = _best_deviation(game, flow)
     statistics = Statistics(iteration, time.perf_counter() - began, tuple(history))
-    return Equilibrium(
-        problem,
-        game.grid,
-        game.scheme,
-        result,
-        value,
-        shadow,
-        flow,
-        gain,
-        statistics,
-        _notes(game, flow),
-        game,
-    )
+    return Equilibrium(game, result, value, shadow, flow, gain, statistics, _notes(game, flow))
+
+
+class _Damping:
+    """How far prices move towards those that came out: half the way, less after overshooting or standing still."""
+
+    share = 0.5
+    patience = 15
+    least = 1e-3
+
+    def __init__(self) -> None:
+        self._best, self._waited = np.inf, 0
+
+    def heed(self, change: float) -> bool:
+        """Takes note of a price change; False when smaller steps no longer help."""
+        self._waited = 0 if change < 0.9 * self._best else self._waited + 1
+        if change > 2.0 * self._best or self._waited > self.patience:
+            self.share, self._best, self._waited = 0.5 * self.share, change, 0
+        self._best = min(self._best, change)
+        return self.share >= self.least
+
+
+def _best_deviation(game: DiscreteGame, flow: Flow) -> tuple[Array, float]:
+    """Value of the best response to a flow's prices, and what it gains over playing along."""
+    value, _ = game.best_response(flow.price)
+    return value, game.starting_value(value) - flow.earned
 
 
 def exploitability(shadow_price: Array, game: DiscreteGame) -> float:
@@ -261,9 +287,7 @@ def exploitability(shadow_price: Array, game: DiscreteGame) -> float:
     Exact on the mesh: the best response's value minus the value of playing along, at the prices that the
     population's own play clears at. Never negative but for rounding.
     """
-    flow = game.flow(shadow_price)
-    value, _ = game.best_response(flow.price)
-    return game.starting_value(value) - flow.earned
+    return _best_deviation(game, game.flow(shadow_price))[1]
 
 
 def _named(scheme: BudgetScheme | str) -> BudgetScheme:
@@ -291,8 +315,7 @@ def _check_budget(game: DiscreteGame) -> None:
     price, at_ceiling = game.clear(game.initial_mass, truth)
     budget = game.problem.budget_per_client
     if at_ceiling:
-        _, exposed = game._sell(game.initial_mass, truth, price, game.problem.market)
-        most = game._spend(exposed, truth, price, game.problem.market)
+        most = game.mean_spend(game.initial_mass, truth, price)
         raise ConfigurationError(
             f"a budget of {budget:g} per client and round buys everything: buying from everybody at the "
             f"price ceiling {price:.4g} costs {most:.4g}",

@@ -33,7 +33,7 @@ class Flow:
 
     Attributes:
         mass: (steps + 1, kinds, valuations, budgets), each time summing to 1.
-        price: (steps,) the price level of each step.
+        price: (steps,) the price level of each step; NaN where a market of its own kind has none.
         spend: (steps,) mean payment per client and round (mean quantity for a quantity-constrained market).
         sold: (steps,) mean ε sold per client and round.
         at_ceiling: (steps,) whether the price ceiling kept the buyer from spending its budget.
@@ -130,7 +130,7 @@ class DiscreteGame:
                 level, ceiling[n] = self.clear(mass[n], report, price[n - 1] if n else np.nan)
             else:
                 level = levels[n]
-            if np.isscalar(level):
+            if isinstance(level, float):
                 price[n] = level
             rate, exposed = self._sell(mass[n], report, level, market)
             reward = market.reward(self.valuation, report, level, self.mesh.valuation_width) * self._can_sell
@@ -144,11 +144,10 @@ class DiscreteGame:
 
     def clear(self, mass: Array, report: Array, guess: float = np.nan) -> tuple[float, bool]:
         """The price level at which the mean spend is the budget per client, and whether the ceiling binds."""
-        market, ceiling = self.problem.market, self.problem.price_ceiling
+        ceiling = self.problem.price_ceiling
 
         def excess(level: float) -> float:
-            _, exposed = self._sell(mass, report, level, market)
-            return self._spend(exposed, report, level, market) - self.problem.budget_per_client
+            return self.mean_spend(mass, report, level) - self.problem.budget_per_client
 
         if excess(ceiling) <= 0.0:
             return ceiling, True
@@ -158,6 +157,11 @@ class DiscreteGame:
             near, far = 0.98 * guess, min(1.02 * guess, ceiling)
             low, high = (near if excess(near) < 0 else low), (far if excess(far) > 0 else high)
         return float(brentq(excess, low, high, xtol=1e-14, rtol=1e-14)), False
+
+    def mean_spend(self, mass: Array, report: Array, level: float) -> float:
+        """What the buyer spends per client and round if `mass` sends these reports at this price level."""
+        _, exposed = self._sell(mass, report, level, self.problem.market)
+        return self._spend(exposed, report, level, self.problem.market)
 
     def starting_value(self, value: Array) -> float:
         """Expected value of the game at its start, over the starting mass."""

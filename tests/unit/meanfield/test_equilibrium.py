@@ -11,6 +11,7 @@ from privmarket.errors import ConfigurationError
 from privmarket.market.menu import from_function
 from privmarket.market.scenarios import SCENARIOS
 from privmarket.meanfield import SCHEMES, DiscreteGame, Grid, MenuMarket, Problem, Result, exploitability, solve
+from privmarket.meanfield.equilibrium import _Damping
 
 
 @pytest.fixture(scope="module")
@@ -161,3 +162,20 @@ def test_cost_grows_no_faster_than_cells_times_steps():
         return min(took)
 
     assert seconds(Grid(128, 128, 100)) <= 16 * seconds(Grid(64, 64, 50))
+
+
+def test_damping_gives_up_where_smaller_steps_do_not_help():
+    damping = _Damping()
+    assert all(damping.heed(0.5**k) for k in range(40))
+    assert damping.share == 0.5
+    assert not all(damping.heed(1.0) for _ in range(400))
+
+
+def test_a_map_that_never_settles_is_reported_as_stalled(monkeypatch):
+    """Prices that come out at random: no step size helps, and the solver must say so."""
+    rng = np.random.default_rng(0)
+    clear = DiscreteGame.clear
+    noisy = lambda self, *a: (clear(self, *a)[0] * rng.uniform(0.5, 1.0), False)  # noqa: E731
+    monkeypatch.setattr(DiscreteGame, "clear", noisy)
+    equilibrium = solve(Problem.from_scenario(), grid=Grid(16, 8, 8), max_iterations=500)
+    assert equilibrium.result is Result.STALLED

@@ -46,7 +46,7 @@ def test_truth_is_optimal(scheme):
 
 def test_prices_have_the_declared_order_in_valuation_and_time():
     order = SCHEMES["explicit"].order
-    by_cells = price_error("explicit", 32, 400), price_error("explicit", 64, 400)
+    by_cells = price_error("explicit", 32, 200), price_error("explicit", 64, 200)
     assert np.log2(by_cells[0] / by_cells[1]) == pytest.approx(order.valuation, abs=0.4)
     by_steps = price_error("explicit", 160, 10), price_error("explicit", 160, 20)
     assert np.log2(by_steps[0] / by_steps[1]) == pytest.approx(order.time, abs=0.2)
