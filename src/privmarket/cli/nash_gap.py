@@ -43,7 +43,7 @@ def nash_gap(
     """
     from rich.console import Console
 
-    from privmarket.experiments.nash_gap import Setting, figure, run
+    from privmarket.experiments.nash_gap import Setting, figure, markdown, run
 
     try:
         numbers = tuple(int(part) for part in sizes.split(","))
@@ -55,7 +55,9 @@ def nash_gap(
     setting = Setting(scenario, numbers, seeds, search_seeds, searched, tuple(proxy or ()), grid=grid)
     with Console(stderr=True).status("starting") as status:
         report = run(setting, out / "nash-gap.json", progress=status.update)
-    for path in figure(report, out / "nash-gap"):
+    tables = out / "nash-gap.md"
+    tables.write_text(markdown(report), encoding="utf-8")
+    for path in [tables, *figure(report, out / "nash-gap")]:
         note(f"written: {path}")
     if json:
         print_json(report)

@@ -239,7 +239,7 @@ _LOOK = {
 
 def figure(report: dict[str, Any], stem: Path, formats: tuple[str, ...] = ("png", "svg")) -> list[Path]:
     """Panels (c) and (d), and the stand-in where it was measured."""
-    panels = 2 + bool(report["proxy"])
+    panels = len(POPULATIONS) + bool(report["proxy"])
     drawing = new_figure(5.2 * panels, 5.6)
     axes = drawing.subplots(1, panels, squeeze=False)[0]
     titles = {"iid": "(c) one kind of clients", "non-iid": "(d) four kinds of clients"}
@@ -250,7 +250,7 @@ def figure(report: dict[str, Any], stem: Path, formats: tuple[str, ...] = ("png"
     for axis in axes[: len(POPULATIONS)]:
         axis.set_ylim(bottom, 1.0)
     if report["proxy"]:
-        _proxy_panel(axes[2], report)
+        _proxy_panel(axes[-1], report)
     return save(drawing, stem, formats)
 
 
@@ -281,7 +281,7 @@ def _panel(axis: Axes, report: dict[str, Any], population: str) -> None:
     _own_state_limits(axis, _cells(report, population, "mean-field-menu"))
     guide = np.array([10.0, 3000.0])
     for power, dash in ((-0.5, ":"), (-1.0, "--")):
-        text = "N^(−1/2), the theorem's bound" if power == -0.5 else "N^(−1)"
+        text = "N^(−1/2), the rate of the theorem's bound" if power == -0.5 else "N^(−1)"
         axis.plot(guide, 0.25 * (guide / 10) ** power, color="black", lw=0.8, ls=dash, label=text)
     axis.set(xscale="log", yscale="log", xlabel="clients N", ylabel="share of the mean payment")
     axis.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=2, frameon=False)
@@ -315,3 +315,44 @@ def _proxy_panel(axis: Axes, report: dict[str, Any]) -> None:
         title="the paper's stand-in: regret in one round",
     )
     axis.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=2, frameon=False)
+
+
+def markdown(report: dict[str, Any]) -> str:
+    """The figures as tables, for the documentation."""
+    lines = ["Shares of the mean payment, means over seeds ± standard error.", ""]
+    lines += ["| population | rule | N | hindsight | own state, from below | from above | utility error |"]
+    lines += ["|---|---|---|---|---|---|---|"]
+    for population in POPULATIONS:
+        for rule in rules_of(population):
+            for cell in _cells(report, population, rule):
+                shares = [_values(cell, name, "relative") for name in MEASURES]
+                texts = [f"{v.mean():.2e} ± {v.std(ddof=1) / np.sqrt(v.size):.0e}" for v in shares]
+                limit = cell["own_state_limit"] / np.mean(cell["mean_payment"])
+                texts.insert(2, f"{limit:.2e}")
+                lines.append(f"| {population} | {rule} | {cell['clients']} | " + " | ".join(texts) + " |")
+    lines += ["", "Log-log slopes in N with 95 % bootstrap intervals.", ""]
+    lines += ["| population | rule | measure | absolute | over the mean payment |", "|---|---|---|---|---|"]
+    for population in POPULATIONS:
+        for rule in rules_of(population):
+            for name in MEASURES:
+                stem = f"{population}/{rule}/{name}"
+                fits = [_fit_text(report["slopes"][f"{stem}/{scale}"]) for scale in ("absolute", "relative")]
+                lines.append(f"| {population} | {rule} | {name} | {fits[0]} | {fits[1]} |")
+    if report["search"]:
+        lines += [
+            "",
+            "One client shades otherwise in the whole game, nothing held fixed (iid, mean-field-menu).",
+            "",
+        ]
+        lines += ["| N | seeds | best shading's gain ± standard error | truth's gain |", "|---|---|---|---|"]
+        for cell in report["search"].values():
+            paid = np.mean(report["cells"][f"iid/mean-field-menu/{cell['clients']}"]["mean_payment"])
+            truth = next(s for s in cell["shadings"] if (s["share"], s["extra"]) == (0.0, 0.0))
+            gain = f"{cell['best_gain'] / paid:.1e} ± {cell['standard_error'] / paid:.0e}"
+            naive = f"{truth['gain'] / paid:.1e} ± {truth['standard_error'] / paid:.0e}"
+            lines.append(f"| {cell['clients']} | {cell['seeds']} | {gain} | {naive} |")
+    return "\n".join(lines) + "\n"
+
+
+def _fit_text(fit: dict[str, float] | None) -> str:
+    return "not above 0" if fit is None else f"{fit['slope']:.2f} [{fit['low']:.2f}, {fit['high']:.2f}]"
