@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import privmarket as pm
-from privmarket.market.menu import MenuCurve, from_function
+from privmarket.market.menu import POSTED_PRICE, MenuCurve, from_function
 from tests.conftest import awkward_budgets, awkward_markets
 from tests.laws.broken import FirstPrice, OffByOneThreshold
 
@@ -100,3 +100,27 @@ def test_menu_levels_match_a_search_that_knows_no_breakpoints(curve, rng):
                 middle = 0.5 * (low + high)
                 low, high = (middle, high) if cost(middle) <= budget else (low, middle)
             assert levels[client] == pytest.approx(low, rel=1e-9)
+
+
+@pytest.mark.parametrize("curve", [POSTED_PRICE, TWO_STEPS, SMOOTH], ids=["posted price", "two steps", "smooth"])
+def test_the_menu_in_two_thousand_markets(curve, rng):
+    """One random client per market, lies drawn where rules break: at and beside other bids, and anywhere."""
+    rule = pm.mechanism("mean-field-menu", curve=curve)
+    worst, overspent, underpaid = 0.0, 0.0, 0.0
+    for _ in range(2000):
+        n = int(rng.integers(1, 9))
+        bids, budget = awkward_markets(rng, 1, n)[0], float(awkward_budgets(rng, 1)[0])
+        outcome = rule.run(bids, budget)
+        utility = outcome.utility(bids)
+        overspent = max(overspent, float(outcome.spend) / budget - 1)
+        underpaid = max(underpaid, -float(utility.min()))
+        client, other = rng.integers(n, size=2)
+        for lie in (bids.valuation[other], bids.valuation[other] * (1 - 1e-12), rng.random() * 2, 0.0):
+            v, e = bids.valuation.copy(), bids.epsilon.copy()
+            v[client], e[client] = lie, e[client] * rng.choice([1.0, 1.0, 0.9, 0.3])
+            told = rule.run(pm.Bids(v, e), budget)
+            gain = told.payment[client] - bids.valuation[client] * told.epsilon[client] - utility[client]
+            worst = max(worst, float(gain) / max(1.0, budget))
+    assert worst <= 1e-9
+    assert overspent <= 1e-9
+    assert underpaid <= 1e-9
