@@ -140,12 +140,12 @@ class Federation:
         if own and workers > 1:
             raise DataError("several workers need a data set that each can load by name", "use workers=1")
         raw = dataset if dataset is not None else load_dataset(config.dataset)
-        self.site: Site = site_from(config, raw, parts)
+        featured = with_features(raw, training.features)
+        self.site: Site = site_from(config, featured, parts)
         if not any(part.size for part in self.site.parts):
             raise DataError("no client has any records", "use fewer clients or a larger data set")
-        tested = with_features(raw, training.features)
-        self._test_images = torch.from_numpy(tested.test_images)
-        self._test_labels = torch.from_numpy(tested.test_labels)
+        self._test_images = torch.from_numpy(featured.test_images)
+        self._test_labels = torch.from_numpy(featured.test_labels)
         self.law = scenario(config.scenario)
         self.mechanism = mechanism if mechanism is not None else _market_rule(config, self.law)
         self.family = ReleaseFamily(training.sampling_rate, training.steps, config.delta)

@@ -91,12 +91,11 @@ class ChunkTask:
 
 def build_site(config: FederationConfig) -> Site:
     """Loads the data set, computes features and splits the records."""
-    return site_from(config, load_dataset(config.dataset))
+    return site_from(config, with_features(load_dataset(config.dataset), config.training.features))
 
 
 def site_from(config: FederationConfig, dataset: Dataset, parts: list[Records] | None = None) -> Site:
-    """A site on a given data set; `parts` instead of a Dirichlet split if given."""
-    dataset = with_features(dataset, config.training.features)
+    """A site on a data set whose features are computed; `parts` instead of a Dirichlet split if given."""
     if parts is None:
         rng = np.random.default_rng([config.seed, _PARTITION])
         parts = dirichlet_partition(dataset.train_labels, config.clients, config.alpha, rng)
