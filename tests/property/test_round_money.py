@@ -1,5 +1,8 @@
 """Money in a round, for any offers, any budget and any deliveries: nothing appears and nothing is lost."""
 
+from dataclasses import replace
+
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,6 +17,15 @@ offers = st.dictionaries(
 )
 
 
+def check_books(record, market):
+    """Everything paid or refunded, nobody paid who was dropped, everybody paid what was awarded."""
+    assert record.spent_micro + record.refunded_micro == market.terms.budget_micro
+    assert 0 <= record.spent_micro <= market.terms.budget_micro
+    assert set(record.paid_micro) | set(record.dropped) == set(market.awards)
+    assert not set(record.paid_micro) & set(record.dropped)
+    assert all(micro == market.awards[c].payment_micro for c, micro in record.paid_micro.items())
+
+
 @settings(max_examples=150, deadline=None)
 @given(
     offers,
@@ -25,11 +37,23 @@ def test_paid_plus_refunded_is_the_budget(given_offers, budget_micro, random, ru
     market = Round.publish(Terms(0, budget_micro, ReleaseFamily(), 5.0)).bid(given_offers).clear(mechanism(rule))
     reports = {c: random.choice([None, "update is not finite"]) for c in market.awards if random.random() < 0.8}
     _, record = market.deliver(reports).settle()
-    assert record.spent_micro + record.refunded_micro == budget_micro
-    assert 0 <= record.spent_micro <= budget_micro
-    assert set(record.paid_micro) | set(record.dropped) == set(market.awards)
-    assert not set(record.paid_micro) & set(record.dropped)
+    check_books(record, market)
     assert set(record.paid_micro) <= set(record.sold) == set(reports)
     for client, award in market.awards.items():
         assert award.epsilon <= given_offers[client].epsilon * (1 + 1e-9)
         assert award.noise_multiplier > 0
+
+
+def test_books_that_lose_a_micro_unit_are_caught():
+    terms = Terms(0, 5 * MICRO, ReleaseFamily(), 5.0)
+    market = (
+        Round.publish(terms).bid({"a": Offer(0.1, 1.0), "b": Offer(0.2, 2.0)}).clear(mechanism("mean-field-menu"))
+    )
+    _, record = market.deliver(dict.fromkeys(market.awards)).settle()
+    check_books(record, market)
+    first = next(iter(record.paid_micro))
+    short = replace(record, paid_micro={**record.paid_micro, first: record.paid_micro[first] - 1})
+    twice = replace(record, dropped={first: "update is not finite"})
+    for broken in (short, twice):
+        with pytest.raises(AssertionError):
+            check_books(broken, market)

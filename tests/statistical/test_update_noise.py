@@ -48,6 +48,16 @@ def test_deviation_of_a_full_batch_release(model):
     assert abs(float(torch.corrcoef(noise[:2, 0])[0, 1])) < 5 / np.sqrt(model.parameters)
 
 
+def test_a_tenth_of_the_noise_would_be_noticed():
+    """The same comparison on updates that carry a tenth of the claimed noise."""
+    model, data = logistic(SHAPE, 10), records([20])
+    weights = model.initial_weights(np.random.default_rng(0))
+    quiet, weak = (
+        private_updates(model, weights, data, LocalPlan(), [sigma], sources(1, 1)).double() for sigma in (0.0, 0.2)
+    )
+    assert float((weak - quiet).std()) != pytest.approx(2.0, rel=5 / np.sqrt(2 * model.parameters))
+
+
 def test_deviation_adds_up_over_steps():
     """With a flat loss (no records) k steps leave exactly k independent noises."""
     model = logistic(SHAPE, 10)
