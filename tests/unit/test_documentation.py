@@ -6,6 +6,8 @@ import doctest
 import re
 from pathlib import Path
 
+import pytest
+
 import privmarket as pm
 
 ROOT = Path(__file__).parents[2]
@@ -39,10 +41,24 @@ def test_the_package_example_runs():
     assert doctest.testmod(pm).failed == 0
 
 
-def test_readme_python_gives_the_output_it_shows():
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.S)
-    assert blocks
-    for block in blocks:
-        test = doctest.DocTestParser().get_doctest(block, {}, "README", "README.md", 0)
-        assert test.examples, "README examples are written as >>> sessions so that they can be checked"
-        assert doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(test).failed == 0
+@pytest.mark.parametrize("page", ["README.md", "docs/tutorial.md"])
+def test_sessions_give_the_output_they_show(page):
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), flags=re.S)
+    assert all(">>>" in block for block in blocks), (
+        "examples are written as >>> sessions, so that they can be checked"
+    )
+    # One page is one session: later blocks use the names of earlier ones.
+    test = doctest.DocTestParser().get_doctest("\n".join(blocks), {}, page, page, 0)
+    assert test.examples
+    assert doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(test).failed == 0
+
+
+def test_links_between_pages_lead_somewhere():
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
+    dead = [
+        f"{page.relative_to(ROOT)}: {target}"
+        for page in pages
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text())
+        if not (page.parent / target).exists()
+    ]
+    assert not dead
