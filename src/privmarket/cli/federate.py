@@ -244,7 +244,7 @@ def clients_table(rows: list[dict[str, Any]], limit: int = 12) -> Table:
             f"{row['epsilon_per_round']:.2f}",
             str(row["sales"]),
             f"{row['paid']:.2f}",
-            f"{row['epsilon_spent']:.2f}",
+            "none" if row["epsilon_spent"] is None else f"{row['epsilon_spent']:.2f}",
             left,
         )
     return table

@@ -144,7 +144,7 @@ def wallet_figure(summary: Mapping[str, Any]) -> Any:
     rows = sorted(summary["clients"], key=lambda row: row["valuation"])[:100]
     names = [str(row["client"]) for row in rows]
     figure = _figure("client, by rising valuation", f"total ε at δ = {summary['config']['delta']:g}")
-    figure.add_bar(x=names, y=[row["epsilon_spent"] for row in rows], name="ε spent", marker_color="#D55E00")
+    figure.add_bar(x=names, y=[row["epsilon_spent"] or 0.0 for row in rows], name="ε spent", marker_color="#D55E00")
     cap = summary["config"]["wallet"]
     if cap is not None:
         figure.update_yaxes(range=[0, 1.05 * cap])

@@ -222,7 +222,7 @@ class Federation:
 
     def _affordable(self, state: RunState, wanted: Array) -> Array:
         """(clients,) what each client offers of `wanted`, given what its wallet has left."""
-        if self.config.wallet is None or self.config.mode != "private":
+        if self.config.wallet is None or self.config.mode == "literal":
             return wanted
         purse = state.wallets
         if self.config.wallet_policy == "spread":
@@ -261,7 +261,8 @@ class Federation:
     def _charge(self, state: RunState, settlement: Settlement) -> RunState:
         """Wallets pay with what was released, the buyer with money, in one new state."""
         wallets = state.wallets.copy()
-        if self.config.mode == "private":
+        # Without noise the wallets are charged as if there were some, so that the same clients sell.
+        if self.config.mode in ("private", "no-noise"):
             events: list[PrivacyEvent | None] = [None] * self.config.clients
             for client, award in settlement.sold.items():
                 events[int(client)] = release(award.noise_multiplier, self.family.sampling_rate, self.family.steps)
@@ -303,11 +304,14 @@ class Federation:
         return replace(state, next_round=number + 1, records=(*state.records, record))
 
     def accuracy(self, state: RunState) -> float:
-        """Test accuracy of the averaged weights."""
-        averaged = self.server_plan.averaging > 0 and self.config.mode in ("private", "no-noise")
-        weights = state.server.averaged if averaged else state.server.weights
+        """Test accuracy of the model as it stands."""
         with one_thread():
-            return self.site.model.accuracy(weights, self._test_images, self._test_labels)
+            return self.site.model.accuracy(self.model_weights(state), self._test_images, self._test_labels)
+
+    def model_weights(self, state: RunState) -> torch.Tensor:
+        """(parameters,) the model that is tested and kept: averaged over rounds where the plan says so."""
+        averaged = self.server_plan.averaging > 0 and self.config.mode in ("private", "no-noise")
+        return state.server.averaged if averaged else state.server.weights
 
 
 def _market_rule(config: FederationConfig, law: Law) -> Mechanism:
@@ -354,8 +358,9 @@ def run(
             ):
                 save_checkpoint(checkpoint, _to_checkpoint(config, state))
         types = federation.types(config.rounds - 1)
+        weights = federation.model_weights(state).numpy()
     seconds = time.perf_counter() - started
-    return RunResult(config, state.records, state.server.weights.numpy(), state.wallets, types, seconds)
+    return RunResult(config, state.records, weights, state.wallets, types, seconds)
 
 
 def _resume(federation: Federation, path: Path | None) -> RunState:

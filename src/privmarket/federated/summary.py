@@ -26,6 +26,7 @@ def client_table(result: RunResult) -> list[dict[str, Any]]:
             paid[int(client)] += micro
     sales = [sum(entry[i] is not None for entry in history) for i in range(clients)]
     left = result.wallets.remaining_share
+    private = result.config.mode == "private"
     return [
         {
             "client": i,
@@ -33,7 +34,8 @@ def client_table(result: RunResult) -> list[dict[str, Any]]:
             "epsilon_per_round": float(result.types.epsilon[i]),
             "sales": sales[i],
             "paid": int(paid[i]) / MICRO,
-            "epsilon_spent": float(epsilon[i]) if sales[i] else 0.0,
+            # Without noise nothing is spent: there is no finite ε to state.
+            "epsilon_spent": (float(epsilon[i]) if sales[i] else 0.0) if private else None,
             "wallet_left": float(left[i]) if result.config.wallet is not None else None,
         }
         for i in range(clients)
@@ -55,6 +57,7 @@ def summarise(result: RunResult, *, rounds: bool = True) -> dict[str, Any]:
     """Configuration, versions, time, totals, clients and, if wanted, every round."""
     records = result.records
     table = client_table(result)
+    private = result.config.mode == "private"
     summary: dict[str, Any] = {
         "config": result.config.to_json(),
         "versions": {
@@ -67,7 +70,7 @@ def summarise(result: RunResult, *, rounds: bool = True) -> dict[str, Any]:
         "spent": result.spent,
         "epsilon_bought": sum(r.total_epsilon for r in records),
         "sellers_per_round": float(np.mean([r.sellers for r in records])),
-        "largest_epsilon_spent": max((row["epsilon_spent"] for row in table), default=0.0),
+        "largest_epsilon_spent": max((row["epsilon_spent"] for row in table), default=0.0) if private else None,
         "dropped": {str(r.number): r.dropped for r in records if r.dropped},
         "clients": table,
     }

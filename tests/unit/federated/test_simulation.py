@@ -11,6 +11,7 @@ from privmarket.federated.datasets import Dataset
 from privmarket.federated.errors import CheckpointError, DataError
 from privmarket.federated.round import MICRO
 from privmarket.federated.simulation import Federation, run
+from privmarket.federated.summary import summarise
 
 SMALL = FederationConfig(clients=12, rounds=6, budget=5.0, training=Training(model="logistic"), seed=3)
 
@@ -133,6 +134,14 @@ def test_an_empty_wallet_does_not_offer():
 def test_spreading_a_wallet_keeps_every_round_alive():
     spread = run(SMALL.replace(wallet=3.0, rounds=10))
     assert min(r.sellers for r in spread.records) > 0
+
+
+def test_without_noise_the_same_clients_sell_and_no_privacy_is_claimed():
+    config = SMALL.replace(wallet=3.0, wallet_policy="spend")
+    noisy, quiet = run(config), run(config.replace(mode="no-noise"))
+    assert [r.sold_epsilon for r in quiet.records] == [r.sold_epsilon for r in noisy.records]
+    assert summarise(quiet)["largest_epsilon_spent"] is None
+    assert summarise(noisy)["largest_epsilon_spent"] <= 3.0
 
 
 def test_a_client_with_nan_is_dropped_unpaid_and_named():
