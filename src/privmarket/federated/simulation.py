@@ -169,7 +169,9 @@ class Federation:
         config = self.config
         cap = np.inf if config.wallet is None else config.wallet
         total = config.budget * config.rounds if config.total_budget is None else config.total_budget
-        wallets = Wallets(np.full(config.clients, cap), config.delta)
+        # What is expected is public, so every wallet can fix its measure before anyone sold.
+        typical = [self.family.event(self.law.epsilon_max)]
+        wallets = Wallets(np.full(config.clients, cap), config.delta, expected=typical)
         return RunState(0, ServerState.start(self.site.initial_weights()), wallets, int(total * MICRO), ())
 
     def types(self, number: int) -> Bids:
