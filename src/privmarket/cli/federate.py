@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from privmarket.federated.config import FederationConfig
-    from privmarket.federated.simulation import RoundRecord, RunResult
+    from privmarket.federated.state import RoundRecord, RunResult
 
 
 def federate(

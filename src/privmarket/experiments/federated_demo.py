@@ -9,7 +9,8 @@ import numpy as np
 
 from privmarket.federated.config import FederationConfig
 from privmarket.federated.recommended import recommended_training
-from privmarket.federated.simulation import Federation, OnRound, RunResult, run
+from privmarket.federated.simulation import Federation, OnRound, run
+from privmarket.federated.state import RunResult
 from privmarket.market.attacks import STRONG
 
 # One run per line of the closing table: the label, and how it differs from the private run.

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from privmarket.federated.round import MICRO
-from privmarket.federated.simulation import RunResult
+from privmarket.federated.state import RunResult
 from privmarket.federated.summary import summarise
 
 # Okabe–Ito colours: told apart under the common colour-vision deficiencies.

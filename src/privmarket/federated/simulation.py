@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
 from privmarket.federated.aggregation import aggregate, aggregation_weights
-from privmarket.federated.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from privmarket.federated.checkpoint import load_checkpoint, save_checkpoint
 from privmarket.federated.config import FederationConfig
 from privmarket.federated.datasets import Dataset, load_dataset
 from privmarket.federated.errors import CheckpointError, DataError
@@ -25,6 +24,7 @@ from privmarket.federated.partition import Records
 from privmarket.federated.round import MICRO, Offer, Round, Settlement, Terms
 from privmarket.federated.server import ServerPlan, ServerState, server_step
 from privmarket.federated.site import ChunkTask, Site, build_site, site_from, train_chunk
+from privmarket.federated.state import RoundRecord, RunResult, RunState, from_checkpoint, to_checkpoint
 from privmarket.federated.workers import Workers, one_thread
 from privmarket.market.bids import Array, Bids
 from privmarket.market.mechanism import Mechanism
@@ -41,73 +41,6 @@ _TYPES = 5  # the stream of random numbers that draws the clients' types
 OnRound = Callable[["RoundRecord"], None]
 Strategy = Callable[[Array, Array, float], Array]
 """(valuation, remaining budget, round) ↦ reported valuation, arrays (clients,); a solved game gives one."""
-
-
-@dataclass(frozen=True)
-class RoundRecord:
-    """What a round came to: one line of the run's ledger.
-
-    Attributes:
-        sellers: how many clients delivered and were paid.
-        total_epsilon: Σ ε they sold.
-        spent_micro: money paid, micro-units.
-        refunded_micro: money of this round's budget that went back.
-        sold_epsilon: client number → ε of what it released, paid or not.
-        paid_micro: client number → money.
-        dropped: client number → why it was not paid.
-        accuracy: test accuracy after the round, None where it was not measured.
-    """
-
-    number: int
-    bidders: int
-    sellers: int
-    total_epsilon: float
-    spent_micro: int
-    refunded_micro: int
-    sold_epsilon: dict[str, float]
-    paid_micro: dict[str, int]
-    dropped: dict[str, str]
-    accuracy: float | None
-
-
-@dataclass(frozen=True, eq=False)
-class RunState:
-    """Everything that a run carries from one round to the next."""
-
-    next_round: int
-    server: ServerState
-    wallets: Wallets
-    remaining_micro: int
-    records: tuple[RoundRecord, ...]
-
-
-@dataclass(frozen=True, eq=False)
-class RunResult:
-    """A finished run.
-
-    Attributes:
-        weights: (parameters,) the final model.
-        wallets: every client's releases and what its wallet has left.
-        types: the clients' true (v, ε) in the last round.
-    """
-
-    config: FederationConfig
-    records: tuple[RoundRecord, ...]
-    weights: np.ndarray
-    wallets: Wallets
-    types: Bids
-    seconds: float
-
-    @property
-    def accuracy(self) -> float:
-        """Test accuracy at the end."""
-        measured = [r.accuracy for r in self.records if r.accuracy is not None]
-        return measured[-1]
-
-    @property
-    def spent(self) -> float:
-        """Money paid over the run."""
-        return sum(r.spent_micro for r in self.records) / MICRO
 
 
 class Federation:
@@ -358,7 +291,7 @@ def run(
             if checkpoint is not None and (
                 state.next_round % checkpoint_every == 0 or state.next_round == config.rounds
             ):
-                save_checkpoint(checkpoint, _to_checkpoint(config, state))
+                save_checkpoint(checkpoint, to_checkpoint(config, state))
         types = federation.types(config.rounds - 1)
         weights = federation.model_weights(state).numpy()
     seconds = time.perf_counter() - started
@@ -373,29 +306,4 @@ def _resume(federation: Federation, path: Path | None) -> RunState:
         raise CheckpointError(
             f"{path} belongs to another run (its settings differ)", "give another file, or delete this one"
         )
-    return _from_checkpoint(saved)
-
-
-def _to_checkpoint(config: FederationConfig, state: RunState) -> Checkpoint:
-    server = state.server
-    arrays = {"weights": server.weights, "direction": server.direction, "averaged": server.averaged}
-    data: dict[str, Any] = {
-        "config": config.to_json(),
-        "next_round": state.next_round,
-        "remaining_micro": state.remaining_micro,
-        "wallets": state.wallets.to_json(),
-        "records": [asdict(r) for r in state.records],
-    }
-    return Checkpoint({name: array.numpy() for name, array in arrays.items()}, data)
-
-
-def _from_checkpoint(saved: Checkpoint) -> RunState:
-    server = ServerState(*(torch.from_numpy(saved.arrays[n]) for n in ("weights", "direction", "averaged")))
-    data = saved.data
-    return RunState(
-        data["next_round"],
-        server,
-        Wallets.from_json(data["wallets"]),
-        data["remaining_micro"],
-        tuple(RoundRecord(**r) for r in data["records"]),
-    )
+    return from_checkpoint(saved)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from privmarket.federated.round import MICRO
-from privmarket.federated.simulation import RunResult
+from privmarket.federated.state import RunResult
 from privmarket.privacy.accountant import RdpAccountant
 
 
