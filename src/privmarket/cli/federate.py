@@ -96,7 +96,7 @@ def federate(
         mode=_mode(literal, no_dp, no_noise),
         evaluate_every=evaluate_every,
         seed=seed,
-        training=_training(dataset, training),
+        training=_training(dataset, training, literal),
     )
     with LiveRounds(config) as live:
         result = run(config, workers=workers, checkpoint=checkpoint, on_round=live.show)
@@ -147,7 +147,7 @@ def _mode(literal: bool, no_dp: bool, no_noise: bool) -> str:
     return chosen[0] if chosen else "private"
 
 
-def _training(dataset: str, pairs: list[str] | None) -> Any:
+def _training(dataset: str, pairs: list[str] | None, literal: bool) -> Any:
     from dataclasses import fields, replace
 
     from privmarket.errors import ConfigurationError
@@ -159,7 +159,8 @@ def _training(dataset: str, pairs: list[str] | None) -> Any:
     unknown = [name for name in given if name not in known]
     if unknown:
         raise ConfigurationError(f"unknown training setting {unknown[0]!r}", f"choose one of: {', '.join(known)}")
-    return replace(recommended_training(dataset), **given)
+    # The paper's letter is its MLP on pixels.
+    return replace(Training() if literal else recommended_training(dataset), **given)
 
 
 class LiveRounds:
