@@ -1,0 +1,10 @@
+"""Runs migrations on the connection that `database.migrate` hands over."""
+
+from alembic import context
+
+from privmarket.broker.schema import metadata
+
+context.configure(
+    connection=context.config.attributes["connection"], target_metadata=metadata, transactional_ddl=False
+)
+context.run_migrations()

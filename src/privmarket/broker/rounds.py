@@ -1,0 +1,324 @@
+"""A round's life in the database: open → cleared → delivered → settled, or aborted with refunds.
+
+Each function is one step inside one transaction and drives the pure `Round` machine; none decides money itself.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from sqlalchemy import Connection, Row, bindparam, func, insert, select, update
+
+from privmarket.broker import chain, ledger, wallets
+from privmarket.broker.database import Transaction
+from privmarket.broker.errors import BrokerError, ConflictError, NotFoundError
+from privmarket.broker.guard import Guarded, version_of
+from privmarket.broker.schema import awards, bids, parties, rounds, tasks
+from privmarket.errors import PrivmarketError
+from privmarket.federated.round import Award, Offer, Phase, Round, Terms
+from privmarket.market.mechanism import Mechanism
+from privmarket.mechanisms import takes_setting
+from privmarket.privacy.calibration import ReleaseFamily
+from privmarket.privacy.events import release
+
+MakeMechanism = Callable[..., Mechanism]
+VALUATION_LIMIT = 1e9  # all the money that the ledger takes, per unit of ε
+EPSILON_LEAST = 1e-4
+LIVE_STATES = ("open", "cleared", "delivered")
+
+
+def terms_of(task: Row[Any], number: int, budget_micro: int) -> Terms:
+    """What the pure machine needs to know."""
+    family = ReleaseFamily(task.sampling_rate, task.steps, task.delta)
+    return Terms(number, budget_micro, family, task.epsilon_max)
+
+
+def mechanism_of(task: Row[Any], make: MakeMechanism) -> Mechanism:
+    """The task's rule as configured; the public limit on offers goes to rules that want it."""
+    settings = json.loads(task.settings)
+    if "epsilon_max" not in settings and takes_setting(task.mechanism, "epsilon_max"):
+        settings["epsilon_max"] = task.epsilon_max
+    return make(task.mechanism, **settings)
+
+
+def commitment(round_id: str, seller_id: str, offer: Mapping[str, Any], nonce: str) -> str:
+    """What the log holds of a sealed bid: it fixes the bid and says nothing about it."""
+    return chain.digest([round_id, seller_id, offer, nonce])
+
+
+def place_bid(
+    tx: Transaction, seller_id: str, round_: Row[Any], task: Row[Any], offer: Offer, nonce: str
+) -> dict[str, Any]:
+    """Takes a sealed bid; a new one replaces the seller's old one."""
+    require_state(round_, "open")
+    if tx.now_ms >= round_.bid_deadline_ms:
+        raise ConflictError(f"round {round_.id} stopped taking bids", "wait for the next round")
+    Round.publish(terms_of(task, round_.number, round_.budget_micro)).bid({seller_id: offer})
+    _refuse_extremes(offer)
+    _refuse_empty_wallet(tx.connection, seller_id, task, offer.epsilon)
+    fields = {
+        "valuation": offer.valuation,
+        "epsilon": offer.epsilon,
+        "data_size": offer.data_size,
+        "accuracy": offer.accuracy,
+    }
+    sealed = commitment(round_.id, seller_id, fields, nonce)
+    mine = (bids.c.round_id == round_.id) & (bids.c.seller_id == seller_id) & bids.c.current.is_(True)
+    replaced = tx.connection.execute(update(bids).where(mine).values(current=False)).rowcount
+    row = {"round_id": round_.id, "seller_id": seller_id, "nonce": nonce, "commitment": sealed, "current": True}
+    tx.connection.execute(insert(bids).values(**row, **fields, created_ms=tx.now_ms))
+    tx.log("bid.placed", round_.id, seller=seller_id, commitment=sealed)
+    return {"round_id": round_.id, "commitment": sealed, "nonce": nonce, "replaced": bool(replaced), **fields}
+
+
+def _refuse_extremes(offer: Offer) -> None:
+    """Numbers that no market needs and that could overflow a rule: one bid must not abort a round for all."""
+    if offer.valuation > VALUATION_LIMIT:
+        raise BrokerError(f"valuation is {offer.valuation}", f"ask at most {VALUATION_LIMIT:g} per unit of ε")
+    if offer.epsilon < EPSILON_LEAST:
+        raise BrokerError(f"epsilon is {offer.epsilon}", f"offer at least {EPSILON_LEAST:g}")
+    if not 1e-6 <= offer.data_size <= 1e12:
+        raise BrokerError(f"data_size is {offer.data_size}", "give the number of records, at most 1e12")
+    if offer.accuracy is not None and not 0 <= offer.accuracy <= 1:
+        raise BrokerError(f"accuracy is {offer.accuracy}", "give a share between 0 and 1")
+
+
+def _refuse_empty_wallet(connection: Connection, seller_id: str, task: Row[Any], epsilon: float) -> None:
+    """A courtesy: the binding check is at clearing, where the offer is trimmed to what still fits."""
+    record = wallets.load(connection, seller_id=seller_id)[seller_id]
+    if not record.events and epsilon <= record.cap_epsilon:
+        return
+    family = ReleaseFamily(task.sampling_rate, task.steps, task.delta)
+    if wallets.restore([record]).trim(family, epsilon)[0] == 0:
+        error = ConflictError("the wallet has nothing left to sell", "GET /v1/me shows what remains")
+        error.code = "wallet-exhausted"
+        raise error
+
+
+def clear(tx: Transaction, round_: Row[Any], task: Row[Any], make: MakeMechanism) -> dict[str, Any]:
+    """Runs the auction on the sealed bids and reserves what was sold; a broken promise aborts and refunds."""
+    require_state(round_, "open")
+    rows = tx.connection.execute(current_bids(round_.id)).all()
+    records = wallets.load(tx.connection, round_id=round_.id)
+    try:
+        groups = wallets.by_delta(records)
+        machine, trimmed, mechanism = auction(round_, task, rows, groups, make)
+        sold = {
+            name: release(a.noise_multiplier, task.sampling_rate, task.steps) for name, a in machine.awards.items()
+        }
+        measures = wallets.reserve(groups, sold)
+    # Whatever a mechanism raises, money must not stay locked: the round ends, refunded, with an alert.
+    except Exception as error:
+        fault = (
+            str(error) if isinstance(error, PrivmarketError) else f"{task.mechanism} failed: {type(error).__name__}"
+        )
+        tx.log("alert", round_.id, fault=fault)
+        return abort(tx, round_, task, fault)
+    _store_awards(tx, round_, machine.awards, trimmed, measures)
+    summary = {
+        "bids": len(rows),
+        "sellers": len(machine.awards),
+        "awarded_micro": sum(a.payment_micro for a in machine.awards.values()),
+        "total_epsilon": math.fsum(a.epsilon for a in machine.awards.values()),
+    }
+    changes = {"state": "cleared", "mechanism_version": version_of(mechanism), **summary}
+    deadline = tx.now_ms + 1000 * task.delivery_seconds
+    tx.connection.execute(
+        update(rounds).where(rounds.c.id == round_.id).values(**changes, delivery_deadline_ms=deadline)
+    )
+    tx.log("round.cleared", round_.id, **summary, awards=awards_digest(machine.awards))
+    if not machine.awards:  # nothing to deliver: the round ends here, refunded in full
+        return settle(tx, _again(tx.connection, round_.id), task)
+    return {"round_id": round_.id, "state": "cleared", **summary}
+
+
+def auction(
+    round_: Row[Any],
+    task: Row[Any],
+    rows: Sequence[Row[Any]],
+    groups: list[tuple[list[str], Any]],
+    make: MakeMechanism,
+) -> tuple[Round, dict[str, float], Mechanism]:
+    """The cleared machine, the offers that wallets cut, and the rule. Pure: a replay calls this same function."""
+    terms = terms_of(task, round_.number, round_.budget_micro)
+    order = np.random.default_rng(round_.seed).permutation(len(rows))
+    shuffled = [rows[i] for i in order]
+    fitting = wallets.trim(groups, terms.family, {row.seller_id: row.epsilon for row in shuffled})
+    offers = {
+        row.seller_id: Offer(row.valuation, fitting[row.seller_id], row.data_size, row.accuracy)
+        for row in shuffled
+        if fitting[row.seller_id] > 0
+    }
+    mechanism = mechanism_of(task, make)
+    machine = Round.publish(terms).bid(offers).clear(Guarded(mechanism))
+    trimmed = {row.seller_id: fitting[row.seller_id] for row in rows if fitting[row.seller_id] != row.epsilon}
+    return machine, trimmed, mechanism
+
+
+def current_bids(round_id: str) -> Any:
+    """The bids that count, oldest first."""
+    return select(bids).where(bids.c.round_id == round_id, bids.c.current.is_(True)).order_by(bids.c.id)
+
+
+def awards_digest(sold: Mapping[str, Award]) -> str:
+    """What the log holds of an auction's result."""
+    return chain.digest(sorted((name, a.epsilon, a.noise_multiplier, a.payment_micro) for name, a in sold.items()))
+
+
+def _store_awards(
+    tx: Transaction,
+    round_: Row[Any],
+    sold: Mapping[str, Award],
+    trimmed: Mapping[str, float],
+    measures: Mapping[str, str],
+) -> None:
+    rows = [
+        {
+            "round_id": round_.id,
+            "seller_id": name,
+            "epsilon": award.epsilon,
+            "noise_multiplier": award.noise_multiplier,
+            "payment_micro": award.payment_micro,
+            "charge": "reserved",
+        }
+        for name, award in sold.items()
+    ]
+    if rows:
+        tx.connection.execute(insert(awards), rows)
+    if trimmed:
+        mine = (bids.c.round_id == round_.id) & bids.c.current.is_(True) & (bids.c.seller_id == bindparam("who"))
+        cut = update(bids).where(mine).values(trimmed_epsilon=bindparam("kept"))
+        tx.connection.execute(cut, [{"who": name, "kept": kept} for name, kept in trimmed.items()])
+    if measures:
+        fixed = update(parties).where(parties.c.id == bindparam("who"), parties.c.measure == "open")
+        tx.connection.execute(
+            fixed.values(measure=bindparam("watched")), [{"who": n, "watched": m} for n, m in measures.items()]
+        )
+
+
+def settle(tx: Transaction, round_: Row[Any], task: Row[Any]) -> dict[str, Any]:
+    """Pays what was delivered, refunds the rest, charges the wallets of all who released something."""
+    require_state(round_, "cleared", "delivered")
+    late = round_.state == "cleared" and round_.sellers and tx.now_ms < round_.delivery_deadline_ms
+    if late:
+        raise ConflictError(
+            f"round {round_.id} still waits for deliveries", "give every receipt, or wait for the deadline"
+        )
+    rows = tx.connection.execute(select(awards).where(awards.c.round_id == round_.id)).all()
+    settlement = settlement_of(round_, task, rows)
+    payments = {ledger.party(name): paid for name, paid in settlement.paid_micro.items()}
+    payments[ledger.party(task.buyer_id)] = settlement.refunded_micro
+    ledger.transfer(tx, "settlement", round_.id, ledger.escrow(round_.id), payments)
+    _charge(tx.connection, round_.id)
+    usable = (awards.c.round_id == round_.id) & (awards.c.charge == "charged") & _counts_as_usable()
+    tx.connection.execute(update(awards).where(usable).values(paid_micro=awards.c.payment_micro))
+    return _end(tx, round_, "settled", settlement.spent_micro, None)
+
+
+def settlement_of(round_: Row[Any], task: Row[Any], rows: Sequence[Row[Any]]) -> Any:
+    """What the pure machine says is owed, from stored awards and deliveries."""
+    sold = {row.seller_id: Award(row.epsilon, row.noise_multiplier, row.payment_micro) for row in rows}
+    machine = Round(terms_of(task, round_.number, round_.budget_micro), Phase.CLEARED, awards=sold)
+    _, settlement = machine.deliver(delivery_reports(rows)).settle()
+    return settlement
+
+
+def delivery_reports(rows: Sequence[Row[Any]]) -> dict[str, str | None]:
+    """seller → None for usable, else the fault. A claim that the buyer leaves unanswered counts as usable."""
+    return {
+        row.seller_id: (row.fault or "rejected") if row.usable is False else None
+        for row in rows
+        if row.usable is not None or row.claim_sha256 is not None
+    }
+
+
+def _counts_as_usable() -> Any:
+    return awards.c.usable.is_(True) | (awards.c.usable.is_(None) & awards.c.claim_sha256.is_not(None))
+
+
+def _charge(connection: Connection, round_id: str) -> None:
+    """What was released is spent for good; what was not gives its reservation back."""
+    mine = awards.c.round_id == round_id
+    released = awards.c.usable.is_not(None) | awards.c.claim_sha256.is_not(None)
+    connection.execute(update(awards).where(mine, released).values(charge="charged"))
+    connection.execute(update(awards).where(mine, ~released).values(charge="void"))
+
+
+def abort(tx: Transaction, round_: Row[Any], task: Row[Any], fault: str) -> dict[str, Any]:
+    """Ends a round without payments; the escrow goes back to the buyer."""
+    require_state(round_, *LIVE_STATES)
+    back = {ledger.party(task.buyer_id): round_.budget_micro}
+    ledger.transfer(tx, "refund", round_.id, ledger.escrow(round_.id), back)
+    _charge(tx.connection, round_.id)
+    return _end(tx, round_, "aborted", 0, fault)
+
+
+def _end(tx: Transaction, round_: Row[Any], state: str, paid_micro: int, fault: str | None) -> dict[str, Any]:
+    changes = {"state": state, "paid_micro": paid_micro, "fault": fault, "ended_ms": tx.now_ms}
+    tx.connection.execute(update(rounds).where(rounds.c.id == round_.id).values(**changes))
+    refunded = round_.budget_micro - paid_micro
+    tx.log(f"round.{state}", round_.id, paid_micro=paid_micro, refunded_micro=refunded, fault=fault)
+    answer = {"round_id": round_.id, "state": state, "paid_micro": paid_micro, "refunded_micro": refunded}
+    return answer if fault is None else {**answer, "fault": fault}
+
+
+def claim_delivery(tx: Transaction, seller_id: str, round_: Row[Any], update_sha256: str) -> dict[str, Any]:
+    """A seller's word that its update is on the way, by digest. The first word counts."""
+    award = _award(tx.connection, round_.id, seller_id)
+    require_state(round_, "cleared", "delivered")
+    if tx.now_ms >= round_.delivery_deadline_ms:
+        raise ConflictError(
+            f"round {round_.id} stopped taking deliveries", "updates after the deadline do not count"
+        )
+    if award.claim_sha256 is not None:
+        raise ConflictError(f"{seller_id} delivered already", "send one update per round")
+    tx.connection.execute(update(awards).where(awards.c.id == award.id).values(claim_sha256=update_sha256))
+    tx.log("delivery.claimed", round_.id, seller=seller_id, update_sha256=update_sha256)
+    return {"round_id": round_.id, "update_sha256": update_sha256}
+
+
+def give_receipts(tx: Transaction, round_: Row[Any], receipts: Mapping[str, str | None]) -> dict[str, Any]:
+    """The buyer's word on updates: None for usable, else the fault. The last receipt makes the round delivered."""
+    require_state(round_, "cleared")
+    for seller, fault in receipts.items():
+        award = _award(tx.connection, round_.id, seller)
+        if award.usable is not None:
+            raise ConflictError(f"{seller} has its receipt already", "the first word counts")
+        word = {"usable": fault is None, "fault": fault}
+        tx.connection.execute(update(awards).where(awards.c.id == award.id).values(**word))
+    tx.log("delivery.receipts", round_.id, receipts=dict(receipts))
+    waiting = (
+        select(func.count()).select_from(awards).where(awards.c.round_id == round_.id, awards.c.usable.is_(None))
+    )
+    missing = int(tx.connection.execute(waiting).scalar_one())
+    if missing == 0:
+        tx.connection.execute(update(rounds).where(rounds.c.id == round_.id).values(state="delivered"))
+        tx.log("round.delivered", round_.id)
+    return {"round_id": round_.id, "state": "cleared" if missing else "delivered", "missing": missing}
+
+
+def _award(connection: Connection, round_id: str, seller_id: str) -> Row[Any]:
+    mine = (awards.c.round_id == round_id) & (awards.c.seller_id == seller_id)
+    row = connection.execute(select(awards).where(mine)).first()
+    if row is None:
+        raise NotFoundError(f"{seller_id} sold nothing in round {round_id}", "only sellers with an award deliver")
+    return row
+
+
+def _again(connection: Connection, round_id: str) -> Row[Any]:
+    return connection.execute(select(rounds).where(rounds.c.id == round_id)).one()
+
+
+def task_of(connection: Connection, task_id: str) -> Row[Any]:
+    """The task of a round."""
+    return connection.execute(select(tasks).where(tasks.c.id == task_id)).one()
+
+
+def require_state(round_: Row[Any], *states: str) -> None:
+    """Refuses a step that the round's state does not allow."""
+    if round_.state not in states:
+        raise ConflictError(f"round {round_.id} is {round_.state}", f"it must be {' or '.join(states)} for that")

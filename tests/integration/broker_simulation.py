@@ -1,0 +1,300 @@
+"""A seeded market under crashes, retries, duplicates, reordering and clock jumps, on the broker's own code.
+
+Run thousands of rounds with `python -m tests.integration.broker_simulation --rounds 2000 --seed 1`; a failing seed
+replays exactly.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import event, func, select
+
+from privmarket.broker import ledger
+from privmarket.broker.broker import Broker
+from privmarket.broker.people import Actor
+from privmarket.broker.schema import awards, bids, rounds, transfers
+from privmarket.broker.verify import verify
+from privmarket.errors import PrivmarketError
+from privmarket.federated.round import Offer
+from privmarket.market.mechanism import Mechanism
+from privmarket.mechanisms import mechanism
+from tests.laws.broken import RoundsDownTooMuch
+
+SELLERS, BUYERS = 6, 2
+
+
+class Crash(BaseException):
+    """The process dies here: whatever was not committed is gone, and no answer is sent."""
+
+
+class InvariantError(AssertionError):
+    """What must never happen."""
+
+
+@dataclass
+class Request:
+    """A write that a client keeps sending, under one key, until it hears back."""
+
+    key: str
+    send: Callable[[Broker, str], dict[str, Any]]
+    note: Callable[[dict[str, Any]], None] = lambda answer: None
+    answer: dict[str, Any] | None = None
+
+
+def make(name: str, **settings: Any) -> Mechanism:
+    """The usual registry, and one rule that breaks the promises it declares."""
+    return RoundsDownTooMuch() if name == "broken" else mechanism(name, **settings)
+
+
+class Simulation:
+    """One market and everybody in it."""
+
+    def __init__(self, path: Path, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.url = f"sqlite:///{path}"
+        self.clock_ms = 1_700_000_000_000
+        self.fuse: int | None = None
+        self.keys = 0
+        self.opened = 0
+        self.deposited = 0
+        self.sealed: set[str] = set()
+        self.lost: list[Request] = []
+        self.heard: list[Request] = []
+        self.broker = self._start()
+        self._populate()
+
+    def _start(self) -> Broker:
+        broker = Broker(self.url, clock=lambda: self.clock_ms, entropy=self.rng.randbytes, make_mechanism=make)
+        event.listen(broker.database.engine, "before_cursor_execute", self._burn)
+        return broker
+
+    def _burn(self, *_: Any) -> None:
+        if self.fuse is not None:
+            self.fuse -= 1
+            if self.fuse < 0:
+                self.fuse = None
+                raise Crash
+
+    def _key(self) -> str:
+        self.keys += 1
+        return f"request-{self.keys:08d}"
+
+    def _populate(self) -> None:
+        b = self.broker
+        self.operator = b.authenticate(b.first_operator() or "")
+
+        def enter(role: str, **wallet: float) -> Actor:
+            return b.authenticate(b.register({"role": role, "name": role, **wallet}, self._key())["token"])
+
+        self.buyers = [enter("buyer") for _ in range(BUYERS)]
+        caps = [0.8, 3.0, 3.0, 8.0, 20.0, 50.0]
+        self.sellers = [enter("seller", cap_epsilon=caps[i % 6], delta=(1e-5, 1e-6)[i % 2]) for i in range(SELLERS)]
+        self.tasks = []
+        for i, rule in enumerate(("proportional-share", "pac", "csra", "broken")):
+            fields = {
+                "title": rule,
+                "mechanism": rule,
+                "settings": {},
+                "budget_micro": 1_000_003,
+                "rounds": 100_000,
+            }
+            release = {"epsilon_max": 2.0, "sampling_rate": 1.0, "steps": 1, "delta": 1e-5}
+            times = {"bid_seconds": 60, "delivery_seconds": 60}
+            buyer = self.buyers[i % BUYERS]
+            self.tasks.append((buyer, b.publish_task(buyer, {**fields, **release, **times}, self._key())["id"]))
+
+    # ---- what people do ---------------------------------------------------------------------------------
+
+    def _some(self, column: Any, *where: Any) -> Any:
+        with self.broker.database.read() as connection:
+            found = connection.execute(select(column).where(*where).order_by(column)).scalars().all()
+        return self.rng.choice(found) if found else "round-none"
+
+    def request(self) -> Request:
+        """Somebody's next wish; many are refused, as in life."""
+        verb = self.rng.choices(
+            ["deposit", "withdraw", "open", "bid", "close", "claim", "receipt", "settle", "abort"],
+            [4, 1, 8, 30, 8, 10, 16, 8, 1],
+        )[0]
+        return getattr(self, f"_{verb}")()
+
+    def _deposit(self) -> Request:
+        buyer, amount = self.rng.choice(self.buyers), self.rng.randrange(1, 20_000_000)
+
+        def note(answer: dict[str, Any]) -> None:
+            self.deposited += amount
+
+        return Request(self._key(), lambda b, k: b.deposit(self.operator, buyer.party_id, amount, k), note)
+
+    def _withdraw(self) -> Request:
+        seller, amount = self.rng.choice(self.sellers), self.rng.randrange(1, 900_000)
+
+        def note(answer: dict[str, Any]) -> None:
+            self.deposited -= amount
+
+        return Request(self._key(), lambda b, k: b.withdraw(self.operator, seller.party_id, amount, k), note)
+
+    def _open(self) -> Request:
+        buyer, task = self.rng.choice(self.tasks)
+
+        def note(answer: dict[str, Any]) -> None:
+            self.opened += 1
+
+        return Request(self._key(), lambda b, k: b.open_round(buyer, task, k), note)
+
+    def _bid(self) -> Request:
+        seller, round_id = self.rng.choice(self.sellers), self._some(rounds.c.id, rounds.c.state == "open")
+        odd = self.rng.random() < 0.1
+        v = self.rng.choice([float("nan"), -1.0, 1e300, float("inf")]) if odd else self.rng.random()
+        offer = Offer(v, self.rng.choice([0.1, 0.5, 1.0, 1.7]))
+
+        def note(answer: dict[str, Any]) -> None:
+            self.sealed.add(answer["commitment"])
+
+        return Request(self._key(), lambda b, k: b.bid(seller, round_id, offer, k), note)
+
+    def _close(self) -> Request:
+        buyer, round_id = self.rng.choice(self.buyers), self._some(rounds.c.id, rounds.c.state == "open")
+        return Request(self._key(), lambda b, k: b.close_round(buyer, round_id, k))
+
+    def _claim(self) -> Request:
+        seller, round_id = self.rng.choice(self.sellers), self._some(rounds.c.id, rounds.c.state == "cleared")
+        return Request(self._key(), lambda b, k: b.claim_delivery(seller, round_id, "ab" * 32, k))
+
+    def _receipt(self) -> Request:
+        round_id = self._some(rounds.c.id, rounds.c.state == "cleared")
+        seller = self._some(awards.c.seller_id, awards.c.round_id == round_id, awards.c.usable.is_(None))
+        buyer, fault = self.rng.choice(self.buyers), self.rng.choice([None, None, None, "wrong shape"])
+        return Request(self._key(), lambda b, k: b.give_receipts(buyer, round_id, {seller: fault}, k))
+
+    def _settle(self) -> Request:
+        round_id = self._some(rounds.c.id, rounds.c.state.in_(["cleared", "delivered"]))
+        buyer = self.rng.choice(self.buyers)
+        return Request(self._key(), lambda b, k: b.settle_round(buyer, round_id, k))
+
+    def _abort(self) -> Request:
+        round_id = self._some(rounds.c.id, rounds.c.state != "settled")
+        return Request(self._key(), lambda b, k: b.abort_round(self.operator, round_id, "halt", k))
+
+    # ---- what happens to it -----------------------------------------------------------------------------
+
+    def step(self) -> None:
+        """One wish, perhaps an old one again, perhaps a crash in the middle, perhaps the clock jumps."""
+        self.clock_ms += self.rng.choice([0, 5, 500, 500, 20_000, 70_000 if self.rng.random() < 0.1 else 0])
+        if self.rng.random() < 0.02:
+            self.clock_ms += self.rng.randrange(-3_600_000, 3_600_000)
+        luck = self.rng.random()
+        if luck < 0.1 and self.heard:
+            self._send(self.rng.choice(self.heard))
+        elif luck < 0.25 and self.lost:
+            self._send(self.lost.pop(self.rng.randrange(len(self.lost))))
+        elif luck < 0.33:
+            self._tick()
+        else:
+            self._send(self.request())
+        self.check()
+
+    def _send(self, request: Request) -> None:
+        if self.rng.random() < 0.2:
+            self.fuse = self.rng.randrange(20)
+        deaf = self.rng.random() < 0.05  # committed, but the process dies before the answer leaves
+        try:
+            answer = request.send(self.broker, request.key)
+            if deaf:
+                raise Crash
+        except Crash:
+            if request.answer is None:
+                self.lost.append(request)
+            self._restart()
+            return
+        except PrivmarketError:
+            return
+        finally:
+            self.fuse = None
+        if request.answer is not None and request.answer != answer:
+            raise InvariantError(f"{request.key}: a repeat was answered differently")
+        if request.answer is None:
+            request.answer = answer
+            request.note(answer)
+            self.heard.append(request)
+
+    def _tick(self) -> None:
+        self.fuse = self.rng.randrange(40) if self.rng.random() < 0.2 else None
+        try:
+            self.broker.tick()
+        except Crash:
+            self._restart()
+        self.fuse = None
+
+    def _restart(self) -> None:
+        self.broker.database.close()
+        self.broker = self._start()
+
+    # ---- what must hold ---------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Cheap invariants, after every step."""
+        with self.broker.database.read() as connection:
+            fault = ledger.first_fault(connection)
+            if fault:
+                raise InvariantError(fault)
+            sums = ledger.totals(connection)
+            if sums["deposited_micro"] != sums["escrow_micro"] + sums["balances_micro"]:
+                raise InvariantError(f"money appeared or vanished: {sums}")
+            if not self.lost and sums["deposited_micro"] != self.deposited:
+                raise InvariantError(f"acknowledged {self.deposited} µ, ledger has {sums['deposited_micro']} µ")
+            live = select(func.coalesce(func.sum(rounds.c.budget_micro), 0)).where(
+                rounds.c.state.in_(["open", "cleared", "delivered"])
+            )
+            if sums["escrow_micro"] != connection.execute(live).scalar_one():
+                raise InvariantError("escrow is not the budget of the rounds under way")
+            ends = transfers.c.kind.in_(["settlement", "refund"])
+            twice = select(transfers.c.subject).where(ends).group_by(transfers.c.subject).having(func.count() > 1)
+            if connection.execute(twice).first():
+                raise InvariantError("a round was paid out twice")
+
+    def check_all(self) -> None:
+        """The full replay, and that no acknowledged bid is missing."""
+        with self.broker.database.read() as connection:
+            stored = set(connection.execute(select(bids.c.commitment)).scalars())
+        if self.sealed - stored:
+            raise InvariantError("an acknowledged bid is lost")
+        verdict = verify(self.broker)
+        if verdict.difference:
+            raise InvariantError(verdict.difference)
+
+    def run(self, rounds_wanted: int) -> None:
+        """Steps until enough rounds were opened; replays everything now and then, and at the end."""
+        steps = 0
+        while self.opened < rounds_wanted:
+            self.step()
+            steps += 1
+            if steps % 500 == 0:
+                self.check_all()
+        for request in self.lost[:]:
+            self.lost.remove(request)
+            self._send(request)
+        self.check_all()
+
+
+def main() -> None:
+    """Runs one seed from the command line."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        simulation = Simulation(Path(folder) / "market.db", options.seed)
+        simulation.run(options.rounds)
+        print(f"seed {options.seed}: {simulation.opened} rounds, {simulation.keys} requests, all invariants held")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""The seeded simulation in its short form, and three brokers that it must catch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from privmarket.broker import broker as broker_module
+from privmarket.broker import ledger
+from tests.integration.broker_simulation import Crash, InvariantError, Simulation
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_invariants_hold(tmp_path: Path, seed: int) -> None:
+    Simulation(tmp_path / "m.db", seed).run(15)
+
+
+def test_a_seed_replays_exactly(tmp_path: Path) -> None:
+    heads = []
+    for name in ("a", "b"):
+        simulation = Simulation(tmp_path / f"{name}.db", 7)
+        for _ in range(60):
+            simulation.step()
+        with simulation.broker.database.read() as connection:
+            heads.append(connection.exec_driver_sql("SELECT seq, hash FROM chain_head").one())
+    assert heads[0] == heads[1]
+    assert heads[0][0] > 20
+
+
+def test_it_catches_a_ledger_that_loses_a_micro_unit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = ledger.transfer
+
+    def leaky(tx, kind, subject, source, amounts):
+        honest(tx, kind, subject, source, amounts)
+        if kind == "settlement":
+            tx.connection.exec_driver_sql(
+                "UPDATE postings SET amount_micro = amount_micro - 1 WHERE id = (SELECT max(id) FROM postings)"
+            )
+
+    monkeypatch.setattr(ledger, "transfer", leaky)
+    with pytest.raises(InvariantError, match="ledger"):
+        Simulation(tmp_path / "m.db", 0).run(15)
+
+
+def test_it_catches_a_broker_that_forgets_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(broker_module, "_first_answer", lambda *_: None)
+    monkeypatch.setattr(broker_module, "_remember", lambda *_: None)
+    with pytest.raises(InvariantError):
+        Simulation(tmp_path / "m.db", 0).run(15)
+
+
+def test_it_catches_refunds_outside_the_transaction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = ledger.transfer
+
+    def hasty(tx, kind, subject, source, amounts):
+        honest(tx, kind, subject, source, amounts)
+        if kind == "settlement":  # money is committed before the round's state is, and then the power fails
+            tx.connection.exec_driver_sql("COMMIT")
+            tx.connection.exec_driver_sql("BEGIN IMMEDIATE")
+            raise Crash
+
+    monkeypatch.setattr(ledger, "transfer", hasty)
+    with pytest.raises(InvariantError):
+        Simulation(tmp_path / "m.db", 0).run(15)

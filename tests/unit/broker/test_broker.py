@@ -1,0 +1,294 @@
+"""The broker's rules: known payments, refusals, deadlines, wallets, the guard."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from sqlalchemy import func, select
+
+from privmarket.broker import ledger
+from privmarket.broker.errors import (
+    BrokerError,
+    ConflictError,
+    ForbiddenError,
+    IdempotencyError,
+    InsufficientFundsError,
+    NotFoundError,
+    UnauthenticatedError,
+)
+from privmarket.broker.schema import audit, awards, bids, parties
+from privmarket.broker.verify import verify
+from privmarket.errors import PrivmarketError
+from privmarket.federated.round import Offer
+from tests.laws.broken import RoundsDownTooMuch, RoundsUp, TakesMoreThanOffered
+from tests.unit.broker.market import TASK, Market, key, make_market
+
+
+def balance(market: Market, party_id: str) -> int:
+    with market.broker.database.read() as connection:
+        return ledger.balance(connection, ledger.party(party_id))
+
+
+def test_a_round_pays_what_the_closed_form_says(market: Market) -> None:
+    # Proportional share on v = (.2, .9, .4), ε = (1, 2, .5), B = 1: two sell 1.5 in all at 1/1.5 a unit.
+    round_id = market.open()
+    market.bid_all(round_id)
+    assert market.finish(round_id) == {
+        "round_id": round_id,
+        "state": "settled",
+        "paid_micro": 666_666 + 333_333,
+        "refunded_micro": 1,
+    }
+    assert [balance(market, s.party_id) for s in market.sellers] == [666_666, 0, 333_333]
+    assert balance(market, market.buyer.party_id) == 50_000_000 - 999_999
+    assert verify(market.broker).difference is None
+
+
+def test_escrow_comes_first(market: Market) -> None:
+    with pytest.raises(InsufficientFundsError):
+        market.open(budget_micro=50_000_001)
+    round_id = market.open(budget_micro=50_000_000)
+    assert balance(market, market.buyer.party_id) == 0
+    with market.broker.database.read() as connection:
+        assert ledger.balance(connection, ledger.escrow(round_id)) == 50_000_000
+    market.broker.abort_round(market.buyer, round_id, "changed my mind", key())
+    assert balance(market, market.buyer.party_id) == 50_000_000
+
+
+def test_a_key_acts_once(market: Market) -> None:
+    round_id, same = market.open(), key()
+    first = market.broker.bid(market.sellers[0], round_id, Offer(0.2, 1.0), same)
+    assert market.broker.bid(market.sellers[0], round_id, Offer(0.2, 1.0), same) == first
+    with pytest.raises(IdempotencyError):
+        market.broker.bid(market.sellers[0], round_id, Offer(0.3, 1.0), same)
+    # Another seller's identical key is another key.
+    market.broker.bid(market.sellers[1], round_id, Offer(0.2, 1.0), same)
+    with market.broker.database.read() as connection:
+        assert connection.execute(select(func.count()).select_from(bids)).scalar_one() == 2
+    with pytest.raises(BrokerError):
+        market.broker.bid(market.sellers[0], round_id, Offer(0.2, 1.0), "short")
+
+
+def test_a_repeated_registration_is_the_same_party_with_a_fresh_token(market: Market) -> None:
+    fields, same = {"role": "seller", "name": "x", "cap_epsilon": 3.0, "delta": 1e-5}, key()
+    first = market.broker.register(fields, same)
+    again = market.broker.register(fields, same)
+    assert first["id"] == again["id"]
+    assert market.broker.authenticate(again["token"]).party_id == first["id"]
+    with pytest.raises(UnauthenticatedError):
+        market.broker.authenticate(first["token"])
+
+
+@pytest.mark.parametrize(
+    "offer",
+    [
+        Offer(float("nan"), 1.0),
+        Offer(-1.0, 1.0),
+        Offer(float("inf"), 1.0),
+        Offer(1e300, 1.0),
+        Offer(0.1, 1e-300),
+        Offer(0.1, 1.0, data_size=1e300),
+        Offer(0.1, 0.0),
+        Offer(0.1, float("nan")),
+        Offer(0.1, 5.1),
+        Offer(0.1, 1.0, data_size=0.0),
+        Offer(0.1, 1.0, accuracy=1.5),
+    ],
+)
+def test_bad_bids_are_refused(market: Market, offer: Offer) -> None:
+    round_id = market.open()
+    with pytest.raises(PrivmarketError):
+        market.broker.bid(market.sellers[0], round_id, offer, key())
+
+
+def test_huge_bids_do_no_harm(market: Market) -> None:
+    round_id = market.open()
+    market.bid_all(round_id, (1e9, 1e9, 0.4))
+    market.finish(round_id)
+    assert verify(market.broker).difference is None
+
+
+def test_late_bids_and_deadlines_across_a_restart(tmp_path: Path) -> None:
+    market = make_market(f"sqlite:///{tmp_path}/m.db")
+    round_id = market.open()
+    market.bid_all(round_id)
+    market.clock.now_ms += 60_000
+    with pytest.raises(ConflictError):
+        market.broker.bid(market.sellers[0], round_id, Offer(0.2, 1.0), key())
+    market.broker.database.close()
+    assert [done["state"] for done in market.broker.tick()] == ["cleared"]
+    winners = market.winners(round_id)
+    market.broker.claim_delivery(_actor(market, winners[0]), round_id, "ab" * 32, key())
+    assert market.broker.tick() == []
+    market.clock.now_ms += 60_000
+    (settled,) = market.broker.tick()
+    # A claim that the buyer left unanswered is paid; silence from the other seller is not.
+    assert settled["state"] == "settled"
+    assert settled["paid_micro"] == balance(market, winners[0]) > 0
+    assert balance(market, winners[1]) == 0
+    with market.broker.database.read() as connection:
+        rows = connection.execute(select(awards.c.seller_id, awards.c.charge)).all()
+    assert dict(tuple(row) for row in rows) == {winners[0]: "charged", winners[1]: "void"}
+    assert verify(market.broker).difference is None
+
+
+def _actor(market: Market, party_id: str):
+    return next(s for s in market.sellers if s.party_id == party_id)
+
+
+def test_a_clock_that_jumps_back_reopens_nothing(market: Market) -> None:
+    round_id = market.open()
+    market.clock.now_ms += 61_000
+    market.broker.deposit(market.operator, market.buyer.party_id, 1, key())  # the log has seen the later time
+    market.clock.now_ms -= 3_600_000
+    with pytest.raises(ConflictError):
+        market.broker.bid(market.sellers[0], round_id, Offer(0.2, 1.0), key())
+
+
+def test_settlement_waits_for_receipts_or_the_deadline(market: Market) -> None:
+    round_id = market.open()
+    market.bid_all(round_id)
+    market.broker.close_round(market.buyer, round_id, key())
+    with pytest.raises(ConflictError):
+        market.broker.settle_round(market.buyer, round_id, key())
+    with pytest.raises(ConflictError):  # sellers have a claim now
+        market.broker.abort_round(market.buyer, round_id, "too dear", key())
+
+
+def test_a_rejected_update_is_charged_but_not_paid(market: Market) -> None:
+    round_id = market.open()
+    market.bid_all(round_id)
+    market.broker.close_round(market.buyer, round_id, key())
+    first, second = market.winners(round_id)
+    market.broker.give_receipts(market.buyer, round_id, {first: "wrong shape", second: None}, key())
+    market.broker.settle_round(market.buyer, round_id, key())
+    assert balance(market, first) == 0
+    assert balance(market, second) > 0
+    with market.broker.database.read() as connection:
+        assert set(connection.execute(select(awards.c.charge)).scalars()) == {"charged"}
+
+
+def test_wallets_trim_offers_and_then_refuse(tmp_path: Path) -> None:
+    market = make_market(f"sqlite:///{tmp_path}/m.db", sellers=2, caps=(1.2, 10.0))
+    sold = []
+    for _ in range(2):
+        round_id = market.open()
+        market.bid_all(round_id, (0.2, 0.4))
+        market.finish(round_id)
+        with market.broker.database.read() as connection:
+            mine = (awards.c.round_id == round_id) & (awards.c.seller_id == market.sellers[0].party_id)
+            sold.append(connection.execute(select(awards.c.epsilon).where(mine)).scalar_one())
+    assert sold[0] == 1.0
+    assert 0 < sold[1] < 1.0  # what was left of 1.2 in the wallet's measure, not 0.2
+    assert verify(market.broker).difference is None
+
+
+def test_an_exhausted_wallet_cannot_bid(tmp_path: Path) -> None:
+    market = make_market(f"sqlite:///{tmp_path}/m.db", sellers=2, caps=(1.0, 10.0))
+    round_id = market.open()
+    market.bid_all(round_id, (0.2, 0.4))
+    market.finish(round_id)
+    with pytest.raises(ConflictError) as refused:
+        market.broker.bid(market.sellers[0], market.open(), Offer(0.2, 1.0), key())
+    assert refused.value.code == "wallet-exhausted"
+
+
+def test_two_rounds_cannot_sell_the_same_epsilon(tmp_path: Path) -> None:
+    market = make_market(f"sqlite:///{tmp_path}/m.db", sellers=2, caps=(1.0,))
+    first, second = market.open(), market.open()
+    for round_id in (first, second):
+        market.bid_all(round_id, (0.2, 0.3))
+    market.broker.close_round(market.buyer, first, key())
+    market.broker.close_round(market.buyer, second, key())
+    reserved = set(market.winners(first)) & set(market.winners(second))
+    assert market.sellers[0].party_id not in reserved
+    assert verify(market.broker).difference is None
+
+
+@pytest.mark.parametrize("rule", [RoundsDownTooMuch, RoundsUp, TakesMoreThanOffered])
+def test_a_broken_promise_aborts_refunds_and_alerts(tmp_path: Path, rule: type) -> None:
+    market = make_market(f"sqlite:///{tmp_path}/m.db", make_mechanism=lambda name, **_: rule())
+    round_id = market.open()
+    market.bid_all(round_id)
+    answer = market.broker.close_round(market.buyer, round_id, key())
+    assert answer["state"] == "aborted"
+    assert balance(market, market.buyer.party_id) == 50_000_000
+    with market.broker.database.read() as connection:
+        alerts = connection.execute(select(audit.c.subject).where(audit.c.kind == "alert")).scalars().all()
+        assert connection.execute(select(func.count()).select_from(awards)).scalar_one() == 0
+    assert alerts == [round_id]
+    assert verify(market.broker).difference is None
+
+
+def test_a_mechanism_that_raises_cannot_lock_money(tmp_path: Path) -> None:
+    class Raises(RoundsUp):
+        def _clear(self, bids, budget):
+            raise ZeroDivisionError
+
+    market = make_market(f"sqlite:///{tmp_path}/m.db", make_mechanism=lambda name, **_: Raises())
+    round_id = market.open()
+    market.bid_all(round_id)
+    assert market.broker.close_round(market.operator, round_id, key())["fault"].endswith("ZeroDivisionError")
+    assert balance(market, market.buyer.party_id) == 50_000_000
+
+
+def test_an_empty_round_settles_at_once(market: Market) -> None:
+    round_id = market.open()
+    answer = market.broker.close_round(market.buyer, round_id, key())
+    assert (answer["state"], answer["refunded_micro"]) == ("settled", 1_000_000)
+
+
+def test_roles_and_scopes(market: Market) -> None:
+    round_id = market.open()
+    with pytest.raises(ForbiddenError):
+        market.broker.bid(market.buyer, round_id, Offer(0.2, 1.0), key())
+    with pytest.raises(ForbiddenError):
+        market.broker.deposit(market.buyer, market.buyer.party_id, 1, key())
+    stranger = market.broker.authenticate(market.broker.register({"role": "buyer", "name": "b"}, key())["token"])
+    with pytest.raises(NotFoundError):
+        market.broker.close_round(stranger, round_id, key())
+    reader = market.broker.authenticate(market.broker.mint_token(market.sellers[0], "read", key())["token"])
+    with pytest.raises(ForbiddenError):
+        market.broker.bid(reader, round_id, Offer(0.2, 1.0), key())
+    with pytest.raises(ForbiddenError):
+        market.broker.register({"role": "operator", "name": "me"}, key())
+
+
+def test_tokens_are_hashed_at_rest_and_end_when_revoked(tmp_path: Path) -> None:
+    market = make_market(f"sqlite:///{tmp_path}/m.db")
+    made = market.broker.mint_token(market.buyer, "full", key())
+    market.broker.database.close()
+    stored = b"".join(path.read_bytes() for path in tmp_path.iterdir())
+    assert made["token"].encode() not in stored
+    market.broker.revoke_token(market.buyer, made["token_id"], key())
+    with pytest.raises(UnauthenticatedError):
+        market.broker.authenticate(made["token"])
+
+
+def test_the_log_does_not_show_sealed_bids(market: Market) -> None:
+    round_id = market.open()
+    market.broker.bid(market.sellers[0], round_id, Offer(0.123456789, 1.0), key())
+    with market.broker.database.read() as connection:
+        assert not [d for d in connection.execute(select(audit.c.details)).scalars() if "0.1234" in d]
+
+
+def test_task_fields_are_checked(market: Market) -> None:
+    for change in ({"budget_micro": 0}, {"rounds": 0}, {"mechanism": "no-such"}, {"delta": 2.0}, {"title": " "}):
+        with pytest.raises(PrivmarketError):
+            market.broker.publish_task(market.buyer, {**TASK, **change}, key())
+
+
+def test_no_torch_in_the_broker() -> None:
+    code = "import sys, privmarket.broker.broker, privmarket.broker.verify; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_sellers_bring_a_wallet(market: Market) -> None:
+    for wallet in ({}, {"cap_epsilon": -1.0, "delta": 1e-5}, {"cap_epsilon": float("inf"), "delta": 1e-5}):
+        with pytest.raises(PrivmarketError):
+            market.broker.register({"role": "seller", "name": "x", **wallet}, key())
+    with market.broker.database.read() as connection:
+        assert connection.execute(select(func.count()).select_from(parties)).scalar_one() == 5
