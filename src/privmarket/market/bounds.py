@@ -9,7 +9,7 @@ first-best bound pays each client exactly its cost, which nobody can without kno
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -37,12 +37,17 @@ class SupplyCurve:
     quantity: Array
     cost: Array
 
+    @cached_property
+    def spend(self) -> Array:
+        """(points,) what a client costs on average at each price."""
+        return self.price * self.quantity
+
     def price_that_spends(self, budget: ArrayLike) -> Array:
         """The largest p with p·quantity(p) = the per-capita budget; same shape as `budget`."""
         budget = np.asarray(budget, dtype=np.float64)
-        k = np.searchsorted(self.price * self.quantity, budget, side="right") - 1
+        k = np.searchsorted(self.spend, budget, side="right") - 1
         last = self.quantity[np.maximum(k, 0)]
-        ceiling = np.append(self.price, np.inf)[k + 1]
+        ceiling = np.where(k + 1 < self.price.size, self.price[np.minimum(k + 1, self.price.size - 1)], np.inf)
         return np.asarray(np.where(k < 0, self.price[0], np.minimum(budget / last, ceiling)))
 
     def hull(self) -> tuple[Array, Array]:
@@ -52,7 +57,7 @@ class SupplyCurve:
         """
         step = max(1, self.price.size // 8192)
         pick = np.unique(np.append(np.arange(0, self.price.size, step), self.price.size - 1))
-        spend, quantity = (self.price * self.quantity)[pick], self.quantity[pick]
+        spend, quantity = self.spend[pick], self.quantity[pick]
         return _concave_hull(np.append(0.0, spend), np.append(0.0, quantity))
 
 
