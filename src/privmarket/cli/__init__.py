@@ -21,6 +21,7 @@ from privmarket.cli import (
     equilibrium,
     federate,
     nash_gap,
+    train,
 )
 from privmarket.errors import PrivmarketError
 
@@ -40,6 +41,7 @@ app.command("equilibrium")(equilibrium.equilibrium)
 app.command("nash-gap")(nash_gap.nash_gap)
 app.command("account")(account.account)
 bench.app.command("privacy")(bench_privacy.bench_privacy)
+app.command("train")(train.train)
 app.add_typer(bench.app, name="bench")
 app.add_typer(data.app, name="data")
 

@@ -105,3 +105,34 @@ def federate(
 
 def _time(seconds: float) -> str:
     return f"{seconds * 1e6:.0f} µs" if seconds < 1e-3 else f"{seconds * 1e3:.1f} ms"
+
+
+@app.command("train")
+def train(
+    forward_clients: Annotated[int, typer.Option(help="Clients of the large auction.")] = 1_000_000,
+    repeats: Annotated[int, typer.Option(help="The best of so many.")] = 3,
+    json: Json = False,
+) -> None:
+    """Learned mechanisms on one thread: a training step against a concatenated network's, growth in N, and one
+    auction against the bare matrix products of its network.
+
+    [bold]Example[/bold]
+
+      privmarket bench train --json
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    from privmarket.experiments.learned_speed import measure
+
+    with Console(stderr=True).status("starting") as status:
+        report = measure(forward_clients=forward_clients, repeats=repeats, progress=status.update)
+    if json:
+        print_json(report.to_dict())
+        return
+    table = Table(title="learned mechanisms, one thread", show_header=False)
+    table.add_column("figure")
+    table.add_column("value", justify="right")
+    for name, value in report.to_dict().items():
+        table.add_row(name.replace("_", " "), f"{value:.4g}")
+    print_table(table)

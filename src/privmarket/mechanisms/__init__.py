@@ -22,6 +22,11 @@ _REGISTRY: dict[str, tuple[str, str, dict[str, Any]]] = {
     "jsam": ("jsam", "Jsam", {}),
     "proportional-share": ("proportional_share", "ProportionalShare", {}),
     "mean-field-menu": ("mean_field_menu", "MeanFieldMenu", {}),
+    "mfg-menunet": ("learned.menunet", "MfgMenuNet", {}),
+    "mfg-regretnet": ("learned.mfg_regretnet", "MfgRegretNet", {}),
+    "mfg-regretnet:literal": ("learned.literal", "MfgRegretNetLiteral", {}),
+    "regretnet": ("learned.regretnet", "RegretNet", {}),
+    "dm-regretnet": ("learned.dm_regretnet", "DmRegretNet", {}),
 }
 
 

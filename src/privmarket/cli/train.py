@@ -1,0 +1,202 @@
+"""`privmarket train`: learn a mechanism for a law of clients; a stopped run goes on where it was."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from privmarket.cli.options import Json, Seed, law_of, note, print_json
+from privmarket.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from privmarket.market.scenarios import Law
+    from privmarket.mechanisms.learned.training import Progress
+
+
+def train(
+    mechanism: Annotated[
+        str,
+        typer.Argument(help="mfg-menunet, mfg-regretnet, regretnet, dm-regretnet or mfg-regretnet:literal."),
+    ],
+    scenario: Annotated[
+        list[str] | None,
+        typer.Option(help="A law of clients by name, or a CSV file of past bids; may be given several times."),
+    ] = None,
+    clients: Annotated[int | None, typer.Option(help="Clients in each market; by default 10 to 1,000.")] = None,
+    budget: Annotated[
+        float | None, typer.Option(help="Money per round for that many clients; by default a range.")
+    ] = None,
+    profile: Annotated[str, typer.Option(help="quick (under 3 minutes) or full.")] = "full",
+    objective: Annotated[
+        str, typer.Option(help="total-epsilon; revenue (networks); aggregation-error (mfg-menunet).")
+    ] = "",
+    kappa: Annotated[float, typer.Option(help="Weight of noise in the aggregation error.")] = 1.0,
+    heterogeneity: Annotated[float, typer.Option(help="Weight of bias in the aggregation error.")] = 0.1,
+    out: Annotated[Path | None, typer.Option(help="Where to write the weights.")] = None,
+    seed: Seed = 0,
+    json: Json = False,
+) -> None:
+    """Learn a mechanism. Shows objective, regret, IR and multipliers as it goes, saves checkpoints and a curve.
+
+    Run the same command again to go on after an interruption.
+
+    [bold]Examples[/bold]
+
+      privmarket train mfg-regretnet --scenario past-bids.csv --clients 50 --budget 20 --profile quick
+
+      privmarket train mfg-menunet --scenario uniform --clients 100 --budget 50 --objective aggregation-error
+
+      privmarket audit --mechanism mfg-regretnet --set weights=out/train/mfg-regretnet.safetensors
+    """
+    names = scenario or ["uniform", "bimodal", "lognormal"]
+    laws = [law_of(name) for name in names]
+    place = out or Path("out/train") / (mechanism.replace(":", "-") + ".safetensors")
+    if budget is not None and budget <= 0:
+        raise ConfigurationError(f"--budget is {budget:g}: must be above 0", "give the money per round")
+    if clients is not None and clients < 2:
+        raise ConfigurationError(f"--clients is {clients}: must be at least 2", "a market needs somebody else")
+    if mechanism == "mfg-menunet":
+        result = _learn_menus(
+            laws, clients or 100, budget, objective or "total-epsilon", kappa, heterogeneity, place, seed
+        )
+    else:
+        result = _train_network(mechanism, laws, names, clients, budget, profile, objective, place, seed)
+    if json:
+        print_json(result)
+    else:
+        for key, value in result.items():
+            note(f"{key}: {value}")
+
+
+def _train_network(
+    mechanism: str,
+    laws: list[Law],
+    names: list[str],
+    clients: int | None,
+    budget: float | None,
+    profile: str,
+    objective: str,
+    place: Path,
+    seed: int,
+) -> dict[str, Any]:
+    import torch
+
+    from privmarket.mechanisms.learned.recipes import recipe
+    from privmarket.mechanisms.learned.session import train as run
+
+    torch.set_num_threads(1)
+    changes: dict[str, Any] = {"scenarios": tuple(names), "seed": seed}
+    if objective:
+        changes["objective"] = objective
+    if mechanism in ("regretnet", "dm-regretnet"):
+        if budget is not None:
+            changes["budget_per_client"] = _around(budget, clients or 100)
+    else:
+        if clients is not None:
+            changes["clients"] = (clients, clients)
+        if budget is not None:
+            changes["budget_per_client"] = _around(budget, clients or 100)
+    chosen = recipe(mechanism, profile, **changes)
+    with _bar(chosen.steps) as advance:
+        done = run(chosen, laws, place, advance)
+    if done.resumed_at:
+        note(f"went on from step {done.resumed_at}")
+    figure = _draw(done.curve)
+    return {
+        "weights": str(done.weights),
+        "curve": str(done.curve),
+        "figure": str(figure),
+        "steps": done.steps,
+        "seconds": round(done.seconds, 1),
+    }
+
+
+def _around(budget: float, clients: int) -> tuple[float, float]:
+    """Budgets a quarter up and down, so that the rule is not tied to one figure."""
+    return 0.8 * budget / clients, 1.25 * budget / clients
+
+
+def _learn_menus(
+    laws: list[Law],
+    clients: int,
+    budget: float | None,
+    objective: str,
+    kappa: float,
+    heterogeneity: float,
+    place: Path,
+    seed: int,
+) -> dict[str, Any]:
+    import torch
+
+    from privmarket.market.objectives import AggregationError
+    from privmarket.market.objectives import objective as objective_called
+    from privmarket.mechanisms.learned.session import DesignPoint, learn_menus
+
+    torch.set_num_threads(1)
+    goal = (
+        AggregationError(kappa, heterogeneity)
+        if objective == AggregationError.name
+        else objective_called(objective)
+    )
+    points = [DesignPoint(law, clients, budget or clients / 2, goal) for law in laws]
+    facts = learn_menus(points, place, seed, report=lambda point, step, value: None)
+    return {"weights": str(place), "curves": facts}
+
+
+class _bar:
+    """Live figures on stderr."""
+
+    def __init__(self, total: int) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import Progress as Bar
+
+        self.bar = Bar(
+            TextColumn("training"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[figures]}"),
+            console=Console(stderr=True),
+        )
+        self.task = self.bar.add_task("training", total=total, figures="")
+        self.mean: list[float] | None = None
+
+    def __enter__(self) -> Callable[[Progress], None]:
+        self.bar.start()
+        return self.advance
+
+    def advance(self, progress: Progress) -> None:
+        """Running means: single batches are small."""
+        new = [progress.objective, progress.regret, progress.shortfall]
+        self.mean = new if self.mean is None else [0.95 * a + 0.05 * b for a, b in zip(self.mean, new, strict=True)]
+        figures = (
+            f"objective {self.mean[0]:.3f}  regret {self.mean[1]:.3%}  underpaid {self.mean[2]:.3%}  "
+            f"λ {progress.multiplier:.3g}  ρ {progress.penalty:.3g}"
+        )
+        self.bar.update(self.task, completed=progress.step, figures=figures)
+
+    def __exit__(self, *exc: object) -> None:
+        self.bar.stop()
+
+
+def _draw(curve: Path) -> Path:
+    """Objective and regret against steps, beside the CSV file."""
+    import numpy as np
+
+    from privmarket.experiments.palette import new_figure, save
+
+    table = np.atleast_1d(np.genfromtxt(curve, delimiter=",", names=True))
+    made = new_figure(8.0, 3.2)
+    left, right = made.subplots(1, 2)
+    left.plot(table["step"], table["objective"], linewidth=0.9)
+    left.set(xlabel="step", ylabel="objective / reference")
+    right.plot(table["step"], np.maximum(table["regret"], 1e-6), linewidth=0.9)
+    right.set(xlabel="step", ylabel="regret / budget", yscale="log")
+    for axes in (left, right):
+        axes.grid(alpha=0.25)
+    return save(made, curve.with_suffix(""))[0]

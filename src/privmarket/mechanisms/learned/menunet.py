@@ -1,0 +1,179 @@
+"""MFG-MenuNet: the exact mean-field menu with a learned curve.
+
+What is learned is only *which* menu is posted. Truthfulness, individual rationality and the budget come from
+the mean-field menu and hold for every curve, on every law of clients, also on laws that training never saw. A
+curve is chosen by public configuration alone: the objective, the buyer's belief about the law, the number of
+clients, the budget. A curve chosen by looking at bids would give a client a say in the menu that it faces.
+
+Runs on NumPy: torch is needed to learn a curve, not to use one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from privmarket.market.bids import Array, Bids
+from privmarket.market.mechanism import budget_column
+from privmarket.market.menu import POSTED_PRICE, MenuCurve
+from privmarket.market.objectives import AggregationError, Objective
+from privmarket.market.objectives import objective as objective_called
+from privmarket.market.outcome import Outcome
+from privmarket.mechanisms.learned.floors import Floors, Ladder, levels
+from privmarket.mechanisms.learned.weights import Weights, WeightsError, load, shipped
+from privmarket.mechanisms.mean_field_menu import MeanFieldMenu
+
+
+@dataclass(frozen=True, eq=False)
+class LearnedCurve:
+    """A curve and the market it was learned for.
+
+    Attributes:
+        curve: the menu.
+        objective: name of the objective.
+        scenario: the law.
+        budget_per_client: money per client.
+        bias_to_noise: r = H²·N/κ for the aggregation error, 0 for total ε. Markets with equal r, law and
+            budget per client have the same best curve.
+    """
+
+    curve: MenuCurve
+    objective: str
+    scenario: str
+    budget_per_client: float
+    bias_to_noise: float
+
+
+class MfgMenuNet(MeanFieldMenu):
+    """Mean-field menu whose curve was learned for the buyer's objective.
+
+    Args:
+        objective: what the buyer wants, an objective or its name.
+        kappa, heterogeneity: of the aggregation error, when it is given by its name.
+        scenario: the buyer's public belief about the law of clients. A wrong belief costs value, never truth.
+        epsilon_max: public limit on offers.
+        service_share, service_valuation, unit_compensation: floors, see `Floors`.
+        weights: a file written by `privmarket train mfg-menunet`; the shipped curves by default.
+    """
+
+    name: ClassVar[str] = "mfg-menunet"
+    _last: tuple[Bids, Array, list[_Facing]] | None = None
+
+    def __init__(
+        self,
+        objective: str | Objective = "total-epsilon",
+        kappa: float = 1.0,
+        heterogeneity: float = 0.1,
+        scenario: str = "uniform",
+        epsilon_max: float = 5.0,
+        service_share: float = 0.0,
+        service_valuation: float = 0.0,
+        unit_compensation: float = 0.0,
+        weights: str | Path | None = None,
+    ) -> None:
+        super().__init__(POSTED_PRICE, epsilon_max)
+        self.objective = _objective(objective, kappa, heterogeneity)
+        self.scenario = scenario
+        self.floors = Floors(service_share, service_valuation, unit_compensation)
+        self.curves = read_curves(load(weights or shipped(self.name), self.name))
+
+    def curve_for(self, clients: int, budget_per_client: float) -> MenuCurve:
+        """The curve for a market of this public description: the nearest one that was learned."""
+        same = [c for c in self.curves if c.objective == self.objective.name]
+        same = [c for c in same if c.scenario == self.scenario] or same
+        if not same:
+            return POSTED_PRICE
+        ratio = bias_to_noise(self.objective, clients)
+        if ratio < 0.5 * min(c.bias_to_noise for c in same):
+            return POSTED_PRICE  # noise alone counts: much from few is right
+
+        def distance(learned: LearnedCurve) -> float:
+            money = abs(np.log(budget_per_client / learned.budget_per_client))
+            bias = abs(np.log(ratio / learned.bias_to_noise)) if ratio > 0 else 0.0
+            return float(money + bias)
+
+        return min(same, key=distance).curve
+
+    def _clear(self, bids: Bids, budget: Array) -> Outcome:
+        return self._answer(self._facing(bids, budget), bids)
+
+    def unilateral(self, bids: Bids, reports: Bids, budget: ArrayLike) -> Outcome:
+        """All N deviations at once in O(N): no report moves the level that its own client faces."""
+        self._refuse_above_limit(reports)
+        column = budget_column(budget, bids.shape)
+        # An attack asks thousands of times about the same bids, which cannot change.
+        if self._last is None or self._last[0] is not bids or not np.array_equal(self._last[1], column):
+            self._last = bids, column, self._facing(bids, column)
+        return self._answer(self._last[2], reports)
+
+    def _facing(self, bids: Bids, budget: Array) -> list[_Facing]:
+        """For each market what its clients face, whatever they report themselves."""
+        self._refuse_above_limit(bids)
+        found = []
+        for market in np.ndindex(bids.shape[:-1]):
+            money, offers = float(budget[market][0]), bids[market]
+            curve = self.curve_for(bids.clients, money / bids.clients)
+            if self.floors:
+                ladder = Ladder(curve, self.floors)
+                fraction, level = levels(ladder, offers.valuation, offers.epsilon, money, self.epsilon_max)
+            else:
+                level = MeanFieldMenu(curve, self.epsilon_max).price_levels(offers, money)
+                fraction = level
+            found.append(_Facing(curve, fraction, level))
+        return found
+
+    def _answer(self, facing: list[_Facing], reports: Bids) -> Outcome:
+        epsilon, payment = np.empty(reports.shape), np.empty(reports.shape)
+        for menu, market in zip(facing, np.ndindex(reports.shape[:-1]), strict=True):
+            valuation, offered = reports.valuation[market], reports.epsilon[market]
+            if self.floors:
+                ladder = Ladder(menu.curve, self.floors)
+                sold, paid = ladder.trade(valuation, offered, menu.fraction, menu.level)
+            else:
+                sold, paid = MeanFieldMenu(menu.curve, self.epsilon_max)._at(valuation, offered, menu.level)
+            epsilon[market], payment[market] = sold, paid
+        return Outcome(epsilon, payment)
+
+
+@dataclass(frozen=True, eq=False)
+class _Facing:
+    """What the clients of one market face: the curve, and per client the floor's fraction and the level."""
+
+    curve: MenuCurve
+    fraction: Array
+    level: Array
+
+
+def _objective(given: str | Objective, kappa: float, heterogeneity: float) -> Objective:
+    if isinstance(given, Objective):
+        return given
+    if given == AggregationError.name:
+        return AggregationError(kappa, heterogeneity)
+    return objective_called(given)
+
+
+def bias_to_noise(objective: Objective, clients: int) -> float:
+    """r = H²·N/κ of the aggregation error; 0 for other objectives."""
+    if not isinstance(objective, AggregationError):
+        return 0.0
+    return objective.heterogeneity**2 * clients / objective.kappa
+
+
+def read_curves(weights: Weights) -> tuple[LearnedCurve, ...]:
+    """The curves in a weights file."""
+    curves = []
+    try:
+        for index, fact in enumerate(weights.facts["curves"]):
+            curve = MenuCurve(weights.arrays[f"price/{index}"], weights.arrays[f"weight/{index}"])
+            curves.append(
+                LearnedCurve(
+                    curve, fact["objective"], fact["scenario"], fact["budget_per_client"], fact["bias_to_noise"]
+                )
+            )
+    except KeyError as error:
+        raise WeightsError(f"the weights file lacks {error}", "copy or train it again") from error
+    return tuple(curves)

@@ -1,0 +1,100 @@
+"""What every auction network has in common: its outcome as tensors, and what a deviation does to it."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass, fields, replace
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from privmarket.mechanisms.learned.markets import Markets
+
+
+@dataclass(frozen=True)
+class Trade:
+    """ε sold and money paid, (..., N) each, with gradients."""
+
+    epsilon: Tensor
+    payment: Tensor
+
+    def utility(self, valuation: Tensor) -> Tensor:
+        """(..., N) p − v·ε at the true valuations."""
+        return self.payment - valuation * self.epsilon
+
+
+class AuctionNetwork(nn.Module):
+    """A differentiable auction in two steps: encode everybody's report once, then clear or deviate from it."""
+
+    @abstractmethod
+    def encode(self, markets: Markets) -> Any:
+        """What `clear` and `deviate` share: a tensor, None, or a frozen dataclass of tensors."""
+
+    @abstractmethod
+    def clear(self, encoded: Any, markets: Markets) -> Trade:
+        """The outcome (L, N) at the reports in `markets`."""
+
+    @abstractmethod
+    def deviate(self, encoded: Any, markets: Markets, valuation: Tensor, epsilon: Tensor, who: Tensor) -> Trade:
+        """What each of some clients gets if it alone reports something else.
+
+        Args:
+            encoded: `encode(markets)`.
+            markets: what the others report.
+            valuation: (..., L, D) the other reports; leading dimensions are tried independently.
+            epsilon: (..., L, D).
+            who: (D,) which clients these are, the same columns in every profile.
+
+        Returns:
+            A trade (..., L, D).
+        """
+
+    def prepare(self, markets: Markets) -> Markets:
+        """Training markets in the form that the network reads."""
+        return markets
+
+    def extra_loss(self, markets: Markets) -> Tensor:
+        """What this kind of network adds to the loss."""
+        return torch.zeros(())
+
+    def settings(self) -> dict[str, Any]:
+        """The constructor's arguments, stored next to the weights."""
+        return {}
+
+
+def detached(encoded: Any) -> Any:
+    """The same encoding, outside the graph: an attack on it does not train the network."""
+    if encoded is None:
+        return None
+    if isinstance(encoded, Tensor):
+        return encoded.detach()
+    return replace(encoded, **{f.name: detached(getattr(encoded, f.name)) for f in fields(encoded)})
+
+
+def multilayer(sizes: tuple[int, ...], last_gain: float = 1.0) -> nn.Sequential:
+    """Linear layers with ReLU between them; the last layer starts `last_gain` times as large as usual."""
+    layers: list[nn.Module] = []
+    for inputs, outputs in pairwise(sizes):
+        layers += [nn.Linear(inputs, outputs), nn.ReLU()]
+    layers.pop()
+    last = layers[-1]
+    assert isinstance(last, nn.Linear)
+    with torch.no_grad():
+        last.weight.mul_(last_gain)
+        last.bias.zero_()
+    return nn.Sequential(*layers)
+
+
+def within_budget(epsilon: Tensor, markup: Tensor, valuation: Tensor, total: Tensor, budget: Tensor) -> Trade:
+    """Pays v·ε + markup, and scales ε *and* pay when the market's total would pass its budget.
+
+    Both are scaled, so a client is still paid at least its reported cost for what it sells.
+
+    Implements: Eq. (BF) of [Sun2026].
+    Deviation: the paper scales the payment alone, which breaks individual rationality.
+    """
+    scale = torch.clamp(budget / total.clamp_min(1e-30), max=1.0)
+    sold = epsilon * scale
+    return Trade(sold, valuation * sold + markup * scale)

@@ -1,0 +1,76 @@
+"""From a finished run to a weights file: what was trained, how, and what was measured on it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from privmarket.errors import ConfigurationError
+from privmarket.market.scenarios import Law
+from privmarket.mechanisms.learned.mechanism import LearnedMechanism
+from privmarket.mechanisms.learned.networks import AuctionNetwork
+from privmarket.mechanisms.learned.recipes import Recipe
+from privmarket.mechanisms.learned.training import Trainer
+from privmarket.mechanisms.learned.weights import Weights, save
+
+# name → (module, mechanism class); the class names its network.
+TRAINABLE: dict[str, tuple[str, str]] = {
+    "mfg-regretnet": ("mfg_regretnet", "MfgRegretNet"),
+    "mfg-regretnet:literal": ("literal", "MfgRegretNetLiteral"),
+    "regretnet": ("regretnet", "RegretNet"),
+    "dm-regretnet": ("dm_regretnet", "DmRegretNet"),
+}
+
+
+def mechanism_class(name: str) -> type[LearnedMechanism]:
+    """The class that a network's weights serve."""
+    if name not in TRAINABLE:
+        raise ConfigurationError(
+            f"{name!r} is not a mechanism with a network", f"choose one of: {', '.join(TRAINABLE)}"
+        )
+    module, cls = TRAINABLE[name]
+    found: type[LearnedMechanism] = getattr(import_module(f"privmarket.mechanisms.learned.{module}"), cls)
+    return found
+
+
+def new_trainer(recipe: Recipe, laws: Sequence[Law]) -> Trainer:
+    """A run at its first step; the network's start comes from the recipe's seed alone."""
+    with torch.random.fork_rng():
+        torch.manual_seed(recipe.seed)
+        network: AuctionNetwork = mechanism_class(recipe.mechanism).network_class(**recipe.network)
+    return Trainer(recipe, laws, network)
+
+
+def write_weights(path: str | Path, trainer: Trainer, seconds: float, measured: dict[str, Any]) -> None:
+    """The network of a run, with all that is known about it."""
+    recipe = trainer.recipe
+    means = [float(law.sample(np.random.default_rng(0), 20_000).valuation.mean()) for law in trainer.laws]
+    low, high = recipe.budget_per_client
+    facts = {
+        "network": trainer.network.settings(),
+        "epsilon_max": max(law.epsilon_max for law in trainer.laws),
+        "trained_for": {
+            "laws": [law.name for law in trainer.laws],
+            "clients": list(_clients_served(recipe)),
+            "budget_over_valuations": [low / max(means), high / min(means)],
+        },
+        "recipe": recipe.to_json(),
+        "seed": recipe.seed,
+        "steps_done": trainer.step,
+        "seconds": round(seconds, 1),
+        "torch": torch.__version__,
+        "measured": measured,
+    }
+    arrays = {name: t.detach().numpy() for name, t in trainer.network.state_dict().items()}
+    save(path, Weights(recipe.mechanism, arrays, facts))
+
+
+def _clients_served(recipe: Recipe) -> tuple[int, int]:
+    """Markets of concatenated networks may be of any size: they are cut into groups of the trained size."""
+    low, high = recipe.clients
+    return (low, 1_000_000_000) if "seats" in recipe.network or high <= 10 else (low, high)

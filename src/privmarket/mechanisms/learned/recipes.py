@@ -1,0 +1,128 @@
+"""What a training run is: everything that decides its result, in one frozen record."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any
+
+from privmarket.errors import ConfigurationError
+from privmarket.mechanisms.learned.alignment import Alignment, Baseline
+from privmarket.mechanisms.learned.lagrangian import Steering
+
+TABLE_I = ("uniform", "bimodal", "lognormal")
+
+
+@dataclass(frozen=True)
+class Attack:
+    """The search for misreports during training.
+
+    Attributes:
+        kind: "candidates" (a dozen guesses and three sign steps) or "ascent" (plain projected ascent).
+        steps, step_size: R and η of the ascent.
+        rows: about how many clients of a batch are attacked.
+    """
+
+    kind: str = "candidates"
+    steps: int = 25
+    step_size: float = 0.01
+    rows: int = 640
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One training run.
+
+    Attributes:
+        mechanism: the name the weights will serve.
+        scenarios: laws that markets are drawn from.
+        clients: (low, high) numbers of clients, log-uniform.
+        budget_per_client: (low, high) money per client, log-uniform.
+        objective: "total-epsilon" or "revenue" (the paper's).
+        steps, rows, learning_rate: Adam steps, clients per batch, first rate (cosine to a twentieth).
+        pool: number of batches drawn once and visited in turn, with warm-started misreports; 0 draws anew.
+        individual_rationality: weight γ of the IR hinge, for networks that do not keep IR by construction.
+    """
+
+    mechanism: str
+    scenarios: tuple[str, ...] = TABLE_I
+    clients: tuple[int, int] = (10, 1000)
+    budget_per_client: tuple[float, float] = (0.1, 2.0)
+    objective: str = "total-epsilon"
+    steps: int = 2_000
+    rows: int = 2048
+    learning_rate: float = 1e-3
+    pool: int = 0
+    individual_rationality: float = 10.0
+    seed: int = 0
+    network: dict[str, Any] = field(default_factory=dict)
+    steering: Steering = field(default_factory=Steering)
+    attack: Attack = field(default_factory=Attack)
+    alignment: Alignment = field(default_factory=Alignment)
+    baseline: Baseline = field(default_factory=Baseline)
+
+    def to_json(self) -> str:
+        """A stable text form, kept in the metadata of weights."""
+        return json.dumps(asdict(self), sort_keys=True)
+
+    @staticmethod
+    def from_json(text: str) -> Recipe:
+        """The recipe that `to_json` wrote; unknown keys are refused."""
+        given = json.loads(text)
+        known = {f.name for f in fields(Recipe)}
+        if unknown := set(given) - known:
+            raise ConfigurationError(
+                f"recipe has unknown keys {sorted(unknown)}", "it comes from another version: train anew"
+            )
+        nested = {"steering": Steering, "attack": Attack, "alignment": Alignment, "baseline": Baseline}
+        for name, kind in nested.items():
+            inner = {key: tuple(v) if isinstance(v, list) else v for key, v in given[name].items()}
+            given[name] = kind(**inner)
+        for name in ("scenarios", "clients", "budget_per_client"):
+            given[name] = tuple(given[name])
+        return Recipe(**given)
+
+
+# N of the edges between classes of markets that have multipliers of their own.
+CLIENT_CLASSES = (18, 50, 150, 450)
+
+
+def client_class(clients: int) -> int:
+    """Which class of market size N belongs to, 0 … len(CLIENT_CLASSES)."""
+    return sum(clients >= edge for edge in CLIENT_CLASSES)
+
+
+_SEATED = Steering(regret_budget=(0.005,) * 5, first=3.0, rate=0.004)
+_LEVELS = Steering(regret_budget=(0.005,) * 5, first=0.2, rate=0.001)
+_NO_ALIGNMENT = Alignment(weight=0.0)
+_DEFAULTS: dict[str, Recipe] = {
+    "mfg-regretnet": Recipe("mfg-regretnet"),
+    # Concatenated networks see one group of at most ten seats at a time, whatever the size of the market.
+    "regretnet": Recipe("regretnet", clients=(5, 10), steps=2_000, steering=_SEATED, alignment=_NO_ALIGNMENT),
+    "dm-regretnet": Recipe("dm-regretnet", clients=(5, 10), steps=2_000, steering=_LEVELS, alignment=_NO_ALIGNMENT),
+    # Section VIII of the paper: revenue, R = 25 ascent steps of 0.01, ρ from 1 to 100, plain dual ascent.
+    "mfg-regretnet:literal": Recipe(
+        "mfg-regretnet:literal",
+        objective="revenue",
+        steps=200,
+        rows=1024,
+        pool=50,
+        steering=Steering(regret_budget=(0.0,) * 5, first=1.0, growth_every=20),
+        attack=Attack(kind="ascent"),
+        alignment=Alignment(anneal_steps=100),
+    ),
+}
+
+
+def recipe(mechanism: str, profile: str = "full", **changes: Any) -> Recipe:
+    """The recipe of a mechanism; `quick` is sized for under three minutes on two cores."""
+    if mechanism not in _DEFAULTS:
+        raise ConfigurationError(
+            f"{mechanism!r} is not a mechanism that is trained", f"choose one of: {', '.join(_DEFAULTS)}"
+        )
+    base = _DEFAULTS[mechanism]
+    if profile == "quick":
+        base = replace(base, steps=max(200, base.steps // 20), rows=max(512, base.rows // 2))
+    elif profile != "full":
+        raise ConfigurationError(f"unknown profile {profile!r}", "choose quick or full")
+    return replace(base, **changes)

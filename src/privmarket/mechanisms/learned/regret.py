@@ -1,0 +1,139 @@
+"""How training searches for profitable misreports.
+
+Two searches. `cheap_candidates` + `sign_steps`: a dozen guesses, then a few sign steps from the best; cheaper
+and stronger than ascent from one start. `ascend`: the R plain projected gradient steps of the paper.
+Evaluation trusts neither: it uses `privmarket.market.attacks`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from privmarket.mechanisms.learned.networks import Trade
+
+# What a set of misreports (valuation, epsilon), (..., L, D) each, earns.
+Deviation = Callable[[Tensor, Tensor], Trade]
+
+# The least share of its cap that a misreport may offer.
+LEAST_OFFER = 0.02
+
+
+@dataclass(frozen=True)
+class Misreports:
+    """One misreport per attacked client: valuation and cap, (L, D) each."""
+
+    valuation: Tensor
+    epsilon: Tensor
+
+
+def cheap_candidates(valuation: Tensor, epsilon: Tensor, generator: torch.Generator) -> Misreports:
+    """A dozen guesses per client, (12, L, D): near truth, far, somebody else's v, less ε, both."""
+
+    def normal(scale: float, count: int) -> Tensor:
+        return torch.exp(scale * torch.randn((count, *valuation.shape), generator=generator))
+
+    def uniform(count: int) -> Tensor:
+        return torch.rand((count, *valuation.shape), generator=generator)
+
+    order = torch.randperm(valuation.numel(), generator=generator)
+    others = valuation.reshape(-1)[order].reshape(valuation.shape)
+    v, e = valuation[None], epsilon[None]
+    shifts = (normal(0.03, 1), normal(0.1, 2), normal(0.4, 2), normal(0.03, 2))
+    keep = torch.ones_like(v)
+    return Misreports(
+        torch.cat(
+            [
+                v * shifts[0],
+                v * shifts[1],
+                v * shifts[2],
+                others[None],
+                v * keep,
+                v * keep,
+                v * keep,
+                v * shifts[3],
+                others[None],
+            ]
+        ),
+        torch.cat(
+            [
+                e.expand(6, *e.shape[1:]),
+                e * (0.1 + 0.9 * uniform(2)),
+                e * (0.9 + 0.1 * uniform(1)),
+                e * (0.3 + 0.7 * uniform(2)),
+                e * uniform(1).clamp_min(LEAST_OFFER),
+            ]
+        ),
+    )
+
+
+def best_of(deviation: Deviation, tried: Misreports, true_valuation: Tensor) -> Misreports:
+    """The most profitable of (C, L, D) misreports, (L, D)."""
+    with torch.no_grad():
+        gain = deviation(tried.valuation, tried.epsilon).utility(true_valuation)
+        best = gain.argmax(dim=0, keepdim=True)
+    return Misreports(tried.valuation.gather(0, best).squeeze(0), tried.epsilon.gather(0, best).squeeze(0))
+
+
+def sign_steps(
+    deviation: Deviation,
+    start: Misreports,
+    valuation: Tensor,
+    epsilon: Tensor,
+    sizes: tuple[float, ...] = (0.06, 0.03, 0.015),
+) -> Misreports:
+    """Steps of fixed relative size along the sign of the utility's gradient; keeps the best point seen."""
+    tried = [start]
+    now = start
+    for size in sizes:
+        slope_v, slope_e = _slopes(deviation, now, valuation)
+        now = Misreports(
+            (now.valuation * (1 + size * slope_v.sign())).detach(),
+            torch.minimum(now.epsilon * (1 + size * slope_e.sign()), epsilon).detach(),
+        )
+        tried.append(now)
+    stacked = Misreports(torch.stack([m.valuation for m in tried]), torch.stack([m.epsilon for m in tried]))
+    return best_of(deviation, stacked, valuation)
+
+
+def ascend(
+    deviation: Deviation,
+    start: Misreports,
+    valuation: Tensor,
+    epsilon: Tensor,
+    steps: int = 25,
+    step_size: float = 0.01,
+) -> Misreports:
+    """R steps of projected gradient ascent over v and ε, the best point of the path.
+
+    Implements: Eq. (pga) of [Sun2026]; warm-started when `start` comes from an earlier visit.
+    """
+    path = [start]
+    now = start
+    for _ in range(steps):
+        slope_v, slope_e = _slopes(deviation, now, valuation)
+        now = Misreports(
+            (now.valuation + step_size * slope_v).clamp_min(0.0).detach(),
+            torch.minimum(
+                torch.maximum(now.epsilon + step_size * slope_e, LEAST_OFFER * epsilon), epsilon
+            ).detach(),
+        )
+        path.append(now)
+    stacked = Misreports(torch.stack([m.valuation for m in path]), torch.stack([m.epsilon for m in path]))
+    return best_of(deviation, stacked, valuation)
+
+
+def regret(misreported: Trade, truthful: Trade, valuation: Tensor) -> Tensor:
+    """(L, D) what the misreport gains over the truth, at least 0. Eq. (mfg-regret) of [Sun2026]."""
+    return torch.relu(misreported.utility(valuation) - truthful.utility(valuation))
+
+
+def _slopes(deviation: Deviation, at: Misreports, valuation: Tensor) -> tuple[Tensor, Tensor]:
+    v, e = at.valuation.clone().requires_grad_(), at.epsilon.clone().requires_grad_()
+    with torch.enable_grad():
+        gain = deviation(v, e).utility(valuation).sum()
+        slope_v, slope_e = torch.autograd.grad(gain, (v, e))
+    return slope_v, slope_e

@@ -1,0 +1,160 @@
+"""RegretNet for buying privacy: all bids of a market side by side into one network, no mean field."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import torch
+from numpy.typing import ArrayLike
+from torch import Tensor
+from torch.nn import functional
+
+from privmarket.market.bids import Bids
+from privmarket.market.mechanism import budget_column
+from privmarket.market.outcome import Outcome
+from privmarket.mechanisms.learned.markets import Markets, from_bids
+from privmarket.mechanisms.learned.mean_field_network import FARTHEST
+from privmarket.mechanisms.learned.mechanism import LearnedMechanism, settle
+from privmarket.mechanisms.learned.networks import AuctionNetwork, Trade, multilayer, within_budget
+from privmarket.mechanisms.learned.seats import seat, unseat
+
+SEAT_FEATURES = 4
+# In money units: what a posted price would be in the middle of the training's markets.
+FIRST_THRESHOLD = 4.0
+Rule = Callable[[Markets, Tensor, Tensor], Trade]
+
+
+def seat_features(markets: Markets, valuation: Tensor, epsilon: Tensor) -> Tensor:
+    """(..., seats, 4): log(1 + s), ε/ε_max, s/(1 + s), whether somebody sits there."""
+    s, cap = valuation / markets.unit, epsilon / markets.epsilon_max
+    taken = torch.ones_like(s) if markets.present is None else markets.present.expand_as(s)
+    return torch.stack((torch.log1p(s) / 3, cap, 1 / (1 + s), taken), dim=-1) * taken[..., None]
+
+
+class ConcatenatedNetwork(AuctionNetwork):
+    """Base of networks that read all seats at once: a deviation is a whole new market.
+
+    So N deviations are N markets of N clients: O(N²) where the mean-field networks need O(N).
+    """
+
+    seats: int
+
+    def prepare(self, markets: Markets) -> Markets:
+        """Clients in their seats, the others empty."""
+        return seat(markets, self.seats)
+
+    def encode(self, markets: Markets) -> None:
+        """Nothing can be shared between deviations."""
+        return None
+
+    def clear(self, encoded: None, markets: Markets) -> Trade:
+        """The outcome (L, seats)."""
+        return self.outcome(markets, markets.valuation, markets.epsilon)
+
+    def outcome(self, markets: Markets, valuation: Tensor, epsilon: Tensor) -> Trade:
+        """The outcome of reports (..., L, seats)."""
+        raise NotImplementedError
+
+    def final(self, markets: Markets, valuation: Tensor, epsilon: Tensor) -> Trade:
+        """The outcome at run time; differs from `outcome` where training relaxes a discrete choice."""
+        return self.outcome(markets, valuation, epsilon)
+
+    def deviate(
+        self, encoded: None, markets: Markets, valuation: Tensor, epsilon: Tensor, who: Tensor
+    ) -> Trade:
+        """(..., L, D): one market per deviator."""
+        return self._each_alone(self.outcome, markets, valuation, epsilon, who)
+
+    def deviate_finally(self, markets: Markets, valuation: Tensor, epsilon: Tensor) -> Trade:
+        """(L, seats): everybody's deviation under the rule of the run time."""
+        return self._each_alone(self.final, markets, valuation, epsilon, torch.arange(self.seats))
+
+    def _each_alone(
+        self, rule: Rule, markets: Markets, valuation: Tensor, epsilon: Tensor, who: Tensor
+    ) -> Trade:
+        v, e = _spread(markets.valuation, valuation, who), _spread(markets.epsilon, epsilon, who)
+        present = None if markets.present is None else markets.present[:, None]
+        wide = replace(
+            markets,
+            valuation=markets.valuation[:, None],
+            epsilon=markets.epsilon[:, None],
+            data_size=markets.data_size[:, None],
+            accuracy=markets.accuracy[:, None],
+            budget=markets.budget[:, None],
+            present=present,
+        )
+        trade = rule(wide, v, e)  # (..., L, D, seats)
+        own = who.expand(*trade.epsilon.shape[:-1])[..., None]
+        return Trade(trade.epsilon.gather(-1, own).squeeze(-1), trade.payment.gather(-1, own).squeeze(-1))
+
+
+def _spread(truth: Tensor, report: Tensor, who: Tensor) -> Tensor:
+    """(..., L, D, seats): row d is the truth with client who[d]'s report put in."""
+    hot = functional.one_hot(who, truth.shape[-1]).bool()
+    return torch.where(hot, report[..., None], truth[:, None, :])
+
+
+class RegretNetwork(ConcatenatedNetwork):
+    """Dense layers over all seats; per seat a soft threshold, a share of ε and a markup over its reported cost.
+
+    The heads are those of the mean-field network, so that the two differ only in how they see the market: a
+    free share and a free markup, trained in the same way, end at buying nothing.
+
+    Implements: RegretNet of [Dutting2024] for a reverse auction with a budget.
+    Deviation: payment is reported cost plus a markup, so that individual rationality holds by construction.
+    """
+
+    def __init__(self, seats: int = 10, hidden: int = 128, layers: int = 3) -> None:
+        super().__init__()
+        self.seats, self.hidden, self.layers = seats, hidden, layers
+        self.net = multilayer((SEAT_FEATURES * seats, *(hidden,) * layers, 3 * seats), last_gain=0.1)
+
+    def settings(self) -> dict[str, Any]:
+        """The constructor's arguments."""
+        return {"seats": self.seats, "hidden": self.hidden, "layers": self.layers}
+
+    def outcome(self, markets: Markets, valuation: Tensor, epsilon: Tensor) -> Trade:
+        """The outcome of reports (..., L, seats)."""
+        head = self.net(seat_features(markets, valuation, epsilon).flatten(-2))
+        height, share, markup = head.unflatten(-1, (3, self.seats)).unbind(-2)
+        threshold = FIRST_THRESHOLD * torch.exp(height.clamp(-4.0, 4.0))
+        width = 0.08 * threshold
+        distance = (threshold - valuation / markets.unit) / width
+        sold = epsilon * torch.sigmoid((distance + share).clamp_min(FARTHEST))
+        above = epsilon * markets.unit * width * functional.softplus((distance + markup).clamp_min(FARTHEST))
+        total = (valuation * sold + above).sum(-1, keepdim=True)
+        return within_budget(sold, above, valuation, total, markets.budget)
+
+
+class SeatedMechanism(LearnedMechanism):
+    """A concatenated network that serves markets of any size, in groups."""
+
+    def _trade(self, network: AuctionNetwork, markets: Markets) -> Trade:
+        assert isinstance(network, ConcatenatedNetwork)
+        groups = seat(markets, network.seats)
+        trade = network.final(groups, groups.valuation, groups.epsilon)
+        return unseat(trade, *markets.valuation.shape)
+
+    def unilateral(self, bids: Bids, reports: Bids, budget: ArrayLike) -> Outcome:
+        """A deviation reaches the own group only: N small auctions instead of N large ones."""
+        self._refuse_above_limit(reports)
+        column, dtype = budget_column(budget, bids.shape), torch.float64
+        network = self.network(dtype)
+        assert isinstance(network, ConcatenatedNetwork)
+        markets = from_bids(bids, column, self.epsilon_max, dtype)
+        groups = seat(markets, network.seats)
+        answers = seat(from_bids(reports, column, self.epsilon_max, dtype), network.seats)
+        trade = network.deviate_finally(groups, answers.valuation, answers.epsilon)
+        return settle(unseat(trade, *markets.valuation.shape), bids, reports, column, guard=False)
+
+
+class RegretNet(SeatedMechanism):
+    """Learned without a mean field; in a market of more than its seats, clients bid in groups.
+
+    Implements: RegretNet of [Dutting2024], the learned baseline of [Sun2026].
+    """
+
+    name: ClassVar[str] = "regretnet"
+    network_class = RegretNetwork

@@ -1,0 +1,208 @@
+"""A training session on disk: starts or resumes, saves as it goes, ends with a weights file and its curve."""
+
+from __future__ import annotations
+
+import csv
+import io
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from privmarket.errors import ConfigurationError
+from privmarket.market.attacks import STRONG, Attack
+from privmarket.market.bounds import fluid_bound
+from privmarket.market.objectives import Objective
+from privmarket.market.scenarios import EmpiricalLaw, Law
+from privmarket.mechanisms.learned.checkpoint import load_checkpoint, save_checkpoint
+from privmarket.mechanisms.learned.menunet import bias_to_noise
+from privmarket.mechanisms.learned.publish import new_trainer, write_weights
+from privmarket.mechanisms.learned.recipes import Recipe
+from privmarket.mechanisms.learned.training import Progress, Trainer
+from privmarket.mechanisms.learned.weights import Weights, save, write_atomically
+
+LEAST_PAST_BIDS = 20
+_SAVE_EVERY_SECONDS = 20.0
+_CURVE_POINTS = 500
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What a session left behind."""
+
+    weights: Path
+    curve: Path
+    steps: int
+    seconds: float
+    resumed_at: int
+
+
+def check_laws(laws: Sequence[Law]) -> None:
+    """Refuses past bids that are too few to learn from."""
+    for law in laws:
+        if isinstance(law, EmpiricalLaw) and law.past.clients < LEAST_PAST_BIDS:
+            raise ConfigurationError(
+                f"{law.name}: {law.past.clients} past bids are too few to learn from",
+                f"collect at least {LEAST_PAST_BIDS}, or use a named scenario",
+            )
+
+
+def checkpoint_path(out: Path) -> Path:
+    """Where a session that will write `out` keeps its state."""
+    return out.with_name(out.name + ".checkpoint")
+
+
+def train(
+    recipe: Recipe,
+    laws: Sequence[Law],
+    out: Path,
+    report: Callable[[Progress], None] = lambda progress: None,
+    until: int | None = None,
+) -> Finished:
+    """Runs a recipe to its end (or to step `until`), resuming from the checkpoint beside `out` if there is one.
+
+    Weights are written when the recipe is done; a keyboard interrupt leaves a checkpoint.
+    """
+    check_laws(laws)
+    trainer = new_trainer(recipe, laws)
+    kept = checkpoint_path(out)
+    earlier: dict[str, Any] = load_checkpoint(kept, trainer) if kept.exists() else {"seconds": 0.0, "curve": []}
+    session = _Session(trainer, kept, earlier["seconds"], list(earlier["curve"]), report)
+    resumed_at = trainer.step
+    try:
+        trainer.run(session.after_step, until)
+    finally:
+        session.save()
+    if trainer.step >= recipe.steps:
+        write_weights(out, trainer, session.seconds, {})
+    curve = out.with_suffix(".curve.csv")
+    write_atomically(curve, _as_csv(session.curve).encode())
+    return Finished(out, curve, trainer.step, session.seconds, resumed_at)
+
+
+class _Session:
+    def __init__(
+        self,
+        trainer: Trainer,
+        path: Path,
+        seconds: float,
+        curve: list[list[float]],
+        report: Callable[[Progress], None],
+    ) -> None:
+        self.trainer, self.path, self.curve, self.report = trainer, path, curve, report
+        self.started = time.monotonic() - seconds
+        self.saved = time.monotonic()
+        self.every = max(1, trainer.recipe.steps // _CURVE_POINTS)
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.started
+
+    def after_step(self, progress: Progress) -> None:
+        if progress.step % self.every == 0:
+            self.curve.append([float(value) for value in asdict(progress).values()])
+        if time.monotonic() - self.saved > _SAVE_EVERY_SECONDS:
+            self.save()
+        self.report(progress)
+
+    def save(self) -> None:
+        save_checkpoint(self.path, self.trainer, {"seconds": self.seconds, "curve": self.curve})
+        self.saved = time.monotonic()
+
+
+def _as_csv(curve: list[list[float]]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text)
+    writer.writerow([field.name for field in fields(Progress)])
+    writer.writerows(curve)
+    return text.getvalue()
+
+
+@dataclass(frozen=True)
+class DesignPoint:
+    """A market that a menu curve is learned for."""
+
+    law: Law
+    clients: int
+    budget: float
+    objective: Objective
+
+
+def learn_menus(
+    points: Sequence[DesignPoint],
+    out: Path,
+    seed: int = 0,
+    report: Callable[[int, int, float], None] = lambda point, step, value: None,
+) -> list[dict[str, Any]]:
+    """Learns a curve for each design point and writes them as weights of `mfg-menunet`."""
+    from privmarket.mechanisms.learned.menu_learning import CurveSearch, learn_curve
+
+    check_laws([point.law for point in points])
+    arrays, facts = {}, []
+    begin = time.monotonic()
+    for index, point in enumerate(points):
+        learned = learn_curve(
+            point.law,
+            point.clients,
+            point.budget,
+            point.objective,
+            np.random.default_rng([seed, index]),
+            report=lambda step, value, index=index: report(index, step, value),  # type: ignore[misc]
+        )
+        arrays[f"price/{index}"], arrays[f"weight/{index}"] = learned.curve.price, learned.curve.weight
+        facts.append(
+            {
+                "objective": point.objective.name,
+                "scenario": point.law.name,
+                "clients": point.clients,
+                "budget_per_client": point.budget / point.clients,
+                "bias_to_noise": bias_to_noise(point.objective, point.clients),
+                "value": learned.value,
+                "posted_price_value": learned.posted_price_value,
+            }
+        )
+    recipe = {"curves": facts, "seed": seed, "search": asdict(CurveSearch())}
+    save(out, Weights("mfg-menunet", arrays, {**recipe, "seconds": round(time.monotonic() - begin, 1)}))
+    return facts
+
+
+def measure(
+    weights: Path | None,
+    name: str,
+    cases: Sequence[tuple[Law, int, float, int]],
+    attack: Attack = STRONG,
+    seed: int = 12_345,
+    progress: Callable[[dict[str, Any]], None] = lambda row: None,
+) -> dict[str, Any]:
+    """Attacks weights in markets (law, clients, budget, profiles).
+
+    Returns:
+        `cases`, one row each, and `max_regret`: the largest mean regret as a share of the mean payment, with a
+        quarter on top, because other samples differ.
+    """
+    from privmarket.mechanisms.learned.publish import mechanism_class
+
+    rule = mechanism_class(name)(weights=weights)
+    rows = []
+    for law, clients, budget, profiles in cases:
+        rng = np.random.default_rng(seed)
+        types = law.sample(rng, clients, (profiles,))
+        outcome = rule.run(types, budget)
+        regret = attack(rule, types, budget, rng)
+        row: dict[str, Any] = {
+            "scenario": law.name,
+            "clients": clients,
+            "budget": budget,
+            "profiles": profiles,
+            "regret_share": float(regret.gain.mean() / outcome.payment.mean()),
+            "fluid_ratio": float(outcome.total_epsilon.mean() / fluid_bound(law, clients, budget)),
+            "spend_over_budget": float(outcome.spend.mean() / budget),
+            "underpaid": float((outcome.utility(types) < -1e-9).mean()),
+            "over_budget": float((outcome.spend > budget * (1 + 1e-9)).mean()),
+        }
+        rows.append(row)
+        progress(row)
+    return {"cases": rows, "max_regret": round(1.25 * max(row["regret_share"] for row in rows), 5)}

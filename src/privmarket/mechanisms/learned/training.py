@@ -1,0 +1,219 @@
+"""The training loop: primal steps on objective + penalties, dual steps on the multipliers.
+
+One loop serves every network; a run can stop at any step and go on from its checkpoint as if it had not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from privmarket.errors import ConfigurationError
+from privmarket.market.scenarios import Law
+from privmarket.mechanisms.learned.alignment import Critic, alignment_loss, bellman_loss
+from privmarket.mechanisms.learned.lagrangian import Multipliers
+from privmarket.mechanisms.learned.markets import Markets, MarketSampler
+from privmarket.mechanisms.learned.networks import AuctionNetwork, Trade, detached
+from privmarket.mechanisms.learned.recipes import CLIENT_CLASSES, Recipe, client_class
+from privmarket.mechanisms.learned.regret import (
+    Misreports,
+    ascend,
+    best_of,
+    cheap_candidates,
+    regret,
+    sign_steps,
+)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What one step did: means over the batch, as shares (of the reference quantity, of the budget)."""
+
+    step: int
+    objective: float
+    regret: float
+    shortfall: float
+    multiplier: float
+    penalty: float
+
+
+@dataclass
+class Trainer:
+    """A run in progress: the network, the multipliers, the optimiser and both sources of chance."""
+
+    recipe: Recipe
+    laws: Sequence[Law]
+    network: AuctionNetwork
+    step: int = 0
+    misreports: dict[int, Misreports] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.recipe.objective not in ("total-epsilon", "revenue"):
+            raise ConfigurationError(
+                f"unknown objective {self.recipe.objective!r}", "choose total-epsilon or revenue"
+            )
+        self.sampler = MarketSampler(
+            self.laws, self.recipe.clients, self.recipe.budget_per_client, self.recipe.rows
+        )
+        self.multipliers = Multipliers(len(self.laws), self.recipe.steering)
+        with torch.random.fork_rng():
+            torch.manual_seed(self.recipe.seed)
+            self.critic = Critic() if self.recipe.baseline.mixing > 0 else None
+        parameters = list(self.network.parameters())
+        if self.critic is not None:
+            parameters += list(self.critic.parameters())
+        self.optimizer = torch.optim.Adam(parameters, lr=self.recipe.learning_rate)
+        self.generator = torch.Generator().manual_seed(self.recipe.seed)
+        self.rng = np.random.default_rng(self.recipe.seed)
+
+    def run(self, report: Callable[[Progress], None], until: int | None = None) -> None:
+        """Steps until the recipe is done, or until step `until`."""
+        for _ in range(self.step, self.recipe.steps if until is None else until):
+            report(self.advance())
+
+    def advance(self) -> Progress:
+        """One primal and one dual step."""
+        drawn, law_of, visit = self._draw()
+        classes = torch.as_tensor(law_of * (len(CLIENT_CLASSES) + 1) + client_class(drawn.clients))
+        markets = self.network.prepare(drawn)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.recipe.learning_rate * _cosine(self.step / self.recipe.steps)
+        encoded = self.network.encode(markets)
+        trade = self.network.clear(encoded, markets)
+        profile_regret, critic_loss = self._regret(markets, encoded, trade, visit)
+        value = _objective(self.recipe.objective, markets, trade)
+        shortfall = torch.relu(-trade.utility(markets.valuation)).sum(-1) / markets.budget[:, 0]
+        loss = -value.mean() + self.multipliers.loss(profile_regret, classes, self.step)
+        loss = loss + self.recipe.individual_rationality * shortfall.mean() + critic_loss
+        loss = loss + self.network.extra_loss(markets)
+        if weight := self.recipe.alignment.weight_at(self.step):
+            loss = loss + weight * alignment_loss(
+                self.network, markets, trade, self.recipe.alignment, self.generator
+            )
+        self.optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(self.network.parameters(), 1.0)
+        self.optimizer.step()
+        self.multipliers.update(profile_regret, classes, self.step)
+        self.step += 1
+        return Progress(
+            self.step,
+            value.mean().item(),
+            profile_regret.mean().item(),
+            shortfall.mean().item(),
+            self.multipliers.value.mean().item(),
+            self.recipe.steering.penalty_at(self.step),
+        )
+
+    def _draw(self) -> tuple[Markets, np.ndarray, int | None]:
+        """Fresh markets, or with a pool the next batch of it, drawn again from its own seed."""
+        if not self.recipe.pool:
+            return (*self.sampler.draw(self.rng), None)
+        visit = self.step % self.recipe.pool
+        own = np.random.default_rng([self.recipe.seed, visit])
+        return (*self.sampler.draw(own), visit)
+
+    def _regret(self, markets: Markets, encoded: object, trade: Trade, visit: int | None) -> tuple[Tensor, Tensor]:
+        """(L,) regret found in each profile as a share of its budget, and the critic's loss."""
+        profiles, clients = markets.valuation.shape
+        count = min(clients, max(1, self.recipe.attack.rows // profiles))
+        who = torch.arange(clients)
+        if count < clients:
+            chooser = self.generator if visit is None else torch.Generator().manual_seed(visit)
+            who = torch.randperm(clients, generator=chooser)[:count]
+        valuation, cap = markets.valuation[:, who], markets.epsilon[:, who]
+        frozen = detached(encoded)
+
+        def outside(v: Tensor, e: Tensor) -> Trade:
+            return self.network.deviate(frozen, markets, v, e, who)
+
+        tried = cheap_candidates(valuation, cap, self.generator)
+        found = self._search(outside, tried, valuation, cap, visit)
+        lie = self.network.deviate(encoded, markets, found.valuation, found.epsilon, who)
+        truth = Trade(trade.epsilon[:, who], trade.payment[:, who])
+        gained = regret(lie, truth, valuation)
+        critic_loss = torch.zeros(())
+        if self.critic is not None:
+            difference = lie.utility(valuation) - truth.utility(valuation)
+            gained = self._baselined(markets, gained, difference, found, valuation, cap)
+            with torch.no_grad():
+                gain = outside(tried.valuation, tried.epsilon).utility(valuation)
+            critic_loss = self.recipe.baseline.critic_weight * bellman_loss(
+                self.critic, markets, valuation, cap, tried, gain, self.recipe.baseline.discount_rate
+            )
+        return gained.mean(-1) * clients / markets.budget[:, 0], critic_loss
+
+    def _search(
+        self,
+        outside: Callable[[Tensor, Tensor], Trade],
+        tried: Misreports,
+        valuation: Tensor,
+        cap: Tensor,
+        visit: int | None,
+    ) -> Misreports:
+        attack = self.recipe.attack
+        earlier = None if visit is None else self.misreports.get(visit)
+        for parameter in self.network.parameters():
+            parameter.requires_grad_(False)
+        if earlier is not None:
+            tried = Misreports(
+                torch.cat([tried.valuation, earlier.valuation[None]]),
+                torch.cat([tried.epsilon, earlier.epsilon[None]]),
+            )
+        if attack.kind == "candidates":
+            found = sign_steps(outside, best_of(outside, tried, valuation), valuation, cap)
+        else:
+            start = earlier or Misreports(tried.valuation[5], tried.epsilon[5])
+            found = ascend(outside, start, valuation, cap, attack.steps, attack.step_size)
+        for parameter in self.network.parameters():
+            parameter.requires_grad_(True)
+        if visit is not None:
+            self.misreports[visit] = found
+        return found
+
+    def _baselined(
+        self,
+        markets: Markets,
+        plain: Tensor,
+        difference: Tensor,
+        found: Misreports,
+        valuation: Tensor,
+        cap: Tensor,
+    ) -> Tensor:
+        """(1 − ζ)·regret + ζ·value-baselined regret, Eq. (mfg-regret-vf) of [Sun2026]."""
+        assert self.critic is not None
+        per_client = markets.budget / markets.clients
+        with torch.no_grad():
+            lie, truth = self.critic(markets, found.valuation, found.epsilon), self.critic(markets, valuation, cap)
+        mixing = self.recipe.baseline.mixing
+        return (1 - mixing) * plain + mixing * torch.relu(difference - (lie - truth) * per_client)
+
+
+def _objective(name: str, markets: Markets, trade: Trade) -> Tensor:
+    """(L,) the buyer's objective as a share of a reference, so that no market outweighs another."""
+    if name == "revenue":
+        return trade.payment.sum(-1) / markets.budget[:, 0]
+    return trade.epsilon.sum(-1) / reference_quantity(markets)
+
+
+def reference_quantity(markets: Markets) -> Tensor:
+    """(L,) Σε of the cheapest clients whose dearest valuation, paid to all of them, fits the budget.
+
+    At least what the budget buys at the mean valuation: a small market may hold nobody who is cheap enough,
+    and dividing by next to nothing would let it outweigh all others.
+    """
+    valuation, order = markets.valuation.sort(-1)
+    bought = markets.epsilon.gather(-1, order).cumsum(-1)
+    affordable = (valuation * bought <= markets.budget).to(bought.dtype)
+    at_mean = markets.budget[:, 0] * markets.clients / markets.valuation.sum(-1).clamp_min(1e-12)
+    least = torch.minimum(at_mean, markets.epsilon.sum(-1))
+    return torch.maximum((bought * affordable).amax(-1), least)
+
+
+def _cosine(done: float) -> float:
+    return 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))

@@ -1,0 +1,60 @@
+"""Markets of any size in a network of fixed width."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from privmarket.market.scenarios import scenario
+from privmarket.mechanisms.learned.dm_regretnet import LevelsNetwork
+from privmarket.mechanisms.learned.markets import from_bids
+from privmarket.mechanisms.learned.networks import Trade
+from privmarket.mechanisms.learned.regretnet import RegretNetwork
+from privmarket.mechanisms.learned.seats import seat, unseat
+
+
+def market(clients, profiles=2, seed=0):
+    bids = scenario("uniform").sample(np.random.default_rng(seed), clients, (profiles,))
+    return from_bids(bids, np.full((profiles, 1), 3.0), 5.0, torch.float64)
+
+
+@settings(max_examples=100, deadline=None)
+@given(clients=st.integers(1, 60), seats=st.integers(1, 12))
+def test_everybody_has_one_seat_and_keeps_its_place(clients, seats):
+    given_market = market(clients)
+    seated = seat(given_market, seats)
+    assert seated.valuation.shape[1] == seats
+    assert seated.present.sum() == 2 * clients
+    torch.testing.assert_close(seated.budget.reshape(2, -1).sum(1), given_market.budget[:, 0])
+    back = unseat(Trade(seated.epsilon, seated.valuation), 2, clients)
+    assert torch.equal(back.epsilon, given_market.epsilon)
+    assert torch.equal(back.payment, given_market.valuation)
+
+
+@pytest.mark.parametrize("kind", [RegretNetwork, LevelsNetwork])
+def test_deviations_equal_auctions_run_one_by_one(kind):
+    torch.manual_seed(0)
+    net = kind(seats=5, hidden=8).double().requires_grad_(False)
+    seated = net.prepare(market(4))
+    v, e = torch.rand(2, 5).double(), seated.epsilon * 0.7
+    answered = net.deviate(None, seated, v, e, torch.arange(5))
+    for client in range(5):
+        moved_v, moved_e = seated.valuation.clone(), seated.epsilon.clone()
+        moved_v[:, client], moved_e[:, client] = v[:, client], e[:, client]
+        alone = net.outcome(seated, moved_v, moved_e)
+        torch.testing.assert_close(answered.epsilon[:, client], alone.epsilon[:, client])
+        torch.testing.assert_close(answered.payment[:, client], alone.payment[:, client])
+
+
+def test_one_hot_levels_keep_individual_rationality_and_the_budget():
+    torch.manual_seed(0)
+    net = LevelsNetwork(seats=5, hidden=8).double().requires_grad_(False)
+    seated = net.prepare(market(9, profiles=50))
+    trade = net.final(seated, seated.valuation, seated.epsilon)
+    assert (trade.utility(seated.valuation) >= 0).all()
+    assert (trade.payment.sum(-1, keepdim=True) <= seated.budget * (1 + 1e-12)).all()
+    fractions = (trade.epsilon / seated.epsilon.clamp_min(1e-9)) * net.levels
+    torch.testing.assert_close(fractions, fractions.round())
