@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from privmarket.mechanisms.learned.markets import Markets
+from privmarket.mechanisms.learned.mean_field_network import FARTHEST
 from privmarket.mechanisms.learned.networks import Trade, multilayer
 from privmarket.mechanisms.learned.regretnet import (
+    FIRST_THRESHOLD,
     SEAT_FEATURES,
     ConcatenatedNetwork,
     SeatedMechanism,
@@ -40,7 +42,7 @@ class LevelsNetwork(ConcatenatedNetwork):
         self.seats, self.levels, self.temperature, self.hidden = seats, levels, temperature, hidden
         self.violation_weight = violation_weight
         self.net = multilayer(
-            (SEAT_FEATURES * seats, hidden, hidden, hidden, seats * (levels + 1) + seats + 1), last_gain=0.5
+            (SEAT_FEATURES * seats, hidden, hidden, hidden, seats * (levels + 1) + 2 * seats), last_gain=0.1
         )
 
     def settings(self) -> dict[str, Any]:
@@ -54,18 +56,23 @@ class LevelsNetwork(ConcatenatedNetwork):
         }
 
     def _heads(self, markets: Markets, valuation: Tensor, epsilon: Tensor) -> tuple[Tensor, Tensor]:
-        """Level probabilities (..., L, seats, M + 1) and payments (..., L, seats)."""
+        """Level probabilities (..., L, seats, M + 1) and payments (..., L, seats).
+
+        Starts at a posted price for all levels alike: the logit of a level grows with the distance of the report
+        from a threshold, and the budget's softmax starts at what that price would pay.
+        """
         head = self.net(seat_features(markets, valuation, epsilon).flatten(-2))
-        count = self.seats * (self.levels + 1)
-        logits = head[..., :count].unflatten(-1, (self.seats, self.levels + 1))
+        level, height, money = head.split((self.seats * (self.levels + 1), self.seats, self.seats), dim=-1)
+        threshold = FIRST_THRESHOLD * torch.exp(height.clamp(-4.0, 4.0))
+        distance = (threshold - valuation / markets.unit) / (0.1 * threshold)
+        fractions = self._fractions(head)
+        logits = fractions * distance.clamp(FARTHEST, -FARTHEST)[..., None]
+        logits = logits + level.unflatten(-1, (self.seats, self.levels + 1))
         chance = torch.softmax(logits / self.temperature, dim=-1)
-        money = head[..., count:]
-        if markets.present is not None:
-            nobody = torch.zeros_like(money[..., :-1]).masked_fill(markets.present < 0.5, -1e9)
-            money = torch.cat((money[..., :-1] + nobody, money[..., -1:]), dim=-1)
-        # The last entry is what stays unspent.
-        payment = markets.budget * torch.softmax(money, dim=-1)[..., :-1]
-        return chance, payment
+        price = threshold * markets.unit * epsilon * (chance @ fractions) / markets.budget
+        unspent = torch.relu(1 - price.sum(-1, keepdim=True)) + 1e-3
+        shares = torch.cat(((price + 1e-12).log() + money, unspent.log()), dim=-1)
+        return chance, markets.budget * torch.softmax(shares, dim=-1)[..., :-1]
 
     def _fractions(self, like: Tensor) -> Tensor:
         """(M + 1,) the share of ε that each level sells."""

@@ -61,7 +61,7 @@ class MfgMenuNet(MeanFieldMenu):
     """
 
     name: ClassVar[str] = "mfg-menunet"
-    _last: tuple[Bids, Array, list[_Facing]] | None = None
+    _last_facing: tuple[Bids, Array, list[_Facing]] | None = None
 
     def __init__(
         self,
@@ -106,9 +106,13 @@ class MfgMenuNet(MeanFieldMenu):
         self._refuse_above_limit(reports)
         column = budget_column(budget, bids.shape)
         # An attack asks thousands of times about the same bids, which cannot change.
-        if self._last is None or self._last[0] is not bids or not np.array_equal(self._last[1], column):
-            self._last = bids, column, self._facing(bids, column)
-        return self._answer(self._last[2], reports)
+        if (
+            self._last_facing is None
+            or self._last_facing[0] is not bids
+            or not np.array_equal(self._last_facing[1], column)
+        ):
+            self._last_facing = bids, column, self._facing(bids, column)
+        return self._answer(self._last_facing[2], reports)
 
     def _facing(self, bids: Bids, budget: Array) -> list[_Facing]:
         """For each market what its clients face, whatever they report themselves."""

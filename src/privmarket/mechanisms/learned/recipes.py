@@ -93,13 +93,13 @@ def client_class(clients: int) -> int:
 
 
 _SEATED = Steering(regret_budget=(0.005,) * 5, first=3.0, rate=0.004)
-_LEVELS = Steering(regret_budget=(0.005,) * 5, first=0.2, rate=0.001)
+_LEVELS = Steering(regret_budget=(0.005,) * 5, first=3.0, rate=0.004)
 _NO_ALIGNMENT = Alignment(weight=0.0)
 _DEFAULTS: dict[str, Recipe] = {
     "mfg-regretnet": Recipe("mfg-regretnet"),
     # Concatenated networks see one group of at most ten seats at a time, whatever the size of the market.
     "regretnet": Recipe("regretnet", clients=(5, 10), steps=2_000, steering=_SEATED, alignment=_NO_ALIGNMENT),
-    "dm-regretnet": Recipe("dm-regretnet", clients=(5, 10), steps=2_000, steering=_LEVELS, alignment=_NO_ALIGNMENT),
+    "dm-regretnet": Recipe("dm-regretnet", clients=(5, 10), steps=1_200, steering=_LEVELS, alignment=_NO_ALIGNMENT),
     # Section VIII of the paper: revenue, R = 25 ascent steps of 0.01, ρ from 1 to 100, plain dual ascent.
     "mfg-regretnet:literal": Recipe(
         "mfg-regretnet:literal",

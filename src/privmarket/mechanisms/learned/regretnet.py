@@ -61,9 +61,7 @@ class ConcatenatedNetwork(AuctionNetwork):
         """The outcome at run time; differs from `outcome` where training relaxes a discrete choice."""
         return self.outcome(markets, valuation, epsilon)
 
-    def deviate(
-        self, encoded: None, markets: Markets, valuation: Tensor, epsilon: Tensor, who: Tensor
-    ) -> Trade:
+    def deviate(self, encoded: None, markets: Markets, valuation: Tensor, epsilon: Tensor, who: Tensor) -> Trade:
         """(..., L, D): one market per deviator."""
         return self._each_alone(self.outcome, markets, valuation, epsilon, who)
 
@@ -71,9 +69,7 @@ class ConcatenatedNetwork(AuctionNetwork):
         """(L, seats): everybody's deviation under the rule of the run time."""
         return self._each_alone(self.final, markets, valuation, epsilon, torch.arange(self.seats))
 
-    def _each_alone(
-        self, rule: Rule, markets: Markets, valuation: Tensor, epsilon: Tensor, who: Tensor
-    ) -> Trade:
+    def _each_alone(self, rule: Rule, markets: Markets, valuation: Tensor, epsilon: Tensor, who: Tensor) -> Trade:
         v, e = _spread(markets.valuation, valuation, who), _spread(markets.epsilon, epsilon, who)
         present = None if markets.present is None else markets.present[:, None]
         wide = replace(

@@ -14,7 +14,7 @@ from privmarket.mechanisms.learned import weights as module
 from privmarket.mechanisms.learned.mechanism import OutsideTraining
 from privmarket.mechanisms.learned.weights import Weights, WeightsError, load, save, shipped
 
-NETS = ("mfg-regretnet", "mfg-regretnet:literal", "regretnet", "dm-regretnet", "mfg-menunet")
+NETS = tuple(name for name in pm.mechanisms() if "net" in name)
 
 
 def example(tmp_path, mechanism="mfg-regretnet"):
