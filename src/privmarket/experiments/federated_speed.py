@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from privmarket.federated.local import CHUNK_CLIENTS, ClientRecords, LocalPlan, plain_updates, private_updates
+from privmarket.federated.local import SMALL_BATCH_CHUNK, ClientRecords, LocalPlan, plain_updates, private_updates
 from privmarket.federated.models import Model, mlp
 from privmarket.federated.workers import one_thread
 from privmarket.privacy.accountant import RdpAccountant
@@ -73,8 +73,8 @@ class _Work:
 
     def chunks(self) -> list[tuple[int, ClientRecords]]:
         chunks = []
-        for first in range(0, self.clients, CHUNK_CLIENTS):
-            count = min(CHUNK_CLIENTS, self.clients - first)
+        for first in range(0, self.clients, SMALL_BATCH_CHUNK):
+            count = min(SMALL_BATCH_CHUNK, self.clients - first)
             rows = slice(first * self.records, (first + count) * self.records)
             chunks.append((first, ClientRecords(self.images[rows], self.labels[rows], [self.records] * count)))
         return chunks

@@ -14,7 +14,7 @@ from privmarket.federated.layers import Part
 from privmarket.federated.models import Model
 
 # Memory of one pass is bounded by the rows in it, not by the number of clients or the size of a batch.
-_BLOCK_ROWS = 4096
+BLOCK_ROWS = 4096
 
 
 def loss_slope(logits: Tensor, labels: Tensor) -> Tensor:
@@ -74,8 +74,8 @@ def _blocks(sizes: list[int]) -> Iterator[tuple[int, int, slice, list[int]]]:
     """(first row, last row, clients touched, their rows in the block) for blocks of bounded size."""
     ends = torch.tensor(sizes).cumsum(0).tolist()
     total = ends[-1] if ends else 0
-    for first in range(0, total, _BLOCK_ROWS):
-        last = min(first + _BLOCK_ROWS, total)
+    for first in range(0, total, BLOCK_ROWS):
+        last = min(first + BLOCK_ROWS, total)
         touched = [i for i, n in enumerate(sizes) if ends[i] > first and ends[i] - n < last]
         clients = slice(touched[0], touched[-1] + 1)
         counts = [max(0, min(ends[i], last) - max(ends[i] - sizes[i], first)) for i in range(len(sizes))]

@@ -19,11 +19,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from privmarket.errors import ConfigurationError
-from privmarket.federated.gradients import add_gradient_sums
+from privmarket.federated.gradients import BLOCK_ROWS, add_gradient_sums, gradient_sums
+from privmarket.federated.layers import Part
 from privmarket.federated.models import Model
 from privmarket.privacy.noise import NoiseSource
 
-CHUNK_CLIENTS = 10
+# Clients trained at once: many where batches are small and calls cost more than arithmetic, few where a step takes
+# all records.
+SMALL_BATCH_CHUNK, FULL_BATCH_CHUNK = 25, 10
 
 
 @dataclass(frozen=True)
@@ -95,27 +98,63 @@ def private_updates(
     Returns:
         (clients, parameters) float32; for one step learning_rate·(clipped sum + noise)/expected_batch.
     """
-    # A step is  noise deviation · (standard normal + clipped sum / noise deviation): the buffer of normals is
-    # never scaled on its own. Without noise the deviation is replaced by 1 and the normals by zeros.
-    deviation = [sigma * plan.clip_norm or 1.0 for sigma in noise_multiplier]
-    inverse = torch.tensor([1.0 / d for d in deviation])
-    rates = [plan.learning_rate / plan.expected_batch * d for d in deviation]
-    noisy_sums = torch.empty(records.clients, model.parameters)
-    sums_parts = model.parts(noisy_sums)
-    weights, parts = global_weights[None], model.parts(global_weights[None])
-    for step in range(plan.steps):
+    rate = plan.learning_rate / plan.expected_batch
+    if plan.steps == 1:
+        return _one_step(model, global_weights, records, plan, noise_multiplier, randomness)
+    weights = global_weights.repeat(records.clients, 1)
+    parts = model.parts(weights)
+    rates = [rate] * records.clients
+    for _ in range(plan.steps):
         images, labels, sizes = _poisson_batches(records, plan.sampling_rate, randomness)
-        for row, sigma, source in zip(noisy_sums, noise_multiplier, randomness, strict=True):
-            source.fill(row) if sigma else row.zero_()
-        add_gradient_sums(model, parts, images, labels, sizes, plan.clip_norm, sums_parts, inverse)
-        if plan.steps == 1:
-            return noisy_sums.mul_(torch.tensor(rates)[:, None])
-        if step == 0:
-            weights = global_weights.repeat(records.clients, 1)
-            parts = model.parts(weights)
-        for row, move, rate in zip(weights, noisy_sums, rates, strict=True):
-            row.sub_(move, alpha=rate)
+        _descend(model, weights, parts, images, labels, sizes, plan.clip_norm, rates)
+        for row, sigma, source in zip(weights, noise_multiplier, randomness, strict=True):
+            if sigma:
+                source.add(row, rate * sigma * plan.clip_norm)
     return global_weights - weights
+
+
+def _one_step(
+    model: Model,
+    global_weights: Tensor,
+    records: ClientRecords,
+    plan: LocalPlan,
+    noise_multiplier: Sequence[float],
+    randomness: Sequence[NoiseSource],
+) -> Tensor:
+    """(clients, parameters) rate·(Σ clipped gradients + noise), all clients still sharing the global weights."""
+    # noise deviation · (standard normal + clipped sum / noise deviation): the normals are never scaled on their
+    # own. Without noise the deviation is replaced by 1 and the normals by zeros.
+    deviation = torch.tensor([sigma * plan.clip_norm or 1.0 for sigma in noise_multiplier], dtype=torch.float64)
+    sums = torch.empty(records.clients, model.parameters)
+    images, labels, sizes = _poisson_batches(records, plan.sampling_rate, randomness)
+    for row, sigma, source in zip(sums, noise_multiplier, randomness, strict=True):
+        source.fill(row) if sigma else row.zero_()
+    shared, targets = model.parts(global_weights[None]), model.parts(sums)
+    add_gradient_sums(model, shared, images, labels, sizes, plan.clip_norm, targets, (1.0 / deviation).float())
+    return sums.mul_((plan.learning_rate / plan.expected_batch * deviation).float()[:, None])
+
+
+def _descend(
+    model: Model,
+    weights: Tensor,
+    parts: list[list[Part]],
+    images: Tensor,
+    labels: Tensor,
+    sizes: list[int],
+    clip_norm: float | None,
+    rates: list[float],
+) -> None:
+    """weights ← weights − rate·Σ gradients, per client, all gradients taken at the old weights.
+
+    `parts` are the views of `weights`, (clients, parameters).
+    """
+    if sum(sizes) <= BLOCK_ROWS:
+        # One block: all slopes are known before the first sum is added, so the sums go straight onto the weights.
+        step = torch.tensor([-rate for rate in rates])
+        add_gradient_sums(model, parts, images, labels, sizes, clip_norm, parts, step)
+    else:
+        sums = gradient_sums(model, weights, images, labels, sizes, clip_norm)
+        weights.sub_(sums * torch.tensor(rates)[:, None])
 
 
 def plain_updates(
@@ -144,9 +183,8 @@ def plain_updates(
         for at in range(0, max(records.sizes, default=0), batch):
             rows = [order[at : at + batch] for order in orders]
             images, labels, sizes = _gather(records, rows)
-            # Straight onto the weights: each client's sum is scaled by −rate / its batch.
-            step = torch.tensor([-learning_rate / max(1, n) for n in sizes])
-            add_gradient_sums(model, parts, images, labels, sizes, None, parts, step)
+            rates = [learning_rate / max(1, n) for n in sizes]
+            _descend(model, weights, parts, images, labels, sizes, None, rates)
     return global_weights - weights
 
 

@@ -19,7 +19,7 @@ from privmarket.federated.config import FederationConfig
 from privmarket.federated.datasets import Dataset, load_dataset
 from privmarket.federated.errors import CheckpointError, DataError
 from privmarket.federated.features import with_features
-from privmarket.federated.local import CHUNK_CLIENTS
+from privmarket.federated.local import FULL_BATCH_CHUNK, SMALL_BATCH_CHUNK
 from privmarket.federated.partition import Records
 from privmarket.federated.round import MICRO, Offer, Round, Settlement, Terms
 from privmarket.federated.server import ServerPlan, ServerState, server_step
@@ -176,9 +176,11 @@ class Federation:
 
     def _run_chunks(self, state: RunState, clients: tuple[int, ...], noise: tuple[float, ...]) -> np.ndarray:
         weights = state.server.weights.numpy()
+        one_step = self.config.training.steps == 1 and self.config.mode in ("private", "no-noise")
+        chunk = FULL_BATCH_CHUNK if one_step else SMALL_BATCH_CHUNK
         tasks = [
-            ChunkTask(state.next_round, clients[a : a + CHUNK_CLIENTS], noise[a : a + CHUNK_CLIENTS], weights)
-            for a in range(0, len(clients), CHUNK_CLIENTS)
+            ChunkTask(state.next_round, clients[a : a + chunk], noise[a : a + chunk], weights)
+            for a in range(0, len(clients), chunk)
         ]
         done = self._workers.map(tasks)
         return np.concatenate(done) if done else np.zeros((0, weights.size), dtype=np.float32)

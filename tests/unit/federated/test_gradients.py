@@ -137,7 +137,7 @@ def test_blocks_do_not_change_the_sums(monkeypatch):
     images, labels = batch(2, 50)
     weights, sizes = weights_of(model, 4), [13, 1, 0, 36]
     whole = gradient_sums(model, weights, images, labels, sizes, 1.0)
-    monkeypatch.setattr(gradients, "_BLOCK_ROWS", 7)
+    monkeypatch.setattr(gradients, "BLOCK_ROWS", 7)
     found = gradient_sums(model, weights, images, labels, sizes, 1.0)
     torch.testing.assert_close(found, whole, atol=1e-5, rtol=0)
 
