@@ -47,7 +47,7 @@ def equilibrium(
 
       privmarket equilibrium --scenario lognormal --budget 0.2 --out out/lognormal --json > lognormal.json
 
-      privmarket equilibrium --kinds 4 --scheme implicit --grid 64x128x50
+      privmarket equilibrium --kinds 4 --scheme implicit --grid 40x60x30
     """
     from rich.console import Console
 

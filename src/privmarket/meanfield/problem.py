@@ -90,7 +90,8 @@ class Problem:
         volatility = relative_volatility * float(valuation.std())
         # Room above the law for what noise adds before reversion takes it back.
         excursion = volatility * np.sqrt(min(horizon, 1.0 / (2.0 * reversion) if reversion > 0 else horizon))
-        limit = float(np.quantile(valuation, 0.9995)) + 2.5 * float(excursion)
+        top = float(np.quantile(valuation, 0.9995))
+        limit = top + max(2.5 * float(excursion), 0.05 * top)
         return cls(
             law=law,
             market=MenuMarket(POSTED_PRICE, sale_cap=0.3) if market is None else market,
