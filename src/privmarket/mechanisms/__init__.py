@@ -24,7 +24,9 @@ _REGISTRY: dict[str, tuple[str, str, dict[str, Any]]] = {
     "mean-field-menu": ("mean_field_menu", "MeanFieldMenu", {}),
     "mfg-menunet": ("learned.menunet", "MfgMenuNet", {}),
     "mfg-regretnet": ("learned.mfg_regretnet", "MfgRegretNet", {}),
+    "mfg-regretnet:literal": ("learned.literal", "MfgRegretNetLiteral", {}),
     "regretnet": ("learned.regretnet", "RegretNet", {}),
+    "dm-regretnet": ("learned.dm_regretnet", "DmRegretNet", {}),
 }
 
 

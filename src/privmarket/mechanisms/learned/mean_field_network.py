@@ -14,6 +14,7 @@ answered *exactly* in O(N·K). With b_MFG inside the row network each deviation 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 
 import torch
@@ -166,12 +167,20 @@ class MeanFieldNetwork(AuctionNetwork):
         return self.trade(encoded, population, markets, markets.valuation, markets.epsilon)
 
     def deviate(self, encoded: Rows, markets: Markets, valuation: Tensor, epsilon: Tensor, who: Tensor) -> Trade:
-        """Exact unilateral deviations, (..., L, D): own terms leave every sum and the new ones enter."""
-        own = encoded.only(who).terms()
-        rows = self.rows(markets, valuation, epsilon, who)
-        sums = zip(_fields(self.population(encoded)), _fields(own), _fields(rows.terms()), strict=True)
-        moved = Population(*(total - before + after for total, before, after in sums))
-        return self.trade(rows, moved, markets, valuation, epsilon)
+        """Exact unilateral deviations, (..., L, D)."""
+        return self.deviations(encoded, markets, who)(valuation, epsilon)
+
+    def deviations(self, encoded: Rows, markets: Markets, who: Tensor) -> Callable[[Tensor, Tensor], Trade]:
+        """Own terms leave every sum once; each misreport's terms enter."""
+        sums = zip(_fields(self.population(encoded)), _fields(encoded.only(who).terms()), strict=True)
+        others = [total - own for total, own in sums]
+
+        def answer(valuation: Tensor, epsilon: Tensor) -> Trade:
+            rows = self.rows(markets, valuation, epsilon, who)
+            moved = (rest + own for rest, own in zip(others, _fields(rows.terms()), strict=True))
+            return self.trade(rows, Population(*moved), markets, valuation, epsilon)
+
+        return answer
 
 
 def _contract(rows: Tensor, gates: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from typing import Any
@@ -50,6 +51,10 @@ class AuctionNetwork(nn.Module):
         Returns:
             A trade (..., L, D).
         """
+
+    def deviations(self, encoded: Any, markets: Markets, who: Tensor) -> Callable[[Tensor, Tensor], Trade]:
+        """`deviate` for many misreports of the same clients; what they share may be computed once."""
+        return lambda valuation, epsilon: self.deviate(encoded, markets, valuation, epsilon, who)
 
     def prepare(self, markets: Markets) -> Markets:
         """Training markets in the form that the network reads."""

@@ -128,10 +128,8 @@ class Trainer:
             who = torch.randperm(clients, generator=chooser)[:count]
         valuation, cap = markets.valuation[:, who], markets.epsilon[:, who]
         frozen = detached(encoded)
-
-        def outside(v: Tensor, e: Tensor) -> Trade:
-            return self.network.deviate(frozen, markets, v, e, who)
-
+        with torch.no_grad():
+            outside = self.network.deviations(frozen, markets, who)
         tried = cheap_candidates(valuation, cap, self.generator)
         found = self._search(outside, tried, valuation, cap, visit)
         lie = self.network.deviate(encoded, markets, found.valuation, found.epsilon, who)

@@ -1,0 +1,49 @@
+"""`privmarket train`: quick runs, resuming, and errors in one line."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from privmarket.cli import app
+from privmarket.errors import ConfigurationError
+
+run = CliRunner()
+
+
+def test_a_menu_curve_is_learned_and_used(tmp_path):
+    out = tmp_path / "menu.safetensors"
+    done = run.invoke(
+        app, ["train", "mfg-menunet", "--scenario", "uniform", "--clients", "12", "--out", str(out), "--json"]
+    )
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["curves"][0]["scenario"] == "uniform"
+    audit = ["audit", "--mechanism", "mfg-menunet", "--set", f"weights={out}", "--clients", "5", "--budget", "2"]
+    assert run.invoke(app, [*audit, "--profiles", "1"]).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["mfg-regretnet", "--budget", "-1"], "--budget is -1"),
+        (["mfg-regretnet", "--clients", "1"], "--clients is 1"),
+        (["pac"], "not a mechanism that is trained"),
+        (["mfg-regretnet", "--profile", "slow"], "unknown profile"),
+        (["mfg-regretnet", "--objective", "fame"], "unknown objective"),
+    ],
+)
+def test_bad_input_names_the_value(arguments, message, tmp_path):
+    done = run.invoke(app, ["train", *arguments, "--out", str(tmp_path / "w")])
+    assert isinstance(done.exception, ConfigurationError)
+    assert message in str(done.exception)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_three_past_bids_are_refused(tmp_path):
+    past = tmp_path / "past.csv"
+    past.write_text("client,valuation,epsilon\na,0.1,1\nb,0.2,1\nc,0.3,1\n")
+    done = run.invoke(app, ["train", "mfg-regretnet", "--scenario", str(past), "--out", str(tmp_path / "w")])
+    assert "too few to learn from" in str(done.exception)
+    assert not (tmp_path / "w").exists()
