@@ -187,8 +187,9 @@ def _check_resolution(game: DiscreteGame) -> None:
     mass = game.initial_mass.sum(axis=2)
 
     def added(refinement: float) -> float:
-        terms = [m @ p.added_diffusion(refinement) for m, p in zip(mass, game.processes, strict=True)]
-        return float(sum(terms))
+        # Only where there are clients: without noise the ratio is infinite, and 0 × ∞ is not a number.
+        pairs = ((m, p.added_diffusion(refinement)) for m, p in zip(mass, game.processes, strict=True))
+        return float(sum(m[m > 0] @ added[m > 0] for m, added in pairs))
 
     if added(1.0) > _MOST_ADDED_DIFFUSION:
         enough = next((f for f in 1.25 ** np.arange(1, 32) if added(f) <= _MOST_ADDED_DIFFUSION), None)
