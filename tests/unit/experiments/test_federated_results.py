@@ -32,6 +32,7 @@ def test_a_result_file_is_complete_and_its_configuration_still_valid(path):
     [
         ("mnist-alpha-0.5", 0.96),
         ("mnist-alpha-0.1", 0.945),
+        ("cifar10-alpha-0.5", 0.45),
     ],
 )
 def test_bars(name, bar):
