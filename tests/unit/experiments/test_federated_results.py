@@ -3,10 +3,13 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from privmarket.experiments.federated_results import render
 from privmarket.federated.config import FederationConfig
+from privmarket.market.scenarios import scenario
+from privmarket.mechanisms import mechanism
 
 FOLDER = Path(__file__).parents[3] / "docs" / "results" / "federated"
 FILES = sorted(FOLDER.glob("*.json"))
@@ -46,3 +49,11 @@ def test_noise_costs_fashion_at_most_three_points():
         for mode in ("", "-no-noise")
     )
     assert noisy >= quiet - 0.03
+
+
+def test_the_learned_menu_buys_the_same_in_these_markets():
+    """For total ε the curve that MFG-MenuNet learned is the posted price, so the kept runs are its runs too."""
+    types = scenario("uniform").sample(np.random.default_rng([0, 5]), 100)
+    learned, plain = (mechanism(name).run(types, 50.0) for name in ("mfg-menunet", "mean-field-menu"))
+    np.testing.assert_allclose(learned.epsilon, plain.epsilon, rtol=1e-9)
+    np.testing.assert_allclose(learned.payment, plain.payment, rtol=1e-6)
