@@ -7,6 +7,8 @@
 array([1. , 0. , 0.5])
 """
 
+from typing import Any
+
 from privmarket.errors import PrivmarketError
 from privmarket.market.bids import Bids
 from privmarket.market.mechanism import Mechanism
@@ -14,4 +16,22 @@ from privmarket.market.outcome import Outcome
 from privmarket.mechanisms import mechanism, mechanisms
 
 __version__ = "0.1.0"
-__all__ = ["Bids", "Mechanism", "Outcome", "PrivmarketError", "__version__", "mechanism", "mechanisms"]
+__all__ = [
+    "Bids",
+    "BrokerClient",
+    "Mechanism",
+    "Outcome",
+    "PrivmarketError",
+    "__version__",
+    "mechanism",
+    "mechanisms",
+]
+
+
+def __getattr__(name: str) -> Any:
+    # An HTTP library is not needed to run an auction.
+    if name == "BrokerClient":
+        from privmarket.broker.client import BrokerClient
+
+        return BrokerClient
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -90,6 +90,7 @@ class Broker:
     def publish_task(self, actor: Actor, fields: Mapping[str, Any], key: str) -> Answer:
         """What the buyer wants trained: budget per round, number of rounds, rule, release, deadlines."""
         require(actor, "buyer")
+        fields = {**fields, **{name: float(fields[name]) for name in ("epsilon_max", "sampling_rate", "delta")}}
         _check_task(fields)
         self.make_mechanism(fields["mechanism"], **fields["settings"])
 
@@ -199,6 +200,12 @@ class Broker:
             return rounds.abort(tx, round_, task, reason)
 
         return self._write(actor, key, ("abort", round_id, reason), command)
+
+    def round_state(self, round_id: str) -> str:
+        """Where a round stands."""
+        with self.database.read() as connection:
+            state = select(rounds_table.c.state).where(rounds_table.c.id == round_id)
+            return str(connection.execute(state).scalar_one())
 
     def tick(self) -> list[Answer]:
         """Does what deadlines demand: clears rounds that stopped taking bids, settles those past delivery."""

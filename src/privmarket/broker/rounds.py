@@ -60,11 +60,12 @@ def place_bid(
     Round.publish(terms_of(task, round_.number, round_.budget_micro)).bid({seller_id: offer})
     _refuse_extremes(offer)
     _refuse_empty_wallet(tx.connection, seller_id, task, offer.epsilon)
+    # As floats, which is how they are stored: the commitment must open to the same digits.
     fields = {
-        "valuation": offer.valuation,
-        "epsilon": offer.epsilon,
-        "data_size": offer.data_size,
-        "accuracy": offer.accuracy,
+        "valuation": float(offer.valuation),
+        "epsilon": float(offer.epsilon),
+        "data_size": float(offer.data_size),
+        "accuracy": None if offer.accuracy is None else float(offer.accuracy),
     }
     sealed = commitment(round_.id, seller_id, fields, nonce)
     mine = (bids.c.round_id == round_.id) & (bids.c.seller_id == seller_id) & bids.c.current.is_(True)

@@ -16,11 +16,13 @@ from privmarket.cli import (
     audit,
     bench,
     bench_privacy,
+    broker,
     data,
     demo,
     equilibrium,
     federate,
     nash_gap,
+    serve,
     train,
 )
 from privmarket.errors import PrivmarketError
@@ -44,6 +46,8 @@ bench.app.command("privacy")(bench_privacy.bench_privacy)
 app.command("train")(train.train)
 app.add_typer(bench.app, name="bench")
 app.add_typer(data.app, name="data")
+app.command("serve")(serve.serve)
+app.add_typer(broker.app, name="broker")
 
 
 def main() -> None:

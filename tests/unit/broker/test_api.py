@@ -1,0 +1,316 @@
+"""The HTTP face: who may do what on every route, one error shape, limits, sealing, pages of lists, the client."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import APIRouter
+from fastapi.testclient import TestClient
+
+import privmarket as pm
+from privmarket.broker.api import ServiceSettings, create_app
+from privmarket.broker.broker import Broker
+from privmarket.broker.client import BrokerCallError
+from privmarket.broker.limits import RateLimit
+from tests.unit.broker.market import TASK, Market, key, make_market
+
+SETTINGS = ServiceSettings(tick_seconds=0, requests_per_second=1e6, burst=1e6, body_limit_bytes=20_000)
+
+
+class Service:
+    """A market behind its API, with a token per role."""
+
+    def __init__(self, market: Market, settings: ServiceSettings = SETTINGS) -> None:
+        self.market = market
+        self.app = create_app(market.broker, settings)
+        self.http = TestClient(self.app, raise_server_exceptions=False)
+        broker = market.broker
+        owners = {"operator": market.operator, "buyer": market.buyer, "seller": market.sellers[0]}
+        self.tokens = {role: broker.mint_token(actor, "full", key())["token"] for role, actor in owners.items()}
+        others = {
+            "other buyer": {"role": "buyer"},
+            "other seller": {"role": "seller", "cap_epsilon": 5.0, "delta": 1e-5},
+        }
+        for name, form in others.items():
+            self.tokens[name] = broker.register({**form, "name": name}, key())["token"]
+        self.tokens["reader"] = broker.mint_token(market.operator, "read", key())["token"]
+
+    def call(self, who: str | None, method: str, path: str, form: Any = None, **headers: str) -> httpx.Response:
+        sent = {"Idempotency-Key": key(), **headers}
+        if who is not None:
+            sent["Authorization"] = f"Bearer {self.tokens[who]}"
+        return self.http.request(method, path, json=form, headers=sent)
+
+
+@pytest.fixture
+def service(market: Market) -> Service:
+    return Service(market)
+
+
+ROLES = ("nobody", "operator", "buyer", "seller", "other buyer", "other seller", "reader")
+# route → the status that each role gets, in the order of ROLES, on a round that was just opened and bid on.
+# fmt: off
+RULES: dict[tuple[str, str], tuple[int, ...]] = {
+    ("POST", "/v1/register"):                       (201, 201, 201, 201, 201, 201, 403),
+    ("GET", "/v1/mechanisms"):                      (401, 200, 200, 200, 200, 200, 200),
+    ("GET", "/v1/me"):                              (401, 200, 200, 200, 200, 200, 200),
+    ("GET", "/v1/me/statement"):                    (401, 200, 200, 200, 200, 200, 200),
+    ("GET", "/v1/me/tokens"):                       (401, 200, 200, 200, 200, 200, 200),
+    ("POST", "/v1/me/tokens"):                      (401, 201, 201, 201, 201, 201, 403),
+    ("DELETE", "/v1/tokens/{token_id}"):            (401, 200, 404, 200, 404, 404, 403),
+    ("GET", "/v1/tasks"):                           (401, 200, 200, 200, 200, 200, 200),
+    ("POST", "/v1/tasks"):                          (401, 403, 201, 403, 201, 403, 403),
+    ("GET", "/v1/tasks/{task_id}"):                 (401, 200, 200, 200, 404, 200, 200),
+    ("GET", "/v1/tasks/{task_id}/rounds"):          (401, 200, 200, 200, 404, 200, 200),
+    ("POST", "/v1/tasks/{task_id}/rounds"):         (401, 403, 409, 403, 404, 403, 403),
+    ("GET", "/v1/rounds/{round_id}"):               (401, 200, 200, 200, 404, 200, 200),
+    ("GET", "/v1/rounds/{round_id}/bids"):          (401, 200, 403, 200, 403, 200, 200),
+    ("POST", "/v1/rounds/{round_id}/bids"):         (401, 403, 403, 201, 403, 201, 403),
+    ("POST", "/v1/rounds/{round_id}/close"):        (401, 200, 200, 403, 404, 403, 403),
+    ("GET", "/v1/rounds/{round_id}/awards"):        (401, 200, 200, 200, 404, 200, 200),
+    ("POST", "/v1/rounds/{round_id}/delivery"):     (401, 403, 403, 404, 403, 404, 403),
+    ("POST", "/v1/rounds/{round_id}/receipts"):     (401, 403, 409, 403, 404, 403, 403),
+    ("POST", "/v1/rounds/{round_id}/settle"):       (401, 409, 409, 403, 404, 403, 403),
+    ("POST", "/v1/rounds/{round_id}/abort"):        (401, 200, 200, 403, 404, 403, 403),
+    ("GET", "/v1/parties"):                         (401, 200, 403, 403, 403, 403, 200),
+    ("GET", "/v1/parties/{party_id}"):              (401, 200, 404, 200, 404, 404, 200),
+    ("POST", "/v1/parties/{party_id}/deposits"):    (401, 201, 403, 403, 403, 403, 403),
+    ("POST", "/v1/parties/{party_id}/withdrawals"): (401, 409, 403, 403, 403, 403, 403),
+    ("GET", "/v1/totals"):                          (401, 200, 403, 403, 403, 403, 200),
+    ("GET", "/v1/audit"):                           (401, 200, 403, 403, 403, 403, 200),
+    ("GET", "/health"):                             (200, 200, 200, 200, 200, 200, 200),
+}
+# fmt: on
+FORMS: dict[str, Any] = {
+    "/v1/register": {"role": "buyer", "name": "new"},
+    "/v1/me/tokens": {"scope": "read"},
+    "/v1/tasks": TASK,
+    "/v1/rounds/{round_id}/bids": {"valuation": 0.3, "epsilon": 1.0},
+    "/v1/rounds/{round_id}/delivery": {"update_sha256": "ab" * 32},
+    "/v1/rounds/{round_id}/receipts": {"receipts": {"seller-x": None}},
+    "/v1/rounds/{round_id}/abort": {"reason": "test"},
+    "/v1/parties/{party_id}/deposits": {"amount_micro": 5},
+    "/v1/parties/{party_id}/withdrawals": {"amount_micro": 5},
+}
+
+
+PUBLIC = {("GET", "/docs"), ("GET", "/openapi.json")}
+
+
+def api_routes(service: Service) -> set[tuple[str, str]]:
+    """Every route that the application really serves, described or not."""
+    described = service.app.openapi()["paths"]
+    found = {(method.upper(), path) for path, verbs in described.items() for method in verbs}
+    inner = [getattr(route, "original_router", None) for route in service.app.routes]
+    every = [*service.app.routes, *(route for router in inner if router is not None for route in router.routes)]
+    for route in every:
+        methods = getattr(route, "methods", None) or set()
+        found |= {(method, route.path) for method in methods if method not in ("HEAD", "OPTIONS")}
+    return found
+
+
+def test_an_undescribed_route_without_a_rule_is_noticed(service: Service) -> None:
+    router = APIRouter()
+    router.add_api_route("/v1/back-door", lambda: {}, include_in_schema=False)
+    service.app.include_router(router)
+    assert ("GET", "/v1/back-door") in api_routes(service) - set(RULES)
+
+
+def test_the_docs_page_names_every_route(service: Service) -> None:
+    page = service.http.get("/docs").text
+    assert all(path in page for _, path in RULES)
+    assert service.http.get("/static/broker.css").status_code == 200
+
+
+def test_every_route_has_a_rule(service: Service) -> None:
+    assert api_routes(service) == set(RULES) | PUBLIC
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Service, dict[str, str]]:
+    """One market with an open round, as a file that can be copied for each attempt."""
+    path = tmp_path_factory.mktemp("scene") / "market.db"
+    service = Service(make_market(f"sqlite:///{path}"))
+    market = service.market
+    round_id = market.open()
+    market.bid_all(round_id)
+    with market.broker.database.read() as connection:
+        task_id = str(connection.exec_driver_sql("SELECT id FROM tasks").scalar())
+    token_id = market.broker.mint_token(market.sellers[0], "full", key())["token_id"]
+    market.broker.database.close()
+    names = {"round_id": round_id, "task_id": task_id, "party_id": market.sellers[0].party_id, "token_id": token_id}
+    return path, service, names
+
+
+@pytest.mark.parametrize(("method", "path"), RULES)
+def test_who_may_do_what(
+    scene: tuple[Path, Service, dict[str, str]], tmp_path: Path, method: str, path: str
+) -> None:
+    template, service, names = scene
+    for role, expected in zip(ROLES, RULES[method, path], strict=True):
+        copy = shutil.copy(template, tmp_path / f"{role.replace(' ', '-')}.db")
+        service.app.state.broker = Broker(f"sqlite:///{copy}", clock=service.market.clock)
+        form = FORMS.get(path) if method == "POST" else None
+        reply = service.call(None if role == "nobody" else role, method, path.format(**names), form)
+        assert reply.status_code == expected, f"{role}: {reply.text}"
+        if reply.status_code >= 400:
+            assert set(reply.json()) == {"code", "message", "hint"}
+        service.app.state.broker.database.close()
+
+
+def test_bids_are_sealed_until_closing(service: Service) -> None:
+    round_id = service.market.open()
+    service.market.bid_all(round_id)
+    bids = f"/v1/rounds/{round_id}/bids"
+    assert service.call("operator", "GET", bids).json()["items"] == []
+    mine = service.call("seller", "GET", bids).json()["items"]
+    assert [bid["seller_id"] for bid in mine] == [service.market.sellers[0].party_id]
+    assert service.call("buyer", "GET", f"/v1/rounds/{round_id}").json()["bids"] == 3
+    assert "bids" not in service.call("seller", "GET", f"/v1/rounds/{round_id}").json()
+    service.call("buyer", "POST", f"/v1/rounds/{round_id}/close")
+    assert len(service.call("operator", "GET", bids).json()["items"]) == 3
+    winners = service.call("buyer", "GET", f"/v1/rounds/{round_id}/awards").json()["items"]
+    assert len(winners) == 2
+    assert not any("valuation" in award for award in winners)
+    assert len(service.call("seller", "GET", f"/v1/rounds/{round_id}/awards").json()["items"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b'{"valuation": NaN, "epsilon": 1}', 422),
+        (b'{"valuation": 1e999, "epsilon": 1}', 422),
+        (b'{"valuation": -1, "epsilon": 1}', 400),
+        (b'{"valuation": 0.2, "epsilon": 9}', 400),
+        (b'{"valuation": 0.2, "epsilon": 1, "extra": 1}', 422),
+        (b"not json", 422),
+        (b"[" * 9000, 400),
+        (b'{"valuation": "\xff"}', 400),
+        (b"x" * 20_001, 413),
+    ],
+)
+def test_bad_bodies(service: Service, body: bytes, status: int) -> None:
+    path = f"/v1/rounds/{service.market.open()}/bids"
+    headers = {"Authorization": f"Bearer {service.tokens['seller']}", "Idempotency-Key": key()}
+    reply = service.http.post(path, content=body, headers={**headers, "Content-Type": "application/json"})
+    assert reply.status_code == status, reply.text
+    assert set(reply.json()) == {"code", "message", "hint"}
+
+
+def test_a_body_without_a_length_is_cut_off(service: Service) -> None:
+    pieces = (b"x" * 1000 for _ in range(30))
+    assert service.http.post("/v1/register", content=pieces).status_code == 413
+
+
+def test_errors_have_one_shape_off_the_map_too(service: Service) -> None:
+    for reply in (service.http.get("/nowhere"), service.http.put("/v1/me"), service.http.post("/v1/tasks")):
+        assert reply.status_code in (401, 404, 405, 422)
+        assert set(reply.json()) == {"code", "message", "hint"}
+    assert service.http.get("/health").headers["x-content-type-options"] == "nosniff"
+    assert "default-src 'none'" in service.http.get("/nowhere").headers["content-security-policy"]
+
+
+def test_rate_limit(market: Market) -> None:
+    slow = Service(market, ServiceSettings(tick_seconds=0, requests_per_second=0.001, burst=3))
+    statuses = [slow.call("buyer", "GET", "/v1/me").status_code for _ in range(5)]
+    assert statuses == [200, 200, 200, 429, 429]
+    assert slow.call("seller", "GET", "/v1/me").status_code == 200  # one caller's haste is not another's
+    now = [0.0]
+    limit = RateLimit(2.0, 1.0, clock=lambda: now[0])
+    assert [limit.allows("a"), limit.allows("a")] == [True, False]
+    now[0] = 0.5
+    assert limit.allows("a")
+
+
+def test_lists_come_in_pages(service: Service) -> None:
+    market = service.market
+    for i in range(7):
+        market.broker.deposit(market.operator, market.buyer.party_id, i + 1, key())
+    seen: list[int] = []
+    after = ""
+    while True:
+        page = service.call("buyer", "GET", f"/v1/me/statement?limit=3{after}").json()
+        seen += [item["amount_micro"] for item in page["items"]]
+        if page["next"] is None:
+            break
+        after = f"&after={page['next']}"
+    assert seen == [7, 6, 5, 4, 3, 2, 1, 50_000_000]
+    parties = service.call("operator", "GET", "/v1/parties?limit=2").json()
+    rest = service.call("operator", "GET", f"/v1/parties?limit=200&after={parties['next']}").json()
+    names = [item["id"] for item in parties["items"] + rest["items"]]
+    assert len(names) == len(set(names)) == 7
+    assert service.call("buyer", "GET", "/v1/me/statement?after=%00").status_code == 400
+
+
+def test_the_same_key_twice_over_http(service: Service) -> None:
+    path, form, same = f"/v1/rounds/{service.market.open()}/bids", {"valuation": 0.2, "epsilon": 1.0}, key()
+    first = service.call("seller", "POST", path, form, **{"Idempotency-Key": same})
+    assert service.call("seller", "POST", path, form, **{"Idempotency-Key": same}).json() == first.json()
+    other = service.call("seller", "POST", path, {**form, "epsilon": 2.0}, **{"Idempotency-Key": same})
+    assert (other.status_code, other.json()["code"]) == (409, "idempotency-conflict")
+
+
+def test_no_token_in_any_log(service: Service, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    service.call("seller", "GET", "/v1/me")
+    service.call("seller", "GET", "/v1/rounds/none")
+    assert service.tokens["seller"] not in caplog.text
+
+
+def test_closed_registration(market: Market) -> None:
+    closed = Service(market, ServiceSettings(tick_seconds=0, open_registration=False))
+    form = {"role": "buyer", "name": "x"}
+    assert closed.call(None, "POST", "/v1/register", form).status_code == 403
+    assert closed.call("operator", "POST", "/v1/register", form).status_code == 201
+
+
+def test_the_client_runs_a_whole_round(service: Service) -> None:
+    operator = pm.BrokerClient("http://broker", service.tokens["operator"], http=service.http)
+    buyer = operator.register("buyer", "lab")
+    operator.deposit(buyer.me()["id"], 3_000_000)
+    task = buyer.publish_task("digits", 1_000_000, mechanism="proportional-share", rounds=2)
+    round_id = buyer.open_round(task["id"])["id"]
+    sellers = [operator.register("seller", f"s{i}", cap_epsilon=8.0, delta=1e-5) for i in range(3)]
+    for seller, v, e in zip(sellers, (0.2, 0.9, 0.4), (1.0, 2.0, 0.5), strict=True):
+        seller.bid(round_id, v, e)
+    assert buyer.close_round(round_id)["sellers"] == 2
+    sellers[0].claim_delivery(round_id, "ab" * 32)
+    buyer.give_receipts(round_id, {award["seller_id"]: None for award in buyer.awards(round_id)})
+    assert buyer.settle_round(round_id)["paid_micro"] == 999_999
+    me = sellers[0].me()
+    assert me["balance_micro"] == 666_666
+    assert me["wallet"]["spent_epsilon"] == pytest.approx(1.0, rel=1e-6)
+    assert 0 < me["wallet"]["remaining_share"] < 1
+    assert [line["kind"] for line in buyer.statement()] == ["settlement", "escrow", "deposit"]
+    totals = operator.totals()
+    assert totals["deposited_micro"] == totals["escrow_micro"] + totals["balances_micro"] == 53_000_000
+    assert {entry["kind"] for entry in operator.audit("round.settled")} == {"round.settled"}
+    with pytest.raises(BrokerCallError) as refused:
+        sellers[0].bid(round_id, 0.1, 1.0)
+    assert (refused.value.status, refused.value.code) == (409, "conflict")
+    assert sellers[0].token not in repr(sellers[0])
+
+
+def test_the_client_repeats_what_broke_and_it_acts_once(service: Service) -> None:
+    calls = []
+
+    class Flaky(httpx.BaseTransport):
+        def handle_request(self, request: httpx.Request) -> httpx.Response:
+            reply = service.http.request(
+                request.method, str(request.url), content=request.read(), headers=dict(request.headers)
+            )
+            calls.append(request.url.path)
+            if len(calls) == 1:
+                raise httpx.ReadError("the answer was lost")
+            return httpx.Response(reply.status_code, content=reply.content)
+
+    http = httpx.Client(base_url="http://testserver", transport=Flaky())
+    operator = pm.BrokerClient("http://testserver", service.tokens["operator"], http=http)
+    party = service.market.sellers[1].party_id
+    assert operator.deposit(party, 5)["balance_micro"] == 5
+    assert len(calls) == 2
