@@ -6,6 +6,7 @@ Each command lives in its own module and imports what it needs when it runs, so 
 
 from __future__ import annotations
 
+import os
 import sys
 
 import typer
@@ -52,6 +53,8 @@ app.add_typer(broker.app, name="broker")
 
 def main() -> None:
     """The `privmarket` command. Errors that a user can mend end in one line and exit code 2."""
+    # Two OpenMP threads on a busy machine were seen 70 times slower than one; parallelism here is by processes.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     try:
         app()
     except PrivmarketError as error:
