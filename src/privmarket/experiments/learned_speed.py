@@ -87,7 +87,7 @@ def measure(
         mean_field, concatenated, default = _best_in_turn(steps, repeats)
         progress("growth in N")
         linear = _exponent("mfg-regretnet", (100, 1_000, 10_000), repeats)
-        square = _exponent("regretnet", (50, 100, 200), repeats)
+        square = _exponent("regretnet", (200, 400, 800), repeats)
     finally:
         torch.set_num_threads(threads)
     return LearnedSpeed(
