@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, FastAPI, Header, Path, Query, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import HTMLResponse, JSONResponse
+from fastapi.responses import HTMLResponse, JSONResponse, Response
 from fastapi.staticfiles import StaticFiles
 from starlette.exceptions import HTTPException
 
@@ -32,6 +32,7 @@ from privmarket.broker.forms import (
     TokenForm,
 )
 from privmarket.broker.limits import Gate, RateLimit, error_body
+from privmarket.broker.pages import error_page, is_page, pages
 from privmarket.broker.people import ANONYMOUS, Actor
 from privmarket.broker.reference import reference_page
 from privmarket.broker.scheduler import Scheduler
@@ -306,6 +307,7 @@ def create_app(broker: Broker, settings: ServiceSettings | None = None) -> FastA
     app.state.broker, app.state.settings = broker, chosen
     app.include_router(v1)
     app.include_router(health)
+    app.include_router(pages)
     app.mount("/static", StaticFiles(directory=_STATIC), name="static")
     app.add_exception_handler(PrivmarketError, _known)
     app.add_exception_handler(RequestValidationError, _invalid)
@@ -319,9 +321,11 @@ def create_app(broker: Broker, settings: ServiceSettings | None = None) -> FastA
     return app
 
 
-def _known(request: Request, error: Exception) -> JSONResponse:
+def _known(request: Request, error: Exception) -> Response:
     assert isinstance(error, PrivmarketError)
     status = error.status if isinstance(error, BrokerError) else 400
+    if is_page(request):
+        return error_page(request, status, error)
     headers = {"WWW-Authenticate": "Bearer"} if status == 401 else None
     return JSONResponse(error_body(error.code, error.message, error.hint), status, headers)
 

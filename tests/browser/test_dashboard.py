@@ -1,0 +1,161 @@
+"""The dashboard in a real Chromium: register, bid, close, see the payment, with the keyboard only."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+
+from privmarket.broker.api import ServiceSettings, create_app
+from privmarket.broker.broker import Broker
+from privmarket.broker.people import SYSTEM
+from tests.integration.broker_process import free_port
+from tests.unit.broker.market import TASK, key
+
+webdriver = pytest.importorskip("selenium.webdriver")
+from selenium.webdriver.common.by import By  # noqa: E402
+from selenium.webdriver.common.keys import Keys  # noqa: E402
+
+SHOTS = os.environ.get("PRIVMARKET_SCREENSHOTS")
+NASTY = "<script>alert(1)</script> & Söhne"
+
+
+@pytest.fixture
+def browser() -> Iterator[Any]:
+    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    if not chromium or not driver:
+        pytest.skip("Debian's chromium and chromium-driver are not installed")
+    options = webdriver.ChromeOptions()
+    options.binary_location = chromium
+    for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--window-size=1100,800"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    page = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
+    page.set_page_load_timeout(60)
+    yield page
+    page.quit()
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[tuple[str, Broker]]:
+    broker = Broker(f"sqlite:///{tmp_path}/m.db")
+    port = free_port()
+    app = create_app(broker, ServiceSettings(requests_per_second=1e6, burst=1e6))
+    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=port, log_level="warning"))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.02)
+    yield f"http://127.0.0.1:{port}", broker
+    server.should_exit = True
+    thread.join()
+
+
+def until(condition: Callable[[], Any], seconds: float = 30) -> Any:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        try:
+            found = condition()
+        except Exception:
+            found = None
+        if found:
+            return found
+        time.sleep(0.1)
+    raise AssertionError("it never happened")
+
+
+def shoot(page: Any, name: str) -> None:
+    if SHOTS:
+        for label, width in (("desktop", 1100), ("phone", 390)):
+            page.set_window_size(width, 900)
+            time.sleep(0.3)
+            page.save_screenshot(f"{SHOTS}/{name}-{label}.png")
+        page.set_window_size(1100, 800)
+
+
+def tab_to(page: Any, wanted: str) -> Any:
+    """Presses Tab until the element with this id has the focus."""
+    for _ in range(40):
+        focused = page.switch_to.active_element
+        if focused.get_attribute("id") == wanted:
+            return focused
+        focused.send_keys(Keys.TAB)
+    raise AssertionError(f"{wanted} cannot be reached with the keyboard")
+
+
+def sign_in(page: Any, url: str, token: str) -> None:
+    page.delete_all_cookies()
+    page.get(f"{url}/sign-in")
+    tab_to(page, "token").send_keys(token, Keys.ENTER)
+    until(lambda: "Tasks" in page.title)
+
+
+def test_a_round_with_the_keyboard_only(browser: Any, site: tuple[str, Broker]) -> None:
+    (url, broker), page = site, browser
+    made = broker.register({"role": "buyer", "name": "lab"}, key())
+    buyer = broker.authenticate(made["token"])
+    broker.deposit(SYSTEM, buyer.party_id, 5_000_000, key())
+    task = broker.publish_task(buyer, {**TASK, "title": NASTY, "mechanism": "proportional-share"}, key())
+    rival = broker.register({"role": "seller", "name": "rival", "cap_epsilon": 9.0, "delta": 1e-5}, key())
+    round_id = broker.open_round(buyer, task["id"], key())["id"]
+
+    page.get(f"{url}/sign-in")
+    shoot(page, "sign-in")
+    tab_to(page, "name").send_keys(NASTY, Keys.TAB, Keys.TAB, Keys.TAB, Keys.ENTER)
+    token = until(lambda: page.find_element(By.CSS_SELECTOR, "pre#token").text)
+    assert NASTY in page.find_element(By.TAG_NAME, "h1").text  # shown as typed, not run
+
+    page.get(f"{url}/rounds/{round_id}")
+    tab_to(page, "valuation").send_keys("0.2", Keys.TAB, "1.0", Keys.ENTER)
+    until(lambda: "Your sealed bid: 0.2" in page.page_source)
+    shoot(page, "seller-open")
+
+    sign_in(page, url, made["token"])
+    shoot(page, "tasks")
+    page.get(f"{url}/rounds/{round_id}")
+    assert page.find_element(By.ID, "bids").text == "1"
+    from privmarket.federated.round import Offer
+
+    broker.bid(broker.authenticate(rival["token"]), round_id, Offer(0.4, 0.5), key())
+    until(lambda: page.find_element(By.ID, "bids").text == "2")  # live, without reloading
+    shoot(page, "buyer-open")
+    tab_to(page, "close").send_keys(Keys.ENTER)
+    until(lambda: "Who sells" in page.page_source)
+    for one in (token, rival["token"]):
+        broker.claim_delivery(broker.authenticate(one), round_id, "ab" * 32, key())
+    tab_to(page, "accept").send_keys(Keys.ENTER)
+    until(lambda: "delivered" in page.page_source)
+    tab_to(page, "settle").send_keys(Keys.ENTER)
+    until(lambda: "refunded" in page.page_source)
+    shoot(page, "buyer-settled")
+    page.get(f"{url}/tasks/{task['id']}")
+    until(lambda: "Paid per round" in page.page_source)
+    shoot(page, "task")
+
+    sign_in(page, url, token)
+    page.get(f"{url}/money")
+    until(lambda: page.find_element(By.ID, "balance").text == "0.666666")
+    shoot(page, "seller-money")
+    page.get(f"{url}/privacy")
+    shoot(page, "seller-privacy")
+    page.get(f"{url}/audit")
+    assert "That did not work" in page.page_source  # sellers have no log
+    shoot(page, "seller-error")
+
+    sign_in(page, url, broker.first_operator() or "")
+    for name in ("money", "privacy", "audit"):
+        page.get(f"{url}/{name}")
+        until(lambda: "Live" in page.find_element(By.CSS_SELECTOR, ".live").text)
+        shoot(page, f"operator-{name}")
+    width = page.execute_script("return document.documentElement.scrollWidth - window.innerWidth")
+    assert width <= 0
+    # The refused page answers 403, which a browser notes; nothing else may be in the console.
+    noise = [entry for entry in page.get_log("browser") if "/audit" not in entry["message"]]
+    assert noise == []
