@@ -20,6 +20,7 @@ from tests.integration.broker_process import free_port
 from tests.unit.broker.market import TASK, key
 
 webdriver = pytest.importorskip("selenium.webdriver")
+from selenium.common.exceptions import StaleElementReferenceException  # noqa: E402
 from selenium.webdriver.common.by import By  # noqa: E402
 from selenium.webdriver.common.keys import Keys  # noqa: E402
 
@@ -82,12 +83,26 @@ def shoot(page: Any, name: str) -> None:
 
 def tab_to(page: Any, wanted: str) -> Any:
     """Presses Tab until the element with this id has the focus."""
-    for _ in range(40):
-        focused = page.switch_to.active_element
-        if focused.get_attribute("id") == wanted:
-            return focused
-        focused.send_keys(Keys.TAB)
+    for _ in range(60):
+        try:
+            focused = page.switch_to.active_element
+            if focused.get_attribute("id") == wanted:
+                return focused
+            focused.send_keys(Keys.TAB)
+        except StaleElementReferenceException:  # the next page arrived in between
+            continue
     raise AssertionError(f"{wanted} cannot be reached with the keyboard")
+
+
+def press(page: Any, wanted: str) -> None:
+    """Goes to a button and presses Enter; once more if the page was replaced under it before the key arrived."""
+    for _ in range(5):
+        try:
+            tab_to(page, wanted).send_keys(Keys.ENTER)
+            return
+        except StaleElementReferenceException:
+            continue
+    raise AssertionError(f"{wanted} never held still")
 
 
 def sign_in(page: Any, url: str, token: str) -> None:
@@ -126,13 +141,13 @@ def test_a_round_with_the_keyboard_only(browser: Any, site: tuple[str, Broker]) 
     broker.bid(broker.authenticate(rival["token"]), round_id, Offer(0.4, 0.5), key())
     until(lambda: page.find_element(By.ID, "bids").text == "2")  # live, without reloading
     shoot(page, "buyer-open")
-    tab_to(page, "close").send_keys(Keys.ENTER)
+    press(page, "close")
     until(lambda: "Who sells" in page.page_source)
     for one in (token, rival["token"]):
         broker.claim_delivery(broker.authenticate(one), round_id, "ab" * 32, key())
-    tab_to(page, "accept").send_keys(Keys.ENTER)
+    press(page, "accept")
     until(lambda: "delivered" in page.page_source)
-    tab_to(page, "settle").send_keys(Keys.ENTER)
+    press(page, "settle")
     until(lambda: "refunded" in page.page_source)
     shoot(page, "buyer-settled")
     page.get(f"{url}/tasks/{task['id']}")
