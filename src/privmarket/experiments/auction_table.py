@@ -70,7 +70,7 @@ def table(reports: list[AuditReport]) -> Table:
             f"{report.epsilon_bought:.1f}",
             f"{report.spend:.2f}",
             f"{report.welfare:.2f}",
-            "none" if report.regret.maximum <= 1e-9 * first.budget else f"{report.regret.maximum_share:.0%}",
+            "none" if report.regret.maximum <= 1e-9 * first.budget else _percent(report.regret.maximum_share),
             "none" if report.rationality_violations == 0 else f"{report.rationality_violations:.0%}",
             "never" if report.budget_violations == 0 else f"{report.budget_violations:.0%}",
             "never" if report.offer_violations == 0 else f"{report.offer_violations:.0%}",
@@ -101,9 +101,7 @@ def figure(reports: list[AuditReport], stem: Path) -> list[Path]:
             incentive.text(floor * 1.15, row, "none found", va="center", fontsize=8)
         else:
             incentive.barh(row, worst, left=floor, edgecolor="white", **style)
-            incentive.text(
-                worst * 1.15, row, f"{worst:.2%}" if worst < 0.1 else f"{worst:.0%}", va="center", fontsize=8
-            )
+            incentive.text(worst * 1.15, row, _percent(worst), va="center", fontsize=8)
     value.axvline(1.0, color="#555555", linestyle="--", linewidth=1)
     value.set_yticks(range(len(shown)), [report.mechanism for report in shown])
     value.set(xlim=(0, 1.95), xlabel="ε bought / fluid bound (dashed: limit of truthful buying)")
@@ -114,6 +112,10 @@ def figure(reports: list[AuditReport], stem: Path) -> list[Path]:
         axes.grid(axis="x", alpha=0.25)
         axes.set_axisbelow(True)
     return save(made, stem)
+
+
+def _percent(share: float) -> str:
+    return f"{share:.2%}" if share < 0.1 else f"{share:.0%}"
 
 
 def _broken_note(report: AuditReport) -> str:

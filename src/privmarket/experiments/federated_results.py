@@ -15,7 +15,8 @@ _HEAD = """# Federated runs that were kept
 
 Valid record-level DP unless the mode says otherwise: every sale is (ε, δ = 1e-5)-DP for each record of its client.
 Rendered from the files beside it: `python -m privmarket.experiments.federated_results docs/results/federated`.
-Minutes are of a machine shared with other work.
+One seed each. The settings were chosen by comparing test accuracy, without a validation split, so these figures are
+somewhat optimistic. Minutes are of a machine shared with other work.
 
 | file | accuracy | mode | α | types | mechanism | sellers a round | ever sold | paid | largest total ε | minutes |
 |---|---|---|---|---|---|---|---|---|---|---|
