@@ -1,8 +1,8 @@
 """Training settings that were found to work under valid record-level DP, per data set.
 
 They are public choices. They were found by comparing test accuracy, without a validation split, over some twenty
-settings, nearly all on MNIST, so what docs/results/federated reports for them is somewhat optimistic. One full-batch
-step per round: with ε of a few per round, sampling buys less privacy than it loses signal.
+settings, nearly all on MNIST, so what docs/results/federated reports for them is somewhat optimistic. One full-
+batch step per round: with ε of a few per round, sampling buys less privacy than it loses signal.
 """
 
 from __future__ import annotations
