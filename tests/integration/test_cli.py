@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-COMMAND = [sys.executable, "-c", "from privmarket.cli import main; main()"]
+COMMAND = [sys.executable, "-m", "privmarket"]
 
 
 def run(*arguments, cwd=None):
@@ -120,3 +120,11 @@ def _seconds(*arguments):
     start = time.perf_counter()
     run(*arguments)
     return time.perf_counter() - start
+
+
+def test_the_version_and_a_warning_are_one_line_each(bids):
+    assert run("--version").stdout.split()[0] == "privmarket"
+    done = run("auction", bids, "--mechanism", "mfg-regretnet", "--budget", 3)
+    assert done.returncode == 0
+    assert done.stderr.startswith("warning: mfg-regretnet: 3 clients")
+    assert len(done.stderr.strip().splitlines()) == 1

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
+from typing import Annotated, Any
 
 import typer
 
+from privmarket import __version__
 from privmarket.cli import (
     account,
     auction,
@@ -51,8 +54,29 @@ app.command("serve")(serve.serve)
 app.add_typer(broker.app, name="broker")
 
 
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"privmarket {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Options of `privmarket` itself."""
+
+
+def _warn(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
+    # A user of the command line wants the sentence, not the line of our source that raised it.
+    print(f"warning: {message}", file=sys.stderr)
+
+
 def main() -> None:
     """The `privmarket` command. Errors that a user can mend end in one line and exit code 2."""
+    warnings.showwarning = _warn
     # On a busy machine two OpenMP threads made an audit of a network several times slower than one does.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     try:
