@@ -9,9 +9,12 @@ Deviation: ε² is what minimises the variance; ε is kept as the paper's rule.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import numpy as np
 
 from privmarket.errors import UnknownNameError
+from privmarket.federated.round import Round
 from privmarket.market.bids import Array, Bids
 from privmarket.market.objectives import AggregationError
 
@@ -52,6 +55,16 @@ def aggregation_weights(
         relative_size = bids.data_share * bids.clients
         raw = (objective or AggregationError()).optimal_weights(epsilon, bids) / relative_size
     return np.asarray(raw / raw.sum())
+
+
+def seller_weights(
+    market: Round, usable: Collection[str], scheme: str, objective: AggregationError | None = None
+) -> Array:
+    """(usable updates,) weights of a cleared round's sellers whose updates can be used, in the order of offers."""
+    epsilon = np.where([c in usable for c in market.offers], market.sold_epsilon(), 0.0)
+    noise = np.array([a.noise_multiplier if (a := market.awards.get(c)) else 1.0 for c in market.offers])
+    weights = aggregation_weights(scheme, epsilon, market.bids(), noise_multiplier=noise, objective=objective)
+    return weights[epsilon > 0]
 
 
 def aggregate(weights: Array, updates: np.ndarray) -> np.ndarray:

@@ -13,8 +13,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from privmarket.federated.aggregation import aggregate, aggregation_weights
+from privmarket.federated.aggregation import aggregate, seller_weights
 from privmarket.federated.checkpoint import load_checkpoint, save_checkpoint
+from privmarket.federated.clients import client_types
 from privmarket.federated.config import FederationConfig
 from privmarket.federated.datasets import Dataset, load_dataset
 from privmarket.federated.errors import CheckpointError, DataError
@@ -35,8 +36,6 @@ from privmarket.mechanisms import takes_setting
 from privmarket.privacy.calibration import ReleaseFamily
 from privmarket.privacy.events import PrivacyEvent, release
 from privmarket.privacy.wallet import Wallets
-
-_TYPES = 5  # the stream of random numbers that draws the clients' types
 
 OnRound = Callable[["RoundRecord"], None]
 Strategy = Callable[[Array, Array, float], Array]
@@ -109,8 +108,7 @@ class Federation:
 
     def types(self, number: int) -> Bids:
         """(clients,) the clients' true valuations and caps in a round."""
-        key = [self.config.seed, _TYPES] + ([number] if self.config.types == "redrawn" else [])
-        return self.law.sample(np.random.default_rng(key), self.config.clients)
+        return client_types(self.config, number)
 
     def step(self, state: RunState) -> RunState:
         """One round: publish, bid, clear, train, settle, aggregate."""
@@ -159,12 +157,8 @@ class Federation:
         """(clients,) what each client offers of `wanted`, given what its wallet has left."""
         if self.config.wallet is None or self.config.mode == "literal":
             return wanted
-        purse = state.wallets
-        if self.config.wallet_policy == "spread":
-            # Each client keeps back what it would need to sell as much in all rounds to come.
-            purse = purse.copy()
-            rounds_left = self.config.rounds - state.next_round
-            purse.spent = purse.capacity - (purse.capacity - purse.spent) / rounds_left
+        spread = self.config.wallet_policy == "spread"
+        purse = state.wallets.share(self.config.rounds - state.next_round) if spread else state.wallets
         return purse.trim(self.family, wanted)
 
     def _train(self, state: RunState, sellers: tuple[int, ...], market: Round) -> np.ndarray:
@@ -187,13 +181,10 @@ class Federation:
 
     def _weights(self, market: Round, sellers: tuple[str, ...], good: np.ndarray) -> Array:
         """(good sellers,) aggregation weights."""
-        paid = {c for c, ok in zip(sellers, good, strict=True) if ok}
-        epsilon = np.where([c in paid for c in market.offers], market.sold_epsilon(), 0.0)
-        noise = np.array([a.noise_multiplier if (a := market.awards.get(c)) else 1.0 for c in market.offers])
+        usable = {c for c, ok in zip(sellers, good, strict=True) if ok}
         scheme = "epsilon" if self.config.mode == "literal" else self.config.aggregation
         objective = AggregationError(self.config.kappa, self.config.heterogeneity)
-        weights = aggregation_weights(scheme, epsilon, market.bids(), noise_multiplier=noise, objective=objective)
-        return weights[epsilon > 0]
+        return seller_weights(market, usable, scheme, objective)
 
     def _charge(self, state: RunState, settlement: Settlement) -> RunState:
         """Wallets pay with what was released, the buyer with money, in one new state."""

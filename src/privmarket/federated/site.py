@@ -12,17 +12,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from privmarket.federated.clients import client_parts
 from privmarket.federated.config import FederationConfig
 from privmarket.federated.datasets import Dataset, load_dataset
 from privmarket.federated.features import with_features
 from privmarket.federated.local import ClientRecords, LocalPlan, plain_updates, private_updates
 from privmarket.federated.models import Model, build_model
-from privmarket.federated.partition import Records, dirichlet_partition
+from privmarket.federated.partition import Records
 from privmarket.privacy.gaussian import literal_noise_multiplier
 from privmarket.privacy.noise import NoiseSource
 
-# What each stream of random numbers is for; keeps them independent.
-_PARTITION, _WEIGHTS, _SHUFFLE, _LITERAL_NOISE = 1, 2, 3, 4
+# What each stream of random numbers is for; keeps them independent. `clients` holds 1 and 5.
+_WEIGHTS, _SHUFFLE, _LITERAL_NOISE = 2, 3, 4
 
 # The paper's local training, Table III of [Sun2026]: used by `no-dp` (one epoch) and `literal`.
 _PLAIN_BATCH = 32
@@ -97,8 +98,7 @@ def build_site(config: FederationConfig) -> Site:
 def site_from(config: FederationConfig, dataset: Dataset, parts: list[Records] | None = None) -> Site:
     """A site on a data set whose features are computed; `parts` instead of a Dirichlet split if given."""
     if parts is None:
-        rng = np.random.default_rng([config.seed, _PARTITION])
-        parts = dirichlet_partition(dataset.train_labels, config.clients, config.alpha, rng)
+        parts = client_parts(config, dataset.train_labels)
     model = build_model(config.training.model, dataset.image_shape, dataset.classes)
     return Site(
         config,

@@ -112,6 +112,12 @@ class Wallets:
         twin._history = list(self._history)
         return twin
 
+    def share(self, rounds: int) -> Wallets:
+        """Wallets with an even share of what is left, so that as much can be sold in each of `rounds` rounds."""
+        purse = self.copy()
+        purse.spent = purse.capacity - (purse.capacity - purse.spent) / rounds
+        return purse
+
     def can_spend(self, events: Sequence[PrivacyEvent | None]) -> NDArray[np.bool_]:
         """(clients,) whether each client's event still fits; None always does. Changes nothing."""
         return np.asarray((self._costs(events) <= self._room()).any(axis=1))
