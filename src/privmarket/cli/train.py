@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from privmarket.cli.options import Json, Seed, law_of, note, print_json
+from privmarket.cli.options import Json, Seed, law_of, note, parse_settings, print_json
 from privmarket.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -15,6 +15,14 @@ if TYPE_CHECKING:
 
     from privmarket.market.scenarios import Law
     from privmarket.mechanisms.learned.training import Progress
+
+
+RecipeSettings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="NAME=VALUE", help="A setting of a network's training, e.g. --set alignment.weight=0."
+    ),
+]
 
 
 def train(
@@ -36,6 +44,7 @@ def train(
     ] = "",
     kappa: Annotated[float, typer.Option(help="Weight of noise in the aggregation error.")] = 1.0,
     heterogeneity: Annotated[float, typer.Option(help="Weight of bias in the aggregation error.")] = 0.1,
+    settings: RecipeSettings = None,
     out: Annotated[Path | None, typer.Option(help="Where to write the weights.")] = None,
     seed: Seed = 0,
     json: Json = False,
@@ -49,6 +58,8 @@ def train(
       privmarket train mfg-regretnet --scenario past-bids.csv --clients 50 --budget 20 --profile quick
 
       privmarket train mfg-menunet --scenario uniform --clients 100 --budget 50 --objective aggregation-error
+
+      privmarket train mfg-regretnet --profile quick --set alignment.weight=0 --set network.mean_field=false
 
       privmarket audit --mechanism mfg-regretnet --set weights=out/train/mfg-regretnet.safetensors
     """
@@ -64,7 +75,8 @@ def train(
             laws, clients or 100, budget, objective or "total-epsilon", kappa, heterogeneity, place, seed
         )
     else:
-        result = _train_network(mechanism, laws, names, clients, budget, profile, objective, place, seed)
+        changes = parse_settings(settings)
+        result = _train_network(mechanism, laws, names, clients, budget, profile, objective, place, seed, changes)
     if json:
         print_json(result)
     else:
@@ -82,6 +94,7 @@ def _train_network(
     objective: str,
     place: Path,
     seed: int,
+    settings: dict[str, Any],
 ) -> dict[str, Any]:
     import torch
 
@@ -100,7 +113,7 @@ def _train_network(
             changes["clients"] = (clients, clients)
         if budget is not None:
             changes["budget_per_client"] = _around(budget, clients or 100)
-    chosen = recipe(mechanism, profile, **changes)
+    chosen = recipe(mechanism, profile, **changes).with_settings(settings)
     with _bar(chosen.steps) as advance:
         done = run(chosen, laws, place, advance)
     if done.resumed_at:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +26,8 @@ from privmarket.mechanisms.learned.markets import Markets
 from privmarket.mechanisms.learned.networks import AuctionNetwork, Trade, multilayer, within_budget
 
 ROW_FEATURES = 5
+# In money units: a posted price in the middle of what clears training markets.
+MIDDLE = 4.0
 CHUNK_ROWS = 500
 # Beyond this, exponentials are subnormal numbers, ten times as slow and of no consequence.
 FARTHEST = -30.0
@@ -75,13 +78,16 @@ class MeanFieldNetwork(AuctionNetwork):
     whose total cost is near the budget.
 
     Implements: Eqs. (ahn-input), (alloc-net), (pay-net) of [Sun2026], as a shared row network.
+    `mean_field=False` is an ablation: the gates know N and nothing of the population, and start at thresholds
+    about the middle of what clears training markets.
+
     Deviation: allocation per client instead of a softmax over clients; b_MFG gates the embedding instead of
         being concatenated, and also holds the mean cost of each basic menu.
     """
 
-    def __init__(self, menus: int = 32, hidden: int = 128, gate_hidden: int = 64) -> None:
+    def __init__(self, menus: int = 32, hidden: int = 128, gate_hidden: int = 64, mean_field: bool = True) -> None:
         super().__init__()
-        self.menus, self.hidden, self.gate_hidden = menus, hidden, gate_hidden
+        self.menus, self.hidden, self.gate_hidden, self.mean_field = menus, hidden, gate_hidden, mean_field
         self.row = multilayer((ROW_FEATURES, hidden, hidden, hidden, 2 * menus), last_gain=0.05)
         self.gate = multilayer((ROW_FEATURES + 2 * menus + 1, gate_hidden, gate_hidden, 2 * menus), 0.05)
         threshold = torch.logspace(math.log10(0.8), math.log10(60.0), menus)
@@ -95,9 +101,14 @@ class MeanFieldNetwork(AuctionNetwork):
             assert isinstance(first, nn.Linear)
             first.weight[:, 3:].zero_()  # data size and accuracy start without a say
 
-    def settings(self) -> dict[str, int]:
+    def settings(self) -> dict[str, Any]:
         """The constructor's arguments."""
-        return {"menus": self.menus, "hidden": self.hidden, "gate_hidden": self.gate_hidden}
+        return {
+            "menus": self.menus,
+            "hidden": self.hidden,
+            "gate_hidden": self.gate_hidden,
+            "mean_field": self.mean_field,
+        }
 
     def rows(self, markets: Markets, valuation: Tensor, epsilon: Tensor, who: Tensor | None = None) -> Rows:
         """The row network at reports (..., L, D) of the clients `who` (all by default)."""
@@ -120,6 +131,8 @@ class MeanFieldNetwork(AuctionNetwork):
 
     def gates(self, population: Population, clients: int) -> tuple[Tensor, Tensor]:
         """a(M) on the simplex and c(M) > 0, (..., L, K) each."""
+        if not self.mean_field:
+            return self._blind_gates(population, clients)
         spend = (population.cost + population.markup) / clients  # as a share of the budget
         log_spend = torch.log(spend + 1e-4)
         size = math.log(clients / 100)
@@ -133,6 +146,15 @@ class MeanFieldNetwork(AuctionNetwork):
         focus = torch.exp(self.focus[0] + self.focus[1] * size)
         off_budget = log_spend + self.reserve[0] + self.reserve[1] * size
         logits = -focus * off_budget.square().clamp(max=4.0) + correction[..., : self.menus]
+        share = torch.softmax(logits, dim=-1)
+        return share, share * torch.exp(correction[..., self.menus :])
+
+    def _blind_gates(self, population: Population, clients: int) -> tuple[Tensor, Tensor]:
+        like = population.cost
+        nothing = like.new_zeros(*like.shape[:-1], ROW_FEATURES + 2 * self.menus)
+        size = torch.full_like(nothing[..., :1], math.log(clients / 100) / 3)
+        correction = self.gate(torch.cat((nothing, size), dim=-1))
+        logits = -4 * (self.log_threshold - math.log(MIDDLE)).square() + correction[..., : self.menus]
         share = torch.softmax(logits, dim=-1)
         return share, share * torch.exp(correction[..., self.menus :])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
@@ -61,6 +62,27 @@ class Recipe:
     alignment: Alignment = field(default_factory=Alignment)
     baseline: Baseline = field(default_factory=Baseline)
 
+    def with_settings(self, settings: Mapping[str, Any]) -> Recipe:
+        """The same run with some settings changed, by dotted names: {"alignment.weight": 0, "steps": 300}.
+
+        Settings of the network are checked by the network itself. Unknown names are refused.
+        """
+        changed = self
+        for name, value in settings.items():
+            outer, _, inner = name.partition(".")
+            value = tuple(value) if isinstance(value, list) else value
+            part: Any = getattr(changed, outer, None)
+            if inner and isinstance(part, dict):
+                value = {**part, inner: value}
+            elif inner and outer in _NESTED and inner in (f.name for f in fields(part)):
+                value = replace(part, **{inner: value})
+            elif inner or outer not in _PLAIN:
+                raise ConfigurationError(
+                    f"a recipe has no setting {name!r}", f"settings are: {', '.join(setting_names())}"
+                )
+            changed = replace(changed, **{outer: value})
+        return changed
+
     def to_json(self) -> str:
         """A stable text form, kept in the metadata of weights."""
         return json.dumps(asdict(self), sort_keys=True)
@@ -74,13 +96,22 @@ class Recipe:
             raise ConfigurationError(
                 f"recipe has unknown keys {sorted(unknown)}", "it comes from another version: train anew"
             )
-        nested = {"steering": Steering, "attack": Attack, "alignment": Alignment, "baseline": Baseline}
-        for name, kind in nested.items():
+        for name, kind in _NESTED.items():
             inner = {key: tuple(v) if isinstance(v, list) else v for key, v in given[name].items()}
             given[name] = kind(**inner)
         for name in ("scenarios", "clients", "budget_per_client"):
             given[name] = tuple(given[name])
         return Recipe(**given)
+
+
+_NESTED = {"steering": Steering, "attack": Attack, "alignment": Alignment, "baseline": Baseline}
+_PLAIN = {f.name for f in fields(Recipe)} - {*_NESTED, "network", "mechanism", "scenarios"}
+
+
+def setting_names() -> list[str]:
+    """What `Recipe.with_settings` and `privmarket train --set` understand."""
+    inner = [f"{outer}.{f.name}" for outer, kind in _NESTED.items() for f in fields(kind)]
+    return [*sorted(_PLAIN), *inner, "network.*"]
 
 
 # N of the edges between classes of markets that have multipliers of their own.

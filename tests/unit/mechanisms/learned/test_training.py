@@ -35,6 +35,7 @@ SMALL = Recipe(
 )
 VARIANTS = {
     "default": SMALL,
+    "without mean field": SMALL.with_settings({"network.mean_field": False, "alignment.weight": 0.0}),
     "critic": replace(SMALL, baseline=Baseline(mixing=0.5)),
     "pool and ascent": replace(SMALL, pool=3, attack=Attack(kind="ascent", steps=4, rows=32)),
     "seated": replace(SMALL, mechanism="regretnet", network={"seats": 6, "hidden": 8}, clients=(3, 6)),
@@ -93,6 +94,41 @@ def test_recipes_survive_their_text_form():
         assert Recipe.from_json(recipe(name).to_json()) == recipe(name)
     with pytest.raises(ConfigurationError, match="unknown keys"):
         Recipe.from_json('{"mechanism": "x", "colour": 1}')
+
+
+def test_settings_change_a_recipe_by_dotted_names():
+    changed = SMALL.with_settings(
+        {
+            "alignment.weight": 0,
+            "baseline.mixing": 0.5,
+            "attack.kind": "ascent",
+            "network.mean_field": False,
+            "steering.regret_budget": [0.01] * 5,
+            "steps": 3,
+        }
+    )
+    assert (changed.alignment.weight, changed.baseline.mixing, changed.steps) == (0, 0.5, 3)
+    assert changed.attack == replace(SMALL.attack, kind="ascent")
+    assert changed.network == {**SMALL.network, "mean_field": False}
+    assert changed.steering.regret_budget == (0.01,) * 5
+    assert Recipe.from_json(changed.to_json()) == changed
+
+
+@pytest.mark.parametrize("name", ["alignment.wait", "stepz", "alignment", "mechanism", "steps.x", "clients.0"])
+def test_unknown_settings_are_refused(name):
+    with pytest.raises(ConfigurationError, match="no setting"):
+        SMALL.with_settings({name: 1})
+
+
+def test_without_the_mean_field_the_population_picks_no_menu():
+    """Two populations, one network: with b_MFG the gates differ, without it they are the same."""
+    rng = np.random.default_rng(0)
+    market, _ = MarketSampler(LAWS[:1], (8, 8), (0.5, 0.5), rows=16).draw(rng)
+    for mean_field in (True, False):
+        torch.manual_seed(0)
+        net = MeanFieldNetwork(menus=6, hidden=8, gate_hidden=8, mean_field=mean_field)
+        gates, _ = net.gates(net.population(net.encode(market)), 8)
+        assert torch.equal(gates[0], gates[1]) is not mean_field
 
 
 def test_three_past_bids_are_too_few(tmp_path):
