@@ -9,7 +9,7 @@ from typing import Any
 
 from privmarket.errors import ConfigurationError, UnknownNameError
 from privmarket.federated.aggregation import AGGREGATIONS
-from privmarket.federated.datasets import DATASETS
+from privmarket.federated.datasets import DATASETS, MEASURED_ON
 
 MODES = ("private", "no-noise", "no-dp", "literal")
 TYPES = ("persistent", "redrawn")
@@ -57,7 +57,8 @@ class FederationConfig:
             everyone, no clipping, no noise, no money); `literal`
             (Algorithm 2 of [Sun2026] to the letter: noise on the weights).
         kappa, heterogeneity: κ and H of P2, for the optimal aggregation.
-        evaluate_every: rounds between two measurements of the test accuracy.
+        evaluate_every: rounds between two measurements of the accuracy.
+        measured_on: test records, or the validation records on which settings are chosen.
         seed: None draws every secret afresh, and the run cannot be repeated.
     """
 
@@ -79,6 +80,7 @@ class FederationConfig:
     kappa: float = 1.0
     heterogeneity: float = 0.1
     evaluate_every: int = 1
+    measured_on: str = "test"
     seed: int = 0
     training: Training = field(default_factory=Training)
 
@@ -87,6 +89,7 @@ class FederationConfig:
         _choice("aggregation", self.aggregation, AGGREGATIONS)
         _choice("mode", self.mode, MODES)
         _choice("types", self.types, TYPES)
+        _choice("records to measure on", self.measured_on, MEASURED_ON)
         _choice("wallet policy", self.wallet_policy, WALLET_POLICIES)
         for name, low in (("clients", 1), ("rounds", 1), ("evaluate_every", 1), ("seed", 0)):
             if getattr(self, name) < low:

@@ -71,7 +71,7 @@ class Federation:
         own = dataset is not None or parts is not None
         if own and workers > 1:
             raise DataError("several workers need a data set that each can load by name", "use workers=1")
-        raw = dataset if dataset is not None else load_dataset(config.dataset)
+        raw = dataset if dataset is not None else load_dataset(config.dataset, measured_on=config.measured_on)
         featured = with_features(raw, training.features)
         self.site: Site = site_from(config, featured, parts)
         if not any(part.size for part in self.site.parts):
@@ -232,7 +232,7 @@ class Federation:
         return replace(state, next_round=number + 1, records=(*state.records, record))
 
     def accuracy(self, state: RunState) -> float:
-        """Test accuracy of the model as it stands."""
+        """Accuracy of the model as it stands, on the records that the run is measured on."""
         with one_thread():
             return self.site.model.accuracy(self.model_weights(state), self._test_images, self._test_labels)
 

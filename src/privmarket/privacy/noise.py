@@ -14,6 +14,7 @@ import hashlib
 import hmac
 import math
 import os
+import threading
 from typing import Any, Self
 
 import numpy as np
@@ -26,10 +27,25 @@ from privmarket.errors import PrivacyError
 MAX_RADIUS = math.sqrt(2 * 65 * math.log(2))
 
 # Normals made at once: the bits, radii and angles of one chunk stay in the processor's second-level cache.
-_CHUNK = 1 << 15
-_ZEROS = bytes(4 * _CHUNK)
+_CHUNK = 1 << 16
+_ZEROS = memoryview(bytes(4 * _CHUNK))
 # Below this a 32-bit uniform is too coarse for the tail and gets 32 more bits (one pair in 2^20).
 _COARSE = np.uint32(1 << 12)
+
+
+class _Workspace(threading.local):
+    """Where numbers are made, one per thread for all streams: buffers of their own would be cold each time."""
+
+    def __init__(self) -> None:
+        # The cipher's update_into wants room for one block more than it writes.
+        self.words: NDArray[np.uint32] = np.empty(_CHUNK + 4, dtype=np.uint32)
+        self.bytes = self.words.data.cast("B")
+        self.radius: NDArray[np.float32] = np.empty(_CHUNK // 2, dtype=np.float32)
+        self.angle: NDArray[np.float32] = np.empty(_CHUNK // 2, dtype=np.float32)
+        self.cosine: NDArray[np.float32] = np.empty(_CHUNK // 2, dtype=np.float32)
+
+
+_WORKSPACE = _Workspace()
 
 
 class NoiseSource:
@@ -42,7 +58,6 @@ class NoiseSource:
     def __init__(self, key: bytes) -> None:
         if len(key) != 16:
             raise PrivacyError(f"a noise key of {len(key)} bytes", "AES-128 takes 16; use from_seed or from_system")
-        self._words: NDArray[np.uint32] = np.empty(_CHUNK + 4, dtype=np.uint32)
         self._process: int | None = None  # the process that a system-keyed stream belongs to
         self._start(key)
 
@@ -77,62 +92,72 @@ class NoiseSource:
         """Overwrites a contiguous float32 NumPy array or torch tensor (any shape) with standard normals."""
         flat = _flat_view(out)
         for start in range(0, flat.size, _CHUNK):
-            self._box_muller(flat[start : start + _CHUNK])
+            part = flat[start : start + _CHUNK]
+            radius, cosine, sine = self._polar(part.size)
+            np.multiply(radius, cosine, out=part[: radius.size])
+            np.multiply(radius[: sine.size], sine, out=part[radius.size :])
 
     def add(self, out: Any, scale: float) -> None:
         """Adds N(0, scale²) to every entry of a float32 array or tensor, without a second buffer of its size."""
         flat = _flat_view(out)
-        noise = np.empty(min(_CHUNK, flat.size), dtype=np.float32)
         for start in range(0, flat.size, _CHUNK):
             part = flat[start : start + _CHUNK]
-            self._box_muller(noise[: part.size])
-            noise *= np.float32(scale)
-            part += noise[: part.size]
+            radius, cosine, sine = self._polar(part.size)
+            radius *= np.float32(scale)
+            cosine *= radius
+            part[: radius.size] += cosine
+            sine *= radius[: sine.size]
+            part[radius.size :] += sine
 
     def bernoulli(self, probability: float, size: int) -> NDArray[np.bool_]:
         """(size,) independent coins: a Poisson sample, in which each record is drawn with `probability`.
 
         The probability is rounded down to a multiple of 2^−32, so sampling never exceeds what was accounted.
         """
-        below = np.uint64(math.floor(probability * 2.0**32))
-        words = np.concatenate(
-            [self._take(min(_CHUNK, size - at)).copy() for at in range(0, size, _CHUNK)] or [self._take(0)]
-        )
-        return words.astype(np.uint64) < below
+        if probability >= 1.0:
+            return np.ones(size, dtype=np.bool_)
+        below = np.uint32(math.floor(probability * 2.0**32))
+        coins = np.empty(size, dtype=np.bool_)
+        for start in range(0, size, _CHUNK):
+            part = coins[start : start + _CHUNK]
+            np.less(self._take(part.size), below, out=part)
+        return coins
 
     def _take(self, words: int) -> NDArray[np.uint32]:
-        """The next `words` ≤ _CHUNK words of 32 random bits; overwritten by the next call."""
+        """The next `words` ≤ _CHUNK words of 32 random bits; overwritten by the next call in this thread."""
         if self._process is not None and self._process != os.getpid():
             # A forked copy would repeat its parent's noise, and the difference of two releases would be bare.
             self._process = os.getpid()
             self._start(os.urandom(16))
-        # update_into wants room for one block more than it writes.
-        self._bits.update_into(memoryview(_ZEROS)[: 4 * words], self._words.data.cast("B"))
-        return self._words[:words]
+        self._bits.update_into(_ZEROS[: 4 * words], _WORKSPACE.bytes)
+        return _WORKSPACE.words[:words]
 
-    def _box_muller(self, out: NDArray[np.float32]) -> None:
-        """Fills `out`, at most a chunk: pairs (r cos θ, r sin θ) with r² = −2 ln u."""
-        pairs = (out.size + 1) // 2
+    def _polar(self, count: int) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
+        """r, cos θ and sin θ of `count` ≤ _CHUNK normals r cos θ and r sin θ, where r² = −2 ln u (Box–Muller).
+
+        They lie in the thread's workspace and are overwritten by the next call; an odd count has one sine less.
+        """
+        pairs = (count + 1) // 2
         words = self._take(2 * pairs)
         radius = self._uniform(words[:pairs])
         np.log(radius, out=radius)
         radius *= np.float32(-2.0)
         np.sqrt(radius, out=radius)
-        angle = words[pairs:].view(np.int32).astype(np.float32)
+        angle, cosine = _WORKSPACE.angle[:pairs], _WORKSPACE.cosine[:pairs]
+        np.copyto(angle, words[pairs:].view(np.int32), casting="same_kind")
         angle *= np.float32(math.pi / 2.0**31)  # [−π, π): sines and cosines of small angles keep their bits
-        rest = out.size - pairs
-        np.cos(angle, out=out[:pairs])
-        out[:pairs] *= radius
-        np.sin(angle[:rest], out=out[pairs:])
-        out[pairs:] *= radius[:rest]
+        np.cos(angle, out=cosine)
+        sine = angle[: count - pairs]
+        return radius, cosine, np.sin(sine, out=sine)
 
     def _uniform(self, words: NDArray[np.uint32]) -> NDArray[np.float32]:
         """Uniforms in (0, 1], never 0: (k + ½)·2^−32, with 32 further bits where k is small."""
-        uniform = words.astype(np.float32)
+        uniform = _WORKSPACE.radius[: words.size]
+        np.copyto(uniform, words, casting="same_kind")
         uniform += np.float32(0.5)
         uniform *= np.float32(2.0**-32)
-        coarse = np.flatnonzero(words < _COARSE)
-        if coarse.size:
+        if words.size and words.min() < _COARSE:
+            coarse = np.flatnonzero(words < _COARSE)
             more = np.frombuffer(self._tail_bits.update(bytes(4 * coarse.size)), dtype=np.uint32)
             fine = words[coarse].astype(np.float64) + (more.astype(np.float64) + 0.5) * 2.0**-32
             uniform[coarse] = fine * 2.0**-32

@@ -137,10 +137,21 @@ def test_folder_from_environment(monkeypatch, tmp_path):
 
 def test_digits_need_no_files():
     data = load_dataset("digits")
-    assert data.train_images.shape == (1437, 1, 8, 8)
+    assert data.train_images.shape == (1294, 1, 8, 8)
     assert data.test_labels.size == 360
     assert abs(float(data.train_images.mean())) < 0.01
     assert sorted(set(data.train_labels.tolist())) == list(range(10))
+
+
+def test_validation_records_belong_to_no_client_and_are_not_test_records():
+    test, validation = (load_dataset("digits", measured_on=part) for part in ("test", "validation"))
+    np.testing.assert_array_equal(test.train_images, validation.train_images)
+    records = [test.train_images, test.test_images, validation.test_images]
+    assert sum(map(len, records)) == 1797
+    assert len(np.unique(np.concatenate(records).reshape(1797, -1), axis=0)) == 1797
+    assert set(validation.test_labels.tolist()) == set(range(10))
+    with pytest.raises(UnknownNameError, match="training"):
+        load_dataset("digits", measured_on="training")
 
 
 def test_unknown_data_set(tmp_path):
