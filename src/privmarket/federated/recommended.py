@@ -1,8 +1,8 @@
 """Training settings that were found to work under valid record-level DP, per data set.
 
-They are public choices. They were found by comparing test accuracy, without a validation split, over some twenty
-settings, nearly all on MNIST, so what docs/results/federated reports for them is somewhat optimistic. One full-
-batch step per round: with ε of a few per round, sampling buys less privacy than it loses signal.
+They are public choices, made on validation records that no client holds, by the search in
+`privmarket.experiments.federated_selection`. One full-batch step per round: with ε of a few per round, sampling
+buys less privacy than it loses signal.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from privmarket.errors import UnknownNameError
 from privmarket.federated.config import Training
 
 _GRADIENTS = Training(
-    features="oriented-gradients",
+    features="centred-gradients",
     clip_norm=4.0,
     server_rate=4.0,
     final_rate=0.1,

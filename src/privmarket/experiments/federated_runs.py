@@ -1,0 +1,133 @@
+"""The federated runs that are kept: what each is for, the command that gives it, and a loop that makes them.
+
+Each run is one call of `privmarket federate` in a process of its own, so what the page shows is what a reader would
+get by typing it. Runs that exist with today's settings are left alone, and a stopped one goes on from its checkpoint:
+
+    python -m privmarket.experiments.federated_runs docs/results/federated/runs --minutes 9
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+SEEDS = (0, 1, 2)
+
+
+@dataclass(frozen=True)
+class KeptRun:
+    """One setting, run for several seeds.
+
+    Attributes:
+        name: of its files, `name-seed-0.json` and so on.
+        options: of `privmarket federate`.
+    """
+
+    name: str
+    options: str
+    seeds: tuple[int, ...] = SEEDS
+
+    def path(self, folder: Path, seed: int) -> Path:
+        """The result file of one seed."""
+        return folder / f"{self.name}-seed-{seed}.json"
+
+    def words(self, seed: int) -> list[str]:
+        """The command without the program's name."""
+        return ["federate", *self.options.split(), "--seed", str(seed)]
+
+
+def _menu(name: str, options: str, seeds: tuple[int, ...] = SEEDS) -> KeptRun:
+    return KeptRun(name, f"{options} --mechanism mfg-menunet --evaluate-every 20", seeds)
+
+
+# In the order in which they are made: what was promised first.
+ACCURACY = (
+    _menu("mnist-0.5", "--dataset mnist --alpha 0.5"),
+    _menu("mnist-0.1", "--dataset mnist --alpha 0.1"),
+    _menu("mnist-0.5-redrawn", "--dataset mnist --alpha 0.5 --types redrawn"),
+    _menu("mnist-0.1-redrawn", "--dataset mnist --alpha 0.1 --types redrawn"),
+    _menu("fashion-mnist-0.5", "--dataset fashion-mnist --alpha 0.5"),
+    _menu("fashion-mnist-0.5-no-noise", "--dataset fashion-mnist --alpha 0.5 --no-noise"),
+    _menu("cifar10-0.5", "--dataset cifar10 --alpha 0.5"),
+    _menu("mnist-0.5-no-noise", "--dataset mnist --alpha 0.5 --no-noise"),
+    _menu("mnist-0.1-no-noise", "--dataset mnist --alpha 0.1 --no-noise"),
+    KeptRun("mnist-0.5-no-dp", "--dataset mnist --alpha 0.5 --no-dp --evaluate-every 20", (0,)),
+    KeptRun("fashion-mnist-0.5-no-dp", "--dataset fashion-mnist --alpha 0.5 --no-dp --evaluate-every 20", (0,)),
+    _menu("mnist-0.5-literal", "--dataset mnist --alpha 0.5 --literal --rounds 30", (0,)),
+)
+WALLET = (_menu("mnist-0.5-wallet-8", "--dataset mnist --alpha 0.5 --wallet 8"),)
+AGGREGATION = tuple(
+    _menu(f"mnist-0.1-{rule}", f"--dataset mnist --alpha 0.1 --aggregation {rule}")
+    for rule in ("epsilon", "optimal")
+)
+KEPT = (*ACCURACY, *WALLET, *AGGREGATION)
+
+
+def make(folder: Path, minutes: float) -> int:
+    """Makes what is missing until the time is over; returns how many runs are still missing."""
+    folder.mkdir(parents=True, exist_ok=True)
+    end = time.monotonic() + 60 * minutes
+    missing = [(kept, seed) for kept in KEPT for seed in kept.seeds if not _up_to_date(kept, folder, seed)]
+    # Seed by seed: all figures exist early, and their spread comes later.
+    missing.sort(key=lambda item: item[1])
+    while missing and time.monotonic() < end:
+        kept, seed = missing[0]
+        if not _run(kept, folder, seed, end - time.monotonic()):
+            break
+        missing.pop(0)
+        print(f"{kept.path(folder, seed).name} made", file=sys.stderr, flush=True)
+    return len(missing)
+
+
+def _run(kept: KeptRun, folder: Path, seed: int, seconds: float) -> bool:
+    """One run, stopped when its time is over; whether it ended."""
+    checkpoint = Path(tempfile.gettempdir()) / f"privmarket-kept-{kept.name}-{seed}.checkpoint"
+    files = ["--save", str(kept.path(folder, seed)), "--checkpoint", str(checkpoint)]
+    command = [sys.executable, "-m", "privmarket", *kept.words(seed), *files]
+    try:
+        subprocess.run(command, check=True, timeout=seconds, stdout=subprocess.DEVNULL, env=dict(os.environ))
+    except subprocess.TimeoutExpired:
+        return False
+    checkpoint.unlink(missing_ok=True)
+    return True
+
+
+def _up_to_date(kept: KeptRun, folder: Path, seed: int) -> bool:
+    """Whether the file is there and was made by this command with the settings that are recommended today."""
+    path = kept.path(folder, seed)
+    if not path.exists():
+        return False
+    result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return command_of(kept, seed) == result["command"] and settings_are_recommended(kept, result["config"])
+
+
+def command_of(kept: KeptRun, seed: int) -> str:
+    """What a reader would type."""
+    return " ".join(["privmarket", *kept.words(seed)])
+
+
+def settings_are_recommended(kept: KeptRun, config: dict[str, Any]) -> bool:
+    """Whether a kept run used the settings that are recommended today, where its command does not say otherwise."""
+    from privmarket.federated.config import Training
+    from privmarket.federated.recommended import recommended_training
+
+    if config["mode"] == "literal" or "--set" in kept.options.split():
+        return True
+    return Training(**config["training"]) == recommended_training(config["dataset"])
+
+
+if __name__ == "__main__":
+    import argparse
+
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--minutes", type=float, default=9.0)
+    chosen = parser.parse_args()
+    print(f"{make(chosen.folder, chosen.minutes)} runs missing", file=sys.stderr)
