@@ -1,7 +1,7 @@
 """The federated runs that are kept: what each is for, the command that gives it, and a loop that makes them.
 
-Each run is one call of `privmarket federate` in a process of its own, so what the page shows is what a reader would
-get by typing it. Runs that exist with today's settings are left alone, and a stopped one goes on from its checkpoint:
+Each run is one call of `privmarket federate` in a process of its own, so what the page shows is what a reader
+would get by typing it. Runs that exist with today's settings are left alone; a stopped one resumes:
 
     python -m privmarket.experiments.federated_runs docs/results/federated/runs --minutes 9
 """

@@ -1,9 +1,9 @@
 """Chooses the training settings of each data set on validation records, which no client holds.
 
 Every candidate trains under the same conditions: 100 clients, a budget of 50 a round, 200 rounds, persistent types,
-on seeds that no reported run uses; MNIST under mild and severe skew of labels, the others under mild skew. The highest
-mean validation accuracy wins, and test records are never looked at. One file keeps all that was measured, so a stopped
-search goes on where it was:
+on seeds that no reported run uses; MNIST under mild and severe skew of labels, the others under mild skew. The
+highest mean validation accuracy wins, and test records are never looked at. One file keeps all that was measured,
+so a stopped search goes on where it was:
 
     python -m privmarket.experiments.federated_selection docs/results/federated/selection/selection.json --minutes 9
 """

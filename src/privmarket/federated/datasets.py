@@ -150,9 +150,7 @@ def load_dataset(name: str, folder: Path | None = None, measured_on: str = "test
         )
     whole = _load_digits() if name == "digits" else _load_files(name, folder)
     held_out = np.arange(whole.train_labels.size) % _VALIDATION_EVERY[name] == _VALIDATION_EVERY[name] - 1
-    records = replace(
-        whole, train_images=whole.train_images[~held_out], train_labels=whole.train_labels[~held_out]
-    )
+    records = replace(whole, train_images=whole.train_images[~held_out], train_labels=whole.train_labels[~held_out])
     if measured_on == "test":
         return records
     return replace(records, test_images=whole.train_images[held_out], test_labels=whole.train_labels[held_out])

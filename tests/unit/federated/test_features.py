@@ -30,9 +30,7 @@ def test_a_blank_image_has_zero_features():
 def test_a_data_set_is_transformed_whole_and_only_by_a_known_name():
     data = load_dataset("digits")
     done = with_features(data, "centred-gradients")
-    np.testing.assert_array_equal(
-        done.test_images, centred_gradients(torch.from_numpy(data.test_images)).numpy()
-    )
+    np.testing.assert_array_equal(done.test_images, centred_gradients(torch.from_numpy(data.test_images)).numpy())
     assert done.train_images.shape == (data.train_labels.size, 8, 2, 2)
     with pytest.raises(UnknownNameError, match="pixels"):
         with_features(data, "pixels")
