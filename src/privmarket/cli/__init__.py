@@ -26,6 +26,7 @@ from privmarket.cli import (
     equilibrium,
     federate,
     nash_gap,
+    reproduce,
     serve,
     train,
 )
@@ -46,6 +47,7 @@ app.command("federate")(federate.federate)
 app.command("equilibrium")(equilibrium.equilibrium)
 app.command("nash-gap")(nash_gap.nash_gap)
 app.command("account")(account.account)
+app.command("reproduce")(reproduce.reproduce)
 bench.app.command("privacy")(bench_privacy.bench_privacy)
 app.command("train")(train.train)
 app.add_typer(bench.app, name="bench")

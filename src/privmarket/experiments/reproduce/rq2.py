@@ -1,0 +1,225 @@
+"""RQ2: how an auction grows with the number of clients, in time and memory, and what the mean-field form is for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from privmarket.experiments.palette import colour, new_figure
+from privmarket.experiments.reproduce.cells import Cell
+from privmarket.experiments.reproduce.document import Block, Figure, Page, Results, Table, Text, failure_text
+from privmarket.experiments.reproduce.markets import RULES
+from privmarket.experiments.reproduce.paper import printed, speed_up_claimed
+from privmarket.experiments.reproduce.prose import prose
+from privmarket.experiments.reproduce.scale import Scale
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure as Drawing
+
+SIZES = (10, 100, 500, 1_000, 10_000, 100_000, 1_000_000)
+DEVIATION_SIZES = (10, 30, 100, 300, 1_000)
+_QUICK_SIZES = (10, 500, 10_000)
+_SLOPE_FROM = 10_000
+
+
+def cells(scale: Scale) -> list[Cell]:
+    """One auction at every size, and all N deviations at the sizes where rules without a shortcut still finish."""
+    sizes = _QUICK_SIZES if scale.quick else SIZES
+    deviation_sizes = DEVIATION_SIZES[:3] if scale.quick else DEVIATION_SIZES
+    seconds = 0.02 if scale.quick else 0.5
+    seeds = scale.seeds_or(3, 1)
+    made = [
+        Cell("latency", _config(rule, n, seconds), s, 0.4 + n / 1e5) for n in sizes for rule in RULES for s in seeds
+    ]
+    made += [
+        Cell("deviations", _config(rule, n, seconds), s, 0.4 + (n / 1e3) ** 2)
+        for n in deviation_sizes
+        for rule in RULES
+        for s in seeds
+    ]
+    return made
+
+
+def _config(rule: str, clients: int, seconds: float) -> dict[str, object]:
+    return {"mechanism": rule, "clients": clients, "seconds": seconds}
+
+
+def render(results: Results) -> Page:
+    """The page."""
+    blocks: list[Block] = [
+        prose("rq2-set-up", seeds=results.seeds),
+        Figure("rq2-auction", "One auction: (a) time, (b) peak memory.", lambda: _draw(results)),
+        _time_table(results),
+        _memory_table(results),
+        Text("## The paper's figures beside ours"),
+        _paper_table(results),
+        _reasons(results),
+        prose("rq2-deviations"),
+        Figure(
+            "rq2-deviations", "All N clients: what would one other report bring?", lambda: _draw_deviations(results)
+        ),
+        _deviation_table(results),
+        _learned(results),
+        *failure_text(results),
+    ]
+    return Page("rq2", "RQ2: how does an auction scale?", blocks)
+
+
+def _best(results: Results, kind: str, rule: str, clients: int, figure: str = "seconds") -> float | None:
+    values = [v for v in results.values(figure, kind, mechanism=rule, clients=clients) if v is not None]
+    return min(values) if values else None
+
+
+def _sizes(results: Results, kind: str) -> list[int]:
+    return sorted({r.cell.config["clients"] for r in results.records if r.cell.kind == kind})
+
+
+def slope(results: Results, kind: str, rule: str, least: int) -> float | None:
+    """Of log time against log N from `least` clients on; None with fewer than two sizes."""
+    points = [(n, t) for n in _sizes(results, kind) if n >= least and (t := _best(results, kind, rule, n))]
+    if len(points) < 2:
+        return None
+    n, t = np.log(np.array(points)).T
+    return float(np.polyfit(n, t, 1)[0])
+
+
+def _time_table(results: Results) -> Table:
+    sizes = _sizes(results, "latency")
+    rows = []
+    for rule in RULES:
+        times = [_time(_best(results, "latency", rule, n)) for n in sizes]
+        over = _best(results, "latency", rule, sizes[-1], "over_argsort") if sizes else None
+        fitted = slope(results, "latency", rule, _SLOPE_FROM)
+        rows.append(
+            [rule, *times, "–" if fitted is None else f"{fitted:.2f}", "–" if over is None else f"{over:.1f}"]
+        )
+    columns = ("mechanism", *(f"N = {n:,}" for n in sizes), "slope", f"× argsort at N = {sizes[-1]:,}")
+    return Table("rq2-time", f"Time of one auction, best of {results.seeds} seed(s)", columns, rows)
+
+
+def _memory_table(results: Results) -> Table:
+    sizes = [n for n in _sizes(results, "latency") if n >= 10_000]
+    rows = []
+    for rule in RULES:
+        rows.append([rule, *(_megabytes(_best(results, "latency", rule, n, "peak_bytes")) for n in sizes)])
+    rows.append(["the bids themselves", *(_megabytes(16.0 * n, 0) for n in sizes)])
+    columns = ("mechanism", *(f"N = {n:,}" for n in sizes))
+    return Table("rq2-memory", "Peak memory of one auction, MB", columns, rows)
+
+
+def _paper_table(results: Results) -> Table:
+    source = printed("latency")
+    rows = []
+    for rule, points in source.rows.items():
+        for clients, low, high in points:
+            theirs = _time(low) if low == high else f"{_time(low)} – {_time(high)}"
+            rows.append([rule, f"{clients}", theirs, _time(_best(results, "latency", rule, clients))])
+    return Table(
+        "rq2-paper", f"Paper: {source.where} ({source.setting})", ("mechanism", "N", "paper", "ours"), rows
+    )
+
+
+def _reasons(results: Results) -> Text:
+    low, high = speed_up_claimed()
+    pac, net = (_best(results, "latency", rule, 500) for rule in ("pac", "mfg-regretnet"))
+    nets = ("regretnet", "dm-regretnet", "mfg-regretnet")
+    times = {
+        n: (_best(results, "latency", "pac", n), [_best(results, "latency", rule, n) for rule in nets])
+        for n in _sizes(results, "latency")
+    }
+    faster = all(
+        mine is not None and all(t is not None and mine < t for t in theirs) for mine, theirs in times.values()
+    )
+    return prose("rq2-reasons", low=low, high=high, pac=pac, net=net, time=_time, faster=faster)
+
+
+def _deviation_table(results: Results) -> Table:
+    sizes = _sizes(results, "deviations")
+    rows = []
+    for rule in RULES:
+        times = [_time(_best(results, "deviations", rule, n)) for n in sizes]
+        fitted = slope(results, "deviations", rule, sizes[-1] // 10) if sizes else None
+        rows.append([rule, *times, "–" if fitted is None else f"{fitted:.2f}"])
+    columns = ("mechanism", *(f"N = {n:,}" for n in sizes), "slope over the last decade")
+    return Table("rq2-deviations", f"All N unilateral deviations, best of {results.seeds} seed(s)", columns, rows)
+
+
+def _learned(results: Results) -> Text:
+    largest = _sizes(results, "latency")[-1]
+    times = {rule: t for rule in RULES if (t := _best(results, "latency", rule, largest)) is not None}
+    ranked = sorted(times, key=times.__getitem__)
+    slopes = [s for rule in RULES if (s := slope(results, "latency", rule, _SLOPE_FROM)) is not None]
+    return prose(
+        "rq2-learned",
+        largest=f"{largest:,}",
+        fastest=(ranked[0], _time(times[ranked[0]])) if ranked else None,
+        slowest=(ranked[-1], _time(times[ranked[-1]])) if ranked else None,
+        slopes=(min(slopes), max(slopes)) if slopes else None,
+        net=slope(results, "deviations", "mfg-regretnet", 100),
+        csra=slope(results, "deviations", "csra", 100),
+    )
+
+
+def _draw(results: Results) -> Drawing:
+    drawing = new_figure(11.0, 4.8)
+    left, right = drawing.subplots(1, 2)
+    sizes = _sizes(results, "latency")
+    for rule in RULES:
+        _line(left, results, "latency", rule, "seconds", 1.0)
+        _line(right, results, "latency", rule, "peak_bytes", 1e-6)
+    sort = [(n, min(results.values("argsort_seconds", "latency", clients=n))) for n in sizes]
+    left.plot(*zip(*sort, strict=True), color="#555555", lw=4, alpha=0.35, label="np.argsort")
+    _guides(left, sizes, 2e-5)
+    left.set(xscale="log", yscale="log", xlabel="clients N", ylabel="seconds per auction", title="(a) time")
+    right.set(
+        xscale="log", yscale="log", xlabel="clients N", ylabel="peak memory, MB", title="(b) memory above 1 MB"
+    )
+    handles, labels = left.get_legend_handles_labels()
+    drawing.legend(handles, labels, loc="outside right center", fontsize=8, frameon=False)
+    for axes in (left, right):
+        axes.grid(alpha=0.25)
+    return drawing
+
+
+def _draw_deviations(results: Results) -> Drawing:
+    drawing = new_figure(8.0, 4.6)
+    axes = drawing.subplots()
+    for rule in RULES:
+        _line(axes, results, "deviations", rule, "seconds", 1.0)
+    _guides(axes, _sizes(results, "deviations"), 5e-5)
+    axes.set(xscale="log", yscale="log", xlabel="clients N", ylabel="seconds for all N deviations")
+    axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+    axes.grid(alpha=0.25)
+    return drawing
+
+
+def _line(axes: Axes, results: Results, kind: str, rule: str, figure: str, scale: float) -> None:
+    points = [(n, scale * t) for n in _sizes(results, kind) if (t := _best(results, kind, rule, n, figure))]
+    if points:
+        axes.plot(*zip(*points, strict=True), color=colour(rule), marker="o", ms=3.5, lw=1.3, label=rule)
+
+
+def _guides(axes: Axes, sizes: list[int], start: float) -> None:
+    """O(N) and O(N²) through one point, as far as the axes go."""
+    n = np.array([sizes[0], sizes[-1]], dtype=np.float64)
+    axes.plot(n, start * n / n[0], "k--", lw=0.8, label="O(N)")
+    end = min(n[1], n[0] * 1e3)
+    square = np.array([n[0], end])
+    axes.plot(square, start * (square / n[0]) ** 2, "k:", lw=0.8, label="O(N²)")
+
+
+def _time(seconds: float | None) -> str:
+    if seconds is None:
+        return "–"
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds / 1e-6:.3g} µs"
+
+
+def _megabytes(size: float | None, least: float = 1e6) -> str:
+    if size is None:
+        return "–"
+    return "< 1" if size < least else f"{size / 1e6:.3g}"

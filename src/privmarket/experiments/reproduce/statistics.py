@@ -1,0 +1,57 @@
+"""Means over seeds with their spread, and the honest comparison of two of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A figure over seeds.
+
+    Attributes:
+        mean, std: over seeds; std is the sample's (n − 1), 0 for one seed.
+        seeds: how many.
+    """
+
+    mean: float
+    std: float
+    seeds: int
+
+    @staticmethod
+    def of(values: Iterable[float]) -> Measured:
+        """From one figure per seed."""
+        array = np.array(list(values), dtype=np.float64)
+        std = float(array.std(ddof=1)) if array.size > 1 else 0.0
+        return Measured(float(array.mean()), std, int(array.size))
+
+    def text(self, spec: str = ".2f") -> str:
+        """`mean ± std`; the mean alone for a single seed, and `0` where it is 0 for every seed."""
+        if self.mean == 0 and self.std == 0:
+            return "0"
+        mean = format(self.mean, spec)
+        return f"{mean} ± {format(self.std, spec)}" if self.seeds > 1 else mean
+
+    @property
+    def standard_error(self) -> float:
+        """Of the mean; infinite for one seed."""
+        return self.std / self.seeds**0.5 if self.seeds > 1 else float("inf")
+
+
+def within_noise(a: Measured, b: Measured, widths: float = 2.0) -> bool:
+    """Whether the means differ by less than `widths` standard errors of their difference.
+
+    With one seed on either side nothing is known about the noise, so no difference can be claimed.
+    """
+    spread = float(np.hypot(a.standard_error, b.standard_error))
+    return not abs(a.mean - b.mean) > widths * spread
+
+
+def compared(a: Measured, b: Measured) -> str:
+    """`above`, `below` or `within noise of`."""
+    if within_noise(a, b):
+        return "within noise of"
+    return "above" if a.mean > b.mean else "below"

@@ -1,0 +1,80 @@
+"""The quick form of every table and figure, and the answers that are known beforehand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from privmarket.cli import app
+from privmarket.experiments.reproduce.cache import Cache, Record
+from privmarket.experiments.reproduce.document import Results
+from privmarket.experiments.reproduce.markets import EXACT, LITERAL, RULES
+from privmarket.experiments.reproduce.questions import QUESTIONS
+from privmarket.experiments.reproduce.scale import Scale
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("reproduce")
+    done = CliRunner().invoke(app, ["reproduce", "all", "--quick", "--out", str(folder), "--json"])
+    assert done.exit_code == 0, done.output
+    report = json.loads(done.stdout)
+    assert report["failed"] == 0, done.stderr
+    assert report["not_started"] == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def results(out) -> Results:
+    cache = Cache(out)
+    kept = [cache.load(cell) for question in QUESTIONS.values() for cell in question.cells(Scale(quick=True))]
+    assert None not in kept
+    return Results([record for record in kept if isinstance(record, Record)])
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_every_page_has_its_text_tables_and_figures(out, name):
+    text = (out / name / "README.md").read_text()
+    assert text.startswith("# ")
+    assert "## What we learned" in text
+    assert "failed" not in text
+    assert "nan" not in text
+    for kind in ("png", "svg", "csv"):
+        assert list((out / name).glob(f"*.{kind}")), kind
+
+
+def test_one_report_holds_all_pages(out):
+    text = (out / "report.html").read_text()
+    assert all(f'<section id="{name}">' in text for name in QUESTIONS)
+    assert text.count("<svg") >= len(list(out.glob("*/*.svg")))
+
+
+def test_every_rule_is_in_every_table_of_rq3(out):
+    text = (out / "rq3" / "README.md").read_text()
+    tables = [part for part in text.split("\n\n") if part.startswith("| mechanism | R |")]
+    assert len(tables) == 11
+    for rule in (*RULES, *LITERAL):
+        assert all(f"| {rule} |" in table for table in tables)
+
+
+def test_pacs_row_is_that_of_ten_clients(results):
+    where = {"mechanism": "pac:literal", "scenario": "uniform", "clients": 10, "budget": 50}
+    spend = results.measured("spend", "efficiency", **where)
+    spread = max(results.values("spend_std_over_markets", "efficiency", **where)) / (40 * spend.seeds) ** 0.5
+    assert spend.mean == pytest.approx(90 / 11, abs=5 * spread)
+
+
+def test_exact_rules_have_no_regret_and_the_check_can_fail(results):
+    for rule in EXACT:
+        assert set(results.values("maximum", "regret", mechanism=rule)) == {0.0}, rule
+    assert max(results.values("maximum", "regret", mechanism="jsam")) > 1.0
+
+
+def test_a_second_run_computes_nothing(out):
+    before = {path: path.stat().st_mtime_ns for path in (out / "cells").iterdir()}
+    done = CliRunner().invoke(app, ["reproduce", "rq3", "--quick", "--out", str(out)])
+    assert done.exit_code == 0
+    assert {path: path.stat().st_mtime_ns for path in (out / "cells").iterdir()} == before
