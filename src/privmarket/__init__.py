@@ -34,4 +34,9 @@ def __getattr__(name: str) -> Any:
         from privmarket.broker.client import BrokerClient
 
         return BrokerClient
+    # Flower, an optional dependency, is loaded by what is taken from there.
+    if name == "flower":
+        from importlib import import_module
+
+        return import_module("privmarket.flower")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

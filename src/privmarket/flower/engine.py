@@ -1,0 +1,235 @@
+"""Flower's own engines on this machine: a SuperLink, SuperNodes or the Ray simulation, started, used and ended.
+
+Everything stays in one folder: Flower's home, its logs, the result. Telemetry and update checks are off, nothing is
+installed at run time, and only loopback addresses are used. Meant for tests, rehearsals and first steps; a real
+deployment starts the same programs with TLS and node keys.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from privmarket.errors import PrivmarketError
+
+_CONNECTION = "loopback"
+_POLL_SECONDS = 0.2
+_STOP_SECONDS = 5.0
+
+
+class EngineError(PrivmarketError):
+    """An engine that did not start, or a run that did not end well."""
+
+    code = "bad-engine"
+
+
+@dataclass(eq=False)
+class Engine(AbstractContextManager["Engine"]):
+    """A SuperLink with its nodes, for the length of a `with` block.
+
+    Args:
+        folder: where everything is kept.
+        nodes: how many nodes; processes of their own, or virtual ones where `simulation` is set.
+        simulation: whether Flower's simulation (Ray) runs the clients.
+        environment: further variables for all processes.
+    """
+
+    folder: Path
+    nodes: int
+    simulation: bool = False
+    environment: Mapping[str, str] = field(default_factory=dict)
+    start_seconds: float = 90.0
+
+    def __post_init__(self) -> None:
+        self.folder = Path(self.folder).absolute()
+        self.port = _free_port()
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The environment of every process."""
+        beside_python = str(Path(sys.executable).parent)
+        return {
+            **os.environ,
+            "PATH": f"{beside_python}{os.pathsep}{os.environ.get('PATH', '')}",
+            "FLWR_HOME": str(self.folder / "flwr-home"),
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+            "RAY_DEDUP_LOGS": "0",
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "OMP_NUM_THREADS": "1",
+            **self.environment,
+        }
+
+    def __enter__(self) -> Engine:
+        home = self.folder / "flwr-home"
+        home.mkdir(parents=True, exist_ok=True)
+        # Flower's command line finds SuperLinks by name in its home.
+        (home / "config.toml").write_text(
+            f'[superlink]\ndefault = "{_CONNECTION}"\n\n[superlink.{_CONNECTION}]\n'
+            f'address = "127.0.0.1:{self.port}"\ninsecure = true\n'
+        )
+        try:
+            # "simulation" nodes live in the run's own process; the others are processes that log in.
+            kind = ["--simulation"] if self.simulation else []
+            self._start("superlink", ["flower-superlink", "--insecure", *self._address(self.port), *kind])
+            self._await_link()
+            for number in range(0 if self.simulation else self.nodes):
+                self.start_node(number)
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def start_node(self, number: int, node_config: Mapping[str, Any] | None = None) -> None:
+        """Starts a SuperNode that holds partition `number`."""
+        config = {"partition-id": number, "num-partitions": self.nodes, **(node_config or {})}
+        text = " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
+        command = ["flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{self.port}"]
+        self._start(f"node-{number}", [*command, *self._address(_free_port()), "--node-config", text])
+
+    def kill_node(self, number: int) -> None:
+        """Ends a SuperNode and the client app in it at once, as a power cut would."""
+        self._kill(self._processes.pop(f"node-{number}"), signal.SIGKILL)
+
+    def run(self, app: Path, run_config: Mapping[str, Any] | None = None, *, timeout_seconds: float) -> dict[str, Any]:
+        """Runs the app in folder `app` and returns the result that its server wrote.
+
+        The app's `[tool.flwr.app.config]` must name `result-file` and every key of `run_config`: Flower refuses others.
+        """
+        result = self.folder / "result.json"
+        result.unlink(missing_ok=True)
+        self.submit(app, {**(run_config or {}), "result-file": str(result)})
+        return self.await_result(result, timeout_seconds)
+
+    def submit(self, app: Path, run_config: Mapping[str, Any]) -> None:
+        """Hands an app to the SuperLink."""
+        overrides = " ".join(f"{key}={json.dumps(value)}" for key, value in run_config.items())
+        command = ["flwr", "run", str(app), _CONNECTION, "--run-config", overrides]
+        if self.simulation:
+            # Ray is told how many processors it may use, else it takes the machine's.
+            federation = f"num-supernodes={self.nodes} client-resources-num-cpus=1 init-args-num-cpus=1"
+            command += ["--federation-config", federation]
+        done = subprocess.run(
+            command, env=self.variables, capture_output=True, text=True, timeout=self.start_seconds, check=False
+        )
+        if done.returncode != 0 or "Successfully started run" not in done.stdout + done.stderr:
+            raise EngineError(f"flwr run said: {(done.stdout + done.stderr)[-800:]}", "see the folder's logs")
+
+    def await_result(self, result: Path, timeout_seconds: float) -> dict[str, Any]:
+        """What the server wrote, once it is there."""
+        end = time.monotonic() + timeout_seconds
+        while not result.exists():
+            self._check_link()
+            if time.monotonic() > end:
+                raise EngineError(f"no result after {timeout_seconds:g} s: {self._last_words()}", "see the logs")
+            time.sleep(_POLL_SECONDS)
+        found: dict[str, Any] = json.loads(result.read_text())
+        return found
+
+    def stop(self) -> None:
+        """Ends every process that was started here."""
+        for name in reversed(self._processes):
+            self._kill(self._processes[name], signal.SIGTERM)
+        self._processes.clear()
+
+    def log(self, name: str) -> str:
+        """What a process wrote: `superlink` or `node-0`."""
+        return (self.folder / f"{name}.log").read_text(errors="replace")
+
+    @staticmethod
+    def _address(port: int) -> list[str]:
+        return ["--host", "127.0.0.1", "--port", str(port)]
+
+    def _start(self, name: str, command: Sequence[str]) -> None:
+        program = shutil.which(command[0], path=self.variables["PATH"])
+        if program is None:
+            raise EngineError(f"{command[0]} is not installed", 'pip install "privmarket[flower]"')
+        with (self.folder / f"{name}.log").open("wb") as log:
+            # A session of its own, so that ending it ends the apps that it started, too.
+            self._processes[name] = subprocess.Popen(
+                [program, *command[1:]],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=self.variables,
+                cwd=self.folder,
+                start_new_session=True,
+            )
+
+    def _await_link(self) -> None:
+        end = time.monotonic() + self.start_seconds
+        while True:
+            self._check_link()
+            try:
+                if httpx.get(f"http://127.0.0.1:{self.port}/health", timeout=2.0).is_success:
+                    return
+            except httpx.HTTPError:
+                pass
+            if time.monotonic() > end:
+                raise EngineError(f"no SuperLink after {self.start_seconds:g} s", "see superlink.log")
+            time.sleep(_POLL_SECONDS)
+
+    def _check_link(self) -> None:
+        code = self._processes["superlink"].poll()
+        if code is not None:
+            raise EngineError(f"the SuperLink ended with code {code}: {self._last_words()}", "see superlink.log")
+
+    def _last_words(self) -> str:
+        return self.log("superlink")[-600:]
+
+    @staticmethod
+    def _kill(process: subprocess.Popen[bytes], first: signal.Signals) -> None:
+        for sign, patience in ((first, _STOP_SECONDS), (signal.SIGKILL, _STOP_SECONDS)):
+            try:
+                os.killpg(process.pid, sign)
+                process.wait(patience)
+            except (ProcessLookupError, subprocess.TimeoutExpired):
+                continue
+        # Apps in the same session that outlived their parent.
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+
+
+def write_app(folder: Path, code: str, config: Mapping[str, Any]) -> Path:
+    """A Flower app in `folder` whose one module, `code`, defines `server` and `client`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "market_app.py").write_text(code)
+    lines = [f"{key} = {json.dumps(value)}" for key, value in {"result-file": "", **config}.items()]
+    (folder / "pyproject.toml").write_text(
+        "\n".join(
+            [
+                *("[build-system]", 'requires = ["setuptools"]', 'build-backend = "setuptools.build_meta"', ""),
+                *("[project]", 'name = "market-app"', 'version = "1.0.0"', 'description = "A market"'),
+                *('license = "Apache-2.0"', "dependencies = []", "", "[tool.flwr.app]", 'publisher = "privmarket"', ""),
+                *("[tool.flwr.app.components]", 'serverapp = "market_app:server"', 'clientapp = "market_app:client"'),
+                *("", "[tool.flwr.app.config]", *lines, ""),
+            ]
+        )
+    )
+    return folder
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

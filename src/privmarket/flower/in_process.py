@@ -1,0 +1,129 @@
+"""A grid without an engine: every message is answered by the client app in this process, at once.
+
+For tests, for small studies, and as the yardstick of what the engines cost. Contexts, errors and time limits are
+as on the real ones: each node has its own state, an exception becomes an error reply, a late answer is lost.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+import uuid
+from collections.abc import Iterable, Mapping
+
+from flwr.app import Context, Error, Message, RecordDict, UserConfigValue
+from flwr.clientapp import ClientApp
+from flwr.common.constant import ErrorCode
+from flwr.serverapp import Grid, ServerApp
+from flwr.supercore.run import Run
+from flwr.supercore.task_identity import TaskIdentity
+
+from privmarket.errors import ConfigurationError
+from privmarket.flower.result import MarketResult
+from privmarket.flower.server import MarketServerApp
+
+SERVER_NODE = 1
+_FIRST_NODE = 1000
+
+
+class InProcessGrid(Grid):
+    """Nodes that live in this process; node i holds partition i of `nodes`.
+
+    Args:
+        client_app: answers every message.
+        nodes: how many nodes there are.
+        run_config: what the apps read as their run configuration.
+    """
+
+    def __init__(
+        self, client_app: ClientApp, nodes: int, run_config: Mapping[str, UserConfigValue] | None = None
+    ) -> None:
+        self.client_app = client_app
+        self._run = Run.create_empty(secrets.randbits(62))
+        # Flower stamps messages with the identity of the process's task, which an engine would have set.
+        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = self._run.run_id, SERVER_NODE, 1
+        self.contexts = {
+            _FIRST_NODE + i: Context(
+                run_id=self._run.run_id,
+                node_id=_FIRST_NODE + i,
+                node_config={"partition-id": i, "num-partitions": nodes},
+                state=RecordDict(),
+                run_config=dict(run_config or {}),
+            )
+            for i in range(nodes)
+        }
+        self._replies: dict[str, Message] = {}
+
+    def set_run(self, run: Run) -> None:
+        """Takes an engine's run; this grid makes its own."""
+        self._run = run
+
+    @property
+    def run(self) -> Run:
+        """The run."""
+        return self._run
+
+    def create_message(
+        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+    ) -> Message:
+        """Flower's old way to make a message."""
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+
+    def get_node_ids(self) -> Iterable[int]:
+        """All nodes."""
+        return list(self.contexts)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Has every message answered."""
+        names = []
+        for message in messages:
+            name = str(uuid.uuid4())
+            message.metadata.__dict__["_message_id"] = name
+            self._replies[name] = self.answer(message)
+            names.append(name)
+        return names
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """The answers, each once."""
+        return [self._replies.pop(name) for name in list(message_ids) if name in self._replies]
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        """The answers to messages; a node that takes longer than `timeout` for its own has answered too late."""
+        replies: list[Message] = []
+        for message in messages:
+            started = time.monotonic()
+            got = list(self.pull_messages(self.push_messages([message])))
+            if timeout is None or time.monotonic() - started <= timeout:
+                replies += got
+        return replies
+
+    def answer(self, message: Message) -> Message:
+        """What a node answers; its state is kept only if it did not fail."""
+        context = self.contexts[message.metadata.dst_node_id]
+        state = RecordDict(dict(context.state))
+        try:
+            reply = self.client_app(message, context)
+        except Exception as error:  # an engine reports whatever a client app raises, and goes on
+            context.state = state
+            reason = f"{type(error)}:<'{error}'>"
+            reply = Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
+        reply.metadata.__dict__["_message_id"] = str(uuid.uuid4())
+        return reply
+
+
+def run_in_process(
+    server_app: ServerApp,
+    client_app: ClientApp,
+    nodes: int,
+    run_config: Mapping[str, UserConfigValue] | None = None,
+    grid: InProcessGrid | None = None,
+) -> MarketResult:
+    """Runs a market in this process and returns what it came to."""
+    grid = grid or InProcessGrid(client_app, nodes, run_config)
+    context = Context(
+        run_id=grid.run.run_id, node_id=SERVER_NODE, node_config={}, state=RecordDict(), run_config=dict(run_config or {})
+    )
+    server_app(grid, context)
+    if not isinstance(server_app, MarketServerApp) or server_app.result is None:
+        raise ConfigurationError("this ServerApp runs no market", "make it with pm.flower.server_app")
+    return server_app.result

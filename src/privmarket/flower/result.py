@@ -1,0 +1,97 @@
+"""What a market on Flower comes to: rounds, money, ε of every client, the certificate, the model."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from privmarket.federated.round import MICRO
+from privmarket.federated.state import RoundRecord
+from privmarket.flower.settings import MarketSettings
+from privmarket.privacy.accountant import RdpAccountant
+from privmarket.privacy.certificate import Certificate, certify
+from privmarket.privacy.events import PrivacyEvent
+
+
+@dataclass(frozen=True, eq=False)
+class MarketResult:
+    """A finished run, as the server knows it; clients' own wallets may have paid for more (lost replies).
+
+    Attributes:
+        records: one per round, by clients' names.
+        weights: the final model, array by array.
+        releases: client → what it released, round by round.
+        bid_seconds: how long the calls for bids took, per round.
+    """
+
+    settings: MarketSettings
+    records: tuple[RoundRecord, ...]
+    weights: Mapping[str, np.ndarray]
+    releases: Mapping[str, tuple[PrivacyEvent, ...]]
+    bid_seconds: tuple[float, ...]
+    seconds: float
+
+    @property
+    def accuracy(self) -> float | None:
+        """The last measurement; None if nothing was measured."""
+        measured = [record.accuracy for record in self.records if record.accuracy is not None]
+        return measured[-1] if measured else None
+
+    @property
+    def paid_micro(self) -> dict[str, int]:
+        """client → all its money, micro-units."""
+        paid: dict[str, int] = {}
+        for record in self.records:
+            for client, micro in record.paid_micro.items():
+                paid[client] = paid.get(client, 0) + micro
+        return paid
+
+    @cached_property
+    def epsilon_spent(self) -> dict[str, float]:
+        """client → ε of all it released, at the run's δ."""
+        if not self.releases:
+            return {}
+        accountant = RdpAccountant(len(self.releases))
+        longest = max(len(events) for events in self.releases.values())
+        for at in range(longest):
+            accountant.compose([events[at] if at < len(events) else None for events in self.releases.values()])
+        found = accountant.epsilon(self.settings.delta)
+        return {client: float(one) for client, one in zip(self.releases, found, strict=True)}
+
+    def certificate(self, client: str | None = None) -> Certificate:
+        """What one client's releases add up to; of the client that released most unless named."""
+        if client is None:
+            client = max(self.epsilon_spent, key=self.epsilon_spent.__getitem__, default="")
+        return certify(self.releases.get(client, ()), self.settings.delta)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data, without the model."""
+        return {
+            "settings": self.settings.to_json(),
+            "accuracy": self.accuracy,
+            "spent": sum(record.spent_micro for record in self.records) / MICRO,
+            "paid_micro": self.paid_micro,
+            "epsilon_spent": self.epsilon_spent,
+            "certificate": {key: _finite(value) for key, value in asdict(self.certificate()).items()},
+            "rounds": [asdict(record) for record in self.records],
+            "bid_seconds": [round(one, 4) for one in self.bid_seconds],
+            "seconds": round(self.seconds, 3),
+        }
+
+    def save(self, path: Path) -> None:
+        """Writes the JSON beside its place and renames it: whoever sees the file sees all of it."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_name(f".{path.name}.part")
+        part.write_text(json.dumps(self.to_json(), indent=1) + "\n")
+        part.replace(path)
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

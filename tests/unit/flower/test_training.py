@@ -1,0 +1,198 @@
+"""Private training of torch modules: clipped sums against torch.func, both paths, and what is refused."""
+
+import copy
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call, grad, vmap
+
+from privmarket.errors import PrivacyError
+from privmarket.flower import training
+from privmarket.flower.client import Job
+from privmarket.flower.fast_path import fast_model
+from privmarket.flower.training import clipped_sum, load_arrays, private_module_update, trainable_arrays
+from privmarket.flower.wire import Sale
+from privmarket.privacy.calibration import ReleaseFamily
+from privmarket.privacy.noise import NoiseSource
+
+
+class Residual(nn.Module):
+    """Not a stack: a skip, a norm over groups, and a layer used twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm, self.last = nn.Conv2d(1, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.Linear(4 * 36, 3)
+        self.twice = nn.Conv2d(4, 4, 1)
+
+    def forward(self, x):
+        x = torch.relu(self.norm(self.first(x)))
+        x = x + self.twice(torch.relu(self.twice(x)))
+        return self.last(x.flatten(1))
+
+
+class Words(nn.Module):
+    """Tokens, an embedding, self-attention."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.mix, self.last = nn.Embedding(11, 8), nn.LayerNorm(8), nn.Linear(8, 3)
+
+    def forward(self, tokens):
+        h = self.mix(self.table(tokens))
+        h = h + torch.softmax(h @ h.transpose(1, 2), -1) @ h
+        return self.last(h.mean(1))
+
+
+MODULES = {
+    "logistic": lambda: nn.Sequential(nn.Flatten(), nn.Linear(36, 3)),
+    "mlp": lambda: nn.Sequential(nn.Flatten(), nn.Linear(36, 12), nn.ReLU(), nn.Linear(12, 3)),
+    "cnn": lambda: nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=1), nn.Tanh(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 3)
+    ),
+    "residual": Residual,
+    "words": Words,
+    "without bias": lambda: nn.Sequential(nn.Flatten(), nn.Linear(36, 3, bias=False)),
+}
+FAST = ("logistic", "mlp", "cnn")
+
+
+def records(name, rows=20):
+    generator = torch.Generator().manual_seed(1)
+    labels = torch.randint(0, 3, (rows,), generator=generator)
+    if name == "words":
+        return torch.randint(0, 11, (rows, 5), generator=generator), labels
+    return 3 * torch.randn(rows, 1, 6, 6, generator=generator), labels
+
+
+def build(name):
+    torch.manual_seed(0)
+    return MODULES[name]()
+
+
+def reference(module, x, y, clip_norm):
+    """Σ of clipped per-record gradients by torch.func, parameter by parameter."""
+    parameters = {name: p.detach() for name, p in module.named_parameters() if p.requires_grad}
+    frozen = {name: p.detach() for name, p in module.named_parameters() if not p.requires_grad}
+
+    def loss(weights, one, label):
+        out = functional_call(module, {**weights, **frozen}, (one[None],))
+        return nn.functional.cross_entropy(out, label[None])
+
+    each = vmap(grad(loss), in_dims=(None, 0, 0))(parameters, x, y)
+    norms = torch.stack([g.flatten(1).square().sum(1) for g in each.values()]).sum(0).sqrt()
+    factor = (clip_norm / norms).clamp(max=1.0)
+    assert (factor < 1).any(), "nothing is clipped: the test says nothing"
+    return {name: torch.einsum("n,n...->...", factor, g).numpy() for name, g in each.items()}
+
+
+def job(noise_multiplier=0.0, steps=1, sampling_rate=1.0, clip_norm=0.5, seed=5, rate=1.0, batch=1.0):
+    family = ReleaseFamily(sampling_rate, steps)
+    sale = Sale("run", 0, 1.0, 1, family, clip_norm, rate, batch)
+    return Job(sale, noise_multiplier, NoiseSource.from_seed(seed), "0", None)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_clipped_sums_are_those_of_torch_func(name):
+    module = build(name)
+    x, y = records(name)
+    expected = reference(module, x, y, 0.5)
+    weights = trainable_arrays(module)
+    assert (fast_model(module) is not None) == (name in FAST)
+    update = private_module_update(build(name), weights, x, y, job())
+    general = clipped_sum(module, x, y, 0.5, training._cross_entropy)
+    for at, (key, want) in enumerate(expected.items()):
+        np.testing.assert_allclose(update[key], want, atol=2e-5)
+        np.testing.assert_allclose(general[at].detach(), want, atol=2e-5)
+
+
+def test_a_sum_that_is_not_clipped_is_caught():
+    module = build("residual")
+    x, y = records("residual")
+    loose = clipped_sum(module, x, y, 1e9, training._cross_entropy)
+    expected = reference(module, x, y, 0.5)
+    assert any(not np.allclose(a.detach(), b, atol=1e-2) for a, b in zip(loose, expected.values(), strict=True))
+
+
+def test_both_paths_take_the_same_noisy_steps(monkeypatch):
+    """Three sampled steps with noise: the same batches and the same distribution; without noise the same numbers."""
+    x, y = records("mlp", rows=200)
+    weights = trainable_arrays(build("mlp"))
+    plan = {"steps": 3, "sampling_rate": 0.3, "rate": 0.2, "batch": 60.0, "clip_norm": 1.0}
+    fast = private_module_update(build("mlp"), weights, x, y, job(**plan))
+    monkeypatch.setattr(training, "fast_model", lambda module: None)
+    general = private_module_update(build("mlp"), weights, x, y, job(**plan))
+    for name in weights:
+        np.testing.assert_allclose(fast[name], general[name], atol=1e-5)
+
+
+def test_the_noise_is_what_the_multiplier_says():
+    """Read off the update itself, on records that push nowhere: standard deviation rate·σ·C/batch, three steps."""
+    wide = nn.Sequential(nn.Flatten(), nn.Linear(36, 300, bias=False))
+    weights = trainable_arrays(wide)
+    work = job(noise_multiplier=2.0, steps=3, rate=0.5, batch=10.0, clip_norm=0.7)
+    update = private_module_update(wide, weights, torch.zeros(0, 36), torch.zeros(0, dtype=torch.int64), work)
+    noise = update["1.weight"].ravel()
+    expected = 0.5 * 2.0 * 0.7 / 10.0 * math.sqrt(3)
+    # 10,800 normals: the sample deviation is within 4 of its own deviations, 1/√(2n), with probability 1 − 6e-5.
+    assert abs(noise.std() / expected - 1) < 4 / math.sqrt(2 * noise.size)
+
+
+def test_no_record_counts_for_more_than_the_clip_norm():
+    """One record added moves the sum by at most C, also when its gradient is infinite or not a number."""
+    module = build("residual")
+    x, y = records("residual")
+    base = clipped_sum(module, x, y, 0.5, training._cross_entropy)
+    for outlier in (torch.full((1, 1, 6, 6), 1e20), torch.full((1, 1, 6, 6), math.nan), 100 * x[:1]):
+        more = clipped_sum(module, torch.cat([x, outlier]), torch.cat([y, y[:1]]), 0.5, training._cross_entropy)
+        moved = math.sqrt(sum(float((a - b).square().sum()) for a, b in zip(more, base, strict=True)))
+        assert moved <= 0.5 + 1e-4
+
+
+@pytest.mark.parametrize("name", ["mlp", "residual"])
+def test_a_broken_record_does_not_spoil_an_update(name):
+    x, y = records(name)
+    weights = trainable_arrays(build(name))
+    clean = private_module_update(build(name), weights, x, y, job())
+    for value in (math.nan, math.inf, 1e38):
+        worse = torch.cat([x, torch.full((1, 1, 6, 6), value)])
+        update = private_module_update(build(name), weights, worse, torch.cat([y, y[:1]]), job())
+        moved = math.sqrt(sum(float(np.square(update[k] - clean[k]).sum()) for k in clean))
+        assert moved <= 0.5 + 1e-4
+
+
+@pytest.mark.parametrize("layer", [nn.BatchNorm2d(1), nn.InstanceNorm2d(1, affine=True, track_running_stats=True)])
+def test_modules_that_mix_records_are_refused(layer):
+    module = nn.Sequential(layer, nn.Flatten(), nn.Linear(36, 3))
+    x, y = records("mlp")
+    with pytest.raises(PrivacyError, match="record by record"):
+        private_module_update(module, trainable_arrays(module), x, y, job())
+
+
+def test_frozen_layers_are_neither_sent_nor_trained():
+    module = Residual()
+    for p in module.first.parameters():
+        p.requires_grad_(False)
+    x, y = records("residual")
+    kept = module.first.weight.clone()
+    update = private_module_update(module, trainable_arrays(module), x, y, job(noise_multiplier=1.0))
+    assert not any(name.startswith("first") for name in update)
+    assert torch.equal(module.first.weight, kept)
+
+
+def test_own_losses_and_wrong_weights():
+    module = nn.Sequential(nn.Flatten(), nn.Linear(36, 1))
+    x, _ = records("mlp")
+    targets = torch.randn(20)
+    squared = lambda out, want: (out[:, 0] - want) ** 2  # noqa: E731
+    twin = copy.deepcopy(module)  # a module is trained in place
+    update = private_module_update(twin, trainable_arrays(module), x, targets, job(clip_norm=1e6), squared)
+    module.zero_grad()
+    ((module(x)[:, 0] - targets) ** 2).sum().backward()
+    np.testing.assert_allclose(update["1.weight"], module[1].weight.grad, rtol=1e-4, atol=1e-3)
+    with pytest.raises(PrivacyError, match="the same model"):
+        load_arrays(module, {"other": np.zeros(3)})
+    with pytest.raises(PrivacyError, match="one label"):
+        private_module_update(module, trainable_arrays(module), x, targets[:3], job())
