@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -109,10 +109,12 @@ class Engine(AbstractContextManager["Engine"]):
         """Ends a SuperNode and the client app in it at once, as a power cut would."""
         self._kill(self._processes.pop(f"node-{number}"), signal.SIGKILL)
 
-    def run(self, app: Path, run_config: Mapping[str, Any] | None = None, *, timeout_seconds: float) -> dict[str, Any]:
+    def run(
+        self, app: Path, run_config: Mapping[str, Any] | None = None, *, timeout_seconds: float
+    ) -> dict[str, Any]:
         """Runs the app in folder `app` and returns the result that its server wrote.
 
-        The app's `[tool.flwr.app.config]` must name `result-file` and every key of `run_config`: Flower refuses others.
+        The app's `[tool.flwr.app.config]` must name `result-file` and all keys of `run_config`: others are refused.
         """
         result = self.folder / "result.json"
         result.unlink(missing_ok=True)
@@ -203,10 +205,8 @@ class Engine(AbstractContextManager["Engine"]):
             except (ProcessLookupError, subprocess.TimeoutExpired):
                 continue
         # Apps in the same session that outlived their parent.
-        try:
+        with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
 
 
 def write_app(folder: Path, code: str, config: Mapping[str, Any]) -> Path:
@@ -219,8 +219,19 @@ def write_app(folder: Path, code: str, config: Mapping[str, Any]) -> Path:
             [
                 *("[build-system]", 'requires = ["setuptools"]', 'build-backend = "setuptools.build_meta"', ""),
                 *("[project]", 'name = "market-app"', 'version = "1.0.0"', 'description = "A market"'),
-                *('license = "Apache-2.0"', "dependencies = []", "", "[tool.flwr.app]", 'publisher = "privmarket"', ""),
-                *("[tool.flwr.app.components]", 'serverapp = "market_app:server"', 'clientapp = "market_app:client"'),
+                *(
+                    'license = "Apache-2.0"',
+                    "dependencies = []",
+                    "",
+                    "[tool.flwr.app]",
+                    'publisher = "privmarket"',
+                    "",
+                ),
+                *(
+                    "[tool.flwr.app.components]",
+                    'serverapp = "market_app:server"',
+                    'clientapp = "market_app:client"',
+                ),
                 *("", "[tool.flwr.app.config]", *lines, ""),
             ]
         )

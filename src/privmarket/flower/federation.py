@@ -36,7 +36,9 @@ _FLAT = "weights"  # the model as one flat vector, which is what the plain simul
 def federation_server(config: FederationConfig, **extra: Any) -> MarketServerApp:
     """The server of a configured run; `extra` goes to `server_app`, e.g. deadlines."""
     if config.mode != "private":
-        raise ConfigurationError(f"mode {config.mode!r} on Flower", "only 'private' runs there; simulate the others")
+        raise ConfigurationError(
+            f"mode {config.mode!r} on Flower", "only 'private' runs there; simulate the others"
+        )
     training, law = config.training, scenario(config.scenario)
     public = {"law": law, "scenario": config.scenario, "epsilon_max": law.epsilon_max}
     wanted = {key: value for key, value in public.items() if takes_setting(config.mechanism, key)}

@@ -62,7 +62,11 @@ class Fleet:
         return there
 
     def call_for_bids(
-        self, call: Call, receipts: Mapping[str, Receipt], timeout_seconds: float, nodes: Iterable[int] | None = None
+        self,
+        call: Call,
+        receipts: Mapping[str, Receipt],
+        timeout_seconds: float,
+        nodes: Iterable[int] | None = None,
     ) -> dict[str, Offer | None]:
         """Every client's offer, sorted by name; None for those that answered without one."""
         asked = sorted(self.grid.get_node_ids() if nodes is None else nodes)
@@ -105,8 +109,8 @@ class Fleet:
         self,
         sales: Mapping[str, Sale],
         replies: Iterable[Message],
-        record: str,
-        shapes: Mapping[str, tuple[int, ...]] | None,
+        record: str | None,
+        shapes: Mapping[str, tuple[int, ...]],
     ) -> dict[str, Delivery]:
         """client → what it delivered; a node's first word counts, and only for its own sale."""
         owner = {self.node_of[client]: client for client in sales}
@@ -144,9 +148,7 @@ class Fleet:
             return None, None
         return client, offer
 
-    def _delivery(
-        self, reply: Message, record: str, shapes: Mapping[str, tuple[int, ...]] | None
-    ) -> Delivery:
+    def _delivery(self, reply: Message, record: str | None, shapes: Mapping[str, tuple[int, ...]]) -> Delivery:
         if reply.has_error():
             # The client may have trained and released nothing, or died in between; its own wallet knows.
             return Delivery(fault=f"client failed: {reply.error.reason}", released=False)
@@ -165,12 +167,12 @@ class Fleet:
         return Delivery(update if fault is None else None, fault)
 
 
-def update_fault(update: Mapping[str, np.ndarray], shapes: Mapping[str, tuple[int, ...]] | None) -> str | None:
-    """What is wrong with an update; None if it can be used. Without shapes only its numbers are looked at."""
-    if shapes is not None and set(update) != set(shapes):
+def update_fault(update: Mapping[str, np.ndarray], shapes: Mapping[str, tuple[int, ...]]) -> str | None:
+    """What is wrong with an update; None if it can be used."""
+    if set(update) != set(shapes):
         return f"update has arrays {sorted(update)[:5]}, not {sorted(shapes)[:5]}"
     for name, array in update.items():
-        if shapes is not None and array.shape != shapes[name]:
+        if array.shape != shapes[name]:
             return f"{name} has shape {array.shape}, not {shapes[name]}"
         if array.dtype.kind != "f":
             return f"{name} holds {array.dtype}, not floating-point numbers"

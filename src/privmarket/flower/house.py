@@ -114,7 +114,7 @@ class BrokerHouse:
             paid = self.client.settle_round(self._round)["paid_micro"]
             if paid != settlement.spent_micro:
                 raise RoundError(
-                    f"round {market.terms.number}: the broker paid {paid} µ, this run counts {settlement.spent_micro}",
+                    f"round {market.terms.number}: the broker paid {paid} µ, not {settlement.spent_micro}",
                     "compare the broker's awards with this run's records",
                 )
         return market, settlement

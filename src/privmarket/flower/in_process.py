@@ -121,7 +121,11 @@ def run_in_process(
     """Runs a market in this process and returns what it came to."""
     grid = grid or InProcessGrid(client_app, nodes, run_config)
     context = Context(
-        run_id=grid.run.run_id, node_id=SERVER_NODE, node_config={}, state=RecordDict(), run_config=dict(run_config or {})
+        run_id=grid.run.run_id,
+        node_id=SERVER_NODE,
+        node_config={},
+        state=RecordDict(),
+        run_config=dict(run_config or {}),
     )
     server_app(grid, context)
     if not isinstance(server_app, MarketServerApp) or server_app.result is None:

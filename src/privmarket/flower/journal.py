@@ -57,7 +57,7 @@ class WalletFile:
 
     @contextmanager
     def open(self, family: ReleaseFamily, epsilon_max: float) -> Iterator[WalletBook]:
-        """The wallet, locked for this process. A new one watches what suits releases of `family`, which is public."""
+        """The wallet, locked for this process; a new one watches what suits releases of `family`."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a+b") as stream:
             fcntl.flock(stream, fcntl.LOCK_EX)
@@ -97,7 +97,7 @@ class WalletFile:
         assert wallets is not None
         if float(wallets.cap_epsilon[0]) != self.cap_epsilon or wallets.delta != self.delta:
             raise WalletError(
-                f"{self.path.name} was opened with a cap of ε = {wallets.cap_epsilon[0]:g} at δ = {wallets.delta:g}, "
+                f"{self.path.name} was opened with a cap of ε = {wallets.cap_epsilon[0]:g}, δ = {wallets.delta:g}, "
                 f"not {self.cap_epsilon:g} at {self.delta:g}",
                 "a lifetime cap is for life; give the first one",
             )
@@ -115,7 +115,7 @@ class WalletBook:
         return self._state.wallets
 
     def affordable(self, family: ReleaseFamily, wanted: float, rounds_left: int = 1) -> float:
-        """The most ε up to `wanted` that fits, if as much is to fit in each of `rounds_left` rounds; 0 if none does."""
+        """The most ε up to `wanted` that fits in each of `rounds_left` rounds; 0 if nothing does."""
         if np.isinf(self._wallets.cap_epsilon[0]):
             return wanted
         purse = self._wallets.share(rounds_left) if rounds_left > 1 else self._wallets
@@ -176,7 +176,9 @@ def _apply(state: _Replay, line: bytes, place: str) -> None:
         else:
             raise ValueError(f"unexpected {kind}")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise JournalError(f"{place}: {line[:80]!r} ({error})", "restore the file from a copy; never edit it") from error
+        raise JournalError(
+            f"{place}: {line[:80]!r} ({error})", "restore the file from a copy; never edit it"
+        ) from error
 
 
 def _force_folder(folder: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -17,19 +16,17 @@ from flwr.serverapp import Grid, ServerApp
 from privmarket.broker.client import BrokerClient
 from privmarket.errors import ConfigurationError
 from privmarket.federated.aggregation import aggregate, seller_weights
-from privmarket.federated.round import Round, Settlement, Terms
+from privmarket.federated.round import Offer, Round
 from privmarket.flower import wire
+from privmarket.flower.books import Books, delivered
 from privmarket.flower.fleet import Delivery, Fleet
 from privmarket.flower.house import AuctionHouse, BrokerHouse, LocalHouse
 from privmarket.flower.settings import MarketSettings
-from privmarket.flower.wire import Arrays, Call, Receipt, Sale
-from privmarket.privacy.events import PrivacyEvent, release
+from privmarket.flower.wire import Arrays, Call
 
 if TYPE_CHECKING:
     from privmarket.federated.state import RoundRecord
     from privmarket.flower.result import MarketResult
-
-_log = logging.getLogger("privmarket.flower")
 
 TOKEN_VARIABLE = "PRIVMARKET_BROKER_TOKEN"
 RESULT_KEY, BROKER_KEY = "result-file", "broker-url"
@@ -125,7 +122,7 @@ def _module_evaluation(model: Callable[[], Any], evaluate: Evaluate) -> Evaluate
 
 @dataclass(eq=False)
 class MarketRun:
-    """One run: its fixed parts, and what it carries from round to round."""
+    """One run: its fixed parts, its books, and the model as it stands."""
 
     grid: Grid
     settings: MarketSettings
@@ -133,11 +130,7 @@ class MarketRun:
     start_weights: Mapping[str, np.ndarray]
     evaluate: Evaluate | None
     on_round: Callable[[RoundRecord], None]
-    records: list[RoundRecord] = field(default_factory=list)
-    releases: dict[str, list[PrivacyEvent]] = field(default_factory=dict)
-    receipts: dict[str, Receipt] = field(default_factory=dict)
     bid_seconds: list[float] = field(default_factory=list)
-    spent_micro: int = 0
 
     def __post_init__(self) -> None:
         # torch is the server's optimiser; importing it here keeps modules that only name an app quick to load.
@@ -147,7 +140,7 @@ class MarketRun:
 
         settings = self.settings
         self.fleet = Fleet(self.grid)
-        self.run_name = str(self.grid.run.run_id)
+        self.books = Books(settings, str(self.grid.run.run_id))
         self.shapes = {name: array.shape for name, array in self.start_weights.items()}
         self.plan = ServerPlan(settings.server_rate, settings.final_rate, settings.momentum, settings.averaging)
         self.state = ServerState.start(torch.from_numpy(flatten(self.start_weights)))
@@ -165,80 +158,37 @@ class MarketRun:
             )
         for number in range(self.settings.rounds):
             self.step(number)
-        if self.settings.receipts and self.receipts:
-            self.fleet.send_receipts(self._call(self._terms(0), ""), self.receipts, _RECEIPT_SECONDS)
-        releases = {client: tuple(events) for client, events in self.releases.items()}
-        seconds = time.perf_counter() - started
-        return MarketResult(
-            *(self.settings, tuple(self.records), self.model_weights()),
-            releases,
-            tuple(self.bid_seconds),
-            seconds,
-        )
+        books = self.books
+        if self.settings.receipts and books.receipts:
+            self.fleet.send_receipts(books.call(books.terms(0)), books.receipts, _RECEIPT_SECONDS)
+        releases = {client: tuple(events) for client, events in books.releases.items()}
+        seconds, calls = time.perf_counter() - started, tuple(self.bid_seconds)
+        return MarketResult(self.settings, tuple(books.records), self.model_weights(), releases, calls, seconds)
 
     def step(self, number: int) -> None:
-        """One round."""
-        terms = self._terms(number)
-        call = self._call(terms, self.house.open(terms))
+        """One round: publish, bid, clear, train, settle, aggregate."""
+        terms = self.books.terms(number)
+        call = self.books.call(terms, self.house.open(terms))
         market = self.house.clear(terms, self._offers(call))
-        sales = self.sales(market, call)
+        sales = self.books.sales(market, call, self.fleet)
         weights = wire.write_arrays(self._arrays(self.state.weights.numpy()))
         deliveries = self.fleet.order(sales, weights, self.shapes, self.settings.deadline_seconds) if sales else {}
-        market = market.deliver({c: d.fault for c, d in deliveries.items() if d.released})
-        market, settlement = self.house.settle(market)
-        self._account(market, settlement)
+        market, settlement = self.house.settle(delivered(market, deliveries))
         self._aggregate(market, deliveries, number)
-        self._record(market, settlement, deliveries)
-
-    def sales(self, market: Round, call: Call) -> dict[str, Sale]:
-        """client → its own order, for those that sold something and are here."""
-        settings = self.settings
-        return {
-            client: Sale(
-                *(call.run, call.number, award.epsilon, award.payment_micro, call.family),
-                *(settings.clip_norm, settings.learning_rate, settings.expected_batch),
-                broker_round=call.broker_round,
-            )
-            for client, award in market.awards.items()
-            if client in self.fleet.node_of
-        }
+        measured = number + 1 == self.settings.rounds or (number + 1) % self.settings.evaluate_every == 0
+        accuracy = float(self.evaluate(self.model_weights())) if self.evaluate and measured else None
+        self.on_round(self.books.close(market, settlement, deliveries, accuracy))
 
     def model_weights(self) -> Arrays:
         """The model that is tested and kept: averaged over rounds where the plan says so."""
         chosen = self.state.averaged if self.plan.averaging > 0 else self.state.weights
         return self._arrays(chosen.numpy())
 
-    def _terms(self, number: int) -> Terms:
-        budget = self.settings.budget_micro(number, self.spent_micro)
-        return Terms(number, budget, self.settings.family, self.settings.epsilon_max)
-
-    def _call(self, terms: Terms, broker_round: str) -> Call:
-        return Call(
-            *(self.run_name, terms.number, self.settings.rounds, terms.budget_micro, terms.family),
-            *(terms.epsilon_max, broker_round),
-        )
-
-    def _offers(self, call: Call) -> dict[str, Any]:
+    def _offers(self, call: Call) -> dict[str, Offer | None]:
         started = time.perf_counter()
-        offers = self.fleet.call_for_bids(call, self.receipts, self.settings.bid_seconds)
+        offers = self.fleet.call_for_bids(call, self.books.receipts, self.settings.bid_seconds)
         self.bid_seconds.append(time.perf_counter() - started)
         return offers
-
-    def _account(self, market: Round, settlement: Settlement) -> None:
-        family = self.settings.family
-        for client, award in settlement.sold.items():
-            event = release(award.noise_multiplier, family.sampling_rate, family.steps)
-            self.releases.setdefault(client, []).append(event)
-        self.spent_micro += settlement.spent_micro
-        self.receipts = {
-            client: Receipt(
-                *(self.run_name, settlement.number),
-                settlement.paid_micro.get(client, 0),
-                settlement.dropped.get(client, ""),
-            )
-            for client in market.awards
-            if client in self.fleet.node_of
-        }
 
     def _aggregate(self, market: Round, deliveries: Mapping[str, Delivery], number: int) -> None:
         import torch
@@ -252,29 +202,6 @@ class MarketRun:
         updates = np.stack([flatten(usable[c], self.shapes) for c in market.offers if c in usable])
         update = torch.from_numpy(aggregate(weights, updates))
         self.state = server_step(self.state, update, self.plan, number / self.settings.rounds)
-
-    def _record(self, market: Round, settlement: Settlement, deliveries: Mapping[str, Delivery]) -> None:
-        from privmarket.federated.state import RoundRecord
-
-        number, settings = settlement.number, self.settings
-        measured = number + 1 == settings.rounds or (number + 1) % settings.evaluate_every == 0
-        accuracy = float(self.evaluate(self.model_weights())) if self.evaluate and measured else None
-        faults = {client: d.fault for client, d in deliveries.items() if d.fault is not None}
-        record = RoundRecord(
-            number=number,
-            bidders=len(market.offers),
-            sellers=len(settlement.paid_micro),
-            total_epsilon=settlement.total_epsilon,
-            spent_micro=settlement.spent_micro,
-            refunded_micro=settlement.refunded_micro,
-            sold_epsilon={client: award.epsilon for client, award in settlement.sold.items()},
-            paid_micro=settlement.paid_micro,
-            dropped={client: faults.get(client, reason) for client, reason in settlement.dropped.items()},
-            accuracy=accuracy,
-        )
-        self.records.append(record)
-        _log.info("round %s: %s sold, %s dropped, accuracy %s", number, record.sellers, record.dropped, accuracy)
-        self.on_round(record)
 
     def _arrays(self, flat: np.ndarray) -> Arrays:
         """The flat vector as named arrays."""

@@ -101,12 +101,12 @@ def refuse_mixed_records(module: nn.Module) -> None:
         first = str(faults[0]).splitlines()[0]
         raise PrivacyError(
             f"this module cannot be trained record by record: {first}",
-            "replace BatchNorm by GroupNorm, or freeze it in eval mode; opacus.validators.ModuleValidator.fix helps",
+            "replace BatchNorm by GroupNorm, or freeze it in eval mode; see opacus.validators.ModuleValidator.fix",
         )
 
 
 def clipped_sum(module: nn.Module, inputs: Tensor, labels: Tensor, clip_norm: float, loss: Loss) -> list[Tensor]:
-    """Σ over records of each one's gradient, clipped to norm ≤ `clip_norm` over all trainable parameters together.
+    """Σ over records of each one's gradient, clipped to norm ≤ `clip_norm` over all parameters together.
 
     Records whose gradient is not finite count as nothing: else one record could decide whether there is a sum.
 
@@ -143,9 +143,10 @@ def _general_update(module: nn.Module, x: Tensor, y: Tensor, plan: LocalPlan, jo
     parameters = dict(module.named_parameters())
     module.train()
     for _ in range(plan.steps):
-        rows = slice(None)
+        drawn = np.ones(x.shape[0], dtype=bool)
         if plan.sampling_rate < 1.0:
-            rows = np.flatnonzero(job.noise.bernoulli(plan.sampling_rate, x.shape[0]))
+            drawn = job.noise.bernoulli(plan.sampling_rate, x.shape[0])
+        rows = torch.from_numpy(np.flatnonzero(drawn))
         sums = clipped_sum(module, x[rows], y[rows], plan.clip_norm, loss)
         with torch.no_grad():
             for name, total in zip(names, sums, strict=True):

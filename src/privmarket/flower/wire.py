@@ -22,7 +22,9 @@ from privmarket.privacy.calibration import ReleaseFamily
 BID, TRAIN, RECEIPT = "query.bid", "train", "query.receipt"
 
 # Names of the records in a message.
-_CALL, _OFFER, _SALE, _RECEIPT, _REFUSAL = (f"privmarket-{part}" for part in ("call", "offer", "sale", "receipt", "no"))
+_CALL, _OFFER, _SALE, _RECEIPT, _REFUSAL = (
+    f"privmarket-{part}" for part in ("call", "offer", "sale", "receipt", "no")
+)
 WEIGHTS, UPDATE = "privmarket-weights", "privmarket-update"
 
 Arrays = dict[str, np.ndarray]
@@ -133,14 +135,9 @@ def read_offer(content: RecordDict) -> tuple[str, Offer | None]:
     return client, Offer(valuation, epsilon, size, accuracy)
 
 
-def write_sale(sale: Sale) -> ConfigRecord:
-    """One client's own order, as the record that is added to its message."""
-    return ConfigRecord(_flat(sale))
-
-
 def add_sale(content: RecordDict, sale: Sale) -> None:
     """Puts a client's own order into the message that goes to that client alone."""
-    content[_SALE] = write_sale(sale)
+    content[_SALE] = ConfigRecord(_flat(sale))
 
 
 def has_sale(content: RecordDict) -> bool:
@@ -178,19 +175,20 @@ def write_arrays(arrays: Mapping[str, np.ndarray]) -> ArrayRecord:
     return ArrayRecord({name: Array(np.ascontiguousarray(array)) for name, array in arrays.items()})
 
 
-def read_arrays(content: RecordDict, name: str) -> Arrays:
-    """The named arrays in a message.
+def read_arrays(content: RecordDict, name: str | None) -> Arrays:
+    """The arrays in a message: the record called `name`, or the only one there is.
 
     Raises:
         WireError: there are none, or they cannot be read.
     """
-    record = content.get(name)
+    only = list(content.array_records.values())
+    record = content.get(name) if name is not None else (only[0] if len(only) == 1 else None)
     if not isinstance(record, ArrayRecord):
-        raise WireError(f"no arrays called {name}", "is the other side a privmarket app?")
+        raise WireError(f"no arrays called {name}, or more than one record", "is the other side a privmarket app?")
     try:
         return {key: array.numpy() for key, array in record.items()}
     except (ValueError, EOFError, OSError) as error:
-        raise WireError(f"arrays called {name} cannot be read: {error}", "send NumPy arrays") from error
+        raise WireError(f"arrays cannot be read: {error}", "send NumPy arrays") from error
 
 
 def digest(arrays: Mapping[str, np.ndarray]) -> str:

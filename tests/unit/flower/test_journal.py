@@ -48,10 +48,12 @@ def test_a_sale_is_charged_once_and_for_ever(wallet):
 
 def test_the_cap_holds_over_restarts(wallet):
     sold = 0
-    with pytest.raises(WalletError, match="does not fit"):
+    try:
         for sold in range(100):
             forget()
             sell(wallet, f"run-{sold}/0")
+    except WalletError as error:
+        assert "does not fit" in str(error)  # noqa: PT017
     assert 3 < sold < 12  # composition beats adding up, and still the cap is finite
     with wallet.open(FAMILY, 5.0) as book:
         assert 0 < book.affordable(FAMILY, 5.0) < 1

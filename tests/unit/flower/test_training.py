@@ -117,7 +117,7 @@ def test_a_sum_that_is_not_clipped_is_caught():
 
 
 def test_both_paths_take_the_same_noisy_steps(monkeypatch):
-    """Three sampled steps with noise: the same batches and the same distribution; without noise the same numbers."""
+    """Three sampled steps: the same batches, and without noise the same numbers."""
     x, y = records("mlp", rows=200)
     weights = trainable_arrays(build("mlp"))
     plan = {"steps": 3, "sampling_rate": 0.3, "rate": 0.2, "batch": 60.0, "clip_norm": 1.0}

@@ -29,7 +29,8 @@ def client(train=train, **options):
 
 def server(**options):
     options = {"mechanism": "proportional-share", "budget": BUDGET, "rounds": 2, "momentum": 0.0, **options}
-    return pm.flower.server_app(initial_weights=lambda: START, evaluate=lambda weights: weights["b"].sum(), **options)
+    merit = lambda weights: weights["b"].sum()  # noqa: E731
+    return pm.flower.server_app(initial_weights=lambda: START, evaluate=merit, **options)
 
 
 class Wire(pm.flower.InProcessGrid):
