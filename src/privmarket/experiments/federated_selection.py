@@ -10,11 +10,12 @@ so a stopped search goes on where it was:
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,48 +31,85 @@ _START = Training(
     momentum=0.9,
     averaging=0.9,
 )
-# One change at a time, then those that helped together.
-_CHANGES: dict[str, list[dict[str, Any]]] = {
-    "mnist": [
-        {},
-        {"features": "oriented-gradients"},
-        {"model": "logistic"},
-        {"server_rate": 2.0},
-        {"clip_norm": 2.0, "server_rate": 2.0},
-        {"clip_norm": 8.0, "server_rate": 8.0},
-    ],
-    "cifar10": [{}, {"features": "oriented-gradients"}, {"server_rate": 2.0}],
-    "fashion-mnist": [{}, {"features": "oriented-gradients"}],
+_LOGISTIC = {"model": "logistic"}
+
+
+@dataclass(frozen=True)
+class Task:
+    """What settings are wanted for, and the candidates.
+
+    Attributes:
+        conditions: (α, seed) under which every candidate is run.
+        changes: of each candidate against `_START`.
+        wallet: lifetime limit on ε, if any.
+    """
+
+    dataset: str
+    conditions: tuple[tuple[float, int], ...]
+    changes: tuple[dict[str, Any], ...]
+    wallet: float | None = None
+
+    def candidates(self) -> list[Training]:
+        """The settings that are compared."""
+        return [replace(_START, **changes) for changes in self.changes]
+
+    def configuration(self, training: Training, alpha: float, seed: int) -> FederationConfig:
+        """One run of the search."""
+        return FederationConfig(
+            dataset=self.dataset,
+            clients=100,
+            alpha=alpha,
+            mechanism="mfg-menunet",
+            budget=50.0,
+            rounds=200,
+            evaluate_every=200,
+            measured_on="validation",
+            wallet=self.wallet,
+            seed=seed,
+            training=training,
+        )
+
+
+_MILD, _SEVERE = (0.5, 1000), (0.1, 1001)
+TASKS = {
+    "mnist": Task(
+        "mnist",
+        (_MILD, _SEVERE),
+        (
+            {},
+            {"features": "oriented-gradients"},
+            _LOGISTIC,
+            {"server_rate": 2.0},
+            {"clip_norm": 2.0, "server_rate": 2.0},
+            {"clip_norm": 8.0, "server_rate": 8.0},
+        ),
+    ),
+    "cifar10": Task(
+        "cifar10",
+        (_MILD,),
+        ({}, {"features": "oriented-gradients"}, {"server_rate": 2.0}, {"server_rate": 1.0}),
+    ),
+    "fashion-mnist": Task("fashion-mnist", (_MILD,), ({}, {"features": "oriented-gradients"})),
+    "mnist, lifetime ε ≤ 8": Task(
+        "mnist",
+        (_MILD,),
+        (
+            {},
+            {"server_rate": 1.0},
+            _LOGISTIC,
+            {**_LOGISTIC, "server_rate": 2.0},
+            {**_LOGISTIC, "server_rate": 1.0},
+        ),
+        wallet=8.0,
+    ),
 }
 
 
-# (α, seed) under which the candidates of a data set are compared.
-_MILD, _SEVERE = (0.5, 1000), (0.1, 1001)
-_CONDITIONS = {"mnist": (_MILD, _SEVERE), "cifar10": (_MILD,), "fashion-mnist": (_MILD,)}
-
-
-def candidates(dataset: str) -> list[Training]:
-    """The settings that are compared."""
-    return [replace(_START, **changes) for changes in _CHANGES[dataset]]
-
-
 def configurations() -> Iterator[FederationConfig]:
-    """Every run of the search, data set by data set."""
-    for dataset in _CHANGES:
-        for training in candidates(dataset):
-            for alpha, seed in _CONDITIONS[dataset]:
-                yield FederationConfig(
-                    dataset=dataset,
-                    clients=100,
-                    alpha=alpha,
-                    mechanism="mfg-menunet",
-                    budget=50.0,
-                    rounds=200,
-                    evaluate_every=200,
-                    measured_on="validation",
-                    seed=seed,
-                    training=training,
-                )
+    """Every run of the search, task by task."""
+    for task in TASKS.values():
+        for training, (alpha, seed) in itertools.product(task.candidates(), task.conditions):
+            yield task.configuration(training, alpha, seed)
 
 
 def search(path: Path, minutes: float) -> int:
@@ -98,34 +136,35 @@ def search(path: Path, minutes: float) -> int:
     return len(missing)
 
 
-def scores(path: Path, dataset: str) -> dict[Training, float]:
-    """Mean validation accuracy of each candidate; of all of them, or the search is not over."""
-    cells = _measured(path)
-    found: dict[Training, list[float]] = {}
-    for config in configurations():
-        if config.dataset == dataset:
-            found.setdefault(config.training, []).append(cells[config.digest()]["accuracy"])
-    return {training: float(np.mean(values)) for training, values in found.items()}
+def scores(path: Path, name: str) -> dict[Training, float]:
+    """Mean validation accuracy of each candidate of a task; all of them, or the search is not over."""
+    cells, task = _measured(path), TASKS[name]
+    return {
+        training: float(
+            np.mean([cells[task.configuration(training, *c).digest()]["accuracy"] for c in task.conditions])
+        )
+        for training in task.candidates()
+    }
 
 
-def best(path: Path, dataset: str) -> Training:
+def best(path: Path, name: str) -> Training:
     """The settings that were chosen."""
-    found = scores(path, dataset)
+    found = scores(path, name)
     return max(found, key=lambda training: found[training])
 
 
 def render_selection(path: Path) -> str:
     """The comparison as a table."""
     lines = [
-        "| data set | settings, as they differ from the first line | mean validation accuracy |",
+        "| for | settings, as they differ from the first line | mean validation accuracy |",
         "|---|---|---|",
     ]
-    for dataset in _CHANGES:
-        found = scores(path, dataset)
-        top = best(path, dataset)
+    for name in TASKS:
+        found = scores(path, name)
+        top = best(path, name)
         for training, value in found.items():
             text = f"{value:.2%}"
-            lines.append(f"| {dataset} | {_changed(training)} | {f'**{text}**' if training == top else text} |")
+            lines.append(f"| {name} | {_changed(training)} | {f'**{text}**' if training == top else text} |")
     return "\n".join(lines) + "\n"
 
 

@@ -18,6 +18,7 @@ from privmarket.federated.round import Round
 from privmarket.market.bids import Array, Bids
 from privmarket.market.objectives import AggregationError
 
+_CLIENTS_AT_ONCE = 32
 AGGREGATIONS = ("epsilon", "epsilon-squared", "optimal")
 
 
@@ -69,4 +70,9 @@ def seller_weights(
 
 def aggregate(weights: Array, updates: np.ndarray) -> np.ndarray:
     """Σ α_i·update_i in float64, returned as float32. Shapes: (clients,), (clients, parameters)."""
-    return np.asarray(weights @ updates.astype(np.float64), dtype=np.float32)
+    total = np.zeros(updates.shape[1])
+    # A few clients at a time: a float64 copy of all updates would double what a round needs.
+    for first in range(0, len(updates), _CLIENTS_AT_ONCE):
+        some = slice(first, first + _CLIENTS_AT_ONCE)
+        total += weights[some] @ updates[some].astype(np.float64)
+    return total.astype(np.float32)

@@ -7,6 +7,8 @@ buys less privacy than it loses signal.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from privmarket.errors import UnknownNameError
 from privmarket.federated.config import Training
 
@@ -22,7 +24,7 @@ _RECOMMENDED = {
     "digits": Training(model="logistic", final_rate=0.1, averaging=0.8),
     "mnist": _GRADIENTS,
     "fashion-mnist": _GRADIENTS,
-    "cifar10": _GRADIENTS,
+    "cifar10": replace(_GRADIENTS, server_rate=2.0),
 }
 
 
