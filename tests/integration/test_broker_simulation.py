@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from privmarket.broker import broker as broker_module
-from privmarket.broker import ledger
+from privmarket.broker import idempotency, ledger
 from tests.integration.broker_simulation import Crash, InvariantError, Simulation
 
 
@@ -44,8 +43,8 @@ def test_it_catches_a_ledger_that_loses_a_micro_unit(tmp_path: Path, monkeypatch
 
 
 def test_it_catches_a_broker_that_forgets_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(broker_module, "_first_answer", lambda *_: None)
-    monkeypatch.setattr(broker_module, "_remember", lambda *_: None)
+    monkeypatch.setattr(idempotency, "find", lambda *_: {})
+    monkeypatch.setattr(idempotency, "remember", lambda *_: None)
     with pytest.raises(InvariantError):
         Simulation(tmp_path / "m.db", 0).run(15)
 

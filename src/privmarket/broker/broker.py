@@ -5,27 +5,27 @@ The HTTP API, the demo, the simulation and the tests all call these methods; not
 
 from __future__ import annotations
 
-import json
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Row, func, insert, select, update
 
-from privmarket.broker import chain, ledger, people, rounds
+from privmarket.broker import bidding, chain, idempotency, ledger, people, rounds
+from privmarket.broker.bidding import BidRequest
 from privmarket.broker.database import Clock, Database, Transaction, wall_clock_ms
 from privmarket.broker.entropy import Entropy, identifier
-from privmarket.broker.errors import BrokerError, ConflictError, ForbiddenError, IdempotencyError, NotFoundError
+from privmarket.broker.errors import BrokerError, ConflictError, ForbiddenError, NotFoundError
 from privmarket.broker.guard import version_of
 from privmarket.broker.people import ANONYMOUS, MONEY_LIMIT_MICRO, SYSTEM, Actor, require
-from privmarket.broker.schema import idempotency, parties, tasks, tokens
+from privmarket.broker.schema import parties, tasks, tokens
 from privmarket.broker.schema import rounds as rounds_table
+from privmarket.errors import PrivmarketError
 from privmarket.federated.round import Offer
 from privmarket.mechanisms import mechanism
 from privmarket.privacy.calibration import ReleaseFamily
 
 Answer = dict[str, Any]
-KEY_LENGTHS = range(8, 201)
 _YEAR_SECONDS = 366 * 24 * 3600
 
 
@@ -42,7 +42,7 @@ class Broker:
     ) -> None:
         """`clock`, `entropy` and `make_mechanism` are replaced in simulations only."""
         self.database = Database(database, clock) if isinstance(database, str) else database
-        self._entropy = entropy
+        self.entropy = entropy
         self.make_mechanism = make_mechanism
 
     # ---- people and money -------------------------------------------------------------------------------
@@ -58,13 +58,12 @@ class Broker:
             raise ForbiddenError("operators are made by operators", "ask one of them")
 
         def command(tx: Transaction) -> Answer:
-            return people.register(tx, self._entropy, dict(fields))
+            return people.register(tx, self.entropy, dict(fields))
 
         return self._with_token(actor, key, ("register", dict(fields)), command, "full")
 
     def mint_token(self, actor: Actor, scope: str, key: str) -> Answer:
         """Another token for the caller itself."""
-        self._writable(actor)
         return self._with_token(actor, key, ("mint", scope), lambda tx: {"id": actor.party_id}, scope)
 
     def revoke_token(self, actor: Actor, token_id: str, key: str) -> Answer:
@@ -95,7 +94,7 @@ class Broker:
         self.make_mechanism(fields["mechanism"], **fields["settings"])
 
         def command(tx: Transaction) -> Answer:
-            task_id = identifier(self._entropy, "task")
+            task_id = identifier(self.entropy, "task")
             row = {**fields, "settings": chain.canonical(fields["settings"])}
             tx.connection.execute(
                 insert(tasks).values(id=task_id, buyer_id=actor.party_id, created_ms=tx.now_ms, **row)
@@ -122,14 +121,14 @@ class Broker:
         return self._write(actor, key, ("open", task_id), command)
 
     def _open(self, tx: Transaction, task: Row[Any], number: int) -> Answer:
-        round_id = identifier(self._entropy, "round")
+        round_id = identifier(self.entropy, "round")
         held = {ledger.escrow(round_id): task.budget_micro}
         ledger.transfer(tx, "escrow", round_id, ledger.party(task.buyer_id), held)
         row = {
             "task_id": task.id,
             "number": number,
             "state": "open",
-            "seed": int.from_bytes(self._entropy(7), "big"),
+            "seed": int.from_bytes(self.entropy(7), "big"),
             "budget_micro": task.budget_micro,
             "mechanism_version": version_of(rounds.mechanism_of(task, self.make_mechanism)),
             "opened_ms": tx.now_ms,
@@ -144,14 +143,15 @@ class Broker:
 
     def bid(self, actor: Actor, round_id: str, offer: Offer, key: str) -> Answer:
         """A sealed bid."""
-        require(actor, "seller")
-        request = ("bid", round_id, offer.valuation, offer.epsilon, offer.data_size, offer.accuracy)
+        (result,) = self.take_bids([BidRequest(round_id, offer, key, actor)])
+        if isinstance(result, PrivmarketError):
+            raise result
+        return result
 
-        def command(tx: Transaction) -> Answer:
-            round_, task = _round(tx, round_id)
-            return rounds.place_bid(tx, actor.party_id, round_, task, offer, self._entropy(16).hex())
-
-        return self._write(actor, key, request, command)
+    def take_bids(self, requests: Sequence[BidRequest]) -> list[Answer | PrivmarketError]:
+        """Sealed bids of many sellers in one durable transaction; one answer or refusal each."""
+        with self.database.write(SYSTEM.party_id) as tx:
+            return bidding.take_bids(tx, requests, self.entropy)
 
     def close_round(self, actor: Actor, round_id: str, key: str) -> Answer:
         """Ends bidding and runs the auction."""
@@ -223,23 +223,20 @@ class Broker:
                 continue
         return done
 
-    # ---- idempotency ------------------------------------------------------------------------------------
-
-    def _writable(self, actor: Actor) -> None:
-        if actor.scope != "full":
-            raise ForbiddenError("this token may only read", "use a token of scope full")
+    # ---- every write ------------------------------------------------------------------------------------
 
     def _write(
         self, actor: Actor, key: str, request: tuple[Any, ...], command: Callable[[Transaction], Answer]
     ) -> Answer:
         """Runs a command once per (actor, key): a repeat gets the first answer, and changes nothing."""
-        self._writable(actor)
+        people.require_full_scope(actor)
+        entry = idempotency.entry(actor.party_id, key, request)
         with self.database.write(actor.party_id) as tx:
-            first = _first_answer(tx, actor, key, request)
+            first = idempotency.first_answer(entry, idempotency.find(tx, [entry]))
             if first is not None:
                 return first
             answer = command(tx)
-            _remember(tx, actor, key, request, answer)
+            idempotency.remember(tx, [(entry, chain.canonical(answer))])
             return answer
 
     def _with_token(
@@ -249,19 +246,18 @@ class Broker:
 
         The token itself is stored nowhere, so it cannot be repeated; the party it belongs to is the same.
         """
-        self._writable(actor)
+        people.require_full_scope(actor)
+        entry = idempotency.entry(actor.party_id, key, request)
         with self.database.write(actor.party_id) as tx:
-            answer = _first_answer(tx, actor, key, request)
+            answer = idempotency.first_answer(entry, idempotency.find(tx, [entry]))
             if answer is not None:
                 people.revoke(tx, SYSTEM, answer["token_id"])
-                forget = update(idempotency).where(*_entry(actor, key))
             else:
                 answer = command(tx)
-                _remember(tx, actor, key, request, answer)
-                forget = update(idempotency).where(*_entry(actor, key))
-            minted = people.mint(tx, self._entropy, answer["id"], scope)
+                idempotency.remember(tx, [(entry, chain.canonical(answer))])
+            minted = people.mint(tx, self.entropy, answer["id"], scope)
             answer |= {"token_id": minted["token_id"], "scope": scope}
-            tx.connection.execute(forget.values(response=chain.canonical(answer)))
+            idempotency.replace(tx, entry, answer)
             return {**answer, "token": minted["token"]}
 
     def first_operator(self) -> str | None:
@@ -269,8 +265,8 @@ class Broker:
         with self.database.write(SYSTEM.party_id) as tx:
             if tx.connection.execute(select(func.count()).where(parties.c.role == "operator")).scalar_one():
                 return None
-            made = people.register(tx, self._entropy, {"role": "operator", "name": "operator"})
-            return str(people.mint(tx, self._entropy, made["id"], "full")["token"])
+            made = people.register(tx, self.entropy, {"role": "operator", "name": "operator"})
+            return str(people.mint(tx, self.entropy, made["id"], "full")["token"])
 
     def new_operator_token(self) -> str:
         """A fresh token for the first operator, for someone who holds the database but lost the token."""
@@ -279,31 +275,7 @@ class Broker:
             operator = tx.connection.execute(party).scalar_one()
             old = (tokens.c.party_id == operator) & tokens.c.revoked_ms.is_(None)
             tx.connection.execute(update(tokens).where(old).values(revoked_ms=tx.now_ms))
-            return str(people.mint(tx, self._entropy, operator, "full")["token"])
-
-
-def _entry(actor: Actor, key: str) -> tuple[Any, Any]:
-    # Keys are stored hashed: the key of a registration stands for its token until that arrived.
-    return idempotency.c.actor == actor.party_id, idempotency.c.key_hash == people.hash_token(key)
-
-
-def _first_answer(tx: Transaction, actor: Actor, key: str, request: tuple[Any, ...]) -> Answer | None:
-    if len(key) not in KEY_LENGTHS:
-        raise BrokerError(
-            f"an idempotency key of {len(key)} characters", "send a fresh UUID in Idempotency-Key with every write"
-        )
-    row = tx.connection.execute(select(idempotency).where(*_entry(actor, key))).first()
-    if row is None:
-        return None
-    if row.request_hash != chain.digest(request):
-        raise IdempotencyError("this idempotency key was used for another request", "use a fresh key")
-    answer: Answer = json.loads(row.response)
-    return answer
-
-
-def _remember(tx: Transaction, actor: Actor, key: str, request: tuple[Any, ...], answer: Answer) -> None:
-    row = {"actor": actor.party_id, "key_hash": people.hash_token(key), "request_hash": chain.digest(request)}
-    tx.connection.execute(insert(idempotency).values(**row, response=chain.canonical(answer), created_ms=tx.now_ms))
+            return str(people.mint(tx, self.entropy, operator, "full")["token"])
 
 
 def _check_task(fields: Mapping[str, Any]) -> None:

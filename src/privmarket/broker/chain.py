@@ -7,16 +7,17 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from sqlalchemy import Connection, Row, insert, select, update
+from sqlalchemy import Connection, Row
 
-from privmarket.broker.schema import audit, chain_head
+from privmarket.broker import sql
 
 GENESIS = "0" * 64
+_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
 def canonical(data: Any) -> str:
     """JSON with one spelling per value: sorted keys, no spaces, no NaN."""
-    return json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return _ENCODER.encode(data)
 
 
 def digest(data: Any) -> str:
@@ -29,11 +30,15 @@ def entry_hash(seq: int, at_ms: int, actor: str, kind: str, subject: str, detail
     return digest([seq, at_ms, actor, kind, subject, details, previous])
 
 
+_ENTRY = ("seq", "at_ms", "actor", "kind", "subject", "details", "previous", "hash")
+_INSERT = f"INSERT INTO audit ({', '.join(_ENTRY)}) VALUES ({', '.join('?' * len(_ENTRY))})"
+
+
 def lock_head(connection: Connection) -> tuple[int, str, int]:
     """(seq, hash, at_ms) of the last entry; nobody else can write until this transaction ends."""
-    head = select(chain_head.c.seq, chain_head.c.hash, chain_head.c.at_ms).with_for_update()
-    row = connection.execute(head).one()
-    return int(row.seq), str(row.hash), int(row.at_ms)
+    lock = "" if connection.dialect.name == "sqlite" else " FOR UPDATE"  # SQLite's BEGIN IMMEDIATE locks already
+    ((seq, own, at_ms),) = sql.run(connection, f"SELECT seq, hash, at_ms FROM chain_head{lock}")
+    return int(seq), str(own), int(at_ms)
 
 
 def append(connection: Connection, entries: list[dict[str, Any]], head: tuple[int, str, int]) -> None:
@@ -43,10 +48,11 @@ def append(connection: Connection, entries: list[dict[str, Any]], head: tuple[in
     for entry in entries:
         seq, at_ms = seq + 1, entry["at_ms"]
         own = entry_hash(seq, at_ms, entry["actor"], entry["kind"], entry["subject"], entry["details"], previous)
-        rows.append({**entry, "seq": seq, "previous": previous, "hash": own})
+        row = {**entry, "seq": seq, "previous": previous, "hash": own}
+        rows.append(tuple(row[name] for name in _ENTRY))
         previous = own
-    connection.execute(insert(audit), rows)
-    connection.execute(update(chain_head).values(seq=seq, hash=previous, at_ms=at_ms))
+    sql.run_many(connection, _INSERT, rows)
+    sql.run(connection, "UPDATE chain_head SET seq = ?, hash = ?, at_ms = ?", seq, previous, at_ms)
 
 
 def first_break(entries: Iterable[Row[Any]]) -> str | None:

@@ -16,7 +16,7 @@ from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from privmarket.broker import chain
 from privmarket.broker.errors import DatabaseError
 
-REVISION = "0001"  # the newest file below migrations/versions
+REVISION = "0002"  # the newest file below migrations/versions
 Clock = Callable[[], int]
 _MIGRATIONS = Path(__file__).parent / "migrations"
 
@@ -37,10 +37,14 @@ class Transaction:
 
     def log(self, kind: str, subject: str, **details: Any) -> None:
         """Adds an entry to the audit log, in this same transaction."""
+        self.log_as(self.actor, kind, subject, **details)
+
+    def log_as(self, actor: str, kind: str, subject: str, **details: Any) -> None:
+        """The same for somebody else than who began the transaction: bids of many share one."""
         self.entries.append(
             {
                 "at_ms": self.now_ms,
-                "actor": self.actor,
+                "actor": actor,
                 "kind": kind,
                 "subject": subject,
                 "details": chain.canonical(details),

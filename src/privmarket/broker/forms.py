@@ -11,7 +11,8 @@ from privmarket.broker.people import MONEY_LIMIT_MICRO
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Line = Annotated[str, Field(min_length=1, max_length=80, pattern=r"^[^\x00-\x1f\x7f]*$")]
 Money = Annotated[int, Field(ge=1, le=MONEY_LIMIT_MICRO, strict=True)]
-Identifier = Annotated[str, Field(min_length=1, max_length=40, pattern=r"^[a-z0-9-]+$")]
+IDENTIFIER = r"^[a-z0-9-]+$"
+Identifier = Annotated[str, Field(min_length=1, max_length=40, pattern=IDENTIFIER)]
 
 
 class Form(BaseModel):

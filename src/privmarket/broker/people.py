@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Connection, insert, select, update
 
-from privmarket.broker import ledger
+from privmarket.broker import ledger, sql
 from privmarket.broker.database import Transaction
 from privmarket.broker.entropy import Entropy, identifier
 from privmarket.broker.errors import BrokerError, ForbiddenError, NotFoundError, UnauthenticatedError
@@ -19,6 +20,10 @@ from privmarket.privacy.wallet import Wallet
 ROLES = ("operator", "buyer", "seller")
 SCOPES = ("full", "read")
 MONEY_LIMIT_MICRO = 10**15
+_CALLERS = (
+    "SELECT t.token_hash, p.id, p.role, t.scope, t.id FROM tokens t JOIN parties p ON p.id = t.party_id "
+    "WHERE t.token_hash IN (?*) AND t.revoked_ms IS NULL"
+)
 
 
 @dataclass(frozen=True)
@@ -40,17 +45,37 @@ def hash_token(token: str) -> str:
     return hashlib.sha256(token.encode()).hexdigest()
 
 
+def bearer_token(authorization: str | None) -> str:
+    """The token in an Authorization header."""
+    scheme, _, token = (authorization or "").partition(" ")
+    if scheme.lower() != "bearer" or not token:
+        raise UnauthenticatedError("no token", "send Authorization: Bearer TOKEN")
+    return token
+
+
+def actors_of(connection: Connection, token_hashes: Sequence[str]) -> dict[str, Actor]:
+    """Token hash → the party behind it, for tokens that are known and not revoked."""
+    return {row[0]: Actor(*row[1:]) for row in sql.run(connection, _CALLERS, list(token_hashes))}
+
+
 def authenticate(connection: Connection, token: str) -> Actor:
     """The party behind a token that is known and not revoked."""
-    found = (
-        select(tokens.c.id, tokens.c.scope, parties.c.id.label("party"), parties.c.role)
-        .select_from(tokens.join(parties, tokens.c.party_id == parties.c.id))
-        .where(tokens.c.token_hash == hash_token(token), tokens.c.revoked_ms.is_(None))
-    )
-    row = connection.execute(found).first()
-    if row is None:
-        raise UnauthenticatedError("unknown or revoked token", "send Authorization: Bearer TOKEN")
-    return Actor(row.party, row.role, row.scope, row.id)
+    hashed = hash_token(token)
+    actor = actors_of(connection, [hashed]).get(hashed)
+    if actor is None:
+        raise unknown_token()
+    return actor
+
+
+def unknown_token() -> UnauthenticatedError:
+    """What somebody with a wrong token hears."""
+    return UnauthenticatedError("unknown or revoked token", "send Authorization: Bearer TOKEN")
+
+
+def require_full_scope(actor: Actor) -> None:
+    """Refuses a write with a token that may only read."""
+    if actor.scope != "full":
+        raise ForbiddenError("this token may only read", "use a token of scope full")
 
 
 def require(actor: Actor, *roles: str) -> None:

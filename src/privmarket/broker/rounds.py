@@ -15,7 +15,7 @@ from sqlalchemy import Connection, Row, bindparam, func, insert, select, update
 
 from privmarket.broker import chain, ledger, wallets
 from privmarket.broker.database import Transaction
-from privmarket.broker.errors import BrokerError, ConflictError, NotFoundError
+from privmarket.broker.errors import ConflictError, NotFoundError
 from privmarket.broker.guard import Guarded, version_of
 from privmarket.broker.schema import awards, bids, parties, rounds, tasks
 from privmarket.errors import PrivmarketError
@@ -26,13 +26,11 @@ from privmarket.privacy.calibration import ReleaseFamily
 from privmarket.privacy.events import release
 
 MakeMechanism = Callable[..., Mechanism]
-VALUATION_LIMIT = 1e9  # all the money that the ledger takes, per unit of ε
-EPSILON_LEAST = 1e-4
 LIVE_STATES = ("open", "cleared", "delivered")
 
 
-def terms_of(task: Row[Any], number: int, budget_micro: int) -> Terms:
-    """What the pure machine needs to know."""
+def terms_of(task: Any, number: int, budget_micro: int) -> Terms:
+    """What the pure machine needs to know; `task` has the columns of one."""
     family = ReleaseFamily(task.sampling_rate, task.steps, task.delta)
     return Terms(number, budget_micro, family, task.epsilon_max)
 
@@ -45,66 +43,11 @@ def mechanism_of(task: Row[Any], make: MakeMechanism) -> Mechanism:
     return make(task.mechanism, **settings)
 
 
-def commitment(round_id: str, seller_id: str, offer: Mapping[str, Any], nonce: str) -> str:
-    """What the log holds of a sealed bid: it fixes the bid and says nothing about it."""
-    return chain.digest([round_id, seller_id, offer, nonce])
-
-
-def place_bid(
-    tx: Transaction, seller_id: str, round_: Row[Any], task: Row[Any], offer: Offer, nonce: str
-) -> dict[str, Any]:
-    """Takes a sealed bid; a new one replaces the seller's old one."""
-    require_state(round_, "open")
-    if tx.now_ms >= round_.bid_deadline_ms:
-        raise ConflictError(f"round {round_.id} stopped taking bids", "wait for the next round")
-    Round.publish(terms_of(task, round_.number, round_.budget_micro)).bid({seller_id: offer})
-    _refuse_extremes(offer)
-    _refuse_empty_wallet(tx.connection, seller_id, task, offer.epsilon)
-    # As floats, which is how they are stored: the commitment must open to the same digits.
-    fields = {
-        "valuation": float(offer.valuation),
-        "epsilon": float(offer.epsilon),
-        "data_size": float(offer.data_size),
-        "accuracy": None if offer.accuracy is None else float(offer.accuracy),
-    }
-    sealed = commitment(round_.id, seller_id, fields, nonce)
-    mine = (bids.c.round_id == round_.id) & (bids.c.seller_id == seller_id) & bids.c.current.is_(True)
-    replaced = tx.connection.execute(update(bids).where(mine).values(current=False)).rowcount
-    row = {"round_id": round_.id, "seller_id": seller_id, "nonce": nonce, "commitment": sealed, "current": True}
-    tx.connection.execute(insert(bids).values(**row, **fields, created_ms=tx.now_ms))
-    tx.log("bid.placed", round_.id, seller=seller_id, commitment=sealed)
-    return {"round_id": round_.id, "commitment": sealed, "nonce": nonce, "replaced": bool(replaced), **fields}
-
-
-def _refuse_extremes(offer: Offer) -> None:
-    """Numbers that no market needs and that could overflow a rule: one bid must not abort a round for all."""
-    if offer.valuation > VALUATION_LIMIT:
-        raise BrokerError(f"valuation is {offer.valuation}", f"ask at most {VALUATION_LIMIT:g} per unit of ε")
-    if offer.epsilon < EPSILON_LEAST:
-        raise BrokerError(f"epsilon is {offer.epsilon}", f"offer at least {EPSILON_LEAST:g}")
-    if not 1e-6 <= offer.data_size <= 1e12:
-        raise BrokerError(f"data_size is {offer.data_size}", "give the number of records, at most 1e12")
-    if offer.accuracy is not None and not 0 <= offer.accuracy <= 1:
-        raise BrokerError(f"accuracy is {offer.accuracy}", "give a share between 0 and 1")
-
-
-def _refuse_empty_wallet(connection: Connection, seller_id: str, task: Row[Any], epsilon: float) -> None:
-    """A courtesy: the binding check is at clearing, where the offer is trimmed to what still fits."""
-    record = wallets.load(connection, seller_id=seller_id)[seller_id]
-    if not record.events and epsilon <= record.cap_epsilon:
-        return
-    family = ReleaseFamily(task.sampling_rate, task.steps, task.delta)
-    if wallets.restore([record]).trim(family, epsilon)[0] == 0:
-        error = ConflictError("the wallet has nothing left to sell", "GET /v1/me shows what remains")
-        error.code = "wallet-exhausted"
-        raise error
-
-
 def clear(tx: Transaction, round_: Row[Any], task: Row[Any], make: MakeMechanism) -> dict[str, Any]:
     """Runs the auction on the sealed bids and reserves what was sold; a broken promise aborts and refunds."""
     require_state(round_, "open")
     rows = tx.connection.execute(current_bids(round_.id)).all()
-    records = wallets.load(tx.connection, round_id=round_.id)
+    records = wallets.of_round(tx.connection, round_.id)
     try:
         groups = wallets.by_delta(records)
         machine, trimmed, mechanism = auction(round_, task, rows, groups, make)
@@ -319,7 +262,7 @@ def task_of(connection: Connection, task_id: str) -> Row[Any]:
     return connection.execute(select(tasks).where(tasks.c.id == task_id)).one()
 
 
-def require_state(round_: Row[Any], *states: str) -> None:
+def require_state(round_: Any, *states: str) -> None:
     """Refuses a step that the round's state does not allow."""
     if round_.state not in states:
         raise ConflictError(f"round {round_.id} is {round_.state}", f"it must be {' or '.join(states)} for that")

@@ -37,6 +37,7 @@ parties = Table(
     Column("cap_epsilon", Float),
     Column("delta", Float),
     Column("measure", String(40), nullable=False, default="open"),
+    Index("parties_by_age", "created_ms", "id"),
 )
 
 tokens = Table(
@@ -67,6 +68,7 @@ tasks = Table(
     Column("bid_seconds", Integer, nullable=False),
     Column("delivery_seconds", Integer, nullable=False),
     Column("created_ms", BigInteger, nullable=False),
+    Index("tasks_by_age", "created_ms", "id"),
 )
 
 rounds = Table(
@@ -178,8 +180,9 @@ chain_head = Table(
 idempotency = Table(
     "idempotency",
     metadata,
-    Column("actor", String(40), primary_key=True),
+    # The key first: answers are looked up by it for many callers at once.
     Column("key_hash", String(64), primary_key=True),
+    Column("actor", String(40), primary_key=True),
     Column("request_hash", String(64), nullable=False),
     Column("response", Text, nullable=False),
     Column("created_ms", BigInteger, nullable=False),

@@ -14,7 +14,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, func, select
 
-from privmarket.broker import chain, ledger, rounds, wallets
+from privmarket.broker import bidding, chain, ledger, rounds, wallets
 from privmarket.broker.broker import Broker
 from privmarket.broker.guard import version_of
 from privmarket.broker.schema import audit, awards, bids, chain_head, parties, postings, tasks
@@ -218,7 +218,7 @@ def _compare_bids(replay: _Replay, entries: Any) -> None:
     stored = []
     for row in rows:
         fields = {name: row._mapping[name] for name in ("valuation", "epsilon", "data_size", "accuracy")}
-        opened = rounds.commitment(row.round_id, row.seller_id, fields, row.nonce)
+        opened = bidding.commitment(row.round_id, row.seller_id, fields, row.nonce)
         if opened != row.commitment:
             raise _Difference(f"round {row.round_id}: the bid of {row.seller_id} was changed after it was sealed")
         stored.append((row.round_id, row.seller_id, row.commitment))

@@ -62,7 +62,7 @@ def me(connection: Connection, party_id: str) -> Answer:
 
 def wallet(connection: Connection, seller_id: str) -> Answer:
     """Cap, δ, what was spent by the accountant, and the share that the filter has left."""
-    record = wallets.load(connection, seller_id=seller_id)[seller_id]
+    record = wallets.of_sellers(connection, [seller_id])[seller_id]
     return {
         "cap_epsilon": record.cap_epsilon,
         "delta": record.delta,

@@ -10,11 +10,12 @@ import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection
 
-from privmarket.broker.schema import awards, bids, parties, rounds, tasks
+from privmarket.broker import sql
 from privmarket.market.bids import Array
 from privmarket.privacy.calibration import ReleaseFamily
 from privmarket.privacy.events import PrivacyEvent, release, to_json
@@ -31,29 +32,32 @@ class WalletRecord:
     events: tuple[PrivacyEvent, ...] = ()
 
 
-def load(
-    connection: Connection, *, round_id: str | None = None, seller_id: str | None = None
-) -> dict[str, WalletRecord]:
-    """The wallets of everybody who bids in a round, or of one seller."""
-    if round_id is not None:
-        chosen = select(bids.c.seller_id).where(bids.c.round_id == round_id, bids.c.current.is_(True))
-    else:
-        chosen = select(parties.c.id).where(parties.c.id == seller_id)
-    sold = (
-        select(awards.c.seller_id, awards.c.noise_multiplier, tasks.c.sampling_rate, tasks.c.steps)
-        .select_from(
-            awards.join(rounds, awards.c.round_id == rounds.c.id).join(tasks, rounds.c.task_id == tasks.c.id)
-        )
-        .where(awards.c.seller_id.in_(chosen), awards.c.charge != "void")
-        .order_by(awards.c.id)
-    )
+_OF_ROUND = "SELECT seller_id FROM bids WHERE round_id = ? AND current = TRUE"
+_SOLD = (
+    "SELECT a.seller_id, a.noise_multiplier, t.sampling_rate, t.steps FROM awards a "
+    "JOIN rounds r ON r.id = a.round_id JOIN tasks t ON t.id = r.task_id "
+    "WHERE a.seller_id IN ({chosen}) AND a.charge <> 'void' ORDER BY a.id"
+)
+_CAPS = "SELECT id, cap_epsilon, delta, measure FROM parties WHERE id IN ({chosen})"
+
+
+def of_sellers(connection: Connection, seller_ids: Sequence[str]) -> dict[str, WalletRecord]:
+    """The wallets of the sellers named."""
+    return _load(connection, "?*", list(seller_ids))
+
+
+def of_round(connection: Connection, round_id: str) -> dict[str, WalletRecord]:
+    """The wallets of everybody who bids in a round."""
+    return _load(connection, _OF_ROUND, round_id)
+
+
+def _load(connection: Connection, chosen: str, value: Any) -> dict[str, WalletRecord]:
     events: dict[str, list[PrivacyEvent]] = defaultdict(list)
-    for seller, noise, rate, steps in connection.execute(sold):
+    for seller, noise, rate, steps in sql.run(connection, _SOLD.format(chosen=chosen), value):
         events[seller].append(release(noise, rate, steps))
-    people = select(parties.c.id, parties.c.cap_epsilon, parties.c.delta, parties.c.measure)
     return {
-        row.id: WalletRecord(row.cap_epsilon, row.delta, row.measure, tuple(events[row.id]))
-        for row in connection.execute(people.where(parties.c.id.in_(chosen)))
+        seller: WalletRecord(cap, delta, measure, tuple(events.get(seller, ())))
+        for seller, cap, delta, measure in sql.run(connection, _CAPS.format(chosen=chosen), value)
     }
 
 

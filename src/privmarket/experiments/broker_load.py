@@ -1,0 +1,114 @@
+"""A light HTTP client for load tests: keep-alive connections, one request at a time on each."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.client
+import json
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from privmarket.errors import PrivmarketError
+
+
+class LoadError(PrivmarketError):
+    """A server under load that did not answer as it must."""
+
+    code = "load"
+
+
+@dataclass(frozen=True)
+class Rate:
+    """What a number of callers got in a while."""
+
+    per_second: float
+    median_ms: float
+    p99_ms: float
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextlib.contextmanager
+def server(arguments: Sequence[str], port: int, log: Path) -> Iterator[None]:
+    """A Python process that serves on `port` until the block ends."""
+    with log.open("ab") as out:
+        process = subprocess.Popen([sys.executable, *arguments], stdout=out, stderr=out)
+    try:
+        _wait(process, port, log)
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _wait(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and process.poll() is None:
+        with contextlib.suppress(OSError):
+            if call(port, "GET", "/health")[0] == 200:
+                return
+        time.sleep(0.05)
+    raise LoadError(f"the server on port {port} did not start", log.read_text()[-400:])
+
+
+def call(port: int, method: str, path: str, token: str = "", form: Any = None) -> tuple[int, bytes]:
+    """One request on a connection of its own: (status, body)."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
+    headers = {"Idempotency-Key": str(uuid.uuid4()), "Content-Type": "application/json"}
+    if token:
+        headers |= {"Authorization": f"Bearer {token}", "Cookie": f"privmarket_session={token}"}
+    connection.request(method, path, None if form is None else json.dumps(form), headers)
+    reply = connection.getresponse()
+    body = reply.read()
+    connection.close()
+    return reply.status, body
+
+
+def request_bytes(path: str, form: Any, headers: dict[str, str]) -> bytes:
+    """One POST as it goes over the wire."""
+    body = json.dumps(form).encode()
+    lines = [f"POST {path} HTTP/1.1", "Host: 127.0.0.1", "Content-Type: application/json"]
+    lines += [f"{name}: {value}" for name, value in headers.items()]
+    return "\r\n".join([*lines, f"Content-Length: {len(body)}", "", ""]).encode() + body
+
+
+def load(port: int, requests: Iterator[bytes], callers: int, seconds: float) -> Rate:
+    """So many callers, each sending its next request as soon as the last one was answered with 201."""
+    return asyncio.run(_load(port, requests, callers, seconds))
+
+
+async def _load(port: int, requests: Iterator[bytes], callers: int, seconds: float) -> Rate:
+    latencies: list[float] = []
+    start = time.perf_counter()
+    end = start + seconds
+    await asyncio.gather(*(_caller(port, requests, end, latencies) for _ in range(callers)))
+    took = time.perf_counter() - start
+    ordered = sorted(latencies)
+    place = min(len(ordered) - 1, int(0.99 * len(ordered)))
+    return Rate(len(ordered) / took, 1e3 * ordered[len(ordered) // 2], 1e3 * ordered[place])
+
+
+async def _caller(port: int, requests: Iterator[bytes], end: float, latencies: list[float]) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    while (begun := time.perf_counter()) < end:
+        writer.write(next(requests))
+        head = await reader.readuntil(b"\r\n\r\n")
+        place = head.lower().index(b"content-length:") + 15
+        body = await reader.readexactly(int(head[place : head.index(b"\r\n", place)]))
+        if not head.startswith(b"HTTP/1.1 201"):
+            raise LoadError(f"port {port} answered {head[:40]!r}", body[:200].decode(errors="replace"))
+        latencies.append(time.perf_counter() - begun)
+    writer.close()
