@@ -8,12 +8,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from sqlalchemy import Connection, Row, bindparam, func, insert, select, update
+from sqlalchemy import Connection, Row, bindparam, insert, select, update
 
-from privmarket.broker import chain, ledger, wallets
+from privmarket.broker import chain, ledger, sql, wallets
 from privmarket.broker.database import Transaction
 from privmarket.broker.errors import ConflictError, NotFoundError
 from privmarket.broker.guard import Guarded, version_of
@@ -27,6 +27,21 @@ from privmarket.privacy.events import release
 
 MakeMechanism = Callable[..., Mechanism]
 LIVE_STATES = ("open", "cleared", "delivered")
+
+
+class StandingBid(NamedTuple):
+    """A bid that counts at closing."""
+
+    seller_id: str
+    valuation: float
+    epsilon: float
+    data_size: float
+    accuracy: float | None
+    trimmed_epsilon: float | None
+
+
+_AWARDS = "SELECT id, seller_id, usable FROM awards WHERE round_id = ?"
+_STANDING = f"SELECT {', '.join(StandingBid._fields)} FROM bids WHERE round_id = ? AND current = TRUE ORDER BY id"
 
 
 def terms_of(task: Any, number: int, budget_micro: int) -> Terms:
@@ -46,15 +61,14 @@ def mechanism_of(task: Row[Any], make: MakeMechanism) -> Mechanism:
 def clear(tx: Transaction, round_: Row[Any], task: Row[Any], make: MakeMechanism) -> dict[str, Any]:
     """Runs the auction on the sealed bids and reserves what was sold; a broken promise aborts and refunds."""
     require_state(round_, "open")
-    rows = tx.connection.execute(current_bids(round_.id)).all()
+    rows = standing_bids(tx.connection, round_.id)
     records = wallets.of_round(tx.connection, round_.id)
     try:
-        groups = wallets.by_delta(records)
-        machine, trimmed, mechanism = auction(round_, task, rows, groups, make)
+        machine, trimmed, mechanism = auction(round_, task, rows, records, make)
         sold = {
             name: release(a.noise_multiplier, task.sampling_rate, task.steps) for name, a in machine.awards.items()
         }
-        measures = wallets.reserve(groups, sold)
+        measures = wallets.reserve(records, sold)
     # Whatever a mechanism raises, money must not stay locked: the round ends, refunded, with an alert.
     except Exception as error:
         fault = (
@@ -83,15 +97,15 @@ def clear(tx: Transaction, round_: Row[Any], task: Row[Any], make: MakeMechanism
 def auction(
     round_: Row[Any],
     task: Row[Any],
-    rows: Sequence[Row[Any]],
-    groups: list[tuple[list[str], Any]],
+    rows: Sequence[StandingBid],
+    records: Mapping[str, wallets.WalletRecord],
     make: MakeMechanism,
 ) -> tuple[Round, dict[str, float], Mechanism]:
     """The cleared machine, the offers that wallets cut, and the rule. Pure: a replay calls this same function."""
     terms = terms_of(task, round_.number, round_.budget_micro)
     order = np.random.default_rng(round_.seed).permutation(len(rows))
     shuffled = [rows[i] for i in order]
-    fitting = wallets.trim(groups, terms.family, {row.seller_id: row.epsilon for row in shuffled})
+    fitting = wallets.trim(records, terms.family, {row.seller_id: row.epsilon for row in shuffled})
     offers = {
         row.seller_id: Offer(row.valuation, fitting[row.seller_id], row.data_size, row.accuracy)
         for row in shuffled
@@ -103,9 +117,9 @@ def auction(
     return machine, trimmed, mechanism
 
 
-def current_bids(round_id: str) -> Any:
+def standing_bids(connection: Connection, round_id: str) -> list[StandingBid]:
     """The bids that count, oldest first."""
-    return select(bids).where(bids.c.round_id == round_id, bids.c.current.is_(True)).order_by(bids.c.id)
+    return [StandingBid(*row) for row in sql.run(connection, _STANDING, round_id)]
 
 
 def awards_digest(sold: Mapping[str, Award]) -> str:
@@ -228,17 +242,16 @@ def claim_delivery(tx: Transaction, seller_id: str, round_: Row[Any], update_sha
 def give_receipts(tx: Transaction, round_: Row[Any], receipts: Mapping[str, str | None]) -> dict[str, Any]:
     """The buyer's word on updates: None for usable, else the fault. The last receipt makes the round delivered."""
     require_state(round_, "cleared")
-    for seller, fault in receipts.items():
-        award = _award(tx.connection, round_.id, seller)
-        if award.usable is not None:
+    known = {row[1]: row for row in sql.run(tx.connection, _AWARDS, round_.id)}
+    for seller in receipts:
+        if seller not in known:
+            raise _no_award(round_.id, seller)
+        if known[seller][2] is not None:
             raise ConflictError(f"{seller} has its receipt already", "the first word counts")
-        word = {"usable": fault is None, "fault": fault}
-        tx.connection.execute(update(awards).where(awards.c.id == award.id).values(**word))
+    words = [(fault is None, fault, known[seller][0]) for seller, fault in receipts.items()]
+    sql.run_many(tx.connection, "UPDATE awards SET usable = ?, fault = ? WHERE id = ?", words)
     tx.log("delivery.receipts", round_.id, receipts=dict(receipts))
-    waiting = (
-        select(func.count()).select_from(awards).where(awards.c.round_id == round_.id, awards.c.usable.is_(None))
-    )
-    missing = int(tx.connection.execute(waiting).scalar_one())
+    missing = sum(row[2] is None for row in known.values()) - len(receipts)
     if missing == 0:
         tx.connection.execute(update(rounds).where(rounds.c.id == round_.id).values(state="delivered"))
         tx.log("round.delivered", round_.id)
@@ -249,8 +262,12 @@ def _award(connection: Connection, round_id: str, seller_id: str) -> Row[Any]:
     mine = (awards.c.round_id == round_id) & (awards.c.seller_id == seller_id)
     row = connection.execute(select(awards).where(mine)).first()
     if row is None:
-        raise NotFoundError(f"{seller_id} sold nothing in round {round_id}", "only sellers with an award deliver")
+        raise _no_award(round_id, seller_id)
     return row
+
+
+def _no_award(round_id: str, seller_id: str) -> NotFoundError:
+    return NotFoundError(f"{seller_id} sold nothing in round {round_id}", "only sellers with an award deliver")
 
 
 def _again(connection: Connection, round_id: str) -> Row[Any]:

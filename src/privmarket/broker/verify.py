@@ -135,9 +135,9 @@ def _cleared(replay: _Replay, subject: str, details: dict[str, Any]) -> None:
         raise _Difference(
             f"round {subject}: cleared by {task.mechanism} {round_.mechanism_version}, this is {mechanism_now}"
         )
-    rows = list(replay.connection.execute(rounds.current_bids(subject)).all())
-    groups = wallets.by_delta({row.seller_id: _record(replay, row.seller_id) for row in rows})
-    machine, trimmed, _ = rounds.auction(round_, task, rows, groups, replay.broker.make_mechanism)
+    rows = rounds.standing_bids(replay.connection, subject)
+    records = {row.seller_id: _record(replay, row.seller_id) for row in rows}
+    machine, trimmed, _ = rounds.auction(round_, task, rows, records, replay.broker.make_mechanism)
     if {row.seller_id: row.trimmed_epsilon for row in rows if row.trimmed_epsilon is not None} != trimmed:
         raise _Difference(f"round {subject}: wallets cut other offers than recorded")
     stored = replay.connection.execute(select(awards).where(awards.c.round_id == subject)).all()
@@ -146,7 +146,7 @@ def _cleared(replay: _Replay, subject: str, details: dict[str, Any]) -> None:
     if kept != again or rounds.awards_digest(machine.awards) != details["awards"]:
         raise _Difference(f"round {subject}: the auction gives another result than recorded")
     sold = {name: release(a[1], task.sampling_rate, task.steps) for name, a in again.items()}
-    for name, watched in wallets.reserve(groups, sold).items():
+    for name, watched in wallets.reserve(records, sold).items():
         replay.sold[name][subject] = sold[name]
         if replay.measures.get(name, "open") == "open":
             replay.measures[name] = watched

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +32,7 @@ class WalletRecord:
     events: tuple[PrivacyEvent, ...] = ()
 
 
+_MARGIN = 1e-9
 _OF_ROUND = "SELECT seller_id FROM bids WHERE round_id = ? AND current = TRUE"
 _SOLD = (
     "SELECT a.seller_id, a.noise_multiplier, t.sampling_rate, t.steps FROM awards a "
@@ -80,31 +81,55 @@ def restore(records: Sequence[WalletRecord]) -> Wallets:
     return Wallets.from_json(json.dumps(fields))
 
 
-def by_delta(records: Mapping[str, WalletRecord]) -> list[tuple[list[str], Wallets]]:
-    """Sellers grouped by their wallet's δ, which one filter shares."""
+def _by_delta(records: Mapping[str, WalletRecord], chosen: Iterable[str]) -> Iterator[tuple[list[str], Wallets]]:
+    """The chosen sellers grouped by their wallet's δ, which one filter shares."""
     groups: dict[float, list[str]] = defaultdict(list)
-    for seller, record in records.items():
-        groups[record.delta].append(seller)
-    return [(names, restore([records[name] for name in names])) for names in groups.values()]
+    for seller in chosen:
+        groups[records[seller].delta].append(seller)
+    for names in groups.values():
+        yield names, restore([records[name] for name in names])
 
 
 def trim(
-    groups: Sequence[tuple[list[str], Wallets]], family: ReleaseFamily, offered: Mapping[str, float]
+    records: Mapping[str, WalletRecord], family: ReleaseFamily, offered: Mapping[str, float]
 ) -> dict[str, float]:
     """The most that each seller can still sell, up to its offer; 0 where the wallet is as good as empty."""
-    fitting: dict[str, float] = {}
-    for names, wallets in groups:
+    fresh = _surely_fitting(records, family, offered)
+    fitting = {name: offered[name] for name in fresh}
+    for names, wallets in _by_delta(records, (name for name in offered if name not in fresh)):
         kept: Array = wallets.trim(family, np.array([offered[name] for name in names]))
         fitting.update(zip(names, (float(e) for e in kept), strict=True))
     return fitting
 
 
-def reserve(groups: Sequence[tuple[list[str], Wallets]], sold: Mapping[str, PrivacyEvent]) -> dict[str, str]:
+def _surely_fitting(
+    records: Mapping[str, WalletRecord], family: ReleaseFamily, offered: Mapping[str, float]
+) -> set[str]:
+    """Sellers that sold nothing yet and whose offer fits because a larger one of an equal wallet does.
+
+    A release of less ε costs less in every measure, so among wallets with one cap the largest offer speaks for all.
+    It is tried a little larger than it is: far more than rounding, so that no smaller offer can fail by it.
+    """
+    alike: dict[tuple[float, float], list[str]] = defaultdict(list)
+    for name in offered:
+        record = records[name]
+        if not record.events:
+            alike[record.cap_epsilon, record.delta].append(name)
+    largest = {max(names, key=offered.__getitem__): names for names in alike.values()}
+    found: set[str] = set()
+    for names, wallets in _by_delta(records, largest):
+        asked = (1 + _MARGIN) * np.array([offered[name] for name in names])
+        for name, fits in zip(names, wallets.can_spend(family.events(asked)), strict=True):
+            found.update(largest[name] if fits else ())
+    return found
+
+
+def reserve(records: Mapping[str, WalletRecord], sold: Mapping[str, PrivacyEvent]) -> dict[str, str]:
     """Charges what was sold, all or nothing; says which measure each seller's wallet watches from now on."""
     measures: dict[str, str] = {}
-    for names, wallets in groups:
-        wallets.spend([sold.get(name) for name in names])
-        measures.update((name, m) for name, m in zip(names, wallets.measure, strict=True) if name in sold)
+    for names, wallets in _by_delta(records, sold):
+        wallets.spend([sold[name] for name in names])
+        measures.update(zip(names, wallets.measure, strict=True))
     return measures
 
 

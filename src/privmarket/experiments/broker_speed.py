@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from privmarket.broker import people
 from privmarket.broker.broker import Broker
-from privmarket.broker.database import Transaction
-from privmarket.broker.people import SYSTEM, Actor, register
+from privmarket.broker.people import SYSTEM, Actor
 from privmarket.experiments.broker_load import Rate, free_port, load, request_bytes, server
 
 CALLERS = (1, 4, 16, 64)
@@ -74,21 +74,20 @@ def open_market(broker: Broker, sellers: int, **changes: Any) -> tuple[str, str,
 
 def _enter(broker: Broker, sellers: int) -> tuple[list[Actor], list[str]]:
     """Many sellers in one transaction: what is measured comes later."""
-    from privmarket.broker import people
-
-    entropy = broker.entropy
     actors, tokens = [], []
     with broker.database.write(SYSTEM.party_id) as tx:
         for i in range(sellers):
-            party_id = _register(tx, broker, i)
-            tokens.append(str(people.mint(tx, entropy, party_id, "full")["token"]))
+            form = {"role": "seller", "name": f"seller {i}", "cap_epsilon": 50.0, "delta": 1e-5}
+            party_id = str(people.register(tx, broker.entropy, form)["id"])
+            tokens.append(str(people.mint(tx, broker.entropy, party_id, "full")["token"]))
             actors.append(Actor(party_id, "seller"))
     return actors, tokens
 
 
-def _register(tx: Transaction, broker: Broker, number: int) -> str:
-    form = {"role": "seller", "name": f"seller {number}", "cap_epsilon": 50.0, "delta": 1e-5}
-    return str(register(tx, broker.entropy, form)["id"])
+def serve_arguments(database: str, port: int) -> list[str]:
+    """The broker's process, with a rate limit that a single caller does not reach."""
+    code = "from privmarket.cli import main; main()"
+    return ["-c", code, "serve", "--database", database, "--port", str(port), "--rate", "1000000"]
 
 
 def measure(
@@ -109,15 +108,13 @@ def measure(
         _, round_id, _, tokens = open_market(broker, 500)
         broker.database.close()
         log = place / "log"
-        code = "from privmarket.cli import main; main()"
-        ours = ["-c", code, "serve", "--database", database, "--port", str(ports["broker"]), "--rate", "1000000"]
         bare = {
             style: ["-m", "privmarket.experiments.broker_reference", str(place / f"{style}.db"), str(port), style]
             for style, port in ports.items()
             if style != "broker"
         }
         with (
-            server(ours, ports["broker"], log),
+            server(serve_arguments(database, ports["broker"]), ports["broker"], log),
             server(bare["loop"], ports["loop"], log),
             server(bare["threads"], ports["threads"], log),
         ):
