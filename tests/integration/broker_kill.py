@@ -1,12 +1,13 @@
 """Load, kill -9 at a random moment, restart, compare with what was acknowledged. Again and again.
 
-The long form: `python -m tests.integration.broker_kill --kills 50 [--postgres] [--seed 1]`.
+The long form: `python -m tests.integration.broker_kill --kills 50 [--postgres] [--seed 1] [--out FILE]`.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import random
 import tempfile
 import threading
@@ -16,53 +17,36 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from sqlalchemy import select
+from sqlalchemy import func, select
 
 from privmarket.broker import ledger
 from privmarket.broker.broker import Broker
-from privmarket.broker.schema import bids, rounds
+from privmarket.broker.schema import bids, rounds, transfers
 from privmarket.broker.verify import verify
-from tests.integration.broker_process import BrokerProcess, postgres
+from tests.integration.broker_process import BrokerProcess
+from tests.postgres import postgres
 
-SELLERS = 4
+SELLERS = 8
 TERMS = {"mechanism": "proportional-share", "rounds": 100_000, "bid_seconds": 3600, "delivery_seconds": 3600}
 
 
-class Load:
-    """Sellers and a buyer that keep trading; a request whose answer was lost is sent again under its key."""
+class Caller:
+    """One connection; a request whose answer was lost is sent again under its key until it is answered."""
 
-    def __init__(self, server: BrokerProcess, seed: int) -> None:
-        self.server, self.rng = server, random.Random(seed)
-        self.stop = threading.Event()
-        self.sealed: set[str] = set()
-        self.deposited = 0
-        self.round_id = ""
-        self.cycles = 0
-        self.failures: list[str] = []
-        self.operator = server.operator_token
-        made = self.must("", "POST", "/v1/register", {"role": "buyer", "name": "lab"})
-        self.buyer, self.buyer_id = made["token"], made["id"]
-        wallet = {"cap_epsilon": 9_000.0, "delta": 1e-5}
-        self.sellers = {
-            answer["id"]: answer["token"]
-            for i in range(SELLERS)
-            for answer in [self.must("", "POST", "/v1/register", {"role": "seller", "name": f"s{i}", **wallet})]
-        }
-        self.deposit(50_000_000)
-        task = self.must(self.buyer, "POST", "/v1/tasks", {"title": "t", "budget_micro": 1_000_003, **TERMS})
-        self.task_id = task["id"]
+    def __init__(self, server: BrokerProcess, token: str, failures: list[str]) -> None:
+        self.server, self.failures, self.lost = server, failures, 0
+        self.headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self.http = httpx.Client(timeout=30)
 
-    def must(self, token: str, method: str, path: str, form: Any = None) -> dict[str, Any]:
-        """One write under one key, repeated through crashes until it is answered."""
-        headers = {"Idempotency-Key": str(uuid.uuid4())}
-        if token:
-            headers["Authorization"] = f"Bearer {token}"
-        deadline = time.monotonic() + 120
+    def must(self, method: str, path: str, form: Any = None) -> dict[str, Any]:
+        headers = {**self.headers, "Idempotency-Key": str(uuid.uuid4())}
+        deadline = time.monotonic() + 180
         while time.monotonic() < deadline:
             try:
-                reply = httpx.request(method, self.server.url + path, json=form, headers=headers, timeout=30)
+                reply = self.http.request(method, self.server.url + path, json=form, headers=headers)
             except httpx.TransportError:
-                time.sleep(0.02)
+                self.lost += 1
+                time.sleep(0.1)
                 continue
             if reply.status_code >= 500:
                 self.failures.append(f"{method} {path}: {reply.status_code} {reply.text}")
@@ -70,31 +54,57 @@ class Load:
             return answer
         raise TimeoutError(path)
 
+
+class Load:
+    """Sellers that bid all at once and a buyer that drives rounds, through every crash."""
+
+    def __init__(self, server: BrokerProcess, seed: int) -> None:
+        self.server, self.rng = server, random.Random(seed)
+        self.stop = threading.Event()
+        self.sealed: dict[str, list[str]] = {}
+        self.deposited, self.cycles, self.round_id = 0, 0, ""
+        self.failures: list[str] = []
+        self.operator = self._caller(server.operator_token)
+        stranger = self._caller("")
+        made = stranger.must("POST", "/v1/register", {"role": "buyer", "name": "lab"})
+        self.buyer, self.buyer_id = self._caller(made["token"]), made["id"]
+        wallet = {"cap_epsilon": 9_000.0, "delta": 1e-5}
+        self.sellers: dict[str, Caller] = {}
+        for i in range(SELLERS):
+            made = stranger.must("POST", "/v1/register", {"role": "seller", "name": f"s{i}", **wallet})
+            self.sellers[made["id"]] = self._caller(made["token"])
+        self.deposit(50_000_000)
+        task = self.buyer.must("POST", "/v1/tasks", {"title": "t", "budget_micro": 1_000_003, **TERMS})
+        self.task_id = task["id"]
+
+    def _caller(self, token: str) -> Caller:
+        return Caller(self.server, token, self.failures)
+
     def deposit(self, amount: int) -> None:
         path = f"/v1/parties/{self.buyer_id}/deposits"
-        if "balance_micro" in self.must(self.operator, "POST", path, {"amount_micro": amount}):
+        if "balance_micro" in self.operator.must("POST", path, {"amount_micro": amount}):
             self.deposited += amount
 
     def sell(self, seller: str) -> None:
         """A seller bids as often as it can."""
-        rng = random.Random(seller)
+        rng, mine = random.Random(seller), self.sealed.setdefault(seller, [])
         while not self.stop.is_set():
             form = {"valuation": rng.random(), "epsilon": rng.choice([0.1, 0.5])}
-            answer = self.must(self.sellers[seller], "POST", f"/v1/rounds/{self.round_id}/bids", form)
+            answer = self.sellers[seller].must("POST", f"/v1/rounds/{self.round_id}/bids", form)
             if "commitment" in answer:
-                self.sealed.add(answer["commitment"])
+                mine.append(answer["commitment"])
 
     def buy(self) -> None:
         """The buyer drives rounds from opening to settlement."""
         while not self.stop.is_set():
-            opened = self.must(self.buyer, "POST", f"/v1/tasks/{self.task_id}/rounds")
+            opened = self.buyer.must("POST", f"/v1/tasks/{self.task_id}/rounds")
             self.round_id = opened.get("id", self.round_id)
-            time.sleep(0.05)
+            time.sleep(0.25)
             path = f"/v1/rounds/{self.round_id}"
-            self.must(self.buyer, "POST", f"{path}/close")
+            self.buyer.must("POST", f"{path}/close")
             for seller in self.sellers:
-                self.must(self.buyer, "POST", f"{path}/receipts", {"receipts": {seller: None}})
-            self.must(self.buyer, "POST", f"{path}/settle")
+                self.buyer.must("POST", f"{path}/receipts", {"receipts": {seller: None}})
+            self.buyer.must("POST", f"{path}/settle")
             self.deposit(1_000)
             self.cycles += 1
 
@@ -102,7 +112,7 @@ class Load:
         """Trades while the server is killed and restarted `kills` times."""
         threads = [threading.Thread(target=self.buy)]
         threads += [threading.Thread(target=self.sell, args=(seller,)) for seller in self.sellers]
-        self.round_id = self.must(self.buyer, "POST", f"/v1/tasks/{self.task_id}/rounds")["id"]
+        self.round_id = self.buyer.must("POST", f"/v1/tasks/{self.task_id}/rounds")["id"]
         for thread in threads:
             thread.start()
         try:
@@ -120,17 +130,28 @@ class Load:
 def check(load: Load, database: str) -> dict[str, int]:
     """Nothing lost, nothing twice."""
     assert load.failures == [], load.failures[:3]
+    acknowledged = [sealed for mine in load.sealed.values() for sealed in mine]
+    assert len(acknowledged) == len(set(acknowledged)), "two bids were answered as one"
     broker = Broker(database)
     with broker.database.read() as connection:
-        stored = set(connection.execute(select(bids.c.commitment)).scalars())
+        stored = list(connection.execute(select(bids.c.commitment)).scalars())
         totals = ledger.totals(connection)
         ended = connection.execute(select(rounds.c.id).where(rounds.c.state == "settled")).all()
-    assert load.sealed <= stored, "an acknowledged bid is lost"
+        ends = transfers.c.kind.in_(["settlement", "refund"])
+        twice = select(transfers.c.subject).where(ends).group_by(transfers.c.subject).having(func.count() > 1)
+        assert connection.execute(twice).first() is None, "a round was paid out twice"
+    assert len(stored) == len(set(stored)), "a bid was taken twice"
+    assert set(acknowledged) <= set(stored), "an acknowledged bid is lost"
     assert totals["deposited_micro"] == load.deposited == totals["escrow_micro"] + totals["balances_micro"]
     verdict = verify(broker)
     broker.database.close()
     assert verdict.difference is None, verdict.difference
-    return {"bids": len(load.sealed), "settled rounds": len(ended), "log entries": verdict.entries}
+    return {
+        "acknowledged bids": len(acknowledged),
+        "settled rounds": len(ended),
+        "connections that broke or were refused": sum(caller.lost for caller in [load.buyer, *load.sellers.values()]),
+        "log entries": verdict.entries,
+    }
 
 
 def run(database: str, folder: Path, kills: int, seed: int) -> dict[str, int]:
@@ -151,13 +172,19 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--postgres", action="store_true")
+    parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
         folder = Path(name)
-        database = stack.enter_context(postgres(folder)) if options.postgres else f"sqlite:///{folder}/market.db"
+        database = stack.enter_context(postgres()) if options.postgres else f"sqlite:///{folder}/market.db"
         figures = run(database, folder, options.kills, options.seed)
     kind = "PostgreSQL" if options.postgres else "SQLite"
     print(f"{kind}: {options.kills} kills, seed {options.seed}, {figures}: nothing lost, nothing twice")
+    if options.out:
+        command = f"python -m tests.integration.broker_kill --kills {options.kills} --seed {options.seed}"
+        command += " --postgres" if options.postgres else ""
+        result = {"command": command, "database": kind, "kills": options.kills, "sellers": SELLERS, **figures}
+        options.out.write_text(json.dumps({**result, "verdict": "nothing lost, nothing twice"}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,21 +1,17 @@
-"""A broker in a process of its own, that can be killed; and PostgreSQL on loopback where Debian's is installed."""
+"""A broker in a process of its own, that can be killed; restarted on the same database."""
 
 from __future__ import annotations
 
 import contextlib
-import glob
 import os
-import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
-import pytest
 
 
 def free_port() -> int:
@@ -55,38 +51,3 @@ class BrokerProcess:
         if self.process is not None and self.process.poll() is None:
             os.kill(self.process.pid, signal.SIGKILL)
             self.process.wait()
-
-
-def _postgres_tools() -> Path | None:
-    found = sorted(glob.glob("/usr/lib/postgresql/*/bin/initdb"))
-    return Path(found[-1]).parent if found else None
-
-
-@contextlib.contextmanager
-def postgres(folder: Path) -> Iterator[str]:
-    """The address of a fresh PostgreSQL, durable as it comes."""
-    tools = _postgres_tools()
-    if tools is None:
-        pytest.skip("Debian's postgresql package is not installed")
-    as_user: list[str] = []
-    data = folder / "pg"
-    if os.getuid() == 0:  # the server refuses to run as root
-        runner = shutil.which("runuser")
-        if runner is None:
-            pytest.skip("PostgreSQL does not run as root and runuser is not installed")
-        as_user = [runner, "-u", "postgres", "--"]
-        data.mkdir()
-        shutil.chown(data, "postgres")
-        for parent in [folder, *folder.parents]:
-            if parent.owner() == "root" and parent != Path("/") and not parent.stat().st_mode & 0o001:
-                parent.chmod(parent.stat().st_mode | 0o011)
-    port = free_port()
-    quiet = {"check": True, "stdout": subprocess.DEVNULL, "stderr": subprocess.STDOUT, "cwd": "/"}
-    subprocess.run([*as_user, str(tools / "initdb"), "-D", str(data), "-A", "trust", "-U", "market"], **quiet)
-    options = f"-c listen_addresses=127.0.0.1 -p {port} -c unix_socket_directories="
-    control = [*as_user, str(tools / "pg_ctl"), "-D", str(data), "-w"]
-    subprocess.run([*control, "-o", options, "-l", str(data / "log"), "start"], **quiet)
-    try:
-        yield f"postgresql+psycopg://market@127.0.0.1:{port}/postgres"
-    finally:
-        subprocess.run([*control, "-m", "immediate", "stop"], **quiet)

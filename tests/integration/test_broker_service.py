@@ -18,38 +18,25 @@ from privmarket.broker.schema import transfers
 from privmarket.broker.verify import verify
 from privmarket.cli import app
 from tests.integration import broker_kill
-from tests.integration.broker_process import postgres
+from tests.postgres import new_database
 from tests.unit.broker.market import Market, key, make_market
 
 
-@pytest.fixture(scope="module")
-def postgres_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with postgres(tmp_path_factory.mktemp("postgres")) as url:
-        yield url
+def test_kill_minus_nine(tmp_path: Path, database: str) -> None:
+    figures = broker_kill.run(database, tmp_path, kills=2, seed=1)
+    assert figures["acknowledged bids"] > 20
 
 
-def test_kill_minus_nine_on_sqlite(tmp_path: Path) -> None:
-    figures = broker_kill.run(f"sqlite:///{tmp_path}/market.db", tmp_path, kills=2, seed=1)
-    assert figures["bids"] > 0
+@pytest.fixture
+def market(postgres_server: str) -> Iterator[Market]:
+    made = make_market(new_database(postgres_server))
+    yield made
+    made.broker.database.close()
 
 
-@pytest.fixture(scope="module")
-def postgres_market(postgres_url: str) -> Iterator[Market]:
-    market = make_market(postgres_url)
-    yield market
-    market.broker.database.close()
-
-
-def test_a_round_on_postgres(postgres_market: Market) -> None:
-    round_id = postgres_market.open()
-    postgres_market.bid_all(round_id)
-    assert postgres_market.finish(round_id)["paid_micro"] == 999_999
-    assert verify(postgres_market.broker).difference is None
-
-
-def test_two_brokers_close_one_round_once(postgres_url: str, postgres_market: Market) -> None:
-    market = postgres_market
-    brokers = [Broker(postgres_url, clock=market.clock) for _ in range(2)]
+def test_two_brokers_close_one_round_once(market: Market) -> None:
+    url = market.broker.database.engine.url.render_as_string(hide_password=False)
+    brokers = [Broker(url, clock=market.clock) for _ in range(2)]
     for _ in range(5):
         round_id = market.open()
         market.bid_all(round_id)

@@ -19,6 +19,7 @@ from privmarket.cli import (
     auction,
     audit,
     bench,
+    bench_broker,
     bench_privacy,
     broker,
     data,
@@ -49,6 +50,7 @@ app.command("nash-gap")(nash_gap.nash_gap)
 app.command("account")(account.account)
 app.command("reproduce")(reproduce.reproduce)
 bench.app.command("privacy")(bench_privacy.bench_privacy)
+bench.app.command("broker")(bench_broker.bench_broker)
 app.command("train")(train.train)
 app.add_typer(bench.app, name="bench")
 app.add_typer(data.app, name="data")

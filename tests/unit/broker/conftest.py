@@ -1,14 +1,17 @@
-"""A fresh market per test."""
+"""A fresh market per test, on SQLite and on PostgreSQL."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 
+from tests.postgres import _shared_database, database, empty_database, postgres_server  # noqa: F401
 from tests.unit.broker.market import Market, make_market
 
 
 @pytest.fixture
-def market(tmp_path: Path) -> Market:
-    return make_market(f"sqlite:///{tmp_path}/market.db")
+def market(database: str) -> Iterator[Market]:  # noqa: F811
+    made = make_market(database)
+    yield made
+    made.broker.database.close()

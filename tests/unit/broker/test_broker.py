@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
+from dataclasses import replace
 
+import numpy as np
 import pytest
 from sqlalchemy import func, select
 
-from privmarket.broker import ledger
+from privmarket.broker import ledger, wallets
+from privmarket.broker.bidding import BidRequest
+from privmarket.broker.broker import Broker
 from privmarket.broker.errors import (
     BrokerError,
     ConflictError,
@@ -19,10 +22,12 @@ from privmarket.broker.errors import (
     NotFoundError,
     UnauthenticatedError,
 )
-from privmarket.broker.schema import audit, awards, bids, parties
+from privmarket.broker.people import hash_token
+from privmarket.broker.schema import audit, awards, bids, metadata, parties
 from privmarket.broker.verify import verify
 from privmarket.errors import PrivmarketError
 from privmarket.federated.round import Offer
+from privmarket.privacy.calibration import ReleaseFamily
 from tests.laws.broken import RoundsDownTooMuch, RoundsUp, TakesMoreThanOffered
 from tests.unit.broker.market import TASK, Market, key, make_market
 
@@ -56,6 +61,57 @@ def test_escrow_comes_first(market: Market) -> None:
         assert ledger.balance(connection, ledger.escrow(round_id)) == 50_000_000
     market.broker.abort_round(market.buyer, round_id, "changed my mind", key())
     assert balance(market, market.buyer.party_id) == 50_000_000
+
+
+def test_bids_in_one_transaction_are_as_one_after_the_other(market: Market) -> None:
+    round_id, same = market.open(), key()
+    first, second = market.sellers[:2]
+    reader = market.broker.authenticate(market.broker.mint_token(first, "read", key())["token"])
+    results = market.broker.take_bids(
+        [
+            BidRequest(round_id, Offer(0.2, 1.0), same, first),
+            BidRequest(round_id, Offer(0.2, 1.0), same, first),  # a repeat
+            BidRequest(round_id, Offer(0.3, 1.0), same, first),  # the key again, for something else
+            BidRequest(round_id, Offer(float("nan"), 1.0), key(), second),
+            BidRequest(round_id, Offer(0.5, 1.0), key(), second),
+            BidRequest(round_id, Offer(0.4, 1.0), key(), first),  # replaces the first within the transaction
+            BidRequest("round-none", Offer(0.4, 1.0), key(), first),
+            BidRequest(round_id, Offer(0.4, 1.0), key(), market.buyer),
+            BidRequest(round_id, Offer(0.4, 1.0), key(), reader),
+            BidRequest(round_id, Offer(0.4, 1.0), key(), token_hash="0" * 64),
+        ]
+    )
+    told = [r.code if isinstance(r, PrivmarketError) else (r["valuation"], r["replaced"]) for r in results]
+    expected = [(0.2, False), (0.2, False), "idempotency-conflict", "bad-request", (0.5, False), (0.4, True)]
+    assert told == [*expected, "not-found", "forbidden", "forbidden", "unauthenticated"]
+    assert results[0] == results[1]
+    with market.broker.database.read() as connection:
+        stored = connection.execute(select(bids.c.valuation, bids.c.current).order_by(bids.c.id)).all()
+    assert [tuple(row) for row in stored] == [(0.2, False), (0.5, True), (0.4, True)]
+    assert verify(market.broker).difference is None
+
+
+def test_a_revoked_token_cannot_bid_at_another_broker(market: Market, database: str) -> None:
+    other, round_id = Broker(database, clock=market.clock), market.open()
+    made = market.broker.mint_token(market.sellers[0], "full", key())
+    request = BidRequest(round_id, Offer(0.2, 1.0), key(), token_hash=hash_token(made["token"]))
+    assert isinstance(other.take_bids([request])[0], dict)
+    market.broker.revoke_token(market.sellers[0], made["token_id"], key())
+    (refused,) = other.take_bids([replace(request, key=key())])
+    assert isinstance(refused, UnauthenticatedError)
+    other.database.close()
+
+
+def test_equal_fresh_wallets_are_trimmed_as_if_each_were_looked_at() -> None:
+    rng = np.random.default_rng(3)
+    for delta in (1e-5, 1e-7, 1e-3):
+        family = ReleaseFamily(1.0, 1, 1e-5)
+        records = {
+            f"s{i}": wallets.WalletRecord(float(rng.choice([0.3, 1.0, 4.0])), delta, "open") for i in range(60)
+        }
+        offered = {name: float(rng.choice([0.1, 0.3, 1.0, rng.uniform(0.05, 5.0)])) for name in records}
+        plain = wallets.restore(list(records.values())).trim(family, np.array(list(offered.values())))
+        assert wallets.trim(records, family, offered) == dict(zip(records, plain.tolist(), strict=True))
 
 
 def test_a_key_acts_once(market: Market) -> None:
@@ -111,8 +167,8 @@ def test_huge_bids_do_no_harm(market: Market) -> None:
     assert verify(market.broker).difference is None
 
 
-def test_late_bids_and_deadlines_across_a_restart(tmp_path: Path) -> None:
-    market = make_market(f"sqlite:///{tmp_path}/m.db")
+def test_late_bids_and_deadlines_across_a_restart(database: str) -> None:
+    market = make_market(database)
     round_id = market.open()
     market.bid_all(round_id)
     market.clock.now_ms += 60_000
@@ -171,8 +227,8 @@ def test_a_rejected_update_is_charged_but_not_paid(market: Market) -> None:
         assert set(connection.execute(select(awards.c.charge)).scalars()) == {"charged"}
 
 
-def test_wallets_trim_offers_and_then_refuse(tmp_path: Path) -> None:
-    market = make_market(f"sqlite:///{tmp_path}/m.db", sellers=2, caps=(1.2, 10.0))
+def test_wallets_trim_offers_and_then_refuse(database: str) -> None:
+    market = make_market(database, sellers=2, caps=(1.2, 10.0))
     sold = []
     for _ in range(2):
         round_id = market.open()
@@ -186,8 +242,8 @@ def test_wallets_trim_offers_and_then_refuse(tmp_path: Path) -> None:
     assert verify(market.broker).difference is None
 
 
-def test_an_exhausted_wallet_cannot_bid(tmp_path: Path) -> None:
-    market = make_market(f"sqlite:///{tmp_path}/m.db", sellers=2, caps=(1.0, 10.0))
+def test_an_exhausted_wallet_cannot_bid(database: str) -> None:
+    market = make_market(database, sellers=2, caps=(1.0, 10.0))
     round_id = market.open()
     market.bid_all(round_id, (0.2, 0.4))
     market.finish(round_id)
@@ -196,8 +252,8 @@ def test_an_exhausted_wallet_cannot_bid(tmp_path: Path) -> None:
     assert refused.value.code == "wallet-exhausted"
 
 
-def test_two_rounds_cannot_sell_the_same_epsilon(tmp_path: Path) -> None:
-    market = make_market(f"sqlite:///{tmp_path}/m.db", sellers=2, caps=(1.0,))
+def test_two_rounds_cannot_sell_the_same_epsilon(database: str) -> None:
+    market = make_market(database, sellers=2, caps=(1.0,))
     first, second = market.open(), market.open()
     for round_id in (first, second):
         market.bid_all(round_id, (0.2, 0.3))
@@ -209,8 +265,8 @@ def test_two_rounds_cannot_sell_the_same_epsilon(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("rule", [RoundsDownTooMuch, RoundsUp, TakesMoreThanOffered])
-def test_a_broken_promise_aborts_refunds_and_alerts(tmp_path: Path, rule: type) -> None:
-    market = make_market(f"sqlite:///{tmp_path}/m.db", make_mechanism=lambda name, **_: rule())
+def test_a_broken_promise_aborts_refunds_and_alerts(database: str, rule: type) -> None:
+    market = make_market(database, make_mechanism=lambda name, **_: rule())
     round_id = market.open()
     market.bid_all(round_id)
     answer = market.broker.close_round(market.buyer, round_id, key())
@@ -223,12 +279,12 @@ def test_a_broken_promise_aborts_refunds_and_alerts(tmp_path: Path, rule: type) 
     assert verify(market.broker).difference is None
 
 
-def test_a_mechanism_that_raises_cannot_lock_money(tmp_path: Path) -> None:
+def test_a_mechanism_that_raises_cannot_lock_money(database: str) -> None:
     class Raises(RoundsUp):
         def _clear(self, bids, budget):
             raise ZeroDivisionError
 
-    market = make_market(f"sqlite:///{tmp_path}/m.db", make_mechanism=lambda name, **_: Raises())
+    market = make_market(database, make_mechanism=lambda name, **_: Raises())
     round_id = market.open()
     market.bid_all(round_id)
     assert market.broker.close_round(market.operator, round_id, key())["fault"].endswith("ZeroDivisionError")
@@ -257,12 +313,13 @@ def test_roles_and_scopes(market: Market) -> None:
         market.broker.register({"role": "operator", "name": "me"}, key())
 
 
-def test_tokens_are_hashed_at_rest_and_end_when_revoked(tmp_path: Path) -> None:
-    market = make_market(f"sqlite:///{tmp_path}/m.db")
+def test_tokens_are_hashed_at_rest_and_end_when_revoked(market: Market) -> None:
     made = market.broker.mint_token(market.buyer, "full", key())
-    market.broker.database.close()
-    stored = b"".join(path.read_bytes() for path in tmp_path.iterdir())
-    assert made["token"].encode() not in stored
+    with market.broker.database.read() as connection:
+        stored = [str(row) for table in metadata.sorted_tables for row in connection.execute(select(table))]
+    assert len(stored) > 10
+    assert not [row for row in stored if made["token"] in row]
+    assert [row for row in stored if made["token_id"] in row]
     market.broker.revoke_token(market.buyer, made["token_id"], key())
     with pytest.raises(UnauthenticatedError):
         market.broker.authenticate(made["token"])

@@ -41,7 +41,10 @@ def finished(market: Market) -> Market:
 @pytest.mark.parametrize("edit", EDITS)
 def test_an_edit_is_found(finished: Market, edit: str) -> None:
     with finished.broker.database.engine.connect() as connection:
-        connection.execute(text("PRAGMA foreign_keys=OFF"))
+        on_sqlite = connection.dialect.name == "sqlite"
+        connection.execute(
+            text("PRAGMA foreign_keys=OFF" if on_sqlite else "SET session_replication_role = replica")
+        )
         assert connection.execute(text(EDITS[edit])).rowcount > 0
         connection.commit()
     assert verify(finished.broker).difference is not None

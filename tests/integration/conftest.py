@@ -1,0 +1,3 @@
+"""Both databases for tests that drive a real broker."""
+
+from tests.postgres import _shared_database, database, empty_database, postgres_server  # noqa: F401
