@@ -149,7 +149,7 @@ def check(load: Load, database: str) -> dict[str, int]:
     return {
         "acknowledged bids": len(acknowledged),
         "settled rounds": len(ended),
-        "connections that broke or were refused": sum(caller.lost for caller in [load.buyer, *load.sellers.values()]),
+        "broken or refused connections": sum(caller.lost for caller in [load.buyer, *load.sellers.values()]),
         "log entries": verdict.entries,
     }
 
