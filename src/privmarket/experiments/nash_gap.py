@@ -102,7 +102,7 @@ def run(setting: Setting, path: Path, progress: Callable[[str], None] = lambda t
             if not missing and not wants_search:
                 continue
             progress(f"{population}, {name}: solving")
-            solved = _solved(setting, kinds, curve())
+            solved = solved_game(setting, kinds, curve())
             rule = build(curve(), _SALE_CAP * solved.game.mesh.step)
             report["equilibria"][f"{population}/{name}"] = _headline(solved)
             for n in missing:
@@ -134,7 +134,8 @@ def slopes(report: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _solved(setting: Setting, kinds: int, curve: MenuCurve) -> Equilibrium:
+def solved_game(setting: Setting, kinds: int, curve: MenuCurve) -> Equilibrium:
+    """The game among `kinds` kinds of clients under a menu, solved; an error if it does not converge."""
     problem = Problem.from_scenario(setting.scenario, market=MenuMarket(curve, _SALE_CAP), kinds=kinds)
     solved = solve(problem, "explicit", grid=Grid.parse(setting.grid))
     if solved.result is not Result.CONVERGED:

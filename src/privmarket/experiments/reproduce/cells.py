@@ -38,6 +38,8 @@ KINDS: dict[str, Kind] = {
     "regret": Kind(f"{_HERE}.regret:run"),
     "latency": Kind(f"{_HERE}.latency:run"),
     "deviations": Kind(f"{_HERE}.latency:run_deviations"),
+    "federated": Kind(f"{_HERE}.federated:run"),
+    "nash": Kind(f"{_HERE}.nash:run"),
 }
 
 
