@@ -77,7 +77,7 @@ def reproduce(
             keep_cells(asked, mine, keep)
     if keep is not None:
         publish(keep)
-    missing = sum(len({cell.key for cell in cells}) for cells in listed.values()) - len(records)
+    missing = len({cell.key for cells in listed.values() for cell in cells}) - len(records)
     report = write_html(pages, out / "report.html", _facts(records, missing), _command())
     _say(records, missing, report)
     if json:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 SIZES = (10, 30, 100, 300, 1_000, 3_000)
 POPULATIONS = {"iid": 1, "non-iid": 4}
 MEASURES = ("hindsight", "own_state", "price_error")
-_SALE_CAP = 0.3
+SALE_CAP = 0.3
 _PROXY_BUDGET = 0.5  # per client, B = 50 at N = 100 as in the paper's tables
 
 
@@ -103,7 +103,7 @@ def run(setting: Setting, path: Path, progress: Callable[[str], None] = lambda t
                 continue
             progress(f"{population}, {name}: solving")
             solved = solved_game(setting, kinds, curve())
-            rule = build(curve(), _SALE_CAP * solved.game.mesh.step)
+            rule = build(curve(), SALE_CAP * solved.game.mesh.step)
             report["equilibria"][f"{population}/{name}"] = _headline(solved)
             for n in missing:
                 progress(f"{population}, {name}: N = {n}")
@@ -136,7 +136,7 @@ def slopes(report: dict[str, Any]) -> dict[str, Any]:
 
 def solved_game(setting: Setting, kinds: int, curve: MenuCurve) -> Equilibrium:
     """The game among `kinds` kinds of clients under a menu, solved; an error if it does not converge."""
-    problem = Problem.from_scenario(setting.scenario, market=MenuMarket(curve, _SALE_CAP), kinds=kinds)
+    problem = Problem.from_scenario(setting.scenario, market=MenuMarket(curve, SALE_CAP), kinds=kinds)
     solved = solve(problem, "explicit", grid=Grid.parse(setting.grid))
     if solved.result is not Result.CONVERGED:
         raise RuntimeError(f"the mean-field game did not converge: {solved.result.value}")

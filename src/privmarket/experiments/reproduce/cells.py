@@ -40,6 +40,9 @@ KINDS: dict[str, Kind] = {
     "deviations": Kind(f"{_HERE}.latency:run_deviations"),
     "federated": Kind(f"{_HERE}.federated:run"),
     "nash": Kind(f"{_HERE}.nash:run"),
+    "fairness": Kind(f"{_HERE}.fairness_cell:run"),
+    "training": Kind(f"{_HERE}.short_training:run"),
+    "strategic": Kind(f"{_HERE}.strategic:run"),
 }
 
 

@@ -31,7 +31,8 @@ _SAVE_SECONDS = 30.0
 
 
 def run(config: Mapping[str, Any], seed: int, scratch: Path) -> dict[str, Any]:
-    """Config: dataset, alpha (None: IID), mechanism, settings, mode, clients, budget, rounds, wallet, matched, training.
+    """Config: dataset, alpha (None: IID), mechanism (empty: No-DP), settings, mode, clients, budget, rounds,
+    wallet, matched (mean ε), training.
 
     Final accuracy is the mean over the last five rounds, Eq. (A-final) of [Sun2026].
     """
@@ -42,7 +43,11 @@ def run(config: Mapping[str, Any], seed: int, scratch: Path) -> dict[str, Any]:
     parts = None
     if config["alpha"] is None:
         parts = iid_partition(dataset.train_labels, plan.clients, np.random.default_rng([seed, _IID_PARTS]))
-    rule = rule_for(config["mechanism"], scenario(plan.scenario), **config["settings"]) if config["mechanism"] else None
+    rule = (
+        rule_for(config["mechanism"], scenario(plan.scenario), **config["settings"])
+        if config["mechanism"]
+        else None
+    )
     if config["matched"] is not None and rule is not None:
         rule = MatchedEpsilon(rule, config["matched"])
     started = time.perf_counter()

@@ -36,7 +36,7 @@ class MatchedEpsilon(Mechanism):
         most = np.where(outcome.epsilon > 0, bids.epsilon, 0.0).sum(axis=-1)
         if np.any(most < wanted):
             raise ConfigurationError(
-                f"{self.rule.name}: its sellers offer {float(most.min()):.4g} ε in all, {wanted:.4g} are to be sold",
+                f"{self.rule.name}: its sellers offer {float(most.min()):.4g} ε, {wanted:.4g} are to be sold",
                 "match at a smaller mean ε",
             )
         return Outcome(_scaled(outcome.epsilon, bids.epsilon, wanted), outcome.payment.copy())

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from privmarket.experiments.nash_gap import MEASURES, POPULATIONS, RULES, Setting, solved_game
+from privmarket.experiments.nash_gap import MEASURES, POPULATIONS, RULES, SALE_CAP, Setting, solved_game
 from privmarket.meanfield.nash_gap import measure
 
 
@@ -15,7 +15,7 @@ def run(config: Mapping[str, Any], seed: int, scratch: Path) -> dict[str, Any]:
     setting = Setting(grid=config["grid"])
     curve, build = RULES[config["rule"]]
     solved = solved_game(setting, POPULATIONS[config["population"]], curve())
-    rule = build(curve(), solved.problem.market.sale_cap * solved.game.mesh.step)  # type: ignore[union-attr]
+    rule = build(curve(), SALE_CAP * solved.game.mesh.step)
     runs = range(seed * config["runs"], (seed + 1) * config["runs"])
     gap = measure(solved, rule, config["clients"], seeds=runs)
     return {name: float((getattr(gap, name) / gap.mean_payment).mean()) for name in MEASURES}

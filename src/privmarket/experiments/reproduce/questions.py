@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from privmarket.errors import UnknownNameError
-from privmarket.experiments.reproduce import rq1, rq2, rq3
+from privmarket.experiments.reproduce import ablations, fairness, rq1, rq2, rq3, rq4, rq4_page
 from privmarket.experiments.reproduce.cells import Cell
 from privmarket.experiments.reproduce.document import Page, Results
 from privmarket.experiments.reproduce.scale import Scale
@@ -22,8 +22,15 @@ class Question:
 
 
 QUESTIONS: dict[str, Question] = {
-    module.__name__.rpartition(".")[2]: Question(module.__name__.rpartition(".")[2], module.cells, module.render)
-    for module in (rq1, rq2, rq3)
+    question.name: question
+    for question in (
+        Question("rq1", rq1.cells, rq1.render),
+        Question("rq2", rq2.cells, rq2.render),
+        Question("rq3", rq3.cells, rq3.render),
+        Question("rq4", rq4.cells, rq4_page.render),
+        Question("ablations", ablations.cells, ablations.render),
+        Question("fairness", fairness.cells, fairness.render),
+    )
 }
 
 

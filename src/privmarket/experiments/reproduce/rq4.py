@@ -49,7 +49,9 @@ def cells(scale: Scale) -> list[Cell]:
     """The matrix first, seed by seed, so that a stopped run has whole columns; then the smaller studies."""
     made = _quick_cells(scale) if scale.quick else _full_cells(scale)
     sizes = NASH_SIZES[:3] if scale.quick else NASH_SIZES
-    grid, runs, seeds = ("16x16x20", 2, scale.seeds_or(1, 2)) if scale.quick else ("48x48x40", 8, scale.seeds_or(5, 2))
+    grid, runs, seeds = (
+        ("16x16x20", 2, scale.seeds_or(1, 2)) if scale.quick else ("48x48x40", 8, scale.seeds_or(5, 2))
+    )
     made += [
         Cell("nash", {"population": p, "rule": r, "clients": n, "grid": grid, "runs": runs}, s, 0.5 + n / 300)
         for p in ("iid", "non-iid")
