@@ -15,7 +15,6 @@ from privmarket.experiments.reproduce.markets import EXACT, LITERAL, RULES
 from privmarket.experiments.reproduce.questions import QUESTIONS
 from privmarket.experiments.reproduce.scale import Scale
 
-
 # The fixture computes everything, and the machine may be busy with other tests.
 pytestmark = pytest.mark.timeout(900)
 
