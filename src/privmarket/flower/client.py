@@ -6,9 +6,10 @@ process to live until the reply. Bids are answered without torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from privmarket.flower import wire
 from privmarket.flower.journal import WalletBook, WalletFile
 from privmarket.flower.wire import Arrays, Call, Refusal, Sale
 from privmarket.privacy.calibration import ReleaseFamily
+from privmarket.privacy.events import PrivacyEvent
 from privmarket.privacy.noise import NoiseSource
 
 if TYPE_CHECKING:
@@ -53,11 +55,20 @@ class Job:
 
 TrainFunction = Callable[[Arrays, Job], Mapping[str, np.ndarray]]
 """(global weights, job) ↦ global minus local weights, under the same names. It must add `job`'s noise itself."""
+TrainMany = Callable[[Arrays, Sequence[Job]], Sequence[Mapping[str, np.ndarray]]]
+"""The same for several clients that live in one process, for simulations: every job gives what it would alone."""
+
+
+class MarketClientApp(ClientApp):
+    """A Flower `ClientApp` that sells ε; `seller` holds its handlers."""
+
+    seller: Seller
 
 
 def client_app(
     train: TrainFunction | None = None,
     *,
+    train_many: TrainMany | None = None,
     model: Callable[[], Any] | None = None,
     data: Callable[[Context], tuple[Any, Any]] | None = None,
     loss: Callable[[Any, Any], Any] | None = None,
@@ -71,11 +82,12 @@ def client_app(
     broker: Callable[[Context], BrokerClient] | None = None,
     noise_seed: int | None = None,
     mods: list[Any] | None = None,
-) -> ClientApp:
+) -> MarketClientApp:
     """A Flower `ClientApp` that sells ε.
 
     Args:
         train: does the training and adds the noise. Or give `model` and `data`, and both are done for you:
+        train_many: as `train`, for clients that share a process on an in-process grid; without mods only.
         model: makes the `torch.nn.Module` that is trained, any that can be trained record by record.
         data: the client's (inputs, labels), first axis records.
         loss: (outputs, labels) ↦ one loss per record; cross-entropy unless given.
@@ -99,7 +111,9 @@ def client_app(
             raise ConfigurationError("client_app got neither valuation nor offer", "say what a unit of ε costs")
         offer = fixed_offer(valuation, epsilon, data_size)
     seller = Seller(train, offer, wallet, spread, name or partition_name, broker, noise_seed)
-    app = ClientApp(mods=mods)
+    seller.train_many = None if mods else train_many
+    app = MarketClientApp(mods=mods)
+    app.seller = seller
     app.query("bid")(seller.bid)
     app.query("receipt")(seller.receive)
     app.train()(seller.sell)
@@ -140,7 +154,7 @@ def module_training(
     return train
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Seller:
     """The handlers of one client app."""
 
@@ -151,6 +165,7 @@ class Seller:
     name: Callable[[Context], str]
     broker: Callable[[Context], BrokerClient] | None
     noise_seed: int | None
+    train_many: TrainMany | None = None
 
     def bid(self, message: Message, context: Context) -> Message:
         """Answers a call for bids."""
@@ -178,11 +193,32 @@ class Seller:
             job = self.accept(sale, context)
         except (Refusal, WalletError) as refusal:
             return Message(wire.write_refusal(str(refusal)), reply_to=message)
-        update = dict(self.train(wire.read_arrays(message.content, wire.WEIGHTS), job))
-        if sale.share != 1.0:
-            update = {name: array * np.float32(sale.share) for name, array in update.items()}
-        self.close(sale, update, context)
-        return Message(RecordDict({wire.UPDATE: wire.write_arrays(update)}), reply_to=message)
+        return self._reply(message, job, self.train(wire.read_arrays(message.content, wire.WEIGHTS), job))
+
+    def sell_many(self, orders: Sequence[tuple[Message, Context]]) -> list[Message]:
+        """As `sell`, for orders of one round to several nodes that live in this process."""
+        assert self.train_many is not None
+        replies: dict[int, Message] = {}
+        jobs: dict[int, Job] = {}
+        for at, (message, context) in enumerate(orders):
+            try:
+                jobs[at] = self.accept(wire.read_sale(message.content), context)
+            except (Refusal, WalletError) as refusal:
+                replies[at] = Message(wire.write_refusal(str(refusal)), reply_to=message)
+        if jobs:
+            weights = wire.read_arrays(orders[next(iter(jobs))][0].content, wire.WEIGHTS)
+            updates = self.train_many(weights, list(jobs.values()))
+            for (at, job), update in zip(jobs.items(), updates, strict=True):
+                replies[at] = self._reply(orders[at][0], job, update)
+        return [replies[at] for at in range(len(orders))]
+
+    def _reply(self, message: Message, job: Job, update: Mapping[str, np.ndarray]) -> Message:
+        """Sends an update, after it is noted that it leaves."""
+        arrays = dict(update)
+        if job.sale.share != 1.0:
+            arrays = {name: array * np.float32(job.sale.share) for name, array in arrays.items()}
+        self.close(job.sale, arrays, job.context)
+        return Message(RecordDict({wire.UPDATE: wire.write_arrays(arrays)}), reply_to=message)
 
     def accept(self, sale: Sale, context: Context) -> Job:
         """Checks a sale against the offer, calibrates the noise, and charges the wallet; all before training.
@@ -192,7 +228,7 @@ class Seller:
             WalletError: it does not fit, or was made before.
         """
         _check_against_offer(sale, context)
-        event = sale.family.event(sale.epsilon)
+        event = _event(sale.family, sale.epsilon)
         with self._book(context, sale.family, sale.epsilon) as book:
             if book is not None:
                 book.reserve(sale.name, sale.epsilon, event)
@@ -207,6 +243,8 @@ class Seller:
 
     def close(self, sale: Sale, update: Arrays, context: Context) -> None:
         """Notes that the update of a sale leaves now, in the wallet and at the broker."""
+        if self.wallet is None and self.broker is None:
+            return
         sha256 = wire.digest(update)
         with self._book(context, sale.family, sale.epsilon) as book:
             if book is not None:
@@ -250,6 +288,12 @@ class Seller:
                     **features,
                 )
             return str(broker.me()["id"]), None
+
+
+@lru_cache(maxsize=4096)
+def _event(family: ReleaseFamily, epsilon: float) -> PrivacyEvent:
+    """Calibration takes a millisecond, and a client often sells the same ε again."""
+    return family.event(epsilon)
 
 
 def _memory(call: Call, offer: Offer | None) -> ConfigRecord:

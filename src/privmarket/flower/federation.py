@@ -6,6 +6,8 @@ a client is follows from its partition, never from who answers first.
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +32,7 @@ from privmarket.mechanisms import takes_setting
 if TYPE_CHECKING:
     from privmarket.federated.site import Site
 
+FrozenConfig = str  # a configuration as JSON: equal ones are one key of the caches below
 _FLAT = "weights"  # the model as one flat vector, which is what the plain simulation moves
 
 
@@ -54,9 +57,10 @@ def federation_server(config: FederationConfig, **extra: Any) -> MarketServerApp
         "expected_batch": training.sampling_rate * nominal,
         "min_nodes": config.clients,
     }
+    frozen = _frozen(config)
     return server_app(
-        initial_weights=lambda: {_FLAT: _site(config).initial_weights().numpy()},
-        evaluate=lambda weights: _accuracy(config, weights),
+        initial_weights=lambda: {_FLAT: _site(frozen).initial_weights().numpy()},
+        evaluate=lambda weights: _accuracy(frozen, weights),
         **{**settings, **extra},
     )
 
@@ -75,39 +79,47 @@ def federation_client(config: FederationConfig, wallet_folder: Path | str | None
         cap = np.inf if config.wallet is None else config.wallet
         return WalletFile(Path(wallet_folder) / f"client-{partition_name(context)}.jsonl", cap, config.delta)
 
+    frozen = _frozen(config)
     return client_app(
-        lambda weights, job: _train(config, weights, job),
-        offer=lambda call, context: _offer(config, call, context),
+        lambda weights, job: _train_many(frozen, weights, [job])[0],
+        train_many=lambda weights, jobs: _train_many(frozen, weights, jobs),
+        offer=lambda call, context: _offer(frozen, call, context),
         wallet=wallet,
         spread=config.wallet_policy == "spread",
         noise_seed=config.seed,
     )
 
 
-def _offer(config: FederationConfig, call: Call, context: Context) -> Offer | None:
+def _offer(config: FrozenConfig, call: Call, context: Context) -> Offer | None:
     client = int(partition_name(context))
-    types = _types(_frozen(config), call.number)
-    size = _sizes(_frozen(config))[client]
+    types, size = _types(config, call.number), _sizes(config)[client]
     if not size:
         return None
     return Offer(float(types.valuation[client]), min(float(types.epsilon[client]), call.epsilon_max), float(size))
 
 
-def _train(config: FederationConfig, weights: Arrays, job: Job) -> Arrays:
+def _train_many(config: FrozenConfig, weights: Arrays, jobs: Sequence[Job]) -> list[Arrays]:
+    """What each client releases; the same bits whether clients train alone or together."""
+    from privmarket.federated.local import FULL_BATCH_CHUNK, SMALL_BATCH_CHUNK
     from privmarket.federated.site import ChunkTask, train_chunk
     from privmarket.federated.workers import one_thread
 
-    task = ChunkTask(job.sale.number, (int(job.client),), (job.noise_multiplier,), weights[_FLAT])
+    site, updates = _site(config), []
+    chunk = FULL_BATCH_CHUNK if site.config.training.steps == 1 else SMALL_BATCH_CHUNK
     with one_thread():
-        return {_FLAT: train_chunk(_site(config), task)[0]}
+        for at in range(0, len(jobs), chunk):
+            some = jobs[at : at + chunk]
+            clients, noise = tuple(int(job.client) for job in some), tuple(job.noise_multiplier for job in some)
+            updates += list(train_chunk(site, ChunkTask(some[0].sale.number, clients, noise, weights[_FLAT])))
+    return [{_FLAT: update} for update in updates]
 
 
-def _accuracy(config: FederationConfig, weights: Arrays) -> float:
+def _accuracy(config: FrozenConfig, weights: Arrays) -> float:
     import torch
 
     from privmarket.federated.workers import one_thread
 
-    images, labels = _test_records(_frozen(config))
+    images, labels = _test_records(config)
     with one_thread():
         return _site(config).model.accuracy(torch.from_numpy(weights[_FLAT]), images, labels)
 
@@ -115,42 +127,34 @@ def _accuracy(config: FederationConfig, weights: Arrays) -> float:
 # A process answers many messages: what follows from the configuration alone is made once.
 
 
-def _frozen(config: FederationConfig) -> str:
-    import json
-
+def _frozen(config: FederationConfig) -> FrozenConfig:
     return json.dumps(config.to_json(), sort_keys=True)
 
 
-def _thawed(text: str) -> FederationConfig:
-    import json
-
+def _thawed(text: FrozenConfig) -> FederationConfig:
     return FederationConfig.from_json(json.loads(text))
 
 
 @lru_cache(maxsize=4)
-def _types(config: str, number: int) -> Any:
+def _types(config: FrozenConfig, number: int) -> Any:
     return client_types(_thawed(config), number)
 
 
 @lru_cache(maxsize=2)
-def _sizes(config: str) -> list[int]:
+def _sizes(config: FrozenConfig) -> list[int]:
     run = _thawed(config)
     return [part.size for part in client_parts(run, load_dataset(run.dataset).train_labels)]
 
 
-def _site(config: FederationConfig) -> Site:
-    return _built_site(_frozen(config))
-
-
 @lru_cache(maxsize=2)
-def _built_site(config: str) -> Site:
+def _site(config: FrozenConfig) -> Site:
     from privmarket.federated.site import build_site
 
     return build_site(_thawed(config))
 
 
 @lru_cache(maxsize=2)
-def _test_records(config: str) -> tuple[Any, Any]:
+def _test_records(config: FrozenConfig) -> tuple[Any, Any]:
     import torch
 
     from privmarket.federated.features import with_features

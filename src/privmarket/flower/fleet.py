@@ -24,6 +24,7 @@ _log = logging.getLogger("privmarket.flower")
 
 NO_ANSWER = "no answer before the deadline"
 _POLL_SECONDS = 0.2
+_NAMING_VALUES = 1024
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,10 +161,10 @@ class Fleet:
             return Delivery(fault=str(error))
         fault = update_fault(update, shapes)
         if fault is None:
-            sha256 = wire.digest(update)
-            if sha256 in self.seen:
+            name = wire.digest(update, _NAMING_VALUES)
+            if name in self.seen:
                 return Delivery(fault="the same update was delivered before")
-            self.seen.add(sha256)
+            self.seen.add(name)
         return Delivery(update if fault is None else None, fault)
 
 

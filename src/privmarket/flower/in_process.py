@@ -19,11 +19,14 @@ from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
 from privmarket.errors import ConfigurationError
+from privmarket.flower import wire
+from privmarket.flower.client import MarketClientApp
 from privmarket.flower.result import MarketResult
 from privmarket.flower.server import MarketServerApp
 
 SERVER_NODE = 1
 _FIRST_NODE = 1000
+_TOGETHER = 25  # orders that are handed to a client app at once, where it can train several clients
 
 
 class InProcessGrid(Grid):
@@ -90,12 +93,29 @@ class InProcessGrid(Grid):
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         """The answers to messages; a node that takes longer than `timeout` for its own has answered too late."""
         replies: list[Message] = []
-        for message in messages:
+        for together in self._chunks(list(messages)):
             started = time.monotonic()
-            got = list(self.pull_messages(self.push_messages([message])))
-            if timeout is None or time.monotonic() - started <= timeout:
+            got = self._answer_many(together)
+            if timeout is None or (time.monotonic() - started) / len(together) <= timeout:
                 replies += got
         return replies
+
+    def _chunks(self, messages: list[Message]) -> list[list[Message]]:
+        """Orders that a client app trains together, everything else one by one."""
+        app = self.client_app
+        many = isinstance(app, MarketClientApp) and app.seller.train_many is not None
+        if not many or not all(wire.has_sale(message.content) for message in messages):
+            return [[message] for message in messages]
+        return [messages[at : at + _TOGETHER] for at in range(0, len(messages), _TOGETHER)]
+
+    def _answer_many(self, messages: list[Message]) -> list[Message]:
+        if len(messages) == 1:
+            return list(self.pull_messages(self.push_messages(messages)))
+        assert isinstance(self.client_app, MarketClientApp)
+        for message in messages:
+            message.metadata.__dict__["_message_id"] = str(uuid.uuid4())
+        contexts = [self.contexts[message.metadata.dst_node_id] for message in messages]
+        return self.client_app.seller.sell_many(list(zip(messages, contexts, strict=True)))
 
     def answer(self, message: Message) -> Message:
         """What a node answers; its state is kept only if it did not fail."""
