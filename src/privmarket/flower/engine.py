@@ -7,8 +7,10 @@ deployment starts the same programs with TLS and node keys.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -28,6 +30,8 @@ from privmarket.errors import PrivmarketError
 _CONNECTION = "loopback"
 _POLL_SECONDS = 0.2
 _STOP_SECONDS = 5.0
+_FINISHED = re.compile(r"Finished task \d+ of run")
+_DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 
 
 class EngineError(PrivmarketError):
@@ -56,6 +60,7 @@ class Engine(AbstractContextManager["Engine"]):
     def __post_init__(self) -> None:
         self.folder = Path(self.folder).absolute()
         self.port = _free_port()
+        self._run = ""
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
     @property
@@ -132,16 +137,21 @@ class Engine(AbstractContextManager["Engine"]):
         done = subprocess.run(
             command, env=self.variables, capture_output=True, text=True, timeout=self.start_seconds, check=False
         )
-        if done.returncode != 0 or "Successfully started run" not in done.stdout + done.stderr:
+        started = re.search(r"Successfully started run (\d+)", done.stdout + done.stderr)
+        if done.returncode != 0 or started is None:
             raise EngineError(f"flwr run said: {(done.stdout + done.stderr)[-800:]}", "see the folder's logs")
+        self._run = started[1]
 
     def await_result(self, result: Path, timeout_seconds: float) -> dict[str, Any]:
         """What the server wrote, once it is there."""
         end = time.monotonic() + timeout_seconds
+        ended = False
         while not result.exists():
             self._check_link()
-            if time.monotonic() > end:
-                raise EngineError(f"no result after {timeout_seconds:g} s: {self._last_words()}", "see the logs")
+            # Looked for again after the run has ended: the result is written shortly before.
+            if ended or time.monotonic() > end:
+                raise EngineError(f"no result, and the run's log says: {self._run_log()}", "see the folder's logs")
+            ended = _FINISHED.search(self.log("superlink")) is not None
             time.sleep(_POLL_SECONDS)
         found: dict[str, Any] = json.loads(result.read_text())
         return found
@@ -155,6 +165,16 @@ class Engine(AbstractContextManager["Engine"]):
     def log(self, name: str) -> str:
         """What a process wrote: `superlink` or `node-0`."""
         return (self.folder / f"{name}.log").read_text(errors="replace")
+
+    def _run_log(self) -> str:
+        """The end of what the server app logged."""
+        command = ["flwr", "log", self._run, _CONNECTION, "--show"]
+        with suppress(subprocess.TimeoutExpired):
+            done = subprocess.run(
+                command, env=self.variables, capture_output=True, text=True, timeout=30.0, check=False
+            )
+            return (done.stdout + done.stderr)[-1500:]
+        return self.log("superlink")[-600:]
 
     @staticmethod
     def _address(port: int) -> list[str]:
@@ -173,6 +193,7 @@ class Engine(AbstractContextManager["Engine"]):
                 env=self.variables,
                 cwd=self.folder,
                 start_new_session=True,
+                preexec_fn=_die_with_parent,
             )
 
     def _await_link(self) -> None:
@@ -191,10 +212,7 @@ class Engine(AbstractContextManager["Engine"]):
     def _check_link(self) -> None:
         code = self._processes["superlink"].poll()
         if code is not None:
-            raise EngineError(f"the SuperLink ended with code {code}: {self._last_words()}", "see superlink.log")
-
-    def _last_words(self) -> str:
-        return self.log("superlink")[-600:]
+            raise EngineError(f"the SuperLink ended with code {code}", f"see {self.folder}/superlink.log")
 
     @staticmethod
     def _kill(process: subprocess.Popen[bytes], first: signal.Signals) -> None:
@@ -237,6 +255,12 @@ def write_app(folder: Path, code: str, config: Mapping[str, Any]) -> Path:
         )
     )
     return folder
+
+
+def _die_with_parent() -> None:
+    """Linux ends this process when the one that started it is gone, however it went."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
 
 
 def _free_port() -> int:

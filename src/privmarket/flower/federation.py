@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from flwr.app import Context
-from flwr.clientapp import ClientApp
 
 from privmarket.errors import ConfigurationError
 from privmarket.federated.clients import client_parts, client_types
 from privmarket.federated.config import FederationConfig
 from privmarket.federated.datasets import load_dataset
 from privmarket.federated.round import Offer
-from privmarket.flower.client import Job, client_app, partition_name
+from privmarket.flower.client import Job, MarketClientApp, client_app, partition_name
 from privmarket.flower.journal import WalletFile
 from privmarket.flower.server import MarketServerApp, server_app
 from privmarket.flower.wire import Arrays, Call
@@ -65,7 +64,7 @@ def federation_server(config: FederationConfig, **extra: Any) -> MarketServerApp
     )
 
 
-def federation_client(config: FederationConfig, wallet_folder: Path | str | None = None) -> ClientApp:
+def federation_client(config: FederationConfig, wallet_folder: Path | str | None = None) -> MarketClientApp:
     """The clients of a configured run; wallets are kept in `wallet_folder`, one file each.
 
     The noise follows from the run's seed, as in the simulation: for studies, not for real records.

@@ -1,7 +1,7 @@
 """The server's view of its clients: who answers to which name, what they offer, what they deliver.
 
-A name belongs to the node that first bid under it, for the whole run, so nobody is paid under two names of one
-client and nobody under another's. Every client's message is its own; only the weights are shared.
+A name belongs to the node that first bid under it for as long as that node is there, so no client is paid twice and
+none under another's name. Every client's message is its own; only the weights are shared.
 """
 
 from __future__ import annotations
@@ -70,7 +70,10 @@ class Fleet:
         nodes: Iterable[int] | None = None,
     ) -> dict[str, Offer | None]:
         """Every client's offer, sorted by name; None for those that answered without one."""
-        asked = sorted(self.grid.get_node_ids() if nodes is None else nodes)
+        there = set(self.grid.get_node_ids())
+        # A client whose node is gone may come back on another.
+        self.node_of = {client: node for client, node in self.node_of.items() if node in there}
+        asked = sorted(there if nodes is None else nodes)
         owner = {node: client for client, node in self.node_of.items()}
         messages = []
         for node in asked:

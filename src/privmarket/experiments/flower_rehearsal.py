@@ -1,0 +1,206 @@
+"""A deployed market under fire: real SuperNodes of which some are killed, late, broken or greedy.
+
+A SuperLink and its SuperNodes run on loopback as processes of their own. Clients misbehave as told, each in its own
+process; one SuperNode is killed while its client trains, one more poses as a client that is there already. What
+must come out: every round ends, who delivered is paid what the plain simulation says, nobody else is paid, the
+money adds up, and the killed client's wallet has spent.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from privmarket.federated.config import FederationConfig, Training
+from privmarket.federated.round import MICRO
+from privmarket.flower.client import Job, MarketClientApp, TrainFunction
+from privmarket.flower.engine import Engine, write_app
+from privmarket.flower.federation import federation_client
+from privmarket.flower.journal import WalletFile
+from privmarket.flower.wire import Arrays
+
+KINDS = ("nan", "shape", "late", "killed", "replay")
+_SEED = 11
+_POLL_SECONDS = 0.1
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What a client does wrong, and in which round."""
+
+    client: int
+    kind: str
+    number: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A rehearsal.
+
+    Attributes:
+        deadline_seconds: how long the server waits for updates; a late client answers after it.
+        impostor: whether one more SuperNode claims to be client 0.
+    """
+
+    clients: int = 6
+    rounds: int = 3
+    deadline_seconds: float = 40.0
+    faults: tuple[Fault, ...] = (
+        *(Fault(1, "nan", 1), Fault(2, "shape", 1), Fault(3, "late", 1)),
+        *(Fault(4, "killed", 1), Fault(5, "replay", 2)),
+    )
+    impostor: bool = True
+
+    @property
+    def config(self) -> FederationConfig:
+        """The same market for the plain simulation; its budget lets everybody sell."""
+        return FederationConfig(
+            clients=self.clients,
+            rounds=self.rounds,
+            budget=5.0 * self.clients,
+            training=Training(model="logistic"),
+            seed=_SEED,
+        )
+
+
+def client(plan: Mapping[str, Any], folder: str) -> MarketClientApp:
+    """The client app of a rehearsal: an honest client whose training a fault may spoil."""
+    chosen = read_plan(plan)
+    app = federation_client(chosen.config, Path(folder) / "wallets")
+    app.seller.train = spoiled(app.seller.train, chosen, Path(folder))
+    app.seller.train_many = None
+    return app
+
+
+def spoiled(train: TrainFunction, plan: Plan, folder: Path) -> TrainFunction:
+    """Training that goes wrong where the plan says so."""
+    faults = {(str(f.client), f.number): f.kind for f in plan.faults}
+
+    def spoil(weights: Arrays, job: Job) -> Mapping[str, np.ndarray]:
+        kind = faults.get((job.client, job.sale.number))
+        if kind == "killed":
+            marker(folder, job.client).touch()
+            time.sleep(3600)
+        update = dict(train(weights, job))
+        kept = folder / f"update-{job.client}.npz"
+        if kind == "replay":
+            with np.load(kept) as old:
+                return dict(old)
+        np.savez(kept, **update)  # type: ignore[arg-type]
+        name = next(iter(update))
+        if kind == "nan":
+            update[name] = np.where(np.arange(update[name].size) == 7, np.nan, update[name]).astype(np.float32)
+        elif kind == "shape":
+            update[name] = update[name][:-1]
+        elif kind == "late":
+            time.sleep(plan.deadline_seconds + 10.0)
+        return update
+
+    return spoil
+
+
+def marker(folder: Path, client: str) -> Path:
+    """The file by which a client says that it is training and may be killed now."""
+    return folder / f"training-{client}"
+
+
+def rehearse(folder: Path, plan: Plan | None = None, *, timeout_seconds: float = 540.0) -> dict[str, Any]:
+    """Runs a rehearsal in `folder` and returns what came out, with a verdict on every promise."""
+    chosen = plan or Plan()
+    folder.mkdir(parents=True, exist_ok=True)
+    app = write_app(folder / "app", _app_code(chosen, folder), {})
+    started = time.perf_counter()
+    with Engine(folder, chosen.clients) as engine:
+        if chosen.impostor:
+            engine.start_node(chosen.clients, {"partition-id": 0})
+        killer = threading.Thread(target=_kill_on_marker, args=(engine, chosen, folder), daemon=True)
+        killer.start()
+        result = engine.run(app, timeout_seconds=timeout_seconds)
+    return {
+        "plan": asdict(chosen),
+        "versions": {name: version(name) for name in ("privmarket", "flwr", "torch")},
+        "seconds": round(time.perf_counter() - started, 1),
+        "rounds": result["rounds"],
+        "verdicts": verdicts(chosen, result, folder),
+    }
+
+
+def verdicts(plan: Plan, result: Mapping[str, Any], folder: Path) -> dict[str, bool]:
+    """Every promise, kept or not."""
+    from privmarket.federated.simulation import run
+
+    plain = run(plan.config)
+    rounds = result["rounds"]
+    gone = _expected_drops(plan)
+    budget = int(plan.config.budget * MICRO)
+    killed = [f for f in plan.faults if f.kind == "killed"]
+    wallets = [WalletFile(folder / "wallets" / f"client-{f.client}.jsonl", np.inf).statement() for f in killed]
+    return {
+        "every round ended": len(rounds) == plan.rounds,
+        "payments are the plain simulation's to the micro-unit": all(
+            mine["paid_micro"] == {c: p for c, p in its.paid_micro.items() if c not in gone[its.number]}
+            for mine, its in zip(rounds, plain.records, strict=True)
+        ),
+        "who misbehaved is not paid": all(
+            not (gone[r["number"]] & set(r["paid_micro"])) and gone[r["number"]] >= set(r["dropped"])
+            for r in rounds
+        ),
+        "money adds up": all(
+            sum(r["paid_micro"].values()) + r["refunded_micro"] == budget and r["spent_micro"] <= budget
+            for r in rounds
+        ),
+        "nobody is paid twice in a round": all(r["bidders"] <= plan.clients for r in rounds),
+        "the killed client has spent what it did not deliver": all(
+            statement and statement[-1]["released"] is False for statement in wallets
+        ),
+    }
+
+
+def _expected_drops(plan: Plan) -> dict[int, set[str]]:
+    """round → who cannot be paid: who misbehaves in it, and who was killed before."""
+    return {
+        number: {
+            str(f.client) for f in plan.faults if f.number == number or (f.kind == "killed" and f.number < number)
+        }
+        for number in range(plan.rounds)
+    }
+
+
+def _kill_on_marker(engine: Engine, plan: Plan, folder: Path) -> None:
+    waiting = {f.client for f in plan.faults if f.kind == "killed"}
+    while waiting:
+        for client in [c for c in waiting if marker(folder, str(c)).exists()]:
+            engine.kill_node(client)
+            waiting.remove(client)
+        time.sleep(_POLL_SECONDS)
+
+
+def read_plan(fields: Mapping[str, Any]) -> Plan:
+    """The plan that `asdict` wrote."""
+    return Plan(**{**fields, "faults": tuple(Fault(**fault) for fault in fields["faults"])})
+
+
+def _app_code(plan: Plan, folder: Path) -> str:
+    text = json.dumps(json.dumps(asdict(plan)))
+    # min_nodes counts the impostor, who must be there to be turned away.
+    nodes = plan.clients + plan.impostor
+    return f"""import json
+
+from privmarket.experiments import flower_rehearsal
+from privmarket.flower.federation import federation_server
+
+PLAN = json.loads({text})
+server = federation_server(
+    flower_rehearsal.read_plan(PLAN).config, min_nodes={nodes}, receipts=False,
+    bid_seconds={plan.deadline_seconds}, deadline_seconds={plan.deadline_seconds},
+)
+client = flower_rehearsal.client(PLAN, {str(folder.absolute())!r})
+"""
