@@ -18,14 +18,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from flwr.app import Context
 
+from privmarket.federated.clients import client_types
 from privmarket.federated.config import FederationConfig, Training
-from privmarket.federated.round import MICRO
-from privmarket.flower.client import Job, MarketClientApp, TrainFunction
+from privmarket.federated.round import MICRO, Offer
+from privmarket.flower.client import Job, MarketClientApp, TrainFunction, partition_name
 from privmarket.flower.engine import Engine, write_app
-from privmarket.flower.federation import federation_client
+from privmarket.flower.federation import federation_client, federation_server
 from privmarket.flower.journal import WalletFile
-from privmarket.flower.wire import Arrays
+from privmarket.flower.server import MarketServerApp, server_app
+from privmarket.flower.wire import Arrays, Call
 
 KINDS = ("nan", "shape", "late", "killed", "replay")
 _SEED = 11
@@ -48,6 +51,7 @@ class Plan:
     Attributes:
         deadline_seconds: how long the server waits for updates; a late client answers after it.
         impostor: whether one more SuperNode claims to be client 0.
+        light: updates are noise alone, made without torch or records; the market is the same.
     """
 
     clients: int = 6
@@ -58,6 +62,7 @@ class Plan:
         *(Fault(4, "killed", 1), Fault(5, "replay", 2)),
     )
     impostor: bool = True
+    light: bool = False
 
     @property
     def config(self) -> FederationConfig:
@@ -71,13 +76,43 @@ class Plan:
         )
 
 
+def server(plan: Mapping[str, Any]) -> MarketServerApp:
+    """The server app of a rehearsal."""
+    chosen = read_plan(plan)
+    extra: dict[str, Any] = {
+        "bid_seconds": chosen.deadline_seconds,
+        "deadline_seconds": chosen.deadline_seconds,
+        "receipts": False,
+        # The impostor counts: it must be there to be turned away.
+        "min_nodes": chosen.clients + chosen.impostor,
+    }
+    if not chosen.light:
+        return federation_server(chosen.config, **extra)
+    config = chosen.config
+    return server_app(
+        initial_weights=lambda: {"weights": np.zeros(16, dtype=np.float32)},
+        **{"budget": config.budget, "rounds": config.rounds, "mechanism": config.mechanism, **extra},
+    )
+
+
 def client(plan: Mapping[str, Any], folder: str) -> MarketClientApp:
     """The client app of a rehearsal: an honest client whose training a fault may spoil."""
     chosen = read_plan(plan)
     app = federation_client(chosen.config, Path(folder) / "wallets")
+    if chosen.light:
+        app.seller.train, app.seller.offer = _noise_alone, lambda call, context: _type(chosen, call, context)
     app.seller.train = spoiled(app.seller.train, chosen, Path(folder))
     app.seller.train_many = None
     return app
+
+
+def _noise_alone(weights: Arrays, job: Job) -> Arrays:
+    return {name: job.noise_multiplier * job.noise.standard_normal(w.shape) for name, w in weights.items()}
+
+
+def _type(plan: Plan, call: Call, context: Context) -> Offer:
+    number, types = int(partition_name(context)), client_types(plan.config, call.number)
+    return Offer(float(types.valuation[number]), float(types.epsilon[number]))
 
 
 def spoiled(train: TrainFunction, plan: Plan, folder: Path) -> TrainFunction:
@@ -190,17 +225,11 @@ def read_plan(fields: Mapping[str, Any]) -> Plan:
 
 def _app_code(plan: Plan, folder: Path) -> str:
     text = json.dumps(json.dumps(asdict(plan)))
-    # min_nodes counts the impostor, who must be there to be turned away.
-    nodes = plan.clients + plan.impostor
     return f"""import json
 
 from privmarket.experiments import flower_rehearsal
-from privmarket.flower.federation import federation_server
 
 PLAN = json.loads({text})
-server = federation_server(
-    flower_rehearsal.read_plan(PLAN).config, min_nodes={nodes}, receipts=False,
-    bid_seconds={plan.deadline_seconds}, deadline_seconds={plan.deadline_seconds},
-)
+server = flower_rehearsal.server(PLAN)
 client = flower_rehearsal.client(PLAN, {str(folder.absolute())!r})
 """

@@ -14,6 +14,8 @@ from privmarket.errors import ConfigurationError
 _HOMES = {
     "server_app": "server",
     "client_app": "client",
+    "AuctionStrategy": "strategy",
+    "WalletMod": "mod",
     "WalletFile": "journal",
     "MarketSettings": "settings",
     "MarketResult": "result",

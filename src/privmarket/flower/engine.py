@@ -159,7 +159,8 @@ class Engine(AbstractContextManager["Engine"]):
     def stop(self) -> None:
         """Ends every process that was started here."""
         for name in reversed(self._processes):
-            self._kill(self._processes[name], signal.SIGTERM)
+            # The SuperLink may end a simulation in its own time; nodes have nothing to lose.
+            self._kill(self._processes[name], signal.SIGTERM if name == "superlink" else signal.SIGKILL)
         self._processes.clear()
 
     def log(self, name: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -115,8 +115,12 @@ class Fleet:
         replies: Iterable[Message],
         record: str | None,
         shapes: Mapping[str, tuple[int, ...]],
+        integers: Collection[str] = (),
     ) -> dict[str, Delivery]:
-        """client → what it delivered; a node's first word counts, and only for its own sale."""
+        """client → what it delivered; a node's first word counts, and only for its own sale.
+
+        `integers` names arrays, such as counters among a model's buffers, that need not hold fractions.
+        """
         owner = {self.node_of[client]: client for client in sales}
         taken: dict[str, Delivery] = {}
         for reply in replies:
@@ -124,7 +128,7 @@ class Fleet:
             if client is None or client in taken:
                 _log.warning("node %s delivers what it did not sell, or twice", reply.metadata.src_node_id)
                 continue
-            taken[client] = self._delivery(reply, record, shapes)
+            taken[client] = self._delivery(reply, record, shapes, integers)
         silent = Delivery(fault=NO_ANSWER, released=False)
         return {client: taken.get(client, silent) for client in sales}
 
@@ -152,7 +156,13 @@ class Fleet:
             return None, None
         return client, offer
 
-    def _delivery(self, reply: Message, record: str | None, shapes: Mapping[str, tuple[int, ...]]) -> Delivery:
+    def _delivery(
+        self,
+        reply: Message,
+        record: str | None,
+        shapes: Mapping[str, tuple[int, ...]],
+        integers: Collection[str],
+    ) -> Delivery:
         if reply.has_error():
             # The client may have trained and released nothing, or died in between; its own wallet knows.
             return Delivery(fault=f"client failed: {reply.error.reason}", released=False)
@@ -162,7 +172,7 @@ class Fleet:
             update = wire.read_arrays(reply.content, record)
         except PrivmarketError as error:
             return Delivery(fault=str(error))
-        fault = update_fault(update, shapes)
+        fault = update_fault(update, shapes, integers)
         if fault is None:
             name = wire.digest(update, _NAMING_VALUES)
             if name in self.seen:
@@ -171,13 +181,17 @@ class Fleet:
         return Delivery(update if fault is None else None, fault)
 
 
-def update_fault(update: Mapping[str, np.ndarray], shapes: Mapping[str, tuple[int, ...]]) -> str | None:
+def update_fault(
+    update: Mapping[str, np.ndarray], shapes: Mapping[str, tuple[int, ...]], integers: Collection[str] = ()
+) -> str | None:
     """What is wrong with an update; None if it can be used."""
     if set(update) != set(shapes):
         return f"update has arrays {sorted(update)[:5]}, not {sorted(shapes)[:5]}"
     for name, array in update.items():
         if array.shape != shapes[name]:
             return f"{name} has shape {array.shape}, not {shapes[name]}"
+        if name in integers:
+            continue
         if array.dtype.kind != "f":
             return f"{name} holds {array.dtype}, not floating-point numbers"
         with np.errstate(over="ignore"):

@@ -1,0 +1,129 @@
+"""An auction around any Flower strategy: whom the strategy picks must bid, and only winners train.
+
+The strategy keeps its sampling, its aggregation and its optimiser. What is added: a call for bids before training,
+each winner's own order in its own message, payment for updates that can be used, and weights by what was sold.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+
+from privmarket.federated.aggregation import seller_weights
+from privmarket.federated.round import Round
+from privmarket.flower import wire
+from privmarket.flower.books import Books, delivered
+from privmarket.flower.fleet import Fleet
+from privmarket.flower.server import auction_house
+from privmarket.flower.settings import MarketSettings
+from privmarket.flower.wire import Sale
+
+if TYPE_CHECKING:
+    from privmarket.federated.state import RoundRecord
+
+_log = logging.getLogger("privmarket.flower")
+
+
+class AuctionStrategy(Strategy):
+    """A strategy that buys ε for another one.
+
+    Args:
+        inner: the strategy that trains.
+        weighted_by_key: the metric by which `inner` weighs updates; overwritten by what the auction bought.
+            None leaves what clients send.
+        broker, token: the broker that holds the auctions; in this process unless given.
+        settings: see `MarketSettings`; the server's optimiser there is not used, `inner` has its own.
+    """
+
+    def __init__(
+        self,
+        inner: Strategy,
+        *,
+        weighted_by_key: str | None = "num-examples",
+        broker: str = "",
+        token: str | None = None,
+        **settings: Any,
+    ) -> None:
+        self.inner, self.weighted_by_key = inner, weighted_by_key
+        self.settings = MarketSettings(**settings)
+        self.house = auction_house(self.settings, broker, token)
+        self._fleet: Fleet | None = None
+        self._books: Books | None = None
+        self._open: tuple[Round, dict[str, Sale], ArrayRecord] | None = None
+
+    @property
+    def records(self) -> tuple[RoundRecord, ...]:
+        """One per round so far."""
+        return () if self._books is None else tuple(self._books.records)
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """The inner strategy's messages, to winners only, each with its own order."""
+        if self._fleet is None or self._books is None:
+            self._fleet, self._books = Fleet(grid), Books(self.settings, str(grid.run.run_id))
+        picked = {m.metadata.dst_node_id: m for m in self.inner.configure_train(server_round, arrays, config, grid)}
+        terms = self._books.terms(server_round - 1)
+        call = self._books.call(terms, self.house.open(terms))
+        offers = self._fleet.call_for_bids(call, self._books.receipts, self.settings.bid_seconds, picked)
+        market = self.house.clear(terms, offers)
+        sales = self._books.sales(market, call, self._fleet)
+        self._open = market, sales, arrays
+        return [self._with_order(picked[self._fleet.node_of[client]], sale) for client, sale in sales.items()]
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Pays for usable updates and hands them, and only them, to the inner strategy."""
+        assert self._open is not None
+        assert self._fleet is not None
+        assert self._books is not None
+        market, sales, arrays = self._open
+        received = list(replies)
+        shapes = {name: tuple(array.shape) for name, array in arrays.items()}
+        counters = {name for name, array in arrays.items() if not array.dtype.startswith("float")}
+        deliveries = self._fleet.take(sales, received, None, shapes, counters)
+        market, settlement = self.house.settle(delivered(market, deliveries))
+        self._books.close(market, settlement, deliveries, None)
+        usable = [client for client in market.offers if (d := deliveries.get(client)) and d.update is not None]
+        weights = seller_weights(market, usable, self.settings.aggregation, self.settings.objective)
+        first = {m.metadata.src_node_id: m for m in reversed(received)}  # the first word of each node
+        good = [first[self._fleet.node_of[client]] for client in usable]
+        for message, weight in zip(good, weights, strict=True):
+            self._weigh(message.content, float(weight))
+        return self.inner.aggregate_train(server_round, good) if good else (None, None)
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """The inner strategy's. Clients that enforce a wallet refuse: unaccounted metrics are a release."""
+        return self.inner.configure_evaluate(server_round, arrays, config, grid)
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """The inner strategy's, on the replies that are no refusals."""
+        answered = [m for m in replies if m.has_error() or wire.read_refusal(m.content) is None]
+        return self.inner.aggregate_evaluate(server_round, answered) if answered else None
+
+    def summary(self) -> None:
+        """Logs the auction's settings, then the inner strategy's."""
+        _log.info("auction: %s", self.settings.to_json())
+        self.inner.summary()
+
+    @staticmethod
+    def _with_order(message: Message, sale: Sale) -> Message:
+        """A message of its own: strategies send one shared record to everybody, and an order is private."""
+        content = RecordDict(dict(message.content))
+        wire.add_sale(content, sale)
+        meta = message.metadata
+        return Message(content, meta.dst_node_id, meta.message_type, ttl=meta.ttl, group_id=meta.group_id)
+
+    def _weigh(self, content: RecordDict, weight: float) -> None:
+        if self.weighted_by_key is None:
+            return
+        for record in content.metric_records.values():
+            record[self.weighted_by_key] = weight

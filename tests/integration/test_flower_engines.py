@@ -1,0 +1,47 @@
+"""Flower's own engines: Ray gives the plain simulation's market, and a deployment survives its clients."""
+
+import json
+
+from privmarket.experiments.flower_rehearsal import Fault, Plan, rehearse, verdicts
+from privmarket.federated.config import FederationConfig, Training
+from privmarket.federated.simulation import run
+from privmarket.flower.engine import Engine, write_app
+
+
+def test_a_deployed_round_with_a_killed_a_late_a_broken_and_a_greedy_client(tmp_path):
+    """SuperLink and five SuperNodes, processes of their own; `privmarket flower rehearse` is the long form."""
+    plan = Plan(
+        clients=4,
+        rounds=1,
+        deadline_seconds=40.0,
+        faults=(Fault(1, "nan", 0), Fault(2, "killed", 0), Fault(3, "late", 0)),
+        light=True,
+    )
+    report = rehearse(tmp_path, plan, timeout_seconds=200.0)
+    assert all(report["verdicts"].values()), json.dumps(report, indent=1)
+    (only,) = report["rounds"]
+    assert set(only["paid_micro"]) == {"0"}
+    assert "not finite" in only["dropped"]["1"]
+    assert (tmp_path / "flwr-home" / "apps").is_dir()  # Flower's home is the test's folder
+    # The verdicts can fail: somebody who misbehaved is paid, and somebody's money is gone.
+    wrong = {**only, "paid_micro": {"0": 1, "1": 5}, "dropped": {}}
+    failed = {promise for promise, kept in verdicts(plan, {"rounds": [wrong]}, tmp_path).items() if not kept}
+    assert len(failed) == 3
+
+
+def test_ray_gives_the_plain_market(tmp_path):
+    config = FederationConfig(clients=4, rounds=1, budget=4.0, training=Training(model="logistic"), seed=3)
+    code = f"""import json
+from privmarket.federated.config import FederationConfig
+from privmarket.flower.federation import federation_client, federation_server
+CONFIG = FederationConfig.from_json(json.loads({json.dumps(json.dumps(config.to_json()))}))
+server = federation_server(CONFIG, receipts=False)
+client = federation_client(CONFIG)
+"""
+    app = write_app(tmp_path / "app", code, {"budget": 1.0})
+    with Engine(tmp_path, config.clients, simulation=True) as engine:
+        result = engine.run(app, {"budget": config.budget}, timeout_seconds=200.0)
+    for mine, its in zip(result["rounds"], run(config).records, strict=True):
+        assert mine["paid_micro"] == its.paid_micro
+        assert mine["sold_epsilon"] == its.sold_epsilon
+        assert mine["accuracy"] == its.accuracy

@@ -1,0 +1,166 @@
+"""Parts for existing Flower apps: an auction around FedAvg, and a mod that enforces a wallet."""
+
+import math
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import FedAvg
+
+import privmarket as pm
+from privmarket.errors import UnknownNameError
+from privmarket.flower import wire
+from privmarket.flower.client import Job
+from privmarket.flower.mod import JOB, noisy_weights
+from privmarket.flower.wire import Sale
+from privmarket.privacy.calibration import ReleaseFamily
+from privmarket.privacy.noise import NoiseSource
+from tests.unit.flower.toy import VALUATIONS, Wire, partition
+
+NODES = 6
+START = ArrayRecord({"w": wire.Array(np.zeros(5, dtype=np.float32)), "steps": wire.Array(np.array([3]))})
+
+
+def existing_app(market, spoil=None):
+    """An app as users have it: it knows nothing of the market but its mod."""
+    app = ClientApp(mods=[market])
+    market.answer_bids(app)
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        weights = {k: a.numpy().copy() for k, a in message.content["arrays"].items()}
+        weights["w"] += 1.0 + partition(context)
+        if spoil and partition(context) == 2:
+            weights = spoil(weights, message)
+        content = {"arrays": ArrayRecord({k: wire.Array(a) for k, a in weights.items()})}
+        content["metrics"] = MetricRecord({"num-examples": 10, "train_loss": 0.123})
+        return Message(RecordDict(content), reply_to=message)
+
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        return Message(RecordDict({"m": MetricRecord({"num-examples": 1, "accuracy": 0.5})}), reply_to=message)
+
+    return app
+
+
+def mod(folder, **options):
+    options = {"epsilon": lambda context: 0.5 + 0.07 * partition(context), **options}
+    return pm.flower.WalletMod(
+        valuation=lambda context: VALUATIONS[partition(context)],
+        wallet=lambda context: pm.flower.WalletFile(folder / f"{partition(context)}.jsonl", 4.0),
+        **options,
+    )
+
+
+def play(app, rounds=2, **options):
+    grid = Wire(app, NODES)
+    options = {"mechanism": "proportional-share", "budget": 5.0, "rounds": rounds, "clip_norm": 0.5, **options}
+    strategy = pm.flower.AuctionStrategy(FedAvg(fraction_evaluate=1.0), **options)
+    result = strategy.start(grid, START, num_rounds=rounds)
+    return strategy, result, grid
+
+
+def test_fedavg_buys_and_pays(tmp_path):
+    strategy, result, grid = play(existing_app(mod(tmp_path)))
+    assert [r.number for r in strategy.records] == [0, 1]
+    for record in strategy.records:
+        assert record.sellers == len(record.paid_micro) > 2
+        assert record.spent_micro + record.refunded_micro == 5_000_000
+    sold = {node for node, _ in grid.orders()}
+    trained = {m.metadata.dst_node_id for m in grid.sent if m.metadata.message_type == wire.TRAIN}
+    assert trained == sold  # who sold nothing does not train
+    assert np.isfinite(result.arrays["w"].numpy()).all()
+    # Every order is in a message of its own: no two nodes are sent the same ε or money.
+    per_node = {}
+    for node, sale in grid.orders():
+        per_node.setdefault(node, set()).update({sale.epsilon, sale.payment_micro})
+    everything = [value for values in per_node.values() for value in values]
+    assert len(everything) == len(set(everything))
+
+
+def test_evaluation_is_refused_unless_the_owner_allows_it(tmp_path):
+    _, closed, _ = play(existing_app(mod(tmp_path / "a")), rounds=1)
+    _, opened, _ = play(existing_app(mod(tmp_path / "b", allow=("evaluate",))), rounds=1)
+    assert closed.evaluate_metrics_clientapp == {}
+    assert opened.evaluate_metrics_clientapp[1]["accuracy"] == pytest.approx(0.5)
+
+
+def test_weights_follow_what_was_sold(tmp_path):
+    """Without noise to speak of, FedAvg's mean is Σ α_i w_i with α ∝ 1/σ²."""
+
+    def loud(weights, message):
+        return weights
+
+    app = existing_app(mod(tmp_path, noise="app"), loud)
+    _, result, grid = play(app, rounds=1)
+    sales = {grid.contexts[node].node_config["partition-id"]: sale for node, sale in grid.orders()}
+    sigma = {i: float(s.family.noise_multiplier(s.epsilon)) for i, s in sales.items()}
+    total = sum(sigma[i] ** -2 for i in sigma)
+    expected = sum((1.0 + i) * sigma[i] ** -2 / total for i in sigma)
+    assert result.arrays["w"].numpy() == pytest.approx(np.full(5, expected), rel=1e-5)
+    assert result.arrays["steps"].numpy() == pytest.approx([3])  # a counter goes back as it came
+
+
+@pytest.mark.parametrize("kind", ["NaN", "other arrays", "raises"])
+def test_a_broken_app_is_not_paid_and_has_spent(kind, tmp_path):
+    def spoil(weights, message):
+        if kind == "NaN":
+            weights["w"][0] = math.nan
+        elif kind == "other arrays":
+            weights = {"v": weights["w"]}
+        else:
+            raise RuntimeError("no memory")
+        return weights
+
+    noise = "update" if kind == "other arrays" else "app"
+    strategy, result, _ = play(existing_app(mod(tmp_path, noise=noise), spoil), rounds=1)
+    assert "2" in strategy.records[0].dropped
+    assert "2" not in strategy.records[0].paid_micro
+    assert np.isfinite(result.arrays["w"].numpy()).all()
+    (sale,) = pm.flower.WalletFile(tmp_path / "2.jsonl", 4.0).statement()
+    assert sale["epsilon"] > 0
+
+
+def test_an_app_that_adds_noise_itself_is_told_how_much(tmp_path):
+    seen = {}
+
+    def note(weights, message):
+        seen.update(message.content[JOB])
+        return weights
+
+    play(existing_app(mod(tmp_path, noise="app"), note), rounds=1)
+    assert seen["noise-multiplier"] == float(ReleaseFamily().noise_multiplier(seen["epsilon"]))
+
+
+def test_sales_that_the_mod_cannot_keep_are_refused(tmp_path):
+    strategy, _, _ = play(existing_app(mod(tmp_path)), rounds=1, steps=3, sampling_rate=0.5)
+    assert strategy.records[0].paid_micro == {}
+    assert all("one full release" in why for why in strategy.records[0].dropped.values())
+    with pytest.raises(UnknownNameError, match="noise"):
+        mod(tmp_path, noise="none")
+
+
+def test_a_strategy_without_the_market_gets_nothing(tmp_path):
+    """A plain FedAvg server that asks a client with a wallet to train is refused, and nothing is spent."""
+    grid = Wire(existing_app(mod(tmp_path)), NODES)
+    with pytest.raises(Exception, match=r".*"):  # FedAvg gives up on replies without arrays
+        FedAvg(fraction_evaluate=0.0).start(grid, START, num_rounds=1)
+    assert all(wire.read_refusal(reply.content) for reply in grid.answered)
+    assert not list(tmp_path.iterdir())
+
+
+def test_noise_on_an_update_is_that_of_its_sensitivity():
+    sent = {"w": np.zeros(20_000, dtype=np.float32)}
+    sale = Sale("run", 0, 1.0, 1, ReleaseFamily(), 0.5, 1.0, 1.0)
+    job = Job(sale, 1.3, NoiseSource.from_seed(4), "0", None)
+    trained = {"w": np.full(20_000, 100.0, dtype=np.float32)}
+    released = noisy_weights(sent, trained, sale, job)["w"]
+    # Clipped to norm 0.5, spread over 20,000 places; noise of deviation σ·2C.
+    assert released.mean() == pytest.approx(0.5 / math.sqrt(20_000), abs=4 * 1.3 / math.sqrt(20_000))
+    assert abs(released.std() / (1.3 * 2 * 0.5) - 1) < 4 / math.sqrt(2 * 20_000)
+    quiet = Job(sale, 0.0, NoiseSource.from_seed(4), "0", None)
+    change = noisy_weights(sent, trained, sale, quiet)["w"]
+    assert np.linalg.norm(change) == pytest.approx(0.5, rel=1e-5)
+    broken = noisy_weights(sent, {"w": np.full(20_000, np.nan, dtype=np.float32)}, sale, quiet)["w"]
+    assert np.array_equal(broken, sent["w"])
