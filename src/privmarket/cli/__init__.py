@@ -20,12 +20,14 @@ from privmarket.cli import (
     audit,
     bench,
     bench_broker,
+    bench_flower,
     bench_privacy,
     broker,
     data,
     demo,
     equilibrium,
     federate,
+    flower,
     nash_gap,
     reproduce,
     serve,
@@ -51,11 +53,13 @@ app.command("account")(account.account)
 app.command("reproduce")(reproduce.reproduce)
 bench.app.command("privacy")(bench_privacy.bench_privacy)
 bench.app.command("broker")(bench_broker.bench_broker)
+bench.app.command("flower")(bench_flower.bench_flower)
 app.command("train")(train.train)
 app.add_typer(bench.app, name="bench")
 app.add_typer(data.app, name="data")
 app.command("serve")(serve.serve)
 app.add_typer(broker.app, name="broker")
+app.add_typer(flower.app, name="flower")
 
 
 def _version(asked: bool) -> None:

@@ -30,6 +30,7 @@ from privmarket.errors import PrivmarketError
 _CONNECTION = "loopback"
 _POLL_SECONDS = 0.2
 _STOP_SECONDS = 5.0
+_ACTIVATED = "Activated node_id="
 _FINISHED = re.compile(r"Finished task \d+ of run")
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 
@@ -127,7 +128,8 @@ class Engine(AbstractContextManager["Engine"]):
         return self.await_result(result, timeout_seconds)
 
     def submit(self, app: Path, run_config: Mapping[str, Any]) -> None:
-        """Hands an app to the SuperLink."""
+        """Hands an app to the SuperLink, once all nodes have logged in."""
+        self._await_nodes()
         overrides = " ".join(f"{key}={json.dumps(value)}" for key, value in run_config.items())
         command = ["flwr", "run", str(app), _CONNECTION, "--run-config", overrides]
         if self.simulation:
@@ -208,6 +210,15 @@ class Engine(AbstractContextManager["Engine"]):
                 pass
             if time.monotonic() > end:
                 raise EngineError(f"no SuperLink after {self.start_seconds:g} s", "see superlink.log")
+            time.sleep(_POLL_SECONDS)
+
+    def _await_nodes(self) -> None:
+        end = time.monotonic() + self.start_seconds
+        wanted = 0 if self.simulation else sum(name.startswith("node-") for name in self._processes)
+        while (there := self.log("superlink").count(_ACTIVATED)) < wanted:
+            self._check_link()
+            if time.monotonic() > end:
+                raise EngineError(f"{there} of {wanted} nodes after {self.start_seconds:g} s", "see node-0.log")
             time.sleep(_POLL_SECONDS)
 
     def _check_link(self) -> None:

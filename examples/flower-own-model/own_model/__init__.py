@@ -1,0 +1,1 @@
+"""A market around your own PyTorch module."""

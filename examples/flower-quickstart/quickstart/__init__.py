@@ -1,0 +1,1 @@
+"""A market on handwritten digits."""

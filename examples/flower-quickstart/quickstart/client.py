@@ -1,0 +1,22 @@
+"""The sellers: each has its own price, its own records, and a wallet on its own disk that outlives the run."""
+
+from pathlib import Path
+
+import privmarket as pm
+from quickstart.task import build_model, client_records
+
+
+def price(context):
+    """What a unit of ε costs: 0.1 for the first client, more for each further one."""
+    return 0.1 + 0.1 * context.node_config["partition-id"]
+
+
+def wallet(context):
+    """At most ε = 20 in a lifetime, whoever asks and however often."""
+    folder = Path(str(context.run_config["wallets"])).absolute()
+    return pm.flower.WalletFile(folder / f"client-{context.node_config['partition-id']}.jsonl", cap_epsilon=20.0)
+
+
+app = pm.flower.client_app(
+    model=build_model, data=client_records, valuation=price, epsilon=3.0, data_size=140.0, wallet=wallet
+)

@@ -1,0 +1,84 @@
+"""`privmarket flower`: a Flower app on one of its engines, and the rehearsal of a deployment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from privmarket.cli.options import Json, note, parse_settings, print_json
+
+app = typer.Typer(help="The market on Flower: run an app, rehearse a deployment.", no_args_is_help=True)
+
+_ENGINES = ("in-process", "simulation", "deployment")
+
+
+@app.command("run")
+def run(
+    folder: Annotated[Path, typer.Argument(help="The app: a folder with a pyproject.toml.")],
+    nodes: Annotated[int, typer.Option(help="How many clients.")] = 10,
+    engine: Annotated[str, typer.Option(help=f"One of: {', '.join(_ENGINES)}.")] = "in-process",
+    setting: Annotated[list[str] | None, typer.Option("--set", help="NAME=VALUE of the app's run config.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder for Flower's home, logs and the result.")] = Path("out/flower"),
+    timeout: Annotated[float, typer.Option(help="Seconds after which the run is given up.")] = 600.0,
+    json: Json = False,
+) -> None:
+    """Run a market app in this process, on Flower's simulation (Ray), or on SuperLink and SuperNodes on loopback.
+
+    Nothing is installed at run time and no telemetry is sent; Flower's home is inside --out.
+
+    [bold]Examples[/bold]
+
+      privmarket flower run examples/flower-quickstart
+      privmarket flower run examples/flower-quickstart --engine deployment --nodes 3 --set rounds=2
+    """
+    from privmarket.experiments.flower_app import run_app
+
+    # Flower writes run-config keys with dashes.
+    given = {name.replace("_", "-"): value for name, value in parse_settings(setting).items()}
+    report = run_app(folder, engine, nodes, given, out, timeout)
+    if json:
+        print_json(report)
+        return
+    for row in report["rounds"]:
+        measured = "" if row["accuracy"] is None else f", accuracy {row['accuracy']:.3f}"
+        paid, sold = row["spent_micro"] / 1e6, row["total_epsilon"]
+        print(f"round {row['number'] + 1}: {row['sellers']} sold ε = {sold:.2f} for {paid:.6f}{measured}")
+        for client, fault in row["dropped"].items():
+            note(f"  client {client} was not paid: {fault}")
+    certificate = report["certificate"]
+    if certificate["releases"]:
+        total, delta = certificate["epsilon"], certificate["delta"]
+        print(
+            f"the client that sold most spent ε = {total:.2f} at δ = {delta:g} in {certificate['releases']} sales"
+        )
+
+
+@app.command("rehearse")
+def rehearse(
+    out: Annotated[Path, typer.Option(help="Folder for logs, wallets and Flower's home.")] = Path("out/rehearsal"),
+    deadline: Annotated[float, typer.Option(help="Seconds the server waits for updates.")] = 40.0,
+    json: Json = False,
+) -> None:
+    """A deployed market under fire: SuperNodes killed, late, broken and greedy. Exit code 1 if a promise breaks.
+
+    [bold]Example[/bold]
+
+      privmarket flower rehearse --json
+    """
+    import shutil
+
+    from privmarket.experiments.flower_rehearsal import Plan
+    from privmarket.experiments.flower_rehearsal import rehearse as play
+
+    shutil.rmtree(out, ignore_errors=True)
+    report = play(out.absolute(), Plan(deadline_seconds=deadline))
+    if json:
+        print_json(report)
+    else:
+        for row in report["rounds"]:
+            print(f"round {row['number'] + 1}: paid {sorted(row['paid_micro'])}, not paid {row['dropped']}")
+        for promise, kept in report["verdicts"].items():
+            print(f"{'kept  ' if kept else 'BROKEN'} {promise}")
+    raise typer.Exit(0 if all(report["verdicts"].values()) else 1)
