@@ -81,8 +81,9 @@ def client_app(
     name: Callable[[Context], str] | None = None,
     broker: Callable[[Context], BrokerClient] | None = None,
     noise_seed: int | None = None,
+    secure_aggregation: bool = False,
     mods: list[Any] | None = None,
-) -> MarketClientApp:
+) -> ClientApp:
     """A Flower `ClientApp` that sells ε.
 
     Args:
@@ -100,6 +101,7 @@ def client_app(
         name: the client's name in the market; its `partition-id` unless given.
         broker: connects to the broker that holds the auction, with the client's own token.
         noise_seed: for simulations only: whoever knows the seed knows the noise. None draws from the system.
+        secure_aggregation: updates leave masked, by SecAgg+; without further mods.
         mods: further Flower mods.
     """
     if train is None:
@@ -112,6 +114,10 @@ def client_app(
         offer = fixed_offer(valuation, epsilon, data_size)
     seller = Seller(train, offer, wallet, spread, name or partition_name, broker, noise_seed)
     seller.train_many = None if mods else train_many
+    if secure_aggregation:
+        from privmarket.flower.secure import secure_client
+
+        return secure_client(seller)
     app = MarketClientApp(mods=mods)
     app.seller = seller
     app.query("bid")(seller.bid)

@@ -79,7 +79,7 @@ def federation_client(config: FederationConfig, wallet_folder: Path | str | None
         return WalletFile(Path(wallet_folder) / f"client-{partition_name(context)}.jsonl", cap, config.delta)
 
     frozen = _frozen(config)
-    return client_app(
+    app = client_app(
         lambda weights, job: _train_many(frozen, weights, [job])[0],
         train_many=lambda weights, jobs: _train_many(frozen, weights, jobs),
         offer=lambda call, context: _offer(frozen, call, context),
@@ -87,6 +87,8 @@ def federation_client(config: FederationConfig, wallet_folder: Path | str | None
         spread=config.wallet_policy == "spread",
         noise_seed=config.seed,
     )
+    assert isinstance(app, MarketClientApp)
+    return app
 
 
 def _offer(config: FrozenConfig, call: Call, context: Context) -> Offer | None:

@@ -11,7 +11,7 @@ import time
 import uuid
 from collections.abc import Iterable, Mapping
 
-from flwr.app import Context, Error, Message, RecordDict, UserConfigValue
+from flwr.app import ConfigRecord, Context, Error, Message, RecordDict, UserConfigValue
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid, ServerApp
@@ -121,6 +121,10 @@ class InProcessGrid(Grid):
         """What a node answers; its state is kept only if it did not fail."""
         context = self.contexts[message.metadata.dst_node_id]
         state = RecordDict(dict(context.state))
+        # On a wire every node gets its own copy; some senders give all nodes one record, and mods change it.
+        records = message.content.items()
+        copied = {k: ConfigRecord(dict(r)) if isinstance(r, ConfigRecord) else r for k, r in records}
+        message = Message(RecordDict(copied), metadata=message.metadata)  # type: ignore[call-overload]
         try:
             reply = self.client_app(message, context)
         except Exception as error:  # an engine reports whatever a client app raises, and goes on

@@ -48,7 +48,7 @@ def server_app(
     model: Callable[[], Any] | None = None,
     initial_weights: InitialWeights | None = None,
     evaluate: Evaluate | None = None,
-    broker: str | None = None,
+    broker: str | BrokerClient | None = None,
     token: str | None = None,
     result_file: Path | str | None = None,
     on_round: Callable[[RoundRecord], None] = lambda _: None,
@@ -60,7 +60,7 @@ def server_app(
         model: makes the `torch.nn.Module` that is trained; its trainable parameters are what clients get.
         initial_weights: instead, arrays by name.
         evaluate: measures the model (the module, or the arrays by name) after a round.
-        broker: URL of the broker that holds the auctions; in this process unless given.
+        broker: URL of the broker that holds the auctions, or a connection to it; in this process unless given.
         token: the buyer's token there; the environment's PRIVMARKET_BROKER_TOKEN unless given.
         result_file: where the result is written as JSON.
         on_round: told every round's record.
@@ -78,7 +78,7 @@ def server_app(
     def main(grid: Grid, context: Context) -> None:
         config = context.run_config
         here = chosen.overridden(config)
-        house = auction_house(here, str(config.get(BROKER_KEY, broker or "")), token)
+        house = auction_house(here, str(config.get(BROKER_KEY) or "") or broker, token)
         market = MarketRun(grid, here, house, start(), measure, on_round)
         app.result = market.run()
         place = config.get(RESULT_KEY, result_file)
@@ -88,14 +88,18 @@ def server_app(
     return app
 
 
-def auction_house(settings: MarketSettings, broker_url: str = "", token: str | None = None) -> AuctionHouse:
-    """The auction in this process, or at the broker with this URL."""
-    if not broker_url:
+def auction_house(
+    settings: MarketSettings, broker: str | BrokerClient | None = None, token: str | None = None
+) -> AuctionHouse:
+    """The auction in this process, or at a broker."""
+    if not broker:
         return LocalHouse(settings.rule())
+    if isinstance(broker, BrokerClient):
+        return BrokerHouse(broker, settings)
     token = token or os.environ.get(TOKEN_VARIABLE)
     if not token:
-        raise ConfigurationError(f"no token for the broker at {broker_url}", f"set {TOKEN_VARIABLE}")
-    return BrokerHouse(BrokerClient(broker_url, token), settings)
+        raise ConfigurationError(f"no token for the broker at {broker}", f"set {TOKEN_VARIABLE}")
+    return BrokerHouse(BrokerClient(broker, token), settings)
 
 
 def _module_start(model: Callable[[], Any] | None) -> InitialWeights:
@@ -170,11 +174,11 @@ class MarketRun:
         terms = self.books.terms(number)
         call = self.books.call(terms, self.house.open(terms))
         market = self.house.clear(terms, self._offers(call))
-        sales = self.books.sales(market, call, self.fleet)
-        weights = wire.write_arrays(self._arrays(self.state.weights.numpy()))
-        deliveries = self.fleet.order(sales, weights, self.shapes, self.settings.deadline_seconds) if sales else {}
+        order = self._secure_order if self.settings.secure_aggregation else self._order
+        deliveries, update = order(market, call) if market.awards else ({}, None)
         market, settlement = self.house.settle(delivered(market, deliveries))
-        self._aggregate(market, deliveries, number)
+        if update is not None:
+            self._move(update, number)
         measured = number + 1 == self.settings.rounds or (number + 1) % self.settings.evaluate_every == 0
         accuracy = float(self.evaluate(self.model_weights())) if self.evaluate and measured else None
         self.on_round(self.books.close(market, settlement, deliveries, accuracy))
@@ -190,18 +194,41 @@ class MarketRun:
         self.bid_seconds.append(time.perf_counter() - started)
         return offers
 
-    def _aggregate(self, market: Round, deliveries: Mapping[str, Delivery], number: int) -> None:
+    def _order(self, market: Round, call: Call) -> tuple[dict[str, Delivery], np.ndarray | None]:
+        """Every seller's delivery, and Σ α·update over those that can be used."""
+        sales = self.books.sales(market, call, self.fleet)
+        weights = wire.write_arrays(self._arrays(self.state.weights.numpy()))
+        deliveries = self.fleet.order(sales, weights, self.shapes, self.settings.deadline_seconds)
+        usable = {client: d.update for client, d in deliveries.items() if d.update is not None}
+        if not usable:
+            return deliveries, None
+        alpha = seller_weights(market, usable, self.settings.aggregation, self.settings.objective)
+        updates = np.stack([flatten(usable[c], self.shapes) for c in market.offers if c in usable])
+        return deliveries, aggregate(alpha, updates)
+
+    def _secure_order(self, market: Round, call: Call) -> tuple[dict[str, Delivery], np.ndarray | None]:
+        """The same without seeing a single update: clients multiply by n·α, the server divides what came by Σ α."""
+        from privmarket.flower.secure import secure_order
+
+        sellers = [client for client in market.offers if client in market.awards]
+        found = seller_weights(market, sellers, self.settings.aggregation, self.settings.objective)
+        alpha = {client: float(one) for client, one in zip(sellers, found, strict=True)}
+        shares = {client: len(sellers) * one for client, one in alpha.items()}
+        sales = self.books.sales(market, call, self.fleet, shares)
+        weights, patience = self._arrays(self.state.weights.numpy()), self.settings.deadline_seconds
+        deliveries, mean = secure_order(self.grid, self.fleet, sales, weights, patience)
+        if mean is None:
+            return deliveries, None
+        came = [client for client, delivery in deliveries.items() if delivery.fault is None]
+        scale = len(came) / len(sellers) / sum(alpha[client] for client in came)
+        return deliveries, flatten(mean, self.shapes) * np.float32(scale)
+
+    def _move(self, update: np.ndarray, number: int) -> None:
         import torch
 
         from privmarket.federated.server import server_step
 
-        usable = {client: d.update for client, d in deliveries.items() if d.update is not None}
-        if not usable:
-            return
-        weights = seller_weights(market, usable, self.settings.aggregation, self.settings.objective)
-        updates = np.stack([flatten(usable[c], self.shapes) for c in market.offers if c in usable])
-        update = torch.from_numpy(aggregate(weights, updates))
-        self.state = server_step(self.state, update, self.plan, number / self.settings.rounds)
+        self.state = server_step(self.state, torch.from_numpy(update), self.plan, number / self.settings.rounds)
 
     def _arrays(self, flat: np.ndarray) -> Arrays:
         """The flat vector as named arrays."""

@@ -33,6 +33,7 @@ class MarketSettings:
         min_nodes: nodes to wait for before the first round, at most `join_seconds`.
         bid_seconds, deadline_seconds: how long to wait for bids and for updates; who is later is not paid.
         evaluate_every: rounds between two measurements.
+        secure_aggregation: see `secure`; the clients' app must be told, too.
         receipts: tell every client what became of its last delivery when the run ends.
     """
 
@@ -60,6 +61,7 @@ class MarketSettings:
     bid_seconds: float = 120.0
     deadline_seconds: float = 600.0
     evaluate_every: int = 1
+    secure_aggregation: bool = False
     receipts: bool = True
 
     def __post_init__(self) -> None:

@@ -14,6 +14,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
+from privmarket.broker.client import BrokerClient
 from privmarket.federated.aggregation import seller_weights
 from privmarket.federated.round import Round
 from privmarket.flower import wire
@@ -45,7 +46,7 @@ class AuctionStrategy(Strategy):
         inner: Strategy,
         *,
         weighted_by_key: str | None = "num-examples",
-        broker: str = "",
+        broker: str | BrokerClient | None = None,
         token: str | None = None,
         **settings: Any,
     ) -> None:

@@ -22,7 +22,7 @@ from privmarket.privacy.calibration import ReleaseFamily
 BID, TRAIN, RECEIPT = "query.bid", "train", "query.receipt"
 
 # Names of the records in a message.
-_CALL, _OFFER, _SALE, _RECEIPT, _REFUSAL = (
+_CALL, _OFFER, SALE, _RECEIPT, _REFUSAL = (
     f"privmarket-{part}" for part in ("call", "offer", "sale", "receipt", "no")
 )
 WEIGHTS, UPDATE = "privmarket-weights", "privmarket-update"
@@ -137,17 +137,22 @@ def read_offer(content: RecordDict) -> tuple[str, Offer | None]:
 
 def add_sale(content: RecordDict, sale: Sale) -> None:
     """Puts a client's own order into the message that goes to that client alone."""
-    content[_SALE] = ConfigRecord(_flat(sale))
+    content[SALE] = ConfigRecord(_flat(sale))
+
+
+def sale_fields(sale: Sale) -> dict[str, Any]:
+    """An order as plain numbers and text by name."""
+    return _flat(sale)
 
 
 def has_sale(content: RecordDict) -> bool:
     """Whether a message carries an order."""
-    return _SALE in content
+    return SALE in content
 
 
 def read_sale(content: RecordDict) -> Sale:
     """The order in a message."""
-    return Sale(**_fields(content, _SALE, Sale))
+    return Sale(**_fields(content, SALE, Sale))
 
 
 def add_receipt(content: RecordDict, receipt: Receipt) -> None:
