@@ -19,7 +19,6 @@ from flwr.clientapp import ClientApp
 from flwr.common import Code, FitIns, FitRes, Status, ndarrays_to_parameters, parameters_to_ndarrays
 from flwr.compat.common import recorddict_compat as compat
 from flwr.server import LegacyContext
-from flwr.server.client_proxy import ClientProxy
 from flwr.server.strategy import FedAvg
 from flwr.server.workflow import SecAggPlusWorkflow
 from flwr.server.workflow.constant import MAIN_CONFIGS_RECORD, MAIN_PARAMS_RECORD, Key
@@ -55,7 +54,7 @@ def clipping_range(sales: Iterable[Sale], deviations: float = 8.0) -> float:
 
     def largest(sale: Sale) -> float:
         noise = float(sale.family.noise_multiplier(sale.epsilon)) * np.sqrt(sale.family.steps) / sale.expected_batch
-        return sale.share * sale.learning_rate * sale.clip_norm * (sale.family.steps + deviations * noise)
+        return sale.share * sale.learning_rate * sale.clip_norm * float(sale.family.steps + deviations * noise)
 
     return float(max(largest(sale) for sale in sales))
 
@@ -129,7 +128,7 @@ class _Winners(FedAvg):  # type: ignore[misc,unused-ignore]
     delivered: set[int] = field(default_factory=set)
     mean: list[np.ndarray] | None = None
 
-    def configure_fit(self, server_round: int, parameters: Any, client_manager: Any) -> list[tuple[Any, FitIns]]:
+    def configure_fit(self, server_round: int, parameters: Any, client_manager: Any) -> list[tuple[Any, Any]]:
         """Every winner's own order."""
         arrays, names = ndarrays_to_parameters(list(self.weights.values())), "\n".join(self.weights)
         return [
@@ -144,15 +143,8 @@ class _Winners(FedAvg):  # type: ignore[misc,unused-ignore]
         return results[0][1].parameters, {}
 
 
-class _Proxy(ClientProxy):
+@dataclass(frozen=True)
+class _Proxy:
     """A node's number, which is all that SecAgg+ wants of a client."""
 
-    def __init__(self, node_id: int) -> None:
-        super().__init__(str(node_id))
-        self.node_id = node_id
-
-    def get_properties(self, *_: Any) -> Any:
-        """Not used."""
-        raise NotImplementedError
-
-    get_parameters = fit = evaluate = reconnect = get_properties
+    node_id: int
