@@ -11,8 +11,7 @@ from privmarket.cli.options import Json, Seed, law_of, note, parse_settings, pri
 from privmarket.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
+    from privmarket.market.objectives import Objective
     from privmarket.market.scenarios import Law
     from privmarket.mechanisms.learned.training import Progress
 
@@ -40,7 +39,7 @@ def train(
     ] = None,
     profile: Annotated[str, typer.Option(help="quick (under 3 minutes) or full.")] = "full",
     objective: Annotated[
-        str, typer.Option(help="total-epsilon; revenue (networks); aggregation-error (mfg-menunet).")
+        str, typer.Option(help="total-epsilon, aggregation-error, or revenue (networks only).")
     ] = "",
     kappa: Annotated[float, typer.Option(help="Weight of noise in the aggregation error.")] = 1.0,
     heterogeneity: Annotated[float, typer.Option(help="Weight of bias in the aggregation error.")] = 0.1,
@@ -71,12 +70,19 @@ def train(
     if clients is not None and clients < 2:
         raise ConfigurationError(f"--clients is {clients}: must be at least 2", "a market needs somebody else")
     if mechanism == "mfg-menunet":
-        result = _learn_menus(
-            laws, clients or 100, budget, objective or "total-epsilon", kappa, heterogeneity, place, seed
-        )
+        if settings:
+            raise ConfigurationError("--set is for networks", "mfg-menunet has --profile, --objective, --kappa …")
+        goal = _objective(objective or "total-epsilon", kappa, heterogeneity)
+        result = _learn_menus(laws, clients or 100, budget, goal, profile, place, seed)
     else:
-        changes = parse_settings(settings)
-        result = _train_network(mechanism, laws, names, clients, budget, profile, objective, place, seed, changes)
+        changes: dict[str, Any] = {"scenarios": tuple(names), "seed": seed}
+        if objective:
+            changes |= {"objective": objective, "kappa": kappa, "heterogeneity": heterogeneity}
+        if clients is not None and mechanism not in ("regretnet", "dm-regretnet"):
+            changes["clients"] = (clients, clients)
+        if budget is not None:
+            changes["budget_per_client"] = _around(budget, clients or 100)
+        result = _train_network(mechanism, profile, laws, changes, parse_settings(settings), place)
     if json:
         print_json(result)
     else:
@@ -86,15 +92,11 @@ def train(
 
 def _train_network(
     mechanism: str,
-    laws: list[Law],
-    names: list[str],
-    clients: int | None,
-    budget: float | None,
     profile: str,
-    objective: str,
-    place: Path,
-    seed: int,
+    laws: list[Law],
+    changes: dict[str, Any],
     settings: dict[str, Any],
+    place: Path,
 ) -> dict[str, Any]:
     import torch
 
@@ -102,20 +104,10 @@ def _train_network(
     from privmarket.mechanisms.learned.session import train as run
 
     torch.set_num_threads(1)
-    changes: dict[str, Any] = {"scenarios": tuple(names), "seed": seed}
-    if objective:
-        changes["objective"] = objective
-    if mechanism in ("regretnet", "dm-regretnet"):
-        if budget is not None:
-            changes["budget_per_client"] = _around(budget, clients or 100)
-    else:
-        if clients is not None:
-            changes["clients"] = (clients, clients)
-        if budget is not None:
-            changes["budget_per_client"] = _around(budget, clients or 100)
     chosen = recipe(mechanism, profile, **changes).with_settings(settings)
-    with _bar(chosen.steps) as advance:
-        done = run(chosen, laws, place, advance)
+    bar = _Bar(chosen.steps)
+    with bar:
+        done = run(chosen, laws, place, _NetworkFigures(bar).show)
     if done.resumed_at:
         note(f"went on from step {done.resumed_at}")
     figure = _draw(done.curve)
@@ -133,42 +125,55 @@ def _around(budget: float, clients: int) -> tuple[float, float]:
     return 0.8 * budget / clients, 1.25 * budget / clients
 
 
+def _objective(name: str, kappa: float, heterogeneity: float) -> Objective:
+    from privmarket.market.objectives import AggregationError, objective
+
+    return AggregationError(kappa, heterogeneity) if name == AggregationError.name else objective(name)
+
+
 def _learn_menus(
     laws: list[Law],
     clients: int,
     budget: float | None,
-    objective: str,
-    kappa: float,
-    heterogeneity: float,
+    objective: Objective,
+    profile: str,
     place: Path,
     seed: int,
 ) -> dict[str, Any]:
     import torch
 
-    from privmarket.market.objectives import AggregationError
-    from privmarket.market.objectives import objective as objective_called
-    from privmarket.mechanisms.learned.session import DesignPoint, learn_menus
+    from privmarket.mechanisms.learned.menu_session import DesignPoint, MenuProgress, learn_menus, search_called
 
     torch.set_num_threads(1)
-    goal = (
-        AggregationError(kappa, heterogeneity)
-        if objective == AggregationError.name
-        else objective_called(objective)
-    )
-    points = [DesignPoint(law, clients, budget or clients / 2, goal) for law in laws]
-    facts = learn_menus(points, place, seed, report=lambda point, step, value: None)
-    return {"weights": str(place), "curves": facts}
+    search = search_called(profile)
+    points = [DesignPoint(law, clients, budget or clients / 2, objective) for law in laws]
+    bar = _Bar(len(points) * search.steps)
+
+    def show(progress: MenuProgress) -> None:
+        law = laws[progress.curve].name
+        figures = f"curve {progress.curve + 1} of {len(laws)} ({law})  {objective.name} {progress.objective:.4g}"
+        bar.show(progress.curve * search.steps + progress.step, figures)
+
+    with bar:
+        done = learn_menus(points, place, seed, search, show)
+    if done.resumed_at:
+        note(f"went on after {done.resumed_at} of {len(points)} curves")
+    return {
+        "weights": str(done.weights),
+        "curve": str(done.curve),
+        "curves": done.facts,
+        "seconds": round(done.seconds, 1),
+    }
 
 
-class _bar:
+class _Bar:
     """Live figures on stderr."""
 
     def __init__(self, total: int) -> None:
         from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-        from rich.progress import Progress as Bar
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-        self.bar = Bar(
+        self.bar = Progress(
             TextColumn("training"),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
@@ -177,24 +182,34 @@ class _bar:
             console=Console(stderr=True),
         )
         self.task = self.bar.add_task("training", total=total, figures="")
+
+    def __enter__(self) -> None:
+        self.bar.start()
+
+    def show(self, step: int, figures: str) -> None:
+        """Moves the bar."""
+        self.bar.update(self.task, completed=step, figures=figures)
+
+    def __exit__(self, *exc: object) -> None:
+        self.bar.stop()
+
+
+class _NetworkFigures:
+    """Running means of a network's figures: single batches are small."""
+
+    def __init__(self, bar: _Bar) -> None:
+        self.bar = bar
         self.mean: list[float] | None = None
 
-    def __enter__(self) -> Callable[[Progress], None]:
-        self.bar.start()
-        return self.advance
-
-    def advance(self, progress: Progress) -> None:
-        """Running means: single batches are small."""
+    def show(self, progress: Progress) -> None:
+        """One more step."""
         new = [progress.objective, progress.regret, progress.shortfall]
         self.mean = new if self.mean is None else [0.95 * a + 0.05 * b for a, b in zip(self.mean, new, strict=True)]
         figures = (
             f"objective {self.mean[0]:.3f}  regret {self.mean[1]:.3%}  underpaid {self.mean[2]:.3%}  "
             f"λ {progress.multiplier:.3g}  ρ {progress.penalty:.3g}"
         )
-        self.bar.update(self.task, completed=progress.step, figures=figures)
-
-    def __exit__(self, *exc: object) -> None:
-        self.bar.stop()
+        self.bar.show(progress.step, figures)
 
 
 def _draw(curve: Path) -> Path:

@@ -1,6 +1,7 @@
 """What regret buys: `python -m privmarket.experiments.learned_frontier STEM`.
 
-Short trainings for one market (Uniform, 100 clients, budget 50) that differ in the regret they may leave.
+Short trainings for one market (Uniform, 10 clients, budget 5) that differ in the weight of regret. Small markets,
+because there one client weighs most and the two aims conflict.
 """
 
 from __future__ import annotations
@@ -20,24 +21,23 @@ from privmarket.market.scenarios import scenario
 from privmarket.mechanisms.learned.recipes import Attack, recipe
 from privmarket.mechanisms.learned.session import measure, train
 
-REGRET_BUDGETS = (0.03, 0.005, 0.0003)
+MULTIPLIERS = (1.0, 5.0, 20.0, 80.0)
 ATTACK = combined(GridAttack(), AscentAttack(4, 15))
 
 
-def frontier(steps: int = 120, markets: int = 4) -> list[dict[str, Any]]:
-    """One row per regret budget: regret found as a share of pay, ε bought as a share of the fluid bound."""
+def frontier(steps: int = 200, markets: int = 60) -> list[dict[str, Any]]:
+    """One row per multiplier: regret found as a share of pay, ε bought as a share of the fluid bound."""
     torch.set_num_threads(1)
     law, rows = scenario("uniform"), []
-    market = {"scenarios": ("uniform",), "clients": (100, 100), "budget_per_client": (0.5, 0.5)}
-    base = recipe("mfg-regretnet", "quick", **market)
-    for limit in REGRET_BUDGETS:
-        steering = replace(base.steering, regret_budget=(limit,) * 5, first=1.0, rate=0.1)
-        chosen = replace(base, steps=steps, rows=800, attack=Attack(rows=400), steering=steering)
+    market = {"scenarios": ("uniform",), "clients": (10, 10), "budget_per_client": (0.5, 0.5)}
+    base = replace(recipe("mfg-regretnet", "quick", **market), steps=steps, rows=800, attack=Attack(rows=400))
+    for multiplier in MULTIPLIERS:
+        chosen = replace(base, steering=replace(base.steering, first=multiplier, rate=0.0))
         with TemporaryDirectory() as folder:
             out = Path(folder) / "w.safetensors"
             train(chosen, [law], out)
-            row = measure(out, "mfg-regretnet", [(law, 100, 50.0, markets)], ATTACK)["cases"][0]
-        rows.append({"regret_budget": limit, **row})
+            row = measure(out, "mfg-regretnet", [(law, 10, 5.0, markets)], ATTACK)["cases"][0]
+        rows.append({"multiplier": multiplier, **row})
         print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
     return rows
 
@@ -54,5 +54,13 @@ def figure(rows: list[dict[str, Any]], stem: Path) -> list[Path]:
     return save(made, stem)
 
 
+def main(stem: Path) -> None:
+    """Writes the rows as JSON and draws them, both beside `stem`."""
+    rows = frontier()
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    stem.with_suffix(".json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    figure(rows, stem)
+
+
 if __name__ == "__main__":
-    figure(frontier(), Path(sys.argv[1]))
+    main(Path(sys.argv[1]))

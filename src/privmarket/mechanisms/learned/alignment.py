@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,18 @@ from torch.nn import functional
 
 from privmarket.mechanisms.learned.markets import Markets
 from privmarket.mechanisms.learned.networks import AuctionNetwork, Trade, multilayer
+
+
+class SolvedMarket(Protocol):
+    """What a solved mean-field game says about one client's report. Solvers live in a layer not known here."""
+
+    def payment(self, markets: Markets, valuation: Tensor, epsilon: Tensor) -> Tensor:
+        """(L, D) what a client with this report is paid in the limit of many clients."""
+        ...
+
+    def value(self, markets: Markets, valuation: Tensor, epsilon: Tensor) -> Tensor:
+        """(L, D) what the rest of the game is worth to it."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -29,6 +41,7 @@ class Alignment:
         huber: δ of the Huber loss.
         valuation_power: γ in ω ∝ v^γ.
         profiles: how many profiles of a batch are aligned.
+        reference: "resampled" opponents, or "solved": the payment that a `SolvedMarket` states.
     """
 
     resamples: int = 32
@@ -38,6 +51,7 @@ class Alignment:
     huber: float = 1.0
     valuation_power: float = 0.0
     profiles: int = 2
+    reference: str = "resampled"
 
     def weight_at(self, step: int) -> float:
         """The annealed weight."""
@@ -77,6 +91,7 @@ def alignment_loss(
     trade: Trade,
     settings: Alignment,
     generator: torch.Generator,
+    solved: SolvedMarket | None = None,
     most_clients: int = 64,
 ) -> Tensor:
     """Huber distance of payments from their mean-field reference, plus the squared budget moment.
@@ -95,7 +110,12 @@ def alignment_loss(
         present=None if markets.present is None else markets.present[some],
     )
     who = torch.randperm(markets.clients, generator=generator)[:most_clients]
-    reference, spread = mean_field_payment(network, sub, who, settings.resamples, generator)
+    if settings.reference == "solved":
+        assert solved is not None
+        reference = solved.payment(sub, sub.valuation[:, who], sub.epsilon[:, who])
+        spread = torch.zeros_like(reference)
+    else:
+        reference, spread = mean_field_payment(network, sub, who, settings.resamples, generator)
     paid = trade.payment[some][:, who]
     weight = sub.valuation[:, who].clamp_min(1e-6) ** settings.valuation_power
     weight = weight / weight.mean()
@@ -131,9 +151,15 @@ class Baseline:
 
     ζ = 0 by default: Φ(b') depends on the misreport, so it does not cancel from the difference and the
     mixture is a biased regret. It never enters an evaluation.
+
+    Attributes:
+        mixing: ζ.
+        source: Φ is a trained "critic", or the value function of a "solved" game (`SolvedMarket`).
+        critic_weight, discount_rate: weight and discount of the critic's Bellman residual.
     """
 
     mixing: float = 0.0
+    source: str = "critic"
     critic_weight: float = 0.1
     discount_rate: float = 1.0
 

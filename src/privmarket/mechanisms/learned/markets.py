@@ -81,7 +81,7 @@ class MarketSampler:
 
     Attributes:
         laws: each profile draws one of them.
-        clients: (low, high), N is log-uniform in it, one N per batch.
+        clients: (low, high), one N per batch: log-uniform but for a lean to small markets.
         budget_per_client: (low, high), log-uniform, one per profile.
         rows: about how many clients a batch holds in all.
         public_features: draw data size and accuracy at random, so that a rule for which they do not matter
@@ -97,7 +97,9 @@ class MarketSampler:
     def draw(self, rng: np.random.Generator) -> tuple[Markets, np.ndarray]:
         """A batch and, per profile, the index of its law, (L,)."""
         low, high = self.clients
-        n = round(float(np.exp(rng.uniform(np.log(low), np.log(high + 0.5)))))
+        # Small markets more often: there one client weighs most, and most is to be learned.
+        place = float(rng.uniform()) ** 1.5
+        n = round(float(np.exp(np.log(low) + place * (np.log(high + 0.5) - np.log(low)))))
         n = min(max(n, low), high)
         profiles = max(len(self.laws), self.rows // n)
         law_of = np.sort(rng.permutation(np.arange(profiles) % len(self.laws)))

@@ -20,17 +20,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from privmarket.mechanisms.learned.markets import Markets
 from privmarket.mechanisms.learned.networks import AuctionNetwork, Trade, multilayer, within_budget
 
-ROW_FEATURES = 5
+ROW_FEATURES = 7
 # In money units: a posted price in the middle of what clears training markets.
 MIDDLE = 4.0
-CHUNK_ROWS = 500
-# Beyond this, exponentials are subnormal numbers, ten times as slow and of no consequence.
-FARTHEST = -30.0
+# Clients at which the feature FEW/N, by which rows know how much one client weighs, is 1.
+FEW = 10
 
 
 @dataclass(frozen=True)
@@ -39,13 +37,11 @@ class Population:
 
     Attributes:
         features: (..., L, ROW_FEATURES) Σ of the row features.
-        supply: (..., L, K) Σ ε/ε_max · h_k.
         cost: (..., L, K) Σ ε/ε_max · s · h_k, reported cost in menu k.
         markup: (..., L, K) Σ ε/ε_max · m_k.
     """
 
     features: Tensor
-    supply: Tensor
     cost: Tensor
     markup: Tensor
 
@@ -66,8 +62,8 @@ class Rows:
 
     def terms(self) -> Population:
         """Each client's own terms of the population's sums."""
-        supply = self.relative_cap * self.share
-        return Population(self.features, supply, self.relative_valuation * supply, self.relative_cap * self.markup)
+        cost = (self.relative_cap * self.relative_valuation) * self.share
+        return Population(self.features, cost, self.relative_cap * self.markup)
 
 
 class MeanFieldNetwork(AuctionNetwork):
@@ -85,21 +81,21 @@ class MeanFieldNetwork(AuctionNetwork):
         being concatenated, and also holds the mean cost of each basic menu.
     """
 
-    def __init__(self, menus: int = 32, hidden: int = 128, gate_hidden: int = 64, mean_field: bool = True) -> None:
+    def __init__(self, menus: int = 20, hidden: int = 128, gate_hidden: int = 32, mean_field: bool = True) -> None:
         super().__init__()
         self.menus, self.hidden, self.gate_hidden, self.mean_field = menus, hidden, gate_hidden, mean_field
-        self.row = multilayer((ROW_FEATURES, hidden, hidden, hidden, 2 * menus), last_gain=0.05)
-        self.gate = multilayer((ROW_FEATURES + 2 * menus + 1, gate_hidden, gate_hidden, 2 * menus), 0.05)
-        threshold = torch.logspace(math.log10(0.8), math.log10(60.0), menus)
-        self.log_threshold = nn.Parameter(threshold.log())
-        self.log_width = nn.Parameter(torch.full((menus,), math.log(0.04)))
-        # How sharply the gates pick menus that cost the budget, and how far below it; each as a + b·log(N/100).
-        self.focus = nn.Parameter(torch.tensor([math.log(40.0), 0.0]))
+        # No biases: the first feature is constant. At a million clients, adding them cost a fifth of a product.
+        self.row = multilayer((ROW_FEATURES, hidden, hidden, hidden, 2 * menus), last_gain=0.05, bias=False)
+        self.gate = multilayer((ROW_FEATURES + menus + 1, gate_hidden, gate_hidden, 2 * menus), 0.05)
+        self.log_threshold = nn.Parameter(torch.linspace(math.log(1.4), math.log(32.0), menus))
+        self.log_width = nn.Parameter(torch.full((menus,), math.log(0.2)))
+        # Over how many menus the gates spread, and how far below the budget they aim; each as a + b·log(N/100).
+        self.log_spread = nn.Parameter(torch.tensor([math.log(1.5), 0.0]))
         self.reserve = nn.Parameter(torch.tensor([0.02, 0.0]))
         with torch.no_grad():
             first = self.row[0]
             assert isinstance(first, nn.Linear)
-            first.weight[:, 3:].zero_()  # data size and accuracy start without a say
+            first.weight[:, 5:].zero_()  # data size and accuracy start without a say
 
     def settings(self) -> dict[str, Any]:
         """The constructor's arguments."""
@@ -116,42 +112,43 @@ class MeanFieldNetwork(AuctionNetwork):
         if who is not None:
             size, accuracy = size[:, who], accuracy[:, who]
         s, cap = valuation / markets.unit, epsilon / markets.epsilon_max
-        spread = torch.zeros_like(s)
-        columns = (torch.log1p(s), cap, torch.log(cap + 0.02), size - 1 + spread, accuracy - 0.75 + spread)
-        return self._rows(torch.stack(columns, dim=-1), s[..., None], cap[..., None])
+        one = torch.ones_like(s)
+        few = one * (FEW / markets.clients)
+        known = (one, torch.log1p(s), cap, torch.log(cap + 0.02), few)
+        columns = (*known, (size - 1).expand_as(s), (accuracy - 0.75).expand_as(s))
+        features = torch.stack(columns, dim=-1)
+        share, markup = self.menu_terms(self.row(features), s[..., None])
+        return Rows(features, share, markup, cap[..., None], s[..., None])
 
-    def _rows(self, features: Tensor, s: Tensor, cap: Tensor) -> Rows:
-        correction = self.row(features)
+    def menu_terms(self, correction: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
+        """Shares and markups (..., K): a ramp about each threshold and the ramp's own Myerson integral."""
         threshold = self.log_threshold.exp()
         width = threshold * self.log_width.exp()
-        distance = (threshold - s) / width
-        share = torch.sigmoid((distance + correction[..., : self.menus]).clamp_min(FARTHEST))
-        markup = width * functional.softplus((distance + correction[..., self.menus :]).clamp_min(FARTHEST))
-        return Rows(features, share, markup, cap, s)
+        above = (0.5 + threshold / width) - s / width
+        share = (above + correction[..., : self.menus]).clamp(0.0, 1.0)
+        height = above + correction[..., self.menus :]
+        return share, width * (0.5 * height.clamp(0.0, 1.0).square() + torch.relu(height - 1))
 
     def gates(self, population: Population, clients: int) -> tuple[Tensor, Tensor]:
         """a(M) on the simplex and c(M) > 0, (..., L, K) each."""
         if not self.mean_field:
             return self._blind_gates(population, clients)
         spend = (population.cost + population.markup) / clients  # as a share of the budget
-        log_spend = torch.log(spend + 1e-4)
         size = math.log(clients / 100)
         inputs = (
             population.features / clients,
-            log_spend,
-            torch.log(population.supply / clients + 1e-4),
-            torch.full_like(log_spend[..., :1], size / 3),
+            spend / (1 + spend),
+            torch.full_like(spend[..., :1], size / 3),
         )
         correction = self.gate(torch.cat(inputs, dim=-1))
-        focus = torch.exp(self.focus[0] + self.focus[1] * size)
-        off_budget = log_spend + self.reserve[0] + self.reserve[1] * size
-        logits = -focus * off_budget.square().clamp(max=4.0) + correction[..., : self.menus]
-        share = torch.softmax(logits, dim=-1)
+        target = 1 - self.reserve[0] - self.reserve[1] * size + 0.1 * correction[..., 1 : self.menus]
+        spread = torch.exp(self.log_spread[0] + self.log_spread[1] * size)
+        share = spending_the_budget(spend, target, spread)
         return share, share * torch.exp(correction[..., self.menus :])
 
     def _blind_gates(self, population: Population, clients: int) -> tuple[Tensor, Tensor]:
         like = population.cost
-        nothing = like.new_zeros(*like.shape[:-1], ROW_FEATURES + 2 * self.menus)
+        nothing = like.new_zeros(*like.shape[:-1], ROW_FEATURES + self.menus)
         size = torch.full_like(nothing[..., :1], math.log(clients / 100) / 3)
         correction = self.gate(torch.cat((nothing, size), dim=-1))
         logits = -4 * (self.log_threshold - math.log(MIDDLE)).square() + correction[..., : self.menus]
@@ -175,9 +172,7 @@ class MeanFieldNetwork(AuctionNetwork):
         """Sums over clients, (..., L, 1, K): products of row vectors, so that no (L, N, K) array is made."""
         cap = rows.relative_cap.transpose(-1, -2)
         cost = (rows.relative_cap * rows.relative_valuation).transpose(-1, -2)
-        return Population(
-            rows.features.sum(-2, keepdim=True), cap @ rows.share, cost @ rows.share, cap @ rows.markup
-        )
+        return Population(rows.features.sum(-2, keepdim=True), cost @ rows.share, cap @ rows.markup)
 
     def encode(self, markets: Markets) -> Rows:
         """The row network at everybody's report."""
@@ -212,5 +207,24 @@ def _contract(rows: Tensor, gates: Tensor) -> Tensor:
     return (rows * gates).sum(-1)
 
 
-def _fields(sums: Population) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return sums.features, sums.supply, sums.cost, sums.markup
+def spending_the_budget(spend: Tensor, target: Tensor, spread: Tensor) -> Tensor:
+    """(..., K) weights on a ladder of menus, from cheap to dear, that spend the target.
+
+    Between two neighbours of which one spends less and the other more than the target, linear interpolation spends
+    it exactly; a spread above 1 also gives some weight to the menus beside them, so that one client moves the
+    weights less.
+
+    Args:
+        spend: (..., K) what each menu would spend; rises with k, or is treated as if it did.
+        target: (..., K − 1) for each pair of neighbours.
+    """
+    low, high = spend[..., :-1], spend[..., 1:]
+    gap = (high - low).clamp_min(1e-3)
+    climbed = (0.5 + (target - 0.5 * (low + high)) / (spread * gap)).clamp(0.0, 1.0)
+    one = torch.ones_like(climbed[..., :1])
+    climbed = torch.cummin(torch.cat((one, climbed), dim=-1), dim=-1).values
+    return climbed - torch.cat((climbed[..., 1:], torch.zeros_like(one)), dim=-1)
+
+
+def _fields(sums: Population) -> tuple[Tensor, Tensor, Tensor]:
+    return sums.features, sums.cost, sums.markup

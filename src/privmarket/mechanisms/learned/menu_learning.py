@@ -20,6 +20,7 @@ from privmarket.errors import ConfigurationError
 from privmarket.market.menu import POSTED_PRICE, MenuCurve
 from privmarket.market.objectives import AggregationError, Objective, TotalEpsilon
 from privmarket.market.scenarios import Law
+from privmarket.mechanisms.learned.buyer import aggregation_error
 from privmarket.mechanisms.mean_field_menu import MeanFieldMenu
 
 _RATIOS = (1.5, 2.0, 2.5, 3.0, 4.0, 6.0, 9.0)
@@ -180,46 +181,11 @@ def _smoothed_sales(sample: _Sample, prices: Tensor, weights: Tensor, width: flo
 
 
 def _loss(sold: Tensor, sample: _Sample, objective: Objective) -> Tensor:
-    """Mean log of the objective, to be minimised. The best weights are held fixed: the envelope theorem."""
+    """Mean log of the objective, to be minimised."""
     if isinstance(objective, TotalEpsilon):
         return -sold.sum(-1).log().mean()
     if not isinstance(objective, AggregationError):
         raise ConfigurationError(
             f"no curve can be learned for {objective.name!r}", "use total-epsilon or aggregation-error"
         )
-    unit = objective.kappa / (sample.records * sold).square()
-    share = sample.records / sample.records.sum(-1, keepdim=True)
-    with torch.no_grad():
-        alpha = best_weights(unit, share, objective.heterogeneity)
-    bias = objective.heterogeneity**2 * (alpha - share).abs().sum(-1).square()
-    return ((unit * alpha.square()).sum(-1) + bias).log().mean()
-
-
-def best_weights(unit: Tensor, share: Tensor, heterogeneity: float, bisections: int = 18) -> Tensor:
-    """(L, N) P2-optimal weights when everybody sells something, to the precision that a gradient needs.
-
-    The same conditions as `AggregationError.optimal_weights`, with fewer bisections.
-    """
-
-    def at(nu: Tensor) -> Tensor:
-        # At this μ the lower limits alone sum to 1, so the root lies below it.
-        low, high = torch.zeros_like(nu), 2 / (1 / unit).sum(-1, keepdim=True)
-        for _ in range(bisections):
-            mu = (low + high) / 2
-            enough = clipped(mu, nu).sum(-1, keepdim=True) >= 1
-            low, high = torch.where(enough, low, mu), torch.where(enough, mu, high)
-        return clipped(high, nu)
-
-    def clipped(mu: Tensor, nu: Tensor) -> Tensor:
-        return torch.minimum(torch.maximum(share, mu / (2 * unit)), (mu + nu) / (2 * unit))
-
-    steep = 8 * heterogeneity**2
-    low = torch.zeros_like(unit[:, :1])
-    high = torch.full_like(low, steep)
-    for _ in range(bisections):
-        nu = (low + high) / 2
-        shortfall = (share - at(nu)).clamp_min(0).sum(-1, keepdim=True)
-        too_low = nu < steep * shortfall
-        low, high = torch.where(too_low, nu, low), torch.where(too_low, high, nu)
-    weights = at(high)
-    return weights / weights.sum(-1, keepdim=True)
+    return aggregation_error(sold, sample.records, objective.kappa, objective.heterogeneity).log().mean()

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from privmarket.mechanisms.learned.markets import Markets
-from privmarket.mechanisms.learned.mean_field_network import CHUNK_ROWS, FARTHEST, MeanFieldNetwork, Rows
+from privmarket.mechanisms.learned.mean_field_network import FEW, ROW_FEATURES, MeanFieldNetwork, Rows
 from privmarket.mechanisms.learned.mechanism import MeanFieldMechanism
 from privmarket.mechanisms.learned.networks import AuctionNetwork
+
+CHUNK_ROWS = 1000
 
 
 class MfgRegretNet(MeanFieldMechanism):
@@ -30,53 +32,87 @@ class MfgRegretNet(MeanFieldMechanism):
 
 
 def encode_in_chunks(network: MeanFieldNetwork, markets: Markets) -> Rows:
-    """`network.encode`, a few hundred clients at a time in buffers that stay in the processor's cache."""
-    s = (markets.valuation / markets.unit).reshape(-1, 1)
-    cap = (markets.epsilon / markets.epsilon_max).reshape(-1, 1)
-    size, accuracy = markets.data_size.reshape(-1, 1), markets.accuracy.reshape(-1, 1)
-    features = torch.cat((torch.log1p(s), cap, torch.log(cap + 0.02), size - 1, accuracy - 0.75), dim=1)
-    count, menus = features.shape[0], network.menus
-    share, markup = features.new_empty(count, menus), features.new_empty(count, menus)
-    threshold = network.log_threshold.exp()
-    width = threshold * network.log_width.exp()
-    offset, slope = threshold / width, -1 / width
-    layers = _Layers(network)
+    """`network.encode`, some hundred clients at a time in buffers that stay in the processor's cache."""
+    shape, menus = markets.valuation.shape, network.menus
+    s = (markets.valuation / markets.unit).reshape(-1)
+    cap = (markets.epsilon / markets.epsilon_max).reshape(-1)
+    count = s.shape[0]
+    columns = _room(s, ROW_FEATURES, count)  # column by column: logarithms of strided numbers are slow
+    columns[0], columns[2], columns[4] = 1.0, cap, FEW / markets.clients
+    torch.log1p(s, out=columns[1])
+    torch.log(cap + 0.02, out=columns[3])
+    torch.sub(markets.data_size.reshape(-1), 1, out=columns[5])
+    torch.sub(markets.accuracy.reshape(-1), 0.75, out=columns[6])
+    features, s, cap = columns.T, s[:, None], cap[:, None]
+    share, markup = _room(s, count, menus), _room(s, count, menus)
+    layers, ramps = _Layers(network), _Ramps(network)
     for start in range(0, count, CHUNK_ROWS):
         rows = slice(start, min(start + CHUNK_ROWS, count))
-        correction = layers(features[rows], relu=True)
-        distance = torch.addcmul(offset, s[rows], slope)
-        torch.sigmoid(correction[:, :menus].add_(distance).clamp_min_(FARTHEST), out=share[rows])
-        above = functional.softplus(distance.add_(correction[:, menus:]).clamp_min_(FARTHEST))
-        torch.mul(above, width, out=markup[rows])
-    shape = markets.valuation.shape
+        ramps(layers.hidden(features[rows]), s[rows], share[rows], markup[rows])
     fields = (features, share, markup, cap, s)
     return Rows(*(field.reshape(*shape, -1) for field in fields))
 
 
+def _room(like: Tensor, rows: int, columns: int) -> Tensor:
+    """Unwritten memory from NumPy, which asks for large pages: twice as fast to write for the first time."""
+    return torch.from_numpy(np.empty((rows, columns), dtype=str(like.dtype).removeprefix("torch.")))
+
+
 class _Layers:
-    """The row network's layers with one output buffer each."""
+    """The row network's hidden layers in two buffers that take turns."""
 
     def __init__(self, network: MeanFieldNetwork) -> None:
         layers = [layer for layer in network.row if isinstance(layer, torch.nn.Linear)]
         self.weights = [layer.weight.detach().T.contiguous() for layer in layers]
-        self.biases = [layer.bias.detach() for layer in layers]
-        self.buffers = [weight.new_empty(CHUNK_ROWS, weight.shape[1]) for weight in self.weights]
+        widest = max(weight.shape[1] for weight in self.weights)
+        self.buffers = self.weights[0].new_empty(2, CHUNK_ROWS * widest)
 
-    def __call__(self, rows: Tensor, *, relu: bool) -> Tensor:
-        """(rows, outputs); without `relu` the matrix products alone. Valid until the next call."""
-        for weight, bias, buffer in zip(self.weights, self.biases, self.buffers, strict=True):
-            out = buffer[: rows.shape[0]]
-            if relu:
-                torch.addmm(bias, rows, weight, out=out)
-                rows = out.relu_() if bias is not self.biases[-1] else out
-            else:
-                rows = torch.mm(rows, weight, out=out)
+    def hidden(self, rows: Tensor) -> Tensor:
+        """(rows, hidden) what the last layer reads. Valid until the next call."""
+        for turn, weight in enumerate(self.weights[:-1]):
+            rows = torch.mm(rows, weight, out=self._out(turn, rows, weight)).relu_()
         return rows
+
+    def products(self, rows: Tensor) -> Tensor:
+        """The matrix products of all layers and nothing else."""
+        for turn, weight in enumerate(self.weights):
+            rows = torch.mm(rows, weight, out=self._out(turn, rows, weight))
+        return rows
+
+    def _out(self, turn: int, rows: Tensor, weight: Tensor) -> Tensor:
+        shape = rows.shape[0], weight.shape[1]
+        return self.buffers[turn % 2, : shape[0] * shape[1]].view(shape)
+
+
+class _Ramps:
+    """The last layer and `MeanFieldNetwork.menu_terms`, in place."""
+
+    def __init__(self, network: MeanFieldNetwork) -> None:
+        last = network.row[-1]
+        assert isinstance(last, torch.nn.Linear)
+        threshold = network.log_threshold.exp()
+        width = threshold * network.log_width.exp()
+        self.weight, self.menus = last.weight.detach().T.contiguous(), network.menus
+        self.offset, self.slope = (0.5 + threshold / width).repeat(2), (-1 / width).repeat(2)
+        self.scale = -0.5 * width
+        self.height = width.new_empty(CHUNK_ROWS, 2 * network.menus)
+
+    def __call__(self, hidden: Tensor, s: Tensor, share: Tensor, markup: Tensor) -> None:
+        """Writes shares and markups (rows, K)."""
+        height = self.height[: s.shape[0]]
+        torch.addcmul(self.offset, s, self.slope, out=height)
+        height.addmm_(hidden, self.weight)
+        torch.clamp(height[:, : self.menus], 0.0, 1.0, out=share)
+        # With u = clamp(z, 0, 1): u²/2 + max(z − 1, 0) = u·(2·z − u)/2.
+        height = height[:, self.menus :]
+        torch.clamp(height, 0.0, 1.0, out=markup)
+        torch.sub(markup, height, alpha=2.0, out=height)
+        markup.mul_(height).mul_(self.scale)
 
 
 def bare_products(network: MeanFieldNetwork, features: Tensor) -> Tensor:
     """The matrix products of the row network and nothing else, in the same chunks: the yardstick of speed."""
     layers, result = _Layers(network), features
     for start in range(0, features.shape[0], CHUNK_ROWS):
-        result = layers(features[start : start + CHUNK_ROWS], relu=False)
+        result = layers.products(features[start : start + CHUNK_ROWS])
     return result

@@ -78,17 +78,18 @@ def detached(encoded: Any) -> Any:
     return replace(encoded, **{f.name: detached(getattr(encoded, f.name)) for f in fields(encoded)})
 
 
-def multilayer(sizes: tuple[int, ...], last_gain: float = 1.0) -> nn.Sequential:
+def multilayer(sizes: tuple[int, ...], last_gain: float = 1.0, bias: bool = True) -> nn.Sequential:
     """Linear layers with ReLU between them; the last layer starts `last_gain` times as large as usual."""
     layers: list[nn.Module] = []
     for inputs, outputs in pairwise(sizes):
-        layers += [nn.Linear(inputs, outputs), nn.ReLU()]
+        layers += [nn.Linear(inputs, outputs, bias=bias), nn.ReLU()]
     layers.pop()
     last = layers[-1]
     assert isinstance(last, nn.Linear)
     with torch.no_grad():
         last.weight.mul_(last_gain)
-        last.bias.zero_()
+        if bias:
+            last.bias.zero_()
     return nn.Sequential(*layers)
 
 

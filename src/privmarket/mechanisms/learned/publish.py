@@ -12,6 +12,7 @@ import torch
 
 from privmarket.errors import ConfigurationError
 from privmarket.market.scenarios import Law
+from privmarket.mechanisms.learned.alignment import SolvedMarket
 from privmarket.mechanisms.learned.mechanism import LearnedMechanism
 from privmarket.mechanisms.learned.networks import AuctionNetwork
 from privmarket.mechanisms.learned.recipes import Recipe
@@ -38,12 +39,12 @@ def mechanism_class(name: str) -> type[LearnedMechanism]:
     return found
 
 
-def new_trainer(recipe: Recipe, laws: Sequence[Law]) -> Trainer:
+def new_trainer(recipe: Recipe, laws: Sequence[Law], solved: SolvedMarket | None = None) -> Trainer:
     """A run at its first step; the network's start comes from the recipe's seed alone."""
     with torch.random.fork_rng():
         torch.manual_seed(recipe.seed)
         network: AuctionNetwork = mechanism_class(recipe.mechanism).network_class(**recipe.network)
-    return Trainer(recipe, laws, network)
+    return Trainer(recipe, laws, network, solved)
 
 
 def write_weights(path: str | Path, trainer: Trainer, seconds: float, measured: dict[str, Any]) -> None:

@@ -86,17 +86,14 @@ def sign_steps(
     sizes: tuple[float, ...] = (0.06, 0.03, 0.015),
 ) -> Misreports:
     """Steps of fixed relative size along the sign of the utility's gradient; keeps the best point seen."""
-    tried = [start]
-    now = start
+    path = _Path(deviation, start, valuation)
     for size in sizes:
-        slope_v, slope_e = _slopes(deviation, now, valuation)
-        now = Misreports(
-            (now.valuation * (1 + size * slope_v.sign())).detach(),
-            torch.minimum(now.epsilon * (1 + size * slope_e.sign()), epsilon).detach(),
+        now, slope_v, slope_e = path.slopes()
+        path.go_to(
+            now.valuation * (1 + size * slope_v.sign()),
+            torch.minimum(now.epsilon * (1 + size * slope_e.sign()), epsilon),
         )
-        tried.append(now)
-    stacked = Misreports(torch.stack([m.valuation for m in tried]), torch.stack([m.epsilon for m in tried]))
-    return best_of(deviation, stacked, valuation)
+    return path.best()
 
 
 def ascend(
@@ -111,19 +108,14 @@ def ascend(
 
     Implements: Eq. (pga) of [Sun2026]; warm-started when `start` comes from an earlier visit.
     """
-    path = [start]
-    now = start
+    path = _Path(deviation, start, valuation)
     for _ in range(steps):
-        slope_v, slope_e = _slopes(deviation, now, valuation)
-        now = Misreports(
-            (now.valuation + step_size * slope_v).clamp_min(0.0).detach(),
-            torch.minimum(
-                torch.maximum(now.epsilon + step_size * slope_e, LEAST_OFFER * epsilon), epsilon
-            ).detach(),
+        now, slope_v, slope_e = path.slopes()
+        path.go_to(
+            (now.valuation + step_size * slope_v).clamp_min(0.0),
+            torch.minimum(torch.maximum(now.epsilon + step_size * slope_e, LEAST_OFFER * epsilon), epsilon),
         )
-        path.append(now)
-    stacked = Misreports(torch.stack([m.valuation for m in path]), torch.stack([m.epsilon for m in path]))
-    return best_of(deviation, stacked, valuation)
+    return path.best()
 
 
 def regret(misreported: Trade, truthful: Trade, valuation: Tensor) -> Tensor:
@@ -131,9 +123,38 @@ def regret(misreported: Trade, truthful: Trade, valuation: Tensor) -> Tensor:
     return torch.relu(misreported.utility(valuation) - truthful.utility(valuation))
 
 
-def _slopes(deviation: Deviation, at: Misreports, valuation: Tensor) -> tuple[Tensor, Tensor]:
-    v, e = at.valuation.clone().requires_grad_(), at.epsilon.clone().requires_grad_()
-    with torch.enable_grad():
-        gain = deviation(v, e).utility(valuation).sum()
-        slope_v, slope_e = torch.autograd.grad(gain, (v, e))
-    return slope_v, slope_e
+class _Path:
+    """A walk over misreports that remembers, client by client, the best point it has stood on.
+
+    The utility at a point comes with its gradient, so no point but the last is evaluated twice.
+    """
+
+    def __init__(self, deviation: Deviation, start: Misreports, true_valuation: Tensor) -> None:
+        self.deviation, self.now, self.true_valuation = deviation, start, true_valuation
+        self.kept, self.kept_gain = start, torch.full_like(start.valuation, -torch.inf)
+
+    def slopes(self) -> tuple[Misreports, Tensor, Tensor]:
+        """Where the walk stands, and the utility's slopes in v and ε there, (L, D) each."""
+        v, e = self.now.valuation.clone().requires_grad_(), self.now.epsilon.clone().requires_grad_()
+        with torch.enable_grad():
+            gain = self.deviation(v, e).utility(self.true_valuation)
+            slope_v, slope_e = torch.autograd.grad(gain.sum(), (v, e))
+        self._keep(gain.detach())
+        return self.now, slope_v, slope_e
+
+    def go_to(self, valuation: Tensor, epsilon: Tensor) -> None:
+        self.now = Misreports(valuation.detach(), epsilon.detach())
+
+    def best(self) -> Misreports:
+        """(L, D) the best point, the present one included."""
+        with torch.no_grad():
+            self._keep(self.deviation(self.now.valuation, self.now.epsilon).utility(self.true_valuation))
+        return self.kept
+
+    def _keep(self, gain: Tensor) -> None:
+        better = gain > self.kept_gain
+        self.kept_gain = torch.where(better, gain, self.kept_gain)
+        self.kept = Misreports(
+            torch.where(better, self.now.valuation, self.kept.valuation),
+            torch.where(better, self.now.epsilon, self.kept.epsilon),
+        )

@@ -15,12 +15,13 @@ from privmarket.market.bids import Bids
 from privmarket.market.mechanism import budget_column
 from privmarket.market.outcome import Outcome
 from privmarket.mechanisms.learned.markets import Markets, from_bids
-from privmarket.mechanisms.learned.mean_field_network import FARTHEST
 from privmarket.mechanisms.learned.mechanism import LearnedMechanism, settle
 from privmarket.mechanisms.learned.networks import AuctionNetwork, Trade, multilayer, within_budget
 from privmarket.mechanisms.learned.seats import seat, unseat
 
 SEAT_FEATURES = 4
+# Beyond this, exponentials are subnormal numbers, ten times as slow and of no consequence.
+FARTHEST = -30.0
 # In money units: what a posted price would be in the middle of the training's markets.
 FIRST_THRESHOLD = 4.0
 Rule = Callable[[Markets, Tensor, Tensor], Trade]

@@ -16,14 +16,13 @@ from privmarket.errors import ConfigurationError
 from privmarket.market.attacks import STRONG, Attack
 from privmarket.market.bounds import fluid_bound
 from privmarket.market.mechanism import Mechanism
-from privmarket.market.objectives import Objective
 from privmarket.market.scenarios import EmpiricalLaw, Law
+from privmarket.mechanisms.learned.alignment import SolvedMarket
 from privmarket.mechanisms.learned.checkpoint import load_checkpoint, save_checkpoint
-from privmarket.mechanisms.learned.menunet import bias_to_noise
 from privmarket.mechanisms.learned.publish import new_trainer, write_weights
 from privmarket.mechanisms.learned.recipes import Recipe
 from privmarket.mechanisms.learned.training import Progress, Trainer
-from privmarket.mechanisms.learned.weights import Weights, save, write_atomically
+from privmarket.mechanisms.learned.weights import write_atomically
 
 LEAST_PAST_BIDS = 20
 _SAVE_EVERY_SECONDS = 20.0
@@ -62,13 +61,14 @@ def train(
     out: Path,
     report: Callable[[Progress], None] = lambda progress: None,
     until: int | None = None,
+    solved: SolvedMarket | None = None,
 ) -> Finished:
     """Runs a recipe to its end (or to step `until`), resuming from the checkpoint beside `out` if there is one.
 
     Weights are written when the recipe is done; a keyboard interrupt leaves a checkpoint.
     """
     check_laws(laws)
-    trainer = new_trainer(recipe, laws)
+    trainer = new_trainer(recipe, laws, solved)
     kept = checkpoint_path(out)
     earlier: dict[str, Any] = load_checkpoint(kept, trainer) if kept.exists() else {"seconds": 0.0, "curve": []}
     session = _Session(trainer, kept, earlier["seconds"], list(earlier["curve"]), report)
@@ -122,54 +122,6 @@ def _as_csv(curve: list[list[float]]) -> str:
     return text.getvalue()
 
 
-@dataclass(frozen=True)
-class DesignPoint:
-    """A market that a menu curve is learned for."""
-
-    law: Law
-    clients: int
-    budget: float
-    objective: Objective
-
-
-def learn_menus(
-    points: Sequence[DesignPoint],
-    out: Path,
-    seed: int = 0,
-    report: Callable[[int, int, float], None] = lambda point, step, value: None,
-) -> list[dict[str, Any]]:
-    """Learns a curve for each design point and writes them as weights of `mfg-menunet`."""
-    from privmarket.mechanisms.learned.menu_learning import CurveSearch, learn_curve
-
-    check_laws([point.law for point in points])
-    arrays, facts = {}, []
-    begin = time.monotonic()
-    for index, point in enumerate(points):
-        learned = learn_curve(
-            point.law,
-            point.clients,
-            point.budget,
-            point.objective,
-            np.random.default_rng([seed, index]),
-            report=lambda step, value, index=index: report(index, step, value),  # type: ignore[misc]
-        )
-        arrays[f"price/{index}"], arrays[f"weight/{index}"] = learned.curve.price, learned.curve.weight
-        facts.append(
-            {
-                "objective": point.objective.name,
-                "scenario": point.law.name,
-                "clients": point.clients,
-                "budget_per_client": point.budget / point.clients,
-                "bias_to_noise": bias_to_noise(point.objective, point.clients),
-                "value": learned.value,
-                "posted_price_value": learned.posted_price_value,
-            }
-        )
-    recipe = {"curves": facts, "seed": seed, "search": asdict(CurveSearch())}
-    save(out, Weights("mfg-menunet", arrays, {**recipe, "seconds": round(time.monotonic() - begin, 1)}))
-    return facts
-
-
 def value(rule: Mechanism, law: Law, clients: int, budget: float, seed: int) -> dict[str, float]:
     """ε bought over the fluid bound with its standard error: more markets than can be attacked."""
     markets = max(20, 30_000 // clients)
@@ -214,4 +166,9 @@ def measure(
         }
         rows.append(row)
         progress(row)
+    return summary(rows)
+
+
+def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """What `measure` returns, from its rows."""
     return {"cases": rows, "max_regret": round(1.25 * max(row["regret_share"] for row in rows), 5)}

@@ -1,7 +1,8 @@
 """How the weights that ship were made: `python -m privmarket.mechanisms.learned.shipping NAME`.
 
-Networks run their full recipe (a stopped run resumes), then the strong attack measures them in the markets
-below and the figures go into the file. Menu curves are learned for a grid of public market descriptions.
+Networks run their full recipe, then the strong attack measures them in the markets below and the figures go into
+the file. Menu curves are learned for a grid of public market descriptions. A call that was stopped goes on where it
+was, in training and in measuring.
 """
 
 from __future__ import annotations
@@ -11,33 +12,27 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from privmarket.market.objectives import TOTAL_EPSILON, AggregationError
-from privmarket.market.scenarios import Law, scenario
+from privmarket.market.scenarios import scenario
+from privmarket.mechanisms.learned.menu_session import DesignPoint, MenuProgress, learn_menus
 from privmarket.mechanisms.learned.recipes import TABLE_I, Recipe, recipe
-from privmarket.mechanisms.learned.session import DesignPoint, learn_menus, measure, train
+from privmarket.mechanisms.learned.session import measure, summary, train
 from privmarket.mechanisms.learned.weights import Weights, load, save, shipped
 
-# (scenario, clients, budget, markets): Table I, and other sizes at the same budget per client.
-CASES: tuple[tuple[str, int, float, int], ...] = (
-    ("uniform", 100, 50.0, 10),
-    ("bimodal", 100, 50.0, 5),
-    ("lognormal", 100, 100.0, 5),
-    ("uniform", 10, 5.0, 50),
-    ("bimodal", 10, 5.0, 50),
-    ("lognormal", 10, 10.0, 50),
-    ("uniform", 30, 15.0, 20),
-    ("uniform", 300, 150.0, 2),
-    ("uniform", 1000, 500.0, 1),
+Case = tuple[str, int, float, int]  # scenario, clients, budget, markets attacked
+BUDGET_PER_CLIENT = {"uniform": 0.5, "bimodal": 0.5, "lognormal": 1.0}
+# About a thousand clients attacked in each cell, five hundred in small markets, where each gains more.
+MARKETS = {10: 50, 30: 20, 100: 10, 300: 3, 1000: 1}
+# Table I, and other sizes at the same budget per client.
+CASES: tuple[Case, ...] = tuple(
+    (law, clients, money * clients, markets)
+    for clients, markets in MARKETS.items()
+    for law, money in BUDGET_PER_CLIENT.items()
 )
-# Baselines, measured in fewer markets.
-SMALL_CASES: tuple[tuple[str, int, float, int], ...] = (
-    ("uniform", 100, 50.0, 2),
-    ("bimodal", 100, 50.0, 2),
-    ("lognormal", 100, 100.0, 2),
-)
+# Baselines, measured in fewer markets: a deviation costs them a whole auction.
+SMALL_CASES: tuple[Case, ...] = tuple((law, 100, 100 * money, 2) for law, money in BUDGET_PER_CLIENT.items())
 LITERAL_CASES = (("uniform", 10, 5.0, 5), ("uniform", 30, 15.0, 1))
 MENU_CLIENTS = 100
 MENU_BUDGETS = (0.2, 0.5, 1.0)
@@ -55,30 +50,41 @@ def menu_points() -> list[DesignPoint]:
     return points
 
 
-def stamp(path: Path, name: str, cases: Sequence[tuple[str, int, float, int]], note: Any = print) -> None:
-    """Measures weights and writes the figures into the file."""
-    asked: list[tuple[Law, int, float, int]] = [(scenario(law), n, b, p) for law, n, b, p in cases]
-    measured = measure(path, name, asked, progress=lambda row: note(row, file=sys.stderr, flush=True))
-    stored = load(path, name)
-    save(path, Weights(name, stored.arrays, {**stored.facts, "measured": measured}))
+def stamp(path: Path, name: str, cases: Sequence[Case], note: Any = print) -> None:
+    """Measures weights case by case and writes each figure into the file at once; what is there is not repeated."""
+    for case in cases:
+        stored = load(path, name)
+        rows = list(stored.facts["measured"].get("cases", []))
+        if any(_case(row) == case for row in rows):
+            continue
+        law, clients, budget, markets = case
+        found = measure(path, name, [(scenario(law), clients, budget, markets)])["cases"]
+        note(found[0], file=sys.stderr, flush=True)
+        measured = summary([*rows, *found])
+        save(path, Weights(name, stored.arrays, {**stored.facts, "measured": measured}))
+
+
+def _case(row: dict[str, Any]) -> Case:
+    return row["scenario"], row["clients"], row["budget"], row["profiles"]
 
 
 def main(name: str) -> None:
-    """Makes one weights file from nothing."""
+    """Makes one weights file from nothing, or goes on where an earlier call stopped."""
     torch.set_num_threads(1)
+    place = shipped(name)
     if name == "mfg-menunet":
-        np.set_printoptions(precision=3)
-        learn_menus(menu_points(), shipped(name), report=_menu_note)
+        learn_menus(menu_points(), place, report=_menu_note)
         return
     chosen: Recipe = recipe(name)
-    train(chosen, [scenario(law) for law in chosen.scenarios], shipped(name), _note)
+    if not (place.exists() and Recipe.from_json(load(place, name).facts["recipe"]) == chosen):
+        train(chosen, [scenario(law) for law in chosen.scenarios], place, _note)
     cases = {"mfg-regretnet": CASES, "mfg-regretnet:literal": LITERAL_CASES}.get(name, SMALL_CASES)
-    stamp(shipped(name), name, cases)
+    stamp(place, name, cases)
 
 
-def _menu_note(point: int, step: int, value: float) -> None:
-    if step % 60 == 0:
-        print(f"curve {point}, step {step}: {value:.5g}", file=sys.stderr, flush=True)
+def _menu_note(progress: MenuProgress) -> None:
+    if progress.step % 60 == 0:
+        print(progress, file=sys.stderr, flush=True)
 
 
 def _note(progress: Any) -> None:

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from privmarket.errors import ConfigurationError
 from privmarket.market.scenarios import Law
-from privmarket.mechanisms.learned.alignment import Critic, alignment_loss, bellman_loss
+from privmarket.mechanisms.learned.alignment import Critic, SolvedMarket, alignment_loss, bellman_loss
+from privmarket.mechanisms.learned.buyer import OBJECTIVES, buyer_value
 from privmarket.mechanisms.learned.lagrangian import Multipliers
 from privmarket.mechanisms.learned.markets import Markets, MarketSampler
 from privmarket.mechanisms.learned.networks import AuctionNetwork, Trade, detached
@@ -44,32 +45,51 @@ class Progress:
 
 @dataclass
 class Trainer:
-    """A run in progress: the network, the multipliers, the optimiser and both sources of chance."""
+    """A run in progress: the network, the multipliers, the optimiser and both sources of chance.
+
+    `solved` is needed by recipes whose alignment or baseline refers to a solved mean-field game.
+    """
 
     recipe: Recipe
     laws: Sequence[Law]
     network: AuctionNetwork
+    solved: SolvedMarket | None = None
     step: int = 0
     misreports: dict[int, Misreports] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.recipe.objective not in ("total-epsilon", "revenue"):
+        if self.recipe.objective not in OBJECTIVES:
             raise ConfigurationError(
-                f"unknown objective {self.recipe.objective!r}", "choose total-epsilon or revenue"
+                f"unknown objective {self.recipe.objective!r}", f"choose one of: {', '.join(OBJECTIVES)}"
             )
+        self._check_references()
         self.sampler = MarketSampler(
             self.laws, self.recipe.clients, self.recipe.budget_per_client, self.recipe.rows
         )
         self.multipliers = Multipliers(len(self.laws), self.recipe.steering)
         with torch.random.fork_rng():
             torch.manual_seed(self.recipe.seed)
-            self.critic = Critic() if self.recipe.baseline.mixing > 0 else None
+            trained = self.recipe.baseline.mixing > 0 and self.recipe.baseline.source == "critic"
+            self.critic = Critic() if trained else None
         parameters = list(self.network.parameters())
         if self.critic is not None:
             parameters += list(self.critic.parameters())
         self.optimizer = torch.optim.Adam(parameters, lr=self.recipe.learning_rate)
         self.generator = torch.Generator().manual_seed(self.recipe.seed)
         self.rng = np.random.default_rng(self.recipe.seed)
+
+    def _check_references(self) -> None:
+        for name, chosen, kinds in (
+            ("alignment.reference", self.recipe.alignment.reference, ("resampled", "solved")),
+            ("baseline.source", self.recipe.baseline.source, ("critic", "solved")),
+        ):
+            if chosen not in kinds:
+                raise ConfigurationError(f"{name} is {chosen!r}", f"choose one of: {', '.join(kinds)}")
+            if chosen == "solved" and self.solved is None:
+                raise ConfigurationError(
+                    f"{name} is 'solved', but no solved game was given",
+                    "pass one: train(..., solved=SolvedReference(equilibrium))",
+                )
 
     def run(self, report: Callable[[Progress], None], until: int | None = None) -> None:
         """Steps until the recipe is done, or until step `until`."""
@@ -86,14 +106,14 @@ class Trainer:
         encoded = self.network.encode(markets)
         trade = self.network.clear(encoded, markets)
         profile_regret, critic_loss = self._regret(markets, encoded, trade, visit)
-        value = _objective(self.recipe.objective, markets, trade)
+        value = buyer_value(self.recipe.objective, markets, trade, self.recipe.kappa, self.recipe.heterogeneity)
         shortfall = torch.relu(-trade.utility(markets.valuation)).sum(-1) / markets.budget[:, 0]
         loss = -value.mean() + self.multipliers.loss(profile_regret, classes, self.step)
         loss = loss + self.recipe.individual_rationality * shortfall.mean() + critic_loss
         loss = loss + self.network.extra_loss(markets)
         if weight := self.recipe.alignment.weight_at(self.step):
             loss = loss + weight * alignment_loss(
-                self.network, markets, trade, self.recipe.alignment, self.generator
+                self.network, markets, trade, self.recipe.alignment, self.generator, self.solved
             )
         self.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
@@ -136,9 +156,10 @@ class Trainer:
         truth = Trade(trade.epsilon[:, who], trade.payment[:, who])
         gained = regret(lie, truth, valuation)
         critic_loss = torch.zeros(())
-        if self.critic is not None:
+        if self.recipe.baseline.mixing > 0:
             difference = lie.utility(valuation) - truth.utility(valuation)
             gained = self._baselined(markets, gained, difference, found, valuation, cap)
+        if self.critic is not None:
             with torch.no_grad():
                 gain = outside(tried.valuation, tried.epsilon).utility(valuation)
             critic_loss = self.recipe.baseline.critic_weight * bellman_loss(
@@ -184,33 +205,18 @@ class Trainer:
         cap: Tensor,
     ) -> Tensor:
         """(1 − ζ)·regret + ζ·value-baselined regret, Eq. (mfg-regret-vf) of [Sun2026]."""
-        assert self.critic is not None
-        per_client = markets.budget / markets.clients
         with torch.no_grad():
-            lie, truth = self.critic(markets, found.valuation, found.epsilon), self.critic(markets, valuation, cap)
+            moved = self._worth(markets, found.valuation, found.epsilon) - self._worth(markets, valuation, cap)
         mixing = self.recipe.baseline.mixing
-        return (1 - mixing) * plain + mixing * torch.relu(difference - (lie - truth) * per_client)
+        return (1 - mixing) * plain + mixing * torch.relu(difference - moved)
 
-
-def _objective(name: str, markets: Markets, trade: Trade) -> Tensor:
-    """(L,) the buyer's objective as a share of a reference, so that no market outweighs another."""
-    if name == "revenue":
-        return trade.payment.sum(-1) / markets.budget[:, 0]
-    return trade.epsilon.sum(-1) / reference_quantity(markets)
-
-
-def reference_quantity(markets: Markets) -> Tensor:
-    """(L,) Σε of the cheapest clients whose dearest valuation, paid to all of them, fits the budget.
-
-    At least what the budget buys at the mean valuation: a small market may hold nobody who is cheap enough,
-    and dividing by next to nothing would let it outweigh all others.
-    """
-    valuation, order = markets.valuation.sort(-1)
-    bought = markets.epsilon.gather(-1, order).cumsum(-1)
-    affordable = (valuation * bought <= markets.budget).to(bought.dtype)
-    at_mean = markets.budget[:, 0] * markets.clients / markets.valuation.sum(-1).clamp_min(1e-12)
-    least = torch.minimum(at_mean, markets.epsilon.sum(-1))
-    return torch.maximum((bought * affordable).amax(-1), least)
+    def _worth(self, markets: Markets, valuation: Tensor, epsilon: Tensor) -> Tensor:
+        """(L, D) Φ in money."""
+        if self.critic is None:
+            assert self.solved is not None
+            return self.solved.value(markets, valuation, epsilon)
+        value: Tensor = self.critic(markets, valuation, epsilon)
+        return value * (markets.budget / markets.clients)
 
 
 def _cosine(done: float) -> float:

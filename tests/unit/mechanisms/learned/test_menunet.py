@@ -19,8 +19,9 @@ from privmarket.market.menu import MenuCurve
 from privmarket.market.objectives import AggregationError
 from privmarket.market.outcome import Outcome
 from privmarket.market.scenarios import scenario
+from privmarket.mechanisms.learned.buyer import best_weights
 from privmarket.mechanisms.learned.floors import Floors, Ladder, levels
-from privmarket.mechanisms.learned.menu_learning import CurveSearch, best_weights, learn_curve
+from privmarket.mechanisms.learned.menu_learning import CurveSearch, learn_curve
 from privmarket.mechanisms.learned.menunet import MfgMenuNet
 from tests.conftest import awkward_budgets, awkward_markets
 
