@@ -74,9 +74,9 @@ def reproduce(
         write_page(pages[-1], out / asked.name)
         write_cells_csv(mine, out / asked.name / "cells.csv")
         if keep is not None:
-            keep_cells(asked, mine, keep)
+            keep_cells(asked, listed[asked.name], mine, keep)
     if keep is not None:
-        publish(keep)
+        publish(keep.resolve())
     missing = len({cell.key for cells in listed.values() for cell in cells}) - len(records)
     report = write_html(pages, out / "report.html", _facts(records, missing), _command())
     _say(records, missing, report)

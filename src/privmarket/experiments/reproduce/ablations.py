@@ -28,11 +28,11 @@ STRATEGIES = ("truthful", "equilibrium")
 
 def cells(scale: Scale) -> list[Cell]:
     """Short trainings, market games, and the cells of other pages that ablate something."""
-    steps, rows = scale.pick(300, 8), scale.pick(1600, 200)
-    trained = scale.seeds_or(3, 1)
+    steps, rows = scale.pick(100, 8), scale.pick(800, 200)
+    trained = scale.seeds_or(2, 1)
     attack = "training" if scale.quick else "quick"
     made = [
-        Cell("training", {"changes": changes, "steps": steps, "rows": rows, "attack": attack}, seed, steps / 300)
+        Cell("training", {"changes": changes, "steps": steps, "rows": rows, "attack": attack}, seed, steps / 100)
         for changes in VARIANTS.values()
         for seed in trained
     ]
@@ -100,7 +100,8 @@ def _training_table(results: Results) -> Table:
     for name in VARIANTS:
         regret, ratio = _variant(results, name, "regret"), _variant(results, name, "fluid_ratio")
         seeds = "0" if regret is None else str(regret.seeds)
-        texts = ["failed" if m is None else m.text(spec) for m, spec in ((regret, ".2%"), (ratio, ".3f"))]
+        absent = results.absent("training", changes=VARIANTS[name])
+        texts = [absent if m is None else m.text(spec) for m, spec in ((regret, ".2%"), (ratio, ".3f"))]
         rows.append([name, *texts, seeds])
     columns = ("training", "regret / mean payment", "ε bought / fluid bound", "seeds")
     return Table("ablations-training", "Uniform, N = 100, B = 50; mean ± std over seeds", columns, rows)
@@ -149,7 +150,8 @@ def _strategic_table(results: Results) -> Table:
                 results.measured(name, "strategic", strategy=strategy, clients=n)
                 for name in ("utility", "epsilon", "pay", "unit_price")
             ]
-            rows.append([str(n), strategy, *("failed" if m is None else m.text(".4f") for m in figures)])
+            absent = results.absent("strategic", strategy=strategy, clients=n)
+            rows.append([str(n), strategy, *(absent if m is None else m.text(".4f") for m in figures)])
     columns = (
         "N",
         "all clients report",

@@ -134,7 +134,8 @@ def _write(path: Path, text: str) -> None:
 
 def write_bundle(path: Path, records: Iterable[Record]) -> None:
     """All results of a question in one file, a line each, in a stable order."""
-    lines = sorted(json.dumps(record.to_json(), ensure_ascii=False, sort_keys=True) for record in records)
+    placed = sorted(records, key=lambda record: json.dumps(record.cell.to_json(), sort_keys=True))
+    lines = [json.dumps(record.to_json(), ensure_ascii=False) for record in placed]
     path.parent.mkdir(parents=True, exist_ok=True)
     _write(path, "\n".join(lines) + "\n")
 

@@ -114,6 +114,12 @@ class Results:
         """A figure of every finished cell."""
         return [_entry(record, name) for record in self.all(kind, **config)]
 
+    def absent(self, kind: str, **config: Any) -> str:
+        """What a table shows where there is no result: `failed`, or a dash where nothing was computed."""
+        mine = (r for r in self.failures if r.cell.kind == kind)
+        failed = any(all(r.cell.config.get(k) == v for k, v in config.items()) for r in mine)
+        return "failed" if failed else "–"
+
     @property
     def failures(self) -> list[Record]:
         """What failed."""

@@ -70,7 +70,8 @@ def _table(results: Results, law: str, figure: str) -> Table:
     rows = []
     for rule in RULES:
         values = [fifth(results, law, rule, {}, figure, place) for place in range(FIFTHS)]
-        rows.append([rule, *("failed" if v is None else v.text(_SPECS[figure]) for v in values)])
+        absent = results.absent("fairness", scenario=law, mechanism=rule)
+        rows.append([rule, *(absent if v is None else v.text(_SPECS[figure]) for v in values)])
     caption = f"{law}, N = 100, B = {LAWS[law]}: {_WORDS[figure]}, by fifth; mean ± std over seeds"
     return Table(f"fairness-{law}-{figure}", caption, ("mechanism", *_heads()), rows)
 
@@ -87,8 +88,9 @@ def floor_table(results: Results) -> Table:
         where = {"scenario": "uniform", "mechanism": "mfg-menunet", "settings": settings}
         ratio = results.measured("fluid_ratio", "fairness", **where)
         least = results.measured("least_unit_price", "fairness", **where)
-        texts = ["failed" if v is None else v.text(".1%") for v in shares]
-        tail = ["failed" if m is None else m.text(".3f") for m in (ratio, least)]
+        absent = results.absent("fairness", **where)
+        texts = [absent if v is None else v.text(".1%") for v in shares]
+        tail = [absent if m is None else m.text(".3f") for m in (ratio, least)]
         rows.append([label, *texts, *tail])
     columns = ("rule", *(f"{head} sells" for head in _heads()), "ε bought / fluid bound", "least pay per unit of ε")
     return Table("fairness-floors", "Uniform, N = 100, B = 50; mean ± std over seeds", columns, rows)

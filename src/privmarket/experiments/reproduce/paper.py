@@ -39,7 +39,7 @@ def printed(table: str) -> Printed:
         name: dict(zip(columns, row, strict=True)) if row and not isinstance(row[0], list) else row
         for name, row in found["rows"].items()
     }
-    return Printed(f"Table {found['table']}, lines {found['lines']}", found["setting"], flat)
+    return Printed(f"{found['table']}, lines {found['lines']}", found["setting"], flat)
 
 
 def speed_up_claimed() -> tuple[int, int]:

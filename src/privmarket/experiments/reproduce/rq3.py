@@ -75,7 +75,7 @@ def _table(results: Results, law: str, clients: int, budget: int) -> Table:
     for rule in (*RULES, *LITERAL):
         where = {"mechanism": rule, "scenario": law, "clients": clients, "budget": budget}
         found = {name: results.measured(name, "efficiency", **where) for name in _SPECS}
-        rows.append([rule, *_texts(found)])
+        rows.append([rule, *_texts(found, results.absent("efficiency", **where))])
     name = f"rq3-{law}-n{clients}-b{budget}"
     return Table(name, f"{law}, N = {clients}, B = {budget}; mean ± std over seeds", _COLUMNS, rows)
 
@@ -93,8 +93,8 @@ _SPECS = {
 }
 
 
-def _texts(found: dict[str, Measured | None]) -> list[str]:
-    return ["failed" if value is None else value.text(_SPECS[name]) for name, value in found.items()]
+def _texts(found: dict[str, Measured | None], absent: str) -> list[str]:
+    return [absent if value is None else value.text(_SPECS[name]) for name, value in found.items()]
 
 
 def _paper_table(results: Results) -> Table:
@@ -123,10 +123,9 @@ def _paper_table(results: Results) -> Table:
 
 
 def _figure(results: Results, rule: str, figure: str, clients: int, budget: int = 50) -> str:
-    found = results.measured(
-        figure, "efficiency", mechanism=rule, scenario="uniform", clients=clients, budget=budget
-    )
-    return "failed" if found is None else found.text(_SPECS[figure])
+    where = {"mechanism": rule, "scenario": "uniform", "clients": clients, "budget": budget}
+    found = results.measured(figure, "efficiency", **where)
+    return results.absent("efficiency", **where) if found is None else found.text(_SPECS[figure])
 
 
 def _reasons(results: Results) -> Text:
@@ -143,8 +142,8 @@ def _reasons(results: Results) -> Text:
 
 
 def _learned(results: Results) -> Text:
-    def ratio(rule: str, clients: int = 100) -> Measured | None:
-        where = {"mechanism": rule, "scenario": "uniform", "clients": clients, "budget": 50}
+    def ratio(rule: str, clients: int = 100, budget: int = 50) -> Measured | None:
+        where = {"mechanism": rule, "scenario": "uniform", "clients": clients, "budget": budget}
         return results.measured("fluid_ratio", "efficiency", **where)
 
     return prose(
@@ -155,7 +154,8 @@ def _learned(results: Results) -> Text:
         net=ratio("mfg-regretnet"),
         pac=ratio("pac"),
         jsam=ratio("jsam"),
-        small=ratio("mean-field-menu", 10),
+        small=ratio("mean-field-menu", 10, 10),
+        large=ratio("mean-field-menu", 100, 100),
     )
 
 

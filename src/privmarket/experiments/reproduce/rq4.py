@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from privmarket.experiments.nash_gap import rules_of
 from privmarket.experiments.reproduce.cells import Cell
 from privmarket.experiments.reproduce.federated import training_settings
 from privmarket.experiments.reproduce.scale import Scale
@@ -42,29 +41,31 @@ MATRIX_TRAINING: dict[str, Any] = {
     "momentum": 0.9,
     "averaging": 0.9,
 }
-NASH_SIZES = (10, 30, 100, 300, 1000)
+NASH_SIZES = (10, 30, 100, 300)
 
 
 def cells(scale: Scale) -> list[Cell]:
     """The matrix first, seed by seed, so that a stopped run has whole columns; then the smaller studies."""
     made = _quick_cells(scale) if scale.quick else _full_cells(scale)
     sizes = NASH_SIZES[:3] if scale.quick else NASH_SIZES
-    grid, runs, seeds = (
-        ("16x16x20", 2, scale.seeds_or(1, 2)) if scale.quick else ("48x48x40", 8, scale.seeds_or(5, 2))
-    )
+    grid, runs = ("16x16x20", 2) if scale.quick else ("48x48x40", 5)
     made += [
-        Cell("nash", {"population": p, "rule": r, "clients": n, "grid": grid, "runs": runs}, s, 0.5 + n / 300)
+        Cell(
+            "nash",
+            {"population": p, "rule": "mean-field-menu", "clients": n, "grid": grid, "runs": runs},
+            seed,
+            0.5 + n / 300,
+        )
         for p in ("iid", "non-iid")
-        for r in (rules_of(p) if not scale.quick else ["mean-field-menu"])
         for n in sizes
-        for s in seeds
+        for seed in scale.seeds_or(3, 2)
     ]
     return made
 
 
 def _full_cells(scale: Scale) -> list[Cell]:
     logistic = MATRIX_TRAINING
-    seeds = scale.seeds_or(3, 3)
+    seeds = scale.seeds_or(2, 2)
     made = [
         _cell("mnist", alpha, row, seed, rounds=100, training=logistic)
         for seed in seeds
@@ -83,15 +84,16 @@ def _full_cells(scale: Scale) -> list[Cell]:
         for row in FEW[:-1]
     ]
     made += [
-        _cell(dataset, alpha, row, seed, rounds=rounds, training=training_settings(dataset))
-        for seed in range(min(2, len(seeds)))
-        for dataset, alpha, rounds in (
-            ("mnist", 0.5, 200),
-            ("mnist", 0.1, 200),
-            ("cifar10", 0.5, 100),
-            ("fashion-mnist", 0.5, 100),
-        )
+        _cell(dataset, 0.5, row, seed, rounds=100, training=training_settings(dataset, model="logistic"))
+        for dataset in ("cifar10", "fashion-mnist")
+        for seed in seeds
         for row in FEW
+    ]
+    made += [
+        _cell("mnist", alpha, row, seed, rounds=200, training=training_settings("mnist"))
+        for alpha in (0.5, 0.1)
+        for seed in seeds
+        for row in ("mean-field-menu", "mfg-regretnet")
     ]
     made.append(_cell("mnist", 0.5, "mean-field-menu", 0, rounds=5, training=_pixels(), mode="literal"))
     return made
@@ -131,8 +133,8 @@ def _cell(
     mode: str = "private",
 ) -> Cell:
     plain = row == "no-dp"
-    # Plain FedAvg trains every client for a whole epoch a round and is done after a fraction of the rounds.
-    rounds = min(rounds, 40) if plain else rounds
+    # Plain FedAvg trains every client for a whole epoch a round: several times the work of a private round.
+    rounds = min(rounds, 100 if training["model"] == "logistic" else 40) if plain else rounds
     config = {
         "dataset": dataset,
         "alpha": alpha,

@@ -79,15 +79,17 @@ class Runs:
     def curve(self, row: str, alpha: float | None) -> dict[int, Measured]:
         """Accuracy by round, where every seed measured it."""
         found = [r["curve"] for r in self.records(row, alpha)]
-        shared = [n for n in (found[0] if found else {}) if all(n in c for c in found)]
+        shared = sorted((n for n in (found[0] if found else {}) if all(n in c for c in found)), key=int)
         return {int(n): Measured.of(c[n] for c in found) for n in shared}
 
-    def best_known(self, dataset: str, alpha: float, row: str) -> Measured | None:
-        """The run with the recommended model where there is one, otherwise the matrix."""
+    def beside_paper(self, dataset: str, alpha: float, row: str) -> Measured | None:
+        """The matrix where it is of this data set, otherwise the runs on other data."""
+        if self.main and self.main.dataset == dataset:
+            return self.measured("accuracy", row, alpha)
         for group in self.others:
             if (group.dataset, group.alpha) == (dataset, alpha) and (found := self.in_group(group, row)):
                 return found
-        return self.measured("accuracy", row, alpha) if self.main and self.main.dataset == dataset else None
+        return None
 
     def in_group(self, group: Group, row: str) -> Measured | None:
         """Final accuracy in a larger run."""
@@ -143,8 +145,8 @@ class Runs:
     @staticmethod
     def money_until(result: dict[str, Any], target: float) -> float | None:
         """Money spent at the first measured round that reaches the target."""
-        for number, accuracy in result["curve"].items():
-            if accuracy >= target:
+        for number in sorted(result["curve"], key=int):
+            if result["curve"][number] >= target:
                 return float(result["money"][number])
         return None
 

@@ -33,7 +33,7 @@ class Measured:
         if self.mean == 0 and self.std == 0:
             return "0"
         mean = format(self.mean, spec)
-        return f"{mean} ± {format(self.std, spec)}" if self.seeds > 1 else mean
+        return f"{mean} ± {format(self.std, spec.lstrip('+'))}" if self.seeds > 1 else mean
 
     @property
     def standard_error(self) -> float:
