@@ -87,7 +87,9 @@ def index(folder: Path) -> str:
         title = render_kept(question, folder).title
         rows.append(f"| [{title}]({question.name}/README.md) | {len(records)} | up to {seeds} | {minutes:.1f} |")
     versions = kept_records(kept_questions(folder)[0], folder)[0].versions
-    return prose("index", rows="\n".join(rows), versions=versions).markdown + "\n"
+    stale = {str(r.cell.config.get("mechanism") or r.cell.kind) for r in all_kept(folder).records if r.stale}
+    old = ", ".join(f"`{name}`" for name in sorted(stale))
+    return prose("index", rows="\n".join(rows), versions=versions, old=old).markdown + "\n"
 
 
 if __name__ == "__main__":

@@ -134,7 +134,7 @@ def _cell(
 ) -> Cell:
     plain = row == "no-dp"
     # Plain FedAvg trains every client for a whole epoch a round: several times the work of a private round.
-    rounds = min(rounds, 100 if training["model"] == "logistic" else 40) if plain else rounds
+    rounds = min(rounds, 40) if plain else rounds
     config = {
         "dataset": dataset,
         "alpha": alpha,
