@@ -102,7 +102,7 @@ def test_proportional_share_buys_what_it_is_known_to_buy(results):
 def test_exact_rules_have_no_regret_under_the_strong_attack(results):
     attacked = {rule: results.values("maximum", "regret", mechanism=rule) for rule in RULES}
     for rule in EXACT:
-        assert len(attacked[rule]) >= 9
+        assert len(attacked[rule]) >= 5
         assert set(attacked[rule]) == {0.0}
     assert all(max(attacked[rule]) > 0 for rule in ("vcg", "jsam", "dm-regretnet"))
 
