@@ -18,6 +18,7 @@ from privmarket.federated.state import RunResult
 from privmarket.federated.summary import summarise
 
 # Okabe–Ito colours: told apart under the common colour-vision deficiencies.
+_HEADROOM = 1.12  # of the axis above a full wallet, for the label of the cap
 _RUN_COLOURS = ("#D55E00", "#0072B2", "#009E73", "#999999", "#CC79A7")
 _FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif"
 
@@ -133,6 +134,7 @@ def money_figure(run: RunResult) -> Any:
             "side": "right",
             "rangemode": "tozero",
             "tickmode": "auto",
+            "automargin": True,
             "showgrid": False,
         },
     )
@@ -147,8 +149,13 @@ def wallet_figure(summary: Mapping[str, Any]) -> Any:
     figure.add_bar(x=names, y=[row["epsilon_spent"] or 0.0 for row in rows], name="ε spent", marker_color="#D55E00")
     cap = summary["config"]["wallet"]
     if cap is not None:
-        figure.update_yaxes(range=[0, 1.05 * cap])
-        figure.add_hline(y=cap, line={"color": "#333333", "dash": "dash"}, annotation_text=f"lifetime cap {cap:g}")
+        figure.update_yaxes(range=[0, _HEADROOM * cap])
+        figure.add_hline(
+            y=cap,
+            line={"color": "#333333", "dash": "dash"},
+            annotation_text=f"lifetime cap {cap:g}",
+            annotation_position="top left",
+        )
         figure.add_scatter(
             x=names,
             y=[row["wallet_left"] for row in rows],
@@ -163,7 +170,8 @@ def wallet_figure(summary: Mapping[str, Any]) -> Any:
                 "overlaying": "y",
                 "side": "right",
                 "tickformat": ".0%",
-                "range": [0, 1.05],
+                "range": [0, _HEADROOM],
+                "automargin": True,
                 "tickmode": "array",
                 "tickvals": [0, 0.25, 0.5, 0.75, 1],
                 "showgrid": False,
@@ -182,11 +190,12 @@ def _figure(x_title: str, y_title: str) -> Any:
             "font": {"family": _FONT, "size": 13, "color": "#222222"},
             "paper_bgcolor": "rgba(0,0,0,0)",
             "plot_bgcolor": "rgba(0,0,0,0)",
-            "margin": {"l": 70, "r": 70, "t": 20, "b": 50},
-            "legend": {"orientation": "h", "y": 1.08, "x": 0},
-            "xaxis": {**axis, "title": x_title},
-            "yaxis": {**axis, "title": y_title},
-            "height": 400,
+            # Margins grow with what stands in them, and the legend is below: on a phone it has several lines.
+            "margin": {"l": 10, "r": 10, "t": 20, "b": 10},
+            "legend": {"orientation": "h", "y": -0.2, "yanchor": "top", "x": 0},
+            "xaxis": {**axis, "title": x_title, "automargin": True},
+            "yaxis": {**axis, "title": y_title, "automargin": True},
+            "height": 440,
         }
     )
 

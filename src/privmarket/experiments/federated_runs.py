@@ -51,23 +51,51 @@ def _menu(name: str, options: str, seeds: tuple[int, ...] = SEEDS) -> KeptRun:
 ACCURACY = (
     _menu("mnist-0.5", "--dataset mnist --alpha 0.5"),
     _menu("mnist-0.1", "--dataset mnist --alpha 0.1"),
-    _menu("mnist-0.5-redrawn", "--dataset mnist --alpha 0.5 --types redrawn"),
-    _menu("mnist-0.1-redrawn", "--dataset mnist --alpha 0.1 --types redrawn"),
     _menu("fashion-mnist-0.5", "--dataset fashion-mnist --alpha 0.5"),
     _menu("fashion-mnist-0.5-no-noise", "--dataset fashion-mnist --alpha 0.5 --no-noise"),
     _menu("cifar10-0.5", "--dataset cifar10 --alpha 0.5"),
-    _menu("mnist-0.5-no-noise", "--dataset mnist --alpha 0.5 --no-noise"),
-    _menu("mnist-0.1-no-noise", "--dataset mnist --alpha 0.1 --no-noise"),
-    KeptRun("mnist-0.5-no-dp", "--dataset mnist --alpha 0.5 --no-dp --evaluate-every 20", (0,)),
-    KeptRun("fashion-mnist-0.5-no-dp", "--dataset fashion-mnist --alpha 0.5 --no-dp --evaluate-every 20", (0,)),
-    _menu("mnist-0.5-literal", "--dataset mnist --alpha 0.5 --literal --rounds 30", (0,)),
+    _menu("mnist-0.5-wallet-8", "--dataset mnist --alpha 0.5 --wallet 8 --set model=logistic --set server_rate=2"),
+    _menu("mnist-0.5-redrawn", "--dataset mnist --alpha 0.5 --types redrawn"),
+    _menu("mnist-0.1-redrawn", "--dataset mnist --alpha 0.1 --types redrawn"),
+    _menu("mnist-0.5-literal", "--dataset mnist --alpha 0.5 --literal --rounds 10", (0,)),
+    KeptRun("mnist-0.5-no-dp", "--dataset mnist --alpha 0.5 --no-dp --rounds 50 --evaluate-every 10", (0,)),
+    KeptRun(
+        "fashion-mnist-0.5-no-dp",
+        "--dataset fashion-mnist --alpha 0.5 --no-dp --rounds 50 --evaluate-every 10",
+        (0,),
+    ),
 )
-WALLET = (_menu("mnist-0.5-wallet-8", "--dataset mnist --alpha 0.5 --wallet 8"),)
 AGGREGATION = tuple(
     _menu(f"mnist-0.1-{rule}", f"--dataset mnist --alpha 0.1 --aggregation {rule}")
     for rule in ("epsilon", "optimal")
 )
-KEPT = (*ACCURACY, *WALLET, *AGGREGATION)
+
+# The curve learned for the P2 error against threshold rules, at equal budgets, severe skew, persistent types.
+_SKEWED = "--dataset mnist --alpha 0.1 --evaluate-every 20"
+_P2 = "--mechanism mfg-menunet --mechanism-set objective=aggregation-error --mechanism-set heterogeneity=0.2"
+RULES = {
+    "posted": "--mechanism mfg-menunet",
+    "proportional-share": "--mechanism proportional-share",
+    "p2-curve": _P2,
+    "p2-curve-p2-weights": f"{_P2} --aggregation optimal --heterogeneity 0.2",
+}
+BUDGETS = (5, 15, 50)
+
+
+def curve_name(budget: int, rule: str) -> str:
+    """Of the kept run; a budget of 50 at a posted price is one of the main runs."""
+    return "mnist-0.1" if (budget, rule) == (50, "posted") else f"mnist-0.1-budget-{budget}-{rule}"
+
+
+CURVE = tuple(
+    KeptRun(curve_name(budget, rule), f"{_SKEWED} --budget {budget} {options}")
+    for budget in BUDGETS
+    for rule, options in RULES.items()
+    if budget < 50 or rule == "p2-curve"
+)
+KEPT = (*ACCURACY, *CURVE, *AGGREGATION)
+_THRESHOLD_AND_CURVE = (RULES["posted"], RULES["p2-curve"])
+_LATER = (*(run for run in CURVE if not run.options.endswith(_THRESHOLD_AND_CURVE)), *AGGREGATION)
 
 
 def make(folder: Path, minutes: float) -> int:
@@ -76,7 +104,7 @@ def make(folder: Path, minutes: float) -> int:
     end = time.monotonic() + 60 * minutes
     missing = [(kept, seed) for kept in KEPT for seed in kept.seeds if not _up_to_date(kept, folder, seed)]
     # Seed by seed: all figures exist early, and their spread comes later.
-    missing.sort(key=lambda item: item[1])
+    missing.sort(key=lambda item: item[1] + (item[0] in _LATER))
     while missing and time.monotonic() < end:
         kept, seed = missing[0]
         if not _run(kept, folder, seed, end - time.monotonic()):
