@@ -71,6 +71,13 @@ def test_mistakes_end_in_one_line(words, message):
     assert "Traceback" not in done.stderr
 
 
+def test_runs_without_a_guarantee_say_so_in_the_closing_table():
+    for mode in ("--no-noise", "--no-dp", "--literal"):
+        done = privmarket(*SMALL, "--rounds", "2", mode)
+        assert done.returncode == 0, done.stderr
+        assert "no guarantee" in done.stdout
+
+
 def test_a_missing_data_set_says_how_to_get_it(tmp_path):
     done = privmarket("federate", "--dataset", "mnist", env={"PRIVMARKET_DATA": str(tmp_path)})
     assert done.returncode == 2

@@ -103,6 +103,35 @@ def federate(
     print_table(table)
 
 
+@app.command("memory")
+def memory(
+    clients: Annotated[list[int] | None, typer.Option(help="How many clients; may be given several times.")] = None,
+    json: Json = False,
+) -> None:
+    """Peak memory of a federated run by number of clients, each in a fresh process.
+
+    [bold]Example[/bold]
+
+      privmarket bench memory --clients 100 --clients 1000 --json
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    from privmarket.experiments.federated_memory import measure
+
+    with Console(stderr=True).status("starting") as status:
+        report = measure(tuple(clients or (125, 250, 500, 1000)), progress=status.update)
+    if json:
+        print_json(report.to_dict())
+        return
+    table = Table(title="two rounds, 600 records of 784 numbers per client, MLP 784-128-64-10")
+    for column in ("clients", "peak memory, GB", "of which the records"):
+        table.add_column(column, justify="right")
+    for count, size in report.peak_bytes.items():
+        table.add_row(f"{count:,}", f"{size / 1e9:.2f}", f"{report.record_bytes[count] / 1e9:.2f}")
+    print_table(table)
+
+
 def _time(seconds: float) -> str:
     return f"{seconds * 1e6:.0f} µs" if seconds < 1e-3 else f"{seconds * 1e3:.1f} ms"
 

@@ -224,8 +224,10 @@ def _totals_table(summary: dict[str, Any]) -> Table:
     table.add_row("paid in all", f"{summary['spent']:,.2f}")
     table.add_row("ε bought, sum over rounds and clients", f"{summary['epsilon_bought']:,.1f}")
     table.add_row("sellers per round", f"{summary['sellers_per_round']:.1f}")
+    largest = summary["largest_epsilon_spent"]
     table.add_row(
-        f"largest total ε of a client at δ = {config['delta']:g}", f"{summary['largest_epsilon_spent']:.2f}"
+        f"largest total ε of a client at δ = {config['delta']:g}",
+        "no guarantee" if largest is None else f"{largest:.2f}",
     )
     table.add_row("seconds", f"{summary['seconds']:.1f}")
     return table

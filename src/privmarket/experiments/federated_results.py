@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 
 from privmarket.experiments.federated_runs import (
-    ACCURACY,
     AGGREGATION,
+    BESIDE,
     BUDGETS,
     KEPT,
+    PROMISED,
     RULES,
     KeptRun,
     command_of,
@@ -80,7 +81,7 @@ _RULE_NAMES = {
 def render(folder: Path) -> str:
     """The page's text."""
     kept = load(folder / "runs")
-    main = "".join(_row(run, kept[run.name]) for run in ACCURACY if run.name in kept)
+    main = "".join(_row(run, kept[run.name]) for run in (*PROMISED, *BESIDE) if run.name in kept)
     commands = "".join(f"- `{run.name}`: `{command_of(run, 0)}`\n" for run in KEPT if run.name in kept)
     return "".join(
         [

@@ -47,16 +47,18 @@ def _menu(name: str, options: str, seeds: tuple[int, ...] = SEEDS) -> KeptRun:
     return KeptRun(name, f"{options} --mechanism mfg-menunet --evaluate-every 20", seeds)
 
 
-# In the order in which they are made: what was promised first.
-ACCURACY = (
+PROMISED = (
     _menu("mnist-0.5", "--dataset mnist --alpha 0.5"),
     _menu("mnist-0.1", "--dataset mnist --alpha 0.1"),
     _menu("fashion-mnist-0.5", "--dataset fashion-mnist --alpha 0.5"),
     _menu("fashion-mnist-0.5-no-noise", "--dataset fashion-mnist --alpha 0.5 --no-noise"),
     _menu("cifar10-0.5", "--dataset cifar10 --alpha 0.5"),
     _menu("mnist-0.5-wallet-8", "--dataset mnist --alpha 0.5 --wallet 8 --set model=logistic --set server_rate=2"),
-    _menu("mnist-0.5-redrawn", "--dataset mnist --alpha 0.5 --types redrawn"),
+)
+_CNN = "--set model=cnn --set features=none --set sampling_rate=0.1 --set clip_norm=1 --set server_rate=0.5"
+BESIDE = (
     _menu("mnist-0.1-redrawn", "--dataset mnist --alpha 0.1 --types redrawn"),
+    _menu("mnist-0.5-redrawn", "--dataset mnist --alpha 0.5 --types redrawn"),
     _menu("mnist-0.5-literal", "--dataset mnist --alpha 0.5 --literal --rounds 10", (0,)),
     KeptRun("mnist-0.5-no-dp", "--dataset mnist --alpha 0.5 --no-dp --rounds 50 --evaluate-every 10", (0,)),
     KeptRun(
@@ -64,6 +66,7 @@ ACCURACY = (
         "--dataset fashion-mnist --alpha 0.5 --no-dp --rounds 50 --evaluate-every 10",
         (0,),
     ),
+    _menu("cifar10-0.5-cnn", f"--dataset cifar10 --alpha 0.5 --rounds 60 {_CNN}", (0,)),
 )
 AGGREGATION = tuple(
     _menu(f"mnist-0.1-{rule}", f"--dataset mnist --alpha 0.1 --aggregation {rule}")
@@ -75,27 +78,38 @@ _SKEWED = "--dataset mnist --alpha 0.1 --evaluate-every 20"
 _P2 = "--mechanism mfg-menunet --mechanism-set objective=aggregation-error --mechanism-set heterogeneity=0.2"
 RULES = {
     "posted": "--mechanism mfg-menunet",
-    "proportional-share": "--mechanism proportional-share",
     "p2-curve": _P2,
     "p2-curve-p2-weights": f"{_P2} --aggregation optimal --heterogeneity 0.2",
+    "proportional-share": "--mechanism proportional-share",
 }
 BUDGETS = (5, 15, 50)
 
 
 def curve_name(budget: int, rule: str) -> str:
-    """Of the kept run; a budget of 50 at a posted price is one of the main runs."""
+    """Of the kept run; a budget of 50 at a posted price is one of the promised runs."""
     return "mnist-0.1" if (budget, rule) == (50, "posted") else f"mnist-0.1-budget-{budget}-{rule}"
 
 
-CURVE = tuple(
-    KeptRun(curve_name(budget, rule), f"{_SKEWED} --budget {budget} {options}")
-    for budget in BUDGETS
-    for rule, options in RULES.items()
-    if budget < 50 or rule == "p2-curve"
+def _curve_runs(budget: int, *rules: str) -> tuple[KeptRun, ...]:
+    return tuple(KeptRun(curve_name(budget, r), f"{_SKEWED} --budget {budget} {RULES[r]}") for r in rules)
+
+
+_SMALL_BUDGETS = (*_curve_runs(5, "posted", "p2-curve"), *_curve_runs(15, "posted", "p2-curve"))
+_OTHER_RULES = (
+    *_curve_runs(50, "p2-curve"),
+    *_curve_runs(5, "p2-curve-p2-weights", "proportional-share"),
+    *_curve_runs(15, "p2-curve-p2-weights", "proportional-share"),
 )
-KEPT = (*ACCURACY, *CURVE, *AGGREGATION)
-_THRESHOLD_AND_CURVE = (RULES["posted"], RULES["p2-curve"])
-_LATER = (*(run for run in CURVE if not run.options.endswith(_THRESHOLD_AND_CURVE)), *AGGREGATION)
+KEPT = (*PROMISED, *_SMALL_BUDGETS, *BESIDE, *AGGREGATION, *_OTHER_RULES)
+
+
+def _turn(run: KeptRun, seed: int) -> int:
+    """When a run is made: every kind once, then the promised ones again, then the rest."""
+    if run in _SMALL_BUDGETS:
+        return 1  # a comparison of rules needs all its seeds
+    if run in PROMISED:
+        return 2 * seed
+    return 1 if seed == 0 and run not in _OTHER_RULES else 5 + seed
 
 
 def make(folder: Path, minutes: float) -> int:
@@ -103,8 +117,7 @@ def make(folder: Path, minutes: float) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     end = time.monotonic() + 60 * minutes
     missing = [(kept, seed) for kept in KEPT for seed in kept.seeds if not _up_to_date(kept, folder, seed)]
-    # Seed by seed: all figures exist early, and their spread comes later.
-    missing.sort(key=lambda item: item[1] + (item[0] in _LATER))
+    missing.sort(key=lambda item: _turn(*item))
     while missing and time.monotonic() < end:
         kept, seed = missing[0]
         if not _run(kept, folder, seed, end - time.monotonic()):
