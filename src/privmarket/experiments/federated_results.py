@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from privmarket.experiments.federated_heterogeneity import render_heterogeneity
 from privmarket.experiments.federated_runs import (
     AGGREGATION,
     BESIDE,
@@ -60,6 +61,13 @@ the same seeds, with its 95 % interval; where that holds 0 the two are within no
 | budget a round | rule | accuracy | seeds | sellers a round | ε bought a round | against the posted price |
 |---|---|---|---|---|---|---|
 """
+_HETEROGENEITY = """
+What P2 weighs against each other, measured along a training on the validation records
+(`python -m privmarket.experiments.federated_heterogeneity FILE`): clients' gradients differ much in the first
+rounds and little afterwards, so one H for a whole run cannot be right for all of it. P2 also looks at one round
+alone, while noise averages out over rounds and a missing class does not.
+
+"""
 _SELECTION = """
 ## How the settings were chosen
 5,000 records of each training file belong to no client. Candidates were compared on them, on seeds that no run
@@ -90,6 +98,7 @@ def render(folder: Path) -> str:
             main,
             _AGGREGATION + _aggregation_rows(kept),
             _CURVE + _curve_rows(kept),
+            _HETEROGENEITY + render_heterogeneity(folder / "selection" / "heterogeneity.json"),
             _SELECTION + render_selection(folder / "selection" / "selection.json"),
             "\n## The commands\nThose of seed 0; other seeds differ in the last number.\n\n" + commands,
         ]

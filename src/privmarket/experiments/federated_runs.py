@@ -112,11 +112,12 @@ def _turn(run: KeptRun, seed: int) -> int:
     return 1 if seed == 0 and run not in _OTHER_RULES else 5 + seed
 
 
-def make(folder: Path, minutes: float) -> int:
-    """Makes what is missing until the time is over; returns how many runs are still missing."""
+def make(folder: Path, minutes: float, only: str = "") -> int:
+    """Makes what is missing and begins with `only`, until the time is over; returns how many are still missing."""
     folder.mkdir(parents=True, exist_ok=True)
     end = time.monotonic() + 60 * minutes
-    missing = [(kept, seed) for kept in KEPT for seed in kept.seeds if not _up_to_date(kept, folder, seed)]
+    wanted = [kept for kept in KEPT if kept.name.startswith(only)]
+    missing = [(kept, seed) for kept in wanted for seed in kept.seeds if not _up_to_date(kept, folder, seed)]
     missing.sort(key=lambda item: _turn(*item))
     while missing and time.monotonic() < end:
         kept, seed = missing[0]
@@ -170,5 +171,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--minutes", type=float, default=9.0)
+    parser.add_argument("--only", default="", help="runs whose name begins so")
     chosen = parser.parse_args()
-    print(f"{make(chosen.folder, chosen.minutes)} runs missing", file=sys.stderr)
+    print(f"{make(chosen.folder, chosen.minutes, chosen.only)} runs missing", file=sys.stderr)
