@@ -36,14 +36,14 @@ _HEAD = """# Federated runs that were kept
 Valid record-level DP unless the mode says otherwise: every sale is (ε, δ = 1e-5)-DP for each record of its client.
 100 clients, 50 of money a round, 200 rounds, Uniform law, unless the command says otherwise. Test accuracy, mean ±
 standard deviation over the seeds (a seed fixes who holds which records, who asks what, the first weights and the
-noise). How the settings were chosen is said below. Minutes are of a machine shared with other work.
+noise). How the settings were chosen is said below.
 
 Made by `python -m privmarket.experiments.federated_runs docs/results/federated/runs`, rendered by
 `python -m privmarket.experiments.federated_results docs/results/federated`; the files are in [runs](runs).
 
 """
-_COLUMNS = """| run | accuracy | seeds | mode | types | sellers | ever sold | paid | largest total ε | minutes |
-|---|---|---|---|---|---|---|---|---|---|
+_COLUMNS = """| run | accuracy | seeds | mode | types | sellers | ever sold | paid | largest total ε |
+|---|---|---|---|---|---|---|---|---|
 """
 _AGGREGATION = """
 ## How updates are weighed
@@ -153,7 +153,6 @@ def _row(run: KeptRun, results: list[Result]) -> str:
         f"{mean('clients_that_sold'):.0f}" if private else "–",
         f"{mean('spent'):,.0f}" if bought else "–",
         f"{max(r['largest_epsilon_spent'] for r in results):.1f}" if private else "no guarantee",
-        f"{mean('seconds') / 60:.1f}",
     ]
     return f"| {' | '.join(cells)} |\n"
 

@@ -54,12 +54,12 @@ PROMISED = (
     _menu("fashion-mnist-0.5-no-noise", "--dataset fashion-mnist --alpha 0.5 --no-noise"),
     _menu("cifar10-0.5", "--dataset cifar10 --alpha 0.5"),
     _menu("mnist-0.5-wallet-8", "--dataset mnist --alpha 0.5 --wallet 8 --set model=logistic --set server_rate=2"),
+    _menu("mnist-0.5-literal", "--dataset mnist --alpha 0.5 --literal --rounds 10", (0,)),
 )
 _CNN = "--set model=cnn --set features=none --set sampling_rate=0.1 --set clip_norm=1 --set server_rate=0.5"
 BESIDE = (
     _menu("mnist-0.1-redrawn", "--dataset mnist --alpha 0.1 --types redrawn"),
     _menu("mnist-0.5-redrawn", "--dataset mnist --alpha 0.5 --types redrawn"),
-    _menu("mnist-0.5-literal", "--dataset mnist --alpha 0.5 --literal --rounds 10", (0,)),
     KeptRun("mnist-0.5-no-dp", "--dataset mnist --alpha 0.5 --no-dp --rounds 50 --evaluate-every 10", (0,)),
     KeptRun(
         "fashion-mnist-0.5-no-dp",
