@@ -177,7 +177,7 @@ def _curve_rows(kept: Kept) -> str:
             if results is None:
                 continue
             bought = np.mean([r["epsilon_bought"] / r["config"]["rounds"] for r in results])
-            gap = "" if rule == "posted" else paired_difference(results, kept[curve_name(budget, "posted")])
+            gap = "" if rule == "posted" else paired_difference(results, kept.get(curve_name(budget, "posted"), []))
             cells = [
                 str(budget),
                 _RULE_NAMES[rule],
