@@ -59,6 +59,7 @@ def run(
 def rehearse(
     out: Annotated[Path, typer.Option(help="Folder for logs, wallets and Flower's home.")] = Path("out/rehearsal"),
     deadline: Annotated[float, typer.Option(help="Seconds the server waits for updates.")] = 40.0,
+    light: Annotated[bool, typer.Option(help="Updates are noise alone: the market without the learning.")] = False,
     json: Json = False,
 ) -> None:
     """A deployed market under fire: SuperNodes killed, late, broken and greedy. Exit code 1 if a promise breaks.
@@ -73,7 +74,7 @@ def rehearse(
     from privmarket.experiments.flower_rehearsal import rehearse as play
 
     shutil.rmtree(out, ignore_errors=True)
-    report = play(out.absolute(), Plan(deadline_seconds=deadline))
+    report = play(out.absolute(), Plan(deadline_seconds=deadline, light=light))
     if json:
         print_json(report)
     else:
