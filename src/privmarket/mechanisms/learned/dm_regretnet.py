@@ -37,11 +37,10 @@ class LevelsNetwork(ConcatenatedNetwork):
         temperature: float = 0.5,
         hidden: int = 128,
         violation_weight: float = 0.2,
-        fade: float = 0.2,
     ) -> None:
         super().__init__()
         self.seats, self.levels, self.temperature, self.hidden = seats, levels, temperature, hidden
-        self.violation_weight, self.fade = violation_weight, fade
+        self.violation_weight = violation_weight
         self.net = multilayer(
             (SEAT_FEATURES * seats, hidden, hidden, hidden, seats * (levels + 1) + 2 * seats), last_gain=0.1
         )
@@ -54,7 +53,6 @@ class LevelsNetwork(ConcatenatedNetwork):
             "temperature": self.temperature,
             "hidden": self.hidden,
             "violation_weight": self.violation_weight,
-            "fade": self.fade,
         }
 
     def _heads(self, markets: Markets, valuation: Tensor, epsilon: Tensor) -> tuple[Tensor, Tensor]:
@@ -81,15 +79,9 @@ class LevelsNetwork(ConcatenatedNetwork):
         return torch.arange(self.levels + 1, dtype=like.dtype) / self.levels
 
     def outcome(self, markets: Markets, valuation: Tensor, epsilon: Tensor) -> Trade:
-        """Expected sale over the levels, fading where pay falls below cost: what training differentiates.
-
-        Without the fading, training would count sales that `final` refuses, and leave half the budget unspent.
-        """
+        """Expected sale over the levels: what training differentiates."""
         chance, payment = self._heads(markets, valuation, epsilon)
-        sold = epsilon * (chance @ self._fractions(chance))
-        unit_price = payment / (sold * markets.unit).clamp_min(1e-9)
-        taken = torch.sigmoid((unit_price - valuation / markets.unit) / self.fade)
-        return Trade(sold * taken, payment * taken)
+        return Trade(epsilon * (chance @ self._fractions(chance)), payment)
 
     def extra_loss(self, markets: Markets) -> Tensor:
         """Mean distance of the level distributions from one-hot: the deterministic violation."""

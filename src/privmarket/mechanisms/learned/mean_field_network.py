@@ -124,10 +124,13 @@ class MeanFieldNetwork(AuctionNetwork):
         """Shares and markups (..., K): a ramp about each threshold and the ramp's own Myerson integral."""
         threshold = self.log_threshold.exp()
         width = threshold * self.log_width.exp()
-        above = (0.5 + threshold / width) - s / width
-        share = (above + correction[..., : self.menus]).clamp(0.0, 1.0)
-        height = above + correction[..., self.menus :]
-        return share, width * (0.5 * height.clamp(0.0, 1.0).square() + torch.relu(height - 1))
+        offset, slope = (0.5 + threshold / width).repeat(2), (-1 / width).repeat(2)
+        height = torch.addcmul(correction + offset, s, slope)
+        ramp = height.clamp(0.0, 1.0)
+        above = ramp[..., self.menus :]
+        # With u = clamp(z, 0, 1): u²/2 + max(z − 1, 0) = u·(2·z − u)/2.
+        markup = (0.5 * width) * above * torch.sub(2 * height[..., self.menus :], above)
+        return ramp[..., : self.menus], markup
 
     def gates(self, population: Population, clients: int) -> tuple[Tensor, Tensor]:
         """a(M) on the simplex and c(M) > 0, (..., L, K) each."""

@@ -174,13 +174,20 @@ def settle(trade: Trade, bids: Bids, reports: Bids, budget: Array, guard: bool =
     auction (`guard`), stays within the budget.
     """
     offered, valuation = reports.epsilon, reports.valuation
-    share = np.clip(trade.epsilon.double().numpy().reshape(bids.shape) / offered, 0.0, 1.0)
+    share = trade.epsilon.double().numpy().reshape(bids.shape) / offered
+    np.clip(share, 0.0, 1.0, out=share)
     markup = trade.payment.double().numpy().reshape(bids.shape) - valuation * offered * share
-    share = np.where(share < LEAST_SHARE, 0.0, share)
-    markup = np.where(share > 0, np.maximum(markup, 0.0), 0.0)
-    epsilon = offered * share
+    share *= share >= LEAST_SHARE
+    np.maximum(markup, 0.0, out=markup)
+    markup *= share > 0
+    epsilon = share
+    epsilon *= offered
+    payment = valuation * epsilon
+    payment += markup
     if guard:
-        total = (valuation * epsilon + markup).sum(axis=-1, keepdims=True)
-        over = np.where(total > budget, (1 - 1e-13) * budget / np.maximum(total, 1e-300), 1.0)
-        epsilon, markup = epsilon * over, markup * over
-    return Outcome(epsilon, valuation * epsilon + markup)
+        total = payment.sum(axis=-1, keepdims=True)
+        if np.any(total > budget):
+            over = np.where(total > budget, (1 - 1e-13) * budget / np.maximum(total, 1e-300), 1.0)
+            epsilon *= over
+            payment = valuation * epsilon + markup * over
+    return Outcome(epsilon, payment)

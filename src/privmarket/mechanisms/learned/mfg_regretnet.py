@@ -13,7 +13,7 @@ from privmarket.mechanisms.learned.mean_field_network import FEW, ROW_FEATURES, 
 from privmarket.mechanisms.learned.mechanism import MeanFieldMechanism
 from privmarket.mechanisms.learned.networks import AuctionNetwork
 
-CHUNK_ROWS = 1000
+CHUNK_ROWS = 2000
 
 
 class MfgRegretNet(MeanFieldMechanism):
@@ -103,7 +103,6 @@ class _Ramps:
         torch.addcmul(self.offset, s, self.slope, out=height)
         height.addmm_(hidden, self.weight)
         torch.clamp(height[:, : self.menus], 0.0, 1.0, out=share)
-        # With u = clamp(z, 0, 1): u²/2 + max(z − 1, 0) = u·(2·z − u)/2.
         height = height[:, self.menus :]
         torch.clamp(height, 0.0, 1.0, out=markup)
         torch.sub(markup, height, alpha=2.0, out=height)
