@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from privmarket.cli import app
 from privmarket.errors import ConfigurationError
+from privmarket.mechanisms.learned.weights import load
 
 run = CliRunner()
 
@@ -24,6 +25,39 @@ def test_a_menu_curve_is_learned_and_used(tmp_path):
     assert run.invoke(app, [*audit, "--profiles", "1"]).exit_code == 0
 
 
+def test_quick_menu_training_leaves_a_curve_and_resumes(tmp_path):
+    out = tmp_path / "menu.safetensors"
+    command = ["train", "mfg-menunet", "--scenario", "bimodal", "--clients", "8", "--profile", "quick"]
+    for _ in range(2):
+        done = run.invoke(app, [*command, "--out", str(out), "--json"])
+        assert done.exit_code == 0, done.output
+    assert "went on after 1 of 1 curves" in done.stderr
+    steps = [int(line.split(",")[1]) for line in out.with_suffix(".curve.csv").read_text().splitlines()[1:]]
+    assert steps == list(range(1, 61))
+
+
+def test_a_network_is_trained_for_the_aggregation_error(tmp_path):
+    out = tmp_path / "w.safetensors"
+    small = ["--set", "steps=3", "--set", "rows=60", "--set", "network.hidden=8", "--set", "alignment.weight=0"]
+    command = [
+        "train",
+        "mfg-regretnet",
+        "--scenario",
+        "uniform",
+        "--clients",
+        "12",
+        "--budget",
+        "6",
+        "--profile",
+        "quick",
+    ]
+    goal = ["--objective", "aggregation-error", "--heterogeneity", "0.4"]
+    done = run.invoke(app, [*command, *goal, *small, "--out", str(out), "--json"])
+    assert done.exit_code == 0, done.output
+    recipe = json.loads(load(out, "mfg-regretnet").facts["recipe"])
+    assert (recipe["objective"], recipe["heterogeneity"], recipe["steps"]) == ("aggregation-error", 0.4, 3)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -32,6 +66,9 @@ def test_a_menu_curve_is_learned_and_used(tmp_path):
         (["pac"], "not a mechanism that is trained"),
         (["mfg-regretnet", "--profile", "slow"], "unknown profile"),
         (["mfg-regretnet", "--objective", "fame"], "unknown objective"),
+        (["mfg-regretnet", "--set", "alignment.wait=1"], "no setting"),
+        (["mfg-menunet", "--set", "steps=1"], "--set is for networks"),
+        (["mfg-menunet", "--profile", "slow"], "unknown profile"),
     ],
 )
 def test_bad_input_names_the_value(arguments, message, tmp_path):

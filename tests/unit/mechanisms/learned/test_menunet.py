@@ -32,6 +32,8 @@ ATTACK = combined(GridAttack(21, 6, 8), AscentAttack(6, 12))
 
 
 def unseen(name, rng, shape):
+    if name == "bimodal":
+        return scenario(name).sample(rng, shape[-1], shape[:-1])
     v = {
         "beta": lambda: rng.beta(0.5, 2.0, shape),
         "pareto": lambda: 0.1 * (1 + rng.pareto(1.2, shape)),
@@ -43,7 +45,7 @@ def unseen(name, rng, shape):
 
 
 @pytest.mark.parametrize("settings", SETTINGS)
-@pytest.mark.parametrize("law", ["uniform", "lognormal", "beta", "pareto", "two points"])
+@pytest.mark.parametrize("law", ["uniform", "bimodal", "lognormal", "beta", "pareto", "two points"])
 def test_no_lie_pays_on_any_law(settings, law, rng):
     rule = pm.mechanism("mfg-menunet", **SETTINGS[settings])
     types = unseen(law, rng, (3, 25))
