@@ -166,6 +166,12 @@ def run(database: str, folder: Path, kills: int, seed: int) -> dict[str, int]:
     return check(load, database)
 
 
+def append(path: Path, result: dict[str, Any]) -> None:
+    """Adds one run to a JSON list of runs, so that a long test can be done in pieces."""
+    runs = json.loads(path.read_text()) if path.exists() else []
+    path.write_text(json.dumps([*runs, result], indent=1) + "\n")
+
+
 def main() -> None:
     """The long form, from the command line."""
     parser = argparse.ArgumentParser()
@@ -184,7 +190,7 @@ def main() -> None:
         command = f"python -m tests.integration.broker_kill --kills {options.kills} --seed {options.seed}"
         command += " --postgres" if options.postgres else ""
         result = {"command": command, "database": kind, "kills": options.kills, "sellers": SELLERS, **figures}
-        options.out.write_text(json.dumps({**result, "verdict": "nothing lost, nothing twice"}, indent=2) + "\n")
+        append(options.out, {**result, "verdict": "nothing lost, nothing twice"})
 
 
 if __name__ == "__main__":

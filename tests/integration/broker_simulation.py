@@ -27,6 +27,7 @@ from privmarket.errors import PrivmarketError
 from privmarket.federated.round import Offer
 from privmarket.market.mechanism import Mechanism
 from privmarket.mechanisms import mechanism
+from tests.integration.broker_kill import append
 from tests.laws.broken import RoundsDownTooMuch
 
 SELLERS, BUYERS = 6, 2
@@ -321,6 +322,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     done = requests = crashes = 0
     # Several markets, each with a seed of its own: a check of everything costs as much as all that ever happened.
@@ -336,6 +338,10 @@ def main() -> None:
         f"seeds {options.seed} to {options.seed + part}: {done} rounds, {requests} requests, {crashes} crashes, "
         "all invariants held"
     )
+    if options.out:
+        command = f"python -m tests.integration.broker_simulation --rounds {options.rounds} --seed {options.seed}"
+        figures = {"rounds": done, "requests": requests, "crashes": crashes, "verdict": "all invariants held"}
+        append(options.out, {"command": command, **figures})
 
 
 if __name__ == "__main__":

@@ -342,25 +342,31 @@ def _known(request: Request, error: Exception) -> Response:
     return JSONResponse(error_body(error.code, error.message, error.hint), status, headers)
 
 
-def _invalid(request: Request, error: Exception) -> JSONResponse:
+def _answer(request: Request, status: int, code: str, message: str, hint: str) -> Response:
+    """A person's browser gets a page, everybody else the one JSON shape."""
+    if is_page(request) and "text/html" in request.headers.get("accept", ""):
+        return error_page(request, status, PrivmarketError(message, hint))
+    return JSONResponse(error_body(code, message, hint), status)
+
+
+def _invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"])
-    return JSONResponse(
-        error_body("bad-request", f"{where}: {first['msg']}", "see /docs for the expected form"), 422
-    )
+    return _answer(request, 422, "bad-request", f"{where}: {first['msg']}", "see /docs for the expected form")
 
 
-def _http(request: Request, error: Exception) -> JSONResponse:
+def _http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     codes = {404: "not-found", 405: "method-not-allowed"}
     code = codes.get(error.status_code, "bad-request")
-    body = error_body(code, str(error.detail), "see /docs for what exists")
-    return JSONResponse(body, error.status_code, dict(error.headers or {}))
+    response = _answer(request, error.status_code, code, str(error.detail), "see /docs for what exists")
+    response.headers.update(error.headers or {})
+    return response
 
 
-def _unknown(request: Request, error: Exception) -> JSONResponse:
-    return JSONResponse(error_body("internal", "something broke here", "tell the operator what you sent"), 500)
+def _unknown(request: Request, error: Exception) -> Response:
+    return _answer(request, 500, "internal", "something broke here", "tell the operator what you sent")
 
 
 __all__ = ["ServiceSettings", "actor_of", "create_app"]

@@ -201,6 +201,11 @@ class Broker:
 
         return self._write(actor, key, ("abort", round_id, reason), command)
 
+    def party_balance(self, party_id: str) -> int:
+        """Micro-units on a party's account."""
+        with self.database.read() as connection:
+            return ledger.balance(connection, ledger.party(party_id))
+
     def round_state(self, round_id: str) -> str:
         """Where a round stands."""
         with self.database.read() as connection:

@@ -6,25 +6,32 @@ work without it too.
 
 from __future__ import annotations
 
+import math
+import re
 import uuid
 from datetime import UTC, datetime
+from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Form, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from fastapi.templating import Jinja2Templates
+from pydantic import ValidationError
 
-from privmarket.broker import sessions, views
+from privmarket import mechanisms
+from privmarket.broker import plots, sessions, views
 from privmarket.broker.broker import Broker
 from privmarket.broker.errors import BrokerError, UnauthenticatedError
-from privmarket.broker.people import ANONYMOUS, Actor
+from privmarket.broker.forms import TaskForm
+from privmarket.broker.people import ANONYMOUS, MONEY_LIMIT_MICRO, Actor
+from privmarket.broker.rounds import LIVE_STATES
 from privmarket.errors import PrivmarketError
 from privmarket.federated.round import Offer
 
 pages = APIRouter(include_in_schema=False)
 _templates = Jinja2Templates(Path(__file__).parent / "templates")
-_templates.env.filters["money"] = lambda micro: _exact(micro)
+_templates.env.filters["money"] = views.exact
 _templates.env.filters["moment"] = lambda ms: (
     datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S") if ms else "–"
 )
@@ -113,7 +120,42 @@ def home(request: Request) -> Response:
         for item in found["items"]:
             item["round"] = next(iter(views.round_list(connection, actor, item["id"], None, 1)["items"]), None)
         me = views.me(connection, actor.party_id)
-    return _show(request, "tasks.html", actor=actor, me=me, tasks=found)
+        totals = views.totals(connection, actor) if actor.role == "operator" else None
+    plot = None if totals is None else plots.all_the_money(totals)
+    rules = mechanisms() if actor.role == "buyer" else ()
+    return _show(request, "tasks.html", actor=actor, me=me, tasks=found, totals=totals, plot=plot, rules=rules)
+
+
+@pages.post("/tasks")
+def publish_task(
+    request: Request,
+    title: Field,
+    mechanism: Field,
+    budget: Field,
+    rounds: Field,
+    epsilon_max: Field,
+    bid_minutes: Field,
+    delivery_minutes: Field,
+    mark: Field,
+) -> Response:
+    """Publishes a task (buyers); everything else keeps the API's defaults."""
+    sessions.require_mark(request, mark)
+    actor, broker = _actor_and_broker(request)
+    try:
+        form = TaskForm(
+            title=title.strip(),
+            mechanism=mechanism,
+            budget_micro=_money("budget", budget),
+            rounds=int(_number("rounds", rounds)),
+            epsilon_max=_number("largest offer", epsilon_max),
+            bid_seconds=round(60 * _number("minutes for bids", bid_minutes)),
+            delivery_seconds=round(60 * _number("minutes for updates", delivery_minutes)),
+        )
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise BrokerError(f"{first['loc'][0]}: {first['msg']}", "mend the form and send it again") from None
+    made = broker.publish_task(actor, form.model_dump(), str(uuid.uuid4()))
+    return RedirectResponse(f"/tasks/{made['id']}", 303)
 
 
 @pages.get("/tasks/{task_id}", response_class=HTMLResponse)
@@ -123,7 +165,23 @@ def one_task(request: Request, task_id: str) -> Response:
     with broker.database.read() as connection:
         task = views.task(connection, actor, task_id)
         rounds = views.round_list(connection, actor, task_id, request.query_params.get("after"), _ROWS)
-    return _show(request, "task.html", actor=actor, task=task, rounds=rounds)
+        newest = views.round_list(connection, actor, task_id, None, 1)["items"]
+        balance = views.me(connection, actor.party_id)["balance_micro"] if actor.role == "buyer" else 0
+    held = _what_keeps_it_shut(task, newest, balance)
+    plot = [plots.paid_per_round(actor, rounds["items"]), plots.price_per_round(actor, rounds["items"])]
+    return _show(request, "task.html", actor=actor, task=task, rounds=rounds, plots=plot, held=held)
+
+
+def _what_keeps_it_shut(task: dict[str, Any], newest: list[dict[str, Any]], balance_micro: int) -> str | None:
+    """Why the buyer cannot open the next round now; None where it can."""
+    if newest and newest[0]["state"] in LIVE_STATES:
+        return f"Round {newest[0]['number'] + 1} is under way; it ends before the next one opens."
+    if newest and newest[0]["number"] + 1 >= task["rounds"]:
+        return "This task has had all its rounds."
+    if balance_micro < task["budget_micro"]:
+        short = views.exact(task["budget_micro"] - balance_micro)
+        return f"The next round needs {short} more on your account. An operator books deposits."
+    return None
 
 
 @pages.post("/tasks/{task_id}/open")
@@ -139,13 +197,43 @@ def open_round(request: Request, task_id: str, mark: Field) -> Response:
 def one_round(request: Request, round_id: str) -> Response:
     """A round as it happens."""
     actor, broker = _actor_and_broker(request)
+    now = broker.database.now_ms()
     with broker.database.read() as connection:
         round_ = views.one_round(connection, actor, round_id)
         task = views.task(connection, actor, round_["task_id"])
         awards = views.award_list(connection, actor, round_id, request.query_params.get("after"), _ROWS)
         own = views.bid_list(connection, actor, round_id, None, _ROWS)["items"] if actor.role == "seller" else []
+        claims = views.unanswered_claims(connection, actor, round_id) if actor.role == "buyer" else 0
+        drawn = [
+            plots.where_the_budget_went(actor, round_),
+            plots.bids_over_time(connection, actor, round_, now),
+            plots.who_sells(connection, actor, round_),
+        ]
+        if actor.role == "operator":
+            views.add_names(connection, awards["items"])
+    values: dict[str, Any] = {"round": round_, "task": task, "awards": awards, "plots": drawn}
     current = next((bid for bid in own if bid["current"]), None)
-    return _show(request, "round.html", actor=actor, round=round_, task=task, awards=awards, bid=current)
+    can = _what_applies(actor, round_, awards["items"], claims, now)
+    return _show(request, "round.html", actor=actor, bid=current, claims=claims, can=can, **values)
+
+
+def _what_applies(
+    actor: Actor, round_: dict[str, Any], awards: list[dict[str, Any]], claims: int, now_ms: int
+) -> set[str]:
+    """The steps that this role can take now; the page shows no other."""
+    state, role, can = round_["state"], actor.role, set()
+    taking = state == "open" and now_ms < round_["bid_deadline_ms"]
+    if role == "seller":
+        sold = [award for award in awards if award["claim_sha256"] is None and award["usable"] is None]
+        can |= {"bid"} if taking else set()
+        can |= {"deliver"} if sold and state == "cleared" and now_ms < round_["delivery_deadline_ms"] else set()
+        return can
+    can |= {"close"} if state == "open" else set()
+    can |= {"accept"} if claims and state == "cleared" else set()
+    overdue = state == "cleared" and now_ms >= round_["delivery_deadline_ms"]
+    can |= {"settle"} if state == "delivered" or overdue else set()
+    can |= {"abort"} if state == "open" or (role == "operator" and state in LIVE_STATES) else set()
+    return can
 
 
 @pages.post("/rounds/{round_id}/bid")
@@ -155,6 +243,29 @@ def place_bid(request: Request, round_id: str, valuation: Field, epsilon: Field,
     actor, broker = _actor_and_broker(request)
     offer = Offer(_number("price", valuation), _number("ε", epsilon))
     broker.bid(actor, round_id, offer, str(uuid.uuid4()))
+    return RedirectResponse(f"/rounds/{round_id}", 303)
+
+
+@pages.post("/rounds/{round_id}/deliver")
+def deliver(request: Request, round_id: str, update_sha256: Field, mark: Field) -> Response:
+    """A seller's word that its update is on the way."""
+    sessions.require_mark(request, mark)
+    actor, broker = _actor_and_broker(request)
+    digest = update_sha256.strip().lower()
+    if not re.fullmatch("[0-9a-f]{64}", digest):
+        raise BrokerError("that is not a SHA-256 digest", "paste the 64 hexadecimal digits of your update's digest")
+    broker.claim_delivery(actor, round_id, digest, str(uuid.uuid4()))
+    return RedirectResponse(f"/rounds/{round_id}", 303)
+
+
+@pages.post("/rounds/{round_id}/abort")
+def abort(request: Request, round_id: str, reason: Field, mark: Field) -> Response:
+    """Ends a round with refunds."""
+    sessions.require_mark(request, mark)
+    actor, broker = _actor_and_broker(request)
+    if not 0 < len(reason.strip()) <= 200 or not reason.isprintable():
+        raise BrokerError("an abort without a reason", "say why, in at most 200 characters")
+    broker.abort_round(actor, round_id, reason.strip(), str(uuid.uuid4()))
     return RedirectResponse(f"/rounds/{round_id}", 303)
 
 
@@ -170,14 +281,35 @@ def move_round(request: Request, round_id: str, step: str, mark: Field) -> Respo
         broker.settle_round(actor, round_id, key)
     elif step == "accept":
         with broker.database.read() as connection:
-            awards = views.award_list(connection, actor, round_id, None, views.PAGE_LIMIT)["items"]
-        claimed = {a["seller_id"]: None for a in awards if a["usable"] is None and a["claim_sha256"] is not None}
+            claimed = views.claimed_sellers(connection, actor, round_id)
         if not claimed:
             raise BrokerError("no update has arrived yet", "wait for the sellers")
-        broker.give_receipts(actor, round_id, claimed, key)
+        broker.give_receipts(actor, round_id, dict.fromkeys(claimed), key)
     else:
         raise BrokerError(f"a round cannot {step}", "choose close, accept or settle")
     return RedirectResponse(f"/rounds/{round_id}", 303)
+
+
+@pages.get("/people", response_class=HTMLResponse)
+def people(request: Request) -> Response:
+    """Everybody, with what they hold (operators)."""
+    actor, broker = _actor_and_broker(request)
+    with broker.database.read() as connection:
+        found = views.party_list(connection, actor, request.query_params.get("after"), _ROWS)
+        views.add_balances(connection, found["items"])
+    return _show(request, "people.html", actor=actor, people=found)
+
+
+@pages.post("/people/{party_id}/money")
+def move_money(request: Request, party_id: str, direction: Field, amount: Field, mark: Field) -> Response:
+    """Books money that came in or went out (operators)."""
+    sessions.require_mark(request, mark)
+    actor, broker = _actor_and_broker(request)
+    book = {"deposit": broker.deposit, "withdraw": broker.withdraw}.get(direction)
+    if book is None:
+        raise BrokerError(f"money cannot {direction}", "choose deposit or withdraw")
+    book(actor, party_id, _money("amount", amount), str(uuid.uuid4()))
+    return RedirectResponse("/people", 303)
 
 
 @pages.get("/money", response_class=HTMLResponse)
@@ -188,7 +320,10 @@ def money(request: Request) -> Response:
         me = views.me(connection, actor.party_id)
         lines = views.statement(connection, actor.party_id, request.query_params.get("after"), _ROWS)
         totals = views.totals(connection, actor) if actor.role == "operator" else None
-    return _show(request, "money.html", actor=actor, me=me, lines=lines, totals=totals)
+    drawn = [None if totals is None else plots.all_the_money(totals)]
+    if request.query_params.get("after") is None:  # the line ends at today's balance
+        drawn.append(plots.balance_over_time(me["balance_micro"], lines["items"]))
+    return _show(request, "money.html", actor=actor, me=me, lines=lines, totals=totals, plots=drawn)
 
 
 @pages.get("/privacy", response_class=HTMLResponse)
@@ -204,7 +339,9 @@ def privacy(request: Request) -> Response:
             sellers = [views.me(connection, actor.party_id)] if actor.role == "seller" else []
         for seller in sellers:
             seller["wallet"] = views.wallet(connection, seller["id"])
-    return _show(request, "privacy.html", actor=actor, sellers=sellers, next=found["next"])
+        own = plots.own_spending(connection, sellers[0]) if actor.role == "seller" else None
+    drawn = [own if actor.role == "seller" else plots.wallets_left(sellers)]
+    return _show(request, "privacy.html", actor=actor, sellers=sellers, next=found["next"], plots=drawn)
 
 
 @pages.get("/audit", response_class=HTMLResponse)
@@ -216,15 +353,22 @@ def audit(request: Request) -> Response:
     return _show(request, "audit.html", actor=actor, entries=entries)
 
 
-def _exact(micro: int) -> str:
-    """Money to the last micro-unit, with at least two decimals."""
-    whole, rest = divmod(abs(micro), 1_000_000)
-    decimals = f"{rest:06d}".rstrip("0").ljust(2, "0")
-    return f"{'−' if micro < 0 else ''}{whole:,}.{decimals}"
+def _money(name: str, text: str) -> int:
+    """Micro-units of an amount typed in units, exactly."""
+    try:
+        micro = Decimal(text.strip()) * 1_000_000
+    except InvalidOperation:
+        raise BrokerError(f"{name}: {text!r} is not an amount", "write digits, e.g. 12.50") from None
+    if not micro.is_finite() or micro != micro.to_integral_value() or not 0 < micro <= MONEY_LIMIT_MICRO:
+        raise BrokerError(f"{name}: {text!r} cannot be booked", "give more than 0, at most six decimals") from None
+    return int(micro)
 
 
 def _number(name: str, text: str) -> float:
     try:
-        return float(text)
+        value = float(text)
     except ValueError:
-        raise BrokerError(f"{name}: {text!r} is not a number", "write digits, e.g. 0.5") from None
+        value = math.nan
+    if not math.isfinite(value):
+        raise BrokerError(f"{name}: {text!r} is not a number", "write digits, e.g. 0.5")
+    return value

@@ -44,4 +44,4 @@ def _cursor(connection: Connection) -> Any:
 def _in_dialect(statement: str, lengths: tuple[int, ...], dialect: str) -> str:
     for length in lengths:
         statement = statement.replace("?*", ", ".join("?" * length), 1)
-    return statement if dialect == "sqlite" else statement.replace("?", "%s")
+    return statement if dialect == "sqlite" else statement.replace("%", "%%").replace("?", "%s")

@@ -167,6 +167,42 @@ def award_list(connection: Connection, actor: Actor, round_id: str, after: str |
     return page(connection, query, awards.c.id, None, after, limit, rising=True)
 
 
+def _waiting_claims(connection: Connection, actor: Actor, round_id: str) -> Any:
+    visible_round(connection, actor, round_id)
+    return (awards.c.round_id == round_id) & awards.c.usable.is_(None) & awards.c.claim_sha256.is_not(None)
+
+
+def unanswered_claims(connection: Connection, actor: Actor, round_id: str) -> int:
+    """How many sellers say that they delivered and wait for the buyer's word."""
+    count = select(func.count()).select_from(awards).where(_waiting_claims(connection, actor, round_id))
+    return int(connection.execute(count).scalar_one())
+
+
+def claimed_sellers(connection: Connection, actor: Actor, round_id: str) -> list[str]:
+    """Who they are, for the round's buyer."""
+    require(actor, "buyer")
+    waiting = select(awards.c.seller_id).where(_waiting_claims(connection, actor, round_id))
+    return [str(name) for name in connection.execute(waiting).scalars()]
+
+
+def add_names(connection: Connection, items: list[Answer]) -> None:
+    """Each item's seller by name; for operators' pages."""
+    wanted = [item["seller_id"] for item in items]
+    found = connection.execute(select(parties.c.id, parties.c.name).where(parties.c.id.in_(wanted)))
+    names = {row[0]: row[1] for row in found}
+    for item in items:
+        item["seller_name"] = names.get(item["seller_id"])
+
+
+def add_balances(connection: Connection, items: list[Answer]) -> None:
+    """What each party holds; for operators' pages."""
+    accounts = [ledger.party(item["id"]) for item in items]
+    held = select(postings.c.account, func.sum(postings.c.amount_micro)).where(postings.c.account.in_(accounts))
+    sums = {row[0]: row[1] for row in connection.execute(held.group_by(postings.c.account))}
+    for item in items:
+        item["balance_micro"] = int(sums.get(ledger.party(item["id"]), 0))
+
+
 def party_list(connection: Connection, actor: Actor, after: str | None, limit: int) -> Answer:
     """Everybody, for operators."""
     require(actor, "operator")
@@ -188,6 +224,13 @@ def log(connection: Connection, actor: Actor, kind: str | None, after: str | Non
     require(actor, "operator")
     query = select(audit) if kind is None else select(audit).where(audit.c.kind == kind)
     return page(connection, query, audit.c.seq, None, after, limit)
+
+
+def exact(micro: int) -> str:
+    """Money to the last micro-unit, with at least two decimals."""
+    whole, rest = divmod(abs(micro), 1_000_000)
+    decimals = f"{rest:06d}".rstrip("0").ljust(2, "0")
+    return f"{'−' if micro < 0 else ''}{whole:,}.{decimals}"
 
 
 def totals(connection: Connection, actor: Actor) -> Answer:

@@ -12,10 +12,14 @@ from privmarket.cli.options import Json, Seed, print_json, print_table
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from privmarket.experiments.broker_speed import BidSpeed
+
 
 def bench_broker(
     seconds: Annotated[float, typer.Option(help="How long each turn of each server lasts.", min=0.1)] = 2.0,
-    turns: Annotated[int, typer.Option(help="Turns per server; the fastest counts.", min=1)] = 3,
+    turns: Annotated[
+        int, typer.Option(help="Turns per server; the fastest counts. 0 leaves the rates out.", min=0)
+    ] = 3,
     callers: Annotated[list[int] | None, typer.Option(help="Callers at once; may be repeated.")] = None,
     memory: Annotated[
         Path | None, typer.Option(help="A folder in memory: also measure there, where flushing is free.")
@@ -39,7 +43,6 @@ def bench_broker(
       privmarket bench broker --bids 0 --callers 16 --turns 5
     """
     from rich.console import Console
-    from rich.table import Table
 
     from privmarket.experiments import broker_large_round, broker_speed
 
@@ -47,7 +50,7 @@ def bench_broker(
     with Console(stderr=True).status("starting") as status:
         rows = [
             row
-            for folder in [None, *([memory] if memory else [])]
+            for folder in ([None, *([memory] if memory else [])] if turns else [])
             for row in broker_speed.measure(
                 folder, callers=chosen, seconds=seconds, turns=turns, progress=status.update
             )
@@ -60,6 +63,15 @@ def bench_broker(
             {"bids": [row.to_dict() for row in rows], "large_round": None if large is None else large.to_dict()}
         )
         return
+    if rows:
+        print_table(_rates_table(rows))
+    if large is not None:
+        print_table(_large_table(large.to_dict()))
+
+
+def _rates_table(rows: list[BidSpeed]) -> Table:
+    from rich.table import Table
+
     table = Table(title="sealed bids per second; bare = FastAPI + SQLite, one durable row")
     for column in ("storage", "callers", "broker", "bare, loop", "bare, threads", "broker / faster bare"):
         table.add_column(column, justify="left" if column == "storage" else "right")
@@ -67,9 +79,7 @@ def bench_broker(
         rates = [row.broker, row.bare["loop"], row.bare["threads"]]
         shown = [f"{rate.per_second:,.0f}" for rate in rates]
         table.add_row(row.storage, str(row.callers), *shown, f"{row.ratio:.2f}")
-    print_table(table)
-    if large is not None:
-        print_table(_large_table(large.to_dict()))
+    return table
 
 
 def _large_table(large: dict[str, Any]) -> Table:

@@ -102,9 +102,11 @@ FORMS: dict[str, Any] = {
 PUBLIC = {("GET", "/docs"), ("GET", "/openapi.json"), ("GET", "/sign-in")}
 # Pages: what each role sees is tested in test_pages.py; every POST there needs the mark of its form.
 PAGE_ROUTES = {
-    *(("GET", page) for page in ("/", "/money", "/privacy", "/audit", "/tasks/{task_id}", "/rounds/{round_id}")),
-    *(("POST", page) for page in ("/sign-in", "/sign-out", "/register", "/tasks/{task_id}/open")),
-    *(("POST", page) for page in ("/rounds/{round_id}/bid", "/rounds/{round_id}/{step}")),
+    *(("GET", page) for page in ("/", "/money", "/privacy", "/people", "/audit")),
+    *(("GET", page) for page in ("/tasks/{task_id}", "/rounds/{round_id}")),
+    *(("POST", page) for page in ("/sign-in", "/sign-out", "/register", "/tasks", "/tasks/{task_id}/open")),
+    *(("POST", f"/rounds/{{round_id}}/{step}") for step in ("bid", "deliver", "abort", "{step}")),
+    ("POST", "/people/{party_id}/money"),
 }
 
 
@@ -217,6 +219,8 @@ def test_errors_have_one_shape_off_the_map_too(service: Service) -> None:
     for reply in (service.http.get("/nowhere"), service.http.put("/v1/me"), service.http.post("/v1/tasks")):
         assert reply.status_code in (401, 404, 405, 422)
         assert set(reply.json()) == {"code", "message", "hint"}
+    seen = service.http.get("/nowhere", headers={"Accept": "text/html"})
+    assert (seen.status_code, "That did not work" in seen.text) == (404, True)  # a person gets a page
     assert service.http.get("/health").headers["x-content-type-options"] == "nosniff"
     assert "default-src 'none'" in service.http.get("/nowhere").headers["content-security-policy"]
 

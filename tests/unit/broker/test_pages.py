@@ -11,14 +11,18 @@ from privmarket.broker.api import create_app
 from tests.unit.broker.market import Market, key
 from tests.unit.broker.test_api import PAGE_ROUTES, SETTINGS
 
-PAGES = ("/", "/money", "/privacy", "/audit", "/tasks/{task}", "/rounds/{round}")
+PAGES = ("/", "/money", "/privacy", "/people", "/audit", "/tasks/{task}", "/rounds/{round}")
 # role → status per page of PAGES
 RULES = {
-    "operator": (200, 200, 200, 200, 200, 200),
-    "buyer": (200, 200, 200, 403, 200, 200),
-    "seller": (200, 200, 200, 403, 200, 200),
-    "other buyer": (200, 200, 200, 403, 404, 404),
+    "operator": (200, 200, 200, 200, 200, 200, 200),
+    "buyer": (200, 200, 200, 403, 403, 200, 200),
+    "seller": (200, 200, 200, 403, 403, 200, 200),
+    "other buyer": (200, 200, 200, 403, 403, 404, 404),
 }
+
+
+TASK_FIELDS = {"title": "digits", "mechanism": "pac", "budget": "1.5", "rounds": "3", "epsilon_max": "2"}
+TASK_FIELDS |= {"bid_minutes": "1", "delivery_minutes": "1"}
 
 
 def browser(market: Market, token: str) -> TestClient:
@@ -43,7 +47,7 @@ def tokens(market: Market) -> dict[str, str]:
 
 def test_who_sees_which_page(market: Market, tokens: dict[str, str]) -> None:
     round_id = market.open()
-    market.bid_all(round_id)
+    market.bid_all(round_id, (0.2, 0.9071, 0.4))
     with market.broker.database.read() as connection:
         task_id = connection.exec_driver_sql("SELECT id FROM tasks").scalar()
     for role, expected in RULES.items():
@@ -52,7 +56,7 @@ def test_who_sees_which_page(market: Market, tokens: dict[str, str]) -> None:
             for query in ("", "?part=live"):
                 reply = http.get(page.format(task=task_id, round=round_id) + query)
                 assert reply.status_code == status, (role, page)
-                assert "0.9" not in reply.text  # a sealed bid of somebody else
+                assert "0.9071" not in reply.text  # a sealed bid of somebody else
 
 
 def test_nobody_sees_a_page_without_signing_in(market: Market) -> None:
@@ -78,7 +82,8 @@ def test_forged_forms_are_refused(market: Market, tokens: dict[str, str]) -> Non
 @pytest.mark.parametrize("path", [path for method, path in sorted(PAGE_ROUTES) if method == "POST"])
 def test_every_form_needs_its_mark(market: Market, tokens: dict[str, str], path: str) -> None:
     fields = {"token": "x", "role": "buyer", "name": "x", "valuation": "1", "epsilon": "1", "mark": "0" * 64}
-    address = path.format(task_id="task-x", round_id="round-x", step="close")
+    fields |= {"direction": "deposit", "amount": "5", "update_sha256": "ab" * 32, "reason": "x", **TASK_FIELDS}
+    address = path.format(task_id="task-x", round_id="round-x", step="close", party_id="buyer-x")
     for role in ("operator", "buyer", "seller"):
         http = browser(market, tokens[role])
         assert http.post(address, data=fields).status_code == 403
@@ -114,3 +119,66 @@ def test_the_session_cookie_is_out_of_reach(market: Market, tokens: dict[str, st
     attributes = reply.headers["set-cookie"].lower()
     assert "httponly" in attributes
     assert "samesite=strict" in attributes
+
+
+def test_a_buyer_publishes_and_an_operator_books_money(market: Market, tokens: dict[str, str]) -> None:
+    buyer, operator = browser(market, tokens["buyer"]), browser(market, tokens["operator"])
+    page = buyer.post("/tasks", data={**TASK_FIELDS, "mark": mark(buyer.get("/").text)})
+    assert "digits" in page.text
+    assert "pac, 1.50 a round, 3 rounds" in page.text
+    form = {"direction": "deposit", "amount": "2.000001", "mark": mark(operator.get("/people").text)}
+    assert "52.000001" in operator.post(f"/people/{market.buyer.party_id}/money", data=form).text
+    for bad in ("0", "-1", "1e99", "0.0000001", "nan", "lots"):
+        refused = operator.post(f"/people/{market.buyer.party_id}/money", data={**form, "amount": bad})
+        assert refused.status_code == 400, bad
+    for name, bad in (
+        ("rounds", "0"),
+        ("budget", "x"),
+        ("mechanism", "no-such"),
+        ("bid_minutes", "inf"),
+        ("title", " "),
+    ):
+        refused = buyer.post("/tasks", data={**TASK_FIELDS, name: bad, "mark": mark(buyer.get("/").text)})
+        assert refused.status_code == 400, name
+
+
+def steps(page: str) -> set[str]:
+    """The steps that a page offers now."""
+    return {step for step, rest in re.findall(r'data-when="(\w+)"([^>]*)>', page) if "hidden" not in rest}
+
+
+def test_only_the_steps_that_apply_are_offered(market: Market, tokens: dict[str, str]) -> None:
+    people = {role: browser(market, tokens[role]) for role in ("operator", "buyer", "seller")}
+    round_id = market.open()
+    market.bid_all(round_id)
+
+    def offered() -> tuple[set[str], ...]:
+        return tuple(steps(http.get(f"/rounds/{round_id}").text) for http in people.values())
+
+    assert offered() == ({"close", "abort"}, {"close", "abort"}, {"bid"})
+    market.broker.close_round(market.buyer, round_id, key())
+    assert offered() == ({"abort"}, set(), {"deliver"})
+    form = {"update_sha256": "AB" * 32, "mark": mark(people["seller"].get(f"/rounds/{round_id}").text)}
+    assert (
+        people["seller"].post(f"/rounds/{round_id}/deliver", data={**form, "update_sha256": "x"}).status_code == 400
+    )
+    assert "sent" in people["seller"].post(f"/rounds/{round_id}/deliver", data=form).text
+    assert offered() == ({"abort"}, {"accept"}, set())
+    rest = [name for name in market.winners(round_id) if name != market.sellers[0].party_id]
+    market.broker.give_receipts(market.buyer, round_id, dict.fromkeys(rest), key())
+    good = mark(people["buyer"].get(f"/rounds/{round_id}").text)
+    people["buyer"].post(f"/rounds/{round_id}/accept", data={"mark": good})
+    assert offered() == ({"settle", "abort"}, {"settle"}, set())
+    people["buyer"].post(f"/rounds/{round_id}/settle", data={"mark": good})
+    assert offered() == (set(), set(), set())
+
+
+def test_a_buyer_sees_no_losing_bid_in_a_plot_but_an_operator_does(market: Market, tokens: dict[str, str]) -> None:
+    round_id = market.open()
+    market.bid_all(round_id, (0.2, 0.9071, 0.4))
+    market.broker.close_round(market.buyer, round_id, key())
+    seen = {role: browser(market, tokens[role]).get(f"/rounds/{round_id}").text for role in ("buyer", "seller")}
+    assert all("0.9071" not in page for page in seen.values())
+    assert "Price per unit of ε against ε" in seen["buyer"]
+    assert "Price per unit of ε against ε" not in seen["seller"]
+    assert "asked 0.9071" in browser(market, tokens["operator"]).get(f"/rounds/{round_id}").text

@@ -1,0 +1,171 @@
+"""What is worth a look on each page, drawn from what the role may see: the same rules as in `views`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import Connection
+
+from privmarket.broker import charts, sql, views, wallets
+from privmarket.broker.charts import Chart
+from privmarket.broker.people import Actor
+
+Answer = dict[str, Any]
+_BUCKETS = 60
+_DOTS = 400
+_STEPS = 40
+
+
+def bids_over_time(connection: Connection, actor: Actor, round_: Answer, now_ms: int) -> Chart | None:
+    """How many bids had come in, over the time since the round opened; never who or what. Not for sellers."""
+    if actor.role == "seller" or not round_["bids"]:
+        return None
+    end = (
+        min(now_ms, round_["bid_deadline_ms"]) if round_["state"] == "open" else _last_bid(connection, round_["id"])
+    )
+    width = max(1, math.ceil((end - round_["opened_ms"] + 1) / _BUCKETS))
+    # The cast makes PostgreSQL divide as SQLite does.
+    rows = sql.run(
+        connection,
+        "SELECT CAST((created_ms - ?) / ? AS INTEGER) AS bucket, count(*) FROM bids "
+        "WHERE round_id = ? AND current = TRUE GROUP BY bucket ORDER BY bucket",
+        round_["opened_ms"],
+        width,
+        round_["id"],
+    )
+    total, points = 0, [(0.0, 0.0)]
+    for bucket, count in rows:
+        total += int(count)
+        points.append((min((int(bucket) + 1) * width, end - round_["opened_ms"] + 1) / 1000, float(total)))
+    points.append(((end - round_["opened_ms"] + 1) / 1000, float(total)))
+    ends = ("opened", _clock(end))
+    return charts.line("Bids that count, since the round opened", points, x_name="time", x_ends=ends, stairs=True)
+
+
+def _last_bid(connection: Connection, round_id: str) -> int:
+    ((latest,),) = sql.run(connection, "SELECT max(created_ms) FROM bids WHERE round_id = ?", round_id)
+    return int(latest)
+
+
+def who_sells(connection: Connection, actor: Actor, round_: Answer) -> Chart | None:
+    """Each sale as a dot: ε against the price per unit. Operators see the offers that lost, too."""
+    if actor.role == "seller" or round_["state"] == "open" or not round_["sellers"]:
+        return None
+    every = max(1, round_["sellers"] // _DOTS)
+    sold = sql.run(
+        connection,
+        "SELECT epsilon, payment_micro, seller_id FROM awards WHERE round_id = ? AND id % ? = 0",
+        round_["id"],
+        every,
+    )
+    groups = {"won": [(e, p / 1e6 / e, f"{name}: ε {e:.3g} for {p / 1e6:.6g}") for e, p, name in sold]}
+    if actor.role == "operator":
+        apart = max(1, round_["bids"] // _DOTS)
+        offers = sql.run(
+            connection,
+            "SELECT b.epsilon, b.valuation, b.seller_id FROM bids b LEFT JOIN awards a ON a.round_id = b.round_id "
+            "AND a.seller_id = b.seller_id "
+            "WHERE b.round_id = ? AND b.current = TRUE AND a.id IS NULL AND b.id % ? = 0",
+            round_["id"],
+            apart,
+        )
+        ceiling = 3 * max(y for _, y, _ in groups["won"]) if groups["won"] else math.inf
+        groups["lost"] = [(e, v, f"{name}: asked {v:.4g}") for e, v, name in offers if v <= ceiling]
+    if not any(groups.values()):
+        return None
+    legend = {"won": "sells, at the price it gets", "lost": "does not sell, at the price it asked"}
+    return charts.scatter("Price per unit of ε against ε", groups, x_name="ε", legend=legend)
+
+
+def where_the_budget_went(actor: Actor, round_: Answer) -> Chart | None:
+    """Escrow, paid, refunded, as parts of the budget. Not for sellers."""
+    if actor.role == "seller":
+        return None
+    budget, paid = round_["budget_micro"], round_["paid_micro"]
+    if round_["state"] in ("settled", "aborted"):
+        parts = [("good", "paid", paid), ("rest", "refunded", budget - paid)]
+    else:
+        owed = round_["awarded_micro"] if round_["state"] != "open" else 0
+        parts = [("bar", "owed on delivery", owed), ("held", "in escrow", budget - owed)]
+    shown = [(kind, name, float(value), views.exact(value)) for kind, name, value in parts]
+    return charts.stack("Where this round's budget is", shown)
+
+
+def paid_per_round(actor: Actor, rounds: Sequence[Answer]) -> Chart | None:
+    """Money paid in the latest rounds, of their budget. Not for sellers."""
+    done = [round_ for round_ in rounds if round_["state"] == "settled"][:30][::-1]
+    if actor.role == "seller" or not done:
+        return None
+    items = [
+        (r["paid_micro"] / 1e6, r["budget_micro"] / 1e6, f"round {r['number'] + 1}: {views.exact(r['paid_micro'])}")
+        for r in done
+    ]
+    ends = (f"round {done[0]['number'] + 1}", f"round {done[-1]['number'] + 1}")
+    return charts.columns("Paid per round, of the budget", items, ends, "filled: paid, rest: refunded")
+
+
+def price_per_round(actor: Actor, rounds: Sequence[Answer]) -> Chart | None:
+    """What a unit of ε cost in the latest rounds. Not for sellers."""
+    if actor.role == "seller":
+        return None
+    priced = [r for r in rounds if r.get("total_epsilon")][:30][::-1]
+    if len(priced) < 2:
+        return None
+    points = [(float(r["number"] + 1), r["awarded_micro"] / 1e6 / r["total_epsilon"]) for r in priced]
+    return charts.line("Price of a unit of ε", points, x_name="round")
+
+
+def balance_over_time(balance_micro: int, lines: Sequence[Answer]) -> Chart | None:
+    """One's balance after each of the latest movements."""
+    if len(lines) < 2:
+        return None
+    balance, points = balance_micro, []
+    for step, movement in enumerate(lines):
+        points.append((-float(step), balance / 1e6))
+        balance -= movement["amount_micro"]
+    ends = (_clock(lines[-1]["created_ms"]), _clock(lines[0]["created_ms"]))
+    return charts.line("Your balance", points[::-1], x_name="latest movements", x_ends=ends, stairs=True)
+
+
+def all_the_money(totals: Answer) -> Chart:
+    """Deposits: on accounts or in escrow, nowhere else."""
+    parts = [
+        ("bar", "on accounts", totals["balances_micro"]),
+        ("held", "in escrow", totals["escrow_micro"]),
+    ]
+    shown = [(kind, name, float(value), views.exact(value)) for kind, name, value in parts]
+    return charts.stack("Where the deposits are", shown)
+
+
+def wallets_left(sellers: Sequence[Answer]) -> Chart | None:
+    """Spent ε of each seller's lifetime cap, as shares of the cap."""
+    if not sellers:
+        return None
+    items = []
+    for seller in sellers:
+        wallet = seller["wallet"]
+        used = 1 - wallet["remaining_share"]
+        note = f"{100 * used:.0f} % of {wallet['cap_epsilon']:g}"
+        items.append((seller["name"], used, 1.0, note))
+    return charts.bars("Used of each lifetime cap on ε", items)
+
+
+def own_spending(connection: Connection, seller: Answer) -> Chart | None:
+    """ε spent after each sale, under the lifetime cap: what composition really costs."""
+    record = wallets.of_sellers(connection, [seller["id"]])[seller["id"]]
+    count = len(record.events)
+    if not count:
+        return None
+    marks = sorted({round(i * count / min(count, _STEPS)) for i in range(1, min(count, _STEPS) + 1)})
+    points = [(0.0, 0.0)]
+    for mark in marks:
+        part = wallets.WalletRecord(record.cap_epsilon, record.delta, record.measure, record.events[:mark])
+        points.append((float(mark), wallets.spent_epsilon(part)))
+    return charts.line("ε spent in all, under your cap", points, x_name="sales", limit=record.cap_epsilon)
+
+
+def _clock(at_ms: int) -> str:
+    return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%H:%M:%S")
