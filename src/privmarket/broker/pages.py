@@ -204,11 +204,7 @@ def one_round(request: Request, round_id: str) -> Response:
         awards = views.award_list(connection, actor, round_id, request.query_params.get("after"), _ROWS)
         own = views.bid_list(connection, actor, round_id, None, _ROWS)["items"] if actor.role == "seller" else []
         claims = views.unanswered_claims(connection, actor, round_id) if actor.role == "buyer" else 0
-        drawn = [
-            plots.where_the_budget_went(actor, round_),
-            plots.bids_over_time(connection, actor, round_, now),
-            plots.who_sells(connection, actor, round_),
-        ]
+        drawn = plots.of_round(connection, actor, round_, now)
         if actor.role == "operator":
             views.add_names(connection, awards["items"])
     values: dict[str, Any] = {"round": round_, "task": task, "awards": awards, "plots": drawn}

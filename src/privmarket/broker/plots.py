@@ -14,76 +14,109 @@ from privmarket.broker.charts import Chart
 from privmarket.broker.people import Actor
 
 Answer = dict[str, Any]
-_BUCKETS = 60
 _DOTS = 400
+_EXACT = 1000  # rows that a plot reads as they are
 _STEPS = 40
+Sample = tuple[str, tuple[list[int], ...]]  # a clause for SQL, and its parameters
 
 
-def bids_over_time(connection: Connection, actor: Actor, round_: Answer, now_ms: int) -> Chart | None:
-    """How many bids had come in, over the time since the round opened; never who or what. Not for sellers."""
-    if actor.role == "seller" or not round_["bids"]:
+def of_round(connection: Connection, actor: Actor, round_: Answer, now_ms: int) -> list[Chart | None]:
+    """Where the budget is, how bids came in, who sells at what price. Nothing for sellers."""
+    if actor.role == "seller":
+        return []
+    sample = _sample(connection, "bids", round_["id"], "AND current = TRUE") if round_["bids"] else ("", ())
+    return [
+        where_the_budget_went(round_),
+        bids_over_time(connection, round_, now_ms, sample),
+        who_sells(connection, actor, round_, sample),
+    ]
+
+
+def bids_over_time(connection: Connection, round_: Answer, now_ms: int, sample: Sample) -> Chart | None:
+    """How many bids had come in, over the time since the round opened; never who or what."""
+    if not round_["bids"]:
         return None
-    end = (
-        min(now_ms, round_["bid_deadline_ms"]) if round_["state"] == "open" else _last_bid(connection, round_["id"])
-    )
-    width = max(1, math.ceil((end - round_["opened_ms"] + 1) / _BUCKETS))
-    # The cast makes PostgreSQL divide as SQLite does.
+    chosen, ids = sample
     rows = sql.run(
         connection,
-        "SELECT CAST((created_ms - ?) / ? AS INTEGER) AS bucket, count(*) FROM bids "
-        "WHERE round_id = ? AND current = TRUE GROUP BY bucket ORDER BY bucket",
-        round_["opened_ms"],
-        width,
+        f"SELECT created_ms FROM bids WHERE round_id = ? AND current = TRUE {chosen} ORDER BY id",
         round_["id"],
+        *ids,
     )
-    total, points = 0, [(0.0, 0.0)]
-    for bucket, count in rows:
-        total += int(count)
-        points.append((min((int(bucket) + 1) * width, end - round_["opened_ms"] + 1) / 1000, float(total)))
-    points.append(((end - round_["opened_ms"] + 1) / 1000, float(total)))
-    ends = ("opened", _clock(end))
-    return charts.line("Bids that count, since the round opened", points, x_name="time", x_ends=ends, stairs=True)
-
-
-def _last_bid(connection: Connection, round_id: str) -> int:
-    ((latest,),) = sql.run(connection, "SELECT max(created_ms) FROM bids WHERE round_id = ?", round_id)
-    return int(latest)
-
-
-def who_sells(connection: Connection, actor: Actor, round_: Answer) -> Chart | None:
-    """Each sale as a dot: ε against the price per unit. Operators see the offers that lost, too."""
-    if actor.role == "seller" or round_["state"] == "open" or not round_["sellers"]:
+    if not rows:
         return None
-    every = max(1, round_["sellers"] // _DOTS)
+    end = min(now_ms, round_["bid_deadline_ms"]) if round_["state"] == "open" else rows[-1][0]
+    start, each = round_["opened_ms"], round_["bids"] / len(rows)
+    points = [(0.0, 0.0), *((float(at - start), (i + 1) * each) for i, (at,) in enumerate(rows))]
+    points.append((float(max(end - start, points[-1][0] + 1)), points[-1][1]))
+    ends = ("opened", _clock(end))
+    return charts.line(
+        "Bids that count, since the round opened", _thinned(points), x_name="time", x_ends=ends, stairs=True
+    )
+
+
+def _thinned(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """At most a few hundred of them, the first and the last always."""
+    apart = max(1, len(points) // _DOTS)
+    return [*points[:-1:apart], points[-1]]
+
+
+def _sample(
+    connection: Connection, table: str, round_id: str, which: str = ""
+) -> tuple[str, tuple[list[int], ...]]:
+    """A clause that picks rows of a round: all of a small one, else evenly spaced ones, found by number.
+
+    A page must not read a hundred thousand rows to draw four hundred dots.
+    """
+    ((count, low, high),) = sql.run(
+        connection, f"SELECT count(*), min(id), max(id) FROM {table} WHERE round_id = ? {which}", round_id
+    )
+    if count <= _EXACT:
+        return "", ()
+    return "AND id IN (?*)", (sorted({low + i * (high - low) // (_DOTS - 1) for i in range(_DOTS)}),)
+
+
+def who_sells(connection: Connection, actor: Actor, round_: Answer, sample: Sample) -> Chart | None:
+    """Each sale as a dot: ε against the price per unit. Operators see the offers that lost, too."""
+    if round_["state"] == "open" or not round_["sellers"]:
+        return None
+    chosen, ids = _sample(connection, "awards", round_["id"])
     sold = sql.run(
         connection,
-        "SELECT epsilon, payment_micro, seller_id FROM awards WHERE round_id = ? AND id % ? = 0",
+        f"SELECT epsilon, payment_micro, seller_id FROM awards WHERE round_id = ? {chosen}",
         round_["id"],
-        every,
+        *ids,
     )
     groups = {"won": [(e, p / 1e6 / e, f"{name}: ε {e:.3g} for {p / 1e6:.6g}") for e, p, name in sold]}
     if actor.role == "operator":
-        apart = max(1, round_["bids"] // _DOTS)
-        offers = sql.run(
-            connection,
-            "SELECT b.epsilon, b.valuation, b.seller_id FROM bids b LEFT JOIN awards a ON a.round_id = b.round_id "
-            "AND a.seller_id = b.seller_id "
-            "WHERE b.round_id = ? AND b.current = TRUE AND a.id IS NULL AND b.id % ? = 0",
-            round_["id"],
-            apart,
+        groups["lost"] = _lost(
+            connection, round_["id"], 3 * max((y for _, y, _ in groups["won"]), default=math.inf)
         )
-        ceiling = 3 * max(y for _, y, _ in groups["won"]) if groups["won"] else math.inf
-        groups["lost"] = [(e, v, f"{name}: asked {v:.4g}") for e, v, name in offers if v <= ceiling]
     if not any(groups.values()):
         return None
     legend = {"won": "sells, at the price it gets", "lost": "does not sell, at the price it asked"}
     return charts.scatter("Price per unit of ε against ε", groups, x_name="ε", legend=legend)
 
 
-def where_the_budget_went(actor: Actor, round_: Answer) -> Chart | None:
-    """Escrow, paid, refunded, as parts of the budget. Not for sellers."""
-    if actor.role == "seller":
-        return None
+def _lost(connection: Connection, round_id: str, sample: Sample, ceiling: float) -> list[tuple[float, float, str]]:
+    """Offers that did not sell, up to a price that leaves the others readable."""
+    chosen, ids = sample
+    offers = sql.run(
+        connection,
+        f"SELECT epsilon, valuation, seller_id FROM bids WHERE round_id = ? AND current = TRUE {chosen}",
+        round_id,
+        *ids,
+    )
+    names = [name for _, _, name in offers]
+    sellers = sql.run(
+        connection, "SELECT seller_id FROM awards WHERE round_id = ? AND seller_id IN (?*)", round_id, names
+    )
+    won = {name for (name,) in sellers}
+    return [(e, v, f"{name}: asked {v:.4g}") for e, v, name in offers if name not in won and v <= ceiling]
+
+
+def where_the_budget_went(round_: Answer) -> Chart:
+    """Escrow, paid, refunded, as parts of the budget."""
     budget, paid = round_["budget_micro"], round_["paid_micro"]
     if round_["state"] in ("settled", "aborted"):
         parts = [("good", "paid", paid), ("rest", "refunded", budget - paid)]
