@@ -89,9 +89,8 @@ def who_sells(connection: Connection, actor: Actor, round_: Answer, sample: Samp
     )
     groups = {"won": [(e, p / 1e6 / e, f"{name}: ε {e:.3g} for {p / 1e6:.6g}") for e, p, name in sold]}
     if actor.role == "operator":
-        groups["lost"] = _lost(
-            connection, round_["id"], 3 * max((y for _, y, _ in groups["won"]), default=math.inf)
-        )
+        ceiling = 3 * max((y for _, y, _ in groups["won"]), default=math.inf)
+        groups["lost"] = _lost(connection, round_["id"], sample, ceiling)
     if not any(groups.values()):
         return None
     legend = {"won": "sells, at the price it gets", "lost": "does not sell, at the price it asked"}
