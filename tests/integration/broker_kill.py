@@ -74,6 +74,7 @@ class Load:
             made = stranger.must("POST", "/v1/register", {"role": "seller", "name": f"s{i}", **wallet})
             self.sellers[made["id"]] = self._caller(made["token"])
         self.deposit(50_000_000)
+        assert self.deposited, f"the deposit was refused; {server.log.read_text()[-300:]}"
         task = self.buyer.must("POST", "/v1/tasks", {"title": "t", "budget_micro": 1_000_003, **TERMS})
         self.task_id = task["id"]
 
@@ -112,7 +113,9 @@ class Load:
         """Trades while the server is killed and restarted `kills` times."""
         threads = [threading.Thread(target=self.buy)]
         threads += [threading.Thread(target=self.sell, args=(seller,)) for seller in self.sellers]
-        self.round_id = self.buyer.must("POST", f"/v1/tasks/{self.task_id}/rounds")["id"]
+        opened = self.buyer.must("POST", f"/v1/tasks/{self.task_id}/rounds")
+        assert "id" in opened, opened
+        self.round_id = opened["id"]
         for thread in threads:
             thread.start()
         try:
