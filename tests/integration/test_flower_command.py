@@ -59,3 +59,6 @@ def test_the_kept_results_say_what_the_page_says():
     for name in ("mnist", "digits"):
         for row in json.loads((folder / f"overhead-{name}.json").read_text())["overhead"]:
             assert f"{row['grid_seconds']:.3f} s | {row['ratio']:.2f} |" in page
+    rehearsal = json.loads((folder / "rehearsal.json").read_text())
+    for promise, kept in rehearsal["verdicts"].items():
+        assert f"| {promise} | {'kept' if kept else 'BROKEN'} |" in page

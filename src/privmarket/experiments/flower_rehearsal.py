@@ -22,7 +22,7 @@ from flwr.app import Context
 
 from privmarket.federated.clients import client_types
 from privmarket.federated.config import FederationConfig, Training
-from privmarket.federated.round import MICRO, Offer
+from privmarket.federated.round import MICRO, Offer, Round, Terms
 from privmarket.flower.client import Job, MarketClientApp, TrainFunction, partition_name
 from privmarket.flower.engine import Engine, write_app
 from privmarket.flower.federation import federation_client, federation_server
@@ -170,9 +170,6 @@ def rehearse(folder: Path, plan: Plan | None = None, *, timeout_seconds: float =
 
 def verdicts(plan: Plan, result: Mapping[str, Any], folder: Path) -> dict[str, bool]:
     """Every promise, kept or not."""
-    from privmarket.federated.simulation import run
-
-    plain = run(plan.config)
     rounds = result["rounds"]
     gone = _expected_drops(plan)
     budget = int(plan.config.budget * MICRO)
@@ -180,9 +177,14 @@ def verdicts(plan: Plan, result: Mapping[str, Any], folder: Path) -> dict[str, b
     wallets = [WalletFile(folder / "wallets" / f"client-{f.client}.jsonl", np.inf).statement() for f in killed]
     return {
         "every round ended": len(rounds) == plan.rounds,
-        "payments are the plain simulation's to the micro-unit": all(
-            mine["paid_micro"] == {c: p for c, p in its.paid_micro.items() if c not in gone[its.number]}
-            for mine, its in zip(rounds, plain.records, strict=True)
+        "payments are the plain simulation's among those who bid, to the micro-unit": all(
+            r["paid_micro"] == {c: micro for c, micro in _plain_payments(plan, r).items() if c not in r["dropped"]}
+            for r in rounds
+        ),
+        "who delivered is paid": all(
+            set(r["paid_micro"])
+            >= {str(c) for c in range(plan.clients)} - gone[r["number"]] - _busy(plan, r["number"])
+            for r in rounds
         ),
         "who misbehaved is not paid": all(
             not (gone[r["number"]] & set(r["paid_micro"])) and gone[r["number"]] >= set(r["dropped"])
@@ -197,6 +199,31 @@ def verdicts(plan: Plan, result: Mapping[str, Any], folder: Path) -> dict[str, b
             statement and statement[-1]["released"] is False for statement in wallets
         ),
     }
+
+
+def _plain_payments(plan: Plan, record: Mapping[str, Any]) -> dict[str, int]:
+    """client → what it sells for in the plain simulation's auction, held among those who bid here.
+
+    A client that is dead, or still busy with a late update, does not bid, and prices move. Everybody who bids sells
+    in this market, so who bid is who was paid or dropped.
+    """
+    from privmarket.federated.simulation import Federation
+
+    present = sorted({*record["paid_micro"], *record["dropped"]}, key=int)
+    if len(present) != record["bidders"]:
+        return {}
+    with Federation(plan.config) as federation:
+        types, number = federation.types(record["number"]), record["number"]
+        terms = Terms(number, int(plan.config.budget * MICRO), federation.family, federation.law.epsilon_max)
+        size = {c: float(federation.site.parts[int(c)].size) for c in present}
+        offers = {c: Offer(float(types.valuation[int(c)]), float(types.epsilon[int(c)]), size[c]) for c in present}
+        awards = Round.publish(terms).bid(offers).clear(federation.mechanism).awards
+    return {client: award.payment_micro for client, award in awards.items()}
+
+
+def _busy(plan: Plan, number: int) -> set[str]:
+    """Who may miss a round because it still works on a late update."""
+    return {str(f.client) for f in plan.faults if f.kind == "late" and f.number < number}
 
 
 def _expected_drops(plan: Plan) -> dict[int, set[str]]:

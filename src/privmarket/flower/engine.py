@@ -31,7 +31,8 @@ _CONNECTION = "loopback"
 _POLL_SECONDS = 0.2
 _STOP_SECONDS = 5.0
 _ACTIVATED = "Activated node_id="
-_FINISHED = re.compile(r"Finished task \d+ of run")
+# A run ends well or badly, or is given up because its process sent no sign of life for too long.
+_FINISHED = re.compile(r"Finished task \d+ of run|Run is finished|task-token authentication failed")
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 
 
