@@ -71,7 +71,7 @@ def _plan(config: Mapping[str, Any], seed: int, training: Training) -> Federatio
         clients=config["clients"],
         alpha=config["alpha"] or 1.0,
         mechanism=config["mechanism"] or "mean-field-menu",
-        mechanism_settings=dict(config["settings"]),
+        mechanism_settings=dict(config["settings"]) if config["mechanism"] else {},
         budget=config["budget"],
         rounds=config["rounds"],
         wallet=config["wallet"],

@@ -24,12 +24,12 @@ CELLS = "cells.jsonl"
 def keep(question: Question, listed: Iterable[Cell], records: Iterable[Record], folder: Path) -> None:
     """Adds finished cells to what is kept of a question.
 
-    A cell replaces an earlier one in its place; kept cells that are no longer listed are dropped, so that a table
-    never mixes settings.
+    A cell replaces an earlier one in its place. Kept cells that are no longer listed, or that were computed with
+    other weights than those that ship, are dropped, so that a table mixes neither settings nor weights.
     """
     place = folder / question.name / CELLS
     wanted = {cell.slot for cell in listed}
-    kept = {r.cell.slot: r for r in (read_bundle(place) if place.exists() else [])}
+    kept = {r.cell.slot: r for r in (read_bundle(place) if place.exists() else []) if not r.stale}
     kept |= {r.cell.slot: r for r in records if r.failure is None}
     write_bundle(place, [record for slot, record in kept.items() if slot in wanted])
 

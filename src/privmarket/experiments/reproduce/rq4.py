@@ -7,6 +7,7 @@ from typing import Any
 from privmarket.experiments.reproduce.cells import Cell
 from privmarket.experiments.reproduce.federated import training_settings
 from privmarket.experiments.reproduce.scale import Scale
+from privmarket.federated import site
 
 # Rules that keep a budget: a round holds the money in escrow, and an overspending rule cannot clear.
 ROWS = (
@@ -139,7 +140,7 @@ def _cell(
         "dataset": dataset,
         "alpha": alpha,
         "mechanism": "" if plain else row,
-        "settings": {"objective": "aggregation-error"} if row == "mfg-menunet" else {},
+        "settings": _settings(row),
         "mode": "no-dp" if plain else mode,
         "clients": clients,
         "budget": budget,
@@ -150,3 +151,10 @@ def _cell(
     }
     heavy = 3.0 if training["model"] != "logistic" else 1.0
     return Cell("federated", config, seed, cost=rounds / 100 * heavy)
+
+
+def _settings(row: str) -> dict[str, Any]:
+    if row == "no-dp":
+        # Names the step size of plain FedAvg, so that runs with another one are other cells.
+        return {"plain_rate": site._PLAIN_RATE}
+    return {"objective": "aggregation-error"} if row == "mfg-menunet" else {}
