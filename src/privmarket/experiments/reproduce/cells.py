@@ -100,10 +100,22 @@ def kind_of(name: str) -> Kind:
 
 @lru_cache(maxsize=64)
 def weights_digest(mechanism: str) -> str | None:
-    """SHA-256 of the weights that ship for a mechanism, shortened; None for rules without weights."""
+    """Names the parameters that ship for a mechanism; None for rules without weights."""
     name = mechanism.replace(":", "-") + ".safetensors"
     file = files("privmarket.mechanisms.learned") / "weights" / name
-    return hashlib.sha256(file.read_bytes()).hexdigest()[:12] if file.is_file() else None
+    return parameters_digest(file.read_bytes()) if file.is_file() else None
+
+
+def parameters_digest(stored: bytes) -> str:
+    """SHA-256 of a safetensors file without its metadata, shortened.
+
+    What was measured about weights is kept in the metadata; measuring more does not change what they do.
+    """
+    size = int.from_bytes(stored[:8], "little")
+    header = json.loads(stored[8 : 8 + size])
+    header.pop("__metadata__", None)
+    names = json.dumps(header, sort_keys=True).encode()
+    return hashlib.sha256(names + stored[8 + size :]).hexdigest()[:12]
 
 
 def _digest(data: Any) -> str:

@@ -9,11 +9,13 @@ import sys
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save as to_bytes
 
 from privmarket.experiments.reproduce import cells as cells_module
 from privmarket.experiments.reproduce.cache import Cache, Record, read_bundle, today, write_bundle
-from privmarket.experiments.reproduce.cells import Cell, weights_digest
+from privmarket.experiments.reproduce.cells import Cell, parameters_digest, weights_digest
 from privmarket.experiments.reproduce.estimate import Clock
 from privmarket.experiments.reproduce.runner import compute, run_cells
 
@@ -180,3 +182,11 @@ def test_estimates_come_from_measured_times_only():
     left = clock.remaining([Cell("regret", {"mechanism": "csra"}, 1, cost=10), cheap], 2)
     assert (left.seconds, left.untimed) == (20.0, 1)
     assert str(left) == "about 20 s left + 1 cells not yet timed"
+
+
+def test_weights_are_named_by_their_parameters_not_by_what_was_measured_about_them():
+    def stored(value: float, note: str) -> bytes:
+        return to_bytes({"layer": np.full(3, value)}, metadata={"facts": note})
+
+    assert parameters_digest(stored(1.0, "a")) == parameters_digest(stored(1.0, "measured again"))
+    assert parameters_digest(stored(1.0, "a")) != parameters_digest(stored(1.5, "a"))
