@@ -54,7 +54,7 @@ PROMISED = (
     _menu("fashion-mnist-0.5-no-noise", "--dataset fashion-mnist --alpha 0.5 --no-noise"),
     _menu("cifar10-0.5", "--dataset cifar10 --alpha 0.5"),
     _menu("mnist-0.5-wallet-8", "--dataset mnist --alpha 0.5 --wallet 8 --set model=logistic --set server_rate=2"),
-    _menu("mnist-0.5-literal", "--dataset mnist --alpha 0.5 --literal --rounds 10", (0,)),
+    _menu("mnist-0.5-literal", "--dataset mnist --alpha 0.5 --literal --rounds 30", (0,)),
 )
 _CNN = "--set model=cnn --set features=none --set sampling_rate=0.1 --set clip_norm=1 --set server_rate=0.5"
 BESIDE = (

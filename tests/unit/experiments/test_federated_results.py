@@ -66,7 +66,7 @@ def test_noise_costs_fashion_at_most_three_points():
 
 
 def test_noise_on_the_weights_ruins_the_model():
-    assert mean_accuracy("mnist-0.5-literal") < mean_accuracy("mnist-0.5") - 0.5
+    assert mean_accuracy("mnist-0.5-literal") < 0.15
 
 
 def test_a_difference_is_called_noise_unless_its_interval_leaves_zero_out():
