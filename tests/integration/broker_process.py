@@ -28,19 +28,23 @@ class BrokerProcess:
         self.url = f"http://127.0.0.1:{self.port}"
         self.operator_token = ""
         self.process: subprocess.Popen[bytes] | None = None
+        self.starts = 0
 
     def start(self) -> None:
         code = "from privmarket.cli import main; main()"
         command = [sys.executable, "-c", code, "serve", "--database", self.database, "--port", str(self.port)]
         with self.log.open("ab") as out:
             self.process = subprocess.Popen([*command, "--rate", "100000"], stderr=out, stdout=out)
-        deadline = time.monotonic() + 60
+        self.starts += 1
+        deadline = time.monotonic() + 120
         while time.monotonic() < deadline:
-            with contextlib.suppress(httpx.TransportError):
-                if httpx.get(f"{self.url}/health", timeout=5).status_code == 200:
-                    break
             if self.process.poll() is not None:
                 raise RuntimeError(f"the broker did not start: {self.log.read_text()}")
+            # Its own word first: somebody else's server may have got the port in the meantime.
+            if self.log.read_text().count("listening on") >= self.starts:
+                with contextlib.suppress(httpx.TransportError):
+                    if httpx.get(f"{self.url}/health", timeout=5).status_code == 200:
+                        break
             time.sleep(0.05)
         for line in self.log.read_text().splitlines():
             if line.startswith("operator token"):

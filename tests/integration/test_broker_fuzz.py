@@ -26,7 +26,7 @@ def test_no_failure_and_one_error_shape(fuzz: Fuzz, role: str) -> None:
 
 def test_it_catches_a_service_that_breaks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fuzz = Fuzz(f"sqlite:///{tmp_path}/market.db")
-    monkeypatch.setattr(bidding, "_refuse_extremes", lambda offer: 1 // 0)
+    monkeypatch.setattr(bidding, "_checked_round", lambda *_: 1 // 0)
     (bids,) = [o for o in fuzz.operations() if o.path.endswith("/bids") and o.method.upper() == "POST"]
     with pytest.raises(AssertionError, match="500"):
         fuzz.try_operation(bids, "seller", 60, GenerationMode.POSITIVE)
