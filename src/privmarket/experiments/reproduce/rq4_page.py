@@ -124,7 +124,7 @@ def _matched_table(runs: Runs) -> Table:
         "mean ε, matched: least – most of all rounds",
         "accuracy matched, %",
     )
-    caption = f"α = 0.1, as bought and matched, {runs.main_text()}; mean ± std over {runs.seeds} seeds"
+    caption = f"α = 0.1, as bought and matched, {runs.main_text()}; {runs.seeds_text('matched')}"
     return Table("rq4-matched", caption, columns, rows)
 
 
@@ -172,7 +172,7 @@ def _wallet_table(runs: Runs) -> Table:
         ]
         rows.append([row, _per_cent(free), *texts])
     columns = ("mechanism", "no cap", *(f"cap {cap:g} (largest total ε spent)" for cap in caps))
-    caption = f"Accuracy in per cent, α = 0.5, {runs.main_text()}; mean ± std over {runs.seeds} seeds"
+    caption = f"Accuracy in per cent, α = 0.5, {runs.main_text()}; {runs.seeds_text('capped')}"
     return Table("rq4-wallet", caption, columns, rows)
 
 

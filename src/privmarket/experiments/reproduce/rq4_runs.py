@@ -102,6 +102,11 @@ class Runs:
         ]
         return _over(same)
 
+    def seeds_text(self, kind: str) -> str:
+        """How many seeds the matrix has, and how many the `matched` or `capped` runs have."""
+        others = len({r.cell.seed for r in self._runs if _kind(r) == kind})
+        return f"mean ± std over {self.seeds} seeds; {kind} runs: {others} seed{'s' if others != 1 else ''}"
+
     def _special(self, kind: str, row: str) -> list[Record]:
         return [r for r in self._runs if _kind(r) == kind and row_of(r) == row]
 
