@@ -140,8 +140,9 @@ def test_a_round_with_the_keyboard_only(browser: Any, site: tuple[str, Broker]) 
     sign_in(page, url, made["token"])
     shoot(page, "tasks")
     page.get(f"{url}/rounds/{round_id}")
-    assert page.find_element(By.ID, "bids").text == "1"
-    assert not page.find_element(By.ID, "settle").is_displayed()  # only what applies
+    # News may replace an element between finding and reading it, so both are tried again.
+    until(lambda: page.find_element(By.ID, "bids").text == "1")
+    until(lambda: not page.find_element(By.ID, "settle").is_displayed())  # only what applies
     from privmarket.federated.round import Offer
 
     broker.bid(broker.authenticate(rival["token"]), round_id, Offer(0.4, 0.5), key())
