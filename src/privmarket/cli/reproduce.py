@@ -27,7 +27,7 @@ def reproduce(
         "out/reproduce"
     ),
     keep: Annotated[
-        Path | None, typer.Option(help="Also add the cells to the results kept in this folder, and its pages.")
+        Path | None, typer.Option(help="Go on from the results kept in this folder, and add the new cells and pages to it.")
     ] = None,
     json: Json = False,
 ) -> None:
@@ -48,8 +48,8 @@ def reproduce(
     """
     from privmarket.experiments.reproduce.cache import Cache
     from privmarket.experiments.reproduce.document import Results
+    from privmarket.experiments.reproduce.publish import all_kept, publish
     from privmarket.experiments.reproduce.publish import keep as keep_cells
-    from privmarket.experiments.reproduce.publish import publish
     from privmarket.experiments.reproduce.questions import questions
     from privmarket.experiments.reproduce.report import write_cells_csv, write_html, write_page
     from privmarket.experiments.reproduce.runner import run_cells
@@ -58,10 +58,13 @@ def reproduce(
     chosen = questions(question)
     scale = Scale(quick, seeds)
     listed = {asked.name: asked.cells(scale) for asked in chosen}
+    cache = Cache(out)
+    if keep is not None:
+        cache.adopt(all_kept(keep).records)
     with _Live() as live:
         records = run_cells(
             [cell for cells in listed.values() for cell in cells],
-            Cache(out),
+            cache,
             jobs=jobs,
             minutes=minutes,
             on_status=live.show,

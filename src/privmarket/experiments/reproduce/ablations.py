@@ -28,8 +28,8 @@ STRATEGIES = ("truthful", "equilibrium")
 
 def cells(scale: Scale) -> list[Cell]:
     """Short trainings, market games, and the cells of other pages that ablate something."""
-    steps, rows = scale.pick(100, 8), scale.pick(800, 200)
-    trained = scale.seeds_or(2, 1)
+    steps, rows = scale.pick(300, 8), scale.pick(800, 200)
+    trained = scale.seeds_or(3, 1)
     attack = "training" if scale.quick else "quick"
     made = [
         Cell("training", {"changes": changes, "steps": steps, "rows": rows, "attack": attack}, seed, steps / 100)

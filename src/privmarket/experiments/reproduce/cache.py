@@ -96,6 +96,12 @@ class Cache:
         if kept == "cells":
             self._place("failed", record.cell).unlink(missing_ok=True)
 
+    def adopt(self, records: Iterable[Record]) -> None:
+        """Takes in results that were kept elsewhere and are still valid, so that they are not computed again."""
+        for record in records:
+            if record.failure is None and not record.stale and self.load(record.cell) is None:
+                self.store(record)
+
     def scratch(self, cell: Cell) -> Path:
         """A folder in which a long cell may keep its state."""
         return self.folder / "scratch" / cell.key

@@ -66,7 +66,7 @@ def cells(scale: Scale) -> list[Cell]:
 
 def _full_cells(scale: Scale) -> list[Cell]:
     logistic = MATRIX_TRAINING
-    seeds = scale.seeds_or(2, 2)
+    seeds = scale.seeds_or(3, 2)
     made = [
         _cell("mnist", alpha, row, seed, rounds=100, training=logistic)
         for seed in seeds
