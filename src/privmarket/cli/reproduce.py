@@ -27,7 +27,7 @@ def reproduce(
         "out/reproduce"
     ),
     keep: Annotated[
-        Path | None, typer.Option(help="Go on from the results kept in this folder, and add the new cells and pages to it.")
+        Path | None, typer.Option(help="Go on from the results kept in this folder; add new cells and pages to it.")
     ] = None,
     json: Json = False,
 ) -> None:

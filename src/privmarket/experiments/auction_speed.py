@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from privmarket.experiments.palette import colour, new_figure, save
+from privmarket.experiments.palette import line_look, new_figure, save
 from privmarket.market.bids import Bids
 from privmarket.market.mechanism import Mechanism
 from privmarket.market.outcome import Outcome
@@ -122,7 +122,7 @@ def figure(report: SpeedReport, stem: Path) -> list[Path]:
     for name in names:
         rows = [row for row in report.rows if row.mechanism == name]
         n = [row.clients for row in rows]
-        style = {"color": colour(name), "marker": ".", "linestyle": ":" if ":" in name else "-", "label": name}
+        style = {**line_look(name), "label": name}
         left.plot(n, [row.seconds for row in rows], **style)
         right.plot(n, [row.memory_over_bids for row in rows], **style)
     sizes = np.array(sorted({row.clients for row in report.rows}))

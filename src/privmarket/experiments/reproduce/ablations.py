@@ -99,12 +99,11 @@ def _training_table(results: Results) -> Table:
     rows = []
     for name in VARIANTS:
         regret, ratio = _variant(results, name, "regret"), _variant(results, name, "fluid_ratio")
-        seeds = "0" if regret is None else str(regret.seeds)
         absent = results.absent("training", changes=VARIANTS[name])
         texts = [absent if m is None else m.text(spec) for m, spec in ((regret, ".2%"), (ratio, ".3f"))]
-        rows.append([name, *texts, seeds])
-    columns = ("training", "regret / mean payment", "ε bought / fluid bound", "seeds")
-    return Table("ablations-training", "Uniform, N = 100, B = 50; mean ± std over seeds", columns, rows)
+        rows.append([name, *texts])
+    columns = ("training", "regret / mean payment", "ε bought / fluid bound")
+    return Table("ablations-training", f"Uniform, N = 100, B = 50; {results.over_seeds('training')}", columns, rows)
 
 
 def _training_words(results: Results) -> Text:
@@ -138,7 +137,8 @@ def _literal_table(results: Results) -> Table:
             specs = ((bought, ".3f"), (over, ".1%"), (short, ".1%"), (regret, ".2%"))
             rows.append([rule, *("–" if m is None else m.text(spec) for m, spec in specs)])
     columns = ("rule", "ε bought / fluid bound", "over budget", "underpaid", "mean gain from lies / mean payment")
-    caption = "Uniform. First three: N = 100, B = 50. Last: N = 10, B = 5 (attacks on the literal network are slow)"
+    seeds = f"{results.over_seeds('efficiency')}; lies: {results.over_seeds('regret')}"
+    caption = f"Uniform, N = 100, B = 50; lies in the last column: N = 10, B = 5. {seeds}"
     return Table("ablations-literal", caption, columns, rows)
 
 
@@ -160,7 +160,8 @@ def _strategic_table(results: Results) -> Table:
         "paid per client",
         "price per ε",
     )
-    return Table("ablations-strategic", "Twelve rounds, mean-field menu; mean ± std over seeds", columns, rows)
+    caption = f"Twelve rounds, mean-field menu; {results.over_seeds('strategic')}"
+    return Table("ablations-strategic", caption, columns, rows)
 
 
 def _learned(results: Results) -> Text:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
+import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -119,6 +121,14 @@ class Results:
         mine = (r for r in self.failures if r.cell.kind == kind)
         failed = any(all(r.cell.config.get(k) == v for k, v in config.items()) for r in mine)
         return "failed" if failed else "–"
+
+    def over_seeds(self, kind: str, **config: Any) -> str:
+        """`mean ± std over 5 seeds`, or `over 1 to 5 seeds` where the cells of a table differ."""
+        counts = Counter(json.dumps(dict(r.cell.config), sort_keys=True) for r in self.all(kind, **config))
+        least, most = min(counts.values(), default=0), max(counts.values(), default=0)
+        if most == 1:
+            return "one seed"
+        return f"mean ± std over {most} seeds" if least == most else f"mean ± std over {least} to {most} seeds"
 
     @property
     def failures(self) -> list[Record]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from privmarket.experiments.palette import colour, new_figure
+from privmarket.experiments.palette import line_look, new_figure
 from privmarket.experiments.reproduce.cells import Cell
 from privmarket.experiments.reproduce.document import Block, Figure, Page, Results, Table, Text, failure_text
 from privmarket.experiments.reproduce.fairness_cell import FIFTHS
@@ -72,7 +72,8 @@ def _table(results: Results, law: str, figure: str) -> Table:
         values = [fifth(results, law, rule, {}, figure, place) for place in range(FIFTHS)]
         absent = results.absent("fairness", scenario=law, mechanism=rule)
         rows.append([rule, *(absent if v is None else v.text(_SPECS[figure]) for v in values)])
-    caption = f"{law}, N = 100, B = {LAWS[law]}: {_WORDS[figure]}, by fifth; mean ± std over seeds"
+    seeds = results.over_seeds("fairness", scenario=law)
+    caption = f"{law}, N = 100, B = {LAWS[law]}: {_WORDS[figure]}, by fifth; {seeds}"
     return Table(f"fairness-{law}-{figure}", caption, ("mechanism", *_heads()), rows)
 
 
@@ -93,7 +94,8 @@ def floor_table(results: Results) -> Table:
         tail = [absent if m is None else m.text(".3f") for m in (ratio, least)]
         rows.append([label, *texts, *tail])
     columns = ("rule", *(f"{head} sells" for head in _heads()), "ε bought / fluid bound", "least pay per unit of ε")
-    return Table("fairness-floors", "Uniform, N = 100, B = 50; mean ± std over seeds", columns, rows)
+    seeds = results.over_seeds("fairness", scenario="uniform")
+    return Table("fairness-floors", f"Uniform, N = 100, B = 50; {seeds}", columns, rows)
 
 
 def _learned(results: Results) -> Text:
@@ -142,4 +144,4 @@ def _line(
     values = [fifth(results, "uniform", rule, settings, figure, place) for place in range(FIFTHS)]
     if all(v is not None for v in values):
         mean = np.array([v.mean for v in values if v is not None])
-        axes.plot(range(1, FIFTHS + 1), mean, color=colour(rule), ls=dash, marker="o", ms=4, lw=1.3, label=label)
+        axes.plot(range(1, FIFTHS + 1), mean, lw=1.3, label=label, **{**line_look(rule), "ls": dash})

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from privmarket.experiments.palette import colour, new_figure
+from privmarket.experiments.palette import colour, line_look, new_figure
 from privmarket.experiments.reproduce.cells import Cell
 from privmarket.experiments.reproduce.document import Block, Figure, Page, Results, Table, Text, failure_text
 from privmarket.experiments.reproduce.markets import LITERAL, RULES
@@ -80,12 +80,11 @@ def render(results: Results) -> Page:
     if not main:
         return Page("rq1", _TITLE, [Text("Nothing was computed."), *failure_text(results)])
     first = _where(*main[0])
-    seeds = max(len(results.all("regret", mechanism=rule, **first)) for rule in RULES)
     attacked = results.all("regret", **first)
-    attack = next((r.cell.config["attack"] for r in attacked if r.cell.config["parts"]), "paper")
+    attack = _attack(results, main[0])
     tried = max(r.result["levels"][attack]["reports"] for r in attacked if r.result)
     blocks: list[Block] = [
-        prose("rq1-set-up", seeds=seeds, attack=attack, tried=f"{tried:,}"),
+        prose("rq1-set-up", attack=attack, tried=f"{tried:,}"),
         Figure("rq1-mean", _MEAN, lambda: _bars(results, main)),
         Figure("rq1-clients", _CLIENTS, lambda: _boxes(results, main[0])),
         *(_table(results, *setting) for setting in main),
@@ -106,6 +105,12 @@ _STRENGTH = "Mean gain found against lies tried per client. Each level also trie
 
 def _where(clients: int, law: str, budget: int) -> dict[str, Any]:
     return {"clients": clients, "scenario": law, "budget": budget}
+
+
+def _attack(results: Results, setting: Setting) -> str:
+    """The attack of the main tables."""
+    attacked = results.all("regret", **_where(*setting))
+    return next((str(r.cell.config["attack"]) for r in attacked if r.cell.config["parts"]), "paper")
 
 
 def _found(results: Results, rule: str, setting: Setting) -> list[dict[str, Any]]:
@@ -132,9 +137,11 @@ def _table(results: Results, clients: int, law: str, budget: int) -> Table:
         rows.append([rule, *texts, *("–" if m is None else m.text(".1%") for m in counts)])
     shown = ("mean gain", "lies about v alone", "about ε alone", "largest gain")
     columns = ("mechanism", *shown, "clients that gain", "underpaid")
+    attack = _attack(results, setting)
+    seeds = results.over_seeds("regret", **_where(*setting), attack=attack)
     return Table(
         f"rq1-{law}-n{clients}",
-        f"{law}, N = {clients}, B = {budget}; shares of the mean payment, mean ± std over seeds",
+        f"{law}, N = {clients}, B = {budget}; shares of the mean payment, {seeds}",
         columns,
         rows,
     )
@@ -221,7 +228,8 @@ def _bars(results: Results, main: list[Setting]) -> Drawing:
         for row, rule in enumerate(names):
             mean = _main(results, "mean", rule, setting)
             if mean is None:
-                axes.text(_FLOOR * 1.3, row, "failed", va="center", fontsize=8)
+                text = results.absent("regret", mechanism=rule, **_where(*setting)).replace("–", "not computed")
+                axes.text(_FLOOR * 1.3, row, text, va="center", fontsize=8)
             elif mean.mean < _FLOOR:
                 axes.text(_FLOOR * 1.3, row, "0" if mean.mean == 0 else "< 1e-6", va="center", fontsize=8)
             else:
@@ -229,7 +237,7 @@ def _bars(results: Results, main: list[Setting]) -> Drawing:
                 axes.barh(row, mean.mean - _FLOOR, left=_FLOOR, color=colour(rule), height=0.66, alpha=0.9)
                 axes.errorbar(mean.mean, row, xerr=[[low], [mean.std]], color="#222222", lw=1, capsize=2)
         clients, law, budget = setting
-        axes.set(xscale="log", xlim=(_FLOOR, 10), title=f"{law}, N = {clients}, B = {budget}")
+        axes.set(xscale="log", xlim=(_FLOOR, 100), title=f"{law}, N = {clients}, B = {budget}")
         axes.set(xlabel="mean gain / mean payment")
         axes.set_yticks(range(len(names)), names)
         axes.set_ylim(-0.6, len(names) - 0.4)
@@ -252,10 +260,11 @@ def _boxes(results: Results, setting: Setting) -> Drawing:
     axes.set(
         yscale="log",
         ylim=(_FLOOR * 0.5, 800),
-        ylabel=f"gain / mean payment (0 drawn at {_FLOOR:g}; diamond: median 0)",
+        ylabel="gain / mean payment",
     )
     where = f"{setting[1]}, N = {setting[0]}, B = {setting[2]}"
-    axes.set_title(f"{where}; on top: share of clients with a lie that gains", fontsize=9)
+    note = f"on top: share of clients with a lie that gains; 0 is drawn at {_FLOOR:g}, a median of 0 as a diamond"
+    axes.set_title(f"{where}; {note}", fontsize=9)
     axes.grid(axis="y", alpha=0.25)
     return drawing
 
@@ -286,17 +295,13 @@ def _growth(results: Results, setting: Setting) -> Drawing:
         if not points:
             zero.append(rule)
             continue
-        style = ":" if ":" in rule else "-"
         axes.errorbar(
             [count for count, _ in points],
             [m.mean for _, m in points],
             yerr=[[min(m.std, 0.9 * m.mean) for _, m in points], [m.std for _, m in points]],
-            color=colour(rule),
-            ls=style,
-            marker="o",
-            ms=4,
             lw=1.3,
             label=rule,
+            **line_look(rule),
         )
     axes.set(xscale="log", yscale="log", xlabel="lies tried per client", ylabel="mean gain / mean payment")
     axes.xaxis.set_minor_formatter("")

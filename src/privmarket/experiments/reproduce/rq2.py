@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from privmarket.experiments.palette import colour, new_figure
+from privmarket.experiments.palette import line_look, new_figure
 from privmarket.experiments.reproduce.cells import Cell
 from privmarket.experiments.reproduce.document import Block, Figure, Page, Results, Table, Text, failure_text
 from privmarket.experiments.reproduce.markets import RULES
 from privmarket.experiments.reproduce.paper import printed, speed_up_claimed
 from privmarket.experiments.reproduce.prose import prose
 from privmarket.experiments.reproduce.scale import Scale
+from privmarket.experiments.reproduce.statistics import Measured
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -76,27 +77,28 @@ def _sizes(results: Results, kind: str) -> list[int]:
     return sorted({r.cell.config["clients"] for r in results.records if r.cell.kind == kind})
 
 
-def slope(results: Results, kind: str, rule: str, least: int) -> float | None:
-    """Of log time against log N from `least` clients on; None with fewer than two sizes."""
-    points = [(n, t) for n in _sizes(results, kind) if n >= least and (t := _best(results, kind, rule, n))]
-    if len(points) < 2:
+def slope(results: Results, kind: str, rule: str, least: int) -> Measured | None:
+    """Of log time against log N from `least` clients on, seed by seed; None with fewer than two sizes."""
+    sizes = [n for n in _sizes(results, kind) if n >= least]
+    times = [results.values("seconds", kind, mechanism=rule, clients=n) for n in sizes]
+    seeds = min((len(t) for t in times), default=0)
+    if len(sizes) < 2 or seeds == 0:
         return None
-    n, t = np.log(np.array(points)).T
-    return float(np.polyfit(n, t, 1)[0])
+    logs = np.log([t[:seeds] for t in times])
+    return Measured.of(np.polyfit(np.log(sizes), logs, 1)[0])
 
 
 def _time_table(results: Results) -> Table:
     sizes = _sizes(results, "latency")
     rows = []
     for rule in RULES:
-        times = [_time(_best(results, "latency", rule, n)) for n in sizes]
-        over = _best(results, "latency", rule, sizes[-1], "over_argsort") if sizes else None
+        times = [_spread(results, "latency", rule, n) for n in sizes]
+        over = results.measured("over_argsort", "latency", mechanism=rule, clients=sizes[-1]) if sizes else None
         fitted = slope(results, "latency", rule, _SLOPE_FROM)
-        rows.append(
-            [rule, *times, "–" if fitted is None else f"{fitted:.2f}", "–" if over is None else f"{over:.1f}"]
-        )
+        tail = ["–" if m is None else m.text(spec) for m, spec in ((fitted, ".2f"), (over, ".1f"))]
+        rows.append([rule, *times, *tail])
     columns = ("mechanism", *(f"N = {n:,}" for n in sizes), "slope", f"× argsort at N = {sizes[-1]:,}")
-    return Table("rq2-time", f"Time of one auction, best of {results.seeds} seed(s)", columns, rows)
+    return Table("rq2-time", f"Time of one auction; {results.over_seeds('latency')}", columns, rows)
 
 
 def _memory_table(results: Results) -> Table:
@@ -115,9 +117,12 @@ def _paper_table(results: Results) -> Table:
     for rule, points in source.rows.items():
         for clients, low, high in points:
             theirs = _time(low) if low == high else f"{_time(low)} – {_time(high)}"
-            rows.append([rule, f"{clients}", theirs, _time(_best(results, "latency", rule, clients))])
+            rows.append([rule, f"{clients}", theirs, _spread(results, "latency", rule, clients)])
     return Table(
-        "rq2-paper", f"Paper: {source.where} ({source.setting})", ("mechanism", "N", "paper", "ours"), rows
+        "rq2-paper",
+        f"Paper: {source.where} ({source.setting}). Ours: {results.over_seeds('latency')}",
+        ("mechanism", "N", "paper", "ours"),
+        rows,
     )
 
 
@@ -139,11 +144,12 @@ def _deviation_table(results: Results) -> Table:
     sizes = _sizes(results, "deviations")
     rows = []
     for rule in RULES:
-        times = [_time(_best(results, "deviations", rule, n)) for n in sizes]
+        times = [_spread(results, "deviations", rule, n) for n in sizes]
         fitted = slope(results, "deviations", rule, sizes[-1] // 10) if sizes else None
-        rows.append([rule, *times, "–" if fitted is None else f"{fitted:.2f}"])
+        rows.append([rule, *times, "–" if fitted is None else fitted.text(".2f")])
     columns = ("mechanism", *(f"N = {n:,}" for n in sizes), "slope over the last decade")
-    return Table("rq2-deviations", f"All N unilateral deviations, best of {results.seeds} seed(s)", columns, rows)
+    caption = f"All N unilateral deviations; {results.over_seeds('deviations')}"
+    return Table("rq2-deviations", caption, columns, rows)
 
 
 def _learned(results: Results) -> Text:
@@ -156,7 +162,7 @@ def _learned(results: Results) -> Text:
         largest=f"{largest:,}",
         fastest=(ranked[0], _time(times[ranked[0]])) if ranked else None,
         slowest=(ranked[-1], _time(times[ranked[-1]])) if ranked else None,
-        slopes=(min(slopes), max(slopes)) if slopes else None,
+        slopes=(min(s.mean for s in slopes), max(s.mean for s in slopes)) if slopes else None,
         net=slope(results, "deviations", "mfg-regretnet", 100),
         csra=slope(results, "deviations", "csra", 100),
     )
@@ -198,7 +204,7 @@ def _draw_deviations(results: Results) -> Drawing:
 def _line(axes: Axes, results: Results, kind: str, rule: str, figure: str, scale: float) -> None:
     points = [(n, scale * t) for n in _sizes(results, kind) if (t := _best(results, kind, rule, n, figure))]
     if points:
-        axes.plot(*zip(*points, strict=True), color=colour(rule), marker="o", ms=3.5, lw=1.3, label=rule)
+        axes.plot(*zip(*points, strict=True), lw=1.3, label=rule, **line_look(rule))
 
 
 def _guides(axes: Axes, sizes: list[int], start: float) -> None:
@@ -213,10 +219,25 @@ def _guides(axes: Axes, sizes: list[int], start: float) -> None:
 def _time(seconds: float | None) -> str:
     if seconds is None:
         return "–"
-    for unit, size in (("s", 1.0), ("ms", 1e-3)):
-        if seconds >= size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds / 1e-6:.3g} µs"
+    unit, size = next(((u, s) for u, s in _UNITS if seconds >= s), _UNITS[-1])
+    return f"{_three_digits(seconds / size)} {unit}"
+
+
+def _spread(results: Results, kind: str, rule: str, clients: int) -> str:
+    """Mean ± std over seeds in the unit of the mean."""
+    found = results.measured("seconds", kind, mechanism=rule, clients=clients)
+    if found is None:
+        return results.absent(kind, mechanism=rule, clients=clients)
+    unit, size = next(((u, s) for u, s in _UNITS if found.mean >= s), _UNITS[-1])
+    mean = _three_digits(found.mean / size)
+    return f"{mean} ± {found.std / size:.1g} {unit}" if found.seeds > 1 else f"{mean} {unit}"
+
+
+def _three_digits(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+
+
+_UNITS = (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6))
 
 
 def _megabytes(size: float | None, least: float = 1e6) -> str:

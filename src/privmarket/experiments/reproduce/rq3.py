@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from privmarket.experiments.palette import colour, new_figure
+from privmarket.experiments.palette import line_look, new_figure
 from privmarket.experiments.reproduce.cells import Cell
 from privmarket.experiments.reproduce.document import Block, Figure, Page, Results, Table, Text, failure_text
 from privmarket.experiments.reproduce.markets import LITERAL, RULES
@@ -77,7 +77,8 @@ def _table(results: Results, law: str, clients: int, budget: int) -> Table:
         found = {name: results.measured(name, "efficiency", **where) for name in _SPECS}
         rows.append([rule, *_texts(found, results.absent("efficiency", **where))])
     name = f"rq3-{law}-n{clients}-b{budget}"
-    return Table(name, f"{law}, N = {clients}, B = {budget}; mean ± std over seeds", _COLUMNS, rows)
+    seeds = results.over_seeds("efficiency", scenario=law, clients=clients, budget=budget)
+    return Table(name, f"{law}, N = {clients}, B = {budget}; {seeds}", _COLUMNS, rows)
 
 
 _SPECS = {
@@ -118,7 +119,8 @@ def _paper_table(results: Results) -> Table:
         )
     ours_at = (f"{figure}, N = {clients}" for clients in SIZES for figure in ("R", "SW"))
     columns = ("row", "paper: R", "paper: W′", "paper: BF", "ours", *ours_at)
-    caption = f"Paper: {source.where}. Ours: Uniform, B = 50, the form nearest to the row; mean ± std over seeds"
+    seeds = results.over_seeds("efficiency", scenario="uniform", budget=50)
+    caption = f"Paper: {source.where}. Ours: Uniform, B = 50, the form nearest to the row; {seeds}"
     return Table("rq3-paper", caption, columns, rows)
 
 
@@ -191,4 +193,4 @@ def _lines(axes: Axes, results: Results, figure: str, clients: int) -> None:
         ]
         at = [b * 1.012 ** (offset - len(RULES) / 2) for b, _ in points]
         mean, std = [m.mean for _, m in points], [m.std for _, m in points]
-        axes.errorbar(at, mean, yerr=std, color=colour(rule), marker="o", ms=3.5, lw=1.2, label=rule)
+        axes.errorbar(at, mean, yerr=std, lw=1.2, label=rule, **line_look(rule))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from privmarket.experiments.palette import colour, new_figure
+from privmarket.experiments.palette import colour, line_look, new_figure
 from privmarket.experiments.reproduce.document import Results
 from privmarket.experiments.reproduce.rq4 import ALPHAS
 from privmarket.experiments.reproduce.rq4_runs import Runs, partition_name
@@ -26,6 +26,7 @@ def curves(runs: Runs) -> Drawing:
     """A panel per partition, a line per mechanism."""
     drawing = new_figure(12.0, 4.6)
     panels = drawing.subplots(1, len(ALPHAS), sharey=True)
+    started: list[float] = []
     for axes, alpha in zip(panels, ALPHAS, strict=True):
         for row in runs.rows:
             curve = runs.curve(row, alpha)
@@ -34,11 +35,14 @@ def curves(runs: Runs) -> Drawing:
             n = np.array(list(curve))
             mean, std = (np.array([getattr(m, name) for m in curve.values()]) for name in ("mean", "std"))
             plain = row == "no-dp"
-            style = {"color": "#777777" if plain else colour(row), "ls": "--" if plain or ":" in row else "-"}
-            axes.plot(n, 100 * mean, lw=1.4, label=row, **style)
-            axes.fill_between(n, 100 * (mean - std), 100 * (mean + std), color=style["color"], alpha=0.12, lw=0)
+            style = {**line_look(row), **({"ls": "--"} if plain else {})}
+            axes.plot(n, 100 * mean, lw=1.2, label=row, **style)
+            axes.fill_between(n, 100 * (mean - std), 100 * (mean + std), color=style["color"], alpha=0.1, lw=0)
+            started.append(100 * float(mean[min(1, len(mean) - 1)]))
         axes.set(title=partition_name(alpha), xlabel="round")
         axes.grid(alpha=0.25)
+    # The first rounds would take most of the height.
+    panels[0].set_ylim(bottom=np.floor(min(started, default=0.0)))
     panels[0].set_ylabel("test accuracy, %")
     handles, labels = panels[0].get_legend_handles_labels()
     drawing.legend(handles, labels, loc="outside right center", fontsize=8, frameon=False)
@@ -57,8 +61,7 @@ def final(runs: Runs) -> Drawing:
             mean = runs.measured("accuracy", row, alpha)
             if mean is None:
                 continue
-            shade = "#777777" if row == "no-dp" else colour(row)
-            axes.barh(place, 100 * mean.mean - start, left=start, color=shade, height=0.66, alpha=0.85)
+            axes.barh(place, 100 * mean.mean - start, left=start, color=colour(row), height=0.66, alpha=0.85)
             axes.errorbar(100 * mean.mean, place, xerr=100 * mean.std, color="#222222", capsize=2, lw=1)
             dots = [100 * r["accuracy"] for r in runs.records(row, alpha)]
             axes.plot(dots, [place] * len(dots), ".", color="white", markeredgecolor="#222222", ms=5, mew=0.5)

@@ -23,6 +23,7 @@ def render(results: Results) -> Page:
         prose("rq4-set-up", main=runs.main, seeds=runs.seeds, others=runs.others),
         Figure("rq4-curves", _CURVES, lambda: rq4_figures.curves(runs)),
         _final_table(runs),
+        *_same_runs(runs),
         Figure("rq4-final", _FINAL, lambda: rq4_figures.final(runs)),
         Text("## The paper's table beside ours"),
         _paper_table(runs),
@@ -80,6 +81,17 @@ def _final_table(runs: Runs) -> Table:
     return Table("rq4-final", caption, columns, rows)
 
 
+def _same_runs(runs: Runs) -> list[Block]:
+    """Names rules that came to the same figures in every split of the records."""
+    alike: dict[tuple[float, ...], list[str]] = {}
+    for row in runs.rows:
+        found = [r for alpha in ALPHAS for r in runs.records(row, alpha)]
+        alike.setdefault(tuple(x for r in found for x in (r["accuracy"], r["mean_epsilon"])), []).append(row)
+    groups = [", ".join(f"`{row}`" for row in rows) for figures, rows in alike.items() if figures and len(rows) > 1]
+    words = "bought the same ε from the same clients in every run, so that their models are the same."
+    return [Text(f"{group} {words}") for group in groups]
+
+
 def _paper_table(runs: Runs) -> Table:
     source = printed("accuracy")
     rows = []
@@ -95,7 +107,7 @@ def _paper_table(runs: Runs) -> Table:
         rows.append([*texts, f"`{ours}`"])
     heads = [f"{d}, α = {a}" for d, a in (("MNIST", 0.5), ("MNIST", 0.1), ("CIFAR-10", 0.5))]
     columns = ("row", *(text for head in heads for text in (f"{head}: paper", "ours")), "our rule")
-    ours_text = f"Ours: {runs.main_text()}; CIFAR-10 as below; mean ± std over seeds"
+    ours_text = f"Ours: {runs.main_text()}; CIFAR-10 as below; mean ± std over {runs.seeds} seeds"
     caption = f"Final accuracy in per cent. Paper: {source.where}. {ours_text}"
     return Table("rq4-paper", caption, columns, rows)
 
@@ -211,18 +223,18 @@ def _nash_table(results: Results) -> Table:
                 "–" if gap is None else f"{gap.mean:.1e} ± {gap.standard_error if gap.seeds > 1 else 0:.0e}"
             )
         rows.append([population, rule, *texts, rq4_figures.slope_text(results, population, rule)])
+    seeds = results.over_seeds("nash").replace("std", "standard error")
     columns = ("population", "rule", *(f"N = {n:,}" for n in rq4_figures.nash_sizes(results)), "slope")
-    return Table(
-        "rq4-nash", "Gap with hindsight over the mean payment, mean ± standard error over seeds", columns, rows
-    )
+    return Table("rq4-nash", f"Gap with hindsight over the mean payment; {seeds}", columns, rows)
 
 
 def _learned(runs: Runs, results: Results) -> Text:
-    def best(alpha: float | None) -> tuple[str, Measured] | None:
-        found = [(row, m) for row in runs.rows if row != "no-dp" and (m := runs.measured("accuracy", row, alpha))]
+    def best(rows: list[str]) -> tuple[str, Measured] | None:
+        found = [(row, m) for row in rows if row != "no-dp" and (m := runs.measured("accuracy", row, 0.1))]
         return max(found, key=lambda pair: pair[1].mean) if found else None
 
-    severe = best(0.1)
+    underpaid = {row: m.mean for row in runs.rows if (m := runs.measured("underpaid_sales", row, 0.1))}
+    severe, fair = best(runs.rows), best([row for row in runs.rows if not underpaid.get(row)])
     tied = []
     if severe is not None:
         tied = [
@@ -239,6 +251,8 @@ def _learned(runs: Runs, results: Results) -> Text:
     return prose(
         "rq4-learned",
         severe=None if severe is None else (severe[0], _per_cent(severe[1])),
+        underpaid=None if severe is None or not underpaid.get(severe[0]) else f"{underpaid[severe[0]]:.0%}",
+        fair=None if fair is None else (fair[0], _per_cent(fair[1])),
         tied=", ".join(f"`{row}`" for row in tied),
         most=(most, bought[most].text(".2f"), _per_cent(runs.measured("accuracy", most, 0.1)))
         if most and loses

@@ -41,13 +41,21 @@ class Measured:
         return self.std / self.seeds**0.5 if self.seeds > 1 else float("inf")
 
 
-def within_noise(a: Measured, b: Measured, widths: float = 2.0) -> bool:
-    """Whether the means differ by less than `widths` standard errors of their difference.
+def within_noise(a: Measured, b: Measured, level: float = 0.95) -> bool:
+    """Whether Welch's t test at this level leaves open that the means are the same.
 
-    With one seed on either side nothing is known about the noise, so no difference can be claimed.
+    With one seed on either side nothing is known about the noise, so no difference can be claimed. Without any
+    spread on both sides (exact rules) every difference counts.
     """
-    spread = float(np.hypot(a.standard_error, b.standard_error))
-    return not abs(a.mean - b.mean) > widths * spread
+    from scipy.special import stdtrit
+
+    if min(a.seeds, b.seeds) < 2:
+        return True
+    parts = np.array([a.standard_error, b.standard_error]) ** 2
+    if parts.sum() == 0.0:
+        return a.mean == b.mean
+    freedom = parts.sum() ** 2 / (parts**2 / (np.array([a.seeds, b.seeds]) - 1)).sum()
+    return bool(abs(a.mean - b.mean) <= stdtrit(freedom, 0.5 + level / 2) * np.sqrt(parts.sum()))
 
 
 def compared(a: Measured, b: Measured) -> str:

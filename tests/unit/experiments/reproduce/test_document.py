@@ -39,6 +39,27 @@ def test_noise_is_called_noise():
     assert within_noise(Measured(5.0, 0.0, 1), steady), "one seed knows nothing about noise"
 
 
+@pytest.mark.parametrize("gap", [0.1, 0.3, 0.5, 0.7, 0.9])
+def test_noise_is_what_welch_says(gap):
+    from scipy.stats import ttest_ind_from_stats
+
+    a, b = Measured(1.0, 0.2, 3), Measured(1.0 + gap, 0.4, 5)
+    known = ttest_ind_from_stats(a.mean, a.std, a.seeds, b.mean, b.std, b.seeds, equal_var=False).pvalue
+    assert within_noise(a, b) == (known > 0.05)
+
+
+def test_exact_figures_differ_without_noise():
+    assert compared(Measured(0.0, 0.0, 3), Measured(0.0, 0.0, 5)) == "within noise of"
+    assert compared(Measured(0.1, 0.0, 3), Measured(0.0, 0.0, 5)) == "above"
+
+
+def test_tables_say_how_many_seeds_they_have():
+    even = [record({"a": 1.0}, seed=s, mechanism=m) for m in ("pac", "vcg") for s in (0, 1)]
+    assert Results(even).over_seeds("efficiency") == "mean ± std over 2 seeds"
+    assert Results(even[:3]).over_seeds("efficiency") == "mean ± std over 1 to 2 seeds"
+    assert Results(even[:1]).over_seeds("efficiency") == "one seed"
+
+
 def test_results_are_found_by_configuration_and_failures_are_named():
     results = Results([record({"a": 1.0}, mechanism="pac"), record({"a": 3.0}, seed=1, mechanism="pac")])
     assert results.measured("a", "efficiency", mechanism="pac").mean == 2.0

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +41,16 @@ def test_a_kept_cell_is_not_computed_again(tmp_path):
     for _ in range(3):
         run_cells([cell, cell], Cache(tmp_path / "cache"))
     assert log.read_text() == "1\n"
+
+
+def test_results_kept_elsewhere_are_taken_over_unless_they_are_stale(tmp_path):
+    log = tmp_path / "log"
+    cells = [Cell(f"{HERE}:slow_and_counted", {"x": x, "log": str(log), "seconds": 0}, 0) for x in (1, 2)]
+    good, old = run_cells(cells, Cache(tmp_path / "first"))
+    fresh = Cache(tmp_path / "second")
+    fresh.adopt([good, replace(old, depends_on={"revision": 0})])
+    run_cells(cells, fresh)
+    assert log.read_text() == "1\n2\n2\n", "the stale one is computed again, the other not"
 
 
 def test_configuration_and_seed_name_a_cell():
