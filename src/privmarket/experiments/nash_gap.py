@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from privmarket import __version__
-from privmarket.experiments.palette import colour, new_figure, save
+from privmarket.experiments.palette import line_look, new_figure, save
+from privmarket.experiments.reproduce.cells import weights_digest
 from privmarket.market.bids import Array
 from privmarket.market.mechanism import Mechanism
 from privmarket.market.menu import POSTED_PRICE, MenuCurve, from_function
@@ -183,12 +184,14 @@ def _measure_proxies(setting: Setting, report: dict[str, Any], path: Path, progr
     for name in setting.proxies:
         rule = mechanism(name, **({"law": law} if takes_setting(name, "law") else {}))
         for n in setting.proxy_sizes:
-            if f"{name}/{n}" in report["proxy"] or n > max(setting.sizes):
+            kept = report["proxy"].get(f"{name}/{n}", {})
+            if (kept and kept.get("weights") == weights_digest(name)) or n > max(setting.sizes):
                 continue
             progress(f"one-round regret of {name}: N = {n}")
             regret, payment = one_round_regret(rule, law, n, _PROXY_BUDGET, seeds=range(min(setting.seeds, 20)))
             report["proxy"][f"{name}/{n}"] = {
                 "mechanism": name,
+                "weights": weights_digest(name),
                 "clients": n,
                 "regret": regret.tolist(),
                 "mean_payment": payment.tolist(),
@@ -302,10 +305,10 @@ def _proxy_panel(axis: Axes, report: dict[str, Any]) -> None:
         cells = sorted(mine, key=lambda cell: int(cell["clients"]))
         share = np.array([np.mean(cell["regret"]) / np.mean(cell["mean_payment"]) for cell in cells])
         if share.max() < 1e-9:
-            axis.plot([], [], color=colour(name), marker="o", label=f"{name}: 0")
+            axis.plot([], [], label=f"{name}: 0", **line_look(name))
         else:
             drawn = True
-            axis.plot([cell["clients"] for cell in cells], share, color=colour(name), marker="o", label=name)
+            axis.plot([cell["clients"] for cell in cells], share, label=name, **line_look(name))
     axis.set(
         xscale="log",
         yscale="log",

@@ -86,9 +86,9 @@ def _full_cells(scale: Scale) -> list[Cell]:
     ]
     made += [
         _cell(dataset, 0.5, row, seed, rounds=100, training=training_settings(dataset, model="logistic"))
-        for dataset in ("cifar10", "fashion-mnist")
+        for dataset, rows in (("cifar10", ROWS), ("fashion-mnist", FEW))
         for seed in seeds
-        for row in FEW
+        for row in rows
     ]
     made += [
         _cell("mnist", alpha, row, seed, rounds=200, training=training_settings("mnist"))

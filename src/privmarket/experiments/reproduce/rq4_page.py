@@ -6,7 +6,7 @@ from privmarket.experiments.reproduce import rq4_figures
 from privmarket.experiments.reproduce.document import Block, Figure, Page, Results, Table, Text, failure_text
 from privmarket.experiments.reproduce.paper import printed
 from privmarket.experiments.reproduce.prose import prose
-from privmarket.experiments.reproduce.rq4 import ALPHAS, FEW
+from privmarket.experiments.reproduce.rq4 import ALPHAS, FEW, ROWS
 from privmarket.experiments.reproduce.rq4_runs import Runs, partition_name
 from privmarket.experiments.reproduce.statistics import Measured, compared, within_noise
 
@@ -193,7 +193,7 @@ def _other_tables(runs: Runs) -> list[Block]:
         return []
     rows = []
     for group in runs.others:
-        for row in FEW:
+        for row in ROWS:
             found = runs.in_group(group, row)
             if found:
                 rows.append(

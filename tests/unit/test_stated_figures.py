@@ -1,0 +1,86 @@
+"""Figures that pages state in a sentence are computed again; a page that says something else fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.optimize import brentq
+
+import privmarket as pm
+from privmarket.market.bounds import fluid_bound
+from privmarket.market.scenarios import scenario
+from privmarket.mechanisms.learned.weights import load, shipped
+from privmarket.privacy.calibration import ReleaseFamily, noise_multiplier
+from privmarket.privacy.certificate import certify
+from privmarket.privacy.gaussian import literal_noise_multiplier
+
+ROOT = Path(__file__).parents[2]
+DELTA = 1e-5
+
+
+def sold(epsilon: float, count: int = 200) -> float:
+    """What `privmarket account --sale EPSILONxCOUNT` says."""
+    return certify([ReleaseFamily().event(epsilon)] * count, DELTA).epsilon
+
+
+def first_underestimate() -> float:
+    """The ε from which on the paper's formula adds too little noise."""
+    return float(brentq(lambda e: literal_noise_multiplier(e, DELTA) - noise_multiplier(e), 1.0, 20.0))
+
+
+STATED: list[tuple[str, str, Callable[[], float]]] = [
+    ("README.md", "200 sales of ε = 1 cost ε = {:.1f}, not 200", lambda: sold(1.0)),
+    ("docs/theory/privacy.md", "`privmarket account --sale 0.1x200` gives {:.1f}", lambda: sold(0.1)),
+    ("docs/theory/privacy.md", "`privmarket account --sale 5x200` gives {:.0f}", lambda: sold(5.0)),
+    (
+        "docs/theory/privacy.md",
+        "adds {:.0%} too much noise at ε = 1",
+        lambda: literal_noise_multiplier(1.0, DELTA) / noise_multiplier(1.0) - 1.0,
+    ),
+    ("docs/theory/privacy.md", "and from ε = {:.1f} on too little", first_underestimate),
+    ("docs/fidelity.md", "it under-noises from ε = {:.1f} on", first_underestimate),
+    (
+        "docs/theory/federated.md",
+        "lowers the noise that ε = 2.5 needs by a factor of {:.2f}",
+        lambda: noise_multiplier(2.5) / noise_multiplier(2.5, sampling_rate=0.25),
+    ),
+]
+
+
+def says(page: str, sentence: str, value: float) -> bool:
+    text = " ".join(page.split()).replace("%", " %").replace("  %", " %")
+    return sentence.format(value).replace("%", " %").replace("  %", " %") in text
+
+
+@pytest.mark.parametrize(
+    ("page", "sentence", "compute"), STATED, ids=lambda x: x[:40] if isinstance(x, str) else ""
+)
+def test_the_page_says_what_the_code_gives(page, sentence, compute):
+    assert says((ROOT / page).read_text(encoding="utf-8"), sentence, compute())
+
+
+def test_another_figure_would_be_found():
+    page, sentence, compute = STATED[0]
+    assert not says((ROOT / page).read_text(encoding="utf-8"), sentence, compute() + 0.1)
+
+
+def literal_row(clients: int) -> str:
+    """A row of fidelity's table about `mfg-regretnet:literal`: 20 markets, and what its weights' file says."""
+    name, law = "mfg-regretnet:literal", scenario("uniform")
+    types = law.sample(np.random.default_rng(clients), clients, (20,))
+    outcome = pm.mechanism(name).run(types, clients / 2)
+    shares = (outcome.epsilon / types.epsilon).sum(axis=-1).mean()
+    underpaid = (outcome.payment < types.valuation * types.epsilon).mean()
+    bought, bound = outcome.epsilon.sum(axis=-1).mean(), fluid_bound(law, clients, clients / 2)
+    spent = outcome.payment.sum(axis=-1).mean() / (clients / 2)
+    cases = load(shipped(name), name).facts["measured"]["cases"]
+    regret = next((f"{case['regret_share']:.0%}" for case in cases if case["clients"] == clients), "–")
+    return f"| {clients:,} | {shares:.3f} | {underpaid:.1%} | {bought:.2f} ({bound:.1f}) | {spent:.2f} | {regret} |"
+
+
+@pytest.mark.parametrize("clients", [10, 30, 100, 1000])
+def test_the_table_of_the_papers_letter(clients):
+    assert literal_row(clients) in (ROOT / "docs/fidelity.md").read_text(encoding="utf-8")
