@@ -27,6 +27,7 @@ class BrokerProcess:
         self.database, self.log, self.port = database, log, free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.operator_token = ""
+        self.patience_seconds = 300.0  # a machine that others load, or that stands still for a while, is no failure
         self.process: subprocess.Popen[bytes] | None = None
         self.starts = 0
 
@@ -36,19 +37,26 @@ class BrokerProcess:
         with self.log.open("ab") as out:
             self.process = subprocess.Popen([*command, "--rate", "100000"], stderr=out, stdout=out)
         self.starts += 1
-        deadline = time.monotonic() + 120
-        while time.monotonic() < deadline:
-            if self.process.poll() is not None:
+        deadline = time.monotonic() + self.patience_seconds
+        while not self._answers():
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                # Going on without a server once looked like a round that could not be opened.
                 raise RuntimeError(f"the broker did not start: {self.log.read_text()}")
-            # Its own word first: somebody else's server may have got the port in the meantime.
-            if self.log.read_text().count("listening on") >= self.starts:
-                with contextlib.suppress(httpx.TransportError):
-                    if httpx.get(f"{self.url}/health", timeout=5).status_code == 200:
-                        break
             time.sleep(0.05)
         for line in self.log.read_text().splitlines():
             if line.startswith("operator token"):
                 self.operator_token = line.rpartition(" ")[2]
+
+        if not self.operator_token:
+            raise RuntimeError(f"the broker made no operator: {self.log.read_text()}")
+
+    def _answers(self) -> bool:
+        # Its own word first: somebody else's server may have got the port in the meantime.
+        if self.log.read_text().count("listening on") < self.starts:
+            return False
+        with contextlib.suppress(httpx.TransportError):
+            return httpx.get(f"{self.url}/health", timeout=5).status_code == 200
+        return False
 
     def kill(self) -> None:
         """kill -9, at once."""

@@ -18,6 +18,7 @@ from privmarket.broker.schema import transfers
 from privmarket.broker.verify import verify
 from privmarket.cli import app
 from tests.integration import broker_kill
+from tests.integration.broker_process import BrokerProcess
 from tests.postgres import new_database
 from tests.unit.broker.market import Market, key, make_market
 
@@ -25,6 +26,15 @@ from tests.unit.broker.market import Market, key, make_market
 def test_kill_minus_nine(tmp_path: Path, database: str) -> None:
     figures = broker_kill.run(database, tmp_path, kills=2, seed=1)
     assert figures["acknowledged bids"] > 20
+
+
+def test_the_harness_does_not_go_on_without_a_server(tmp_path: Path) -> None:
+    # It once did, on a machine that stood still for a minute, and reported that no round could be opened.
+    server = BrokerProcess(f"sqlite:///{tmp_path}/market.db", tmp_path / "log")
+    server.patience_seconds = 0.0
+    with pytest.raises(RuntimeError, match="did not start"):
+        server.start()
+    server.kill()
 
 
 @pytest.fixture

@@ -95,7 +95,7 @@ After = Annotated[str | None, Query(max_length=80)]
 Limit = Annotated[int, Query(ge=1, le=views.PAGE_LIMIT)]
 
 _ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorShape} for status in (400, 401, 403, 404, 409, 413, 422, 429)
+    status: {"model": ErrorShape} for status in (400, 401, 403, 404, 409, 413, 422, 429, 503)
 }
 v1 = APIRouter(prefix="/v1", responses=_ERRORS)
 
@@ -338,7 +338,7 @@ def _known(request: Request, error: Exception) -> Response:
     status = error.status if isinstance(error, BrokerError) else 400
     if is_page(request):
         return error_page(request, status, error)
-    headers = {"WWW-Authenticate": "Bearer"} if status == 401 else None
+    headers = {401: {"WWW-Authenticate": "Bearer"}, 503: {"Retry-After": "1"}}.get(status)
     return JSONResponse(error_body(error.code, error.message, error.hint), status, headers)
 
 

@@ -1,14 +1,16 @@
 """Taking sealed bids, many in one transaction: each is checked on its own, all are durable together.
 
-A bid alone costs about ten statements and one flush of the disk. Bids that arrive together share both, so this
+Bids that arrive together share one flush of the disk and one look at everything that decides about them, so this
 takes a list; a list of one is the plain case. Callers may come by token: it is looked up in this same transaction,
 so a revocation that was acknowledged before, by whichever broker on this database, holds.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from privmarket.broker import chain, idempotency, people, sql, wallets
@@ -16,20 +18,30 @@ from privmarket.broker.database import Transaction
 from privmarket.broker.entropy import Entropy
 from privmarket.broker.errors import BrokerError, ConflictError, NotFoundError
 from privmarket.broker.people import Actor
-from privmarket.broker.rounds import require_state, terms_of
+from privmarket.broker.rounds import require_state
 from privmarket.errors import PrivmarketError
-from privmarket.federated.round import Offer, Round
+from privmarket.federated.round import Offer, Round, Terms
 from privmarket.privacy.calibration import ReleaseFamily
 
 Answer = dict[str, Any]
 VALUATION_LIMIT = 1e9  # all the money that the ledger takes, per unit of ε
 EPSILON_LEAST = 1e-4
-_ROUNDS = (
-    "SELECT r.id, r.number, r.state, r.bid_deadline_ms, r.budget_micro, t.epsilon_max, t.sampling_rate, t.steps, "
-    "t.delta FROM rounds r JOIN tasks t ON t.id = r.task_id WHERE r.id IN (?*)"
+# One row per bid, in their order: who asks, its wallet, the answer under this key, the bid to replace, the round.
+_FACTS = (
+    "SELECT p.id, p.role, k.scope, p.cap_epsilon, "
+    "EXISTS (SELECT 1 FROM awards a WHERE a.seller_id = p.id AND a.charge <> 'void'), "
+    "i.request_hash, i.response, b.id, "
+    "r.id, r.number, r.state, r.bid_deadline_ms, r.budget_micro, t.epsilon_max, t.sampling_rate, t.steps, t.delta "
+    "FROM asked q "
+    "LEFT JOIN tokens k ON k.token_hash = q.token_hash AND k.revoked_ms IS NULL "
+    "LEFT JOIN parties p ON p.id = COALESCE(k.party_id, q.party_id) "
+    "LEFT JOIN rounds r ON r.id = q.round_id LEFT JOIN tasks t ON t.id = r.task_id "
+    "LEFT JOIN idempotency i ON i.key_hash = q.key_hash AND i.actor = p.id "
+    "LEFT JOIN bids b ON b.round_id = r.id AND b.current = TRUE AND b.seller_id = p.id "
+    "ORDER BY q.place"
 )
-_STANDING = "SELECT round_id, seller_id FROM bids WHERE round_id IN (?*) AND current = TRUE AND seller_id IN (?*)"
-_REPLACE = "UPDATE bids SET current = FALSE WHERE round_id = ? AND current = TRUE AND seller_id IN (?*)"
+_COUNT = "UPDATE rounds SET bids = bids + ? WHERE id = ?"
+_REPLACE = "UPDATE bids SET current = FALSE WHERE id IN (?*)"
 _COLUMNS = (
     "round_id", "seller_id", "valuation", "epsilon", "data_size", "accuracy", "nonce", "commitment", "current",
     "created_ms",
@@ -62,107 +74,113 @@ class _OpenRound(NamedTuple):
     delta: float
 
 
-@dataclass(frozen=True)
-class _Admitted:
-    """A request whose caller may bid, with its place among the answers."""
+class _Facts(NamedTuple):
+    """What the database says about one bid."""
 
-    request: BidRequest
-    seller: str
-    entry: idempotency.Entry
+    actor: Actor | None
+    cap_epsilon: float
+    has_sold: bool
+    answered: tuple[str, str] | None
+    standing: int | None
+    round: _OpenRound | None
 
 
 @dataclass
 class _Book:
-    """What one transaction needs to know, read once for all its bids, and what it will write."""
+    """What one transaction learns from bid to bid, and what it will write."""
 
-    rounds: Mapping[str, _OpenRound]
-    machines: Mapping[str, Round]
-    wallets: Mapping[str, wallets.WalletRecord]
-    answered: dict[tuple[str, str], tuple[str, str]]
-    standing: set[tuple[str, str]]
-    rows: list[dict[str, Any]] = field(default_factory=list)
+    answered: dict[tuple[str, str], tuple[str, str]] = field(default_factory=dict)
     latest: dict[tuple[str, str], int] = field(default_factory=dict)
+    replaced: list[int] = field(default_factory=list)
+    added: Counter[str] = field(default_factory=Counter)
+    rows: list[dict[str, Any]] = field(default_factory=list)
     answers: list[tuple[idempotency.Entry, str]] = field(default_factory=list)
 
 
 def take_bids(tx: Transaction, requests: Sequence[BidRequest], entropy: Entropy) -> list[Answer | PrivmarketError]:
     """One answer or refusal per request, in their order; what is refused changes nothing."""
-    hashes = list(dict.fromkeys(request.token_hash for request in requests if request.actor is None))
-    actors = people.actors_of(tx.connection, hashes) if hashes else {}
-    admitted = [_admit(request, request.actor or actors.get(request.token_hash)) for request in requests]
-    book = _open_book(tx, [one for one in admitted if isinstance(one, _Admitted)])
-    results = [_answer(tx, book, one, entropy) if isinstance(one, _Admitted) else one for one in admitted]
+    book = _Book()
+    results: list[Answer | PrivmarketError] = []
+    for request, facts in zip(requests, _look_up(tx, requests), strict=True):
+        try:
+            results.append(_take(tx, book, request, facts, entropy))
+        except PrivmarketError as refusal:
+            results.append(refusal)
     _write(tx, book)
     return results
 
 
-def _admit(request: BidRequest, actor: Actor | None) -> _Admitted | PrivmarketError:
-    offer = request.offer
+def _look_up(tx: Transaction, requests: Sequence[BidRequest]) -> list[_Facts]:
+    asked: list[str] = []
+    for one in requests:
+        known = one.actor.party_id if one.actor else ""
+        asked += (one.token_hash, known, one.round_id, people.hash_token(one.key))
+    rows = sql.run(tx.connection, _facts_of(len(requests)), *asked)
+    return [_facts(request, row) for request, row in zip(requests, rows, strict=True)]
+
+
+@lru_cache(maxsize=1024)
+def _facts_of(requests: int) -> str:
+    places = ", ".join(f"({place}, ?, ?, ?, ?)" for place in range(requests))
+    return f"WITH asked (place, token_hash, party_id, round_id, key_hash) AS (VALUES {places}) {_FACTS}"
+
+
+def _facts(request: BidRequest, row: tuple[Any, ...]) -> _Facts:
+    party_id, role, scope, cap, has_sold, request_hash, response, standing, *round_ = row
+    actor = request.actor or (None if party_id is None else Actor(party_id, role, scope))
+    answered = None if response is None else (request_hash, response)
+    return _Facts(
+        actor, cap, bool(has_sold), answered, standing, None if round_[0] is None else _OpenRound(*round_)
+    )
+
+
+def _take(tx: Transaction, book: _Book, request: BidRequest, facts: _Facts, entropy: Entropy) -> Answer:
+    """The answer to one bid; every reason to refuse it is here or below."""
+    offer, actor = request.offer, facts.actor
+    if actor is None:
+        raise people.unknown_token()
+    people.require(actor, "seller")
+    people.require_full_scope(actor)
     asked = ("bid", request.round_id, offer.valuation, offer.epsilon, offer.data_size, offer.accuracy)
-    try:
-        if actor is None:
-            raise people.unknown_token()
-        people.require(actor, "seller")
-        people.require_full_scope(actor)
-        return _Admitted(request, actor.party_id, idempotency.entry(actor.party_id, request.key, asked))
-    except PrivmarketError as refusal:
-        return refusal
-
-
-def _open_book(tx: Transaction, admitted: Sequence[_Admitted]) -> _Book:
-    if not admitted:
-        return _Book({}, {}, {}, {}, set())
-    answered = idempotency.find(tx, [one.entry for one in admitted])
-    found = _rounds(tx, {one.request.round_id for one in admitted})
-    machines = {name: Round.publish(terms_of(row, row.number, row.budget_micro)) for name, row in found.items()}
-    sellers = sorted({one.seller for one in admitted})
-    records = wallets.of_sellers(tx.connection, sellers)
-    return _Book(found, machines, records, answered, _standing(tx, sorted(found), sellers))
-
-
-def _rounds(tx: Transaction, round_ids: set[str]) -> dict[str, _OpenRound]:
-    """Each round beside the terms of its task."""
-    rows = sql.run(tx.connection, _ROUNDS, sorted(round_ids))
-    return {row[0]: _OpenRound(*row) for row in rows}
-
-
-def _standing(tx: Transaction, round_ids: list[str], sellers: list[str]) -> set[tuple[str, str]]:
-    """(round, seller) of the bids that a new one would replace."""
-    if not round_ids:
-        return set()
-    return {(row[0], row[1]) for row in sql.run(tx.connection, _STANDING, round_ids, sellers)}
-
-
-def _answer(tx: Transaction, book: _Book, one: _Admitted, entropy: Entropy) -> Answer | PrivmarketError:
-    try:
-        first = idempotency.first_answer(one.entry, book.answered)
-        if first is not None:
-            return first
-        round_id = _checked_round(tx, book, one)
-    except PrivmarketError as refusal:
-        return refusal
-    answer = _seal(tx, book, round_id, one.seller, one.request.offer, entropy(16).hex())
+    entry = idempotency.entry(actor.party_id, request.key, asked)
+    if facts.answered is not None:
+        book.answered.setdefault(entry.place, facts.answered)
+    first = idempotency.first_answer(entry, book.answered)
+    if first is not None:
+        return first
+    _check(tx, request, actor.party_id, facts)
+    answer = _seal(tx, book, actor.party_id, request, facts.standing, entropy(16).hex())
     kept = chain.canonical(answer)
-    book.answers.append((one.entry, kept))
-    book.answered[one.entry.place] = one.entry.request_hash, kept
+    book.answers.append((entry, kept))
+    book.answered[entry.place] = entry.request_hash, kept
     return answer
 
 
-def _checked_round(tx: Transaction, book: _Book, one: _Admitted) -> str:
-    """The round that takes this bid; every reason to refuse it is here."""
-    round_, offer = book.rounds.get(one.request.round_id), one.request.offer
+def _check(tx: Transaction, request: BidRequest, seller: str, facts: _Facts) -> None:
+    round_, offer = facts.round, request.offer
     if round_ is None:
-        raise NotFoundError(f"no round {one.request.round_id}", "GET /v1/tasks lists what is offered")
+        raise NotFoundError(f"no round {request.round_id}", "GET /v1/tasks lists what is offered")
     require_state(round_, "open")
     if tx.now_ms >= round_.bid_deadline_ms:
         raise ConflictError(f"round {round_.id} stopped taking bids", "wait for the next round")
-    book.machines[round_.id].bid({one.seller: offer})
+    _machine(*round_[4:], number=round_.number).bid({seller: offer})
     _refuse_extremes(offer)
-    _refuse_empty_wallet(book.wallets[one.seller], round_, offer.epsilon)
-    return str(round_.id)
+    if facts.has_sold or offer.epsilon > facts.cap_epsilon:
+        _refuse_empty_wallet(tx, seller, round_, offer.epsilon)
 
 
-def _seal(tx: Transaction, book: _Book, round_id: str, seller: str, offer: Offer, nonce: str) -> Answer:
+@lru_cache(maxsize=256)
+def _machine(
+    budget_micro: int, epsilon_max: float, sampling_rate: float, steps: int, delta: float, *, number: int
+) -> Round:
+    """The pure machine of an open round; rounds do not change, so neither does it."""
+    return Round.publish(Terms(number, budget_micro, ReleaseFamily(sampling_rate, steps, delta), epsilon_max))
+
+
+def _seal(
+    tx: Transaction, book: _Book, seller: str, request: BidRequest, standing: int | None, nonce: str
+) -> Answer:
+    round_id, offer = request.round_id, request.offer
     # As floats, which is how they are stored: the commitment must open to the same digits.
     fields = {
         "valuation": float(offer.valuation),
@@ -175,21 +193,23 @@ def _seal(tx: Transaction, book: _Book, round_id: str, seller: str, offer: Offer
     before = book.latest.get(place)
     if before is not None:  # the same seller twice in one transaction
         book.rows[before]["current"] = False
+    elif standing is not None:
+        book.replaced.append(standing)
+    else:
+        book.added[round_id] += 1
     book.latest[place] = len(book.rows)
     row = {"round_id": round_id, "seller_id": seller, "nonce": nonce, "commitment": sealed, "current": True}
     book.rows.append({**row, **fields, "created_ms": tx.now_ms})
     tx.log_as(seller, "bid.placed", round_id, seller=seller, commitment=sealed)
-    replaced = before is not None or place in book.standing
+    replaced = before is not None or standing is not None
     return {"round_id": round_id, "commitment": sealed, "nonce": nonce, "replaced": replaced, **fields}
 
 
 def _write(tx: Transaction, book: _Book) -> None:
-    replaced: dict[str, list[str]] = {}
-    for round_id, seller in book.latest:
-        if (round_id, seller) in book.standing:
-            replaced.setdefault(round_id, []).append(seller)
-    for round_id, sellers in replaced.items():
-        sql.run(tx.connection, _REPLACE, round_id, sellers)
+    if book.replaced:
+        sql.run(tx.connection, _REPLACE, book.replaced)
+    for round_id, count in book.added.items():
+        sql.run(tx.connection, _COUNT, count, round_id)
     sql.run_many(tx.connection, _INSERT, [tuple(row[name] for name in _COLUMNS) for row in book.rows])
     idempotency.remember(tx, book.answers)
 
@@ -211,11 +231,10 @@ def _refuse_extremes(offer: Offer) -> None:
         raise BrokerError(f"accuracy is {offer.accuracy}", "give a share between 0 and 1")
 
 
-def _refuse_empty_wallet(record: wallets.WalletRecord, terms: _OpenRound, epsilon: float) -> None:
+def _refuse_empty_wallet(tx: Transaction, seller: str, round_: _OpenRound, epsilon: float) -> None:
     """A courtesy: the binding check is at clearing, where the offer is trimmed to what still fits."""
-    if not record.events and epsilon <= record.cap_epsilon:
-        return
-    family = ReleaseFamily(terms.sampling_rate, terms.steps, terms.delta)
+    record = wallets.of_sellers(tx.connection, [seller])[seller]
+    family = ReleaseFamily(round_.sampling_rate, round_.steps, round_.delta)
     if wallets.restore([record]).trim(family, epsilon)[0] == 0:
         error = ConflictError("the wallet has nothing left to sell", "GET /v1/me shows what remains")
         error.code = "wallet-exhausted"

@@ -16,6 +16,7 @@ from privmarket.broker.bidding import BidRequest
 from privmarket.broker.database import Clock, Database, Transaction, wall_clock_ms
 from privmarket.broker.entropy import Entropy, identifier
 from privmarket.broker.errors import BrokerError, ConflictError, ForbiddenError, NotFoundError
+from privmarket.broker.fairness import no_collection
 from privmarket.broker.guard import version_of
 from privmarket.broker.people import ANONYMOUS, MONEY_LIMIT_MICRO, SYSTEM, Actor, require
 from privmarket.broker.schema import parties, tasks, tokens
@@ -148,9 +149,11 @@ class Broker:
             raise result
         return result
 
-    def take_bids(self, requests: Sequence[BidRequest]) -> list[Answer | PrivmarketError]:
+    def take_bids(
+        self, requests: Sequence[BidRequest], *, patient: bool = True
+    ) -> list[Answer | PrivmarketError]:
         """Sealed bids of many sellers in one durable transaction; one answer or refusal each."""
-        with self.database.write(SYSTEM.party_id) as tx:
+        with self.database.write(SYSTEM.party_id, patient=patient) as tx:
             return bidding.take_bids(tx, requests, self.entropy)
 
     def close_round(self, actor: Actor, round_id: str, key: str) -> Answer:
@@ -160,7 +163,8 @@ class Broker:
 
     def _clear(self, tx: Transaction, actor: Actor, round_id: str) -> Answer:
         round_, task = _own_round(tx, actor, round_id)
-        return rounds.clear(tx, round_, task, self.make_mechanism)
+        with no_collection():
+            return rounds.clear(tx, round_, task, self.make_mechanism)
 
     def claim_delivery(self, actor: Actor, round_id: str, update_sha256: str, key: str) -> Answer:
         """A seller says that its update is delivered."""
@@ -247,23 +251,19 @@ class Broker:
     def _with_token(
         self, actor: Actor, key: str, request: tuple[Any, ...], command: Callable[[Transaction], Answer], scope: str
     ) -> Answer:
-        """Like `_write`, for answers that carry a new token: a repeat gets a fresh one and ends the first.
+        """Like `_write`, for answers that carry a new token: a repeat gets another one for the same party.
 
-        The token itself is stored nowhere, so it cannot be repeated; the party it belongs to is the same.
+        The token itself is stored nowhere, so it cannot be repeated. The first stays good: a request that its own
+        repeat overtook would otherwise end the token that the caller was given.
         """
         people.require_full_scope(actor)
         entry = idempotency.entry(actor.party_id, key, request)
         with self.database.write(actor.party_id) as tx:
             answer = idempotency.first_answer(entry, idempotency.find(tx, [entry]))
-            if answer is not None:
-                people.revoke(tx, SYSTEM, answer["token_id"])
-            else:
+            if answer is None:
                 answer = command(tx)
                 idempotency.remember(tx, [(entry, chain.canonical(answer))])
-            minted = people.mint(tx, self.entropy, answer["id"], scope)
-            answer |= {"token_id": minted["token_id"], "scope": scope}
-            idempotency.replace(tx, entry, answer)
-            return {**answer, "token": minted["token"]}
+            return {**answer, **people.mint(tx, self.entropy, answer["id"], scope)}
 
     def first_operator(self) -> str | None:
         """Makes the first operator and returns its token; None where one exists already."""

@@ -12,6 +12,7 @@ from sqlalchemy import Connection, Row
 from privmarket.broker import sql
 
 GENESIS = "0" * 64
+Head = tuple[int, str, int]  # seq, hash and at_ms of the last entry
 _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
@@ -34,14 +35,14 @@ _ENTRY = ("seq", "at_ms", "actor", "kind", "subject", "details", "previous", "ha
 _INSERT = f"INSERT INTO audit ({', '.join(_ENTRY)}) VALUES ({', '.join('?' * len(_ENTRY))})"
 
 
-def lock_head(connection: Connection) -> tuple[int, str, int]:
-    """(seq, hash, at_ms) of the last entry; nobody else can write until this transaction ends."""
+def lock_head(connection: Connection) -> Head:
+    """The last entry; nobody else can write until this transaction ends."""
     lock = "" if connection.dialect.name == "sqlite" else " FOR UPDATE"  # SQLite's BEGIN IMMEDIATE locks already
     ((seq, own, at_ms),) = sql.run(connection, f"SELECT seq, hash, at_ms FROM chain_head{lock}")
     return int(seq), str(own), int(at_ms)
 
 
-def append(connection: Connection, entries: list[dict[str, Any]], head: tuple[int, str, int]) -> None:
+def append(connection: Connection, entries: list[dict[str, Any]], head: Head) -> None:
     """Writes entries after `head` and moves it. Each entry has at_ms, actor, kind, subject, details."""
     seq, previous, at_ms = head
     rows = []

@@ -10,14 +10,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Engine, create_engine, event, inspect, make_url
-from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+from sqlalchemy import Connection, Engine, RootTransaction, create_engine, event, inspect, make_url
+from sqlalchemy.exc import ArgumentError, OperationalError, SQLAlchemyError, TimeoutError
 
-from privmarket.broker import chain
-from privmarket.broker.errors import DatabaseError
+from privmarket.broker import chain, sql
+from privmarket.broker.errors import DatabaseError, UnavailableError
+from privmarket.errors import PrivmarketError
 
-REVISION = "0002"  # the newest file below migrations/versions
+PATIENCE_SECONDS = 30.0  # how long a write waits for a broker in another process before it answers "busy"
+_POLL_SECONDS = 0.005
+REVISION = "0003"  # the newest file below migrations/versions
 Clock = Callable[[], int]
+# Result codes of SQLite that say nothing about the statement: busy, locked, I/O, full, cannot open, protocol.
+_SQLITE_BUSY = 5
+_SQLITE_PASSES = (_SQLITE_BUSY, 6, 10, 13, 14, 15)
 _MIGRATIONS = Path(__file__).parent / "migrations"
 
 
@@ -59,8 +65,9 @@ class Database:
         """`url`: sqlite:///FILE or postgresql+psycopg://USER@HOST/NAME. Tables are made or brought up to date."""
         try:
             self.engine = _engine(url)
-            migrate(self.engine)
-        except (ArgumentError, SQLAlchemyError, ImportError) as error:
+            with self._failures_named():
+                migrate(self.engine)
+        except (ArgumentError, SQLAlchemyError, ImportError, UnavailableError) as error:
             shown = url.split("@")[-1]  # a password never reaches a message
             raise DatabaseError(
                 f"cannot open database {shown}: {type(error).__name__}",
@@ -68,29 +75,97 @@ class Database:
             ) from error
         self._clock = clock
         self._writer = threading.Lock()  # queues threads here rather than in SQLite's polling busy handler
+        # Kept between writes: taking one from the pool each time costs as much as half the statements of a bid.
+        self._writing: Connection | None = None
 
     @contextmanager
-    def write(self, actor: str) -> Iterator[Transaction]:
-        """One serial, durable transaction; everything or nothing."""
-        with (
-            self._writer,
-            self.engine.connect().execution_options(privmarket_write=True) as connection,
-            connection.begin(),
-        ):
-            head = chain.lock_head(connection)
-            transaction = Transaction(connection, max(self._clock(), head[2]), actor)
-            yield transaction
-            if transaction.entries:
-                chain.append(connection, transaction.entries, head)
+    def write(self, actor: str, *, patient: bool = True) -> Iterator[Transaction]:
+        """One serial, durable transaction; everything or nothing. The impatient do not wait for other writers."""
+        if not self._writer.acquire(blocking=patient):
+            raise UnavailableError("somebody else is writing", "send the same again")
+        try:
+            with self._failures_named():
+                begun, head = self._begin(patient)
+                try:
+                    with begun:
+                        transaction = Transaction(begun.connection, max(self._clock(), head[2]), actor)
+                        yield transaction
+                        if transaction.entries:
+                            chain.append(begun.connection, transaction.entries, head)
+                except PrivmarketError:  # refused and rolled back; the connection is as good as before
+                    raise
+                except BaseException:
+                    self._let_go()
+                    raise
+        finally:
+            self._writer.release()
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
         """A consistent view of one moment."""
-        with self.engine.connect() as connection:
+        with self._failures_named(), self.engine.connect() as connection:
             if connection.dialect.name != "sqlite":
                 connection = connection.execution_options(isolation_level="REPEATABLE READ")
             with connection.begin():
                 yield connection
+
+    def _begin(self, patient: bool) -> tuple[RootTransaction, chain.Head]:
+        """A transaction that holds the write lock, on the kept connection or a fresh one."""
+        if self._writing is not None:
+            try:
+                return self._lock(self._writing, patient)
+            except Exception:
+                # A server that was restarted since the last write closed this connection: nothing is lost yet.
+                lost = getattr(self._writing.connection.dbapi_connection, "closed", False)
+                self._let_go()
+                if not lost:
+                    raise
+        try:
+            self._writing = self.engine.connect().execution_options(privmarket_write=True)
+            if self.is_embedded:
+                sql.run(self._writing, "PRAGMA busy_timeout = 0")  # who waits, and how long, is decided in `_lock`
+            return self._lock(self._writing, patient)
+        except BaseException:
+            self._let_go()
+            raise
+
+    def _lock(self, connection: Connection, patient: bool) -> tuple[RootTransaction, chain.Head]:
+        give_up = time.monotonic() + PATIENCE_SECONDS
+        while True:
+            try:
+                return connection.begin(), chain.lock_head(connection)
+            except Exception as error:
+                busy = getattr(error, "sqlite_errorcode", 0) & 0xFF == _SQLITE_BUSY
+                if not (busy and patient) or time.monotonic() > give_up:
+                    raise
+            time.sleep(_POLL_SECONDS)  # a broker in another process is writing to the same file
+
+    def _let_go(self) -> None:
+        """Ends the kept connection; the next write opens another."""
+        if self._writing is not None:
+            connection, self._writing = self._writing, None
+            connection.invalidate()
+            connection.close()
+
+    @contextmanager
+    def _failures_named(self) -> Iterator[None]:
+        """A database that is busy, full or away becomes one error that says so, from whichever layer it comes."""
+        driver = self.engine.dialect.loaded_dbapi
+        try:
+            yield
+        except (OperationalError, TimeoutError, driver.OperationalError) as error:
+            origin = getattr(error, "orig", None) or error
+            if getattr(origin, "sqlite_errorcode", _SQLITE_BUSY) & 0xFF not in _SQLITE_PASSES:
+                raise  # a statement that SQLite does not understand is no weather
+            raise UnavailableError(
+                f"the database did not take this: {type(origin).__name__}",
+                "it is busy, full or away; send the same again, under the same key",
+            ) from error
+
+    @property
+    def is_embedded(self) -> bool:
+        """Whether the database lives in this process: nothing to wait for but the disk and other writers."""
+        return self.engine.dialect.name == "sqlite"
 
     def now_ms(self) -> int:
         """The machine's clock."""
@@ -98,15 +173,19 @@ class Database:
 
     def close(self) -> None:
         """Lets go of all connections."""
+        with self._writer:
+            self._let_go()
         self.engine.dispose()
 
 
 def _engine(url: str) -> Engine:
     if not make_url(url).drivername.startswith("sqlite"):
-        return create_engine(url, pool_size=10, max_overflow=30, pool_pre_ping=True)
-    engine = create_engine(
-        url, pool_size=10, max_overflow=60, connect_args={"check_same_thread": False, "timeout": 30}
-    )
+        patience = f"-c lock_timeout={round(1000 * PATIENCE_SECONDS)}"
+        return create_engine(
+            url, pool_size=10, max_overflow=30, pool_pre_ping=True, connect_args={"options": patience}
+        )
+    settings = {"check_same_thread": False, "timeout": PATIENCE_SECONDS}
+    engine = create_engine(url, pool_size=10, max_overflow=60, connect_args=settings)
     event.listen(engine, "connect", _set_up_sqlite)
     event.listen(engine, "begin", _begin_sqlite)
     return engine
@@ -121,7 +200,7 @@ def _set_up_sqlite(connection: Any, _: Any) -> None:
 def _begin_sqlite(connection: Connection) -> None:
     writing = connection.get_execution_options().get("privmarket_write", False)
     # IMMEDIATE takes the write lock now: a read that turns into a write later could be refused halfway.
-    connection.exec_driver_sql("BEGIN IMMEDIATE" if writing else "BEGIN")
+    sql.run(connection, "BEGIN IMMEDIATE" if writing else "BEGIN")
 
 
 def migrate(engine: Engine) -> None:

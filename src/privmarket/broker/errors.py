@@ -59,3 +59,10 @@ class DatabaseError(BrokerError):
 
     code = "bad-database"
     status = 500
+
+
+class UnavailableError(BrokerError):
+    """A database that is busy, full or away for now. Sending the same again under the same key is safe."""
+
+    code = "unavailable"
+    status = 503

@@ -11,13 +11,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import update
-
 from privmarket.broker import chain, sql
 from privmarket.broker.database import Transaction
 from privmarket.broker.errors import BrokerError, IdempotencyError
 from privmarket.broker.people import hash_token
-from privmarket.broker.schema import idempotency
 
 Answer = dict[str, Any]
 _KEY_LENGTHS = range(8, 201)
@@ -73,9 +70,3 @@ def remember(tx: Transaction, answers: Iterable[tuple[Entry, str]]) -> None:
     """Keeps answers, as JSON, for repeats."""
     rows = [(one.actor, one.key_hash, one.request_hash, answer, tx.now_ms) for one, answer in answers]
     sql.run_many(tx.connection, _INSERT, rows)
-
-
-def replace(tx: Transaction, one: Entry, answer: Answer) -> None:
-    """Changes a kept answer: only for answers that carry a token, which a repeat replaces."""
-    mine = (idempotency.c.actor == one.actor) & (idempotency.c.key_hash == one.key_hash)
-    tx.connection.execute(update(idempotency).where(mine).values(response=chain.canonical(answer)))

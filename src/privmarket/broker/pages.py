@@ -333,8 +333,9 @@ def privacy(request: Request) -> Response:
         else:
             found = {"next": None}
             sellers = [views.me(connection, actor.party_id)] if actor.role == "seller" else []
+        kept = views.wallets_of(connection, [seller["id"] for seller in sellers]) if sellers else {}
         for seller in sellers:
-            seller["wallet"] = views.wallet(connection, seller["id"])
+            seller["wallet"] = kept[seller["id"]]
         own = plots.own_spending(connection, sellers[0]) if actor.role == "seller" else None
     drawn = [own if actor.role == "seller" else plots.wallets_left(sellers)]
     return _show(request, "privacy.html", actor=actor, sellers=sellers, next=found["next"], plots=drawn)

@@ -15,39 +15,34 @@ from privmarket.broker.people import Actor
 
 Answer = dict[str, Any]
 _DOTS = 400
-_EXACT = 1000  # rows that a plot reads as they are
 _STEPS = 40
-Sample = tuple[str, tuple[list[int], ...]]  # a clause for SQL, and its parameters
+# Names of sellers are random and indexed within each round, so the first thousand in their order are a random
+# thousand: a page must not read a hundred thousand rows to draw a few hundred dots.
+_SAMPLE = "ORDER BY seller_id LIMIT 1000"
 
 
 def of_round(connection: Connection, actor: Actor, round_: Answer, now_ms: int) -> list[Chart | None]:
     """Where the budget is, how bids came in, who sells at what price. Nothing for sellers."""
     if actor.role == "seller":
         return []
-    sample = _sample(connection, "bids", round_["id"], "AND current = TRUE") if round_["bids"] else ("", ())
     return [
         where_the_budget_went(round_),
-        bids_over_time(connection, round_, now_ms, sample),
-        who_sells(connection, actor, round_, sample),
+        bids_over_time(connection, round_, now_ms),
+        who_sells(connection, actor, round_),
     ]
 
 
-def bids_over_time(connection: Connection, round_: Answer, now_ms: int, sample: Sample) -> Chart | None:
+def bids_over_time(connection: Connection, round_: Answer, now_ms: int) -> Chart | None:
     """How many bids had come in, over the time since the round opened; never who or what."""
     if not round_["bids"]:
         return None
-    chosen, ids = sample
-    rows = sql.run(
-        connection,
-        f"SELECT created_ms FROM bids WHERE round_id = ? AND current = TRUE {chosen} ORDER BY id",
-        round_["id"],
-        *ids,
-    )
-    if not rows:
+    query = f"SELECT created_ms FROM bids WHERE round_id = ? AND current = TRUE {_SAMPLE}"
+    times = sorted(at for (at,) in sql.run(connection, query, round_["id"]))
+    if not times:
         return None
-    end = min(now_ms, round_["bid_deadline_ms"]) if round_["state"] == "open" else rows[-1][0]
-    start, each = round_["opened_ms"], round_["bids"] / len(rows)
-    points = [(0.0, 0.0), *((float(at - start), (i + 1) * each) for i, (at,) in enumerate(rows))]
+    end = min(now_ms, round_["bid_deadline_ms"]) if round_["state"] == "open" else times[-1]
+    start, each = round_["opened_ms"], round_["bids"] / len(times)
+    points = [(0.0, 0.0), *((float(at - start), (i + 1) * each) for i, at in enumerate(times))]
     points.append((float(max(end - start, points[-1][0] + 1)), points[-1][1]))
     ends = ("opened", _clock(end))
     return charts.line(
@@ -61,51 +56,26 @@ def _thinned(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
     return [*points[:-1:apart], points[-1]]
 
 
-def _sample(
-    connection: Connection, table: str, round_id: str, which: str = ""
-) -> tuple[str, tuple[list[int], ...]]:
-    """A clause that picks rows of a round: all of a small one, else evenly spaced ones, found by number.
-
-    A page must not read a hundred thousand rows to draw four hundred dots.
-    """
-    ((count, low, high),) = sql.run(
-        connection, f"SELECT count(*), min(id), max(id) FROM {table} WHERE round_id = ? {which}", round_id
-    )
-    if count <= _EXACT:
-        return "", ()
-    return "AND id IN (?*)", (sorted({low + i * (high - low) // (_DOTS - 1) for i in range(_DOTS)}),)
-
-
-def who_sells(connection: Connection, actor: Actor, round_: Answer, sample: Sample) -> Chart | None:
+def who_sells(connection: Connection, actor: Actor, round_: Answer) -> Chart | None:
     """Each sale as a dot: ε against the price per unit. Operators see the offers that lost, too."""
     if round_["state"] == "open" or not round_["sellers"]:
         return None
-    chosen, ids = _sample(connection, "awards", round_["id"])
-    sold = sql.run(
-        connection,
-        f"SELECT epsilon, payment_micro, seller_id FROM awards WHERE round_id = ? {chosen}",
-        round_["id"],
-        *ids,
-    )
+    query = f"SELECT epsilon, payment_micro, seller_id FROM awards WHERE round_id = ? {_SAMPLE}"
+    sold = sql.run(connection, query, round_["id"])
     groups = {"won": [(e, p / 1e6 / e, f"{name}: ε {e:.3g} for {p / 1e6:.6g}") for e, p, name in sold]}
     if actor.role == "operator":
         ceiling = 3 * max((y for _, y, _ in groups["won"]), default=math.inf)
-        groups["lost"] = _lost(connection, round_["id"], sample, ceiling)
+        groups["lost"] = _lost(connection, round_["id"], ceiling)
     if not any(groups.values()):
         return None
     legend = {"won": "sells, at the price it gets", "lost": "does not sell, at the price it asked"}
     return charts.scatter("Price per unit of ε against ε", groups, x_name="ε", legend=legend)
 
 
-def _lost(connection: Connection, round_id: str, sample: Sample, ceiling: float) -> list[tuple[float, float, str]]:
+def _lost(connection: Connection, round_id: str, ceiling: float) -> list[tuple[float, float, str]]:
     """Offers that did not sell, up to a price that leaves the others readable."""
-    chosen, ids = sample
-    offers = sql.run(
-        connection,
-        f"SELECT epsilon, valuation, seller_id FROM bids WHERE round_id = ? AND current = TRUE {chosen}",
-        round_id,
-        *ids,
-    )
+    query = f"SELECT epsilon, valuation, seller_id FROM bids WHERE round_id = ? AND current = TRUE {_SAMPLE}"
+    offers = sql.run(connection, query, round_id)
     names = [name for _, _, name in offers]
     sellers = sql.run(
         connection, "SELECT seller_id FROM awards WHERE round_id = ? AND seller_id IN (?*)", round_id, names

@@ -6,10 +6,7 @@ import logging
 import threading
 from types import TracebackType
 
-from sqlalchemy.exc import SQLAlchemyError
-
 from privmarket.broker.broker import Broker
-from privmarket.errors import PrivmarketError
 
 _log = logging.getLogger(__name__)
 
@@ -38,6 +35,6 @@ class Scheduler:
         while not self._stop.wait(self._seconds):
             try:
                 self._broker.tick()
-            # A database that is away for a moment must not end the thread: the next tick tries again.
-            except (PrivmarketError, SQLAlchemyError) as error:
+            # A database that is away for a moment, or one bad round, must not end the thread: it tries again.
+            except Exception as error:
                 _log.warning("deadlines: %s", type(error).__name__)

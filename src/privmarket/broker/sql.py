@@ -34,7 +34,7 @@ def run_many(connection: Connection, statement: str, rows: Sequence[tuple[Any, .
 
 
 def _cursor(connection: Connection) -> Any:
-    hook = connection.engine.get_execution_options().get(BEFORE_STATEMENT)
+    hook = connection.get_execution_options().get(BEFORE_STATEMENT)
     if hook is not None:
         hook()
     return connection.connection.cursor()

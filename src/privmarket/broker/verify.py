@@ -7,7 +7,7 @@ payments. What the replay owes must be what the ledger holds, account by account
 from __future__ import annotations
 
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -227,6 +227,10 @@ def _compare_bids(replay: _Replay, entries: Any) -> None:
     last = {(round_id, seller): sealed for round_id, seller, sealed in logged}
     if {(r.round_id, r.seller_id): r.commitment for r in rows if r.current} != last:
         raise _Difference("bids: one that was replaced counts, or one that counts was withdrawn")
+    counts = Counter(round_id for round_id, _ in last)
+    for row in replay.connection.execute(select(rounds_table.c.id, rounds_table.c.bids)):
+        if row.bids != counts[row.id]:
+            raise _Difference(f"round {row.id}: says {row.bids} bids, {counts[row.id]} count")
 
 
 def _compare_totals(replay: _Replay) -> None:

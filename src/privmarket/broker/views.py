@@ -7,6 +7,7 @@ operators see everything, but sealed bids only once the auction is over.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import Connection, Row, Select, and_, func, or_, select
@@ -62,7 +63,15 @@ def me(connection: Connection, party_id: str) -> Answer:
 
 def wallet(connection: Connection, seller_id: str) -> Answer:
     """Cap, δ, what was spent by the accountant, and the share that the filter has left."""
-    record = wallets.of_sellers(connection, [seller_id])[seller_id]
+    return wallets_of(connection, [seller_id])[seller_id]
+
+
+def wallets_of(connection: Connection, seller_ids: Sequence[str]) -> dict[str, Answer]:
+    """The same for several sellers, read together."""
+    return {name: _wallet(record) for name, record in wallets.of_sellers(connection, seller_ids).items()}
+
+
+def _wallet(record: wallets.WalletRecord) -> Answer:
     return {
         "cap_epsilon": record.cap_epsilon,
         "delta": record.delta,
@@ -116,13 +125,13 @@ def round_list(connection: Connection, actor: Actor, task_id: str, after: str | 
     task(connection, actor, task_id)
     query = select(rounds).where(rounds.c.task_id == task_id)
     found = page(connection, query, rounds.c.number, None, after, limit)
-    return {**found, "items": [_round(connection, actor, item) for item in found["items"]]}
+    return {**found, "items": [_round(actor, item) for item in found["items"]]}
 
 
 def one_round(connection: Connection, actor: Actor, round_id: str) -> Answer:
     """One round, as the caller's role may see it."""
     row = visible_round(connection, actor, round_id)
-    return _round(connection, actor, dict(row._mapping))
+    return _round(actor, dict(row._mapping))
 
 
 def visible_round(connection: Connection, actor: Actor, round_id: str) -> Row[Any]:
@@ -134,15 +143,10 @@ def visible_round(connection: Connection, actor: Actor, round_id: str) -> Row[An
     return row
 
 
-def _round(connection: Connection, actor: Actor, fields: Answer) -> Answer:
+def _round(actor: Actor, fields: Answer) -> Answer:
     hidden = {"seed"} if fields["state"] == "open" or actor.role != "operator" else set()
     if actor.role == "seller":
         hidden |= {"bids", "sellers", "awarded_micro", "paid_micro", "total_epsilon", "fault"}
-    elif fields["state"] == "open":
-        sealed = (
-            select(func.count()).select_from(bids).where(bids.c.round_id == fields["id"], bids.c.current.is_(True))
-        )
-        fields["bids"] = int(connection.execute(sealed).scalar_one())
     return {name: value for name, value in fields.items() if name not in hidden}
 
 

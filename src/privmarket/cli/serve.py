@@ -55,7 +55,9 @@ def _run(
 
     from privmarket.broker.api import ServiceSettings, create_app
     from privmarket.broker.broker import Broker
+    from privmarket.broker.fairness import take_short_turns
 
+    take_short_turns()
     broker = Broker(database)
     token = broker.first_operator()
     if token is not None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-import shutil
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -14,9 +13,10 @@ from fastapi.testclient import TestClient
 
 import privmarket as pm
 from privmarket.broker.api import ServiceSettings, create_app
-from privmarket.broker.broker import Broker
 from privmarket.broker.client import BrokerCallError
 from privmarket.broker.limits import RateLimit
+from privmarket.broker.schema import chain_head, metadata
+from tests.postgres import new_database
 from tests.unit.broker.market import TASK, Market, key, make_market
 
 SETTINGS = ServiceSettings(tick_seconds=0, requests_per_second=1e6, burst=1e6, body_limit_bytes=20_000)
@@ -139,36 +139,59 @@ def test_every_route_has_a_rule(service: Service) -> None:
     assert api_routes(service) == set(RULES) | PUBLIC | PAGE_ROUTES
 
 
-@pytest.fixture(scope="module")
-def scene(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Service, dict[str, str]]:
-    """One market with an open round, as a file that can be copied for each attempt."""
-    path = tmp_path_factory.mktemp("scene") / "market.db"
-    service = Service(make_market(f"sqlite:///{path}"))
-    market = service.market
-    round_id = market.open()
-    market.bid_all(round_id)
-    with market.broker.database.read() as connection:
-        task_id = str(connection.exec_driver_sql("SELECT id FROM tasks").scalar())
-    token_id = market.broker.mint_token(market.sellers[0], "full", key())["token_id"]
-    market.broker.database.close()
-    names = {"round_id": round_id, "task_id": task_id, "party_id": market.sellers[0].party_id, "token_id": token_id}
-    return path, service, names
+class Scene:
+    """One market with an open round, which each attempt finds as the first one did."""
+
+    def __init__(self, database: str) -> None:
+        self.service = Service(make_market(database))
+        market = self.service.market
+        round_id = market.open()
+        market.bid_all(round_id)
+        self.engine = market.broker.database.engine
+        with self.engine.connect() as connection:
+            task_id = str(connection.exec_driver_sql("SELECT id FROM tasks").scalar())
+        token_id = market.broker.mint_token(market.sellers[0], "full", key())["token_id"]
+        self.names = {"round_id": round_id, "task_id": task_id, "token_id": token_id}
+        self.names["party_id"] = market.sellers[0].party_id
+        with self.engine.connect() as connection:
+            self.rows = {table: connection.execute(table.select()).all() for table in metadata.sorted_tables}
+
+    def head(self) -> object:
+        with self.engine.connect() as connection:
+            return connection.execute(chain_head.select()).one()
+
+    def restore(self) -> None:
+        with self.engine.begin() as connection:
+            for table in reversed(metadata.sorted_tables):
+                connection.execute(table.delete())
+            for table, rows in self.rows.items():
+                if rows:
+                    connection.execute(table.insert(), [row._asdict() for row in rows])
+
+
+@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
+def scene(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    if request.param == "sqlite":
+        made = Scene(f"sqlite:///{tmp_path_factory.mktemp('scene')}/market.db")
+    else:
+        made = Scene(new_database(request.getfixturevalue("postgres_server")))
+    yield made
+    made.service.market.broker.database.close()
 
 
 @pytest.mark.parametrize(("method", "path"), RULES)
-def test_who_may_do_what(
-    scene: tuple[Path, Service, dict[str, str]], tmp_path: Path, method: str, path: str
-) -> None:
-    template, service, names = scene
+def test_who_may_do_what(scene: Scene, method: str, path: str) -> None:
+    before = scene.head()
     for role, expected in zip(ROLES, RULES[method, path], strict=True):
-        copy = shutil.copy(template, tmp_path / f"{role.replace(' ', '-')}.db")
-        service.app.state.broker = Broker(f"sqlite:///{copy}", clock=service.market.clock)
         form = FORMS.get(path) if method == "POST" else None
-        reply = service.call(None if role == "nobody" else role, method, path.format(**names), form)
+        who = None if role == "nobody" else role
+        reply = scene.service.call(who, method, path.format(**scene.names), form)
         assert reply.status_code == expected, f"{role}: {reply.text}"
         if reply.status_code >= 400:
             assert set(reply.json()) == {"code", "message", "hint"}
-        service.app.state.broker.database.close()
+        if method != "GET" and reply.status_code < 400:
+            scene.restore()
+        assert scene.head() == before  # what is refused, or only read, changes nothing
 
 
 def test_bids_are_sealed_until_closing(service: Service) -> None:

@@ -128,14 +128,15 @@ def test_a_key_acts_once(market: Market) -> None:
         market.broker.bid(market.sellers[0], round_id, Offer(0.2, 1.0), "short")
 
 
-def test_a_repeated_registration_is_the_same_party_with_a_fresh_token(market: Market) -> None:
+def test_a_repeated_registration_is_the_same_party_with_another_token(market: Market) -> None:
+    # Whichever of the two the caller hears last must work: a slow request may be overtaken by its own repeat.
     fields, same = {"role": "seller", "name": "x", "cap_epsilon": 3.0, "delta": 1e-5}, key()
-    first = market.broker.register(fields, same)
-    again = market.broker.register(fields, same)
-    assert first["id"] == again["id"]
-    assert market.broker.authenticate(again["token"]).party_id == first["id"]
-    with pytest.raises(UnauthenticatedError):
-        market.broker.authenticate(first["token"])
+    made = [market.broker.register(fields, same) for _ in range(2)]
+    assert made[0]["token"] != made[1]["token"]
+    assert {market.broker.authenticate(one["token"]).party_id for one in made} == {made[0]["id"]}
+    with market.broker.database.read() as connection:
+        named = connection.execute(select(func.count()).where(parties.c.name == "x")).scalar_one()
+    assert named == 1
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ EDITS = {
     "a wallet released": "UPDATE awards SET charge = 'void' WHERE id = 1",
     "a wallet's cap raised": "UPDATE parties SET cap_epsilon = 99 WHERE role = 'seller'",
     "a wallet's measure swapped": "UPDATE parties SET measure = 'renyi 2' WHERE role = 'seller'",
+    "bids miscounted": "UPDATE rounds SET bids = bids + 1",
     "a round reopened": "UPDATE rounds SET state = 'open'",
     "a task's budget changed": "UPDATE tasks SET budget_micro = 7",
     "another seed": "UPDATE rounds SET seed = 7",
