@@ -75,11 +75,13 @@ def train(
         goal = _objective(objective or "total-epsilon", kappa, heterogeneity)
         result = _learn_menus(laws, clients or 100, budget, goal, profile, place, seed)
     else:
+        from privmarket.mechanisms.learned.recipes import market_size
+
         changes: dict[str, Any] = {"scenarios": tuple(names), "seed": seed}
         if objective:
             changes |= {"objective": objective, "kappa": kappa, "heterogeneity": heterogeneity}
-        if clients is not None and mechanism not in ("regretnet", "dm-regretnet"):
-            changes["clients"] = (clients, clients)
+        if clients is not None:
+            changes |= market_size(mechanism, clients)
         if budget is not None:
             changes["budget_per_client"] = _around(budget, clients or 100)
         result = _train_network(mechanism, profile, laws, changes, parse_settings(settings), place)

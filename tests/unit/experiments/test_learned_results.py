@@ -36,8 +36,10 @@ def test_speed_as_it_was_measured():
 
 
 @pytest.mark.parametrize("row", kept("comparison"), ids=lambda row: f"{row['scenario']}-{row['clients']}")
-def test_the_mean_field_network_buys_most(row):
+def test_the_two_networks_buy_most_and_about_the_same(row):
     """What the theory page says about the table."""
-    assert max(row["ratio"], key=row["ratio"].get) == "mfg-regretnet"
-    assert row["ratio"]["regretnet"] < row["ratio"]["proportional-share"]
-    assert set(row["ratio"]) == set(COMPARED)
+    ratio = row["ratio"]
+    assert set(ratio) == set(COMPARED)
+    others = max(value for name, value in ratio.items() if name not in ("mfg-regretnet", "regretnet"))
+    assert min(ratio["mfg-regretnet"], ratio["regretnet"]) > others
+    assert ratio["regretnet"] == pytest.approx(ratio["mfg-regretnet"], abs=0.01)

@@ -27,8 +27,7 @@ def buyer_value(name: str, markets: Markets, trade: Trade, kappa: float, heterog
     quantity = reference_quantity(markets)
     if name == "total-epsilon":
         return trade.epsilon.sum(-1) / quantity
-    clients = markets.clients if markets.present is None else markets.present.sum(-1)
-    reference = kappa * clients / quantity.square()
+    reference = kappa * _clients(markets) / quantity.square()
     records = markets.data_size if markets.present is None else markets.data_size * markets.present
     error = aggregation_error(trade.epsilon, records, kappa, heterogeneity)
     return 1 - 0.5 * torch.log(error / reference)
@@ -56,9 +55,14 @@ def reference_quantity(markets: Markets) -> Tensor:
     valuation, order = markets.valuation.sort(-1)
     bought = markets.epsilon.gather(-1, order).cumsum(-1)
     affordable = (valuation * bought <= markets.budget).to(bought.dtype)
-    at_mean = markets.budget[:, 0] * markets.clients / markets.valuation.sum(-1).clamp_min(1e-12)
+    at_mean = markets.budget[:, 0] * _clients(markets) / markets.valuation.sum(-1).clamp_min(1e-12)
     least = torch.minimum(at_mean, markets.epsilon.sum(-1))
     return torch.maximum((bought * affordable).amax(-1), least)
+
+
+def _clients(markets: Markets) -> Tensor | int:
+    """How many clients each market has, empty seats not counted; (L,) where there may be such."""
+    return markets.clients if markets.present is None else markets.present.sum(-1)
 
 
 def best_weights(unit: Tensor, share: Tensor, heterogeneity: float, bisections: int = 18) -> Tensor:

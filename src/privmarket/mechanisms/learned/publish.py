@@ -50,15 +50,13 @@ def new_trainer(recipe: Recipe, laws: Sequence[Law], solved: SolvedMarket | None
 def write_weights(path: str | Path, trainer: Trainer, seconds: float, measured: dict[str, Any]) -> None:
     """The network of a run, with all that is known about it."""
     recipe = trainer.recipe
-    means = [float(law.sample(np.random.default_rng(0), 20_000).valuation.mean()) for law in trainer.laws]
-    low, high = recipe.budget_per_client
     facts = {
         "network": trainer.network.settings(),
         "epsilon_max": max(law.epsilon_max for law in trainer.laws),
         "trained_for": {
             "laws": [law.name for law in trainer.laws],
-            "clients": list(_clients_served(recipe)),
-            "budget_over_valuations": [low / max(means), high / min(means)],
+            "clients": list(_clients_served(trainer)),
+            "budget_over_valuations": list(_budgets_seen(trainer)),
         },
         "recipe": recipe.to_json(),
         "seed": recipe.seed,
@@ -71,7 +69,20 @@ def write_weights(path: str | Path, trainer: Trainer, seconds: float, measured: 
     save(path, Weights(recipe.mechanism, arrays, facts))
 
 
-def _clients_served(recipe: Recipe) -> tuple[int, int]:
-    """Markets of concatenated networks may be of any size: they are cut into groups of the trained size."""
-    low, high = recipe.clients
-    return (low, 1_000_000_000) if "seats" in recipe.network or high <= 10 else (low, high)
+def _clients_served(trainer: Trainer) -> tuple[int, int]:
+    """Markets of concatenated networks may be of any size: they are cut into groups of the trained sizes."""
+    low, high = trainer.recipe.clients
+    return (low, 1_000_000_000) if hasattr(trainer.network, "seats") else (low, high)
+
+
+def _budgets_seen(trainer: Trainer, batches: int = 40) -> tuple[float, float]:
+    """Least and most money per client and mean valuation in markets as training draws them.
+
+    Of each market, not of the law: in ten clients the mean valuation varies by a fifth.
+    """
+    rng, seen = np.random.default_rng(0), []
+    for _ in range(batches):
+        markets, _law = trainer.sampler.draw(rng)
+        seen.append((markets.budget[:, 0] / markets.valuation.sum(-1)).numpy())
+    every = np.concatenate(seen)
+    return float(every.min()), float(every.max())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
@@ -128,13 +129,23 @@ def client_class(clients: int) -> int:
 
 # Means over poor and rich markets: the poorest leave several times as much regret as those of Table I.
 _BY_SIZE = Steering(regret_budget=(0.008, 0.004, 0.002, 0.0015, 0.0015), first=10.0, rate=0.003)
-_SEATED = Steering(regret_budget=(0.005,) * 5, first=3.0, rate=0.004)
+# Groups of five to thirty: under the budgets above λ of the smallest climbs past 50 and costs more than it brings.
+_BY_GROUP = Steering(regret_budget=(0.015, 0.006, 0.002, 0.0015, 0.0015), first=8.0, rate=0.003)
 _LEVELS = Steering(regret_budget=(0.005,) * 5, first=3.0, rate=0.004)
 _NO_ALIGNMENT = Alignment(weight=0.0)
+# Concatenated networks see one group of at most this many seats at a time, whatever the size of the market.
+SEATS = 30
+_SEATED = Recipe(
+    "regretnet",
+    clients=(5, SEATS),
+    steps=1_500,
+    network={"seats": SEATS},
+    steering=_BY_GROUP,
+    alignment=_NO_ALIGNMENT,
+)
 _DEFAULTS: dict[str, Recipe] = {
     "mfg-regretnet": Recipe("mfg-regretnet", steps=1_500, steering=_BY_SIZE),
-    # Concatenated networks see one group of at most ten seats at a time, whatever the size of the market.
-    "regretnet": Recipe("regretnet", clients=(5, 10), steps=2_000, steering=_SEATED, alignment=_NO_ALIGNMENT),
+    "regretnet": _SEATED,
     "dm-regretnet": Recipe("dm-regretnet", clients=(5, 10), steps=1_200, steering=_LEVELS, alignment=_NO_ALIGNMENT),
     # Section VIII of the paper: revenue, R = 25 ascent steps of 0.01, ρ from 1 to 100, plain dual ascent.
     "mfg-regretnet:literal": Recipe(
@@ -162,3 +173,15 @@ def recipe(mechanism: str, profile: str = "full", **changes: Any) -> Recipe:
     elif profile != "full":
         raise ConfigurationError(f"unknown profile {profile!r}", "choose quick or full")
     return replace(base, **changes)
+
+
+def market_size(mechanism: str, clients: int) -> dict[str, Any]:
+    """Changes of a recipe that train for markets of one size.
+
+    A concatenated network gets as many seats as the largest of the groups that such a market is cut into, and is
+    trained from half of that on: no market of more clients is cut into smaller groups.
+    """
+    if "seats" not in recipe(mechanism).network:
+        return {"clients": (clients, clients)}
+    largest = math.ceil(clients / math.ceil(clients / SEATS))
+    return {"clients": ((largest + 1) // 2, largest), "network": {"seats": largest}}

@@ -16,8 +16,9 @@ from privmarket.market.mechanism import budget_column
 from privmarket.market.outcome import Outcome
 from privmarket.mechanisms.learned.markets import Markets, from_bids
 from privmarket.mechanisms.learned.mechanism import LearnedMechanism, settle
+from privmarket.mechanisms.learned.menu_ladder import MenuLadder
 from privmarket.mechanisms.learned.networks import AuctionNetwork, Trade, multilayer, within_budget
-from privmarket.mechanisms.learned.seats import seat, unseat
+from privmarket.mechanisms.learned.seats import occupied, seat, unseat
 
 SEAT_FEATURES = 4
 # Beyond this, exponentials are subnormal numbers, ten times as slow and of no consequence.
@@ -68,7 +69,10 @@ class ConcatenatedNetwork(AuctionNetwork):
 
     def deviate_finally(self, markets: Markets, valuation: Tensor, epsilon: Tensor) -> Trade:
         """(L, seats): everybody's deviation under the rule of the run time."""
-        return self._each_alone(self.final, markets, valuation, epsilon, torch.arange(self.seats))
+        who = occupied(markets)
+        trade = self._each_alone(self.final, markets, valuation[:, who], epsilon[:, who], who)
+        nothing = torch.zeros_like(valuation)
+        return Trade(nothing.index_copy(1, who, trade.epsilon), nothing.index_copy(1, who, trade.payment))
 
     def _each_alone(self, rule: Rule, markets: Markets, valuation: Tensor, epsilon: Tensor, who: Tensor) -> Trade:
         v, e = _spread(markets.valuation, valuation, who), _spread(markets.epsilon, epsilon, who)
@@ -94,35 +98,54 @@ def _spread(truth: Tensor, report: Tensor, who: Tensor) -> Tensor:
 
 
 class RegretNetwork(ConcatenatedNetwork):
-    """Dense layers over all seats; per seat a soft threshold, a share of ε and a markup over its reported cost.
+    """Dense layers over all seats that correct a ladder of menus, seat by seat and menu by menu.
 
-    The heads are those of the mean-field network, so that the two differ only in how they see the market: a
-    free share and a free markup, trained in the same way, end at buying nothing.
+    Menus, markups and the choice between menus by what each would spend are those of the mean-field network, so
+    that the two differ only in how they see the market: there a row network per client and population means, here
+    all bids side by side.
 
     Implements: RegretNet of [Dutting2024] for a reverse auction with a budget.
     Deviation: payment is reported cost plus a markup, so that individual rationality holds by construction.
     """
 
-    def __init__(self, seats: int = 10, hidden: int = 128, layers: int = 3) -> None:
+    def __init__(self, seats: int = 10, hidden: int = 128, layers: int = 3, menus: int = 20) -> None:
         super().__init__()
-        self.seats, self.hidden, self.layers = seats, hidden, layers
-        self.net = multilayer((SEAT_FEATURES * seats, *(hidden,) * layers, 3 * seats), last_gain=0.1)
+        self.seats, self.hidden, self.layers, self.menus = seats, hidden, layers, menus
+        outputs = 2 * menus * (seats + 1) if menus else 3 * seats
+        gain = 0.05 if menus else 0.1
+        self.net = multilayer((SEAT_FEATURES * seats, *(hidden,) * layers, outputs), last_gain=gain)
+        if menus:
+            self.ladder = MenuLadder(menus)
 
     def settings(self) -> dict[str, Any]:
         """The constructor's arguments."""
-        return {"seats": self.seats, "hidden": self.hidden, "layers": self.layers}
+        return {"seats": self.seats, "hidden": self.hidden, "layers": self.layers, "menus": self.menus}
 
     def outcome(self, markets: Markets, valuation: Tensor, epsilon: Tensor) -> Trade:
         """The outcome of reports (..., L, seats)."""
         head = self.net(seat_features(markets, valuation, epsilon).flatten(-2))
-        height, share, markup = head.unflatten(-1, (3, self.seats)).unbind(-2)
-        threshold = FIRST_THRESHOLD * torch.exp(height.clamp(-4.0, 4.0))
-        width = 0.08 * threshold
-        distance = (threshold - valuation / markets.unit) / width
-        sold = epsilon * torch.sigmoid((distance + share).clamp_min(FARTHEST))
-        above = epsilon * markets.unit * width * functional.softplus((distance + markup).clamp_min(FARTHEST))
-        total = (valuation * sold + above).sum(-1, keepdim=True)
-        return within_budget(sold, above, valuation, total, markets.budget)
+        if not self.menus:
+            return soft_thresholds(head.unflatten(-1, (3, self.seats)), markets, valuation, epsilon)
+        of_seats, of_menus = head.split((2 * self.menus * self.seats, 2 * self.menus), dim=-1)
+        corrections = of_seats.unflatten(-1, (self.seats, 2 * self.menus))
+        trade: Trade = self.ladder(corrections, of_menus, markets, valuation, epsilon)
+        return trade
+
+
+def soft_thresholds(head: Tensor, markets: Markets, valuation: Tensor, epsilon: Tensor) -> Trade:
+    """The leanest heads, `menus=0`: per seat one soft threshold, and scaling where the total passes the budget.
+
+    Args:
+        head: (..., L, 3, seats) log threshold, and shifts of the share and of the markup.
+    """
+    height, share, markup = head.unbind(-2)
+    threshold = FIRST_THRESHOLD * torch.exp(height.clamp(-4.0, 4.0))
+    width = 0.08 * threshold
+    distance = (threshold - valuation / markets.unit) / width
+    sold = epsilon * torch.sigmoid((distance + share).clamp_min(FARTHEST))
+    above = epsilon * markets.unit * width * functional.softplus((distance + markup).clamp_min(FARTHEST))
+    total = (valuation * sold + above).sum(-1, keepdim=True)
+    return within_budget(sold, above, valuation, total, markets.budget)
 
 
 class SeatedMechanism(LearnedMechanism):

@@ -43,6 +43,13 @@ def seat(markets: Markets, seats: int) -> Markets:
     )
 
 
+def occupied(markets: Markets) -> Tensor:
+    """Columns in which some market of the batch has a client: an empty seat has nothing to lie about."""
+    if markets.present is None:
+        return torch.arange(markets.clients)
+    return markets.present.amax(0).nonzero()[:, 0]
+
+
 def unseat(trade: Trade, profiles: int, clients: int) -> Trade:
     """(L, N) from the trades of the seated groups."""
     seats = trade.epsilon.shape[-1]

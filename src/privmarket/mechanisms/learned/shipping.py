@@ -25,14 +25,20 @@ Case = tuple[str, int, float, int]  # scenario, clients, budget, markets attacke
 BUDGET_PER_CLIENT = {"uniform": 0.5, "bimodal": 0.5, "lognormal": 1.0}
 # About a thousand clients attacked in each cell, five hundred in small markets, where each gains more.
 MARKETS = {10: 50, 30: 20, 100: 10, 300: 3, 1000: 1}
-# Table I, and other sizes at the same budget per client.
-CASES: tuple[Case, ...] = tuple(
-    (law, clients, money * clients, markets)
-    for clients, markets in MARKETS.items()
-    for law, money in BUDGET_PER_CLIENT.items()
-)
-# Baselines, measured in fewer markets: a deviation costs them a whole auction.
-SMALL_CASES: tuple[Case, ...] = tuple((law, 100, 100 * money, 2) for law, money in BUDGET_PER_CLIENT.items())
+
+
+def _cases(markets: dict[int, int]) -> tuple[Case, ...]:
+    """Table I, and other sizes at the same budget per client."""
+    return tuple(
+        (law, clients, money * clients, count)
+        for clients, count in markets.items()
+        for law, money in BUDGET_PER_CLIENT.items()
+    )
+
+
+CASES = _cases(MARKETS)
+# Baselines, in fewer markets: a deviation costs them a group's whole auction.
+BASELINE_CASES = _cases({10: 50, 30: 10, 100: 3})
 LITERAL_CASES = (("uniform", 10, 5.0, 5), ("uniform", 30, 15.0, 1))
 MENU_CLIENTS = 100
 MENU_BUDGETS = (0.2, 0.5, 1.0)
@@ -78,7 +84,7 @@ def main(name: str) -> None:
     chosen: Recipe = recipe(name)
     if not (place.exists() and Recipe.from_json(load(place, name).facts["recipe"]) == chosen):
         train(chosen, [scenario(law) for law in chosen.scenarios], place, _note)
-    cases = {"mfg-regretnet": CASES, "mfg-regretnet:literal": LITERAL_CASES}.get(name, SMALL_CASES)
+    cases = {"mfg-regretnet": CASES, "mfg-regretnet:literal": LITERAL_CASES}.get(name, BASELINE_CASES)
     stamp(place, name, cases)
 
 

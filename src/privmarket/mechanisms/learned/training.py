@@ -29,6 +29,7 @@ from privmarket.mechanisms.learned.regret import (
     regret,
     sign_steps,
 )
+from privmarket.mechanisms.learned.seats import occupied
 
 
 @dataclass(frozen=True)
@@ -140,12 +141,12 @@ class Trainer:
 
     def _regret(self, markets: Markets, encoded: object, trade: Trade, visit: int | None) -> tuple[Tensor, Tensor]:
         """(L,) regret found in each profile as a share of its budget, and the critic's loss."""
-        profiles, clients = markets.valuation.shape
+        profiles, who = markets.valuation.shape[0], occupied(markets)
+        clients = len(who)
         count = min(clients, max(1, self.recipe.attack.rows // profiles))
-        who = torch.arange(clients)
         if count < clients:
             chooser = self.generator if visit is None else torch.Generator().manual_seed(visit)
-            who = torch.randperm(clients, generator=chooser)[:count]
+            who = who[torch.randperm(clients, generator=chooser)[:count]]
         valuation, cap = markets.valuation[:, who], markets.epsilon[:, who]
         frozen = detached(encoded)
         with torch.no_grad():

@@ -12,11 +12,12 @@ from privmarket.market.bids import Bids
 from privmarket.market.objectives import AggregationError
 from privmarket.market.outcome import Outcome
 from privmarket.market.scenarios import scenario
-from privmarket.mechanisms.learned.buyer import aggregation_error, buyer_value
+from privmarket.mechanisms.learned.buyer import aggregation_error, buyer_value, reference_quantity
 from privmarket.mechanisms.learned.markets import MarketSampler
 from privmarket.mechanisms.learned.networks import Trade
 from privmarket.mechanisms.learned.publish import new_trainer
 from privmarket.mechanisms.learned.recipes import Attack, recipe
+from privmarket.mechanisms.learned.seats import seat
 
 UNIFORM = scenario("uniform")
 
@@ -44,6 +45,12 @@ def test_its_gradient_is_that_of_the_error_at_the_best_weights(rng):
         down[0, client] -= step
         slope = (goal.value(Outcome(up, up), bids) - goal.value(Outcome(down, down), bids)) / (2 * step)
         assert sold.grad[0, client].item() == pytest.approx(slope[0], rel=0.02, abs=1e-7)
+
+
+@pytest.mark.parametrize("budget", [0.3, 30.0])
+def test_empty_seats_are_no_part_of_the_reference(budget, rng):
+    market, _ = MarketSampler([UNIFORM], (7, 7), (budget, budget), rows=70).draw(rng)
+    torch.testing.assert_close(reference_quantity(seat(market, 12)), reference_quantity(market))
 
 
 @pytest.mark.parametrize("name", ["total-epsilon", "aggregation-error", "revenue"])

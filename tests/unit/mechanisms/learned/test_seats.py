@@ -34,10 +34,18 @@ def test_everybody_has_one_seat_and_keeps_its_place(clients, seats):
     assert torch.equal(back.payment, given_market.valuation)
 
 
-@pytest.mark.parametrize("kind", [RegretNetwork, LevelsNetwork])
-def test_deviations_equal_auctions_run_one_by_one(kind):
+KINDS = {
+    "menus": (RegretNetwork, {}),
+    "thresholds": (RegretNetwork, {"menus": 0}),
+    "levels": (LevelsNetwork, {}),
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_deviations_equal_auctions_run_one_by_one(name):
     torch.manual_seed(0)
-    net = kind(seats=5, hidden=8).double().requires_grad_(False)
+    kind, settings = KINDS[name]
+    net = kind(seats=5, hidden=8, **settings).double().requires_grad_(False)
     seated = net.prepare(market(4))
     v, e = torch.rand(2, 5).double(), seated.epsilon * 0.7
     answered = net.deviate(None, seated, v, e, torch.arange(5))
@@ -47,6 +55,23 @@ def test_deviations_equal_auctions_run_one_by_one(kind):
         alone = net.outcome(seated, moved_v, moved_e)
         torch.testing.assert_close(answered.epsilon[:, client], alone.epsilon[:, client])
         torch.testing.assert_close(answered.payment[:, client], alone.payment[:, client])
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_an_empty_seat_changes_nothing(name):
+    """Sells nothing, is paid nothing, and what is written in it does not matter."""
+    torch.manual_seed(0)
+    kind, settings = KINDS[name]
+    net = kind(seats=5, hidden=8, **settings).double().requires_grad_(False)
+    seated = net.prepare(market(4))
+    trade = net.outcome(seated, seated.valuation, seated.epsilon)
+    assert (trade.epsilon[:, 4] == 0).all()
+    assert (trade.payment[:, 4] <= 1e-9).all()
+    scribbled = seated.valuation.clone()
+    scribbled[:, 4] = 0.7
+    again = net.outcome(seated, scribbled, seated.epsilon)
+    torch.testing.assert_close(again.epsilon, trade.epsilon)
+    torch.testing.assert_close(again.payment, trade.payment)
 
 
 def test_one_hot_levels_keep_individual_rationality_and_the_budget():

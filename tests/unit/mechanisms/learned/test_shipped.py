@@ -10,7 +10,7 @@ from privmarket.market.attacks import AscentAttack, GridAttack, combined
 from privmarket.market.bounds import fluid_bound
 from privmarket.market.guarantees import ApproximatelyTruthful, OutcomeGuarantee
 from privmarket.market.scenarios import scenario
-from privmarket.mechanisms.learned.shipping import CASES
+from privmarket.mechanisms.learned.shipping import BASELINE_CASES, CASES
 from privmarket.mechanisms.learned.weights import load, shipped
 
 NETWORKS = ("mfg-regretnet", "regretnet", "dm-regretnet", "mfg-regretnet:literal")
@@ -51,6 +51,16 @@ def test_every_cell_of_the_shipped_metadata_meets_its_bar():
     for row in cases:
         strict = (row["scenario"], row["clients"]) == ("uniform", 100)
         assert row["regret_share"] <= (0.003 if strict else 0.01)
+        assert row["fluid_ratio"] >= 0.95
+        assert row["underpaid"] == row["over_budget"] == 0
+
+
+def test_the_concatenated_baseline_is_a_good_one():
+    """Less than that would say more about its tuning than about the mean field."""
+    cases = load(shipped("regretnet"), "regretnet").facts["measured"]["cases"]
+    assert {(row["scenario"], row["clients"]) for row in cases} == {(law, n) for law, n, _, _ in BASELINE_CASES}
+    for row in cases:
+        assert row["regret_share"] <= 0.01
         assert row["fluid_ratio"] >= 0.95
         assert row["underpaid"] == row["over_budget"] == 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -16,9 +17,12 @@ from privmarket.mechanisms.learned.checkpoint import load_checkpoint, save_check
 from privmarket.mechanisms.learned.lagrangian import Multipliers, Steering
 from privmarket.mechanisms.learned.markets import MarketSampler
 from privmarket.mechanisms.learned.mean_field_network import MeanFieldNetwork
+from privmarket.mechanisms.learned.mechanism import OutsideTraining
 from privmarket.mechanisms.learned.publish import new_trainer
-from privmarket.mechanisms.learned.recipes import Attack, Recipe, recipe
+from privmarket.mechanisms.learned.recipes import SEATS, Attack, Recipe, market_size, recipe
 from privmarket.mechanisms.learned.regret import Misreports
+from privmarket.mechanisms.learned.regretnet import RegretNet
+from privmarket.mechanisms.learned.seats import seat
 from privmarket.mechanisms.learned.session import checkpoint_path, train
 from privmarket.mechanisms.learned.weights import WeightsError
 
@@ -94,6 +98,29 @@ def test_recipes_survive_their_text_form():
         assert Recipe.from_json(recipe(name).to_json()) == recipe(name)
     with pytest.raises(ConfigurationError, match="unknown keys"):
         Recipe.from_json('{"mechanism": "x", "colour": 1}')
+
+
+@pytest.mark.parametrize("clients", [2, 10, 31, 100, 999])
+def test_groups_of_any_larger_market_are_of_a_trained_size(clients):
+    changes = market_size("regretnet", clients)
+    (low, high), seats = changes["clients"], changes["network"]["seats"]
+    assert high == seats <= SEATS
+    for others in (clients, clients + 1, 2 * clients, 5000):
+        taken = seat(MarketSampler(LAWS[:1], (others, others), (1, 1)).draw(np.random.default_rng(0))[0], seats)
+        assert taken.present.sum(-1).min() >= low
+
+
+def test_training_for_one_market_serves_it_without_a_warning(tmp_path):
+    """What counts as trained for is what the drawn markets were, not the mean of their law."""
+    chosen = replace(VARIANTS["seated"], clients=(5, 10), budget_per_client=(0.4, 0.625), steps=1)
+    train(replace(chosen, network={"seats": 10, "hidden": 8}), LAWS[:1], tmp_path / "w")
+    rule = RegretNet(weights=tmp_path / "w")
+    types = LAWS[0].sample(np.random.default_rng(1), 10, (50,))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        rule.run(types, 5.0)
+    with pytest.warns(OutsideTraining):
+        rule.run(types, 50.0)
 
 
 def test_settings_change_a_recipe_by_dotted_names():
