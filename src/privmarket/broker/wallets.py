@@ -10,6 +10,7 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,8 @@ class WalletRecord:
 
 
 _MARGIN = 1e-9
+_TOGETHER = 4000
+_WORTH_HALVING = 16
 _OF_ROUND = "SELECT seller_id FROM bids WHERE round_id = ? AND current = TRUE"
 _SOLD = (
     "SELECT a.seller_id, a.noise_multiplier, t.sampling_rate, t.steps FROM awards a "
@@ -56,8 +59,11 @@ def _load(connection: Connection, chosen: str, value: Any) -> dict[str, WalletRe
     events: dict[str, list[PrivacyEvent]] = defaultdict(list)
     for seller, noise, rate, steps in sql.run(connection, _SOLD.format(chosen=chosen), value):
         events[seller].append(release(noise, rate, steps))
+    fresh = lru_cache(WalletRecord)  # very many sellers, few kinds of untouched wallets
     return {
-        seller: WalletRecord(cap, delta, measure, tuple(events.get(seller, ())))
+        seller: WalletRecord(cap, delta, measure, tuple(events[seller]))
+        if seller in events
+        else fresh(cap, delta, measure)
         for seller, cap, delta, measure in sql.run(connection, _CAPS.format(chosen=chosen), value)
     }
 
@@ -81,13 +87,15 @@ def restore(records: Sequence[WalletRecord]) -> Wallets:
     return Wallets.from_json(json.dumps(fields))
 
 
-def _by_delta(records: Mapping[str, WalletRecord], chosen: Iterable[str]) -> Iterator[tuple[list[str], Wallets]]:
-    """The chosen sellers grouped by their wallet's δ, which one filter shares."""
+def _together(records: Mapping[str, WalletRecord], chosen: Iterable[str]) -> Iterator[tuple[list[str], Wallets]]:
+    """The chosen sellers in groups that one filter takes: of one δ, and few enough to stay small in memory."""
     groups: dict[float, list[str]] = defaultdict(list)
     for seller in chosen:
         groups[records[seller].delta].append(seller)
     for names in groups.values():
-        yield names, restore([records[name] for name in names])
+        for start in range(0, len(names), _TOGETHER):
+            some = names[start : start + _TOGETHER]
+            yield some, restore([records[name] for name in some])
 
 
 def trim(
@@ -96,7 +104,7 @@ def trim(
     """The most that each seller can still sell, up to its offer; 0 where the wallet is as good as empty."""
     fresh = _surely_fitting(records, family, offered)
     fitting = {name: offered[name] for name in fresh}
-    for names, wallets in _by_delta(records, (name for name in offered if name not in fresh)):
+    for names, wallets in _together(records, (name for name in offered if name not in fresh)):
         kept: Array = wallets.trim(family, np.array([offered[name] for name in names]))
         fitting.update(zip(names, (float(e) for e in kept), strict=True))
     return fitting
@@ -105,29 +113,34 @@ def trim(
 def _surely_fitting(
     records: Mapping[str, WalletRecord], family: ReleaseFamily, offered: Mapping[str, float]
 ) -> set[str]:
-    """Sellers that sold nothing yet and whose offer fits because a larger one of an equal wallet does.
+    """Sellers that sold nothing yet and whose offer fits because a larger one fits a smaller wallet.
 
-    A release of less ε costs less in every measure, so among wallets with one cap the largest offer speaks for all.
-    It is tried a little larger than it is: far more than rounding, so that no smaller offer can fail by it.
+    A release of less ε costs less in every measure, and a larger cap leaves more room in every measure, so the
+    smallest wallet and the largest offer of a group speak for all of it; a group for which they do not is halved.
+    The offer is tried a little larger than it is: far more than rounding, so that no smaller one can fail by it.
     """
-    alike: dict[tuple[float, float], list[str]] = defaultdict(list)
+    alike: dict[float, list[str]] = defaultdict(list)
     for name in offered:
-        record = records[name]
-        if not record.events:
-            alike[record.cap_epsilon, record.delta].append(name)
-    largest = {max(names, key=offered.__getitem__): names for names in alike.values()}
+        if not records[name].events:
+            alike[records[name].delta].append(name)
     found: set[str] = set()
-    for names, wallets in _by_delta(records, largest):
-        asked = (1 + _MARGIN) * np.array([offered[name] for name in names])
-        for name, fits in zip(names, wallets.can_spend(family.events(asked)), strict=True):
-            found.update(largest[name] if fits else ())
+    for delta, names in alike.items():
+        groups = [sorted(names, key=lambda name: records[name].cap_epsilon)]
+        while groups:
+            caps = [records[group[0]].cap_epsilon for group in groups]
+            asked = [(1 + _MARGIN) * max(offered[name] for name in group) for group in groups]
+            fits = Wallets(caps, delta).can_spend(family.events(asked))
+            found.update(name for group, all_fit in zip(groups, fits, strict=True) if all_fit for name in group)
+            doubtful = [group for group, all_fit in zip(groups, fits, strict=True) if not all_fit]
+            halves = [(group[: len(group) // 2], group[len(group) // 2 :]) for group in doubtful]
+            groups = [half for pair in halves for half in pair if len(pair[0]) >= _WORTH_HALVING]
     return found
 
 
 def reserve(records: Mapping[str, WalletRecord], sold: Mapping[str, PrivacyEvent]) -> dict[str, str]:
     """Charges what was sold, all or nothing; says which measure each seller's wallet watches from now on."""
     measures: dict[str, str] = {}
-    for names, wallets in _by_delta(records, sold):
+    for names, wallets in _together(records, sold):
         wallets.spend([sold[name] for name in names])
         measures.update(zip(names, wallets.measure, strict=True))
     return measures

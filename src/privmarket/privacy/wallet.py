@@ -70,7 +70,8 @@ class Wallets:
         self.spent: Array = np.zeros(caps.size)
         # Until its first sale a wallet shows the order that suits many small Gaussian releases, ρ(α) ∝ α.
         typical = composed_cost(expected) if expected else np.append(ORDERS, np.inf)
-        self._column: NDArray[np.intp] = _best_columns(_capacities(caps, delta), typical)
+        self._capacities: Array = _capacities(caps, delta)  # (clients, columns)
+        self._column: NDArray[np.intp] = _best_columns(self._capacities, typical)
         self._fixed: NDArray[np.bool_] = np.full(caps.size, bool(expected))
         self._history: list[tuple[PrivacyEvent | None, ...]] = []
         _require_room(self)
@@ -83,7 +84,7 @@ class Wallets:
     @property
     def capacity(self) -> Array:
         """(clients,) how much of the watched measure may be spent in all."""
-        return np.asarray(_capacities(self.cap_epsilon, self.delta)[np.arange(self.clients), self._column])
+        return np.asarray(self._capacities[np.arange(self.clients), self._column])
 
     @property
     def measure(self) -> tuple[str, ...]:
@@ -130,7 +131,7 @@ class Wallets:
         first = self._free() & np.array([event is not None for event in entry])
         if first.any():
             column = self._column.copy()
-            column[first] = _best_columns(_capacities(self.cap_epsilon[first], self.delta), costs[first])
+            column[first] = _best_columns(self._capacities[first], costs[first])
             self._column, self._fixed = column, self._fixed | first
         self.spent = self.spent + costs[np.arange(self.clients), self._column]
         self._history.append(entry)
@@ -172,7 +173,7 @@ class Wallets:
 
     def _room(self) -> Array:
         """(clients, columns) what is left in each measure; −∞ in those that a wallet does not watch."""
-        capacity = _capacities(self.cap_epsilon, self.delta) * _ROUNDING
+        capacity = self._capacities * _ROUNDING
         watched = self._free()[:, None] | (np.arange(COLUMNS) == self._column[:, None])
         return np.asarray(np.where(watched, capacity - self.spent[:, None], -np.inf))
 
@@ -294,16 +295,24 @@ class Wallet:
 def _capacities(caps: Array, delta: float) -> Array:
     """(clients, columns) how much of each measure converts to the cap; not above 0 where none does."""
     distinct, where = np.unique(caps, return_inverse=True)
-    return np.stack([_capacity_row(float(cap), delta) for cap in distinct])[where]
+    if distinct.size == 1:  # one client's wallet is looked at again and again
+        return _capacity_of_one(float(distinct[0]), delta)[where]
+    return _capacity_rows(distinct, delta)[where]
 
 
 @lru_cache(maxsize=4096)
-def _capacity_row(cap_epsilon: float, delta: float) -> Array:
-    """(columns,) for one cap."""
-    if np.isinf(cap_epsilon):
-        return np.full(COLUMNS, np.inf)
-    mu = gaussian.mu_of(cap_epsilon, delta)
-    return np.append(cap_epsilon - conversion_cost(ORDERS, delta), mu**2)
+def _capacity_of_one(cap_epsilon: float, delta: float) -> Array:
+    """(1, columns)."""
+    return _capacity_rows(np.array([cap_epsilon]), delta)
+
+
+def _capacity_rows(caps: Array, delta: float) -> Array:
+    """(caps, columns), all in one pass; each row is the same whichever others are asked for with it."""
+    rows = np.full((caps.size, COLUMNS), np.inf)
+    finite = np.isfinite(caps)
+    rows[finite, :GAUSSIAN] = caps[finite, None] - conversion_cost(ORDERS, delta)
+    rows[finite, GAUSSIAN] = gaussian.mu_of(caps[finite], delta) ** 2
+    return rows
 
 
 def _best_columns(capacity: Array, cost: Array) -> NDArray[np.intp]:

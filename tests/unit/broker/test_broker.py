@@ -102,13 +102,12 @@ def test_a_revoked_token_cannot_bid_at_another_broker(market: Market, database: 
     other.database.close()
 
 
-def test_equal_fresh_wallets_are_trimmed_as_if_each_were_looked_at() -> None:
+@pytest.mark.parametrize("caps", [(0.3, 1.0, 4.0), tuple(np.linspace(0.3, 9.0, 150).tolist())])
+def test_fresh_wallets_are_trimmed_as_if_each_were_looked_at(caps: tuple[float, ...]) -> None:
     rng = np.random.default_rng(3)
     for delta in (1e-5, 1e-7, 1e-3):
         family = ReleaseFamily(1.0, 1, 1e-5)
-        records = {
-            f"s{i}": wallets.WalletRecord(float(rng.choice([0.3, 1.0, 4.0])), delta, "open") for i in range(60)
-        }
+        records = {f"s{i}": wallets.WalletRecord(float(rng.choice(caps)), delta, "open") for i in range(150)}
         offered = {name: float(rng.choice([0.1, 0.3, 1.0, rng.uniform(0.05, 5.0)])) for name in records}
         plain = wallets.restore(list(records.values())).trim(family, np.array(list(offered.values())))
         assert wallets.trim(records, family, offered) == dict(zip(records, plain.tolist(), strict=True))

@@ -200,3 +200,10 @@ def test_bad_input_is_refused_with_a_remedy(make):
     with pytest.raises(PrivacyError) as caught:
         make()
     assert caught.value.hint
+
+
+def test_a_wallet_has_the_same_room_whichever_others_are_asked_with_it() -> None:
+    # A replay may look at other wallets beside it; the last digit must not depend on them.
+    caps = np.concatenate([np.linspace(0.3, 60.0, 97), [np.inf]])
+    together = Wallets(caps).capacity
+    assert [float(Wallets([cap]).capacity[0]) for cap in caps] == together.tolist()
