@@ -136,10 +136,10 @@ class Broker:
             "bid_deadline_ms": tx.now_ms + 1000 * task.bid_seconds,
         }
         tx.connection.execute(insert(rounds_table).values(id=round_id, **row))
-        tx.log(
-            "round.opened", round_id, task=task.id, number=number, budget_micro=task.budget_micro, seed=row["seed"]
-        )
-        # The seed orders ties: it stays with the broker until the auction is over.
+        # The seed orders ties: it stays with the broker until the auction is over, and the log holds its digest.
+        sealed = rounds.seed_digest(round_id, row["seed"])
+        terms = {"task": task.id, "number": number, "budget_micro": task.budget_micro}
+        tx.log("round.opened", round_id, **terms, seed_sha256=sealed)
         return {"id": round_id, **{name: value for name, value in row.items() if name != "seed"}}
 
     def bid(self, actor: Actor, round_id: str, offer: Offer, key: str) -> Answer:

@@ -162,10 +162,8 @@ def own_spending(connection: Connection, seller: Answer) -> Chart | None:
     if not count:
         return None
     marks = sorted({round(i * count / min(count, _STEPS)) for i in range(1, min(count, _STEPS) + 1)})
-    points = [(0.0, 0.0)]
-    for mark in marks:
-        part = wallets.WalletRecord(record.cap_epsilon, record.delta, record.measure, record.events[:mark])
-        points.append((float(mark), wallets.spent_epsilon(part)))
+    spent = wallets.spent_epsilon([record.events[:mark] for mark in marks], record.delta)
+    points = [(0.0, 0.0), *zip(map(float, marks), spent, strict=True)]
     return charts.line("ε spent in all, under your cap", points, x_name="sales", limit=record.cap_epsilon)
 
 

@@ -122,6 +122,11 @@ def standing_bids(connection: Connection, round_id: str) -> list[StandingBid]:
     return [StandingBid(*row) for row in sql.run(connection, _STANDING, round_id)]
 
 
+def seed_digest(round_id: str, seed: int) -> str:
+    """What the log holds of a round's seed."""
+    return chain.digest([round_id, seed])
+
+
 def awards_digest(sold: Mapping[str, Award]) -> str:
     """What the log holds of an auction's result."""
     return chain.digest(sorted((name, a.epsilon, a.noise_multiplier, a.payment_micro) for name, a in sold.items()))

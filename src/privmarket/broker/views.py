@@ -68,17 +68,17 @@ def wallet(connection: Connection, seller_id: str) -> Answer:
 
 def wallets_of(connection: Connection, seller_ids: Sequence[str]) -> dict[str, Answer]:
     """The same for several sellers, read together."""
-    return {name: _wallet(record) for name, record in wallets.of_sellers(connection, seller_ids).items()}
-
-
-def _wallet(record: wallets.WalletRecord) -> Answer:
+    records = wallets.of_sellers(connection, seller_ids)
     return {
-        "cap_epsilon": record.cap_epsilon,
-        "delta": record.delta,
-        "spent_epsilon": wallets.spent_epsilon(record),
-        "remaining_share": wallets.remaining_share(record),
-        "measure": record.measure,
-        "sales": len(record.events),
+        name: {
+            "cap_epsilon": records[name].cap_epsilon,
+            "delta": records[name].delta,
+            "spent_epsilon": spent,
+            "remaining_share": share,
+            "measure": records[name].measure,
+            "sales": len(records[name].events),
+        }
+        for name, (spent, share) in wallets.standing(records).items()
     }
 
 

@@ -146,13 +146,20 @@ def reserve(records: Mapping[str, WalletRecord], sold: Mapping[str, PrivacyEvent
     return measures
 
 
-def spent_epsilon(record: WalletRecord) -> float:
-    """ε at the wallet's δ of everything sold, as the accountant reports it."""
-    from privmarket.privacy.accountant import composed_epsilon
+def spent_epsilon(histories: Sequence[Sequence[PrivacyEvent]], delta: float) -> list[float]:
+    """ε at δ of everything that was sold in each history, as the accountant reports it."""
+    from privmarket.privacy.accountant import COLUMNS, composed_cost, epsilon_of_cost
 
-    return composed_epsilon(record.events, record.delta) if record.events else 0.0
+    costs = np.stack([composed_cost(events) if events else np.zeros(COLUMNS) for events in histories])
+    epsilon = np.where(costs.any(axis=1), epsilon_of_cost(costs, delta), 0.0)
+    return [float(one) for one in epsilon]
 
 
-def remaining_share(record: WalletRecord) -> float:
-    """The part of the wallet that is left, from 1 down to 0."""
-    return float(restore([record]).remaining_share[0])
+def standing(records: Mapping[str, WalletRecord]) -> dict[str, tuple[float, float]]:
+    """Seller → (ε spent, the part of its wallet that is left, from 1 down to 0), all in one pass per δ."""
+    found: dict[str, tuple[float, float]] = {}
+    for names, wallets in _together(records, records):
+        spent = spent_epsilon([records[name].events for name in names], wallets.delta)
+        shares = (float(share) for share in wallets.remaining_share)
+        found.update(zip(names, zip(spent, shares, strict=True), strict=True))
+    return found

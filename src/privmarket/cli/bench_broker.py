@@ -28,6 +28,9 @@ def bench_broker(
     database: Annotated[
         str | None, typer.Option(help="An empty database for the large round; SQLite unless told.")
     ] = None,
+    varied: Annotated[
+        bool, typer.Option("--varied", help="Sellers of the large round each have their own cap and a past.")
+    ] = False,
     seed: Seed = 0,
     json: Json = False,
 ) -> None:
@@ -41,6 +44,8 @@ def bench_broker(
       privmarket bench broker --json
 
       privmarket bench broker --bids 0 --callers 16 --turns 5
+
+      privmarket bench broker --turns 0 --bids 100000 --varied
     """
     from rich.console import Console
 
@@ -57,7 +62,9 @@ def bench_broker(
         ]
         large = None
         if bids:
-            large = broker_large_round.measure(bids, database=database, seed=seed, progress=status.update)
+            large = broker_large_round.measure(
+                bids, database=database, varied=varied, seed=seed, progress=status.update
+            )
     if json:
         print_json(
             {"bids": [row.to_dict() for row in rows], "large_round": None if large is None else large.to_dict()}

@@ -17,17 +17,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from sqlalchemy import insert
+from sqlalchemy import insert, select
 
 from privmarket.broker.bidding import BidRequest
 from privmarket.broker.broker import Broker
 from privmarket.broker.people import SYSTEM, Actor
-from privmarket.broker.schema import parties
+from privmarket.broker.schema import awards, parties, rounds
 from privmarket.experiments.broker_load import LoadError, call, free_port, server
 from privmarket.experiments.broker_speed import key, open_market, serve_arguments
 from privmarket.federated.round import Offer
 
 _CAPS = (5.0, 10.0, 20.0, 50.0)
+_PAST_ROUNDS = 2
 _GROUP = 1000
 _PAUSE_SECONDS = 0.02
 
@@ -47,6 +48,8 @@ class LargeRound:
 
     database: str
     bids: int
+    different_caps: int = 0
+    past_sales: int = 0
     sellers: int = 0
     clear_seconds: float = 0.0
     deliver_seconds: float = 0.0
@@ -65,10 +68,14 @@ def measure(
     *,
     budget_micro: int = 100_000_000,
     database: str | None = None,
+    varied: bool = False,
     seed: int = 0,
     progress: Callable[[str], None] = lambda text: None,
 ) -> LargeRound:
-    """The whole life of one large round, on a fresh SQLite file or on the database named."""
+    """The whole life of one large round, on a fresh SQLite file or on the database named.
+
+    Sellers have one of four caps and sold nothing before; `varied` ones each have their own and a past.
+    """
     with tempfile.TemporaryDirectory(prefix="privmarket-bench-") as name:
         place = Path(name)
         address = database or f"sqlite:///{place}/market.db"
@@ -78,20 +85,46 @@ def measure(
         # A learned or mean-field rule would do as well; this one pays out most of the budget.
         terms = {"budget_micro": budget_micro, "mechanism": "proportional-share"}
         buyer, round_id, (first,), (seller,) = open_market(broker, 1, **terms)
-        _fill(broker, round_id, [first, *_enter_many(broker, bids - 1)], seed)
+        caps = np.random.default_rng(seed).uniform(5.0, 50.0, bids - 1) if varied else np.resize(_CAPS, bids - 1)
+        sellers = [first, *_enter_many(broker, caps.tolist())]
+        found = LargeRound(address.partition(":")[0], bids, different_caps=np.unique(caps).size)
+        if varied:
+            progress("trading before")
+            found.past_sales = _trade_before(broker, sellers, budget_micro * 500, seed)
+        progress("placing bids")
+        _fill(broker, round_id, sellers, seed)
         broker.database.close()
         port = free_port()
         with server(serve_arguments(address, port), port, place / "log"):
             tokens = {"operator": operator, "buyer": buyer, "seller": seller}
-            return _live(LargeRound(address.partition(":")[0], bids), port, round_id, tokens, progress)
+            return _live(found, port, round_id, tokens, progress)
 
 
-def _enter_many(broker: Broker, sellers: int) -> list[Actor]:
+def _trade_before(broker: Broker, sellers: Sequence[Actor], budget_micro: int, seed: int) -> int:
+    """Rounds in which most sellers sold something; how many sales there were."""
+    terms = {"budget_micro": budget_micro, "mechanism": "proportional-share"}
+    token, round_id, _, _ = open_market(broker, 0, **terms)
+    buyer, sales = broker.authenticate(token), 0
+    for number in range(1, _PAST_ROUNDS + 1):
+        _fill(broker, round_id, sellers, seed + number)
+        sales += broker.close_round(buyer, round_id, key())["sellers"]
+        with broker.database.read() as connection:
+            winners = connection.execute(select(awards.c.seller_id).where(awards.c.round_id == round_id)).scalars()
+            receipts = dict.fromkeys(str(name) for name in winners)
+            task_id = connection.execute(select(rounds.c.task_id).where(rounds.c.id == round_id)).scalar_one()
+        broker.give_receipts(buyer, round_id, receipts, key())
+        broker.settle_round(buyer, round_id, key())
+        if number < _PAST_ROUNDS:
+            round_id = str(broker.open_round(buyer, task_id, key())["id"])
+    return sales
+
+
+def _enter_many(broker: Broker, caps: Sequence[float]) -> list[Actor]:
     """Registered and logged as by the API, but inserted together and without tokens."""
     rows = []
     with broker.database.write(SYSTEM.party_id) as tx:
-        for i in range(sellers):
-            wallet = {"cap_epsilon": _CAPS[i % len(_CAPS)], "delta": 1e-5}
+        for i, cap in enumerate(caps):
+            wallet = {"cap_epsilon": cap, "delta": 1e-5}
             name, party_id = f"seller {i}", f"seller-{broker.entropy(8).hex()}"
             rows.append({"id": party_id, "role": "seller", "name": name, "measure": "open", **wallet})
             tx.log("party.registered", party_id, role="seller", name=name, **wallet)
@@ -166,11 +199,9 @@ def _time_pages(
     found: LargeRound, port: int, round_id: str, task_id: str, tokens: dict[str, str], state: str
 ) -> None:
     """Every page as everybody, the median of five."""
-    pages = ("/", f"/tasks/{task_id}", f"/rounds/{round_id}", "/money", "/privacy", "/audit")
+    pages = ["/", f"/tasks/{task_id}", f"/rounds/{round_id}", "/money", "/privacy"]
     for role, token in tokens.items():
-        for page in pages:
-            if page == "/audit" and role != "operator":
-                continue
+        for page in [*pages, "/people", "/audit"] if role == "operator" else pages:
             name = page.replace(task_id, "…").replace(round_id, "…")
             took = [_one_read(port, page, token) for _ in range(5)]
             found.pages_ms[f"{state}, {role}, {name}"] = statistics.median(took)

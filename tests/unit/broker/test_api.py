@@ -199,6 +199,10 @@ def test_bids_are_sealed_until_closing(service: Service) -> None:
     service.market.bid_all(round_id)
     bids = f"/v1/rounds/{round_id}/bids"
     assert service.call("operator", "GET", bids).json()["items"] == []
+    seed = str(_stored(service.market, "SELECT seed FROM rounds"))
+    for path in ("/v1/audit", f"/v1/rounds/{round_id}", "/audit"):  # nor what will order ties
+        service.http.cookies.set("privmarket_session", service.tokens["operator"])
+        assert seed not in service.call("operator", "GET", path).text
     mine = service.call("seller", "GET", bids).json()["items"]
     assert [bid["seller_id"] for bid in mine] == [service.market.sellers[0].party_id]
     assert service.call("buyer", "GET", f"/v1/rounds/{round_id}").json()["bids"] == 3
@@ -209,6 +213,11 @@ def test_bids_are_sealed_until_closing(service: Service) -> None:
     assert len(winners) == 2
     assert not any("valuation" in award for award in winners)
     assert len(service.call("seller", "GET", f"/v1/rounds/{round_id}/awards").json()["items"]) == 1
+
+
+def _stored(market: Market, query: str) -> Any:
+    with market.broker.database.read() as connection:
+        return connection.exec_driver_sql(query).scalar_one()
 
 
 @pytest.mark.parametrize(
