@@ -36,10 +36,12 @@ def test_speed_as_it_was_measured():
 
 
 @pytest.mark.parametrize("row", kept("comparison"), ids=lambda row: f"{row['scenario']}-{row['clients']}")
-def test_the_two_networks_buy_most_and_about_the_same(row):
-    """What the theory page says about the table."""
-    ratio = row["ratio"]
+def test_networks_and_classical_rules_stand_as_the_theory_page_says(row):
+    ratio, small = row["ratio"], row["clients"] <= 30
     assert set(ratio) == set(COMPARED)
-    others = max(value for name, value in ratio.items() if name not in ("mfg-regretnet", "regretnet"))
-    assert min(ratio["mfg-regretnet"], ratio["regretnet"]) > others
+    classical = max(ratio[name] for name in ("mfg-menunet", "proportional-share", "pac"))
+    assert min(ratio["mfg-regretnet"], ratio["regretnet"]) > classical
     assert ratio["regretnet"] == pytest.approx(ratio["mfg-regretnet"], abs=0.01)
+    levels = ratio["dm-regretnet"]
+    assert levels > classical if small else levels == pytest.approx(classical, abs=0.02)
+    assert (levels < ratio["mfg-regretnet"]) == (row["clients"] > 10)

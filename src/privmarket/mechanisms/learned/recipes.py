@@ -131,7 +131,6 @@ def client_class(clients: int) -> int:
 _BY_SIZE = Steering(regret_budget=(0.008, 0.004, 0.002, 0.0015, 0.0015), first=10.0, rate=0.003)
 # Groups of five to thirty: under the budgets above λ of the smallest climbs past 50 and costs more than it brings.
 _BY_GROUP = Steering(regret_budget=(0.015, 0.006, 0.002, 0.0015, 0.0015), first=8.0, rate=0.003)
-_LEVELS = Steering(regret_budget=(0.005,) * 5, first=3.0, rate=0.004)
 _NO_ALIGNMENT = Alignment(weight=0.0)
 # Concatenated networks see one group of at most this many seats at a time, whatever the size of the market.
 SEATS = 30
@@ -146,7 +145,7 @@ _SEATED = Recipe(
 _DEFAULTS: dict[str, Recipe] = {
     "mfg-regretnet": Recipe("mfg-regretnet", steps=1_500, steering=_BY_SIZE),
     "regretnet": _SEATED,
-    "dm-regretnet": Recipe("dm-regretnet", clients=(5, 10), steps=1_200, steering=_LEVELS, alignment=_NO_ALIGNMENT),
+    "dm-regretnet": replace(_SEATED, mechanism="dm-regretnet", steps=300, learning_rate=5e-4),
     # Section VIII of the paper: revenue, R = 25 ascent steps of 0.01, ρ from 1 to 100, plain dual ascent.
     "mfg-regretnet:literal": Recipe(
         "mfg-regretnet:literal",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -38,6 +40,7 @@ KINDS = {
     "menus": (RegretNetwork, {}),
     "thresholds": (RegretNetwork, {"menus": 0}),
     "levels": (LevelsNetwork, {}),
+    "relaxed levels": (LevelsNetwork, {"straight_through": False, "menus": 0}),
 }
 
 
@@ -72,6 +75,28 @@ def test_an_empty_seat_changes_nothing(name):
     again = net.outcome(seated, scribbled, seated.epsilon)
     torch.testing.assert_close(again.epsilon, trade.epsilon)
     torch.testing.assert_close(again.payment, trade.payment)
+
+
+@pytest.mark.parametrize(("levels", "truthful"), [(1, True), (8, True), (8, False)])
+def test_levels_at_a_price_that_nobody_moves_are_truthful(levels, truthful):
+    """Critical values are exact for the one-hot rule; paying a tenth above them is caught."""
+    net = LevelsNetwork(seats=5, levels=levels, menus=0).double().requires_grad_(False)
+    for parameter in net.net.parameters():
+        parameter.zero_()
+    if not truthful:
+        net.net[-1].bias[-5:] = 0.1  # the money head
+    unit = 3.0 / (5 * 5.0)
+    relative = torch.tensor([[0.5, 9.0, 9.0, 9.0, 9.0]]).double() + torch.linspace(0, 4.5, 200).double()[:, None]
+    seated = net.prepare(replace(market(5, profiles=200), valuation=relative * unit))
+    utility = net.final(seated, seated.valuation, seated.epsilon).utility(seated.valuation)[:, 0]
+    best = torch.zeros_like(utility)
+    for lie in torch.linspace(0.1, 6.0, 300):
+        answered = seated.valuation.clone()
+        answered[:, 0] = lie * unit
+        trade = net.final(seated, answered, seated.epsilon)
+        best = torch.maximum(best, trade.utility(seated.valuation)[:, 0])
+    gain = ((best - utility) / (unit * seated.epsilon[:, 0])).max().item()
+    assert (gain < 1e-4) == truthful
 
 
 def test_one_hot_levels_keep_individual_rationality_and_the_budget():
