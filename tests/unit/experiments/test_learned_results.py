@@ -19,7 +19,7 @@ def test_the_page_is_rendered_from_the_weights_and_the_files():
 
 
 def test_a_changed_figure_would_be_seen(tmp_path):
-    for name in ("comparison", "frontier", "speed"):
+    for name in ("comparison", "tuning", "frontier", "speed"):
         (tmp_path / f"{name}.json").write_text(json.dumps(kept(name)), encoding="utf-8")
     assert render(tmp_path) == render(FOLDER)
     speed = {**kept("speed"), "forward_ratio": 9.87}
