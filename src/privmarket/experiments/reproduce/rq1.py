@@ -213,7 +213,10 @@ def _learned(results: Results, setting: Setting) -> Text:
 def _growth_words(levels: dict[str, tuple[float, Measured]]) -> dict[str, str] | None:
     if len(levels) < 2:
         return None
-    (_, (_, weak)), (last, (_, strong)) = next(iter(levels.items())), list(levels.items())[-1]
+    # The strongest level has one seed; figures over different seeds are not compared.
+    seeds = max(measured.seeds for _, measured in levels.values())
+    whole = [(name, measured) for name, (_, measured) in levels.items() if measured.seeds == seeds]
+    (_, weak), (last, strong) = whole[0], whole[-1]
     factor = f"{strong.mean / weak.mean:.1f} times as much" if weak.mean > 0 else "where the paper's finds nothing"
     return {"weak": _share(weak), "strong": _share(strong), "level": last, "factor": factor}
 
