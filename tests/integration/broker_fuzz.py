@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import tempfile
 from collections import Counter
 from pathlib import Path
@@ -21,6 +20,7 @@ from hypothesis.errors import Unsatisfiable
 from schemathesis import GenerationMode
 
 from privmarket.broker.api import ServiceSettings, create_app
+from tests.integration.broker_kill import append
 from tests.postgres import postgres
 from tests.unit.broker.market import key, make_market
 
@@ -145,7 +145,7 @@ def main() -> None:
         command += " --postgres" if options.postgres else ""
         result = {"command": command, "schemathesis": schemathesis.__version__, "database": kind}
         result |= {"requests": seen.total(), "answers": answers, "verdict": "no 5xx, one error shape"}
-        options.out.write_text(json.dumps(result, indent=2) + "\n")
+        append(options.out, result)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ from typer.testing import CliRunner
 
 from privmarket.broker.broker import Broker
 from privmarket.broker.demo import DemoMarket
-from privmarket.broker.errors import ConflictError, DatabaseError
+from privmarket.broker.errors import BrokerError, ConflictError, DatabaseError
 from privmarket.broker.schema import transfers
 from privmarket.broker.verify import verify
 from privmarket.cli import app
@@ -93,6 +94,16 @@ def test_verify_command(tmp_path: Path) -> None:
     assert "another result" in bad.stdout
     gone = CliRunner().invoke(app, ["broker", "verify", "--database", url, "--head", "0" * 64])
     assert gone.exit_code == 1
+
+
+def test_a_port_that_somebody_has_costs_no_database(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        url = f"sqlite:///{tmp_path}/m.db"
+        refused = CliRunner().invoke(app, ["serve", "--database", url, "--port", port])
+    assert isinstance(refused.exception, BrokerError)
+    assert "another --port" in refused.exception.hint
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_operator_token_command(tmp_path: Path) -> None:

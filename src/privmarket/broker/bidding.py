@@ -7,7 +7,7 @@ so a revocation that was acknowledged before, by whichever broker on this databa
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -26,9 +26,10 @@ from privmarket.privacy.calibration import ReleaseFamily
 Answer = dict[str, Any]
 VALUATION_LIMIT = 1e9  # all the money that the ledger takes, per unit of ε
 EPSILON_LEAST = 1e-4
-# One row per bid, in their order: who asks, its wallet, the answer under this key, the bid to replace, the round.
+# One row per bid, in their order: who asks, whether it sold before, what its key was answered, the bid that it
+# replaces, the round.
 _FACTS = (
-    "SELECT p.id, p.role, k.scope, p.cap_epsilon, "
+    "SELECT p.id, p.role, k.scope, "
     "EXISTS (SELECT 1 FROM awards a WHERE a.seller_id = p.id AND a.charge <> 'void'), "
     "i.request_hash, i.response, b.id, "
     "r.id, r.number, r.state, r.bid_deadline_ms, r.budget_micro, t.epsilon_max, t.sampling_rate, t.steps, t.delta "
@@ -78,7 +79,6 @@ class _Facts(NamedTuple):
     """What the database says about one bid."""
 
     actor: Actor | None
-    cap_epsilon: float
     has_sold: bool
     answered: tuple[str, str] | None
     standing: int | None
@@ -87,8 +87,9 @@ class _Facts(NamedTuple):
 
 @dataclass
 class _Book:
-    """What one transaction learns from bid to bid, and what it will write."""
+    """What one transaction knows, learns from bid to bid, and will write."""
 
+    exhausted: set[tuple[str, str]]
     answered: dict[tuple[str, str], tuple[str, str]] = field(default_factory=dict)
     latest: dict[tuple[str, str], int] = field(default_factory=dict)
     replaced: list[int] = field(default_factory=list)
@@ -99,9 +100,10 @@ class _Book:
 
 def take_bids(tx: Transaction, requests: Sequence[BidRequest], entropy: Entropy) -> list[Answer | PrivmarketError]:
     """One answer or refusal per request, in their order; what is refused changes nothing."""
-    book = _Book()
+    asked = list(zip(requests, _look_up(tx, requests), strict=True))
+    book = _Book(_exhausted(tx, asked))
     results: list[Answer | PrivmarketError] = []
-    for request, facts in zip(requests, _look_up(tx, requests), strict=True):
+    for request, facts in asked:
         try:
             results.append(_take(tx, book, request, facts, entropy))
         except PrivmarketError as refusal:
@@ -126,12 +128,10 @@ def _facts_of(requests: int) -> str:
 
 
 def _facts(request: BidRequest, row: tuple[Any, ...]) -> _Facts:
-    party_id, role, scope, cap, has_sold, request_hash, response, standing, *round_ = row
+    party_id, role, scope, has_sold, request_hash, response, standing, *round_ = row
     actor = request.actor or (None if party_id is None else Actor(party_id, role, scope))
     answered = None if response is None else (request_hash, response)
-    return _Facts(
-        actor, cap, bool(has_sold), answered, standing, None if round_[0] is None else _OpenRound(*round_)
-    )
+    return _Facts(actor, bool(has_sold), answered, standing, None if round_[0] is None else _OpenRound(*round_))
 
 
 def _take(tx: Transaction, book: _Book, request: BidRequest, facts: _Facts, entropy: Entropy) -> Answer:
@@ -148,7 +148,7 @@ def _take(tx: Transaction, book: _Book, request: BidRequest, facts: _Facts, entr
     first = idempotency.first_answer(entry, book.answered)
     if first is not None:
         return first
-    _check(tx, request, actor.party_id, facts)
+    _check(tx, book, request, actor.party_id, facts)
     answer = _seal(tx, book, actor.party_id, request, facts.standing, entropy(16).hex())
     kept = chain.canonical(answer)
     book.answers.append((entry, kept))
@@ -156,7 +156,7 @@ def _take(tx: Transaction, book: _Book, request: BidRequest, facts: _Facts, entr
     return answer
 
 
-def _check(tx: Transaction, request: BidRequest, seller: str, facts: _Facts) -> None:
+def _check(tx: Transaction, book: _Book, request: BidRequest, seller: str, facts: _Facts) -> None:
     round_, offer = facts.round, request.offer
     if round_ is None:
         raise NotFoundError(f"no round {request.round_id}", "GET /v1/tasks lists what is offered")
@@ -165,8 +165,10 @@ def _check(tx: Transaction, request: BidRequest, seller: str, facts: _Facts) -> 
         raise ConflictError(f"round {round_.id} stopped taking bids", "wait for the next round")
     _machine(*round_[4:], number=round_.number).bid({seller: offer})
     _refuse_extremes(offer)
-    if facts.has_sold or offer.epsilon > facts.cap_epsilon:
-        _refuse_empty_wallet(tx, seller, round_, offer.epsilon)
+    if (seller, round_.id) in book.exhausted:
+        error = ConflictError("the wallet has nothing left to sell", "GET /v1/me shows what remains")
+        error.code = "wallet-exhausted"
+        raise error
 
 
 @lru_cache(maxsize=256)
@@ -231,11 +233,19 @@ def _refuse_extremes(offer: Offer) -> None:
         raise BrokerError(f"accuracy is {offer.accuracy}", "give a share between 0 and 1")
 
 
-def _refuse_empty_wallet(tx: Transaction, seller: str, round_: _OpenRound, epsilon: float) -> None:
-    """A courtesy: the binding check is at clearing, where the offer is trimmed to what still fits."""
-    record = wallets.of_sellers(tx.connection, [seller])[seller]
-    family = ReleaseFamily(round_.sampling_rate, round_.steps, round_.delta)
-    if wallets.restore([record]).trim(family, epsilon)[0] == 0:
-        error = ConflictError("the wallet has nothing left to sell", "GET /v1/me shows what remains")
-        error.code = "wallet-exhausted"
-        raise error
+def _exhausted(tx: Transaction, asked: Sequence[tuple[BidRequest, _Facts]]) -> set[tuple[str, str]]:
+    """(seller, round) where the wallet can sell nothing any more; all of a transaction's in one look.
+
+    A courtesy: the binding check is at clearing, where the offer is trimmed to what still fits.
+    """
+    doubtful: dict[ReleaseFamily, set[tuple[str, str]]] = defaultdict(set)
+    for _, (actor, has_sold, _, _, round_) in asked:
+        if actor and actor.role == "seller" and round_ and has_sold:
+            family = ReleaseFamily(round_.sampling_rate, round_.steps, round_.delta)
+            doubtful[family].add((actor.party_id, round_.id))
+    records = wallets.of_sellers(tx.connection, list({who for pairs in doubtful.values() for who, _ in pairs}))
+    found: set[tuple[str, str]] = set()
+    for family, pairs in doubtful.items():
+        empty = wallets.empty({who: records[who] for who, _ in pairs}, family)
+        found.update(pair for pair in pairs if pair[0] in empty)
+    return found

@@ -16,9 +16,10 @@ from privmarket.broker.people import Actor
 Answer = dict[str, Any]
 _DOTS = 400
 _STEPS = 40
-# Names of sellers are random and indexed within each round, so the first thousand in their order are a random
-# thousand: a page must not read a hundred thousand rows to draw a few hundred dots.
-_SAMPLE = "ORDER BY seller_id LIMIT 1000"
+# Names of sellers are random and indexed within each round, so the first in their order are a random choice: a page
+# must not read a hundred thousand rows to draw dots. Few of them, because every row that SQLite returns gives up
+# Python's lock and waits for it again, which is long while a large round clears.
+_SAMPLE = "ORDER BY seller_id LIMIT 250"
 
 
 def of_round(connection: Connection, actor: Actor, round_: Answer, now_ms: int) -> list[Chart | None]:

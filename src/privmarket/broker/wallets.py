@@ -47,6 +47,8 @@ _CAPS = "SELECT id, cap_epsilon, delta, measure FROM parties WHERE id IN ({chose
 
 def of_sellers(connection: Connection, seller_ids: Sequence[str]) -> dict[str, WalletRecord]:
     """The wallets of the sellers named."""
+    if not seller_ids:
+        return {}
     return _load(connection, "?*", list(seller_ids))
 
 
@@ -108,6 +110,14 @@ def trim(
         kept: Array = wallets.trim(family, np.array([offered[name] for name in names]))
         fitting.update(zip(names, (float(e) for e in kept), strict=True))
     return fitting
+
+
+def empty(records: Mapping[str, WalletRecord], family: ReleaseFamily) -> set[str]:
+    """Sellers that can sell nothing of this kind any more, however little."""
+    found: set[str] = set()
+    for names, wallets in _together(records, records):
+        found.update(name for name, is_empty in zip(names, wallets.is_empty(family), strict=True) if is_empty)
+    return found
 
 
 def _surely_fitting(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import tempfile
 from pathlib import Path
 from typing import Annotated
@@ -53,6 +54,7 @@ def _run(
 ) -> None:
     import uvicorn
 
+    listening = _listen(host, port)
     from privmarket.broker.api import ServiceSettings, create_app
     from privmarket.broker.broker import Broker
     from privmarket.broker.fairness import take_short_turns
@@ -72,5 +74,19 @@ def _run(
         for role, own in market.tokens.items():
             note(f"demo {role} token: {own}")
         market.start()
-    note(f"listening on http://{host}:{port}  (API description: /docs)")
-    uvicorn.run(create_app(broker, settings), host=host, port=port, log_level="warning", server_header=False)
+    address = f"http://{host}:{listening.getsockname()[1]}"
+    note(f"listening on {address}: sign in there with a token  (API description: {address}/docs)")
+    config = uvicorn.Config(create_app(broker, settings), log_level="warning", server_header=False)
+    uvicorn.Server(config).run(sockets=[listening])
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """The socket, before anything else is done: a port that somebody has must not cost a database or a token."""
+    from privmarket.broker.errors import BrokerError
+
+    try:
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as error:
+        raise BrokerError(
+            f"cannot listen on {host}:{port}: {error.strerror}", "is another broker running? choose another --port"
+        ) from None

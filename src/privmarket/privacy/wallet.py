@@ -152,6 +152,11 @@ class Wallets:
             result[left] = self._largest_on_menu(family, left, asked[left])
         return result
 
+    def is_empty(self, family: ReleaseFamily) -> NDArray[np.bool_]:
+        """(clients,) where not even the smallest release on the family's menu fits any more."""
+        _, cost = _menu_with_costs(family)
+        return np.asarray((cost[-1] > self._room()).all(axis=1))
+
     def _largest_on_menu(self, family: ReleaseFamily, who: NDArray[np.intp], asked: Array) -> Array:
         """(who,) the first, hence largest, entry of the family's menu that fits, below what was asked."""
         menu, cost = _menu_with_costs(family)

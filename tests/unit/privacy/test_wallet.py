@@ -207,3 +207,15 @@ def test_a_wallet_has_the_same_room_whichever_others_are_asked_with_it() -> None
     caps = np.concatenate([np.linspace(0.3, 60.0, 97), [np.inf]])
     together = Wallets(caps).capacity
     assert [float(Wallets([cap]).capacity[0]) for cap in caps] == together.tolist()
+
+
+def test_a_wallet_is_empty_exactly_where_trimming_leaves_nothing() -> None:
+    family, rng = ReleaseFamily(), np.random.default_rng(5)
+    wallets = Wallets(rng.uniform(0.3, 3.0, 60))
+    seen = set()
+    for _ in range(12):
+        left = wallets.trim(family, 0.7)
+        assert wallets.is_empty(family).tolist() == (left == 0).tolist()
+        seen |= set(wallets.is_empty(family).tolist())
+        wallets.spend(family.events(left))
+    assert seen == {True, False}

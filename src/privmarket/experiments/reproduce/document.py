@@ -88,9 +88,8 @@ class Results:
     """Finished and failed cells of a question, found by what they are."""
 
     def __init__(self, records: Sequence[Record]) -> None:
-        # Questions share cells; one that comes twice counts once.
+        self.records = list(records)
         self._by_slot = {record.cell.slot: record for record in records}
-        self.records = list(self._by_slot.values())
 
     def get(self, cell: Cell) -> Mapping[str, Any] | None:
         """A cell's result; None if it failed or was not computed."""

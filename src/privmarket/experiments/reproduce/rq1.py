@@ -86,7 +86,7 @@ def render(results: Results) -> Page:
     blocks: list[Block] = [
         prose("rq1-set-up", attack=attack, tried=f"{tried:,}"),
         Figure("rq1-mean", _MEAN, lambda: _bars(results, main)),
-        Figure("rq1-clients", _CLIENTS, lambda: _boxes(results, main)),
+        Figure("rq1-clients", _CLIENTS, lambda: _boxes(results, main[0])),
         *(_table(results, *setting) for setting in main),
         Text("## How the figure grows with the attack"),
         Figure("rq1-strength", _STRENGTH, lambda: _growth(results, main[0])),
@@ -99,10 +99,7 @@ def render(results: Results) -> Page:
 
 _TITLE = "RQ1: what does a liar gain?"
 _MEAN = "(a) Mean gain from the best lie found, mean ± std over seeds."
-_CLIENTS = (
-    "(b) Gains client by client, all seeds together; box: quartiles, whiskers: 5th and 95th percentile; on top: "
-    f"share of clients with a lie that gains; 0 is drawn at {_FLOOR:g}, a median of 0 as a diamond."
-)
+_CLIENTS = "(b) Gains client by client, all seeds together; box: quartiles, whiskers: 5th and 95th percentile."
 _STRENGTH = "Mean gain found against lies tried per client. Each level also tries what the weaker ones try."
 
 
@@ -213,10 +210,7 @@ def _learned(results: Results, setting: Setting) -> Text:
 def _growth_words(levels: dict[str, tuple[float, Measured]]) -> dict[str, str] | None:
     if len(levels) < 2:
         return None
-    # The strongest level has one seed; figures over different seeds are not compared.
-    seeds = max(measured.seeds for _, measured in levels.values())
-    whole = [(name, measured) for name, (_, measured) in levels.items() if measured.seeds == seeds]
-    (_, weak), (last, strong) = whole[0], whole[-1]
+    (_, (_, weak)), (last, (_, strong)) = next(iter(levels.items())), list(levels.items())[-1]
     factor = f"{strong.mean / weak.mean:.1f} times as much" if weak.mean > 0 else "where the paper's finds nothing"
     return {"weak": _share(weak), "strong": _share(strong), "level": last, "factor": factor}
 
@@ -251,32 +245,28 @@ def _bars(results: Results, main: list[Setting]) -> Drawing:
     return drawing
 
 
-def _boxes(results: Results, main: list[Setting]) -> Drawing:
-    """A panel per law."""
-    shown = main[:3]
-    drawing = new_figure(9.0, 1.2 + 2.9 * len(shown))
-    names = [rule for rule in RULES if _main(results, "mean", rule, main[0]) is not None]
-    panels = drawing.subplots(len(shown), 1, sharex=True, squeeze=False)[:, 0]
-    for axes, setting in zip(panels, shown, strict=True):
-        for place, rule in enumerate(names):
-            found = _found(results, rule, setting)
-            if found:
-                _client_box(axes, place, rule, np.concatenate([result["gains"] for result in found]))
-            else:
-                axes.text(place, 200, "–", ha="center", fontsize=7.5)
-        axes.set(yscale="log", ylim=(_FLOOR * 0.5, 1500), ylabel="gain / mean payment")
-        axes.set_title(f"{setting[1]}, N = {setting[0]}, B = {setting[2]}", fontsize=10)
-        axes.grid(axis="y", alpha=0.25)
-    panels[-1].set_xticks(range(len(names)), names, rotation=30, ha="right")
+def _boxes(results: Results, setting: Setting) -> Drawing:
+    drawing = new_figure(9.0, 4.8)
+    axes = drawing.subplots()
+    names = [rule for rule in RULES if _main(results, "mean", rule, setting) is not None]
+    for place, rule in enumerate(names):
+        gains = np.concatenate([result["gains"] for result in _found(results, rule, setting)])
+        if gains.any():
+            _one_box(axes, place, np.maximum(gains, _FLOOR), colour(rule))
+        if np.median(gains) < _FLOOR:
+            axes.plot(place, _FLOOR, marker="D", ms=6, color=colour(rule))
+        axes.text(place, 200, f"{np.mean(gains > 0):.0%}", ha="center", fontsize=7.5)
+    axes.set_xticks(range(len(names)), names, rotation=30, ha="right")
+    axes.set(
+        yscale="log",
+        ylim=(_FLOOR * 0.5, 800),
+        ylabel="gain / mean payment",
+    )
+    where = f"{setting[1]}, N = {setting[0]}, B = {setting[2]}"
+    note = f"on top: share of clients with a lie that gains; 0 is drawn at {_FLOOR:g}, a median of 0 as a diamond"
+    axes.set_title(f"{where}; {note}", fontsize=9)
+    axes.grid(axis="y", alpha=0.25)
     return drawing
-
-
-def _client_box(axes: Axes, place: int, rule: str, gains: np.ndarray) -> None:
-    if gains.any():
-        _one_box(axes, place, np.maximum(gains, _FLOOR), colour(rule))
-    if np.median(gains) < _FLOOR:
-        axes.plot(place, _FLOOR, marker="D", ms=6, color=colour(rule))
-    axes.text(place, 250, f"{np.mean(gains > 0):.0%}", ha="center", fontsize=7.5)
 
 
 def _one_box(axes: Axes, place: int, gains: np.ndarray, shade: str) -> None:
@@ -287,8 +277,7 @@ def _one_box(axes: Axes, place: int, gains: np.ndarray, shade: str) -> None:
         whis=(5, 95),
         patch_artist=True,
         manage_ticks=False,
-        boxprops={"lw": 2.5},
-        medianprops={"color": "white", "lw": 1.2},
+        medianprops={"color": "white", "lw": 1.5},
         flierprops={"marker": ".", "ms": 3, "markerfacecolor": shade, "markeredgecolor": shade, "alpha": 0.5},
     )
     for patch in box["boxes"]:

@@ -30,7 +30,7 @@ def cells(scale: Scale) -> list[Cell]:
     sizes = _QUICK_SIZES if scale.quick else SIZES
     deviation_sizes = DEVIATION_SIZES[:3] if scale.quick else DEVIATION_SIZES
     seconds = 0.02 if scale.quick else 0.25
-    seeds = scale.seeds_or(3, 1)
+    seeds = scale.seeds_or(5, 1)
     made = [
         Cell("latency", _config(rule, n, seconds), s, 0.4 + n / 1e5) for n in sizes for rule in RULES for s in seeds
     ]

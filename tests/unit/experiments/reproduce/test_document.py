@@ -53,14 +53,6 @@ def test_exact_figures_differ_without_noise():
     assert compared(Measured(0.1, 0.0, 3), Measured(0.0, 0.0, 5)) == "above"
 
 
-def test_a_cell_of_two_questions_counts_once():
-    shared = record({"a": 1.0}, mechanism="pac")
-    assert Results([shared, shared, record({"a": 3.0}, seed=1, mechanism="pac")]).values("a", "efficiency") == [
-        1.0,
-        3.0,
-    ]
-
-
 def test_tables_say_how_many_seeds_they_have():
     even = [record({"a": 1.0}, seed=s, mechanism=m) for m in ("pac", "vcg") for s in (0, 1)]
     assert Results(even).over_seeds("efficiency") == "mean ± std over 2 seeds"
