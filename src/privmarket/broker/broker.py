@@ -149,9 +149,7 @@ class Broker:
             raise result
         return result
 
-    def take_bids(
-        self, requests: Sequence[BidRequest], *, patient: bool = True
-    ) -> list[Answer | PrivmarketError]:
+    def take_bids(self, requests: Sequence[BidRequest], *, patient: bool = True) -> list[Answer | PrivmarketError]:
         """Sealed bids of many sellers in one durable transaction; one answer or refusal each."""
         with self.database.write(SYSTEM.party_id, patient=patient) as tx:
             return bidding.take_bids(tx, requests, self.entropy)

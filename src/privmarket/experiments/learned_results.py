@@ -229,7 +229,10 @@ def _speed(report: dict[str, Any]) -> str:
         ["resident memory then", f"{report['peak_gigabytes']:.2f} GB", "2 GB"],
         ["one auction at N = 100", f"{1e3 * report['small_forward_seconds']:.1f} ms", "a few ms"],
     ]
-    lead = f"## Speed\n\n`{COMMANDS['speed']}`, one thread, ratios within one run."
+    lead = (
+        f"## Speed\n\n`{COMMANDS['speed']}`, one thread, ratios within one run. The first and the fourth row lie "
+        "at their aims: of several runs on this shared machine some fell on the other side."
+    )
     return f"{lead}\n\n{_table(['figure', 'measured', 'aim'], rows)}"
 
 
