@@ -5,38 +5,85 @@
 >>> outcome = pm.mechanism("proportional-share").run(bids, budget=1.0)
 >>> outcome.epsilon
 array([1. , 0. , 0.5])
+
+Everything public is listed by `dir(privmarket)`: the names in `_NAMES` and the packages in `_PACKAGES` below.
+Each is imported when it is first used, so that `import privmarket` takes a few milliseconds and an auction never
+waits for torch, a web server or Flower. This is the one place of the package that does so for its users.
 """
 
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING
 
-from privmarket.errors import PrivmarketError
-from privmarket.market.bids import Bids
-from privmarket.market.mechanism import Mechanism
-from privmarket.market.outcome import Outcome
-from privmarket.mechanisms import mechanism, mechanisms
+from privmarket.extras import needed
+from privmarket.version import __version__
 
-__version__ = "0.1.0"
+if TYPE_CHECKING:
+    from privmarket import broker, federated, flower, market, meanfield, mechanisms, privacy, rounds
+    from privmarket.broker.client import BrokerClient
+    from privmarket.errors import PrivmarketError
+    from privmarket.federated.federate import federate
+    from privmarket.market.bids import Bids
+    from privmarket.market.facts import MarketFacts
+    from privmarket.market.mechanism import Mechanism
+    from privmarket.market.outcome import Outcome
+    from privmarket.market.scenarios import scenario
+    from privmarket.mechanisms.registry import mechanism, mechanism_names
+    from privmarket.privacy.wallet import Wallet
+    from privmarket.reports.comparison import audit, compare
+
 __all__ = [
     "Bids",
     "BrokerClient",
+    "MarketFacts",
     "Mechanism",
     "Outcome",
     "PrivmarketError",
+    "Wallet",
     "__version__",
+    "audit",
+    "broker",
+    "compare",
+    "federate",
+    "federated",
+    "flower",
+    "market",
+    "meanfield",
     "mechanism",
+    "mechanism_names",
     "mechanisms",
+    "privacy",
+    "rounds",
+    "scenario",
 ]
 
+# public name → the module that defines it
+_NAMES = {
+    "Bids": "privmarket.market.bids",
+    "BrokerClient": "privmarket.broker.client",
+    "MarketFacts": "privmarket.market.facts",
+    "Mechanism": "privmarket.market.mechanism",
+    "Outcome": "privmarket.market.outcome",
+    "PrivmarketError": "privmarket.errors",
+    "Wallet": "privmarket.privacy.wallet",
+    "audit": "privmarket.reports.comparison",
+    "compare": "privmarket.reports.comparison",
+    "federate": "privmarket.federated.federate",
+    "mechanism": "privmarket.mechanisms.registry",
+    "mechanism_names": "privmarket.mechanisms.registry",
+    "scenario": "privmarket.market.scenarios",
+}
+_PACKAGES = ("broker", "federated", "flower", "market", "meanfield", "mechanisms", "privacy", "rounds")
 
-def __getattr__(name: str) -> Any:
-    # An HTTP library is not needed to run an auction.
-    if name == "BrokerClient":
-        from privmarket.broker.client import BrokerClient
 
-        return BrokerClient
-    # Flower, an optional dependency, is loaded by what is taken from there.
-    if name == "flower":
-        from importlib import import_module
+def __getattr__(name: str) -> object:
+    if name in _PACKAGES:
+        return import_module(f"privmarket.{name}")
+    if name not in _NAMES:
+        raise AttributeError(f"module 'privmarket' has no attribute {name!r}")
+    with needed():
+        found = globals()[name] = getattr(import_module(_NAMES[name]), name)
+    return found
 
-        return import_module("privmarket.flower")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

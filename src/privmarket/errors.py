@@ -5,6 +5,9 @@ The command line turns them into one line and an exit code, the HTTP API into on
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from difflib import get_close_matches
+
 
 class PrivmarketError(Exception):
     """Something the user can mend.
@@ -39,6 +42,32 @@ class UnknownNameError(ConfigurationError):
     """A name that is not in a registry (mechanism, scenario, data set, …)."""
 
     code = "unknown-name"
+
+    @classmethod
+    def among(cls, what: str, given: str, known: Iterable[str]) -> UnknownNameError:
+        """`given` is no `what`: the hint names the nearest known name, if one is near, and all of them."""
+        names = tuple(known)
+        near = get_close_matches(given, names, n=1) or [name for name in names if given and name.startswith(given)]
+        guess = f"did you mean {near[0]!r}? " if near else ""
+        return cls(f"unknown {what} {given!r}", f"{guess}choose one of: {', '.join(names)}")
+
+
+class MissingPartError(PrivmarketError, ImportError):
+    """Something that is installed separately, and is not installed here."""
+
+    code = "not-installed"
+
+
+class WriteError(PrivmarketError):
+    """A file that could not be written; what stood there before is untouched."""
+
+    code = "cannot-write"
+
+
+class OutcomeError(PrivmarketError):
+    """What an auction rule returned is no outcome of the bids that it was given."""
+
+    code = "bad-outcome"
 
 
 class PrivacyError(PrivmarketError):

@@ -184,14 +184,43 @@ def combined(*attacks: Attack) -> Attack:
     return run
 
 
-STRONG: Attack = combined(GridAttack(), AscentAttack())
-"""What evaluation uses: a 41 × 20 grid with neighbours, and 20 starts of ascent."""
+@dataclass(frozen=True)
+class Level:
+    """One strength of attack in three forms.
 
-VALUATION_ONLY: Attack = combined(GridAttack(shares=1), AscentAttack(over_epsilon=False))
-"""Lies about the valuation while ε is truthful."""
+    Attributes:
+        joint: lies about valuation and ε together.
+        valuation: lies about the valuation while ε is truthful.
+        epsilon: withheld ε while the valuation is truthful.
+    """
 
-EPSILON_ONLY: Attack = combined(GridAttack(over_valuation=False, shares=100), AscentAttack(over_valuation=False))
-"""Withheld ε while the valuation is truthful."""
+    joint: Attack
+    valuation: Attack
+    epsilon: Attack
+
+
+def _level(valuations: int, shares: int, neighbours: int, starts: int, steps: int) -> Level:
+    return Level(
+        combined(GridAttack(valuations, shares, neighbours), AscentAttack(starts, steps)),
+        combined(GridAttack(valuations, 1, neighbours), AscentAttack(starts, steps, over_epsilon=False)),
+        combined(
+            GridAttack(over_valuation=False, shares=5 * shares),
+            AscentAttack(starts, steps, over_valuation=False),
+        ),
+    )
+
+
+LEVELS: dict[str, Level] = {
+    "quick": _level(valuations=21, shares=6, neighbours=8, starts=3, steps=12),
+    "strong": _level(valuations=41, shares=20, neighbours=16, starts=20, steps=25),
+}
+"""`strong` is what evaluation uses: a 41 × 20 grid with values beside the others' bids, and 20 starts of ascent.
+`quick` does a twentieth of that work and finds gross lies, not the last per mille; it is for comparisons."""
+
+QUICK: Attack = LEVELS["quick"].joint
+STRONG: Attack = LEVELS["strong"].joint
+VALUATION_ONLY: Attack = LEVELS["strong"].valuation
+EPSILON_ONLY: Attack = LEVELS["strong"].epsilon
 
 
 def _truth(types: Bids) -> Regret:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import numpy as np
 
@@ -12,16 +11,9 @@ from privmarket.errors import ConfigurationError
 from privmarket.market import attacks
 from privmarket.market.bids import Array, Bids
 from privmarket.market.bounds import first_best_bound, fluid_bound
-from privmarket.market.guarantees import (
-    TOLERANCE,
-    ApproximatelyTruthful,
-    BudgetFeasible,
-    Guarantee,
-    IndividuallyRational,
-    OutcomeGuarantee,
-    Truthful,
-    WithinOffer,
-)
+from privmarket.market.collusion import CoalitionAttack
+from privmarket.market.evaluation import beyond_rounding, judge
+from privmarket.market.guarantees import ApproximatelyTruthful, Guarantee, OutcomeGuarantee, Truthful
 from privmarket.market.mechanism import Mechanism
 from privmarket.market.objectives import TOTAL_EPSILON, Objective
 from privmarket.market.outcome import Outcome
@@ -41,6 +33,16 @@ class RegretSummary:
     mean_share: float
     percentile_99_share: float
     maximum_share: float
+
+
+@dataclass(frozen=True)
+class CoalitionSummary:
+    """What coalitions of `size` clients gain by lying together, in money and as a share of their truthful pay."""
+
+    size: int
+    mean: float
+    maximum: float
+    mean_share: float
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,7 @@ class AuditReport:
         rationality_violations: share of (client, market) pairs paid less than their cost.
         budget_violations: share of markets that spend more than the budget.
         offer_violations: share of (client, market) pairs that sell more than they offered.
+        collusion: gains from joint lies of coalitions; None where none were attacked.
         fluid_ratio: objective over the fluid bound (for an error: bound over objective; 1 is the limit).
         declared: what the mechanism promises; broken: which of these the audit saw broken.
     """
@@ -80,6 +83,7 @@ class AuditReport:
     regret: RegretSummary
     regret_in_valuation: RegretSummary
     regret_in_epsilon: RegretSummary
+    collusion: CoalitionSummary | None
     rationality_violations: float
     budget_violations: float
     worst_overspend: float
@@ -100,9 +104,24 @@ class AuditReport:
     declared: tuple[str, ...]
     broken: tuple[str, ...]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Plain data for JSON."""
         return asdict(self)
+
+    def __str__(self) -> str:
+        lie = f"{self.regret.maximum_share:.2%} of the mean payment"
+        return "\n".join(
+            (
+                f"{self.mechanism} on {self.scenario}: {self.clients} clients, budget {self.budget:g}",
+                f"  buys {self.epsilon_bought:.4g} ε for {self.spend:.4g}: {self.fluid_ratio:.1%} of the bound",
+                f"  best lie found gains {lie if beyond_rounding(self.regret.maximum, self.budget) else 'nothing'} "
+                f"({self.profiles} markets attacked)",
+                f"  underpaid {self.rationality_violations:.2%} of clients, over budget "
+                f"{self.budget_violations:.2%} of markets, beyond the offer {self.offer_violations:.2%} of clients",
+                f"  promises: {', '.join(self.declared) or 'none'}",
+                f"  promises seen broken: {', '.join(self.broken) or 'none'}",
+            )
+        )
 
 
 def audit(
@@ -113,11 +132,20 @@ def audit(
     *,
     profiles: int = 10,
     seed: int = 0,
-    attack: attacks.Attack = attacks.STRONG,
+    attack: attacks.Attack | attacks.Level = attacks.LEVELS["strong"],
     objective: Objective = TOTAL_EPSILON,
+    coalition: int | None = None,
     progress: Callable[[int], None] = lambda done: None,
 ) -> AuditReport:
-    """Samples `profiles` markets from `law`, attacks each, and compares the outcome with the bounds."""
+    """Samples `profiles` markets from `law`, attacks each, and compares the outcome with the bounds.
+
+    Args:
+        attack: a level of `attacks.LEVELS`, or one attack on (v, ε) beside which the strong attacks on v alone
+            and on ε alone run.
+        coalition: also search joint lies of coalitions of so many clients.
+    """
+    strong = attacks.LEVELS["strong"]
+    level = attack if isinstance(attack, attacks.Level) else attacks.Level(attack, strong.valuation, strong.epsilon)
     if clients < 1 or profiles < 1:
         raise ConfigurationError(f"{clients} clients, {profiles} profiles", "both must be at least 1")
     rng = np.random.default_rng(seed)
@@ -128,9 +156,9 @@ def audit(
     gains: dict[str, list[Array]] = {"joint": [], "valuation": [], "epsilon": []}
     for index in range(profiles):
         market = types[index]
-        in_valuation = attacks.VALUATION_ONLY(mechanism, market, budget, rng)
-        in_epsilon = attacks.EPSILON_ONLY(mechanism, market, budget, rng)
-        joint = attack(mechanism, market, budget, rng).worst_of(in_valuation).worst_of(in_epsilon)
+        in_valuation = level.valuation(mechanism, market, budget, rng)
+        in_epsilon = level.epsilon(mechanism, market, budget, rng)
+        joint = level.joint(mechanism, market, budget, rng).worst_of(in_valuation).worst_of(in_epsilon)
         for key, regret in (("joint", joint), ("valuation", in_valuation), ("epsilon", in_epsilon)):
             gains[key].append(regret.gain)
         progress(index + 1)
@@ -148,11 +176,12 @@ def audit(
         regret=summaries["joint"],
         regret_in_valuation=summaries["valuation"],
         regret_in_epsilon=summaries["epsilon"],
+        collusion=None if coalition is None else _collusion(mechanism, types[:profiles], budget, coalition, rng),
         **_outcome_figures(types, outcome, budget),
         **_bound_figures(types, outcome, law, budget, objective),
         quintiles=_quintiles(types, outcome),
         declared=tuple(promise.label for promise in mechanism.guarantees),
-        broken=_broken(mechanism, types, outcome, budget, summaries),
+        broken=_broken(mechanism, types, outcome, budget, summaries, rng),
     )
 
 
@@ -161,27 +190,28 @@ def _summary(gain: Array, paid: float) -> RegretSummary:
     return RegretSummary(*figures, *(figure / paid if paid > 0 else 0.0 for figure in figures))
 
 
+def _collusion(
+    mechanism: Mechanism, types: Bids, budget: float, size: int, rng: np.random.Generator
+) -> CoalitionSummary:
+    found = CoalitionAttack(size)(mechanism, types, budget, rng)
+    return CoalitionSummary(size, float(found.gain.mean()), float(found.gain.max()), found.share)
+
+
 def _outcome_figures(types: Bids, outcome: Outcome, budget: float) -> dict[str, float]:
-    column = np.full((*types.shape[:-1], 1), budget)
-    spend, welfare = float(outcome.spend.mean()), float(outcome.welfare(types).mean())
-    overspend = BudgetFeasible().excess(types, outcome, column)
+    merit = judge(types, outcome, budget)
     return {
-        "rationality_violations": _share(IndividuallyRational().excess(types, outcome, column)),
-        "budget_violations": _share(overspend),
-        "worst_overspend": float(max(overspend.max(), 0.0)),
-        "offer_violations": _share(WithinOffer().excess(types, outcome, column)),
-        "epsilon_bought": float(outcome.total_epsilon.mean()),
-        "spend": spend,
-        "spend_over_budget": spend / budget,
-        "welfare": welfare,
-        "welfare_over_budget": welfare / budget,
-        "epsilon_per_unit_spent": float(outcome.total_epsilon.mean()) / spend if spend > 0 else 0.0,
-        "participation": float((outcome.epsilon > 0).mean()),
+        "rationality_violations": merit.underpaid,
+        "budget_violations": merit.over_budget,
+        "worst_overspend": merit.worst_overspend,
+        "offer_violations": merit.over_offer,
+        "epsilon_bought": merit.epsilon,
+        "spend": merit.spend,
+        "spend_over_budget": merit.spend / budget,
+        "welfare": merit.welfare,
+        "welfare_over_budget": merit.welfare / budget,
+        "epsilon_per_unit_spent": merit.epsilon_per_money,
+        "participation": merit.participation,
     }
-
-
-def _share(excess: Array) -> float:
-    return float((excess > TOLERANCE).mean())
 
 
 def _bound_figures(
@@ -220,7 +250,12 @@ def _quintiles(types: Bids, outcome: Outcome) -> tuple[QuintileRow, ...]:
 
 
 def _broken(
-    mechanism: Mechanism, types: Bids, outcome: Outcome, budget: float, found: dict[str, RegretSummary]
+    mechanism: Mechanism,
+    types: Bids,
+    outcome: Outcome,
+    budget: float,
+    found: dict[str, RegretSummary],
+    rng: np.random.Generator,
 ) -> tuple[str, ...]:
     """Labels of the declared promises that the outcome or the attacks contradict."""
 
@@ -229,9 +264,9 @@ def _broken(
             return promise.holds(types, outcome, budget).held
         if isinstance(promise, Truthful):
             summary = found["valuation" if promise.in_ == "valuation" else "joint"]
-            return summary.maximum <= TOLERANCE * max(1.0, budget)
+            return not beyond_rounding(summary.maximum, budget)
         if isinstance(promise, ApproximatelyTruthful):
             return found["joint"].mean_share <= promise.max_regret
-        raise TypeError(f"audit cannot judge {promise!r}")
+        return promise.check(mechanism, types[:1], budget, rng).held
 
     return tuple(promise.label for promise in mechanism.guarantees if not held(promise))

@@ -4,6 +4,10 @@ Both are limits for many clients. The fluid bound buys at virtual costs φ(v) = 
 that is truthful, individually rational and within budget in expectation, and that posts the same unit prices
 to everybody, beats it; where v and ε are independent, different prices for different ε would not help. The
 first-best bound pays each client exactly its cost, which nobody can without knowing it.
+
+For the error under aggregate trust the fluid bound takes v as independent of ε and of the number of records. For
+laws where they depend on each other it is a point of reference there, not a proven bound; the first best is one
+always.
 """
 
 from __future__ import annotations
@@ -15,8 +19,15 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from privmarket.errors import ConfigurationError
+from privmarket.market.aggregate_bound import Types, least_aggregate_error
 from privmarket.market.bids import Array, Bids
-from privmarket.market.objectives import TOTAL_EPSILON, AggregationError, Objective, TotalEpsilon
+from privmarket.market.objectives import (
+    TOTAL_EPSILON,
+    AggregateError,
+    AggregationError,
+    Objective,
+    TotalEpsilon,
+)
 from privmarket.market.scenarios import EmpiricalLaw, IndependentLaw, Law
 
 _QUANTILES = 1 << 16
@@ -79,8 +90,7 @@ def fluid_bound(law: Law | Bids, clients: int, budget: float, objective: Objecti
     if isinstance(objective, TotalEpsilon):
         spend, quantity = _supply_hull(law)
         return float(clients * np.interp(budget / clients, spend, quantity))
-    virtual = _virtual_costs(law)
-    return _least_error(virtual, clients, budget, objective)
+    return _least_error(virtual_types(law), clients, budget, objective)
 
 
 def first_best_bound(law: Law | Bids, clients: int, budget: float, objective: Objective = TOTAL_EPSILON) -> float:
@@ -89,19 +99,18 @@ def first_best_bound(law: Law | Bids, clients: int, budget: float, objective: Ob
         supply = supply_curve(law)
         per_client = np.interp(budget / clients, np.append(0, supply.cost), np.append(0, supply.quantity))
         return float(clients * per_client)
-    return _least_error(_true_costs(law), clients, budget, objective)
+    return _least_error(true_types(law), clients, budget, objective)
 
 
-@dataclass(frozen=True, eq=False)
-class _Types:
-    """A discrete population: what a unit of ε costs the buyer, the cap and the probability, all (types,)."""
+def _least_error(types: Types, clients: int, budget: float, objective: Objective) -> float:
+    if isinstance(objective, AggregateError):
+        return least_aggregate_error(types, clients, budget, objective).error
+    if isinstance(objective, AggregationError):
+        return _least_aggregation_error(types, clients, budget, objective)
+    raise ConfigurationError(f"no bound is known for objective {objective.name!r}", "use total-epsilon")
 
-    cost: Array
-    epsilon: Array
-    probability: Array
 
-
-def _least_error(types: _Types, clients: int, budget: float, objective: Objective) -> float:
+def _least_aggregation_error(types: Types, clients: int, budget: float, objective: AggregationError) -> float:
     """A lower bound on the P2 error in the fluid limit, by Lagrangian duality.
 
     With α_i = a_i/N the problem is: minimise κ/N·E[a²/(ε g)²] + H²·(E|a − 1|)² over weights a ≥ 0, E a = 1, and
@@ -109,8 +118,6 @@ def _least_error(types: _Types, clients: int, budget: float, objective: Objectiv
     minimum has five candidates (see `_dual`). Every multiplier gives a valid bound; the best is searched by the
     ellipsoid method, the dual being concave in three variables.
     """
-    if not isinstance(objective, AggregationError):
-        raise ConfigurationError(f"no bound is known for objective {objective.name!r}", "use total-epsilon")
     noise, bias, per_client = objective.kappa / clients, objective.heterogeneity**2, budget / clients
     full = float(noise * np.sum(types.probability / types.epsilon**2)) + 4 * bias
     # Scales at which the multipliers are of order one.
@@ -134,7 +141,7 @@ def _least_error(types: _Types, clients: int, budget: float, objective: Objectiv
     return best
 
 
-def _dual(types: _Types, multipliers: Array, noise: float, bias: float, budget: float) -> tuple[float, Array]:
+def _dual(types: Types, multipliers: Array, noise: float, bias: float, budget: float) -> tuple[float, Array]:
     """The dual function and a supergradient at (λ, μ, ν) = multipliers of budget, Σα = 1 and bias.
 
     Per type, with a given: g = min(1, (2·noise·a²/(λ·cost·ε³))^{1/3}). Below the a where g reaches 1 the value is
@@ -167,7 +174,7 @@ def _dual(types: _Types, multipliers: Array, noise: float, bias: float, budget: 
     return dual, gradient
 
 
-def _virtual_costs(law: Law | Bids, quantiles: int = 128) -> _Types:
+def virtual_types(law: Law | Bids, quantiles: int = 128) -> Types:
     """Types with ironed virtual costs: the inverse slope of the supply hull."""
     spend, quantity = _supply_hull(law)
     if isinstance(law, IndependentLaw):
@@ -178,25 +185,28 @@ def _virtual_costs(law: Law | Bids, quantiles: int = 128) -> _Types:
     at = np.interp(rows.valuation, *_price_quantity(law))
     slope = np.diff(spend) / np.diff(quantity)
     piece = np.clip(np.searchsorted(quantity, at, side="left") - 1, 0, slope.size - 1)
-    return _thinned(slope[piece], rows.epsilon)
+    return _thinned(slope[piece], rows)
 
 
-def _true_costs(law: Law | Bids, quantiles: int = 128) -> _Types:
+def true_types(law: Law | Bids, quantiles: int = 128) -> Types:
+    """Types with their valuations as costs."""
     if isinstance(law, IndependentLaw):
         return _product(law.valuation((np.arange(quantiles) + 0.5) / quantiles), law)
     rows = _rows(law)
-    return _thinned(rows.valuation, rows.epsilon)
+    return _thinned(rows.valuation, rows)
 
 
-def _product(cost: Array, law: IndependentLaw, epsilons: int = 16) -> _Types:
+def _product(cost: Array, law: IndependentLaw, epsilons: int = 16, sizes: int = 8) -> Types:
     epsilon = law.epsilon((np.arange(epsilons) + 0.5) / epsilons)
-    pairs = np.stack(np.meshgrid(cost, epsilon, indexing="ij")).reshape(2, -1)
-    return _Types(pairs[0], pairs[1], np.full(pairs.shape[1], 1.0 / pairs.shape[1]))
+    records = np.ones(1) if law.data_size is None else law.data_size((np.arange(sizes) + 0.5) / sizes)
+    rows = np.stack(np.meshgrid(cost, epsilon, records / records.mean(), indexing="ij")).reshape(3, -1)
+    return Types(rows[0], rows[1], rows[2], np.full(rows.shape[1], 1.0 / rows.shape[1]))
 
 
-def _thinned(cost: Array, epsilon: Array, limit: int = 4_000) -> _Types:
+def _thinned(cost: Array, rows: Bids, limit: int = 4_000) -> Types:
     pick = np.linspace(0, cost.size - 1, min(limit, cost.size)).astype(int)
-    return _Types(cost[pick], epsilon[pick], np.full(pick.size, 1.0 / pick.size))
+    records = rows.data_share[pick]
+    return Types(cost[pick], rows.epsilon[pick], records / records.mean(), np.full(pick.size, 1.0 / pick.size))
 
 
 def _price_quantity(law: Law | Bids) -> tuple[Array, Array]:

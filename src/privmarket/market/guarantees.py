@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike
 from privmarket.errors import ConfigurationError
 from privmarket.market import attacks
 from privmarket.market.bids import Array, Bids
+from privmarket.market.collusion import CoalitionAttack
 from privmarket.market.outcome import Outcome
 
 if TYPE_CHECKING:
@@ -157,6 +158,22 @@ class ApproximatelyTruthful(Guarantee):
         paid = float(mechanism.run(types, budget).payment.mean())
         share = float(regret.gain.mean()) / paid if paid > 0 else 0.0
         return Finding(self.label, share <= self.max_regret, max(0.0, share - self.max_regret))
+
+
+@dataclass(frozen=True)
+class CollusionProof(Guarantee):
+    """No coalition gains by lying together, even if its members share what they gain."""
+
+    @property
+    def label(self) -> str:
+        """A few words for tables."""
+        return "collusion-proof"
+
+    def check(self, mechanism: Mechanism, types: Bids, budget: ArrayLike, rng: np.random.Generator) -> Finding:
+        """Attacks with pairs, and with coalitions of five."""
+        found = [CoalitionAttack(size)(mechanism, types, budget, rng).gain for size in (2, 5)]
+        worst = max(float(gain.max()) for gain in found) / max(1.0, float(np.max(np.asarray(budget))))
+        return Finding(self.label, worst <= TOLERANCE, worst)
 
 
 def _lie(regret: attacks.Regret, types: Bids) -> str:

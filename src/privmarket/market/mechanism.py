@@ -1,6 +1,7 @@
 """The one interface of every auction rule: bids and a budget in, an outcome out.
 
-A mechanism also declares what it promises. Tests, tables and the broker all check that same declaration.
+A rule implements `clear`; everybody else calls `run`, which checks what `clear` decided. A rule also declares
+what it promises. Tests, tables and the broker all check that same declaration.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from numpy.typing import ArrayLike
 
 from privmarket.errors import ConfigurationError
 from privmarket.market.bids import Array, Bids
-from privmarket.market.outcome import Outcome
+from privmarket.market.outcome import Outcome, checked
 
 if TYPE_CHECKING:
     from privmarket.market.guarantees import Guarantee
@@ -25,25 +26,54 @@ _CHUNK_CELLS = 2_000_000
 class Mechanism(ABC):
     """A reverse auction for ε under a budget.
 
-    Subclasses set `name`, `guarantees` and implement `_clear`. Configuration goes to the constructor and
-    never depends on the bids.
+    Subclasses set `name` and implement `clear`. Configuration goes to the constructor and never depends on the
+    bids.
+
+    Attributes:
+        name: what tables and errors call the rule.
+        guarantees: what the rule promises; the audit attacks each promise.
+        market_facts: fields of `MarketFacts` that the constructor takes under the same name.
+        sells_beyond_offers: True for a rule that may award more ε than a client offered, as two rules printed
+            in the literature do; `run` refuses such an outcome from any other rule.
     """
 
     name: ClassVar[str]
     guarantees: tuple[Guarantee, ...] = ()
+    market_facts: ClassVar[tuple[str, ...]] = ()
+    sells_beyond_offers: ClassVar[bool] = False
 
     def run(self, bids: Bids, budget: ArrayLike) -> Outcome:
-        """Clears one auction per leading index of `bids`.
+        """Clears one auction per leading index of `bids` and checks the outcome.
 
         Args:
             bids: offers, (..., clients).
             budget: money that may be spent in each market, a number or an array (...,), > 0.
+
+        Returns:
+            ε and payments, (..., clients).
+
+        Raises:
+            ConfigurationError: the budget is not positive or does not fit the shape of the bids.
+            OutcomeError: the rule returned something that is no outcome of these bids; the client is named.
         """
-        return self._clear(bids, budget_column(budget, bids.shape))
+        return self._cleared(bids, budget_column(budget, bids.shape))
 
     @abstractmethod
-    def _clear(self, bids: Bids, budget: Array) -> Outcome:
-        """The rule itself. `budget` has shape (..., 1) and is valid."""
+    def clear(self, bids: Bids, budget: Array) -> Outcome:
+        """The rule itself. Write this method; call `run`.
+
+        Args:
+            bids: valid offers, every field (..., clients) in float64 and read-only. Leading indices are
+                independent markets: there may be none (one market), one, or several.
+            budget: (..., 1) positive money per market, ready to be compared with (..., clients).
+
+        Returns:
+            An `Outcome` with `epsilon` and `payment` of shape (..., clients): finite, at least 0, and no client
+            sells more ε than it offered.
+        """
+
+    def _cleared(self, bids: Bids, budget: Array) -> Outcome:
+        return checked(self.clear(bids, budget), bids, self.name, may_exceed_offers=self.sells_beyond_offers)
 
     def unilateral(self, bids: Bids, reports: Bids, budget: ArrayLike) -> Outcome:
         """What each client would get if it alone reported `reports[i]` while all others keep `bids`.
@@ -66,10 +96,18 @@ class Mechanism(ABC):
         for start in range(0, n, step):
             deviators = np.arange(start, min(start + step, n))
             mine = (..., np.arange(deviators.size), deviators)
-            outcome = self._clear(_deviations(bids, reports, deviators), column[..., None, :])
+            money = np.broadcast_to(column[..., None, :], (*lead, deviators.size, 1))
+            outcome = self._cleared(_deviations(bids, reports, deviators), money)
             epsilon[..., deviators] = outcome.epsilon[mine]
             payment[..., deviators] = outcome.payment[mine]
         return Outcome(epsilon, payment)
+
+    def why_nothing_sold(self, bids: Bids, budget: float) -> str:
+        """In one market (clients,) in which this rule sells nothing: the rule's own reason, or "" for none.
+
+        Override it where the rule has a reserve or a condition that a user cannot see from bids and budget.
+        """
+        return ""
 
     def __repr__(self) -> str:
         return f"<mechanism {self.name}>"
@@ -86,7 +124,10 @@ def _deviations(bids: Bids, reports: Bids, deviators: np.ndarray) -> Bids:
         rows[..., np.arange(deviators.size), deviators] = report[..., deviators]
         return rows
 
-    return Bids(spread("valuation"), spread("epsilon"), spread("data_size"), spread("accuracy"))  # type: ignore[arg-type]
+    return Bids(
+        *(spread("valuation"), spread("epsilon"), spread("data_size"), spread("accuracy")),  # type: ignore[arg-type]
+        client_ids=bids.client_ids,
+    )
 
 
 def budget_column(budget: ArrayLike, shape: tuple[int, ...]) -> Array:

@@ -41,7 +41,9 @@ class MenuCurve:
                 "give one weight per price",
             )
         if not (np.all(prices > 0) and np.all(np.isfinite(prices)) and np.all(np.diff(prices) > 0)):
-            raise ConfigurationError("menu curve: prices must be finite, above 0 and strictly increasing", "sort")
+            raise ConfigurationError(
+                "menu curve: prices must be finite, above 0 and strictly increasing", "sort them and drop repeats"
+            )
         if not (np.all(weights > 0) and weights.sum() <= 1 + 1e-12):
             raise ConfigurationError(
                 f"menu curve: weights must be above 0 and sum to at most 1, got {weights.sum():g}",

@@ -1,13 +1,15 @@
-"""What the buyer wants for its money: much ε, or an accurate aggregate.
+"""What the buyer wants for its money: much ε, or an accurate aggregate, under either trust.
 
 Notation: W_i = data share, α_i = aggregation weight, n_i = records of client i over the mean number of records,
-κ and H = weights of noise and of bias. E(ε, α) = κ·Σ α_i²/(n_i ε_i)² + H²·(Σ |α_i − W_i|)².
+κ and H = weights of noise and of bias. Local trust: E(ε, α) = κ·Σ α_i²/(n_i ε_i)² + H²·(Σ |α_i − W_i|)².
+Aggregate trust: see `AggregateError`.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from inspect import signature
 from typing import ClassVar
 
 import numpy as np
@@ -15,6 +17,7 @@ import numpy as np
 from privmarket.errors import ConfigurationError, UnknownNameError
 from privmarket.market.bids import Array, Bids
 from privmarket.market.outcome import Outcome
+from privmarket.privacy.gaussian import mu_of
 
 _BISECTIONS = 60
 
@@ -130,11 +133,100 @@ def _clipped(unit: Array, share: Array, mu: Array, nu: Array) -> Array:
     return np.clip(share, mu / (2 * unit), (mu + nu) / (2 * unit))
 
 
-OBJECTIVES: dict[str, type[Objective]] = {kind.name: kind for kind in (TotalEpsilon, AggregationError)}
+@dataclass(frozen=True)
+class AggregateError(Objective):
+    """Noise variance plus squared bias of a sum under aggregate trust, where sellers share the noise.
+
+    A sale of ε at δ is a μ-Gaussian release with μ = μ(ε, δ). Client i's update, a sum over its records, enters the
+    secure sum with weight ∝ μ_i, and the noise of the whole sum does not grow with the number of sellers. So
+
+        E = κ·(n/h)/(Σ μ_i n_i)² + H²·(Σ |α_i − W_i|)²,   α_i = μ_i n_i/Σ μ_j n_j.
+
+    Attributes:
+        kappa: weight of the noise; (clip norm·√parameters/mean records)² for a model of that many parameters.
+        heterogeneity: H, how much clients' mean gradients differ.
+        honest_share: h/n, the share of a round's sellers that must be honest and present; sellers add noise for it.
+        delta: δ of every sale. None takes μ = ε, the limit of small ε up to a constant: with H = 0 the objective
+            then ranks outcomes exactly as total ε does.
+
+    Implements: the error of the sum in docs/theory/aggregate-trust.md; μ(ε, δ) of [BalleWang2018].
+    """
+
+    kappa: float = 1.0
+    heterogeneity: float = 0.1
+    honest_share: float = 2.0 / 3.0
+    delta: float | None = 1e-5
+    name: ClassVar[str] = "aggregate-error"
+    larger_is_better: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if not (self.kappa > 0 and self.heterogeneity >= 0):
+            raise ConfigurationError(
+                f"aggregate error: kappa {self.kappa} and heterogeneity {self.heterogeneity}",
+                "kappa must be above 0, heterogeneity at least 0",
+            )
+        if not 0 < self.honest_share <= 1:
+            raise ConfigurationError(
+                f"aggregate error: honest_share is {self.honest_share}", "give h/n, above 0 and at most 1"
+            )
+        if self.delta is not None and not 0 < self.delta < 0.5:
+            raise ConfigurationError(f"aggregate error: delta is {self.delta}", "give a δ between 0 and 0.5")
+
+    def value(self, outcome: Outcome, bids: Bids) -> Array:
+        """(...,) infinite where nobody sells."""
+        variance, bias = self.terms(outcome.epsilon, bids)
+        return variance + bias
+
+    def terms(self, epsilon: Array, bids: Bids) -> tuple[Array, Array]:
+        """(...,) the variance and the squared-bias term of sold ε, (..., clients)."""
+        strength = self.mu(epsilon) * bids.data_share * bids.clients
+        total = strength.sum(axis=-1)
+        sold = total > 0
+        with np.errstate(divide="ignore"):
+            variance = self.kappa / self.honest_share / total**2
+        weights = strength / np.where(sold, total, 1.0)[..., None]
+        distance = np.abs(weights - bids.data_share).sum(axis=-1)
+        return variance, self.heterogeneity**2 * distance**2
+
+    def mu(self, epsilon: Array) -> Array:
+        """μ of each sale, 0 where nothing is sold; same shape as `epsilon`."""
+        if self.delta is None:
+            return epsilon
+        sold = epsilon > 0
+        return np.where(sold, mu_of(np.where(sold, epsilon, 1.0), self.delta), 0.0)
 
 
-def objective(name: str) -> Objective:
-    """The objective called `name`, with its default parameters."""
+OBJECTIVES: dict[str, type[Objective]] = {
+    kind.name: kind for kind in (TotalEpsilon, AggregationError, AggregateError)
+}
+
+
+def objective(name: str, **parameters: float) -> Objective:
+    """The objective called `name`; parameters that it does not have are refused, those not given keep defaults.
+
+    Parameters may also stand in the name: `aggregate-error:heterogeneity=0.3,kappa=2`.
+    """
+    name, _, written = name.partition(":")
     if name not in OBJECTIVES:
-        raise UnknownNameError(f"unknown objective {name!r}", f"choose one of: {', '.join(OBJECTIVES)}")
-    return OBJECTIVES[name]()
+        raise UnknownNameError.among("objective", name, OBJECTIVES)
+    given = {**_written_parameters(name, written), **parameters}
+    known = list(signature(OBJECTIVES[name]).parameters)
+    for parameter in given:
+        if parameter not in known:
+            allowed = ", ".join(known) or "it takes none"
+            raise ConfigurationError(f"{name}: unknown parameter {parameter!r}", f"parameters: {allowed}")
+    return OBJECTIVES[name](**given)
+
+
+def _written_parameters(name: str, text: str) -> dict[str, float]:
+    """`kappa=2,heterogeneity=0.3` as a dictionary."""
+    found = {}
+    for pair in text.split(",") if text else []:
+        parameter, _, value = pair.partition("=")
+        try:
+            found[parameter.strip().replace("-", "_")] = float(value)
+        except ValueError as error:
+            raise ConfigurationError(
+                f"{name}: parameter {pair!r}", "write NAME=NUMBER, e.g. heterogeneity=0.3"
+            ) from error
+    return found

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from html import escape
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from privmarket.errors import OutcomeError
 from privmarket.market.bids import Array, Bids
+from privmarket.market.frames import frame_of
+
+if TYPE_CHECKING:
+    import pandas
+
+# How far rounding may carry a sold ε beyond the offer, relative.
+_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, eq=False)
@@ -16,14 +26,86 @@ class Outcome:
     Attributes:
         epsilon: (..., clients) ε sold, ≥ 0; 0 for clients that sell nothing.
         payment: (..., clients) money paid, ≥ 0.
+        client_ids: (clients,) names, where the bids had them.
+
+    `len(outcome)` goes over the first axis, as for bids; two outcomes are equal when all their fields are.
     """
 
     epsilon: Array
     payment: Array
+    client_ids: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
-        self.epsilon.setflags(write=False)
-        self.payment.setflags(write=False)
+        for name in ("epsilon", "payment"):
+            given = getattr(self, name)
+            try:
+                array = np.asarray(given, dtype=np.float64)
+            except (TypeError, ValueError) as error:
+                raise OutcomeError(
+                    f"{name}: not an array of numbers: {error}", "give one number per client"
+                ) from error
+            array.setflags(write=False)
+            object.__setattr__(self, name, array)
+        if self.epsilon.shape != self.payment.shape:
+            raise OutcomeError(
+                f"payment: shape {self.payment.shape} differs from epsilon's {self.epsilon.shape}",
+                "give one payment per client, 0 for those who sell nothing",
+            )
+
+    def __len__(self) -> int:
+        return int(self.epsilon.shape[0])
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Outcome):
+            return NotImplemented
+        return (
+            self.client_ids == other.client_ids
+            and np.array_equal(self.epsilon, other.epsilon)
+            and np.array_equal(self.payment, other.payment)
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.epsilon.shape, float(self.epsilon.sum()), float(self.payment.sum())))
+
+    def __repr__(self) -> str:
+        *lead, clients = self.epsilon.shape
+        sellers = int((self.epsilon > 0).sum())
+        what = f"{sellers} of {clients} clients sell {self.epsilon.sum():.4g} ε for {self.payment.sum():.4g}"
+        if lead:
+            markets = int(np.prod(lead))
+            sold, paid = self.epsilon.sum() / markets, self.payment.sum() / markets
+            what = (
+                f"{markets} markets of {clients} clients: on average {sellers / markets:.4g} sell "
+                f"{sold:.4g} ε for {paid:.4g}"
+            )
+        return f"Outcome({what})"
+
+    def _repr_html_(self) -> str:
+        if self.epsilon.ndim > 1:
+            return f"<p>{escape(repr(self))}</p>"
+        names = self.client_ids or [str(i) for i in range(len(self))]
+        sellers = [i for i in range(len(self)) if self.epsilon[i] > 0][:20]
+        rows = "".join(
+            f"<tr><td>{escape(names[i])}</td><td>{self.epsilon[i]:.4g}</td><td>{self.payment[i]:.4g}</td></tr>"
+            for i in sellers
+        )
+        head = "<tr><th>client</th><th>ε sold</th><th>paid</th></tr>"
+        return f"<table><caption>{escape(repr(self))}</caption>{head}{rows}</table>"
+
+    def to_frame(self, bids: Bids | None = None) -> pandas.DataFrame:
+        """A row per client, and per market of a batch: ε sold and payment. Needs pandas.
+
+        Args:
+            bids: what the clients offered; adds `valuation`, `offered`, `cost` and `utility` at these valuations.
+        """
+        columns = {"epsilon": self.epsilon, "payment": self.payment}
+        names = self.client_ids
+        if bids is not None:
+            cost = bids.valuation * self.epsilon
+            offers = {"valuation": bids.valuation, "offered": bids.epsilon}
+            columns = {**offers, **columns, "cost": cost, "utility": self.payment - cost}
+            names = names or bids.client_ids
+        return frame_of(self.epsilon.shape, names, columns)
 
     @property
     def total_epsilon(self) -> Array:
@@ -47,3 +129,49 @@ class Outcome:
 def nothing(shape: tuple[int, ...]) -> Outcome:
     """The outcome in which nobody sells. Shape (..., clients)."""
     return Outcome(np.zeros(shape), np.zeros(shape))
+
+
+def checked(outcome: object, bids: Bids, rule: str, *, may_exceed_offers: bool = False) -> Outcome:
+    """The outcome itself, if a rule could have decided it on these bids.
+
+    Args:
+        outcome: what the rule returned.
+        bids: what it was given, (..., clients).
+        rule: the rule's name, for the error.
+        may_exceed_offers: whether this rule may award more ε than was offered.
+
+    Raises:
+        OutcomeError: it is no `Outcome`, has another shape than the bids, or some client's ε or payment is
+            negative, infinite, not a number, or more ε than that client offered.
+    """
+    if not isinstance(outcome, Outcome):
+        raise OutcomeError(
+            f"{rule}: clear returned {type(outcome).__name__}, not an Outcome",
+            "return privmarket.Outcome(epsilon, payment)",
+        )
+    for name in ("epsilon", "payment"):
+        array = getattr(outcome, name)
+        if array.shape != bids.shape:
+            raise OutcomeError(
+                f"{rule}: {name} has shape {array.shape} where the bids have {bids.shape}",
+                "give one number per client and market",
+            )
+        # min and max carry a NaN along, and every comparison with it is false.
+        if not (array.min() >= 0 and array.max() < np.inf):
+            _refuse(~((array >= 0) & (array < np.inf)), array, bids, f"{rule}: {name}", "finite and at least 0")
+    if not may_exceed_offers and not bool((outcome.epsilon <= bids.epsilon).all()):
+        above = outcome.epsilon > bids.epsilon * (1 + _ROUNDING)
+        if above.any():
+            _refuse(above, outcome.epsilon, bids, f"{rule}: epsilon", "at most the ε that the client offered")
+    if bids.client_ids is not None and outcome.client_ids is None:
+        return replace(outcome, client_ids=bids.client_ids)
+    return outcome
+
+
+def _refuse(bad: np.ndarray, array: Array, bids: Bids, what: str, expectation: str) -> None:
+    at = tuple(int(i) for i in np.argwhere(bad)[0])
+    offer = f"valuation {bids.valuation[at]:g}, offered ε {bids.epsilon[at]:g}"
+    raise OutcomeError(
+        f"{what} of {bids.label(at)} is {array[at]:g} ({offer}): must be {expectation}",
+        "mend the rule: the outcome was not used",
+    )

@@ -1,4 +1,4 @@
-"""The laws that clients are drawn from: Table I of [Sun2026], a valuation function, past bids.
+"""The laws that clients are drawn from: Table II of [Sun2026], a valuation function, past bids.
 
 A law gives samples (`sample`) and, for the bounds, the distribution itself: independent laws by their
 quantile functions, empirical ones by their rows.
@@ -9,11 +9,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
-from scipy.special import ndtri
 
 from privmarket.errors import ConfigurationError, UnknownNameError
+from privmarket.market.bid_file import read_bids
 from privmarket.market.bids import Array, Bids
 
 Quantile = Callable[[Array], Array]
@@ -129,16 +130,19 @@ def _between(low: float, high: float) -> Quantile:
 
 
 def _two_groups(u: Array) -> Array:
-    """ε of Table I's Bimodal row: half in [0.1, 0.5], half in [2, 5]."""
+    """ε of Table II's Bimodal row: half in [0.1, 0.5], half in [2, 5]."""
     u = np.asarray(u)
     return np.where(u < 0.5, 0.1 + 0.8 * u, 2.0 + 6.0 * (u - 0.5))
 
 
 def _log_normal(u: Array) -> Array:
+    # SciPy takes longer to load than all the rest of the market, and only this law needs it.
+    from scipy.special import ndtri
+
     return np.asarray(np.exp(0.5 * ndtri(u)))
 
 
-# Table I of [Sun2026]. It leaves v open for Bimodal and ε open for LogNormal: we keep the Uniform row's.
+# Table II of [Sun2026]. It leaves v open for Bimodal and ε open for LogNormal: we keep the Uniform row's.
 SCENARIOS: dict[str, Law] = {
     "uniform": IndependentLaw("uniform", _between(0.0, 1.0), _between(0.1, 5.0)),
     "bimodal": IndependentLaw("bimodal", _between(0.0, 1.0), _two_groups),
@@ -147,8 +151,20 @@ SCENARIOS: dict[str, Law] = {
 }
 
 
-def scenario(name: str) -> Law:
-    """The law called `name`."""
-    if name not in SCENARIOS:
-        raise UnknownNameError(f"unknown scenario {name!r}", f"choose one of: {', '.join(SCENARIOS)}")
-    return SCENARIOS[name]
+def scenario(source: str | Path | Law | Bids) -> Law:
+    """The law that clients are drawn from.
+
+    Args:
+        source: a name (`uniform`, `bimodal`, `lognormal`, `valuation-function`), the path of a CSV file of past
+            bids, past bids (clients,), or a law, which is returned as it is.
+    """
+    if isinstance(source, Law):
+        return source
+    if isinstance(source, Bids):
+        return EmpiricalLaw("past bids", source)
+    text = str(source)
+    if text.lower().endswith(".csv"):
+        return EmpiricalLaw(Path(text).stem, read_bids(text).bids)
+    if text not in SCENARIOS:
+        raise UnknownNameError.among("scenario", text, [*SCENARIOS, "a CSV file of past bids"])
+    return SCENARIOS[text]

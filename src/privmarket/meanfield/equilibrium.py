@@ -18,12 +18,12 @@ from numpy.typing import ArrayLike
 
 from privmarket.errors import ConfigurationError
 from privmarket.market.bids import Array
+from privmarket.meanfield.bid_function import BidFunction, Surface
 from privmarket.meanfield.game import DiscreteGame, Flow
 from privmarket.meanfield.grid import Grid
 from privmarket.meanfield.problem import Problem
 from privmarket.meanfield.representative import MenuMarket
 from privmarket.meanfield.schemes import SCHEMES, BudgetScheme
-from privmarket.meanfield.strategy import BidFunction, Surface
 
 Progress = Callable[[int, float], None]
 _MOST_BOUNDARY_MASS = 1e-3
@@ -98,7 +98,7 @@ class Equilibrium:
 
     @property
     def grid(self) -> Grid:
-        """How finely."""
+        """The numbers of cells, nodes and steps of the mesh."""
         return self.game.grid
 
     @property
@@ -218,7 +218,7 @@ def solve(
     Args:
         problem: the game.
         scheme: how selling is discretised, or its name.
-        grid: how finely; 64 × 64 × 50 unless told.
+        grid: numbers of valuation cells, budget nodes and time steps; 64 × 64 × 50 unless told.
         tolerance: converged when the prices that come out differ from those assumed by at most this share of
             their mean, and nobody gains more than this share of the mean payment by deviating.
         max_iterations: strategies that may be tried.

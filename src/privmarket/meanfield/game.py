@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from scipy.optimize import brentq
@@ -75,7 +74,7 @@ class DiscreteGame:
         return np.zeros_like(self.mesh.budget) if reward is None else reward(self.mesh.budget)
 
     def best_response(
-        self, levels: Sequence[Any] | Array, market: RepresentativeMarket | None = None
+        self, levels: Sequence[float] | Array, market: RepresentativeMarket | None = None
     ) -> tuple[Array, Array]:
         """The HJB equation backwards against given price levels.
 
@@ -95,10 +94,10 @@ class DiscreteGame:
         for n in reversed(range(steps)):
             level = levels[n]
 
-            def surplus(d: Array, level: Any = level) -> Array:
+            def surplus(d: Array, level: float = level) -> Array:
                 return market.surplus(self.valuation + d, level, width) * self._can_sell + self._holding
 
-            def rate(d: Array, level: Any = level) -> Array:
+            def rate(d: Array, level: float = level) -> Array:
                 return market.sold(self.valuation + d, level, width) * self._can_sell
 
             expected = self._expect(value[n + 1])
@@ -108,7 +107,7 @@ class DiscreteGame:
     def flow(
         self,
         shadow: Array,
-        levels: Sequence[Any] | Array | None = None,
+        levels: Sequence[float] | Array | None = None,
         market: RepresentativeMarket | None = None,
     ) -> Flow:
         """The Fokker–Planck equation forwards when everyone reports valuation + shadow price.
@@ -167,11 +166,11 @@ class DiscreteGame:
         """Expected value of the game at its start, over the starting mass."""
         return float(np.vdot(self.initial_mass, value[0]))
 
-    def _sell(self, mass: Array, report: Array, level: Any, market: RepresentativeMarket) -> tuple[Array, Array]:
+    def _sell(self, mass: Array, report: Array, level: float, market: RepresentativeMarket) -> tuple[Array, Array]:
         rate = market.sold(report, level, self.mesh.valuation_width) * self._can_sell
         return rate, self.scheme.exposure(mass, rate, self.mesh)
 
-    def _spend(self, exposed: Array, report: Array, level: Any, market: RepresentativeMarket) -> float:
+    def _spend(self, exposed: Array, report: Array, level: float, market: RepresentativeMarket) -> float:
         spend = market.spend(report, level, self.mesh.valuation_width) * self._can_sell
         return float(np.vdot(exposed, spend))
 

@@ -26,8 +26,8 @@ class TabulatedMarket:
 
     Attributes:
         reports: (reports,) ascending.
-        sold: (steps, reports) ε sold per round.
-        paid: (steps, reports) money per round.
+        sold_table: (steps, reports) ε sold per round.
+        paid_table: (steps, reports) money per round.
     """
 
     reports: Array
@@ -39,23 +39,23 @@ class TabulatedMarket:
         """The most ε that a client can sell in a round."""
         return float(self.sold_table.max())
 
-    def surplus(self, cost: Array, level: int, width: float) -> Array:
+    def surplus(self, cost: Array, level: float, width: float) -> Array:
         """max_k paid_k − c·sold_k, averaged over the cell: every client of the cell picks its own best report."""
-        least_sold, least_paid, menu = self._envelopes[level]
+        least_sold, least_paid, menu = self._envelopes[int(level)]
         extra = 0.0 if menu is None else menu.surplus(cost, 1.0, width)
         return np.asarray(least_paid - cost * least_sold + extra)
 
-    def sold(self, report: Array, level: int, width: float) -> Array:
+    def sold(self, report: Array, level: float, width: float) -> Array:
         """ε per round at this report, between the table's rows by randomising between them."""
-        return self._mean(self.sold_table[level], report, width)
+        return self._mean(self.sold_table[int(level)], report, width)
 
-    def spend(self, report: Array, level: int, width: float) -> Array:
+    def spend(self, report: Array, level: float, width: float) -> Array:
         """Money per round at this report."""
-        return self._mean(self.paid_table[level], report, width)
+        return self._mean(self.paid_table[int(level)], report, width)
 
-    def reward(self, valuation: Array, report: Array, level: int, width: float) -> Array:
+    def reward(self, valuation: Array, report: Array, level: float, width: float) -> Array:
         """payment − valuation × sold, where the cell's clients shade alike: their valuation is report − shade."""
-        asked = self._mean(self.sold_table[level], report, width, moment=1)
+        asked = self._mean(self.sold_table[int(level)], report, width, moment=1)
         shade = report - valuation
         return self.spend(report, level, width) - asked + shade * self.sold(report, level, width)
 
@@ -115,7 +115,12 @@ def _envelope(sold: Array, paid: Array) -> tuple[float, float, MenuMarket | None
 
 @dataclass(frozen=True, eq=False)
 class MenuPath:
-    """A menu at a given price level per time step; the `level` of a step is its index."""
+    """A menu at a given price level per time step; the `level` of a step is its index.
+
+    Attributes:
+        menu: the menu at price level 1.
+        levels: (steps,) the price levels.
+    """
 
     menu: MenuMarket
     levels: Array
@@ -125,21 +130,21 @@ class MenuPath:
         """The most ε that a client can sell in a round."""
         return self.menu.most_sold
 
-    def surplus(self, cost: Array, level: int, width: float) -> Array:
+    def surplus(self, cost: Array, level: float, width: float) -> Array:
         """The menu's surplus at the step's price level."""
-        return self.menu.surplus(cost, float(self.levels[level]), width)
+        return self.menu.surplus(cost, float(self.levels[int(level)]), width)
 
-    def sold(self, report: Array, level: int, width: float) -> Array:
+    def sold(self, report: Array, level: float, width: float) -> Array:
         """ε per round at the step's price level."""
-        return self.menu.sold(report, float(self.levels[level]), width)
+        return self.menu.sold(report, float(self.levels[int(level)]), width)
 
-    def spend(self, report: Array, level: int, width: float) -> Array:
+    def spend(self, report: Array, level: float, width: float) -> Array:
         """Money per round at the step's price level."""
-        return self.menu.spend(report, float(self.levels[level]), width)
+        return self.menu.spend(report, float(self.levels[int(level)]), width)
 
-    def reward(self, valuation: Array, report: Array, level: int, width: float) -> Array:
+    def reward(self, valuation: Array, report: Array, level: float, width: float) -> Array:
         """payment − valuation × sold at the step's price level."""
-        return self.menu.reward(valuation, report, float(self.levels[level]), width)
+        return self.menu.reward(valuation, report, float(self.levels[int(level)]), width)
 
 
 def average(markets: Sequence[MenuPath | TabulatedMarket]) -> MenuPath | TabulatedMarket:
@@ -160,21 +165,21 @@ class _MixedMenu(MenuPath):
     def _curves(self) -> list[MenuMarket]:
         return [_merge(self.menu, column) for column in self.levels.T]
 
-    def surplus(self, cost: Array, level: int, width: float) -> Array:
+    def surplus(self, cost: Array, level: float, width: float) -> Array:
         """Averaged over the draws."""
-        return self._curves[level].surplus(cost, 1.0, width)
+        return self._curves[int(level)].surplus(cost, 1.0, width)
 
-    def sold(self, report: Array, level: int, width: float) -> Array:
+    def sold(self, report: Array, level: float, width: float) -> Array:
         """Averaged over the draws."""
-        return self._curves[level].sold(report, 1.0, width)
+        return self._curves[int(level)].sold(report, 1.0, width)
 
-    def spend(self, report: Array, level: int, width: float) -> Array:
+    def spend(self, report: Array, level: float, width: float) -> Array:
         """Averaged over the draws."""
-        return self._curves[level].spend(report, 1.0, width)
+        return self._curves[int(level)].spend(report, 1.0, width)
 
-    def reward(self, valuation: Array, report: Array, level: int, width: float) -> Array:
+    def reward(self, valuation: Array, report: Array, level: float, width: float) -> Array:
         """Averaged over the draws."""
-        return self._curves[level].reward(valuation, report, 1.0, width)
+        return self._curves[int(level)].reward(valuation, report, 1.0, width)
 
 
 def _merge(menu: MenuMarket, levels: Array) -> MenuMarket:

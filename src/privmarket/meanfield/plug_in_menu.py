@@ -31,7 +31,8 @@ class PlugInMenu(Mechanism):
     def __init__(self, curve: MenuCurve) -> None:
         self.curve = curve
 
-    def _clear(self, bids: Bids, budget: Array) -> Outcome:
+    def clear(self, bids: Bids, budget: Array) -> Outcome:
+        """Everybody meets the one level at which these bids cost the budget."""
         level = self.level(bids, budget)
         relative = bids.valuation / level
         return Outcome(

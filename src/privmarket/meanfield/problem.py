@@ -66,7 +66,7 @@ class Problem:
 
     @classmethod
     def from_scenario(cls, name: str = "uniform", **settings: Any) -> Problem:
-        """The default game on one of the scenarios of Table I; settings are those of `from_law`."""
+        """The default game on one of the scenarios of Table II; settings are those of `from_law`."""
         return cls.from_law(scenario(name), **settings)
 
     @classmethod

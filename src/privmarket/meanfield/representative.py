@@ -11,8 +11,9 @@ and it makes what a posted price sells a continuous function of the price, so th
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -20,28 +21,31 @@ from privmarket.errors import ConfigurationError
 from privmarket.market.bids import Array
 from privmarket.market.menu import MenuCurve
 
+TailSum = Callable[[Array, Array, Array], Array]
+"""(price, weight, y) ↦ a sum over the prices above y, same shape as y."""
+
 
 class RepresentativeMarket(Protocol):
     """One round's market against a population that fixes its price `level`.
 
     Costs, reports and results share one shape; `width` is the cell of costs that is averaged over.
-    `level` is a number for a market with a price level, and whatever else a market of its own kind needs.
+    `level` is the price level, or for a market with a table per time step the number of the step.
     """
 
     @property
     def most_sold(self) -> float:
         """The most ε that a client can sell in a round."""
 
-    def surplus(self, cost: Array, level: Any, width: float) -> Array:
+    def surplus(self, cost: Array, level: float, width: float) -> Array:
         """S: what a client with this dynamic cost earns above it, per round, when it reports the cost."""
 
-    def sold(self, report: Array, level: Any, width: float) -> Array:
+    def sold(self, report: Array, level: float, width: float) -> Array:
         """ε sold per round at this report."""
 
-    def spend(self, report: Array, level: Any, width: float) -> Array:
+    def spend(self, report: Array, level: float, width: float) -> Array:
         """What this report takes from the buyer's budget per round."""
 
-    def reward(self, valuation: Array, report: Array, level: Any, width: float) -> Array:
+    def reward(self, valuation: Array, report: Array, level: float, width: float) -> Array:
         """payment − valuation × sold per round."""
 
 
@@ -102,7 +106,7 @@ class MenuMarket:
             return np.asarray(sum(w * s for w, s in zip(weight, share, strict=True)))
         return self._cell_mean(_first_tail, weight, report, level, width)
 
-    def _cell_mean(self, tail: Any, weight: Array, cost: Array, level: float, width: float) -> Array:
+    def _cell_mean(self, tail: TailSum, weight: Array, cost: Array, level: float, width: float) -> Array:
         """Average over a cell of a function whose integral from y to ∞ is `tail`."""
         price = self.curve.price * level
         low, high = cost - 0.5 * width, cost + 0.5 * width

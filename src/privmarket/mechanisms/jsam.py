@@ -25,7 +25,8 @@ class Jsam(Mechanism):
     name: ClassVar[str] = "jsam"
     guarantees = (IndividuallyRational(), BudgetFeasible(), WithinOffer())
 
-    def _clear(self, bids: Bids, budget: Array) -> Outcome:
+    def clear(self, bids: Bids, budget: Array) -> Outcome:
+        """Fills offers to the level that spends the budget and pays declared costs."""
         # v = 0 asks nothing: the floor makes its slope so steep that it sells its cap.
         slope = np.cbrt(bids.data_share**2 / np.maximum(bids.valuation, 1e-200))
         level = _water_level(bids.valuation, slope, bids.epsilon, budget)

@@ -16,8 +16,8 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from privmarket.errors import BidError, ConfigurationError
 from privmarket.market.bids import Array, Bids
+from privmarket.market.facts import offer_limit
 from privmarket.market.guarantees import BudgetFeasible, IndividuallyRational, Truthful, WithinOffer
 from privmarket.market.mechanism import Mechanism, budget_column
 from privmarket.market.menu import POSTED_PRICE, MenuCurve
@@ -48,12 +48,11 @@ class MeanFieldMenu(Mechanism):
         Truthful(in_="valuation"),
         Truthful(in_="epsilon"),
     )
+    market_facts: ClassVar[tuple[str, ...]] = ("epsilon_max",)
 
     def __init__(self, curve: MenuCurve = POSTED_PRICE, epsilon_max: float = 5.0) -> None:
-        if not 0 < epsilon_max < np.inf:
-            raise ConfigurationError(f"epsilon_max is {epsilon_max}: must be finite and above 0", "5 in Table I")
         self.curve = curve
-        self.epsilon_max = float(epsilon_max)
+        self.epsilon_max = offer_limit(epsilon_max)
         self._last: tuple[weakref.ref[Bids], Array, Array] | None = None
 
     def price_levels(self, bids: Bids, budget: ArrayLike) -> Array:
@@ -62,7 +61,7 @@ class MeanFieldMenu(Mechanism):
         # Bids never change, and an attack asks thousands of times about the same market: keep the last answer.
         if self._last is not None and self._last[0]() is bids and np.array_equal(self._last[1], column):
             return self._last[2]
-        self._refuse_above_limit(bids)
+        bids.refuse_above(self.epsilon_max)
         levels = np.empty(bids.shape)
         for market in np.ndindex(bids.shape[:-1]):
             ranking = Ranking.by(bids.valuation[market])
@@ -75,8 +74,9 @@ class MeanFieldMenu(Mechanism):
         self._last = (weakref.ref(bids), column, levels)
         return levels
 
-    def _clear(self, bids: Bids, budget: Array) -> Outcome:
-        self._refuse_above_limit(bids)
+    def clear(self, bids: Bids, budget: Array) -> Outcome:
+        """Each client meets the price level that the others' bids allow."""
+        bids.refuse_above(self.epsilon_max)
         epsilon, payment = np.zeros(bids.shape), np.zeros(bids.shape)
         for market in np.ndindex(bids.shape[:-1]):
             # In rank order, those who can sell at all come first: the others are never touched.
@@ -90,8 +90,17 @@ class MeanFieldMenu(Mechanism):
 
     def unilateral(self, bids: Bids, reports: Bids, budget: ArrayLike) -> Outcome:
         """All N deviations at once in O(N): no report moves the level that its own client faces."""
-        self._refuse_above_limit(reports)
+        reports.refuse_above(self.epsilon_max)
         return Outcome(*self._at(reports.valuation, reports.epsilon, self.price_levels(bids, budget)))
+
+    def why_nothing_sold(self, bids: Bids, budget: float) -> str:
+        """The reserve for one more offer of epsilon_max leaves a price level that nobody sells at."""
+        level = float(self.price_levels(bids, budget).max())
+        return (
+            f"the budget must also cover one more offer at the limit (epsilon_max = {self.epsilon_max:g}), so the "
+            f"price per unit of ε stays at {level * self.curve.price.max():.4g} or below, and the cheapest client "
+            f"asks {float(bids.valuation.min()):.4g}; a lower epsilon_max leaves more for the price"
+        )
 
     def _ranked_levels(self, ranking: Ranking, offered: Array, budget: float) -> tuple[Array, float]:
         return _ranked_levels(ranking.key, offered, budget, self.curve, self.epsilon_max)
@@ -102,15 +111,6 @@ class MeanFieldMenu(Mechanism):
         sold = epsilon * _suffix_sums(self.curve.weight)[unsold]
         paid = epsilon * level * _suffix_sums(self.curve.weight * self.curve.price)[unsold]
         return sold, paid
-
-    def _refuse_above_limit(self, bids: Bids) -> None:
-        if bids.epsilon.max() > self.epsilon_max:
-            at = tuple(int(i) for i in np.argwhere(bids.epsilon > self.epsilon_max)[0])
-            raise BidError(
-                f"epsilon[{at[0] if len(at) == 1 else at}] is {bids.epsilon[at]:g}: above the market's limit "
-                f"epsilon_max = {self.epsilon_max:g}",
-                "offer less, or set up the market with a larger epsilon_max",
-            )
 
 
 def _suffix_sums(terms: Array) -> Array:

@@ -8,7 +8,13 @@ import numpy as np
 
 from privmarket.market.bids import Array, Bids
 from privmarket.market.bounds import supply_curve
-from privmarket.market.guarantees import BudgetFeasible, IndividuallyRational, Truthful, WithinOffer
+from privmarket.market.guarantees import (
+    BudgetFeasible,
+    CollusionProof,
+    IndividuallyRational,
+    Truthful,
+    WithinOffer,
+)
 from privmarket.market.mechanism import Mechanism
 from privmarket.market.outcome import Outcome
 from privmarket.market.scenarios import Law, scenario
@@ -17,14 +23,21 @@ from privmarket.market.scenarios import Law, scenario
 class MfgPricing(Mechanism):
     """Posts the unit price π at which the population would spend the budget; a client joins iff v_i ≤ π.
 
-    π solves π·E[ε·1{v ≤ π}] = B/N on `law`, so no bid can move it: truth is dominant in v and in ε. The budget
-    is met in expectation only, and a wrong law makes it wrong: there is no budget guarantee.
+    π solves π·E[ε·1{v ≤ π}] = B/N on `law`, so no bid and no coalition can move it: truth is dominant in v and
+    in ε. The budget is met in expectation only, and a wrong law makes it wrong: there is no budget guarantee.
 
     Implements: the mean-field price of [Hu2025].
     """
 
     name: ClassVar[str] = "mfg-pricing"
-    guarantees = (IndividuallyRational(), WithinOffer(), Truthful(in_="valuation"), Truthful(in_="epsilon"))
+    guarantees = (
+        IndividuallyRational(),
+        WithinOffer(),
+        Truthful(in_="valuation"),
+        Truthful(in_="epsilon"),
+        CollusionProof(),
+    )
+    market_facts: ClassVar[tuple[str, ...]] = ("law",)
 
     def __init__(self, law: Law | str = "uniform") -> None:
         self.law = scenario(law) if isinstance(law, str) else law
@@ -34,7 +47,8 @@ class MfgPricing(Mechanism):
         """π at a per-capita budget, same shape."""
         return self._supply.price_that_spends(budget_per_client)
 
-    def _clear(self, bids: Bids, budget: Array) -> Outcome:
+    def clear(self, bids: Bids, budget: Array) -> Outcome:
+        """Clients at or below the posted price sell all they offer."""
         price = self.unit_price(budget / bids.clients)
         sold = np.where(bids.valuation <= price, bids.epsilon, 0.0)
         return Outcome(sold, sold * price)
@@ -49,6 +63,7 @@ class MfgPricingLiteral(Mechanism):
     name: ClassVar[str] = "mfg-pricing:literal"
     guarantees = (BudgetFeasible(), WithinOffer())
 
-    def _clear(self, bids: Bids, budget: Array) -> Outcome:
+    def clear(self, bids: Bids, budget: Array) -> Outcome:
+        """Everybody sells; pay is the budget in proportion to ε."""
         share = bids.epsilon / bids.epsilon.sum(axis=-1, keepdims=True)
         return Outcome(bids.epsilon.copy(), budget * share)

@@ -41,11 +41,25 @@ class Pac(Mechanism):
     def __init__(self, offer_limit: float = 1.0) -> None:
         if not 0 < offer_limit <= 1:
             raise ConfigurationError(
-                f"pac: offer_limit is {offer_limit}: must lie in (0, 1]", "1.0 is the rule's own maximum"
+                f"pac: offer_limit is {offer_limit}: must lie in (0, 1]",
+                "give the largest ε that the rule may ask for, 1 at most",
             )
         self.offer_limit = offer_limit
 
-    def _clear(self, bids: Bids, budget: Array) -> Outcome:
+    def why_nothing_sold(self, bids: Bids, budget: float) -> str:
+        """Too few clients offer enough ε to take part."""
+        able = int((bids.epsilon >= self.offer_limit).sum())
+        losers = math.ceil(1.0 / self.offer_limit - 1e-9)
+        if able > losers:
+            return ""
+        return (
+            f"only clients that offer at least offer_limit = {self.offer_limit:g} take part, {able} of "
+            f"{bids.clients} here, and {losers} of them must be left out to set the price; a lower offer_limit "
+            "lets more take part"
+        )
+
+    def clear(self, bids: Bids, budget: Array) -> Outcome:
+        """Algorithm 1 among the clients whose offer reaches the limit."""
         takes_part = bids.epsilon >= self.offer_limit
         # ceil with slack: 1/0.1 must give 10 losers, not 11.
         losers = math.ceil(1.0 / self.offer_limit - 1e-9)
@@ -61,8 +75,10 @@ class PacLiteral(Mechanism):
 
     name: ClassVar[str] = "pac:literal"
     guarantees = (IndividuallyRational(), BudgetFeasible(), Truthful(in_="valuation"))
+    sells_beyond_offers: ClassVar[bool] = True
 
-    def _clear(self, bids: Bids, budget: Array) -> Outcome:
+    def clear(self, bids: Bids, budget: Array) -> Outcome:
+        """Algorithm 1 among all clients, whatever they offered."""
         everyone = np.ones(bids.shape, dtype=np.bool_)
         return fair_query(bids.valuation, everyone, 1, budget, cap_at_share=True)
 

@@ -25,7 +25,8 @@ class ProportionalShare(Mechanism):
     name: ClassVar[str] = "proportional-share"
     guarantees = (IndividuallyRational(), BudgetFeasible(), WithinOffer(), Truthful(in_="valuation"))
 
-    def _clear(self, bids: Bids, budget: Array) -> Outcome:
+    def clear(self, bids: Bids, budget: Array) -> Outcome:
+        """The cheapest clients sell all they offer at one unit price."""
         ranking = Ranking.by(bids.valuation)
         ranked, bought = ranking.key, np.cumsum(ranking.sort(bids.epsilon), axis=-1)
         k = count_prefix(ranked * bought <= budget)

@@ -32,15 +32,19 @@ class Vcg(Mechanism):
 
     def __init__(self, winners: int | None = None) -> None:
         if winners is not None and winners < 1:
-            raise ConfigurationError(f"vcg: winners is {winners}: must be at least 1", "leave it out for n/2")
+            raise ConfigurationError(
+                f"vcg: winners is {winners}: must be at least 1",
+                "give a whole number, or leave it out for half of the clients",
+            )
         self.winners = winners
 
-    def _clear(self, bids: Bids, budget: Array) -> Outcome:
+    def clear(self, bids: Bids, budget: Array) -> Outcome:
+        """The fixed number of lowest total costs wins and is paid the next one."""
         k = bids.clients // 2 if self.winners is None else self.winners
         if k >= bids.clients and self.winners is not None:
             raise ConfigurationError(
                 f"vcg: {k} winners out of {bids.clients} clients",
-                "somebody must be left out to set the price",
+                f"give at most {bids.clients - 1}: somebody must be left out to set the price",
             )
         return _pay_first_loser(bids, np.full((*bids.shape[:-1], 1), k))
 
@@ -55,22 +59,25 @@ class KPlusOnePrice(Mechanism):
     name: ClassVar[str] = "k-plus-one-price"
     guarantees = (IndividuallyRational(), BudgetFeasible(), WithinOffer(), Truthful(in_="valuation"))
 
-    def _clear(self, bids: Bids, budget: Array) -> Outcome:
+    def clear(self, bids: Bids, budget: Array) -> Outcome:
+        """As many of the lowest total costs as the budget can pay at the next one."""
         ranked = np.sort(bids.valuation * bids.epsilon, axis=-1)
         place = np.arange(1, bids.clients)
         return _pay_first_loser(bids, count_prefix(ranked[..., 1:] * place <= budget))
 
 
 class VcgLiteral(Mechanism):
-    """Table III's VCG row: PAC's winners and ε, each paid what the next client would have cost.
+    """Table IV's VCG row: PAC's winners and ε, each paid what the next client would have cost.
 
-    Implements: the reading under which Table III's VCG row of [Sun2026] equals its PAC row.
+    Implements: the reading under which Table IV's VCG row of [Sun2026] equals its PAC row.
     """
 
     name: ClassVar[str] = "vcg:literal"
     guarantees = (IndividuallyRational(),)
+    sells_beyond_offers: ClassVar[bool] = True
 
-    def _clear(self, bids: Bids, budget: Array) -> Outcome:
+    def clear(self, bids: Bids, budget: Array) -> Outcome:
+        """PAC's winners, each paid what the next client would have cost."""
         everyone = np.ones(bids.shape, dtype=np.bool_)
         return fair_query(bids.valuation, everyone, 1, budget, cap_at_share=False)
 

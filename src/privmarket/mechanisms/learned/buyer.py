@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from privmarket.mechanisms.learned.markets import Markets
+from privmarket.mechanisms.learned.market_tensors import Markets
 from privmarket.mechanisms.learned.networks import Trade
 
 OBJECTIVES = ("total-epsilon", "aggregation-error", "revenue")

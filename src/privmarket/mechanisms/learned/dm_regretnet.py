@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from privmarket.mechanisms.learned.markets import Markets
+from privmarket.mechanisms.learned.market_tensors import Markets
 from privmarket.mechanisms.learned.mean_field_network import spending_the_budget
 from privmarket.mechanisms.learned.networks import Trade, multilayer
 from privmarket.mechanisms.learned.regretnet import (
@@ -56,7 +56,7 @@ class LevelsNetwork(ConcatenatedNetwork):
         self.log_width = nn.Parameter(torch.tensor([math.log(0.2)]))
         self.reserve = nn.Parameter(torch.tensor([0.03]))
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, object]:
         """The constructor's arguments."""
         return {
             "seats": self.seats,

@@ -1,4 +1,4 @@
-"""MFG-RegretNet to the paper's letter: kept so that anyone can check what it does.
+"""Paper-literal MFG-RegretNet: what the paper prints, so that anyone can check what it does.
 
 Notation: h = heads of AHN(b_i, b_MFG, B/N); with m = 1 privacy level z_i = softmax over *clients* of h^a,
 ε_out = z_i·ε_i, p_i = σ(h^p)·v_i ε_i, p̄_i = p_i / max(1, Σp/B).
@@ -7,7 +7,7 @@ Notation: h = heads of AHN(b_i, b_MFG, B/N); with m = 1 privacy level z_i = soft
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -15,8 +15,8 @@ from torch import Tensor
 from privmarket.market.bids import Array, Bids
 from privmarket.market.guarantees import BudgetFeasible, Guarantee, WithinOffer
 from privmarket.market.outcome import Outcome
-from privmarket.mechanisms.learned.markets import Markets, from_bids
-from privmarket.mechanisms.learned.mechanism import FLOAT64_ROWS, LearnedMechanism
+from privmarket.mechanisms.learned.learned_mechanism import FLOAT64_ROWS, LearnedMechanism
+from privmarket.mechanisms.learned.market_tensors import Markets, from_bids
 from privmarket.mechanisms.learned.networks import AuctionNetwork, Trade, multilayer
 
 BID_FEATURES = 4
@@ -53,7 +53,7 @@ class LiteralNetwork(AuctionNetwork):
         self.hidden = hidden
         self.net = multilayer((2 * BID_FEATURES + 1, hidden, hidden, hidden, 2))
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, object]:
         """The constructor's arguments."""
         return {"hidden": self.hidden}
 
@@ -117,7 +117,7 @@ class LiteralNetwork(AuctionNetwork):
 
 
 class MfgRegretNetLiteral(LearnedMechanism):
-    """The paper's letter: pays at most the bid, cuts pay but not ε, and shares *one* unit among all clients.
+    """Paper-literal: pays at most the bid, cuts pay but not ε, and shares *one* unit among all clients.
 
     Implements: Algorithm 2 of [Sun2026]. Promises no individual rationality, because it has none.
     """
@@ -129,8 +129,9 @@ class MfgRegretNetLiteral(LearnedMechanism):
     def _trade(self, network: AuctionNetwork, markets: Markets) -> Trade:
         return network.clear(network.encode(markets), markets)
 
-    def _clear(self, bids: Bids, budget: Array) -> Outcome:
-        self._refuse_above_limit(bids)
+    def clear(self, bids: Bids, budget: Array) -> Outcome:
+        """The network decides; payments alone are scaled down to the budget."""
+        bids.refuse_above(self.epsilon_max)
         dtype = torch.float64 if bids.valuation.size <= FLOAT64_ROWS else torch.float32
         trade = self._trade(self.network(dtype), from_bids(bids, budget, self.epsilon_max, dtype))
         epsilon = trade.epsilon.double().numpy().reshape(bids.shape)

@@ -16,12 +16,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from privmarket.mechanisms.learned.markets import Markets
+from privmarket.mechanisms.learned.market_tensors import Markets
 from privmarket.mechanisms.learned.networks import AuctionNetwork, Trade, multilayer, within_budget
 
 ROW_FEATURES = 7
@@ -97,7 +96,7 @@ class MeanFieldNetwork(AuctionNetwork):
             assert isinstance(first, nn.Linear)
             first.weight[:, 5:].zero_()  # data size and accuracy start without a say
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, object]:
         """The constructor's arguments."""
         return {
             "menus": self.menus,

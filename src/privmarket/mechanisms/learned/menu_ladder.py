@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from privmarket.mechanisms.learned.markets import Markets
+from privmarket.mechanisms.learned.market_tensors import Markets
 from privmarket.mechanisms.learned.mean_field_network import spending_the_budget
 from privmarket.mechanisms.learned.networks import Trade, within_budget
 

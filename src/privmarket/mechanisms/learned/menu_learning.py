@@ -186,6 +186,6 @@ def _loss(sold: Tensor, sample: _Sample, objective: Objective) -> Tensor:
         return -sold.sum(-1).log().mean()
     if not isinstance(objective, AggregationError):
         raise ConfigurationError(
-            f"no curve can be learned for {objective.name!r}", "use total-epsilon or aggregation-error"
+            f"no menu of shares can be learned for {objective.name!r}", "use total-epsilon or aggregation-error"
         )
     return aggregation_error(sold, sample.records, objective.kappa, objective.heterogeneity).log().mean()

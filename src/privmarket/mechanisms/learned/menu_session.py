@@ -14,13 +14,17 @@ from typing import Any
 import numpy as np
 
 from privmarket.errors import ConfigurationError
-from privmarket.market.objectives import Objective
+from privmarket.files import write_atomically
+from privmarket.market.menu import MenuCurve
+from privmarket.market.objectives import AggregateError, Objective
+from privmarket.market.ration import RationCurve
 from privmarket.market.scenarios import Law
-from privmarket.mechanisms.learned.checkpoint import SUFFIX
 from privmarket.mechanisms.learned.menu_learning import DEFAULT_SEARCH, CurveSearch, learn_curve
-from privmarket.mechanisms.learned.menunet import MfgMenuNet, bias_to_noise
+from privmarket.mechanisms.learned.menunet import MfgMenuNet, bias_to_noise, curve_arrays
+from privmarket.mechanisms.learned.ration_learning import RationSearch, learn_ration_curve
 from privmarket.mechanisms.learned.session import check_laws, checkpoint_path
-from privmarket.mechanisms.learned.weights import Weights, WeightsError, load, save, write_atomically
+from privmarket.mechanisms.learned.training_checkpoint import SUFFIX
+from privmarket.mechanisms.learned.weights import Weights, WeightsError, load, save
 
 SEARCHES = {"quick": CurveSearch(steps=60, markets=8, validation=40), "full": DEFAULT_SEARCH}
 
@@ -103,10 +107,10 @@ def learn_menus(
 
         point = points[index]
         rng = np.random.default_rng([seed, index])
-        learned = learn_curve(point.law, point.clients, point.budget, point.objective, rng, search, step_done)
-        state.arrays |= {f"price/{index}": learned.curve.price, f"weight/{index}": learned.curve.weight}
-        values = {"value": learned.value, "posted_price_value": learned.posted_price_value}
-        state.facts.append({**point.public(), **values})
+        learned, values = _learn(point, rng, search, step_done)
+        arrays, kind = curve_arrays(learned, index)
+        state.arrays |= arrays
+        state.facts.append({**point.public(), **kind, **values})
         state.seconds = time.monotonic() - begin
         state.save()
 
@@ -117,12 +121,26 @@ def learn_menus(
     return LearnedMenus(out, curve, state.facts, state.seconds, resumed_at)
 
 
+def _learn(
+    point: DesignPoint, rng: np.random.Generator, search: CurveSearch, report: Callable[[int, float], None]
+) -> tuple[MenuCurve | RationCurve, dict[str, float]]:
+    """The curve for one market, and what it and the rules beside it achieve on validation markets."""
+    market = (point.law, point.clients, point.budget)
+    if isinstance(point.objective, AggregateError):
+        rations = RationSearch(steps=search.steps, markets=search.markets, validation=search.validation)
+        found = learn_ration_curve(*market, point.objective, rng, rations, report)
+        beside = {"two_step_value": found.two_step_value, "posted_price_value": found.posted_price_value}
+        return found.curve, {"value": found.value, **beside}
+    learned = learn_curve(*market, point.objective, rng, search, report)
+    return learned.curve, {"value": learned.value, "posted_price_value": learned.posted_price_value}
+
+
 @dataclass
 class _State:
     """What is kept between sessions."""
 
     path: Path
-    recipe: dict[str, Any]
+    recipe: dict[str, object]
     arrays: dict[str, Any]
     facts: list[dict[str, Any]]
     trace: list[list[float]]
@@ -145,7 +163,7 @@ class _State:
         save(self.path, Weights(MfgMenuNet.name + SUFFIX, self.arrays, kept))
 
 
-def _plain(recipe: dict[str, Any]) -> Any:
+def _plain(recipe: dict[str, object]) -> object:
     """As JSON gives it back: tuples are lists."""
     return json.loads(json.dumps(recipe))
 

@@ -1,7 +1,10 @@
-"""MFG-MenuNet: the exact mean-field menu with a learned curve.
+"""MFG-MenuNet: an exact menu with a learned curve.
+
+For total ε and the aggregation error the curve sells shares of each offer (the mean-field menu); for the error of a
+sum under aggregate trust it sells rations, the same amounts to everybody (the ration menu).
 
 What is learned is only *which* menu is posted. Truthfulness, individual rationality and the budget come from
-the mean-field menu and hold for every curve, on every law of clients, also on laws that training never saw. A
+those menus and hold for every curve, on every law of clients, also on laws that training never saw. A
 curve is chosen by public configuration alone: the objective, the buyer's belief about the law, the number of
 clients, the budget. A curve chosen by looking at bids would give a client a say in the menu that it faces.
 
@@ -10,22 +13,30 @@ Runs on NumPy: torch is needed to learn a curve, not to use one.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from privmarket.errors import ConfigurationError
 from privmarket.market.bids import Array, Bids
 from privmarket.market.mechanism import budget_column
 from privmarket.market.menu import POSTED_PRICE, MenuCurve
-from privmarket.market.objectives import AggregationError, Objective
+from privmarket.market.objectives import AggregateError, AggregationError, Objective
 from privmarket.market.objectives import objective as objective_called
 from privmarket.market.outcome import Outcome
+from privmarket.market.ration import RationCurve
+from privmarket.market.ration_design import bias_to_noise as ration_bias_to_noise
 from privmarket.mechanisms.learned.floors import Floors, Ladder, levels
 from privmarket.mechanisms.learned.weights import Weights, WeightsError, load, shipped
 from privmarket.mechanisms.mean_field_menu import MeanFieldMenu
+from privmarket.mechanisms.ration_menu import Facing, face
+
+AGGREGATE_WEIGHTS = "mfg-menunet-aggregate"
+"""The file of the curves for the error under aggregate trust, beside that of the others."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,11 +48,11 @@ class LearnedCurve:
         objective: name of the objective.
         scenario: the law.
         budget_per_client: money per client.
-        bias_to_noise: r = H²·N/κ for the aggregation error, 0 for total ε. Markets with equal r, law and
-            budget per client have the same best curve.
+        bias_to_noise: r = H²·N/κ for the aggregation error, H²·N²·(h/n)/κ for the aggregate error, 0 for total
+            ε. Markets with equal r, law and budget per client have the same best curve.
     """
 
-    curve: MenuCurve
+    curve: MenuCurve | RationCurve
     objective: str
     scenario: str
     budget_per_client: float
@@ -53,15 +64,19 @@ class MfgMenuNet(MeanFieldMenu):
 
     Args:
         objective: what the buyer wants, an objective or its name.
-        kappa, heterogeneity: of the aggregation error, when it is given by its name.
+        kappa, heterogeneity: of the aggregation error or the aggregate error, when it is given by its name.
+        honest_share, delta: of the aggregate error.
         scenario: the buyer's public belief about the law of clients. A wrong belief costs value, never truth.
         epsilon_max: public limit on offers.
-        service_share, service_valuation, unit_compensation: floors, see `Floors`.
+        service_share, service_valuation, unit_compensation: floors, see `Floors`; not for the aggregate error.
+        service_amount: floor for the aggregate error: ε that everybody below the highest price can sell before
+            anybody sells more, whenever the budget covers N times that amount at that price.
         weights: a file written by `privmarket train mfg-menunet`; the shipped curves by default.
     """
 
     name: ClassVar[str] = "mfg-menunet"
-    _last_facing: tuple[Bids, Array, list[_Facing]] | None = None
+    market_facts: ClassVar[tuple[str, ...]] = ("scenario", "epsilon_max")
+    _last_facing: tuple[Bids, Array, list[_Facing | Facing]] | None = None
 
     def __init__(
         self,
@@ -74,17 +89,29 @@ class MfgMenuNet(MeanFieldMenu):
         service_valuation: float = 0.0,
         unit_compensation: float = 0.0,
         weights: str | Path | None = None,
+        honest_share: float = 2.0 / 3.0,
+        delta: float = 1e-5,
+        service_amount: float = 0.0,
     ) -> None:
         super().__init__(POSTED_PRICE, epsilon_max)
-        self.objective = _objective(objective, kappa, heterogeneity)
+        self.objective = _objective(objective, kappa, heterogeneity, honest_share, delta)
         self.scenario = scenario
         self.floors = Floors(service_share, service_valuation, unit_compensation)
-        self.curves = read_curves(load(weights or shipped(self.name), self.name))
+        self.service_amount = float(service_amount)
+        rations = isinstance(self.objective, AggregateError)
+        if (rations and self.floors) or (self.service_amount and not rations):
+            raise ConfigurationError(
+                f"{self.name}: floors in other units than the menu for {self.objective.name!r}",
+                "rations (aggregate-error) have service_amount, other menus service_share and unit_compensation",
+            )
+        self.curves = read_curves(load(weights or shipped(AGGREGATE_WEIGHTS if rations else self.name), self.name))
 
-    def curve_for(self, clients: int, budget_per_client: float) -> MenuCurve:
+    def curve_for(self, clients: int, budget_per_client: float) -> MenuCurve | RationCurve:
         """The curve for a market of this public description: the nearest one that was learned."""
         same = [c for c in self.curves if c.objective == self.objective.name]
-        same = [c for c in same if c.scenario == self.scenario] or same
+        of_law = [c for c in same if c.scenario == self.scenario]
+        # A ration's prices are in the money of the law that they were learned for; other menus find their level.
+        same = of_law if isinstance(self.objective, AggregateError) else of_law or same
         if not same:
             return POSTED_PRICE
         ratio = bias_to_noise(self.objective, clients)
@@ -96,14 +123,19 @@ class MfgMenuNet(MeanFieldMenu):
             bias = abs(np.log(ratio / learned.bias_to_noise)) if ratio > 0 else 0.0
             return float(money + bias)
 
-        return min(same, key=distance).curve
+        nearest = min(same, key=distance).curve
+        if isinstance(nearest, RationCurve) and self.service_amount:
+            ceiling = max(nearest.ceiling, self.service_amount)
+            return RationCurve(nearest.price, nearest.multiple, self.service_amount, ceiling)
+        return nearest
 
-    def _clear(self, bids: Bids, budget: Array) -> Outcome:
+    def clear(self, bids: Bids, budget: Array) -> Outcome:
+        """Each client meets the learned curve at the price level that the others' bids allow."""
         return self._answer(self._facing(bids, budget), bids)
 
     def unilateral(self, bids: Bids, reports: Bids, budget: ArrayLike) -> Outcome:
         """All N deviations at once in O(N): no report moves the level that its own client faces."""
-        self._refuse_above_limit(reports)
+        reports.refuse_above(self.epsilon_max)
         column = budget_column(budget, bids.shape)
         # An attack asks thousands of times about the same bids, which cannot change.
         if (
@@ -114,13 +146,16 @@ class MfgMenuNet(MeanFieldMenu):
             self._last_facing = bids, column, self._facing(bids, column)
         return self._answer(self._last_facing[2], reports)
 
-    def _facing(self, bids: Bids, budget: Array) -> list[_Facing]:
+    def _facing(self, bids: Bids, budget: Array) -> list[_Facing | Facing]:
         """For each market what its clients face, whatever they report themselves."""
-        self._refuse_above_limit(bids)
-        found = []
+        bids.refuse_above(self.epsilon_max)
+        found: list[_Facing | Facing] = []
         for market in np.ndindex(bids.shape[:-1]):
             money, offers = float(budget[market][0]), bids[market]
             curve = self.curve_for(bids.clients, money / bids.clients)
+            if isinstance(curve, RationCurve):
+                found.append(face(curve, offers, money, self.epsilon_max))
+                continue
             if self.floors:
                 ladder = Ladder(curve, self.floors)
                 fraction, level = levels(ladder, offers.valuation, offers.epsilon, money, self.epsilon_max)
@@ -130,11 +165,13 @@ class MfgMenuNet(MeanFieldMenu):
             found.append(_Facing(curve, fraction, level))
         return found
 
-    def _answer(self, facing: list[_Facing], reports: Bids) -> Outcome:
+    def _answer(self, facing: list[_Facing | Facing], reports: Bids) -> Outcome:
         epsilon, payment = np.empty(reports.shape), np.empty(reports.shape)
         for menu, market in zip(facing, np.ndindex(reports.shape[:-1]), strict=True):
             valuation, offered = reports.valuation[market], reports.epsilon[market]
-            if self.floors:
+            if isinstance(menu, Facing):
+                sold, paid = menu.trade(valuation, offered)
+            elif self.floors:
                 ladder = Ladder(menu.curve, self.floors)
                 sold, paid = ladder.trade(valuation, offered, menu.fraction, menu.level)
             else:
@@ -152,16 +189,22 @@ class _Facing:
     level: Array
 
 
-def _objective(given: str | Objective, kappa: float, heterogeneity: float) -> Objective:
+def _objective(
+    given: str | Objective, kappa: float, heterogeneity: float, honest_share: float, delta: float
+) -> Objective:
     if isinstance(given, Objective):
         return given
+    if given == AggregateError.name:
+        return AggregateError(kappa, heterogeneity, honest_share, delta)
     if given == AggregationError.name:
         return AggregationError(kappa, heterogeneity)
     return objective_called(given)
 
 
 def bias_to_noise(objective: Objective, clients: int) -> float:
-    """r = H²·N/κ of the aggregation error; 0 for other objectives."""
+    """r = H²·N/κ of the aggregation error, H²·N²·(h/n)/κ of the aggregate error; 0 for other objectives."""
+    if isinstance(objective, AggregateError):
+        return ration_bias_to_noise(objective, clients)
     if not isinstance(objective, AggregationError):
         return 0.0
     return objective.heterogeneity**2 * clients / objective.kappa
@@ -172,7 +215,7 @@ def read_curves(weights: Weights) -> tuple[LearnedCurve, ...]:
     curves = []
     try:
         for index, fact in enumerate(weights.facts["curves"]):
-            curve = MenuCurve(weights.arrays[f"price/{index}"], weights.arrays[f"weight/{index}"])
+            curve = _read_curve(weights, index, fact)
             curves.append(
                 LearnedCurve(
                     curve, fact["objective"], fact["scenario"], fact["budget_per_client"], fact["bias_to_noise"]
@@ -181,3 +224,21 @@ def read_curves(weights: Weights) -> tuple[LearnedCurve, ...]:
     except KeyError as error:
         raise WeightsError(f"the weights file lacks {error}", "copy or train it again") from error
     return tuple(curves)
+
+
+def _read_curve(weights: Weights, index: int, fact: Mapping[str, Any]) -> MenuCurve | RationCurve:
+    price = weights.arrays[f"price/{index}"]
+    if fact.get("kind") == "ration":
+        ceiling = fact["ceiling"]
+        multiple = weights.arrays[f"multiple/{index}"]
+        return RationCurve(price, multiple, ceiling=np.inf if ceiling is None else ceiling)
+    return MenuCurve(price, weights.arrays[f"weight/{index}"])
+
+
+def curve_arrays(curve: MenuCurve | RationCurve, index: int) -> tuple[dict[str, Array], dict[str, object]]:
+    """A curve as arrays and facts of a weights file, the inverse of reading it."""
+    if isinstance(curve, RationCurve):
+        ceiling = None if np.isinf(curve.ceiling) else curve.ceiling
+        arrays = {f"price/{index}": curve.price, f"multiple/{index}": curve.multiple}
+        return arrays, {"kind": "ration", "ceiling": ceiling}
+    return {f"price/{index}": curve.price, f"weight/{index}": curve.weight}, {}

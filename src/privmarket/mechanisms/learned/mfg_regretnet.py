@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from privmarket.mechanisms.learned.markets import Markets
+from privmarket.mechanisms.learned.learned_mechanism import MeanFieldMechanism
+from privmarket.mechanisms.learned.market_tensors import Markets
 from privmarket.mechanisms.learned.mean_field_network import FEW, ROW_FEATURES, MeanFieldNetwork, Rows
-from privmarket.mechanisms.learned.mechanism import MeanFieldMechanism
 from privmarket.mechanisms.learned.networks import AuctionNetwork
 
 CHUNK_ROWS = 2000

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from privmarket.mechanisms.learned.markets import Markets
+from privmarket.mechanisms.learned.market_tensors import Markets
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class AuctionNetwork(nn.Module):
         """What this kind of network adds to the loss."""
         return torch.zeros(())
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, object]:
         """The constructor's arguments, stored next to the weights."""
         return {}
 

@@ -9,14 +9,15 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from privmarket.errors import ConfigurationError
-from privmarket.mechanisms.learned.alignment import Alignment, Baseline
 from privmarket.mechanisms.learned.lagrangian import Steering
+from privmarket.mechanisms.learned.mean_field_loss import Alignment, Baseline
+from privmarket.mechanisms.setting_types import check_type, declared_types
 
 TABLE_I = ("uniform", "bimodal", "lognormal")
 
 
 @dataclass(frozen=True)
-class Attack:
+class MisreportSearch:
     """The search for misreports during training.
 
     Attributes:
@@ -62,7 +63,7 @@ class Recipe:
     seed: int = 0
     network: dict[str, Any] = field(default_factory=dict)
     steering: Steering = field(default_factory=Steering)
-    attack: Attack = field(default_factory=Attack)
+    attack: MisreportSearch = field(default_factory=MisreportSearch)
     alignment: Alignment = field(default_factory=Alignment)
     baseline: Baseline = field(default_factory=Baseline)
 
@@ -76,6 +77,9 @@ class Recipe:
             outer, _, inner = name.partition(".")
             value = tuple(value) if isinstance(value, list) else value
             part: Any = getattr(changed, outer, None)
+            types = declared_types(type(part) if inner else Recipe)
+            if (inner or outer) in types:
+                check_type("training", name, value, types[inner or outer])
             if inner and isinstance(part, dict):
                 value = {**part, inner: value}
             elif inner and outer in _NESTED and inner in (f.name for f in fields(part)):
@@ -108,7 +112,7 @@ class Recipe:
         return Recipe(**given)
 
 
-_NESTED = {"steering": Steering, "attack": Attack, "alignment": Alignment, "baseline": Baseline}
+_NESTED = {"steering": Steering, "attack": MisreportSearch, "alignment": Alignment, "baseline": Baseline}
 _PLAIN = {f.name for f in fields(Recipe)} - {*_NESTED, "network", "mechanism", "scenarios"}
 
 
@@ -127,7 +131,7 @@ def client_class(clients: int) -> int:
     return sum(clients >= edge for edge in CLIENT_CLASSES)
 
 
-# Means over poor and rich markets: the poorest leave several times as much regret as those of Table I.
+# Means over poor and rich markets: the poorest leave several times as much regret as those of Table II.
 _BY_SIZE = Steering(regret_budget=(0.008, 0.004, 0.002, 0.0015, 0.0015), first=10.0, rate=0.003)
 # Groups of five to thirty: under the budgets above λ of the smallest climbs past 50 and costs more than it brings.
 _BY_GROUP = Steering(regret_budget=(0.015, 0.006, 0.002, 0.0015, 0.0015), first=8.0, rate=0.003)
@@ -154,7 +158,7 @@ _DEFAULTS: dict[str, Recipe] = {
         rows=1024,
         pool=50,
         steering=Steering(regret_budget=(0.0,) * 5, first=1.0, growth_every=20),
-        attack=Attack(kind="ascent"),
+        attack=MisreportSearch(kind="ascent"),
         alignment=Alignment(anneal_steps=100),
     ),
 }
@@ -174,7 +178,7 @@ def recipe(mechanism: str, profile: str = "full", **changes: Any) -> Recipe:
     return replace(base, **changes)
 
 
-def market_size(mechanism: str, clients: int) -> dict[str, Any]:
+def market_size(mechanism: str, clients: int) -> dict[str, object]:
     """Changes of a recipe that train for markets of one size.
 
     A concatenated network gets as many seats as the largest of the groups that such a market is cut into, and is

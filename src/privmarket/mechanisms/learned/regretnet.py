@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from numpy.typing import ArrayLike
@@ -14,11 +14,11 @@ from torch.nn import functional
 from privmarket.market.bids import Bids
 from privmarket.market.mechanism import budget_column
 from privmarket.market.outcome import Outcome
-from privmarket.mechanisms.learned.markets import Markets, from_bids
-from privmarket.mechanisms.learned.mechanism import LearnedMechanism, settle
+from privmarket.mechanisms.learned.client_groups import columns_with_clients, group, ungroup
+from privmarket.mechanisms.learned.learned_mechanism import LearnedMechanism, settle
+from privmarket.mechanisms.learned.market_tensors import Markets, from_bids
 from privmarket.mechanisms.learned.menu_ladder import MenuLadder
 from privmarket.mechanisms.learned.networks import AuctionNetwork, Trade, multilayer, within_budget
-from privmarket.mechanisms.learned.seats import occupied, seat, unseat
 
 SEAT_FEATURES = 4
 # Beyond this, exponentials are subnormal numbers, ten times as slow and of no consequence.
@@ -45,7 +45,7 @@ class ConcatenatedNetwork(AuctionNetwork):
 
     def prepare(self, markets: Markets) -> Markets:
         """Clients in their seats, the others empty."""
-        return seat(markets, self.seats)
+        return group(markets, self.seats)
 
     def encode(self, markets: Markets) -> None:
         """Nothing can be shared between deviations."""
@@ -69,7 +69,7 @@ class ConcatenatedNetwork(AuctionNetwork):
 
     def deviate_finally(self, markets: Markets, valuation: Tensor, epsilon: Tensor) -> Trade:
         """(L, seats): everybody's deviation under the rule of the run time."""
-        who = occupied(markets)
+        who = columns_with_clients(markets)
         trade = self._each_alone(self.final, markets, valuation[:, who], epsilon[:, who], who)
         nothing = torch.zeros_like(valuation)
         return Trade(nothing.index_copy(1, who, trade.epsilon), nothing.index_copy(1, who, trade.payment))
@@ -117,7 +117,7 @@ class RegretNetwork(ConcatenatedNetwork):
         if menus:
             self.ladder = MenuLadder(menus)
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, object]:
         """The constructor's arguments."""
         return {"seats": self.seats, "hidden": self.hidden, "layers": self.layers, "menus": self.menus}
 
@@ -153,21 +153,21 @@ class SeatedMechanism(LearnedMechanism):
 
     def _trade(self, network: AuctionNetwork, markets: Markets) -> Trade:
         assert isinstance(network, ConcatenatedNetwork)
-        groups = seat(markets, network.seats)
+        groups = group(markets, network.seats)
         trade = network.final(groups, groups.valuation, groups.epsilon)
-        return unseat(trade, *markets.valuation.shape)
+        return ungroup(trade, *markets.valuation.shape)
 
     def unilateral(self, bids: Bids, reports: Bids, budget: ArrayLike) -> Outcome:
         """A deviation reaches the own group only: N small auctions instead of N large ones."""
-        self._refuse_above_limit(reports)
+        reports.refuse_above(self.epsilon_max)
         column, dtype = budget_column(budget, bids.shape), torch.float64
         network = self.network(dtype)
         assert isinstance(network, ConcatenatedNetwork)
         markets = from_bids(bids, column, self.epsilon_max, dtype)
-        groups = seat(markets, network.seats)
-        answers = seat(from_bids(reports, column, self.epsilon_max, dtype), network.seats)
+        groups = group(markets, network.seats)
+        answers = group(from_bids(reports, column, self.epsilon_max, dtype), network.seats)
         trade = network.deviate_finally(groups, answers.valuation, answers.epsilon)
-        return settle(unseat(trade, *markets.valuation.shape), bids, reports, column, guard=False)
+        return settle(ungroup(trade, *markets.valuation.shape), bids, reports, column, guard=False)
 
 
 class RegretNet(SeatedMechanism):

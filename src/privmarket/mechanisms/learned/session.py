@@ -13,16 +13,17 @@ from typing import Any
 import numpy as np
 
 from privmarket.errors import ConfigurationError
+from privmarket.files import write_atomically
 from privmarket.market.attacks import STRONG, Attack
 from privmarket.market.bounds import fluid_bound
+from privmarket.market.evaluation import judge
 from privmarket.market.mechanism import Mechanism
 from privmarket.market.scenarios import EmpiricalLaw, Law
-from privmarket.mechanisms.learned.alignment import SolvedMarket
-from privmarket.mechanisms.learned.checkpoint import load_checkpoint, save_checkpoint
-from privmarket.mechanisms.learned.publish import new_trainer, write_weights
+from privmarket.mechanisms.learned.mean_field_loss import SolvedMarket
 from privmarket.mechanisms.learned.recipes import Recipe
-from privmarket.mechanisms.learned.training import Progress, Trainer
-from privmarket.mechanisms.learned.weights import write_atomically
+from privmarket.mechanisms.learned.trained_weights import new_trainer, write_weights
+from privmarket.mechanisms.learned.trainer import Progress, Trainer
+from privmarket.mechanisms.learned.training_checkpoint import load_checkpoint, save_checkpoint
 
 LEAST_PAST_BIDS = 20
 _SAVE_EVERY_SECONDS = 20.0
@@ -144,25 +145,25 @@ def measure(
         `cases`, one row each, and `max_regret`: the largest mean regret as a share of the mean payment, with a
         quarter on top, because other samples differ.
     """
-    from privmarket.mechanisms.learned.publish import mechanism_class
+    from privmarket.mechanisms.learned.trained_weights import mechanism_class
 
     rule = mechanism_class(name)(weights=weights)
     rows = []
     for law, clients, budget, profiles in cases:
         rng = np.random.default_rng(seed)
         types = law.sample(rng, clients, (profiles,))
-        outcome = rule.run(types, budget)
+        merit = judge(types, rule.run(types, budget), budget)
         regret = attack(rule, types, budget, rng)
         row: dict[str, Any] = {
             "scenario": law.name,
             "clients": clients,
             "budget": budget,
             "profiles": profiles,
-            "regret_share": float(regret.gain.mean() / outcome.payment.mean()),
+            "regret_share": float(regret.gain.mean() / merit.mean_payment),
             **value(rule, law, clients, budget, seed),
-            "spend_over_budget": float(outcome.spend.mean() / budget),
-            "underpaid": float((outcome.utility(types) < -1e-9).mean()),
-            "over_budget": float((outcome.spend > budget * (1 + 1e-9)).mean()),
+            "spend_over_budget": merit.spend / budget,
+            "underpaid": merit.underpaid,
+            "over_budget": merit.over_budget,
         }
         rows.append(row)
         progress(row)

@@ -7,7 +7,6 @@ write or a full disk leaves the earlier file as it was.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
@@ -18,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privmarket.errors import PrivmarketError
+from privmarket.files import write_atomically
 
 FORMAT = "privmarket-weights-1"
 
@@ -53,25 +53,7 @@ def save(path: str | Path, weights: Weights) -> None:
         "facts": json.dumps(dict(weights.facts), sort_keys=True),
     }
     arrays = {name: np.ascontiguousarray(array) for name, array in weights.arrays.items()}
-    write_atomically(Path(path), to_bytes(arrays, metadata=header))
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Puts `data` at `path` in one step, or raises and leaves what was there."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(beside, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
-    except OSError as error:
-        beside.unlink(missing_ok=True)
-        raise WeightsError(
-            f"could not write {path}: {error.strerror or error}",
-            "free some space or choose another place; the earlier file is untouched",
-        ) from error
+    write_atomically(path, to_bytes(arrays, metadata=header))
 
 
 def load(path: str | Path, mechanism: str) -> Weights:

@@ -1,9 +1,9 @@
-"""Concatenated networks and markets of any size: seats and groups.
+"""Markets of any size for networks that read a fixed number of bids side by side.
 
-A network that reads all bids side by side has a fixed number of seats. A market with more clients is cut into
-groups of nearly equal size, in the order in which clients are listed; each group is its own market with the
-share of the budget that its head count gives it. A group with fewer clients than seats is padded with empty
-seats. Whom a client sits with depends on no report, so what holds within a group holds for the market.
+Such a network has a fixed number of seats. A market with more clients is cut into groups of nearly equal size, in
+the order in which clients are listed; each group is a market of its own with a share of the budget in proportion to
+its clients. A group with fewer clients than seats is padded with empty seats. Whose group a client is in depends on
+no report, so what holds within a group holds for the market.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from privmarket.mechanisms.learned.markets import Markets
+from privmarket.mechanisms.learned.market_tensors import Markets
 from privmarket.mechanisms.learned.networks import Trade
 
 
-def seat(markets: Markets, seats: int) -> Markets:
+def group(markets: Markets, seats: int) -> Markets:
     """(L·groups, seats) markets from (L, N), with `present` set."""
     profiles, clients = markets.valuation.shape
     groups = math.ceil(clients / seats)
@@ -43,14 +43,14 @@ def seat(markets: Markets, seats: int) -> Markets:
     )
 
 
-def occupied(markets: Markets) -> Tensor:
-    """Columns in which some market of the batch has a client: an empty seat has nothing to lie about."""
+def columns_with_clients(markets: Markets) -> Tensor:
+    """(columns,) those in which some market of the batch has a client; empty seats make no reports."""
     if markets.present is None:
         return torch.arange(markets.clients)
     return markets.present.amax(0).nonzero()[:, 0]
 
 
-def unseat(trade: Trade, profiles: int, clients: int) -> Trade:
+def ungroup(trade: Trade, profiles: int, clients: int) -> Trade:
     """(L, N) from the trades of the seated groups."""
     seats = trade.epsilon.shape[-1]
     groups = trade.epsilon.shape[0] // profiles

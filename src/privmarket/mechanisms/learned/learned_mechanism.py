@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 
-from privmarket.errors import BidError, ConfigurationError
 from privmarket.market.bids import Array, Bids
+from privmarket.market.facts import offer_limit
 from privmarket.market.guarantees import (
     ApproximatelyTruthful,
     BudgetFeasible,
@@ -23,7 +23,7 @@ from privmarket.market.guarantees import (
 )
 from privmarket.market.mechanism import Mechanism, budget_column
 from privmarket.market.outcome import Outcome
-from privmarket.mechanisms.learned.markets import Markets, from_bids
+from privmarket.mechanisms.learned.market_tensors import Markets, from_bids
 from privmarket.mechanisms.learned.networks import AuctionNetwork, Trade
 from privmarket.mechanisms.learned.weights import Weights, WeightsError, load, shipped
 
@@ -45,6 +45,7 @@ class LearnedMechanism(Mechanism):
         epsilon_max: public limit on offers, by default that of the training.
     """
 
+    market_facts: ClassVar[tuple[str, ...]] = ("epsilon_max",)
     network_class: ClassVar[type[AuctionNetwork]]
     kept_by_construction: ClassVar[tuple[Guarantee, ...]] = (
         IndividuallyRational(),
@@ -55,9 +56,7 @@ class LearnedMechanism(Mechanism):
     def __init__(self, weights: str | Path | None = None, epsilon_max: float | None = None) -> None:
         stored = load(weights or shipped(self.name), self.name)
         self.facts: Mapping[str, Any] = stored.facts
-        self.epsilon_max = float(epsilon_max or stored.facts["epsilon_max"])
-        if not 0 < self.epsilon_max < np.inf:
-            raise ConfigurationError(f"epsilon_max is {epsilon_max}: must be finite and above 0", "5 in Table I")
+        self.epsilon_max = offer_limit(stored.facts["epsilon_max"] if epsilon_max is None else epsilon_max)
         self._networks = {
             dtype: build(self.network_class, stored).to(dtype).requires_grad_(False)
             for dtype in (torch.float32, torch.float64)
@@ -75,22 +74,14 @@ class LearnedMechanism(Mechanism):
     def _trade(self, network: AuctionNetwork, markets: Markets) -> Trade:
         """Clears a batch (L, N)."""
 
-    def _clear(self, bids: Bids, budget: Array) -> Outcome:
-        self._refuse_above_limit(bids)
+    def clear(self, bids: Bids, budget: Array) -> Outcome:
+        """The network decides; pay is then computed in float64."""
+        bids.refuse_above(self.epsilon_max)
         self._warn_outside(bids, budget)
         dtype = torch.float64 if bids.valuation.size <= FLOAT64_ROWS else torch.float32
         markets = from_bids(bids, budget, self.epsilon_max, dtype)
         trade = self._trade(self.network(dtype), markets)
         return settle(trade, bids, bids, budget)
-
-    def _refuse_above_limit(self, bids: Bids) -> None:
-        if bids.epsilon.max() > self.epsilon_max:
-            at = tuple(int(i) for i in np.argwhere(bids.epsilon > self.epsilon_max)[0])
-            raise BidError(
-                f"epsilon[{at[0] if len(at) == 1 else at}] is {bids.epsilon[at]:g}: above the market's limit "
-                f"epsilon_max = {self.epsilon_max:g}",
-                "offer less, or set up the market with a larger epsilon_max",
-            )
 
     def _warn_outside(self, bids: Bids, budget: Array) -> None:
         """Once per mechanism. Only the warning looks at the bids, never the outcome."""
@@ -126,7 +117,7 @@ class MeanFieldMechanism(LearnedMechanism):
 
     def unilateral(self, bids: Bids, reports: Bids, budget: ArrayLike) -> Outcome:
         """Exact; own terms leave every population sum and the deviating ones enter."""
-        self._refuse_above_limit(reports)
+        reports.refuse_above(self.epsilon_max)
         column = budget_column(budget, bids.shape)
         dtype = torch.float64 if bids.valuation.size <= FLOAT64_ROWS else torch.float32
         network = self.network(dtype)

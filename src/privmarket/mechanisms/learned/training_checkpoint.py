@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
+from privmarket.mechanisms.learned.misreports import Misreports
 from privmarket.mechanisms.learned.recipes import Recipe
-from privmarket.mechanisms.learned.regret import Misreports
-from privmarket.mechanisms.learned.training import Trainer
+from privmarket.mechanisms.learned.trainer import Trainer
 from privmarket.mechanisms.learned.weights import Weights, WeightsError, load, save
 
 SUFFIX = "#checkpoint"
 
 
-def save_checkpoint(path: str | Path, trainer: Trainer, facts: dict[str, Any]) -> None:
+def save_checkpoint(path: str | Path, trainer: Trainer, facts: dict[str, object]) -> None:
     """Everything the next step depends on, in one file, atomically. `facts` is kept for the caller."""
     arrays = {f"network/{name}": t.detach().numpy() for name, t in trainer.network.state_dict().items()}
     if trainer.critic is not None:
@@ -44,7 +43,7 @@ def checkpoint_recipe(path: str | Path, mechanism: str) -> Recipe:
     return Recipe.from_json(load(path, mechanism + SUFFIX).facts["recipe"])
 
 
-def load_checkpoint(path: str | Path, trainer: Trainer) -> dict[str, Any]:
+def load_checkpoint(path: str | Path, trainer: Trainer) -> dict[str, object]:
     """Puts a trainer where the checkpoint left; returns the caller's facts.
 
     Raises:
@@ -71,7 +70,7 @@ def load_checkpoint(path: str | Path, trainer: Trainer) -> dict[str, Any]:
     trainer.generator.set_state(group.tensors["chance/torch"])
     trainer.rng.bit_generator.state = stored.facts["chance"]
     trainer.step = int(stored.facts["step"])
-    facts: dict[str, Any] = stored.facts["facts"]
+    facts: dict[str, object] = stored.facts["facts"]
     return facts
 
 

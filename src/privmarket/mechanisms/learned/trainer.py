@@ -15,13 +15,12 @@ from torch import Tensor
 
 from privmarket.errors import ConfigurationError
 from privmarket.market.scenarios import Law
-from privmarket.mechanisms.learned.alignment import Critic, SolvedMarket, alignment_loss, bellman_loss
 from privmarket.mechanisms.learned.buyer import OBJECTIVES, buyer_value
+from privmarket.mechanisms.learned.client_groups import columns_with_clients
 from privmarket.mechanisms.learned.lagrangian import Multipliers
-from privmarket.mechanisms.learned.markets import Markets, MarketSampler
-from privmarket.mechanisms.learned.networks import AuctionNetwork, Trade, detached
-from privmarket.mechanisms.learned.recipes import CLIENT_CLASSES, Recipe, client_class
-from privmarket.mechanisms.learned.regret import (
+from privmarket.mechanisms.learned.market_tensors import Markets, MarketSampler
+from privmarket.mechanisms.learned.mean_field_loss import Critic, SolvedMarket, alignment_loss, bellman_loss
+from privmarket.mechanisms.learned.misreports import (
     Misreports,
     ascend,
     best_of,
@@ -29,7 +28,8 @@ from privmarket.mechanisms.learned.regret import (
     regret,
     sign_steps,
 )
-from privmarket.mechanisms.learned.seats import occupied
+from privmarket.mechanisms.learned.networks import AuctionNetwork, Trade, detached
+from privmarket.mechanisms.learned.recipes import CLIENT_CLASSES, Recipe, client_class
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class Trainer:
 
     def _regret(self, markets: Markets, encoded: object, trade: Trade, visit: int | None) -> tuple[Tensor, Tensor]:
         """(L,) regret found in each profile as a share of its budget, and the critic's loss."""
-        profiles, who = markets.valuation.shape[0], occupied(markets)
+        profiles, who = markets.valuation.shape[0], columns_with_clients(markets)
         clients = len(who)
         count = min(clients, max(1, self.recipe.attack.rows // profiles))
         if count < clients:

@@ -1,4 +1,4 @@
-"""How the weights that ship were made: `python -m privmarket.mechanisms.learned.shipping NAME`.
+"""How the weights that ship were made: `python -m privmarket.mechanisms.learned.make_weights NAME`.
 
 Networks run their full recipe, then the strong attack measures them in the markets below and the figures go into
 the file. Menu curves are learned for a grid of public market descriptions. A call that was stopped goes on where it
@@ -8,17 +8,19 @@ was, in training and in measuring.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from privmarket.market.objectives import TOTAL_EPSILON, AggregationError
+from privmarket.market.objectives import TOTAL_EPSILON, AggregateError, AggregationError
 from privmarket.market.scenarios import scenario
 from privmarket.mechanisms.learned.menu_session import DesignPoint, MenuProgress, learn_menus
+from privmarket.mechanisms.learned.menunet import AGGREGATE_WEIGHTS
 from privmarket.mechanisms.learned.recipes import TABLE_I, Recipe, recipe
 from privmarket.mechanisms.learned.session import measure, summary, train
+from privmarket.mechanisms.learned.trainer import Progress
 from privmarket.mechanisms.learned.weights import Weights, load, save, shipped
 
 Case = tuple[str, int, float, int]  # scenario, clients, budget, markets attacked
@@ -28,7 +30,7 @@ MARKETS = {10: 50, 30: 20, 100: 10, 300: 3, 1000: 1}
 
 
 def _cases(markets: dict[int, int]) -> tuple[Case, ...]:
-    """Table I, and other sizes at the same budget per client."""
+    """Table II, and other sizes at the same budget per client."""
     return tuple(
         (law, clients, money * clients, count)
         for clients, count in markets.items()
@@ -43,6 +45,8 @@ LITERAL_CASES = (("uniform", 10, 5.0, 5), ("uniform", 30, 15.0, 1))
 MENU_CLIENTS = 100
 MENU_BUDGETS = (0.2, 0.5, 1.0)
 MENU_HETEROGENEITY = (0.1, 0.2, 0.4)
+RATION_BUDGETS = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+RATION_HETEROGENEITY = (0.03, 0.1, 0.3, 1.0)
 
 
 def menu_points() -> list[DesignPoint]:
@@ -56,7 +60,17 @@ def menu_points() -> list[DesignPoint]:
     return points
 
 
-def stamp(path: Path, name: str, cases: Sequence[Case], note: Any = print) -> None:
+def ration_points() -> list[DesignPoint]:
+    """The error under aggregate trust over laws, budgets and ratios of bias to noise."""
+    return [
+        DesignPoint(scenario(name), MENU_CLIENTS, budget * MENU_CLIENTS, AggregateError(1.0, heterogeneity))
+        for name in TABLE_I
+        for budget in RATION_BUDGETS
+        for heterogeneity in RATION_HETEROGENEITY
+    ]
+
+
+def stamp(path: Path, name: str, cases: Sequence[Case], note: Callable[..., None] = print) -> None:
     """Measures weights case by case and writes each figure into the file at once; what is there is not repeated."""
     for case in cases:
         stored = load(path, name)
@@ -81,6 +95,9 @@ def main(name: str) -> None:
     if name == "mfg-menunet":
         learn_menus(menu_points(), place, report=_menu_note)
         return
+    if name == AGGREGATE_WEIGHTS:
+        learn_menus(ration_points(), place, report=_menu_note)
+        return
     chosen: Recipe = recipe(name)
     if not (place.exists() and Recipe.from_json(load(place, name).facts["recipe"]) == chosen):
         train(chosen, [scenario(law) for law in chosen.scenarios], place, _note)
@@ -93,7 +110,7 @@ def _menu_note(progress: MenuProgress) -> None:
         print(progress, file=sys.stderr, flush=True)
 
 
-def _note(progress: Any) -> None:
+def _note(progress: Progress) -> None:
     if progress.step % 100 == 0:
         print(progress, file=sys.stderr, flush=True)
 

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from privmarket.mechanisms.learned.markets import Markets
+from privmarket.mechanisms.learned.market_tensors import Markets
+from privmarket.mechanisms.learned.misreports import Misreports
 from privmarket.mechanisms.learned.networks import AuctionNetwork, Trade, multilayer
 
 
@@ -165,7 +166,7 @@ class Baseline:
 
 
 def bellman_loss(
-    critic: Critic, markets: Markets, truth: Tensor, cap: Tensor, tried: Any, gain: Tensor, rate: float
+    critic: Critic, markets: Markets, truth: Tensor, cap: Tensor, tried: Misreports, gain: Tensor, rate: float
 ) -> Tensor:
     """Squared residual of Φ against the best of the tried reports plus its discounted, frozen value.
 

@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
 from privmarket.errors import ConfigurationError
 from privmarket.market.scenarios import Law
-from privmarket.mechanisms.learned.alignment import SolvedMarket
-from privmarket.mechanisms.learned.mechanism import LearnedMechanism
+from privmarket.mechanisms.learned.learned_mechanism import LearnedMechanism
+from privmarket.mechanisms.learned.mean_field_loss import SolvedMarket
 from privmarket.mechanisms.learned.networks import AuctionNetwork
 from privmarket.mechanisms.learned.recipes import Recipe
-from privmarket.mechanisms.learned.training import Trainer
+from privmarket.mechanisms.learned.trainer import Trainer
 from privmarket.mechanisms.learned.weights import Weights, save
 
 # name → (module, mechanism class); the class names its network.
@@ -47,7 +46,7 @@ def new_trainer(recipe: Recipe, laws: Sequence[Law], solved: SolvedMarket | None
     return Trainer(recipe, laws, network, solved)
 
 
-def write_weights(path: str | Path, trainer: Trainer, seconds: float, measured: dict[str, Any]) -> None:
+def write_weights(path: str | Path, trainer: Trainer, seconds: float, measured: dict[str, object]) -> None:
     """The network of a run, with all that is known about it."""
     recipe = trainer.recipe
     facts = {

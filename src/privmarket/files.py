@@ -1,0 +1,74 @@
+"""The one way in which files are written, and the check that they can be before work begins."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from privmarket.errors import ConfigurationError, WriteError
+
+
+def write_atomically(path: str | Path, data: bytes | str, *, previous: Path | None = None) -> None:
+    """Puts `data` at `path` in one step: a reader sees the old file or the new one, also after a power cut.
+
+    Args:
+        path: the target; its folder is made where it is missing.
+        data: bytes, or text that is stored as UTF-8.
+        previous: where the file that stood at `path` goes; it is replaced if left out.
+
+    Raises:
+        WriteError: the file could not be written; what was at `path` is untouched.
+    """
+    path = Path(path)
+    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with beside.open("wb") as stream:
+            stream.write(data.encode() if isinstance(data, str) else data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        if previous is not None and path.exists():
+            os.replace(path, previous)
+        os.replace(beside, path)
+        force_folder(path.parent)
+    except OSError as error:
+        with suppress(OSError):
+            beside.unlink()
+        raise WriteError(
+            f"could not write {path}: {error.strerror or error}",
+            "free some space or choose another place; an earlier file is untouched",
+        ) from error
+
+
+def force_folder(folder: Path) -> None:
+    """Makes a new or renamed file of this folder survive a power cut, where the system can."""
+    if os.name == "nt":  # folders cannot be opened there
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def check_writable(path: str | Path | None, option: str = "--out") -> None:
+    """Refuses a place where no file can be written, before hours of work go into what should stand there.
+
+    Args:
+        path: the file that will be written; None passes.
+        option: what the user called it.
+    """
+    if path is None:
+        return
+    path = Path(path)
+    if path.is_dir():
+        raise ConfigurationError(f"{option} {path} is a folder", "give the name of a file")
+    folder = path.parent
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    if not folder.is_dir():
+        raise ConfigurationError(f"{option} {path}: {folder} is not a folder", "choose another place")
+    target = path if path.exists() else folder
+    if not os.access(target, os.W_OK):
+        raise ConfigurationError(f"{option} {path}: {target} may not be written", "choose another place")

@@ -1,0 +1,196 @@
+"""Where rules are found: by name, by `package.module:Rule`, as a class, an object or a function.
+
+The module of a registered rule is imported when the rule is asked for: the learned ones need torch, the others
+do not. Other distributions add rules through the entry-point group `privmarket.mechanisms`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import fields
+from functools import cache
+from importlib import import_module, util
+from importlib.metadata import EntryPoint, entry_points
+from inspect import Parameter, isclass, signature
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from privmarket.errors import ConfigurationError, UnknownNameError
+from privmarket.extras import needed
+from privmarket.market.facts import MarketFacts
+from privmarket.market.mechanism import Mechanism
+from privmarket.mechanisms.function_rule import FunctionRule, RuleFunction, function_settings
+from privmarket.mechanisms.setting_types import check_type, declared_types
+
+GROUP = "privmarket.mechanisms"
+
+# name → (module below this package, class). `name:literal` does what the paper prints, also where that is wrong.
+_REGISTRY: dict[str, tuple[str, str]] = {
+    "pac": ("pac", "Pac"),
+    "pac:literal": ("pac", "PacLiteral"),
+    "vcg": ("vcg", "Vcg"),
+    "vcg:literal": ("vcg", "VcgLiteral"),
+    "k-plus-one-price": ("vcg", "KPlusOnePrice"),
+    "csra": ("csra", "Csra"),
+    "csra:literal": ("csra", "CsraLiteral"),
+    "mfg-pricing": ("mfg_pricing", "MfgPricing"),
+    "mfg-pricing:literal": ("mfg_pricing", "MfgPricingLiteral"),
+    "jsam": ("jsam", "Jsam"),
+    "proportional-share": ("proportional_share", "ProportionalShare"),
+    "mean-field-menu": ("mean_field_menu", "MeanFieldMenu"),
+    "ration": ("ration", "Ration"),
+    "two-step": ("two_step", "TwoStep"),
+    "mfg-menunet": ("learned.menunet", "MfgMenuNet"),
+    "mfg-regretnet": ("learned.mfg_regretnet", "MfgRegretNet"),
+    "mfg-regretnet:literal": ("learned.literal", "MfgRegretNetLiteral"),
+    "regretnet": ("learned.regretnet", "RegretNet"),
+    "dm-regretnet": ("learned.dm_regretnet", "DmRegretNet"),
+}
+
+Rule = str | Mechanism | type[Mechanism] | RuleFunction
+"""Whatever `resolve` makes a mechanism from."""
+
+
+def mechanism_names() -> tuple[str, ...]:
+    """The names that `mechanism` takes: those of this package, then those that other distributions add."""
+    return (*_REGISTRY, *sorted(_added()))
+
+
+def mechanism(name: str, *, market: MarketFacts | None = None, **settings: Any) -> Mechanism:
+    """The rule called `name`.
+
+    Args:
+        name: one of `mechanism_names()`. Nothing else is ever imported, so a name may come from a stranger.
+        market: what is publicly known about the market. A rule is told the facts that it lists in
+            `market_facts`, where they are known; the others are not for it.
+        settings: arguments of the rule's constructor. They win over `market`.
+
+    >>> mechanism("proportional-share")
+    <mechanism proportional-share>
+    """
+    if name in _REGISTRY:
+        found: Any = _registered(name)
+    elif name in _added():
+        found = _added()[name].load()
+    else:
+        raise UnknownNameError.among("mechanism", name, mechanism_names())
+    return _build(name, found, market, settings)
+
+
+def resolve(rule: Rule, *, market: MarketFacts | None = None, **settings: Any) -> Mechanism:
+    """The mechanism that `rule` means. This is how every command and function of the front door takes a rule.
+
+    Args:
+        rule: a registered name; `package.module:Rule` or `path/to/file.py:Rule`, which imports that code; a
+            subclass of `Mechanism`; a function `(bids, budget) -> (epsilon, payment)` of one market; or a
+            mechanism, which is used as it is and takes no settings.
+        market: public facts, handed to the rule as `mechanism` does. A function is told those that its further
+            arguments name.
+        settings: arguments of the constructor, or further arguments of the function.
+    """
+    if not isinstance(rule, str):
+        return _build(getattr(rule, "__name__", type(rule).__name__), rule, market, settings)
+    if rule in mechanism_names() or ":" not in rule:
+        return mechanism(rule, market=market, **settings)
+    place, _, attribute = rule.rpartition(":")
+    if place in mechanism_names():  # a misspelt form of a registered rule, not a module
+        return mechanism(rule, market=market, **settings)
+    module = _module(place)
+    if not hasattr(module, attribute):
+        public = [name for name in vars(module) if not name.startswith("_")]
+        raise UnknownNameError.among(f"rule in {place}", attribute, public)
+    return _build(rule, getattr(module, attribute), market, settings)
+
+
+def setting_names(name: str) -> tuple[str, ...]:
+    """The settings of the registered rule called `name`."""
+    return tuple(signature(_registered(name)).parameters)
+
+
+def _registered(name: str) -> type[Mechanism]:
+    module, cls = _REGISTRY[name]
+    with needed():
+        found: type[Mechanism] = getattr(import_module(f"privmarket.mechanisms.{module}"), cls)
+    return found
+
+
+@cache
+def _added() -> Mapping[str, EntryPoint]:
+    """Rules of other distributions. A name of this package cannot be taken over."""
+    return {point.name: point for point in entry_points(group=GROUP) if point.name not in _REGISTRY}
+
+
+def _module(place: str) -> ModuleType:
+    """The module `package.module`, looked for in the working directory too, or the file `path/to/file.py`."""
+    try:
+        if place.endswith(".py"):
+            return _module_of_file(Path(place))
+        try:
+            return import_module(place)
+        except ModuleNotFoundError as error:
+            # A console script does not look into the working directory; `python -m` does.
+            if error.name != place.partition(".")[0] or str(Path.cwd()) in sys.path:
+                raise
+            sys.path.insert(0, str(Path.cwd()))
+            return import_module(place)
+    except (ImportError, OSError, SyntaxError, ValueError) as error:
+        raise ConfigurationError(
+            f"rule {place!r} cannot be imported: {error}",
+            f"give package.module:Rule, path/to/file.py:Rule, or one of: {', '.join(mechanism_names())}",
+        ) from error
+
+
+def _module_of_file(path: Path) -> ModuleType:
+    spec = util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise ImportError(f"{path} is no Python file")
+    module = util.module_from_spec(spec)
+    sys.modules.setdefault(path.stem, module)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _build(name: str, found: Any, market: MarketFacts | None, settings: dict[str, Any]) -> Mechanism:
+    if isinstance(found, Mechanism):
+        if settings:
+            raise ConfigurationError(
+                f"{found.name}: settings {', '.join(settings)} for a rule that is already made",
+                "give them to its constructor",
+            )
+        return found
+    if isclass(found) and issubclass(found, Mechanism):
+        parameters = dict(signature(found).parameters)
+        _check_settings(name, settings, parameters, declared_types(found.__init__))
+        return found(**{**_told(found.market_facts, market), **settings})
+    if callable(found) and not isclass(found):
+        parameters = function_settings(found)
+        _check_settings(name, settings, parameters, declared_types(found))
+        wanted = tuple(f.name for f in fields(MarketFacts) if f.name in parameters)
+        return FunctionRule(found, **{**_told(wanted, market), **settings})
+    raise ConfigurationError(
+        f"{name} is {found!r}: no auction rule",
+        "give a Mechanism subclass, a mechanism, or a function (bids, budget) -> (epsilon, payment)",
+    )
+
+
+def _told(wanted: tuple[str, ...], market: MarketFacts | None) -> dict[str, Any]:
+    known = {fact: getattr(market, fact, None) for fact in wanted}
+    return {fact: value for fact, value in known.items() if value is not None}
+
+
+def _check_settings(
+    name: str, settings: dict[str, Any], parameters: Mapping[str, Parameter], types: Mapping[str, Any]
+) -> None:
+    """Refuses a setting that the rule does not have, or a value of another type than it declares."""
+    if any(p.kind is Parameter.VAR_KEYWORD for p in parameters.values()):
+        return
+    for setting, value in settings.items():
+        if setting not in parameters:
+            if not parameters:
+                raise ConfigurationError(f"{name}: unknown setting {setting!r}", "it takes none")
+            unknown = UnknownNameError.among("setting", setting, parameters)
+            raise UnknownNameError(f"{name}: {unknown.message}", unknown.hint)
+        if setting in types:
+            check_type(name, setting, value, types[setting])

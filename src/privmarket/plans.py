@@ -1,0 +1,137 @@
+"""Settings of a run, each declared once: its name, default, limits and help.
+
+Command-line options, Flower's settings and the simulation's configuration are made from these records, and the
+broker's form takes its defaults from them. Importing this module loads nothing else, so that `privmarket --help`
+stays quick.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from dataclasses import Field, dataclass, field, fields, is_dataclass
+from math import isfinite
+from typing import Any
+
+from privmarket.errors import ConfigurationError, UnknownNameError
+
+AGGREGATIONS = ("epsilon", "epsilon-squared", "inverse-noise", "optimal")
+TRUSTS = ("local", "aggregate")
+ARITHMETICS = ("exact", "float")
+# The public limit on offers where no law of a market says another.
+EPSILON_MAX = 5.0
+
+
+_HOLDS = {"above": operator.gt, "at_least": operator.ge, "at_most": operator.le, "below": operator.lt}
+
+
+def setting(
+    default: Any,
+    help: str,
+    *,
+    above: float | None = None,
+    at_least: float | None = None,
+    at_most: float | None = None,
+    below: float | None = None,
+    choices: tuple[str, ...] = (),
+    added: bool = False,
+) -> Any:
+    """A field of a settings record with its help and its limits; None is allowed where it is the default.
+
+    Args:
+        added: it came after results had been saved under digests of the record; see `identity`.
+    """
+    limits = {"above": above, "at_least": at_least, "at_most": at_most, "below": below, "choices": choices}
+    return field(default=default, metadata={"help": help, "added": added, **limits})
+
+
+def identity(record: Any) -> dict[str, Any]:
+    """What names a settings record: its values, without added settings that have their default.
+
+    So a result that was saved before a setting existed is still found under its digest.
+    """
+    values = {one.name: getattr(record, one.name) for one in fields(record) if not _is_new_default(record, one)}
+    return {name: identity(value) if is_dataclass(value) else value for name, value in values.items()}
+
+
+def _is_new_default(record: Any, one: Field[Any]) -> bool:
+    return bool(one.metadata.get("added")) and getattr(record, one.name) == one.default
+
+
+def check_settings(record: Any) -> None:
+    """Refuses values outside their limits; a settings record calls this when it is made.
+
+    Raises:
+        ConfigurationError: a number is not finite or beyond its limits.
+        UnknownNameError: a name is not among the choices.
+    """
+    for one in fields(record):
+        value, limit = getattr(record, one.name), one.metadata
+        if value is None or not limit:
+            continue
+        if limit["choices"] and value not in limit["choices"]:
+            raise UnknownNameError.among(one.name.replace("_", " "), str(value), limit["choices"])
+        bounds = {name: limit[name] for name in _HOLDS if limit[name] is not None}
+        if any(not isfinite(value) or not _HOLDS[name](value, bound) for name, bound in bounds.items()):
+            words = " and ".join(f"{name.replace('_', ' ')} {bound:g}" for name, bound in bounds.items())
+            raise ConfigurationError(f"{one.name} is {value}", f"must be finite and {words}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MarketPlan:
+    """What a buyer fixes before the first round, in every engine."""
+
+    mechanism: str = setting("mean-field-menu", "Which auction rule.")
+    mechanism_settings: Mapping[str, Any] = field(default_factory=dict)
+    budget: float = setting(50.0, "Money per round.", above=0)
+    total_budget: float | None = setting(
+        None, "Money for the whole run, paced over its rounds, instead of a budget per round.", above=0
+    )
+    rounds: int = setting(200, "How many rounds.", at_least=1)
+    delta: float = setting(1e-5, "The δ of every sale and of the wallets.", above=0, below=1)
+    trust: str = setting(
+        "local",
+        "Whom sellers trust: local (nobody), or aggregate (the server sees only a secure sum).",
+        choices=TRUSTS,
+        added=True,
+    )
+    honest_share: float = setting(
+        2 / 3,
+        "Under aggregate trust, the share of a round's sellers that must be honest and present.",
+        above=0,
+        at_most=1,
+        added=True,
+    )
+    aggregation: str = setting(
+        "epsilon-squared",
+        "How updates are weighted under local trust: epsilon, epsilon-squared, inverse-noise or optimal.",
+        choices=AGGREGATIONS,
+    )
+    kappa: float = setting(1.0, "κ of P2, for the optimal aggregation.", at_least=0)
+    heterogeneity: float = setting(0.1, "H of P2, for the optimal aggregation.", at_least=0)
+    evaluate_every: int = setting(10, "Rounds between two measurements of the accuracy.", at_least=1)
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingPlan:
+    """How a round trains, up to the model: local steps, clipping, the server's optimiser. All of it is public."""
+
+    steps: int = setting(1, "Noisy local steps per round.", at_least=1)
+    sampling_rate: float = setting(
+        1.0, "Probability with which a record enters a step; 1 is the full batch.", above=0, at_most=1
+    )
+    clip_norm: float = setting(1.0, "The largest norm with which one record's gradient counts.", above=0)
+    server_rate: float = setting(1.0, "The server's step size in the first round.", above=0)
+    final_rate: float = setting(
+        1.0, "Share of it that is left in the last round; it falls linearly.", at_least=0, at_most=1
+    )
+    momentum: float = setting(0.9, "Share of the last direction that the server keeps.", at_least=0, below=1)
+    averaging: float = setting(
+        0.0, "Share of the averaged weights kept each round; 0 tests the last weights.", at_least=0, below=1
+    )
+
+    def __post_init__(self) -> None:
+        check_settings(self)
