@@ -2,6 +2,10 @@
 
 Where a closed form exists it is used: the full batch (any number of steps is one Gaussian) and one
 Poisson-sampled step. The rest goes through a table built once per (δ, sampling rate, steps).
+
+A share of 2^−10 of δ is kept for finite arithmetic: releases are within `release.release_distance` of the Gaussian
+mechanism in total variation, and (1 + e^ε) times that must fit into the share. What finite arithmetic does to the
+sensitivity is not charged here but in `release.Grid.for_release`, which adds σ times the real sensitivity.
 """
 
 from __future__ import annotations
@@ -22,18 +26,22 @@ from privmarket.privacy.events import (
     require_schedule,
 )
 from privmarket.privacy.gaussian import Array, literal_noise_multiplier
+from privmarket.privacy.release import release_distance
 
 __all__ = ["ReleaseFamily", "literal_noise_multiplier", "noise_multiplier", "release_epsilon"]
 
-# An ε beyond this is treated as this: e^ε stays finite, and more noise than asked for is always allowed.
-_EPSILON_CEILING = 500.0
+# Releases of so many parameters are covered by the share of δ that is kept for finite arithmetic.
+_MOST_PARAMETERS = 2**28
+# Below this closed forms of δ lose their digits in float64.
+_SMALLEST_DELTA = 1e-15
 
 
 @dataclass(frozen=True)
 class ReleaseFamily:
     """The releases that a client sells in a round: all that is open is how much noise they carry.
 
-    The promise: everything released in the round is (ε, δ)-DP for one record added or removed.
+    The promise: everything released in the round is (ε, δ)-DP for one unit (a record or a person) being blanked,
+    in the arithmetic that runs. Under Poisson sampling that needs the same noise as adding or removing it.
     """
 
     sampling_rate: float = 1.0
@@ -44,14 +52,32 @@ class ReleaseFamily:
         require_schedule(self.sampling_rate, self.steps)
         require_delta(self.delta)
 
+    @property
+    def exact_delta(self) -> float:
+        """The δ of the Gaussian mechanism in exact arithmetic; the rest of δ is for finite arithmetic."""
+        return self.delta * (1.0 - tables.ARITHMETIC_SHARE)
+
+    @property
+    def epsilon_ceiling(self) -> float:
+        """The largest ε for which (1 + e^ε)·steps·distance fits into the share of δ for finite arithmetic."""
+        kept = self.delta * tables.ARITHMETIC_SHARE
+        ratio = kept / (self.steps * release_distance(_MOST_PARAMETERS)) - 1.0
+        if ratio <= 1.0:
+            raise PrivacyError(
+                f"{self.steps} steps at delta {self.delta}: finite arithmetic alone would use it up",
+                "take fewer steps, or a larger delta",
+            )
+        return float(np.log(ratio))
+
     def noise_multiplier(self, epsilon: ArrayLike) -> Array:
         """For each ε > 0 the noise multiplier that makes the release (ε, δ)-DP. Any shape."""
-        asked = _checked(epsilon)
+        # An ε beyond the ceiling is treated as the ceiling: more noise than asked for is always allowed.
+        asked = np.minimum(_checked(epsilon), self.epsilon_ceiling)
         if self.sampling_rate == 1.0:
             # T full-batch steps are one Gaussian of T times the squared sensitivity.
-            return np.asarray(np.sqrt(self.steps) / gaussian.mu_of(asked, self.delta))
+            return np.asarray(np.sqrt(self.steps) / gaussian.mu_of(asked, self.exact_delta))
         if self.steps == 1:
-            exact = gaussian.sampled_noise_multiplier(asked, self.delta, self.sampling_rate)
+            exact = gaussian.sampled_noise_multiplier(asked, self.exact_delta, self.sampling_rate)
             return tables.on_grid_above(exact)
         table = self._table()
         k = table.index(asked)
@@ -67,9 +93,9 @@ class ReleaseFamily:
         """
         noise = np.asarray(noise_multiplier, dtype=np.float64)
         if self.sampling_rate == 1.0:
-            return gaussian.epsilon_of(np.sqrt(self.steps) / noise, self.delta)
+            return gaussian.epsilon_of(np.sqrt(self.steps) / noise, self.exact_delta)
         if self.steps == 1:
-            return gaussian.sampled_epsilon(noise, self.delta, self.sampling_rate)
+            return gaussian.sampled_epsilon(noise, self.exact_delta, self.sampling_rate)
         table = self._table()
         k = np.searchsorted(table.noise_multiplier, noise, side="right") - 1
         return np.where(k < 0, np.inf, table.epsilon[np.maximum(k, 0)])
@@ -105,12 +131,13 @@ class ReleaseFamily:
 
     def _bound(self, epsilon: Array) -> Array:
         """A sufficient multiplier for ε below the table: the better of two closed-form bounds."""
-        unsampled = np.sqrt(self.steps) / gaussian.mu_of(epsilon, self.delta)
-        each = gaussian.sampled_noise_multiplier(
-            epsilon / self.steps, max(self.delta / self.steps, 1e-15), self.sampling_rate
-        )
         # Sampling never costs privacy, and T releases of (ε/T, δ/T) are (ε, δ) by basic composition.
-        return tables.on_grid_above(np.minimum(unsampled, each))
+        enough = np.sqrt(self.steps) / gaussian.mu_of(epsilon, self.exact_delta)
+        each = self.exact_delta / self.steps
+        if each >= _SMALLEST_DELTA:
+            parts = gaussian.sampled_noise_multiplier(epsilon / self.steps, each, self.sampling_rate)
+            enough = np.minimum(enough, parts)
+        return tables.on_grid_above(enough)
 
 
 @overload
@@ -124,7 +151,7 @@ def noise_multiplier(
 def noise_multiplier(
     epsilon: ArrayLike, delta: float = DEFAULT_DELTA, *, sampling_rate: float = 1.0, steps: int = 1
 ) -> float | Array:
-    """The noise multiplier at which a release is (ε, δ)-DP for one record added or removed.
+    """The noise multiplier at which a release is (ε, δ)-DP for one record blanked, added or removed.
 
     Args:
         epsilon: what is sold, > 0, a number or an array of any shape.
@@ -133,8 +160,8 @@ def noise_multiplier(
         steps: how many noisy sums are released.
 
     Returns:
-        Standard deviation over sensitivity, a float for a number, else an array of ε's shape. Exact for
-        sampling rate 1, elsewhere rounded up to a public grid by at most 1.1 %.
+        Standard deviation over sensitivity, a float for a number, else an array of ε's shape. For sampling rate 1
+        the exact value at δ·(1 − 2^−10), elsewhere rounded up to a public grid by at most 1.1 %.
 
     Implements: [BalleWang2018] for sampling rate 1, privacy loss distributions otherwise.
     Deviation: the formula of Algorithm 2 in [Sun2026] is `literal_noise_multiplier`; it needs ε < 1.
@@ -158,4 +185,4 @@ def _checked(epsilon: ArrayLike) -> Array:
     if not good.all():
         first = asked[~good].flat[0]
         raise PrivacyError(f"epsilon is {first}: must be above 0", "who sells nothing releases nothing")
-    return np.minimum(asked, _EPSILON_CEILING)
+    return asked

@@ -2,7 +2,8 @@
 
 Every event is a number of identical steps of one mechanism: a sum over a Poisson sample of the client's
 records, clipped to norm C each, plus N(0, (noise_multiplier · C)²) on every coordinate. The full batch is
-sampling rate 1. The privacy unit is one record, added or removed, so the sum's sensitivity is C.
+sampling rate 1. The privacy unit is one record (or person) zeroed out, the number of records being public, so the
+sum's sensitivity is C.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Normal noise from a cipher: AES-128 in counter mode gives the bits, Box–Muller turns them into normals.
+"""Random bits from a cipher, AES-128 in counter mode, and what is made of them: coins, normals, integer noise.
 
 A statistical generator (NumPy's, torch's) can be run backwards from its outputs, and with it the noise that
 was sold as privacy. Outside tests the key comes from the operating system; a seed gives reproducible runs.
 
-What the numbers are: float32 normals whose radius is cut at `MAX_RADIUS` = 9.49, which one pair in 2^65
-would pass. Over 10^9 draws that adds less than 10^−10 to δ. They lie on float32's grid, as the noise of every
-DP-SGD library does; the privacy proof is for real numbers, and rounding of the last bit is outside it.
+Releases take `cells` and `more_bytes`, from which `integer_noise` makes exact integers. The float32 normals of
+`fill` and `add` (Box–Muller, radius cut at `MAX_RADIUS` = 9.49, which one pair in 2^65 would pass) are for
+experiments: added to floating-point sums they are not private in the last bits, whatever their deviation.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ from privmarket.errors import PrivacyError
 MAX_RADIUS = math.sqrt(2 * 65 * math.log(2))
 
 # Normals made at once: the bits, radii and angles of one chunk stay in the processor's second-level cache.
-_CHUNK = 1 << 16
+_CHUNK = 1 << 17
 _ZEROS = memoryview(bytes(4 * _CHUNK))
 # Below this a 32-bit uniform is too coarse for the tail and gets 32 more bits (one pair in 2^20).
 _COARSE = np.uint32(1 << 12)
+_LARGEST_UNIFORM = np.nextafter(np.float32(1.0), np.float32(0.0))
 
 
 class _Workspace(threading.local):
@@ -38,7 +39,7 @@ class _Workspace(threading.local):
 
     def __init__(self) -> None:
         # The cipher's update_into wants room for one block more than it writes.
-        self.words: NDArray[np.uint32] = np.empty(_CHUNK + 4, dtype=np.uint32)
+        self.words: NDArray[np.uint32] = np.empty(_CHUNK + 4, dtype="<u4")
         self.bytes = self.words.data.cast("B")
         self.radius: NDArray[np.float32] = np.empty(_CHUNK // 2, dtype=np.float32)
         self.angle: NDArray[np.float32] = np.empty(_CHUNK // 2, dtype=np.float32)
@@ -79,8 +80,23 @@ class NoiseSource:
         return cls(_derive(b"privmarket-seed", seed, *labels))
 
     def child(self, *labels: int | str) -> NoiseSource:
-        """An independent stream named by `labels`, for instance (round, client)."""
-        return NoiseSource(_derive(self._key, "child", *labels))
+        """An independent stream named by `labels`, for instance (round, client).
+
+        Children of a system-keyed stream belong to this process too: a forked copy of either starts afresh.
+        """
+        self._renew_after_fork()
+        made = NoiseSource(_derive(self._key, "child", *labels))
+        made._process = self._process
+        return made
+
+    def cells(self, count: int) -> NDArray[np.uint16]:
+        """The next `count` ≤ 2·_CHUNK words of 16 random bits; overwritten by the next call in this thread."""
+        return self._take((count + 1) // 2).view(np.uint16)[:count]
+
+    def more_bytes(self, count: int) -> NDArray[np.uint8]:
+        """`count` random bytes from a second stream, so that the first keeps its pace."""
+        self._renew_after_fork()
+        return np.frombuffer(self._tail_bits.update(bytes(count)), dtype=np.uint8)
 
     def standard_normal(self, shape: int | tuple[int, ...]) -> NDArray[np.float32]:
         """A new float32 array of standard normals."""
@@ -125,12 +141,15 @@ class NoiseSource:
 
     def _take(self, words: int) -> NDArray[np.uint32]:
         """The next `words` ≤ _CHUNK words of 32 random bits; overwritten by the next call in this thread."""
-        if self._process is not None and self._process != os.getpid():
-            # A forked copy would repeat its parent's noise, and the difference of two releases would be bare.
-            self._process = os.getpid()
-            self._start(os.urandom(16))
+        self._renew_after_fork()
         self._bits.update_into(_ZEROS[: 4 * words], _WORKSPACE.bytes)
         return _WORKSPACE.words[:words]
+
+    def _renew_after_fork(self) -> None:
+        """A forked copy would repeat its parent's noise, and the difference of two releases would be bare."""
+        if self._process is not None and self._process != os.getpid():
+            self._process = os.getpid()
+            self._start(os.urandom(16))
 
     def _polar(self, count: int) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
         """r, cos θ and sin θ of `count` ≤ _CHUNK normals r cos θ and r sin θ, where r² = −2 ln u (Box–Muller).
@@ -151,11 +170,13 @@ class NoiseSource:
         return radius, cosine, np.sin(sine, out=sine)
 
     def _uniform(self, words: NDArray[np.uint32]) -> NDArray[np.float32]:
-        """Uniforms in (0, 1], never 0: (k + ½)·2^−32, with 32 further bits where k is small."""
+        """Uniforms in (0, 1), never 0 or 1: (k + ½)·2^−32, with 32 further bits where k is small."""
         uniform = _WORKSPACE.radius[: words.size]
         np.copyto(uniform, words, casting="same_kind")
         uniform += np.float32(0.5)
         uniform *= np.float32(2.0**-32)
+        # Rounding to float32 may reach 1, whose radius is 0: a normal of exactly 0 in both of a pair.
+        np.minimum(uniform, _LARGEST_UNIFORM, out=uniform)
         if words.size and words.min() < _COARSE:
             coarse = np.flatnonzero(words < _COARSE)
             more = np.frombuffer(self._tail_bits.update(bytes(4 * coarse.size)), dtype=np.uint32)

@@ -17,6 +17,7 @@ from privmarket.privacy.calibration import ReleaseFamily, literal_noise_multipli
 from privmarket.privacy.certificate import Certificate, certify
 from privmarket.privacy.events import DEFAULT_DELTA, PrivacyEvent, release, require_delta, require_schedule
 from privmarket.privacy.wallet import Wallet
+from privmarket.privacy.words import Promise, Trust, Unit, lifetime_promise, promise
 
 _SALE = re.compile(r"^\s*(?P<terms>[^x×]+?)\s*(?:[x×]\s*(?P<count>\S+)\s*)?$")
 _FIELDS = ("epsilon", "sampling_rate", "steps", "count")
@@ -50,6 +51,7 @@ class Line:
         literal_noise_multiplier: what the paper's Algorithm 2 would have used.
         epsilon_so_far: ε at δ of this and all earlier lines, by Rényi accounting.
         fits: how many of the sales a wallet with the given cap lets through; None without a cap.
+        promise: what one of the sales promises.
     """
 
     sale: Sale
@@ -57,22 +59,42 @@ class Line:
     literal_noise_multiplier: float
     epsilon_so_far: float
     fits: int | None
+    promise: Promise
 
 
 @dataclass(frozen=True)
 class Statement:
-    """The whole account. `basic` is (Σ ε, Σ δ), what adding up like money would say."""
+    """The whole account.
+
+    Attributes:
+        certificate: the figures of all sales together.
+        basic: (Σ ε, Σ δ), what adding up like money would say.
+        promise: all sales together, in words; it holds for a list that was fixed in advance.
+        lifetime: what a wallet with this cap promises, however sales are chosen; None without a cap.
+    """
 
     lines: tuple[Line, ...]
     certificate: Certificate
     basic: tuple[float, float]
     cap_epsilon: float | None
+    promise: Promise
+    lifetime: Promise | None
 
 
 def statement(
-    sales: Sequence[Sale], delta: float = DEFAULT_DELTA, *, cap_epsilon: float | None = None
+    sales: Sequence[Sale],
+    delta: float = DEFAULT_DELTA,
+    *,
+    cap_epsilon: float | None = None,
+    unit: Unit = "record",
+    trust: Trust = "local",
 ) -> Statement:
-    """The account of `sales`, in order."""
+    """The account of `sales`, in order.
+
+    Args:
+        cap_epsilon: the lifetime cap of a wallet that the sales are charged to.
+        unit, trust: what one unit is and whom its owner trusts; they change the words, not the noise.
+    """
     require_delta(delta)
     if not sales:
         raise PrivacyError("no sales to account for", "name at least one, e.g. 1.0x200")
@@ -89,12 +111,18 @@ def statement(
             float(literal_noise_multiplier(sale.epsilon, delta)),
             renyi_epsilon(events[: at + 1], delta),
             None if wallet is None else _sell(wallet, sale, noise),
+            promise([_repeated(sale, noise, 1)], delta, epsilon=sale.epsilon, unit=unit, trust=trust),
         )
         for at, (sale, noise) in enumerate(zip(sales, noises, strict=True))
     ]
     sold = sum(sale.count for sale in sales)
     basic = (sum(sale.epsilon * sale.count for sale in sales), sold * delta)
-    return Statement(tuple(lines), certify(events, delta), basic, cap_epsilon)
+    lifetime = None
+    if wallet is not None:
+        lifetime = lifetime_promise(wallet.cap_epsilon, delta, measure=wallet.measure, unit=unit, trust=trust)
+    total = certify(events, delta)
+    whole = promise(events, delta, unit=unit, trust=trust)
+    return Statement(tuple(lines), total, basic, cap_epsilon, whole, lifetime)
 
 
 def running_epsilon(account: Statement) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

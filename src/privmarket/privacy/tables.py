@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import importlib.resources
+import io
 import os
-import tempfile
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import version
@@ -18,13 +18,17 @@ from pathlib import Path
 
 import numpy as np
 
+from privmarket.errors import WriteError
+from privmarket.files import write_atomically
 from privmarket.privacy.gaussian import Array, sampled_epsilon, sampled_noise_multiplier
 
 # Neighbours on the grid differ by a factor 2^(1/64): a lookup adds at most 1.1 % noise.
 _PER_OCTAVE = 64
 # The ε that a table covers; below, `calibration` falls back to closed-form bounds, above, it over-noises.
 EPSILON_MIN, EPSILON_MAX = 0.02, 20.0
-_FORMAT = "privmarket-noise-table-1"
+_FORMAT = "privmarket-noise-table-2"
+# This share of δ is kept for finite arithmetic; tables are computed at the rest. See `calibration`.
+ARITHMETIC_SHARE = 2.0**-10
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,18 +69,31 @@ def noise_table(delta: float, sampling_rate: float, steps: int) -> NoiseTable:
     shipped = importlib.resources.files("privmarket.privacy") / "noise_tables" / name
     cached = cache_folder() / name
     for place in (shipped, cached):
-        table = _read(place) if place.is_file() else None
+        table = _read(place, delta, sampling_rate, steps) if place.is_file() else None
         if table is not None:
             return table
     table = build_table(delta, sampling_rate, steps)
-    _write(table, cached)
+    _write(table, cached, delta, sampling_rate, steps)
     return table
 
 
+def is_ready(delta: float, sampling_rate: float, steps: int) -> bool:
+    """Whether the noise of a schedule is known without building a table, which takes up to a minute."""
+    if sampling_rate == 1.0 or steps == 1:
+        return True
+    name = _file_name(delta, sampling_rate, steps)
+    shipped = importlib.resources.files("privmarket.privacy") / "noise_tables" / name
+    return any(place.is_file() for place in (shipped, cache_folder() / name))
+
+
 def build_table(delta: float, sampling_rate: float, steps: int) -> NoiseTable:
-    """Computes a table anew, some seconds. One privacy loss distribution per grid point, no search."""
-    noise = _grid_for(delta, sampling_rate, steps)
-    exact = np.array([pld_epsilon(s, delta, sampling_rate, steps) for s in noise])
+    """Computes a table anew, some seconds. One privacy loss distribution per grid point, no search.
+
+    The ε are those at δ·(1 − ARITHMETIC_SHARE).
+    """
+    exact_delta = delta * (1.0 - ARITHMETIC_SHARE)
+    noise = _grid_for(exact_delta, sampling_rate, steps)
+    exact = np.array([pld_epsilon(s, exact_delta, sampling_rate, steps) for s in noise])
     # ε(σ) is non-increasing in theory; the running maximum from the right only ever raises an entry.
     epsilon = np.maximum.accumulate(exact[::-1])[::-1]
     return NoiseTable(noise, epsilon)
@@ -87,7 +104,7 @@ def pld_epsilon(noise_multiplier: float, delta: float, sampling_rate: float, ste
 
     Implements: privacy loss distributions with the pessimistic connect-the-dots discretisation of
     [DoroshenkoEtAl2022], by dp-accounting.
-    Assumes: neighbours differ by adding or removing one record.
+    Assumes: neighbours differ by adding or removing one record, or by blanking one under Poisson sampling.
     """
     from dp_accounting.pld import privacy_loss_distribution as pld
 
@@ -132,37 +149,40 @@ def _file_name(delta: float, sampling_rate: float, steps: int) -> str:
     return f"noise-{delta!r}-{sampling_rate!r}-{steps}.npz"
 
 
-def _digest(noise: Array, epsilon: Array) -> str:
-    text = f"{_FORMAT} {_PER_OCTAVE} ".encode() + noise.tobytes() + epsilon.tobytes()
+def _digest(noise: Array, epsilon: Array, delta: float, sampling_rate: float, steps: int) -> str:
+    # With the schedule: a table under another schedule's name is no valid table.
+    head = f"{_FORMAT} {_PER_OCTAVE} {ARITHMETIC_SHARE!r} {delta!r} {sampling_rate!r} {steps} "
+    text = head.encode() + noise.tobytes() + epsilon.tobytes()
     return hashlib.sha256(text).hexdigest()
 
 
-def _read(place: Path | importlib.resources.abc.Traversable) -> NoiseTable | None:
-    """The stored table, or None when it is damaged or of another format: it is then built again."""
+def _read(
+    place: Path | importlib.resources.abc.Traversable, delta: float, sampling_rate: float, steps: int
+) -> NoiseTable | None:
+    """The stored table, or None when it is damaged, of another format or another schedule's: built again then."""
     try:
         with place.open("rb") as file, np.load(file, allow_pickle=False) as stored:
             noise, epsilon, digest = stored["noise_multiplier"], stored["epsilon"], str(stored["digest"])
     except Exception:
         # A flipped bit surfaces anywhere in zip, zlib or NumPy's header; whatever it raises, the file is bad.
         return None
-    if digest != _digest(noise, epsilon):
+    if digest != _digest(noise, epsilon, delta, sampling_rate, steps):
         return None
     return NoiseTable(noise, epsilon)
 
 
-def _write(table: NoiseTable, place: Path) -> None:
-    """Writes beside the target and renames, so that a reader never sees half a file."""
+def _write(table: NoiseTable, place: Path, delta: float, sampling_rate: float, steps: int) -> None:
+    """Writes in one step, so that a reader never sees half a file."""
+    buffer = io.BytesIO()
+    np.savez_compressed(
+        buffer,
+        noise_multiplier=table.noise_multiplier,
+        epsilon=table.epsilon,
+        digest=_digest(table.noise_multiplier, table.epsilon, delta, sampling_rate, steps),
+        built_with=f"dp-accounting {version('dp-accounting')}",
+    )
     try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=place.parent, suffix=".part", delete=False) as part:
-            np.savez_compressed(
-                part,
-                noise_multiplier=table.noise_multiplier,
-                epsilon=table.epsilon,
-                digest=_digest(table.noise_multiplier, table.epsilon),
-                built_with=f"dp-accounting {version('dp-accounting')}",
-            )
-        os.replace(part.name, place)
-    except OSError:
+        write_atomically(place, buffer.getvalue())
+    except WriteError:
         # A read-only home costs the build time once per process, nothing else.
         return

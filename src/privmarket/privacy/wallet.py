@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -115,26 +115,41 @@ class Wallets:
 
     def share(self, rounds: int) -> Wallets:
         """Wallets with an even share of what is left, so that as much can be sold in each of `rounds` rounds."""
-        purse = self.copy()
-        purse.spent = purse.capacity - (purse.capacity - purse.spent) / rounds
+        purse, free = self.copy(), self._free()
+        left = (purse.capacity - purse.spent) / rounds
+        # A wallet that has sold nothing has not chosen its measure: it gets an even share of each.
+        purse._capacities = np.where(free[:, None], self._capacities / rounds, self._capacities)
+        purse.spent = np.where(free, 0.0, self.capacity - left)
         return purse
 
     def can_spend(self, events: Sequence[PrivacyEvent | None]) -> NDArray[np.bool_]:
         """(clients,) whether each client's event still fits; None always does. Changes nothing."""
         return np.asarray((self._costs(events) <= self._room()).any(axis=1))
 
-    def spend(self, events: Sequence[PrivacyEvent | None]) -> None:
-        """Charges one event (or None) per client: all of them, or, if one does not fit, none."""
+    def spend(self, events: Sequence[PrivacyEvent | None]) -> int:
+        """Charges one event (or None) per client: all of them, or, if one does not fit, none.
+
+        Returns:
+            The position of this entry in `history`.
+        """
         entry = tuple(events)
-        costs = self._costs(entry)
-        self._refuse_overdraft(entry, costs)
-        first = self._free() & np.array([event is not None for event in entry])
+        costs, sells = self._costs(entry), np.array([event is not None for event in entry])
+        over = np.flatnonzero((costs > self._room()).all(axis=1) & sells)
+        if over.size:
+            who = int(over[0])
+            raise WalletError(
+                f"client {who}: {entry[who]} would pass its cap of ε = {self.cap_epsilon[who]:g}"
+                f" at δ = {self.delta:g} ({over.size} client(s) in all); nothing was charged",
+                "trim the offer first: wallet.trim(family, epsilon)",
+            )
+        first = self._free() & sells
         if first.any():
             column = self._column.copy()
             column[first] = _best_columns(self._capacities[first], costs[first])
             self._column, self._fixed = column, self._fixed | first
         self.spent = self.spent + costs[np.arange(self.clients), self._column]
         self._history.append(entry)
+        return len(self._history) - 1
 
     def trim(self, family: ReleaseFamily, offered: ArrayLike) -> Array:
         """(clients,) the largest ε up to `offered` that each client can still sell; 0 where nothing fits.
@@ -151,6 +166,36 @@ class Wallets:
         if left.size:
             result[left] = self._largest_on_menu(family, left, asked[left])
         return result
+
+    def affordable(self, family: ReleaseFamily, wanted: ArrayLike, rounds_left: int = 1) -> Array:
+        """(clients,) the most ε up to `wanted` that each client can sell in `rounds_left` rounds each; 0 if none.
+
+        Args:
+            wanted: (clients,) or one ε for all, ≥ 0.
+            rounds_left: 1 offers all that is left of a wallet at once.
+        """
+        if np.isinf(self.cap_epsilon).all():
+            return np.broadcast_to(np.asarray(wanted, dtype=np.float64), (self.clients,)).copy()
+        return (self.share(rounds_left) if rounds_left > 1 else self).trim(family, wanted)
+
+    def void(self, entry: int, clients: Iterable[int]) -> None:
+        """Takes back what some clients were charged in one call of `spend`: nothing was released for it.
+
+        What is spent is added up again from the events that stay. A measure that was fixed stays fixed.
+
+        Args:
+            entry: which call of `spend`, as a position in `history`.
+            clients: positions.
+        """
+        events = list(self._history[entry])
+        for client in clients:
+            events[client] = None
+            kept = [past[client] for at, past in enumerate(self._history) if at != entry]
+            self.spent = self.spent.copy()
+            self.spent[client] = 0.0
+            for cost in release_costs(kept)[:, self._column[client]]:
+                self.spent[client] += cost
+        self._history[entry] = tuple(events)
 
     def is_empty(self, family: ReleaseFamily) -> NDArray[np.bool_]:
         """(clients,) where not even the smallest release on the family's menu fits any more."""
@@ -188,16 +233,6 @@ class Wallets:
             raise PrivacyError(f"{len(events)} events for {self.clients} wallets", "give one per client")
         return release_costs(events)
 
-    def _refuse_overdraft(self, entry: Sequence[PrivacyEvent | None], costs: Array) -> None:
-        over = np.flatnonzero((costs > self._room()).all(axis=1) & np.array([e is not None for e in entry]))
-        if over.size:
-            first = int(over[0])
-            raise WalletError(
-                f"client {first}: {entry[first]} would pass its cap of ε = {self.cap_epsilon[first]:g}"
-                f" at δ = {self.delta:g} ({over.size} client(s) in all); nothing was charged",
-                "trim the offer first: wallet.trim(family, epsilon)",
-            )
-
     def to_json(self) -> str:
         """Caps, δ, measures and the events; what was spent is recomputed from them."""
         kinds = list(dict.fromkeys(e for entry in self._history for e in entry if e is not None))
@@ -216,11 +251,33 @@ class Wallets:
     def from_json(cls, text: str) -> Wallets:
         """The wallets that `to_json` wrote, charged again event by event."""
         fields = _parsed(text)
-        wallets = cls([np.inf if c is None else c for c in fields["cap_epsilon"]], fields["delta"])
-        wallets._watch(fields["measure"])
+        caps = [np.inf if c is None else c for c in fields["cap_epsilon"]]
         kinds = [from_json(kind) for kind in fields["releases"]]
-        for entry in fields["history"]:
-            wallets.spend([None if at is None else kinds[at] for at in entry])
+        entries = ([None if at is None else kinds[at] for at in entry] for entry in fields["history"])
+        return cls.restore(caps, fields["delta"], fields["measure"], entries)
+
+    @classmethod
+    def restore(
+        cls,
+        cap_epsilon: ArrayLike,
+        delta: float,
+        measure: Sequence[str],
+        history: Iterable[Sequence[PrivacyEvent | None]],
+    ) -> Wallets:
+        """Wallets from what a store kept of them, charged again entry by entry.
+
+        Args:
+            cap_epsilon, delta: as for the constructor.
+            measure: what each wallet watches, as `measure` gave it.
+            history: entries of one event (or None) per client, oldest first.
+
+        Raises:
+            WalletError: the history passes a cap.
+        """
+        wallets = cls(cap_epsilon, delta)
+        wallets._watch(measure)
+        for entry in history:
+            wallets.spend(entry)
         return wallets
 
     def _watch(self, measures: Sequence[str]) -> None:

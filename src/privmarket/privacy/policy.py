@@ -1,0 +1,421 @@
+"""A seller's policy: what may be asked of this client, checked before anything private is touched.
+
+A server is not trusted. It names δ, the schedule, the clip norm, the learning rate and the weights, and each of
+them can be chosen so that "ε = 1" means little or nothing. The policy is a small file of the seller's own; an order
+outside it is refused with one word out of `Reason`. The word depends on the order, the policy and the wallet alone,
+never on the records, so that a refusal tells nothing about them.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import math
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from privmarket.errors import ConfigurationError, PrivmarketError
+from privmarket.privacy.events import DEFAULT_DELTA, require_delta
+from privmarket.privacy.tables import is_ready
+from privmarket.privacy.words import Trust, Unit
+
+UNLIMITED: Literal["unlimited"] = "unlimited"
+ANY, READY = "any", "ready"
+_TOLERANCE = 1.0 + 1e-9
+
+
+class Reason(StrEnum):
+    """Why a client refused: all that ever leaves it instead of an update."""
+
+    EPSILON = "epsilon-per-sale"
+    WALLET = "wallet"
+    DELTA = "delta"
+    SCHEDULE = "schedule"
+    CLIP_NORM = "clip-norm"
+    LEARNING_RATE = "learning-rate"
+    EXPECTED_BATCH = "expected-batch"
+    WEIGHTS = "weights"
+    MODEL = "model"
+    NOISE = "noise"
+    RECORDS = "records"
+    TRUST = "trust"
+    HONEST_SHARE = "honest-share"
+    UNIT = "unit"
+    BUYER = "buyer"
+    BROKER = "broker"
+    OFFER = "offer"
+    AWARD = "award"
+    SOLD = "sold-before"
+    UNSOLD = "unsold"
+    MESSAGE = "message"
+    FAILED = "failed"
+
+    @property
+    def meaning(self) -> str:
+        """For the server's report."""
+        return MEANINGS[self]
+
+
+MEANINGS: dict[Reason, str] = {
+    Reason.EPSILON: "more ε than the seller's policy allows in one sale",
+    Reason.WALLET: "the seller's lifetime wallet does not hold this sale",
+    Reason.DELTA: "δ is above the seller's",
+    Reason.SCHEDULE: "a sampling rate and step count that the seller does not accept, or has no noise table for",
+    Reason.CLIP_NORM: "the clip norm is outside the seller's range",
+    Reason.LEARNING_RATE: "the learning rate is outside the seller's range",
+    Reason.EXPECTED_BATCH: "the divisor of the sums is outside the seller's range",
+    Reason.WEIGHTS: "weights of a wrong name, shape, type or size, or not finite, or too large",
+    Reason.MODEL: "a model that the seller does not train, or that mixes records",
+    Reason.NOISE: "so little ε on so many weights is beyond the noise that the client can draw exactly",
+    Reason.RECORDS: "the client's own records cannot be used as they are; its owner finds the cause in its log",
+    Reason.TRUST: "a trust model that the seller does not accept",
+    Reason.HONEST_SHARE: "the promise would rest on more honest sellers than this one is willing to suppose",
+    Reason.UNIT: "another privacy unit than the seller's",
+    Reason.BUYER: "a buyer that the seller does not sell to, or that cannot be known without a broker",
+    Reason.BROKER: "a broker that the seller does not use, or none where one is demanded",
+    Reason.OFFER: "nothing was offered for this, or less, or under other terms",
+    Reason.AWARD: "the order is not what the broker awarded",
+    Reason.SOLD: "this round is sold already",
+    Reason.UNSOLD: "a message that was not paid for",
+    Reason.MESSAGE: "a message that cannot be read",
+    Reason.FAILED: "the client failed; its owner finds the cause in the client's own log",
+}
+
+
+class PolicyRefusal(PrivmarketError):
+    """A client's no. `reason` is what leaves; the message stays in the client's own log."""
+
+    code = "refused"
+
+    def __init__(self, reason: Reason, message: str = "", hint: str = "see the seller's policy file") -> None:
+        super().__init__(message or reason.meaning, hint)
+        self.reason = reason
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a server asks for, as plain facts; None where a call for bids does not say it yet.
+
+    Attributes:
+        epsilon, delta: what the sale is called.
+        sampling_rate, steps: the schedule.
+        clip_norm, learning_rate, expected_batch: the training plan.
+        trust: "local" or "aggregate".
+        supposed_honest: under aggregate trust, the share of the round's sellers that must be honest for ε to hold.
+        unit: "record" or "person".
+        buyer: who buys, as a broker says it; None where no broker is asked.
+        broker: the broker's address; None without one.
+    """
+
+    delta: float
+    sampling_rate: float = 1.0
+    steps: int = 1
+    epsilon: float | None = None
+    clip_norm: float | None = None
+    learning_rate: float | None = None
+    expected_batch: float | None = None
+    trust: str = "local"
+    supposed_honest: float = 0.0
+    unit: str = "record"
+    buyer: str | None = None
+    broker: str | None = None
+
+
+@dataclass(frozen=True)
+class SellerPolicy:
+    """What a client agrees to. Every field is a key of the policy file.
+
+    Attributes:
+        epsilon_per_sale: the most ε in one sale.
+        epsilon_lifetime: the wallet's cap: the most ε in all, at `delta`; infinite only if "unlimited" is written.
+        wallet: the wallet's file, relative to the policy file; `{client}` stands for the client's name.
+        delta: the largest δ that a sale may name.
+        schedules: (sampling rate, steps) that are accepted; "ready" takes all whose noise is known at once.
+        steps: the most noisy steps in one sale.
+        clip_norm, learning_rate, expected_batch: accepted ranges.
+        parameters: the most weights that a model may have.
+        weight_magnitude: the largest absolute value of a weight.
+        models: fingerprints (`model_fingerprint`) of models that are trained; "any" takes whatever the client has.
+        unit: what one unit of privacy is: "record", or "person".
+        trust: trust models that are accepted.
+        honest_share: the largest share of honest sellers that a promise under aggregate trust may rest on.
+        price: money asked per unit of ε, by trust model; the client's own valuation where none is given.
+        buyers: whom to sell to, as a broker names them.
+        brokers: addresses of brokers; with a list, nothing is sold without one of them.
+    """
+
+    epsilon_per_sale: float = 1.0
+    epsilon_lifetime: float = 8.0
+    wallet: str = "wallet-{client}.jsonl"
+    delta: float = DEFAULT_DELTA
+    schedules: tuple[tuple[float, int], ...] | None = None
+    steps: int = 1000
+    clip_norm: tuple[float, float] = (1e-3, 1e3)
+    learning_rate: tuple[float, float] = (1e-6, 1e3)
+    expected_batch: tuple[float, float] = (1.0, 1e9)
+    parameters: int = 10_000_000
+    weight_magnitude: float = 1e4
+    models: frozenset[str] | None = None
+    unit: Unit = "record"
+    trust: tuple[Trust, ...] = ("local",)
+    honest_share: float = 0.67
+    price: Mapping[str, float] = field(default_factory=dict)
+    buyers: frozenset[str] | None = None
+    brokers: frozenset[str] | None = None
+
+    def __post_init__(self) -> None:
+        require_delta(self.delta)
+        for name in ("epsilon_per_sale", "epsilon_lifetime", "steps", "parameters", "weight_magnitude"):
+            if not getattr(self, name) > 0:
+                raise ConfigurationError(f"policy: {name} is {getattr(self, name)}", "give a number above 0")
+        for name in ("clip_norm", "learning_rate", "expected_batch"):
+            low, high = getattr(self, name)
+            if not 0 < low <= high < math.inf:
+                raise ConfigurationError(f"policy: {name} is [{low}, {high}]", "give 0 < least ≤ most")
+        for rate, steps in self.schedules or ():
+            if not (0 < rate <= 1 and steps >= 1):
+                raise ConfigurationError(f"policy: schedule [{rate}, {steps}]", "give [sampling rate, steps]")
+        _known("unit", [self.unit], get_args(Unit))
+        _known("trust", self.trust, get_args(Trust))
+        _known("price", self.price, get_args(Trust))
+        if not self.trust:
+            raise ConfigurationError("policy: no trust model is accepted", "name local, aggregate or both")
+        if not 0 < self.honest_share <= 1:
+            raise ConfigurationError(f"policy: honest_share is {self.honest_share}", "give a share in (0, 1]")
+        if any(not 0 <= price < math.inf for price in self.price.values()):
+            raise ConfigurationError(f"policy: price is {dict(self.price)}", "give money per unit of ε, at least 0")
+
+    def price_under(self, trust: str) -> float | None:
+        """Money asked per unit of ε under a trust model; None where the policy leaves it to the client."""
+        return self.price.get(trust)
+
+    def check(self, order: Order) -> None:
+        """Refuses an order, or a call for bids, that goes beyond the policy. Needs no table and no data.
+
+        Raises:
+            PolicyRefusal: with the first reason in the order of `Reason`.
+        """
+        if order.epsilon is not None and not 0 < order.epsilon <= self.epsilon_per_sale * _TOLERANCE:
+            raise _refusal(Reason.EPSILON, f"asked for ε = {order.epsilon}, policy {self.epsilon_per_sale}")
+        if not 0 < order.delta <= self.delta * _TOLERANCE:
+            raise _refusal(Reason.DELTA, f"asked for δ = {order.delta}, policy at most {self.delta}")
+        self._check_schedule(order)
+        for reason, name in (
+            (Reason.CLIP_NORM, "clip_norm"),
+            (Reason.LEARNING_RATE, "learning_rate"),
+            (Reason.EXPECTED_BATCH, "expected_batch"),
+        ):
+            value, (low, high) = getattr(order, name), getattr(self, name)
+            if value is not None and not low <= value <= high:
+                raise _refusal(reason, f"asked for {name} = {value}, policy {low} to {high}")
+        if order.trust not in self.trust:
+            raise _refusal(Reason.TRUST, f"asked for {order.trust} trust, policy {', '.join(self.trust)}")
+        if order.trust == "aggregate" and not 0 < order.supposed_honest <= self.honest_share * _TOLERANCE:
+            rests = f"ε rests on {order.supposed_honest:.0%} honest sellers, policy {self.honest_share:.0%}"
+            raise _refusal(Reason.HONEST_SHARE, rests)
+        if order.unit != self.unit:
+            raise _refusal(Reason.UNIT, f"asked for ε per {order.unit}, policy per {self.unit}")
+        if self.brokers is not None and order.broker not in self.brokers:
+            raise _refusal(Reason.BROKER, f"order through {order.broker}, policy {sorted(self.brokers)}")
+        if self.buyers is not None and order.buyer not in self.buyers:
+            raise _refusal(Reason.BUYER, f"order of {order.buyer}, policy {sorted(self.buyers)}")
+
+    def check_weights(
+        self, weights: Mapping[str, np.ndarray], shapes: Mapping[str, tuple[int, ...]] | None = None
+    ) -> None:
+        """Refuses weights that a server has no honest reason to send.
+
+        Args:
+            weights: as they came, before any conversion.
+            shapes: what the client's own model has.
+
+        Raises:
+            PolicyRefusal: `weights` or `model`.
+        """
+        if shapes is not None and {n: tuple(a.shape) for n, a in weights.items()} != dict(shapes):
+            raise _refusal(Reason.WEIGHTS, f"arrays {sorted(weights)[:4]} do not fit {sorted(shapes)[:4]}")
+        total = sum(array.size for array in weights.values())
+        if not 1 <= total <= self.parameters:
+            raise _refusal(Reason.WEIGHTS, f"{total} weights, policy 1 to {self.parameters}")
+        for name, array in weights.items():
+            if array.dtype not in (np.float32, np.float64):
+                raise _refusal(Reason.WEIGHTS, f"{name} holds {array.dtype}, not float32 or float64")
+            # Written so that NaN fails; the largest magnitude needs no copy of the array.
+            if array.size and not max(-float(array.min()), float(array.max())) <= self.weight_magnitude:
+                raise _refusal(Reason.WEIGHTS, f"{name} is not finite or above {self.weight_magnitude:g}")
+        if self.models is not None and model_fingerprint(weights) not in self.models:
+            raise _refusal(Reason.MODEL, f"model {model_fingerprint(weights)} is not on the policy's list")
+
+    def _check_schedule(self, order: Order) -> None:
+        rate, steps = order.sampling_rate, order.steps
+        asked = f"asked for {steps} steps at sampling rate {rate}"
+        if not (0 < rate <= 1 and 1 <= steps <= self.steps):
+            raise _refusal(Reason.SCHEDULE, f"{asked}, policy at most {self.steps} steps")
+        if self.schedules is not None:
+            if (rate, steps) not in self.schedules:
+                raise _refusal(Reason.SCHEDULE, f"{asked}, policy {list(self.schedules)}")
+        elif not is_ready(order.delta, rate, steps):
+            raise _refusal(Reason.SCHEDULE, f"{asked}: no noise table is at hand and building one takes a minute")
+
+    @classmethod
+    def read(cls, path: Path | str) -> SellerPolicy:
+        """The policy in a TOML file; every key is optional and unknown ones are refused."""
+        place = Path(path)
+        try:
+            table = tomllib.loads(place.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            raise ConfigurationError(f"{place}: {error}", "`privmarket seller policy` prints a file") from error
+        known = [f.name for f in fields(cls)]
+        for key in table:
+            if key not in known:
+                near = difflib.get_close_matches(key, known, n=1)
+                hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
+                raise ConfigurationError(f"{place}: unknown key {key!r}", hint)
+        try:
+            values = {key: _READERS[key](key, value) for key, value in table.items()}
+        except _BadValueError as error:
+            raise ConfigurationError(f"{place}: {error}", "`privmarket seller policy` shows the form") from error
+        try:
+            found = cls(**values)
+        except PrivmarketError as error:
+            raise ConfigurationError(f"{place}: {error.message}", error.hint) from error
+        return replace(found, wallet=str(place.absolute().parent / found.wallet))
+
+
+def model_fingerprint(weights: Mapping[str, np.ndarray] | Mapping[str, tuple[int, ...]]) -> str:
+    """Names a model by its trainable arrays' names and shapes: 16 hexadecimal digits."""
+    shapes = {name: tuple(int(n) for n in getattr(one, "shape", one)) for name, one in weights.items()}
+    text = "\n".join(f"{name} {shapes[name]}" for name in sorted(shapes))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _refusal(reason: Reason, message: str) -> PolicyRefusal:
+    return PolicyRefusal(reason, f"{reason.value}: {message}")
+
+
+def _known(name: str, given: Any, choices: tuple[str, ...]) -> None:
+    for one in given:
+        if one not in choices:
+            raise ConfigurationError(f"policy: {name} {one!r}", f"choose from: {', '.join(choices)}")
+
+
+# --- reading ---------------------------------------------------------------------------------------------
+
+
+class _BadValueError(ValueError):
+    """A value of the wrong kind."""
+
+
+def _number(key: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
+        raise _BadValueError(f"{key} = {value!r}: not a number")
+    return float(value)
+
+
+def _limit(key: str, value: Any) -> float:
+    if value == UNLIMITED:
+        return math.inf
+    if (number := _number(key, value)) == math.inf:
+        raise _BadValueError(f'{key} = inf: write "{UNLIMITED}" to sell without a limit')
+    return number
+
+
+def _whole(key: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise _BadValueError(f"{key} = {value!r}: not a whole number")
+    return value
+
+
+def _text(key: str, value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise _BadValueError(f"{key} = {value!r}: not a text")
+    return value
+
+
+def _range(key: str, value: Any) -> tuple[float, float]:
+    if not isinstance(value, list) or len(value) != 2:
+        raise _BadValueError(f"{key} = {value!r}: not [least, most]")
+    return _number(key, value[0]), _number(key, value[1])
+
+
+def _list(key: str, value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise _BadValueError(f"{key} = {value!r}: not a list")
+    return value
+
+
+def _names(key: str, value: Any) -> frozenset[str] | None:
+    return None if value == ANY else frozenset(_text(key, one) for one in _list(key, value))
+
+
+def _schedules(key: str, value: Any) -> tuple[tuple[float, int], ...] | None:
+    if value == READY:
+        return None
+    pairs = [_list(key, pair) for pair in _list(key, value)]
+    if any(len(pair) != 2 for pair in pairs):
+        raise _BadValueError(f"{key} = {value!r}: not a list of [sampling rate, steps]")
+    return tuple((_number(key, rate), _whole(key, steps)) for rate, steps in pairs)
+
+
+def _prices(key: str, value: Any) -> dict[str, float]:
+    if not isinstance(value, dict):
+        raise _BadValueError(f"{key} = {value!r}: not a table such as {{ local = 0.5 }}")
+    return {trust: _number(key, price) for trust, price in value.items()}
+
+
+def _texts(key: str, value: Any) -> tuple[str, ...]:
+    return tuple(_text(key, one) for one in _list(key, value))
+
+
+_READERS: dict[str, Callable[[str, Any], Any]] = {
+    "epsilon_per_sale": _limit,
+    "epsilon_lifetime": _limit,
+    "wallet": _text,
+    "delta": _number,
+    "schedules": _schedules,
+    "steps": _whole,
+    "clip_norm": _range,
+    "learning_rate": _range,
+    "expected_batch": _range,
+    "parameters": _whole,
+    "weight_magnitude": _number,
+    "models": _names,
+    "unit": _text,
+    "trust": _texts,
+    "honest_share": _number,
+    "price": _prices,
+    "buyers": _names,
+    "brokers": _names,
+}
+
+TEMPLATE = f"""\
+# What this client agrees to. Every line is optional; these are the defaults.
+epsilon_per_sale = 1.0             # the most ε in one sale
+epsilon_lifetime = 8.0             # the wallet's cap, for life; "{UNLIMITED}" must be written out
+wallet = "wallet-{{client}}.jsonl"   # where sales are remembered, beside this file
+delta = 1e-5                       # the largest δ; keep it below 1 / number of records
+unit = "record"                    # or "person": all records of a person together
+
+schedules = "{READY}"              # or a list of [sampling rate, steps], e.g. [[1.0, 1]]
+steps = 1000                       # the most noisy steps in one sale
+clip_norm = [1e-3, 1e3]            # least, most
+learning_rate = [1e-6, 1e3]
+expected_batch = [1.0, 1e9]
+
+parameters = 10_000_000            # the most weights of a model
+weight_magnitude = 1e4             # the largest absolute value of a weight
+models = "{ANY}"                     # or a list of fingerprints; a client's log names each model that it refuses
+
+trust = ["local"]                  # add "aggregate" to sell under secure sums
+honest_share = 0.67                # the most honest sellers, as a share, that a promise may rest on
+price = {{}}                         # money per unit of ε, e.g. {{ local = 0.5, aggregate = 0.1 }}
+
+buyers = "{ANY}"                     # or a list of ids, as the broker names them
+brokers = "{ANY}"                    # or a list of addresses: then nothing is sold without one of them
+"""

@@ -1,0 +1,263 @@
+"""The release kernel: a clipped sum goes in, integers on a public grid with exact noise come out.
+
+Every private number of this package leaves through here. With γ the grid's spacing, S the computed sum, u a uniform
+dither and N integer noise (`integer_noise`), what leaves is K + N, K = ⌊S/γ + u⌋, or γ·(K + N) as float32. Nothing
+that depends on the data is rounded after the noise is added except as a function of K + N, which costs nothing.
+
+What finite arithmetic costs is charged here, by a little more noise than σ·C:
+
+- a record moves the *computed* sum by at most C·(1 + e), e = `sum_inflation` (float32 blocks, float64 totals);
+- randomised rounding to the grid widens that to `rounded_sensitivity`, except with probability 2^−80;
+- γ is chosen such that the noise's deviation is σ times the whole, which makes the release exactly a Gaussian
+  release of noise multiplier σ, up to a total-variation distance of `release_distance`.
+
+Proof: docs/theory/finite-arithmetic.md.
+Implements: rounding to a grid before noise, against the attacks of [Mironov2012] and [HaneyEtAl2022].
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from privmarket.errors import PrivacyError
+from privmarket.privacy import integer_noise
+from privmarket.privacy.integer_noise import CHUNK, MAX_LEVELS, MIN_LEVELS, RADIX, Words
+
+# `exact`: integers on a grid, as proved. `float`: floating-point noise on floating-point sums, for experiments.
+FLOAT_WARNING = "not private in floating point"
+
+# Records whose contributions are added by one float32 product, and how many such blocks are added in float32 before
+# the total goes on in float64; see `sum_inflation`.
+BLOCK_RECORDS, BLOCKS_IN_FLOAT32 = 120, 5
+# Rounding to the grid may add this share to the sensitivity; more digits of noise are taken to stay below it.
+GRID_SHARE = 2.0**-10
+# With this probability the dither may fail to keep neighbours as close as `rounded_sensitivity` says.
+DITHER_FAILURE = 2.0**-80
+_DITHER_BITS = 16
+# By how much the sizes of a person's contributions may exceed C on average, before they cancel.
+CANCELLATION = 64.0
+# Clip norms outside this range could meet float32's underflow or overflow.
+CLIP_NORM_RANGE = (2.0**-40, 2.0**40)
+
+_UNIT32 = 2.0**-24
+
+
+class _Buffers:
+    """One chunk's numbers in one precision."""
+
+    def __init__(self, dtype: type[np.floating]) -> None:
+        self.values, self.spare, self.digit = (np.empty(CHUNK, dtype=dtype) for _ in range(3))
+
+
+class _Workspace(threading.local):
+    """Buffers, one set per thread."""
+
+    def __init__(self) -> None:
+        self.single, self.double = _Buffers(np.float32), _Buffers(np.float64)
+
+
+_WORKSPACE = _Workspace()
+
+
+def sum_inflation(records: int, block_records: int = BLOCK_RECORDS) -> float:
+    """By which share of C finite arithmetic may widen what one record does to a computed clipped sum.
+
+    Args:
+        records: how many records the client holds (public).
+        block_records: so many contributions at most are added by one float32 product.
+
+    A block of b contributions of norm ≤ C is off by at most b·u/(1 − b·u)·b·C, u = 2^−24, in any order of addition.
+    Only the block of the record in question differs between neighbours, so this counts twice, not n times. Up to
+    five blocks are then added in float32, and a sum of no more is divided by γ in float32; the rest is float64.
+    """
+    unit = block_records * _UNIT32
+    in_block = 2.0 * block_records * unit / (1.0 - unit)
+    among_blocks = 2.0 * (BLOCKS_IN_FLOAT32 - 1) * _UNIT32 * 1.01 * BLOCKS_IN_FLOAT32 * block_records
+    onto_grid = 6.0 * _UNIT32 * min(records, BLOCKS_IN_FLOAT32 * block_records)
+    totals = 2.0 * records / block_records + 2.0
+    in_total = 1.01 * totals * records * 2.0**-52
+    return in_block + among_blocks + onto_grid + in_total + _rounding_to_grid(records)
+
+
+def double_sum_inflation(records: int, block_records: int = 4096) -> float:
+    """The same for products and sums in float64 throughout, whatever blocks the records fall into.
+
+    Where a person's records are clipped together, they may cancel each other and still be large one by one: the
+    sizes of all contributions may add up to `CANCELLATION` times the number of records times C.
+    """
+    blocks = 2.0 * records / block_records + 2.0
+    in_sums = 1.01 * (block_records + blocks) * records * 2.0**-52
+    return CANCELLATION * in_sums + _rounding_to_grid(records)
+
+
+def _rounding_to_grid(records: int) -> float:
+    """What float64 adds when S is divided by γ, and what underflow may add anywhere."""
+    return records * 2.0**-51 + 2.0**-40
+
+
+def rounded_sensitivity(sensitivity: float, parameters: int) -> float:
+    """How far neighbours lie apart after randomised rounding, in grid steps, if before it was `sensitivity` steps.
+
+    Rounding both with the same dither leaves the mean of each coordinate's difference (up to the 16 bits of the
+    dither) and adds a variance of at most ¼; Hoeffding's inequality bounds the sum of the squares.
+
+    Args:
+        sensitivity: L2 distance of the neighbours in steps.
+        parameters: d, how many coordinates there are.
+    """
+    root = math.sqrt(parameters)
+    before = sensitivity + root * 2.0**-_DITHER_BITS
+    excess = math.sqrt(-0.5 * math.log(DITHER_FAILURE))
+    likely = math.sqrt(before**2 + parameters / 4.0 + (2.0 * before + root) * excess)
+    return min(likely, before + root)  # no coordinate moves by more than one step in any case
+
+
+def release_distance(parameters: int) -> float:
+    """Total-variation distance of one noisy sum from the Gaussian mechanism: what it adds to δ, times (1 + e^ε)."""
+    return parameters * integer_noise.DISTANCE + DITHER_FAILURE
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A public grid and the noise on it: all of it follows from public numbers.
+
+    Attributes:
+        spacing: γ, the value of one step.
+        levels: digits of the integer noise, whose deviation is `integer_noise.deviation(levels)` steps.
+    """
+
+    spacing: float
+    levels: int = MIN_LEVELS
+
+    @classmethod
+    def for_release(
+        cls, noise_multiplier: float, clip_norm: float, parameters: int, inflation: float = 0.0
+    ) -> Grid:
+        """The grid on which noise of multiplier σ protects a sum of sensitivity `clip_norm`·(1 + inflation).
+
+        Args:
+            noise_multiplier: σ > 0, as calibrated.
+            clip_norm: C.
+            parameters: d, how many coordinates are released at once.
+            inflation: what `sum_inflation` says.
+        """
+        sensitivity = clip_norm * (1.0 + inflation)
+        for levels in range(MIN_LEVELS, MAX_LEVELS + 1):
+            deviation = integer_noise.deviation(levels)
+            spacing = noise_multiplier * sensitivity / deviation
+            if rounded_sensitivity(sensitivity / spacing, parameters) * spacing > (1 + GRID_SHARE) * sensitivity:
+                continue
+            # γ·deviation = σ·γ·rounded(C·(1 + e)/γ): the right side grows more slowly than γ, so this converges.
+            for _ in range(8):
+                spacing *= noise_multiplier * rounded_sensitivity(sensitivity / spacing, parameters) / deviation
+            return cls(spacing * (1.0 + 2.0**-40), levels)
+        raise PrivacyError(
+            f"a noise multiplier of {noise_multiplier:g} on {parameters} parameters is beyond the integer noise",
+            "sell a larger ε, or a smaller model",
+        )
+
+    @classmethod
+    def for_shares(cls, deviation: float, parameters: int, sensitivity: float) -> Grid:
+        """The grid of shares of a common noise, each of standard deviation `deviation` (s/√h for h shares).
+
+        All shares must lie on one grid, so all parties call this with the same public numbers. Whoever sees the sum
+        of the shares of h honest parties meets noise of deviation √h·`deviation` or more.
+
+        Args:
+            sensitivity: the smallest w·C over the parties: the grid is fine enough that rounding widens none of
+                them by more than `GRID_SHARE` (see `Grid.inflation`).
+        """
+        for levels in range(MIN_LEVELS, MAX_LEVELS + 1):
+            grid = cls(deviation / integer_noise.deviation(levels) * (1.0 + 2.0**-40), levels)
+            if grid.inflation(parameters, sensitivity) <= GRID_SHARE:
+                return grid
+        raise PrivacyError(
+            f"shares of deviation {deviation:g} on a sensitivity of {sensitivity:g} are beyond the integer noise",
+            "weigh the parties more evenly, or ask for a larger ε",
+        )
+
+    @property
+    def deviation(self) -> float:
+        """The noise's standard deviation, in the units of the sum."""
+        return self.spacing * integer_noise.deviation(self.levels)
+
+    def inflation(self, parameters: int, sensitivity: float) -> float:
+        """By which share of `sensitivity` rounding `parameters` coordinates to this grid widens it."""
+        return rounded_sensitivity(sensitivity / self.spacing, parameters) * self.spacing / sensitivity - 1.0
+
+    def noisy_integers(self, sums: NDArray[np.floating], source: Words) -> NDArray[np.int64]:
+        """K + N, the release as integers, of the shape of `sums`."""
+        flat = np.ascontiguousarray(sums).reshape(-1)
+        out = np.empty(flat.size, dtype=np.int64)
+        for part, values in self._noisy_chunks(flat, source):
+            np.copyto(out[part], values, casting="unsafe")
+        return out.reshape(sums.shape)
+
+    def noisy(
+        self, sums: NDArray[np.floating], source: Words, out: NDArray[np.float32], scale: float = 1.0
+    ) -> NDArray[np.float32]:
+        """Writes scale·γ·(K + N) into `out`, (parameters,) as `sums`; they may be the same array.
+
+        `scale` is a public number: what the released integers are multiplied by is post-processing.
+        """
+        return self._released(sums, source, out, scale, keep=False)
+
+    def add_noisy(
+        self, sums: NDArray[np.floating], source: Words, out: NDArray[np.float32], scale: float
+    ) -> NDArray[np.float32]:
+        """Adds scale·γ·(K + N) to `out`, public numbers such as weights."""
+        return self._released(sums, source, out, scale, keep=True)
+
+    def _released(
+        self, sums: NDArray[np.floating], source: Words, out: NDArray[np.float32], scale: float, keep: bool
+    ) -> NDArray[np.float32]:
+        if sums.ndim != 1 or sums.shape != out.shape:
+            raise PrivacyError(
+                f"a sum of shape {sums.shape} into {out.shape}", "give one flat vector and its place"
+            )
+        for part, values in self._noisy_chunks(sums, source):
+            # From here on everything is a function of the released integers and of public numbers.
+            values *= values.dtype.type(scale * self.spacing)
+            if keep:
+                np.add(out[part], values, out=out[part], casting="same_kind")
+            else:
+                np.copyto(out[part], values, casting="same_kind")
+        return out
+
+    def _noisy_chunks(
+        self, sums: NDArray[np.floating], source: Words
+    ) -> Iterator[tuple[slice, NDArray[np.floating]]]:
+        """Parts of `sums` and their K + N: whole numbers, exact while they fit, else rounded as a whole.
+
+        Computed in float32 where the sum is float32 and two digits of noise fit into it, else in float64.
+        """
+        single = sums.dtype == np.float32 and self.levels == 2
+        work = _WORKSPACE.single if single else _WORKSPACE.double
+        per_value: np.floating = np.float64(1.0 / self.spacing)
+        if single:
+            # Rounded down, so that neighbours come no further apart.
+            per_value = np.nextafter(np.float32(per_value), np.float32(0.0))
+        for start in range(0, sums.size, CHUNK):
+            part = slice(start, start + CHUNK)
+            given = sums[part]
+            values, spare = work.values[: given.size], work.spare[: given.size]
+            cells = source.cells((self.levels + 1) * given.size)
+            np.copyto(spare, cells[: given.size])
+            spare *= values.dtype.type(2.0**-_DITHER_BITS)
+            np.multiply(given, per_value, out=values)
+            values += spare
+            np.floor(values, out=values)
+            digits = integer_noise.draw_digits(cells[given.size :], self.levels, source)
+            np.copyto(spare, digits[0])
+            for digit in digits[1:]:
+                spare *= RADIX
+                np.copyto(work.digit[: given.size], digit)
+                spare += work.digit[: given.size]
+            values += spare
+            yield part, values

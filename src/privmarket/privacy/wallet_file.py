@@ -1,0 +1,307 @@
+"""A client's wallet on its own disk: it outlives processes, and what was about to be released counts as spent.
+
+The file is a list of JSON lines that only grows: `opened`, then per sale `reserved`, and `released`, `paid` or
+`void`. A sale is written and forced to disk *before* training for it starts, so whenever the process dies, between
+that line and the reply or later, the wallet has paid. A line cut short by a crash was never forced to disk, hence
+nothing was released for it, and it is dropped. A lock on the file keeps two processes of one client from spending
+the same ε. `wallet_store` states the rule for when ε is spent.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from privmarket.errors import PrivmarketError, WalletError
+from privmarket.files import force_folder
+from privmarket.privacy.calibration import ReleaseFamily
+from privmarket.privacy.events import DEFAULT_DELTA, PrivacyEvent, from_json, to_json
+from privmarket.privacy.wallet import Wallets
+
+
+class WalletFileError(PrivmarketError):
+    """A wallet file that cannot be trusted."""
+
+    code = "bad-wallet-file"
+
+
+@dataclass
+class _Replay:
+    """What the first `offset` bytes of a wallet file say. Kept, so that a message reads only what is new."""
+
+    inode: int
+    offset: int = 0
+    wallets: Wallets | None = None
+    sales: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+_REPLAYS: dict[Path, _Replay] = {}
+
+if sys.platform == "win32":
+    import msvcrt
+
+    def _lock(stream: IO[bytes]) -> None:
+        """Waits until no other process has the file; the lock goes when the file is closed."""
+        stream.seek(0)
+        msvcrt.locking(stream.fileno(), msvcrt.LK_LOCK, 1)
+else:
+    import fcntl
+
+    def _lock(stream: IO[bytes]) -> None:
+        """Waits until no other process has the file; the lock goes when the file is closed."""
+        fcntl.flock(stream, fcntl.LOCK_EX)
+
+
+class WalletFile:
+    """One client's wallet file.
+
+    Args:
+        path: the file; made, with its folder, when the first bid is asked for.
+        cap_epsilon: lifetime limit on what the client sells, at `delta`. Fixed when the file is made.
+    """
+
+    def __init__(self, path: Path | str, cap_epsilon: float, delta: float = DEFAULT_DELTA) -> None:
+        self.path, self.cap_epsilon, self.delta = Path(path).absolute(), float(cap_epsilon), delta
+
+    @contextmanager
+    def open(self) -> Iterator[OpenWallet]:
+        """The wallet, locked for this process.
+
+        What a new wallet watches is fixed by its first sale, not by the first call for bids, which costs its sender
+        nothing.
+        """
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a+b") as stream:
+            _lock(stream)
+            replay = self._replay(stream)
+            book = OpenWallet(stream, replay)
+            if replay.wallets is None:
+                cap = None if np.isinf(self.cap_epsilon) else self.cap_epsilon
+                book._append({"kind": "opened", "cap_epsilon": cap, "delta": self.delta})
+                force_folder(self.path.parent)
+            wallets = book.wallets
+            if float(wallets.cap_epsilon[0]) != self.cap_epsilon or wallets.delta != self.delta:
+                raise WalletError(
+                    f"{self.path.name} was opened with a cap of ε = {wallets.cap_epsilon[0]:g}, "
+                    f"δ = {wallets.delta:g}, not {self.cap_epsilon:g} at {self.delta:g}",
+                    "a lifetime cap is for life; give the first one",
+                )
+            yield book
+
+    @classmethod
+    def existing(cls, path: Path | str) -> WalletFile:
+        """A wallet that was made before, with the cap and δ that it was made with."""
+        place = Path(path)
+        try:
+            with place.open("rb") as stream:
+                first = json.loads(stream.readline())
+            cap = math.inf if first["cap_epsilon"] is None else float(first["cap_epsilon"])
+            return cls(place, cap, float(first["delta"]))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise WalletFileError(f"{place}: not a wallet file ({error})", "name the file of a client") from error
+
+    @property
+    def measure(self) -> str:
+        """What the wallet watches; `open` before the first sale."""
+        wallets = self._read().wallets
+        return "open" if wallets is None else wallets.measure[0]
+
+    @property
+    def remaining_share(self) -> float:
+        """The part of the wallet that is left."""
+        wallets = self._read().wallets
+        return 1.0 if wallets is None else float(wallets.remaining_share[0])
+
+    def statement(self) -> list[dict[str, Any]]:
+        """Every sale: its ε and release, what ε means, whether it was released, and what was paid for it."""
+        return [{"sale": name, **sale} for name, sale in self._read().sales.items()]
+
+    def sales(self) -> set[str]:
+        """The names of all sales."""
+        return set(self._read().sales)
+
+    def spent(self) -> tuple[PrivacyEvent, ...]:
+        """All that counts as spent, oldest first."""
+        wallets = self._read().wallets
+        return () if wallets is None else tuple(e for entry in wallets.history if (e := entry[0]) is not None)
+
+    def _read(self) -> _Replay:
+        if not self.path.exists():
+            return _Replay(0)
+        with self.path.open("a+b") as stream:
+            _lock(stream)
+            return self._replay(stream)
+
+    def _replay(self, stream: IO[bytes]) -> _Replay:
+        inode, size = os.fstat(stream.fileno()).st_ino, os.fstat(stream.fileno()).st_size
+        replay = _REPLAYS.get(self.path)
+        if replay is None or replay.inode != inode or replay.offset > size:
+            replay = _REPLAYS[self.path] = _Replay(inode)
+        stream.seek(replay.offset)
+        whole, newline, torn = stream.read().rpartition(b"\n")
+        for number, line in enumerate(whole.split(b"\n") if newline else [], 1):
+            _apply(replay, line, f"{self.path.name}, line {number} from byte {replay.offset}")
+        replay.offset += len(whole) + len(newline)
+        if torn:
+            stream.truncate(replay.offset)
+        return replay
+
+
+class WalletFolder:
+    """A `WalletStore` of files, one per client, for clients that share a machine.
+
+    Args:
+        folder: where the files are; client c's is `client-c.jsonl`.
+        cap_epsilon: as for `WalletFile`, the same for every client, at the family's δ.
+        family: what is sold.
+    """
+
+    def __init__(self, folder: Path | str, cap_epsilon: float, family: ReleaseFamily) -> None:
+        self.folder, self.cap_epsilon, self.delta, self.family = Path(folder), cap_epsilon, family.delta, family
+
+    def file(self, client: str) -> WalletFile:
+        """One client's file."""
+        return WalletFile(self.folder / f"client-{client}.jsonl", self.cap_epsilon, self.delta)
+
+    def reserve(self, sale: str, events: Mapping[str, PrivacyEvent]) -> None:
+        """See `WalletStore`; if one client's does not fit, those that were written before it are made void."""
+        done: list[str] = []
+        for client, event in events.items():
+            try:
+                with self._open(client) as wallet:
+                    wallet.reserve(sale, float(self.family.epsilon(event.noise_multiplier)), event)
+            except WalletError:
+                self.void(sale, done)
+                raise
+            done.append(client)
+
+    def charge(self, sale: str) -> None:
+        """See `WalletStore`; a reserved line is on disk and counts as spent, so nothing is left to write."""
+        if not any(sale in wallet.sales() for wallet in self._all()):
+            raise WalletError(f"nothing is reserved for {sale}", "reserve first")
+
+    def void(self, sale: str, clients: Collection[str]) -> None:
+        """See `WalletStore`."""
+        for client in clients:
+            with self._open(client) as wallet:
+                wallet.void(sale)
+
+    def spent(self, client: str) -> tuple[PrivacyEvent, ...]:
+        """See `WalletStore`."""
+        return self.file(client).spent()
+
+    def _open(self, client: str) -> AbstractContextManager[OpenWallet]:
+        return self.file(client).open()
+
+    def _all(self) -> list[WalletFile]:
+        return [WalletFile(path, self.cap_epsilon, self.delta) for path in sorted(self.folder.glob("*.jsonl"))]
+
+
+class OpenWallet:
+    """A wallet file while it is locked: what may be offered, what is sold, what was paid."""
+
+    def __init__(self, stream: IO[bytes], replay: _Replay) -> None:
+        self._stream, self._state = stream, replay
+
+    @property
+    def wallets(self) -> Wallets:
+        """The filter, of one client."""
+        assert self._state.wallets is not None
+        return self._state.wallets
+
+    def affordable(self, family: ReleaseFamily, wanted: float, rounds_left: int = 1) -> float:
+        """The most ε up to `wanted` that fits in each of `rounds_left` rounds; 0 if nothing does."""
+        return float(self.wallets.affordable(family, wanted, rounds_left)[0])
+
+    def sold(self, sale: str) -> bool:
+        """Whether this sale was made before, void or not."""
+        return sale in self._state.sales
+
+    def reserve(
+        self, sale: str, epsilon: float, event: PrivacyEvent, *, unit: str = "record", trust: str = "local"
+    ) -> None:
+        """Sets a sale aside, on disk when this returns; nothing more has to be written before training starts.
+
+        `unit` and `trust` say what ε means; they are noted for the seller's statement.
+
+        Raises:
+            WalletError: it does not fit, or was sold before: a second release would be a second cost.
+        """
+        if sale in self._state.sales:
+            raise WalletError(f"sale {sale} was made before", "a round is sold once, even if its reply was lost")
+        if not self.wallets.can_spend([event])[0]:
+            raise WalletError(
+                f"ε = {epsilon:g} does not fit: {self.remaining_share:.1%} of the wallet is left", "offer less"
+            )
+        words = {"unit": unit, "trust": trust}
+        self._append({"kind": "reserved", "sale": sale, "epsilon": epsilon, "event": to_json(event), **words})
+
+    def void(self, sale: str) -> None:
+        """Gives a sale back for which nothing was released. The sale cannot be made again.
+
+        Raises:
+            WalletError: it was not made, is void already, or its update has left.
+        """
+        found = self._state.sales.get(sale)
+        if found is None or found.get("void") or found["released"]:
+            raise WalletError(f"sale {sale} cannot be void", "only a sale that was made and released nothing can")
+        self._append({"kind": "void", "sale": sale})
+
+    def released(self, sale: str, update_sha256: str) -> None:
+        """Notes that the update of a sale left."""
+        self._append({"kind": "released", "sale": sale, "update_sha256": update_sha256})
+
+    def paid(self, sale: str, paid_micro: int, fault: str) -> None:
+        """Notes what the server said it paid; a receipt that comes twice is noted once."""
+        if sale in self._state.sales and "paid_micro" not in self._state.sales[sale]:
+            self._append({"kind": "paid", "sale": sale, "paid_micro": paid_micro, "fault": fault})
+
+    @property
+    def remaining_share(self) -> float:
+        """The part of the wallet that is left."""
+        return float(self.wallets.remaining_share[0])
+
+    def _append(self, entry: dict[str, Any]) -> None:
+        line = json.dumps(entry).encode() + b"\n"
+        self._stream.write(line)
+        self._stream.flush()
+        os.fsync(self._stream.fileno())
+        _apply(self._state, line, "a new line")
+        self._state.offset += len(line)
+
+
+def _apply(state: _Replay, line: bytes, place: str) -> None:
+    """One line's effect."""
+    try:
+        entry = json.loads(line)
+        kind, sale = entry.pop("kind"), entry.pop("sale", None)
+        if kind == "opened" and state.wallets is None:
+            cap = np.inf if entry["cap_epsilon"] is None else entry["cap_epsilon"]
+            # Files of old name a release that the first call for bids had announced, and watch what suits that.
+            expected = [from_json(entry["expected"])] if "expected" in entry else []
+            state.wallets = Wallets([cap], entry["delta"], expected=expected)
+        elif kind == "reserved" and state.wallets is not None:
+            state.wallets.spend([from_json(entry["event"])])
+            state.sales[sale] = {**entry, "released": False}
+        elif kind == "void" and state.wallets is not None:
+            state.wallets.void(list(state.sales).index(sale), [0])
+            state.sales[sale] |= {"void": True}
+        elif kind == "released":
+            state.sales[sale] |= {**entry, "released": True}
+        elif kind == "paid":
+            state.sales[sale] |= entry
+        else:
+            raise ValueError(f"unexpected {kind}")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise WalletFileError(
+            f"{place}: {line[:80]!r} ({error})", "restore the file from a copy; never edit it"
+        ) from error

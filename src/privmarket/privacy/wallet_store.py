@@ -1,0 +1,149 @@
+"""Where wallets are kept, and the one rule for when ε is spent.
+
+A sale of ε goes through at most three steps, in every engine and every store:
+
+1. *reserved* when the client has an award. From then on it counts as spent, so that no second sale can use it.
+2. *charged* before the first private byte is computed for it. A process that dies after this has spent.
+3. *void* only where it is certain that nothing was released: the client refused, or never learned of its award.
+   Silence, an error and a late answer are no such certainty; they stay charged.
+
+`WalletStore` names these steps. `MemoryStore` and `ReleaseBook` hold wallets in memory, `wallet_file.WalletFolder`
+in files, the broker in SQL. One set of tests, `tests/laws/test_wallet_stores.py`, holds for all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Protocol
+
+from privmarket.errors import WalletError
+from privmarket.privacy.events import PrivacyEvent
+from privmarket.privacy.wallet import Wallets
+
+
+class WalletStore(Protocol):
+    """What clients sold, kept by clients' names; see the module for the rule."""
+
+    def reserve(self, sale: str, events: Mapping[str, PrivacyEvent]) -> None:
+        """Sets aside what each client sold; it counts as spent when this returns.
+
+        Args:
+            sale: names the round in which it was sold, e.g. `run/round`.
+            events: client → the release that it sold.
+
+        Raises:
+            WalletError: one does not fit, or was sold under this name before. Then nothing is set aside at all.
+        """
+
+    def charge(self, sale: str) -> None:
+        """Says that work on the sale begins, for all of its clients. Doing it twice changes nothing.
+
+        Raises:
+            WalletError: nothing was reserved under this name.
+        """
+
+    def void(self, sale: str, clients: Collection[str]) -> None:
+        """Gives back what was set aside for clients that certainly released nothing.
+
+        Raises:
+            WalletError: a client sold nothing under this name, or its update is known to have left.
+        """
+
+    def spent(self, client: str) -> tuple[PrivacyEvent, ...]:
+        """All that counts as spent by a client, oldest first; empty for a client that is not known."""
+
+
+class MemoryStore:
+    """The wallets of a fixed list of clients, in memory.
+
+    Args:
+        clients: their names, in the order of `wallets`.
+        wallets: what they have; not changed, `wallets` of the store is a copy that is charged.
+    """
+
+    def __init__(self, clients: Sequence[str], wallets: Wallets) -> None:
+        self.wallets = wallets.copy()
+        self._place = {client: at for at, client in enumerate(clients)}
+        self._sales: dict[str, tuple[int, set[str]]] = {}
+
+    def reserve(self, sale: str, events: Mapping[str, PrivacyEvent]) -> None:
+        """See `WalletStore`; all clients or none."""
+        if sale in self._sales:
+            raise sold_before(sale)
+        entry: list[PrivacyEvent | None] = [None] * self.wallets.clients
+        for client, event in events.items():
+            entry[self._place[client]] = event
+        self._sales[sale] = self.wallets.spend(entry), set(events)
+
+    def charge(self, sale: str) -> None:
+        """See `WalletStore`; what is reserved here is already spent."""
+        if sale not in self._sales:
+            raise not_reserved(sale)
+
+    def void(self, sale: str, clients: Collection[str]) -> None:
+        """See `WalletStore`."""
+        if sale not in self._sales:
+            raise not_reserved(sale)
+        entry, sold = self._sales[sale]
+        for client in clients:
+            if client not in sold:
+                raise not_reserved(f"{sale} of {client}")
+        self.wallets.void(entry, [self._place[client] for client in clients])
+        sold.difference_update(clients)
+
+    def spent(self, client: str) -> tuple[PrivacyEvent, ...]:
+        """See `WalletStore`."""
+        if client not in self._place:
+            return ()
+        at = self._place[client]
+        return tuple(event for entry in self.wallets.history if (event := entry[at]) is not None)
+
+
+class ReleaseBook:
+    """What clients sold, without caps: for a server whose clients keep their own wallets."""
+
+    def __init__(self) -> None:
+        self._sales: dict[str, dict[str, PrivacyEvent]] = {}
+
+    def reserve(self, sale: str, events: Mapping[str, PrivacyEvent]) -> None:
+        """See `WalletStore`; without a cap everything fits."""
+        if sale in self._sales:
+            raise sold_before(sale)
+        self._sales[sale] = dict(events)
+
+    def charge(self, sale: str) -> None:
+        """See `WalletStore`."""
+        if sale not in self._sales:
+            raise not_reserved(sale)
+
+    def void(self, sale: str, clients: Collection[str]) -> None:
+        """See `WalletStore`."""
+        if sale not in self._sales:
+            raise not_reserved(sale)
+        for client in clients:
+            if client not in self._sales[sale]:
+                raise not_reserved(f"{sale} of {client}")
+        for client in clients:
+            del self._sales[sale][client]
+
+    def spent(self, client: str) -> tuple[PrivacyEvent, ...]:
+        """See `WalletStore`."""
+        return tuple(events[client] for events in self._sales.values() if client in events)
+
+    def releases(self) -> dict[str, tuple[PrivacyEvent, ...]]:
+        """client → all that counts as spent, for everybody who sold something."""
+        found: dict[str, list[PrivacyEvent]] = {}
+        for events in self._sales.values():
+            for client, event in events.items():
+                found.setdefault(client, []).append(event)
+        return {client: tuple(events) for client, events in found.items()}
+
+
+def sold_before(sale: str) -> WalletError:
+    """What a store says to a second sale under one name."""
+    return WalletError(f"sale {sale} was made before", "a round is sold once, even if its reply was lost")
+
+
+def not_reserved(sale: str) -> WalletError:
+    """What a store says when something is charged or void that was never reserved."""
+    return WalletError(f"nothing is reserved for {sale}", "reserve first; what is void stays void")
