@@ -1,4 +1,5 @@
-"""Federated training in which clients sell ε: data, local private training, aggregation, rounds, runs.
+"""Federated training in which clients sell ε: data, local private training, aggregation, the simulation of a run.
 
-Nothing here is imported until it is asked for: `round` and `ledger` need NumPy only, training needs torch.
+`config`, `modes` and `clients` need NumPy at most, so that commands start and clients bid without torch; what
+trains needs torch.
 """

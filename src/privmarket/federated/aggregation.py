@@ -14,12 +14,12 @@ from collections.abc import Collection
 import numpy as np
 
 from privmarket.errors import UnknownNameError
-from privmarket.federated.round import Round
 from privmarket.market.bids import Array, Bids
 from privmarket.market.objectives import AggregationError
+from privmarket.plans import AGGREGATIONS
+from privmarket.rounds import Round
 
 _CLIENTS_AT_ONCE = 32
-AGGREGATIONS = ("epsilon", "epsilon-squared", "optimal")
 
 
 def aggregation_weights(
@@ -33,7 +33,8 @@ def aggregation_weights(
     """Weights of the sellers' updates, ≥ 0, adding up to 1; all zero where nobody sells.
 
     Args:
-        scheme: epsilon (α ∝ ε), epsilon-squared (α ∝ 1/variance, which is ∝ ε² while σ ∝ 1/ε), or optimal.
+        scheme: epsilon (α ∝ ε), inverse-noise (α ∝ 1/σ, the weights of a secure sum), epsilon-squared
+            (α ∝ 1/variance, which is ∝ ε² while σ ∝ 1/ε), or optimal.
         epsilon: (clients,) ε sold, 0 for clients that sell nothing.
         bids: the offers, for the declared data sizes.
         noise_multiplier: (clients,) σ of each update, any number where ε is 0.
@@ -49,6 +50,8 @@ def aggregation_weights(
         return np.zeros_like(epsilon)
     if scheme == "epsilon":
         raw = epsilon
+    elif scheme == "inverse-noise":
+        raw = np.where(sells, 1.0 / np.where(sells, noise_multiplier, 1.0), 0.0)
     elif scheme == "epsilon-squared":
         raw = np.where(sells, 1.0 / np.where(sells, noise_multiplier, 1.0) ** 2, 0.0)
     else:
@@ -62,9 +65,10 @@ def seller_weights(
     market: Round, usable: Collection[str], scheme: str, objective: AggregationError | None = None
 ) -> Array:
     """(usable updates,) weights of a cleared round's sellers whose updates can be used, in the order of offers."""
-    epsilon = np.where([c in usable for c in market.offers], market.sold_epsilon(), 0.0)
-    noise = np.array([a.noise_multiplier if (a := market.awards.get(c)) else 1.0 for c in market.offers])
-    weights = aggregation_weights(scheme, epsilon, market.bids(), noise_multiplier=noise, objective=objective)
+    awards = [market.awards.get(client) if client in usable else None for client in market.offers]
+    epsilon = np.array([0.0 if award is None else award.epsilon for award in awards])
+    noise = np.array([1.0 if award is None else award.noise_multiplier for award in awards])
+    weights = aggregation_weights(scheme, epsilon, market.bids, noise_multiplier=noise, objective=objective)
     return weights[epsilon > 0]
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import os
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from privmarket.federated.errors import CheckpointError
+from privmarket.files import write_atomically
 
 _MAGIC = b"privmarket-checkpoint-1 "
 
@@ -37,15 +37,8 @@ def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
     text = np.frombuffer(json.dumps(checkpoint.data).encode(), dtype=np.uint8)
     np.savez(buffer, __data__=text, **checkpoint.arrays)  # type: ignore[arg-type]
     payload = buffer.getvalue()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.part")
-    with temporary.open("wb") as stream:
-        stream.write(_MAGIC + hashlib.sha256(payload).hexdigest().encode() + b"\n" + payload)
-        stream.flush()
-        os.fsync(stream.fileno())
-    if path.exists():
-        os.replace(path, _previous(path))
-    os.replace(temporary, path)
+    head = _MAGIC + hashlib.sha256(payload).hexdigest().encode() + b"\n"
+    write_atomically(path, head + payload, previous=_previous(path))
 
 
 def load_checkpoint(path: Path) -> Checkpoint | None:

@@ -13,7 +13,7 @@ from privmarket.federated.partition import Records, dirichlet_partition
 from privmarket.market.bids import Bids
 from privmarket.market.scenarios import scenario
 
-# Streams of random numbers; `site` holds the others.
+# Streams of random numbers; `pool` holds the others.
 _PARTITION, _TYPES = 1, 5
 
 

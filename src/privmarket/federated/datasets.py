@@ -15,14 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privmarket.errors import UnknownNameError
+from privmarket.federated.config import MEASURED_ON
 from privmarket.federated.errors import DataError
 
 Pixels = NDArray[np.float32]
 Labels = NDArray[np.int64]
 DATA_FOLDER_VARIABLE = "PRIVMARKET_DATA"
 
-# What a run's accuracy is measured on. Settings are chosen on validation records, which no client ever holds.
-MEASURED_ON = ("test", "validation")
 # Every twelfth record of a training file (tenth of CIFAR-10's) is kept back: 5,000 of them.
 _VALIDATION_EVERY = {"mnist": 12, "fashion-mnist": 12, "cifar10": 10, "digits": 10}
 
@@ -80,7 +79,6 @@ FILES: dict[str, DatasetFiles] = {
     ),
     "cifar10": DatasetFiles("cifar10", _CIFAR_MD5, (3, 32, 32), (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
 }
-DATASETS = ("digits", *FILES)
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,6 +7,7 @@ running it again: what is already right is not fetched twice.
 from __future__ import annotations
 
 import gzip
+import hashlib
 import json
 import shutil
 import subprocess
@@ -23,10 +24,10 @@ from privmarket.federated.datasets import (
     DatasetFiles,
     data_folder,
     dataset_files,
-    has_checksum,
     missing_files,
 )
 from privmarket.federated.errors import DataError
+from privmarket.files import write_atomically
 
 Report = Callable[[str], None]
 Progress = Callable[[int, int], None]  # bytes done, bytes in all (0 if unknown)
@@ -57,12 +58,9 @@ class _Fetch:
 
     def keep(self, name: str, content: bytes) -> None:
         """Writes the file under its final name, if its checksum is right."""
-        temporary = self.target / f".{name}.part"
-        temporary.write_bytes(content)
-        if not has_checksum(temporary, self.files.checksums[name]):
-            temporary.unlink()
+        if hashlib.md5(content, usedforsecurity=False).hexdigest() != self.files.checksums[name]:
             raise OSError(f"{name}: wrong checksum")
-        temporary.replace(self.target / name)
+        write_atomically(self.target / name, content)
 
     def missing(self) -> list[str]:
         return missing_files(self.files, self.target)

@@ -11,12 +11,6 @@ class DataError(PrivmarketError):
     code = "bad-data"
 
 
-class RoundError(PrivmarketError):
-    """A step that a round cannot take in the phase it is in."""
-
-    code = "bad-round"
-
-
 class CheckpointError(PrivmarketError):
     """A saved run that cannot be read, or belongs to another configuration."""
 

@@ -6,21 +6,30 @@ same noise buy a better model [TramerBoneh2021].
 
 from __future__ import annotations
 
+import hashlib
 import math
+import os
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from privmarket.errors import UnknownNameError
-from privmarket.federated.datasets import Dataset
+from privmarket.federated.datasets import Dataset, Pixels
+from privmarket.federated.errors import DataError
+from privmarket.federated.scattering import SMALLEST_SIDE, normalised_scattering, to_one_norm
+from privmarket.federated.whitening import public_basis
+from privmarket.privacy.tables import cache_folder
 
-FEATURES = ("none", "oriented-gradients", "centred-gradients")
 _DIRECTIONS = 8
 _CELL_PIXELS = 4
-_FEATURE_NORM = 10.0
-_BLOCK_ROWS = 2000
+_BLOCK_ROWS = 500
+# Part of the name of a stored file: raise it whenever a transform changes, so that nobody reads old features.
+_FORMAT = 1
 
 
 def with_features(dataset: Dataset, name: str) -> Dataset:
@@ -29,14 +38,60 @@ def with_features(dataset: Dataset, name: str) -> Dataset:
         raise UnknownNameError(f"unknown features {name!r}", f"choose one of: {', '.join(FEATURES)}")
     if name == "none":
         return dataset
-    transform = centred_gradients if name == "centred-gradients" else oriented_gradients
-    train, test = (
-        torch.cat([transform(torch.from_numpy(images[a : a + _BLOCK_ROWS])) for a in starts])
-        for images, starts in (
-            (part, range(0, len(part), _BLOCK_ROWS)) for part in (dataset.train_images, dataset.test_images)
+    if name in _STORED and min(dataset.image_shape[1:]) < SMALLEST_SIDE:
+        height, width = dataset.image_shape[1:]
+        raise DataError(
+            f"{name} needs at least {SMALLEST_SIDE} pixels each way; {dataset.name} has {height} × {width}",
+            "use features=centred-gradients",
         )
-    )
-    return replace(dataset, train_images=train.numpy(), test_images=test.numpy())
+    compute = _stored if name in _STORED else _in_memory
+    train, test = (compute(images, name) for images in (dataset.train_images, dataset.test_images))
+    return replace(dataset, train_images=train, test_images=test)
+
+
+def _in_memory(images: Pixels, name: str) -> Pixels:
+    """The features of all records, a block at a time."""
+    starts = range(0, len(images), _BLOCK_ROWS)
+    done: Pixels = torch.cat(
+        [_TRANSFORMS[name](torch.from_numpy(images[a : a + _BLOCK_ROWS])) for a in starts]
+    ).numpy()
+    return done
+
+
+def _stored(images: Pixels, name: str) -> Pixels:
+    """The features of all records, computed once and then read from the cache folder.
+
+    The file is found by a hash of the pixels, so another data set of the same name gets another file. It is mapped
+    into memory: only what is used is read.
+    """
+    digest = hashlib.sha256(f"{_FORMAT} {name} {images.shape}".encode())
+    digest.update(np.ascontiguousarray(images).data)
+    path = cache_folder() / "features" / f"{name}-{digest.hexdigest()[:24]}.npy"
+    try:
+        return np.asarray(_mapped(path))
+    except (OSError, ValueError):  # absent, or cut short
+        _write_features(images, name, path)
+        return np.asarray(_mapped(path))
+
+
+def _mapped(path: Path) -> Pixels:
+    mapped: Pixels = np.load(path, mmap_mode="c")
+    return mapped
+
+
+def _write_features(images: Pixels, name: str, path: Path) -> None:
+    """Computes block by block into a file beside `path` that gets its name when it is whole."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(f".{os.getpid()}.part")
+    shape = _TRANSFORMS[name](torch.from_numpy(images[:1])).shape[1:]
+    try:
+        target = np.lib.format.open_memmap(partial, "w+", np.float32, (len(images), *shape))
+        for a in range(0, len(images), _BLOCK_ROWS):
+            target[a : a + _BLOCK_ROWS] = _TRANSFORMS[name](torch.from_numpy(images[a : a + _BLOCK_ROWS])).numpy()
+        target.flush()
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def oriented_gradients(images: Tensor) -> Tensor:
@@ -63,7 +118,7 @@ def oriented_gradients(images: Tensor) -> Tensor:
     rising = torch.cat([F.relu(across * math.cos(a) + down * math.sin(a)) for a in angles], dim=1)
     cells = F.avg_pool2d(rising, _CELL_PIXELS, ceil_mode=True)
     features = cells.reshape(rows, channels * _DIRECTIONS, *cells.shape[2:]).sqrt()
-    return _to_one_norm(features)
+    return to_one_norm(features)
 
 
 def centred_gradients(images: Tensor) -> Tensor:
@@ -73,11 +128,20 @@ def centred_gradients(images: Tensor) -> Tensor:
     step size; a record's own mean takes most of it away and, unlike the population's, costs no privacy.
     """
     features = oriented_gradients(images)
-    return _to_one_norm(features - features.mean(dim=(2, 3), keepdim=True))
+    return to_one_norm(features - features.mean(dim=(2, 3), keepdim=True))
 
 
-def _to_one_norm(features: Tensor) -> Tensor:
-    """(rows, planes, h, w) with every row of norm 10, blank ones of norm 0."""
-    norm = features.flatten(1).norm(dim=1).clamp_min(1e-6)
-    scaled: Tensor = features * (_FEATURE_NORM / norm)[:, None, None, None]
-    return scaled
+def whitened_scattering(images: Tensor) -> Tensor:
+    """`normalised_scattering` in the public basis of `whitening`, (rows, directions, 1, 1), each row of norm 10."""
+    channels, height, width = images.shape[1:]
+    return to_one_norm(public_basis((channels, height, width))(normalised_scattering(images)))
+
+
+_TRANSFORMS: dict[str, Callable[[Tensor], Tensor]] = {
+    "oriented-gradients": oriented_gradients,
+    "centred-gradients": centred_gradients,
+    "scattering": normalised_scattering,
+    "whitened-scattering": whitened_scattering,
+}
+_STORED = ("scattering", "whitened-scattering")
+FEATURES = ("none", *_TRANSFORMS)

@@ -1,4 +1,7 @@
-"""Sums of clipped per-record gradients, for many clients in one pass.
+"""Sums of clipped per-record gradients, for many clients in one pass, with a proved bound on each record's share.
+
+Each record's contribution has norm at most C in real arithmetic, and the computed sum differs from the real one by
+so little that `privacy.release.sum_inflation` covers it: see docs/theory/finite-arithmetic.md.
 
 Implements: per-example clipping of [Abadi2016], by ghost norms where a layer is linear.
 """
@@ -6,15 +9,45 @@ Implements: per-example clipping of [Abadi2016], by ghost norms where a layer is
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from privmarket.federated.layers import Part
+from privmarket.federated.layers import Part, Summation
 from privmarket.federated.models import Model
+from privmarket.privacy.release import BLOCK_RECORDS, BLOCKS_IN_FLOAT32, CANCELLATION
 
 # Memory of one pass is bounded by the rows in it, not by the number of clients or the size of a batch.
 BLOCK_ROWS = 4096
+# Rows of every product over a Poisson sample: how a library adds must not depend on how many records were drawn.
+TILE_ROWS = 16
+
+# Clipping stays below C by these shares, which cover the rounding of factors and of norms.
+_RECORD_MARGIN, _PERSON_MARGIN, _PERSON_SLACK = 2.0**-20, 2.0**-19, 2.0**-26
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """The rows of one step, one client's after the other.
+
+    Attributes:
+        images: (rows, channels, h, w) float32.
+        labels: (rows,) int64.
+        sizes: rows per client; may hold zeros.
+        present: (rows,) booleans, false for blank rows that only fill up a tile; None if there are none.
+        persons: (rows,) whose record it is, equal numbers one after the other; None if each record counts alone.
+        sampled: whether which rows are here was drawn; sizes are then multiples of TILE_ROWS.
+    """
+
+    images: Tensor
+    labels: Tensor
+    sizes: list[int]
+    present: Tensor | None = None
+    persons: Tensor | None = None
+    sampled: bool = False
 
 
 def loss_slope(logits: Tensor, labels: Tensor) -> Tensor:
@@ -37,86 +70,219 @@ def gradient_sums(
         clip_norm: C; None leaves gradients as they are (no privacy).
 
     Returns:
-        (clients, parameters).
+        (clients, parameters) float32.
     """
+    batch, parts = Batch(images, labels, sizes), model.parts(weights)
+    if clip_norm is not None:
+        return clipped_sums(model, parts, batch, clip_norm).float()
     sums = torch.zeros(len(sizes), model.parameters)
-    add_gradient_sums(model, model.parts(weights), images, labels, sizes, clip_norm, model.parts(sums))
+    add_plain_sums(model, parts, batch, model.parts(sums))
     return sums
 
 
-def add_gradient_sums(
-    model: Model,
-    weights: list[list[Part]],
-    images: Tensor,
-    labels: Tensor,
-    sizes: list[int],
-    clip_norm: float | None,
-    sums: list[list[Part]],
-    scale: Tensor | None = None,
-) -> None:
-    """Adds `gradient_sums` to what `sums` holds, such as noise; weights and sums are given as `model.parts`.
+def clipped_sums(
+    model: Model, weights: list[list[Part]], batch: Batch, clip_norm: float, out: Tensor | None = None
+) -> Tensor:
+    """Each client's sum of contributions of norm ≤ `clip_norm` each, of records or, if given, of persons.
 
-    `scale`, (clients,), multiplies each client's sum.
+    Non-finite records contribute exactly nothing. The sums are private: only `privacy.release` may let them out.
+
+    Args:
+        weights: `model.parts` of (1, parameters) shared by all clients, or of (clients, parameters).
+        out: float32 buffer (clients, parameters) that may be used for the result.
+
+    Returns:
+        (clients, parameters), float32 where no client has many rows, else float64.
     """
-    shared = len(weights[0]) == 1
-    rows_scale = None if scale is None else scale.repeat_interleave(torch.tensor(sizes))
-    for first, last, clients, counts in _blocks(sizes):
-        mine = weights if shared else [copies[clients] for copies in weights]
-        targets = [copies[clients] for copies in sums]
-        block = slice(first, last)
-        _add_block(
-            *(model, mine, images[block], labels[block], counts, clip_norm, targets),
-            None if rows_scale is None else rows_scale[block],
-        )
+    how = _summation(batch)
+    if how is Summation.FEW:
+        sums = out if out is not None else torch.empty(len(batch.sizes), model.parameters)
+    else:
+        sums = torch.zeros(len(batch.sizes), model.parameters, dtype=torch.float64)
+    targets = model.parts(sums)
+    with conventional_products():
+        for first, last, clients, counts in _passes(batch):
+            if first == last:
+                sums[clients] = 0.0
+                continue
+            rows = slice(first, last)
+            mine = weights if len(weights[0]) == 1 else [copies[clients] for copies in weights]
+            gradients = _gradients(model, mine, batch.images[rows], batch.labels[rows], counts, batch.sampled)
+            present = None if batch.present is None else batch.present[rows]
+            persons = None if batch.persons is None else batch.persons[rows]
+            factor, bad = _clip(model, gradients, clip_norm, present, persons)
+            for layer, target, gradient in zip(model.layers, targets, gradients, strict=True):
+                if layer.size:
+                    layer.add_sums(target[clients], gradient, factor, counts, how, bad)
+    return sums
 
 
-def _blocks(sizes: list[int]) -> Iterator[tuple[int, int, slice, list[int]]]:
-    """(first row, last row, clients touched, their rows in the block) for blocks of bounded size."""
-    ends = torch.tensor(sizes).cumsum(0).tolist()
-    total = ends[-1] if ends else 0
-    for first in range(0, total, BLOCK_ROWS):
-        last = min(first + BLOCK_ROWS, total)
-        touched = [i for i, n in enumerate(sizes) if ends[i] > first and ends[i] - n < last]
-        clients = slice(touched[0], touched[-1] + 1)
-        counts = [max(0, min(ends[i], last) - max(ends[i] - sizes[i], first)) for i in range(len(sizes))]
-        yield first, last, clients, counts[clients]
+def _summation(batch: Batch) -> Summation:
+    """How to add the batch up: in float32 as far as the proof goes.
+
+    Blocks of a sample shift when one record more is drawn, so there only a single block may be added in float32.
+    """
+    most = max(batch.sizes, default=0)
+    limit = BLOCK_RECORDS if batch.sampled else BLOCK_RECORDS * BLOCKS_IN_FLOAT32
+    if batch.persons is None and most <= min(limit, BLOCK_ROWS):
+        return Summation.FEW
+    return Summation.DOUBLE if batch.sampled or batch.persons is not None else Summation.BLOCKS
 
 
-def _add_block(
-    model: Model,
-    weights: list[list[Part]],
-    images: Tensor,
-    labels: Tensor,
-    sizes: list[int],
-    clip_norm: float | None,
-    sums: list[list[Part]],
-    scale: Tensor | None,
+def add_plain_sums(
+    model: Model, weights: list[list[Part]], batch: Batch, sums: list[list[Part]], scale: Tensor | None = None
 ) -> None:
-    """Adds one block of rows to `sums`."""
-    copies = [labels.shape[0]] if len(weights[0]) == 1 else sizes
+    """Adds each client's Σ of gradients, unclipped, times its entry of `scale` to `sums`: no privacy.
+
+    In one pass all gradients are known before the first is added, so `sums` may be `weights` itself.
+    """
+    rows_scale = torch.ones(batch.labels.shape[0])
+    if scale is not None:
+        rows_scale = scale.repeat_interleave(torch.tensor(batch.sizes))
+    for first, last, clients, counts in _passes(batch):
+        if first == last:
+            continue
+        rows = slice(first, last)
+        mine = weights if len(weights[0]) == 1 else [copies[clients] for copies in weights]
+        gradients = _gradients(model, mine, batch.images[rows], batch.labels[rows], counts, False)
+        for layer, target, gradient in zip(model.layers, sums, gradients, strict=True):
+            if layer.size:
+                layer.add_sums(target[clients], gradient, rows_scale[rows], counts, Summation.PLAIN)
+
+
+def _passes(batch: Batch) -> Iterator[tuple[int, int, slice, list[int]]]:
+    """(first row, last row, clients, their rows) of passes of bounded size.
+
+    A pass holds whole clients, or a piece of one client that has too many rows; people are never cut in two.
+    """
+    row, first_client, counts = 0, 0, list[int]()
+    for client, size in enumerate(batch.sizes):
+        held = sum(counts)
+        if held and held + size > BLOCK_ROWS:
+            yield row - held, row, slice(first_client, client), counts
+            first_client, counts = client, []
+        if size > BLOCK_ROWS:
+            for start, end in _pieces(batch, row, size):
+                yield start, end, slice(first_client, client + 1), [*[0] * len(counts), end - start]
+            first_client, counts = client + 1, []
+        else:
+            counts.append(size)
+        row += size
+    if counts:
+        yield row - sum(counts), row, slice(first_client, len(batch.sizes)), counts
+
+
+def _pieces(batch: Batch, first: int, size: int) -> Iterator[tuple[int, int]]:
+    """Cuts one client's rows: every BLOCK_ROWS, or at the next change of person; a sample of people stays whole."""
+    if batch.persons is None:
+        step = -(-BLOCK_ROWS // TILE_ROWS) * TILE_ROWS
+        cuts = list(range(first, first + size, step))
+    elif batch.sampled:
+        cuts = [first]
+    else:
+        mine = batch.persons[first : first + size]
+        changes = (torch.nonzero(mine[1:] != mine[:-1]).flatten() + 1 + first).tolist()
+        cuts = [first]
+        for change in changes:
+            if change - cuts[-1] >= BLOCK_ROWS:
+                cuts.append(change)
+    yield from zip(cuts, [*cuts[1:], first + size], strict=True)
+
+
+def _gradients(
+    model: Model, weights: list[list[Part]], images: Tensor, labels: Tensor, sizes: list[int], tiled: bool
+) -> list[Any]:
+    """Per layer what `Layer.gradient` says, None for layers without weights."""
+    copies = sizes if len(weights[0]) > 1 else [labels.shape[0]]
+    if tiled:
+        # One product per tile: repeat each copy of the weights as often as its client has tiles.
+        tiles = [-(-size // TILE_ROWS) for size in copies]
+        weights = [[part for part, n in zip(layer, tiles, strict=True) for _ in range(n)] for layer in weights]
+        copies = [TILE_ROWS] * sum(tiles)
     logits, kept = model.forward(weights, images, copies)
-    slopes: list[Tensor | None] = [None] * len(model.layers)
+    gradients: list[Any] = [None] * len(model.layers)
     slope = loss_slope(logits, labels)
-    squared_norms = torch.zeros(labels.shape[0])
     first = next(i for i, layer in enumerate(model.layers) if layer.size)
     for i in range(len(model.layers) - 1, first - 1, -1):
         layer = model.layers[i]
         if layer.size:
-            slopes[i] = slope
-            if clip_norm is not None:
-                squared_norms += layer.squared_norms(kept[i], slope)
+            gradients[i] = layer.gradient(kept[i], slope)
         if i > first:  # nobody needs the derivative by the pixels
             slope = layer.backward(weights[i], kept[i], slope, copies)
-    factor = torch.ones(labels.shape[0]) if clip_norm is None else clip_factors(squared_norms, clip_norm)
-    if scale is not None:
-        factor *= scale
-    for layer, target, memory, steep in zip(model.layers, sums, kept, slopes, strict=True):
-        if steep is not None:
-            layer.add_sums(target, memory, steep, factor, sizes)
+    return gradients
+
+
+def _clip(
+    model: Model, gradients: list[Any], clip_norm: float, present: Tensor | None, persons: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """(rows,) float32 factors that clip, and (rows,) which records are not finite; None if all are."""
+    squared: Any = 0.0
+    for layer, gradient in zip(model.layers, gradients, strict=True):
+        if layer.size:
+            squared = squared + layer.squared_norms(gradient)
+    bad = ~torch.isfinite(squared)
+    if persons is None:
+        factor = clip_factors(squared, clip_norm)
+    else:
+        finite = [
+            layer.blank(gradient, bad) if layer.size else None
+            for layer, gradient in zip(model.layers, gradients, strict=True)
+        ]
+        factor = _person_factors(model, finite, squared.masked_fill(bad, 0.0), clip_norm, persons)
+    if present is not None:
+        factor = factor.masked_fill_(~present, 0.0)
+    return factor, bad if bool(bad.any()) else None
 
 
 def clip_factors(squared_norms: Tensor, clip_norm: float) -> Tensor:
-    """(rows,) min(1, C/‖g‖)."""
-    # A whisker below C, so that float32 rounding of the norm cannot let a record count for more than C.
-    limit = clip_norm * (1.0 - 1e-6)
-    return (limit * torch.rsqrt(squared_norms.clamp_min(1e-30))).clamp_max_(1.0)
+    """(rows,) float32, at most min(1, C/‖g‖) for float64 bounds ‖g‖² from above; 0 where they are not finite."""
+    limit = clip_norm * (1.0 - _RECORD_MARGIN)
+    squared = squared_norms.double()
+    factor = (limit * squared.clamp_min(1e-300).rsqrt()).clamp_max(1.0)
+    return _rounded_down(torch.where(torch.isfinite(squared), factor, 0.0))
+
+
+def _person_factors(
+    model: Model, gradients: list[Any], squared: Tensor, clip_norm: float, persons: Tensor
+) -> Tensor:
+    """(rows,) float32: the same factor for all records of a person, which clips the norm of their sum.
+
+    With A² = members·Σ‖g‖² ≥ (Σ‖g‖)² the squared norm of the sum is lifted by 2^−26·A², which covers cancellation,
+    and 64·members·C/A is a second limit, so that the sizes of all contributions together stay below 64·members·C.
+    """
+    factor = torch.empty(persons.shape[0], dtype=torch.float64)
+    _, counts = torch.unique_consecutive(persons, return_counts=True)
+    starts = counts.cumsum(0) - counts
+    for members in counts.unique().tolist():
+        groups = starts[counts == members][:, None] + torch.arange(members)
+        spread = members * squared[groups].sum(1)
+        norms = sum(
+            layer.group_squared_norms(gradient, groups)
+            for layer, gradient in zip(model.layers, gradients, strict=True)
+            if layer.size
+        )
+        bound = (torch.as_tensor(norms) + _PERSON_SLACK * spread).clamp_min(1e-300)
+        limit = clip_norm * (1.0 - _PERSON_MARGIN)
+        most = CANCELLATION * members * limit * spread.clamp_min(1e-300).rsqrt()
+        shared = torch.minimum(limit * bound.rsqrt(), most)
+        factor[groups] = shared.clamp_max(1.0)[:, None]
+    return _rounded_down(factor)
+
+
+def _rounded_down(factor: Tensor) -> Tensor:
+    """float64 → float32, never up."""
+    near = factor.float()
+    return torch.where(near.double() > factor, torch.nextafter(near, torch.zeros(())), near)
+
+
+@contextmanager
+def conventional_products() -> Iterator[None]:
+    """float32 products are float32 inside, even where the caller allowed bfloat16 or TF32 for speed."""
+    before = torch.get_float32_matmul_precision()
+    if before != "highest":
+        torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        if before != "highest":
+            torch.set_float32_matmul_precision(before)

@@ -4,21 +4,42 @@ Many clients are handled at once. Their records are concatenated along the first
 says how many rows each client has, so no batch is padded. Every client meets its own copy of the weights, or
 all meet one copy while they still share the global model: then `sizes` for the forward pass is one number.
 
+What a record contributes to a sum is defined by float32 numbers (see `Layer.gradient`), its norm is bounded from
+above in float64, and sums of many records are taken in blocks with float64 totals. Why that is private in the
+arithmetic that runs: docs/theory/finite-arithmetic.md.
+
 Implements: ghost norms for linear layers, after [Goodfellow2015] and [LiEtAl2022].
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from enum import Enum
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from privmarket.privacy.release import BLOCK_RECORDS, BLOCKS_IN_FLOAT32
+
 # One copy of a layer's weights: (matrix or kernel, bias), views of a flat vector; empty without parameters.
 Part = tuple[Tensor, ...]
+
+# Sums of more squares than this are taken in float64; for fewer, float32's worst case is below 0.1 %.
+_SQUARES_IN_FLOAT32 = 2**14
+# A squared norm beyond this counts as not finite, so that no product of factors can lose its small bits.
+_LARGEST_ENERGY = 2.0**126
+
+
+class Summation(Enum):
+    """How the contributions of one client's rows are added up."""
+
+    PLAIN = "one float32 product, onto whatever is there; for training without privacy"
+    FEW = "at most BLOCKS_IN_FLOAT32 products of at most BLOCK_RECORDS rows, in float32, over whatever is there"
+    BLOCKS = "any number of such products, every few of them added to float64 totals"
+    DOUBLE = "float64 products, added to float64 totals"
 
 
 class Layer(ABC):
@@ -42,12 +63,35 @@ class Layer(ABC):
     def backward(self, parts: Sequence[Part], kept: Any, slope: Tensor, sizes: list[int]) -> Tensor:
         """Derivative of the loss by the layer's input, from that by its output; both (rows, ...)."""
 
-    def squared_norms(self, kept: Any, slope: Tensor) -> Tensor:
-        """(rows,) ‖∂loss/∂weights‖² of each record."""
+    def gradient(self, kept: Any, slope: Tensor) -> Any:
+        """The float32 numbers that make up each record's ∂loss/∂weights: (rows, ...), or factors of it."""
         raise NotImplementedError
 
-    def add_sums(self, sums: Sequence[Part], kept: Any, slope: Tensor, factor: Tensor, sizes: list[int]) -> None:
-        """Adds Σ factor·∂loss/∂weights over each client's rows to its entry of `sums`; factor is (rows,)."""
+    def blank(self, gradient: Any, rows: Tensor) -> Any:
+        """The same with zeros for the records where `rows`, (rows,) booleans, is true."""
+        raise NotImplementedError
+
+    def squared_norms(self, gradient: Any) -> Tensor:
+        """(rows,) float64, never below ‖∂loss/∂weights‖² of each record; not finite where that is not."""
+        raise NotImplementedError
+
+    def group_squared_norms(self, gradient: Any, groups: Tensor) -> Tensor:
+        """(groups,) float64 ‖Σ ∂loss/∂weights‖² over the records in each row of `groups`, (groups, members)."""
+        raise NotImplementedError
+
+    def add_sums(
+        self,
+        sums: Sequence[Part],
+        gradient: Any,
+        factor: Tensor,
+        sizes: list[int],
+        how: Summation,
+        bad: Tensor | None = None,
+    ) -> None:
+        """Adds Σ factor·∂loss/∂weights over each client's rows to its entry of `sums`; factor is (rows,).
+
+        Rows where `bad`, (rows,) booleans, is true are left out; all other blocks are computed as without them.
+        """
         raise NotImplementedError
 
 
@@ -77,17 +121,91 @@ class Linear(Layer):
             torch.mm(mine, matrix.t(), out=target)
         return out
 
-    def squared_norms(self, kept: Tensor, slope: Tensor) -> Tensor:
-        """‖a gᵀ‖² + ‖g‖² = (‖a‖² + 1)·‖g‖²: the gradient of a record is an outer product, never formed."""
-        return (_row_energy(kept) + 1.0) * _row_energy(slope)
+    def gradient(self, kept: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
+        """Activation a and slope g: the gradient by the matrix is a gᵀ, never formed, that by the bias is g."""
+        return kept, slope
 
-    def add_sums(self, sums: Sequence[Part], kept: Tensor, slope: Tensor, factor: Tensor, sizes: list[int]) -> None:
-        """Σ factor·a gᵀ, one product of matrices per client."""
+    def blank(self, gradient: tuple[Tensor, Tensor], rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Zeros in both factors; the records themselves stay as they are."""
+        kept, slope = gradient
+        return kept.masked_fill(rows[:, None], 0.0), slope.masked_fill(rows[:, None], 0.0)
+
+    def squared_norms(self, gradient: tuple[Tensor, Tensor]) -> Tensor:
+        """‖a gᵀ‖² + ‖g‖² = (‖a‖² + 1)·‖g‖²."""
+        kept, slope = gradient
+        return (row_energy(kept) + 1.0) * row_energy(slope)
+
+    def group_squared_norms(self, gradient: tuple[Tensor, Tensor], groups: Tensor) -> Tensor:
+        """‖Σ aᵢ gᵢᵀ‖² + ‖Σ gᵢ‖² = Σᵢⱼ (aᵢ·aⱼ + 1)·(gᵢ·gⱼ), or by the sum itself where groups are large."""
+        a, g = (factor[groups].double() for factor in gradient)
+        if groups.shape[1] ** 2 <= self.inputs * self.outputs:
+            return ((a @ a.mT + 1.0) * (g @ g.mT)).sum((1, 2))
+        return (a.mT @ g).square().sum((1, 2)) + g.sum(1).square().sum(1)
+
+    def add_sums(
+        self,
+        sums: Sequence[Part],
+        gradient: tuple[Tensor, Tensor],
+        factor: Tensor,
+        sizes: list[int],
+        how: Summation,
+        bad: Tensor | None = None,
+    ) -> None:
+        """Σ a (factor·g)ᵀ, products of matrices per client."""
+        kept, slope = gradient
         scaled = slope * factor[:, None]
-        for (matrix, bias), mine, steep in zip(sums, _cut(kept, sizes), _cut(scaled, sizes), strict=True):
-            if mine.shape[0]:
-                matrix.addmm_(mine.t(), steep)
-                bias.add_(steep.sum(0))
+        if bad is not None:
+            scaled.masked_fill_(bad[:, None], 0.0)
+        out: Sequence[Tensor | None] = [None] * len(sizes) if bad is None else _cut(bad, sizes)
+        for (matrix, bias), mine, steep, left_out in zip(
+            sums, _cut(kept, sizes), _cut(scaled, sizes), out, strict=True
+        ):
+            _add_product(matrix, mine, steep, how, left_out)
+            if how is Summation.FEW:
+                bias.copy_(steep.sum(0, dtype=torch.float64))
+            else:
+                bias.add_(steep.sum(0, dtype=bias.dtype))
+
+
+def _add_product(target: Tensor, left: Tensor, right: Tensor, how: Summation, bad: Tensor | None = None) -> None:
+    """target ← target + leftᵀ·right, (rows, m) and (rows, n) or (rows,); FEW overwrites the target.
+
+    Rows of `left` where `bad` is true are taken as zeros, in their own block only: a copy of the others might lie
+    otherwise in memory, and a library may then add in another order.
+    """
+    multiply = torch.mm if right.ndim == 2 else torch.mv
+    rows = left.shape[0]
+    if how is Summation.DOUBLE:
+        whole = left.double()
+        if bad is not None:
+            whole.masked_fill_(bad[:, None], 0.0)
+        target.add_(multiply(whole.t(), right.double()))
+    elif how is Summation.PLAIN:
+        if rows:
+            target.addmm_(left.t(), right) if right.ndim == 2 else target.addmv_(left.t(), right)
+    elif how is Summation.FEW:
+        for k, block in enumerate(even_blocks(rows)):
+            mine = left[block]
+            if bad is not None and bool(bad[block].any()):
+                mine = mine.masked_fill(bad[block][:, None], 0.0)
+            if k:
+                target.add_(multiply(mine.t(), right[block]))
+            else:
+                multiply(mine.t(), right[block], out=target)
+        if not rows:
+            target.zero_()
+    else:
+        few = torch.empty(target.shape, dtype=torch.float32)
+        for piece in even_blocks(rows, BLOCK_RECORDS * BLOCKS_IN_FLOAT32):
+            _add_product(few, left[piece], right[piece], Summation.FEW, None if bad is None else bad[piece])
+            target.add_(few)
+
+
+def even_blocks(rows: int, most: int = BLOCK_RECORDS) -> Iterator[slice]:
+    """Cuts rows into as few blocks of at most `most` as there can be, of nearly equal size."""
+    count = -(-rows // most)
+    for k in range(count):
+        yield slice(k * rows // count, (k + 1) * rows // count)
 
 
 def _cut(rows: Tensor, sizes: list[int]) -> tuple[Tensor, ...]:
@@ -96,10 +214,22 @@ def _cut(rows: Tensor, sizes: list[int]) -> tuple[Tensor, ...]:
     return views
 
 
-def _row_energy(rows: Tensor) -> Tensor:
-    """(rows, n) → (rows,) Σ squares."""
-    norms: Tensor = torch.linalg.vector_norm(rows, dim=1)
-    return norms.square_()
+def row_energy(rows: Tensor) -> Tensor:
+    """(rows, n) float32 → (rows,) float64, never below Σ squares; infinite beyond 2^126 and for what is no number.
+
+    A float32 sum of n squares, in any order, loses at most a share γ = (n + 4)u/(1 − (n + 4)u), u = 2^−24, and
+    n·2^−125 by underflow [Higham2002]; both are given back.
+    """
+    n = rows.shape[1]
+    if n > _SQUARES_IN_FLOAT32:
+        energy: Tensor = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64).square_()
+        loss = 2.0**-20
+    else:
+        energy = torch.linalg.vector_norm(rows, dim=1).double().square_()
+        unit = (n + 4) * 2.0**-24
+        loss = unit / (1.0 - unit)
+    energy = energy * (1.0 / (1.0 - loss)) + n * 2.0**-125
+    return torch.where(energy <= _LARGEST_ENERGY, energy, torch.inf)
 
 
 class Convolution(Layer):
@@ -142,15 +272,36 @@ class Convolution(Layer):
         kernel = torch.bmm(flat, patches.transpose(1, 2)).flatten(1)
         return torch.cat([kernel, flat.sum(2)], dim=1)
 
-    def squared_norms(self, kept: Tensor, slope: Tensor) -> Tensor:
-        """(rows,) of `per_record`."""
-        return _row_energy(self.per_record(kept, slope))
+    def gradient(self, kept: Tensor, slope: Tensor) -> Tensor:
+        """`per_record`."""
+        return self.per_record(kept, slope)
 
-    def add_sums(self, sums: Sequence[Part], kept: Tensor, slope: Tensor, factor: Tensor, sizes: list[int]) -> None:
+    def blank(self, gradient: Tensor, rows: Tensor) -> Tensor:
+        """Zeros in the rows."""
+        return gradient.masked_fill(rows[:, None], 0.0)
+
+    def squared_norms(self, gradient: Tensor) -> Tensor:
+        """(rows,) of `per_record`."""
+        return row_energy(gradient)
+
+    def group_squared_norms(self, gradient: Tensor, groups: Tensor) -> Tensor:
+        """Of the sums of `per_record`."""
+        return gradient[groups].sum(1, dtype=torch.float64).square().sum(1)
+
+    def add_sums(
+        self,
+        sums: Sequence[Part],
+        gradient: Tensor,
+        factor: Tensor,
+        sizes: list[int],
+        how: Summation,
+        bad: Tensor | None = None,
+    ) -> None:
         """Σ factor·per_record over each client's rows."""
-        gradients = self.per_record(kept, slope)
-        for (*_, flat), mine, share in zip(sums, _cut(gradients, sizes), _cut(factor, sizes), strict=True):
-            flat.addmv_(mine.t(), share)
+        if bad is not None:
+            gradient.masked_fill_(bad[:, None], 0.0)  # made by `gradient`, used for nothing else
+        for (*_, flat), mine, share in zip(sums, _cut(gradient, sizes), _cut(factor, sizes), strict=True):
+            _add_product(flat, mine, share, how)
 
 
 class Relu(Layer):

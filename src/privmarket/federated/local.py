@@ -1,8 +1,9 @@
-"""Local private training: Poisson batches, per-record clipping, Gaussian noise, a public normaliser.
+"""Local private training: Poisson batches, per-record clipping, exact noise on a grid, a public normaliser.
 
-What a client releases in a round is its weights after `steps` noisy steps from the public global weights.
-That is post-processing of `steps` noisy sums, each of sensitivity `clip_norm` under adding or removing one
-record, which is exactly the event that the noise multiplier was calibrated for.
+What a client releases in a round is its weights after `steps` noisy steps from the public global weights. That
+is post-processing of `steps` noisy sums, each released by `privacy.release`. Blanking one record moves a sum by at
+most `clip_norm`, which is exactly the event that the noise multiplier was calibrated for, in the arithmetic that
+runs (docs/theory/finite-arithmetic.md). With `unit="person"` all records of a person are blanked at once.
 
 Implements: DP-SGD of [Abadi2016] as the local step of Algorithm 2 of [Sun2026].
 Deviation: the noise is on clipped gradient sums; the paper adds it to weights whose sensitivity is unbounded.
@@ -18,15 +19,32 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from privmarket.errors import ConfigurationError
-from privmarket.federated.gradients import BLOCK_ROWS, add_gradient_sums, gradient_sums
+from privmarket.errors import ConfigurationError, UnknownNameError
+from privmarket.federated.gradients import (
+    BLOCK_ROWS,
+    TILE_ROWS,
+    Batch,
+    add_plain_sums,
+    clipped_sums,
+    gradient_sums,
+)
 from privmarket.federated.layers import Part
 from privmarket.federated.models import Model
+from privmarket.plans import ARITHMETICS
 from privmarket.privacy.noise import NoiseSource
+from privmarket.privacy.release import (
+    CLIP_NORM_RANGE,
+    Grid,
+    double_sum_inflation,
+    sum_inflation,
+)
 
 # Clients trained at once: many where batches are small and calls cost more than arithmetic, few where a step takes
 # all records.
 SMALL_BATCH_CHUNK, FULL_BATCH_CHUNK = 25, 10
+
+# Whose presence is protected: one record, or all records of one person.
+UNITS = ("record", "person")
 
 
 @dataclass(frozen=True)
@@ -36,9 +54,11 @@ class LocalPlan:
     Attributes:
         steps: noisy steps per round.
         sampling_rate: probability with which a record enters a step; 1 is the full batch.
-        clip_norm: C, the largest norm with which one record's gradient counts.
+        clip_norm: C, the largest norm with which the gradient of one unit counts.
         learning_rate: local step size; with one step it only scales the update.
         expected_batch: the public number that gradient sums are divided by, never the private batch size.
+        unit: `record`, or `person`: what is clipped is the sum over all records of a person.
+        arithmetic: `exact`, or `float` for experiments: not private in floating point.
     """
 
     steps: int = 1
@@ -46,12 +66,23 @@ class LocalPlan:
     clip_norm: float = 1.0
     learning_rate: float = 1.0
     expected_batch: float = 1.0
+    unit: str = "record"
+    arithmetic: str = "exact"
 
     def __post_init__(self) -> None:
+        for name, value, known in (("unit", self.unit, UNITS), ("arithmetic", self.arithmetic, ARITHMETICS)):
+            if value not in known:
+                raise UnknownNameError(f"unknown {name} {value!r}", f"choose one of: {', '.join(known)}")
         for name in ("clip_norm", "learning_rate", "expected_batch"):
             value = getattr(self, name)
             if not (value > 0 and np.isfinite(value)):
                 raise ConfigurationError(f"{name} is {value}: must be finite and above 0", "see the defaults")
+        smallest, largest = CLIP_NORM_RANGE
+        if not smallest <= self.clip_norm <= largest:
+            raise ConfigurationError(
+                f"clip_norm is {self.clip_norm}: must lie between {smallest:.2g} and {largest:.2g}",
+                "scale the loss, so that gradients stay within float32",
+            )
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,11 +93,23 @@ class ClientRecords:
         images: (rows, channels, h, w) float32.
         labels: (rows,) int64.
         sizes: rows per client; may hold zeros.
+        persons: (rows,) whole numbers ≥ 0 in any order, whose record each row is; needed for `unit="person"`.
     """
 
     images: Tensor
     labels: Tensor
     sizes: list[int]
+    persons: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if self.persons is None:
+            return
+        ids = torch.as_tensor(self.persons)
+        if ids.dtype.is_floating_point or ids.shape != (self.labels.shape[0],) or bool((ids < 0).any()):
+            raise ConfigurationError(
+                f"person numbers of shape {tuple(ids.shape)}, {ids.dtype}, for {self.labels.shape[0]} records",
+                "give one whole number ≥ 0 per record, without gaps",
+            )
 
     @property
     def clients(self) -> int:
@@ -99,62 +142,83 @@ def private_updates(
         (clients, parameters) float32; for one step learning_rate·(clipped sum + noise)/expected_batch.
     """
     rate = plan.learning_rate / plan.expected_batch
+    if plan.unit == "person":
+        records = by_person(records)
+    noisy = [
+        NoisySum.of(sigma, source, plan, size, model.parameters)
+        for sigma, source, size in zip(noise_multiplier, randomness, records.sizes, strict=True)
+    ]
     if plan.steps == 1:
-        return _one_step(model, global_weights, records, plan, noise_multiplier, randomness)
+        # All clients share the global weights, so that a forward pass is one product for all of them.
+        batch = _batch(records, plan, randomness)
+        sums = clipped_sums(model, model.parts(global_weights[None]), batch, plan.clip_norm)
+        updates = torch.empty(records.clients, model.parameters)
+        for release, total, update in zip(noisy, sums, updates, strict=True):
+            release.write(update, total, rate, fresh=True)
+        return updates
     weights = global_weights.repeat(records.clients, 1)
-    parts = model.parts(weights)
-    rates = [rate] * records.clients
+    parts, buffer = model.parts(weights), torch.empty(records.clients, model.parameters)
     for _ in range(plan.steps):
-        images, labels, sizes = _poisson_batches(records, plan.sampling_rate, randomness)
-        _descend(model, weights, parts, images, labels, sizes, plan.clip_norm, rates)
-        for row, sigma, source in zip(weights, noise_multiplier, randomness, strict=True):
-            if sigma:
-                source.add(row, rate * sigma * plan.clip_norm)
+        sums = clipped_sums(model, parts, _batch(records, plan, randomness), plan.clip_norm, out=buffer)
+        for release, total, row in zip(noisy, sums, weights, strict=True):
+            release.write(row, total, -rate)
     return global_weights - weights
 
 
-def _one_step(
+def private_shares(
     model: Model,
     global_weights: Tensor,
     records: ClientRecords,
     plan: LocalPlan,
-    noise_multiplier: Sequence[float],
+    grids: Sequence[Grid],
     randomness: Sequence[NoiseSource],
-) -> Tensor:
-    """(clients, parameters) rate·(Σ clipped gradients + noise), all clients still sharing the global weights."""
-    # noise deviation · (standard normal + clipped sum / noise deviation): the normals are never scaled on their
-    # own. Without noise the deviation is replaced by 1 and the normals by zeros.
-    deviation = torch.tensor([sigma * plan.clip_norm or 1.0 for sigma in noise_multiplier], dtype=torch.float64)
-    sums = torch.empty(records.clients, model.parameters)
-    images, labels, sizes = _poisson_batches(records, plan.sampling_rate, randomness)
-    for row, sigma, source in zip(sums, noise_multiplier, randomness, strict=True):
-        source.fill(row) if sigma else row.zero_()
-    shared, targets = model.parts(global_weights[None]), model.parts(sums)
-    add_gradient_sums(model, shared, images, labels, sizes, plan.clip_norm, targets, (1.0 / deviation).float())
-    return sums.mul_((plan.learning_rate / plan.expected_batch * deviation).float()[:, None])
+) -> NDArray[np.int64]:
+    """What each client adds to a secure sum: its clipped sum on its grid, with its share of the noise.
 
+    Args:
+        grids: per client, from `shares.SharedSum.grid`.
 
-def _descend(
-    model: Model,
-    weights: Tensor,
-    parts: list[list[Part]],
-    images: Tensor,
-    labels: Tensor,
-    sizes: list[int],
-    clip_norm: float | None,
-    rates: list[float],
-) -> None:
-    """weights ← weights − rate·Σ gradients, per client, all gradients taken at the old weights.
-
-    `parts` are the views of `weights`, (clients, parameters).
+    Returns:
+        (clients, parameters); the opened sum is multiplied by `plan.learning_rate / plan.expected_batch`.
     """
-    if sum(sizes) <= BLOCK_ROWS:
-        # One block: all slopes are known before the first sum is added, so the sums go straight onto the weights.
-        step = torch.tensor([-rate for rate in rates])
-        add_gradient_sums(model, parts, images, labels, sizes, clip_norm, parts, step)
-    else:
-        sums = gradient_sums(model, weights, images, labels, sizes, clip_norm)
-        weights.sub_(sums * torch.tensor(rates)[:, None])
+    if plan.unit == "person":
+        records = by_person(records)
+    batch = _batch(records, plan, randomness)
+    sums = clipped_sums(model, model.parts(global_weights[None]), batch, plan.clip_norm)
+    released = np.empty(tuple(sums.shape), dtype=np.int64)
+    for row, total, grid, source in zip(released, sums.numpy(), grids, randomness, strict=True):
+        row[:] = grid.noisy_integers(total, source)
+    return released
+
+
+@dataclass(frozen=True)
+class NoisySum:
+    """How one client's clipped sums leave: on a grid with exact noise, with float noise, or without any."""
+
+    source: NoiseSource
+    grid: Grid | None = None
+    float_deviation: float = 0.0
+
+    @classmethod
+    def of(cls, sigma: float, source: NoiseSource, plan: LocalPlan, size: int, parameters: int) -> NoisySum:
+        """The releases of a client with `size` records; σ = 0 adds no noise, for comparisons."""
+        if not sigma:
+            return cls(source)
+        if plan.arithmetic == "float":
+            return cls(source, float_deviation=sigma * plan.clip_norm)
+        inflation = sum_inflation(size) if plan.unit == "record" else double_sum_inflation(size)
+        return cls(source, Grid.for_release(sigma, plan.clip_norm, parameters, inflation))
+
+    def write(self, target: Tensor, total: Tensor, scale: float, *, fresh: bool = False) -> None:
+        """Adds scale·(total + noise) to `target`, (parameters,) float32 and public, or overwrites it if `fresh`."""
+        if self.grid is not None:
+            release = self.grid.noisy if fresh else self.grid.add_noisy
+            release(total.numpy(), self.source, target.numpy(), scale)
+            return
+        noisy = total.float().contiguous()
+        if self.float_deviation:
+            self.source.add(noisy, self.float_deviation)
+        torch.mul(noisy, scale, out=target) if fresh else target.add_(noisy, alpha=scale)
 
 
 def plain_updates(
@@ -167,7 +231,7 @@ def plain_updates(
     learning_rate: float,
     rngs: Sequence[np.random.Generator],
 ) -> Tensor:
-    """Ordinary local SGD without clipping or noise: the No-DP reference and Algorithm 2 to the letter.
+    """Ordinary local SGD without clipping or noise: the No-DP reference and paper-literal Algorithm 2.
 
     Every client goes over its records `epochs` times in shuffled batches of `batch`.
 
@@ -183,22 +247,65 @@ def plain_updates(
         for at in range(0, max(records.sizes, default=0), batch):
             rows = [order[at : at + batch] for order in orders]
             images, labels, sizes = _gather(records, rows)
-            rates = [learning_rate / max(1, n) for n in sizes]
-            _descend(model, weights, parts, images, labels, sizes, None, rates)
+            rates = torch.tensor([learning_rate / max(1, n) for n in sizes])
+            _descend(model, weights, parts, Batch(images, labels, sizes), rates)
     return global_weights - weights
 
 
-def _poisson_batches(
-    records: ClientRecords, rate: float, randomness: Sequence[NoiseSource]
-) -> tuple[Tensor, Tensor, list[int]]:
-    """This step's images, labels and rows per client."""
-    if rate == 1.0:
-        return records.images, records.labels, records.sizes
-    drawn = [
-        np.flatnonzero(source.bernoulli(rate, n)) + start
-        for source, n, start in zip(randomness, records.sizes, records.starts, strict=True)
-    ]
-    return _gather(records, drawn)
+def _descend(model: Model, weights: Tensor, parts: list[list[Part]], batch: Batch, rates: Tensor) -> None:
+    """weights ← weights − rate·Σ gradients, per client, all gradients taken at the old weights; no privacy."""
+    if sum(batch.sizes) <= BLOCK_ROWS:
+        add_plain_sums(model, parts, batch, parts, -rates)
+    else:
+        sums = gradient_sums(model, weights, batch.images, batch.labels, batch.sizes, None)
+        weights.sub_(sums * rates[:, None])
+
+
+def by_person(records: ClientRecords) -> ClientRecords:
+    """The same records, each client's sorted by person."""
+    if records.persons is None:
+        raise ConfigurationError('unit="person" without person numbers', "give ClientRecords(persons=…)")
+    persons = records.persons.numpy()
+    order = np.concatenate(
+        [
+            start + np.argsort(persons[start : start + size], kind="stable")
+            for start, size in zip(records.starts, records.sizes, strict=True)
+        ]
+        or [np.zeros(0, dtype=np.int64)]
+    )
+    chosen = torch.from_numpy(order)
+    return ClientRecords(records.images[chosen], records.labels[chosen], records.sizes, records.persons[chosen])
+
+
+def _batch(records: ClientRecords, plan: LocalPlan, randomness: Sequence[NoiseSource]) -> Batch:
+    """This step's rows: all of them, or a Poisson sample of the units in whole tiles of rows."""
+    persons = records.persons if plan.unit == "person" else None
+    if plan.sampling_rate == 1.0:
+        return Batch(records.images, records.labels, records.sizes, persons=persons)
+    rows, filled = [], []
+    for source, size, start in zip(randomness, records.sizes, records.starts, strict=True):
+        drawn = drawn_rows(
+            source, plan.sampling_rate, size, None if persons is None else persons[start : start + size]
+        )
+        blanks = -drawn.size % TILE_ROWS
+        # A blank is any row at all: its factor is set to 0. Row 0 of the client exists, as something was drawn.
+        rows.append(np.concatenate([drawn, np.zeros(blanks, dtype=np.int64)]) + start)
+        filled.append(np.arange(drawn.size + blanks) < drawn.size)
+    images, labels, sizes = _gather(records, rows)
+    present = torch.from_numpy(np.concatenate(filled))
+    drawn_persons = None
+    if persons is not None:
+        drawn_persons = persons[torch.from_numpy(np.concatenate(rows))].masked_fill_(~present, -1)
+    return Batch(images, labels, sizes, present, drawn_persons, sampled=True)
+
+
+def drawn_rows(source: NoiseSource, rate: float, size: int, persons: Tensor | None) -> NDArray[np.int64]:
+    """The rows of a Poisson sample of records, or of all records of sampled persons (sorted by person)."""
+    if persons is None:
+        return np.flatnonzero(source.bernoulli(rate, size))
+    _, numbers = np.unique(persons.numpy(), return_inverse=True)
+    coins = source.bernoulli(rate, int(numbers.max(initial=-1)) + 1)
+    return np.flatnonzero(coins[numbers])
 
 
 def _gather(records: ClientRecords, rows: Sequence[NDArray[np.int64]]) -> tuple[Tensor, Tensor, list[int]]:

@@ -6,13 +6,14 @@ Implements: Algorithm 2 of [Sun2026] over many rounds, with composition (its lim
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from privmarket.errors import ConfigurationError
 from privmarket.federated.aggregation import aggregate, seller_weights
 from privmarket.federated.checkpoint import load_checkpoint, save_checkpoint
 from privmarket.federated.clients import client_types
@@ -20,30 +21,49 @@ from privmarket.federated.config import FederationConfig
 from privmarket.federated.datasets import Dataset, load_dataset
 from privmarket.federated.errors import CheckpointError, DataError
 from privmarket.federated.features import with_features
-from privmarket.federated.local import FULL_BATCH_CHUNK, SMALL_BATCH_CHUNK
+from privmarket.federated.modes import ChunkOrder
 from privmarket.federated.partition import Records
-from privmarket.federated.round import MICRO, Offer, Round, Settlement, Terms
-from privmarket.federated.server import ServerPlan, ServerState, server_step
-from privmarket.federated.site import ChunkTask, Site, build_site, site_from, train_chunk
-from privmarket.federated.state import RoundRecord, RunResult, RunState, from_checkpoint, to_checkpoint
+from privmarket.federated.pool import ClientPool, build_pool, pool_from
+from privmarket.federated.server import PLAIN_AVERAGE, ServerState, server_step
+from privmarket.federated.shares import MODULUS_BITS, SharedSum, bits_at_most
+from privmarket.federated.state import RunResult, RunState, from_checkpoint, to_checkpoint
 from privmarket.federated.workers import Workers, one_thread
 from privmarket.market.bids import Array, Bids
+from privmarket.market.facts import MarketFacts
 from privmarket.market.mechanism import Mechanism
 from privmarket.market.objectives import AggregationError
-from privmarket.market.scenarios import Law, scenario
-from privmarket.mechanisms import mechanism as named_mechanism
-from privmarket.mechanisms import takes_setting
+from privmarket.market.scenarios import scenario
+from privmarket.mechanisms import resolve
 from privmarket.privacy.calibration import ReleaseFamily
-from privmarket.privacy.events import PrivacyEvent, release
+from privmarket.privacy.release import Grid
 from privmarket.privacy.wallet import Wallets
+from privmarket.privacy.wallet_store import MemoryStore, ReleaseBook
+from privmarket.rounds import (
+    Award,
+    Delivered,
+    LocalAuctioneer,
+    Offer,
+    Pacing,
+    Round,
+    RoundRecord,
+    Settlement,
+    Terms,
+    play_round,
+)
 
 OnRound = Callable[["RoundRecord"], None]
 Strategy = Callable[[Array, Array, float], Array]
 """(valuation, remaining budget, round) ↦ reported valuation, arrays (clients,); a solved game gives one."""
 
 
+# The stream of random numbers that decides who drops out; `clients` and `pool` hold the others.
+_DROPOUT = 6
+
+
 class Federation:
     """One run's fixed parts and its step from round to round.
+
+    Clients are positions in arrays here; `names` are what the market and the records call them.
 
     Args:
         config: the run.
@@ -65,29 +85,40 @@ class Federation:
         workers: int = 1,
         strategy: Strategy | None = None,
     ) -> None:
-        self.config = config
-        self.strategy = strategy
+        self.config, self.mode, self.strategy = config, config.privacy, strategy
         training = config.training
         own = dataset is not None or parts is not None
         if own and workers > 1:
             raise DataError("several workers need a data set that each can load by name", "use workers=1")
         raw = dataset if dataset is not None else load_dataset(config.dataset, measured_on=config.measured_on)
         featured = with_features(raw, training.features)
-        self.site: Site = site_from(config, featured, parts)
-        if not any(part.size for part in self.site.parts):
+        self.pool: ClientPool = pool_from(config, featured, parts)
+        self.sizes: Array = np.array([float(part.size) for part in self.pool.parts])
+        if not self.sizes.any():
             raise DataError("no client has any records", "use fewer clients or a larger data set")
+        self.names = tuple(str(i) for i in range(config.clients))
+        self._place = {name: i for i, name in enumerate(self.names)}
         self._test_images = torch.from_numpy(featured.test_images)
         self._test_labels = torch.from_numpy(featured.test_labels)
         self.law = scenario(config.scenario)
-        self.mechanism = mechanism if mechanism is not None else _market_rule(config, self.law)
+        if mechanism is None:
+            facts = MarketFacts.of(self.law)
+            mechanism = resolve(config.mechanism, market=facts, **config.mechanism_settings)
+        self.mechanism = mechanism
         self.family = ReleaseFamily(training.sampling_rate, training.steps, config.delta)
-        self.server_plan = ServerPlan(
-            training.server_rate, training.final_rate, training.momentum, training.averaging
-        )
+        self.pacing = Pacing(config, self.family, self.law.epsilon_max)
+        self._budget_micro = self.pacing.total_micro
+        self.auctioneer = LocalAuctioneer(self.mechanism)
+        self.objective = AggregationError(config.kappa, config.heterogeneity)
+        self._persistent = client_types(config, 0) if config.types == "persistent" else None
+        # Without the market's own training the server replaces the weights by the sellers' average.
+        self.server_plan = training if self.mode.uses_server_plan else PLAIN_AVERAGE
+        if config.trust == "aggregate":
+            self._require_secure_sum()
         self._workers = (
-            Workers(build_site, config, train_chunk, workers)
+            Workers(build_pool, config, ClientPool.train, workers)
             if workers > 1
-            else Workers(lambda site: site, self.site, train_chunk)
+            else Workers(lambda pool: pool, self.pool, ClientPool.train)
         )
 
     def __enter__(self) -> Federation:
@@ -100,159 +131,184 @@ class Federation:
         """Before the first round."""
         config = self.config
         cap = np.inf if config.wallet is None else config.wallet
-        total = config.budget * config.rounds if config.total_budget is None else config.total_budget
         # What is expected is public, so every wallet can fix its measure before anyone sold.
         typical = [self.family.event(self.law.epsilon_max)]
         wallets = Wallets(np.full(config.clients, cap), config.delta, expected=typical)
-        return RunState(0, ServerState.start(self.site.initial_weights()), wallets, int(total * MICRO), ())
+        return RunState(0, ServerState.start(self.pool.initial_weights()), wallets, self.pacing.total_micro, ())
 
     def types(self, number: int) -> Bids:
         """(clients,) the clients' true valuations and caps in a round."""
-        return client_types(self.config, number)
+        return self._persistent or client_types(self.config, number)
+
+    def terms(self, state: RunState) -> Terms:
+        """What is published before the next round."""
+        return self.pacing.terms(state.next_round, self._budget_micro - state.remaining_micro)
 
     def step(self, state: RunState) -> RunState:
-        """One round: publish, bid, clear, train, settle, aggregate."""
-        if self.config.mode == "no-dp":
-            return self._plain_step(state)
-        number = state.next_round
-        market = Round.publish(Terms(number, self._budget(state), self.family, self.law.epsilon_max))
-        market = market.bid(self._offers(state)).clear(self.mechanism)
-        sellers = tuple(market.awards)
-        updates = self._train(state, tuple(int(c) for c in sellers), market)
-        faults = _faults(sellers, updates)
-        market, settlement = market.deliver(faults).settle()
-        state = self._charge(state, settlement)
-        good = np.array([faults[c] is None for c in sellers], dtype=bool)
-        if good.any():
-            weights = self._weights(market, sellers, good)
-            state = self._move(state, aggregate(weights, updates[good]))
-        return self._record(state, settlement, bidders=len(market.offers))
+        """One round: auction, training, settlement, and the model moved by what was bought."""
+        clients = SimulatedClients(self, state)
+        if not self.mode.holds_auctions:
+            return self._after(state, clients.train_all(), Settlement(state.next_round, 0, {}, {}, {}), bidders=0)
+        store = MemoryStore(self.names, state.wallets)
+        purses = store if self.mode.counts_epsilon else ReleaseBook()
+        market, settlement, delivered = play_round(self.terms(state), clients, self.auctioneer, clients, purses)
+        left = state.remaining_micro - settlement.spent_micro
+        state = replace(state, wallets=store.wallets, remaining_micro=left)
+        return self._after(state, delivered.update, settlement, bidders=len(market.offers))
 
-    def _budget(self, state: RunState) -> int:
-        """This round's escrow, micro-units: the budget per round, or an even share of what is left."""
-        if self.config.total_budget is None:
-            return int(self.config.budget * MICRO)
-        return max(1, state.remaining_micro // (self.config.rounds - state.next_round))
-
-    def _offers(self, state: RunState) -> dict[str, Offer]:
-        """Offers of the clients that have records and something left in their wallets."""
-        types = self.types(state.next_round)
-        valuation = self._reported(state, types)
-        epsilon = self._affordable(state, np.minimum(types.epsilon, self.law.epsilon_max))
-        return {
-            str(i): Offer(float(valuation[i]), float(epsilon[i]), float(self.site.parts[i].size))
-            for i in range(self.config.clients)
-            if self.site.parts[i].size and epsilon[i] > 0
-        }
-
-    def _reported(self, state: RunState, types: Bids) -> Array:
-        """(clients,) the valuations that clients report: the true ones, unless they follow a strategy."""
-        if self.strategy is None:
-            return types.valuation
-        wallet = np.inf if self.config.wallet is None else self.config.wallet
-        remaining = state.wallets.remaining_share * wallet
-        return np.maximum(self.strategy(types.valuation, remaining, float(state.next_round)), 0.0)
-
-    def _affordable(self, state: RunState, wanted: Array) -> Array:
-        """(clients,) what each client offers of `wanted`, given what its wallet has left."""
-        if self.config.wallet is None or self.config.mode == "literal":
-            return wanted
-        spread = self.config.wallet_policy == "spread"
-        purse = state.wallets.share(self.config.rounds - state.next_round) if spread else state.wallets
-        return purse.trim(self.family, wanted)
-
-    def _train(self, state: RunState, sellers: tuple[int, ...], market: Round) -> np.ndarray:
-        """(sellers, parameters)."""
-        literal = self.config.mode == "literal"
-        awards = market.awards
-        noise = [awards[str(i)].epsilon if literal else awards[str(i)].noise_multiplier for i in sellers]
-        return self._run_chunks(state, sellers, tuple(noise))
-
-    def _run_chunks(self, state: RunState, clients: tuple[int, ...], noise: tuple[float, ...]) -> np.ndarray:
-        weights = state.server.weights.numpy()
-        one_step = self.config.training.steps == 1 and self.config.mode in ("private", "no-noise")
-        chunk = FULL_BATCH_CHUNK if one_step else SMALL_BATCH_CHUNK
-        tasks = [
-            ChunkTask(state.next_round, clients[a : a + chunk], noise[a : a + chunk], weights)
-            for a in range(0, len(clients), chunk)
-        ]
-        done = self._workers.map(tasks)
+    def run_clients(
+        self, state: RunState, clients: Sequence[int], awards: Sequence[Award], grids: Sequence[Grid] = ()
+    ) -> np.ndarray:
+        """(clients, parameters): what each of these clients releases in the next round, see `ClientPool.train`."""
+        weights, chunk = state.server.weights.numpy(), self.pool.chunk
+        orders = []
+        for start in range(0, len(clients), chunk):
+            some = awards[start : start + chunk]
+            orders.append(
+                ChunkOrder(
+                    state.next_round,
+                    tuple(clients[start : start + chunk]),
+                    tuple(award.epsilon for award in some),
+                    tuple(award.noise_multiplier for award in some),
+                    weights,
+                    tuple(grids[start : start + chunk]),
+                )
+            )
+        done = self._workers.map(orders)
         return np.concatenate(done) if done else np.zeros((0, weights.size), dtype=np.float32)
 
-    def _weights(self, market: Round, sellers: tuple[str, ...], good: np.ndarray) -> Array:
-        """(good sellers,) aggregation weights."""
-        usable = {c for c, ok in zip(sellers, good, strict=True) if ok}
-        scheme = "epsilon" if self.config.mode == "literal" else self.config.aggregation
-        objective = AggregationError(self.config.kappa, self.config.heterogeneity)
-        return seller_weights(market, usable, scheme, objective)
-
-    def _charge(self, state: RunState, settlement: Settlement) -> RunState:
-        """Wallets pay with what was released, the buyer with money, in one new state."""
-        wallets = state.wallets.copy()
-        # Without noise the wallets are charged as if there were some, so that the same clients sell.
-        if self.config.mode in ("private", "no-noise"):
-            events: list[PrivacyEvent | None] = [None] * self.config.clients
-            for client, award in settlement.sold.items():
-                events[int(client)] = release(award.noise_multiplier, self.family.sampling_rate, self.family.steps)
-            wallets.spend(events)
-        left = state.remaining_micro - settlement.spent_micro
-        return replace(state, wallets=wallets, remaining_micro=left)
-
-    def _move(self, state: RunState, update: np.ndarray) -> RunState:
-        """Literal runs replace the weights by the sellers' average, without a server optimiser."""
-        plan = ServerPlan() if self.config.mode in ("literal", "no-dp") else self.server_plan
-        progress = state.next_round / self.config.rounds
-        return replace(state, server=server_step(state.server, torch.from_numpy(update), plan, progress))
-
-    def _plain_step(self, state: RunState) -> RunState:
-        """FedAvg: everyone with records takes part, weighted by records, for free."""
-        clients = tuple(i for i, part in enumerate(self.site.parts) if part.size)
-        updates = self._run_chunks(state, clients, (0.0,) * len(clients))
-        sizes = np.array([self.site.parts[i].size for i in clients], dtype=np.float64)
-        state = self._move(state, aggregate(sizes / sizes.sum(), updates))
-        nothing = Settlement(state.next_round, 0, {}, {}, {})
-        return self._record(state, nothing, bidders=0)
-
-    def _record(self, state: RunState, settlement: Settlement, bidders: int) -> RunState:
-        number = state.next_round
-        last = number + 1 == self.config.rounds
-        measured = last or (number + 1) % self.config.evaluate_every == 0
-        record = RoundRecord(
-            number=number,
-            bidders=bidders,
-            sellers=len(settlement.paid_micro),
-            total_epsilon=settlement.total_epsilon,
-            spent_micro=settlement.spent_micro,
-            refunded_micro=settlement.refunded_micro,
-            sold_epsilon={client: award.epsilon for client, award in settlement.sold.items()},
-            paid_micro=settlement.paid_micro,
-            dropped=settlement.dropped,
-            accuracy=self.accuracy(state) if measured else None,
+    def _require_secure_sum(self) -> None:
+        """Refuses, before anyone bids, a run whose updates cannot be added up by a secure sum."""
+        config, training = self.config, self.config.training
+        if not self.mode.uses_server_plan or training.steps != 1:
+            raise ConfigurationError(
+                f"trust 'aggregate' with mode {config.mode!r} and {training.steps} steps a round",
+                "the server must not see single updates or steps: use mode 'private' or 'no-noise' and one step",
+            )
+        needed = bits_at_most(
+            config.clients,
+            int(self.sizes.max()),
+            float(self.family.noise_multiplier(self.law.epsilon_max)),
+            self.pool.model.parameters,
+            config.honest_share,
         )
+        if needed > MODULUS_BITS:
+            raise ConfigurationError(
+                f"a sum over {config.clients} clients may need {needed} bits, the modulus has {MODULUS_BITS}",
+                "use fewer clients a round, or a lower limit on offers",
+            )
+
+    def places(self, clients: Sequence[str]) -> list[int]:
+        """Positions of the clients of these names."""
+        return [self._place[client] for client in clients]
+
+    def shared_sum(self, market: Round) -> SharedSum:
+        """The public numbers of a cleared round's secure sum."""
+        return SharedSum.plan(
+            [award.noise_multiplier for award in market.awards.values()],
+            self.sizes[self.places(list(market.awards))],
+            clip_norm=self.config.training.clip_norm,
+            parameters=self.pool.model.parameters,
+            honest_share=market.terms.honest_share,
+        )
+
+    def _after(self, state: RunState, update: np.ndarray | None, settlement: Settlement, bidders: int) -> RunState:
+        """The state after a settled round: weights moved by `update`, (parameters,), and one record more."""
+        number, rounds = state.next_round, self.config.rounds
+        if update is not None:
+            moved = server_step(state.server, torch.from_numpy(update), self.server_plan, number / rounds)
+            state = replace(state, server=moved)
+        measured = number + 1 == rounds or (number + 1) % self.config.evaluate_every == 0
+        record = RoundRecord.of(settlement, bidders, self.accuracy(state) if measured else None)
         return replace(state, next_round=number + 1, records=(*state.records, record))
 
     def accuracy(self, state: RunState) -> float:
         """Accuracy of the model as it stands, on the records that the run is measured on."""
         with one_thread():
-            return self.site.model.accuracy(self.model_weights(state), self._test_images, self._test_labels)
+            return self.pool.model.accuracy(self.model_weights(state), self._test_images, self._test_labels)
 
     def model_weights(self, state: RunState) -> torch.Tensor:
         """(parameters,) the model that is tested and kept: averaged over rounds where the plan says so."""
-        averaged = self.server_plan.averaging > 0 and self.config.mode in ("private", "no-noise")
-        return state.server.averaged if averaged else state.server.weights
+        return state.server.averaged if self.server_plan.averaging > 0 else state.server.weights
 
 
-def _market_rule(config: FederationConfig, law: Law) -> Mechanism:
-    """The configured rule, told this market's public law and limit where it wants to know them."""
-    public = {"law": law, "scenario": config.scenario, "epsilon_max": law.epsilon_max}
-    wanted = {key: value for key, value in public.items() if takes_setting(config.mechanism, key)}
-    return named_mechanism(config.mechanism, **{**wanted, **config.mechanism_settings})
+@dataclass(frozen=True, eq=False)
+class SimulatedClients:
+    """The clients of a simulation in its next round: who bids and who trains, two ports of `rounds.driver`."""
 
+    federation: Federation
+    state: RunState
 
-def _faults(sellers: tuple[str, ...], updates: np.ndarray) -> dict[str, str | None]:
-    """client → None, or what is wrong with its update."""
-    finite = np.isfinite(updates).all(axis=1)
-    return {c: None if ok else "update is not finite" for c, ok in zip(sellers, finite, strict=True)}
+    def offers(self, terms: Terms) -> dict[str, Offer]:
+        """Offers of the clients that have records and something left in their wallets."""
+        run, state, config = self.federation, self.state, self.federation.config
+        types = run.types(terms.number)
+        epsilon, valuation = np.minimum(types.epsilon, terms.epsilon_max), types.valuation
+        if run.mode.counts_epsilon:
+            rounds_left = terms.rounds - terms.number if config.wallet_policy == "spread" else 1
+            epsilon = state.wallets.affordable(terms.family, epsilon, rounds_left)
+        if run.strategy is not None:
+            wallet = np.inf if config.wallet is None else config.wallet
+            left = state.wallets.remaining_share * wallet
+            valuation = np.maximum(run.strategy(valuation, left, float(terms.number)), 0.0)
+        return {
+            run.names[i]: Offer(float(valuation[i]), float(epsilon[i]), float(run.sizes[i]))
+            for i in np.flatnonzero((run.sizes > 0) & (epsilon > 0))
+        }
+
+    def train(self, market: Round) -> Delivered:
+        """What the sellers release, added up over those whose update is usable."""
+        sellers = [client for client in market.awards if client not in self._dropped(market)]
+        if market.terms.trust == "aggregate" and self.federation.mode.is_private:
+            return self._secure_sum(market, sellers)
+        return self._plain_sum(market, sellers)
+
+    def _plain_sum(self, market: Round, sellers: list[str]) -> Delivered:
+        """Local trust: the server sees every update and weighs it."""
+        run, config = self.federation, self.federation.config
+        updates = run.run_clients(self.state, run.places(sellers), [market.awards[client] for client in sellers])
+        finite = np.isfinite(updates).all(axis=1)
+        usable = {client for client, ok in zip(sellers, finite, strict=True) if ok}
+        total = None
+        if usable:
+            # Without noise a run under aggregate trust keeps the weights of its secure sum.
+            shared = "inverse-noise" if market.terms.trust == "aggregate" else None
+            scheme = run.mode.aggregation or shared or config.aggregation
+            total = aggregate(seller_weights(market, usable, scheme, run.objective), updates[finite])
+        reports = {client: None if client in usable else "update is not finite" for client in sellers}
+        return Delivered(reports, update=total)
+
+    def _secure_sum(self, market: Round, sellers: list[str]) -> Delivered:
+        """Aggregate trust: the server sees the sum of the shares that arrive, if there are enough of them."""
+        run, cohort = self.federation, list(market.awards)
+        plan = run.shared_sum(market)
+        arrived = [number for number, client in enumerate(cohort) if client in set(sellers)]
+        awards = [market.awards[client] for client in sellers]
+        shares = run.run_clients(self.state, run.places(sellers), awards, [plan.grid(number) for number in arrived])
+        total = plan.opened(shares, arrived)
+        if total is None:
+            # Shares were sent under masks that nobody takes off: nothing is seen, nobody is paid, ε stays spent.
+            fault = f"only {len(arrived)} of {len(cohort)} sellers came through, {plan.honest} are needed"
+            return Delivered(dict.fromkeys(sellers, fault))
+        rate = run.pool.plan.learning_rate / run.pool.plan.expected_batch
+        return Delivered(dict.fromkeys(sellers), update=(rate * total).astype(np.float32))
+
+    def _dropped(self, market: Round) -> set[str]:
+        """Sellers that vanish after the auction, by chance."""
+        probability = self.federation.config.dropout
+        if not probability:
+            return set()
+        rng = np.random.default_rng([self.federation.config.seed, _DROPOUT, market.terms.number])
+        gone = rng.random(self.federation.config.clients) < probability
+        return {client for client in market.awards if gone[self.federation.places([client])[0]]}
+
+    def train_all(self) -> np.ndarray:
+        """(parameters,) the average over all clients with records, weighted by records, for free: FedAvg."""
+        run = self.federation
+        everyone = [int(i) for i in np.flatnonzero(run.sizes)]
+        updates = run.run_clients(self.state, everyone, [Award(0.0, 0.0, 0)] * len(everyone))
+        sizes = run.sizes[everyone]
+        return aggregate(sizes / sizes.sum(), updates)
 
 
 def run(
@@ -263,6 +319,7 @@ def run(
     checkpoint_every: int = 10,
     on_round: OnRound = lambda _: None,
     strategy: Strategy | None = None,
+    mechanism: Mechanism | None = None,
 ) -> RunResult:
     """Runs all rounds, resuming from `checkpoint` if it holds this very configuration.
 
@@ -272,9 +329,10 @@ def run(
         checkpoint_every: rounds between two saves.
         on_round: told each round's record, also those that a resumed run already had.
         strategy: how clients report; not part of the checkpoint, so resume with the same.
+        mechanism: a ready rule, instead of the configured one; resume with the same.
     """
     started = time.perf_counter()
-    with Federation(config, workers=workers, strategy=strategy) as federation:
+    with Federation(config, mechanism=mechanism, workers=workers, strategy=strategy) as federation:
         state = _resume(federation, checkpoint)
         for record in state.records:
             on_round(record)
@@ -295,7 +353,7 @@ def _resume(federation: Federation, path: Path | None) -> RunState:
     saved = None if path is None else load_checkpoint(path)
     if saved is None:
         return federation.start()
-    if saved.data["config"] != federation.config.to_json():
+    if not federation.config.is_same_run(saved.data["config"]):
         raise CheckpointError(
             f"{path} belongs to another run (its settings differ)", "give another file, or delete this one"
         )

@@ -10,37 +10,10 @@ import torch
 
 from privmarket.federated.checkpoint import Checkpoint
 from privmarket.federated.config import FederationConfig
-from privmarket.federated.round import MICRO
 from privmarket.federated.server import ServerState
 from privmarket.market.bids import Bids
 from privmarket.privacy.wallet import Wallets
-
-
-@dataclass(frozen=True)
-class RoundRecord:
-    """What a round came to: one line of the run's ledger.
-
-    Attributes:
-        sellers: how many clients delivered and were paid.
-        total_epsilon: Σ ε they sold.
-        spent_micro: money paid, micro-units.
-        refunded_micro: money of this round's budget that went back.
-        sold_epsilon: client number → ε of what it released, paid or not.
-        paid_micro: client number → money.
-        dropped: client number → why it was not paid.
-        accuracy: test accuracy after the round, None where it was not measured.
-    """
-
-    number: int
-    bidders: int
-    sellers: int
-    total_epsilon: float
-    spent_micro: int
-    refunded_micro: int
-    sold_epsilon: dict[str, float]
-    paid_micro: dict[str, int]
-    dropped: dict[str, str]
-    accuracy: float | None
+from privmarket.rounds import MICRO, RoundRecord
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,9 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from privmarket.federated.round import MICRO
+from privmarket.federated.config import FederationConfig
+from privmarket.federated.shares import alone_noise_multiplier, honest_sellers
 from privmarket.federated.state import RunResult
 from privmarket.privacy.accountant import RdpAccountant
+from privmarket.privacy.calibration import ReleaseFamily
+from privmarket.privacy.events import PrivacyEvent, release
+from privmarket.privacy.gaussian import Array
+from privmarket.privacy.release import FLOAT_WARNING
+from privmarket.rounds import MICRO
 
 
 def client_table(result: RunResult) -> list[dict[str, Any]]:
@@ -26,6 +32,7 @@ def client_table(result: RunResult) -> list[dict[str, Any]]:
             paid[int(client)] += micro
     sales = [sum(entry[i] is not None for entry in history) for i in range(clients)]
     left = result.wallets.remaining_share
+    alone = _epsilon_if_others_collude(result)
     private = result.config.mode == "private"
     return [
         {
@@ -36,10 +43,34 @@ def client_table(result: RunResult) -> list[dict[str, Any]]:
             "paid": int(paid[i]) / MICRO,
             # Without noise nothing is spent: there is no finite ε to state.
             "epsilon_spent": (float(epsilon[i]) if sales[i] else 0.0) if private else None,
+            "epsilon_if_others_collude": None if alone is None else float(alone[i]),
             "wallet_left": float(left[i]) if result.config.wallet is not None else None,
         }
         for i in range(clients)
     ]
+
+
+def _epsilon_if_others_collude(result: RunResult) -> Array | None:
+    """(clients,) total ε of each client's own shares alone; None where updates are private on their own."""
+    config = result.config
+    if config.trust != "aggregate" or not config.privacy.is_private:
+        return None
+    family = ReleaseFamily(config.training.sampling_rate, config.training.steps, config.delta)
+    accountant = RdpAccountant(config.clients)
+    for record in result.records:
+        events: list[PrivacyEvent | None] = [None] * config.clients
+        honest = honest_sellers(len(record.sold_epsilon), config.honest_share)
+        for client, epsilon in record.sold_epsilon.items():
+            sigma = alone_noise_multiplier(family.noise_multiplier(epsilon), honest)
+            events[int(client)] = release(float(sigma), family.sampling_rate, family.steps)
+        accountant.compose(events)
+    return accountant.epsilon(config.delta)
+
+
+def arithmetic_of(config: FederationConfig) -> str:
+    """In which arithmetic the run's releases are private: `exact`, or the warning that they are not."""
+    exact = config.training.arithmetic == "exact" or config.trust == "aggregate"
+    return "exact" if exact else f"float: {FLOAT_WARNING}"
 
 
 def brief(result: RunResult, command: str) -> dict[str, Any]:
@@ -71,6 +102,12 @@ def summarise(result: RunResult, *, rounds: bool = True) -> dict[str, Any]:
         "epsilon_bought": sum(r.total_epsilon for r in records),
         "sellers_per_round": float(np.mean([r.sellers for r in records])),
         "largest_epsilon_spent": max((row["epsilon_spent"] for row in table), default=0.0) if private else None,
+        "largest_epsilon_if_others_collude": max(
+            (row["epsilon_if_others_collude"] for row in table if row["epsilon_if_others_collude"] is not None),
+            default=None,
+        ),
+        # Shares of a secure sum are integers always.
+        "arithmetic": arithmetic_of(result.config) if private else None,
         "dropped": {str(r.number): r.dropped for r in records if r.dropped},
         "clients": table,
     }

@@ -9,20 +9,20 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from privmarket.errors import ConfigurationError
+from privmarket.extras import needed
 
 _HOMES = {
-    "server_app": "server",
-    "client_app": "client",
-    "AuctionStrategy": "strategy",
-    "WalletMod": "mod",
-    "WalletFile": "journal",
-    "MarketSettings": "settings",
-    "MarketResult": "result",
-    "InProcessGrid": "in_process",
-    "run_in_process": "in_process",
-    "federation_server": "federation",
-    "federation_client": "federation",
+    "server_app": "privmarket.flower.server",
+    "client_app": "privmarket.flower.client",
+    "AuctionStrategy": "privmarket.flower.strategy",
+    "WalletMod": "privmarket.flower.mod",
+    "WalletFile": "privmarket.privacy.wallet_file",
+    "MarketSettings": "privmarket.flower.settings",
+    "MarketResult": "privmarket.flower.result",
+    "InProcessGrid": "privmarket.flower.in_process",
+    "run_in_process": "privmarket.flower.in_process",
+    "federation_server": "privmarket.flower.federation",
+    "federation_client": "privmarket.flower.federation",
 }
 __all__ = list(_HOMES)
 
@@ -30,11 +30,5 @@ __all__ = list(_HOMES)
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
-        return getattr(import_module(f"privmarket.flower.{_HOMES[name]}"), name)
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.split(".")[0] != "flwr":
-            raise
-        raise ConfigurationError(
-            "Flower is not installed", 'pip install "privmarket[flower]", with [sim] for its simulation engine'
-        ) from error
+    with needed():
+        return getattr(import_module(_HOMES[name]), name)

@@ -61,6 +61,9 @@ def fast_model(module: nn.Module) -> FastModel | None:
             names.append((f"{name}.weight", f"{name}.bias"))
     if not names or not isinstance(layers[-1], Linear):
         return None
+    # Our activations work in place: on the input itself they would change the client's records.
+    if isinstance(next(layer for layer in layers if not isinstance(layer, Flatten)), (Relu, Tanh)):
+        return None
     return FastModel(Model("module", tuple(layers)), tuple(names))
 
 

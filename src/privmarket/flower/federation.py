@@ -7,7 +7,9 @@ a client is follows from its partition, never from who answers first.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,17 +21,20 @@ from privmarket.errors import ConfigurationError
 from privmarket.federated.clients import client_parts, client_types
 from privmarket.federated.config import FederationConfig
 from privmarket.federated.datasets import load_dataset
-from privmarket.federated.round import Offer
-from privmarket.flower.client import Job, MarketClientApp, client_app, partition_name
-from privmarket.flower.journal import WalletFile
+from privmarket.flower.client import Job, MarketClientApp, Purse, client_app, partition_name
 from privmarket.flower.server import MarketServerApp, server_app
-from privmarket.flower.wire import Arrays, Call
+from privmarket.flower.wire import Arrays
+from privmarket.market.facts import MarketFacts
 from privmarket.market.scenarios import scenario
-from privmarket.mechanisms import mechanism as named_mechanism
-from privmarket.mechanisms import takes_setting
+from privmarket.mechanisms import resolve
+from privmarket.plans import MarketPlan, TrainingPlan
+from privmarket.privacy.policy import UNLIMITED, SellerPolicy
+from privmarket.privacy.release import Grid
+from privmarket.privacy.wallet_file import WalletFile
+from privmarket.rounds import Offer, Terms
 
 if TYPE_CHECKING:
-    from privmarket.federated.site import Site
+    from privmarket.federated.pool import ClientPool
 
 FrozenConfig = str  # a configuration as JSON: equal ones are one key of the caches below
 _FLAT = "weights"  # the model as one flat vector, which is what the plain simulation moves
@@ -37,20 +42,17 @@ _FLAT = "weights"  # the model as one flat vector, which is what the plain simul
 
 def federation_server(config: FederationConfig, **extra: Any) -> MarketServerApp:
     """The server of a configured run; `extra` goes to `server_app`, e.g. deadlines."""
-    if config.mode != "private":
+    if not config.privacy.is_private:
         raise ConfigurationError(
             f"mode {config.mode!r} on Flower", "only 'private' runs there; simulate the others"
         )
     training, law = config.training, scenario(config.scenario)
-    public = {"law": law, "scenario": config.scenario, "epsilon_max": law.epsilon_max}
-    wanted = {key: value for key, value in public.items() if takes_setting(config.mechanism, key)}
     nominal = max(1, load_dataset(config.dataset).train_labels.size // config.clients)
     settings: dict[str, Any] = {
-        "mechanism": named_mechanism(config.mechanism, **{**wanted, **config.mechanism_settings}),
-        **{name: getattr(config, name) for name in ("budget", "total_budget", "rounds", "aggregation", "delta")},
-        **{name: getattr(config, name) for name in ("kappa", "heterogeneity", "evaluate_every")},
-        **{name: getattr(training, name) for name in ("sampling_rate", "steps", "clip_norm", "server_rate")},
-        **{name: getattr(training, name) for name in ("final_rate", "momentum", "averaging")},
+        **{one.name: getattr(config, one.name) for one in fields(MarketPlan)},
+        **{one.name: getattr(training, one.name) for one in fields(TrainingPlan)},
+        "mechanism": resolve(config.mechanism, market=MarketFacts.of(law), **config.mechanism_settings),
+        "mechanism_settings": {},
         "epsilon_max": law.epsilon_max,
         "learning_rate": training.local_rate / training.clip_norm,
         "expected_batch": training.sampling_rate * nominal,
@@ -58,7 +60,7 @@ def federation_server(config: FederationConfig, **extra: Any) -> MarketServerApp
     }
     frozen = _frozen(config)
     return server_app(
-        initial_weights=lambda: {_FLAT: _site(frozen).initial_weights().numpy()},
+        initial_weights=lambda: {_FLAT: _pool(frozen).initial_weights().numpy()},
         evaluate=lambda weights: _accuracy(frozen, weights),
         **{**settings, **extra},
     )
@@ -72,9 +74,9 @@ def federation_client(config: FederationConfig, wallet_folder: Path | str | None
     if config.wallet is not None and wallet_folder is None:
         raise ConfigurationError("clients with wallets and no folder for them", "give wallet_folder")
 
-    def wallet(context: Context) -> WalletFile | None:
+    def wallet(context: Context) -> Purse:
         if wallet_folder is None:
-            return None
+            return UNLIMITED
         cap = np.inf if config.wallet is None else config.wallet
         return WalletFile(Path(wallet_folder) / f"client-{partition_name(context)}.jsonl", cap, config.delta)
 
@@ -82,36 +84,74 @@ def federation_client(config: FederationConfig, wallet_folder: Path | str | None
     app = client_app(
         lambda weights, job: _train_many(frozen, weights, [job])[0],
         train_many=lambda weights, jobs: _train_many(frozen, weights, jobs),
-        offer=lambda call, context: _offer(frozen, call, context),
+        offer=lambda terms, context: _offer(frozen, terms, context),
+        policy=SellerPolicy(
+            epsilon_per_sale=math.inf,
+            epsilon_lifetime=math.inf,
+            delta=config.delta,
+            trust=("local", "aggregate"),
+            # A simulated client takes what the run's own configuration says, and waits for a table if it must.
+            schedules=((config.training.sampling_rate, config.training.steps),),
+            steps=config.training.steps,
+        ),
         wallet=wallet,
         spread=config.wallet_policy == "spread",
         noise_seed=config.seed,
+        secure_aggregation=config.trust == "aggregate",
+        share=_PoolShares(frozen),
     )
     assert isinstance(app, MarketClientApp)
     return app
 
 
-def _offer(config: FrozenConfig, call: Call, context: Context) -> Offer | None:
+def _offer(config: FrozenConfig, terms: Terms, context: Context) -> Offer | None:
     client = int(partition_name(context))
-    types, size = _types(config, call.number), _sizes(config)[client]
+    types, size = _types(config, terms.number), _sizes(config)[client]
     if not size:
         return None
-    return Offer(float(types.valuation[client]), min(float(types.epsilon[client]), call.epsilon_max), float(size))
+    return Offer(float(types.valuation[client]), min(float(types.epsilon[client]), terms.epsilon_max), float(size))
+
+
+@dataclass(frozen=True)
+class _PoolShares:
+    """What a simulated client adds to a secure sum: the simulation's integers."""
+
+    config: FrozenConfig
+
+    def records(self, context: Context) -> int:
+        """How many records the client holds."""
+        return _sizes(self.config)[int(partition_name(context))]
+
+    def share(self, weights: Arrays, job: Job, grid: Grid) -> Arrays:
+        """Its integers."""
+        from privmarket.federated.modes import ChunkOrder
+        from privmarket.federated.workers import one_thread
+
+        order = ChunkOrder(
+            *(job.sale.number, (int(job.client),), (job.sale.epsilon,), (job.noise_multiplier,)),
+            *(weights[_FLAT], (grid,)),
+        )
+        with one_thread():
+            return {_FLAT: _pool(self.config).train(order)[0]}
 
 
 def _train_many(config: FrozenConfig, weights: Arrays, jobs: Sequence[Job]) -> list[Arrays]:
     """What each client releases; the same bits whether clients train alone or together."""
-    from privmarket.federated.local import FULL_BATCH_CHUNK, SMALL_BATCH_CHUNK
-    from privmarket.federated.site import ChunkTask, train_chunk
+    from privmarket.federated.modes import ChunkOrder
     from privmarket.federated.workers import one_thread
 
-    site, updates = _site(config), []
-    chunk = FULL_BATCH_CHUNK if site.config.training.steps == 1 else SMALL_BATCH_CHUNK
+    pool, updates = _pool(config), []
     with one_thread():
-        for at in range(0, len(jobs), chunk):
-            some = jobs[at : at + chunk]
-            clients, noise = tuple(int(job.client) for job in some), tuple(job.noise_multiplier for job in some)
-            updates += list(train_chunk(site, ChunkTask(some[0].sale.number, clients, noise, weights[_FLAT])))
+        for at in range(0, len(jobs), pool.chunk):
+            some = jobs[at : at + pool.chunk]
+            order = ChunkOrder(
+                some[0].sale.number,
+                tuple(int(job.client) for job in some),
+                tuple(job.sale.epsilon for job in some),
+                tuple(job.noise_multiplier for job in some),
+                weights[_FLAT],
+            )
+            updates += list(pool.train(order))
     return [{_FLAT: update} for update in updates]
 
 
@@ -122,7 +162,7 @@ def _accuracy(config: FrozenConfig, weights: Arrays) -> float:
 
     images, labels = _test_records(config)
     with one_thread():
-        return _site(config).model.accuracy(torch.from_numpy(weights[_FLAT]), images, labels)
+        return _pool(config).model.accuracy(torch.from_numpy(weights[_FLAT]), images, labels)
 
 
 # A process answers many messages: what follows from the configuration alone is made once.
@@ -132,6 +172,7 @@ def _frozen(config: FederationConfig) -> FrozenConfig:
     return json.dumps(config.to_json(), sort_keys=True)
 
 
+@lru_cache(maxsize=4)
 def _thawed(text: FrozenConfig) -> FederationConfig:
     return FederationConfig.from_json(json.loads(text))
 
@@ -148,10 +189,10 @@ def _sizes(config: FrozenConfig) -> list[int]:
 
 
 @lru_cache(maxsize=2)
-def _site(config: FrozenConfig) -> Site:
-    from privmarket.federated.site import build_site
+def _pool(config: FrozenConfig) -> ClientPool:
+    from privmarket.federated.pool import build_pool
 
-    return build_site(_thawed(config))
+    return build_pool(_thawed(config))
 
 
 @lru_cache(maxsize=2)

@@ -16,9 +16,10 @@ from flwr.app import ArrayRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from privmarket.errors import PrivmarketError
-from privmarket.federated.round import Offer
 from privmarket.flower import wire
-from privmarket.flower.wire import Arrays, Call, Receipt, Sale
+from privmarket.flower.wire import Arrays, Receipt, Sale
+from privmarket.privacy.policy import Reason
+from privmarket.rounds import Offer, Terms
 
 _log = logging.getLogger("privmarket.flower")
 
@@ -34,26 +35,34 @@ class Delivery:
     Attributes:
         update: the arrays; None where nothing usable came.
         fault: what was wrong; None for a usable update.
-        released: whether anything left the client, so that its privacy is spent.
+        refused: the client said no: it certainly released nothing.
     """
 
     update: Arrays | None = None
     fault: str | None = None
-    released: bool = True
+    refused: bool = False
 
 
 @dataclass(eq=False)
 class Fleet:
-    """The nodes of a grid, by the clients' names.
+    """The nodes of a grid, by the clients' names; the bidders of `rounds.driver`.
 
     Attributes:
+        bid_seconds: how long to wait for bids.
+        chosen: the nodes to ask for bids; None asks all.
+        receipts: client → what became of its last delivery; told with the next call for bids.
         node_of: client → the node that bids for it.
         seen: digests of updates that were delivered; the same one is never taken again.
+        declined: client → why it did not bid in the last round, in policy terms.
     """
 
     grid: Grid
+    bid_seconds: float
+    chosen: Collection[int] | None = None
+    receipts: Mapping[str, Receipt] = field(default_factory=dict)
     node_of: dict[str, int] = field(default_factory=dict)
     seen: set[str] = field(default_factory=set)
+    declined: dict[str, str] = field(default_factory=dict)
 
     def wait(self, nodes: int, timeout_seconds: float) -> int:
         """Waits until so many nodes are there; returns how many are."""
@@ -62,27 +71,21 @@ class Fleet:
             time.sleep(_POLL_SECONDS)
         return there
 
-    def call_for_bids(
-        self,
-        call: Call,
-        receipts: Mapping[str, Receipt],
-        timeout_seconds: float,
-        nodes: Iterable[int] | None = None,
-    ) -> dict[str, Offer | None]:
+    def offers(self, terms: Terms) -> dict[str, Offer | None]:
         """Every client's offer, sorted by name; None for those that answered without one."""
         there = set(self.grid.get_node_ids())
         # A client whose node is gone may come back on another.
         self.node_of = {client: node for client, node in self.node_of.items() if node in there}
-        asked = sorted(there if nodes is None else nodes)
         owner = {node: client for client, node in self.node_of.items()}
         messages = []
-        for node in asked:
-            content = wire.write_call(call)
-            if (receipt := receipts.get(owner.get(node, ""))) is not None:
-                wire.add_receipt(content, receipt)
-            messages.append(Message(content, node, wire.BID, ttl=timeout_seconds, group_id=str(call.number)))
-        replies = self.grid.send_and_receive(messages, timeout=timeout_seconds)
+        for node in sorted(there if self.chosen is None else self.chosen):
+            content = wire.put(RecordDict(), terms)
+            if (receipt := self.receipts.get(owner.get(node, ""))) is not None:
+                wire.put(content, receipt)
+            messages.append(Message(content, node, wire.BID, ttl=self.bid_seconds, group_id=str(terms.number)))
+        replies = self.grid.send_and_receive(messages, timeout=self.bid_seconds)
         answers: dict[str, Offer | None] = {}
+        self.declined = {}
         for reply in sorted(replies, key=lambda message: message.metadata.src_node_id):
             client, offer = self._offer(reply)
             if client is not None and client not in answers:
@@ -102,8 +105,7 @@ class Fleet:
         """
         messages = []
         for client, sale in sales.items():
-            content = RecordDict({wire.WEIGHTS: weights})
-            wire.add_sale(content, sale)
+            content = wire.put(RecordDict({wire.WEIGHTS: weights}), sale)
             node, group = self.node_of[client], str(sale.number)
             messages.append(Message(content, node, wire.TRAIN, ttl=timeout, group_id=group))
         replies = self.grid.send_and_receive(messages, timeout=timeout)
@@ -129,15 +131,13 @@ class Fleet:
                 _log.warning("node %s delivers what it did not sell, or twice", reply.metadata.src_node_id)
                 continue
             taken[client] = self._delivery(reply, record, shapes, integers)
-        silent = Delivery(fault=NO_ANSWER, released=False)
-        return {client: taken.get(client, silent) for client in sales}
+        return {client: taken.get(client, Delivery(fault=NO_ANSWER)) for client in sales}
 
-    def send_receipts(self, call: Call, receipts: Mapping[str, Receipt], timeout_seconds: float) -> None:
+    def send_receipts(self, terms: Terms, timeout_seconds: float) -> None:
         """Tells each client what became of its last delivery; who does not answer is not waited for longer."""
         messages = []
-        for client, receipt in receipts.items():
-            content = wire.write_call(call)
-            wire.add_receipt(content, receipt)
+        for client, receipt in self.receipts.items():
+            content = wire.put(wire.put(RecordDict(), terms), receipt)
             messages.append(Message(content, self.node_of[client], wire.RECEIPT, ttl=timeout_seconds))
         self.grid.send_and_receive(messages, timeout=timeout_seconds)
 
@@ -147,10 +147,16 @@ class Fleet:
             _log.warning("node %s could not bid: %s", node, reply.error.reason)
             return None, None
         try:
+            if (refused := wire.read_refusal(reply.content)) is not None:
+                _log.warning("node %s does not bid: %s", node, in_policy_terms(refused))
+                return None, None
             client, offer = wire.read_offer(reply.content)
         except PrivmarketError as error:
             _log.warning("node %s sent no offer: %s", node, error)
             return None, None
+        if (reason := wire.read_declined(reply.content)) is not None:
+            self.declined[client] = in_policy_terms(reason)
+            _log.warning("client %s does not bid: %s", client, self.declined[client])
         if self.node_of.setdefault(client, node) != node:
             _log.warning("node %s bids as client %s, which another node is", node, client)
             return None, None
@@ -164,11 +170,11 @@ class Fleet:
         integers: Collection[str],
     ) -> Delivery:
         if reply.has_error():
-            # The client may have trained and released nothing, or died in between; its own wallet knows.
-            return Delivery(fault=f"client failed: {reply.error.reason}", released=False)
+            return Delivery(fault=f"client failed: {reply.error.reason}")
         try:
             if (reason := wire.read_refusal(reply.content)) is not None:
-                return Delivery(fault=f"refused: {reason}", released=False)
+                # That training failed is itself something the records told: what was reserved for it is spent.
+                return Delivery(fault=f"refused: {in_policy_terms(reason)}", refused=reason != Reason.FAILED)
             update = wire.read_arrays(reply.content, record)
         except PrivmarketError as error:
             return Delivery(fault=str(error))
@@ -198,6 +204,14 @@ def update_fault(
             if not np.isfinite(array.astype(np.float32, copy=False)).all():
                 return "update is not finite"
     return None
+
+
+def in_policy_terms(word: str) -> str:
+    """A client's one word with its meaning; a word that we do not know is cut short, not repeated."""
+    try:
+        return f"{word} ({Reason(word).meaning})"
+    except ValueError:
+        return "for a reason of its own"
 
 
 def by_name(client: str) -> tuple[float, str]:

@@ -91,31 +91,24 @@ class InProcessGrid(Grid):
         return [self._replies.pop(name) for name in list(message_ids) if name in self._replies]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """The answers to messages; a node that takes longer than `timeout` for its own has answered too late."""
-        replies: list[Message] = []
-        for together in self._chunks(list(messages)):
-            started = time.monotonic()
-            got = self._answer_many(together)
-            if timeout is None or (time.monotonic() - started) / len(together) <= timeout:
+        """The answers to messages; a node that takes longer than `timeout` for its own has answered too late.
+
+        Orders of a round go to the client app together where it can train several clients at once.
+        """
+        waiting, replies, app = list(messages), [], self.client_app
+        many = isinstance(app, MarketClientApp) and app.seller.train_many is not None
+        size = _TOGETHER if many and all(wire.has(m.content, wire.Sale) for m in waiting) else 1
+        for start in range(0, len(waiting), size):
+            some, started = waiting[start : start + size], time.monotonic()
+            for message in some:
+                message.metadata.__dict__["_message_id"] = str(uuid.uuid4())
+            if size > 1 and len(some) > 1 and isinstance(app, MarketClientApp):
+                got = app.seller.sell_many([(m, self.contexts[m.metadata.dst_node_id]) for m in some])
+            else:
+                got = [self.answer(message) for message in some]
+            if timeout is None or (time.monotonic() - started) / len(some) <= timeout:
                 replies += got
         return replies
-
-    def _chunks(self, messages: list[Message]) -> list[list[Message]]:
-        """Orders that a client app trains together, everything else one by one."""
-        app = self.client_app
-        many = isinstance(app, MarketClientApp) and app.seller.train_many is not None
-        if not many or not all(wire.has_sale(message.content) for message in messages):
-            return [[message] for message in messages]
-        return [messages[at : at + _TOGETHER] for at in range(0, len(messages), _TOGETHER)]
-
-    def _answer_many(self, messages: list[Message]) -> list[Message]:
-        if len(messages) == 1:
-            return list(self.pull_messages(self.push_messages(messages)))
-        assert isinstance(self.client_app, MarketClientApp)
-        for message in messages:
-            message.metadata.__dict__["_message_id"] = str(uuid.uuid4())
-        contexts = [self.contexts[message.metadata.dst_node_id] for message in messages]
-        return self.client_app.seller.sell_many(list(zip(messages, contexts, strict=True)))
 
     def answer(self, message: Message) -> Message:
         """What a node answers; its state is kept only if it did not fail."""

@@ -9,15 +9,27 @@ are refused unless allowed.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from privmarket.errors import UnknownNameError, WalletError
-from privmarket.flower import wire
-from privmarket.flower.client import Job, PerClient, Seller, WalletChoice, fixed_offer, partition_name
-from privmarket.flower.wire import Arrays, Refusal, Sale
+from privmarket.errors import UnknownNameError
+from privmarket.flower import guard, wire
+from privmarket.flower.client import (
+    Job,
+    PerClient,
+    Seller,
+    WalletChoice,
+    fixed_offer,
+    partition_name,
+    rules_and_wallet,
+)
+from privmarket.flower.wire import Arrays, Sale
+from privmarket.privacy.policy import PolicyRefusal, Reason, SellerPolicy
+from privmarket.privacy.release import Grid
 
 JOB = "privmarket-job"  # the record in which an app finds its noise multiplier and clipping
 NOISE = ("update", "app")
@@ -31,7 +43,7 @@ class WalletMod:
     >>> market.answer_bids(app)  # doctest: +SKIP
 
     Args:
-        valuation, epsilon, data_size, wallet, spread, name: as for `client_app`.
+        valuation, epsilon, data_size, policy, wallet, spread, name: as for `client_app`.
         noise: who adds it, see above.
         allow: message types that may pass without a sale, e.g. ("evaluate",).
         metric: the one metric that leaves with an update: the declared data size, which is public.
@@ -43,7 +55,8 @@ class WalletMod:
         epsilon: PerClient = 1.0,
         data_size: PerClient = 1.0,
         *,
-        wallet: WalletChoice,
+        policy: SellerPolicy | Path | str | None = None,
+        wallet: WalletChoice = None,
         spread: bool = True,
         name: Callable[[Context], str] = partition_name,
         noise: str = "update",
@@ -53,7 +66,10 @@ class WalletMod:
         if noise not in NOISE:
             raise UnknownNameError(f"unknown noise {noise!r}", f"choose one of: {', '.join(NOISE)}")
         offer = fixed_offer(valuation, epsilon, data_size)
-        self.seller = Seller(_untrained, offer, wallet, spread, name, None, None)
+        rules, purse = rules_and_wallet(policy, wallet, name)
+        if noise == "update":  # noise on a whole update is one full release, whatever schedules are known
+            rules = replace(rules, schedules=((1.0, 1),))
+        self.seller = Seller(_untrained, offer, purse, spread, name, None, None, rules)
         self.noise, self.allow, self.metric, self._size = noise, frozenset(allow), metric, data_size
 
     def answer_bids(self, app: ClientApp) -> None:
@@ -66,38 +82,53 @@ class WalletMod:
     ) -> Message:
         """Flower's mod interface."""
         kind = message.metadata.message_type
-        if kind == wire.BID:
-            return self.seller.bid(message, context)
-        if kind == wire.RECEIPT:
-            return self.seller.receive(message, context)
-        if kind in self.allow:
-            return call_next(message, context)
-        try:
-            if not wire.has_sale(message.content):
-                raise Refusal(f"{kind} without a sale", "what leaves this client is sold, or allowed by its owner")
+
+        def answer(message: Message, context: Context) -> Message:
+            if kind == wire.BID:
+                return self.seller.bid(message, context)
+            if kind == wire.RECEIPT:
+                return self.seller.receive(message, context)
+            if kind in self.allow:
+                return call_next(message, context)
+            if not wire.has(message.content, Sale):
+                raise PolicyRefusal(Reason.UNSOLD, f"{kind} without a sale")
             return self._sold(message, context, call_next)
-        except (Refusal, WalletError) as refusal:
-            return Message(wire.write_refusal(str(refusal)), reply_to=message)
+
+        return guard.guarded(answer)(message, context)
 
     def _sold(
         self, message: Message, context: Context, call_next: Callable[[Message, Context], Message]
     ) -> Message:
-        sale = wire.read_sale(message.content)
-        if self.noise == "update" and (sale.family.sampling_rate, sale.family.steps) != (1.0, 1):
-            raise Refusal("noise on the update is one full release", "ask for sampling rate 1 and one step")
+        sale = guard.readable(lambda: wire.take(message.content, Sale))
         # What the app gets may be changed by it; the clipping is against what the server sent.
-        sent = wire.read_arrays(message.content, None)
-        job = self.seller.accept(sale, context)
+        sent = guard.readable(lambda: wire.read_arrays(message.content, None))
+        floats = {name: array for name, array in sent.items() if array.dtype.kind == "f"}
+        job = self.seller.accept(sale, context, floats)
+        family = sale.family
         message.content[JOB] = ConfigRecord(
-            {"noise-multiplier": job.noise_multiplier, "clip-norm": sale.clip_norm, "epsilon": sale.epsilon}
+            {
+                "noise-multiplier": job.noise_multiplier,
+                "sampling-rate": family.sampling_rate,
+                "steps": family.steps,
+                "clip-norm": sale.clip_norm,
+                "learning-rate": sale.learning_rate,
+                "expected-batch": sale.expected_batch,
+                "epsilon": sale.epsilon,
+                "delta": family.delta,
+                "unit": self.seller.policy.unit,
+            }
         )
-        reply = call_next(message, context)
-        if reply.has_error():
-            return reply
-        if self.noise == "update":
-            size = self._size(context) if callable(self._size) else self._size
-            reply.content = self._noisy(reply.content, sent, job, float(size))
-        self.seller.close(sale, wire.read_arrays(reply.content, None), context)
+        # From here on ε is reserved, and whatever goes wrong is the one word `failed`.
+        try:
+            reply = call_next(message, context)
+            if reply.has_error():
+                raise RuntimeError(reply.error.reason)
+            if self.noise == "update":
+                size = self._size(context) if callable(self._size) else self._size
+                reply.content = self._noisy(reply.content, sent, job, float(size))
+            self.seller.close(sale, wire.read_arrays(reply.content, None), context)
+        except Exception as error:
+            raise PolicyRefusal(Reason.FAILED, f"the app: {type(error).__name__}: {error}") from error
         return reply
 
     def _noisy(self, content: RecordDict, sent: Arrays, job: Job, size: float) -> RecordDict:
@@ -112,26 +143,38 @@ class WalletMod:
 def noisy_weights(sent: Arrays, trained: Arrays, sale: Sale, job: Job) -> Arrays:
     """The weights that a client may release: what it was sent, plus its clipped change, plus noise.
 
-    One record added or removed may change everything that the app computes, so the clipped change moves by up to
-    2·clip_norm: that is the sensitivity to which the noise multiplier refers. Arrays that hold no floating-point
-    numbers go back as they came.
+    One record blanked may change everything that the app computes, so the clipped change moves by up to
+    2·clip_norm: that is the sensitivity to which the noise multiplier refers. The change leaves through
+    `privacy.release`. Arrays that hold no floating-point numbers go back as they came.
 
     Raises:
-        Refusal: the app returned other arrays than it was sent.
+        ValueError: the app returned other arrays than it was sent.
     """
     if {n: a.shape for n, a in sent.items()} != {n: a.shape for n, a in trained.items()}:
-        raise Refusal("the app returned other arrays than it was sent", "clipping needs the same names and shapes")
+        raise ValueError("the app returned other arrays than it was sent; clipping needs the same names and shapes")
     moving = [name for name, array in sent.items() if array.dtype.kind == "f"]
-    change = {name: trained[name].astype(np.float64) - sent[name] for name in moving}
-    norm = float(np.sqrt(sum(float(np.square(c).sum()) for c in change.values())))
-    # A change that is no number counts as none: whether it is one may depend on a single record.
-    factor = min(1.0, sale.clip_norm / max(norm, 1e-30)) if np.isfinite(norm) else 0.0
-    deviation = job.noise_multiplier * 2.0 * sale.clip_norm
     released = {name: array.copy() for name, array in sent.items()}
+    if not moving:
+        return released
+    with np.errstate(invalid="ignore", over="ignore"):
+        change = np.concatenate([trained[n].astype(np.float64).ravel() - sent[n].ravel() for n in moving])
+        norm = float(np.linalg.norm(change))
+    # A change that is no number counts as none: whether it is one may depend on a single record.
+    finite = np.isfinite(norm)
+    change = (
+        change * min(1.0, sale.clip_norm * (1.0 - 2.0**-24) / max(norm, 1e-300))
+        if finite
+        else np.zeros(change.size)
+    )
+    moved = change.astype(np.float32)
+    if job.noise_multiplier:
+        grid = Grid.for_release(job.noise_multiplier, 2.0 * sale.clip_norm, change.size, 2.0**-20)
+        grid.noisy(change, job.noise, moved)
+    start = 0
     for name in moving:
-        moved = np.ascontiguousarray(np.nan_to_num(change[name] * factor, nan=0.0), dtype=np.float32)
-        job.noise.add(moved, deviation)
-        released[name] = (sent[name] + moved).astype(sent[name].dtype)
+        array = sent[name]
+        step = moved[start : start + array.size].reshape(array.shape)
+        released[name], start = (array + step).astype(array.dtype), start + array.size
     return released
 
 

@@ -5,19 +5,20 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from privmarket.federated.round import MICRO
-from privmarket.federated.state import RoundRecord
+from privmarket.files import write_atomically
 from privmarket.flower.settings import MarketSettings
 from privmarket.privacy.accountant import RdpAccountant
 from privmarket.privacy.certificate import Certificate, certify
 from privmarket.privacy.events import PrivacyEvent
+from privmarket.privacy.words import ODOMETER_LABEL, ODOMETER_NOTE
+from privmarket.rounds import MICRO, RoundRecord
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,6 +30,7 @@ class MarketResult:
         weights: the final model, array by array.
         releases: client → what it released, round by round.
         bid_seconds: how long the calls for bids took, per round.
+        declined: client → why it did not bid, in the words of `privacy.policy`; who bid in every round is absent.
     """
 
     settings: MarketSettings
@@ -37,6 +39,7 @@ class MarketResult:
     releases: Mapping[str, tuple[PrivacyEvent, ...]]
     bid_seconds: tuple[float, ...]
     seconds: float
+    declined: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def accuracy(self) -> float | None:
@@ -55,7 +58,10 @@ class MarketResult:
 
     @cached_property
     def epsilon_spent(self) -> dict[str, float]:
-        """client → ε of all it released, at the run's δ."""
+        """client → ε of all it released, at the run's δ, had the sales been fixed in advance: a report.
+
+        Where sales were chosen after seeing earlier releases, what is promised is each client's wallet's cap.
+        """
         if not self.releases:
             return {}
         accountant = RdpAccountant(len(self.releases))
@@ -79,19 +85,18 @@ class MarketResult:
             "spent": sum(record.spent_micro for record in self.records) / MICRO,
             "paid_micro": self.paid_micro,
             "epsilon_spent": self.epsilon_spent,
+            "epsilon_spent_is": f"{ODOMETER_LABEL}; {ODOMETER_NOTE}",
             "certificate": {key: _finite(value) for key, value in asdict(self.certificate()).items()},
+            "declined": dict(self.declined),
             "rounds": [asdict(record) for record in self.records],
             "bid_seconds": [round(one, 4) for one in self.bid_seconds],
             "seconds": round(self.seconds, 3),
         }
 
     def save(self, path: Path) -> None:
-        """Writes the JSON beside its place and renames it: whoever sees the file sees all of it."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f".{path.name}.part")
-        part.write_text(json.dumps(self.to_json(), indent=1) + "\n")
-        part.replace(path)
+        """Writes the JSON in one step: whoever sees the file sees all of it."""
+        write_atomically(path, json.dumps(self.to_json(), indent=1) + "\n")
 
 
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+def _finite(value: float | str) -> float | str | None:
+    return value if isinstance(value, str) or math.isfinite(value) else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -15,20 +14,19 @@ from flwr.serverapp import Grid, ServerApp
 
 from privmarket.broker.client import BrokerClient
 from privmarket.errors import ConfigurationError
-from privmarket.federated.aggregation import aggregate, seller_weights
-from privmarket.federated.round import Offer, Round
+from privmarket.federated.aggregation import aggregate
 from privmarket.flower import wire
-from privmarket.flower.books import Books, delivered
-from privmarket.flower.fleet import Delivery, Fleet
-from privmarket.flower.house import AuctionHouse, BrokerHouse, LocalHouse
+from privmarket.flower.fleet import Fleet
+from privmarket.flower.market import TOKEN_VARIABLE, GridMarket, auctioneer_for, reports_of
 from privmarket.flower.settings import MarketSettings
-from privmarket.flower.wire import Arrays, Call
+from privmarket.flower.wire import Arrays
+from privmarket.rounds import Auctioneer, Delivered, Offer, Round, RoundRecord, Terms, play_round
 
 if TYPE_CHECKING:
-    from privmarket.federated.state import RoundRecord
     from privmarket.flower.result import MarketResult
 
-TOKEN_VARIABLE = "PRIVMARKET_BROKER_TOKEN"
+__all__ = ["TOKEN_VARIABLE", "MarketRun", "MarketServerApp", "server_app"]
+
 RESULT_KEY, BROKER_KEY = "result-file", "broker-url"
 _RECEIPT_SECONDS = 60.0
 
@@ -57,7 +55,8 @@ def server_app(
     """A Flower `ServerApp` that buys ε in every round and trains with what it bought.
 
     Args:
-        model: makes the `torch.nn.Module` that is trained; its trainable parameters are what clients get.
+        model: makes the `torch.nn.Module` that is trained; its trainable parameters are what clients get. A model
+            that mixes records is refused before the first round, see `federated.model_check`.
         initial_weights: instead, arrays by name.
         evaluate: measures the model (the module, or the arrays by name) after a round.
         broker: URL of the broker that holds the auctions, or a connection to it; in this process unless given.
@@ -78,8 +77,8 @@ def server_app(
     def main(grid: Grid, context: Context) -> None:
         config = context.run_config
         here = chosen.overridden(config)
-        house = auction_house(here, str(config.get(BROKER_KEY) or "") or broker, token)
-        market = MarketRun(grid, here, house, start(), measure, on_round)
+        auctioneer = auctioneer_for(here, str(config.get(BROKER_KEY) or "") or broker, token)
+        market = MarketRun(grid, here, auctioneer, start(), measure, on_round)
         app.result = market.run()
         place = config.get(RESULT_KEY, result_file)
         if place:
@@ -88,28 +87,25 @@ def server_app(
     return app
 
 
-def auction_house(
-    settings: MarketSettings, broker: str | BrokerClient | None = None, token: str | None = None
-) -> AuctionHouse:
-    """The auction in this process, or at a broker."""
-    if not broker:
-        return LocalHouse(settings.rule())
-    if isinstance(broker, BrokerClient):
-        return BrokerHouse(broker, settings)
-    token = token or os.environ.get(TOKEN_VARIABLE)
-    if not token:
-        raise ConfigurationError(f"no token for the broker at {broker}", f"set {TOKEN_VARIABLE}")
-    return BrokerHouse(BrokerClient(broker, token), settings)
-
-
 def _module_start(model: Callable[[], Any] | None) -> InitialWeights:
     def start() -> Arrays:
+        from privmarket.federated.model_check import plausible_inputs, require_per_record
         from privmarket.flower.training import trainable_arrays
 
         assert model is not None
-        return trainable_arrays(model())
+        module = model()
+        # Before any bid: every client would refuse such a model, one by one.
+        require_per_record(module)
+        if (inputs := plausible_inputs(module)) is not None:
+            require_per_record(module, inputs, loss=_squares)
+        return trainable_arrays(module)
 
     return start
+
+
+def _squares(outputs: Any, _: Any) -> Any:
+    """A loss for the check of a model whose own loss the server does not know."""
+    return outputs.flatten(1).square().sum(1) if outputs.ndim > 1 else outputs.square()
 
 
 def _module_evaluation(model: Callable[[], Any], evaluate: Evaluate) -> Evaluate:
@@ -126,11 +122,11 @@ def _module_evaluation(model: Callable[[], Any], evaluate: Evaluate) -> Evaluate
 
 @dataclass(eq=False)
 class MarketRun:
-    """One run: its fixed parts, its books, and the model as it stands."""
+    """One run: its market, and the model as it stands. It bids for nobody; it has the winners train."""
 
     grid: Grid
     settings: MarketSettings
-    house: AuctionHouse
+    auctioneer: Auctioneer
     start_weights: Mapping[str, np.ndarray]
     evaluate: Evaluate | None
     on_round: Callable[[RoundRecord], None]
@@ -140,13 +136,12 @@ class MarketRun:
         # torch is the server's optimiser; importing it here keeps modules that only name an app quick to load.
         import torch
 
-        from privmarket.federated.server import ServerPlan, ServerState
+        from privmarket.federated.server import ServerState
 
         settings = self.settings
-        self.fleet = Fleet(self.grid)
-        self.books = Books(settings, str(self.grid.run.run_id))
+        self.fleet = Fleet(self.grid, settings.bid_seconds)
+        self.market = GridMarket(settings, self.auctioneer, self.fleet, str(self.grid.run.run_id))
         self.shapes = {name: array.shape for name, array in self.start_weights.items()}
-        self.plan = ServerPlan(settings.server_rate, settings.final_rate, settings.momentum, settings.averaging)
         self.state = ServerState.start(torch.from_numpy(flatten(self.start_weights)))
 
     def run(self) -> MarketResult:
@@ -162,73 +157,92 @@ class MarketRun:
             )
         for number in range(self.settings.rounds):
             self.step(number)
-        books = self.books
-        if self.settings.receipts and books.receipts:
-            self.fleet.send_receipts(books.call(books.terms(0)), books.receipts, _RECEIPT_SECONDS)
-        releases = {client: tuple(events) for client, events in books.releases.items()}
+        if self.settings.receipts and self.fleet.receipts:
+            self.fleet.send_receipts(self.market.terms(self.settings.rounds - 1), _RECEIPT_SECONDS)
+        releases, records = self.market.purses.releases(), tuple(self.market.records)
         seconds, calls = time.perf_counter() - started, tuple(self.bid_seconds)
-        return MarketResult(self.settings, tuple(books.records), self.model_weights(), releases, calls, seconds)
+        weights, declined = self.model_weights(), self.market.declined
+        return MarketResult(self.settings, records, weights, releases, calls, seconds, declined)
 
     def step(self, number: int) -> None:
-        """One round: publish, bid, clear, train, settle, aggregate."""
-        terms = self.books.terms(number)
-        call = self.books.call(terms, self.house.open(terms))
-        market = self.house.clear(terms, self._offers(call))
-        order = self._secure_order if self.settings.secure_aggregation else self._order
-        deliveries, update = order(market, call) if market.awards else ({}, None)
-        market, settlement = self.house.settle(delivered(market, deliveries))
-        if update is not None:
-            self._move(update, number)
-        measured = number + 1 == self.settings.rounds or (number + 1) % self.settings.evaluate_every == 0
+        """One round: auction, training, settlement, and the model moved by what was bought."""
+        market, settings = self.market, self.settings
+        terms = market.terms(number)
+        played, settlement, delivered = play_round(terms, self, self.auctioneer, self, market.purses)
+        if delivered.update is not None:
+            self._move(delivered.update, number)
+        measured = number + 1 == settings.rounds or (number + 1) % settings.evaluate_every == 0
         accuracy = float(self.evaluate(self.model_weights())) if self.evaluate and measured else None
-        self.on_round(self.books.close(market, settlement, deliveries, accuracy))
+        self.on_round(market.close(played, settlement, accuracy))
 
     def model_weights(self) -> Arrays:
         """The model that is tested and kept: averaged over rounds where the plan says so."""
-        chosen = self.state.averaged if self.plan.averaging > 0 else self.state.weights
+        chosen = self.state.averaged if self.settings.averaging > 0 else self.state.weights
         return self._arrays(chosen.numpy())
 
-    def _offers(self, call: Call) -> dict[str, Offer | None]:
+    def offers(self, terms: Terms) -> dict[str, Offer | None]:
+        """What the fleet offers; how long that took is noted."""
         started = time.perf_counter()
-        offers = self.fleet.call_for_bids(call, self.books.receipts, self.settings.bid_seconds)
+        offers = self.fleet.offers(terms)
         self.bid_seconds.append(time.perf_counter() - started)
         return offers
 
-    def _order(self, market: Round, call: Call) -> tuple[dict[str, Delivery], np.ndarray | None]:
+    def train(self, market: Round) -> Delivered:
         """Every seller's delivery, and Σ α·update over those that can be used."""
-        sales = self.books.sales(market, call, self.fleet)
-        weights = wire.write_arrays(self._arrays(self.state.weights.numpy()))
-        deliveries = self.fleet.order(sales, weights, self.shapes, self.settings.deadline_seconds)
-        usable = {client: d.update for client, d in deliveries.items() if d.update is not None}
-        if not usable:
-            return deliveries, None
-        alpha = seller_weights(market, usable, self.settings.aggregation, self.settings.objective)
-        updates = np.stack([flatten(usable[c], self.shapes) for c in market.offers if c in usable])
-        return deliveries, aggregate(alpha, updates)
+        if market.terms.trust == "aggregate":
+            return self._train_sum(market)
+        if self.settings.secure_aggregation:
+            return self._train_secure(market)
+        sales, weights = self.market.sales(market), self._arrays(self.state.weights.numpy())
+        patience = self.settings.deadline_seconds
+        deliveries = self.fleet.order(sales, wire.write_arrays(weights), self.shapes, patience)
+        usable = [c for c in market.offers if (d := deliveries.get(c)) and d.update is not None]
+        total = None
+        if usable:
+            updates = np.stack([flatten(deliveries[c].update or {}, self.shapes) for c in usable])
+            total = aggregate(self.market.weights(market, usable), updates)
+        return Delivered(*reports_of(deliveries), total)
 
-    def _secure_order(self, market: Round, call: Call) -> tuple[dict[str, Delivery], np.ndarray | None]:
+    def _train_sum(self, market: Round) -> Delivered:
+        """Aggregate trust: the exact sum of the sellers' integers, of which each carries a share of the noise."""
+        from privmarket.flower.secure import secure_sum
+
+        weights, settings = self._arrays(self.state.weights.numpy()), self.settings
+        plan = self.market.shared_sum(market, sum(array.size for array in weights.values()))
+        sales = self.market.sales(market, total=plan)
+        sizes = {client: market.offers[client].data_size for client in sales}
+        deliveries, total = secure_sum(self.grid, self.fleet, sales, weights, sizes, settings.deadline_seconds)
+        update = None
+        if total is not None:
+            came = [at for at, client in enumerate(sales) if deliveries[client].fault is None]
+            flat = np.concatenate([total[name].ravel() for name in self.shapes])
+            rate = settings.learning_rate / settings.expected_batch
+            update = (rate * (flat / float(plan.weights[came].sum()))).astype(np.float32)
+        return Delivered(*reports_of(deliveries), update)
+
+    def _train_secure(self, market: Round) -> Delivered:
         """The same without seeing a single update: clients multiply by n·α, the server divides what came by Σ α."""
         from privmarket.flower.secure import secure_order
 
         sellers = [client for client in market.offers if client in market.awards]
-        found = seller_weights(market, sellers, self.settings.aggregation, self.settings.objective)
-        alpha = {client: float(one) for client, one in zip(sellers, found, strict=True)}
-        shares = {client: len(sellers) * one for client, one in alpha.items()}
-        sales = self.books.sales(market, call, self.fleet, shares)
+        alpha = dict(zip(sellers, map(float, self.market.weights(market, sellers)), strict=True))
+        sales = self.market.sales(market, {client: len(sellers) * one for client, one in alpha.items()})
         weights, patience = self._arrays(self.state.weights.numpy()), self.settings.deadline_seconds
         deliveries, mean = secure_order(self.grid, self.fleet, sales, weights, patience)
-        if mean is None:
-            return deliveries, None
-        came = [client for client, delivery in deliveries.items() if delivery.fault is None]
-        scale = len(came) / len(sellers) / sum(alpha[client] for client in came)
-        return deliveries, flatten(mean, self.shapes) * np.float32(scale)
+        total = None
+        if mean is not None:
+            came = [client for client, delivery in deliveries.items() if delivery.fault is None]
+            scale = len(came) / len(sellers) / sum(alpha[client] for client in came)
+            total = flatten(mean, self.shapes) * np.float32(scale)
+        return Delivered(*reports_of(deliveries), total)
 
     def _move(self, update: np.ndarray, number: int) -> None:
         import torch
 
         from privmarket.federated.server import server_step
 
-        self.state = server_step(self.state, torch.from_numpy(update), self.plan, number / self.settings.rounds)
+        settings = self.settings
+        self.state = server_step(self.state, torch.from_numpy(update), settings, number / settings.rounds)
 
     def _arrays(self, flat: np.ndarray) -> Arrays:
         """The flat vector as named arrays."""

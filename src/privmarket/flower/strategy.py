@@ -8,24 +8,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from privmarket.broker.client import BrokerClient
-from privmarket.federated.aggregation import seller_weights
-from privmarket.federated.round import Round
+from privmarket.errors import ConfigurationError
 from privmarket.flower import wire
-from privmarket.flower.books import Books, delivered
 from privmarket.flower.fleet import Fleet
-from privmarket.flower.server import auction_house
+from privmarket.flower.market import GridMarket, auctioneer_for, reports_of
 from privmarket.flower.settings import MarketSettings
 from privmarket.flower.wire import Sale
-
-if TYPE_CHECKING:
-    from privmarket.federated.state import RoundRecord
+from privmarket.rounds import Delivered, Round, RoundRecord, hold_auction, settle_round
 
 _log = logging.getLogger("privmarket.flower")
 
@@ -52,52 +48,56 @@ class AuctionStrategy(Strategy):
     ) -> None:
         self.inner, self.weighted_by_key = inner, weighted_by_key
         self.settings = MarketSettings(**settings)
-        self.house = auction_house(self.settings, broker, token)
-        self._fleet: Fleet | None = None
-        self._books: Books | None = None
+        if self.settings.trust != "local":
+            raise ConfigurationError(
+                f"trust {self.settings.trust!r} around a strategy that sees every update",
+                "use pm.flower.server_app",
+            )
+        self.auctioneer = auctioneer_for(self.settings, broker, token)
+        self._market: GridMarket | None = None
         self._open: tuple[Round, dict[str, Sale], ArrayRecord] | None = None
 
     @property
     def records(self) -> tuple[RoundRecord, ...]:
         """One per round so far."""
-        return () if self._books is None else tuple(self._books.records)
+        return () if self._market is None else tuple(self._market.records)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """The inner strategy's messages, to winners only, each with its own order."""
-        if self._fleet is None or self._books is None:
-            self._fleet, self._books = Fleet(grid), Books(self.settings, str(grid.run.run_id))
+        if self._market is None:
+            fleet = Fleet(grid, self.settings.bid_seconds)
+            self._market = GridMarket(self.settings, self.auctioneer, fleet, str(grid.run.run_id))
+        run = self._market
         picked = {m.metadata.dst_node_id: m for m in self.inner.configure_train(server_round, arrays, config, grid)}
-        terms = self._books.terms(server_round - 1)
-        call = self._books.call(terms, self.house.open(terms))
-        offers = self._fleet.call_for_bids(call, self._books.receipts, self.settings.bid_seconds, picked)
-        market = self.house.clear(terms, offers)
-        sales = self._books.sales(market, call, self._fleet)
+        run.fleet.chosen = picked.keys()
+        market = hold_auction(run.terms(server_round - 1), run.fleet, self.auctioneer, run.purses)
+        sales = run.sales(market)
         self._open = market, sales, arrays
-        return [self._with_order(picked[self._fleet.node_of[client]], sale) for client, sale in sales.items()]
+        return [self._with_order(picked[run.fleet.node_of[client]], sale) for client, sale in sales.items()]
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Pays for usable updates and hands them, and only them, to the inner strategy."""
         assert self._open is not None
-        assert self._fleet is not None
-        assert self._books is not None
+        assert self._market is not None
         market, sales, arrays = self._open
-        received = list(replies)
+        run, received = self._market, list(replies)
         shapes = {name: tuple(array.shape) for name, array in arrays.items()}
         counters = {name for name, array in arrays.items() if not array.dtype.startswith("float")}
-        deliveries = self._fleet.take(sales, received, None, shapes, counters)
-        market, settlement = self.house.settle(delivered(market, deliveries))
-        self._books.close(market, settlement, deliveries, None)
+        deliveries = run.fleet.take(sales, received, None, shapes, counters)
+        settlement = settle_round(market, Delivered(*reports_of(deliveries)), self.auctioneer, run.purses)
+        run.close(market, settlement)
         usable = [client for client in market.offers if (d := deliveries.get(client)) and d.update is not None]
-        weights = seller_weights(market, usable, self.settings.aggregation, self.settings.objective)
+        if not usable:  # nobody offered, sold or delivered
+            return None, None
         first = {m.metadata.src_node_id: m for m in reversed(received)}  # the first word of each node
-        good = [first[self._fleet.node_of[client]] for client in usable]
-        for message, weight in zip(good, weights, strict=True):
+        good = [first[run.fleet.node_of[client]] for client in usable]
+        for message, weight in zip(good, run.weights(market, usable), strict=True):
             self._weigh(message.content, float(weight))
-        return self.inner.aggregate_train(server_round, good) if good else (None, None)
+        return self.inner.aggregate_train(server_round, good)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -119,7 +119,7 @@ class AuctionStrategy(Strategy):
     def _with_order(message: Message, sale: Sale) -> Message:
         """A message of its own: strategies send one shared record to everybody, and an order is private."""
         content = RecordDict(dict(message.content))
-        wire.add_sale(content, sale)
+        wire.put(content, sale)
         meta = message.metadata
         return Message(content, meta.dst_node_id, meta.message_type, ttl=meta.ttl, group_id=meta.group_id)
 

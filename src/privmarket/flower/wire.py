@@ -1,8 +1,11 @@
-"""What server and clients say to each other, as Flower records: call for bids, offer, sale, update, receipt.
+"""What server and clients say to each other, as Flower records: terms, offer, order, update, receipt.
 
 A message to a client holds what everybody may know (the terms of a round, the global weights) and what is that
 client's own (the ε it sold, its money), never anything of another client. Numbers travel as 64-bit floats, so an
 auction on the other side of a wire gives the same micro-units.
+
+Terms, orders and receipts are frozen records whose fields travel under their own names: `put` writes one into a
+message, `take` reads it, checks the type of every field and refuses fields that it does not know.
 """
 
 from __future__ import annotations
@@ -16,53 +19,23 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from privmarket.errors import PrivmarketError
-from privmarket.federated.round import Offer
 from privmarket.privacy.calibration import ReleaseFamily
+from privmarket.privacy.words import Trust
+from privmarket.rounds import Offer, Terms
 
 BID, TRAIN, RECEIPT = "query.bid", "train", "query.receipt"
 
 # Names of the records in a message.
-_CALL, _OFFER, SALE, _RECEIPT, _REFUSAL = (
-    f"privmarket-{part}" for part in ("call", "offer", "sale", "receipt", "no")
-)
 WEIGHTS, UPDATE = "privmarket-weights", "privmarket-update"
+_OFFER, _REFUSAL = "privmarket-offer", "privmarket-no"
 
 Arrays = dict[str, np.ndarray]
-Value = TypeVar("Value", int, float, str)
 
 
 class WireError(PrivmarketError):
     """A message that does not say what it should."""
 
     code = "bad-message"
-
-
-class Refusal(PrivmarketError):
-    """A client's no: what was asked goes beyond its offer or its wallet. Nothing was released."""
-
-    code = "refused"
-
-
-@dataclass(frozen=True)
-class Call:
-    """A call for bids, the same for everybody.
-
-    Attributes:
-        run: names the run; a wallet counts sales by run and round.
-        number: the round, from 0, of `rounds`.
-        budget_micro: the round's money, micro-units.
-        family: what sellers will release, up to its noise.
-        epsilon_max: the public limit on offers.
-        broker_round: the round's name at a broker, where one holds the auction.
-    """
-
-    run: str
-    number: int
-    rounds: int
-    budget_micro: int
-    family: ReleaseFamily
-    epsilon_max: float
-    broker_round: str = ""
 
 
 @dataclass(frozen=True)
@@ -74,6 +47,9 @@ class Sale:
         payment_micro: due on delivery.
         clip_norm, learning_rate, expected_batch: the public training plan, see `federated.local.LocalPlan`.
         share: factor by which the client multiplies its update before secure aggregation; 1 otherwise.
+        trust, honest_share: as in the terms.
+        sellers, levels, weight: of the round's secure sum under aggregate trust: how many sell in it, digits of
+            every seller's noise, steps of the sum's grid per unit of this client's clipped sum; 0 otherwise.
     """
 
     run: str
@@ -86,36 +62,88 @@ class Sale:
     expected_batch: float
     share: float = 1.0
     broker_round: str = ""
+    trust: Trust = "local"
+    honest_share: float = 2 / 3
+    sellers: int = 0
+    levels: int = 0
+    weight: float = 0.0
 
     @property
     def name(self) -> str:
-        """Names the sale in a wallet."""
+        """Names the sale in a wallet; the same as `Terms.sale`."""
         return f"{self.run}/{self.number}"
 
 
 @dataclass(frozen=True)
 class Receipt:
-    """What became of one client's delivery: money, or why there was none."""
+    """What became of one client's delivery: money, or why there was none, and whom the sale protected against."""
 
     run: str
     number: int
     paid_micro: int
     fault: str = ""
+    trust: Trust = "local"
 
 
-def write_call(call: Call) -> RecordDict:
-    """A call for bids as a message's content."""
-    return RecordDict({_CALL: ConfigRecord(_flat(call))})
+Record = TypeVar("Record", Terms, Sale, Receipt)
+SALE = "privmarket-sale"
+_NAMES: dict[type, str] = {Terms: "privmarket-call", Sale: SALE, Receipt: "privmarket-receipt"}
+_TYPES: dict[str, type] = {"str": str, "int": int, "float": float, "Trust": str}
+_FAMILY: dict[str, type] = {"sampling_rate": float, "steps": int, "delta": float}
 
 
-def read_call(content: RecordDict) -> Call:
-    """The call for bids in a message."""
-    return Call(**_fields(content, _CALL, Call))
+def put(content: RecordDict, record: Terms | Sale | Receipt) -> RecordDict:
+    """Writes a record into a message's content, which is returned."""
+    content[_NAMES[type(record)]] = ConfigRecord(fields_of(record))
+    return content
 
 
-def write_offer(client: str, offer: Offer | None) -> RecordDict:
-    """A client's answer; `None` offers nothing in this round."""
+def has(content: RecordDict, kind: type[Terms] | type[Sale] | type[Receipt]) -> bool:
+    """Whether a message carries a record of that kind."""
+    return _NAMES[kind] in content
+
+
+def take(content: RecordDict, kind: type[Record]) -> Record:
+    """The record of that kind in a message.
+
+    Raises:
+        WireError: there is none, a field is missing or of another type, or there are fields that we do not know.
+    """
+    name = _NAMES[kind]
+    record = content.get(name)
+    if not isinstance(record, ConfigRecord):
+        raise WireError(f"a message without {name}", "is the other side a privmarket app?")
+    known = dict(kind.__annotations__)
+    if with_family := "family" in known:
+        del known["family"]
+    wanted = {field: _TYPES[text] for field, text in known.items()} | (_FAMILY if with_family else {})
+    unknown = {key.replace("-", "_") for key in record} - set(wanted)
+    if unknown:
+        raise WireError(f"{name} has unknown fields {sorted(unknown)}", "use the same version on both sides")
+    fields: dict[str, Any] = {
+        field: _value(record, field.replace("_", "-"), type_) for field, type_ in wanted.items()
+    }
+    if with_family:
+        fields["family"] = ReleaseFamily(*(fields.pop(key) for key in _FAMILY))
+    return kind(**fields)
+
+
+def fields_of(record: Terms | Sale | Receipt) -> dict[str, Any]:
+    """A record as numbers and text by name; a release family as its three numbers."""
+    fields = dict(vars(record))
+    if (family := fields.pop("family", None)) is not None:
+        fields |= {name: getattr(family, name) for name in _FAMILY}
+    return {
+        key.replace("_", "-"): float(value) if isinstance(value, np.floating) else value
+        for key, value in fields.items()
+    }
+
+
+def write_offer(client: str, offer: Offer | None, reason: str = "") -> RecordDict:
+    """A client's answer; `None` offers nothing in this round, with one word for why where there is a reason."""
     record = ConfigRecord({"client": client, "bids": offer is not None})
+    if reason:
+        record["reason"] = str(reason)
     if offer is not None:
         record["valuation"], record["epsilon"] = float(offer.valuation), float(offer.epsilon)
         record["data-size"] = float(offer.data_size)
@@ -126,7 +154,9 @@ def write_offer(client: str, offer: Offer | None) -> RecordDict:
 
 def read_offer(content: RecordDict) -> tuple[str, Offer | None]:
     """A client's name and its offer."""
-    record = _record(content, _OFFER)
+    record = content.get(_OFFER)
+    if not isinstance(record, ConfigRecord):
+        raise WireError(f"a message without {_OFFER}", "is the other side a privmarket app?")
     client = _value(record, "client", str)
     if not record.get("bids"):
         return client, None
@@ -135,44 +165,22 @@ def read_offer(content: RecordDict) -> tuple[str, Offer | None]:
     return client, Offer(valuation, epsilon, size, accuracy)
 
 
-def add_sale(content: RecordDict, sale: Sale) -> None:
-    """Puts a client's own order into the message that goes to that client alone."""
-    content[SALE] = ConfigRecord(_flat(sale))
-
-
-def sale_fields(sale: Sale) -> dict[str, Any]:
-    """An order as plain numbers and text by name."""
-    return _flat(sale)
-
-
-def has_sale(content: RecordDict) -> bool:
-    """Whether a message carries an order."""
-    return SALE in content
-
-
-def read_sale(content: RecordDict) -> Sale:
-    """The order in a message."""
-    return Sale(**_fields(content, SALE, Sale))
-
-
-def add_receipt(content: RecordDict, receipt: Receipt) -> None:
-    """Puts a client's own receipt into a message to it."""
-    content[_RECEIPT] = ConfigRecord(_flat(receipt))
-
-
-def read_receipt(content: RecordDict) -> Receipt | None:
-    """The receipt in a message, if there is one."""
-    return Receipt(**_fields(content, _RECEIPT, Receipt)) if _RECEIPT in content else None
+def read_declined(content: RecordDict) -> str | None:
+    """Why a client does not bid, in the words of `privacy.policy.Reason`; None if it gave no reason."""
+    record = content.get(_OFFER)
+    reason = record.get("reason") if isinstance(record, ConfigRecord) else None
+    return reason if isinstance(reason, str) else None
 
 
 def write_refusal(reason: str) -> RecordDict:
-    """A client's no."""
-    return RecordDict({_REFUSAL: ConfigRecord({"reason": reason})})
+    """A client's no, in one word of `privacy.policy.Reason`."""
+    return RecordDict({_REFUSAL: ConfigRecord({"reason": str(reason)})})
 
 
 def read_refusal(content: RecordDict) -> str | None:
     """Why the client refused; None if it did not."""
-    return _value(_record(content, _REFUSAL), "reason", str) if _REFUSAL in content else None
+    record = content.get(_REFUSAL)
+    return _value(record, "reason", str) if isinstance(record, ConfigRecord) else None
 
 
 def write_arrays(arrays: Mapping[str, np.ndarray]) -> ArrayRecord:
@@ -209,41 +217,7 @@ def digest(arrays: Mapping[str, np.ndarray], values: int | None = None) -> str:
     return total.hexdigest()
 
 
-def _flat(value: Call | Sale | Receipt) -> dict[str, Any]:
-    """Fields by name, a release family as its three numbers."""
-    fields = dict(vars(value))
-    if (family := fields.pop("family", None)) is not None:
-        fields |= {"sampling_rate": family.sampling_rate, "steps": family.steps, "delta": family.delta}
-    return {key.replace("_", "-"): _plain(field) for key, field in fields.items()}
-
-
-def _plain(value: Any) -> Any:
-    return float(value) if isinstance(value, np.floating) else value
-
-
-def _fields(content: RecordDict, name: str, kind: type[Any]) -> dict[str, Any]:
-    """The arguments of a dataclass from its record; types are checked, fields that we do not know are refused."""
-    record = _record(content, name)
-    kinds: dict[str, type[Any]] = {}
-    for field, text in kind.__annotations__.items():
-        if field == "family":
-            kinds |= {"sampling_rate": float, "steps": int, "delta": float}
-        else:
-            kinds[field] = {"str": str, "int": int, "float": float}[text]
-    unknown = {key.replace("-", "_") for key in record} - set(kinds)
-    if unknown:
-        raise WireError(f"{name} has unknown fields {sorted(unknown)}", "use the same version on both sides")
-    fields = {field: _value(record, field.replace("_", "-"), want) for field, want in kinds.items()}
-    if "family" in kind.__annotations__:
-        fields["family"] = ReleaseFamily(*(fields.pop(key) for key in ("sampling_rate", "steps", "delta")))
-    return fields
-
-
-def _record(content: RecordDict, name: str) -> ConfigRecord:
-    record = content.get(name)
-    if not isinstance(record, ConfigRecord):
-        raise WireError(f"a message without {name}", "is the other side a privmarket app?")
-    return record
+Value = TypeVar("Value", int, float, str)
 
 
 def _value(record: ConfigRecord, key: str, kind: type[Value]) -> Value:

@@ -1,0 +1,93 @@
+"""What a run does with privacy: the market's own training, or one of three references to compare it with.
+
+Loads nothing, so that commands start quickly and a client can bid without torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from privmarket.privacy.release import Grid
+
+
+@dataclass(frozen=True, eq=False)
+class ChunkOrder:
+    """Some sellers of one round, who train together.
+
+    Attributes:
+        round_number: from 0.
+        clients: positions of the clients.
+        epsilon: what each of them sold.
+        noise_multiplier: what that needs.
+        weights: (parameters,) global weights.
+        grids: of each client's share of a secure sum; empty where updates are released one by one.
+    """
+
+    round_number: int
+    clients: tuple[int, ...]
+    epsilon: tuple[float, ...]
+    noise_multiplier: tuple[float, ...]
+    weights: np.ndarray
+    grids: tuple[Grid, ...] = ()
+
+
+class Pool(Protocol):
+    """Clients that can train in three ways; each returns (clients, parameters) float32, what each one releases."""
+
+    def private_updates(self, order: ChunkOrder, *, noise: bool) -> np.ndarray:
+        """Clipped gradients with the sold noise, or without it."""
+
+    def plain_updates(self, order: ChunkOrder) -> np.ndarray:
+        """Ordinary local training, without clipping and noise."""
+
+    def literal_updates(self, order: ChunkOrder) -> np.ndarray:
+        """Local training and noise on the weights, paper-literal."""
+
+
+@dataclass(frozen=True)
+class Mode:
+    """How a run treats privacy.
+
+    Attributes:
+        name: as in configurations.
+        updates: has some clients train, see `Pool`.
+        holds_auctions: False trains everyone with records, for free.
+        counts_epsilon: wallets limit what is offered and are charged for what is sold.
+        is_private: the stated ε is true; else no ε is stated.
+        uses_server_plan: the server's momentum and averaging are used; else it takes the average as it is.
+        aggregation: weights of the updates that replace the configured ones.
+    """
+
+    name: str
+    updates: Callable[[Pool, ChunkOrder], np.ndarray]
+    holds_auctions: bool = True
+    counts_epsilon: bool = False
+    is_private: bool = False
+    uses_server_plan: bool = False
+    aggregation: str | None = None
+
+
+_ALL = (
+    Mode(
+        "private",
+        lambda pool, order: pool.private_updates(order, noise=True),
+        counts_epsilon=True,
+        is_private=True,
+        uses_server_plan=True,
+    ),
+    # Without noise the wallets are charged as if there were some, so that the same clients sell.
+    Mode(
+        "no-noise",
+        lambda pool, order: pool.private_updates(order, noise=False),
+        counts_epsilon=True,
+        uses_server_plan=True,
+    ),
+    Mode("no-dp", lambda pool, order: pool.plain_updates(order), holds_auctions=False),
+    Mode("literal", lambda pool, order: pool.literal_updates(order), aggregation="epsilon"),
+)
+MODES = {mode.name: mode for mode in _ALL}

@@ -1,0 +1,107 @@
+"""One run of a plan, and public records to plan on."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from privmarket.federated.config import FederationConfig
+from privmarket.federated.datasets import Dataset, load_dataset
+from privmarket.federated.errors import DataError
+from privmarket.federated.features import with_features
+from privmarket.federated.simulation import Federation
+from privmarket.federated.state import RunResult
+from privmarket.federated.summary import client_table
+from privmarket.federated.workers import one_thread
+
+# Of a proxy's records every sixth is test and every sixth validation: a proxy has no test file of its own.
+_HELD_OUT_EVERY = 6
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a plan keeps of a run. Lifetime ε is infinite for a run without noise."""
+
+    accuracy: float
+    spent: float
+    lifetime_epsilon: float
+    highest_pay: float
+    sellers_per_round: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class PublicProxy:
+    """A file of public records: `images` (records, [channels,] height, width) and `labels` (records,), as .npz."""
+
+    path: Path
+    digest: str
+
+    @staticmethod
+    def at(path: Path) -> PublicProxy:
+        """The file at `path`, read once to see that it is usable."""
+        if not path.is_file():
+            raise DataError(f"no proxy at {path}", "give an .npz file with arrays `images` and `labels`")
+        proxy = PublicProxy(path, hashlib.sha256(path.read_bytes()).hexdigest()[:16])
+        proxy.load("test")
+        return proxy
+
+    def load(self, measured_on: str) -> Dataset:
+        """Records for clients, and those to measure on, `test` or `validation`."""
+        try:
+            with np.load(self.path, allow_pickle=False) as file:
+                images, labels = np.asarray(file["images"]), np.asarray(file["labels"])
+        except (OSError, ValueError, KeyError) as error:
+            raise DataError(
+                f"{self.path}: not a proxy ({error})", "save it by numpy.savez(path, images=…, labels=…)"
+            ) from error
+        if images.ndim == 3:
+            images = images[:, None]
+        if images.ndim != 4 or labels.shape != images.shape[:1] or labels.size < 10 * _HELD_OUT_EVERY:
+            raise DataError(
+                f"{self.path}: images {images.shape} and labels {labels.shape}",
+                f"give at least {10 * _HELD_OUT_EVERY} images and one whole-number label for each",
+            )
+        scale = 255.0 if images.dtype == np.uint8 else 1.0
+        pixels = np.asarray(images / scale, dtype=np.float32)
+        place = np.arange(labels.size) % _HELD_OUT_EVERY
+        train, measured = place < _HELD_OUT_EVERY - 2, place == _HELD_OUT_EVERY - 1 - (measured_on == "validation")
+        whole = labels.astype(np.int64)
+        classes = int(whole.max()) + 1
+        return Dataset("proxy", pixels[train], whole[train], pixels[measured], whole[measured], classes)
+
+
+@lru_cache(maxsize=2)
+def _records(dataset: str, proxy: PublicProxy | None, measured_on: str, features: str) -> Dataset:
+    """Records with their features computed, the same for most runs of a plan."""
+    raw = load_dataset(dataset, measured_on=measured_on) if proxy is None else proxy.load(measured_on)
+    return with_features(raw, features)
+
+
+def run_cell(config: FederationConfig, proxy: PublicProxy | None) -> Outcome:
+    """Plays a whole run and keeps its figures."""
+    started = time.perf_counter()
+    with one_thread():
+        records = _records(config.dataset, proxy, config.measured_on, config.training.features)
+        ready = config.replace(training=replace(config.training, features="none"))
+        with Federation(ready, dataset=records) as federation:
+            state = federation.start()
+            while state.next_round < config.rounds:
+                state = federation.step(state)
+            weights, types = federation.model_weights(state).numpy(), federation.types(config.rounds - 1)
+    result = RunResult(config, state.records, weights, state.wallets, types, 0.0)
+    rows = client_table(result)
+    spent = [row["epsilon_spent"] for row in rows]
+    return Outcome(
+        accuracy=float(result.accuracy),
+        spent=float(result.spent),
+        lifetime_epsilon=float("inf") if None in spent else max(spent, default=0.0),
+        highest_pay=max((row["paid"] for row in rows), default=0.0),
+        sellers_per_round=float(np.mean([record.sellers for record in state.records])),
+        seconds=round(time.perf_counter() - started, 3),
+    )

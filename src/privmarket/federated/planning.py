@@ -1,0 +1,397 @@
+"""What a model will cost: runs of the whole simulation on a data set or a public proxy, over money and settings.
+
+A plan spends nobody's money and touches nobody's data but the data set that it is given. Settings (rounds, rule
+and price, server rate) are chosen on validation records with one seed; what is reported comes from other seeds
+and test records. Every run is kept on disk under a digest of its configuration, so a plan that was stopped goes
+on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from privmarket.errors import ConfigurationError
+from privmarket.federated.config import FederationConfig
+from privmarket.federated.datasets import Dataset, load_dataset
+from privmarket.federated.errors import DataError
+from privmarket.federated.plan_runs import Outcome, PublicProxy, run_cell
+from privmarket.files import write_atomically
+from privmarket.market.objectives import AggregateError
+from privmarket.market.ration_design import Marginals
+from privmarket.market.scenarios import SCENARIOS, scenario
+from privmarket.version import __version__
+
+SEARCH_SEED = 0
+_REFINEMENTS = 2
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a plan chooses, all of it public.
+
+    Attributes:
+        rounds: how often money is spent; the total is split evenly.
+        rule, settings: the auction rule; `label` names both for tables.
+        server_rate: step size of the server's optimiser.
+    """
+
+    rounds: int
+    rule: str
+    settings: tuple[tuple[str, Any], ...]
+    label: str
+    server_rate: float
+
+    def config(self, base: FederationConfig, total: float) -> FederationConfig:
+        """The run that spends `total` in this way."""
+        return base.replace(
+            rounds=self.rounds,
+            evaluate_every=self.rounds,
+            budget=total / self.rounds,
+            total_budget=None,
+            mechanism=self.rule,
+            mechanism_settings=dict(self.settings),
+            training=replace(base.training, server_rate=self.server_rate),
+        )
+
+
+@dataclass(frozen=True)
+class Point:
+    """One row of a plan: what a total of money gives. Accuracies are shares; figures are over seeds.
+
+    Attributes:
+        accuracy, deviation, lowest, highest: mean, standard deviation and range.
+        spent: mean money that was really paid; `total` is the limit.
+        lifetime_epsilon: the largest total ε of any client in any run, at the run's δ.
+        pay_per_client, highest_pay: mean over all clients, and the most that one was paid in any run.
+        sellers_per_round: mean.
+    """
+
+    total: float
+    choice: Choice
+    budget_per_round: float
+    accuracy: float
+    deviation: float
+    lowest: float
+    highest: float
+    seeds: int
+    spent: float
+    lifetime_epsilon: float
+    pay_per_client: float
+    highest_pay: float
+    sellers_per_round: float
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything `privmarket plan` says.
+
+    Attributes:
+        points: by rising money.
+        target: the accuracy asked for; `chosen` is the cheapest point that reaches it, or the point of the total
+            asked for, or None.
+        ceiling: accuracy of the best settings without any noise, measured where the target was not reached.
+        cells, computed: runs that the plan stands on, and how many of them this call made.
+    """
+
+    base: FederationConfig
+    points: tuple[Point, ...]
+    target: float | None
+    chosen: Point | None
+    ceiling: float | None
+    cells: int
+    computed: int
+
+    @property
+    def reached(self) -> bool:
+        """Whether what was asked for can be had."""
+        return self.target is None or self.chosen is not None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "target": self.target,
+            "reached": self.reached,
+            "ceiling": self.ceiling,
+            "chosen": None if self.chosen is None else asdict(self.chosen),
+            "points": [asdict(point) for point in self.points],
+            "cells": self.cells,
+            "computed": self.computed,
+            "config": self.base.to_json(),
+        }
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a plan tries. Rates are relative to the base configuration's, prices are shares of clients below."""
+
+    rounds: tuple[int, ...] = (50, 100, 200)
+    rates: tuple[float, ...] = (0.5, 1.0, 2.0)
+    price_shares: tuple[float, ...] = (0.5, 0.75, 0.95)
+    heterogeneities: tuple[float, ...] = (0.3, 1.0)
+    seeds: tuple[int, ...] = (1, 2)
+
+    def __post_init__(self) -> None:
+        for name in ("rounds", "rates", "seeds"):
+            if not getattr(self, name):
+                raise ConfigurationError(f"plan: no {name} to try", "give at least one")
+        if min(self.rounds) < 1 or min(self.rates) <= 0 or SEARCH_SEED in self.seeds or min(self.seeds) < 0:
+            raise ConfigurationError(
+                f"plan: rounds {self.rounds}, rates {self.rates}, seeds {self.seeds}",
+                f"rounds and rates above 0; seeds other than {SEARCH_SEED}, with which settings are chosen",
+            )
+
+
+EFFORTS = {
+    "quick": Options((50, 100), (1.0,), (0.6, 0.95), (0.3,), (1,)),
+    "normal": Options(),
+    "full": Options((50, 100, 200, 400), (0.25, 0.5, 1.0, 2.0), (0.4, 0.6, 0.8, 0.95), (0.1, 0.3, 1.0), (1, 2, 3)),
+}
+
+OnCell = Callable[[int, str], None]
+"""Told how many more runs are done or known to be needed, and what was done last."""
+
+
+class Planner:
+    """Makes plans for one market and one data set.
+
+    Args:
+        base: data set, clients, skew, law, trust, wallet, model. Money, rounds, rule and rate are the plan's
+            choice.
+        folder: where runs are kept.
+        options: what is tried.
+        proxy: public records to plan on instead of the named data set.
+        workers: processes; any number gives the same plan.
+        on_cell: told after every run.
+    """
+
+    def __init__(
+        self,
+        base: FederationConfig,
+        folder: Path,
+        options: Options | None = None,
+        *,
+        proxy: PublicProxy | None = None,
+        workers: int = 1,
+        on_cell: OnCell = lambda _done, _text: None,
+    ) -> None:
+        self.base, self.folder, self.options = base, folder, options or Options()
+        self.proxy, self.workers, self.on_cell = proxy, workers, on_cell
+        self.rules = rule_choices(base, self.options)
+        self._seen: set[str] = set()
+        self._computed = 0
+        self._pool: ProcessPoolExecutor | None = None
+        # A run is made again when the records, the past bids or the program are others.
+        past = Path(base.scenario)
+        self._stands_on = "|".join(
+            [
+                __version__,
+                proxy.digest if proxy else "",
+                hashlib.sha256(past.read_bytes()).hexdigest() if past.is_file() else "",
+            ]
+        )
+        # Unknown data and wrong settings are refused before the first run.
+        if proxy is None:
+            load_dataset(base.dataset)
+
+    def for_totals(self, totals: Sequence[float]) -> Plan:
+        """A point for every total, settings chosen for each."""
+        with self._processes():
+            points = self._points(_checked(totals))
+        chosen = points[0] if len(points) == 1 else None
+        return self._plan(points, None, chosen, None)
+
+    def for_target(self, target: float, totals: Sequence[float]) -> Plan:
+        """The cheapest total found that reaches the target, and the points on the way to it."""
+        if not 0 < target < 1:
+            raise ConfigurationError(f"target accuracy is {target:g}", "give a share between 0 and 1, e.g. 0.95")
+        with self._processes():
+            points = self._points(_checked(totals))
+            good = [point for point in points if point.accuracy >= target]
+            if not good:
+                return self._plan(points, target, None, self._ceiling(points))
+            for _ in range(_REFINEMENTS):
+                best = min(good, key=lambda point: point.total)
+                below = [point.total for point in points if point.total < best.total]
+                if not below:
+                    break
+                tried = self._point(float(np.sqrt(max(below) * best.total)), self._near(best.choice))
+                points.append(tried)
+                if tried.accuracy >= target:
+                    good.append(tried)
+        return self._plan(points, target, min(good, key=lambda point: point.total), None)
+
+    @contextmanager
+    def _processes(self) -> Iterator[None]:
+        """Worker processes that stay for the whole plan, so that each reads the records once."""
+        if self.workers == 1:
+            yield
+            return
+        # A fresh interpreter each: a fork of a process that runs threads (progress bars) may hang.
+        with ProcessPoolExecutor(self.workers, mp_context=get_context("spawn")) as self._pool:
+            try:
+                yield
+            finally:
+                self._pool.shutdown(cancel_futures=True)
+                self._pool = None
+
+    def _plan(
+        self, points: Iterable[Point], target: float | None, chosen: Point | None, ceiling: float | None
+    ) -> Plan:
+        ordered = tuple(sorted(points, key=lambda point: point.total))
+        return Plan(self.base, ordered, target, chosen, ceiling, len(self._seen), self._computed)
+
+    def _points(self, totals: list[float]) -> list[Point]:
+        """Settings are searched widely at the middle total, and near those at the others."""
+        middle = totals[len(totals) // 2]
+        anchor = self._search(middle)
+        points = {middle: self._point(middle, [anchor])}
+        for total in sorted(totals, key=lambda t: abs(np.log(t / middle))):
+            if total not in points:
+                nearest = min(points, key=lambda t: abs(np.log(t / total)))
+                points[total] = self._point(total, self._near(points[nearest].choice))
+        return [points[total] for total in totals]
+
+    def _search(self, total: float) -> Choice:
+        """One setting at a time: the rule with its price, then the rounds, then the server rate."""
+        options, rate = self.options, self.base.training.server_rate
+        best = replace(self.rules[0], rounds=options.rounds[len(options.rounds) // 2], server_rate=rate)
+        best = self._best(total, [replace(rule, rounds=best.rounds, server_rate=rate) for rule in self.rules])
+        best = self._best(total, [replace(best, rounds=rounds) for rounds in options.rounds])
+        return self._best(total, [replace(best, server_rate=rate * factor) for factor in options.rates])
+
+    def _near(self, choice: Choice) -> list[Choice]:
+        """The choice itself and its neighbours in rounds and in the list of rules."""
+        allowed = sorted(self.options.rounds)
+        at = allowed.index(choice.rounds)
+        found = [replace(choice, rounds=rounds) for rounds in allowed[max(at - 1, 0) : at + 2]]
+        rule = [other.label for other in self.rules].index(choice.label)
+        for other in (*self.rules[max(rule - 1, 0) : rule], *self.rules[rule + 1 : rule + 2]):
+            found.append(replace(other, rounds=choice.rounds, server_rate=choice.server_rate))
+        return found
+
+    def _best(self, total: float, choices: Sequence[Choice]) -> Choice:
+        """The choice with the best accuracy on validation records, by one seed."""
+        if len(choices) == 1:
+            return choices[0]
+        base = self.base.replace(seed=SEARCH_SEED, measured_on="validation")
+        results = self._run([choice.config(base, total) for choice in choices])
+        return choices[int(np.argmax([result.accuracy for result in results]))]
+
+    def _point(self, total: float, choices: Sequence[Choice]) -> Point:
+        choice = self._best(total, choices)
+        base = self.base.replace(measured_on="test")
+        runs = self._run([choice.config(base.replace(seed=seed), total) for seed in self.options.seeds])
+        accuracy = np.array([run.accuracy for run in runs])
+        return Point(
+            total=total,
+            choice=choice,
+            budget_per_round=total / choice.rounds,
+            accuracy=float(accuracy.mean()),
+            deviation=float(accuracy.std(ddof=1)) if accuracy.size > 1 else 0.0,
+            lowest=float(accuracy.min()),
+            highest=float(accuracy.max()),
+            seeds=accuracy.size,
+            spent=float(np.mean([run.spent for run in runs])),
+            lifetime_epsilon=max(run.lifetime_epsilon for run in runs),
+            pay_per_client=float(np.mean([run.spent for run in runs])) / self.base.clients,
+            highest_pay=max(run.highest_pay for run in runs),
+            sellers_per_round=float(np.mean([run.sellers_per_round for run in runs])),
+        )
+
+    def _ceiling(self, points: Sequence[Point]) -> float:
+        """Accuracy of the best point's settings with the noise left out: what no money could pass."""
+        best = max(points, key=lambda point: point.accuracy)
+        base = self.base.replace(measured_on="test", mode="no-noise", seed=self.options.seeds[0])
+        return self._run([best.choice.config(base, best.total)])[0].accuracy
+
+    def _run(self, configs: Sequence[FederationConfig]) -> list[Outcome]:
+        """The outcome of every configuration, from disk or computed now."""
+        paths = [self._path(config) for config in configs]
+        self._seen.update(path.name for path in paths)
+        missing = {path: config for path, config in zip(paths, configs, strict=True) if _read(path) is None}
+        for path, config, outcome in self._compute(missing):
+            record = {"config": config.to_json(), "outcome": asdict(outcome)}
+            write_atomically(path, json.dumps(record, ensure_ascii=False) + "\n")
+            self._computed += 1
+            self.on_cell(1, f"{outcome.accuracy:.2%} for {outcome.spent:,.0f}")
+        done = [_read(path) for path in paths]
+        return [outcome for outcome in done if outcome is not None]
+
+    def _compute(self, missing: dict[Path, FederationConfig]) -> Iterator[tuple[Path, FederationConfig, Outcome]]:
+        if self._pool is None:
+            for path, config in missing.items():
+                yield path, config, run_cell(config, self.proxy)
+            return
+        begun = {self._pool.submit(run_cell, config, self.proxy): path for path, config in missing.items()}
+        for future in as_completed(begun):
+            path = begun[future]
+            yield path, missing[path], future.result()
+
+    def _path(self, config: FederationConfig) -> Path:
+        text = json.dumps(config.to_json(), sort_keys=True) + self._stands_on
+        return self.folder / f"{hashlib.sha256(text.encode()).hexdigest()[:20]}.json"
+
+
+def rule_choices(base: FederationConfig, options: Options) -> list[Choice]:
+    """The rules that a plan tries: all exact, so that the plan holds when clients look after themselves.
+
+    Rounds and rate of the result are those of the base configuration.
+    """
+    facts = Marginals.of(scenario(base.scenario))
+    rounds, rate = base.rounds, base.training.server_rate
+    found = []
+    for share in options.price_shares:
+        price = float(f"{float(facts.price(np.array(share))):.4g}")
+        settings = (("unit_price", price),)
+        found.append(Choice(rounds, "two-step", settings, f"two-step, one ration at {price:g}", rate))
+    for heterogeneity in options.heterogeneities:
+        learned = (("objective", AggregateError.name), ("heterogeneity", heterogeneity))
+        if base.scenario in SCENARIOS:
+            found.append(Choice(rounds, "mfg-menunet", learned, f"mfg-menunet for H = {heterogeneity:g}", rate))
+        else:
+            found.append(Choice(rounds, "two-step", learned[1:], f"two-step for H = {heterogeneity:g}", rate))
+    found.append(Choice(rounds, "mean-field-menu", (), "mean-field-menu", rate))
+    return found
+
+
+def _checked(totals: Sequence[float]) -> list[float]:
+    if not totals or not all(0 < total < np.inf for total in totals):
+        raise ConfigurationError(f"money to plan for: {list(totals)}", "give totals above 0, e.g. 100,500,2000")
+    return sorted({float(total) for total in totals})
+
+
+def _read(path: Path) -> Outcome | None:
+    try:
+        return Outcome(**json.loads(path.read_text(encoding="utf-8"))["outcome"])
+    except (OSError, ValueError, KeyError, TypeError):
+        # A damaged file is no result: the run is made again.
+        return None
+
+
+def expected_cells(options: Options, totals: int, rules: int) -> int:
+    """About how many runs a plan for so many totals makes."""
+    search = rules + len(options.rounds) + len(options.rates) - 2
+    near = min(3, len(options.rounds)) + min(2, rules - 1)
+    return search + (totals - 1) * near + totals * len(options.seeds)
+
+
+def check_proxy(proxy: Dataset, dataset: str) -> None:
+    """Refuses a proxy whose images have another shape than the data set that it stands for."""
+    from privmarket.federated.datasets import FILES
+
+    wanted = (1, 8, 8) if dataset == "digits" else FILES[dataset].image_shape
+    if proxy.image_shape != wanted:
+        raise DataError(
+            f"the proxy's images have shape {proxy.image_shape}, those of {dataset} {wanted}",
+            "give a proxy of the same channels, height and width, or name the data set that it resembles",
+        )

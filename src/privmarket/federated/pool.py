@@ -1,0 +1,163 @@
+"""All clients of a simulation in one place: their records, the model and the plan; some sellers in, updates out.
+
+Everything random is keyed by (seed, round, client), so a pool can be rebuilt in any process and computes the same
+update for a client whoever asks and in whatever order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from privmarket.federated.clients import client_parts
+from privmarket.federated.config import FederationConfig
+from privmarket.federated.datasets import Dataset, load_dataset
+from privmarket.federated.features import with_features
+from privmarket.federated.local import (
+    FULL_BATCH_CHUNK,
+    SMALL_BATCH_CHUNK,
+    ClientRecords,
+    LocalPlan,
+    plain_updates,
+    private_shares,
+    private_updates,
+)
+from privmarket.federated.models import Model, build_model
+from privmarket.federated.modes import ChunkOrder
+from privmarket.federated.partition import Records
+from privmarket.privacy.gaussian import literal_noise_multiplier
+from privmarket.privacy.noise import NoiseSource
+
+# What each stream of random numbers is for; keeps them independent. `clients` holds 1 and 5.
+_WEIGHTS, _SHUFFLE, _LITERAL_NOISE = 2, 3, 4
+
+# The paper's local training, Table III of [Sun2026]: used by `no-dp` (one epoch) and `literal`.
+PLAIN_RATE = 0.5  # of 0.05, 0.5 and 2 on validation records: an undertrained reference would flatter the market
+_PLAIN_BATCH = 32
+_LITERAL_EPOCHS = 5
+_LITERAL_RATE = 0.01
+_LITERAL_EPSILON_MIN = 0.1
+
+
+@dataclass(frozen=True, eq=False)
+class ClientPool:
+    """All clients of a run.
+
+    Attributes:
+        images: (records, channels, h, w) of all clients, one client's after the other, features already computed.
+        parts: record numbers of each client; may be empty.
+        nominal_records: public number of records per client; sums are divided by its expected batch.
+    """
+
+    config: FederationConfig
+    model: Model
+    images: Tensor
+    labels: Tensor
+    parts: list[Records]
+    nominal_records: int
+
+    @cached_property
+    def plan(self) -> LocalPlan:
+        """The public training plan."""
+        training = self.config.training
+        return LocalPlan(
+            steps=training.steps,
+            sampling_rate=training.sampling_rate,
+            clip_norm=training.clip_norm,
+            # Relative to C: halving C alone then changes the bias of clipping, not the size of a step.
+            learning_rate=training.local_rate / training.clip_norm,
+            expected_batch=training.sampling_rate * self.nominal_records,
+            arithmetic=training.arithmetic,
+        )
+
+    @cached_property
+    def chunk(self) -> int:
+        """How many clients train together: what fits the processor's caches, by measurement."""
+        one_step = self.config.training.steps == 1 and self.config.privacy.counts_epsilon
+        return FULL_BATCH_CHUNK if one_step else SMALL_BATCH_CHUNK
+
+    def initial_weights(self) -> Tensor:
+        """(parameters,) where training starts: public."""
+        return self.model.initial_weights(np.random.default_rng([self.config.seed, _WEIGHTS]))
+
+    def train(self, order: ChunkOrder) -> np.ndarray:
+        """(clients, parameters): what each client of the chunk releases, in the run's mode.
+
+        float32, or int64 where the order names the grids of a secure sum.
+        """
+        return self.shares(order) if order.grids else self.config.privacy.updates(self, order)
+
+    def private_updates(self, order: ChunkOrder, *, noise: bool) -> np.ndarray:
+        """Noisy steps on clipped gradients; see `local.private_updates`."""
+        seed, number = self.config.seed, order.round_number
+        # For simulations only: whoever knows the seed knows the noise. A real client uses the system's key.
+        sources = [NoiseSource.from_seed(seed, "update", number, client) for client in order.clients]
+        sigma = order.noise_multiplier if noise else (0.0,) * len(order.clients)
+        weights = torch.from_numpy(order.weights)
+        records = self._records(order.clients)
+        return private_updates(self.model, weights, records, self.plan, sigma, sources).numpy()
+
+    def shares(self, order: ChunkOrder) -> np.ndarray:
+        """(clients, parameters) int64: what each client adds to a secure sum; see `shares.SharedSum`."""
+        seed, number = self.config.seed, order.round_number
+        sources = [NoiseSource.from_seed(seed, "update", number, client) for client in order.clients]
+        records, weights = self._records(order.clients), torch.from_numpy(order.weights)
+        return private_shares(self.model, weights, records, self.plan, order.grids, sources)
+
+    def plain_updates(self, order: ChunkOrder, *, epochs: int = 1, learning_rate: float = PLAIN_RATE) -> np.ndarray:
+        """Ordinary local training, see `local.plain_updates`."""
+        key = [self.config.seed, _SHUFFLE, order.round_number]
+        return plain_updates(
+            self.model,
+            torch.from_numpy(order.weights),
+            self._records(order.clients),
+            batch=_PLAIN_BATCH,
+            epochs=epochs,
+            learning_rate=learning_rate,
+            rngs=[np.random.default_rng([*key, client]) for client in order.clients],
+        ).numpy()
+
+    def literal_updates(self, order: ChunkOrder) -> np.ndarray:
+        """Algorithm 2 of [Sun2026], paper-literal: noise on trained weights, δ = 1/N, sensitivity taken as 1."""
+        updates = self.plain_updates(order, epochs=_LITERAL_EPOCHS, learning_rate=_LITERAL_RATE)
+        delta = 1.0 / max(2, self.config.clients)
+        for row, (client, epsilon) in enumerate(zip(order.clients, order.epsilon, strict=True)):
+            sigma = float(literal_noise_multiplier(max(epsilon, _LITERAL_EPSILON_MIN), delta))
+            rng = np.random.default_rng([self.config.seed, _LITERAL_NOISE, order.round_number, client])
+            updates[row] += sigma * rng.standard_normal(updates.shape[1], dtype=np.float32)
+        return updates
+
+    def _records(self, clients: tuple[int, ...]) -> ClientRecords:
+        """The records of some clients, one after the other."""
+        chosen = [self.parts[i] for i in clients]
+        rows = np.concatenate(chosen)
+        # Neighbours' records lie side by side (`pool_from`): a slice of them need not be copied.
+        side_by_side = rows.size > 0 and bool((np.diff(rows) == 1).all())
+        taken = slice(int(rows[0]), int(rows[-1]) + 1) if side_by_side else torch.from_numpy(rows)
+        return ClientRecords(self.images[taken], self.labels[taken], [part.size for part in chosen])
+
+
+def build_pool(config: FederationConfig) -> ClientPool:
+    """Loads the data set, computes features and splits the records."""
+    return pool_from(config, with_features(load_dataset(config.dataset), config.training.features))
+
+
+def pool_from(config: FederationConfig, dataset: Dataset, parts: list[Records] | None = None) -> ClientPool:
+    """A pool on a data set whose features are computed; `parts` instead of a Dirichlet split if given."""
+    if parts is None:
+        parts = client_parts(config, dataset.train_labels)
+    model = build_model(config.training.model, dataset.image_shape, dataset.classes)
+    order = np.concatenate(parts)
+    ends = np.cumsum([part.size for part in parts])
+    return ClientPool(
+        config,
+        model,
+        torch.from_numpy(np.asarray(dataset.train_images)[order]),
+        torch.from_numpy(dataset.train_labels[order]),
+        [np.arange(end - part.size, end) for end, part in zip(ends, parts, strict=True)],
+        max(1, dataset.train_labels.size // config.clients),
+    )

@@ -1,0 +1,180 @@
+"""Aggregate trust: what each seller adds to a sum of which the server sees nothing else.
+
+Under secure aggregation the server learns Y = Σ (w_i·S_i + N_i) and no single term. Each seller adds integer noise
+N_i of deviation D; whoever sees Y, also together with all but h honest sellers, meets noise of deviation √h·D. One
+record of client i moves the sum by w_i·C, so w_i = √h·D/(σ_i·C) makes this a Gaussian release of noise multiplier
+σ_i, whatever the others sold. The server divides by Σ w: updates are averaged with weights ∝ 1/σ_i.
+
+Notation: n sellers, h of them honest and present, d parameters, C the clip norm, S_i client i's clipped sum.
+Proof, also of what finite arithmetic costs: docs/theory/secure-sums.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from privmarket.errors import PrivacyError
+from privmarket.privacy import integer_noise
+from privmarket.privacy.gaussian import Array
+from privmarket.privacy.integer_noise import MAX_LEVELS
+from privmarket.privacy.release import Grid, double_sum_inflation, sum_inflation
+
+Integers = NDArray[np.int64]
+
+MODULUS_BITS = 64
+# Two digits of noise have deviation 2^15, which leaves room for the sum in a modulus of 32 bits.
+_MIN_LEVELS = 2
+# Rounding to the grid may add this share to the sensitivity; it is paid for by that much less weight.
+_GRID_SHARE = 2.0**-7
+
+
+def honest_sellers(sellers: int, honest_share: float) -> int:
+    """h = ⌈share·n⌉: so many of a round's n sellers must be honest and present."""
+    # A share such as 2/3 is a rounded number: 2/3·3 must give 2, not 3.
+    return min(sellers, max(1, math.ceil(honest_share * sellers - 1e-9)))
+
+
+@dataclass(frozen=True, eq=False)
+class SharedSum:
+    """The public numbers of one round's sum; every seller computes them from the awards and gets the same.
+
+    Attributes:
+        honest: h; fewer survivors than that reveal nothing.
+        levels: digits of each seller's integer noise.
+        weights: (sellers,) w, steps of the sum's grid per unit of a clipped sum.
+        bits: sums are taken modulo 2^bits, and cannot wrap.
+    """
+
+    honest: int
+    levels: int
+    weights: Array
+    bits: int
+
+    @classmethod
+    def plan(
+        cls,
+        noise_multiplier: ArrayLike,
+        records: ArrayLike,
+        *,
+        clip_norm: float,
+        parameters: int,
+        honest_share: float,
+        modulus_bits: int = MODULUS_BITS,
+    ) -> SharedSum:
+        """The sum for these sellers.
+
+        Args:
+            noise_multiplier: (sellers,) σ that each sold ε needs.
+            records: (sellers,) how many records each holds, as stated in its bid.
+            clip_norm: C.
+            parameters: d.
+            honest_share: h/n, above 0 and at most 1.
+            modulus_bits: what the protocol that adds the integers can carry.
+        """
+        sigma, held = np.broadcast_arrays(np.asarray(noise_multiplier, float), np.asarray(records, float))
+        if sigma.ndim != 1 or not sigma.size or not (np.isfinite(sigma) & (sigma > 0)).all():
+            raise PrivacyError(
+                f"noise multipliers {noise_multiplier!r}: not a list of numbers above 0", "give one per seller"
+            )
+        honest = honest_sellers(sigma.size, honest_share)
+        levels = _levels(float(sigma.max()), honest, parameters)
+        reach = math.sqrt(honest) * integer_noise.deviation(levels) / sigma
+        weights = largest_weights(
+            sigma, held, honest=honest, levels=levels, clip_norm=clip_norm, parameters=parameters
+        )
+        bits = _bits(float((held * reach + 1.0).sum()), sigma.size, levels)
+        if bits > modulus_bits:
+            raise PrivacyError(
+                f"a sum of {sigma.size} sellers needs {bits} bits, the modulus has {modulus_bits}",
+                "use a larger modulus, fewer sellers a round, or sell less ε a round",
+            )
+        return cls(honest, levels, weights, bits)
+
+    def grid(self, seller: int) -> Grid:
+        """What seller number `seller` of the round rounds to and adds noise on: one step is 1/w of its sum."""
+        return Grid(1.0 / float(self.weights[seller]), self.levels)
+
+    def opened(self, shares: Integers, sellers: Sequence[int]) -> NDArray[np.float64] | None:
+        """(parameters,) Σ w·S / Σ w over the sellers that came through, with its noise; None below h of them.
+
+        Args:
+            shares: (sellers that came through, parameters) what they sent.
+            sellers: their numbers.
+        """
+        if len(sellers) < self.honest:
+            return None
+        return modular_sum(shares, self.bits) / float(self.weights[list(sellers)].sum())
+
+    def deviation(self, sellers: Sequence[int]) -> float:
+        """Standard deviation of the noise on `opened`, per coordinate: all survivors' shares together."""
+        one = integer_noise.deviation(self.levels)
+        return math.sqrt(len(sellers)) * one / float(self.weights[list(sellers)].sum())
+
+
+def largest_weights(
+    noise_multiplier: ArrayLike, records: ArrayLike, *, honest: int, levels: int, clip_norm: float, parameters: int
+) -> Array:
+    """(sellers,) the most by which each may multiply its clipped sum: a client checks what it is told against it.
+
+    Args:
+        noise_multiplier, records, clip_norm, parameters: as for `SharedSum.plan`.
+        honest: h.
+        levels: digits of each seller's integer noise.
+    """
+    # What one record may move the sum by, in steps: h shares of deviation D together over σ.
+    reach = math.sqrt(honest) * integer_noise.deviation(levels) / np.asarray(noise_multiplier, float)
+    held = np.asarray(records, float)
+    inflation = np.array([max(sum_inflation(int(n)), double_sum_inflation(int(n))) for n in held])
+    return (reach - math.sqrt(parameters)) / (clip_norm * (1.0 + inflation)) * (1.0 - 2.0**-40)
+
+
+def modular_sum(shares: Integers, bits: int) -> Integers:
+    """(sellers, parameters) → (parameters,) the sum modulo 2^bits, between −2^(bits−1) and 2^(bits−1) − 1."""
+    total = shares.astype(np.uint64).sum(axis=0, dtype=np.uint64)
+    unused = np.uint64(64 - bits)
+    # Shifting up drops what lies beyond the modulus; the arithmetic shift down restores the sign.
+    signed: Integers = (total << unused).view(np.int64) >> unused.astype(np.int64)
+    return signed
+
+
+def alone_noise_multiplier(noise_multiplier: ArrayLike, honest: int) -> Array:
+    """σ/√h: the noise multiplier of a seller's own share, all that is left if every other seller colludes."""
+    return np.asarray(noise_multiplier, float) / math.sqrt(honest)
+
+
+def bits_at_most(
+    clients: int, records: int, smallest_noise_multiplier: float, parameters: int, honest_share: float
+) -> int:
+    """Bits that a round's sum may need, before anyone has bid: all clients sell the largest ε on offer.
+
+    Args:
+        records: the most that a client holds.
+        smallest_noise_multiplier: σ of the largest ε that may be sold.
+    """
+    honest = honest_sellers(clients, honest_share)
+    levels = _levels(smallest_noise_multiplier, honest, parameters)
+    reach = math.sqrt(honest) * integer_noise.deviation(levels) / smallest_noise_multiplier
+    return _bits(clients * (records * reach + 1.0), clients, levels)
+
+
+def _levels(largest_noise_multiplier: float, honest: int, parameters: int) -> int:
+    """As few digits as keep the rounding of d coordinates a small share of what one record moves."""
+    for levels in range(_MIN_LEVELS, MAX_LEVELS + 1):
+        reach = math.sqrt(honest) * integer_noise.deviation(levels) / largest_noise_multiplier
+        if math.sqrt(parameters) <= _GRID_SHARE * reach:
+            return levels
+    raise PrivacyError(
+        f"noise multiplier {largest_noise_multiplier:g} on {parameters} parameters is beyond the integer noise",
+        "sell a larger ε, or a smaller model",
+    )
+
+
+def _bits(largest_signal: float, sellers: int, levels: int) -> int:
+    """Bits of a two's complement that hold every possible sum: no clipped sum and no draw exceeds its bound."""
+    largest = math.ceil(largest_signal) + sellers * integer_noise.largest(levels)
+    return largest.bit_length() + 1

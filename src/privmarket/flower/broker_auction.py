@@ -1,0 +1,87 @@
+"""The auction of a Flower run held at a broker: an auctioneer for `rounds.driver`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+
+from privmarket.broker.client import BrokerCallError, BrokerClient
+from privmarket.errors import ConfigurationError
+from privmarket.flower.settings import MarketSettings
+from privmarket.rounds import Award, Offer, Phase, Round, RoundError, Settlement, Terms
+
+_log = logging.getLogger("privmarket.flower")
+
+
+class BrokerAuctioneer:
+    """Sellers send the broker their sealed bids themselves; the server of the training never sees one.
+
+    Args:
+        client: a connection with the buyer's token; its account must hold the budget of each round.
+        settings: the run's; the rule must be given by name.
+    """
+
+    def __init__(self, client: BrokerClient, settings: MarketSettings, title: str = "Flower run") -> None:
+        if not isinstance(settings.mechanism, str):
+            raise ConfigurationError("a broker wants the auction rule by name", "give mechanism='…'")
+        self.client, self.settings, self.title = client, settings, title
+        self._task = ""
+
+    def open(self, terms: Terms) -> Terms:
+        """Publishes the task before the first round, and opens a round with its money in escrow."""
+        if not self._task:
+            settings = self.settings
+            self._task = self.client.publish_task(
+                self.title,
+                terms.budget_micro,
+                mechanism=settings.mechanism,
+                settings=dict(settings.mechanism_settings),
+                rounds=settings.rounds,
+                epsilon_max=settings.epsilon_max,
+                sampling_rate=settings.sampling_rate,
+                steps=settings.steps,
+                delta=settings.delta,
+                # This server closes a round once all clients have answered; twice what it waits is the latest.
+                buyer_may_close=True,
+                bid_seconds=int(2 * settings.bid_seconds) + 1,
+                delivery_seconds=int(2 * settings.deadline_seconds) + 1,
+            )["id"]
+        return replace(terms, broker_round=self.client.open_round(self._task)["id"])
+
+    def clear(self, terms: Terms, offers: Mapping[str, Offer | None]) -> Round:
+        """Closes bidding and fetches who sold what; prices that were asked stay with the broker."""
+        self.client.close_round(terms.broker_round)
+        awards = {
+            award["seller_id"]: Award(award["epsilon"], award["noise_multiplier"], award["payment_micro"])
+            for award in self.client.awards(terms.broker_round)
+        }
+        known = {seller: awards[seller] for seller in offers if seller in awards}
+        if len(known) < len(awards):
+            _log.warning("round %s: %s sellers are not in this run", terms.number, len(awards) - len(known))
+        sealed = {seller: Offer(0.0, award.epsilon) for seller, award in known.items()}
+        return Round(terms, Phase.CLEARED, offers=sealed, awards=awards)
+
+    def settle(self, market: Round) -> Settlement:
+        """Gives receipts for all claims, has the broker settle where nobody may speak any more, checks its sums."""
+        settlement = market.settle()[1]
+        if not market.awards:
+            return settlement
+        name = market.terms.broker_round
+        claimed = [award["seller_id"] for award in self.client.awards(name) if award["claim_sha256"]]
+        if claimed:
+            self.client.give_receipts(name, {c: settlement.dropped.get(c) for c in claimed})
+        try:
+            paid = self.client.settle_round(name)["paid_micro"]
+        except BrokerCallError as error:
+            if error.code != "conflict":
+                raise
+            # Somebody may still deliver or dispute: the broker settles at the deadlines that the task published.
+            _log.info("round %s: the broker settles it later: %s", market.terms.number, error.message)
+            return settlement
+        if paid != settlement.spent_micro:
+            raise RoundError(
+                f"round {market.terms.number}: the broker paid {paid} µ, not {settlement.spent_micro}",
+                "compare the broker's awards with this run's records",
+            )
+        return settlement

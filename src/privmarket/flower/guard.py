@@ -1,0 +1,180 @@
+"""Between a client and a server that it does not trust: what is refused, and the one word that leaves instead.
+
+Whatever goes wrong in a client, its answer is a word out of `Reason`; texts of errors, which may quote a label or a
+record ("index 7 is out of bounds"), stay in the client's own log. A refusal before training says nothing about the
+records. `failed` does: it says that training on these records broke. So what was reserved for it stays spent.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from flwr.app import ConfigRecord, Context, Message
+
+from privmarket.errors import PrivmarketError, WalletError
+from privmarket.flower import wire
+from privmarket.flower.wire import Sale
+from privmarket.privacy.calibration import ReleaseFamily
+from privmarket.privacy.policy import Order, PolicyRefusal, Reason
+from privmarket.rounds import Terms
+
+if TYPE_CHECKING:
+    from privmarket.broker.client import BrokerClient
+
+_log = logging.getLogger("privmarket.client")
+_REFUSALS = "privmarket-refusals"  # how often a node refused, by reason
+_TOLERANCE = 1e-9
+
+Handler = Callable[[Message, Context], Message]
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a broker published: the client's own source for what it sells, whatever a server says.
+
+    Attributes:
+        buyer: who buys.
+        broker: the broker's address.
+        family, epsilon_max: what every seller of the task releases, and the most that it may offer.
+        plan: clip norm, learning rate and other fields of the training, where the task states them.
+    """
+
+    buyer: str
+    broker: str
+    family: ReleaseFamily
+    epsilon_max: float
+    plan: Mapping[str, float]
+
+
+def guarded(handler: Handler) -> Handler:
+    """The handler, with every refusal and every error turned into one word; counted in the node's state."""
+
+    def answer(message: Message, context: Context) -> Message:
+        try:
+            return handler(message, context)
+        except Exception as error:
+            return refuse(message, context, reason_of(error), error)
+
+    return answer
+
+
+def refuse(message: Message, context: Context, reason: Reason, error: Exception) -> Message:
+    """The constant answer; the details go to the client's own log."""
+    note_refusal(context, reason, error)
+    return Message(wire.write_refusal(reason), reply_to=message)
+
+
+def note_refusal(context: Context, reason: Reason, error: Exception) -> None:
+    """Counts a refusal and logs it for the client's owner."""
+    if reason is Reason.FAILED:
+        _log.error("the client failed; the server hears %r and no more", reason.value, exc_info=error)
+    else:
+        _log.warning("refused, %s: %s", reason.value, error)
+    counts = refusals(context)
+    counts[reason.value] = counts.get(reason.value, 0) + 1
+    context.state[_REFUSALS] = ConfigRecord({**counts})
+
+
+def refusals(context: Context) -> dict[str, int]:
+    """How often this node refused so far, by reason."""
+    record = context.state.get(_REFUSALS)
+    known = dict(record) if isinstance(record, ConfigRecord) else {}
+    return {key: value for key, value in known.items() if isinstance(value, int)}
+
+
+def reason_of(error: Exception) -> Reason:
+    """The word for an error: that of a refusal, or of what is known to depend on the message alone."""
+    if isinstance(error, PolicyRefusal):
+        return error.reason
+    if isinstance(error, WalletError):
+        return Reason.WALLET
+    if isinstance(error, wire.WireError):
+        return Reason.MESSAGE
+    return Reason.FAILED
+
+
+def readable(read: Callable[[], Any]) -> Any:
+    """What `read` takes from a message; whatever is wrong with its values is the message's fault."""
+    with becomes(Reason.MESSAGE, PrivmarketError):
+        return read()
+
+
+@contextmanager
+def becomes(reason: Reason, *kinds: type[Exception]) -> Iterator[None]:
+    """Inside the block, errors of these kinds are a refusal for this reason."""
+    try:
+        yield
+    except kinds as error:
+        raise PolicyRefusal(reason, str(error)) from error
+
+
+def order_of(asked: Terms | Sale, unit: str, task: Task | None) -> Order:
+    """The facts that a policy judges: of a call for bids, or of an order."""
+    family = asked.family
+    plan = {}
+    if isinstance(asked, Sale):
+        plan = {
+            "epsilon": asked.epsilon,
+            "clip_norm": asked.clip_norm,
+            "learning_rate": asked.learning_rate,
+            "expected_batch": asked.expected_batch,
+        }
+    return Order(
+        delta=family.delta,
+        sampling_rate=family.sampling_rate,
+        steps=family.steps,
+        trust=asked.trust,
+        supposed_honest=asked.honest_share,
+        unit=unit,
+        buyer=None if task is None else task.buyer,
+        broker=None if task is None else task.broker,
+        **plan,
+    )
+
+
+def fetch_task(broker: BrokerClient, round_id: str) -> Task:
+    """The task of a round, from the broker itself."""
+    if not round_id:
+        raise PolicyRefusal(Reason.BROKER, "this client sells through a broker, and the call names no round there")
+    with becomes(Reason.BROKER, PrivmarketError):
+        task = broker.read(f"/v1/tasks/{broker.round(round_id)['task_id']}")
+    family = ReleaseFamily(task["sampling_rate"], task["steps"], task["delta"])
+    named = ("clip_norm", "learning_rate", "expected_batch", "honest_share")
+    plan = {name: float(task[name]) for name in named if isinstance(task.get(name), int | float)}
+    return Task(str(task["buyer_id"]), broker.url.rstrip("/"), family, float(task["epsilon_max"]), plan)
+
+
+def check_task(asked: Terms | Sale, task: Task) -> None:
+    """Refuses a call or an order that is not what the broker published."""
+    if asked.family != task.family:
+        raise PolicyRefusal(Reason.AWARD, f"asked for {asked.family}, the broker published {task.family}")
+    for name, value in task.plan.items():
+        if hasattr(asked, name) and not _equal(float(getattr(asked, name)), value):
+            raise PolicyRefusal(Reason.AWARD, f"{name} is {getattr(asked, name)}, the broker published {value}")
+
+
+def check_award(sale: Sale, broker: BrokerClient) -> None:
+    """Refuses an order that is not the award that the broker gave this client: its ε, its money."""
+    mine = str(broker.me()["id"])
+    found = [award for award in broker.awards(sale.broker_round) if award["seller_id"] == mine]
+    if len(found) != 1:
+        raise PolicyRefusal(Reason.AWARD, f"{len(found)} awards for this client in round {sale.broker_round}")
+    award = found[0]
+    if not _equal(sale.epsilon, float(award["epsilon"])):
+        raise PolicyRefusal(Reason.AWARD, f"asked for ε = {sale.epsilon}, awarded {award['epsilon']}")
+    if sale.payment_micro != award["payment_micro"]:
+        raise PolicyRefusal(Reason.AWARD, f"pays {sale.payment_micro} µ, awarded {award['payment_micro']}")
+
+
+def array_shapes(arrays: Mapping[str, np.ndarray]) -> dict[str, tuple[int, ...]]:
+    """Names and shapes."""
+    return {name: tuple(array.shape) for name, array in arrays.items()}
+
+
+def _equal(one: float, other: float) -> bool:
+    return abs(one - other) <= _TOLERANCE * max(abs(one), abs(other))

@@ -1,0 +1,139 @@
+"""The market of one run on a Flower grid: what the server app and the strategy wrapper have in common."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from privmarket.broker.client import BrokerClient
+from privmarket.errors import ConfigurationError
+from privmarket.federated.aggregation import seller_weights
+from privmarket.federated.shares import SharedSum
+from privmarket.flower.broker_auction import BrokerAuctioneer
+from privmarket.flower.fleet import Delivery, Fleet
+from privmarket.flower.settings import MarketSettings
+from privmarket.flower.wire import Receipt, Sale
+from privmarket.market.bids import Array
+from privmarket.privacy.wallet_store import ReleaseBook
+from privmarket.rounds import Auctioneer, Award, LocalAuctioneer, Pacing, Round, RoundRecord, Settlement, Terms
+
+TOKEN_VARIABLE = "PRIVMARKET_BROKER_TOKEN"
+_log = logging.getLogger("privmarket.flower")
+
+
+def auctioneer_for(
+    settings: MarketSettings, broker: str | BrokerClient | None = None, token: str | None = None
+) -> Auctioneer:
+    """The auction in this process, or at a broker."""
+    if not broker:
+        return LocalAuctioneer(settings.rule())
+    if isinstance(broker, BrokerClient):
+        return BrokerAuctioneer(broker, settings)
+    token = token or os.environ.get(TOKEN_VARIABLE)
+    if not token:
+        raise ConfigurationError(f"no token for the broker at {broker}", f"set {TOKEN_VARIABLE}")
+    return BrokerAuctioneer(BrokerClient(broker, token), settings)
+
+
+@dataclass(eq=False)
+class GridMarket:
+    """What a run on a grid carries from round to round besides the model.
+
+    Clients keep their own wallets; `purses` is the server's count of what they released, never less than what left.
+
+    Attributes:
+        run: the run's name.
+        records: one per round so far.
+        declined: client → why it did not bid when it last did not, in policy terms.
+    """
+
+    settings: MarketSettings
+    auctioneer: Auctioneer
+    fleet: Fleet
+    run: str
+    purses: ReleaseBook = field(default_factory=ReleaseBook)
+    records: list[RoundRecord] = field(default_factory=list)
+    declined: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.settings.trust == "aggregate":
+            if self.settings.steps != 1:
+                raise ConfigurationError(
+                    f"trust 'aggregate' with {self.settings.steps} steps a round",
+                    "the server must not see single steps: use steps = 1",
+                )
+            if isinstance(self.auctioneer, BrokerAuctioneer):
+                raise ConfigurationError(
+                    "trust 'aggregate' with the auction at a broker",
+                    "sealed bids hide the sizes that a secure sum needs; hold the auction in the server's process",
+                )
+        self.pacing = Pacing(self.settings, self.settings.family, self.settings.epsilon_max, self.run)
+        self.objective = self.settings.objective
+
+    def terms(self, number: int) -> Terms:
+        """What is published before round `number`, from 0."""
+        return self.pacing.terms(number, sum(record.spent_micro for record in self.records))
+
+    def sales(
+        self, market: Round, shares: Mapping[str, float] | None = None, total: SharedSum | None = None
+    ) -> dict[str, Sale]:
+        """client → its own order, for those that sold something and are here; `total` under aggregate trust."""
+        terms, plan = market.terms, self.settings
+        return {
+            client: Sale(
+                *(terms.run, terms.number, award.epsilon, award.payment_micro, terms.family),
+                *(plan.clip_norm, plan.learning_rate, plan.expected_batch),
+                share=1.0 if shares is None else shares[client],
+                broker_round=terms.broker_round,
+                trust=terms.trust,
+                honest_share=terms.honest_share,
+                sellers=0 if total is None else len(total.weights),
+                levels=0 if total is None else total.levels,
+                weight=0.0 if total is None else float(total.weights[at]),
+            )
+            for at, (client, award) in enumerate(self.sellers(market).items())
+        }
+
+    def sellers(self, market: Round) -> dict[str, Award]:
+        """client → what it sold, for those that are here."""
+        return {client: award for client, award in market.awards.items() if client in self.fleet.node_of}
+
+    def shared_sum(self, market: Round, parameters: int) -> SharedSum:
+        """The public numbers of a round's secure sum under aggregate trust."""
+        sellers = self.sellers(market)
+        return SharedSum.plan(
+            [award.noise_multiplier for award in sellers.values()],
+            [market.offers[client].data_size for client in sellers],
+            clip_norm=self.settings.clip_norm,
+            parameters=parameters,
+            honest_share=market.terms.honest_share,
+        )
+
+    def weights(self, market: Round, usable: list[str]) -> Array:
+        """(usable,) weights of the updates that can be used, in the order of the offers."""
+        return seller_weights(market, usable, self.settings.aggregation, self.objective)
+
+    def close(self, market: Round, settlement: Settlement, accuracy: float | None = None) -> RoundRecord:
+        """Writes down a settled round, and the receipts that clients get with the next call for bids."""
+        terms = market.terms
+        self.fleet.receipts = {
+            client: Receipt(
+                *(terms.run, terms.number, settlement.paid_micro.get(client, 0)),
+                *(settlement.dropped.get(client, ""), terms.trust),
+            )
+            for client in market.awards
+            if client in self.fleet.node_of
+        }
+        self.declined |= self.fleet.declined
+        record = RoundRecord.of(settlement, len(market.offers), accuracy)
+        self.records.append(record)
+        _log.info("round %s: %s sold, dropped %s", record.number, record.sellers, record.dropped)
+        return record
+
+
+def reports_of(deliveries: Mapping[str, Delivery]) -> tuple[dict[str, str | None], dict[str, str]]:
+    """What the driver wants to know of deliveries: client → fault or None, and client → why it refused."""
+    reports = {client: d.fault for client, d in deliveries.items() if not d.refused}
+    return reports, {client: d.fault or "" for client, d in deliveries.items() if d.refused}

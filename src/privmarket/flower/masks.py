@@ -1,0 +1,67 @@
+"""Flower's SecAgg+ with masks from AES instead of its own generator.
+
+Flower draws every mask from a generator with a seed of 32 bits, which it folds out of the parties' 256-bit keys:
+whoever sees a masked vector can try all seeds. Here the same protocol runs with masks from AES-128 in counter mode
+under a hash of the whole key, on both sides. Moduli above 2³² become possible, too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable
+from importlib import import_module
+from types import FunctionType
+from typing import Any
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from flwr.server.workflow import SecAggPlusWorkflow
+
+from privmarket.errors import PrivacyError
+
+_AES_KEY_BYTES = 16
+
+
+def strong_masks(seed: bytes, num_range: int, dimensions_list: list[tuple[int, ...]]) -> list[np.ndarray]:
+    """Arrays of integers, uniform in [0, num_range), that follow from the seed.
+
+    Args:
+        seed: a secret key of any length.
+        num_range: a power of two, at most 2⁶².
+        dimensions_list: the shapes.
+    """
+    if num_range & (num_range - 1) or not 1 < num_range <= 2**62:
+        raise PrivacyError(f"masks in a range of {num_range}", "give a power of two, at most 2⁶²")
+    key = hashlib.sha256(b"privmarket masks" + seed).digest()[:_AES_KEY_BYTES]
+    stream = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
+    drawn = []
+    for shape in dimensions_list:
+        words = np.frombuffer(stream.update(bytes(8 * math.prod(shape))), dtype="<u8")
+        drawn.append((words & np.uint64(num_range - 1)).astype(np.int64).reshape(shape))
+    return drawn
+
+
+def _with_globals(function: Any, **replaced: Any) -> Any:
+    """The same function, seeing other values under some of its module's names; the module stays as it is."""
+    return FunctionType(
+        function.__code__,
+        {**function.__globals__, **replaced},
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
+
+
+_client = import_module("flwr.client.mod.secure_aggregation.secaggplus_mod")
+secure_mod: Callable[..., Any] = _with_globals(
+    _client.secaggplus_mod,
+    _collect_masked_vectors=_with_globals(_client._collect_masked_vectors, pseudo_rand_gen=strong_masks),
+)
+"""Flower's client mod for SecAgg+."""
+
+
+class SecureWorkflow(SecAggPlusWorkflow):  # type: ignore[misc,unused-ignore]
+    """Flower's workflow for SecAgg+ on the server."""
+
+    unmask_stage = _with_globals(SecAggPlusWorkflow.unmask_stage, pseudo_rand_gen=strong_masks)

@@ -1,0 +1,263 @@
+"""A deployed market under fire: real SuperNodes of which some are killed, late, broken or greedy.
+
+A SuperLink and its SuperNodes run on loopback as processes of their own. Clients misbehave as told, each in its own
+process; one SuperNode is killed while its client trains, one more poses as a client that is there already. What
+must come out: every round ends, who delivered is paid what the plain simulation says, nobody else is paid, the
+money adds up, and the killed client's wallet has spent.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import Context
+
+from privmarket.federated.clients import client_types
+from privmarket.federated.config import FederationConfig, Training
+from privmarket.flower.client import Job, MarketClientApp, TrainFunction, partition_name
+from privmarket.flower.engine import Engine, write_app
+from privmarket.flower.federation import federation_client, federation_server
+from privmarket.flower.server import MarketServerApp, server_app
+from privmarket.flower.wire import Arrays
+from privmarket.privacy.wallet_file import WalletFile
+from privmarket.rounds import MICRO, Offer, Round, Terms
+
+KINDS = ("nan", "shape", "late", "killed", "replay")
+_SEED = 11
+_POLL_SECONDS = 0.1
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What a client does wrong, and in which round."""
+
+    client: int
+    kind: str
+    number: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A rehearsal.
+
+    Attributes:
+        deadline_seconds: how long the server waits for updates; a late client answers after it.
+        impostor: whether one more SuperNode claims to be client 0.
+        light: updates are noise alone, made without torch or records; the market is the same.
+    """
+
+    clients: int = 6
+    rounds: int = 3
+    deadline_seconds: float = 40.0
+    faults: tuple[Fault, ...] = (
+        *(Fault(1, "nan", 1), Fault(2, "shape", 1), Fault(3, "late", 1)),
+        *(Fault(4, "killed", 1), Fault(5, "replay", 2)),
+    )
+    impostor: bool = True
+    light: bool = False
+
+    @property
+    def config(self) -> FederationConfig:
+        """The same market for the plain simulation; its budget lets everybody sell."""
+        return FederationConfig(
+            clients=self.clients,
+            rounds=self.rounds,
+            budget=5.0 * self.clients,
+            evaluate_every=1,
+            training=Training(model="logistic"),
+            seed=_SEED,
+        )
+
+
+def server(plan: Mapping[str, Any]) -> MarketServerApp:
+    """The server app of a rehearsal."""
+    chosen = read_plan(plan)
+    extra: dict[str, Any] = {
+        "bid_seconds": chosen.deadline_seconds,
+        "deadline_seconds": chosen.deadline_seconds,
+        "receipts": False,
+        # The impostor counts: it must be there to be turned away.
+        "min_nodes": chosen.clients + chosen.impostor,
+    }
+    if not chosen.light:
+        return federation_server(chosen.config, **extra)
+    config = chosen.config
+    return server_app(
+        initial_weights=lambda: {"weights": np.zeros(16, dtype=np.float32)},
+        **{"budget": config.budget, "rounds": config.rounds, "mechanism": config.mechanism, **extra},
+    )
+
+
+def client(plan: Mapping[str, Any], folder: str) -> MarketClientApp:
+    """The client app of a rehearsal: an honest client whose training a fault may spoil."""
+    chosen = read_plan(plan)
+    app = federation_client(chosen.config, Path(folder) / "wallets")
+    if chosen.light:
+        app.seller.train, app.seller.offer = _noise_alone, lambda terms, context: _type(chosen, terms, context)
+    app.seller.train = spoiled(app.seller.train, chosen, Path(folder))
+    app.seller.train_many = None
+    return app
+
+
+def _noise_alone(weights: Arrays, job: Job) -> Arrays:
+    return {name: job.noise_multiplier * job.noise.standard_normal(w.shape) for name, w in weights.items()}
+
+
+def _type(plan: Plan, terms: Terms, context: Context) -> Offer:
+    number, types = int(partition_name(context)), client_types(plan.config, terms.number)
+    return Offer(float(types.valuation[number]), float(types.epsilon[number]))
+
+
+def spoiled(train: TrainFunction, plan: Plan, folder: Path) -> TrainFunction:
+    """Training that goes wrong where the plan says so."""
+    faults = {(str(f.client), f.number): f.kind for f in plan.faults}
+
+    def spoil(weights: Arrays, job: Job) -> Mapping[str, np.ndarray]:
+        kind = faults.get((job.client, job.sale.number))
+        if kind == "killed":
+            marker(folder, job.client).touch()
+            time.sleep(3600)
+        update = dict(train(weights, job))
+        kept = folder / f"update-{job.client}.npz"
+        if kind == "replay":
+            with np.load(kept) as old:
+                return dict(old)
+        np.savez(kept, **update)  # type: ignore[arg-type]
+        name = next(iter(update))
+        if kind == "nan":
+            update[name] = np.where(np.arange(update[name].size) == 7, np.nan, update[name]).astype(np.float32)
+        elif kind == "shape":
+            update[name] = update[name][:-1]
+        elif kind == "late":
+            time.sleep(plan.deadline_seconds + 10.0)
+        return update
+
+    return spoil
+
+
+def marker(folder: Path, client: str) -> Path:
+    """The file by which a client says that it is training and may be killed now."""
+    return folder / f"training-{client}"
+
+
+def rehearse(folder: Path, plan: Plan | None = None, *, timeout_seconds: float = 540.0) -> dict[str, Any]:
+    """Runs a rehearsal in `folder` and returns what came out, with a verdict on every promise."""
+    chosen = plan or Plan()
+    folder.mkdir(parents=True, exist_ok=True)
+    app = write_app(folder / "app", _app_code(chosen, folder), {})
+    started = time.perf_counter()
+    with Engine(folder, chosen.clients) as engine:
+        if chosen.impostor:
+            engine.start_node(chosen.clients, {"partition-id": 0})
+        killer = threading.Thread(target=_kill_on_marker, args=(engine, chosen, folder), daemon=True)
+        killer.start()
+        result = engine.run(app, timeout_seconds=timeout_seconds)
+    return {
+        "plan": asdict(chosen),
+        "versions": {name: version(name) for name in ("privmarket", "flwr", "torch")},
+        "seconds": round(time.perf_counter() - started, 1),
+        "rounds": result["rounds"],
+        "verdicts": verdicts(chosen, result, folder),
+    }
+
+
+def verdicts(plan: Plan, result: Mapping[str, Any], folder: Path) -> dict[str, bool]:
+    """Every promise, kept or not."""
+    rounds = result["rounds"]
+    gone = _expected_drops(plan)
+    budget = int(plan.config.budget * MICRO)
+    killed = [f for f in plan.faults if f.kind == "killed"]
+    wallets = [WalletFile(folder / "wallets" / f"client-{f.client}.jsonl", np.inf).statement() for f in killed]
+    return {
+        "every round ended": len(rounds) == plan.rounds,
+        "payments are the plain simulation's among those who bid, to the micro-unit": all(
+            r["paid_micro"] == {c: micro for c, micro in _plain_payments(plan, r).items() if c not in r["dropped"]}
+            for r in rounds
+        ),
+        "who delivered is paid": all(
+            set(r["paid_micro"])
+            >= {str(c) for c in range(plan.clients)} - gone[r["number"]] - _busy(plan, r["number"])
+            for r in rounds
+        ),
+        "who misbehaved is not paid": all(
+            not (gone[r["number"]] & set(r["paid_micro"])) and gone[r["number"]] >= set(r["dropped"])
+            for r in rounds
+        ),
+        "money adds up": all(
+            sum(r["paid_micro"].values()) + r["refunded_micro"] == budget and r["spent_micro"] <= budget
+            for r in rounds
+        ),
+        "nobody is paid twice in a round": all(r["bidders"] <= plan.clients for r in rounds),
+        "the killed client has spent what it did not deliver": all(
+            statement and statement[-1]["released"] is False for statement in wallets
+        ),
+    }
+
+
+def _plain_payments(plan: Plan, record: Mapping[str, Any]) -> dict[str, int]:
+    """client → what it sells for in the plain simulation's auction, held among those who bid here.
+
+    A client that is dead, or still busy with a late update, does not bid, and prices move. Everybody who bids sells
+    in this market, so who bid is who was paid or dropped.
+    """
+    from privmarket.federated.simulation import Federation
+
+    present = sorted({*record["paid_micro"], *record["dropped"]}, key=int)
+    if len(present) != record["bidders"]:
+        return {}
+    with Federation(plan.config) as federation:
+        types, number = federation.types(record["number"]), record["number"]
+        terms = Terms(number, int(plan.config.budget * MICRO), federation.family, federation.law.epsilon_max)
+        size = {c: float(federation.pool.parts[int(c)].size) for c in present}
+        offers = {c: Offer(float(types.valuation[int(c)]), float(types.epsilon[int(c)]), size[c]) for c in present}
+        awards = Round.publish(terms).bid(offers).clear(federation.mechanism).awards
+    return {client: award.payment_micro for client, award in awards.items()}
+
+
+def _busy(plan: Plan, number: int) -> set[str]:
+    """Who may miss a round because it still works on a late update."""
+    return {str(f.client) for f in plan.faults if f.kind == "late" and f.number < number}
+
+
+def _expected_drops(plan: Plan) -> dict[int, set[str]]:
+    """round → who cannot be paid: who misbehaves in it, and who was killed before."""
+    return {
+        number: {
+            str(f.client) for f in plan.faults if f.number == number or (f.kind == "killed" and f.number < number)
+        }
+        for number in range(plan.rounds)
+    }
+
+
+def _kill_on_marker(engine: Engine, plan: Plan, folder: Path) -> None:
+    waiting = {f.client for f in plan.faults if f.kind == "killed"}
+    while waiting:
+        for client in [c for c in waiting if marker(folder, str(c)).exists()]:
+            engine.kill_node(client)
+            waiting.remove(client)
+        time.sleep(_POLL_SECONDS)
+
+
+def read_plan(fields: Mapping[str, Any]) -> Plan:
+    """The plan that `asdict` wrote."""
+    return Plan(**{**fields, "faults": tuple(Fault(**fault) for fault in fields["faults"])})
+
+
+def _app_code(plan: Plan, folder: Path) -> str:
+    text = json.dumps(json.dumps(asdict(plan)))
+    return f"""import json
+
+from privmarket.flower import rehearsal
+
+PLAN = json.loads({text})
+server = rehearsal.server(PLAN)
+client = rehearsal.client(PLAN, {str(folder.absolute())!r})
+"""

@@ -1,0 +1,46 @@
+"""One round of the market, wherever its parties are: terms, offers, awards, settlement, record, pacing, driver.
+
+`Round` is a state machine without I/O. The simulation, the Flower apps and the broker all drive this one, so a
+rule that holds here (payment on delivery, the rest refunded, no sale above an offer) holds in all of them.
+`play_round` drives it for whoever bids, holds the auction, trains and pays. Needs NumPy and SciPy, neither torch
+nor a web server.
+"""
+
+from privmarket.rounds.awards import Award, Offer
+from privmarket.rounds.driver import (
+    Auctioneer,
+    Bidders,
+    Delivered,
+    LocalAuctioneer,
+    Purses,
+    Trainers,
+    hold_auction,
+    play_round,
+    settle_round,
+)
+from privmarket.rounds.machine import Phase, Round
+from privmarket.rounds.pacing import Pacing
+from privmarket.rounds.settlement import RoundRecord, Settlement
+from privmarket.rounds.terms import MICRO, RoundError, Terms
+
+__all__ = [
+    "MICRO",
+    "Auctioneer",
+    "Award",
+    "Bidders",
+    "Delivered",
+    "LocalAuctioneer",
+    "Offer",
+    "Pacing",
+    "Phase",
+    "Purses",
+    "Round",
+    "RoundError",
+    "RoundRecord",
+    "Settlement",
+    "Terms",
+    "Trainers",
+    "hold_auction",
+    "play_round",
+    "settle_round",
+]

@@ -1,0 +1,51 @@
+"""What a client offers in a round and what it sold."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from privmarket.privacy.calibration import ReleaseFamily
+from privmarket.privacy.events import PrivacyEvent, release
+from privmarket.rounds.terms import RoundError, Terms
+
+
+@dataclass(frozen=True)
+class Offer:
+    """One client's bid: money per unit of ε, and the most ε it sells in this round."""
+
+    valuation: float
+    epsilon: float
+    data_size: float = 1.0
+    accuracy: float | None = None
+
+    def check(self, client: str, terms: Terms) -> None:
+        """Refuses an offer that breaks the terms.
+
+        Raises:
+            RoundError: naming the client, the number that is wrong and its limits.
+        """
+        if not 0 < self.epsilon <= terms.epsilon_max:
+            raise RoundError(
+                f"{client} offers ε = {self.epsilon}: must lie above 0 and at most {terms.epsilon_max}",
+                "the limit is a public constant of this market",
+            )
+        if not 0 <= self.valuation < math.inf:
+            raise RoundError(f"{client} asks {self.valuation} per unit of ε", "must be finite and at least 0")
+        if not 0 < self.data_size < math.inf:
+            raise RoundError(f"{client} declares {self.data_size} records", "must be finite and above 0")
+        if self.accuracy is not None and not 0 <= self.accuracy <= 1:
+            raise RoundError(f"{client} declares an accuracy of {self.accuracy}", "must lie between 0 and 1")
+
+
+@dataclass(frozen=True)
+class Award:
+    """What one client sold: ε, the noise that makes it true, and the money due on delivery."""
+
+    epsilon: float
+    noise_multiplier: float
+    payment_micro: int
+
+    def event(self, family: ReleaseFamily) -> PrivacyEvent:
+        """The release that this award buys, as the client's wallet and the accountant count it."""
+        return release(self.noise_multiplier, family.sampling_rate, family.steps)

@@ -1,0 +1,153 @@
+"""One function that plays a round, wherever its four parties are.
+
+    terms → bidders.offers → auctioneer.clear → purses.reserve → purses.charge → trainers.train
+          → auctioneer.settle → purses.void
+
+The simulation, the Flower app and the Flower strategy all play their rounds through this module; what differs
+between them stands behind four ports. A Flower strategy is called twice per round, before and after training, so
+the round can be played in two halves: `hold_auction` and `settle_round`. The broker runs the same `Round` inside
+its database transactions, where clearing and reserving must succeed or fail together.
+
+The ports' contracts are tested in `tests/laws/test_round_ports.py` and `tests/laws/test_wallet_stores.py`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from privmarket.market.mechanism import Mechanism
+from privmarket.privacy.events import PrivacyEvent
+from privmarket.rounds.awards import Offer
+from privmarket.rounds.machine import Round
+from privmarket.rounds.settlement import Settlement
+from privmarket.rounds.terms import RoundError, Terms
+
+_log = logging.getLogger("privmarket.rounds")
+
+
+class Bidders(Protocol):
+    """Who bids: the clients of a simulation, a fleet of Flower nodes."""
+
+    def offers(self, terms: Terms) -> Mapping[str, Offer | None]:
+        """Every client's offer for a round, by name.
+
+        The order of the names is the order in which the auction sees the clients; it depends on who the clients
+        are, never on who answered first. None is a client that takes part and offers nothing here: it sells nothing
+        in this round, or it sent its bid to a broker. An offer may break the terms; the auctioneer leaves it out.
+        """
+
+
+class Auctioneer(Protocol):
+    """Who holds the auction: this process, or a broker."""
+
+    def open(self, terms: Terms) -> Terms:
+        """Opens a round; returns its terms, with the round's name at a broker if there is one."""
+
+    def clear(self, terms: Terms, offers: Mapping[str, Offer | None]) -> Round:
+        """Ends bidding and runs the auction; returns a cleared round. Bad offers do not hold up good ones."""
+
+    def settle(self, market: Round) -> Settlement:
+        """Pays what was delivered and refunds the rest, once per round."""
+
+
+@dataclass(frozen=True, eq=False)
+class Delivered:
+    """What came back for the orders of a round.
+
+    Attributes:
+        reports: client → None for a usable update, else what was wrong.
+        refused: client → why it certainly released nothing. A client with an award that is in neither was silent:
+            it is not paid, and its ε is spent.
+        update: (parameters,) float32, the usable updates added up with their weights; None where there is none, or
+            where somebody else adds them up.
+    """
+
+    reports: Mapping[str, str | None] = field(default_factory=dict)
+    refused: Mapping[str, str] = field(default_factory=dict)
+    update: np.ndarray | None = None
+
+
+class Trainers(Protocol):
+    """Who trains: a pool of processes, a fleet, a fleet under secure aggregation."""
+
+    def train(self, market: Round) -> Delivered:
+        """Has every client with an award train for it, and takes what comes back before the deadline."""
+
+
+class Purses(Protocol):
+    """Whose wallets pay: the three steps of `privacy.wallet_store.WalletStore`, which says when each is taken."""
+
+    def reserve(self, sale: str, events: Mapping[str, PrivacyEvent]) -> None:
+        """Sets aside what each client sold, for all clients or for none."""
+
+    def charge(self, sale: str) -> None:
+        """Says that work on the sale begins."""
+
+    def void(self, sale: str, clients: Collection[str]) -> None:
+        """Gives back what clients that released nothing had set aside."""
+
+
+def play_round(
+    terms: Terms, bidders: Bidders, auctioneer: Auctioneer, trainers: Trainers, purses: Purses
+) -> tuple[Round, Settlement, Delivered]:
+    """Plays a round from its terms to its settlement.
+
+    Returns:
+        The round with its awards, what it came to, and what was delivered (its `update` moves the model).
+    """
+    market = hold_auction(terms, bidders, auctioneer, purses)
+    delivered = trainers.train(market) if market.awards else Delivered()
+    return market, settle_round(market, delivered, auctioneer, purses), delivered
+
+
+def hold_auction(terms: Terms, bidders: Bidders, auctioneer: Auctioneer, purses: Purses) -> Round:
+    """The first half: from the terms to awards that the purses have paid for, ready for training."""
+    terms = auctioneer.open(terms)
+    market = auctioneer.clear(terms, bidders.offers(terms))
+    purses.reserve(terms.sale, {client: award.event(terms.family) for client, award in market.awards.items()})
+    purses.charge(terms.sale)
+    return market
+
+
+def settle_round(market: Round, delivered: Delivered, auctioneer: Auctioneer, purses: Purses) -> Settlement:
+    """The second half: from what came back to money paid, and ε given back to clients that released nothing."""
+    settlement = auctioneer.settle(market.deliver(delivered.reports, delivered.refused))
+    if delivered.refused:
+        purses.void(market.terms.sale, delivered.refused)
+    return settlement
+
+
+class LocalAuctioneer:
+    """The auction in this process.
+
+    Args:
+        mechanism: the rule.
+    """
+
+    def __init__(self, mechanism: Mechanism) -> None:
+        self.mechanism = mechanism
+
+    def open(self, terms: Terms) -> Terms:
+        """Nothing to do here."""
+        return terms
+
+    def clear(self, terms: Terms, offers: Mapping[str, Offer | None]) -> Round:
+        """Runs the auction, in time linear in the offers. An offer that breaks the terms is left out and logged."""
+        good: dict[str, Offer] = {}
+        for client, offer in offers.items():
+            if offer is not None:
+                try:
+                    offer.check(client, terms)
+                    good[client] = offer
+                except RoundError as error:
+                    _log.warning("round %s: offer left out: %s", terms.number, error)
+        return Round(terms, offers=good).clear(self.mechanism)
+
+    def settle(self, market: Round) -> Settlement:
+        """The machine's settlement."""
+        return market.settle()[1]

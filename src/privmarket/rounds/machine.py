@@ -1,0 +1,154 @@
+"""One round of the market as a state machine without I/O: publish, bid, clear, deliver, settle.
+
+Every step returns a new round; nothing is stored, sent or trained here. Clients have names here; the auction itself
+sees arrays in the order of the offers.
+
+Implements: the six steps of PAG-FL, Sec. IV of [Sun2026]; payments as Algorithm 2 decides them.
+Deviation: pay on delivery, in integer micro-units rounded down; an update that cannot be used is not paid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from functools import cached_property
+
+import numpy as np
+
+from privmarket.market.bids import Bids
+from privmarket.market.mechanism import Mechanism
+from privmarket.rounds.awards import Award, Offer
+from privmarket.rounds.settlement import Settlement
+from privmarket.rounds.terms import MICRO, RoundError, Terms
+
+
+class Phase(StrEnum):
+    """Where a round stands."""
+
+    OPEN = "open"
+    CLEARED = "cleared"
+    SETTLED = "settled"
+
+
+@dataclass(frozen=True)
+class Round:
+    """A round in some phase. Make one with `Round(terms)`, open for bids.
+
+    Attributes:
+        offers: client → offer.
+        awards: client → what it sold, for clients that sell.
+        deliveries: client → None for a usable update, else what was wrong with it.
+        voided: client → why it certainly released nothing.
+    """
+
+    terms: Terms
+    phase: Phase = Phase.OPEN
+    offers: Mapping[str, Offer] = field(default_factory=dict)
+    awards: Mapping[str, Award] = field(default_factory=dict)
+    deliveries: Mapping[str, str | None] = field(default_factory=dict)
+    voided: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def publish(cls, terms: Terms) -> Round:
+        """Opens a round for bids."""
+        return cls(terms)
+
+    def bid(self, offers: Mapping[str, Offer]) -> Round:
+        """Takes offers; a client that bids again replaces its offer."""
+        self._require(Phase.OPEN, "take bids")
+        for client, offer in offers.items():
+            offer.check(client, self.terms)
+        return replace(self, offers={**self.offers, **offers})
+
+    def clear(self, mechanism: Mechanism) -> Round:
+        """Runs the auction on all offers. Nobody bidding, or nobody winning, is a valid outcome.
+
+        Raises:
+            RoundError: the rule sells more than was offered, charges a seller, or spends more than the budget.
+        """
+        self._require(Phase.OPEN, "clear")
+        if not self.offers:
+            return replace(self, phase=Phase.CLEARED)
+        terms, bids = self.terms, self.bids
+        outcome = mechanism.run(bids, terms.budget_micro / MICRO)
+        epsilon, payment = outcome.epsilon, outcome.payment
+        bad = (epsilon > bids.epsilon * (1 + 1e-9)) | ~(payment >= 0) | ~(epsilon >= 0)
+        if bad.any():
+            i = int(np.flatnonzero(bad)[0])
+            raise RoundError(
+                f"round {terms.number}: {mechanism.name} sells ε = {epsilon[i]} for {payment[i]} on an offer of "
+                f"ε = {bids.epsilon[i]}",
+                "a mechanism may neither exceed an offer nor charge a seller",
+            )
+        # x·10⁶ may round up by one part in 10¹⁶, which cannot lift a sum of integers over an integer budget.
+        micro = np.floor(payment * MICRO).astype(np.int64)
+        if int(micro.sum()) > terms.budget_micro:
+            raise RoundError(
+                f"round {terms.number}: {mechanism.name} pays {int(micro.sum())} µ of a budget of "
+                f"{terms.budget_micro} µ",
+                "this mechanism is not budget feasible; use another",
+            )
+        sellers = np.flatnonzero(epsilon > 0)
+        noise = terms.family.noise_multiplier(epsilon[sellers]) if sellers.size else np.zeros(0)
+        names = list(self.offers)
+        awards = {
+            names[i]: Award(float(epsilon[i]), float(sigma), int(micro[i]))
+            for i, sigma in zip(sellers, noise, strict=True)
+        }
+        return replace(self, phase=Phase.CLEARED, awards=awards)
+
+    def deliver(self, reports: Mapping[str, str | None], voided: Mapping[str, str] | None = None) -> Round:
+        """Takes what became of awards. The first word on a client counts.
+
+        Args:
+            reports: client → None for a usable update, else what was wrong.
+            voided: client → why it certainly released nothing, e.g. its refusal: its ε is not spent.
+        """
+        self._require(Phase.CLEARED, "take deliveries")
+        voided = voided or {}
+        for client in (*reports, *voided):
+            if client not in self.awards:
+                raise RoundError(
+                    f"round {self.terms.number}: {client} delivered but sold nothing",
+                    "only clients with an award deliver",
+                )
+            if client in self.deliveries or client in self.voided or (client in reports and client in voided):
+                raise RoundError(
+                    f"round {self.terms.number}: {client} delivered twice", "send one update per round"
+                )
+        return replace(self, deliveries={**self.deliveries, **reports}, voided={**self.voided, **voided})
+
+    def settle(self) -> tuple[Round, Settlement]:
+        """Closes the round: usable updates are paid, everything else is refunded."""
+        self._require(Phase.CLEARED, "settle")
+        dropped = {c: "delivered nothing" for c in self.awards if c not in self.deliveries and c not in self.voided}
+        dropped |= {c: fault for c, fault in self.deliveries.items() if fault is not None}
+        dropped |= self.voided
+        settlement = Settlement(
+            number=self.terms.number,
+            budget_micro=self.terms.budget_micro,
+            # Neither silence nor a bad update proves that nothing was released: ε is spent, though not paid.
+            sold={c: award for c, award in self.awards.items() if c not in self.voided},
+            paid_micro={c: a.payment_micro for c, a in self.awards.items() if c not in dropped},
+            dropped=dropped,
+        )
+        return replace(self, phase=Phase.SETTLED), settlement
+
+    @cached_property
+    def bids(self) -> Bids:
+        """The offers as arrays, (clients,), in the order of `offers`."""
+        offers = list(self.offers.values())
+        accuracy = None if any(o.accuracy is None for o in offers) else [float(o.accuracy or 0) for o in offers]
+        return Bids(
+            valuation=[o.valuation for o in offers],
+            epsilon=[o.epsilon for o in offers],
+            data_size=[o.data_size for o in offers],
+            accuracy=accuracy,
+        )
+
+    def _require(self, phase: Phase, verb: str) -> None:
+        if self.phase is not phase:
+            raise RoundError(
+                f"round {self.terms.number} is {self.phase}: cannot {verb}", f"it must be {phase} for that"
+            )

@@ -1,0 +1,51 @@
+"""From a run's plan to the terms of each of its rounds: how the money is divided, and what is published."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import cast
+
+from privmarket.plans import MarketPlan
+from privmarket.privacy.calibration import ReleaseFamily
+from privmarket.privacy.words import Trust
+from privmarket.rounds.terms import MICRO, Terms
+
+
+@dataclass(frozen=True)
+class Pacing:
+    """The escrow and the terms of every round of a run.
+
+    Attributes:
+        plan: holds the number of rounds, and the budget per round or the total of the run.
+        family: what sellers release, up to its noise.
+        epsilon_max: the public limit on offers.
+        run: names the run.
+    """
+
+    plan: MarketPlan
+    family: ReleaseFamily
+    epsilon_max: float
+    run: str = ""
+
+    @property
+    def total_micro(self) -> int:
+        """The most that the whole run may spend, micro-units."""
+        plan = self.plan
+        return int((plan.budget * plan.rounds if plan.total_budget is None else plan.total_budget) * MICRO)
+
+    def terms(self, number: int, spent_micro: int) -> Terms:
+        """What is published before round `number`, from 0.
+
+        Its escrow is the budget per round, or an even share of what is left of a total.
+
+        Args:
+            spent_micro: what the rounds before have paid; what they did not pay is shared by the rounds to come.
+        """
+        plan, budget_micro = self.plan, int(self.plan.budget * MICRO)
+        if plan.total_budget is not None:
+            budget_micro = max(1, (int(plan.total_budget * MICRO) - spent_micro) // (plan.rounds - number))
+        return Terms(
+            *(number, budget_micro, self.family, self.epsilon_max, plan.rounds, self.run),
+            trust=cast("Trust", plan.trust),
+            honest_share=plan.honest_share,
+        )

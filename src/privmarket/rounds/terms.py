@@ -1,0 +1,58 @@
+"""What is published before anyone bids in a round, and the unit in which its money is counted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from privmarket.errors import PrivmarketError
+from privmarket.privacy.calibration import ReleaseFamily
+from privmarket.privacy.words import TRUSTS, Trust
+
+MICRO = 1_000_000  # micro-units of money in one unit
+
+
+class RoundError(PrivmarketError):
+    """Terms, an offer or a step that a round does not allow."""
+
+    code = "bad-round"
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What is published before anyone bids, the same for everybody.
+
+    Attributes:
+        number: which round this is, from 0.
+        budget_micro: money held in escrow for this round, micro-units, > 0.
+        family: the release each seller will make, up to its noise; holds δ.
+        epsilon_max: the public limit on offers.
+        rounds: how many rounds the run has; a client that spreads its wallet needs it.
+        run: names the run. A wallet counts sales by run and round.
+        broker_round: the round's name at a broker, where one holds the auction.
+        trust: against whom a sale protects: "local", or "aggregate" where the server sees only a secure sum.
+        honest_share: under aggregate trust, the share of a round's sellers that must be honest and present.
+    """
+
+    number: int
+    budget_micro: int
+    family: ReleaseFamily
+    epsilon_max: float
+    rounds: int = 1
+    run: str = ""
+    broker_round: str = ""
+    trust: Trust = "local"
+    honest_share: float = 2 / 3
+
+    def __post_init__(self) -> None:
+        if self.budget_micro <= 0:
+            raise RoundError(f"round {self.number}: budget of {self.budget_micro} µ", "give a budget above 0")
+        if self.trust not in TRUSTS or not 0 < self.honest_share <= 1:
+            raise RoundError(
+                f"round {self.number}: trust {self.trust!r} with an honest share of {self.honest_share}",
+                f"trust is one of {', '.join(TRUSTS)}; the share lies above 0 and at most at 1",
+            )
+
+    @property
+    def sale(self) -> str:
+        """Names what is sold in this round, in every wallet."""
+        return f"{self.run}/{self.number}"
