@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pathlib
+import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, FastAPI, Header, Path, Query, Request
@@ -15,29 +16,36 @@ from fastapi.staticfiles import StaticFiles
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
-from privmarket import __version__, mechanisms
-from privmarket.broker import bid_route, views
+from privmarket.broker import answers, bid_route, metrics, rules, views
+from privmarket.broker.api_page import reference_page
 from privmarket.broker.broker import Broker
-from privmarket.broker.desk import BidDesk
-from privmarket.broker.errors import BrokerError, ForbiddenError
+from privmarket.broker.errors import BrokerError, ForbiddenError, NotFoundError, TooManyRequestsError
 from privmarket.broker.forms import (
     Amount,
     Claim,
     ErrorShape,
     Identifier,
+    KeyForm,
     Page,
     Reason,
     Receipts,
     Registration,
+    RevealForm,
+    Ruling,
+    Suspension,
     TaskForm,
     TokenForm,
 )
-from privmarket.broker.limits import Gate, RateLimit, error_body
+from privmarket.broker.group_commit import GroupCommit
+from privmarket.broker.limits import Counters, Gate, Limits, RateLimit, error_body
+from privmarket.broker.log import read_head
 from privmarket.broker.pages import error_page, is_page, pages
-from privmarket.broker.people import ANONYMOUS, Actor, bearer_token
-from privmarket.broker.reference import reference_page
+from privmarket.broker.parties import ANONYMOUS, Actor, bearer_token, require
 from privmarket.broker.scheduler import Scheduler
 from privmarket.errors import PrivmarketError
+from privmarket.mechanisms import mechanism_names
+from privmarket.rounds import Offer
+from privmarket.version import __version__
 
 Answer = dict[str, Any]
 _STATIC = pathlib.Path(__file__).parent / "static"
@@ -45,21 +53,27 @@ _STATIC = pathlib.Path(__file__).parent / "static"
 
 @dataclass(frozen=True)
 class ServiceSettings:
-    """What an operator may turn.
+    """What an operator may set.
 
     Attributes:
         open_registration: whether anybody may register as buyer or seller, or operators only.
-        body_limit_bytes: the largest request.
-        requests_per_second: how many requests one caller may make, on average; `burst` at once.
+        requests_per_second: how many requests one account may make, on average; `burst` at once.
+        address_factor: how many accounts' worth of requests one address may make.
         tick_seconds: how often deadlines are looked at; 0 never, for tests that do it themselves.
+        secure_cookies: whether browsers send the dashboard's cookies over HTTPS only.
+        access_log: one JSON line per request on standard error.
+        currency: what the dashboard calls a unit of money.
     """
 
     open_registration: bool = True
-    body_limit_bytes: int = 1_000_000
+    limits: Limits = field(default_factory=Limits)
     requests_per_second: float = 100.0
     burst: float = 400.0
+    address_factor: float = 10.0
     tick_seconds: float = 1.0
     secure_cookies: bool = False
+    access_log: bool = False
+    currency: str = "credits"
 
 
 async def _broker(request: Request) -> Broker:
@@ -76,9 +90,17 @@ async def token_of(authorization: Authorization = None) -> str:
 
 
 def actor_of(request: Request, token: Annotated[str, Depends(token_of)]) -> Actor:
-    """The caller, by its bearer token."""
+    """The caller, by its bearer token, if it has not asked too often."""
     broker: Broker = request.app.state.broker
-    return broker.authenticate(token)
+    actor = broker.authenticate(token)
+    take_allowance(request, actor)
+    return actor
+
+
+def take_allowance(request: Request, actor: Actor) -> None:
+    """Counts a request against its caller's account."""
+    if not request.app.state.allowance.allows(actor.party_id):
+        raise TooManyRequestsError("slow down", "wait a second and try again")
 
 
 async def _perhaps(request: Request, authorization: Authorization = None) -> Actor:
@@ -102,30 +124,45 @@ v1 = APIRouter(prefix="/v1", responses=_ERRORS)
 
 # First, because routes are tried in order and this one is asked for most; and read by hand, because that halves
 # what a bid costs outside the database.
-@v1.post("/rounds/{round_id}/bids", status_code=201, response_model=Answer, openapi_extra=bid_route.DESCRIPTION)
+@v1.post(
+    "/rounds/{round_id}/bids", status_code=201, response_model=answers.Bid, openapi_extra=bid_route.DESCRIPTION
+)
 async def place_bid(request: Request) -> Response:
     """A sealed bid (sellers); a later one replaces it until bidding ends."""
-    desk: BidDesk = request.app.state.desk
-    return JSONResponse(await desk.take(bid_route.read(request, await request.body())), 201)
+    bids: GroupCommit = request.app.state.bids
+    arrived_ms = request.app.state.broker.database.now_ms()
+    bid = bid_route.read(request, await request.body(), arrived_ms)
+    if not request.app.state.allowance.allows(bid.token_hash):
+        raise TooManyRequestsError("slow down", "wait a second and try again")
+    return JSONResponse(await bids.take(bid), 201)
 
 
-@v1.post("/register", status_code=201)
+@v1.post("/register", status_code=201, response_model=answers.Registered, response_model_exclude_unset=True)
 def register(
     request: Request, broker: TheBroker, caller: Annotated[Actor, Depends(_perhaps)], form: Registration, key: Key
 ) -> Answer:
     """Register as buyer or seller; the answer holds the first token, shown once."""
     if caller.role != "operator" and not request.app.state.settings.open_registration:
         raise ForbiddenError("registration is closed", "ask the operator for an account")
-    return broker.register(form.model_dump(), key, caller if caller.role == "operator" else ANONYMOUS)
+    fields = form.model_dump(exclude_none=True)
+    return broker.register(fields, key, caller if caller.role == "operator" else ANONYMOUS)
 
 
 @v1.get("/mechanisms")
 def list_mechanisms(caller: Caller) -> Answer:
-    """The auction rules that a task may name."""
-    return {"items": list(mechanisms()), "next": None}
+    """The auction rules that a task may name; /v1/mechanisms/NAME says what each promises and takes."""
+    return {"items": list(mechanism_names()), "next": None}
 
 
-@v1.get("/me")
+@v1.get("/mechanisms/{name}", response_model=answers.Rule)
+def one_mechanism(caller: Caller, name: Annotated[str, Path(max_length=60)]) -> Answer:
+    """One auction rule: what it promises, what to beware of, which settings it takes."""
+    if name not in mechanism_names():
+        raise NotFoundError(f"no rule {name!r}", "GET /v1/mechanisms lists them")
+    return rules.describe(name)
+
+
+@v1.get("/me", response_model=answers.Party, response_model_exclude_unset=True)
 def me(broker: TheBroker, caller: Caller) -> Answer:
     """Oneself: balance, and a seller's wallet."""
     with broker.database.read() as connection:
@@ -146,10 +183,18 @@ def my_tokens(broker: TheBroker, caller: Caller, after: After = None, limit: Lim
         return views.own_tokens(connection, caller, after, limit)
 
 
-@v1.post("/me/tokens", status_code=201)
+@v1.post("/me/tokens", status_code=201, response_model=answers.Token, response_model_exclude_unset=True)
 def mint_token(broker: TheBroker, caller: Caller, form: TokenForm, key: Key) -> Answer:
-    """Another token, perhaps one that may only read."""
-    return broker.mint_token(caller, form.scope, key)
+    """Another token, perhaps one that may only read, or only for a time."""
+    return broker.mint_token(
+        caller, form.scope, key, token_sha256=form.token_sha256, lifetime_seconds=form.lifetime_seconds
+    )
+
+
+@v1.put("/me/key", response_model=answers.Key, response_model_exclude_unset=True)
+def change_key(broker: TheBroker, caller: Caller, form: KeyForm, key: Key) -> Answer:
+    """Another key that one's bids must be signed with (sellers)."""
+    return broker.change_key(caller, form.public_key, key)
 
 
 @v1.delete("/tokens/{token_id}")
@@ -165,13 +210,13 @@ def list_tasks(broker: TheBroker, caller: Caller, after: After = None, limit: Li
         return views.task_list(connection, caller, after, limit)
 
 
-@v1.post("/tasks", status_code=201)
+@v1.post("/tasks", status_code=201, response_model=answers.Task, response_model_exclude_unset=True)
 def publish_task(broker: TheBroker, caller: Caller, form: TaskForm, key: Key) -> Answer:
     """Publish a task (buyers)."""
     return broker.publish_task(caller, form.model_dump(), key)
 
 
-@v1.get("/tasks/{task_id}")
+@v1.get("/tasks/{task_id}", response_model=answers.Task, response_model_exclude_unset=True)
 def one_task(broker: TheBroker, caller: Caller, task_id: Id) -> Answer:
     """One task."""
     with broker.database.read() as connection:
@@ -185,13 +230,15 @@ def list_rounds(broker: TheBroker, caller: Caller, task_id: Id, after: After = N
         return views.round_list(connection, caller, task_id, after, limit)
 
 
-@v1.post("/tasks/{task_id}/rounds", status_code=201)
+@v1.post(
+    "/tasks/{task_id}/rounds", status_code=201, response_model=answers.Round, response_model_exclude_unset=True
+)
 def open_round(broker: TheBroker, caller: Caller, task_id: Id, key: Key) -> Answer:
     """Put the budget in escrow and open the next round (its buyer)."""
     return broker.open_round(caller, task_id, key)
 
 
-@v1.get("/rounds/{round_id}")
+@v1.get("/rounds/{round_id}", response_model=answers.Round, response_model_exclude_unset=True)
 def one_round(broker: TheBroker, caller: Caller, round_id: Id) -> Answer:
     """One round."""
     with broker.database.read() as connection:
@@ -205,9 +252,25 @@ def list_bids(broker: TheBroker, caller: Caller, round_id: Id, after: After = No
         return views.bid_list(connection, caller, round_id, after, limit)
 
 
-@v1.post("/rounds/{round_id}/close")
+@v1.post(
+    "/rounds/{round_id}/reveals", status_code=201, response_model=answers.Bid, response_model_exclude_unset=True
+)
+def reveal(broker: TheBroker, caller: Caller, round_id: Id, form: RevealForm, key: Key) -> Answer:
+    """Open a bid that its bidder sealed, after bidding has ended (sellers)."""
+    offer = Offer(form.valuation, form.epsilon, form.data_size, form.accuracy)
+    return broker.reveal(caller, round_id, offer, form.nonce, key)
+
+
+@v1.get("/rounds/{round_id}/outcome", response_model=answers.Outcome)
+def outcome(broker: TheBroker, caller: Caller, round_id: Id) -> Answer:
+    """What became of one's bid, and why (sellers)."""
+    with broker.database.read() as connection:
+        return views.outcome(connection, caller, round_id)
+
+
+@v1.post("/rounds/{round_id}/close", response_model=answers.Step, response_model_exclude_unset=True)
 def close_round(broker: TheBroker, caller: Caller, round_id: Id, key: Key) -> Answer:
-    """End bidding and run the auction (its buyer, operators)."""
+    """End bidding where it may end, and run the auction (its buyer, operators)."""
     return broker.close_round(caller, round_id, key)
 
 
@@ -220,25 +283,37 @@ def list_awards(broker: TheBroker, caller: Caller, round_id: Id, after: After = 
 
 @v1.post("/rounds/{round_id}/delivery")
 def claim_delivery(broker: TheBroker, caller: Caller, round_id: Id, form: Claim, key: Key) -> Answer:
-    """Say that one's update is delivered (sellers with an award)."""
+    """Say what one delivers, before it leaves (sellers with an award): without a claim there is no pay."""
     return broker.claim_delivery(caller, round_id, form.update_sha256, key)
 
 
-@v1.post("/rounds/{round_id}/receipts")
+@v1.post("/rounds/{round_id}/receipts", response_model=answers.Step, response_model_exclude_unset=True)
 def give_receipts(broker: TheBroker, caller: Caller, round_id: Id, form: Receipts, key: Key) -> Answer:
-    """Say which updates were usable (its buyer)."""
+    """Say which claimed updates are usable (its buyer); the others count as usable after the review."""
     return broker.give_receipts(caller, round_id, form.receipts, key)
 
 
-@v1.post("/rounds/{round_id}/settle")
+@v1.post("/rounds/{round_id}/disputes", status_code=201)
+def dispute(broker: TheBroker, caller: Caller, round_id: Id, form: Reason, key: Key) -> Answer:
+    """Object to the rejection of one's update (sellers)."""
+    return broker.dispute(caller, round_id, form.reason, key)
+
+
+@v1.post("/rounds/{round_id}/rulings", status_code=201)
+def rule(broker: TheBroker, caller: Caller, round_id: Id, form: Ruling, key: Key) -> Answer:
+    """Decide a dispute (the task's arbiter; operators where it names none)."""
+    return broker.rule(caller, round_id, form.seller_id, form.pays, form.reason, key)
+
+
+@v1.post("/rounds/{round_id}/settle", response_model=answers.Step, response_model_exclude_unset=True)
 def settle_round(broker: TheBroker, caller: Caller, round_id: Id, key: Key) -> Answer:
     """Pay what was delivered and refund the rest (its buyer, operators)."""
     return broker.settle_round(caller, round_id, key)
 
 
-@v1.post("/rounds/{round_id}/abort")
+@v1.post("/rounds/{round_id}/abort", response_model=answers.Step, response_model_exclude_unset=True)
 def abort_round(broker: TheBroker, caller: Caller, round_id: Id, form: Reason, key: Key) -> Answer:
-    """End a round with refunds (its buyer before the auction, operators until it is settled)."""
+    """End a round with refunds while it takes bids (its buyer, operators)."""
     return broker.abort_round(caller, round_id, form.reason, key)
 
 
@@ -249,7 +324,7 @@ def list_parties(broker: TheBroker, caller: Caller, after: After = None, limit: 
         return views.party_list(connection, caller, after, limit)
 
 
-@v1.get("/parties/{party_id}")
+@v1.get("/parties/{party_id}", response_model=answers.Party, response_model_exclude_unset=True)
 def one_party(broker: TheBroker, caller: Caller, party_id: Id) -> Answer:
     """One party: operators, and oneself."""
     with broker.database.read() as connection:
@@ -268,6 +343,33 @@ def withdraw(broker: TheBroker, caller: Caller, party_id: Id, form: Amount, key:
     return broker.withdraw(caller, party_id, form.amount_micro, key)
 
 
+@v1.post(
+    "/parties/{party_id}/tokens", status_code=201, response_model=answers.Token, response_model_exclude_unset=True
+)
+def recover(broker: TheBroker, caller: Caller, party_id: Id, form: TokenForm, key: Key) -> Answer:
+    """A token for somebody who lost theirs (operators); the log shows it."""
+    return broker.mint_token(
+        caller,
+        form.scope,
+        key,
+        token_sha256=form.token_sha256,
+        lifetime_seconds=form.lifetime_seconds,
+        party_id=party_id,
+    )
+
+
+@v1.put("/parties/{party_id}/suspension")
+def suspend(broker: TheBroker, caller: Caller, party_id: Id, form: Suspension, key: Key) -> Answer:
+    """Stop a party from writing, or let it write again (operators)."""
+    return broker.suspend(caller, party_id, form.reason, key)
+
+
+@v1.delete("/parties/{party_id}/name")
+def erase(broker: TheBroker, caller: Caller, party_id: Id, key: Key) -> Answer:
+    """Forget a party's name (operators); its pseudonym, money and wallet stay."""
+    return broker.erase_name(caller, party_id, key)
+
+
 @v1.get("/totals")
 def totals(broker: TheBroker, caller: Caller) -> Answer:
     """All the money there is, and where it stands (operators)."""
@@ -279,13 +381,42 @@ def totals(broker: TheBroker, caller: Caller) -> Answer:
 def audit_log(
     broker: TheBroker,
     caller: Caller,
-    kind: Annotated[str | None, Query(max_length=40, pattern=r"^[a-z.]+$")] = None,
+    kind: Annotated[str | None, Query(max_length=40, pattern=r"^[a-z.-]+$")] = None,
+    about: Annotated[Identifier | None, Query()] = None,
     after: After = None,
     limit: Limit = 50,
 ) -> Answer:
-    """The audit log, newest first (operators)."""
+    """The log, newest first (operators)."""
     with broker.database.read() as connection:
-        return views.log(connection, caller, kind, after, limit)
+        return views.log_list(connection, caller, kind, about, after, limit)
+
+
+Number = Annotated[int, Query(ge=1, le=10**15)]
+
+
+@v1.get("/log/head", response_model=answers.LogHead)
+def log_head(broker: TheBroker) -> Answer:
+    """The newest head of the log, signed, and the key that signs it. For anybody: witnesses keep these."""
+    with broker.database.read() as connection:
+        head = read_head(connection)
+    key = broker.database.key
+    return {**asdict(head), "public_key": key.public if key else ""}
+
+
+@v1.get("/log/consistency", response_model=answers.Consistency)
+def log_consistency(broker: TheBroker, old: Number, new: Number | None = None) -> Answer:
+    """Hashes that show that the log still begins with its first `old` entries. For anybody."""
+    with broker.database.read() as connection:
+        return views.consistency(connection, old, new)
+
+
+@v1.get("/log/entries/{seq}/proof", response_model=answers.Inclusion)
+def log_proof(
+    broker: TheBroker, caller: Caller, seq: Annotated[int, Path(ge=1, le=10**15)], size: Number | None = None
+) -> Answer:
+    """An entry that concerns the caller, and the hashes that show that it is in the log."""
+    with broker.database.read() as connection:
+        return views.proof(connection, caller, seq, size)
 
 
 health = APIRouter()
@@ -297,6 +428,22 @@ def healthy(broker: TheBroker) -> Answer:
     with broker.database.read() as connection:
         connection.exec_driver_sql("SELECT 1")
     return {"status": "ok", "version": __version__}
+
+
+@health.get("/readyz")
+def ready(broker: TheBroker) -> Answer:
+    """Whether a write would be taken now: the database answers and can be locked, and the clock is sane."""
+    with broker.database.write("system", patient=True):
+        pass
+    return {"status": "ready", "version": __version__}
+
+
+@health.get("/metrics", include_in_schema=False)
+def show_metrics(request: Request, caller: Caller) -> Response:
+    """Counters and gauges for Prometheus (operators; a token that may only read will do)."""
+    require(caller, "operator")
+    text = metrics.render(request.app.state.broker, request.app.state.counters)
+    return Response(text, media_type="text/plain; version=0.0.4")
 
 
 @health.get("/docs", include_in_schema=False, response_class=HTMLResponse)
@@ -315,10 +462,14 @@ def create_app(broker: Broker, settings: ServiceSettings | None = None) -> FastA
             yield
 
     app = FastAPI(title="privmarket broker", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan)
-    app.state.broker, app.state.settings = broker, chosen
-    app.state.desk = BidDesk(lambda: app.state.broker)
+    app.state.broker, app.state.settings, app.state.counters = broker, chosen, Counters()
+    key = broker.database.key
+    app.state.session_secret = secrets.token_bytes(32) if key is None else key.secret("sessions")
+    app.state.allowance = RateLimit(chosen.requests_per_second, chosen.burst)
+    app.state.bids = GroupCommit(lambda: app.state.broker)
     app.include_router(v1)
     app.include_router(health)
+    app.openapi = lambda: _described(app)  # type: ignore[method-assign]
     app.include_router(pages)
     app.mount("/static", StaticFiles(directory=_STATIC), name="static")
     app.add_exception_handler(PrivmarketError, _known)
@@ -327,10 +478,31 @@ def create_app(broker: Broker, settings: ServiceSettings | None = None) -> FastA
     app.add_exception_handler(Exception, _unknown)
     app.add_middleware(
         Gate,
-        body_limit_bytes=chosen.body_limit_bytes,
-        rate=RateLimit(chosen.requests_per_second, chosen.burst),
+        limits=chosen.limits,
+        rate=RateLimit(chosen.address_factor * chosen.requests_per_second, chosen.address_factor * chosen.burst),
+        counters=app.state.counters,
+        head_line=lambda: _head_line(app.state.broker),
+        access_log=chosen.access_log,
     )
     return app
+
+
+def _described(app: FastAPI) -> dict[str, Any]:
+    """The description, with how one says who one is."""
+    document = FastAPI.openapi(app)
+    bearer = {"type": "http", "scheme": "bearer", "description": "Your token."}
+    document["components"]["securitySchemes"] = {"token": bearer}
+    for path, verbs in document["paths"].items():
+        if path.startswith("/v1") and not path.startswith(("/v1/register", "/v1/log/head", "/v1/log/consistency")):
+            for operation in verbs.values():
+                operation["security"] = [{"token": []}]
+    return document
+
+
+def _head_line(broker: Broker) -> str:
+    """The newest signed head that this process knows; empty before the first, or without a key."""
+    head = broker.database.head
+    return head.header() if head is not None and head.signature else ""
 
 
 def _known(request: Request, error: Exception) -> Response:
@@ -338,7 +510,9 @@ def _known(request: Request, error: Exception) -> Response:
     status = error.status if isinstance(error, BrokerError) else 400
     if is_page(request):
         return error_page(request, status, error)
-    headers = {401: {"WWW-Authenticate": "Bearer"}, 503: {"Retry-After": "1"}}.get(status)
+    headers = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": "1"}, 503: {"Retry-After": "1"}}.get(
+        status
+    )
     return JSONResponse(error_body(error.code, error.message, error.hint), status, headers)
 
 

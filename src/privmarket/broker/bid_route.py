@@ -15,8 +15,8 @@ from pydantic import ValidationError
 
 from privmarket.broker.bidding import BidRequest
 from privmarket.broker.forms import IDENTIFIER, BidForm
-from privmarket.broker.people import bearer_token, hash_token
-from privmarket.federated.round import Offer
+from privmarket.broker.parties import bearer_token, hash_token
+from privmarket.rounds import Offer
 
 KEY_LENGTH = (8, 200)
 _ROUND = re.compile(IDENTIFIER)
@@ -45,7 +45,7 @@ DESCRIPTION: dict[str, Any] = {
 }
 
 
-def read(request: Request, body: bytes) -> BidRequest:
+def read(request: Request, body: bytes, arrived_ms: int) -> BidRequest:
     """The bid that a request carries; its token is looked up later, in the transaction that takes the bid."""
     token = bearer_token(request.headers.get("authorization"))
     round_id, key = request.path_params["round_id"], request.headers.get("idempotency-key")
@@ -58,8 +58,23 @@ def read(request: Request, body: bytes) -> BidRequest:
     except ValidationError as error:
         places = [{**fault, "loc": ("body", *fault["loc"])} for fault in error.errors(include_url=False)]
         raise RequestValidationError(places) from None
-    offer = Offer(form.valuation, form.epsilon, form.data_size, form.accuracy)
-    return BidRequest(round_id, offer, key, token_hash=hash_token(token))
+    offer = None
+    if form.commitment is None:
+        if form.valuation is None or form.epsilon is None:
+            raise _refused("body", "valuation", "a bid has valuation and epsilon, or a commitment")
+        offer = Offer(form.valuation, form.epsilon, form.data_size, form.accuracy)
+    elif form.valuation is not None or form.epsilon is not None:
+        raise _refused("body", "commitment", "a commitment stands for the bid: send no numbers with it")
+    return BidRequest(
+        round_id,
+        offer,
+        key,
+        token_hash=hash_token(token),
+        nonce=form.nonce,
+        commitment=form.commitment,
+        signature=form.signature,
+        arrived_ms=arrived_ms,
+    )
 
 
 def _refused(place: str, name: str, message: str) -> RequestValidationError:

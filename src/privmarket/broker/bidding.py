@@ -3,62 +3,72 @@
 Bids that arrive together share one flush of the disk and one look at everything that decides about them, so this
 takes a list; a list of one is the plain case. Callers may come by token: it is looked up in this same transaction,
 so a revocation that was acknowledged before, by whichever broker on this database, holds.
+
+A bid is sealed by the broker, which sees it, or by its bidder, who sends a commitment and reveals the bid after
+bidding has ended. A seller that registered a key signs its bids either way.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from privmarket.broker import chain, idempotency, people, sql, wallets
+from sqlalchemy import Row
+
+from privmarket.broker import idempotency, parties, schedules, signatures, sql, wallets
 from privmarket.broker.database import Transaction
-from privmarket.broker.entropy import Entropy
-from privmarket.broker.errors import BrokerError, ConflictError, NotFoundError
-from privmarket.broker.people import Actor
-from privmarket.broker.rounds import require_state
+from privmarket.broker.errors import BrokerError, ConflictError, ForbiddenError, NotFoundError
+from privmarket.broker.lifecycle import require_state
+from privmarket.broker.parties import Actor, Entropy
 from privmarket.errors import PrivmarketError
-from privmarket.federated.round import Offer, Round, Terms
 from privmarket.privacy.calibration import ReleaseFamily
+from privmarket.rounds import Offer, Terms
 
 Answer = dict[str, Any]
 VALUATION_LIMIT = 1e9  # all the money that the ledger takes, per unit of ε
 EPSILON_LEAST = 1e-4
-# One row per bid, in their order: who asks, whether it sold before, what its key was answered, the bid that it
-# replaces, the round.
+# One row per bid, in their order: who asks, whether it sold before, what its key was answered, whether it has a
+# bid, the round.
 _FACTS = (
-    "SELECT p.id, p.role, k.scope, "
+    "SELECT p.id, p.role, k.scope, p.suspended IS NOT NULL, p.public_key, "
     "EXISTS (SELECT 1 FROM awards a WHERE a.seller_id = p.id AND a.charge <> 'void'), "
-    "i.request_hash, i.response, b.id, "
-    "r.id, r.number, r.state, r.bid_deadline_ms, r.budget_micro, t.epsilon_max, t.sampling_rate, t.steps, t.delta "
+    "i.request_hash, i.seq, i.subject, i.details, i.answer, b.seq, "
+    "r.id, r.number, r.state, r.bid_deadline_ms, t.sealing, r.budget_micro, t.epsilon_max, t.sampling_rate, "
+    "t.steps, t.delta "
     "FROM asked q "
     "LEFT JOIN tokens k ON k.token_hash = q.token_hash AND k.revoked_ms IS NULL "
+    "AND (k.expires_ms IS NULL OR k.expires_ms > q.at_ms) "
     "LEFT JOIN parties p ON p.id = COALESCE(k.party_id, q.party_id) "
     "LEFT JOIN rounds r ON r.id = q.round_id LEFT JOIN tasks t ON t.id = r.task_id "
-    "LEFT JOIN idempotency i ON i.key_hash = q.key_hash AND i.actor = p.id "
-    "LEFT JOIN bids b ON b.round_id = r.id AND b.current = TRUE AND b.seller_id = p.id "
+    "LEFT JOIN log i ON i.key_hash = q.key_hash AND i.actor = p.id "
+    "LEFT JOIN bids b ON b.round_id = r.id AND b.seller_id = p.id "
     "ORDER BY q.place"
 )
-_COUNT = "UPDATE rounds SET bids = bids + ? WHERE id = ?"
-_REPLACE = "UPDATE bids SET current = FALSE WHERE id IN (?*)"
-_COLUMNS = (
-    "round_id", "seller_id", "valuation", "epsilon", "data_size", "accuracy", "nonce", "commitment", "current",
-    "created_ms",
-)  # fmt: skip
-_INSERT = f"INSERT INTO bids ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))})"
 
 
 @dataclass(frozen=True)
 class BidRequest:
-    """Somebody's bid. The caller is known already, or comes by the hash of its token."""
+    """Somebody's bid. The caller is known already, or comes by the hash of its token.
+
+    Attributes:
+        offer: the bid itself; None where the bidder seals it, then `commitment` stands for it.
+        nonce: makes the commitment hiding; of the bidder's making where it signs, else the broker's.
+        signature: by the key that the seller registered, over the commitment.
+        arrived_ms: when the request arrived: waiting for others' writes makes no bid late.
+    """
 
     round_id: str
-    offer: Offer
+    offer: Offer | None
     key: str
     actor: Actor | None = None
     token_hash: str = ""
+    nonce: str | None = None
+    commitment: str | None = None
+    signature: str | None = None
+    arrived_ms: int | None = None
 
 
 class _OpenRound(NamedTuple):
@@ -68,6 +78,7 @@ class _OpenRound(NamedTuple):
     number: int
     state: str
     bid_deadline_ms: int
+    sealing: str
     budget_micro: int
     epsilon_max: float
     sampling_rate: float
@@ -79,150 +90,175 @@ class _Facts(NamedTuple):
     """What the database says about one bid."""
 
     actor: Actor | None
+    public_key: str | None
     has_sold: bool
-    answered: tuple[str, str] | None
-    standing: int | None
+    answered: tuple[str, Answer] | None
+    has_bid: bool
     round: _OpenRound | None
 
 
 @dataclass
-class _Book:
-    """What one transaction knows, learns from bid to bid, and will write."""
+class _Learned:
+    """What one transaction learns from bid to bid."""
 
     exhausted: set[tuple[str, str]]
-    answered: dict[tuple[str, str], tuple[str, str]] = field(default_factory=dict)
-    latest: dict[tuple[str, str], int] = field(default_factory=dict)
-    replaced: list[int] = field(default_factory=list)
-    added: Counter[str] = field(default_factory=Counter)
-    rows: list[dict[str, Any]] = field(default_factory=list)
-    answers: list[tuple[idempotency.Entry, str]] = field(default_factory=list)
+    answered: dict[idempotency.Place, tuple[str, Answer]] = field(default_factory=dict)
+    has_bid: set[tuple[str, str]] = field(default_factory=set)
 
 
 def take_bids(tx: Transaction, requests: Sequence[BidRequest], entropy: Entropy) -> list[Answer | PrivmarketError]:
     """One answer or refusal per request, in their order; what is refused changes nothing."""
     asked = list(zip(requests, _look_up(tx, requests), strict=True))
-    book = _Book(_exhausted(tx, asked))
+    learned = _Learned(_exhausted(tx, asked))
     results: list[Answer | PrivmarketError] = []
     for request, facts in asked:
         try:
-            results.append(_take(tx, book, request, facts, entropy))
+            results.append(_take(tx, learned, request, facts, entropy))
         except PrivmarketError as refusal:
             results.append(refusal)
-    _write(tx, book)
     return results
 
 
 def _look_up(tx: Transaction, requests: Sequence[BidRequest]) -> list[_Facts]:
-    asked: list[str] = []
+    asked: list[str | int] = []
     for one in requests:
         known = one.actor.party_id if one.actor else ""
-        asked += (one.token_hash, known, one.round_id, people.hash_token(one.key))
+        asked += (one.token_hash, known, one.round_id, parties.hash_token(one.key), tx.now_ms)
     rows = sql.run(tx.connection, _facts_of(len(requests)), *asked)
     return [_facts(request, row) for request, row in zip(requests, rows, strict=True)]
 
 
 @lru_cache(maxsize=1024)
 def _facts_of(requests: int) -> str:
-    places = ", ".join(f"({place}, ?, ?, ?, ?)" for place in range(requests))
-    return f"WITH asked (place, token_hash, party_id, round_id, key_hash) AS (VALUES {places}) {_FACTS}"
+    places = ", ".join(f"({place}, ?, ?, ?, ?, CAST(? AS BIGINT))" for place in range(requests))
+    return f"WITH asked (place, token_hash, party_id, round_id, key_hash, at_ms) AS (VALUES {places}) {_FACTS}"
 
 
 def _facts(request: BidRequest, row: tuple[Any, ...]) -> _Facts:
-    party_id, role, scope, has_sold, request_hash, response, standing, *round_ = row
-    actor = request.actor or (None if party_id is None else Actor(party_id, role, scope))
-    answered = None if response is None else (request_hash, response)
-    return _Facts(actor, bool(has_sold), answered, standing, None if round_[0] is None else _OpenRound(*round_))
+    party_id, role, scope, suspended, public_key, has_sold, request_hash, seq, *rest = row
+    subject, details, answer, standing, *round_ = rest
+    actor = request.actor
+    if actor is None and party_id is not None:
+        actor = Actor(party_id, role, scope, suspended=bool(suspended))
+    answered = None if seq is None else (request_hash, idempotency.answer_of(seq, subject, details, answer))
+    found = None if round_[0] is None else _OpenRound(*round_)
+    return _Facts(actor, public_key, bool(has_sold), answered, standing is not None, found)
 
 
-def _take(tx: Transaction, book: _Book, request: BidRequest, facts: _Facts, entropy: Entropy) -> Answer:
+def _take(tx: Transaction, learned: _Learned, request: BidRequest, facts: _Facts, entropy: Entropy) -> Answer:
     """The answer to one bid; every reason to refuse it is here or below."""
-    offer, actor = request.offer, facts.actor
+    actor = facts.actor
     if actor is None:
-        raise people.unknown_token()
-    people.require(actor, "seller")
-    people.require_full_scope(actor)
-    asked = ("bid", request.round_id, offer.valuation, offer.epsilon, offer.data_size, offer.accuracy)
-    entry = idempotency.entry(actor.party_id, request.key, asked)
+        raise parties.unknown_token()
+    parties.require(actor, "seller")
+    parties.require_full_scope(actor)
+    offer = None if request.offer is None else offer_fields(request.offer)
+    asked = ("bid", request.round_id, offer, request.commitment)
+    keyed = idempotency.request(actor.party_id, request.key, asked)
     if facts.answered is not None:
-        book.answered.setdefault(entry.place, facts.answered)
-    first = idempotency.first_answer(entry, book.answered)
+        learned.answered.setdefault(keyed.place, facts.answered)
+    first = idempotency.first_answer(keyed, learned.answered)
     if first is not None:
         return first
-    _check(tx, book, request, actor.party_id, facts)
-    answer = _seal(tx, book, actor.party_id, request, facts.standing, entropy(16).hex())
-    kept = chain.canonical(answer)
-    book.answers.append((entry, kept))
-    book.answered[entry.place] = entry.request_hash, kept
+    round_ = _check(tx, learned, request, actor.party_id, facts)
+    fields = _sealed(round_, actor.party_id, request, offer, facts.public_key, entropy)
+    place = (round_.id, actor.party_id)
+    fields["replaces"] = facts.has_bid or place in learned.has_bid
+    learned.has_bid.add(place)
+    if request.arrived_ms is not None and request.arrived_ms < tx.now_ms:
+        fields["arrived_ms"] = request.arrived_ms
+    seq = tx.log_as(actor.party_id, "bid.placed", round_.id, fields, (keyed.key_hash, keyed.request_hash))
+    answer = idempotency.bid_answer(seq, round_.id, fields)
+    learned.answered[keyed.place] = keyed.request_hash, answer
     return answer
 
 
-def _check(tx: Transaction, book: _Book, request: BidRequest, seller: str, facts: _Facts) -> None:
-    round_, offer = facts.round, request.offer
+def _check(tx: Transaction, learned: _Learned, request: BidRequest, seller: str, facts: _Facts) -> _OpenRound:
+    round_ = facts.round
     if round_ is None:
         raise NotFoundError(f"no round {request.round_id}", "GET /v1/tasks lists what is offered")
     require_state(round_, "open")
-    if tx.now_ms >= round_.bid_deadline_ms:
+    arrived = tx.now_ms if request.arrived_ms is None else min(request.arrived_ms, tx.now_ms)
+    if arrived >= round_.bid_deadline_ms:
         raise ConflictError(f"round {round_.id} stopped taking bids", "wait for the next round")
-    _machine(*round_[4:], number=round_.number).bid({seller: offer})
-    _refuse_extremes(offer)
-    if (seller, round_.id) in book.exhausted:
+    if request.offer is not None:
+        check_offer(request.offer, seller, _terms(*round_[5:], number=round_.number))
+    if (seller, round_.id) in learned.exhausted:
         error = ConflictError("the wallet has nothing left to sell", "GET /v1/me shows what remains")
         error.code = "wallet-exhausted"
         raise error
+    return round_
 
 
-@lru_cache(maxsize=256)
-def _machine(
-    budget_micro: int, epsilon_max: float, sampling_rate: float, steps: int, delta: float, *, number: int
-) -> Round:
-    """The pure machine of an open round; rounds do not change, so neither does it."""
-    return Round.publish(Terms(number, budget_micro, ReleaseFamily(sampling_rate, steps, delta), epsilon_max))
-
-
-def _seal(
-    tx: Transaction, book: _Book, seller: str, request: BidRequest, standing: int | None, nonce: str
-) -> Answer:
-    round_id, offer = request.round_id, request.offer
-    # As floats, which is how they are stored: the commitment must open to the same digits.
-    fields = {
-        "valuation": float(offer.valuation),
-        "epsilon": float(offer.epsilon),
-        "data_size": float(offer.data_size),
-        "accuracy": None if offer.accuracy is None else float(offer.accuracy),
-    }
-    sealed = commitment(round_id, seller, fields, nonce)
-    place = (round_id, seller)
-    before = book.latest.get(place)
-    if before is not None:  # the same seller twice in one transaction
-        book.rows[before]["current"] = False
-    elif standing is not None:
-        book.replaced.append(standing)
+def _sealed(
+    round_: _OpenRound,
+    seller: str,
+    request: BidRequest,
+    offer: dict[str, float | None] | None,
+    public_key: str | None,
+    entropy: Entropy,
+) -> dict[str, Any]:
+    """What the log holds of a bid: its commitment, and the bid itself where the broker seals it."""
+    if round_.sealing == "bidder":
+        if offer is not None or request.commitment is None:
+            raise BrokerError(
+                "this task takes bids that their bidder seals",
+                "send a commitment and a signature; BrokerClient does",
+            )
+        if public_key is None:
+            raise ForbiddenError("this task takes signed bids only", "register a key: privmarket seller init")
+        fields: dict[str, Any] = {"commitment": request.commitment}
     else:
-        book.added[round_id] += 1
-    book.latest[place] = len(book.rows)
-    row = {"round_id": round_id, "seller_id": seller, "nonce": nonce, "commitment": sealed, "current": True}
-    book.rows.append({**row, **fields, "created_ms": tx.now_ms})
-    tx.log_as(seller, "bid.placed", round_id, seller=seller, commitment=sealed)
-    replaced = before is not None or standing is not None
-    return {"round_id": round_id, "commitment": sealed, "nonce": nonce, "replaced": replaced, **fields}
+        if offer is None:
+            raise BrokerError("this task takes open bids", "send valuation and epsilon")
+        if public_key is not None and request.nonce is None:
+            raise BrokerError("a signed bid needs its bidder's nonce", "send nonce, 32 hexadecimal digits or more")
+        nonce = request.nonce or entropy(16).hex()
+        fields = {**offer, "nonce": nonce}
+        fields["commitment"] = signatures.commitment(round_.id, seller, offer, nonce)
+    if public_key is not None:
+        message = signatures.bid_message(round_.id, seller, fields["commitment"])
+        if request.signature is None or not signatures.is_signed(public_key, message, request.signature):
+            error = ForbiddenError("the bid is not signed by the seller's key", "sign it; BrokerClient(key=…) does")
+            error.code = "bad-signature"
+            raise error
+        fields["signature"] = request.signature
+    return fields
 
 
-def _write(tx: Transaction, book: _Book) -> None:
-    if book.replaced:
-        sql.run(tx.connection, _REPLACE, book.replaced)
-    for round_id, count in book.added.items():
-        sql.run(tx.connection, _COUNT, count, round_id)
-    sql.run_many(tx.connection, _INSERT, [tuple(row[name] for name in _COLUMNS) for row in book.rows])
-    idempotency.remember(tx, book.answers)
+def reveal(tx: Transaction, seller: str, round_: Row[Any], task: Row[Any], offer: Offer, nonce: str) -> Answer:
+    """Opens a commitment after bidding has ended. A bid that nobody reveals in time does not count."""
+    require_state(round_, "revealing")
+    if tx.now_ms >= round_.reveal_deadline_ms:
+        raise ConflictError(f"round {round_.id}: the time to reveal is over", "a bid not revealed does not count")
+    query = "SELECT commitment, valuation FROM bids WHERE round_id = ? AND seller_id = ?"
+    rows = sql.run(tx.connection, query, round_.id, seller)
+    if not rows:
+        raise NotFoundError(f"{seller} placed no bid in round {round_.id}", "there is nothing to reveal")
+    if rows[0][1] is not None:
+        raise ConflictError(f"{seller} has revealed its bid already", "nothing more to do")
+    fields = offer_fields(offer)
+    if signatures.commitment(round_.id, seller, fields, nonce) != rows[0][0]:
+        raise BrokerError("this is not the bid that was committed to", "send the same numbers and nonce")
+    family = ReleaseFamily(task.sampling_rate, task.steps, task.delta)
+    check_offer(offer, seller, Terms(round_.number, round_.budget_micro, family, task.epsilon_max))
+    tx.log("bid.revealed", round_.id, **fields, nonce=nonce)
+    return {"round_id": round_.id, "commitment": rows[0][0], **fields, "nonce": nonce}
 
 
-def commitment(round_id: str, seller_id: str, offer: Mapping[str, Any], nonce: str) -> str:
-    """What the log holds of a sealed bid: it fixes the bid and says nothing about it."""
-    return chain.digest([round_id, seller_id, offer, nonce])
+def offer_fields(offer: Offer) -> dict[str, float | None]:
+    """A bid's numbers as they are stored and committed to: floats, and no negative zero."""
+    return {
+        "valuation": float(offer.valuation) + 0.0,
+        "epsilon": float(offer.epsilon) + 0.0,
+        "data_size": float(offer.data_size) + 0.0,
+        "accuracy": None if offer.accuracy is None else float(offer.accuracy) + 0.0,
+    }
 
 
-def _refuse_extremes(offer: Offer) -> None:
-    """Numbers that no market needs and that could overflow a rule: one bid must not abort a round for all."""
+def check_offer(offer: Offer, seller: str, terms: Terms) -> None:
+    """Refuses a bid that breaks the terms, or numbers that no market needs and that could overflow a rule."""
+    offer.check(seller, terms)
     if offer.valuation > VALUATION_LIMIT:
         raise BrokerError(f"valuation is {offer.valuation}", f"ask at most {VALUATION_LIMIT:g} per unit of ε")
     if offer.epsilon < EPSILON_LEAST:
@@ -233,16 +269,26 @@ def _refuse_extremes(offer: Offer) -> None:
         raise BrokerError(f"accuracy is {offer.accuracy}", "give a share between 0 and 1")
 
 
+@lru_cache(maxsize=256)
+def _terms(
+    budget_micro: int, epsilon_max: float, sampling_rate: float, steps: int, delta: float, *, number: int
+) -> Terms:
+    """The terms of an open round; they do not change."""
+    return Terms(number, budget_micro, ReleaseFamily(sampling_rate, steps, delta), epsilon_max)
+
+
 def _exhausted(tx: Transaction, asked: Sequence[tuple[BidRequest, _Facts]]) -> set[tuple[str, str]]:
     """(seller, round) where the wallet can sell nothing any more; all of a transaction's in one look.
 
-    A courtesy: the binding check is at clearing, where the offer is trimmed to what still fits.
+    A courtesy: the binding check is at clearing, where the offer is trimmed to what still fits. It is left out
+    where the schedule's noise table is not in memory: nothing is computed while others wait to write.
     """
     doubtful: dict[ReleaseFamily, set[tuple[str, str]]] = defaultdict(set)
-    for _, (actor, has_sold, _, _, round_) in asked:
+    for _, (actor, _, has_sold, _, _, round_) in asked:
         if actor and actor.role == "seller" and round_ and has_sold:
             family = ReleaseFamily(round_.sampling_rate, round_.steps, round_.delta)
-            doubtful[family].add((actor.party_id, round_.id))
+            if schedules.is_ready(family):
+                doubtful[family].add((actor.party_id, round_.id))
     records = wallets.of_sellers(tx.connection, list({who for pairs in doubtful.values() for who, _ in pairs}))
     found: set[tuple[str, str]] = set()
     for family, pairs in doubtful.items():

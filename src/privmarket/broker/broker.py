@@ -7,27 +7,37 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
-from sqlalchemy import Row, func, insert, select, update
+from sqlalchemy import Row, select
 
-from privmarket.broker import bidding, chain, idempotency, ledger, people, rounds
+from privmarket.broker import bidding, idempotency, ledger, lifecycle, parties, rules, schedules, sql
 from privmarket.broker.bidding import BidRequest
-from privmarket.broker.database import Clock, Database, Transaction, wall_clock_ms
-from privmarket.broker.entropy import Entropy, identifier
+from privmarket.broker.database import Clock, Database, Transaction
 from privmarket.broker.errors import BrokerError, ConflictError, ForbiddenError, NotFoundError
-from privmarket.broker.fairness import no_collection
-from privmarket.broker.guard import version_of
-from privmarket.broker.people import ANONYMOUS, MONEY_LIMIT_MICRO, SYSTEM, Actor, require
-from privmarket.broker.schema import parties, tasks, tokens
-from privmarket.broker.schema import rounds as rounds_table
+from privmarket.broker.interpreter import no_collection
+from privmarket.broker.log import canonical
+from privmarket.broker.parties import ANONYMOUS, MONEY_LIMIT_MICRO, SYSTEM, Actor, Entropy, identifier, require
+from privmarket.broker.schema import rounds, tasks
+from privmarket.broker.signatures import SigningKey
 from privmarket.errors import PrivmarketError
-from privmarket.federated.round import Offer
 from privmarket.mechanisms import mechanism
 from privmarket.privacy.calibration import ReleaseFamily
+from privmarket.rounds import Offer
 
 Answer = dict[str, Any]
 _YEAR_SECONDS = 366 * 24 * 3600
+_TRIES = 3  # to clear a round on a snapshot before it is done inside the write itself
+TASK_DEFAULTS: dict[str, Any] = {
+    "sealing": "broker",
+    "buyer_may_close": False,
+    "reveal_seconds": 600,
+    "review_seconds": 3600,
+    "dispute_seconds": 3600,
+    "ruling_seconds": 86_400,
+    "arbiter_id": None,
+}
 
 
 class Broker:
@@ -37,70 +47,159 @@ class Broker:
         self,
         database: Database | str,
         *,
-        clock: Clock = wall_clock_ms,
+        clock: Clock | None = None,
         entropy: Entropy = secrets.token_bytes,
-        make_mechanism: rounds.MakeMechanism = mechanism,
+        make_mechanism: rules.MakeMechanism = mechanism,
+        key: SigningKey | None = None,
+        closing_grace_ms: int = 0,
     ) -> None:
-        """`clock`, `entropy` and `make_mechanism` are replaced in simulations only."""
-        self.database = Database(database, clock) if isinstance(database, str) else database
+        """Opens the database.
+
+        Args:
+            clock, entropy, make_mechanism: replaced in simulations only.
+            key: signs the heads of the log.
+            closing_grace_ms: how long after its deadline a round is closed, so that bids that arrived in time and
+                wait for others' writes are taken first.
+        """
+        self.database = Database(database, clock, key=key) if isinstance(database, str) else database
         self.entropy = entropy
         self.make_mechanism = make_mechanism
+        self.closing_grace_ms = closing_grace_ms
+        self._looked: dict[str, int] = {}  # round → the deadline of it that `tick` dealt with
+        if self.database.key is not None:
+            self._announce_key(self.database.key)
 
-    # ---- people and money -------------------------------------------------------------------------------
+    def _announce_key(self, key: SigningKey) -> None:
+        """The log itself says which key signs its heads."""
+        with self.database.read() as connection:
+            query = "SELECT details FROM log WHERE kind = 'log.key' ORDER BY seq DESC LIMIT 1"
+            known = sql.run(connection, query)
+        details = {"public_key": key.public}
+        if not known or known[0][0] != canonical(details):
+            with self.database.write(SYSTEM.party_id) as tx:
+                tx.log("log.key", "log", **details)
+
+    def prepare_schedules(self) -> None:
+        """Loads the noise tables of all tasks whose rounds are under way, so that no write waits for one."""
+        with self.database.read() as connection:
+            live = select(tasks.c.sampling_rate, tasks.c.steps, tasks.c.delta).distinct()
+            live = live.join(rounds, rounds.c.task_id == tasks.c.id).where(
+                rounds.c.state.in_(lifecycle.LIVE_STATES)
+            )
+            families = [ReleaseFamily(*row) for row in connection.execute(live)]
+        for family in families:
+            schedules.prepare(family, patience_seconds=0)
+
+    # ---- parties and money ------------------------------------------------------------------------------
 
     def authenticate(self, token: str) -> Actor:
         """The party behind a token."""
         with self.database.read() as connection:
-            return people.authenticate(connection, token)
+            return parties.authenticate(connection, token, self.database.now_ms())
 
     def register(self, fields: Mapping[str, Any], key: str, actor: Actor = ANONYMOUS) -> Answer:
-        """A new buyer or seller, with its first token. Only an operator may make an operator."""
-        if fields.get("role") == "operator" and actor.role != "operator":
-            raise ForbiddenError("operators are made by operators", "ask one of them")
+        """A new party with its first token. Only an operator may make an operator or an arbiter.
+
+        With `token_sha256` in the fields the caller made the token itself and a repeat is answered as the first
+        time; else the answer shows a token that was made here, once: a repeat is refused.
+        """
+        fields = dict(fields)
+        if fields.get("role") in ("operator", "arbiter") and actor.role != "operator":
+            raise ForbiddenError(f"an {fields['role']} is made by operators", "ask one of them")
+        own = fields.pop("token_sha256", None)
 
         def command(tx: Transaction) -> Answer:
-            return people.register(tx, self.entropy, dict(fields))
+            made = parties.register(tx, self.entropy, fields)
+            return {**made, **parties.mint(tx, self.entropy, made["id"], "full", token_hash=own)}
 
-        return self._with_token(actor, key, ("register", dict(fields)), command, "full")
+        asked = {name: value for name, value in fields.items() if name != "name"}  # no trace of it in the log
+        return self._with_token(actor, key, ("register", asked, own), command, own)
 
-    def mint_token(self, actor: Actor, scope: str, key: str) -> Answer:
-        """Another token for the caller itself."""
-        return self._with_token(actor, key, ("mint", scope), lambda tx: {"id": actor.party_id}, scope)
+    def mint_token(
+        self,
+        actor: Actor,
+        scope: str,
+        key: str,
+        *,
+        token_sha256: str | None = None,
+        lifetime_seconds: int | None = None,
+        party_id: str | None = None,
+    ) -> Answer:
+        """Another token for the caller itself; for somebody else who lost theirs, by an operator."""
+        who = party_id or actor.party_id
+        if who != actor.party_id:
+            require(actor, "operator")
+        if lifetime_seconds is not None and not 1 <= lifetime_seconds <= _YEAR_SECONDS:
+            raise BrokerError(f"lifetime_seconds is {lifetime_seconds}", f"give 1 to {_YEAR_SECONDS}")
+
+        def command(tx: Transaction) -> Answer:
+            parties.role_of(tx.connection, who)
+            ends = None if lifetime_seconds is None else tx.now_ms + 1000 * lifetime_seconds
+            made = parties.mint(tx, self.entropy, who, scope, token_hash=token_sha256, expires_ms=ends)
+            return {"id": who, **made}
+
+        asked = ("mint", who, scope, lifetime_seconds, token_sha256)
+        return self._with_token(actor, key, asked, command, token_sha256)
 
     def revoke_token(self, actor: Actor, token_id: str, key: str) -> Answer:
         """Ends a token at once."""
-        return self._write(actor, key, ("revoke", token_id), lambda tx: people.revoke(tx, actor, token_id))
+        return self._write(actor, key, ("revoke", token_id), lambda tx: parties.revoke(tx, actor, token_id))
+
+    def change_key(self, actor: Actor, public_key: str, key: str) -> Answer:
+        """Another key for the caller's bids."""
+        require(actor, "seller")
+        return self._write(actor, key, ("key", public_key), lambda tx: parties.change_key(tx, actor, public_key))
+
+    def suspend(self, actor: Actor, party_id: str, reason: str | None, key: str) -> Answer:
+        """Stops a party from writing, or lets it write again (reason None)."""
+        require(actor, "operator")
+        return self._write(
+            actor, key, ("suspend", party_id, reason), lambda tx: parties.suspend(tx, party_id, reason)
+        )
+
+    def erase_name(self, actor: Actor, party_id: str, key: str) -> Answer:
+        """Forgets a party's name."""
+        require(actor, "operator")
+        return self._write(actor, key, ("erase", party_id), lambda tx: parties.erase(tx, party_id))
 
     def deposit(self, actor: Actor, party_id: str, amount_micro: int, key: str) -> Answer:
         """Money comes in from outside."""
-        require(actor, "operator")
-        request = ("deposit", party_id, amount_micro)
-        return self._write(actor, key, request, lambda tx: people.move_money(tx, "deposit", party_id, amount_micro))
+        return self._move_money(actor, "deposit", party_id, amount_micro, key)
 
     def withdraw(self, actor: Actor, party_id: str, amount_micro: int, key: str) -> Answer:
         """Money goes out."""
+        return self._move_money(actor, "withdraw", party_id, amount_micro, key)
+
+    def _move_money(self, actor: Actor, kind: str, party_id: str, amount_micro: int, key: str) -> Answer:
         require(actor, "operator")
-        request = ("withdraw", party_id, amount_micro)
-        return self._write(
-            actor, key, request, lambda tx: people.move_money(tx, "withdraw", party_id, amount_micro)
-        )
+        asked = (kind, party_id, amount_micro)
+        return self._write(actor, key, asked, lambda tx: parties.move_money(tx, kind, party_id, amount_micro))
 
     # ---- tasks and rounds -------------------------------------------------------------------------------
 
     def publish_task(self, actor: Actor, fields: Mapping[str, Any], key: str) -> Answer:
-        """What the buyer wants trained: budget per round, number of rounds, rule, release, deadlines."""
+        """What the buyer wants trained: budget per round, number of rounds, rule, release, deadlines, arbiter."""
         require(actor, "buyer")
-        fields = {**fields, **{name: float(fields[name]) for name in ("epsilon_max", "sampling_rate", "delta")}}
+        fields = {**TASK_DEFAULTS, **fields}
+        fields |= {name: float(fields[name]) for name in ("epsilon_max", "sampling_rate", "delta")}
         _check_task(fields)
-        self.make_mechanism(fields["mechanism"], **fields["settings"])
+        family = ReleaseFamily(fields["sampling_rate"], fields["steps"], fields["delta"])
+        if self.make_mechanism is mechanism:
+            rules.check(fields["mechanism"], fields["settings"])
+        row = {**fields, "settings": canonical(fields["settings"])}
+        self._rule_version(row)
+        schedules.prepare(family)
 
         def command(tx: Transaction) -> Answer:
+            if (
+                fields["arbiter_id"] is not None
+                and parties.role_of(tx.connection, fields["arbiter_id"]) != "arbiter"
+            ):
+                raise BrokerError(
+                    f"{fields['arbiter_id']} is not an arbiter", "name a party of that role, or nobody"
+                )
             task_id = identifier(self.entropy, "task")
-            row = {**fields, "settings": chain.canonical(fields["settings"])}
-            tx.connection.execute(
-                insert(tasks).values(id=task_id, buyer_id=actor.party_id, created_ms=tx.now_ms, **row)
-            )
-            tx.log("task.published", task_id, buyer=actor.party_id, terms=chain.digest(row))
+            tx.log("task.published", task_id, buyer_id=actor.party_id, **row)
             return {"id": task_id, "buyer_id": actor.party_id, **fields}
 
         return self._write(actor, key, ("publish", dict(fields)), command)
@@ -108,43 +207,56 @@ class Broker:
     def open_round(self, actor: Actor, task_id: str, key: str) -> Answer:
         """Puts the round's budget in escrow and opens it for bids."""
         require(actor, "buyer")
+        with self.database.read() as connection:
+            task = connection.execute(select(tasks).where(tasks.c.id == task_id)).first()
+        if task is None or task.buyer_id != actor.party_id:
+            raise NotFoundError(f"no task {task_id}", "GET /v1/tasks lists yours")
+        version = self._rule_version(dict(task._mapping))
+        schedules.prepare(ReleaseFamily(task.sampling_rate, task.steps, task.delta))
 
         def command(tx: Transaction) -> Answer:
-            task = _own_task(tx, actor, task_id)
-            mine = rounds_table.c.task_id == task_id
-            past = tx.connection.execute(select(rounds_table.c.state).where(mine)).scalars().all()
-            if any(state in rounds.LIVE_STATES for state in past):
-                raise ConflictError(f"task {task_id} has a round under way", "settle or abort it first")
+            mine = rounds.c.task_id == task_id
+            past = tx.connection.execute(select(rounds.c.state).where(mine)).scalars().all()
+            if any(state in lifecycle.TAKING_BIDS for state in past):
+                raise ConflictError(f"task {task_id} has a round that takes bids", "let it clear, or abort it")
             if len(past) >= task.rounds:
                 raise ConflictError(f"task {task_id} has had its {task.rounds} rounds", "publish another task")
-            return self._open(tx, task, len(past))
+            account = ledger.party(actor.party_id)
+            ledger.require(tx.connection, account, task.budget_micro, "the escrow of a round")
+            round_id = identifier(self.entropy, "round")
+            row = {
+                "task_id": task_id,
+                "number": len(past),
+                "budget_micro": task.budget_micro,
+                "mechanism_version": version,
+                "bid_deadline_ms": tx.now_ms + 1000 * task.bid_seconds,
+            }
+            tx.log("round.opened", round_id, buyer_id=actor.party_id, **row)
+            return {"id": round_id, **row, "state": "open", "opened_ms": tx.now_ms}
 
         return self._write(actor, key, ("open", task_id), command)
 
-    def _open(self, tx: Transaction, task: Row[Any], number: int) -> Answer:
-        round_id = identifier(self.entropy, "round")
-        held = {ledger.escrow(round_id): task.budget_micro}
-        ledger.transfer(tx, "escrow", round_id, ledger.party(task.buyer_id), held)
-        row = {
-            "task_id": task.id,
-            "number": number,
-            "state": "open",
-            "seed": int.from_bytes(self.entropy(7), "big"),
-            "budget_micro": task.budget_micro,
-            "mechanism_version": version_of(rounds.mechanism_of(task, self.make_mechanism)),
-            "opened_ms": tx.now_ms,
-            "bid_deadline_ms": tx.now_ms + 1000 * task.bid_seconds,
-        }
-        tx.connection.execute(insert(rounds_table).values(id=round_id, **row))
-        # The seed orders ties: it stays with the broker until the auction is over, and the log holds its digest.
-        sealed = rounds.seed_digest(round_id, row["seed"])
-        terms = {"task": task.id, "number": number, "budget_micro": task.budget_micro}
-        tx.log("round.opened", round_id, **terms, seed_sha256=sealed)
-        return {"id": round_id, **{name: value for name, value in row.items() if name != "seed"}}
+    def _rule_version(self, task: Mapping[str, Any]) -> str:
+        try:
+            return rules.version_of(lifecycle.mechanism_of(SimpleNamespace(**task), self.make_mechanism))
+        except PrivmarketError:
+            raise
+        except Exception as error:
+            raise BrokerError(
+                f"{task['mechanism']} does not take these settings: {type(error).__name__}",
+                "GET /v1/mechanisms shows what each rule takes",
+            ) from None
 
-    def bid(self, actor: Actor, round_id: str, offer: Offer, key: str) -> Answer:
-        """A sealed bid."""
-        (result,) = self.take_bids([BidRequest(round_id, offer, key, actor)])
+    def bid(self, actor: Actor, round_id: str, offer: Offer, key: str, **sealing: str) -> Answer:
+        """A sealed bid; `sealing` may hold a nonce and a signature."""
+        return self._one_bid(BidRequest(round_id, offer, key, actor, **sealing))  # type: ignore[arg-type]
+
+    def commit_bid(self, actor: Actor, round_id: str, commitment: str, signature: str, key: str) -> Answer:
+        """A bid that its bidder seals; `reveal` opens it."""
+        return self._one_bid(BidRequest(round_id, None, key, actor, commitment=commitment, signature=signature))
+
+    def _one_bid(self, request: BidRequest) -> Answer:
+        (result,) = self.take_bids([request])
         if isinstance(result, PrivmarketError):
             raise result
         return result
@@ -154,54 +266,121 @@ class Broker:
         with self.database.write(SYSTEM.party_id, patient=patient) as tx:
             return bidding.take_bids(tx, requests, self.entropy)
 
-    def close_round(self, actor: Actor, round_id: str, key: str) -> Answer:
-        """Ends bidding and runs the auction."""
-        require(actor, "buyer", "operator")
-        return self._write(actor, key, ("close", round_id), lambda tx: self._clear(tx, actor, round_id))
-
-    def _clear(self, tx: Transaction, actor: Actor, round_id: str) -> Answer:
-        round_, task = _own_round(tx, actor, round_id)
-        with no_collection():
-            return rounds.clear(tx, round_, task, self.make_mechanism)
-
-    def claim_delivery(self, actor: Actor, round_id: str, update_sha256: str, key: str) -> Answer:
-        """A seller says that its update is delivered."""
+    def reveal(self, actor: Actor, round_id: str, offer: Offer, nonce: str, key: str) -> Answer:
+        """Opens a bid that its bidder sealed, once bidding has ended."""
         require(actor, "seller")
 
         def command(tx: Transaction) -> Answer:
-            round_, _ = _round(tx, round_id)
-            return rounds.claim_delivery(tx, actor.party_id, round_, update_sha256)
+            round_, task = lifecycle.round_and_task(tx.connection, round_id)
+            return bidding.reveal(tx, actor.party_id, round_, task, offer, nonce)
+
+        return self._write(actor, key, ("reveal", round_id, bidding.offer_fields(offer), nonce), command)
+
+    def close_round(self, actor: Actor, round_id: str, key: str) -> Answer:
+        """Ends bidding where it may end now, and runs the auction as soon as all bids are open."""
+        require(actor, "buyer", "operator")
+        parties.require_full_scope(actor)
+        asked = idempotency.request(actor.party_id, key, ("close", round_id))
+        with self.database.write(actor.party_id) as tx:
+            first = idempotency.first_answer(asked, idempotency.find(tx, [asked]))
+            if first is not None:
+                return first
+            round_, task = self._own_round(tx, actor, round_id)
+            lifecycle.require_state(round_, *lifecycle.TAKING_BIDS)
+            if round_.state == "open":
+                lifecycle.close(tx, round_, task, by_buyer=actor.party_id == task.buyer_id)
+                round_, _ = lifecycle.round_and_task(tx.connection, round_id)
+            if not lifecycle.may_clear(round_, tx.now_ms):
+                waits = {"reveal_deadline_ms": round_.reveal_deadline_ms}
+                answer = {"round_id": round_id, "state": "revealing", "bids": round_.bids, **waits}
+                if tx.entries:
+                    tx.answer(0, asked.key_hash, asked.request_hash, canonical(answer))
+                return answer
+        return self._clear(actor, round_id, asked)
+
+    def _clear(self, actor: Actor, round_id: str, asked: idempotency.Request) -> Answer:
+        """Prepares the auction on a snapshot and logs it; inside the write if wallets keep moving meanwhile."""
+        for attempt in range(_TRIES):
+            with self.database.read() as connection, no_collection():
+                prepared = lifecycle.prepare(connection, round_id, self.make_mechanism)
+            with self.database.write(actor.party_id) as tx:
+                first = idempotency.first_answer(asked, idempotency.find(tx, [asked]))
+                if first is not None:
+                    return first
+                answer = lifecycle.clear(tx, round_id, prepared)
+                if answer is None and attempt == _TRIES - 1:
+                    with no_collection():
+                        again = lifecycle.prepare(tx.connection, round_id, self.make_mechanism)
+                    answer = lifecycle.clear(tx, round_id, again)
+                if answer is not None:
+                    tx.answer(0, asked.key_hash, asked.request_hash, canonical(answer))
+                    return answer
+        raise AssertionError("unreachable: the last attempt holds the lock")
+
+    def claim_delivery(self, actor: Actor, round_id: str, update_sha256: str, key: str) -> Answer:
+        """A seller says, before its update leaves, what it delivers."""
+        require(actor, "seller")
+
+        def command(tx: Transaction) -> Answer:
+            round_, _ = lifecycle.round_and_task(tx.connection, round_id)
+            return lifecycle.claim(tx, actor.party_id, round_, update_sha256)
 
         return self._write(actor, key, ("claim", round_id, update_sha256), command)
 
     def give_receipts(self, actor: Actor, round_id: str, receipts: Mapping[str, str | None], key: str) -> Answer:
-        """The buyer says which updates it could use."""
+        """The buyer says which of the claimed updates it can use."""
         require(actor, "buyer")
 
         def command(tx: Transaction) -> Answer:
-            round_, _ = _own_round(tx, actor, round_id)
-            return rounds.give_receipts(tx, round_, receipts)
+            round_, _ = self._own_round(tx, actor, round_id)
+            return lifecycle.judge(tx, round_, receipts)
 
         return self._write(actor, key, ("receipts", round_id, dict(receipts)), command)
+
+    def dispute(self, actor: Actor, round_id: str, reason: str, key: str) -> Answer:
+        """A seller objects to a rejection."""
+        require(actor, "seller")
+
+        def command(tx: Transaction) -> Answer:
+            round_, _ = lifecycle.round_and_task(tx.connection, round_id)
+            return lifecycle.dispute(tx, actor.party_id, round_, reason)
+
+        return self._write(actor, key, ("dispute", round_id, reason), command)
+
+    def rule(self, actor: Actor, round_id: str, seller_id: str, pays: bool, reason: str, key: str) -> Answer:
+        """The task's arbiter decides a dispute."""
+        require(actor, "arbiter", "operator")
+
+        def command(tx: Transaction) -> Answer:
+            round_, task = lifecycle.round_and_task(tx.connection, round_id)
+            lifecycle.may_rule(actor.party_id, actor.role, task)
+            return lifecycle.rule(tx, round_, task, seller_id, pays, reason)
+
+        return self._write(actor, key, ("rule", round_id, seller_id, pays, reason), command)
 
     def settle_round(self, actor: Actor, round_id: str, key: str) -> Answer:
         """Pays and refunds."""
         require(actor, "buyer", "operator")
-        return self._write(
-            actor, key, ("settle", round_id), lambda tx: rounds.settle(tx, *_own_round(tx, actor, round_id))
-        )
+
+        def command(tx: Transaction) -> Answer:
+            return lifecycle.settle(tx, *self._own_round(tx, actor, round_id))
+
+        return self._write(actor, key, ("settle", round_id), command)
 
     def abort_round(self, actor: Actor, round_id: str, reason: str, key: str) -> Answer:
-        """Ends a round with refunds. A buyer may do so only before the auction: later, sellers have a claim."""
+        """Ends a round with refunds, before its bidding has ended: later, sellers have a claim."""
         require(actor, "buyer", "operator")
 
         def command(tx: Transaction) -> Answer:
-            round_, task = _own_round(tx, actor, round_id)
-            if actor.role == "buyer":
-                rounds.require_state(round_, "open")
-            return rounds.abort(tx, round_, task, reason)
+            return lifecycle.abort(tx, *self._own_round(tx, actor, round_id), reason)
 
         return self._write(actor, key, ("abort", round_id, reason), command)
+
+    def _own_round(self, tx: Transaction, actor: Actor, round_id: str) -> tuple[Row[Any], Row[Any]]:
+        round_, task = lifecycle.round_and_task(tx.connection, round_id)
+        if actor.role != "operator" and task.buyer_id != actor.party_id:
+            raise NotFoundError(f"no round {round_id}", "GET /v1/tasks lists yours")
+        return round_, task
 
     def party_balance(self, party_id: str) -> int:
         """Micro-units on a party's account."""
@@ -211,74 +390,104 @@ class Broker:
     def round_state(self, round_id: str) -> str:
         """Where a round stands."""
         with self.database.read() as connection:
-            state = select(rounds_table.c.state).where(rounds_table.c.id == round_id)
+            state = select(rounds.c.state).where(rounds.c.id == round_id)
             return str(connection.execute(state).scalar_one())
 
     def tick(self) -> list[Answer]:
-        """Does what deadlines demand: clears rounds that stopped taking bids, settles those past delivery."""
-        now, t = self.database.now_ms(), rounds_table
-        over = (t.c.state == "open") & (t.c.bid_deadline_ms <= now)
-        due = t.c.state.in_(["cleared", "delivered"]) & (t.c.delivery_deadline_ms <= now)
+        """Does what deadlines demand: closes rounds, holds auctions, settles where nobody may speak any more."""
+        now, t = self.database.now_ms(), rounds
+        over = (t.c.state == "open") & (t.c.bid_deadline_ms <= now - self.closing_grace_ms)
+        due = t.c.state.in_(["closed", "revealing", "delivered"])
+        late = (t.c.state == "cleared") & (t.c.delivery_deadline_ms <= now)
         with self.database.read() as connection:
-            waiting = connection.execute(select(t.c.id, t.c.state).where(over | due)).all()
+            waiting = connection.execute(select(t).where(over | due | late)).all()
         done = []
-        for round_id, state in waiting:
-            step = self.close_round if state == "open" else self.settle_round
-            try:
-                done.append(step(SYSTEM, round_id, f"deadline:{state}:{round_id}"))
-            except ConflictError:  # another broker, or the buyer, was faster
+        for round_ in waiting:
+            # Awards are looked at once per deadline, not with every tick: there may be a hundred thousand.
+            passed = sum((at or now + 1) <= now for at in _deadlines(round_))
+            if round_.state == "cleared" and self._looked.get(round_.id) == passed:
                 continue
+            if round_.state == "revealing" and not lifecycle.may_clear(round_, now):
+                continue
+            step = self.settle_round if round_.state in ("cleared", "delivered") else self.close_round
+            try:
+                done.append(step(SYSTEM, round_.id, f"deadline:{round_.state}:{passed}:{round_.id}"))
+                self._looked.pop(round_.id, None)
+            except ConflictError:  # another broker, or the buyer, was faster; or somebody may still speak
+                self._looked[round_.id] = passed
         return done
 
     # ---- every write ------------------------------------------------------------------------------------
 
     def _write(
-        self, actor: Actor, key: str, request: tuple[Any, ...], command: Callable[[Transaction], Answer]
+        self, actor: Actor, key: str, asked: tuple[Any, ...], command: Callable[[Transaction], Answer]
     ) -> Answer:
         """Runs a command once per (actor, key): a repeat gets the first answer, and changes nothing."""
-        people.require_full_scope(actor)
-        entry = idempotency.entry(actor.party_id, key, request)
+        parties.require_full_scope(actor)
+        request = idempotency.request(actor.party_id, key, asked)
         with self.database.write(actor.party_id) as tx:
-            first = idempotency.first_answer(entry, idempotency.find(tx, [entry]))
+            first = idempotency.first_answer(request, idempotency.find(tx, [request]))
             if first is not None:
                 return first
             answer = command(tx)
-            idempotency.remember(tx, [(entry, chain.canonical(answer))])
+            if tx.entries:
+                tx.answer(0, request.key_hash, request.request_hash, canonical(answer))
             return answer
 
     def _with_token(
-        self, actor: Actor, key: str, request: tuple[Any, ...], command: Callable[[Transaction], Answer], scope: str
+        self,
+        actor: Actor,
+        key: str,
+        asked: tuple[Any, ...],
+        command: Callable[[Transaction], Answer],
+        own_token_hash: str | None,
     ) -> Answer:
-        """Like `_write`, for answers that carry a new token: a repeat gets another one for the same party.
+        """Like `_write`, for answers that may carry a new token, which is stored nowhere and so shown only once.
 
-        The token itself is stored nowhere, so it cannot be repeated. The first stays good: a request that its own
-        repeat overtook would otherwise end the token that the caller was given.
+        Strangers share no keys: the key of somebody without an account is its own by the hash of its token.
         """
-        people.require_full_scope(actor)
-        entry = idempotency.entry(actor.party_id, key, request)
+        parties.require_full_scope(actor)
+        private_to = own_token_hash or "" if actor is ANONYMOUS else ""
+        request = idempotency.request(actor.party_id, key, asked, private_to)
         with self.database.write(actor.party_id) as tx:
-            answer = idempotency.first_answer(entry, idempotency.find(tx, [entry]))
-            if answer is None:
-                answer = command(tx)
-                idempotency.remember(tx, [(entry, chain.canonical(answer))])
-            return {**answer, **people.mint(tx, self.entropy, answer["id"], scope)}
+            first = idempotency.first_answer(request, idempotency.find(tx, [request]))
+            if first is not None:
+                if own_token_hash is None:
+                    error = ConflictError(
+                        "the token made under this key was shown once", "use a fresh key, or send token_sha256"
+                    )
+                    error.code = "token-shown-once"
+                    raise error
+                return first
+            answer = command(tx)
+            kept = {name: value for name, value in answer.items() if name not in ("token", "name")}
+            tx.answer(0, request.key_hash, request.request_hash, canonical(kept))
+            return answer
 
     def first_operator(self) -> str | None:
         """Makes the first operator and returns its token; None where one exists already."""
         with self.database.write(SYSTEM.party_id) as tx:
-            if tx.connection.execute(select(func.count()).where(parties.c.role == "operator")).scalar_one():
+            if sql.run(tx.connection, "SELECT 1 FROM parties WHERE role = 'operator' LIMIT 1"):
                 return None
-            made = people.register(tx, self.entropy, {"role": "operator", "name": "operator"})
-            return str(people.mint(tx, self.entropy, made["id"], "full")["token"])
+            made = parties.register(tx, self.entropy, {"role": "operator", "name": "operator"})
+            return str(parties.mint(tx, self.entropy, made["id"], "full")["token"])
 
     def new_operator_token(self) -> str:
         """A fresh token for the first operator, for someone who holds the database but lost the token."""
         with self.database.write(SYSTEM.party_id) as tx:
-            party = select(parties.c.id).where(parties.c.role == "operator").order_by(parties.c.created_ms).limit(1)
-            operator = tx.connection.execute(party).scalar_one()
-            old = (tokens.c.party_id == operator) & tokens.c.revoked_ms.is_(None)
-            tx.connection.execute(update(tokens).where(old).values(revoked_ms=tx.now_ms))
-            return str(people.mint(tx, self.entropy, operator, "full")["token"])
+            query = "SELECT id FROM parties WHERE role = 'operator' ORDER BY created_ms, id LIMIT 1"
+            ((operator,),) = sql.run(tx.connection, query)
+            parties.revoke_all(tx, operator)
+            return str(parties.mint(tx, self.entropy, operator, "full")["token"])
+
+
+def _deadlines(round_: Any) -> tuple[int | None, ...]:
+    return (
+        round_.delivery_deadline_ms,
+        round_.review_deadline_ms,
+        round_.dispute_deadline_ms,
+        round_.ruling_deadline_ms,
+    )
 
 
 def _check_task(fields: Mapping[str, Any]) -> None:
@@ -286,7 +495,11 @@ def _check_task(fields: Mapping[str, Any]) -> None:
         "budget_micro": (1, MONEY_LIMIT_MICRO),
         "rounds": (1, 100_000),
         "bid_seconds": (1, _YEAR_SECONDS),
+        "reveal_seconds": (1, _YEAR_SECONDS),
         "delivery_seconds": (1, _YEAR_SECONDS),
+        "review_seconds": (0, _YEAR_SECONDS),
+        "dispute_seconds": (0, _YEAR_SECONDS),
+        "ruling_seconds": (0, _YEAR_SECONDS),
         "steps": (1, 1_000_000),
     }
     for name, (low, high) in limits.items():
@@ -294,27 +507,7 @@ def _check_task(fields: Mapping[str, Any]) -> None:
             raise BrokerError(f"{name} is {fields[name]}", f"give {low} to {high}")
     if not 0 < fields["epsilon_max"] <= 100:
         raise BrokerError(f"epsilon_max is {fields['epsilon_max']}", "give a limit on offers above 0, at most 100")
-    if not 0 < len(str(fields["title"]).strip()) <= 120 or "\x00" in fields["title"]:
-        raise BrokerError("a title of the wrong length", "give 1 to 120 characters")
-    ReleaseFamily(fields["sampling_rate"], fields["steps"], fields["delta"])
-
-
-def _round(tx: Transaction, round_id: str) -> tuple[Row[Any], Row[Any]]:
-    row = tx.connection.execute(select(rounds_table).where(rounds_table.c.id == round_id)).first()
-    if row is None:
-        raise NotFoundError(f"no round {round_id}", "GET /v1/tasks lists what is offered")
-    return row, rounds.task_of(tx.connection, row.task_id)
-
-
-def _own_round(tx: Transaction, actor: Actor, round_id: str) -> tuple[Row[Any], Row[Any]]:
-    round_, task = _round(tx, round_id)
-    if actor.role != "operator" and task.buyer_id != actor.party_id:
-        raise NotFoundError(f"no round {round_id}", "GET /v1/tasks lists yours")
-    return round_, task
-
-
-def _own_task(tx: Transaction, actor: Actor, task_id: str) -> Row[Any]:
-    row = tx.connection.execute(select(tasks).where(tasks.c.id == task_id)).first()
-    if row is None or row.buyer_id != actor.party_id:
-        raise NotFoundError(f"no task {task_id}", "GET /v1/tasks lists yours")
-    return row
+    if not 0 < len(str(fields["title"]).strip()) <= 120 or not str(fields["title"]).isprintable():
+        raise BrokerError("a title of the wrong length, or that does not print", "give 1 to 120 characters")
+    if fields["sealing"] not in ("broker", "bidder"):
+        raise BrokerError(f"sealing is {fields['sealing']!r}", "choose broker or bidder")

@@ -1,15 +1,27 @@
-"""The broker from Python: every call of the API as a method, retried safely."""
+"""The broker from Python: every call of the API as a method, retried safely.
+
+With a key, bids are signed, and sealed by this client where the task asks for that. The client notes the heads of
+the log that come with the answers, and can have proven that the log was only ever added to and holds its own
+entries.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import secrets
 import time
 import uuid
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import httpx
 
+from privmarket.broker import merkle, signatures
+from privmarket.broker.errors import BrokerError
+from privmarket.broker.signatures import Head, SigningKey
 from privmarket.errors import PrivmarketError
 
 Answer = dict[str, Any]
@@ -24,6 +36,12 @@ class BrokerCallError(PrivmarketError):
         self.status, self.code = status, code
 
 
+class LogForkedError(PrivmarketError):
+    """The broker shows a log that is not a continuation of one that it showed before, or a proof that fails."""
+
+    code = "log-forked"
+
+
 class BrokerClient:
     """A connection to a broker.
 
@@ -35,10 +53,30 @@ class BrokerClient:
     """
 
     def __init__(
-        self, url: str, token: str | None = None, *, http: httpx.Client | None = None, timeout_seconds: float = 30.0
+        self,
+        url: str,
+        token: str | None = None,
+        *,
+        http: httpx.Client | None = None,
+        timeout_seconds: float = 30.0,
+        key: SigningKey | None = None,
+        openings: str | Path | None = None,
     ) -> None:
+        """Connects.
+
+        Args:
+            key: signs one's bids; make a file with `privmarket seller init` and give `SigningKey.read(file)`.
+            openings: a file for the numbers of sealed bids until they are revealed; in memory only by default.
+        """
         self._http = http or httpx.Client(base_url=url, timeout=timeout_seconds)
-        self.url, self.token = url, token
+        self.url, self.token, self.key = url, token, key
+        self.heads: list[Head] = []  # the first and the newest that were seen
+        self._openings_file = None if openings is None else Path(openings)
+        self._openings: dict[str, Answer] = {}
+        if self._openings_file is not None and self._openings_file.exists():
+            self._openings = json.loads(self._openings_file.read_text())
+        self._tasks: dict[str, Answer] = {}
+        self._id = ""
 
     def __enter__(self) -> BrokerClient:
         return self
@@ -58,12 +96,27 @@ class BrokerClient:
     # ---- oneself ----------------------------------------------------------------------------------------
 
     def register(
-        self, role: str, name: str, *, cap_epsilon: float | None = None, delta: float | None = None
+        self,
+        role: str,
+        name: str,
+        *,
+        cap_epsilon: float | None = None,
+        delta: float | None = None,
+        key: SigningKey | None = None,
+        openings: str | Path | None = None,
     ) -> BrokerClient:
-        """Registers a party and returns a client that acts for it; `.token` is its token, keep it."""
+        """Registers a party and returns a client that acts for it; `.token` is its token, keep it.
+
+        The token is made here and only its hash is sent, so the broker never sees it before it is used.
+        """
+        token = "pm_" + secrets.token_hex(32)
         form = {"role": role, "name": name, "cap_epsilon": cap_epsilon, "delta": delta}
-        answer = self.write("POST", "/v1/register", {k: v for k, v in form.items() if v is not None})
-        return BrokerClient(self.url, answer["token"], http=self._http)
+        form |= {
+            "public_key": key.public if key else None,
+            "token_sha256": hashlib.sha256(token.encode()).hexdigest(),
+        }
+        self.write("POST", "/v1/register", {k: v for k, v in form.items() if v is not None})
+        return BrokerClient(self.url, token, http=self._http, key=key, openings=openings)
 
     def me(self) -> Answer:
         """Balance, and a seller's wallet."""
@@ -73,9 +126,19 @@ class BrokerClient:
         """Every movement on the account, newest first."""
         return self.pages("/v1/me/statement")
 
-    def mint_token(self, scope: str = "full") -> Answer:
-        """Another token for oneself."""
-        return self.write("POST", "/v1/me/tokens", {"scope": scope})
+    def mint_token(self, scope: str = "full", lifetime_seconds: int | None = None) -> Answer:
+        """Another token for oneself, made here; the answer holds its text."""
+        token = "pm_" + secrets.token_hex(32)
+        form: Answer = {"scope": scope, "token_sha256": hashlib.sha256(token.encode()).hexdigest()}
+        if lifetime_seconds is not None:
+            form["lifetime_seconds"] = lifetime_seconds
+        return {**self.write("POST", "/v1/me/tokens", form), "token": token}
+
+    def change_key(self, key: SigningKey) -> Answer:
+        """Another key for one's bids (sellers)."""
+        answer = self.write("PUT", "/v1/me/key", {"public_key": key.public})
+        self.key = key
+        return answer
 
     def revoke_token(self, token_id: str) -> Answer:
         """Ends a token."""
@@ -104,9 +167,50 @@ class BrokerClient:
         return self.read(f"/v1/rounds/{round_id}")
 
     def bid(self, round_id: str, valuation: float, epsilon: float, **features: float) -> Answer:
-        """Places a sealed bid (sellers)."""
-        form = {"valuation": valuation, "epsilon": epsilon, **features}
+        """Places a sealed bid (sellers), signed where this client has a key.
+
+        Where the task lets bidders seal, only a commitment is sent now; `reveal` must follow after bidding ends.
+        """
+        form: Answer = {"valuation": valuation, "epsilon": epsilon, **features}
+        if self.key is not None:
+            form = self._signed(round_id, form)
         return self.write("POST", f"/v1/rounds/{round_id}/bids", form)
+
+    def _signed(self, round_id: str, form: Answer) -> Answer:
+        assert self.key is not None
+        self._id = self._id or str(self.me()["id"])
+        task_id = self.round(round_id)["task_id"]
+        if task_id not in self._tasks:
+            self._tasks[task_id] = self.read(f"/v1/tasks/{task_id}")
+        numbers = {"data_size": 1.0, "accuracy": None, **form}
+        fields = {name: None if value is None else float(value) + 0.0 for name, value in numbers.items()}
+        nonce = secrets.token_hex(16)
+        committed = signatures.commitment(round_id, self._id, fields, nonce)
+        signature = self.key.sign(signatures.bid_message(round_id, self._id, committed))
+        if self._tasks[task_id]["sealing"] == "bidder":
+            self._openings[round_id] = {**fields, "nonce": nonce}
+            self._keep_openings()  # before the bid leaves: a bid that cannot be revealed does not count
+            return {"commitment": committed, "signature": signature}
+        return {**fields, "nonce": nonce, "signature": signature}
+
+    def _keep_openings(self) -> None:
+        if self._openings_file is not None:
+            fresh = self._openings_file.with_suffix(".new")
+            fresh.touch(0o600)
+            fresh.write_text(json.dumps(self._openings))
+            fresh.replace(self._openings_file)
+
+    def reveal(self, round_id: str) -> Answer:
+        """Opens the bid that this client sealed, once bidding has ended (sellers)."""
+        if round_id not in self._openings:
+            raise BrokerError(
+                f"no sealed bid for round {round_id} is known here", "reveal with the client that placed the bid"
+            )
+        return self.write("POST", f"/v1/rounds/{round_id}/reveals", self._openings[round_id])
+
+    def outcome(self, round_id: str) -> Answer:
+        """What became of one's bid, and why (sellers)."""
+        return self.read(f"/v1/rounds/{round_id}/outcome")
 
     def bids(self, round_id: str) -> Iterator[Answer]:
         """One's own bids in a round."""
@@ -121,12 +225,21 @@ class BrokerClient:
         return self.pages(f"/v1/rounds/{round_id}/awards")
 
     def claim_delivery(self, round_id: str, update_sha256: str) -> Answer:
-        """Says that one's update is delivered (sellers)."""
+        """Says what one delivers, before it leaves (sellers)."""
         return self.write("POST", f"/v1/rounds/{round_id}/delivery", {"update_sha256": update_sha256})
 
     def give_receipts(self, round_id: str, receipts: Mapping[str, str | None]) -> Answer:
-        """Says which updates were usable (buyers): None, or what was wrong."""
+        """Says which claimed updates are usable (buyers): None, or what is wrong."""
         return self.write("POST", f"/v1/rounds/{round_id}/receipts", {"receipts": dict(receipts)})
+
+    def dispute(self, round_id: str, reason: str) -> Answer:
+        """Objects to the rejection of one's update (sellers)."""
+        return self.write("POST", f"/v1/rounds/{round_id}/disputes", {"reason": reason})
+
+    def rule(self, round_id: str, seller_id: str, pays: bool, reason: str) -> Answer:
+        """Decides a dispute (the task's arbiter)."""
+        form = {"seller_id": seller_id, "pays": pays, "reason": reason}
+        return self.write("POST", f"/v1/rounds/{round_id}/rulings", form)
 
     def settle_round(self, round_id: str) -> Answer:
         """Pays and refunds."""
@@ -135,6 +248,32 @@ class BrokerClient:
     def abort_round(self, round_id: str, reason: str) -> Answer:
         """Ends a round with refunds."""
         return self.write("POST", f"/v1/rounds/{round_id}/abort", {"reason": reason})
+
+    # ---- the log ----------------------------------------------------------------------------------------
+
+    def log_head(self) -> Head:
+        """The newest head of the log."""
+        answer = self.read("/v1/log/head")
+        return Head(*(answer[name] for name in ("log_id", "size", "root", "at_ms", "signature")))
+
+    def check_log(self) -> Head:
+        """Proves that the log that was shown first is the beginning of the newest; raises `LogForkedError`."""
+        newest = self.log_head()
+        if self.heads and self.heads[0].size:
+            require_continuation(self, self.heads[0], newest)
+        self.heads = [*self.heads[:1], newest]
+        return newest
+
+    def prove(self, entry: int) -> Answer:
+        """An entry of the log that concerns oneself, proven to be in it; raises `LogForkedError`."""
+        head = self.check_log()
+        answer = self.read(f"/v1/log/entries/{entry}/proof", {"size": head.size})
+        leaf = merkle.leaf_hash(signatures.canonical(answer["entry"]).encode())
+        path = [bytes.fromhex(one) for one in answer["path"]]
+        shown = answer["entry"][0] == entry
+        if not shown or not merkle.includes(bytes.fromhex(head.root), head.size, entry - 1, leaf, path):
+            raise LogForkedError(f"entry {entry} is not in the log of {head.size} entries", "tell other parties")
+        return answer
 
     # ---- operators --------------------------------------------------------------------------------------
 
@@ -193,10 +332,36 @@ class BrokerClient:
                         "is the broker running?",
                     ) from error
             else:
+                self._note_head(reply.headers.get("privmarket-head"))
                 if pause is None or reply.status_code not in (429, 502, 503, 504):
                     return _answer(reply)
             time.sleep(pause)
         raise AssertionError("unreachable")
+
+    def _note_head(self, line: str | None) -> None:
+        if line:
+            head = Head.parse(line)
+            if not self.heads or head.size >= self.heads[-1].size:
+                self.heads = [*self.heads[:1], head]
+
+
+def require_continuation(client: BrokerClient, old: Head, new: Head) -> None:
+    """Raises `LogForkedError` unless the broker proves that the log at `old` is the beginning of that at `new`."""
+    if old.log_id != new.log_id or new.size < old.size:
+        raise LogForkedError(
+            f"a log of {old.size} entries became one of {new.size}, or another log altogether", "tell other parties"
+        )
+    path = (
+        client.read("/v1/log/consistency", {"old": old.size, "new": new.size})["path"]
+        if new.size > old.size
+        else []
+    )
+    proof = [bytes.fromhex(one) for one in path]
+    if not merkle.extends(old.size, bytes.fromhex(old.root), new.size, bytes.fromhex(new.root), proof):
+        raise LogForkedError(
+            f"the log of {new.size} entries does not begin with the {old.size} that were shown at {old.at_ms}",
+            "keep both heads and tell other parties",
+        )
 
 
 def _answer(reply: httpx.Response) -> Answer:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,13 +15,21 @@ from typing import Any
 from sqlalchemy import Connection, Engine, RootTransaction, create_engine, event, inspect, make_url
 from sqlalchemy.exc import ArgumentError, OperationalError, SQLAlchemyError, TimeoutError
 
-from privmarket.broker import chain, sql
+from privmarket.broker import log, projection, sql
 from privmarket.broker.errors import DatabaseError, UnavailableError
+from privmarket.broker.log import Entry, canonical
+from privmarket.broker.merkle import EMPTY_ROOT
+from privmarket.broker.schema import metadata
+from privmarket.broker.signatures import Head, SigningKey
 from privmarket.errors import PrivmarketError
 
 PATIENCE_SECONDS = 30.0  # how long a write waits for a broker in another process before it answers "busy"
+# PostgreSQL ends a transaction that does nothing for this long: a broker that was paused with the lock in its hands
+# would otherwise stop all others.
+IDLE_SECONDS = 10.0
+CLOCK_JUMP_MS = 60_000  # how far the wall clock may step away from the steady one before writes are refused
 _POLL_SECONDS = 0.005
-REVISION = "0003"  # the newest file below migrations/versions
+REVISION = "0004"  # the newest file below migrations/versions
 Clock = Callable[[], int]
 # Result codes of SQLite that say nothing about the statement: busy, locked, I/O, full, cannot open, protocol.
 _SQLITE_BUSY = 5
@@ -27,9 +37,27 @@ _SQLITE_PASSES = (_SQLITE_BUSY, 6, 10, 13, 14, 15)
 _MIGRATIONS = Path(__file__).parent / "migrations"
 
 
-def wall_clock_ms() -> int:
-    """Milliseconds since 1970."""
-    return time.time_ns() // 1_000_000
+class WallClock:
+    """Milliseconds since 1970, refused while the machine's clock has jumped.
+
+    A clock that leaps ahead for a moment would end every deadline, and the log's time could not go back. So the
+    wall clock is compared with the steady one; after a real correction of the clock, restart the broker.
+    """
+
+    def __init__(self) -> None:
+        self._offset_ms = time.time_ns() // 1_000_000 - time.monotonic_ns() // 1_000_000
+
+    def __call__(self) -> int:
+        """The time now."""
+        now = time.time_ns() // 1_000_000
+        away = now - time.monotonic_ns() // 1_000_000 - self._offset_ms
+        if abs(away) > CLOCK_JUMP_MS:
+            raise UnavailableError(
+                f"this machine's clock jumped by {away / 1000:.0f} s",
+                "the operator must look at it; send again later",
+            )
+        self._offset_ms += round(away * 0.01)  # follows slow corrections
+        return now
 
 
 @dataclass
@@ -39,41 +67,68 @@ class Transaction:
     connection: Connection
     now_ms: int
     actor: str
-    entries: list[dict[str, Any]] = field(default_factory=list)
+    size: int  # entries in the log before this write
+    entries: list[Entry] = field(default_factory=list)
+    _projected: int = 0
 
-    def log(self, kind: str, subject: str, **details: Any) -> None:
-        """Adds an entry to the audit log, in this same transaction."""
-        self.log_as(self.actor, kind, subject, **details)
+    def log(self, kind: str, subject: str, **details: Any) -> int:
+        """Adds an entry to the log and returns its number. The tables follow at `flush`."""
+        return self.log_as(self.actor, kind, subject, details)
 
-    def log_as(self, actor: str, kind: str, subject: str, **details: Any) -> None:
+    def log_as(
+        self, actor: str, kind: str, subject: str, details: dict[str, Any], key: tuple[str, str] | None = None
+    ) -> int:
         """The same for somebody else than who began the transaction: bids of many share one."""
-        self.entries.append(
-            {
-                "at_ms": self.now_ms,
-                "actor": actor,
-                "kind": kind,
-                "subject": subject,
-                "details": chain.canonical(details),
-            }
+        seq = self.size + len(self.entries) + 1
+        key_hash, request_hash = key or (None, None)
+        entry = Entry(seq, self.now_ms, actor, kind, subject, canonical(details), key_hash, request_hash)
+        self.entries.append(entry)
+        return seq
+
+    def answer(self, first: int, key_hash: str, request_hash: str, answer: str) -> None:
+        """Notes on entry number `first` of this transaction (from 0) what its caller was told."""
+        self.entries[first] = self.entries[first]._replace(
+            key_hash=key_hash, request_hash=request_hash, answer=answer
         )
+
+    def flush(self) -> None:
+        """Brings the tables up to the entries so far; call it before reading what they changed."""
+        fresh = self.entries[self._projected :]
+        self._projected = len(self.entries)
+        projection.store(self.connection, [change for entry in fresh for change in projection.changes(entry)])
 
 
 class Database:
     """An engine set up so that what was acknowledged survives a power cut."""
 
-    def __init__(self, url: str, clock: Clock = wall_clock_ms) -> None:
-        """`url`: sqlite:///FILE or postgresql+psycopg://USER@HOST/NAME. Tables are made or brought up to date."""
+    def __init__(
+        self, url: str, clock: Clock | None = None, *, key: SigningKey | None = None, read_only: bool = False
+    ) -> None:
+        """Opens a database and makes its tables or brings them up to date.
+
+        Args:
+            url: sqlite:///FILE or postgresql+psycopg://USER@HOST/NAME.
+            key: signs the log's heads.
+            read_only: changes nothing, and refuses a database that is missing, empty, of another version, or a copy
+                of a SQLite file whose WAL was left behind.
+        """
         try:
-            self.engine = _engine(url)
+            self.engine = _engine(url, read_only)
             with self._failures_named():
-                migrate(self.engine)
+                if read_only:
+                    _require_current(self.engine, url)
+                else:
+                    migrate(self.engine)
+                    self._mark_open()
         except (ArgumentError, SQLAlchemyError, ImportError, UnavailableError) as error:
             shown = url.split("@")[-1]  # a password never reaches a message
             raise DatabaseError(
                 f"cannot open database {shown}: {type(error).__name__}",
                 "give sqlite:///FILE or postgresql+psycopg://USER@HOST/NAME of a running server",
             ) from error
-        self._clock = clock
+        self._clock = clock or WallClock()
+        self.key, self.read_only = key, read_only
+        self.head: Head | None = None  # the newest that this process wrote or read
         self._writer = threading.Lock()  # queues threads here rather than in SQLite's polling busy handler
         # Kept between writes: taking one from the pool each time costs as much as half the statements of a bid.
         self._writing: Connection | None = None
@@ -81,22 +136,29 @@ class Database:
     @contextmanager
     def write(self, actor: str, *, patient: bool = True) -> Iterator[Transaction]:
         """One serial, durable transaction; everything or nothing. The impatient do not wait for other writers."""
+        now = self._clock()
         if not self._writer.acquire(blocking=patient):
             raise UnavailableError("somebody else is writing", "send the same again")
         try:
             with self._failures_named():
-                begun, head = self._begin(patient)
+                begun, tree = self._begin(patient)
+                head = None
                 try:
                     with begun:
-                        transaction = Transaction(begun.connection, max(self._clock(), head[2]), actor)
+                        if self.key is None and tree.head.signature:
+                            raise DatabaseError("this log is signed", "give the key that its broker signs with")
+                        now = max(now, self._clock(), tree.head.at_ms)
+                        transaction = Transaction(begun.connection, now, actor, tree.head.size)
                         yield transaction
                         if transaction.entries:
-                            chain.append(begun.connection, transaction.entries, head)
+                            transaction.flush()
+                            head = log.append(begun.connection, transaction.entries, tree, self.key)
                 except PrivmarketError:  # refused and rolled back; the connection is as good as before
                     raise
                 except BaseException:
                     self._let_go()
                     raise
+                self.head = head or self.head or tree.head
         finally:
             self._writer.release()
 
@@ -109,7 +171,7 @@ class Database:
             with connection.begin():
                 yield connection
 
-    def _begin(self, patient: bool) -> tuple[RootTransaction, chain.Head]:
+    def _begin(self, patient: bool) -> tuple[RootTransaction, log.Tree]:
         """A transaction that holds the write lock, on the kept connection or a fresh one."""
         if self._writing is not None:
             try:
@@ -129,11 +191,11 @@ class Database:
             self._let_go()
             raise
 
-    def _lock(self, connection: Connection, patient: bool) -> tuple[RootTransaction, chain.Head]:
+    def _lock(self, connection: Connection, patient: bool) -> tuple[RootTransaction, log.Tree]:
         give_up = time.monotonic() + PATIENCE_SECONDS
         while True:
             try:
-                return connection.begin(), chain.lock_head(connection)
+                return connection.begin(), log.lock(connection)
             except Exception as error:
                 busy = getattr(error, "sqlite_errorcode", 0) & 0xFF == _SQLITE_BUSY
                 if not (busy and patient) or time.monotonic() > give_up:
@@ -156,7 +218,7 @@ class Database:
         except (OperationalError, TimeoutError, driver.OperationalError) as error:
             origin = getattr(error, "orig", None) or error
             if getattr(origin, "sqlite_errorcode", _SQLITE_BUSY) & 0xFF not in _SQLITE_PASSES:
-                raise  # a statement that SQLite does not understand is no weather
+                raise  # a statement that SQLite does not understand is a fault of ours
             raise UnavailableError(
                 f"the database did not take this: {type(origin).__name__}",
                 "it is busy, full or away; send the same again, under the same key",
@@ -168,33 +230,120 @@ class Database:
         return self.engine.dialect.name == "sqlite"
 
     def now_ms(self) -> int:
-        """The machine's clock."""
+        """The clock."""
         return self._clock()
 
+    def newest_head(self) -> Head:
+        """The head of the log as this process last saw it; read from the database the first time."""
+        if self.head is None:
+            with self.read() as connection:
+                self.head = log.read_head(connection)
+        return self.head
+
     def close(self) -> None:
-        """Lets go of all connections."""
+        """Ends all connections. A SQLite file is left whole: without a WAL beside it, and marked so."""
         with self._writer:
+            if self.is_embedded and not self.read_only:
+                try:
+                    writing = self.engine.connect().execution_options(privmarket_write=True)
+                    with writing as connection, connection.begin():
+                        sql.run(connection, "UPDATE head SET clean = TRUE")
+                except (SQLAlchemyError, self.engine.dialect.loaded_dbapi.Error):
+                    pass  # another process is writing: it will close the file itself
+                self._let_go()
+                _checkpoint(self.engine)
             self._let_go()
         self.engine.dispose()
 
+    def _mark_open(self) -> None:
+        """Notes in the SQLite file itself, not only in its WAL, that it is in use."""
+        if not self.is_embedded:
+            return
+        with self.engine.connect().execution_options(privmarket_write=True) as connection, connection.begin():
+            ((clean,),) = sql.run(connection, "SELECT clean FROM head")
+            if clean:
+                sql.run(connection, "UPDATE head SET clean = FALSE")
+        if clean:
+            _checkpoint(self.engine)
 
-def _engine(url: str) -> Engine:
-    if not make_url(url).drivername.startswith("sqlite"):
-        patience = f"-c lock_timeout={round(1000 * PATIENCE_SECONDS)}"
+
+def _checkpoint(engine: Engine) -> None:
+    raw = engine.raw_connection()
+    try:
+        raw.cursor().execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    except engine.dialect.loaded_dbapi.Error:
+        pass  # somebody reads an older state; SQLite does it later
+    finally:
+        raw.close()
+
+
+def _engine(url: str, read_only: bool) -> Engine:
+    address = make_url(url)
+    if not address.drivername.startswith("sqlite"):
+        options = f"-c lock_timeout={round(1000 * PATIENCE_SECONDS)}"
+        if read_only:
+            options += " -c default_transaction_read_only=on"
+        else:
+            options += f" -c idle_in_transaction_session_timeout={round(1000 * IDLE_SECONDS)}"
         return create_engine(
-            url, pool_size=10, max_overflow=30, pool_pre_ping=True, connect_args={"options": patience}
+            url, pool_size=10, max_overflow=30, pool_pre_ping=True, connect_args={"options": options}
         )
-    settings = {"check_same_thread": False, "timeout": PATIENCE_SECONDS}
+    file = Path(address.database or "")
+    settings: dict[str, Any] = {"check_same_thread": False, "timeout": PATIENCE_SECONDS}
+    if read_only:
+        if not file.is_file() or file.stat().st_size == 0:
+            raise DatabaseError(f"no database at {file}", "give the file of an existing broker")
+        # A file without a WAL beside it is in nobody's use: SQLite need not make one to read it.
+        mode = "mode=ro" if Path(f"{file}-wal").exists() else "mode=ro&immutable=1"
+        url = f"sqlite:///file:{file}?{mode}&uri=true"
+    elif address.database not in (None, "", ":memory:"):
+        _keep_private(file)
     engine = create_engine(url, pool_size=10, max_overflow=60, connect_args=settings)
-    event.listen(engine, "connect", _set_up_sqlite)
+    event.listen(engine, "connect", _set_up_reader if read_only else _set_up_sqlite)
     event.listen(engine, "begin", _begin_sqlite)
     return engine
 
 
+def _keep_private(file: Path) -> None:
+    """The file exists and only its owner may read it: bids of open rounds are in it."""
+    try:
+        os.close(os.open(file, os.O_CREAT | os.O_RDWR, 0o600))
+        if file.stat().st_mode & 0o077:
+            file.chmod(0o600)
+    except OSError:
+        return  # SQLite says why when it opens the file
+
+
+def _set_up_reader(connection: Any, _: Any) -> None:
+    connection.isolation_level = None
+
+
 def _set_up_sqlite(connection: Any, _: Any) -> None:
     connection.isolation_level = None  # transactions begin where we say, not where the driver guesses
-    for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
+    for pragma in ("journal_mode=WAL", "synchronous=FULL"):
         connection.execute(f"PRAGMA {pragma}")
+
+
+def _require_current(engine: Engine, url: str) -> None:
+    """For readers: the tables are there, in this version's form, and the file is whole."""
+    shown = url.split("@")[-1]
+    with engine.connect() as connection:
+        if not inspect(connection).has_table("alembic_version"):
+            raise DatabaseError(f"{shown} is empty", "give the database of an existing broker")
+        found = connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar()
+        if found != REVISION:
+            raise DatabaseError(
+                f"{shown} is in form {found}, this version reads {REVISION}",
+                "start the broker once, on a copy if you like: it brings the tables up to date",
+            )
+        if engine.dialect.name == "sqlite":
+            clean = connection.exec_driver_sql("SELECT clean FROM head").scalar()
+            file = url.removeprefix("sqlite:///")
+            if not clean and not Path(f"{file}-wal").exists():
+                raise DatabaseError(
+                    f"{shown} was in use when it was copied, and its WAL is missing",
+                    f"copy {file}-wal along, or make copies with privmarket broker backup",
+                )
 
 
 def _begin_sqlite(connection: Connection) -> None:
@@ -209,16 +358,38 @@ def migrate(engine: Engine) -> None:
         known = inspect(connection).has_table("alembic_version")
         if known and connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar() == REVISION:
             return
-    from alembic import command
-    from alembic.config import Config
-
     with engine.connect().execution_options(privmarket_write=True) as connection, connection.begin():
         if connection.dialect.name == "postgresql":
             # Two brokers that start together must not both make the tables.
             connection.exec_driver_sql("SELECT pg_advisory_xact_lock(7215)")
+        if not inspect(connection).get_table_names():
+            _create(connection)
+            return
+        from alembic import command
+        from alembic.config import Config
+
         config = Config()
         config.set_main_option("script_location", str(_MIGRATIONS))
         config.attributes["connection"] = connection
         command.upgrade(config, "head")
-        if not inspect(connection).has_table("chain_head"):
+        if not inspect(connection).has_table("head"):
             raise DatabaseError("migration left no tables", "the installation is damaged; install again")
+
+
+def _create(connection: Connection) -> None:
+    """Every table and the head of an empty log."""
+    metadata.create_all(connection)
+    begin_log(connection)
+    connection.exec_driver_sql("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL PRIMARY KEY)")
+    sql.run(connection, "INSERT INTO alembic_version (version_num) VALUES (?)", REVISION)
+
+
+def begin_log(connection: Connection) -> None:
+    """The head of an empty log under a fresh name."""
+    values = (secrets.token_hex(16), EMPTY_ROOT.hex())
+    sql.run(
+        connection,
+        "INSERT INTO head (id, log_id, size, root, at_ms, frontier, signature, clean) "
+        "VALUES (1, ?, 0, ?, 0, '', '', TRUE)",
+        *values,
+    )

@@ -7,9 +7,9 @@ import threading
 from typing import Any
 
 from privmarket.broker.broker import Broker
-from privmarket.broker.people import SYSTEM, Actor
+from privmarket.broker.parties import SYSTEM, Actor
 from privmarket.errors import PrivmarketError
-from privmarket.federated.round import Offer
+from privmarket.rounds import Offer
 
 _SELLERS = (
     "North clinic", "River hospital", "Lake practice", "Harbour lab", "Hill clinic", "Garden practice",
@@ -46,8 +46,10 @@ class DemoMarket:
             "sampling_rate": 1.0,
             "steps": 1,
             "delta": 1e-5,
+            "buyer_may_close": True,
             "bid_seconds": 3600,
             "delivery_seconds": 3600,
+            "dispute_seconds": 0,
         }
         self.task_id = str(broker.publish_task(self._buyer, fields, self._key())["id"])
 
@@ -95,8 +97,7 @@ class DemoMarket:
             except PrivmarketError:
                 continue  # sold nothing
             self._wait(1)
-            fault = "update arrived damaged" if rng.random() < 0.05 else None
-            broker.give_receipts(self._buyer, round_id, {seller.party_id: fault}, self._key())
+            broker.give_receipts(self._buyer, round_id, {seller.party_id: None}, self._key())
         if broker.round_state(round_id) == "delivered":
             broker.settle_round(self._buyer, round_id, self._key())
         self._wait(4)

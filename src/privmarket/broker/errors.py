@@ -66,3 +66,10 @@ class UnavailableError(BrokerError):
 
     code = "unavailable"
     status = 503
+
+
+class TooManyRequestsError(BrokerError):
+    """More requests than one account may make."""
+
+    code = "too-many-requests"
+    status = 429

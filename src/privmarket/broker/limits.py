@@ -1,15 +1,22 @@
-"""What every request passes before the application: size and rate limits, security headers, one error shape."""
+"""What every request passes before the application: limits on size, time and rate, headers, one error shape.
+
+A caller is limited by its address before anything is read, and by its account once its token is known
+(`Allowance.take`); a token that nobody checked limits nothing. Every answer carries the signed head of the log.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import json
+import logging
+import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from hashlib import sha256
 from typing import Any
 
+_access = logging.getLogger("privmarket.access")
 _HEADERS = (
     (b"x-content-type-options", b"nosniff"),
     (b"x-frame-options", b"DENY"),
@@ -47,35 +54,111 @@ class RateLimit:
         return allowed
 
 
-class Gate:
-    """ASGI middleware: refuses what is too big or too frequent, and adds headers to every answer."""
+@dataclass
+class Counters:
+    """What /metrics shows of requests."""
 
-    def __init__(self, app: Any, body_limit_bytes: int, rate: RateLimit) -> None:
-        self.app, self.body_limit_bytes, self.rate = app, body_limit_bytes, rate
+    answers: dict[tuple[str, int], int] = field(default_factory=dict)
+    seconds: float = 0.0
+    under_way: int = 0
+
+    def add(self, method: str, status: int, seconds: float) -> None:
+        """One answer."""
+        self.answers[method, status] = self.answers.get((method, status), 0) + 1
+        self.seconds += seconds
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one request may take.
+
+    Attributes:
+        body_bytes: the largest body.
+        body_seconds: how long a body may take to arrive.
+        requests: requests that are served at once; more are answered 503.
+        answer_seconds: how long an answer may take.
+    """
+
+    body_bytes: int = 1_000_000
+    body_seconds: float = 10.0
+    requests: int = 400
+    answer_seconds: float = 120.0
+
+
+class Gate:
+    """ASGI middleware: refuses what is too big, too slow or too frequent, and adds headers to every answer."""
+
+    def __init__(
+        self,
+        app: Any,
+        limits: Limits,
+        rate: RateLimit,
+        counters: Counters,
+        head_line: Callable[[], str] = str,
+        access_log: bool = False,
+    ) -> None:
+        self.app, self.limits, self.rate, self.counters = app, limits, rate, counters
+        self._head_line, self._access_log = head_line, access_log
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """One request."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
+        begun, status = time.perf_counter(), 0
+        headers = dict(scope["headers"])
+        request_id = headers.get(b"x-request-id", b"")
+        if not (8 <= len(request_id) <= 64 and request_id.replace(b"-", b"").isalnum()):
+            request_id = secrets.token_hex(8).encode()
 
         async def send_with_headers(message: Any) -> None:
+            nonlocal status
             if message["type"] == "http.response.start":
-                message["headers"] = [*message.get("headers", []), *_HEADERS]
+                status = message["status"]
+                head = self._head_line()
+                own = [(b"x-request-id", request_id)] + ([(b"privmarket-head", head.encode())] if head else [])
+                message["headers"] = [*message.get("headers", []), *_HEADERS, *own]
             await send(message)
 
-        headers = dict(scope["headers"])
-        if not self.rate.allows(_caller(scope, headers)):
-            await _refuse(send_with_headers, 429, "too-many-requests", "slow down", "wait a second and try again")
+        self.counters.under_way += 1
+        try:
+            async with asyncio.timeout(self.limits.answer_seconds):
+                await self._serve(scope, headers, receive, send_with_headers)
+        except TimeoutError:
+            if not status:
+                await _refuse(send_with_headers, 503, "timeout", "the answer took too long", "send the same again")
+        finally:
+            self.counters.under_way -= 1
+            seconds = time.perf_counter() - begun
+            self.counters.add(scope["method"], status, seconds)
+            if self._access_log:
+                line = {"request": request_id.decode(), "method": scope["method"], "path": scope["path"]}
+                address = scope["client"][0] if scope.get("client") else "local"
+                _access.info(
+                    json.dumps({**line, "status": status, "ms": round(1000 * seconds, 1), "from": address})
+                )
+
+    async def _serve(self, scope: Any, headers: dict[bytes, bytes], receive: Any, send: Any) -> None:
+        if self.counters.under_way > self.limits.requests:
+            await _refuse(send, 503, "busy", "too many requests at once", "wait a second and try again")
+            return
+        if not self.rate.allows(str(scope["client"][0]) if scope.get("client") else "local"):
+            await _refuse(send, 429, "too-many-requests", "slow down", "wait a second and try again")
             return
         declared = headers.get(b"content-length", b"0")
-        too_long = not declared.isdigit() or int(declared) > self.body_limit_bytes
-        body = None if too_long else await _whole_body(scope, headers, receive, self.body_limit_bytes)
-        if body is None:
-            hint = f"send at most {self.body_limit_bytes} bytes"
-            await _refuse(send_with_headers, 413, "body-too-large", "the request is too large", hint)
+        too_long = not declared.isdigit() or len(declared) > 12 or int(declared) > self.limits.body_bytes
+        try:
+            async with asyncio.timeout(self.limits.body_seconds):
+                body = None if too_long else await _whole_body(scope, headers, receive, self.limits.body_bytes)
+        except TimeoutError:
+            hint = f"send the whole request within {self.limits.body_seconds:g} s"
+            await _refuse(send, 408, "too-slow", "the request took too long to arrive", hint)
             return
-        await self.app(scope, _replay(body, receive), send_with_headers)
+        if body is None:
+            hint = f"send at most {self.limits.body_bytes} bytes"
+            await _refuse(send, 413, "body-too-large", "the request is too large", hint)
+            return
+        await self.app(scope, _replay(body, receive), send)
 
 
 async def _whole_body(scope: Any, headers: dict[bytes, bytes], receive: Any, limit: int) -> bytes | None:
@@ -107,14 +190,6 @@ def _replay(body: bytes, receive: Any) -> Any:
         return waiting.pop() if waiting else await receive()
 
     return again
-
-
-def _caller(scope: Any, headers: dict[bytes, bytes]) -> str:
-    """By token where there is one (hashed: it stays out of memory dumps and logs), else by address."""
-    token = headers.get(b"authorization")
-    if token:
-        return sha256(token).hexdigest()
-    return str(scope["client"][0]) if scope.get("client") else "local"
 
 
 def error_body(code: str, message: str, hint: str) -> dict[str, str]:

@@ -11,7 +11,7 @@ from sqlalchemy import Connection
 
 from privmarket.broker import charts, sql, views, wallets
 from privmarket.broker.charts import Chart
-from privmarket.broker.people import Actor
+from privmarket.broker.parties import Actor
 
 Answer = dict[str, Any]
 _DOTS = 400
@@ -37,7 +37,7 @@ def bids_over_time(connection: Connection, round_: Answer, now_ms: int) -> Chart
     """How many bids had come in, over the time since the round opened; never who or what."""
     if not round_["bids"]:
         return None
-    query = f"SELECT created_ms FROM bids WHERE round_id = ? AND current = TRUE {_SAMPLE}"
+    query = f"SELECT created_ms FROM bids WHERE round_id = ? {_SAMPLE}"
     times = sorted(at for (at,) in sql.run(connection, query, round_["id"]))
     if not times:
         return None
@@ -75,7 +75,7 @@ def who_sells(connection: Connection, actor: Actor, round_: Answer) -> Chart | N
 
 def _lost(connection: Connection, round_id: str, ceiling: float) -> list[tuple[float, float, str]]:
     """Offers that did not sell, up to a price that leaves the others readable."""
-    query = f"SELECT epsilon, valuation, seller_id FROM bids WHERE round_id = ? AND current = TRUE {_SAMPLE}"
+    query = f"SELECT epsilon, valuation, seller_id FROM bids WHERE round_id = ? AND valuation IS NOT NULL {_SAMPLE}"
     offers = sql.run(connection, query, round_id)
     names = [name for _, _, name in offers]
     sellers = sql.run(
@@ -152,7 +152,7 @@ def wallets_left(sellers: Sequence[Answer]) -> Chart | None:
         wallet = seller["wallet"]
         used = 1 - wallet["remaining_share"]
         note = f"{100 * used:.0f} % of {wallet['cap_epsilon']:g}"
-        items.append((seller["name"], used, 1.0, note))
+        items.append((seller["name"] or seller["id"], used, 1.0, note))
     return charts.bars("Used of each lifetime cap on ε", items)
 
 

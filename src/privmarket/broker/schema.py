@@ -1,4 +1,9 @@
-"""What is stored, one table per thing. Money is integer micro-units, time is milliseconds since 1970 (UTC)."""
+"""What is stored. Money is integer micro-units, time is milliseconds since 1970 (UTC).
+
+The `log` is the truth: everything that happened, in order. `PROJECTIONS` are tables derived from it by
+`projection`, and could be thrown away and rebuilt. `names` stand beside the log, so that a person's name can be
+erased; `head` and `tiles` are the Merkle tree over the log.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +12,10 @@ from sqlalchemy import (
     Boolean,
     Column,
     Float,
-    ForeignKey,
     Index,
     Integer,
     MetaData,
+    PrimaryKeyConstraint,
     String,
     Table,
     Text,
@@ -26,17 +31,73 @@ def _id() -> Column[str]:
     return Column("id", String(40), primary_key=True)
 
 
+log = Table(
+    "log",
+    metadata,
+    Column("seq", _RowNumber, primary_key=True, autoincrement=False),
+    Column("at_ms", BigInteger, nullable=False),
+    Column("actor", String(40), nullable=False),
+    Column("kind", String(40), nullable=False),
+    Column("subject", String(40), nullable=False),
+    Column("details", Text, nullable=False),
+    # The first entry of a command carries the caller's key and what it asked for, and the answer where that does
+    # not follow from the entry: a repeat under the same key gets the first answer.
+    Column("key_hash", String(64)),
+    Column("request_hash", String(64)),
+    Column("answer", Text),
+    Column("hash", String(64), nullable=False),
+    Index("log_of_kind", "kind", "seq"),
+    Index("log_of_key", "key_hash", "actor", unique=True),
+)
+
+# One row. Every write locks it first: writes are serial, so the log has no forks and checks see the truth.
+head = Table(
+    "head",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("log_id", String(32), nullable=False),
+    Column("size", BigInteger, nullable=False),
+    Column("root", String(64), nullable=False),
+    Column("at_ms", BigInteger, nullable=False),
+    Column("frontier", Text, nullable=False),
+    Column("signature", String(128), nullable=False),
+    # Whether the last broker closed the file in order: a copy of an unclean file needs its WAL.
+    Column("clean", Boolean, nullable=False),
+)
+
+tiles = Table(
+    "tiles",
+    metadata,
+    Column("level", Integer, nullable=False),
+    Column("place", BigInteger, nullable=False),
+    Column("hash", String(64), nullable=False),
+    PrimaryKeyConstraint("level", "place"),
+)
+
+# Beside the log: erased on request, bound to it by a salted hash.
+names = Table(
+    "names",
+    metadata,
+    Column("party_id", String(40), primary_key=True),
+    Column("name", String(80), nullable=False),
+    Column("salt", String(32), nullable=False),
+)
+
 parties = Table(
     "parties",
     metadata,
     _id(),
     Column("role", String(10), nullable=False),
-    Column("name", String(80), nullable=False),
+    Column("name_hash", String(64), nullable=False),
     Column("created_ms", BigInteger, nullable=False),
-    # Sellers only: the lifetime cap, its δ, and the measure that the wallet watches since its first sale.
+    # Sellers only: the lifetime cap, its δ, the measure that the wallet watches since its first sale.
     Column("cap_epsilon", Float),
     Column("delta", Float),
     Column("measure", String(40), nullable=False, default="open"),
+    # Ed25519; a seller that has one must sign its bids.
+    Column("public_key", String(64)),
+    Column("suspended", Text),
+    Column("erased_ms", BigInteger),
     Index("parties_by_age", "created_ms", "id"),
 )
 
@@ -44,10 +105,11 @@ tokens = Table(
     "tokens",
     metadata,
     _id(),
-    Column("party_id", ForeignKey("parties.id"), nullable=False, index=True),
+    Column("party_id", String(40), nullable=False, index=True),
     Column("token_hash", String(64), nullable=False, unique=True),
     Column("scope", String(10), nullable=False),
     Column("created_ms", BigInteger, nullable=False),
+    Column("expires_ms", BigInteger),
     Column("revoked_ms", BigInteger),
 )
 
@@ -55,7 +117,7 @@ tasks = Table(
     "tasks",
     metadata,
     _id(),
-    Column("buyer_id", ForeignKey("parties.id"), nullable=False, index=True),
+    Column("buyer_id", String(40), nullable=False, index=True),
     Column("title", String(120), nullable=False),
     Column("mechanism", String(60), nullable=False),
     Column("settings", Text, nullable=False),
@@ -65,8 +127,16 @@ tasks = Table(
     Column("sampling_rate", Float, nullable=False),
     Column("steps", Integer, nullable=False),
     Column("delta", Float, nullable=False),
+    # Who keeps bids sealed until bidding ends: "broker" (it sees them) or "bidder" (commit, then reveal).
+    Column("sealing", String(10), nullable=False),
+    Column("buyer_may_close", Boolean, nullable=False),
     Column("bid_seconds", Integer, nullable=False),
+    Column("reveal_seconds", Integer, nullable=False),
     Column("delivery_seconds", Integer, nullable=False),
+    Column("review_seconds", Integer, nullable=False),
+    Column("dispute_seconds", Integer, nullable=False),
+    Column("ruling_seconds", Integer, nullable=False),
+    Column("arbiter_id", String(40)),
     Column("created_ms", BigInteger, nullable=False),
     Index("tasks_by_age", "created_ms", "id"),
 )
@@ -75,23 +145,31 @@ rounds = Table(
     "rounds",
     metadata,
     _id(),
-    Column("task_id", ForeignKey("tasks.id"), nullable=False),
+    Column("task_id", String(40), nullable=False),
     Column("number", Integer, nullable=False),
     Column("state", String(10), nullable=False, index=True),
-    # Decides the order in which the mechanism sees the bids, so that ties favour nobody for long.
-    Column("seed", BigInteger, nullable=False),
     Column("budget_micro", BigInteger, nullable=False),
-    Column("mechanism_version", String(40), nullable=False),
+    Column("mechanism_version", String(80), nullable=False),
     Column("opened_ms", BigInteger, nullable=False),
     Column("bid_deadline_ms", BigInteger, nullable=False),
+    Column("closed_ms", BigInteger),
+    Column("reveal_deadline_ms", BigInteger),
     Column("delivery_deadline_ms", BigInteger),
+    Column("review_deadline_ms", BigInteger),
+    Column("dispute_deadline_ms", BigInteger),
+    Column("ruling_deadline_ms", BigInteger),
     Column("ended_ms", BigInteger),
-    # Bids that count, also while they come in: a page that counted them anew would take longer with each.
+    # Sellers that bid, also while bids come in: a page that counted them anew would take longer with each.
     Column("bids", Integer, nullable=False, default=0),
+    Column("revealed", Integer, nullable=False, default=0),
     Column("sellers", Integer, nullable=False, default=0),
     Column("awarded_micro", BigInteger, nullable=False, default=0),
     Column("paid_micro", BigInteger, nullable=False, default=0),
     Column("total_epsilon", Float, nullable=False, default=0.0),
+    # The most that anybody was paid per unit of ε: what a losing seller compares its price with.
+    Column("top_price", Float),
+    # Orders equal bids; drawn from all bids' nonces when the auction is held.
+    Column("seed", BigInteger),
     Column("fault", Text),
     UniqueConstraint("task_id", "number"),
 )
@@ -99,63 +177,60 @@ rounds = Table(
 bids = Table(
     "bids",
     metadata,
-    Column("id", _RowNumber, primary_key=True, autoincrement=True),
-    Column("round_id", ForeignKey("rounds.id"), nullable=False),
-    Column("seller_id", ForeignKey("parties.id"), nullable=False),
-    Column("valuation", Float, nullable=False),
-    Column("epsilon", Float, nullable=False),
-    Column("data_size", Float, nullable=False),
-    Column("accuracy", Float),
-    Column("nonce", String(32), nullable=False),
+    Column("round_id", String(40), nullable=False),
+    Column("seller_id", String(40), nullable=False),
+    Column("seq", BigInteger, nullable=False),
     Column("commitment", String(64), nullable=False),
-    Column("current", Boolean, nullable=False),
-    # The offer after the wallet had its say at clearing; NULL where it left the offer alone.
+    Column("signature", String(128)),
+    # Unknown until revealed where the bidder seals.
+    Column("nonce", String(64)),
+    Column("valuation", Float),
+    Column("epsilon", Float),
+    Column("data_size", Float),
+    Column("accuracy", Float),
+    # The offer after the wallet was looked at in the auction; NULL where it left the offer alone.
     Column("trimmed_epsilon", Float),
     Column("created_ms", BigInteger, nullable=False),
-    # One index for a round's bids and a seller's in it: each further one is a page more to flush with every bid.
-    Index("bids_of_round", "round_id", "seller_id", "current"),
+    PrimaryKeyConstraint("round_id", "seller_id"),
+    sqlite_with_rowid=False,  # the key is the row's place: one page to flush instead of two
 )
 
 awards = Table(
     "awards",
     metadata,
-    Column("id", _RowNumber, primary_key=True, autoincrement=True),
-    Column("round_id", ForeignKey("rounds.id"), nullable=False),
-    Column("seller_id", ForeignKey("parties.id"), nullable=False),
+    Column("round_id", String(40), nullable=False),
+    Column("seller_id", String(40), nullable=False),
+    Column("seq", BigInteger, nullable=False),
     Column("epsilon", Float, nullable=False),
     Column("noise_multiplier", Float, nullable=False),
     Column("payment_micro", BigInteger, nullable=False),
     Column("claim_sha256", String(64)),
+    Column("claimed_ms", BigInteger),
     Column("usable", Boolean),
     Column("fault", Text),
-    # What the wallet holds: reserved at clearing, then charged (something was released) or void.
+    Column("dispute", Text),
+    Column("ruling", Boolean),
+    # What the wallet holds: reserved by the auction, then charged (an update was announced) or void (none was).
     Column("charge", String(10), nullable=False),
     Column("paid_micro", BigInteger, nullable=False, default=0),
-    UniqueConstraint("round_id", "seller_id"),
-    Index("awards_of_seller", "seller_id"),
+    PrimaryKeyConstraint("round_id", "seller_id"),
+    Index("awards_of_seller", "seller_id", "seq"),
 )
 
-transfers = Table(
-    "transfers",
-    metadata,
-    Column("id", _RowNumber, primary_key=True, autoincrement=True),
-    Column("kind", String(20), nullable=False),
-    Column("subject", String(40), nullable=False),
-    Column("created_ms", BigInteger, nullable=False),
-)
-
+# Double entry: the postings of one log entry sum to zero.
 postings = Table(
     "postings",
     metadata,
-    Column("id", _RowNumber, primary_key=True, autoincrement=True),
-    Column("transfer_id", ForeignKey("transfers.id"), nullable=False, index=True),
+    Column("seq", BigInteger, nullable=False),
     Column("account", String(60), nullable=False),
     Column("amount_micro", BigInteger, nullable=False),
-    Index("postings_of_account", "account", "amount_micro"),
+    PrimaryKeyConstraint("seq", "account"),
+    Index("postings_of_account", "account", "seq", "amount_micro"),
 )
 
-audit = Table(
-    "audit",
+# Logs of brokers before version 4 of the database, as they left them.
+old_log = Table(
+    "old_log",
     metadata,
     Column("seq", _RowNumber, primary_key=True, autoincrement=False),
     Column("at_ms", BigInteger, nullable=False),
@@ -165,27 +240,6 @@ audit = Table(
     Column("details", Text, nullable=False),
     Column("previous", String(64), nullable=False),
     Column("hash", String(64), nullable=False),
-    Index("audit_of_kind", "kind", "seq"),
 )
 
-# One row. Every write locks it first: writes are serial, so the chain has no forks and checks see the truth.
-chain_head = Table(
-    "chain_head",
-    metadata,
-    Column("id", Integer, primary_key=True, autoincrement=False),
-    Column("seq", BigInteger, nullable=False),
-    Column("hash", String(64), nullable=False),
-    Column("at_ms", BigInteger, nullable=False),
-)
-
-idempotency = Table(
-    "idempotency",
-    metadata,
-    # The key first: answers are looked up by it for many callers at once.
-    Column("key_hash", String(64), primary_key=True),
-    Column("actor", String(40), primary_key=True),
-    Column("request_hash", String(64), nullable=False),
-    Column("response", Text, nullable=False),
-    Column("created_ms", BigInteger, nullable=False),
-    sqlite_with_rowid=False,  # the key is the row's place: one page to flush instead of two
-)
+PROJECTIONS = (parties, tokens, tasks, rounds, bids, awards, postings)

@@ -1,21 +1,24 @@
 """What each role may see. Somebody else's things are absent, not forbidden: both look like 404.
 
 Sellers see tasks, rounds and themselves; buyers see their own tasks, totals and winners, never a losing bid;
-operators see everything, but sealed bids only once the auction is over.
+arbiters see rounds with a dispute that is theirs; operators see everything, but bids only once the auction is over.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 from sqlalchemy import Connection, Row, Select, and_, func, or_, select
 
-from privmarket.broker import ledger, wallets
+from privmarket.broker import deliveries, ledger, lifecycle, merkle, sql, wallets
+from privmarket.broker import log as the_log
+from privmarket.broker.deliveries import Deadlines
 from privmarket.broker.errors import BrokerError, NotFoundError
-from privmarket.broker.people import Actor, require
-from privmarket.broker.schema import audit, awards, bids, parties, postings, rounds, tasks, tokens, transfers
+from privmarket.broker.parties import Actor, require
+from privmarket.broker.schema import awards, bids, log, names, parties, postings, rounds, tasks, tokens
 
 PAGE_LIMIT = 200
 Answer = dict[str, Any]
@@ -52,13 +55,42 @@ def page(
 
 
 def me(connection: Connection, party_id: str) -> Answer:
-    """A party: balance, and a seller's wallet."""
+    """A party: balance, a seller's wallet, and how reliable it has been."""
     row = connection.execute(select(parties).where(parties.c.id == party_id)).first()
     if row is None:
         raise NotFoundError(f"no party {party_id}", "GET /v1/me shows yourself")
-    about = {"id": row.id, "role": row.role, "name": row.name, "created_ms": row.created_ms}
+    about = {"id": row.id, "role": row.role, "name": names_of(connection, [party_id]).get(party_id)}
+    about |= {"created_ms": row.created_ms, "public_key": row.public_key, "suspended": row.suspended}
     about["balance_micro"] = ledger.balance(connection, ledger.party(party_id))
+    about["reliability"] = reliability(connection, party_id, row.role)
     return {**about, "wallet": wallet(connection, party_id) if row.role == "seller" else None}
+
+
+def names_of(connection: Connection, party_ids: Sequence[str]) -> dict[str, str]:
+    """Names by id; erased ones are missing."""
+    found = connection.execute(select(names.c.party_id, names.c.name).where(names.c.party_id.in_(party_ids)))
+    return {row[0]: row[1] for row in found}
+
+
+_OF_SELLER = (
+    "SELECT COUNT(*), SUM(CASE WHEN claim_sha256 IS NOT NULL THEN 1 ELSE 0 END), "
+    "SUM(CASE WHEN usable = FALSE AND COALESCE(ruling, FALSE) = FALSE THEN 1 ELSE 0 END) "
+    "FROM awards WHERE seller_id = ? AND charge <> 'reserved'"
+)
+_OF_BUYER = (
+    "SELECT COUNT(*), SUM(CASE WHEN a.usable = FALSE THEN 1 ELSE 0 END), "
+    "SUM(CASE WHEN a.ruling = TRUE THEN 1 ELSE 0 END) FROM awards a JOIN rounds r ON r.id = a.round_id "
+    "JOIN tasks t ON t.id = r.task_id WHERE t.buyer_id = ? AND a.charge <> 'reserved'"
+)
+
+
+def reliability(connection: Connection, party_id: str, role: str) -> Answer | None:
+    """What the log says about somebody's past: the market's answer to griefing. None for other roles."""
+    if role not in ("seller", "buyer"):
+        return None
+    row = sql.run(connection, _OF_SELLER if role == "seller" else _OF_BUYER, party_id)[0]
+    keys = ("sales", "delivered", "rejected") if role == "seller" else ("bought", "rejected", "overruled")
+    return {key: int(value or 0) for key, value in zip(keys, row, strict=True)}
 
 
 def wallet(connection: Connection, seller_id: str) -> Answer:
@@ -83,27 +115,27 @@ def wallets_of(connection: Connection, seller_ids: Sequence[str]) -> dict[str, A
 
 
 def statement(connection: Connection, party_id: str, after: str | None, limit: int) -> Answer:
-    """Every movement on a party's account, newest first."""
+    """Every movement on a party's account, newest first; `seq` is its entry in the log."""
     query = (
-        select(
-            postings.c.id, transfers.c.kind, transfers.c.subject, transfers.c.created_ms, postings.c.amount_micro
-        )
-        .select_from(postings.join(transfers, postings.c.transfer_id == transfers.c.id))
+        select(postings.c.seq, log.c.kind, log.c.subject, log.c.at_ms.label("created_ms"), postings.c.amount_micro)
+        .select_from(postings.join(log, postings.c.seq == log.c.seq))
         .where(postings.c.account == ledger.party(party_id))
     )
-    return page(connection, query, postings.c.id, None, after, limit)
+    return page(connection, query, postings.c.seq, None, after, limit)
 
 
 def own_tokens(connection: Connection, actor: Actor, after: str | None, limit: int) -> Answer:
     """The caller's tokens, by id; never their text."""
-    query = select(tokens.c.id, tokens.c.scope, tokens.c.created_ms, tokens.c.revoked_ms)
+    query = select(tokens.c.id, tokens.c.scope, tokens.c.created_ms, tokens.c.expires_ms, tokens.c.revoked_ms)
     query = query.where(tokens.c.party_id == actor.party_id)
     return page(connection, query, tokens.c.created_ms, tokens.c.id, after, limit)
 
 
 def task_list(connection: Connection, actor: Actor, after: str | None, limit: int) -> Answer:
-    """Tasks: a buyer's own, everybody's for sellers and operators."""
-    query = select(tasks) if actor.role != "buyer" else select(tasks).where(tasks.c.buyer_id == actor.party_id)
+    """Tasks: a buyer's or arbiter's own, everybody's for sellers and operators."""
+    query = select(tasks)
+    if actor.role in ("buyer", "arbiter"):
+        query = query.where((tasks.c.buyer_id if actor.role == "buyer" else tasks.c.arbiter_id) == actor.party_id)
     found = page(connection, query, tasks.c.created_ms, tasks.c.id, after, limit)
     return {**found, "items": [_task(item) for item in found["items"]]}
 
@@ -111,7 +143,8 @@ def task_list(connection: Connection, actor: Actor, after: str | None, limit: in
 def task(connection: Connection, actor: Actor, task_id: str) -> Answer:
     """One task."""
     row = connection.execute(select(tasks).where(tasks.c.id == task_id)).first()
-    if row is None or (actor.role == "buyer" and row.buyer_id != actor.party_id):
+    others = {"buyer": "buyer_id", "arbiter": "arbiter_id"}.get(actor.role)
+    if row is None or (others is not None and row._mapping[others] != actor.party_id):
         raise NotFoundError(f"no task {task_id}", "GET /v1/tasks lists what you may see")
     return _task(dict(row._mapping))
 
@@ -144,31 +177,121 @@ def visible_round(connection: Connection, actor: Actor, round_id: str) -> Row[An
 
 
 def _round(actor: Actor, fields: Answer) -> Answer:
-    hidden = {"seed"} if fields["state"] == "open" or actor.role != "operator" else set()
+    hidden = set() if actor.role == "operator" else {"seed"}
     if actor.role == "seller":
-        hidden |= {"bids", "sellers", "awarded_micro", "paid_micro", "total_epsilon", "fault"}
+        hidden |= {"bids", "revealed", "sellers", "awarded_micro", "paid_micro", "total_epsilon", "fault"}
     return {name: value for name, value in fields.items() if name not in hidden}
 
 
 def bid_list(connection: Connection, actor: Actor, round_id: str, after: str | None, limit: int) -> Answer:
-    """A seller's own bids; all of them for an operator once the auction is over."""
+    """A seller's own bid; all of them for an operator once the auction is over. Replaced bids are in the log."""
     require(actor, "seller", "operator")
     row = visible_round(connection, actor, round_id)
     query = select(bids).where(bids.c.round_id == round_id)
     if actor.role == "seller":
         query = query.where(bids.c.seller_id == actor.party_id)
-    elif row.state == "open":
+    elif row.state in lifecycle.TAKING_BIDS:
         return {"items": [], "next": None}  # sealed, from everybody
-    return page(connection, query, bids.c.id, None, after, limit, rising=True)
+    return page(connection, query, bids.c.seq, None, after, limit, rising=True)
+
+
+def outcome(connection: Connection, actor: Actor, round_id: str) -> Answer:
+    """What became of a seller's bid, and why."""
+    require(actor, "seller")
+    round_ = visible_round(connection, actor, round_id)
+    mine = (bids.c.round_id == round_id) & (bids.c.seller_id == actor.party_id)
+    bid = connection.execute(select(bids).where(mine)).first()
+    if bid is None:
+        raise NotFoundError(f"no bid of yours in round {round_id}", "GET /v1/tasks lists what is offered")
+    sold = connection.execute(
+        select(awards.c.epsilon).where((awards.c.round_id == round_id) & (awards.c.seller_id == actor.party_id))
+    ).scalar()
+    answer = {"round_id": round_id, "state": round_.state, "asked": bid.valuation, "sold_epsilon": sold or 0.0}
+    return {**answer, "top_price": round_.top_price, "why": _why(round_, bid, sold)}
+
+
+def _why(round_: Any, bid: Any, sold: float | None) -> str:
+    if round_.state in lifecycle.TAKING_BIDS:
+        return "the auction has not been held yet"
+    if round_.state == "aborted":
+        return "the round was aborted"
+    if sold:
+        return "sold" if bid.trimmed_epsilon is None else "sold as much as the lifetime wallet still allows"
+    if bid.valuation is None:
+        return "the bid was not revealed in time, so it did not count"
+    if bid.trimmed_epsilon == 0:
+        return "the lifetime wallet has nothing left for this kind of release"
+    if round_.top_price is None:
+        return "nobody sold in this round"
+    if bid.valuation > round_.top_price:
+        return f"asked {bid.valuation:.6g} per unit of ε; nobody was paid more than {round_.top_price:.6g}"
+    return f"the budget went to offers that the rule preferred, at up to {round_.top_price:.6g} per unit of ε"
 
 
 def award_list(connection: Connection, actor: Actor, round_id: str, after: str | None, limit: int) -> Answer:
-    """Who sells what: a seller sees itself, the buyer and operators see all winners."""
-    visible_round(connection, actor, round_id)
+    """Who sells what: a seller sees itself, the buyer, the arbiter and operators see all winners."""
+    round_ = visible_round(connection, actor, round_id)
     query = select(awards).where(awards.c.round_id == round_id)
     if actor.role == "seller":
         query = query.where(awards.c.seller_id == actor.party_id)
-    return page(connection, query, awards.c.id, None, after, limit, rising=True)
+    found = page(connection, query, awards.c.seq, None, after, limit, rising=True)
+    if round_.delivery_deadline_ms is not None:
+        until = Deadlines.of(round_)
+        for item in found["items"]:
+            item["decided_ms"] = deliveries.decided_at(SimpleNamespace(**item), until)
+    return found
+
+
+_WAITING = {
+    "buyer": (
+        "SELECT r.id, t.title, COUNT(*), r.review_deadline_ms FROM awards a JOIN rounds r ON r.id = a.round_id "
+        "JOIN tasks t ON t.id = r.task_id WHERE t.buyer_id = ? AND r.state = 'cleared' AND a.usable IS NULL "
+        "AND a.claim_sha256 IS NOT NULL AND r.review_deadline_ms > ? GROUP BY r.id, t.title, r.review_deadline_ms",
+        "updates that wait for your word: {count}; silence accepts them",
+    ),
+    "seller": (
+        "SELECT r.id, t.title, 1, r.delivery_deadline_ms FROM awards a JOIN rounds r ON r.id = a.round_id "
+        "JOIN tasks t ON t.id = r.task_id WHERE a.seller_id = ? AND r.state = 'cleared' "
+        "AND a.claim_sha256 IS NULL AND r.delivery_deadline_ms > ?",
+        "you sold: claim your delivery, then send the update",
+    ),
+    "seller, rejected": (
+        "SELECT r.id, t.title, 1, r.dispute_deadline_ms FROM awards a JOIN rounds r ON r.id = a.round_id "
+        "JOIN tasks t ON t.id = r.task_id WHERE a.seller_id = ? AND r.state = 'cleared' AND a.usable = FALSE "
+        "AND a.dispute IS NULL AND r.dispute_deadline_ms > ?",
+        "your update was rejected: dispute it, or let it stand",
+    ),
+    "seller, sealed": (
+        "SELECT r.id, t.title, 1, r.reveal_deadline_ms FROM bids b JOIN rounds r ON r.id = b.round_id "
+        "JOIN tasks t ON t.id = r.task_id WHERE b.seller_id = ? AND r.state = 'revealing' "
+        "AND b.valuation IS NULL AND r.reveal_deadline_ms > ?",
+        "bidding has ended: reveal your bid, or it does not count",
+    ),
+    "arbiter": (
+        "SELECT r.id, t.title, COUNT(*), r.ruling_deadline_ms FROM awards a JOIN rounds r ON r.id = a.round_id "
+        "JOIN tasks t ON t.id = r.task_id WHERE t.arbiter_id = ? AND r.state = 'cleared' AND a.dispute IS NOT NULL "
+        "AND a.ruling IS NULL AND r.ruling_deadline_ms > ? GROUP BY r.id, t.title, r.ruling_deadline_ms",
+        "disputes that wait for your ruling: {count}; silence pays the seller",
+    ),
+    "operator": (
+        "SELECT r.id, t.title, COUNT(*), r.ruling_deadline_ms FROM awards a JOIN rounds r ON r.id = a.round_id "
+        "JOIN tasks t ON t.id = r.task_id WHERE COALESCE(t.arbiter_id, '') <> ? AND t.arbiter_id IS NULL "
+        "AND r.state = 'cleared' AND a.dispute IS NOT NULL AND a.ruling IS NULL AND r.ruling_deadline_ms > ? "
+        "GROUP BY r.id, t.title, r.ruling_deadline_ms",
+        "disputes that wait for an operator's ruling: {count}; silence pays the seller",
+    ),
+}
+
+
+def waiting(connection: Connection, actor: Actor, now_ms: int) -> list[Answer]:
+    """What somebody must do before a deadline, soonest first."""
+    found = []
+    for name, (query, text) in _WAITING.items():
+        if name.partition(",")[0] == actor.role:
+            for round_id, title, count, until in sql.run(connection, query, actor.party_id, now_ms):
+                words = text.format(count=count)
+                found.append({"round_id": round_id, "title": title, "text": words, "until_ms": until})
+    return sorted(found, key=lambda one: one["until_ms"])
 
 
 def _waiting_claims(connection: Connection, actor: Actor, round_id: str) -> Any:
@@ -190,12 +313,10 @@ def claimed_sellers(connection: Connection, actor: Actor, round_id: str) -> list
 
 
 def add_names(connection: Connection, items: list[Answer]) -> None:
-    """Each item's seller by name; for operators' pages."""
-    wanted = [item["seller_id"] for item in items]
-    found = connection.execute(select(parties.c.id, parties.c.name).where(parties.c.id.in_(wanted)))
-    names = {row[0]: row[1] for row in found}
+    """Each item's seller by name, with its reliability; for the pages of buyers and operators."""
+    known = names_of(connection, [item["seller_id"] for item in items])
     for item in items:
-        item["seller_name"] = names.get(item["seller_id"])
+        item["seller_name"] = known.get(item["seller_id"])
 
 
 def add_balances(connection: Connection, items: list[Answer]) -> None:
@@ -211,8 +332,15 @@ def party_list(connection: Connection, actor: Actor, after: str | None, limit: i
     """Everybody, for operators."""
     require(actor, "operator")
     query = select(
-        parties.c.id, parties.c.role, parties.c.name, parties.c.created_ms, parties.c.cap_epsilon, parties.c.delta
-    )
+        parties.c.id,
+        parties.c.role,
+        names.c.name,
+        parties.c.created_ms,
+        parties.c.cap_epsilon,
+        parties.c.delta,
+        parties.c.public_key,
+        parties.c.suspended,
+    ).select_from(parties.outerjoin(names, names.c.party_id == parties.c.id))
     return page(connection, query, parties.c.created_ms, parties.c.id, after, limit)
 
 
@@ -223,11 +351,55 @@ def party(connection: Connection, actor: Actor, party_id: str) -> Answer:
     return me(connection, party_id)
 
 
-def log(connection: Connection, actor: Actor, kind: str | None, after: str | None, limit: int) -> Answer:
-    """The audit log, for operators, newest first."""
+_LOG = (log.c.seq, log.c.at_ms, log.c.actor, log.c.kind, log.c.subject, log.c.details, log.c.hash)
+
+
+def log_list(
+    connection: Connection, actor: Actor, kind: str | None, about: str | None, after: str | None, limit: int
+) -> Answer:
+    """The log, for operators, newest first: of one kind, or about one party, task or round."""
     require(actor, "operator")
-    query = select(audit) if kind is None else select(audit).where(audit.c.kind == kind)
-    return page(connection, query, audit.c.seq, None, after, limit)
+    query = select(*_LOG)
+    if kind is not None:
+        query = query.where(log.c.kind == kind)
+    if about is not None:
+        query = query.where(or_(log.c.subject == about, log.c.actor == about))
+    found = page(connection, query, log.c.seq, None, after, limit)
+    bid_on = {item["subject"] for item in found["items"] if item["kind"].startswith("bid.")}
+    sealed = select(rounds.c.id).where(rounds.c.id.in_(bid_on), rounds.c.state.in_(lifecycle.TAKING_BIDS))
+    hidden = set(connection.execute(sealed).scalars()) if bid_on else set()
+    for item in found["items"]:
+        if item["kind"].startswith("bid.") and item["subject"] in hidden:
+            item["details"] = "sealed until the auction"
+    return found
+
+
+def proof(connection: Connection, actor: Actor, seq: int, size: int | None) -> Answer:
+    """An entry that concerns the caller, and the hashes that lead from it to the root over the first `size`."""
+    head = the_log.read_head(connection)
+    size = size or head.size
+    if not 1 <= seq <= size <= head.size:
+        raise BrokerError(f"entry {seq} of the first {size}", f"the log has {head.size} entries")
+    entry = the_log.entry(connection, seq)
+    if actor.role != "operator" and actor.party_id not in (entry.actor, entry.subject):
+        details = entry.fields()
+        if actor.party_id not in (details.get("seller_id"), details.get("buyer_id")):
+            raise NotFoundError(f"no entry {seq} that concerns you", "your bids and statement name their entries")
+    sealed = entry.kind.startswith("bid.") and entry.actor != actor.party_id
+    if sealed and visible_round(connection, actor, entry.subject).state in lifecycle.TAKING_BIDS:
+        raise NotFoundError(f"entry {seq} is sealed until the auction", "ask again later")
+    path = merkle.inclusion_proof(the_log.Stored(connection), seq - 1, size)
+    return {"entry": list(entry), "size": size, "path": [one.hex() for one in path]}
+
+
+def consistency(connection: Connection, old: int, new: int | None) -> Answer:
+    """The hashes that show that the log of `new` entries begins with the log of `old`. For anybody."""
+    head = the_log.read_head(connection)
+    new = new or head.size
+    if not 1 <= old <= new <= head.size:
+        raise BrokerError(f"from {old} to {new} entries", f"the log has {head.size}")
+    path = merkle.consistency_proof(the_log.Stored(connection), old, new)
+    return {"old": old, "new": new, "path": [one.hex() for one in path]}
 
 
 def exact(micro: int) -> str:

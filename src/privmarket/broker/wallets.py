@@ -36,11 +36,11 @@ class WalletRecord:
 _MARGIN = 1e-9
 _TOGETHER = 4000
 _WORTH_HALVING = 16
-_OF_ROUND = "SELECT seller_id FROM bids WHERE round_id = ? AND current = TRUE"
+_OF_ROUND = "SELECT seller_id FROM bids WHERE round_id = ? AND valuation IS NOT NULL"
 _SOLD = (
     "SELECT a.seller_id, a.noise_multiplier, t.sampling_rate, t.steps FROM awards a "
     "JOIN rounds r ON r.id = a.round_id JOIN tasks t ON t.id = r.task_id "
-    "WHERE a.seller_id IN ({chosen}) AND a.charge <> 'void' ORDER BY a.id"
+    "WHERE a.seller_id IN ({chosen}) AND a.charge <> 'void' ORDER BY a.seq"
 )
 _CAPS = "SELECT id, cap_epsilon, delta, measure FROM parties WHERE id IN ({chosen})"
 

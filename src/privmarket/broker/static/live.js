@@ -8,12 +8,37 @@
     choice.addEventListener("change", aim);
     aim();
   }
+  for (const button of document.querySelectorAll("[data-copy]")) {
+    button.addEventListener("click", async () => {
+      await navigator.clipboard.writeText(document.getElementById(button.dataset.copy).textContent);
+      button.textContent = "Copied";
+    });
+  }
+  // What was typed into a form that was refused is there again on the way back.
+  const forms = () => document.querySelectorAll("form[method=post]");
+  for (const form of forms()) {
+    const slot = "form " + form.getAttribute("action");
+    form.addEventListener("submit", () => {
+      const typed = [...form.elements].filter((e) => e.name && !["hidden", "password", "checkbox"].includes(e.type));
+      sessionStorage.setItem(slot, JSON.stringify(typed.map((e) => [e.name, e.value])));
+    });
+    const kept = sessionStorage.getItem("failed") && sessionStorage.getItem(slot);
+    if (kept) {
+      for (const [name, value] of JSON.parse(kept)) if (form.elements[name]) form.elements[name].value = value;
+      const folded = form.closest("details");
+      if (folded) folded.open = true;
+    }
+  }
+  if (document.querySelector("[data-failed]")) sessionStorage.setItem("failed", "yes");
+  else if (forms().length > 1) sessionStorage.removeItem("failed");
   const place = document.querySelector("[data-live]");
   const status = document.querySelector(".live");
   if (!place || !status) return;
   const address = place.dataset.live + (location.search ? location.search + "&" : "?") + "part=live";
   let last = "";
   function show(text) {
+    // Somebody who is in a form of the live part is not interrupted.
+    if (place.contains(document.activeElement) && document.activeElement.closest("form")) return false;
     // Keyboard users keep their place: a link that has the focus gets it again, by where it leads.
     const held = place.contains(document.activeElement) ? document.activeElement.getAttribute("href") : null;
     place.innerHTML = text;
@@ -22,9 +47,10 @@
       if (again) again.focus({ preventScroll: true });
     }
     const marker = place.querySelector("[data-can]");
-    if (!marker) return;
+    if (!marker) return true;
     const can = marker.dataset.can.split(" ");
     for (const step of document.querySelectorAll("[data-when]")) step.hidden = !can.includes(step.dataset.when);
+    return true;
   }
   async function refresh() {
     if (document.hidden) return;
@@ -33,7 +59,7 @@
       if (reply.status === 401) { location.assign("/sign-in"); return; }
       if (!reply.ok) throw new Error(String(reply.status));
       const text = await reply.text();
-      if (text !== last) { show(text); last = text; }
+      if (text !== last && show(text)) last = text;
       status.textContent = "Live";
       status.classList.remove("lost");
     } catch (problem) {

@@ -1,6 +1,6 @@
 """Group commit: bids that arrive while one transaction is being made durable share the next one.
 
-Flushing the disk costs the same for one bid or a hundred. Nobody waits for company: an idle desk takes a bid at
+Flushing the disk costs the same for one bid or a hundred. No bid waits for others: alone it is taken at
 once, and each bid is answered only after the commit that holds it.
 """
 
@@ -26,14 +26,14 @@ QUICK_SECONDS = 0.003
 _WEIGHT = 0.1  # of the newest transaction in the running average
 
 
-class BidDesk:
-    """Where the HTTP face hands in bids. Used from one event loop at a time."""
+class GroupCommit:
+    """Takes bids from the HTTP routes in groups. Used from one event loop at a time."""
 
     def __init__(self, broker: Callable[[], Broker]) -> None:
         self._broker = broker
         self._waiting: list[tuple[BidRequest, asyncio.Future[Answer]]] = []
-        self._has_clerk = False
-        self._had_company = False
+        self._has_leader = False
+        self._had_others = False
         self._thread = ThreadPoolExecutor(1, "bids")
         self._usual_seconds = 0.0
 
@@ -41,24 +41,24 @@ class BidDesk:
         """The answer to one bid, once it is durable; raises what refused it."""
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._waiting.append((request, answer))
-        if not self._has_clerk:  # whoever finds the desk empty takes its own bid and all that come along
-            self._has_clerk = True
+        if not self._has_leader:  # the first takes its own bid and all that come along
+            self._has_leader = True
             await self._take_group()
         return await answer
 
     async def _take_group(self) -> None:
-        """Takes everybody who waits, once; another clerk follows if more have come meanwhile."""
+        """Takes everybody who waits, once; another leader follows if more have come meanwhile."""
         try:
-            for _ in range(_TURNS if self._had_company else 1):
+            for _ in range(_TURNS if self._had_others else 1):
                 await asyncio.sleep(0)  # requests that have arrived and are being read come along
             group, self._waiting = self._waiting[:GROUP_LIMIT], self._waiting[GROUP_LIMIT:]
-            self._had_company = len(group) > 1
+            self._had_others = len(group) > 1
             requests = [request for request, _ in group]
             for (_, answer), result in zip(group, await self._results(requests), strict=True):
                 _tell(answer, result)
         finally:
-            self._has_clerk = bool(self._waiting)
-            if self._has_clerk:
+            self._has_leader = bool(self._waiting)
+            if self._has_leader:
                 self._next = asyncio.create_task(self._take_group())
 
     async def _results(self, requests: Sequence[BidRequest]) -> Sequence[_Result]:

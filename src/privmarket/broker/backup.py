@@ -1,0 +1,88 @@
+"""Copies of a broker's database, and a way back.
+
+A backup is the log and the names beside it, as JSON lines under gzip: everything else follows from them. Restoring
+writes the log into an empty database, of either kind, and rebuilds every table; the head must come out as it was.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import insert, select
+
+from privmarket.broker import log, merkle, projection, sql
+from privmarket.broker.database import Database
+from privmarket.broker.errors import BrokerError
+from privmarket.broker.log import Entry
+from privmarket.broker.schema import names, old_log
+from privmarket.broker.signatures import Head
+
+_FORMAT = "privmarket broker backup 1"
+_CHUNK = 5000
+
+
+def backup(database: Database, file: str | Path) -> Head:
+    """Writes a backup as of one moment; the broker may go on meanwhile. An existing file is not overwritten."""
+    file = Path(file)
+    unfinished = file.with_name(file.name + ".part")
+    if file.exists():
+        raise BrokerError(f"{file} exists", "give the name of a new file")
+    handle = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(handle, "wb") as raw, gzip.open(raw, "wt") as out, database.read() as connection:
+        head = log.read_head(connection)
+        out.write(json.dumps({"format": _FORMAT, "head": head.header()}) + "\n")
+        for table in (names, old_log):
+            for row in connection.execute(select(table)).mappings():
+                out.write(json.dumps({"table": table.name, "row": dict(row)}) + "\n")
+        for entry, _ in log.entries(connection):
+            out.write(json.dumps({"entry": list(entry)}) + "\n")
+    with unfinished.open("rb") as written:
+        os.fsync(written.fileno())
+    unfinished.rename(file)
+    return head
+
+
+def restore(database: Database, file: str | Path) -> Head:
+    """Fills an empty database from a backup; refuses one that is not whole, or a database that holds anything."""
+    with database.write("system") as tx, gzip.open(file, "rt") as lines:
+        connection = tx.connection
+        if tx.size or sql.run(connection, "SELECT 1 FROM names LIMIT 1"):
+            raise BrokerError("the database holds a market already", "restore into an empty one")
+        try:
+            first = json.loads(next(lines))
+            if first.get("format") != _FORMAT:
+                raise BrokerError(f"{file} is not a backup of this version", "give a file that `backup` wrote")
+            head = Head.parse(first["head"])
+            frontier = merkle.Frontier()
+            entries: list[Entry] = []
+            for line in lines:
+                found: dict[str, Any] = json.loads(line)
+                if "entry" in found:
+                    entries.append(Entry(*found["entry"]))
+                else:
+                    table = names if found["table"] == names.name else old_log
+                    connection.execute(insert(table), found["row"])
+                if len(entries) == _CHUNK:
+                    _store(connection, entries, frontier)
+                    entries = []
+            _store(connection, entries, frontier)
+        except (EOFError, OSError, ValueError, StopIteration, KeyError, TypeError) as error:
+            raise BrokerError(f"{file} cannot be read: {type(error).__name__}", "give another backup") from error
+        if (frontier.size, frontier.root().hex()) != (head.size, head.root):
+            raise BrokerError(f"{file} is not whole: it gives another head than it names", "give another backup")
+        sql.run(
+            connection,
+            "UPDATE head SET log_id = ?, size = ?, root = ?, at_ms = ?, frontier = ?, signature = ?",
+            head.log_id, head.size, head.root, head.at_ms, frontier.dump(), head.signature,
+        )  # fmt: skip
+    database.head = head
+    return head
+
+
+def _store(connection: Any, entries: list[Entry], frontier: merkle.Frontier) -> None:
+    log.insert(connection, entries, frontier)
+    projection.store(connection, [change for entry in entries for change in projection.changes(entry)])

@@ -1,0 +1,114 @@
+"""Who is paid: the one rule about claims, reviews, disputes and rulings, without I/O.
+
+A seller claims its delivery before its update leaves. The buyer accepts it or says what is wrong; a seller that
+disagrees disputes, and an arbiter rules. Each step has a deadline that was published with the task, and silence has
+a fate: no claim, no pay and no ε charged; no word from the buyer pays; a rejection that nobody disputes stands; a
+dispute that nobody rules on pays, because the buyer chose the arbiter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import StrEnum
+from typing import Any, NamedTuple, Protocol
+
+from privmarket.rounds import Award, Phase, Round, Settlement, Terms
+
+
+class Standing(StrEnum):
+    """What an award is worth at some moment."""
+
+    WAITING = "waiting"  # somebody may still speak
+    USABLE = "usable"
+    FAULTY = "faulty"  # released, and not paid
+    LAPSED = "lapsed"  # nothing was released
+
+
+class Deadlines(NamedTuple):
+    """Until when each side may speak, in milliseconds."""
+
+    delivery_ms: int
+    review_ms: int
+    dispute_ms: int
+    ruling_ms: int
+
+    @classmethod
+    def after(cls, cleared_ms: int, task: Any) -> Deadlines:
+        """Those of a round that cleared just now; `task` has the columns of one."""
+        delivery = cleared_ms + 1000 * task.delivery_seconds
+        review = delivery + 1000 * task.review_seconds
+        dispute = review + 1000 * task.dispute_seconds
+        return cls(delivery, review, dispute, dispute + 1000 * task.ruling_seconds)
+
+    @classmethod
+    def of(cls, round_: Any) -> Deadlines:
+        """Those of a stored round."""
+        return cls(
+            round_.delivery_deadline_ms,
+            round_.review_deadline_ms,
+            round_.dispute_deadline_ms,
+            round_.ruling_deadline_ms,
+        )
+
+    def columns(self) -> dict[str, int]:
+        """As the columns of a round."""
+        return {
+            "delivery_deadline_ms": self.delivery_ms,
+            "review_deadline_ms": self.review_ms,
+            "dispute_deadline_ms": self.dispute_ms,
+            "ruling_deadline_ms": self.ruling_ms,
+        }
+
+
+class Sold(Protocol):
+    """The columns of an award."""
+
+    seller_id: str
+    epsilon: float
+    noise_multiplier: float
+    payment_micro: int
+    claim_sha256: str | None
+    usable: bool | None
+    fault: str | None
+    dispute: str | None
+    ruling: bool | None
+
+
+def standing(award: Sold, until: Deadlines, now_ms: int) -> Standing:
+    """What an award is worth now."""
+    if award.claim_sha256 is None:
+        return Standing.LAPSED if now_ms >= until.delivery_ms else Standing.WAITING
+    if award.usable is None:
+        return Standing.USABLE if now_ms >= until.review_ms else Standing.WAITING
+    if award.usable:
+        return Standing.USABLE
+    if award.dispute is None:
+        return Standing.FAULTY if now_ms >= until.dispute_ms else Standing.WAITING
+    if award.ruling is None:
+        return Standing.USABLE if now_ms >= until.ruling_ms else Standing.WAITING
+    return Standing.USABLE if award.ruling else Standing.FAULTY
+
+
+def decided_at(award: Sold, until: Deadlines) -> int:
+    """When silence decides about an award that still waits."""
+    if award.claim_sha256 is None:
+        return until.delivery_ms
+    if award.usable is None:
+        return until.review_ms
+    return until.dispute_ms if award.dispute is None else until.ruling_ms
+
+
+def settlement(terms: Terms, awards: Iterable[Sold], until: Deadlines, now_ms: int) -> Settlement:
+    """Who is paid, by the same machine that every engine settles with. No award may still be waiting."""
+    rows = list(awards)
+    worth = {row.seller_id: standing(row, until, now_ms) for row in rows}
+    sold = {row.seller_id: Award(row.epsilon, row.noise_multiplier, row.payment_micro) for row in rows}
+    reports = {
+        row.seller_id: None if worth[row.seller_id] is Standing.USABLE else row.fault or "rejected"
+        for row in rows
+        if worth[row.seller_id] is not Standing.LAPSED
+    }
+    # A claim comes before the update leaves: whoever made none has released nothing.
+    silent = {seller: "claimed nothing" for seller in sold if seller not in reports}
+    _, settled = Round(terms, Phase.CLEARED, awards=sold).deliver(reports, silent).settle()
+    return settled

@@ -1,0 +1,383 @@
+"""A round's life: open → closed (or revealing) → cleared → delivered → settled, or aborted with refunds.
+
+Each function is one step inside one transaction: it checks, logs what happened, and leaves the tables to the
+projection. Auctions are computed on a snapshot outside any transaction (`prepare`) and logged if no wallet has
+moved since (`clear`), so that nobody waits for them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from sqlalchemy import Connection, Row, select
+
+from privmarket.broker import deliveries, log, sql, wallets
+from privmarket.broker.database import Transaction
+from privmarket.broker.deliveries import Deadlines, Standing
+from privmarket.broker.errors import ConflictError, ForbiddenError, NotFoundError
+from privmarket.broker.log import canonical
+from privmarket.broker.rules import Guarded, MakeMechanism, version_of
+from privmarket.broker.schema import awards, rounds, tasks
+from privmarket.errors import PrivmarketError
+from privmarket.market.facts import MarketFacts
+from privmarket.market.mechanism import Mechanism
+from privmarket.privacy.calibration import ReleaseFamily
+from privmarket.rounds import MICRO, Award, Offer, Round, Terms
+
+Answer = dict[str, Any]
+TAKING_BIDS = ("open", "revealing", "closed")
+LIVE_STATES = (*TAKING_BIDS, "cleared", "delivered")
+_FROM_WALLETS = "SELECT 1 FROM log WHERE seq > ? AND kind IN ('award.made', 'award.settled') LIMIT 1"
+
+
+class StandingBid(NamedTuple):
+    """A bid that counts in the auction: placed in time and, where the bidder seals, revealed."""
+
+    seller_id: str
+    valuation: float
+    epsilon: float
+    data_size: float
+    accuracy: float | None
+    nonce: str
+
+
+_STANDING = (
+    f"SELECT {', '.join(StandingBid._fields)} FROM bids WHERE round_id = ? AND valuation IS NOT NULL ORDER BY seq"
+)
+
+
+def terms_of(task: Any, number: int, budget_micro: int) -> Terms:
+    """What the pure machine needs to know; `task` has the columns of one."""
+    family = ReleaseFamily(task.sampling_rate, task.steps, task.delta)
+    return Terms(number, budget_micro, family, task.epsilon_max)
+
+
+def mechanism_of(task: Any, make: MakeMechanism) -> Mechanism:
+    """The task's rule as configured, told what the task makes public."""
+    return make(task.mechanism, market=MarketFacts(epsilon_max=task.epsilon_max), **json.loads(task.settings))
+
+
+# ---- the auction ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Auction:
+    """What an auction decides.
+
+    Attributes:
+        awards: seller → what it sold.
+        trimmed: seller → the ε that its wallet left of its offer, where that is less.
+        measures: seller → the measure that its wallet watches from now on, where that is new.
+        seed: orders equal bids; drawn from everybody's nonces, so that nobody chooses it.
+    """
+
+    awards: Mapping[str, Award]
+    trimmed: Mapping[str, float]
+    measures: Mapping[str, str]
+    seed: int
+    version: str
+
+    def summary(self) -> Answer:
+        """The columns of a round that it fills."""
+        return {
+            "mechanism_version": self.version,
+            "sellers": len(self.awards),
+            "awarded_micro": sum(a.payment_micro for a in self.awards.values()),
+            "total_epsilon": math.fsum(a.epsilon for a in self.awards.values()),
+            "top_price": max((a.payment_micro / MICRO / a.epsilon for a in self.awards.values()), default=None),
+            "seed": self.seed,
+        }
+
+
+def seed_of(round_id: str, bids: Sequence[StandingBid]) -> int:
+    """56 bits from all nonces of a round."""
+    drawn = hashlib.sha256(canonical([round_id, sorted(bid.nonce for bid in bids)]).encode()).digest()
+    return int.from_bytes(drawn[:7], "big")
+
+
+def auction(
+    round_id: str,
+    terms: Terms,
+    bids: Sequence[StandingBid],
+    records: Mapping[str, wallets.WalletRecord],
+    mechanism: Mechanism,
+) -> Auction:
+    """Runs the rule on what wallets allow of the bids. Pure: a replay of the log calls this same function."""
+    seed = seed_of(round_id, bids)
+    shuffled = [bids[i] for i in np.random.default_rng(seed).permutation(len(bids))]
+    fitting = wallets.trim(records, terms.family, {bid.seller_id: bid.epsilon for bid in shuffled})
+    offers = {
+        bid.seller_id: Offer(bid.valuation, fitting[bid.seller_id], bid.data_size, bid.accuracy)
+        for bid in shuffled
+        if fitting[bid.seller_id] > 0
+    }
+    machine = Round.publish(terms).bid(offers).clear(Guarded(mechanism))
+    sold = {seller: award.event(terms.family) for seller, award in machine.awards.items()}
+    watched = wallets.reserve(records, sold)
+    return Auction(
+        machine.awards,
+        {bid.seller_id: fitting[bid.seller_id] for bid in bids if fitting[bid.seller_id] != bid.epsilon},
+        {seller: measure for seller, measure in watched.items() if records[seller].measure != measure},
+        seed,
+        version_of(mechanism),
+    )
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """An auction computed on a snapshot: `size` is the length of the log then."""
+
+    size: int
+    auction: Auction | None
+    fault: str = ""
+
+
+def prepare(connection: Connection, round_id: str, make: MakeMechanism) -> Prepared:
+    """Computes a round's auction as of this connection's snapshot. Whatever a rule raises becomes a fault."""
+    size = log.read_head(connection).size
+    round_, task = round_and_task(connection, round_id)
+    try:
+        found = auction(
+            round_id,
+            terms_of(task, round_.number, round_.budget_micro),
+            standing_bids(connection, round_id),
+            wallets.of_round(connection, round_id),
+            mechanism_of(task, make),
+        )
+    # Whatever a mechanism raises, money must not stay locked: the round ends, refunded, with an alert.
+    except Exception as error:
+        known = isinstance(error, PrivmarketError)
+        return Prepared(size, None, str(error) if known else f"{task.mechanism} failed: {type(error).__name__}")
+    return Prepared(size, found)
+
+
+def standing_bids(connection: Connection, round_id: str) -> list[StandingBid]:
+    """The bids that count, oldest first."""
+    return [StandingBid(*row) for row in sql.run(connection, _STANDING, round_id)]
+
+
+# ---- closing and clearing -------------------------------------------------------------------------------------
+
+
+def close(tx: Transaction, round_: Row[Any], task: Row[Any], by_buyer: bool) -> None:
+    """Ends bidding: at the deadline that was published, or when the buyer says so where the task allows it."""
+    require_state(round_, "open")
+    early = tx.now_ms < round_.bid_deadline_ms
+    if early and not (by_buyer and task.buyer_may_close):
+        raise ConflictError(
+            f"round {round_.id} takes bids until its deadline", "only a task with buyer_may_close may close earlier"
+        )
+    if task.sealing == "bidder" and round_.bids:
+        tx.log(
+            "round.closed", round_.id, state="revealing", reveal_deadline_ms=tx.now_ms + 1000 * task.reveal_seconds
+        )
+    else:
+        tx.log("round.closed", round_.id, state="closed", reveal_deadline_ms=None)
+    tx.flush()
+
+
+def may_clear(round_: Any, now_ms: int) -> bool:
+    """Whether the auction can be held: bidding is over, and everybody has revealed or had the time to."""
+    if round_.state == "revealing":
+        return bool(round_.revealed == round_.bids or now_ms >= round_.reveal_deadline_ms)
+    return bool(round_.state == "closed")
+
+
+def clear(tx: Transaction, round_id: str, prepared: Prepared) -> Answer | None:
+    """Logs a prepared auction; None where a wallet has moved since, so that it must be prepared again."""
+    round_, task = round_and_task(tx.connection, round_id)
+    require_state(round_, "revealing", "closed")
+    if not may_clear(round_, tx.now_ms):
+        raise ConflictError(f"round {round_id} waits for bids to be revealed", "wait for the reveal deadline")
+    if sql.run(tx.connection, _FROM_WALLETS, prepared.size):
+        return None
+    found = prepared.auction
+    if found is None:
+        tx.log("alert", round_id, fault=prepared.fault)
+        return end(tx, round_, task, "aborted", 0, prepared.fault)
+    for seller, award in found.awards.items():
+        tx.log(
+            "award.made",
+            round_id,
+            seller_id=seller,
+            epsilon=award.epsilon,
+            noise_multiplier=award.noise_multiplier,
+            payment_micro=award.payment_micro,
+            measure=found.measures.get(seller),
+        )
+    until = Deadlines.after(tx.now_ms, task)
+    summary = found.summary()
+    tx.log("round.cleared", round_id, trimmed=dict(found.trimmed), **summary, **until.columns())
+    if not found.awards:  # nothing to deliver: the round ends here, refunded in full
+        return end(tx, round_, task, "settled", 0, None)
+    shown = {name: summary[name] for name in ("sellers", "awarded_micro", "total_epsilon")}
+    return {"round_id": round_id, "state": "cleared", "bids": round_.bids, **shown}
+
+
+def abort(tx: Transaction, round_: Row[Any], task: Row[Any], fault: str) -> Answer:
+    """Ends a round before its auction; the escrow goes back to the buyer. Later, sellers have a claim."""
+    require_state(round_, "open")
+    return end(tx, round_, task, "aborted", 0, fault)
+
+
+# ---- deliveries -----------------------------------------------------------------------------------------------
+
+
+def claim(tx: Transaction, seller_id: str, round_: Row[Any], update_sha256: str) -> Answer:
+    """A seller's word, before its update leaves, that this is what it delivers. The first word counts."""
+    award = _award(tx.connection, round_.id, seller_id)
+    require_state(round_, "cleared")
+    if tx.now_ms >= round_.delivery_deadline_ms:
+        raise ConflictError(
+            f"round {round_.id} stopped taking deliveries", "updates after the deadline do not count"
+        )
+    if award.claim_sha256 is not None:
+        raise ConflictError(f"{seller_id} delivered already", "send one update per round")
+    tx.log("delivery.claimed", round_.id, update_sha256=update_sha256)
+    return {"round_id": round_.id, "update_sha256": update_sha256}
+
+
+def judge(tx: Transaction, round_: Row[Any], receipts: Mapping[str, str | None]) -> Answer:
+    """The buyer's word on claimed updates: None for usable, else the fault. The first word counts."""
+    require_state(round_, "cleared")
+    if tx.now_ms >= round_.review_deadline_ms:
+        raise ConflictError(f"round {round_.id}: the time for reviews is over", "unanswered claims count as usable")
+    known = {row.seller_id: row for row in awards_of(tx.connection, round_.id)}
+    for seller in receipts:
+        if seller not in known:
+            raise _no_award(round_.id, seller)
+        if known[seller].claim_sha256 is None:
+            raise ConflictError(f"{seller} has not claimed a delivery", "wait for its claim: no claim, no pay")
+        if known[seller].usable is not None:
+            raise ConflictError(f"{seller} has its receipt already", "the first word counts")
+    for seller, fault in receipts.items():
+        tx.log("delivery.judged", round_.id, seller_id=seller, usable=fault is None, fault=fault)
+    missing = sum(row.usable is None for row in known.values()) - len(receipts)
+    return {"round_id": round_.id, "state": _perhaps_delivered(tx, round_), "missing": missing}
+
+
+def dispute(tx: Transaction, seller_id: str, round_: Row[Any], reason: str) -> Answer:
+    """A seller's objection to a rejection."""
+    award = _award(tx.connection, round_.id, seller_id)
+    require_state(round_, "cleared")
+    if award.usable is not False:
+        raise ConflictError(f"the update of {seller_id} was not rejected", "only a rejection can be disputed")
+    if award.dispute is not None:
+        raise ConflictError(f"{seller_id} disputes already", "the first word counts")
+    if tx.now_ms >= round_.dispute_deadline_ms:
+        raise ConflictError(f"round {round_.id}: the time for disputes is over", "a rejection stands after it")
+    tx.log("dispute.opened", round_.id, seller_id=seller_id, dispute=reason)
+    return {"round_id": round_.id, "seller_id": seller_id, "ruling_deadline_ms": round_.ruling_deadline_ms}
+
+
+def rule(tx: Transaction, round_: Row[Any], task: Row[Any], seller_id: str, pays: bool, reason: str) -> Answer:
+    """The arbiter's decision on a dispute."""
+    award = _award(tx.connection, round_.id, seller_id)
+    require_state(round_, "cleared")
+    if award.dispute is None or award.ruling is not None:
+        raise ConflictError(f"{seller_id} has no open dispute in round {round_.id}", "the first ruling counts")
+    if tx.now_ms >= round_.ruling_deadline_ms:
+        raise ConflictError(f"round {round_.id}: the time for rulings is over", "an unanswered dispute pays")
+    tx.log("dispute.ruled", round_.id, seller_id=seller_id, ruling=pays, reason=reason)
+    return {"round_id": round_.id, "seller_id": seller_id, "pays": pays, "state": _perhaps_delivered(tx, round_)}
+
+
+def may_rule(actor_id: str, role: str, task: Any) -> None:
+    """Refuses somebody who is not the task's arbiter: the one it names, else an operator."""
+    if actor_id != task.arbiter_id if task.arbiter_id is not None else role != "operator":
+        raise ForbiddenError("disputes of this task are not yours to decide", "the task names its arbiter")
+
+
+def _perhaps_delivered(tx: Transaction, round_: Row[Any]) -> str:
+    """The state after a word was given: delivered once nobody may speak any more."""
+    tx.flush()
+    until = Deadlines.of(round_)
+    rows = awards_of(tx.connection, round_.id)
+    if any(deliveries.standing(row, until, tx.now_ms) is Standing.WAITING for row in rows):
+        return "cleared"
+    tx.log("round.delivered", round_.id)
+    return "delivered"
+
+
+def settle(tx: Transaction, round_: Row[Any], task: Row[Any]) -> Answer:
+    """Pays what was delivered, refunds the rest, charges the wallets of all who claimed a delivery.
+
+    A round that the broker's clock has settled already is answered as it was settled.
+    """
+    if round_.state == "settled":
+        refunded = round_.budget_micro - round_.paid_micro
+        done = {"paid_micro": round_.paid_micro, "refunded_micro": refunded}
+        return {"round_id": round_.id, "state": "settled", **done}
+    require_state(round_, "cleared", "delivered")
+    rows, until = awards_of(tx.connection, round_.id), Deadlines.of(round_)
+    waiting = [row for row in rows if deliveries.standing(row, until, tx.now_ms) is Standing.WAITING]
+    if waiting:
+        raise ConflictError(
+            f"round {round_.id} still waits for {len(waiting)} of {len(rows)} sellers to deliver or be answered",
+            "give every receipt, or wait for the deadlines that the round shows",
+        )
+    settled = deliveries.settlement(terms_of(task, round_.number, round_.budget_micro), rows, until, tx.now_ms)
+    for row in rows:
+        tx.log(
+            "award.settled",
+            round_.id,
+            seller_id=row.seller_id,
+            charge="charged" if row.seller_id in settled.sold else "void",
+            paid_micro=settled.paid_micro.get(row.seller_id, 0),
+        )
+    return end(tx, round_, task, "settled", settled.spent_micro, None)
+
+
+def end(tx: Transaction, round_: Any, task: Any, state: str, paid_micro: int, fault: str | None) -> Answer:
+    """The last entry of a round: what was not paid goes back to the buyer."""
+    refunded = round_.budget_micro - paid_micro
+    tx.log(
+        f"round.{state}",
+        round_.id,
+        buyer_id=task.buyer_id,
+        paid_micro=paid_micro,
+        refunded_micro=refunded,
+        fault=fault,
+    )
+    answer = {"round_id": round_.id, "state": state, "paid_micro": paid_micro, "refunded_micro": refunded}
+    return answer if fault is None else {**answer, "fault": fault}
+
+
+# ---- looking things up ----------------------------------------------------------------------------------------
+
+
+def awards_of(connection: Connection, round_id: str) -> Sequence[Row[Any]]:
+    """All awards of a round, oldest first."""
+    return connection.execute(select(awards).where(awards.c.round_id == round_id).order_by(awards.c.seq)).all()
+
+
+def _award(connection: Connection, round_id: str, seller_id: str) -> Row[Any]:
+    mine = (awards.c.round_id == round_id) & (awards.c.seller_id == seller_id)
+    row = connection.execute(select(awards).where(mine)).first()
+    if row is None:
+        raise _no_award(round_id, seller_id)
+    return row
+
+
+def _no_award(round_id: str, seller_id: str) -> NotFoundError:
+    return NotFoundError(f"{seller_id} sold nothing in round {round_id}", "only sellers with an award deliver")
+
+
+def round_and_task(connection: Connection, round_id: str) -> tuple[Row[Any], Row[Any]]:
+    """A round and its task, or 404."""
+    row = connection.execute(select(rounds).where(rounds.c.id == round_id)).first()
+    if row is None:
+        raise NotFoundError(f"no round {round_id}", "GET /v1/tasks lists what is offered")
+    return row, connection.execute(select(tasks).where(tasks.c.id == row.task_id)).one()
+
+
+def require_state(round_: Any, *states: str) -> None:
+    """Refuses a step that the round's state does not allow."""
+    if round_.state not in states:
+        raise ConflictError(f"round {round_.id} is {round_.state}", f"it must be {' or '.join(states)} for that")

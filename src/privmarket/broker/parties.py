@@ -1,0 +1,241 @@
+"""Who takes part: operators, buyers, sellers and arbiters, the tokens they act with, and their money.
+
+A token is 32 random bytes; only its hash is stored. Callers may make their token themselves and send its hash, so
+that no secret travels and a registration can be repeated safely. Names stand beside the log, which holds a salted
+hash: an operator can erase a name without breaking the log.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection
+
+from privmarket.broker import ledger, sql
+from privmarket.broker.database import Transaction
+from privmarket.broker.errors import (
+    BrokerError,
+    ConflictError,
+    ForbiddenError,
+    NotFoundError,
+    UnauthenticatedError,
+)
+from privmarket.broker.log import digest
+from privmarket.broker.signatures import is_public_key
+from privmarket.privacy.wallet import Wallet
+
+Entropy = Callable[[int], bytes]
+Answer = dict[str, Any]
+ROLES = ("operator", "buyer", "seller", "arbiter")
+SCOPES = ("full", "read")
+MONEY_LIMIT_MICRO = 10**15
+_CALLERS = (
+    "SELECT t.token_hash, p.id, p.role, t.scope, t.id, p.suspended IS NOT NULL FROM tokens t "
+    "JOIN parties p ON p.id = t.party_id WHERE t.token_hash IN (?*) AND t.revoked_ms IS NULL "
+    "AND (t.expires_ms IS NULL OR t.expires_ms > ?)"
+)
+_HASH = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class Actor:
+    """Who is asking. `scope` is "read" for a token that may look but not touch."""
+
+    party_id: str
+    role: str
+    scope: str = "full"
+    token_id: str = ""
+    suspended: bool = False
+
+
+ANONYMOUS = Actor("anonymous", "anonymous")
+SYSTEM = Actor("system", "operator")
+
+
+def identifier(entropy: Entropy, kind: str) -> str:
+    """A name that cannot be guessed and says what it names."""
+    return f"{kind}-{entropy(8).hex()}"
+
+
+def hash_token(token: str) -> str:
+    """What is stored of a token. It holds 256 random bits, so a plain hash cannot be searched backwards."""
+    return hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def bearer_token(authorization: str | None) -> str:
+    """The token in an Authorization header."""
+    scheme, _, token = (authorization or "").partition(" ")
+    if scheme.lower() != "bearer" or not token:
+        raise UnauthenticatedError("no token", "send Authorization: Bearer TOKEN")
+    return token
+
+
+def actors_of(connection: Connection, token_hashes: Sequence[str], now_ms: int) -> dict[str, Actor]:
+    """Token hash → the party behind it, for tokens that are known and neither revoked nor expired."""
+    rows = sql.run(connection, _CALLERS, list(token_hashes), now_ms)
+    return {row[0]: Actor(row[1], row[2], row[3], row[4], bool(row[5])) for row in rows}
+
+
+def authenticate(connection: Connection, token: str, now_ms: int) -> Actor:
+    """The party behind a token that is known and neither revoked nor expired."""
+    hashed = hash_token(token)
+    actor = actors_of(connection, [hashed], now_ms).get(hashed)
+    if actor is None:
+        raise unknown_token()
+    return actor
+
+
+def by_token_id(connection: Connection, token_id: str, now_ms: int) -> Actor:
+    """The same by a token's id, for a session that began with it."""
+    rows = sql.run(connection, "SELECT token_hash FROM tokens WHERE id = ?", token_id)
+    found = actors_of(connection, [row[0] for row in rows], now_ms) if rows else {}
+    if not found:
+        raise unknown_token()
+    return next(iter(found.values()))
+
+
+def unknown_token() -> UnauthenticatedError:
+    """What somebody with a wrong token hears."""
+    return UnauthenticatedError("unknown, expired or revoked token", "send Authorization: Bearer TOKEN")
+
+
+def require_full_scope(actor: Actor) -> None:
+    """Refuses a write with a token that may only read, or by somebody who is suspended."""
+    if actor.scope != "full":
+        raise ForbiddenError("this token may only read", "use a token of scope full")
+    if actor.suspended:
+        raise ForbiddenError("this account is suspended", "ask the operator why; reading still works")
+
+
+def require(actor: Actor, *roles: str) -> None:
+    """Refuses a role that may not do this."""
+    if actor.role not in roles:
+        raise ForbiddenError(f"a {actor.role} may not do this", f"it needs a {' or a '.join(roles)}")
+
+
+def role_of(connection: Connection, party_id: str) -> str:
+    """A party's role, or 404."""
+    rows = sql.run(connection, "SELECT role FROM parties WHERE id = ?", party_id)
+    if not rows:
+        raise NotFoundError(f"no party {party_id}", "GET /v1/parties lists them")
+    return str(rows[0][0])
+
+
+def name_hash(party_id: str, name: str, salt: str) -> str:
+    """What the log holds of a name."""
+    return digest([party_id, name, salt])
+
+
+def register(tx: Transaction, entropy: Entropy, fields: Mapping[str, Any]) -> Answer:
+    """A new party; sellers bring a lifetime wallet, and may bring a key that their bids must be signed with."""
+    role, name = str(fields["role"]), str(fields["name"]).strip()
+    if role not in ROLES:
+        raise BrokerError(f"unknown role {role!r}", f"choose one of: {', '.join(ROLES)}")
+    if not 0 < len(name) <= 80 or not name.isprintable():
+        raise BrokerError(
+            "a name of the wrong length, or with characters that do not print", "give 1 to 80 letters"
+        )
+    cap, delta, public_key = fields.get("cap_epsilon"), fields.get("delta"), fields.get("public_key")
+    if role == "seller":
+        if cap is None or delta is None:
+            raise BrokerError("a seller without a wallet", "give cap_epsilon and delta")
+        if not (math.isfinite(cap) and 0 < cap <= 1e4 and 1e-12 <= delta <= 0.5):
+            raise BrokerError(
+                f"a cap of ε = {cap} at δ = {delta}", "give 0 < cap_epsilon ≤ 10,000, 1e-12 ≤ delta ≤ 0.5"
+            )
+        Wallet(cap_epsilon=cap, delta=delta)
+        cap, delta = float(cap), float(delta)
+    else:
+        cap = delta = None
+    _check_key(public_key)
+    party_id, salt = identifier(entropy, role), entropy(16).hex()
+    sql.run(tx.connection, "INSERT INTO names (party_id, name, salt) VALUES (?, ?, ?)", party_id, name, salt)
+    row = {"role": role, "cap_epsilon": cap, "delta": delta, "public_key": public_key}
+    tx.log("party.registered", party_id, name_hash=name_hash(party_id, name, salt), **row)
+    return {"id": party_id, "name": name, **row}
+
+
+def _check_key(public_key: object) -> None:
+    if public_key is not None and not (isinstance(public_key, str) and is_public_key(public_key)):
+        raise BrokerError("that is not an Ed25519 public key", "give its 64 hexadecimal digits, in lower case")
+
+
+def change_key(tx: Transaction, actor: Actor, public_key: str) -> Answer:
+    """Another key for one's bids from now on."""
+    _check_key(public_key)
+    tx.log("party.key", actor.party_id, public_key=public_key)
+    return {"id": actor.party_id, "public_key": public_key}
+
+
+def mint(
+    tx: Transaction,
+    entropy: Entropy,
+    party_id: str,
+    scope: str,
+    *,
+    token_hash: str | None = None,
+    expires_ms: int | None = None,
+) -> Answer:
+    """A new token: the caller's own by its hash, or one made here, which the answer shows and nobody stores."""
+    if scope not in SCOPES:
+        raise BrokerError(f"unknown scope {scope!r}", f"choose one of: {', '.join(SCOPES)}")
+    shown = {}
+    if token_hash is None:
+        token = "pm_" + entropy(32).hex()
+        token_hash, shown = hash_token(token), {"token": token}
+    elif not _HASH.fullmatch(token_hash):
+        raise BrokerError("token_sha256 is not a digest", "give 64 hexadecimal digits in lower case")
+    if sql.run(tx.connection, "SELECT 1 FROM tokens WHERE token_hash = ?", token_hash):
+        raise ConflictError("this token is in use", "make a fresh one of 32 random bytes")
+    row = {"id": identifier(entropy, "token"), "token_hash": token_hash, "scope": scope, "expires_ms": expires_ms}
+    tx.log("token.minted", party_id, **row)
+    return {**shown, "token_id": row["id"], "scope": scope, "expires_ms": expires_ms}
+
+
+def revoke(tx: Transaction, actor: Actor, token_id: str) -> Answer:
+    """Ends a token of one's own; an operator may end anybody's."""
+    rows = sql.run(tx.connection, "SELECT party_id, revoked_ms FROM tokens WHERE id = ?", token_id)
+    if not rows or (rows[0][0] != actor.party_id and actor.role != "operator"):
+        raise NotFoundError(f"no token {token_id}", "GET /v1/me/tokens lists yours")
+    if rows[0][1] is None:
+        tx.log("token.revoked", rows[0][0], id=token_id)
+    return {"token_id": token_id, "revoked": True}
+
+
+def revoke_all(tx: Transaction, party_id: str) -> None:
+    """Ends every token of a party."""
+    query = "SELECT id FROM tokens WHERE party_id = ? AND revoked_ms IS NULL ORDER BY id"
+    for (token_id,) in sql.run(tx.connection, query, party_id):
+        tx.log("token.revoked", party_id, id=token_id)
+
+
+def suspend(tx: Transaction, party_id: str, reason: str | None) -> Answer:
+    """Stops a party from writing, for a reason that the log keeps; None lets it write again."""
+    role_of(tx.connection, party_id)
+    tx.log("party.suspended" if reason else "party.restored", party_id, suspended=reason or None)
+    return {"id": party_id, "suspended": reason or None}
+
+
+def erase(tx: Transaction, party_id: str) -> Answer:
+    """Forgets a party's name; its pseudonym, money and privacy record stay."""
+    role_of(tx.connection, party_id)
+    sql.run(tx.connection, "DELETE FROM names WHERE party_id = ?", party_id)
+    tx.log("party.erased", party_id)
+    return {"id": party_id, "name": None}
+
+
+def move_money(tx: Transaction, kind: str, party_id: str, amount_micro: int) -> Answer:
+    """A deposit from outside, or a withdrawal to it. Operators only: they see the bank."""
+    if not 0 < amount_micro <= MONEY_LIMIT_MICRO:
+        raise BrokerError(f"amount of {amount_micro} µ", f"give 1 to {MONEY_LIMIT_MICRO} micro-units")
+    role_of(tx.connection, party_id)
+    if kind == "withdraw":
+        ledger.require(tx.connection, ledger.party(party_id), amount_micro, kind)
+    tx.log(f"money.{kind}", party_id, amount_micro=amount_micro)
+    tx.flush()
+    return {"party_id": party_id, "balance_micro": ledger.balance(tx.connection, ledger.party(party_id))}

@@ -1,0 +1,306 @@
+"""From the log to the tables: `changes(entry)` is the one function that says what an entry does.
+
+It looks at nothing but the entry, so the same function fills the tables in a write's transaction and rebuilds them
+from the log alone in a check. A table that differs from what its log gives was changed by somebody else.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from sqlalchemy import Connection, Table
+
+from privmarket.broker import sql
+from privmarket.broker.errors import BrokerError
+from privmarket.broker.log import Entry
+from privmarket.broker.schema import PROJECTIONS
+
+Row = dict[str, Any]
+WORLD = "world"
+TABLES: dict[str, Table] = {table.name: table for table in PROJECTIONS}
+COLUMNS: dict[str, tuple[str, ...]] = {name: tuple(c.name for c in table.c) for name, table in TABLES.items()}
+KEYS: dict[str, tuple[str, ...]] = {
+    name: tuple(c.name for c in table.primary_key) for name, table in TABLES.items()
+}
+_DEFAULTS: dict[str, Row] = {
+    name: {c.name: getattr(c.default, "arg", None) for c in table.c} for name, table in TABLES.items()
+}
+
+
+class Change(NamedTuple):
+    """One row of one table: "insert" a whole row, "put" one where its key held another, "set" or "add" values."""
+
+    verb: str
+    table: str
+    key: tuple[Any, ...]
+    values: Row
+
+
+def party(party_id: str) -> str:
+    """The account of a buyer or seller."""
+    return f"party:{party_id}"
+
+
+def escrow(round_id: str) -> str:
+    """The account that holds a round's budget while it runs."""
+    return f"escrow:{round_id}"
+
+
+def changes(entry: Entry) -> list[Change]:
+    """What an entry does to the tables; a kind that is not known here is an error."""
+    step = _STEPS.get(entry.kind)
+    if step is None:
+        raise BrokerError(
+            f"log entry {entry.seq}: unknown kind {entry.kind!r}", "was it written by a newer version?"
+        )
+    return step(entry, entry.fields())
+
+
+def _insert(table: str, **row: Any) -> Change:
+    whole = {**_DEFAULTS[table], **row}
+    return Change("insert", table, tuple(whole[name] for name in KEYS[table]), whole)
+
+
+def _transfer(entry: Entry, source: str, target: str, amount_micro: int) -> list[Change]:
+    if amount_micro == 0:
+        return []
+    return [
+        _insert("postings", seq=entry.seq, account=source, amount_micro=-amount_micro),
+        _insert("postings", seq=entry.seq, account=target, amount_micro=amount_micro),
+    ]
+
+
+def _nothing(entry: Entry, fields: Row) -> list[Change]:
+    return []
+
+
+def _imported(entry: Entry, fields: Row) -> list[Change]:
+    """A row that an older database held, as it stood when it was brought up to date."""
+    return [_insert(entry.subject, **fields)]
+
+
+def _imported_postings(entry: Entry, fields: Row) -> list[Change]:
+    return [_insert("postings", seq=entry.seq, account=a, amount_micro=m) for a, m in fields["postings"].items()]
+
+
+def _registered(entry: Entry, fields: Row) -> list[Change]:
+    return [_insert("parties", id=entry.subject, created_ms=entry.at_ms, **fields)]
+
+
+def _party(*columns: str) -> Callable[[Entry, Row], list[Change]]:
+    return lambda entry, fields: [Change("set", "parties", (entry.subject,), {c: fields[c] for c in columns})]
+
+
+def _minted(entry: Entry, fields: Row) -> list[Change]:
+    return [_insert("tokens", party_id=entry.subject, created_ms=entry.at_ms, **fields)]
+
+
+def _revoked(entry: Entry, fields: Row) -> list[Change]:
+    return [Change("set", "tokens", (fields["id"],), {"revoked_ms": entry.at_ms})]
+
+
+def _erased(entry: Entry, fields: Row) -> list[Change]:
+    return [Change("set", "parties", (entry.subject,), {"erased_ms": entry.at_ms})]
+
+
+def _deposited(entry: Entry, fields: Row) -> list[Change]:
+    return _transfer(entry, WORLD, party(entry.subject), fields["amount_micro"])
+
+
+def _withdrawn(entry: Entry, fields: Row) -> list[Change]:
+    return _transfer(entry, party(entry.subject), WORLD, fields["amount_micro"])
+
+
+def _published(entry: Entry, fields: Row) -> list[Change]:
+    return [_insert("tasks", id=entry.subject, created_ms=entry.at_ms, **fields)]
+
+
+def _opened(entry: Entry, fields: Row) -> list[Change]:
+    row = {name: value for name, value in fields.items() if name != "buyer_id"}
+    return [
+        _insert("rounds", id=entry.subject, state="open", opened_ms=entry.at_ms, **row),
+        *_transfer(entry, party(fields["buyer_id"]), escrow(entry.subject), fields["budget_micro"]),
+    ]
+
+
+_OFFER = ("nonce", "valuation", "epsilon", "data_size", "accuracy")
+
+
+def _bid(entry: Entry, fields: Row) -> list[Change]:
+    row = {name: fields.get(name) for name in ("commitment", "signature", *_OFFER)}
+    place = {"round_id": entry.subject, "seller_id": entry.actor, "trimmed_epsilon": None}
+    put = Change(
+        "put", "bids", (entry.subject, entry.actor), {**place, "seq": entry.seq, **row, "created_ms": entry.at_ms}
+    )
+    return [put] if fields["replaces"] else [put, Change("add", "rounds", (entry.subject,), {"bids": 1})]
+
+
+def _revealed(entry: Entry, fields: Row) -> list[Change]:
+    return [
+        Change("set", "bids", (entry.subject, entry.actor), {name: fields[name] for name in _OFFER}),
+        Change("add", "rounds", (entry.subject,), {"revealed": 1}),
+    ]
+
+
+def _closed(entry: Entry, fields: Row) -> list[Change]:
+    return [Change("set", "rounds", (entry.subject,), {"closed_ms": entry.at_ms, **fields})]
+
+
+def _awarded(entry: Entry, fields: Row) -> list[Change]:
+    row = {name: fields[name] for name in ("seller_id", "epsilon", "noise_multiplier", "payment_micro")}
+    made = [_insert("awards", round_id=entry.subject, seq=entry.seq, charge="reserved", **row)]
+    if fields["measure"] is not None:
+        made.append(Change("set", "parties", (row["seller_id"],), {"measure": fields["measure"]}))
+    return made
+
+
+def _cleared(entry: Entry, fields: Row) -> list[Change]:
+    row = {name: value for name, value in fields.items() if name != "trimmed"}
+    cut = [
+        Change("set", "bids", (entry.subject, seller), {"trimmed_epsilon": kept})
+        for seller, kept in fields["trimmed"].items()
+    ]
+    return [Change("set", "rounds", (entry.subject,), {"state": "cleared", **row}), *cut]
+
+
+def _claimed(entry: Entry, fields: Row) -> list[Change]:
+    claim = {"claim_sha256": fields["update_sha256"], "claimed_ms": entry.at_ms}
+    return [Change("set", "awards", (entry.subject, entry.actor), claim)]
+
+
+def _award(*columns: str) -> Callable[[Entry, Row], list[Change]]:
+    return lambda entry, fields: [
+        Change("set", "awards", (entry.subject, fields["seller_id"]), {name: fields[name] for name in columns})
+    ]
+
+
+def _round(state: str) -> Callable[[Entry, Row], list[Change]]:
+    return lambda entry, fields: [Change("set", "rounds", (entry.subject,), {"state": state})]
+
+
+def _award_settled(entry: Entry, fields: Row) -> list[Change]:
+    paid = fields["paid_micro"]
+    return [
+        *_award("charge", "paid_micro")(entry, fields),
+        *_transfer(entry, escrow(entry.subject), party(fields["seller_id"]), paid),
+    ]
+
+
+def _ended(state: str) -> Callable[[Entry, Row], list[Change]]:
+    def step(entry: Entry, fields: Row) -> list[Change]:
+        row = {
+            "state": state,
+            "paid_micro": fields["paid_micro"],
+            "fault": fields["fault"],
+            "ended_ms": entry.at_ms,
+        }
+        back = _transfer(entry, escrow(entry.subject), party(fields["buyer_id"]), fields["refunded_micro"])
+        return [Change("set", "rounds", (entry.subject,), row), *back]
+
+    return step
+
+
+_STEPS: dict[str, Callable[[Entry, Row], list[Change]]] = {
+    "log.begun": _nothing,
+    "log.key": _nothing,
+    "log.imported": _nothing,
+    "alert": _nothing,
+    "imported.row": _imported,
+    "imported.postings": _imported_postings,
+    "imported.answer": _nothing,
+    "imported.replaced-bid": _nothing,
+    "party.registered": _registered,
+    "party.key": _party("public_key"),
+    "party.suspended": _party("suspended"),
+    "party.restored": _party("suspended"),
+    "party.erased": _erased,
+    "token.minted": _minted,
+    "token.revoked": _revoked,
+    "money.deposit": _deposited,
+    "money.withdraw": _withdrawn,
+    "task.published": _published,
+    "round.opened": _opened,
+    "bid.placed": _bid,
+    "bid.revealed": _revealed,
+    "round.closed": _closed,
+    "award.made": _awarded,
+    "round.cleared": _cleared,
+    "delivery.claimed": _claimed,
+    "delivery.judged": _award("usable", "fault"),
+    "dispute.opened": _award("dispute"),
+    "dispute.ruled": _award("ruling"),
+    "round.delivered": _round("delivered"),
+    "award.settled": _award_settled,
+    "round.settled": _ended("settled"),
+    "round.aborted": _ended("aborted"),
+}
+KINDS = tuple(_STEPS)
+
+
+# ---- into a database ------------------------------------------------------------------------------------------
+
+
+def store(connection: Connection, made: Sequence[Change]) -> None:
+    """Writes changes in their order; neighbours of one form go together, counts are summed."""
+    added: Counter[tuple[str, tuple[Any, ...], str]] = Counter()
+    statement = ""
+    rows: list[tuple[Any, ...]] = []
+    for change in made:
+        if change.verb == "add":
+            for column, amount in change.values.items():
+                added[change.table, change.key, column] += amount
+            continue
+        wanted = _statement(change.verb, change.table, tuple(change.values))
+        if wanted != statement:
+            sql.run_many(connection, statement, rows)
+            statement, rows = wanted, []
+        values = tuple(change.values.values())
+        rows.append(values if change.verb in ("insert", "put") else (*values, *change.key))
+    sql.run_many(connection, statement, rows)
+    for (table, key, column), amount in added.items():
+        where = " AND ".join(f"{name} = ?" for name in KEYS[table])
+        sql.run(connection, f"UPDATE {table} SET {column} = {column} + ? WHERE {where}", amount, *key)
+
+
+@lru_cache(maxsize=256)
+def _statement(verb: str, table: str, columns: tuple[str, ...]) -> str:
+    """The SQL of one form of change; names come from the schema, never from a caller."""
+    unknown = set(columns) - set(COLUMNS[table])
+    if unknown:
+        raise BrokerError(f"{table} has no column {min(unknown)!r}", "the log entry is malformed")
+    if verb == "set":
+        where = " AND ".join(f"{name} = ?" for name in KEYS[table])
+        return f"UPDATE {table} SET {', '.join(f'{name} = ?' for name in columns)} WHERE {where}"
+    insert = f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"
+    if verb == "insert":
+        return insert
+    rest = [name for name in columns if name not in KEYS[table]]
+    moved = ", ".join(f"{name} = excluded.{name}" for name in rest)
+    return f"{insert} ON CONFLICT ({', '.join(KEYS[table])}) DO UPDATE SET {moved}"
+
+
+# ---- into memory ----------------------------------------------------------------------------------------------
+
+
+class Rebuilt:
+    """The tables as the log gives them: table → key → row."""
+
+    def __init__(self) -> None:
+        self.tables: dict[str, dict[tuple[Any, ...], Row]] = {name: {} for name in TABLES}
+
+    def apply(self, made: Iterable[Change]) -> None:
+        """Makes changes; raises KeyError where one needs a row that is not there."""
+        for verb, table, key, values in made:
+            rows = self.tables[table]
+            if verb in ("insert", "put"):
+                if verb == "insert" and key in rows:
+                    raise BrokerError(f"{table}: a second row {key}", "the log entry is forged")
+                rows[key] = dict(values)
+            elif verb == "set":
+                rows[key].update(values)
+            else:
+                for column, amount in values.items():
+                    rows[key][column] += amount

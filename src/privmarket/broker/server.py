@@ -1,0 +1,80 @@
+"""The HTTP server: uvicorn with limits on connections and on how long one may take to send its request."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+HEADER_SECONDS = 10.0  # from connecting, or from the last answer, to the end of a request's headers
+STOP_SECONDS = 10  # how long requests under way may take after SIGTERM
+
+
+class PatientProtocol(HttpToolsProtocol):
+    """Closes a connection whose request does not arrive; uvicorn itself waits for ever."""
+
+    _deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        """A new connection has some seconds to send its first headers."""
+        super().connection_made(transport)
+        self._wait()
+
+    def on_headers_complete(self) -> None:
+        """A request has begun: from here its body and its answer have limits of their own."""
+        self._stop_waiting()
+        super().on_headers_complete()
+
+    def on_response_complete(self) -> None:
+        """The next request may take as long again."""
+        super().on_response_complete()
+        self._wait()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Nothing to wait for any more."""
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def _wait(self) -> None:
+        self._stop_waiting()
+        self._deadline = self.loop.call_later(HEADER_SECONDS, self._give_up)
+
+    def _stop_waiting(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _give_up(self) -> None:
+        if not self.transport.is_closing():
+            self.transport.close()
+
+
+def run_server(app: Any, listening: socket.socket, connections: int, behind_proxy: str | None) -> None:
+    """Serves until SIGTERM or SIGINT; requests under way get some seconds to finish.
+
+    Args:
+        connections: how many at once; uvicorn answers 503 beyond them.
+        behind_proxy: the address whose X-Forwarded-For is believed.
+    """
+    config = uvicorn.Config(
+        app,
+        log_level="warning",
+        server_header=False,
+        http=PatientProtocol,
+        limit_concurrency=connections,
+        timeout_keep_alive=15,
+        timeout_graceful_shutdown=STOP_SECONDS,
+        proxy_headers=behind_proxy is not None,
+        forwarded_allow_ips=behind_proxy or "",
+    )
+    # uvicorn raises the signal again once it is done: as an exit, so that the caller can close its database.
+    signal.signal(signal.SIGTERM, _exit)
+    uvicorn.Server(config).run(sockets=[listening])
+
+
+def _exit(number: int, frame: object) -> None:
+    raise SystemExit(0)

@@ -1,0 +1,186 @@
+"""Ed25519 keys: sellers sign their bids, the broker signs the heads of its log.
+
+A private key is a PEM file (PKCS 8, not encrypted) that only its owner may read. A public key is 64 hexadecimal
+digits, a signature 128.
+
+Implements: [RFC8032], by the `cryptography` package.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from privmarket.broker.errors import BrokerError
+
+_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def canonical(data: Any) -> str:
+    """JSON with one spelling per value: sorted keys, no spaces, no NaN."""
+    return _ENCODER.encode(data)
+
+
+def digest(data: Any) -> str:
+    """SHA-256 of the canonical JSON."""
+    return hashlib.sha256(canonical(data).encode()).hexdigest()
+
+
+class SigningKey:
+    """A private key."""
+
+    def __init__(self, key: Ed25519PrivateKey) -> None:
+        self._key = key
+        raw = key.public_key().public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw)
+        self.public = raw.hex()
+
+    @classmethod
+    def generate(cls) -> SigningKey:
+        """A fresh one."""
+        return cls(Ed25519PrivateKey.generate())
+
+    @classmethod
+    def from_seed(cls, seed: bytes) -> SigningKey:
+        """The key of 32 secret bytes; for simulations, which must repeat."""
+        return cls(Ed25519PrivateKey.from_private_bytes(seed))
+
+    @classmethod
+    def read(cls, path: str | Path) -> SigningKey:
+        """From a file that `write` made."""
+        try:
+            key = serialization.load_pem_private_key(Path(path).read_bytes(), None)
+        except (OSError, ValueError, TypeError) as error:
+            raise BrokerError(
+                f"cannot read a key from {path}: {type(error).__name__}", "make one with privmarket seller init"
+            ) from None
+        if not isinstance(key, Ed25519PrivateKey):
+            raise BrokerError(f"{path} holds another kind of key", "give an Ed25519 key as a PEM file")
+        return cls(key)
+
+    def write(self, path: str | Path) -> None:
+        """To a new file, readable by its owner only; an existing file is never overwritten."""
+        pem = self._key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+        try:
+            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        except FileExistsError:
+            raise BrokerError(f"{path} exists", "a key is never overwritten: give another file") from None
+        with os.fdopen(handle, "wb") as file:
+            file.write(pem)
+
+    @classmethod
+    def read_or_make(cls, path: str | Path) -> SigningKey:
+        """The key in the file; a fresh one is written where there is none."""
+        if not Path(path).exists():
+            cls.generate().write(path)
+        return cls.read(path)
+
+    def sign(self, message: bytes) -> str:
+        """The signature as hexadecimal digits."""
+        return self._key.sign(message).hex()
+
+    def secret(self, purpose: str) -> bytes:
+        """32 bytes that only the holder of this key can make, another for each purpose."""
+        raw = self._key.private_bytes(
+            serialization.Encoding.Raw, serialization.PrivateFormat.Raw, serialization.NoEncryption()
+        )
+        return hashlib.sha256(b"privmarket secret\x00" + purpose.encode() + b"\x00" + raw).digest()
+
+
+_FIELD = 2**255 - 19
+# y of the points of order 1, 2, 4 and 8: for these anybody can make signatures.
+_SMALL_ORDER = (
+    0,
+    1,
+    _FIELD - 1,
+    int.from_bytes(bytes.fromhex("c7176a703d4dd84fba3c0b760d10670f2a2053fa2c39ccc64ec7fd7792ac037a"), "little"),
+    int.from_bytes(bytes.fromhex("26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc05"), "little"),
+)
+
+
+def is_public_key(text: str) -> bool:
+    """Whether these are the hexadecimal digits of a public key that only its holder can sign for."""
+    try:
+        raw = bytes.fromhex(text)
+        Ed25519PublicKey.from_public_bytes(raw)
+    except ValueError:
+        return False
+    y = int.from_bytes(raw, "little") & (2**255 - 1)
+    return text == text.lower() and y < _FIELD and y not in _SMALL_ORDER
+
+
+def is_signed(public: str, message: bytes, signature: str) -> bool:
+    """Whether the holder of the public key signed the message."""
+    try:
+        Ed25519PublicKey.from_public_bytes(bytes.fromhex(public)).verify(bytes.fromhex(signature), message)
+    except (InvalidSignature, ValueError):
+        return False
+    return True
+
+
+# ---- bids -----------------------------------------------------------------------------------------------------
+
+
+def commitment(round_id: str, seller_id: str, fields: dict[str, float | None], nonce: str) -> str:
+    """What fixes a bid and says nothing about it. `fields`: valuation, epsilon, data_size, accuracy."""
+    return digest([round_id, seller_id, fields, nonce])
+
+
+def bid_message(round_id: str, seller_id: str, committed: str) -> bytes:
+    """What a seller signs to place a bid."""
+    return f"privmarket bid v1\n{round_id}\n{seller_id}\n{committed}\n".encode()
+
+
+# ---- heads of the log -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Head:
+    """The state of a log at one moment: how many entries, the Merkle root over them, and when.
+
+    Attributes:
+        log_id: which log, 32 hexadecimal digits drawn at its beginning.
+        root: 64 hexadecimal digits.
+        signature: by the broker's key; empty where a broker runs without one.
+    """
+
+    log_id: str
+    size: int
+    root: str
+    at_ms: int
+    signature: str = ""
+
+    def message(self) -> bytes:
+        """What is signed."""
+        return f"privmarket log v1\n{self.log_id}\n{self.size}\n{self.root}\n{self.at_ms}\n".encode()
+
+    def signed(self, key: SigningKey | None) -> Head:
+        """The same with a signature."""
+        return (
+            self if key is None else Head(self.log_id, self.size, self.root, self.at_ms, key.sign(self.message()))
+        )
+
+    def is_signed_by(self, public: str) -> bool:
+        """Whether the signature is this key's."""
+        return is_signed(public, self.message(), self.signature)
+
+    def header(self) -> str:
+        """One line for an HTTP header."""
+        return f"{self.log_id} {self.size} {self.root} {self.at_ms} {self.signature}"
+
+    @classmethod
+    def parse(cls, line: str) -> Head:
+        """From that line."""
+        parts = line.split(" ")
+        if len(parts) != 5 or not (parts[1].isdigit() and parts[3].isdigit()):
+            raise BrokerError("that is not the head of a log", "a head is: log size root milliseconds signature")
+        return cls(parts[0], int(parts[1]), parts[2], int(parts[3]), parts[4])
