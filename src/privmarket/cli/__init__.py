@@ -6,60 +6,70 @@ Each command lives in its own module and imports what it needs when it runs, so 
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
+import traceback
 import warnings
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Annotated, Any, cast
 
+import click
 import typer
 
-from privmarket import __version__
 from privmarket.cli import (
     account,
+    attack,
     auction,
     audit,
-    bench,
-    bench_broker,
-    bench_flower,
-    bench_privacy,
     broker,
     data,
     demo,
     equilibrium,
+    examples,
     federate,
     flower,
-    nash_gap,
-    reproduce,
+    mechanisms,
+    plan,
+    seller,
+    seller_at_broker,
     serve,
     train,
+    witness,
 )
+from privmarket.cli.extensions import add_commands
 from privmarket.errors import PrivmarketError
+from privmarket.extras import explain
+from privmarket.version import __version__
 
+_LOG = logging.getLogger("privmarket")
 app = typer.Typer(
     name="privmarket",
     help="A market in which federated-learning clients sell differential-privacy budget (ε) and are paid for it.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
 app.command("demo")(demo.demo)
 app.command("auction")(auction.auction)
 app.command("audit")(audit.audit)
+app.command("mechanisms")(mechanisms.mechanisms)
 app.command("federate")(federate.federate)
+app.command("plan")(plan.plan)
 app.command("equilibrium")(equilibrium.equilibrium)
-app.command("nash-gap")(nash_gap.nash_gap)
 app.command("account")(account.account)
-app.command("reproduce")(reproduce.reproduce)
-bench.app.command("privacy")(bench_privacy.bench_privacy)
-bench.app.command("broker")(bench_broker.bench_broker)
-bench.app.command("flower")(bench_flower.bench_flower)
+app.command("attack")(attack.attack)
 app.command("train")(train.train)
-app.add_typer(bench.app, name="bench")
+app.command("sample")(examples.sample)
+app.command("example")(examples.example)
 app.add_typer(data.app, name="data")
 app.command("serve")(serve.serve)
+app.command("witness")(witness.witness)
+seller_at_broker.add_to(seller.app)
+app.add_typer(seller.app, name="seller")
 app.add_typer(broker.app, name="broker")
 app.add_typer(flower.app, name="flower")
+add_commands(app)
 
 
 def _version(asked: bool) -> None:
@@ -70,16 +80,41 @@ def _version(asked: bool) -> None:
 
 @app.callback()
 def _options(
+    context: typer.Context,
+    config: Annotated[
+        Path | None,
+        typer.Option("--config", metavar="FILE.toml", help="Options of commands from a file, a table per command."),
+    ] = None,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Log what happens, and show where an error arose.")
+    ] = False,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
     """Options of `privmarket` itself."""
+    if verbose:
+        logging.basicConfig(level=logging.INFO, stream=sys.stderr)
+        _LOG.setLevel(logging.DEBUG)
+    if config is not None:
+        from privmarket.cli.config_file import defaults_from
+
+        context.default_map = defaults_from(config, cast("click.Group", context.command), context)
 
 
 def _warn(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
     # A user of the command line wants the sentence, not the line of our source that raised it.
     print(f"warning: {message}", file=sys.stderr)
+
+
+def _show_usage_error(error: click.UsageError) -> None:
+    if type(error).__name__ == "NoArgsIsHelpError":  # a group of commands without a command; not in older Clicks
+        error.show()
+        return
+    command = error.ctx.command_path if error.ctx is not None else "privmarket"
+    # Typer and Click each add a guess to an unknown command's message.
+    text = error.message if "Did you mean" in error.message else error.format_message()
+    print(f"error: {text} (see `{command} --help`)", file=sys.stderr)
 
 
 def main() -> None:
@@ -88,7 +123,22 @@ def main() -> None:
     # On a busy machine two OpenMP threads made an audit of a network several times slower than one does.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     try:
-        app()
+        result = app(standalone_mode=False)
+        sys.exit(result if isinstance(result, int) else 0)  # a command that ends by `typer.Exit` gives its code
+    except click.UsageError as error:
+        _show_usage_error(error)
+        sys.exit(2)
+    except click.Abort:
+        print("stopped", file=sys.stderr)
+        sys.exit(130)
     except PrivmarketError as error:
+        if _LOG.isEnabledFor(logging.DEBUG):
+            traceback.print_exc()
         print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except ModuleNotFoundError as error:
+        missing = explain(error)
+        if missing is None:
+            raise
+        print(f"error: {missing}", file=sys.stderr)
         sys.exit(2)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from privmarket.cli.options import Json, note, print_json, print_table
+from privmarket.extras import require
 
 if TYPE_CHECKING:
     from privmarket.privacy.statement import Statement
@@ -24,14 +25,17 @@ def account(
     ] = None,
     delta: Annotated[float, typer.Option(help="Keep it below 1 / number of records.")] = 1e-5,
     cap: Annotated[float | None, typer.Option(help="Lifetime ε of a wallet: how many sales fit?")] = None,
+    unit: Annotated[str, typer.Option(help="What is protected: a record, or all records of a person.")] = "record",
+    trust: Annotated[str, typer.Option(help="local, or aggregate: only a secure sum is seen.")] = "local",
     plot: Annotated[Path | None, typer.Option(help="Draw cumulative ε to this file (.png, .svg, .pdf).")] = None,
     json: Json = False,
 ) -> None:
     """What a list of sales costs: ε at δ, and the noise that each sale needs.
 
-    A sale of ε is a release that is (ε, δ)-DP for one record added or removed: STEPS noisy sums, each over a
-    Poisson sample of the records at RATE (default: one sum over all of them). ε does not add up like money;
-    the total is given by Rényi accounting (RDP) and, tighter, by privacy loss distributions (PLD).
+    A sale of ε is a release that is (ε, δ)-DP for one record zeroed out, the number of records being public: STEPS
+    noisy sums, each over a Poisson sample of the records at RATE (default: one sum over all of them). ε does not
+    add up like money; the total is given by Rényi accounting (RDP) and, tighter, by privacy loss distributions
+    (PLD). Below the table: what it means for one person.
 
     [bold]Examples[/bold]
 
@@ -41,10 +45,14 @@ def account(
 
       privmarket account --file sales.csv --delta 1e-6 --json
     """
+    from privmarket.files import check_writable
     from privmarket.privacy.statement import parse_sale, read_sales, statement
 
+    if plot is not None:
+        require("matplotlib")
+    check_writable(plot, "--plot")
     sales = [parse_sale(text) for text in sale or []] + (read_sales(file) if file is not None else [])
-    result = statement(sales, delta, cap_epsilon=cap)
+    result = statement(sales, delta, cap_epsilon=cap, unit=unit, trust=trust)  # type: ignore[arg-type]
     if plot is not None:
         _draw(result, plot)
         note(f"written: {plot}")
@@ -54,9 +62,11 @@ def account(
         _print(result)
 
 
-def _as_json(result: Statement) -> dict[str, Any]:
+def _as_json(result: Statement) -> dict[str, object]:
     lines = [
-        {**asdict(line.sale), **{k: v for k, v in asdict(line).items() if k != "sale"}} for line in result.lines
+        {**asdict(line.sale), **{k: v for k, v in asdict(line).items() if k not in ("sale", "promise")}}
+        | {"promise": line.promise.to_json()}
+        for line in result.lines
     ]
     return {
         "delta": result.certificate.delta,
@@ -64,7 +74,10 @@ def _as_json(result: Statement) -> dict[str, Any]:
         "epsilon_rdp": result.certificate.epsilon_rdp,
         "epsilon_pld": result.certificate.epsilon_pld,
         "basic_composition": {"epsilon": result.basic[0], "delta": result.basic[1]},
+        "guess_accuracy": result.certificate.guess_accuracy,
+        "promise": result.promise.to_json(),
         "cap_epsilon": result.cap_epsilon,
+        "lifetime": None if result.lifetime is None else result.lifetime.to_json(),
         "sales": lines,
     }
 
@@ -72,16 +85,19 @@ def _as_json(result: Statement) -> dict[str, Any]:
 def _print(result: Statement) -> None:
     from rich.table import Table
 
+    from privmarket.privacy.words import ODOMETER_NOTE, rounded_up_percent
+
     total = result.certificate
     columns = ["sale ε", "rate", "steps", "count", "noise multiplier", "the paper's", "ε so far (RDP)"]
-    table = Table(title=f"at δ = {total.delta:g}, one record added or removed")
+    columns.append("right guesses")
+    table = Table(title=f"at δ = {total.delta:g}, one {result.promise.unit} zeroed out")
     for column in columns + (["fit the cap"] if result.cap_epsilon is not None else []):
         table.add_column(column, justify="right")
     for line in result.lines:
         sale = line.sale
         cells = [f"{sale.epsilon:g}", f"{sale.sampling_rate:g}", str(sale.steps), str(sale.count)]
         cells += [f"{line.noise_multiplier:.4f}", f"{line.literal_noise_multiplier:.4f}"]
-        cells.append(f"{line.epsilon_so_far:.4f}")
+        cells += [f"{line.epsilon_so_far:.4f}", f"≤ {rounded_up_percent(line.promise.guess)}"]
         table.add_row(*cells, *([] if line.fits is None else [str(line.fits)]))
     print_table(table)
     print(f"in all: ε = {total.epsilon_pld:.4f} by PLD, {total.epsilon_rdp:.4f} by RDP")
@@ -89,6 +105,15 @@ def _print(result: Statement) -> None:
     if result.cap_epsilon is not None:
         fits, sold = sum(line.fits or 0 for line in result.lines), sum(line.sale.count for line in result.lines)
         print(f"a wallet with cap ε = {result.cap_epsilon:g} lets {fits} of {sold} sales through")
+    print("\nif all of this is sold as planned:")
+    for text in result.promise.lines():
+        print(f"  {text}")
+    if result.lifetime is not None:
+        print("\nthe wallet's cap, whatever is sold and however it is chosen:")
+        for text in (result.lifetime.sentence, result.lifetime.group_line):
+            print(f"  {text}")
+    else:
+        print(f"\n{ODOMETER_NOTE}; --cap E shows one")
 
 
 def _draw(result: Statement, path: Path) -> None:

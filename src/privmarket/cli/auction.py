@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import csv
+import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from privmarket.cli.options import Budget, Json, Settings, note, parse_settings, print_json, print_table
+from privmarket.cli.options import (
+    Budget,
+    Json,
+    MechanismName,
+    Settings,
+    note,
+    parse_settings,
+    print_json,
+    print_table,
+)
 
 if TYPE_CHECKING:
     from privmarket.market.bid_file import BidFile
@@ -20,26 +30,30 @@ _SHOWN = 40
 def auction(
     bids: Annotated[Path, typer.Argument(metavar="BIDS.csv", help="client,valuation,epsilon[,data_size,accuracy]")],
     budget: Budget,
-    mechanism: Annotated[str, typer.Option(help="A name from `privmarket auction --help`.")] = "mean-field-menu",
+    mechanism: MechanismName = "mean-field-menu",
     settings: Settings = None,
     out: Annotated[Path | None, typer.Option(help="Also write the result as CSV to this file.")] = None,
     json: Json = False,
 ) -> None:
     """Clear one auction: who sells how much ε, for what.
 
-    Mechanisms: pac, vcg, k-plus-one-price, csra, mfg-pricing, jsam, proportional-share, mean-field-menu;
-    the paper's letter where it differs: pac:literal, vcg:literal, mfg-pricing:literal.
+    `privmarket mechanisms` lists the rules, what each promises and its settings. Columns of BIDS.csv may be
+    separated by commas, semicolons or tabs; other columns are ignored.
 
     [bold]Examples[/bold]
 
       privmarket auction bids.csv --budget 10
 
       privmarket auction bids.csv --mechanism proportional-share --budget 10 --json
-    """
-    from privmarket.market.bid_file import read_bids
-    from privmarket.mechanisms import mechanism as build
 
-    rule = build(mechanism, **parse_settings(settings))
+      privmarket auction bids.csv --mechanism my_rules.py:posted_price --set price=0.3 --budget 10
+    """
+    from privmarket.files import check_writable
+    from privmarket.market.bid_file import read_bids
+    from privmarket.mechanisms import resolve, why_nothing_sold
+
+    check_writable(out)
+    rule = resolve(mechanism, **parse_settings(settings))
     offers = read_bids(bids)
     outcome = rule.run(offers.bids, budget)
     totals: dict[str, Any] = {
@@ -56,6 +70,8 @@ def auction(
         print_json({"mechanism": rule.name, "budget": budget, "totals": totals, "clients": _rows(offers, outcome)})
     else:
         _print(offers, outcome, rule.name, budget, totals)
+    if totals["sellers"] == 0:
+        note(f"note: {why_nothing_sold(rule, offers.bids, budget)}")
 
 
 def _rows(offers: BidFile, outcome: Outcome) -> list[dict[str, Any]]:
@@ -72,11 +88,14 @@ def _rows(offers: BidFile, outcome: Outcome) -> list[dict[str, Any]]:
 
 
 def _write(path: Path, offers: BidFile, outcome: Outcome) -> None:
+    from privmarket.files import write_atomically
+
     rows = _rows(offers, outcome)
-    with path.open("w", newline="", encoding="utf-8") as stream:
-        writer = csv.DictWriter(stream, fieldnames=list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, fieldnames=list(rows[0]))
+    writer.writeheader()
+    writer.writerows(rows)
+    write_atomically(path, text.getvalue())
 
 
 def _print(offers: BidFile, outcome: Outcome, name: str, budget: float, totals: dict[str, Any]) -> None:

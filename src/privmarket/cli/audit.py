@@ -18,23 +18,39 @@ from privmarket.cli.options import (
     print_json,
     print_table,
 )
+from privmarket.errors import MissingPartError
+from privmarket.extras import require
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from privmarket.market.audit import AuditReport, RegretSummary
     from privmarket.market.scenarios import Law
+    from privmarket.reports.comparison import Comparison
 
 
 def audit(
-    mechanism: Annotated[str, typer.Option(help="Which rule to attack; `all`: one table, without literal forms.")],
+    mechanism: Annotated[
+        str,
+        typer.Option(
+            metavar="RULE",
+            help="A name from `privmarket mechanisms`, package.module:Rule, file.py:Rule, or `all` for one "
+            "table of the registered rules without paper-literal forms.",
+        ),
+    ],
     scenario: Annotated[
         str, typer.Option(help="uniform, bimodal, lognormal, valuation-function, or a CSV file of past bids.")
     ] = "uniform",
     clients: Annotated[int, typer.Option(help="Clients in each market.")] = 100,
     budget: Budget = 50.0,
     profiles: Annotated[int, typer.Option(help="Markets to sample and attack.")] = 5,
-    objective: Annotated[str, typer.Option(help="total-epsilon or aggregation-error.")] = "total-epsilon",
+    objective: Annotated[
+        str,
+        typer.Option(help="total-epsilon, aggregation-error or aggregate-error:heterogeneity=0.3 (or without)."),
+    ] = "total-epsilon",
+    coalition: Annotated[
+        int | None, typer.Option(min=2, help="Also search joint lies of coalitions of so many clients.")
+    ] = None,
     settings: Settings = None,
     out: Annotated[Path, typer.Option(help="Folder for the figure of `--mechanism all`.")] = Path("out"),
     seed: Seed = 0,
@@ -51,56 +67,87 @@ def audit(
 
       privmarket audit --mechanism proportional-share --scenario past-bids.csv --clients 30 --budget 9 --json
 
+      privmarket audit --mechanism pac --coalition 20
+
+      privmarket audit --mechanism two-step --objective aggregate-error:heterogeneity=0.3 --set heterogeneity=0.3
+
       privmarket audit --mechanism all --clients 50 --budget 25 --profiles 3
     """
-    from privmarket.market.audit import audit as run
-    from privmarket.market.objectives import objective as objective_of
-    from privmarket.mechanisms import mechanism as build
-    from privmarket.mechanisms import takes_setting
+    from privmarket.files import check_writable
+    from privmarket.market.facts import MarketFacts
+    from privmarket.mechanisms import resolve
+    from privmarket.reports.comparison import audit as run
 
     law = law_of(scenario)
     if mechanism == "all":
+        check_writable(out / "auction-comparison.png")
         _compare_all(law, clients, budget, profiles, seed, out, json)
         return
-    given = parse_settings(settings)
-    # A rule that prices by the population's law is given the law that it is judged on.
-    if "law" not in given and takes_setting(mechanism, "law"):
-        given["law"] = law
-    if "epsilon_max" not in given and takes_setting(mechanism, "epsilon_max"):
-        given["epsilon_max"] = law.epsilon_max
-    rule = build(mechanism, **given)
-    goal = objective_of(objective)
+    # Some rules have settings that are called like options of the audit, such as `objective`.
+    rule = resolve(mechanism, market=MarketFacts.of(law), **parse_settings(settings))
     with _progress(profiles) as advance:
-        report = run(rule, law, clients, budget, profiles=profiles, seed=seed, objective=goal, progress=advance)
+        report = run(
+            rule,
+            scenario=law,
+            clients=clients,
+            budget=budget,
+            profiles=profiles,
+            seed=seed,
+            objective=objective,
+            coalition=coalition,
+            progress=advance,
+        )
     if json:
         print_json(report.to_dict())
     else:
         print_table(_table(report))
         print_table(_quintile_table(report))
+    if report.epsilon_bought == 0:
+        note("note: nothing was sold in any market; try a larger --budget or another rule (--mechanism all)")
 
 
 def _compare_all(law: Law, clients: int, budget: float, profiles: int, seed: int, out: Path, json: bool) -> None:
     from rich.console import Console
 
-    from privmarket.experiments.auction_table import compare, figure, table
-    from privmarket.mechanisms import mechanisms
+    from privmarket.reports.comparison import compare
 
     with Console(stderr=True).status("starting") as status:
-        reports = compare(
-            [name for name in mechanisms() if ":" not in name],
-            law,
-            clients,
-            budget,
+        comparison = compare(
+            scenario=law,
+            clients=clients,
+            budget=budget,
             profiles=profiles,
             seed=seed,
             progress=lambda name: status.update(f"clearing and attacking {name}"),
         )
     if json:
-        print_json([report.to_dict() for report in reports])
+        print_json({"reports": [report.to_dict() for report in comparison]})
     else:
-        print_table(table(reports))
-    for path in figure(reports, out / "auction-comparison"):
+        print_table(_comparison_table(comparison))
+    for why in comparison.skipped:
+        note(f"skipped: {why}")
+    path = out / "auction-comparison.png"
+    try:
+        require("matplotlib")
+    except MissingPartError as error:
+        note(f"no figure: {error}")
+    else:
+        comparison.plot(path)
         note(f"figure: {path}")
+
+
+def _comparison_table(comparison: Comparison) -> Table:
+    from rich.table import Table
+
+    from privmarket.reports.comparison import COLUMNS, LEGEND
+
+    table = Table(title=comparison.title, caption=LEGEND)
+    table.add_column("rule")
+    for column in COLUMNS:
+        table.add_column(column, justify="right")
+    for row in comparison.rows():
+        table.add_row(*row)
+    return table
 
 
 class _progress:
@@ -150,6 +197,11 @@ def _table(report: AuditReport) -> Table:
     regret("gain from lies about v and ε", report.regret)
     regret("gain from lies about v alone", report.regret_in_valuation)
     regret("gain from lies about ε alone", report.regret_in_epsilon)
+    if report.collusion is not None:
+        table.add_row(
+            f"gain of coalitions of {report.collusion.size}: mean / maximum / mean as a share of their pay",
+            f"{report.collusion.mean:.3g} / {report.collusion.maximum:.3g} / {report.collusion.mean_share:.3%}",
+        )
     table.add_section()
     table.add_row("paid less than their cost (IR violations)", f"{report.rationality_violations:.2%} of clients")
     table.add_row("markets over budget", f"{report.budget_violations:.2%}")

@@ -2,28 +2,50 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from privmarket.cli.options import Json, note, print_json
-from privmarket.cli.serve import DEFAULT_DATABASE, Database
+from privmarket.cli.serve import DEFAULT_DATABASE, Database, key_file
+
+if TYPE_CHECKING:
+    from privmarket.broker.signatures import SigningKey
+
+Key = Annotated[
+    Path | None,
+    typer.Option(
+        help="File of the key that signs the log; beside the database by default.", envvar="PRIVMARKET_BROKER_KEY"
+    ),
+]
 
 app = typer.Typer(
-    help="Look after a broker: verify its books, replace a lost operator token.", no_args_is_help=True
+    help="Look after a broker: verify, back up, restore, replace a lost operator token.", no_args_is_help=True
 )
+
+
+def _key(database: str, key: Path | None) -> SigningKey | None:
+    """The broker's key where there is one: whatever is written must be signed as the log announces."""
+    from privmarket.broker.signatures import SigningKey
+
+    file = key or key_file(database)
+    return SigningKey.read(file) if file.exists() else None
 
 
 @app.command("verify")
 def verify(
     database: Database = DEFAULT_DATABASE,
-    head: Annotated[str | None, typer.Option(help="A head noted earlier; the log must still contain it.")] = None,
+    head: Annotated[
+        str | None, typer.Option(help="A head noted earlier, SIZE:ROOT; the log must still contain it.")
+    ] = None,
     json: Json = False,
 ) -> None:
-    """Replay every auction, wallet and payment from the recorded bids and walk the hash chain.
+    """Rebuild every table from the log, replay every auction, and report all differences.
 
-    Exit code 0: everything agrees. Exit code 1: it does not, and the first difference is shown. Keep the head
-    that is printed somewhere else: with --head, even a log that was rewritten from the start is found out.
+    The database is opened for reading only. Exit code 0: everything agrees. Exit code 1: it does not, and every
+    difference is shown. Keep the head that is printed somewhere else, or let a witness do so: with --head, even a
+    log that was rewritten from the start is found out.
 
     [bold]Example[/bold]
 
@@ -32,23 +54,27 @@ def verify(
     from dataclasses import asdict
 
     from privmarket.broker.broker import Broker
-    from privmarket.broker.verify import verify as replay
+    from privmarket.broker.database import Database as Stored
+    from privmarket.broker.verify import verify as rebuild
 
-    verdict = replay(Broker(database), head)
+    verdict = rebuild(Broker(Stored(database, read_only=True)), head)
     if json:
         print_json(asdict(verdict))
-    elif verdict.difference is None:
+    else:
+        for text in verdict.notes:
+            print(f"note: {text}")
+        for text in verdict.differences:
+            print(f"difference: {text}")
+        said = f"{len(verdict.differences)} differences" if verdict.differences else "all agrees"
         print(
-            f"all agrees: {verdict.entries} log entries, {verdict.auctions} auctions replayed, "
+            f"{said}: {verdict.entries} log entries, {verdict.auctions} auctions replayed, "
             f"{verdict.postings} postings, head {verdict.head}"
         )
-    else:
-        print(f"first difference: {verdict.difference}")
-    raise typer.Exit(0 if verdict.difference is None else 1)
+    raise typer.Exit(1 if verdict.differences else 0)
 
 
 @app.command("operator-token")
-def operator_token(database: Database = DEFAULT_DATABASE) -> None:
+def operator_token(database: Database = DEFAULT_DATABASE, key: Key = None) -> None:
     """Make a new token for the first operator and end its old ones.
 
     For somebody who holds the database but lost the token.
@@ -59,6 +85,53 @@ def operator_token(database: Database = DEFAULT_DATABASE) -> None:
     """
     from privmarket.broker.broker import Broker
 
-    broker = Broker(database)
+    broker = Broker(database, key=_key(database, key))
     print(broker.first_operator() or broker.new_operator_token())
+    broker.database.close()
     note("older tokens of this operator no longer work")
+
+
+@app.command("backup")
+def backup(
+    file: Annotated[Path, typer.Argument(help="The new file.")], database: Database = DEFAULT_DATABASE
+) -> None:
+    """Write the log and the names beside it to a compressed file, while the broker runs or not.
+
+    Everything else follows from these. Keep the key that signs the log apart from backups.
+
+    [bold]Example[/bold]
+
+      privmarket broker backup market-2026-11-16.jsonl.gz --database sqlite:///market.db
+    """
+    from privmarket.broker.backup import backup as write
+    from privmarket.broker.database import Database as Stored
+
+    head = write(Stored(database, read_only=True), file)
+    print(f"{head.size} entries, head {head.size}:{head.root}")
+
+
+@app.command("restore")
+def restore(
+    file: Annotated[Path, typer.Argument(help="A file that backup wrote.")],
+    database: Database = DEFAULT_DATABASE,
+    key: Key = None,
+) -> None:
+    """Fill an empty database, of either kind, from a backup, rebuild every table, and check everything.
+
+    [bold]Example[/bold]
+
+      privmarket broker restore market-2026-11-16.jsonl.gz --database sqlite:///new.db
+    """
+    from privmarket.broker.backup import restore as read
+    from privmarket.broker.broker import Broker
+    from privmarket.broker.database import Database as Stored
+    from privmarket.broker.verify import verify as rebuild
+
+    stored = Stored(database)
+    head = read(stored, file)
+    verdict = rebuild(Broker(stored), f"{head.size}:{head.root}")
+    stored.close()
+    for text in verdict.differences:
+        print(f"difference: {text}")
+    print(f"{verdict.entries} entries restored, head {verdict.head}")
+    raise typer.Exit(1 if verdict.differences else 0)

@@ -12,7 +12,7 @@ from privmarket.cli.options import Seed, note, print_table
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from privmarket.experiments.federated_demo import DemoResult
+    from privmarket.reports.federated_demo import DemoResult
 
 
 def demo(
@@ -22,16 +22,17 @@ def demo(
     """Run the whole market on handwritten digits: auction, private training, wallets, settlement, report.
 
     Twenty clients hold differently skewed digits and sell privacy over 40 rounds, each under a lifetime cap. The
-    same run is repeated without noise, without privacy, and with the noise of the paper's Algorithm 2.
+    same run is repeated for half the money with a server that sees only sums, without noise, without privacy,
+    and with the noise of the paper's Algorithm 2.
 
     [bold]Example[/bold]
 
       privmarket demo --seed 1 --out demo
     """
     from privmarket.cli.federate import LiveRounds, clients_table
-    from privmarket.experiments.federated_demo import demo_config, run_demo
-    from privmarket.experiments.federated_report import write_report
     from privmarket.federated.summary import client_table
+    from privmarket.reports.federated_demo import demo_config, run_demo
+    from privmarket.reports.federated_report import write_report
 
     with LiveRounds(demo_config(seed)) as live:
         result = run_demo(seed, on_round=live.show, progress=live.say)

@@ -9,6 +9,7 @@ import typer
 
 from privmarket.cli.options import Json, law_of, note, print_json, print_table
 from privmarket.errors import ConfigurationError
+from privmarket.extras import require
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def equilibrium(
-    scenario: Annotated[str, typer.Option(help="A scenario of Table I, or past bids as a CSV.")] = "uniform",
+    scenario: Annotated[str, typer.Option(help="A scenario of Table II, or past bids as a CSV.")] = "uniform",
     budget: Annotated[float, typer.Option(help="Money per client and round.")] = 0.1,
     horizon: Annotated[float, typer.Option(help="Rounds that the game lasts.")] = 12.0,
     sale_cap: Annotated[float, typer.Option(help="The most ε that a client sells in a round.")] = 0.3,
@@ -51,8 +52,12 @@ def equilibrium(
     """
     from rich.console import Console
 
+    from privmarket.files import check_writable
     from privmarket.meanfield import Grid, MenuMarket, Problem, Result, solve
 
+    if out is not None:
+        require("matplotlib")
+    check_writable(None if out is None else out / "equilibrium.npz")
     problem = Problem.from_law(
         law_of(scenario),
         budget_per_client=budget,
@@ -98,7 +103,7 @@ def _curve(name: str) -> MenuCurve:
 
 
 def _write(solved: Equilibrium, out: Path) -> None:
-    from privmarket.experiments.equilibrium_figure import figure
+    from privmarket.reports.equilibrium_figure import figure
 
     out.mkdir(parents=True, exist_ok=True)
     solved.save(out / "equilibrium.npz")

@@ -3,47 +3,42 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import fields, replace
+from json import dumps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from privmarket.cli.options import Json, Seed, note, parse_settings, print_json, print_table
+from privmarket.cli.attack import show_attacks
+from privmarket.cli.options import Json, note, parse_settings, print_json, print_table, takes_settings
+from privmarket.errors import ConfigurationError, UnknownNameError
+from privmarket.federated.config import FederationConfig, Training
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from privmarket.federated.config import FederationConfig
-    from privmarket.federated.state import RoundRecord, RunResult
+    from privmarket.federated.attacks import AttackResult
+    from privmarket.federated.state import RunResult
+    from privmarket.privacy.words import Promise, Trust
+    from privmarket.rounds import RoundRecord
+
+_ATTACK = 9  # keeps the attacker's random numbers apart from the run's
 
 
+@takes_settings(
+    FederationConfig,
+    *("dataset", "clients", "alpha", "mechanism", "budget", "total_budget", "rounds", "aggregation"),
+    *("heterogeneity", "trust", "honest_share", "dropout", "scenario", "types", "delta", "wallet"),
+    *("wallet_policy", "evaluate_every", "seed"),
+)
 def federate(
-    dataset: Annotated[str, typer.Option(help="digits, mnist, fashion-mnist or cifar10.")] = "digits",
-    clients: Annotated[int, typer.Option(help="How many clients share the records.")] = 100,
-    alpha: Annotated[float, typer.Option(help="Dirichlet skew of labels: 0.1 severe, 0.5 mild.")] = 0.5,
-    mechanism: Annotated[str, typer.Option(help="Which auction rule.")] = "mean-field-menu",
+    settings: dict[str, Any],
     mechanism_set: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME=VALUE", help="A setting of the mechanism, e.g. objective=aggregation-error."),
     ] = None,
-    budget: Annotated[float, typer.Option(help="Money per round.")] = 50.0,
-    total_budget: Annotated[
-        float | None,
-        typer.Option(help="Money for the whole run, paced over its rounds, instead of --budget."),
-    ] = None,
-    rounds: Annotated[int, typer.Option(help="How many rounds.")] = 200,
-    aggregation: Annotated[str, typer.Option(help="epsilon, epsilon-squared or optimal.")] = "epsilon-squared",
-    heterogeneity: Annotated[float, typer.Option(help="H of P2, for --aggregation optimal.")] = 0.1,
-    scenario: Annotated[str, typer.Option(help="The law that clients' (v, ε) are drawn from.")] = "uniform",
-    types: Annotated[str, typer.Option(help="persistent, or redrawn every round.")] = "persistent",
-    delta: Annotated[float, typer.Option(help="The δ of every sale and of the wallets.")] = 1e-5,
-    wallet: Annotated[
-        float | None, typer.Option(metavar="E", help="Lifetime limit on each client's ε; none if not given.")
-    ] = None,
-    wallet_policy: Annotated[
-        str, typer.Option(help="spread: save for the rounds to come; spend: offer all that is left.")
-    ] = "spread",
-    literal: Annotated[bool, typer.Option("--literal", help="The paper's letter: noise on weights.")] = False,
+    literal: Annotated[bool, typer.Option("--literal", help="Paper-literal: noise on the weights.")] = False,
     no_dp: Annotated[bool, typer.Option("--no-dp", help="Plain FedAvg with everyone, for free.")] = False,
     no_noise: Annotated[bool, typer.Option("--no-noise", help="The same run with the noise left out.")] = False,
     training: Annotated[
@@ -53,11 +48,12 @@ def federate(
     workers: Annotated[int, typer.Option(help="Processes that train; the result does not depend on it.")] = 1,
     save: Annotated[Path | None, typer.Option(help="Also write a short result file (JSON) here.")] = None,
     report: Annotated[Path | None, typer.Option(help="Also write an HTML report here.")] = None,
+    attack: Annotated[
+        bool, typer.Option("--attack", help="Then attack the largest sale and the model; shown, and in the report.")
+    ] = False,
     checkpoint: Annotated[
         Path | None, typer.Option(help="File to save to every few rounds and to resume from.")
     ] = None,
-    evaluate_every: Annotated[int, typer.Option(help="Rounds between two measurements.")] = 10,
-    seed: Seed = 0,
     json: Json = False,
 ) -> None:
     """Run a federated training in which clients sell ε: auction, private training, aggregation, settlement.
@@ -72,53 +68,71 @@ def federate(
       privmarket federate --dataset mnist --alpha 0.1 --workers 2 --checkpoint mnist.ckpt --json > mnist.json
 
       privmarket federate --dataset mnist --wallet 8
-    """
-    from json import dumps
 
-    from privmarket.federated.config import FederationConfig
+      privmarket federate --dataset mnist --trust aggregate --mechanism ration --rounds 20 --budget 15
+    """
     from privmarket.federated.simulation import run
     from privmarket.federated.summary import brief, summarise
+    from privmarket.privacy.words import SEEDED_WARNING
 
     config = FederationConfig(
-        dataset=dataset,
-        clients=clients,
-        alpha=alpha,
-        scenario=scenario,
-        mechanism=mechanism,
+        **settings,
         mechanism_settings=parse_settings(mechanism_set),
-        budget=budget,
-        total_budget=total_budget,
-        rounds=rounds,
-        aggregation=aggregation,
-        heterogeneity=heterogeneity,
-        delta=delta,
-        wallet=wallet,
-        wallet_policy=wallet_policy,
-        types=types,
         mode=_mode(literal, no_dp, no_noise),
-        evaluate_every=evaluate_every,
-        seed=seed,
-        training=_training(dataset, training, literal),
+        training=training_of(settings["dataset"], training, literal, settings["trust"]),
     )
     with LiveRounds(config) as live:
         result = run(config, workers=workers, checkpoint=checkpoint, on_round=live.show)
     summary = summarise(result)
+    attacks = _attacked(result) if attack else []
+    summary["attacks"] = [one.to_json() for one in attacks]
     if report is not None:
-        _write_report(report, result)
+        _write_report(report, result, attacks)
     if save is not None:
         save.parent.mkdir(parents=True, exist_ok=True)
         save.write_text(dumps(brief(result, _command()), indent=1, ensure_ascii=False) + "\n")
     if json:
         print_json(summary)
         return
-    print_table(_totals_table(summary))
+    print_table(_totals_table(summary, _worst_promise(result)))
     print_table(clients_table(summary["clients"]))
+    if attacks:
+        show_attacks(attacks)
+    if config.privacy.is_private:
+        note(f"warning: {SEEDED_WARNING}")
+    if summary["arithmetic"] not in (None, "exact"):
+        note(f"warning: arithmetic {summary['arithmetic']}")
+    if result.spent == 0 and config.privacy.holds_auctions:
+        note(f"note: {_why_nothing_sold(result)}")
     for number, dropped in summary["dropped"].items():
         note(f"round {number}: dropped, unpaid: " + ", ".join(f"client {c} ({why})" for c, why in dropped.items()))
 
 
-def _write_report(path: Path, result: RunResult) -> None:
-    from privmarket.experiments.federated_report import write_report
+def _why_nothing_sold(result: RunResult) -> str:
+    from privmarket.market.facts import MarketFacts
+    from privmarket.market.scenarios import scenario
+    from privmarket.mechanisms import resolve, why_nothing_sold
+
+    config = result.config
+    facts = MarketFacts.of(scenario(config.scenario))
+    rule = resolve(config.mechanism, market=facts, **config.mechanism_settings)
+    budget = config.budget if config.total_budget is None else config.total_budget / config.rounds
+    return why_nothing_sold(rule, result.types, budget)
+
+
+def _attacked(result: RunResult) -> list[AttackResult]:
+    """The run's largest sale and its model under attack; how they are attacked follows from the seed."""
+    import numpy as np
+
+    from privmarket.federated.attacks import attack_run
+    from privmarket.federated.workers import one_thread
+
+    with one_thread():
+        return attack_run(result, np.random.default_rng([result.config.seed, _ATTACK]))
+
+
+def _write_report(path: Path, result: RunResult, attacks: list[AttackResult]) -> None:
+    from privmarket.reports.federated_report import write_report
 
     facts = {
         "test accuracy": f"{result.accuracy:.1%}",
@@ -127,7 +141,7 @@ def _write_report(path: Path, result: RunResult) -> None:
         "rounds": str(result.config.rounds),
     }
     label = f"{result.config.dataset}, {result.config.mode}"
-    note(f"report: {write_report(path, {label: result}, facts=facts, command=_command())}")
+    note(f"report: {write_report(path, {label: result}, facts=facts, command=_command(), attacks=attacks)}")
 
 
 def _command() -> str:
@@ -141,28 +155,23 @@ def _command() -> str:
 
 
 def _mode(literal: bool, no_dp: bool, no_noise: bool) -> str:
-    from privmarket.errors import ConfigurationError
-
     chosen = [n for n, on in (("literal", literal), ("no-dp", no_dp), ("no-noise", no_noise)) if on]
     if len(chosen) > 1:
         raise ConfigurationError(f"--{' and --'.join(chosen)} exclude each other", "give one of them")
     return chosen[0] if chosen else "private"
 
 
-def _training(dataset: str, pairs: list[str] | None, literal: bool) -> Any:
-    from dataclasses import fields, replace
-
-    from privmarket.errors import ConfigurationError
-    from privmarket.federated.config import Training
+def training_of(dataset: str, pairs: list[str] | None, literal: bool = False, trust: str = "local") -> Training:
+    """What is recommended for data set and trust, with the settings given by `--set`."""
     from privmarket.federated.recommended import recommended_training
 
     given = parse_settings(pairs)
-    known = [f.name for f in fields(Training)]
-    unknown = [name for name in given if name not in known]
-    if unknown:
-        raise ConfigurationError(f"unknown training setting {unknown[0]!r}", f"choose one of: {', '.join(known)}")
-    # The paper's letter is its MLP on pixels.
-    return replace(Training() if literal else recommended_training(dataset), **given)
+    known = [one.name for one in fields(Training)]
+    for name in given:
+        if name not in known:
+            raise UnknownNameError.among("training setting", name, known)
+    # The paper trains its MLP on pixels.
+    return replace(Training() if literal else recommended_training(dataset, trust), **given)
 
 
 class LiveRounds:
@@ -208,8 +217,31 @@ class LiveRounds:
         self._bar.update(self._task, completed=record.number + 1, description=text)
 
 
-def _totals_table(summary: dict[str, Any]) -> Table:
+def _worst_promise(result: RunResult) -> Promise | None:
+    """What the run's sales promise to a record of the client that sold most; None where nothing is promised."""
+    from privmarket.privacy.accountant import composed_epsilon
+    from privmarket.privacy.certificate import guess_accuracy
+    from privmarket.privacy.words import Promise, promise
+
+    config = result.config
+    if not config.privacy.is_private:
+        return None
+    histories = [[e for entry in result.wallets.history if (e := entry[i])] for i in range(config.clients)]
+    most = max(histories, key=lambda events: composed_epsilon(events, config.delta))
+    if not most:
+        return None
+    trust = cast("Trust", config.trust)
+    if config.training.sampling_rate < 1.0:  # the whole curve of many sampled sales takes minutes; ε and δ do not
+        epsilon = composed_epsilon(most, config.delta)
+        guess = guess_accuracy(epsilon, config.delta)
+        return Promise(epsilon, config.delta, guess, trust=trust, seeded=True)
+    return promise(most, config.delta, trust=trust, seeded=True)
+
+
+def _totals_table(summary: dict[str, Any], promised: Promise | None) -> Table:
     from rich.table import Table
+
+    from privmarket.privacy.words import rounded_up_percent
 
     config = summary["config"]
     title = (
@@ -229,6 +261,15 @@ def _totals_table(summary: dict[str, Any]) -> Table:
         f"largest total ε of a client at δ = {config['delta']:g}",
         "no guarantee" if largest is None else f"{largest:.2f}",
     )
+    if promised is not None:
+        guesses = f"≤ {rounded_up_percent(promised.guess)}"
+        table.add_row("right guesses whether one of its records was used", guesses)
+        table.add_row("unit, arithmetic", f"one {promised.unit} zeroed out, {promised.arithmetic}")
+    alone = summary["largest_epsilon_if_others_collude"]
+    if alone is not None:
+        share = f"{config['honest_share']:.3g}"
+        table.add_row("trust", f"aggregate, {share} of sellers honest")
+        table.add_row("the same if all other sellers collude", f"{alone:.2f}")
     table.add_row("seconds", f"{summary['seconds']:.1f}")
     return table
 

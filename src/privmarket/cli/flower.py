@@ -33,7 +33,7 @@ def run(
       privmarket flower run examples/flower-quickstart
       privmarket flower run examples/flower-quickstart --engine deployment --nodes 3 --set rounds=2
     """
-    from privmarket.experiments.flower_app import run_app
+    from privmarket.flower.app_folder import run_app
 
     # Flower writes run-config keys with dashes.
     given = {name.replace("_", "-"): value for name, value in parse_settings(setting).items()}
@@ -70,8 +70,8 @@ def rehearse(
     """
     import shutil
 
-    from privmarket.experiments.flower_rehearsal import Plan
-    from privmarket.experiments.flower_rehearsal import rehearse as play
+    from privmarket.flower.rehearsal import Plan
+    from privmarket.flower.rehearsal import rehearse as play
 
     shutil.rmtree(out, ignore_errors=True)
     report = play(out.absolute(), Plan(deadline_seconds=deadline, light=light))

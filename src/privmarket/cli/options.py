@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Callable
+from dataclasses import fields
+from inspect import Parameter, Signature, signature
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
@@ -19,10 +21,52 @@ if TYPE_CHECKING:
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of a table.")]
 Seed = Annotated[int, typer.Option(help="Seed of everything that is drawn by chance.")]
 Budget = Annotated[float, typer.Option(help="Money that may be spent in one round.")]
+SCHEMA_VERSION = 1
+"""Of every JSON document that a command prints; raised when a field changes its meaning or goes away."""
+
+MechanismName = Annotated[
+    str,
+    typer.Option(
+        "--mechanism",
+        metavar="RULE",
+        help="A name from `privmarket mechanisms`, or your own: package.module:Rule or file.py:Rule.",
+    ),
+]
 Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="NAME=VALUE", help="A setting of the mechanism, e.g. --set epsilon_max=10."),
 ]
+
+
+def takes_settings(record: type, *names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Gives a command one option per named field of a settings record, with the field's type, default and help.
+
+    The command is called with what was typed as one dictionary, its argument `settings`.
+    """
+    hints, declared = get_type_hints(record), {one.name: one for one in fields(record)}
+    options = [
+        Parameter(
+            name,
+            Parameter.KEYWORD_ONLY,
+            default=declared[name].default,
+            annotation=Annotated[hints[name], typer.Option(help=declared[name].metadata["help"])],
+        )
+        for name in names
+    ]
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        own = [p for p in signature(command, eval_str=True).parameters.values() if p.name != "settings"]
+        every = [*options, *(p.replace(kind=Parameter.KEYWORD_ONLY) for p in own)]
+
+        def run(**given: Any) -> None:
+            command(settings={name: given.pop(name) for name in names}, **given)
+
+        run.__name__, run.__doc__, run.__module__ = command.__name__, command.__doc__, command.__module__
+        run.__signature__ = Signature(every)  # type: ignore[attr-defined]
+        run.__annotations__ = {p.name: p.annotation for p in every}
+        return run
+
+    return decorate
 
 
 def parse_settings(pairs: list[str] | None) -> dict[str, Any]:
@@ -41,16 +85,18 @@ def parse_settings(pairs: list[str] | None) -> dict[str, Any]:
 
 def law_of(text: str) -> Law:
     """A scenario by name, or past bids from a CSV file."""
-    from privmarket.market.bid_file import read_bids
-    from privmarket.market.scenarios import EmpiricalLaw, scenario
+    from privmarket.market.scenarios import scenario
 
-    if text.endswith(".csv"):
-        return EmpiricalLaw(Path(text).stem, read_bids(text).bids)
     return scenario(text)
 
 
 def print_json(data: Any) -> None:
-    """One JSON document on stdout. Infinities, which JSON does not have, become null."""
+    """One JSON document on stdout; an object starts with its schema version.
+
+    Infinities, which JSON does not have, become null.
+    """
+    if isinstance(data, dict):
+        data = {"schema_version": SCHEMA_VERSION, **data}
     json.dump(_plain(data), sys.stdout, indent=2, ensure_ascii=False)
     sys.stdout.write("\n")
 

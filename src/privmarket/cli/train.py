@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from privmarket.cli.options import Json, Seed, law_of, note, parse_settings, print_json
 from privmarket.errors import ConfigurationError
+from privmarket.extras import require
 
 if TYPE_CHECKING:
     from privmarket.market.objectives import Objective
     from privmarket.market.scenarios import Law
-    from privmarket.mechanisms.learned.training import Progress
+    from privmarket.mechanisms.learned.trainer import Progress
 
 
 RecipeSettings = Annotated[
@@ -39,10 +40,11 @@ def train(
     ] = None,
     profile: Annotated[str, typer.Option(help="quick (under 3 minutes) or full.")] = "full",
     objective: Annotated[
-        str, typer.Option(help="total-epsilon, aggregation-error, or revenue (networks only).")
+        str,
+        typer.Option(help="total-epsilon, aggregation-error, aggregate-error (menus), or revenue (networks)."),
     ] = "",
-    kappa: Annotated[float, typer.Option(help="Weight of noise in the aggregation error.")] = 1.0,
-    heterogeneity: Annotated[float, typer.Option(help="Weight of bias in the aggregation error.")] = 0.1,
+    kappa: Annotated[float, typer.Option(help="Weight of noise in either error.")] = 1.0,
+    heterogeneity: Annotated[float, typer.Option(help="Weight of bias in either error.")] = 0.1,
     settings: RecipeSettings = None,
     out: Annotated[Path | None, typer.Option(help="Where to write the weights.")] = None,
     seed: Seed = 0,
@@ -62,11 +64,15 @@ def train(
 
       privmarket audit --mechanism mfg-regretnet --set weights=out/train/mfg-regretnet.safetensors
     """
+    from privmarket.files import check_writable
+
+    check_writable(out)
     names = scenario or ["uniform", "bimodal", "lognormal"]
     laws = [law_of(name) for name in names]
     place = out or Path("out/train") / (mechanism.replace(":", "-") + ".safetensors")
     if budget is not None and budget <= 0:
         raise ConfigurationError(f"--budget is {budget:g}: must be above 0", "give the money per round")
+    require("matplotlib", "learn")
     if clients is not None and clients < 2:
         raise ConfigurationError(f"--clients is {clients}: must be at least 2", "a market needs somebody else")
     if mechanism == "mfg-menunet":
@@ -77,7 +83,7 @@ def train(
     else:
         from privmarket.mechanisms.learned.recipes import market_size
 
-        changes: dict[str, Any] = {"scenarios": tuple(names), "seed": seed}
+        changes: dict[str, object] = {"scenarios": tuple(names), "seed": seed}
         if objective:
             changes |= {"objective": objective, "kappa": kappa, "heterogeneity": heterogeneity}
         if clients is not None:
@@ -96,10 +102,10 @@ def _train_network(
     mechanism: str,
     profile: str,
     laws: list[Law],
-    changes: dict[str, Any],
-    settings: dict[str, Any],
+    changes: dict[str, object],
+    settings: dict[str, object],
     place: Path,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     import torch
 
     from privmarket.mechanisms.learned.recipes import recipe
@@ -128,9 +134,10 @@ def _around(budget: float, clients: int) -> tuple[float, float]:
 
 
 def _objective(name: str, kappa: float, heterogeneity: float) -> Objective:
-    from privmarket.market.objectives import AggregationError, objective
+    from privmarket.market.objectives import TotalEpsilon, objective
 
-    return AggregationError(kappa, heterogeneity) if name == AggregationError.name else objective(name)
+    weights = {} if name == TotalEpsilon.name else {"kappa": kappa, "heterogeneity": heterogeneity}
+    return objective(name, **weights)
 
 
 def _learn_menus(
@@ -141,7 +148,7 @@ def _learn_menus(
     profile: str,
     place: Path,
     seed: int,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     import torch
 
     from privmarket.mechanisms.learned.menu_session import DesignPoint, MenuProgress, learn_menus, search_called
@@ -218,7 +225,7 @@ def _draw(curve: Path) -> Path:
     """Objective and regret against steps, beside the CSV file."""
     import numpy as np
 
-    from privmarket.experiments.palette import new_figure, save
+    from privmarket.reports.palette import new_figure, save
 
     table = np.atleast_1d(np.genfromtxt(curve, delimiter=",", names=True))
     made = new_figure(8.0, 3.2)

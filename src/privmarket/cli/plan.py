@@ -1,0 +1,221 @@
+"""`privmarket plan`: what a model will cost before anyone is paid."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from privmarket.cli.federate import training_of
+from privmarket.cli.options import Json, note, print_json, print_table, takes_settings
+from privmarket.errors import ConfigurationError
+from privmarket.federated.config import FederationConfig
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from privmarket.federated.planning import Options, Plan, Planner, Point
+
+_MONEY_PER_CLIENT = (1.0, 2.5, 6.0, 15.0)
+
+
+@takes_settings(
+    FederationConfig, "dataset", "clients", "alpha", "scenario", "trust", "honest_share", "wallet", "delta"
+)
+def plan(
+    settings: dict[str, Any],
+    proxy: Annotated[
+        Path | None,
+        typer.Option(help="Public records to plan on (.npz: images, labels) in place of --dataset's own."),
+    ] = None,
+    target: Annotated[float | None, typer.Option(help="Find the least money for this accuracy, e.g. 0.95.")] = None,
+    total: Annotated[float | None, typer.Option(help="Plan for this much money in all.")] = None,
+    money: Annotated[
+        str | None, typer.Option(help="Totals to try, e.g. 100,500,2000; by default 1 to 15 per client.")
+    ] = None,
+    rounds: Annotated[str | None, typer.Option(help="Numbers of rounds to try, e.g. 50,100,200.")] = None,
+    effort: Annotated[str, typer.Option(help="quick, normal or full: how many settings and seeds.")] = "normal",
+    training: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="A training setting, e.g. --set model=logistic."),
+    ] = None,
+    workers: Annotated[int, typer.Option(help="Processes; the plan does not depend on it.")] = 1,
+    folder: Annotated[Path, typer.Option(help="Where runs are kept; a stopped plan goes on.")] = Path("out/plan"),
+    plot: Annotated[
+        Path | None, typer.Option(help="Also draw money → accuracy, ε and pay (.png, .svg, .pdf or .html).")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Say what a model will cost: money → accuracy, largest lifetime ε, pay per client.
+
+    Runs the whole market and training on the data set or a public stand-in, spends nobody's money, and picks
+    rounds, budget a round, rule, price and server rate. Settings are chosen on validation records with one seed;
+    figures come from other seeds and test records. Ends with exit code 1 if the target is out of reach.
+
+    [bold]Examples[/bold]
+
+      privmarket plan --dataset digits --clients 20 --effort quick
+
+      privmarket plan --dataset mnist --alpha 0.1 --target 0.94 --workers 2 --plot plan.png
+
+      privmarket plan --dataset mnist --proxy public.npz --scenario past-bids.csv --total 500 --wallet 3 --json
+    """
+    from privmarket.federated.plan_runs import PublicProxy
+    from privmarket.federated.planning import Planner, check_proxy, expected_cells
+    from privmarket.files import check_writable
+    from privmarket.reports.plan_figure import check_plot, write_plan
+
+    if target is not None and total is not None:
+        raise ConfigurationError("--target and --total exclude each other", "give one of them")
+    totals = _totals(money, total, settings["clients"])
+    options = _options(effort, rounds)
+    base = FederationConfig(**settings, training=training_of(settings["dataset"], training))
+    stand_in = None if proxy is None else PublicProxy.at(proxy)
+    if stand_in is not None:
+        check_proxy(stand_in.load("test"), base.dataset)
+    if plot is not None:
+        check_plot(plot)
+        check_writable(plot, "--plot")
+    planner = Planner(base, folder, options, proxy=stand_in, workers=workers)
+    with _Progress(planner, expected_cells(options, len(totals), len(planner.rules))):
+        made = planner.for_target(target, totals) if target is not None else planner.for_totals(totals)
+    if plot is not None:
+        note(f"plot: {write_plan(made, plot)}")
+    if json:
+        print_json(made.to_json())
+    else:
+        print_table(_table(made))
+        for line in _advice(made):
+            print(line)
+    if not made.reached:
+        raise typer.Exit(1)
+
+
+def _totals(money: str | None, total: float | None, clients: int) -> list[float]:
+    if total is not None:
+        return [total]
+    if money is None:
+        return [clients * amount for amount in _MONEY_PER_CLIENT]
+    return _numbers("--money", money, float)
+
+
+def _numbers(option: str, text: str, kind: type) -> list[Any]:
+    try:
+        return [kind(word) for word in text.split(",") if word.strip()]
+    except ValueError as error:
+        raise ConfigurationError(f"{option} {text!r}", "write numbers with commas, e.g. 50,100,200") from error
+
+
+def _options(effort: str, rounds: str | None) -> Options:
+    from dataclasses import replace
+
+    from privmarket.federated.planning import EFFORTS
+
+    if effort not in EFFORTS:
+        raise ConfigurationError(f"unknown effort {effort!r}", f"choose one of: {', '.join(EFFORTS)}")
+    chosen = EFFORTS[effort]
+    return chosen if rounds is None else replace(chosen, rounds=tuple(sorted(_numbers("--rounds", rounds, int))))
+
+
+class _Progress:
+    """A bar on stderr that moves with every run."""
+
+    def __init__(self, planner: Planner, expected: int) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self._bar = Progress(
+            TextColumn("planning"),
+            MofNCompleteColumn(),
+            BarColumn(bar_width=24),
+            TextColumn("{task.description}"),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+        )
+        self._task = self._bar.add_task("starting", total=expected)
+        planner.on_cell = self._show
+
+    def _show(self, done: int, text: str) -> None:
+        self._bar.update(self._task, advance=done, description=text)
+
+    def __enter__(self) -> None:
+        self._bar.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+
+def _table(made: Plan) -> Table:
+    from rich.table import Table
+
+    base = made.base
+    title = (
+        f"{base.dataset}, {base.clients} clients, α = {base.alpha:g}, law {base.scenario}, {base.trust} trust, "
+        f"{made.cells} runs"
+    )
+    table = Table(title=title)
+    columns = (
+        "money",
+        "accuracy",
+        "lowest–highest",
+        "lifetime ε ≤",
+        "pay/client",
+        "most",
+        "rounds",
+        "a round",
+        "rate",
+    )
+    for column in columns:
+        table.add_column(column, justify="right")
+    table.add_column("rule")
+    for point in made.points:
+        chosen = "bold" if point is made.chosen else ""
+        table.add_row(
+            f"{point.total:,.0f}",
+            _with_deviation(point),
+            f"{point.lowest:.2%}–{point.highest:.2%}" if point.seeds > 1 else "one seed",
+            f"{point.lifetime_epsilon:.3g}",
+            f"{point.pay_per_client:,.2f}",
+            f"{point.highest_pay:,.2f}",
+            str(point.choice.rounds),
+            f"{point.budget_per_round:,.3g}",
+            f"{point.choice.server_rate:g}",
+            point.choice.label,
+            style=chosen,
+        )
+    return table
+
+
+def _with_deviation(point: Point) -> str:
+    return f"{point.accuracy:.2%}" + (f" ± {point.deviation:.2%}" if point.seeds > 1 else "")
+
+
+def _advice(made: Plan) -> list[str]:
+    """What to do, in words."""
+    if made.target is not None and made.chosen is None:
+        best = max(made.points, key=lambda point: point.accuracy)
+        return [
+            f"{made.target:.2%} is out of reach: {best.accuracy:.2%} for {best.total:,.0f} was the best.",
+            f"Without any noise these settings reach {made.ceiling:.2%}: no money passes that. "
+            "Try another model or features (--set), more rounds (--rounds), or more money (--money).",
+        ]
+    if made.chosen is None:
+        return []
+    return [
+        f"For {made.chosen.total:,.0f}: {_with_deviation(made.chosen)} over {made.chosen.seeds} seed(s); nobody's "
+        f"lifetime ε above {made.chosen.lifetime_epsilon:.3g} at δ = {made.base.delta:g}.",
+        _command(made.base, made.chosen),
+    ]
+
+
+def _command(base: FederationConfig, point: Point) -> str:
+    """What to type to make this run."""
+    words = ["privmarket federate", f"--dataset {base.dataset} --clients {base.clients} --alpha {base.alpha:g}"]
+    words += [f"--scenario {base.scenario} --rounds {point.choice.rounds} --budget {point.budget_per_round:.6g}"]
+    words += [f"--mechanism {point.choice.rule}"]
+    words += [f"--mechanism-set {name}={value}" for name, value in point.choice.settings]
+    words += [f"--set server_rate={point.choice.server_rate:g}"]
+    words += [] if base.trust == "local" else [f"--trust {base.trust} --honest-share {base.honest_share:.6g}"]
+    words += [] if base.wallet is None else [f"--wallet {base.wallet:g}"]
+    return " ".join(words)

@@ -1,0 +1,131 @@
+"""`privmarket seller`: what a client agrees to sell, written down and checked."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from privmarket.cli.options import Json, print_json
+
+app = typer.Typer(help="For sellers: write a policy, check it, and read what was sold.", no_args_is_help=True)
+
+
+@app.command("policy")
+def policy() -> None:
+    """Print a policy file with its safe defaults: what a client accepts before it touches any record.
+
+    [bold]Example[/bold]
+
+      privmarket seller policy > seller.toml
+    """
+    from privmarket.privacy.policy import TEMPLATE
+
+    print(TEMPLATE, end="")
+
+
+@app.command("check")
+def check(
+    file: Annotated[Path, typer.Argument(help="A policy file (TOML).")],
+    json: Json = False,
+) -> None:
+    """Check a policy file and say in words what its limits promise.
+
+    [bold]Example[/bold]
+
+      privmarket seller check seller.toml
+    """
+    from privmarket.privacy.calibration import ReleaseFamily
+    from privmarket.privacy.policy import SellerPolicy
+    from privmarket.privacy.words import lifetime_promise, promise
+
+    found = SellerPolicy.read(file)
+    life = lifetime_promise(found.epsilon_lifetime, found.delta, unit=found.unit)
+    sale = None
+    if math.isfinite(found.epsilon_per_sale):
+        event = ReleaseFamily(delta=found.delta).event(found.epsilon_per_sale)
+        sale = promise([event], found.delta, epsilon=found.epsilon_per_sale, unit=found.unit)
+    if json:
+        plain = {k: sorted(v) if isinstance(v, frozenset) else v for k, v in asdict(found).items()}
+        print_json(
+            {"policy": plain, "sale": None if sale is None else sale.to_json(), "lifetime": life.to_json()}
+        )
+        return
+    print(f"{file}: a policy that can be used")
+    print("the largest sale, as one noisy sum over all records:")
+    for text in sale.lines() if sale is not None else ["no limit: whatever the client offers may be bought"]:
+        print(f"  {text}")
+    print("a lifetime, however sales are chosen:")
+    print(f"  {life.sentence}")
+
+
+@app.command("statement")
+def statement(
+    file: Annotated[Path, typer.Argument(help="A client's wallet file (JSON lines).")],
+    json: Json = False,
+) -> None:
+    """What a client has sold, was paid and has left, and what each sale promises in words.
+
+    [bold]Example[/bold]
+
+      privmarket seller statement wallet-0.jsonl
+    """
+    from privmarket.privacy.certificate import certify
+    from privmarket.privacy.events import from_json
+    from privmarket.privacy.wallet_file import WalletFile
+    from privmarket.privacy.words import ODOMETER_LABEL, ODOMETER_NOTE, lifetime_promise, promise
+
+    wallet = WalletFile.existing(file)
+    sales = []
+    for sale in wallet.statement():
+        words = promise(
+            [from_json(sale["event"])],
+            wallet.delta,
+            epsilon=sale["epsilon"],
+            unit=sale.get("unit", "record"),
+            trust=sale.get("trust", "local"),
+        )
+        sales.append({**sale, "promise": words})
+    life = lifetime_promise(wallet.cap_epsilon, wallet.delta, measure=wallet.measure)
+    so_far = certify(wallet.spent(), wallet.delta)
+    if json:
+        print_json(
+            {
+                "sales": [{**sale, "promise": sale["promise"].to_json()} for sale in sales],
+                "lifetime": life.to_json(),
+                "remaining_share": wallet.remaining_share,
+                "epsilon_so_far": so_far.epsilon,
+                "epsilon_so_far_is": f"{ODOMETER_LABEL}; {ODOMETER_NOTE}",
+            }
+        )
+        return
+    _print_sales(sales)
+    print(f"\n{ODOMETER_LABEL}: {so_far.epsilon:.3g} at δ = {wallet.delta:g}")
+    print(f"  {ODOMETER_NOTE}")
+    print(f"the wallet's cap: ε = {wallet.cap_epsilon:g}, {wallet.remaining_share:.0%} of it left")
+    print(f"  {life.sentence}")
+
+
+def _print_sales(sales: list[dict[str, Any]]) -> None:
+    from rich.table import Table
+
+    from privmarket.cli.options import print_table
+    from privmarket.privacy.words import GROUP_RECORDS, rounded_up_percent
+
+    table = Table(title=f"{len(sales)} sales")
+    group = f"ε for {GROUP_RECORDS} records of one person"
+    for column in ("sale", "ε", "right guesses", group, "unit", "trust", "released", "paid"):
+        table.add_column(column, justify="left" if column == "sale" else "right")
+    for sale in sales:
+        words = sale["promise"]
+        state = "void" if sale.get("void") else "yes" if sale["released"] else "no, and spent"
+        paid = sale.get("paid_micro")
+        table.add_row(
+            *(sale["sale"], f"{sale['epsilon']:.3g}", f"≤ {rounded_up_percent(words.guess)}"),
+            "–" if words.group_epsilon is None else f"{words.group_epsilon:.3g}",
+            *(words.unit, words.trust, state, "not yet" if paid is None else f"{paid / 1_000_000:.6g}"),
+        )
+    print_table(table)

@@ -1,0 +1,114 @@
+"""`privmarket seller init|register|bid|reveal|prove`: a seller's key, and sealed bids from the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from privmarket.cli.options import Json, note, print_json
+
+Key = Annotated[Path, typer.Option(help="The file of your private key.", envvar="PRIVMARKET_SELLER_KEY")]
+Url = Annotated[str, typer.Option(help="The broker's address.", envvar="PRIVMARKET_BROKER")]
+Token = Annotated[str, typer.Option(help="Your token.", envvar="PRIVMARKET_BROKER_TOKEN")]
+DEFAULT_KEY = Path("seller.pem")
+
+
+def init(key: Key = DEFAULT_KEY) -> None:
+    """Make an Ed25519 key in a file that only you can read, and print its public half.
+
+    [bold]Example[/bold]
+
+      privmarket seller init --key seller.pem
+    """
+    from privmarket.broker.signatures import SigningKey
+
+    made = SigningKey.generate()
+    made.write(key)
+    note(f"private key in {key}; keep it: bids of this seller must be signed with it")
+    print(made.public)
+
+
+def register(
+    url: Url,
+    name: Annotated[str, typer.Option(help="What others see.")],
+    cap_epsilon: Annotated[float, typer.Option(help="The most ε that you ever sell.", min=0)],
+    delta: Annotated[float, typer.Option(help="At this δ.", min=0, max=0.5)] = 1e-5,
+    key: Key = DEFAULT_KEY,
+) -> None:
+    """Register at a broker with your key and print your token; it is made here and shown once.
+
+    [bold]Example[/bold]
+
+      privmarket seller register --url https://market.example --name "North clinic" --cap-epsilon 8
+    """
+    from privmarket.broker.client import BrokerClient
+    from privmarket.broker.signatures import SigningKey
+
+    with BrokerClient(url) as client:
+        seller = client.register("seller", name, cap_epsilon=cap_epsilon, delta=delta, key=SigningKey.read(key))
+    print(seller.token)
+
+
+def bid(
+    round_id: str,
+    valuation: Annotated[float, typer.Option(help="Money that you ask per unit of ε.", min=0)],
+    epsilon: Annotated[float, typer.Option(help="The most ε that you sell in this round.", min=0)],
+    url: Url,
+    token: Token,
+    data_size: Annotated[float, typer.Option(help="Your number of records.", min=0)] = 1.0,
+    key: Key = DEFAULT_KEY,
+    json: Json = False,
+) -> None:
+    """Place a signed bid; where bidders seal, only a commitment leaves, and `reveal` must follow.
+
+    What is needed to reveal is kept beside the key, in a file that only you can read.
+
+    [bold]Example[/bold]
+
+      privmarket seller bid round-0123456789abcdef --valuation 0.4 --epsilon 1 --url … --token …
+    """
+    from privmarket.broker.client import BrokerClient
+    from privmarket.broker.signatures import SigningKey
+
+    openings = key.with_suffix(".openings.json")
+    with BrokerClient(url, token, key=SigningKey.read(key), openings=openings) as client:
+        answer = client.bid(round_id, valuation, epsilon, data_size=data_size)
+    print_json(answer) if json else print(f"bid {answer['commitment']} is entry {answer['entry']} of the log")
+
+
+def reveal(round_id: str, url: Url, token: Token, key: Key = DEFAULT_KEY, json: Json = False) -> None:
+    """Open a bid that you sealed, once bidding has ended. A bid that is not revealed in time does not count.
+
+    [bold]Example[/bold]
+
+      privmarket seller reveal round-0123456789abcdef --url … --token …
+    """
+    from privmarket.broker.client import BrokerClient
+    from privmarket.broker.signatures import SigningKey
+
+    openings = key.with_suffix(".openings.json")
+    with BrokerClient(url, token, key=SigningKey.read(key), openings=openings) as client:
+        answer = client.reveal(round_id)
+    print_json(answer) if json else print(f"revealed: {answer['epsilon']:g} ε at {answer['valuation']:g} a unit")
+
+
+def prove(entry: int, url: Url, token: Token, json: Json = False) -> None:
+    """Fetch an entry of the log that concerns you, and the proof that it is in the log; exit code 1 if it is not.
+
+    [bold]Example[/bold]
+
+      privmarket seller prove 1234 --url … --token …
+    """
+    from privmarket.broker.client import BrokerClient
+
+    with BrokerClient(url, token) as client:
+        answer = client.prove(entry)
+    print_json(answer) if json else print(f"entry {entry} is in the log of {answer['size']} entries")
+
+
+def add_to(app: typer.Typer) -> None:
+    """Adds these commands to `privmarket seller`."""
+    for command in (init, register, bid, reveal, prove):
+        app.command(command.__name__)(command)

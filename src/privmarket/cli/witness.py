@@ -1,0 +1,58 @@
+"""`privmarket witness`: keep the heads of a broker's log, and raise an alarm when they fork."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from privmarket.cli.options import note
+
+
+def witness(
+    url: Annotated[str, typer.Argument(help="The broker's address.")],
+    file: Annotated[Path, typer.Option(help="Where heads are kept; a new file pins the broker's key.")] = Path(
+        "heads.txt"
+    ),
+    key: Annotated[str | None, typer.Option(help="The broker's public key, learnt elsewhere.")] = None,
+    every: Annotated[float, typer.Option(help="Seconds between looks; 0 looks once.", min=0)] = 60.0,
+    compare: Annotated[Path | None, typer.Option(help="Another witness's file: look for forks once.")] = None,
+) -> None:
+    """Keep the heads of a broker's log and check that each continues the last.
+
+    Needs no account. Exit code 2, with the reason on standard error, as soon as the broker shows a log that is not
+    a continuation of one that it showed before, or a head that its key did not sign. A broker that does not answer
+    is asked again.
+
+    [bold]Examples[/bold]
+
+      privmarket witness https://market.example --file heads.txt
+
+      privmarket witness https://market.example --file heads.txt --compare theirs.txt
+    """
+    from privmarket.broker.client import BrokerCallError, BrokerClient, LogForkedError
+    from privmarket.broker.witness import Witness, forks, read_heads
+
+    with BrokerClient(url) as client:
+        watching = Witness(client, file, key)
+        while True:
+            try:
+                head = watching.look()
+                note(f"{head.size} entries, root {head.root}")
+                found = forks(client, watching.heads, read_heads(compare)[1]) if compare else []
+            except LogForkedError as error:
+                found = [f"{error.message} ({error.hint})"]
+            except BrokerCallError as error:
+                if every == 0 or compare:
+                    raise
+                note(f"no answer: {error.message}")
+                found = []
+            for text in found:
+                note(f"ALARM: {text}")
+            if found:
+                raise typer.Exit(2)
+            if every == 0 or compare:
+                return
+            time.sleep(every)

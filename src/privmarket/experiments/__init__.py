@@ -1,1 +1,0 @@
-"""What is measured and shown: one file per table or figure."""

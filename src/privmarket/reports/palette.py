@@ -1,0 +1,59 @@
+"""One colour and one marker per mechanism, the same in every figure, and the figures' common look.
+
+Colours: the Okabe–Ito palette and darker companions. Twelve colours cannot all be told apart under every
+colour-vision deficiency; that is what the markers are for.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_LOOKS = {
+    "pac": ("#0072B2", "o"),
+    "vcg": ("#56B4E9", "s"),
+    "k-plus-one-price": ("#999933", "v"),
+    "csra": ("#E69F00", "^"),
+    "mfg-pricing": ("#CC79A7", "P"),
+    "jsam": ("#882255", "X"),
+    "proportional-share": ("#009E73", "D"),
+    "mean-field-menu": ("#D55E00", "*"),
+    "ration": ("#44AA99", "p"),
+    "two-step": ("#AA4499", "H"),
+    "regretnet": ("#8C6D46", "<"),
+    "dm-regretnet": ("#88CC66", ">"),
+    "mfg-regretnet": ("#332288", "h"),
+    "mfg-menunet": ("#000000", "d"),
+}
+_OTHER = ("#777777", ".")
+
+
+def colour(mechanism: str) -> str:
+    """The colour of a mechanism; its literal form has the same."""
+    return _LOOKS.get(mechanism.partition(":")[0], _OTHER)[0]
+
+
+def line_look(mechanism: str) -> dict[str, Any]:
+    """How a mechanism's line is drawn; a literal form is dotted."""
+    shade, marker = _LOOKS.get(mechanism.partition(":")[0], _OTHER)
+    size = 8.0 if marker == "*" else 5.0
+    return {"color": shade, "marker": marker, "ms": size, "mew": 0.0, "ls": ":" if ":" in mechanism else "-"}
+
+
+def new_figure(width: float = 7.0, height: float = 4.2) -> Figure:
+    """An empty figure that needs no display."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), dpi=150, layout="constrained")
+
+
+def save(figure: Figure, stem: Path, formats: tuple[str, ...] = ("png",)) -> list[Path]:
+    """Writes `stem.png` and so on; returns the paths."""
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    paths = [stem.with_suffix(f".{kind}") for kind in formats]
+    for path in paths:
+        figure.savefig(path)
+    return paths

@@ -1,0 +1,268 @@
+"""A round with very many bids: how long clearing and settling take, what readers notice, how fast every page is.
+
+The bids are placed by the broker's own code; the round is closed, delivered and settled over HTTP on a real server
+while other callers keep reading from it.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from sqlalchemy import select
+
+from privmarket.broker import parties
+from privmarket.broker.bidding import BidRequest
+from privmarket.broker.broker import Broker
+from privmarket.broker.parties import SYSTEM, Actor
+from privmarket.broker.schema import awards, rounds
+from privmarket.broker.signatures import SigningKey
+from privmarket.cli.serve import key_file
+from privmarket.rounds import Offer
+from privmarket_studies.broker_load import LoadError, call, free_port, server
+from privmarket_studies.broker_speed import key, open_market, serve_arguments
+
+_CAPS = (5.0, 10.0, 20.0, 50.0)
+_PAST_ROUNDS = 2
+_GROUP = 1000
+_PAUSE_SECONDS = 0.02
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Of many reads, milliseconds."""
+
+    reads: int
+    median_ms: float
+    largest_ms: float
+
+
+@dataclass
+class LargeRound:
+    """What was measured. Times are seconds of one HTTP call each unless they say ms."""
+
+    database: str
+    bids: int
+    different_caps: int = 0
+    past_sales: int = 0
+    sellers: int = 0
+    clear_seconds: float = 0.0
+    deliver_seconds: float = 0.0
+    settle_seconds: float = 0.0
+    readers_before: dict[str, Latency] = field(default_factory=dict)
+    readers_during_clear: dict[str, Latency] = field(default_factory=dict)
+    pages_ms: dict[str, float] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+def measure(
+    bids: int = 100_000,
+    *,
+    budget_micro: int = 100_000_000,
+    database: str | None = None,
+    varied: bool = False,
+    seed: int = 0,
+    progress: Callable[[str], None] = lambda text: None,
+) -> LargeRound:
+    """The whole life of one large round, on a fresh SQLite file or on the database named.
+
+    Sellers have one of four caps and sold nothing before; `varied` ones each have their own and a past.
+    """
+    with tempfile.TemporaryDirectory(prefix="privmarket-bench-") as name:
+        place = Path(name)
+        address = database or f"sqlite:///{place}/market.db"
+        progress("placing bids")
+        broker = Broker(address)
+        operator = broker.first_operator() or broker.new_operator_token()
+        # A learned or mean-field rule would do as well; this one pays out most of the budget.
+        terms = {"budget_micro": budget_micro, "mechanism": "proportional-share"}
+        buyer, round_id, (first,), (seller,) = open_market(broker, 1, **terms)
+        caps = np.random.default_rng(seed).uniform(5.0, 50.0, bids - 1) if varied else np.resize(_CAPS, bids - 1)
+        sellers = [first, *_enter_many(broker, caps.tolist())]
+        found = LargeRound(address.partition(":")[0], bids, different_caps=np.unique(caps).size)
+        if varied:
+            progress("trading before")
+            found.past_sales = _trade_before(broker, sellers, budget_micro * 500, seed)
+        progress("placing bids")
+        _fill(broker, round_id, sellers, seed)
+        broker.database.close()
+        port = free_port()
+        with server(serve_arguments(address, port), port, place / "log"):
+            tokens = {"operator": operator, "buyer": buyer, "seller": seller}
+            return _live(found, address, port, round_id, tokens, progress)
+
+
+def _trade_before(broker: Broker, sellers: Sequence[Actor], budget_micro: int, seed: int) -> int:
+    """Rounds in which most sellers sold something; how many sales there were."""
+    terms = {"budget_micro": budget_micro, "mechanism": "proportional-share"}
+    token, round_id, _, _ = open_market(broker, 0, **terms)
+    buyer, sales = broker.authenticate(token), 0
+    for number in range(1, _PAST_ROUNDS + 1):
+        _fill(broker, round_id, sellers, seed + number)
+        sales += broker.close_round(buyer, round_id, key())["sellers"]
+        with broker.database.read() as connection:
+            winners = connection.execute(select(awards.c.seller_id).where(awards.c.round_id == round_id)).scalars()
+            receipts = dict.fromkeys(str(name) for name in winners)
+            task_id = connection.execute(select(rounds.c.task_id).where(rounds.c.id == round_id)).scalar_one()
+        _claim(broker, round_id, list(receipts))
+        broker.give_receipts(buyer, round_id, receipts, key())
+        broker.settle_round(buyer, round_id, key())
+        if number < _PAST_ROUNDS:
+            round_id = str(broker.open_round(buyer, task_id, key())["id"])
+    return sales
+
+
+def _claim(broker: Broker, round_id: str, sellers: Sequence[str]) -> None:
+    """Everybody claims its delivery, logged as by the API, in one transaction."""
+    with broker.database.write(SYSTEM.party_id) as tx:
+        for seller in sellers:
+            tx.log_as(seller, "delivery.claimed", round_id, {"update_sha256": "ab" * 32})
+
+
+def _enter_many(broker: Broker, caps: Sequence[float]) -> list[Actor]:
+    """Registered and logged as by the API, but in one transaction and without tokens."""
+    with broker.database.write(SYSTEM.party_id) as tx:
+        forms = (
+            {"role": "seller", "name": f"seller {i}", "cap_epsilon": c, "delta": 1e-5} for i, c in enumerate(caps)
+        )
+        return [Actor(str(parties.register(tx, broker.entropy, form)["id"]), "seller") for form in forms]
+
+
+def _fill(broker: Broker, round_id: str, sellers: Sequence[Actor], seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    valuation, epsilon = rng.random(len(sellers)), rng.uniform(0.1, 2.0, len(sellers))
+    for start in range(0, len(sellers), _GROUP):
+        group = [
+            BidRequest(round_id, Offer(float(valuation[i]), float(epsilon[i]), 600.0), key(), sellers[i])
+            for i in range(start, min(start + _GROUP, len(sellers)))
+        ]
+        refused = [answer for answer in broker.take_bids(group) if isinstance(answer, Exception)]
+        if refused:
+            raise LoadError(f"a bid was refused: {refused[0]}", "the market of the measurement is broken")
+
+
+def _live(
+    found: LargeRound,
+    database: str,
+    port: int,
+    round_id: str,
+    tokens: dict[str, str],
+    progress: Callable[[str], None],
+) -> LargeRound:
+    path = f"/v1/rounds/{round_id}"
+    task_id = _ask(port, "GET", path, tokens["buyer"])["task_id"]
+    progress("pages, before")
+    _time_pages(found, port, round_id, task_id, tokens, "open")
+    with _Readers(port, round_id, tokens) as quiet:
+        time.sleep(2.0)
+    found.readers_before = quiet.latencies()
+    progress("clearing")
+    with _Readers(port, round_id, tokens) as busy:
+        begun = time.perf_counter()
+        found.sellers = _ask(port, "POST", f"{path}/close", tokens["buyer"])["sellers"]
+        found.clear_seconds = time.perf_counter() - begun
+    found.readers_during_clear = busy.latencies()
+    _time_pages(found, port, round_id, task_id, tokens, "cleared")
+    progress("settling")
+    _deliver_and_settle(found, database, port, round_id, tokens["buyer"])
+    _time_pages(found, port, round_id, task_id, tokens, "settled")
+    return found
+
+
+def _deliver_and_settle(found: LargeRound, database: str, port: int, round_id: str, buyer: str) -> None:
+    path, winners, after = f"/v1/rounds/{round_id}", [], ""
+    while True:
+        page = _ask(port, "GET", f"{path}/awards?limit=200{after}", buyer)
+        winners += [award["seller_id"] for award in page["items"]]
+        if page["next"] is None:
+            break
+        after = f"&after={page['next']}"
+    broker = Broker(database, key=SigningKey.read_or_make(key_file(database)))
+    _claim(broker, round_id, winners)
+    broker.database.close()
+    begun = time.perf_counter()
+    for start in range(0, len(winners), 10_000):  # a request may hold a megabyte
+        receipts = dict.fromkeys(winners[start : start + 10_000])
+        _ask(port, "POST", f"{path}/receipts", buyer, {"receipts": receipts})
+    found.deliver_seconds = time.perf_counter() - begun
+    begun = time.perf_counter()
+    _ask(port, "POST", f"{path}/settle", buyer)
+    found.settle_seconds = time.perf_counter() - begun
+
+
+def _ask(port: int, method: str, path: str, token: str, form: Any = None) -> dict[str, Any]:
+    status, body = call(port, method, path, token, form)
+    if status >= 400:
+        raise LoadError(f"{method} {path} answered {status}", body[:300].decode(errors="replace"))
+    answer: dict[str, Any] = json.loads(body)
+    return answer
+
+
+def _time_pages(
+    found: LargeRound, port: int, round_id: str, task_id: str, tokens: dict[str, str], state: str
+) -> None:
+    """Every page as everybody, the median of five."""
+    pages = ["/", f"/tasks/{task_id}", f"/rounds/{round_id}", "/money", "/privacy"]
+    for role, token in tokens.items():
+        for page in [*pages, "/people", "/audit"] if role == "operator" else pages:
+            name = page.replace(task_id, "…").replace(round_id, "…")
+            took = [_one_read(port, page, token) for _ in range(5)]
+            found.pages_ms[f"{state}, {role}, {name}"] = statistics.median(took)
+
+
+def _one_read(port: int, path: str, token: str) -> float:
+    begun = time.perf_counter()
+    status, body = call(port, "GET", path, token)
+    if status != 200:
+        raise LoadError(f"{path} answered {status}", body[:300].decode(errors="replace"))
+    return 1e3 * (time.perf_counter() - begun)
+
+
+class _Readers:
+    """One reader of the round over the API, one of its page, one seller that looks at itself."""
+
+    def __init__(self, port: int, round_id: str, tokens: dict[str, str]) -> None:
+        self._stop = threading.Event()
+        self._took: dict[str, list[float]] = {"round": [], "page": [], "me": []}
+        paths = {
+            "round": (f"/v1/rounds/{round_id}", tokens["buyer"]),
+            "page": (f"/rounds/{round_id}", tokens["buyer"]),
+            "me": ("/v1/me", tokens["seller"]),
+        }
+        self._threads = [
+            threading.Thread(target=self._read, args=(port, name, path, token), daemon=True)
+            for name, (path, token) in paths.items()
+        ]
+
+    def _read(self, port: int, name: str, path: str, token: str) -> None:
+        while not self._stop.wait(_PAUSE_SECONDS):
+            self._took[name].append(_one_read(port, path, token))
+
+    def __enter__(self) -> _Readers:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+
+    def latencies(self) -> dict[str, Latency]:
+        """What each kind of reader saw."""
+        return {
+            name: Latency(len(took), statistics.median(took), max(took))
+            for name, took in self._took.items()
+            if took
+        }

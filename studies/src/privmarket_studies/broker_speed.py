@@ -1,0 +1,158 @@
+"""Sealed bids per second, against a bare FastAPI + SQLite insert of one row in the same run.
+
+Both are real servers in processes of their own on loopback, under the same uvicorn settings, with the same client,
+the same number of callers and the same durability: every answer is sent after its commit was flushed to the disk.
+"""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from privmarket.broker import parties
+from privmarket.broker.broker import Broker
+from privmarket.broker.parties import SYSTEM, Actor
+from privmarket_studies.broker_load import Rate, free_port, load, request_bytes, server
+
+CALLERS = (1, 4, 16, 64)
+_BUDGET_MICRO = 10_000_000
+_TERMS: dict[str, Any] = {
+    "title": "speed",
+    "mechanism": "mean-field-menu",
+    "settings": {},
+    "budget_micro": _BUDGET_MICRO,
+    "rounds": 100,
+    "epsilon_max": 5.0,
+    "sampling_rate": 1.0,
+    "steps": 1,
+    "delta": 1e-5,
+    "buyer_may_close": True,
+    "bid_seconds": 86_400,
+    "delivery_seconds": 86_400,
+}
+
+
+@dataclass(frozen=True)
+class BidSpeed:
+    """One number of callers: the broker, and the two forms of the bare insert."""
+
+    storage: str
+    callers: int
+    broker: Rate
+    bare: dict[str, Rate]
+
+    @property
+    def ratio(self) -> float:
+        """The broker's rate over the faster bare insert's."""
+        return self.broker.per_second / max(rate.per_second for rate in self.bare.values())
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {**asdict(self), "ratio": self.ratio}
+
+
+def key() -> str:
+    """A fresh idempotency key."""
+    return str(uuid.uuid4())
+
+
+def open_market(broker: Broker, sellers: int, **changes: Any) -> tuple[str, str, list[Actor], list[str]]:
+    """A buyer's token, an open round, sellers, and their tokens, made by the broker's own code."""
+    made = broker.register({"role": "buyer", "name": "buyer"}, key())
+    buyer = broker.authenticate(made["token"])
+    terms = {**_TERMS, **changes}
+    broker.deposit(SYSTEM, buyer.party_id, 10 * terms["budget_micro"], key())
+    task = broker.publish_task(buyer, terms, key())
+    round_id = str(broker.open_round(buyer, task["id"], key())["id"])
+    actors, tokens = _enter(broker, sellers)
+    return str(made["token"]), round_id, actors, tokens
+
+
+def _enter(broker: Broker, sellers: int) -> tuple[list[Actor], list[str]]:
+    """Many sellers in one transaction: what is measured comes later."""
+    actors, tokens = [], []
+    with broker.database.write(SYSTEM.party_id) as tx:
+        for i in range(sellers):
+            form = {"role": "seller", "name": f"seller {i}", "cap_epsilon": 50.0, "delta": 1e-5}
+            party_id = str(parties.register(tx, broker.entropy, form)["id"])
+            tokens.append(str(parties.mint(tx, broker.entropy, party_id, "full")["token"]))
+            actors.append(Actor(party_id, "seller"))
+    return actors, tokens
+
+
+def serve_arguments(database: str, port: int) -> list[str]:
+    """The broker's process, with a rate limit that a single caller does not reach."""
+    code = "from privmarket.cli import main; main()"
+    return ["-c", code, "serve", "--database", database, "--port", str(port), "--rate", "1000000"]
+
+
+def measure(
+    folder: Path | None = None,
+    *,
+    callers: tuple[int, ...] = CALLERS,
+    seconds: float = 2.0,
+    turns: int = 3,
+    progress: Callable[[str], None] = lambda text: None,
+) -> list[BidSpeed]:
+    """Every number of callers on one storage; the fastest of `turns`, taken in turn, counts."""
+    with tempfile.TemporaryDirectory(prefix="privmarket-bench-", dir=folder) as name:
+        place = Path(name)
+        ports = {"broker": free_port(), "loop": free_port(), "threads": free_port()}
+        database = f"sqlite:///{place}/market.db"
+        broker = Broker(database)
+        broker.first_operator()
+        _, round_id, _, tokens = open_market(broker, 500)
+        broker.database.close()
+        log = place / "log"
+        bare = {
+            style: ["-m", "privmarket_studies.broker_reference", str(place / f"{style}.db"), str(port), style]
+            for style, port in ports.items()
+            if style != "broker"
+        }
+        with (
+            server(serve_arguments(database, ports["broker"]), ports["broker"], log),
+            server(bare["loop"], ports["loop"], log),
+            server(bare["threads"], ports["threads"], log),
+        ):
+            sending = {"broker": _bids(round_id, tokens), "loop": _rows(), "threads": _rows()}
+            storage = "memory" if folder is not None else "disk"
+            rows = []
+            for count in callers:
+                progress(f"{storage}, {count} callers")
+                rows.append(_turns(storage, count, ports, sending, seconds, turns))
+            return rows
+
+
+def _turns(
+    storage: str,
+    callers: int,
+    ports: dict[str, int],
+    sending: dict[str, Iterator[bytes]],
+    seconds: float,
+    turns: int,
+) -> BidSpeed:
+    seen: dict[str, list[Rate]] = {name: [] for name in ports}
+    for _ in range(turns):
+        for name, port in ports.items():
+            seen[name].append(load(port, sending[name], callers, seconds))
+    best = {name: max(rates, key=lambda rate: rate.per_second) for name, rates in seen.items()}
+    return BidSpeed(storage, callers, best.pop("broker"), best)
+
+
+def _bids(round_id: str, tokens: list[str]) -> Iterator[bytes]:
+    """One seller after the other, each under a fresh key; the second time round a bid replaces the first."""
+    for number, token in enumerate(itertools.cycle(tokens)):
+        form = {"valuation": (number % 97) / 97, "epsilon": 0.5 + (number % 7) / 7, "data_size": 600.0}
+        headers = {"Authorization": f"Bearer {token}", "Idempotency-Key": key()}
+        yield request_bytes(f"/v1/rounds/{round_id}/bids", form, headers)
+
+
+def _rows() -> Iterator[bytes]:
+    for number in itertools.count():
+        form = {"valuation": (number % 97) / 97, "epsilon": 0.5 + (number % 7) / 7, "data_size": 600.0}
+        yield request_bytes("/rows", form, {})

@@ -1,0 +1,173 @@
+"""`privmarket bench`: speed, as ratios against stated references in the same run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from privmarket.cli.options import Json, Seed, note, print_json, print_table
+from privmarket_studies.commands.bench_broker import bench_broker
+from privmarket_studies.commands.bench_flower import bench_flower
+from privmarket_studies.commands.bench_privacy import bench_privacy
+
+app = typer.Typer(
+    help="Speed, as ratios against stated references in the same run.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+)
+app.command("privacy")(bench_privacy)
+app.command("broker")(bench_broker)
+app.command("flower")(bench_flower)
+
+
+@app.callback()
+def bench() -> None:
+    """Speed, as ratios against stated references in the same run."""
+
+
+@app.command("auction")
+def auction(
+    mechanism: Annotated[list[str] | None, typer.Option(help="Only these; may be repeated.")] = None,
+    largest: Annotated[int, typer.Option(help="Largest number of clients.")] = 1_000_000,
+    out: Annotated[Path, typer.Option(help="Folder for the figure.")] = Path("out"),
+    seed: Seed = 0,
+    json: Json = False,
+) -> None:
+    """Latency and memory of every mechanism for 10 … 1,000,000 clients, over np.argsort of as many numbers.
+
+    [bold]Example[/bold]
+
+      privmarket bench auction --largest 100000 --json
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    from privmarket.mechanisms import mechanism_names
+    from privmarket_studies.auction_speed import SIZES, figure, measure
+
+    sizes = tuple(size for size in SIZES if size <= largest)
+    with Console(stderr=True).status("starting") as status:
+        report = measure(mechanism or mechanism_names(), sizes, seed=seed, progress=status.update)
+    paths = figure(report, out / "bench-auction")
+    if json:
+        print_json(report.to_dict())
+    else:
+        table = Table(title=f"time over np.argsort of as many numbers (argsort ∝ N^{report.argsort_exponent:.2f})")
+        table.add_column("mechanism")
+        for size in sizes:
+            table.add_column(f"N = {size:,}", justify="right")
+        for column in ("memory / bids", "exponent"):
+            table.add_column(column, justify="right")
+        for name, exponent in report.exponent.items():
+            rows = [row for row in report.rows if row.mechanism == name]
+            times = [f"{row.over_argsort:.2f} ({_time(row.seconds)})" for row in rows]
+            table.add_row(name, *times, f"{rows[-1].memory_over_bids:.1f}", f"{exponent:.2f}")
+        print_table(table)
+    for path in paths:
+        note(f"figure: {path}")
+
+
+@app.command("federate")
+def federate(
+    clients: Annotated[int, typer.Option(help="Clients in the round.")] = 100,
+    records: Annotated[int, typer.Option(help="Records per client.")] = 600,
+    turns: Annotated[int, typer.Option(help="How often each contender runs; the fastest turn counts.")] = 3,
+    opacus: Annotated[bool, typer.Option(help="Time Opacus beside it.")] = True,
+    json: Json = False,
+) -> None:
+    """One private round of many clients, beside Opacus on the same work and our own round without privacy.
+
+    [bold]Example[/bold]
+
+      privmarket bench federate --turns 2 --json
+    """
+    from importlib.util import find_spec
+
+    from rich.console import Console
+    from rich.table import Table
+
+    from privmarket_studies.federated_speed import measure
+
+    if opacus and find_spec("opacus") is None:
+        note("opacus is not installed: its rows are left out")
+        opacus = False
+    with Console(stderr=True).status("starting") as status:
+        report = measure(clients, records, turns=turns, opacus=opacus, progress=status.update)
+    if json:
+        print_json(report.to_dict())
+        return
+    table = Table(title=f"one round, {clients} clients × {records} records, MLP 784-128-64-10, one thread")
+    for column in ("contender", "processor seconds", "over ours, private"):
+        table.add_column(column, justify="left" if column == "contender" else "right")
+    for name, seconds in report.seconds.items():
+        table.add_row(name, f"{seconds:.2f}", f"{report.ratio(name):.2f} ×")
+    for grown, seconds in report.growth.items():
+        table.add_row(f"private, {grown} clients", f"{seconds:.2f}", f"{1000 * seconds / grown:.1f} ms per client")
+    table.add_row("accounting, 100 clients × 200 rounds", f"{report.accounting_seconds:.3f}", "")
+    print_table(table)
+
+
+@app.command("memory")
+def memory(
+    clients: Annotated[list[int] | None, typer.Option(help="How many clients; may be given several times.")] = None,
+    json: Json = False,
+) -> None:
+    """Peak memory of a federated run by number of clients, each in a fresh process.
+
+    [bold]Example[/bold]
+
+      privmarket bench memory --clients 100 --clients 1000 --json
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    from privmarket_studies.federated_memory import measure
+
+    with Console(stderr=True).status("starting") as status:
+        report = measure(tuple(clients or (125, 250, 500, 1000)), progress=status.update)
+    if json:
+        print_json(report.to_dict())
+        return
+    table = Table(title="two rounds, 600 records of 784 numbers per client, MLP 784-128-64-10")
+    for column in ("clients", "peak memory, GB", "of which the records"):
+        table.add_column(column, justify="right")
+    for count, size in report.peak_bytes.items():
+        table.add_row(f"{count:,}", f"{size / 1e9:.2f}", f"{report.record_bytes[count] / 1e9:.2f}")
+    print_table(table)
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds * 1e6:.0f} µs" if seconds < 1e-3 else f"{seconds * 1e3:.1f} ms"
+
+
+@app.command("train")
+def train(
+    forward_clients: Annotated[int, typer.Option(help="Clients of the large auction.")] = 1_000_000,
+    repeats: Annotated[int, typer.Option(help="The best of so many.")] = 3,
+    json: Json = False,
+) -> None:
+    """Learned mechanisms on one thread: a training step against a concatenated network's, growth in N, and one
+    auction against the bare matrix products of its network.
+
+    [bold]Example[/bold]
+
+      privmarket bench train --json
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    from privmarket_studies.learned_speed import measure
+
+    with Console(stderr=True).status("starting") as status:
+        report = measure(forward_clients=forward_clients, repeats=repeats, progress=status.update)
+    if json:
+        print_json(report.to_dict())
+        return
+    table = Table(title="learned mechanisms, one thread", show_header=False)
+    table.add_column("figure")
+    table.add_column("value", justify="right")
+    for name, value in report.to_dict().items():
+        table.add_row(name.replace("_", " "), f"{value:.4g}")
+    print_table(table)

@@ -1,0 +1,167 @@
+"""The pages about the mean-field game, rendered from kept result files: no figure is typed by hand.
+
+`python -m privmarket_studies.game_results docs/results` writes the pages again from
+`equilibrium/equilibrium.json` and `nash-gap/nash-gap.json`; with `--measure` the first is measured anew, in
+seconds. The second is what `privmarket nash-gap --out docs/results/nash-gap` writes.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from privmarket import __version__
+from privmarket.meanfield import DiscreteGame, Equilibrium, Grid, Problem, exploitability, solve
+from privmarket_studies.nash_gap import SIZES
+
+EQUILIBRIUM, NASH_GAP = "equilibrium", "nash-gap"
+FINE = Grid(128, 127, 100)
+
+
+def measure_equilibrium() -> dict[str, Any]:
+    """The default problem: convergence, what deviations gain, and what looking ahead changes."""
+    solved, other = solve(Problem.from_scenario()), solve(Problem.from_scenario(), start="patient")
+    naive = np.zeros_like(solved.shadow_price)
+    myopic = solved.game.flow(naive)
+    step = solved.game.mesh.step
+    return {
+        "version": __version__,
+        "grid": str(solved.grid),
+        "horizon": solved.problem.horizon,
+        "budget_per_client": solved.problem.budget_per_client,
+        "sale_cap": solved.problem.market.most_sold,
+        "iterations": solved.statistics.iterations,
+        "seconds": solved.statistics.seconds,
+        "price_difference_of_two_starts": float(np.abs(solved.price - other.price).max()),
+        "exploitability": max(solved.relative_exploitability, 0.0),
+        "exploitability_on_fine_grid": _on_a_finer_grid(solved) / solved.mean_payment,
+        "fine_grid": str(FINE),
+        "exploitability_of_truth": exploitability(naive, solved.game) / solved.mean_payment,
+        "truthful": {
+            "price": myopic.price.tolist(),
+            "earned": myopic.earned,
+            "sold": float(myopic.sold.sum() * step),
+        },
+        "solved": {
+            "price": solved.price.tolist(),
+            "earned": solved.flow.earned,
+            "sold": float(solved.flow.sold.sum() * step),
+        },
+    }
+
+
+def _on_a_finer_grid(solved: Equilibrium) -> float:
+    """What the best deviation gains when the solved bid function is played, interpolated, on `FINE`."""
+    game = DiscreteGame(solved.problem, solved.scheme, FINE)
+    mesh, strategy = game.mesh, solved.strategy()
+    price = np.repeat(solved.price, FINE.time_steps // solved.grid.time_steps)
+    v, r = mesh.valuation[:, None], mesh.budget - 0.5 * mesh.budget_width
+    shadow = np.stack([strategy(v, r, t) - v for t in mesh.time[:-1]])[:, None]
+    value, _ = game.best_response(price)
+    return float(game.starting_value(value) - game.flow(shadow, price).earned)
+
+
+def render_equilibrium(facts: dict[str, Any]) -> str:
+    """The page of the default problem."""
+    solved, truthful = facts["solved"], facts["truthful"]
+    return _filled(
+        "equilibrium.md",
+        facts=facts,
+        low=min(solved["price"]),
+        high=max(solved["price"]),
+        first=truthful["price"][0],
+        last=truthful["price"][-1],
+        earn=solved["earned"] / truthful["earned"] - 1.0,
+        sell=solved["sold"] / truthful["sold"] - 1.0,
+    )
+
+
+def render_nash_gap(report: dict[str, Any]) -> str:
+    """The page of the Nash gap."""
+
+    def share(key: str, name: str = "hindsight") -> float:
+        cell = report["cells"][key]
+        return float(np.mean(np.array(cell[name]) / np.array(cell["mean_payment"])))
+
+    def limit(clients: int) -> float:
+        cell = report["cells"][f"iid/mean-field-menu/{clients}"]
+        return float(cell["own_state_limit"] / np.mean(cell["mean_payment"]))
+
+    def slope(key: str, scale: str = "relative") -> str:
+        fit = report["slopes"][f"{key}/{scale}"]
+        return f"{fit['slope']:.2f} [{fit['low']:.2f}, {fit['high']:.2f}]".replace("-", "−")
+
+    def regret(name: str, clients: int) -> float:
+        cell = report["proxy"][f"{name}/{clients}"]
+        return float(np.mean(cell["regret"]) / np.mean(cell["mean_payment"]))
+
+    return _filled(
+        "nash-gap.md",
+        share=share,
+        limit=limit,
+        slope=slope,
+        regret=regret,
+        searched=_searched(report),
+        setting=report["setting"],
+        largest=max(SIZES),
+        proxy_sizes=report["setting"]["proxy_sizes"],
+    )
+
+
+def _searched(report: dict[str, Any]) -> list[dict[str, float]]:
+    """Per number of clients: the best other shading's gain and truth's, as shares of the mean payment."""
+    found = []
+    for cell in report["search"].values():
+        paid = float(np.mean(report["cells"][f"iid/mean-field-menu/{cell['clients']}"]["mean_payment"]))
+        truth = next(s for s in cell["shadings"] if (s["share"], s["extra"]) == (0.0, 0.0))
+        found.append(
+            {
+                "clients": cell["clients"],
+                "best": cell["best_gain"] / paid,
+                "error": cell["standard_error"] / paid,
+                "truth": truth["gain"] / paid,
+            }
+        )
+    return found
+
+
+def _filled(name: str, **values: Any) -> str:
+    import jinja2
+
+    text = (files("privmarket_studies") / "templates" / name).read_text(encoding="utf-8")
+    template = jinja2.Template(text, undefined=jinja2.StrictUndefined, trim_blocks=True)
+    page: str = template.render(percent=_percent, **values)
+    return page.strip() + "\n"
+
+
+def _percent(value: float, digits: int = 2) -> str:
+    """To so many significant digits, with a proper minus."""
+    return f"{float(f'{100 * value:.{digits}g}'):g} %".replace("-", "−")
+
+
+PAGES = {EQUILIBRIUM: render_equilibrium, NASH_GAP: render_nash_gap}
+
+
+def rendered(folder: Path) -> dict[Path, str]:
+    """Every page with its text, from the files in `folder`."""
+    return {
+        folder / name / "README.md": render(
+            json.loads((folder / name / f"{name}.json").read_text(encoding="utf-8"))
+        )
+        for name, render in PAGES.items()
+    }
+
+
+if __name__ == "__main__":
+    results = Path(sys.argv[1])
+    if "--measure" in sys.argv[2:]:
+        place = results / EQUILIBRIUM / f"{EQUILIBRIUM}.json"
+        place.write_text(json.dumps(measure_equilibrium(), indent=1) + "\n", encoding="utf-8")
+    for path, text in rendered(results).items():
+        path.write_text(text, encoding="utf-8")
+        print(path)

@@ -1,0 +1,37 @@
+"""`python -m privmarket_studies.mutants`: try faults, or render the page of what was tried."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from privmarket_studies.mutants import campaign, page
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("what", choices=("run", "list", "page"))
+    parser.add_argument("--root", type=Path, default=Path(), help="the repository")
+    parser.add_argument(
+        "--out", type=Path, default=Path("out/mutants.jsonl"), help="results so far; goes on from it"
+    )
+    parser.add_argument("--minutes", type=float, help="start no further fault after so many minutes")
+    parser.add_argument("--again", action="store_true", help="try survivors once more")
+    parser.add_argument("--only", action="append", default=[], metavar="PATH", help="only this target; repeatable")
+    parser.add_argument("--page", type=Path, default=Path("docs/results/mutants"), help="folder of the page")
+    options = parser.parse_args()
+    root = options.root.resolve()
+    if options.what == "list":
+        for attempt in campaign.sample(root):
+            print(attempt.fault.name)
+        return
+    if options.what == "run":
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        campaign.run(root, options.out.resolve(), minutes=options.minutes, again=options.again, only=options.only)
+    else:
+        page.write(options.page, campaign.of_sample(root, options.out))
+
+
+if __name__ == "__main__":
+    main()

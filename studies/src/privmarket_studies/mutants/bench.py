@@ -1,0 +1,250 @@
+"""Many faults against tests that are imported once.
+
+Importing the package and collecting its tests takes longer than running most of them. A bench collects the tests
+of a target once, then forks a child per fault; the child exchanges the code of the changed functions in place and
+runs the tests, the module's own first; slow ones are left out. What a test module computed while it was imported
+still comes from the code without the fault, so a fault that survives here is tried again in a fresh process
+(`trial`); a killed one is dead either way.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import functools
+import importlib
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import CellType, FrameType, FunctionType, ModuleType
+
+import pytest
+
+from privmarket_studies.mutants.trial import KILLED, SURVIVED, TIMED_OUT
+
+SLOW_SECONDS = 1.0
+ENDLESS_SECONDS = 4.0
+_WALL_SECONDS = 900.0
+Body = Callable[["Bench"], None]
+
+
+class _TooSlowError(BaseException):
+    """A test used up its processor time."""
+
+
+class Bench:
+    """Collected tests, to be run against one fault after the other; a plugin of pytest in place of its loop."""
+
+    def __init__(self, body: Body, slow_seconds: float, endless_seconds: float) -> None:
+        self._body, self._slow, self._endless = body, slow_seconds, endless_seconds
+        self._failed = False
+        self._session: pytest.Session | None = None
+        self.quick: list[pytest.Item] = []
+        self.left_out: list[str] = []
+        self.error: str | None = None
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Keeps the order in which files were named."""
+        self.quick = list(items)
+
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        """Instead of running the tests: runs the body."""
+        self._session = session
+        self._measure()
+        if self.error is None:
+            self._body(self)
+        return True
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Notes a failure."""
+        self._failed |= bool(report.failed)
+
+    def _measure(self) -> None:
+        """Runs every test once, without a fault, and leaves out those that are slow or fail on a busy machine."""
+        with tempfile.TemporaryDirectory() as folder:
+            usable = Path(folder) / "usable.json"
+
+            def child() -> int:
+                found = [item.nodeid for item in self.quick if self._run(item, self._slow) == SURVIVED]
+                usable.write_text(json.dumps(found), encoding="utf-8")
+                return 0
+
+            _forked(child, wall_seconds=float("inf"))
+            if not usable.exists():
+                self.error = "the tests ended the process"
+                return
+            names = set(json.loads(usable.read_text(encoding="utf-8")))
+        self.left_out = [item.nodeid for item in self.quick if item.nodeid not in names]
+        self.quick = [item for item in self.quick if item.nodeid in names]
+        if not self.quick:
+            self.error = "no test passes without a fault"
+
+    def try_code(self, module: str, tree: ast.Module, first: str) -> tuple[str, float]:
+        """Whether the quick tests notice a changed module.
+
+        Args:
+            first: a file name; tests of this file run first.
+
+        Returns:
+            `killed`, `survived` or `timed out`, and the seconds that it took.
+        """
+        order = sorted(self.quick, key=lambda item: item.path.name != first)
+
+        def child() -> int:
+            exchange(module, tree)
+            for item in order:
+                verdict = self._run(item, self._endless)
+                if verdict != SURVIVED:
+                    return 2 if verdict == TIMED_OUT else 1
+            return 0
+
+        started = time.monotonic()
+        code = _forked(child)
+        return {0: SURVIVED, 2: TIMED_OUT}.get(code, KILLED), time.monotonic() - started
+
+    def _run(self, item: pytest.Item, limit_seconds: float) -> str:
+        self._failed = False
+        with _processor_limit(limit_seconds) as used_up, contextlib.suppress(_TooSlowError):
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
+        if used_up:
+            return TIMED_OUT  # the test runner may have taken the interruption for a failure
+        return KILLED if self._failed else SURVIVED
+
+
+def run(
+    tests: Sequence[str],
+    root: Path,
+    body: Body,
+    *,
+    slow_seconds: float = SLOW_SECONDS,
+    endless_seconds: float = ENDLESS_SECONDS,
+) -> Bench:
+    """Collects the tests and hands them to `body`; `error` of the result says why they cannot be used.
+
+    Args:
+        slow_seconds: processor time of a test above which it is left out.
+        endless_seconds: processor time above which a quick test must be in an endless loop.
+    """
+    os.chdir(root)
+    bench = Bench(body, slow_seconds, endless_seconds)
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = folder
+        plugins = ["-p", "_hypothesis_pytestplugin", "-p", "pytest_timeout", "-p", "no:cacheprovider"]
+        quiet = ["-p", "no:terminal", "-o", "addopts=", "--hypothesis-seed=0", f"--basetemp={folder}/pytest"]
+        code = pytest.main([*plugins, *quiet, *tests], plugins=[bench])
+    if code not in (0, 5) and bench.error is None:
+        bench.error = f"the tests cannot be collected (exit code {int(code)})"
+    return bench
+
+
+def exchange(name: str, tree: ast.Module) -> None:
+    """Puts the functions of a changed module into the module that everybody has imported."""
+    old = importlib.import_module(name)
+    new = ModuleType(name)
+    new.__dict__.update(__file__=old.__file__, __package__=old.__package__, __spec__=old.__spec__)
+    sys.modules[name] = new  # dataclasses look their module up
+    exec(compile(tree, str(old.__file__), "exec"), new.__dict__)
+    sys.modules[name] = old
+    seen: set[int] = set()
+    for key, value in list(new.__dict__.items()):
+        _exchange_value(old.__dict__, key, value, seen)
+
+
+def _exchange_value(holder: dict[str, object], key: str, value: object, seen: set[int]) -> None:
+    before = holder.get(key)
+    if isinstance(value, type) and isinstance(before, type) and id(before) not in seen:
+        seen.add(id(before))
+        if value.__module__ == before.__module__ and value is not before:
+            for attribute, inner in list(vars(value).items()):
+                _exchange_value(dict(vars(before)), attribute, inner, seen)
+        return
+    mine, theirs = _function_of(before), _function_of(value)
+    if mine is not None and theirs is not None and mine is not theirs and mine.__module__ == theirs.__module__:
+        _exchange_function(mine, theirs)
+        clear = getattr(before, "cache_clear", None)
+        if clear is not None:
+            clear()
+
+
+def _function_of(value: object) -> FunctionType | None:
+    """The function inside a method, property or cache."""
+    if isinstance(value, staticmethod | classmethod):
+        return _function_of(value.__func__)
+    if isinstance(value, property):
+        return _function_of(value.fget)
+    if isinstance(value, functools.cached_property):
+        return _function_of(value.func)
+    if not isinstance(value, FunctionType) and hasattr(value, "__wrapped__"):
+        return _function_of(value.__wrapped__)
+    return value if isinstance(value, FunctionType) else None
+
+
+def _exchange_function(mine: FunctionType, theirs: FunctionType) -> None:
+    if hasattr(mine, "__wrapped__") and hasattr(theirs, "__wrapped__"):
+        inner, changed = _function_of(mine.__wrapped__), _function_of(theirs.__wrapped__)
+        if inner is not None and changed is not None:
+            _exchange_function(inner, changed)
+    if mine.__code__.co_freevars != theirs.__code__.co_freevars:
+        return
+    mine.__code__, mine.__defaults__ = theirs.__code__, theirs.__defaults__
+    mine.__kwdefaults__ = theirs.__kwdefaults__
+    for cell, changed_cell in zip(mine.__closure__ or (), theirs.__closure__ or (), strict=True):
+        _exchange_cell(cell, changed_cell)
+
+
+def _exchange_cell(cell: CellType, changed: CellType) -> None:
+    with contextlib.suppress(ValueError):  # an empty cell
+        value = changed.cell_contents
+        if isinstance(value, int | float | str | tuple | bool):
+            cell.cell_contents = value
+
+
+@contextlib.contextmanager
+def _processor_limit(seconds: float) -> Iterator[list[bool]]:
+    """Interrupts what uses more processor time; the list is filled when that happens."""
+    used_up: list[bool] = []
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        used_up.append(True)
+        raise _TooSlowError
+
+    before = signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    try:
+        yield used_up
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
+
+
+def _forked(child: Callable[[], int], wall_seconds: float = _WALL_SECONDS) -> int:
+    """The exit code of `child` in a process of its own; 2 if it had to be ended, 1 if it ended badly."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            os.setpgid(0, 0)
+            silent = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(silent, 1)
+            os.dup2(silent, 2)
+            code = child()
+        except _TooSlowError:
+            code = 2
+        finally:
+            os._exit(code)
+    deadline = time.monotonic() + wall_seconds
+    while time.monotonic() < deadline:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            return abs(os.waitstatus_to_exitcode(status))
+        time.sleep(0.01)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    return 2

@@ -1,0 +1,217 @@
+"""Ablations: what each part of the learned mechanism, of the default readings and of the floors is worth."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from privmarket.reports.palette import colour, new_figure
+from privmarket_studies.reproduce import fairness, rq1, rq3
+from privmarket_studies.reproduce.cells import Cell
+from privmarket_studies.reproduce.document import Block, Figure, Page, Results, Table, Text, failure_text
+from privmarket_studies.reproduce.markets import LITERAL
+from privmarket_studies.reproduce.prose import prose
+from privmarket_studies.reproduce.scale import Scale
+from privmarket_studies.reproduce.statistics import Measured, compared
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Drawing
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "without b_MFG": {"network.mean_field": False},
+    "without L_MFG": {"alignment.weight": 0.0},
+    "ζ = 0.5": {"baseline.mixing": 0.5},
+    "the paper's attack in training": {"attack.kind": "ascent"},
+}
+STRATEGIES = ("truthful", "equilibrium")
+TITLE = "Ablations: what is each part worth?"
+
+
+def cells(scale: Scale) -> list[Cell]:
+    """Short trainings, market games, and the cells of other pages that ablate something."""
+    steps, rows = scale.pick(300, 8), scale.pick(800, 200)
+    trained = scale.seeds_or(3, 1)
+    attack = "training" if scale.quick else "quick"
+    made = [
+        Cell("training", {"changes": changes, "steps": steps, "rows": rows, "attack": attack}, seed, steps / 100)
+        for changes in VARIANTS.values()
+        for seed in trained
+    ]
+    games = scale.pick(20, 4)
+    grid = "16x16x20" if scale.quick else "64x64x50"
+    made += [
+        Cell("strategic", {"strategy": s, "clients": n, "games": games, "grid": grid}, seed, n / 100)
+        for s in STRATEGIES
+        for n in ((30,) if scale.quick else (30, 300))
+        for seed in scale.seeds_or(5, 2)
+    ]
+    return [*made, *_literal_cells(scale), *_floor_cells(scale)]
+
+
+def _literal_cells(scale: Scale) -> list[Cell]:
+    """Those cells of RQ1 and RQ3 that set a rule beside its literal form."""
+    pairs = {*LITERAL, *(name.partition(":")[0] for name in LITERAL)}
+    attacked = [c for c in rq1.cells(scale) if c.config["clients"] == 10 and c.config["scenario"] == "uniform"]
+    cleared = [
+        c
+        for c in rq3.cells(scale)
+        if c.kind == "efficiency"
+        and (c.config["scenario"], c.config["clients"], c.config["budget"]) == ("uniform", 100, 50)
+    ]
+    return [c for c in (*attacked, *cleared) if c.config["mechanism"] in pairs]
+
+
+def _floor_cells(scale: Scale) -> list[Cell]:
+    return [
+        c
+        for c in fairness.cells(scale)
+        if c.config["mechanism"] == "mfg-menunet" and c.config["scenario"] == "uniform"
+    ]
+
+
+def render(results: Results) -> Page:
+    """The page."""
+    steps = next((r.cell.config["steps"] for r in results.all("training")), 0)
+    blocks: list[Block] = [
+        prose("ablations-set-up", steps=steps),
+        Figure("ablations-training", _CAPTION, lambda: _draw(results)),
+        _training_table(results),
+        _training_words(results),
+        Text("## Paper-literal against the default"),
+        _literal_table(results),
+        Text("## Clients that look ahead"),
+        prose("ablations-strategic"),
+        _strategic_table(results),
+        Text("## A service floor"),
+        fairness.floor_table(results),
+        _learned(results),
+        *failure_text(results),
+    ]
+    return Page("ablations", TITLE, blocks)
+
+
+_CAPTION = "Short trainings: regret found against ε bought; large: mean over seeds, small: each seed."
+
+
+def _variant(results: Results, name: str, figure: str) -> Measured | None:
+    return results.measured(figure, "training", changes=VARIANTS[name])
+
+
+def _training_table(results: Results) -> Table:
+    rows = []
+    for name in VARIANTS:
+        regret, ratio = _variant(results, name, "regret"), _variant(results, name, "fluid_ratio")
+        absent = results.absent("training", changes=VARIANTS[name])
+        texts = [absent if m is None else m.text(spec) for m, spec in ((regret, ".2%"), (ratio, ".3f"))]
+        rows.append([name, *texts])
+    columns = ("training", "regret / mean payment", "ε bought / fluid bound")
+    return Table("ablations-training", f"Uniform, N = 100, B = 50; {results.over_seeds('training')}", columns, rows)
+
+
+def _training_words(results: Results) -> Text:
+    base = {figure: _variant(results, "default", figure) for figure in ("regret", "fluid_ratio")}
+    lines = []
+    for name in VARIANTS:
+        regret, ratio = _variant(results, name, "regret"), _variant(results, name, "fluid_ratio")
+        if (
+            name == "default"
+            or regret is None
+            or ratio is None
+            or base["regret"] is None
+            or base["fluid_ratio"] is None
+        ):
+            continue
+        lines.append(
+            f"- {name}: regret {compared(regret, base['regret'])} the default's, value "
+            f"{compared(ratio, base['fluid_ratio'])} the default's."
+        )
+    return Text("\n".join(lines))
+
+
+def _literal_table(results: Results) -> Table:
+    rows = []
+    for literal in LITERAL:
+        for rule in (literal.partition(":")[0], literal):
+            bought = results.measured("fluid_ratio", "efficiency", mechanism=rule)
+            over = results.measured("over_budget", "efficiency", mechanism=rule)
+            short = results.measured("underpaid", "efficiency", mechanism=rule)
+            regret = results.measured("mean", "regret", mechanism=rule)
+            specs = ((bought, ".3f"), (over, ".1%"), (short, ".1%"), (regret, ".2%"))
+            kinds = ("efficiency", "efficiency", "efficiency", "regret")
+            absent = [results.absent(kind, mechanism=rule) for kind in kinds]
+            texts = [a if m is None else m.text(spec) for (m, spec), a in zip(specs, absent, strict=True)]
+            rows.append([rule, *texts])
+    columns = ("rule", "ε bought / fluid bound", "over budget", "underpaid", "mean gain from lies / mean payment")
+    seeds = f"{results.over_seeds('efficiency')}; lies: {results.over_seeds('regret')}"
+    caption = f"Uniform, N = 100, B = 50; lies in the last column: N = 10, B = 5. {seeds}"
+    return Table("ablations-literal", caption, columns, rows)
+
+
+def _strategic_table(results: Results) -> Table:
+    rows = []
+    for n in sorted({r.cell.config["clients"] for r in results.all("strategic")}):
+        for strategy in STRATEGIES:
+            figures = [
+                results.measured(name, "strategic", strategy=strategy, clients=n)
+                for name in ("utility", "epsilon", "pay", "unit_price")
+            ]
+            absent = results.absent("strategic", strategy=strategy, clients=n)
+            rows.append([str(n), strategy, *(absent if m is None else m.text(".4f") for m in figures)])
+    columns = (
+        "N",
+        "all clients report",
+        "surplus per client",
+        "ε sold per client",
+        "paid per client",
+        "price per ε",
+    )
+    caption = f"Twelve rounds, mean-field menu; {results.over_seeds('strategic')}"
+    return Table("ablations-strategic", caption, columns, rows)
+
+
+def _learned(results: Results) -> Text:
+    largest = max((r.cell.config["clients"] for r in results.all("strategic")), default=0)
+    utility, epsilon = (_difference(results, name, largest) for name in ("utility", "epsilon"))
+    return prose(
+        "ablations-learned",
+        clients=largest,
+        utility=utility and (utility.text("+.4f"), compared(utility, _ZERO)),
+        epsilon=epsilon and (epsilon.text("+.4f"), compared(epsilon, _ZERO)),
+        words=[name for name in VARIANTS if _within(results, name)],
+    )
+
+
+_ZERO = Measured(0.0, 0.0, 2)
+
+
+def _difference(results: Results, figure: str, clients: int) -> Measured | None:
+    """Equilibrium minus truthful, seed by seed: both play in the same drawn markets."""
+    pair = [results.values(figure, "strategic", strategy=s, clients=clients) for s in STRATEGIES]
+    if not pair[0] or len(pair[0]) != len(pair[1]):
+        return None
+    return Measured.of(ahead - now for now, ahead in zip(*pair, strict=True))
+
+
+def _within(results: Results, name: str) -> bool:
+    """Whether a variant cannot be told from the default in either figure."""
+    pairs = [(_variant(results, name, f), _variant(results, "default", f)) for f in ("regret", "fluid_ratio")]
+    return name != "default" and all(a and b and compared(a, b) == "within noise of" for a, b in pairs)
+
+
+def _draw(results: Results) -> Drawing:
+    drawing = new_figure(7.5, 4.4)
+    axes = drawing.subplots()
+    shades = (colour("mfg-regretnet"), "#D55E00", "#009E73", "#CC79A7", "#E69F00")
+    for (name, changes), shade, marker in zip(VARIANTS.items(), shades, "osD^v", strict=True):
+        regret = results.values("regret", "training", changes=changes)
+        ratio = results.values("fluid_ratio", "training", changes=changes)
+        if regret:
+            axes.plot(regret, ratio, marker, color=shade, ms=4, alpha=0.5, ls="none")
+            axes.plot(
+                sum(regret) / len(regret), sum(ratio) / len(ratio), marker, color=shade, ms=9, label=name, ls="none"
+            )
+    axes.axhline(1.0, color="#555555", ls="--", lw=1)
+    axes.set(xscale="log", xlabel="mean gain from lies / mean payment", ylabel="ε bought / fluid bound")
+    axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+    axes.grid(alpha=0.25)
+    return drawing

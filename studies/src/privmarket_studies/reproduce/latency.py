@@ -1,0 +1,90 @@
+"""Cells of RQ2: time and memory of one auction, and of asking all N clients' deviations once."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from privmarket.market.scenarios import scenario
+from privmarket_studies.reproduce.markets import outside_training, rule_for
+
+_PAGE_NOISE_BYTES = 1 << 20  # the kernel counts resident pages in batches; less than this is not seen
+
+
+def run(config: Mapping[str, Any], seed: int, scratch: Path) -> dict[str, Any]:
+    """Config: mechanism, clients, seconds (how long to repeat). Uniform scenario, budget clients/2.
+
+    Memory is the peak of resident memory during an auction above what was resident before, for all rules alike.
+    """
+    rng = np.random.default_rng([seed, config["clients"]])
+    law = scenario("uniform")
+    rule, bids = rule_for(config["mechanism"], law), law.sample(rng, config["clients"])
+    with outside_training():
+        rule.run(bids, bids.clients / 2)  # loads weights, fills caches
+        memory = _peak_bytes(lambda: rule.run(bids, bids.clients / 2))
+        seconds, sort = _best_in_turn(
+            lambda: rule.run(bids, bids.clients / 2), lambda: np.argsort(bids.valuation), config["seconds"]
+        )
+    return {
+        "seconds": seconds,
+        "argsort_seconds": sort,
+        "over_argsort": seconds / sort,
+        "peak_bytes": memory if memory is None or memory > _PAGE_NOISE_BYTES else 0,
+        "bids_bytes": bids.valuation.nbytes + bids.epsilon.nbytes,
+    }
+
+
+def run_deviations(config: Mapping[str, Any], seed: int, scratch: Path) -> dict[str, Any]:
+    """Config: mechanism, clients, seconds. What each of N clients would get with one other report."""
+    rng = np.random.default_rng([seed, config["clients"]])
+    law = scenario("uniform")
+    rule, bids = rule_for(config["mechanism"], law), law.sample(rng, config["clients"])
+    # New reports each time: nothing that an earlier call kept can answer this one.
+    reports = iter([bids.replace(valuation=bids.valuation * f) for f in np.linspace(0.8, 1.2, 200)] * 1000)
+    with outside_training():
+        rule.unilateral(bids, next(reports), bids.clients / 2)
+        seconds, auction = _best_in_turn(
+            lambda: rule.unilateral(bids, next(reports), bids.clients / 2),
+            lambda: rule.run(bids, bids.clients / 2),
+            config["seconds"],
+        )
+    return {"seconds": seconds, "auction_seconds": auction, "auctions_worth": seconds / auction}
+
+
+def _best_in_turn(job: Callable[[], object], reference: Callable[[], object], limit: float) -> tuple[float, float]:
+    """The best times of both, taken alternately for about `limit` seconds, so that a busy machine slows both."""
+    best = [np.inf, np.inf]
+    end = time.perf_counter() + limit
+    repeats = 0
+    while repeats < 3 or (time.perf_counter() < end and repeats < 1000):
+        for index, call in enumerate((job, reference)):
+            start = time.perf_counter()
+            call()
+            best[index] = min(best[index], time.perf_counter() - start)
+        repeats += 1
+    return best[0], best[1]
+
+
+def _peak_bytes(job: Callable[[], object]) -> int | None:
+    """Peak of resident memory during `job` above the start; None where the system does not tell."""
+    try:
+        # What was freed before goes back to the system, or the job would reuse it unseen.
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+        Path("/proc/self/clear_refs").write_text("5")
+        before = _resident("VmRSS")
+        job()
+        return max(_resident("VmHWM") - before, 0)
+    except OSError:
+        return None
+
+
+def _resident(line: str) -> int:
+    for text in Path("/proc/self/status").read_text().splitlines():
+        if text.startswith(line):
+            return 1024 * int(text.split()[1])
+    raise OSError(f"no {line} in /proc/self/status")

@@ -1,0 +1,70 @@
+"""One cell of RQ1: what lies gain against a rule, client by client, under attacks of rising strength."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from privmarket.market.attacks import Regret
+from privmarket.market.bids import Bids
+from privmarket.market.evaluation import gain_shares, judge
+from privmarket.market.mechanism import Mechanism
+from privmarket.market.scenarios import scenario
+from privmarket_studies.reproduce.markets import outside_training, rule_for
+from privmarket_studies.reproduce.strengths import PARTS, STRENGTHS, Counted
+
+# Markets that the mean payment is taken over: it is the denominator of everything, and auctions are cheap.
+_PAYMENT_MARKETS = 50
+_QUANTILES = (1, 5, 25, 50, 75, 95, 99)
+
+
+def run(config: Mapping[str, Any], seed: int, scratch: Path) -> dict[str, Any]:
+    """Config: mechanism, scenario, clients, budget, attack (the strongest level), parts (of `PARTS`, or None).
+
+    Gains are shares of the rule's own mean payment per client in this setting.
+    """
+    law, clients, budget = scenario(config["scenario"]), config["clients"], float(config["budget"])
+    # Seeds draw the same markets for every rule.
+    rng = np.random.default_rng([seed, clients])
+    with outside_training() as said:
+        rule = rule_for(config["mechanism"], law)
+        types = law.sample(rng, clients, (_PAYMENT_MARKETS,))
+        merit = judge(types, rule.run(types, budget), budget)
+        paid = merit.mean_payment
+        found, levels = _climb(rule, types[0], budget, paid, config["attack"], rng)
+        parts = {}
+        if config["parts"] is not None:
+            for name, attack in zip(("in_valuation", "in_epsilon"), PARTS[config["parts"]], strict=True):
+                lie = attack(rule, types[0], budget, rng)
+                found = found.worst_of(lie)
+                parts[f"mean_{name}"] = float(gain_shares(lie.gain, paid, budget).mean())
+    share = gain_shares(found.gain, paid, budget)
+    return {
+        "mean": float(share.mean()),
+        **parts,
+        "maximum": float(share.max()),
+        "gainers": float((share > 0).mean()),
+        "quantiles": {str(q): float(np.percentile(share, q)) for q in _QUANTILES},
+        "gains": [float(f"{x:.4g}") for x in np.sort(share)],
+        "levels": levels,
+        "mean_payment": paid,
+        "underpaid": merit.underpaid,
+        "outside_training": said,
+    }
+
+
+def _climb(
+    rule: Mechanism, market: Bids, budget: float, paid: float, last: str, rng: np.random.Generator
+) -> tuple[Regret, dict[str, dict[str, float]]]:
+    """All levels up to `last`; per level the reports tried so far and the mean share found so far."""
+    counted, levels = Counted(rule), {}
+    found = Regret(np.zeros(market.shape), market.valuation, market.epsilon)
+    for name, attack in STRENGTHS.items():
+        found = found.worst_of(attack(counted, market, budget, rng))
+        levels[name] = {"reports": counted.reports, "mean": float(gain_shares(found.gain, paid, budget).mean())}
+        if name == last:
+            break
+    return found, levels

@@ -1,0 +1,118 @@
+"""Writes pages: Markdown, CSV, PNG and SVG in a folder each, and one HTML file that needs nothing else."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from privmarket_studies.reproduce.cache import Record
+from privmarket_studies.reproduce.document import Block, Figure, Page, Table, Text
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Drawing
+
+
+def markdown(page: Page) -> str:
+    """The page's text; figures are linked as PNG, tables also as CSV."""
+    return "\n\n".join([f"# {page.title}", *(_block(block) for block in page.blocks)]) + "\n"
+
+
+def _block(block: Block) -> str:
+    if isinstance(block, Text):
+        return block.markdown.strip()
+    if isinstance(block, Table):
+        return block.markdown()
+    return f"![{block.caption}]({block.name}.png)\n\n*{block.caption}* ([SVG]({block.name}.svg))"
+
+
+def write_page(page: Page, folder: Path, mark: str = "") -> list[Path]:
+    """README.md, the figures and a CSV per table.
+
+    Args:
+        mark: kept inside the SVG files, so that a figure can be told from one of earlier results.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    written = [_text(folder / "README.md", markdown(page))]
+    for block in page.blocks:
+        if isinstance(block, Table):
+            written.append(_text(folder / f"{block.name}.csv", block.csv()))
+        elif isinstance(block, Figure):
+            drawing = block.draw()
+            for kind in ("png", "svg"):
+                path = folder / f"{block.name}.{kind}"
+                path.write_bytes(drawn(drawing, kind, mark))
+                written.append(path)
+    return written
+
+
+def drawn(drawing: Drawing, kind: str, mark: str = "") -> bytes:
+    """The bytes of a figure; an SVG is the same each time."""
+    from matplotlib import rc_context
+
+    stream = io.BytesIO()
+    with rc_context({"svg.hashsalt": "privmarket", "svg.fonttype": "none"}):
+        about: dict[str, Any] = {"Date": None, "Description": mark} if kind == "svg" else {}
+        drawing.savefig(stream, format=kind, metadata=about)
+    return stream.getvalue()
+
+
+def write_cells_csv(records: Sequence[Record], path: Path) -> Path:
+    """Every cell as a row: configuration, seed, seconds and every single figure of its result."""
+    rows = [{**_scalars(r.cell.config), "seed": r.cell.seed, "seconds": r.seconds, **_outcome(r)} for r in records]
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    stream = io.StringIO()
+    writer = csv.DictWriter(stream, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return _text(path, stream.getvalue())
+
+
+def _outcome(record: Record) -> dict[str, Any]:
+    return {"failure": record.failure} if record.result is None else _scalars(record.result)
+
+
+def _scalars(data: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in data.items() if isinstance(value, str | int | float)}
+
+
+def write_html(pages: Sequence[Page], path: Path, facts: Mapping[str, str], command: str) -> Path:
+    """All pages in one file; the figures that `write_page` left in folders beside it are put into it as SVG."""
+    import jinja2
+
+    template = jinja2.Template(
+        (files("privmarket_studies") / "templates" / "reproduce_report.html").read_text(encoding="utf-8"),
+        autoescape=True,
+    )
+    text = template.render(
+        pages=[
+            (page.name, page.title, [_html(block, path.parent / page.name) for block in page.blocks])
+            for page in pages
+        ],
+        facts=dict(facts),
+        command=command,
+    )
+    return _text(path, text)
+
+
+def _html(block: Block, folder: Path) -> str:
+    from markdown_it import MarkdownIt
+
+    reader = MarkdownIt("commonmark", {"html": False}).enable("table")
+    if isinstance(block, Text):
+        # Links between pages lead to sections of this file.
+        return str(reader.render(block.markdown.replace("/README.md", "").replace("](../", "](#")))
+    if isinstance(block, Table):
+        return f'<div class="scroll">{reader.render(block.markdown())}</div>'
+    picture = (folder / f"{block.name}.svg").read_text(encoding="utf-8")
+    picture = picture[picture.index("<svg") :]
+    return f"<figure>{picture}<figcaption>{reader.renderInline(block.caption)}</figcaption></figure>"
+
+
+def _text(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return path

@@ -1,0 +1,337 @@
+"""RQ1: what does a liar gain? Regret under attacks of rising strength, IR, truthfulness in ε."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from privmarket.reports.palette import colour, line_look, new_figure
+from privmarket_studies.reproduce.cells import Cell
+from privmarket_studies.reproduce.document import Block, Figure, Page, Results, Table, Text, failure_text
+from privmarket_studies.reproduce.markets import LITERAL, RULES
+from privmarket_studies.reproduce.prose import prose
+from privmarket_studies.reproduce.scale import Scale
+from privmarket_studies.reproduce.statistics import Measured, compared
+from privmarket_studies.reproduce.strengths import STRENGTHS
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure as Drawing
+
+Setting = tuple[int, str, int]  # clients, law, budget
+LAWS = ("uniform", "bimodal", "lognormal")
+_SLOW = "mfg-regretnet:literal"  # has no quick answer about deviations: half a second each at N = 100
+_STRONGEST = ("csra", "proportional-share", "mean-field-menu", "mfg-regretnet")
+_FLOOR = 1e-6
+
+
+def settings(scale: Scale) -> list[tuple[str, int, int]]:
+    """(law, clients, budget): the three laws at one size, and Uniform at N = 10 with the same money per client."""
+    if scale.quick:
+        return [(law, 10, 5) for law in LAWS]
+    return [("uniform", 100, 50), ("uniform", 10, 5), ("bimodal", 100, 50), ("lognormal", 100, 100)]
+
+
+def cells(scale: Scale) -> list[Cell]:
+    """Every rule in every setting; literal forms where their deviations can be computed."""
+    attack = "quick" if scale.quick else "strong"
+    made = [
+        _cell(rule, *setting, attack, attack, seed)
+        for setting in settings(scale)
+        for rule in (*RULES, *LITERAL)
+        if rule in RULES or (setting[0] == "uniform" and not (rule == _SLOW and setting[1] > 10))
+        for seed in _seeds(scale, setting[0], rule)
+    ]
+    if not scale.quick:
+        made += [_cell(rule, "uniform", 100, 50, "strongest", None, 0) for rule in _STRONGEST]
+    return made
+
+
+def _seeds(scale: Scale, law: str, rule: str) -> range:
+    """More for Uniform, which the paper's tables are about; one where a single market takes many minutes."""
+    if rule == _SLOW:
+        return scale.seeds_or(1, 1)
+    return scale.seeds_or(5, 2) if law == "uniform" else scale.seeds_or(3, 1)
+
+
+def _cell(rule: str, law: str, clients: int, budget: int, attack: str, parts: str | None, seed: int) -> Cell:
+    config = {
+        "mechanism": rule,
+        "scenario": law,
+        "clients": clients,
+        "budget": budget,
+        "attack": attack,
+        "parts": parts,
+    }
+    return Cell("regret", config, seed, cost=clients / 100 * (4 if attack == "strongest" else 1))
+
+
+def render(results: Results) -> Page:
+    """The page."""
+    main = sorted(
+        {
+            (r.cell.config["clients"], r.cell.config["scenario"], r.cell.config["budget"])
+            for r in results.records
+            if r.cell.config["parts"] is not None
+        },
+        key=lambda s: (-s[0], LAWS.index(s[1])),
+    )
+    if not main:
+        return Page("rq1", TITLE, [Text("Nothing was computed."), *failure_text(results)])
+    first = _where(*main[0])
+    attacked = results.all("regret", **first)
+    attack = _attack(results, main[0])
+    tried = max(r.result["levels"][attack]["reports"] for r in attacked if r.result)
+    blocks: list[Block] = [
+        prose("rq1-set-up", attack=attack, tried=f"{tried:,}"),
+        Figure("rq1-mean", _MEAN, lambda: _bars(results, main)),
+        Figure("rq1-clients", _CLIENTS, lambda: _boxes(results, main)),
+        *(_table(results, *setting) for setting in main),
+        Text("## How the figure grows with the attack"),
+        Figure("rq1-strength", _STRENGTH, lambda: _growth(results, main[0])),
+        _growth_table(results, main[0]),
+        _learned(results, main[0]),
+        *failure_text(results),
+    ]
+    return Page("rq1", TITLE, blocks)
+
+
+TITLE = "RQ1: what does a liar gain?"
+_MEAN = "(a) Mean gain from the best lie found, mean ± std over seeds."
+_CLIENTS = (
+    "(b) Gains client by client, all seeds together; box: quartiles, whiskers: 5th and 95th percentile; on top: "
+    f"share of clients with a lie that gains; 0 is drawn at {_FLOOR:g}, a median of 0 as a diamond."
+)
+_STRENGTH = "Mean gain found against lies tried per client. Each level also tries what the weaker ones try."
+
+
+def _where(clients: int, law: str, budget: int) -> dict[str, Any]:
+    return {"clients": clients, "scenario": law, "budget": budget}
+
+
+def _attack(results: Results, setting: Setting) -> str:
+    """The attack of the main tables."""
+    attacked = results.all("regret", **_where(*setting))
+    return next((str(r.cell.config["attack"]) for r in attacked if r.cell.config["parts"]), "paper")
+
+
+def _found(results: Results, rule: str, setting: Setting) -> list[dict[str, Any]]:
+    """Results of a rule that also searched lies about v and about ε alone."""
+    records = results.all("regret", mechanism=rule, **_where(*setting))
+    return [r.result for r in records if r.result and r.cell.config["parts"] is not None]
+
+
+def _main(results: Results, name: str, rule: str, setting: Setting) -> Measured | None:
+    found = _found(results, rule, setting)
+    return Measured.of(result[name] for result in found) if found else None
+
+
+def _table(results: Results, clients: int, law: str, budget: int) -> Table:
+    rows = []
+    setting = (clients, law, budget)
+    for rule in (*RULES, *LITERAL):
+        mean = _main(results, "mean", rule, setting)
+        if mean is None:
+            reason = results.absent("regret", mechanism=rule, **_where(*setting))
+            if reason != "–":
+                rows.append([rule, *[reason] * 6])
+            continue
+        gains = ("mean_in_valuation", "mean_in_epsilon", "maximum")
+        texts = [_share(m) for m in (mean, *(_main(results, name, rule, setting) for name in gains))]
+        counts = [_main(results, name, rule, setting) for name in ("gainers", "underpaid")]
+        rows.append([rule, *texts, *("–" if m is None else m.text(".1%") for m in counts)])
+    shown = ("mean gain", "lies about v alone", "about ε alone", "largest gain")
+    columns = ("mechanism", *shown, "clients that gain", "underpaid")
+    attack = _attack(results, setting)
+    seeds = results.over_seeds("regret", **_where(*setting), attack=attack)
+    return Table(
+        f"rq1-{law}-n{clients}",
+        f"{law}, N = {clients}, B = {budget}; shares of the mean payment, {seeds}",
+        columns,
+        rows,
+    )
+
+
+def _share(value: Measured | None) -> str:
+    if value is None:
+        return "–"
+    return "0" if value.mean == 0 else value.text(".3%" if value.mean < 0.1 else ".1%")
+
+
+def _growth_rows(results: Results, setting: Setting) -> dict[str, dict[str, tuple[float, Measured]]]:
+    """rule → level → (reports tried, mean share over seeds), from the cells that went furthest."""
+    rows: dict[str, dict[str, tuple[float, Measured]]] = {}
+    for rule in (*RULES, *LITERAL):
+        records = results.all("regret", mechanism=rule, **_where(*setting))
+        for level in STRENGTHS:
+            # By seed: one that was attacked twice counts once.
+            mine = {
+                r.cell.seed: r.result["levels"][level] for r in records if r.result and level in r.result["levels"]
+            }
+            if mine:
+                means = Measured.of(entry["mean"] for entry in mine.values())
+                rows.setdefault(rule, {})[level] = (next(iter(mine.values()))["reports"], means)
+    return rows
+
+
+def _growth_table(results: Results, setting: Setting) -> Table:
+    rows = _growth_rows(results, setting)
+    levels = [name for name in STRENGTHS if any(name in row for row in rows.values())]
+    tried = [next(row[level][0] for row in rows.values() if level in row) for level in levels]
+    head = [f"{level} ({count:,.0f} lies)" for level, count in zip(levels, tried, strict=True)]
+    body = []
+    for rule in (*RULES, *LITERAL):
+        absent = results.absent("regret", mechanism=rule, **_where(*setting))
+        if rule in rows or absent != "–":
+            row = rows.get(rule, {})
+            body.append([rule, *(_share(row[level][1]) if level in row else absent for level in levels)])
+    clients, law, budget = setting
+    seeds = [max(row[level][1].seeds for row in rows.values() if level in row) for level in levels]
+    caption = (
+        f"{law}, N = {clients}, B = {budget}: mean gain over mean payment, by attack; seeds per column: "
+        f"{', '.join(str(s) for s in seeds)}"
+    )
+    return Table("rq1-strength", caption, ["mechanism", *head], body)
+
+
+def _learned(results: Results, setting: Setting) -> Text:
+    clients, law, budget = setting
+    means = {rule: m for rule in RULES if (m := _main(results, "mean", rule, setting)) is not None}
+    in_valuation = {rule: _main(results, "mean_in_valuation", rule, setting) for rule in means}
+    only_epsilon = [r for r, m in means.items() if m.mean > 0 and (v := in_valuation[r]) and v.mean == 0]
+    nets = {rule: means[rule] for rule in ("regretnet", "dm-regretnet", "mfg-regretnet") if rule in means}
+    net = nets.get("mfg-regretnet")
+    others = [f"{compared(net, m)} `{r}` ({_share(m)})" for r, m in nets.items() if net and r != "mfg-regretnet"]
+    return prose(
+        "rq1-learned",
+        clients=clients,
+        law=law,
+        budget=budget,
+        exact=_names([rule for rule, m in means.items() if m.mean == 0]),
+        only_epsilon=_names(only_epsilon),
+        net=_share(net),
+        trained="; ".join(others),
+        growth=_growth_words(_growth_rows(results, setting).get("mfg-regretnet", {})),
+    )
+
+
+def _growth_words(levels: dict[str, tuple[float, Measured]]) -> dict[str, str] | None:
+    if len(levels) < 2:
+        return None
+    # The strongest level has one seed; figures over different seeds are not compared.
+    seeds = max(measured.seeds for _, measured in levels.values())
+    whole = [(name, measured) for name, (_, measured) in levels.items() if measured.seeds == seeds]
+    (_, weak), (last, strong) = whole[0], whole[-1]
+    factor = f"{strong.mean / weak.mean:.1f} times as much" if weak.mean > 0 else "where the paper's finds nothing"
+    return {"weak": _share(weak), "strong": _share(strong), "level": last, "factor": factor}
+
+
+def _names(rules: list[str]) -> str:
+    return ", ".join(f"`{rule}`" for rule in rules)
+
+
+def _bars(results: Results, main: list[Setting]) -> Drawing:
+    drawing = new_figure(11.0, 4.6)
+    shown = main[:3]
+    panels = drawing.subplots(1, len(shown), sharey=True, squeeze=False)[0]
+    names = [rule for rule in RULES if _main(results, "mean", rule, main[0]) is not None][::-1]
+    for axes, setting in zip(panels, shown, strict=True):
+        for row, rule in enumerate(names):
+            mean = _main(results, "mean", rule, setting)
+            if mean is None:
+                text = results.absent("regret", mechanism=rule, **_where(*setting)).replace("–", "not computed")
+                axes.text(_FLOOR * 1.3, row, text, va="center", fontsize=8)
+            elif mean.mean < _FLOOR:
+                axes.text(_FLOOR * 1.3, row, "0" if mean.mean == 0 else "< 1e-6", va="center", fontsize=8)
+            else:
+                low = min(mean.std, mean.mean - _FLOOR)
+                axes.barh(row, mean.mean - _FLOOR, left=_FLOOR, color=colour(rule), height=0.66, alpha=0.9)
+                axes.errorbar(mean.mean, row, xerr=[[low], [mean.std]], color="#222222", lw=1, capsize=2)
+        clients, law, budget = setting
+        axes.set(xscale="log", xlim=(_FLOOR, 100), title=f"{law}, N = {clients}, B = {budget}")
+        axes.set(xlabel="mean gain / mean payment")
+        axes.set_yticks(range(len(names)), names)
+        axes.set_ylim(-0.6, len(names) - 0.4)
+        axes.grid(axis="x", alpha=0.25)
+    return drawing
+
+
+def _boxes(results: Results, main: list[Setting]) -> Drawing:
+    """A panel per law."""
+    shown = main[:3]
+    drawing = new_figure(9.0, 1.2 + 2.9 * len(shown))
+    names = [rule for rule in RULES if _main(results, "mean", rule, main[0]) is not None]
+    panels = drawing.subplots(len(shown), 1, sharex=True, squeeze=False)[:, 0]
+    for axes, setting in zip(panels, shown, strict=True):
+        for place, rule in enumerate(names):
+            found = _found(results, rule, setting)
+            if found:
+                _client_box(axes, place, rule, np.concatenate([result["gains"] for result in found]))
+            else:
+                text = results.absent("regret", mechanism=rule, **_where(*setting))
+                axes.text(place, 200, text, ha="center", fontsize=7.5)
+        axes.set(yscale="log", ylim=(_FLOOR * 0.5, 1500), ylabel="gain / mean payment")
+        axes.set_title(f"{setting[1]}, N = {setting[0]}, B = {setting[2]}", fontsize=10)
+        axes.grid(axis="y", alpha=0.25)
+    panels[-1].set_xticks(range(len(names)), names, rotation=30, ha="right")
+    return drawing
+
+
+def _client_box(axes: Axes, place: int, rule: str, gains: np.ndarray) -> None:
+    if gains.any():
+        _one_box(axes, place, np.maximum(gains, _FLOOR), colour(rule))
+    if np.median(gains) < _FLOOR:
+        axes.plot(place, _FLOOR, marker="D", ms=6, color=colour(rule))
+    axes.text(place, 250, f"{np.mean(gains > 0):.0%}", ha="center", fontsize=7.5)
+
+
+def _one_box(axes: Axes, place: int, gains: np.ndarray, shade: str) -> None:
+    box = axes.boxplot(
+        gains,
+        positions=[place],
+        widths=0.6,
+        whis=(5, 95),
+        patch_artist=True,
+        manage_ticks=False,
+        boxprops={"lw": 2.5},
+        medianprops={"color": "white", "lw": 1.2},
+        flierprops={"marker": ".", "ms": 3, "markerfacecolor": shade, "markeredgecolor": shade, "alpha": 0.5},
+    )
+    for patch in box["boxes"]:
+        patch.set(facecolor=shade, edgecolor=shade)
+    for line in (*box["whiskers"], *box["caps"]):
+        line.set_color(shade)
+
+
+def _growth(results: Results, setting: Setting) -> Drawing:
+    drawing = new_figure(8.0, 4.6)
+    axes = drawing.subplots()
+    zero = []
+    for rule, row in _growth_rows(results, setting).items():
+        points = [(count, m) for count, m in row.values() if m.mean > 0]
+        if not points:
+            zero.append(rule)
+            continue
+        axes.errorbar(
+            [count for count, _ in points],
+            [m.mean for _, m in points],
+            yerr=[[min(m.std, 0.9 * m.mean) for _, m in points], [m.std for _, m in points]],
+            lw=1.3,
+            label=rule,
+            **line_look(rule),
+        )
+    axes.set(xscale="log", yscale="log", xlabel="lies tried per client", ylabel="mean gain / mean payment")
+    axes.xaxis.set_minor_formatter("")
+    ticks = [t for t in (100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000) if _inside(t, axes.get_xlim())]
+    axes.set_xticks(ticks, [f"{t:,}" for t in ticks])
+    note = f"nothing found at any strength:\n{', '.join(zero)}" if zero else ""
+    axes.set_title(f"{setting[1]}, N = {setting[0]}, B = {setting[2]}", fontsize=10)
+    axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+    axes.text(0.01, 1.08, note, transform=axes.transAxes, fontsize=7.5, color="#555555")
+    axes.grid(alpha=0.25, which="both")
+    return drawing
+
+
+def _inside(value: float, limits: tuple[float, float]) -> bool:
+    return limits[0] <= value <= limits[1]

@@ -1,0 +1,266 @@
+"""The page of RQ4."""
+
+from __future__ import annotations
+
+from privmarket_studies.reproduce import rq4_figures
+from privmarket_studies.reproduce.document import Block, Figure, Page, Results, Table, Text, failure_text
+from privmarket_studies.reproduce.paper import printed
+from privmarket_studies.reproduce.prose import prose
+from privmarket_studies.reproduce.rq4 import ALPHAS, FEW, ROWS
+from privmarket_studies.reproduce.rq4_runs import Runs, partition_name
+from privmarket_studies.reproduce.statistics import Measured, compared, within_noise
+
+TITLE = "RQ4: how good a model does the market buy?"
+_PAPER_ROWS = {"vcg": "k-plus-one-price", "mfg-pricing": "mfg-pricing:literal"}
+
+
+def render(results: Results) -> Page:
+    """The page."""
+    runs = Runs(results)
+    if runs.main is None:
+        return Page("rq4", TITLE, [Text("Nothing was computed."), *failure_text(results)])
+    blocks: list[Block] = [
+        prose("rq4-set-up", main=runs.main, seeds=runs.seeds, others=runs.others),
+        Figure("rq4-curves", _CURVES, lambda: rq4_figures.curves(runs)),
+        _final_table(runs),
+        *_same_runs(runs),
+        Figure("rq4-final", _FINAL, lambda: rq4_figures.final(runs)),
+        Text("## The paper's table beside ours"),
+        _paper_table(runs),
+        prose("rq4-reasons", literal=runs.literal()),
+        Text("## At the same mean ε"),
+        prose("rq4-matched", matched=runs.matched_at),
+        _matched_table(runs),
+        Text("## What a unit of money buys"),
+        _money_table(runs),
+        Text("## Under a lifetime cap"),
+        prose("rq4-wallet"),
+        _wallet_table(runs),
+        *_other_tables(runs),
+        Text("## The Nash gap against N"),
+        prose("rq4-nash"),
+        Figure("rq4-nash", _NASH, lambda: rq4_figures.nash(results)),
+        _nash_table(results),
+        _learned(runs, results),
+        *failure_text(results),
+    ]
+    return Page("rq4", TITLE, blocks)
+
+
+_CURVES = "Test accuracy against rounds, mean over seeds; bands: one standard deviation."
+_FINAL = "Final accuracy, mean over the last five rounds; bars: mean ± std over seeds, dots: seeds."
+_NASH = "Gain from leaving the solved strategy, as a share of the mean payment; bars: standard error over seeds."
+
+
+def _per_cent(value: Measured | None, absent: str = "–") -> str:
+    if value is None:
+        return absent
+    spread = f" ± {100 * value.std:.2f}" if value.seeds > 1 else ""
+    return f"{100 * value.mean:.2f}{spread}"
+
+
+def _final_table(runs: Runs) -> Table:
+    rows = []
+    for row in runs.rows:
+        absent = runs.absent(row)
+        accuracies = [_per_cent(runs.measured("accuracy", row, alpha), absent) for alpha in ALPHAS]
+        market = [runs.measured(name, row, 0.5) for name in ("sellers_per_round", "mean_epsilon", "spent")]
+        largest = runs.measured("largest_epsilon_spent", row, 0.5)
+        underpaid = runs.measured("underpaid_sales", row, 0.5)
+        if row == "no-dp":
+            rows.append([row, *accuracies, "everyone", "–", "–", "no guarantee", "–"])
+            continue
+        specs = (".0f", ".2f", ",.0f")
+        texts = [absent if m is None else m.text(spec) for m, spec in zip(market, specs, strict=True)]
+        tail = [absent if m is None else m.text(spec) for m, spec in ((largest, ".0f"), (underpaid, ".0%"))]
+        rows.append([row, *accuracies, *texts, *tail])
+    columns = (
+        "mechanism",
+        *(f"{partition_name(alpha)}, %" for alpha in ALPHAS),
+        *("sellers a round", "mean ε a round", "spent", "largest total ε", "sales below cost"),
+    )
+    caption = f"Final accuracy, {runs.main_text()}; mean ± std over {runs.seeds} seeds. Market columns: α = 0.5"
+    return Table("rq4-final", caption, columns, rows)
+
+
+def _same_runs(runs: Runs) -> list[Block]:
+    """Names rules that came to the same figures in every split of the records."""
+    alike: dict[tuple[float, ...], list[str]] = {}
+    for row in runs.rows:
+        found = [r for alpha in ALPHAS for r in runs.records(row, alpha)]
+        alike.setdefault(tuple(x for r in found for x in (r["accuracy"], r["mean_epsilon"])), []).append(row)
+    groups = [", ".join(f"`{row}`" for row in rows) for figures, rows in alike.items() if figures and len(rows) > 1]
+    words = "bought the same ε from the same clients in every run, so that their models are the same."
+    return [Text(f"{group} {words}") for group in groups]
+
+
+def _paper_table(runs: Runs) -> Table:
+    source = printed("accuracy")
+    rows = []
+    for name, theirs in source.rows.items():
+        ours = _PAPER_ROWS.get(name, name)
+        texts = [name]
+        for dataset, alpha in (("mnist", 0.5), ("mnist", 0.1), ("cifar10", 0.5)):
+            key = f"{dataset}/{alpha}"
+            texts += [
+                f"{theirs[key]:.1f} ± {theirs[key + ' std']:.1f}",
+                _per_cent(runs.beside_paper(dataset, alpha, ours), runs.absent(ours)),
+            ]
+        rows.append([*texts, f"`{ours}`"])
+    heads = [f"{d}, α = {a}" for d, a in (("MNIST", 0.5), ("MNIST", 0.1), ("CIFAR-10", 0.5))]
+    columns = ("row", *(text for head in heads for text in (f"{head}: paper", "ours")), "our rule")
+    ours_text = f"Ours: {runs.main_text()}; CIFAR-10 as below; mean ± std over {runs.seeds} seeds"
+    caption = f"Final accuracy in per cent. Paper: {source.where}. {ours_text}"
+    return Table("rq4-paper", caption, columns, rows)
+
+
+def _matched_table(runs: Runs) -> Table:
+    rows = []
+    for row in runs.rows:
+        raw, matched = runs.measured("accuracy", row, 0.1), runs.matched("accuracy", row)
+        if matched is None:
+            if runs.absent(row) != "–":
+                rows.append([row, *[runs.absent(row)] * 4])
+            continue
+        bought = runs.measured("mean_epsilon", row, 0.1)
+        low, high = runs.matched_range(row)
+        rows.append(
+            [
+                row,
+                "–" if bought is None else bought.text(".3f"),
+                _per_cent(raw),
+                f"{low:.6f} – {high:.6f}",
+                _per_cent(matched),
+            ]
+        )
+    columns = (
+        "mechanism",
+        "mean ε bought",
+        "accuracy, %",
+        "mean ε, matched: least – most of all rounds",
+        "accuracy matched, %",
+    )
+    caption = f"α = 0.1, as bought and matched, {runs.main_text()}; {runs.seeds_text('matched')}"
+    return Table("rq4-matched", caption, columns, rows)
+
+
+def _money_table(runs: Runs) -> Table:
+    target = runs.target(0.5)
+    rows = []
+    for row in runs.rows:
+        spent, accuracy = runs.measured("spent", row, 0.5), runs.measured("accuracy", row, 0.5)
+        if row == "no-dp":
+            continue
+        if spent is None or accuracy is None:
+            if runs.absent(row) != "–":
+                rows.append([row, *[runs.absent(row)] * 4])
+            continue
+        until = [runs.money_until(record, target) for record in runs.records(row, 0.5)]
+        reached = [money for money in until if money is not None]
+        text = (
+            Measured.of(reached).text(",.0f")
+            if len(reached) == len(until)
+            else f"not reached in {len(until) - len(reached)} of {len(until)}"
+        )
+        per_money = Measured.of(
+            1e5 * (r["accuracy"] - 0.1) / r["spent"] for r in runs.records(row, 0.5) if r["spent"] > 0
+        )
+        rows.append([row, spent.text(",.0f"), _per_cent(accuracy), per_money.text(".2f"), text])
+    columns = (
+        "mechanism",
+        "spent",
+        "accuracy, %",
+        "points above chance per 1,000 money",
+        f"money until {target:.1%}",
+    )
+    caption = (
+        f"α = 0.5, {runs.main_text()}; {target:.1%} is 95 % of No-DP's accuracy; mean ± std over {runs.seeds} seeds"
+    )
+    return Table("rq4-money", caption, columns, rows)
+
+
+def _wallet_table(runs: Runs) -> Table:
+    caps = runs.wallets
+    rows = []
+    for row in FEW[:-1]:
+        free = runs.measured("accuracy", row, 0.5)
+        capped = [runs.capped("accuracy", row, cap) for cap in caps]
+        largest = [runs.capped("largest_epsilon_spent", row, cap) for cap in caps]
+        texts = [
+            f"{_per_cent(a)} (ε {e.mean:.2f})" if e is not None else runs.absent(row)
+            for a, e in zip(capped, largest, strict=True)
+        ]
+        rows.append([row, _per_cent(free, runs.absent(row)), *texts])
+    columns = ("mechanism", "no cap", *(f"cap {cap:g} (largest total ε spent)" for cap in caps))
+    caption = f"Accuracy in per cent, α = 0.5, {runs.main_text()}; {runs.seeds_text('capped')}"
+    return Table("rq4-wallet", caption, columns, rows)
+
+
+def _other_tables(runs: Runs) -> list[Block]:
+    if not runs.others:
+        return []
+    rows = []
+    for group in runs.others:
+        for row in ROWS:
+            found = runs.in_group(group, row)
+            if found is None and not runs.outdated_in(group, row):
+                continue
+            head = [group.dataset, partition_name(group.alpha), group.model, str(group.rounds), row]
+            rows.append([*head, _per_cent(found, runs.absent(row)), str(found.seeds) if found else "0"])
+    columns = ("data set", "partition", "model", "rounds", "mechanism", "accuracy, %", "seeds")
+    caption = "Other data and the recommended MLP, a few mechanisms; mean ± std over seeds"
+    return [Text("## Other data sets, and the recommended model"), Table("rq4-others", caption, columns, rows)]
+
+
+def _nash_table(results: Results) -> Table:
+    rows = []
+    for population, rule in rq4_figures.nash_pairs(results):
+        sizes = rq4_figures.nash_sizes(results)
+        texts = []
+        for n in sizes:
+            gap = results.measured("hindsight", "nash", population=population, rule=rule, clients=n)
+            texts.append(
+                "–" if gap is None else f"{gap.mean:.1e} ± {gap.standard_error if gap.seeds > 1 else 0:.0e}"
+            )
+        rows.append([population, rule, *texts, rq4_figures.slope_text(results, population, rule)])
+    seeds = results.over_seeds("nash").replace("std", "standard error")
+    columns = ("population", "rule", *(f"N = {n:,}" for n in rq4_figures.nash_sizes(results)), "slope")
+    return Table("rq4-nash", f"Gap with hindsight over the mean payment; {seeds}", columns, rows)
+
+
+def _learned(runs: Runs, results: Results) -> Text:
+    def best(rows: list[str]) -> tuple[str, Measured] | None:
+        found = [(row, m) for row in rows if row != "no-dp" and (m := runs.measured("accuracy", row, 0.1))]
+        return max(found, key=lambda pair: pair[1].mean) if found else None
+
+    underpaid = {row: m.mean for row in runs.rows if (m := runs.measured("underpaid_sales", row, 0.1))}
+    severe, fair = best(runs.rows), best([row for row in runs.rows if not underpaid.get(row)])
+    tied = []
+    if severe is not None:
+        tied = [
+            row
+            for row in runs.rows
+            if row not in ("no-dp", severe[0])
+            and (m := runs.measured("accuracy", row, 0.1)) is not None
+            and within_noise(m, severe[1])
+        ]
+    bought = {row: m for row in runs.rows if row != "no-dp" and (m := runs.measured("mean_epsilon", row, 0.1))}
+    most = max(bought, key=lambda row: bought[row].mean) if bought else None
+    loses = most is not None and severe is not None and most != severe[0] and most not in tied
+    net, menu = (runs.measured("accuracy", row, 0.1) for row in ("mfg-regretnet", "mean-field-menu"))
+    return prose(
+        "rq4-learned",
+        severe=None if severe is None else (severe[0], _per_cent(severe[1])),
+        underpaid=None if severe is None or not underpaid.get(severe[0]) else f"{underpaid[severe[0]]:.0%}",
+        fair=None if fair is None else (fair[0], _per_cent(fair[1])),
+        tied=", ".join(f"`{row}`" for row in tied),
+        most=(most, bought[most].text(".2f"), _per_cent(runs.measured("accuracy", most, 0.1)))
+        if most and loses
+        else None,
+        net=_per_cent(net),
+        menu=_per_cent(menu),
+        relation=None if net is None or menu is None else compared(net, menu),
+        plain=_per_cent(runs.measured("accuracy", "no-dp", 0.1)),
+        literal=runs.literal(),
+        slope=rq4_figures.slope_text(results, "iid", "mean-field-menu"),
+    )

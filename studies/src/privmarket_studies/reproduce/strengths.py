@@ -1,0 +1,147 @@
+"""Attacks of rising strength, from the paper's to one four times as thorough as the audit's.
+
+All work on any rule through `Mechanism.unilateral`, so that every rule is measured with the same searches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from privmarket.market.attacks import (
+    EPSILON_ONLY,
+    STRONG,
+    VALUATION_ONLY,
+    AscentAttack,
+    Attack,
+    GridAttack,
+    Regret,
+    combined,
+    truthful_utility,
+    utility_of,
+)
+from privmarket.market.bids import Array, Bids
+from privmarket.market.mechanism import Mechanism
+from privmarket.market.outcome import Outcome
+
+_LEAST_SHARE = 0.02  # of the own ε that the paper's attack and the training's may offer
+
+
+@dataclass(frozen=True)
+class PaperAscent:
+    """R plain projected gradient steps of size η from the truth; gradients by central differences.
+
+    Implements: Eq. (pga) of [Sun2026], R = 25, η = 0.01.
+    """
+
+    steps: int = 25
+    step_size: float = 0.01
+    probe: float = 1e-5
+
+    def __call__(self, mechanism: Mechanism, types: Bids, budget: ArrayLike, rng: np.random.Generator) -> Regret:
+        """Types have shape (..., clients)."""
+        truth = truthful_utility(mechanism, types, budget)
+        best = Regret(np.zeros(types.shape), types.valuation, types.epsilon)
+        v, e = types.valuation, types.epsilon
+        h = self.probe
+
+        def gain(v: Array, e: Array) -> Array:
+            report = types.replace(valuation=v, epsilon=e)
+            return utility_of(mechanism, types, report, budget) - truth
+
+        for _ in range(self.steps):
+            slope_v = _rise(gain(np.maximum(v - h, 0.0), e), gain(v + h, e)) / (2 * h)
+            above = np.minimum(e + h, types.epsilon)
+            slope_e = _rise(gain(v, e - h), gain(v, above)) / (above - e + h)
+            v = np.maximum(v + self.step_size * slope_v, 0.0)
+            e = np.clip(e + self.step_size * slope_e, _LEAST_SHARE * types.epsilon, types.epsilon)
+            best = best.worst_of(Regret(gain(v, e), v, e))
+        return best
+
+
+@dataclass(frozen=True)
+class TrainingAttack:
+    """A dozen guesses and three sign steps from the best: what training searches with, for any rule.
+
+    The guesses are those of `mechanisms.learned.misreports.cheap_candidates`; slopes are finite differences.
+    """
+
+    sizes: tuple[float, ...] = (0.06, 0.03, 0.015)
+
+    def __call__(self, mechanism: Mechanism, types: Bids, budget: ArrayLike, rng: np.random.Generator) -> Regret:
+        """Types have shape (..., clients)."""
+        truth = truthful_utility(mechanism, types, budget)
+        best = Regret(np.full(types.shape, -np.inf), types.valuation, types.epsilon)
+
+        def gain(v: Array, e: Array) -> Array:
+            report = types.replace(valuation=v, epsilon=e)
+            return utility_of(mechanism, types, report, budget) - truth
+
+        for v, e in self._guesses(types, rng):
+            best = best.worst_of(Regret(gain(v, e), v, e))
+        v, e = best.valuation, best.epsilon
+        for size in self.sizes:
+            h = 1e-4
+            slope_v = np.sign(_rise(gain(v * (1 - h), e), gain(v * (1 + h), e)))
+            above = np.minimum(e * (1 + h), types.epsilon)
+            slope_e = np.sign(_rise(gain(v, e * (1 - h)), gain(v, above)))
+            v, e = v * (1 + size * slope_v), np.minimum(e * (1 + size * slope_e), types.epsilon)
+            best = best.worst_of(Regret(gain(v, e), v, e))
+        return best.worst_of(Regret(np.zeros(types.shape), types.valuation, types.epsilon))
+
+    def _guesses(self, types: Bids, rng: np.random.Generator) -> list[tuple[Array, Array]]:
+        v, e = types.valuation, types.epsilon
+        others = rng.permuted(v, axis=-1)
+        shifted = [v * np.exp(s * rng.standard_normal(v.shape)) for s in (0.03, 0.1, 0.1, 0.4, 0.4, 0.03, 0.03)]
+        lower = [e * rng.uniform(low, 1.0, e.shape) for low in (0.1, 0.1, 0.9, 0.3, 0.3, _LEAST_SHARE)]
+        about_v = [(w, e) for w in (*shifted[:5], others)]
+        about_both = zip((v, v, v, *shifted[5:], others), lower, strict=True)
+        return [*about_v, *about_both]
+
+
+STRENGTHS: dict[str, Attack] = {
+    "paper": PaperAscent(),
+    "training": TrainingAttack(),
+    "quick": combined(GridAttack(valuations=11, shares=4, neighbours=4), AscentAttack(starts=2, steps=8)),
+    "strong": STRONG,
+    "strongest": combined(
+        GridAttack(valuations=81, shares=40, neighbours=32), AscentAttack(starts=40, steps=40, first_step=0.3)
+    ),
+}
+"""Weakest first. A level counts together with all weaker ones, so that its figure is never lower."""
+
+PARTS: dict[str, tuple[Attack, Attack]] = {
+    "strong": (VALUATION_ONLY, EPSILON_ONLY),
+    "quick": (GridAttack(valuations=11, shares=1, neighbours=4), GridAttack(over_valuation=False, shares=10)),
+}
+"""Lies about v alone and about ε alone."""
+
+
+class Counted(Mechanism):
+    """A rule that counts how many reports per client were tried against it."""
+
+    name = "counted"
+
+    def __init__(self, rule: Mechanism) -> None:
+        self.rule, self.reports = rule, 0
+
+    def run(self, bids: Bids, budget: ArrayLike) -> Outcome:
+        """As the rule itself."""
+        return self.rule.run(bids, budget)
+
+    def clear(self, bids: Bids, budget: Array) -> Outcome:
+        """As the rule itself."""
+        return self.rule.clear(bids, budget)
+
+    def unilateral(self, bids: Bids, reports: Bids, budget: ArrayLike) -> Outcome:
+        """As the rule itself, counted."""
+        self.reports += 1
+        return self.rule.unilateral(bids, reports, budget)
+
+
+def _rise(low: Array, high: Array) -> Array:
+    """high − low, and 0 where either is −∞: a report that cannot be delivered shows no way."""
+    known = np.isfinite(low) & np.isfinite(high)
+    return np.subtract(high, low, out=np.zeros(low.shape), where=known)

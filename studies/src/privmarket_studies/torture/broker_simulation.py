@@ -1,0 +1,443 @@
+"""A seeded market under crashes, retries, duplicates, reordering and clock jumps, on the broker's own code.
+
+Run thousands of rounds with
+`python -m privmarket_studies.torture.broker_simulation --rounds 2000 --seed 1`; a failing seed replays exactly.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+from sqlalchemy import event, select
+
+from privmarket.broker.bidding import BidRequest, offer_fields
+from privmarket.broker.broker import Broker
+from privmarket.broker.parties import Actor
+from privmarket.broker.schema import awards, bids, log, rounds, tasks
+from privmarket.broker.signatures import SigningKey, bid_message, commitment
+from privmarket.broker.sql import BEFORE_STATEMENT
+from privmarket.broker.verify import verify
+from privmarket.errors import PrivmarketError
+from privmarket.market.bids import Bids
+from privmarket.market.mechanism import Mechanism
+from privmarket.market.outcome import Outcome
+from privmarket.mechanisms import mechanism
+from privmarket.mechanisms.proportional_share import ProportionalShare
+from privmarket.rounds import Offer
+from privmarket_studies.torture.broker_kill import append
+
+SELLERS, BUYERS = 6, 2
+KEYED = 3  # sellers that sign; only they may bid where bidders seal
+ROUNDS_PER_MARKET = 50
+# A row means that something is wrong.
+FAULTS = {
+    "ledger: a transfer does not sum to zero": (
+        "SELECT 1 FROM postings GROUP BY seq HAVING sum(amount_micro) <> 0 LIMIT 1"
+    ),
+    "ledger: an account is overdrawn": (
+        "SELECT 1 FROM postings WHERE account <> 'world' GROUP BY account HAVING sum(amount_micro) < 0 LIMIT 1"
+    ),
+    "escrow is not the budget of the rounds under way": (
+        "SELECT 1 WHERE (SELECT coalesce(sum(amount_micro), 0) FROM postings WHERE account LIKE 'escrow:%') <> "
+        "(SELECT coalesce(sum(budget_micro), 0) FROM rounds WHERE state NOT IN ('settled', 'aborted'))"
+    ),
+    "a round was paid out twice": (
+        "SELECT 1 FROM log WHERE kind IN ('round.settled', 'round.aborted') "
+        "GROUP BY subject HAVING count(*) > 1 LIMIT 1"
+    ),
+}
+DEPOSITED = "SELECT -coalesce(sum(amount_micro), 0) FROM postings WHERE account = 'world'"
+
+
+def memory_folder() -> str | None:
+    """A folder in memory: a simulated crash ends a process, not the power, so flushing a disk adds nothing."""
+    return "/dev/shm" if Path("/dev/shm").is_dir() else None
+
+
+class Crash(BaseException):
+    """The process dies here: whatever was not committed is gone, and no answer is sent."""
+
+
+class InvariantError(AssertionError):
+    """What must never happen."""
+
+
+@dataclass
+class Request:
+    """A write that a client keeps sending, under one key, until it hears back."""
+
+    key: str
+    send: Callable[[Broker, str], dict[str, Any]]
+    note: Callable[[dict[str, Any]], None] = lambda answer: None
+    answer: dict[str, Any] | None = None
+
+
+class Underpays(ProportionalShare):
+    """Pays whole units only, so that somebody gets less than its cost, and still promises not to."""
+
+    def run(self, bids: Bids, budget: ArrayLike) -> Outcome:
+        """What proportional share buys, with payments rounded down too far."""
+        outcome = super().run(bids, budget)
+        return Outcome(outcome.epsilon.copy(), np.floor(outcome.payment))
+
+
+def make(name: str, **settings: Any) -> Mechanism:
+    """The usual registry, and one rule that breaks the promises it declares."""
+    return Underpays() if name == "broken" else mechanism(name, **settings)
+
+
+class Simulation:
+    """One market and everybody in it."""
+
+    def __init__(self, path: Path, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.url = f"sqlite:///{path}"
+        self.clock_ms = 1_700_000_000_000
+        self.fuse: int | None = None
+        self.keys = 0
+        self.opened = 0
+        self.crashes = 0
+        self.deposited = 0
+        self.sealed: set[str] = set()
+        self.lost: list[Request] = []
+        self.heard: list[Request] = []
+        self.broker = self._start()
+        self._populate()
+
+    def _start(self) -> Broker:
+        broker = Broker(
+            self.url,
+            clock=lambda: self.clock_ms,
+            entropy=self.rng.randbytes,
+            make_mechanism=make,
+            key=SigningKey.from_seed(b"\x07" * 32),
+        )
+        event.listen(broker.database.engine, "before_cursor_execute", self._burn)
+        broker.database.engine.update_execution_options(**{BEFORE_STATEMENT: self._burn})
+        return broker
+
+    def _burn(self, *_: Any) -> None:
+        if self.fuse is not None:
+            self.fuse -= 1
+            if self.fuse < 0:
+                self.fuse = None
+                raise Crash
+
+    def _key(self) -> str:
+        self.keys += 1
+        return f"request-{self.keys:08d}"
+
+    def _populate(self) -> None:
+        b = self.broker
+        self.operator = b.authenticate(b.first_operator() or "")
+
+        def enter(role: str, **wallet: Any) -> Actor:
+            return b.authenticate(b.register({"role": role, "name": role, **wallet}, self._key())["token"])
+
+        self.buyers = [enter("buyer") for _ in range(BUYERS)]
+        caps = [0.8, 3.0, 3.0, 8.0, 20.0, 50.0]
+        self.signing = [SigningKey.from_seed(self.rng.randbytes(32)) for _ in range(KEYED)]
+        self.sellers = []
+        for i in range(SELLERS):
+            key = self.signing[i].public if i < KEYED else None
+            wallet = {"cap_epsilon": caps[i % 6], "delta": (1e-5, 1e-6)[i % 2], "public_key": key}
+            self.sellers.append(enter("seller", **wallet))
+        self.openings: dict[tuple[str, str], tuple[Offer, str]] = {}
+        self.tasks = []
+        for i, rule in enumerate(("proportional-share", "pac", "csra", "broken", "proportional-share")):
+            fields: dict[str, Any] = {
+                "title": rule,
+                "sealing": "bidder" if i == 4 else "broker",
+                "buyer_may_close": i % 2 == 0,
+                "mechanism": rule,
+                "settings": {},
+                "budget_micro": 1_000_003,
+                "rounds": 100_000,
+            }
+            release = {"epsilon_max": 2.0, "sampling_rate": 1.0, "steps": 1, "delta": 1e-5}
+            times = {"bid_seconds": 60, "reveal_seconds": 40, "delivery_seconds": 60}
+            times |= {"review_seconds": 30, "dispute_seconds": 30, "ruling_seconds": 30}
+            buyer = self.buyers[i % BUYERS]
+            self.tasks.append((buyer, b.publish_task(buyer, {**fields, **release, **times}, self._key())["id"]))
+
+    # ---- what people do ---------------------------------------------------------------------------------
+
+    def _some(self, column: Any, *where: Any) -> Any:
+        with self.broker.database.read() as connection:
+            found = connection.execute(select(column).where(*where).order_by(column)).scalars().all()
+        return self.rng.choice(found) if found else "round-none"
+
+    def request(self) -> Request:
+        """Somebody's next wish; many are refused, as in life."""
+        verb = self.rng.choices(
+            [
+                "deposit",
+                "withdraw",
+                "open",
+                "bid",
+                "group",
+                "close",
+                "reveal",
+                "claim",
+                "receipt",
+                "dispute",
+                "rule",
+                "settle",
+                "abort",
+            ],
+            [4, 1, 8, 26, 4, 8, 12, 12, 16, 5, 3, 8, 1],
+        )[0]
+        request: Request = getattr(self, f"_{verb}")()
+        return request
+
+    def _deposit(self) -> Request:
+        buyer, amount = self.rng.choice(self.buyers), self.rng.randrange(1, 20_000_000)
+
+        def note(answer: dict[str, Any]) -> None:
+            self.deposited += amount
+
+        return Request(self._key(), lambda b, k: b.deposit(self.operator, buyer.party_id, amount, k), note)
+
+    def _withdraw(self) -> Request:
+        seller, amount = self.rng.choice(self.sellers), self.rng.randrange(1, 900_000)
+
+        def note(answer: dict[str, Any]) -> None:
+            self.deposited -= amount
+
+        return Request(self._key(), lambda b, k: b.withdraw(self.operator, seller.party_id, amount, k), note)
+
+    def _open(self) -> Request:
+        buyer, task = self.rng.choice(self.tasks)
+
+        def note(answer: dict[str, Any]) -> None:
+            self.opened += 1
+
+        return Request(self._key(), lambda b, k: b.open_round(buyer, task, k), note)
+
+    def _bid(self) -> Request:
+        part = self._bid_request()
+
+        def note(answer: dict[str, Any]) -> None:
+            self.sealed.add(answer["commitment"])
+
+        def send(broker: Broker, key: str) -> dict[str, Any]:
+            (answer,) = broker.take_bids([replace(part, key=key)])
+            if isinstance(answer, PrivmarketError):
+                raise answer
+            return answer
+
+        return Request(self._key(), send, note)
+
+    def _group(self) -> Request:
+        """Several bids in one transaction, some of them bad, some twice; committed and lost together."""
+        parts = [self._bid_request() for _ in range(self.rng.randrange(2, 6))]
+        parts += [self.rng.choice(parts)] * self.rng.randrange(2)
+
+        def send(broker: Broker, _: str) -> dict[str, Any]:
+            told = zip(parts, broker.take_bids(parts), strict=True)
+            return {part.key: result for part, result in told if not isinstance(result, PrivmarketError)}
+
+        def note(answer: dict[str, Any]) -> None:
+            self.sealed |= {one["commitment"] for one in answer.values()}
+
+        return Request(self._key(), send, note)
+
+    def _bid_request(self) -> BidRequest:
+        round_id = self._some(rounds.c.id, rounds.c.state == "open")
+        odd = self.rng.random() < 0.15
+        v = self.rng.choice([float("nan"), -1.0, -0.0, 1e300, float("inf")]) if odd else self.rng.random()
+        offer = Offer(v, self.rng.choice([0.1, 0.5, 1.0, 1.7]))
+        number = self.rng.randrange(SELLERS)
+        seller, key, nonce = self.sellers[number], self._key(), self.rng.randbytes(16).hex()
+        plain = BidRequest(round_id, offer, key, seller)
+        if number >= KEYED or not -1 < v < 1e12:
+            return plain
+        committed = commitment(round_id, seller.party_id, offer_fields(offer), nonce)
+        signature = self.signing[number].sign(bid_message(round_id, seller.party_id, committed))
+        if self.rng.random() < 0.05:
+            signature = "00" * 64
+        if self._sealing(round_id) == "bidder":
+            self.openings[round_id, committed] = (offer, nonce)
+            return replace(plain, offer=None, commitment=committed, signature=signature)
+        return replace(plain, nonce=nonce, signature=signature)
+
+    def _sealing(self, round_id: str) -> str | None:
+        with self.broker.database.read() as connection:
+            query = select(tasks.c.sealing).join(rounds, rounds.c.task_id == tasks.c.id)
+            return connection.execute(query.where(rounds.c.id == round_id)).scalar()
+
+    def _reveal(self) -> Request:
+        round_id = self._some(rounds.c.id, rounds.c.state == "revealing")
+        seller = self.sellers[self.rng.randrange(KEYED)]
+        with self.broker.database.read() as connection:
+            mine = (bids.c.round_id == round_id) & (bids.c.seller_id == seller.party_id)
+            committed = connection.execute(select(bids.c.commitment).where(mine)).scalar()
+        offer, nonce = self.openings.get((round_id, str(committed)), (Offer(0.5, 0.5), "00" * 16))
+        return Request(self._key(), lambda b, k: b.reveal(seller, round_id, offer, nonce, k))
+
+    def _dispute(self) -> Request:
+        round_id = self._some(awards.c.round_id, awards.c.usable.is_(False), awards.c.dispute.is_(None))
+        seller = self.rng.choice(self.sellers)
+        return Request(self._key(), lambda b, k: b.dispute(seller, round_id, "it is not", k))
+
+    def _rule(self) -> Request:
+        round_id = self._some(awards.c.round_id, awards.c.dispute.is_not(None), awards.c.ruling.is_(None))
+        seller, pays = self.rng.choice(self.sellers).party_id, self.rng.random() < 0.5
+        return Request(self._key(), lambda b, k: b.rule(self.operator, round_id, seller, pays, "looked", k))
+
+    def _close(self) -> Request:
+        buyer, round_id = self.rng.choice(self.buyers), self._some(rounds.c.id, rounds.c.state == "open")
+        return Request(self._key(), lambda b, k: b.close_round(buyer, round_id, k))
+
+    def _claim(self) -> Request:
+        seller, round_id = self.rng.choice(self.sellers), self._some(rounds.c.id, rounds.c.state == "cleared")
+        return Request(self._key(), lambda b, k: b.claim_delivery(seller, round_id, "ab" * 32, k))
+
+    def _receipt(self) -> Request:
+        round_id = self._some(rounds.c.id, rounds.c.state == "cleared")
+        seller = self._some(awards.c.seller_id, awards.c.round_id == round_id, awards.c.usable.is_(None))
+        buyer, fault = self.rng.choice(self.buyers), self.rng.choice([None, None, None, "wrong shape"])
+        return Request(self._key(), lambda b, k: b.give_receipts(buyer, round_id, {seller: fault}, k))
+
+    def _settle(self) -> Request:
+        round_id = self._some(rounds.c.id, rounds.c.state.in_(["cleared", "delivered"]))
+        buyer = self.rng.choice(self.buyers)
+        return Request(self._key(), lambda b, k: b.settle_round(buyer, round_id, k))
+
+    def _abort(self) -> Request:
+        round_id = self._some(rounds.c.id, rounds.c.state != "settled")
+        return Request(self._key(), lambda b, k: b.abort_round(self.operator, round_id, "halt", k))
+
+    # ---- what happens to it -----------------------------------------------------------------------------
+
+    def step(self) -> None:
+        """One wish, perhaps an old one again, perhaps a crash in the middle, perhaps the clock jumps."""
+        self.clock_ms += self.rng.choice([0, 5, 500, 500, 20_000, 70_000 if self.rng.random() < 0.1 else 0])
+        if self.rng.random() < 0.02:
+            self.clock_ms += self.rng.randrange(-3_600_000, 3_600_000)
+        luck = self.rng.random()
+        if luck < 0.1 and self.heard:
+            self._send(self.rng.choice(self.heard))
+        elif luck < 0.25 and self.lost:
+            self._send(self.lost.pop(self.rng.randrange(len(self.lost))))
+        elif luck < 0.33:
+            self._tick()
+        else:
+            self._send(self.request())
+        self.check()
+
+    def _send(self, request: Request) -> None:
+        if self.rng.random() < 0.2:
+            self.fuse = self.rng.randrange(20)
+        deaf = self.rng.random() < 0.05  # committed, but the process dies before the answer leaves
+        try:
+            answer = request.send(self.broker, request.key)
+            if deaf:
+                raise Crash
+        except Crash:
+            if request.answer is None:
+                self.lost.append(request)
+            self._restart()
+            return
+        except PrivmarketError:
+            return
+        finally:
+            self.fuse = None
+        # What was refused may be taken later; what was answered stays answered.
+        if request.answer is not None and any(answer.get(name) != said for name, said in request.answer.items()):
+            raise InvariantError(f"{request.key}: a repeat was answered differently")
+        if request.answer is None:
+            request.answer = answer
+            request.note(answer)
+            self.heard.append(request)
+
+    def _tick(self) -> None:
+        self.fuse = self.rng.randrange(40) if self.rng.random() < 0.2 else None
+        try:
+            self.broker.tick()
+        except Crash:
+            self._restart()
+        self.fuse = None
+
+    def _restart(self) -> None:
+        self.fuse = None
+        self.crashes += 1
+        self.broker.database.close()
+        self.broker = self._start()
+
+    # ---- what must hold ---------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Cheap invariants, after every step; in plain SQL, so that the broker's own sums are not asked."""
+        with self.broker.database.read() as connection:
+            for fault, query in FAULTS.items():
+                if connection.exec_driver_sql(query).first():
+                    raise InvariantError(fault)
+            kept = connection.exec_driver_sql(DEPOSITED).scalar_one()
+            if not self.lost and kept != self.deposited:
+                raise InvariantError(f"ledger: {kept} µ deposited, {self.deposited} µ acknowledged")
+
+    def check_all(self) -> None:
+        """The full replay, and that no acknowledged bid is missing."""
+        with self.broker.database.read() as connection:
+            placed = connection.execute(select(log.c.details).where(log.c.kind == "bid.placed")).scalars()
+            stored = {json.loads(details)["commitment"] for details in placed}
+        if self.sealed - stored:
+            raise InvariantError("an acknowledged bid is lost")
+        verdict = verify(self.broker)
+        if verdict.difference:
+            raise InvariantError(verdict.difference)
+
+    def run(self, rounds_wanted: int) -> None:
+        """Steps until enough rounds were opened; replays everything now and then, and at the end."""
+        steps = 0
+        while self.opened < rounds_wanted:
+            self.step()
+            steps += 1
+            if steps % 500 == 0:
+                self.check_all()
+        for request in self.lost[:]:
+            self.lost.remove(request)
+            self._send(request)
+        self.check_all()
+
+
+def main() -> None:
+    """Runs one seed from the command line."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    done = requests = crashes = 0
+    # Several markets, each with a seed of its own: a check of everything costs as much as all that ever happened.
+    for part in range(-(-options.rounds // ROUNDS_PER_MARKET)):
+        wanted = min(ROUNDS_PER_MARKET, options.rounds - done)
+        with tempfile.TemporaryDirectory(dir=memory_folder()) as folder:
+            simulation = Simulation(Path(folder) / "market.db", options.seed + part)
+            simulation.run(wanted)
+            simulation.broker.database.close()
+        done, requests, crashes = done + wanted, requests + simulation.keys, crashes + simulation.crashes
+        print(f"seed {options.seed + part}: {wanted} rounds, all invariants held", flush=True)
+    print(
+        f"seeds {options.seed} to {options.seed + part}: {done} rounds, {requests} requests, {crashes} crashes, "
+        "all invariants held"
+    )
+    if options.out:
+        module = "privmarket_studies.torture.broker_simulation"
+        command = f"python -m {module} --rounds {options.rounds} --seed {options.seed}"
+        figures = {"rounds": done, "requests": requests, "crashes": crashes, "verdict": "all invariants held"}
+        append(options.out, {"command": command, **figures})
+
+
+if __name__ == "__main__":
+    main()
