@@ -9,7 +9,7 @@ import pytest
 from schemathesis import GenerationMode
 
 from privmarket.broker import bidding
-from tests.integration.broker_fuzz import ROLES, Fuzz
+from privmarket_studies.torture.broker_fuzz import ROLES, Fuzz
 from tests.postgres import new_database
 
 

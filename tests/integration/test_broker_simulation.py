@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sqlite3
 from pathlib import Path
 
 import pytest
 
-from privmarket.broker import idempotency, ledger
-from tests.integration.broker_simulation import Crash, InvariantError, Simulation
+from privmarket.broker import idempotency, projection
+from privmarket.broker.database import Transaction
+from privmarket_studies.torture.broker_simulation import Crash, InvariantError, Simulation
 
 
 @pytest.mark.parametrize("seed", [0, 1])
@@ -22,43 +24,42 @@ def test_a_seed_replays_exactly(tmp_path: Path) -> None:
         for _ in range(60):
             simulation.step()
         with simulation.broker.database.read() as connection:
-            heads.append(connection.exec_driver_sql("SELECT seq, hash FROM chain_head").one())
+            heads.append(connection.exec_driver_sql("SELECT size, root FROM head").one())
     assert heads[0] == heads[1]
     assert heads[0][0] > 20
 
 
 def test_it_catches_a_ledger_that_loses_a_micro_unit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = ledger.transfer
+    honest = projection.store
 
-    def leaky(tx, kind, subject, source, amounts):
-        honest(tx, kind, subject, source, amounts)
-        if kind == "settlement":
-            tx.connection.exec_driver_sql(
-                "UPDATE postings SET amount_micro = amount_micro - 1 WHERE id = (SELECT max(id) FROM postings)"
-            )
+    def leaky(connection, made):
+        honest(connection, made)
+        if any(change.table == "postings" for change in made):
+            last = "SELECT max(seq) FROM postings"
+            connection.exec_driver_sql(f"UPDATE postings SET amount_micro = amount_micro - 1 WHERE seq = ({last})")
 
-    monkeypatch.setattr(ledger, "transfer", leaky)
+    monkeypatch.setattr(projection, "store", leaky)
     with pytest.raises(InvariantError, match="ledger"):
         Simulation(tmp_path / "m.db", 0).run(15)
 
 
 def test_it_catches_a_broker_that_forgets_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(idempotency, "find", lambda *_: {})
-    monkeypatch.setattr(idempotency, "remember", lambda *_: None)
+    monkeypatch.setattr(Transaction, "answer", lambda *_: None)
     with pytest.raises(InvariantError):
         Simulation(tmp_path / "m.db", 0).run(15)
 
 
 def test_it_catches_refunds_outside_the_transaction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = ledger.transfer
+    honest = projection.store
 
-    def hasty(tx, kind, subject, source, amounts):
-        honest(tx, kind, subject, source, amounts)
-        if kind == "settlement":  # money is committed before the round's state is, and then the power fails
-            tx.connection.exec_driver_sql("COMMIT")
-            tx.connection.exec_driver_sql("BEGIN IMMEDIATE")
+    def hasty(connection, made):
+        honest(connection, made)
+        if any(change.table == "postings" for change in made):  # money is committed before the log is
+            connection.exec_driver_sql("COMMIT")
+            connection.exec_driver_sql("BEGIN IMMEDIATE")
             raise Crash
 
-    monkeypatch.setattr(ledger, "transfer", hasty)
-    with pytest.raises(InvariantError):
+    monkeypatch.setattr(projection, "store", hasty)
+    with pytest.raises((InvariantError, sqlite3.IntegrityError)):
         Simulation(tmp_path / "m.db", 0).run(15)

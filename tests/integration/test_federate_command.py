@@ -87,6 +87,6 @@ def test_a_missing_data_set_says_how_to_get_it(tmp_path):
 def test_demo(tmp_path):
     done = privmarket("demo", "--out", str(tmp_path))
     assert done.returncode == 0, done.stderr
-    assert "paper's letter" in done.stdout
+    assert "paper-literal" in done.stdout
     assert "wallet left" in done.stdout
     assert (tmp_path / "demo.html").exists()

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from privmarket.errors import ConfigurationError
-from privmarket.experiments.flower_app import run_app
-from privmarket.experiments.flower_speed import measure
+from privmarket.flower.app_folder import run_app
+from privmarket_studies.flower_speed import measure
 
 ROOT = Path(__file__).resolve().parents[2]
 MAIN = "from privmarket.cli import main; main()"
@@ -26,8 +26,9 @@ def test_an_example_learns_and_pays(example, tmp_path):
     done = privmarket("flower", "run", str(ROOT / "examples" / example), "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
-    assert len(result["rounds"]) == 5
-    assert result["accuracy"] > 0.5  # by chance: 0.1
+    assert len(result["rounds"]) == (10 if example == "flower-quickstart" else 5)
+    # By chance 0.1. The noise is the system's, so every run differs: 0.80 to 0.87 were seen.
+    assert result["accuracy"] > 0.5
     assert result["spent"] > 0
     assert all(not row["dropped"] for row in result["rounds"])
     wallets = list((tmp_path / "out" / "flower-wallets").glob("*.jsonl"))

@@ -2,10 +2,10 @@
 
 import json
 
-from privmarket.experiments.flower_rehearsal import Fault, Plan, rehearse, verdicts
 from privmarket.federated.config import FederationConfig, Training
 from privmarket.federated.simulation import run
 from privmarket.flower.engine import Engine, write_app
+from privmarket.flower.rehearsal import Fault, Plan, rehearse, verdicts
 
 
 def test_a_deployed_round_with_a_killed_a_late_a_broken_and_a_greedy_client(tmp_path):

@@ -23,11 +23,11 @@ from pathlib import Path
 from privmarket.errors import PrivmarketError
 from privmarket.market.scenarios import scenario
 from privmarket.mechanisms.learned import session
-from privmarket.mechanisms.learned.recipes import Attack, Recipe
+from privmarket.mechanisms.learned.recipes import MisreportSearch, Recipe
 
 session._SAVE_EVERY_SECONDS = 0.0
 recipe = Recipe("mfg-regretnet", scenarios=("uniform",), clients=(5, 20), steps=10, rows=64,
-                network={"menus": 4, "hidden": 8, "gate_hidden": 8}, attack=Attack(rows=32))
+                network={"menus": 4, "hidden": 8, "gate_hidden": 8}, attack=MisreportSearch(rows=32))
 
 def after_step(progress):
     if progress.step == 4 and "SIZE" in os.environ:
@@ -101,7 +101,7 @@ def test_no_room_for_the_next_checkpoint(tmp_path, uninterrupted):
     code, errors = finish(out, SIZE="2000")
     assert code == 1
     assert "could not write" in errors
-    assert "the earlier file is untouched" in errors
+    assert "an earlier file is untouched" in errors
     assert "Traceback" not in errors
     assert steps_done(out) == 4
     assert [path.name for path in tmp_path.iterdir()] == [checkpoint_path(out).name]

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from privmarket.market.guarantees import BudgetFeasible, IndividuallyRational, Truthful, WithinOffer
+from privmarket.market.guarantees import (
+    BudgetFeasible,
+    CollusionProof,
+    IndividuallyRational,
+    Truthful,
+    WithinOffer,
+)
 from privmarket.market.mechanism import Mechanism
 from privmarket.market.outcome import Outcome
+from privmarket.market.ration import RationCurve
+from privmarket.mechanisms.pac import Pac
 from privmarket.mechanisms.proportional_share import ProportionalShare
 from privmarket.mechanisms.ranking import Ranking, count_prefix, entry
 
@@ -17,8 +25,8 @@ class FirstPrice(Mechanism):
     name = "broken:first-price"
     guarantees = (Truthful(in_="valuation"),)
 
-    def _clear(self, bids, budget):
-        outcome = ProportionalShare()._clear(bids, budget)
+    def clear(self, bids, budget):
+        outcome = ProportionalShare().clear(bids, budget)
         return Outcome(outcome.epsilon.copy(), outcome.epsilon * bids.valuation)
 
 
@@ -28,7 +36,7 @@ class OffByOneThreshold(Mechanism):
     name = "broken:off-by-one"
     guarantees = (Truthful(in_="valuation"),)
 
-    def _clear(self, bids, budget):
+    def clear(self, bids, budget):
         ranking = Ranking.by(bids.valuation)
         bought = np.cumsum(ranking.sort(bids.epsilon), axis=-1)
         k = count_prefix(ranking.key * bought <= budget)
@@ -43,8 +51,8 @@ class RoundsUp(Mechanism):
     name = "broken:rounds-up"
     guarantees = (BudgetFeasible(),)
 
-    def _clear(self, bids, budget):
-        outcome = ProportionalShare()._clear(bids, budget)
+    def clear(self, bids, budget):
+        outcome = ProportionalShare().clear(bids, budget)
         return Outcome(outcome.epsilon.copy(), np.ceil(outcome.payment * 100) / 100)
 
 
@@ -54,8 +62,8 @@ class RoundsDownTooMuch(Mechanism):
     name = "broken:underpays"
     guarantees = (IndividuallyRational(),)
 
-    def _clear(self, bids, budget):
-        outcome = ProportionalShare()._clear(bids, budget)
+    def clear(self, bids, budget):
+        outcome = ProportionalShare().clear(bids, budget)
         return Outcome(outcome.epsilon.copy(), np.floor(outcome.payment))
 
 
@@ -71,9 +79,10 @@ class TakesMoreThanOffered(ProportionalShare):
 
     name = "broken:takes-more"
     guarantees = (WithinOffer(),)
+    sells_beyond_offers = True  # so that `run` leaves it to the promise's own check
 
-    def _clear(self, bids, budget):
-        outcome = super()._clear(bids, budget)
+    def clear(self, bids, budget):
+        outcome = super().clear(bids, budget)
         return Outcome(outcome.epsilon * 1.001, outcome.payment.copy())
 
 
@@ -83,10 +92,45 @@ class LooksAtOwnReport(Mechanism):
     name = "broken:own-report"
     guarantees = (Truthful(in_="valuation"),)
 
-    def _clear(self, bids, budget):
+    def clear(self, bids, budget):
         price = bids.valuation.max(axis=-1, keepdims=True) * 1.5
         sold = np.where(bids.valuation <= price, bids.epsilon, 0.0)
         return Outcome(sold, sold * price)
+
+
+class ClaimsCollusionProof(Pac):
+    """PAC, claiming what it is not: the price is the first loser's, whom the winners can pay to ask for more."""
+
+    name = "broken:collusion"
+    guarantees = (CollusionProof(),)
+
+
+class OwnRation(Mechanism):
+    """A posted price with a ration that grows with the client's own report."""
+
+    name = "broken:own-ration"
+    guarantees = (Truthful(in_="valuation"), Truthful(in_="epsilon"))
+
+    def clear(self, bids, budget):
+        ration = budget / bids.clients * (0.1 + bids.valuation)
+        sold = np.where(bids.valuation < 0.9, np.minimum(bids.epsilon, ration), 0.0)
+        return Outcome(sold, sold * 0.9)
+
+
+class RationFromAllBids(Mechanism):
+    """A two-step menu whose ration is the largest at which all together fit, the client itself included."""
+
+    name = "broken:ration-from-all"
+    curve = RationCurve([0.4, 0.7], [30.0, 1.0])
+
+    def clear(self, bids, budget):
+        low, high = np.zeros((*bids.shape[:-1], 1)), np.full((*bids.shape[:-1], 1), 5.0)
+        for _ in range(30):
+            middle = 0.5 * (low + high)
+            paid = self.curve.trade(bids.valuation, bids.epsilon, np.broadcast_to(middle, bids.shape))[1]
+            fits = paid.sum(axis=-1, keepdims=True) <= budget
+            low, high = np.where(fits, middle, low), np.where(fits, high, middle)
+        return Outcome(*self.curve.trade(bids.valuation, bids.epsilon, np.broadcast_to(low, bids.shape)))
 
 
 BROKEN = (
@@ -97,4 +141,6 @@ BROKEN = (
     ClaimsEpsilonTruth,
     TakesMoreThanOffered,
     LooksAtOwnReport,
+    ClaimsCollusionProof,
+    OwnRation,
 )

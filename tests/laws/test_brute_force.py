@@ -11,7 +11,7 @@ import pytest
 import privmarket as pm
 from privmarket.market.menu import POSTED_PRICE, MenuCurve, from_function
 from tests.conftest import awkward_budgets, awkward_markets
-from tests.laws.broken import FirstPrice, OffByOneThreshold
+from tests.laws.broken import FirstPrice, OffByOneThreshold, RationFromAllBids
 
 SMOOTH = from_function(lambda s: np.clip(1.2 - s, 0, 1) ** 0.7, limit=1.2, steps=40)
 TWO_STEPS = MenuCurve([0.6, 1.7], [0.35, 0.65])
@@ -57,6 +57,15 @@ EXACT = [
     ("mean-field-menu", pm.mechanism("mean-field-menu"), True),
     ("menu, two steps", pm.mechanism("mean-field-menu", curve=TWO_STEPS), True),
     ("menu, smooth", pm.mechanism("mean-field-menu", curve=SMOOTH), True),
+    ("ration", pm.mechanism("ration"), True),
+    ("two-step", pm.mechanism("two-step"), True),
+    ("two-step, ration only", pm.mechanism("two-step", unit_price=0.7), True),
+    ("two-step, given", pm.mechanism("two-step", unit_price=0.7, bulk_price=0.4, bulk_multiple=3.0), True),
+    (
+        "two-step, floor",
+        pm.mechanism("two-step", unit_price=0.7, bulk_price=0.4, bulk_multiple=30.0, service_amount=0.2),
+        True,
+    ),
 ]
 
 
@@ -64,7 +73,7 @@ EXACT = [
 @pytest.mark.parametrize("clients", [1, 2, 3, 5, 8])
 def test_no_lie_gains(rule, over_epsilon, clients, rng):
     # Menus are cleared market by market in Python, so they get fewer markets.
-    markets = 100 // (clients + 2) if rule.name == "mean-field-menu" else 600
+    markets = {"mean-field-menu": 100, "two-step": 30}.get(rule.name, 600 * (clients + 2)) // (clients + 2)
     bids, budgets = awkward_markets(rng, markets, clients), awkward_budgets(rng, markets)
     assert best_gain(rule, bids, budgets, rng, over_epsilon=over_epsilon) <= 1e-9
 
@@ -73,6 +82,11 @@ def test_no_lie_gains(rule, over_epsilon, clients, rng):
 def test_the_search_finds_what_is_there(rule, rng):
     bids = awkward_markets(rng, 200, 5)
     assert best_gain(rule, bids, awkward_budgets(rng, 200), rng, over_epsilon=False) > 1e-3
+
+
+def test_a_two_step_ration_from_all_bids_is_caught(rng):
+    bids = awkward_markets(rng, 60, 5)
+    assert best_gain(RationFromAllBids(), bids, awkward_budgets(rng, 60), rng, over_epsilon=True) > 1e-3
 
 
 def test_withholding_epsilon_pays_under_proportional_share(rng):

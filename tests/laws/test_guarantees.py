@@ -9,7 +9,7 @@ from privmarket.market.scenarios import scenario
 from tests.conftest import awkward_budgets, awkward_markets
 from tests.laws.broken import BROKEN
 
-CLASSICAL = [name for name in pm.mechanisms() if "net" not in name]
+CLASSICAL = [name for name in pm.mechanism_names() if "net" not in name]
 PROMISES = [(name, promise) for name in CLASSICAL for promise in pm.mechanism(name).guarantees]
 
 

@@ -9,9 +9,9 @@ import privmarket as pm
 from privmarket.market.scenarios import scenario
 from tests.conftest import awkward_budgets, awkward_markets
 
-CLASSICAL = [name for name in pm.mechanisms() if "net" not in name]
+CLASSICAL = [name for name in pm.mechanism_names() if "net" not in name]
 # A price computed from a law in money units cannot know that the unit changed.
-SCALE_FREE = [name for name in CLASSICAL if name != "mfg-pricing"]
+SCALE_FREE = [name for name in CLASSICAL if name not in ("mfg-pricing", "ration", "two-step")]
 
 
 @pytest.mark.parametrize("name", CLASSICAL)

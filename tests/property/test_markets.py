@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 
 import privmarket as pm
 from privmarket.market.guarantees import OutcomeGuarantee
+from privmarket.market.ration import RationCurve
+from privmarket.mechanisms.ration_menu import face
 
-CLASSICAL = [name for name in pm.mechanisms() if "net" not in name]
+CLASSICAL = [name for name in pm.mechanism_names() if "net" not in name]
 values = st.one_of(st.sampled_from([0.0, 0.5, 1.0]), st.floats(0, 1e6, allow_subnormal=False))
 offers = st.one_of(st.sampled_from([0.1, 1.0, 5.0]), st.floats(1e-3, 5.0))
 
@@ -45,7 +47,20 @@ def test_more_money_never_lowers_a_menu_level(market, factor):
     assert np.all(rule.price_levels(bids, budget * factor) >= rule.price_levels(bids, budget) * (1 - 1e-9))
 
 
-@pytest.mark.parametrize("name", ["proportional-share", "k-plus-one-price", "csra", "mean-field-menu", "pac"])
+@settings(max_examples=150, deadline=None)
+@given(market=markets(), factor=st.floats(1.0, 10.0), floor=st.sampled_from([0.0, 0.3]))
+def test_more_money_never_lowers_a_ration(market, factor, floor):
+    bids, budget = market
+    curve = RationCurve([0.3, 0.8], [7.0, 1.0], floor)
+    poor, rich = (face(curve, bids, money, 5.0) for money in (budget, budget * factor))
+    assert np.all(rich.ration >= poor.ration * (1 - 1e-9))
+    assert np.all(rich.unit_price >= poor.unit_price * (1 - 1e-9))
+
+
+MONOTONE = ["proportional-share", "k-plus-one-price", "csra", "mean-field-menu", "pac", "ration", "two-step"]
+
+
+@pytest.mark.parametrize("name", MONOTONE)
 @settings(max_examples=100, deadline=None)
 @given(market=markets(), client=st.integers(0, 8), cut=st.floats(0.0, 1.0))
 def test_asking_less_never_sells_less(name, market, client, cut):

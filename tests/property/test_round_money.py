@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from privmarket.federated.round import MICRO, Offer, Round, Terms
 from privmarket.mechanisms import mechanism
 from privmarket.privacy.calibration import ReleaseFamily
+from privmarket.rounds import MICRO, Offer, Round, Terms
 
 offers = st.dictionaries(
     st.text("abcdef", min_size=1, max_size=3),
@@ -36,9 +36,12 @@ def check_books(record, market):
 def test_paid_plus_refunded_is_the_budget(given_offers, budget_micro, random, rule):
     market = Round.publish(Terms(0, budget_micro, ReleaseFamily(), 5.0)).bid(given_offers).clear(mechanism(rule))
     reports = {c: random.choice([None, "update is not finite"]) for c in market.awards if random.random() < 0.8}
-    _, record = market.deliver(reports).settle()
+    refused = {c: "refused" for c in market.awards if c not in reports and random.random() < 0.5}
+    _, record = market.deliver(reports, refused).settle()
     check_books(record, market)
-    assert set(record.paid_micro) <= set(record.sold) == set(reports)
+    # Spent is whatever was not refused; paid is what was delivered and can be used.
+    assert set(record.sold) == set(market.awards) - set(refused)
+    assert set(record.paid_micro) == {c for c, fault in reports.items() if fault is None}
     for client, award in market.awards.items():
         assert award.epsilon <= given_offers[client].epsilon * (1 + 1e-9)
         assert award.noise_multiplier > 0

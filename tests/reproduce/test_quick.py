@@ -9,11 +9,11 @@ import pytest
 from typer.testing import CliRunner
 
 from privmarket.cli import app
-from privmarket.experiments.reproduce.cache import Cache, Record
-from privmarket.experiments.reproduce.document import Results
-from privmarket.experiments.reproduce.markets import EXACT, LITERAL, RULES
-from privmarket.experiments.reproduce.questions import QUESTIONS
-from privmarket.experiments.reproduce.scale import Scale
+from privmarket_studies.reproduce.cache import Cache, Record
+from privmarket_studies.reproduce.document import Results
+from privmarket_studies.reproduce.markets import EXACT, LITERAL, RULES
+from privmarket_studies.reproduce.questions import QUESTIONS
+from privmarket_studies.reproduce.scale import Scale
 
 # The fixture computes everything, and the machine may be busy with other tests.
 pytestmark = pytest.mark.timeout(900)

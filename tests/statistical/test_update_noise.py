@@ -11,10 +11,10 @@ import torch
 from privmarket.federated.config import FederationConfig, Training
 from privmarket.federated.local import ClientRecords, LocalPlan, private_updates
 from privmarket.federated.models import cnn, logistic, mlp
-from privmarket.federated.simulation import Federation
-from privmarket.federated.site import ChunkTask, train_chunk
+from privmarket.federated.simulation import Federation, SimulatedClients
 from privmarket.privacy.calibration import noise_multiplier
 from privmarket.privacy.noise import NoiseSource
+from privmarket.rounds import Award, Round, Terms
 
 SHAPE = (1, 8, 8)
 
@@ -74,18 +74,16 @@ def test_sold_epsilon_sets_the_noise_of_a_market_round():
     """From the auction to the update: σ = noise_multiplier(ε sold, δ), whatever was paid."""
     config = FederationConfig(clients=10, rounds=1, budget=3.0, training=Training(clip_norm=0.5))
     with Federation(config) as federation:
-        from privmarket.federated.round import Round, Terms
-
         state = federation.start()
         market = Round.publish(Terms(0, 3_000_000, federation.family, 5.0))
-        market = market.bid(federation._offers(state)).clear(federation.mechanism)
+        market = market.bid(SimulatedClients(federation, state).offers(federation.terms(state))).clear(
+            federation.mechanism
+        )
         assert len(market.awards) >= 2
-        clients = tuple(int(c) for c in market.awards)
-        sigmas = tuple(a.noise_multiplier for a in market.awards.values())
-        task = ChunkTask(0, clients, sigmas, state.server.weights.numpy())
-        noisy = train_chunk(federation.site, task)
-        quiet = train_chunk(federation.site, ChunkTask(0, clients, (0.0,) * len(clients), task.weights))
-        plan = federation.site.plan
+        clients = [int(c) for c in market.awards]
+        noisy = federation.run_clients(state, clients, list(market.awards.values()))
+        quiet = federation.run_clients(state, clients, [Award(0.0, 0.0, 0)] * len(clients))
+        plan = federation.pool.plan
     for row, award in enumerate(market.awards.values()):
         sum_noise = (noisy - quiet)[row] * plan.expected_batch / plan.learning_rate
         sigma = noise_multiplier(award.epsilon, config.delta)

@@ -34,15 +34,16 @@ def test_an_unknown_key_would_be_found():
 
 def test_every_mechanism_is_documented():
     text = (ROOT / "docs/mechanisms.md").read_text()
-    assert [name for name in pm.mechanisms() if f"`{name}`" not in text] == []
+    assert [name for name in pm.mechanism_names() if f"`{name}`" not in text] == []
 
 
 def test_the_package_example_runs():
     assert doctest.testmod(pm).failed == 0
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/tutorial.md"])
-def test_sessions_give_the_output_they_show(page):
+@pytest.mark.parametrize("page", ["README.md", "docs/tutorial.md", "docs/how-to/your-own-rule.md"])
+def test_sessions_give_the_output_they_show(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), flags=re.S)
     assert all(">>>" in block for block in blocks), (
         "examples are written as >>> sessions, so that they can be checked"

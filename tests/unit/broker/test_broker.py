@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from sqlalchemy import func, select
 
-from privmarket.broker import ledger, wallets
+from privmarket.broker import ledger, views, wallets
 from privmarket.broker.bidding import BidRequest
 from privmarket.broker.broker import Broker
 from privmarket.broker.errors import (
@@ -22,14 +22,14 @@ from privmarket.broker.errors import (
     NotFoundError,
     UnauthenticatedError,
 )
-from privmarket.broker.people import hash_token
-from privmarket.broker.schema import audit, awards, bids, metadata, parties
+from privmarket.broker.parties import hash_token
+from privmarket.broker.schema import awards, bids, log, metadata, parties
 from privmarket.broker.verify import verify
 from privmarket.errors import PrivmarketError
-from privmarket.federated.round import Offer
 from privmarket.privacy.calibration import ReleaseFamily
+from privmarket.rounds import Offer
+from privmarket_studies.torture.market import TASK, Market, key, make_market
 from tests.laws.broken import RoundsDownTooMuch, RoundsUp, TakesMoreThanOffered
-from tests.unit.broker.market import TASK, Market, key, make_market
 
 
 def balance(market: Market, party_id: str) -> int:
@@ -48,6 +48,8 @@ def test_a_round_pays_what_the_closed_form_says(market: Market) -> None:
         "refunded_micro": 1,
     }
     assert [balance(market, s.party_id) for s in market.sellers] == [666_666, 0, 333_333]
+    assert balance(market, market.buyer.party_id) == 50_000_000 - 999_999
+    assert market.broker.settle_round(market.buyer, round_id, key())["paid_micro"] == 999_999  # as it was settled
     assert balance(market, market.buyer.party_id) == 50_000_000 - 999_999
     assert verify(market.broker).difference is None
 
@@ -86,8 +88,10 @@ def test_bids_in_one_transaction_are_as_one_after_the_other(market: Market) -> N
     assert told == [*expected, "not-found", "forbidden", "forbidden", "unauthenticated"]
     assert results[0] == results[1]
     with market.broker.database.read() as connection:
-        stored = connection.execute(select(bids.c.valuation, bids.c.current).order_by(bids.c.id)).all()
-    assert [tuple(row) for row in stored] == [(0.2, False), (0.5, True), (0.4, True)]
+        stored = connection.execute(select(bids.c.seller_id, bids.c.valuation).order_by(bids.c.seq)).all()
+        placed = connection.execute(select(log.c.actor).where(log.c.kind == "bid.placed")).scalars().all()
+    assert [tuple(row) for row in stored] == [(second.party_id, 0.5), (first.party_id, 0.4)]
+    assert len(placed) == 3  # what was replaced stays in the log
     assert verify(market.broker).difference is None
 
 
@@ -127,15 +131,26 @@ def test_a_key_acts_once(market: Market) -> None:
         market.broker.bid(market.sellers[0], round_id, Offer(0.2, 1.0), "short")
 
 
-def test_a_repeated_registration_is_the_same_party_with_another_token(market: Market) -> None:
-    # Whichever of the two the caller hears last must work: a slow request may be overtaken by its own repeat.
-    fields, same = {"role": "seller", "name": "x", "cap_epsilon": 3.0, "delta": 1e-5}, key()
+def test_a_registration_can_be_repeated_by_whoever_made_the_token(market: Market) -> None:
+    fields = {"role": "seller", "name": "x", "cap_epsilon": 3.0, "delta": 1e-5, "token_sha256": hash_token("mine")}
+    same = key()
     made = [market.broker.register(fields, same) for _ in range(2)]
-    assert made[0]["token"] != made[1]["token"]
-    assert {market.broker.authenticate(one["token"]).party_id for one in made} == {made[0]["id"]}
-    with market.broker.database.read() as connection:
-        named = connection.execute(select(func.count()).where(parties.c.name == "x")).scalar_one()
-    assert named == 1
+    assert made[0]["id"] == made[1]["id"] == market.broker.authenticate("mine").party_id
+    assert "token" not in made[0]
+
+
+def test_a_registration_key_takes_no_account_over(market: Market) -> None:
+    fields, same = {"role": "buyer", "name": "x"}, key()
+    first = market.broker.register(fields, same)
+    with pytest.raises(ConflictError) as refused:  # whoever learns or guesses the key gets no token
+        market.broker.register(fields, same)
+    assert refused.value.code == "token-shown-once"
+    other = market.broker.register({**fields, "token_sha256": hash_token("other")}, same)  # a key of its own
+    assert other["id"] != first["id"]
+    minted = key()
+    market.broker.mint_token(market.buyer, "full", minted)
+    with pytest.raises(ConflictError):
+        market.broker.mint_token(market.buyer, "full", minted)
 
 
 @pytest.mark.parametrize(
@@ -180,6 +195,8 @@ def test_late_bids_and_deadlines_across_a_restart(database: str) -> None:
     market.broker.claim_delivery(_actor(market, winners[0]), round_id, "ab" * 32, key())
     assert market.broker.tick() == []
     market.clock.now_ms += 60_000
+    assert market.broker.tick() == []  # the buyer may still look at it
+    market.clock.now_ms += 60_000
     (settled,) = market.broker.tick()
     # A claim that the buyer left unanswered is paid; silence from the other seller is not.
     assert settled["state"] == "settled"
@@ -219,12 +236,112 @@ def test_a_rejected_update_is_charged_but_not_paid(market: Market) -> None:
     market.bid_all(round_id)
     market.broker.close_round(market.buyer, round_id, key())
     first, second = market.winners(round_id)
+    market.deliver(round_id)
     market.broker.give_receipts(market.buyer, round_id, {first: "wrong shape", second: None}, key())
-    market.broker.settle_round(market.buyer, round_id, key())
+    with pytest.raises(ConflictError):  # the seller may dispute it
+        market.broker.settle_round(market.buyer, round_id, key())
+    market.clock.now_ms += 180_000
+    (settled,) = market.broker.tick()
+    assert settled["state"] == "settled"
     assert balance(market, first) == 0
     assert balance(market, second) > 0
     with market.broker.database.read() as connection:
         assert set(connection.execute(select(awards.c.charge)).scalars()) == {"charged"}
+
+
+def test_a_buyer_cannot_burn_wallets_by_rejecting_what_was_never_sent(market: Market) -> None:
+    round_id = market.open()
+    market.bid_all(round_id)
+    market.broker.close_round(market.buyer, round_id, key())
+    first, second = market.winners(round_id)
+    with pytest.raises(ConflictError, match="has not claimed"):
+        market.broker.give_receipts(market.buyer, round_id, {first: "bad"}, key())
+    market.clock.now_ms += 60_000
+    (settled,) = market.broker.tick()
+    assert settled["paid_micro"] == 0
+    with market.broker.database.read() as connection:
+        assert set(connection.execute(select(awards.c.charge)).scalars()) == {"void"}
+        assert wallets.of_sellers(connection, [first, second])[first].events == ()
+
+
+def test_words_after_their_deadlines_do_not_count(market: Market) -> None:
+    round_id = market.open()
+    market.bid_all(round_id)
+    market.broker.close_round(market.buyer, round_id, key())
+    first, second = market.winners(round_id)
+    market.deliver(round_id)
+    market.broker.give_receipts(market.buyer, round_id, {first: "bad"}, key())
+    market.clock.now_ms += 120_000  # the review is over
+    with pytest.raises(ConflictError, match="reviews is over"):
+        market.broker.give_receipts(market.buyer, round_id, {second: "bad"}, key())
+    market.broker.dispute(market.seller(first), round_id, "it is not", key())
+    market.clock.now_ms += 60_000  # so is the time for disputes
+    assert market.broker.tick() == []
+    with pytest.raises(ForbiddenError):
+        market.broker.rule(market.buyer, round_id, first, False, "mine", key())
+    market.clock.now_ms += 60_000  # nobody ruled: silence pays
+    with pytest.raises(ConflictError, match="rulings is over"):
+        market.broker.rule(market.operator, round_id, first, False, "late", key())
+    (settled,) = market.broker.tick()
+    assert settled["paid_micro"] == balance(market, first) + balance(market, second) == 999_999
+    assert verify(market.broker).differences == ()
+
+
+@pytest.mark.parametrize("pays", [True, False])
+def test_an_arbiter_decides_a_dispute(market: Market, pays: bool) -> None:
+    made = market.broker.register({"role": "arbiter", "name": "court"}, key(), market.operator)
+    court = market.broker.authenticate(made["token"])
+    round_id = market.open(arbiter_id=court.party_id)
+    market.bid_all(round_id)
+    market.broker.close_round(market.buyer, round_id, key())
+    first, second = market.winners(round_id)
+    market.deliver(round_id)
+    with pytest.raises(ConflictError, match="not rejected"):
+        market.broker.dispute(market.seller(first), round_id, "too early", key())
+    market.broker.give_receipts(market.buyer, round_id, {first: "bad", second: None}, key())
+    market.broker.dispute(market.seller(first), round_id, "it is not", key())
+    with pytest.raises(ForbiddenError):  # the task names its arbiter
+        market.broker.rule(market.operator, round_id, first, pays, "x", key())
+    answer = market.broker.rule(court, round_id, first, pays, "looked at it", key())
+    assert answer["state"] == "delivered"
+    market.broker.settle_round(market.buyer, round_id, key())
+    assert (balance(market, first) > 0) == pays
+    assert verify(market.broker).differences == ()
+
+
+def test_closing_times_hold(market: Market) -> None:
+    round_id = market.open(buyer_may_close=False)
+    market.bid_all(round_id)
+    for actor in (market.buyer, market.operator):
+        with pytest.raises(ConflictError, match="until its deadline"):
+            market.broker.close_round(actor, round_id, key())
+    market.clock.now_ms += 60_000
+    assert market.broker.close_round(market.buyer, round_id, key())["state"] == "cleared"
+
+
+def test_a_bid_that_arrived_in_time_counts_though_others_were_written_first(market: Market) -> None:
+    round_id = market.open()
+    arrived = market.clock.now_ms + 59_999
+    market.clock.now_ms += 61_000
+    request = BidRequest(round_id, Offer(0.2, 1.0), key(), market.sellers[0], arrived_ms=arrived)
+    (taken,) = market.broker.take_bids([request])
+    assert isinstance(taken, dict)
+    (late,) = market.broker.take_bids([replace(request, key=key(), arrived_ms=arrived + 1)])
+    assert isinstance(late, ConflictError)
+    assert market.broker.tick()[0]["state"] == "cleared"
+    (closed,) = market.broker.take_bids([replace(request, key=key())])
+    assert isinstance(closed, ConflictError)  # the auction is over: when it arrived no longer matters
+    assert verify(market.broker).differences == ()
+
+
+def test_the_next_round_opens_while_the_last_is_delivered(market: Market) -> None:
+    task = market.broker.publish_task(market.buyer, TASK, key())
+    round_id = str(market.broker.open_round(market.buyer, task["id"], key())["id"])
+    market.bid_all(round_id)
+    with pytest.raises(ConflictError):
+        market.broker.open_round(market.buyer, task["id"], key())
+    market.broker.close_round(market.buyer, round_id, key())
+    assert market.broker.open_round(market.buyer, task["id"], key())["number"] == 1
 
 
 def test_wallets_trim_offers_and_then_refuse(database: str) -> None:
@@ -273,7 +390,7 @@ def test_a_broken_promise_aborts_refunds_and_alerts(database: str, rule: type) -
     assert answer["state"] == "aborted"
     assert balance(market, market.buyer.party_id) == 50_000_000
     with market.broker.database.read() as connection:
-        alerts = connection.execute(select(audit.c.subject).where(audit.c.kind == "alert")).scalars().all()
+        alerts = connection.execute(select(log.c.subject).where(log.c.kind == "alert")).scalars().all()
         assert connection.execute(select(func.count()).select_from(awards)).scalar_one() == 0
     assert alerts == [round_id]
     assert verify(market.broker).difference is None
@@ -281,13 +398,13 @@ def test_a_broken_promise_aborts_refunds_and_alerts(database: str, rule: type) -
 
 def test_a_mechanism_that_raises_cannot_lock_money(database: str) -> None:
     class Raises(RoundsUp):
-        def _clear(self, bids, budget):
+        def clear(self, bids, budget):
             raise ZeroDivisionError
 
     market = make_market(database, make_mechanism=lambda name, **_: Raises())
     round_id = market.open()
     market.bid_all(round_id)
-    assert market.broker.close_round(market.operator, round_id, key())["fault"].endswith("ZeroDivisionError")
+    assert market.broker.close_round(market.buyer, round_id, key())["fault"].endswith("ZeroDivisionError")
     assert balance(market, market.buyer.party_id) == 50_000_000
 
 
@@ -329,7 +446,12 @@ def test_the_log_does_not_show_sealed_bids(market: Market) -> None:
     round_id = market.open()
     market.broker.bid(market.sellers[0], round_id, Offer(0.123456789, 1.0), key())
     with market.broker.database.read() as connection:
-        assert not [d for d in connection.execute(select(audit.c.details)).scalars() if "0.1234" in d]
+        shown = views.log_list(connection, market.operator, None, None, None, 50)["items"]
+        assert [one["details"] for one in shown if one["kind"] == "bid.placed"] == ["sealed until the auction"]
+        assert not [one for one in shown if "0.1234" in one["details"]]
+        entry = next(one["seq"] for one in shown if one["kind"] == "bid.placed")
+        with pytest.raises(NotFoundError):
+            views.proof(connection, market.operator, entry, None)
 
 
 def test_task_fields_are_checked(market: Market) -> None:

@@ -14,15 +14,15 @@ import psycopg
 import pytest
 
 from privmarket.broker import database as stored
-from privmarket.broker import desk
+from privmarket.broker import group_commit
 from privmarket.broker.api import ServiceSettings, create_app
 from privmarket.broker.broker import Broker
 from privmarket.broker.errors import UnavailableError
 from privmarket.broker.scheduler import Scheduler
 from privmarket.broker.verify import verify
-from privmarket.federated.round import Offer
+from privmarket.rounds import Offer
+from privmarket_studies.torture.market import Market, key, make_market
 from tests.postgres import new_database
-from tests.unit.broker.market import Market, key, make_market
 
 FORM = {"valuation": 0.2, "epsilon": 1.0}
 
@@ -107,7 +107,7 @@ def test_deadlines_outlive_a_database_that_was_away() -> None:
 
 @pytest.fixture
 def seen(market: Market, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """In which thread each transaction of the desk was tried."""
+    """In which thread each transaction of bids was tried."""
     threads: list[str] = []
     honest = Broker.take_bids
 
@@ -127,7 +127,7 @@ def test_a_lone_bid_is_taken_at_once_where_the_disk_is_quick(market: Market, see
 def test_a_slow_disk_is_waited_for_in_a_thread(
     market: Market, seen: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(desk, "QUICK_SECONDS", 0.0)
+    monkeypatch.setattr(group_commit, "QUICK_SECONDS", 0.0)
     assert _post_bid(market, market.open()).status_code == 201
     assert seen == ["bids"]
 

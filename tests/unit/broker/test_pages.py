@@ -8,16 +8,17 @@ import pytest
 from fastapi.testclient import TestClient
 
 from privmarket.broker.api import create_app
-from tests.unit.broker.market import Market, key
+from privmarket.broker.errors import UnauthenticatedError
+from privmarket_studies.torture.market import Market, key
 from tests.unit.broker.test_api import PAGE_ROUTES, SETTINGS
 
-PAGES = ("/", "/money", "/privacy", "/people", "/audit", "/tasks/{task}", "/rounds/{round}")
+PAGES = ("/", "/money", "/privacy", "/people", "/audit", "/tasks/{task}", "/rounds/{round}", "/tokens")
 # role → status per page of PAGES
 RULES = {
-    "operator": (200, 200, 200, 200, 200, 200, 200),
-    "buyer": (200, 200, 200, 403, 403, 200, 200),
-    "seller": (200, 200, 200, 403, 403, 200, 200),
-    "other buyer": (200, 200, 200, 403, 403, 404, 404),
+    "operator": (200, 200, 200, 200, 200, 200, 200, 200),
+    "buyer": (200, 200, 200, 403, 403, 200, 200, 200),
+    "seller": (200, 200, 200, 403, 403, 200, 200, 200),
+    "other buyer": (200, 200, 200, 403, 403, 404, 404, 200),
 }
 
 
@@ -28,7 +29,7 @@ TASK_FIELDS |= {"bid_minutes": "1", "delivery_minutes": "1"}
 def browser(market: Market, token: str) -> TestClient:
     http = TestClient(create_app(market.broker, SETTINGS), follow_redirects=True, raise_server_exceptions=False)
     page = http.get("/sign-in").text
-    reply = http.post("/sign-in", data={"token": token, "mark": mark(page)})
+    reply = http.post("/sign-in", data={"token": token, "key": key(), "mark": mark(page)})
     assert reply.status_code == 200, reply.text
     return http
 
@@ -70,20 +71,43 @@ def test_forged_forms_are_refused(market: Market, tokens: dict[str, str]) -> Non
     round_id = market.open()
     http = browser(market, tokens["buyer"])
     for forged in ("", "0" * 64):
-        assert http.post(f"/rounds/{round_id}/close", data={"mark": forged}).status_code in (403, 422)
+        assert http.post(f"/rounds/{round_id}/close", data={"key": key(), "mark": forged}).status_code in (403, 422)
     assert market.broker.round_state(round_id) == "open"
     good = mark(http.get(f"/rounds/{round_id}").text)
-    assert http.post(f"/rounds/{round_id}/close", data={"mark": good}).status_code == 200
+    assert http.post(f"/rounds/{round_id}/close", data={"key": key(), "mark": good}).status_code == 200
     assert market.broker.round_state(round_id) == "settled"
     stranger = TestClient(create_app(market.broker, SETTINGS))
-    assert stranger.post("/sign-in", data={"token": tokens["buyer"], "mark": "0" * 64}).status_code == 403
+    assert (
+        stranger.post("/sign-in", data={"token": tokens["buyer"], "key": "12345678", "mark": "0" * 64}).status_code
+        == 403
+    )
 
 
 @pytest.mark.parametrize("path", [path for method, path in sorted(PAGE_ROUTES) if method == "POST"])
 def test_every_form_needs_its_mark(market: Market, tokens: dict[str, str], path: str) -> None:
-    fields = {"token": "x", "role": "buyer", "name": "x", "valuation": "1", "epsilon": "1", "mark": "0" * 64}
-    fields |= {"direction": "deposit", "amount": "5", "update_sha256": "ab" * 32, "reason": "x", **TASK_FIELDS}
-    address = path.format(task_id="task-x", round_id="round-x", step="close", party_id="buyer-x")
+    fields = {
+        "token": "x",
+        "role": "buyer",
+        "name": "x",
+        "valuation": "1",
+        "epsilon": "1",
+        "key": "12345678",
+        "mark": "0" * 64,
+    }
+    fields |= {
+        "direction": "deposit",
+        "amount": "5",
+        "seller_id": "x",
+        "verdict": "accept",
+        "scope": "read",
+        "days": "1",
+        "update_sha256": "ab" * 32,
+        "reason": "x",
+        **TASK_FIELDS,
+    }
+    address = path.format(
+        task_id="task-x", round_id="round-x", step="close", party_id="buyer-x", token_id="token-x"
+    )
     for role in ("operator", "buyer", "seller"):
         http = browser(market, tokens[role])
         assert http.post(address, data=fields).status_code == 403
@@ -105,17 +129,21 @@ def test_empty_and_error_states(market: Market, tokens: dict[str, str]) -> None:
     assert "That did not work" in missing.text
     round_id = market.open()
     good = mark(http.get(f"/rounds/{round_id}").text)
-    bad = http.post(f"/rounds/{round_id}/bid", data={"valuation": "lots", "epsilon": "1", "mark": good})
+    bad = http.post(
+        f"/rounds/{round_id}/bid", data={"valuation": "lots", "epsilon": "1", "key": key(), "mark": good}
+    )
     assert bad.status_code == 400
     assert "is not a number" in bad.text
     cookie = http.get("/sign-in").request.headers["cookie"]
-    assert tokens["seller"] in cookie  # kept in an HttpOnly, SameSite=Strict cookie
+    assert tokens["seller"] not in cookie  # the session names the token that began it, and never holds it
 
 
 def test_the_session_cookie_is_out_of_reach(market: Market, tokens: dict[str, str]) -> None:
     http = TestClient(create_app(market.broker, SETTINGS), follow_redirects=False)
     http.get("/sign-in")
-    reply = http.post("/sign-in", data={"token": tokens["buyer"], "mark": mark(http.get("/sign-in").text)})
+    reply = http.post(
+        "/sign-in", data={"token": tokens["buyer"], "key": key(), "mark": mark(http.get("/sign-in").text)}
+    )
     attributes = reply.headers["set-cookie"].lower()
     assert "httponly" in attributes
     assert "samesite=strict" in attributes
@@ -123,13 +151,17 @@ def test_the_session_cookie_is_out_of_reach(market: Market, tokens: dict[str, st
 
 def test_a_buyer_publishes_and_an_operator_books_money(market: Market, tokens: dict[str, str]) -> None:
     buyer, operator = browser(market, tokens["buyer"]), browser(market, tokens["operator"])
-    page = buyer.post("/tasks", data={**TASK_FIELDS, "mark": mark(buyer.get("/").text)})
+    page = buyer.post("/tasks", data={**TASK_FIELDS, "key": key(), "mark": mark(buyer.get("/").text)})
     assert "digits" in page.text
-    assert "pac, 1.50 a round, 3 rounds" in page.text
-    form = {"direction": "deposit", "amount": "2.000001", "mark": mark(operator.get("/people").text)}
+    assert "pac, 1.50 credits a round, 3 rounds" in page.text
+    form = {"direction": "deposit", "amount": "2.000001", "key": key(), "mark": mark(operator.get("/people").text)}
+    assert "52.000001" in operator.post(f"/people/{market.buyer.party_id}/money", data=form).text
+    # The same form posted twice, by a double click or a reload, acts once.
     assert "52.000001" in operator.post(f"/people/{market.buyer.party_id}/money", data=form).text
     for bad in ("0", "-1", "1e99", "0.0000001", "nan", "lots"):
-        refused = operator.post(f"/people/{market.buyer.party_id}/money", data={**form, "amount": bad})
+        refused = operator.post(
+            f"/people/{market.buyer.party_id}/money", data={**form, "key": key(), "amount": bad}
+        )
         assert refused.status_code == 400, bad
     for name, bad in (
         ("rounds", "0"),
@@ -138,7 +170,9 @@ def test_a_buyer_publishes_and_an_operator_books_money(market: Market, tokens: d
         ("bid_minutes", "inf"),
         ("title", " "),
     ):
-        refused = buyer.post("/tasks", data={**TASK_FIELDS, name: bad, "mark": mark(buyer.get("/").text)})
+        refused = buyer.post(
+            "/tasks", data={**TASK_FIELDS, name: bad, "key": key(), "mark": mark(buyer.get("/").text)}
+        )
         assert refused.status_code == 400, name
 
 
@@ -155,21 +189,26 @@ def test_only_the_steps_that_apply_are_offered(market: Market, tokens: dict[str,
     def offered() -> tuple[set[str], ...]:
         return tuple(steps(http.get(f"/rounds/{round_id}").text) for http in people.values())
 
-    assert offered() == ({"close", "abort"}, {"close", "abort"}, {"bid"})
+    assert offered() == ({"abort"}, {"close", "abort"}, {"bid"})
     market.broker.close_round(market.buyer, round_id, key())
-    assert offered() == ({"abort"}, set(), {"deliver"})
-    form = {"update_sha256": "AB" * 32, "mark": mark(people["seller"].get(f"/rounds/{round_id}").text)}
+    assert offered() == (set(), set(), {"deliver"})
+    form = {
+        "update_sha256": "AB" * 32,
+        "key": key(),
+        "mark": mark(people["seller"].get(f"/rounds/{round_id}").text),
+    }
     assert (
         people["seller"].post(f"/rounds/{round_id}/deliver", data={**form, "update_sha256": "x"}).status_code == 400
     )
     assert "sent" in people["seller"].post(f"/rounds/{round_id}/deliver", data=form).text
-    assert offered() == ({"abort"}, {"accept"}, set())
-    rest = [name for name in market.winners(round_id) if name != market.sellers[0].party_id]
-    market.broker.give_receipts(market.buyer, round_id, dict.fromkeys(rest), key())
+    assert offered() == (set(), {"accept"}, set())
+    for name in market.winners(round_id):
+        if name != market.sellers[0].party_id:
+            market.broker.claim_delivery(market.seller(name), round_id, "ab" * 32, key())
     good = mark(people["buyer"].get(f"/rounds/{round_id}").text)
-    people["buyer"].post(f"/rounds/{round_id}/accept", data={"mark": good})
-    assert offered() == ({"settle", "abort"}, {"settle"}, set())
-    people["buyer"].post(f"/rounds/{round_id}/settle", data={"mark": good})
+    people["buyer"].post(f"/rounds/{round_id}/accept", data={"key": key(), "mark": good})
+    assert offered() == ({"settle"}, {"settle"}, set())
+    people["buyer"].post(f"/rounds/{round_id}/settle", data={"key": key(), "mark": good})
     assert offered() == (set(), set(), set())
 
 
@@ -182,3 +221,56 @@ def test_a_buyer_sees_no_losing_bid_in_a_plot_but_an_operator_does(market: Marke
     assert "Price per unit of ε against ε" in seen["buyer"]
     assert "Price per unit of ε against ε" not in seen["seller"]
     assert "asked 0.9071" in browser(market, tokens["operator"]).get(f"/rounds/{round_id}").text
+
+
+def test_what_waits_comes_first_and_the_buyer_judges_each_update(market: Market, tokens: dict[str, str]) -> None:
+    people = {role: browser(market, tokens[role]) for role in ("operator", "buyer", "seller")}
+    round_id = market.open()
+    market.bid_all(round_id)
+    assert "closes in 60 s" in people["seller"].get("/").text
+    market.broker.close_round(market.buyer, round_id, key())
+    assert "claim your delivery" in people["seller"].get("/").text
+    market.deliver(round_id)
+    home = people["buyer"].get("/").text
+    assert "updates that wait for your word: 2" in home
+    assert "in 2 min" in home
+    page = people["buyer"].get(f"/rounds/{round_id}").text
+    own = market.sellers[0].party_id
+    fields = {"seller_id": own, "verdict": "reject", "key": key(), "mark": mark(page)}
+    assert people["buyer"].post(f"/rounds/{round_id}/judge", data=fields).status_code == 400  # no reason given
+    seen = people["buyer"].post(f"/rounds/{round_id}/judge", data={**fields, "reason": "wrong shape"})
+    assert "rejected: wrong shape" in seen.text
+    assert "dispute it" in people["seller"].get("/").text
+    form = {"reason": "it is right", "key": key(), "mark": mark(people["seller"].get("/tokens").text)}
+    assert "disputed: it is right" in people["seller"].post(f"/rounds/{round_id}/dispute", data=form).text
+    assert "ruling: 1;" in people["operator"].get("/").text
+    fields = {"seller_id": own, "verdict": "pay", "reason": "it is", "key": key()}
+    ruled = people["operator"].post(
+        f"/rounds/{round_id}/rule", data={**fields, "mark": mark(people["operator"].get("/people").text)}
+    )
+    assert "ruled: pay" in ruled.text
+
+
+def test_tokens_are_made_and_ended_on_their_page(market: Market, tokens: dict[str, str]) -> None:
+    http = browser(market, tokens["seller"])
+    form = {"scope": "read", "days": "2", "key": key(), "mark": mark(http.get("/tokens").text)}
+    page = http.post("/tokens", data=form).text
+    token = re.search(r"pm_[0-9a-f]{64}", page).group(0)  # type: ignore[union-attr]
+    reader = market.broker.authenticate(token)
+    assert reader.scope == "read"
+    assert token not in http.get("/tokens").text
+    http.post(f"/tokens/{reader.token_id}/revoke", data={"key": key(), "mark": form["mark"]})
+    assert market.broker.authenticate(tokens["seller"])
+    with pytest.raises(UnauthenticatedError):
+        market.broker.authenticate(token)
+    expiring = market.broker.mint_token(market.buyer, "full", key(), lifetime_seconds=60)["token"]
+    session = browser(market, expiring)
+    market.clock.now_ms += 61_000
+    assert "/sign-in" in str(session.get("/").url)  # a session ends with the token that began it
+
+
+def test_the_log_is_searched_by_kind_and_id_and_shows_names(market: Market, tokens: dict[str, str]) -> None:
+    http = browser(market, tokens["operator"])
+    found = http.get(f"/audit?kind=party.registered&about={market.buyer.party_id}").text
+    assert (found.count("<b>party.registered</b>"), "lab" in found) == (1, True)
+    assert http.get("/audit?about=%00").status_code == 400

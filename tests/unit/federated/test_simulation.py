@@ -9,9 +9,10 @@ from privmarket.federated.checkpoint import load_checkpoint
 from privmarket.federated.config import FederationConfig, Training
 from privmarket.federated.datasets import Dataset
 from privmarket.federated.errors import CheckpointError, DataError
-from privmarket.federated.round import MICRO
-from privmarket.federated.simulation import Federation, run
-from privmarket.federated.summary import summarise
+from privmarket.federated.pool import ClientPool
+from privmarket.federated.simulation import Federation, SimulatedClients, run
+from privmarket.federated.summary import arithmetic_of, summarise
+from privmarket.rounds import MICRO
 
 SMALL = FederationConfig(clients=12, rounds=6, budget=5.0, training=Training(model="logistic"), seed=3)
 
@@ -144,9 +145,27 @@ def test_without_noise_the_same_clients_sell_and_no_privacy_is_claimed():
     assert summarise(noisy)["largest_epsilon_spent"] <= 3.0
 
 
-def test_a_client_with_nan_is_dropped_unpaid_and_named():
+def test_a_record_with_nan_counts_as_nothing():
+    """Whether an update can be used must not depend on one record, so nobody is dropped for it."""
     data, parts = toy([40] * 5)
     data.train_images[parts[2][0]] = np.nan
+    config = SMALL.replace(clients=5, rounds=2, budget=100.0)
+    with Federation(config, dataset=data, parts=parts) as federation:
+        state = step_all(federation)
+    assert all(record.dropped == {} and "2" in record.paid_micro for record in state.records)
+    assert np.isfinite(state.server.weights.numpy()).all()
+
+
+def test_an_update_that_is_not_finite_is_dropped_unpaid_and_named(monkeypatch):
+    whole = ClientPool.private_updates
+
+    def broken(self, order, *, noise):
+        updates = whole(self, order, noise=noise)
+        updates[[client == 2 for client in order.clients]] = np.nan
+        return updates
+
+    monkeypatch.setattr(ClientPool, "private_updates", broken)
+    data, parts = toy([40] * 5)
     config = SMALL.replace(clients=5, rounds=2, budget=100.0)
     with Federation(config, dataset=data, parts=parts) as federation:
         state = step_all(federation)
@@ -203,7 +222,7 @@ def test_literal_noise_is_the_papers(monkeypatch):
         monkeypatch.setattr(simulation, "aggregate", capture)
         federation.step(state)
         weights, updates = captured[0]
-        offers = federation._offers(state)
+        offers = SimulatedClients(federation, state).offers(federation.terms(state))
     assert weights.sum() == pytest.approx(1.0)
     sold = weights / weights.max()
     spread = updates.std(axis=1)
@@ -241,3 +260,17 @@ def test_configuration_survives_json():
     assert config.digest() != SMALL.digest()
     with pytest.raises(ConfigurationError, match="budgit"):
         FederationConfig.from_json({"budgit": 3})
+
+
+def test_float_arithmetic_is_stamped_on_the_result():
+    data, parts = toy([40] * 4)
+    for arithmetic, stamp in (("exact", "exact"), ("float", "float: not private in floating point")):
+        config = SMALL.replace(clients=4, rounds=1, budget=50.0, training=Training(arithmetic=arithmetic))
+        with Federation(config, dataset=data, parts=parts) as federation:
+            step_all(federation)
+            assert federation.pool.plan.arithmetic == arithmetic
+        assert arithmetic_of(config) == stamp
+    assert FederationConfig().training.arithmetic == "exact"
+    assert FederationConfig().digest() == FederationConfig(training=Training(arithmetic="exact")).digest()
+    with pytest.raises(UnknownNameError, match="arithmetic"):
+        Training(arithmetic="double")

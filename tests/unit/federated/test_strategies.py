@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from privmarket.federated.config import FederationConfig, Training
-from privmarket.federated.simulation import Federation, run
+from privmarket.federated.simulation import Federation, SimulatedClients, run
 from privmarket.market.menu import POSTED_PRICE
 from privmarket.meanfield import Grid, MenuMarket, Problem, solve, truthful
 
@@ -50,7 +50,7 @@ def test_the_strategy_sees_what_the_wallets_have_left():
 
 def test_without_a_wallet_there_is_nothing_to_save(bid):
     with Federation(CONFIG.replace(wallet=None), strategy=bid) as federation:
-        offers = federation._offers(federation.start())
+        offers = SimulatedClients(federation, state := federation.start()).offers(federation.terms(state))
         types = federation.types(0)
     for client, offer in offers.items():
         assert offer.valuation == pytest.approx(types.valuation[int(client)], abs=1e-12)

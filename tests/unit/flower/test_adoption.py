@@ -134,9 +134,11 @@ def test_an_app_that_adds_noise_itself_is_told_how_much(tmp_path):
 
 
 def test_sales_that_the_mod_cannot_keep_are_refused(tmp_path):
-    strategy, _, _ = play(existing_app(mod(tmp_path)), rounds=1, steps=3, sampling_rate=0.5)
+    strategy, _, grid = play(existing_app(mod(tmp_path)), rounds=1, steps=3, sampling_rate=0.5)
     assert strategy.records[0].paid_micro == {}
-    assert all("one full release" in why for why in strategy.records[0].dropped.values())
+    bids = [reply for reply in grid.answered if reply.metadata.message_type == wire.BID]
+    assert len(bids) == NODES
+    assert all(wire.read_declined(reply.content) == "schedule" for reply in bids)
     with pytest.raises(UnknownNameError, match="noise"):
         mod(tmp_path, noise="none")
 

@@ -10,6 +10,7 @@ assert not {"torch", "flwr", "scipy.stats"} & set(sys.modules), "import privmark
 from flwr.app import Context, Message, RecordDict
 from privmarket.flower import wire
 from privmarket.privacy.calibration import ReleaseFamily
+from privmarket.rounds import Terms
 
 def data(context):
     import torch
@@ -33,15 +34,15 @@ def ask(content, kind):
     message.metadata.__dict__["_message_id"] = "m"
     return app(message, context)
 
-call = wire.write_call(wire.Call("run", 0, 2, 1000, family, 5.0))
+call = wire.put(RecordDict(), Terms(0, 1000, family, 5.0, 2, "run"))
 assert wire.read_offer(ask(call, wire.BID).content)[1].epsilon == 1.0
-wire.add_receipt(call, wire.Receipt("run", 0, 5))
+wire.put(call, wire.Receipt("run", 0, 5))
 ask(call, wire.RECEIPT)
 print("torch" in sys.modules)
 order = RecordDict({wire.WEIGHTS: wire.write_arrays(
     {"0.weight": __import__("numpy").zeros((2, 4), "float32"), "0.bias": __import__("numpy").zeros(2, "float32")}
 )})
-wire.add_sale(order, wire.Sale("run", 0, 1.0, 5, family, 1.0, 1.0, 1.0))
+wire.put(order, wire.Sale("run", 0, 1.0, 5, family, 1.0, 1.0, 1.0))
 assert wire.read_refusal(ask(order, wire.TRAIN).content) is None
 print("torch" in sys.modules)
 """
@@ -57,7 +58,18 @@ def test_bids_are_answered_without_torch(tmp_path):
 
 
 def test_no_module_that_moves_messages_loads_torch():
-    modules = ("client", "journal", "wire", "settings", "server", "mod", "strategy", "engine")
+    modules = (
+        "client",
+        "fleet",
+        "market",
+        "broker_auction",
+        "wire",
+        "settings",
+        "server",
+        "mod",
+        "strategy",
+        "engine",
+    )
     names = ", ".join(f"privmarket.flower.{name}" for name in modules)
     code = f"import sys, {names}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=120, check=False).returncode == 0

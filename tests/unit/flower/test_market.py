@@ -45,7 +45,7 @@ def faulty(kind):
         elif kind == "raises":
             raise RuntimeError("disk full")
         elif kind == "late":
-            time.sleep(0.4)
+            time.sleep(2.5)
         return update
 
     return client(bad)
@@ -58,14 +58,14 @@ REASONS = {
     "missing array": "arrays",
     "extra array": "arrays",
     "integers": "int64",
-    "raises": "disk full",
+    "raises": "refused: failed",
     "late": "no answer",
 }
 
 
 @pytest.mark.parametrize("kind", REASONS)
 def test_a_bad_update_is_not_paid_and_the_round_goes_on(kind):
-    result, _ = play(faulty(kind), server(deadline_seconds=0.3))
+    result, _ = play(faulty(kind), server(deadline_seconds=2.0 if kind == "late" else 60.0))
     good, bad = result.records
     assert good.dropped == {}
     assert list(bad.dropped) == ["2"]
@@ -205,9 +205,9 @@ def test_a_server_that_sends_everybody_the_same_record_is_caught():
     first = {}
 
     def shared(message):
-        if wire.has_sale(message.content):
-            sale = first.setdefault(message.metadata.group_id, wire.read_sale(message.content))
-            wire.add_sale(message.content, sale)
+        if wire.has(message.content, wire.Sale):
+            sale = first.setdefault(message.metadata.group_id, wire.take(message.content, wire.Sale))
+            wire.put(message.content, sale)
 
     result, grid = play(distinct(), tamper=shared)
     assert leaks(result, grid) != []
@@ -220,9 +220,9 @@ def asked(change):
     """A server that changes its orders to client 1 after clearing."""
 
     def tamper(message):
-        if wire.has_sale(message.content) and message.metadata.dst_node_id == 1001:
-            sale = wire.read_sale(message.content)
-            wire.add_sale(message.content, type(sale)(**{**vars(sale), **change(sale)}))
+        if wire.has(message.content, wire.Sale) and message.metadata.dst_node_id == 1001:
+            sale = wire.take(message.content, wire.Sale)
+            wire.put(message.content, type(sale)(**{**vars(sale), **change(sale)}))
 
     return tamper
 
@@ -230,19 +230,19 @@ def asked(change):
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda sale: {"epsilon": sale.epsilon * 1.01}, "offered"),
-        (lambda sale: {"epsilon": float("nan")}, "offered"),
-        (lambda sale: {"epsilon": -1.0}, "offered"),
-        (lambda sale: {"family": type(sale.family)(steps=2)}, "another release"),
-        (lambda sale: {"family": type(sale.family)(delta=0.1)}, "another release"),
-        (lambda sale: {"number": sale.number + 1}, "nothing was offered"),
-        (lambda sale: {"run": "other"}, "nothing was offered"),
+        (lambda sale: {"epsilon": sale.epsilon * 1.01}, "refused: offer"),
+        (lambda sale: {"epsilon": float("nan")}, "refused: epsilon-per-sale"),
+        (lambda sale: {"epsilon": -1.0}, "refused: epsilon-per-sale"),
+        (lambda sale: {"family": type(sale.family)(steps=2)}, "refused: offer"),
+        (lambda sale: {"family": type(sale.family)(delta=0.1)}, "refused: delta"),
+        (lambda sale: {"number": sale.number + 1}, "refused: offer"),
+        (lambda sale: {"run": "other"}, "refused: offer"),
     ],
     ids=["more ε", "NaN", "negative", "more steps", "larger δ", "another round", "another run"],
 )
 def test_a_client_refuses_more_than_it_offered(change, reason, tmp_path):
     wallet = pm.flower.WalletFile(tmp_path / "1.jsonl", 10.0)
-    app = client(wallet=lambda context: wallet if partition(context) == 1 else None)
+    app = client(wallet=lambda context: wallet if partition(context) == 1 else "unlimited")
     result, _ = play(app, tamper=asked(change))
     assert all(reason in r.dropped["1"] for r in result.records)
     assert "1" not in result.paid_micro
@@ -251,23 +251,23 @@ def test_a_client_refuses_more_than_it_offered(change, reason, tmp_path):
 
 def test_an_order_sent_twice_is_released_once(tmp_path):
     wallet = pm.flower.WalletFile(tmp_path / "w.jsonl", 10.0)
-    app = client(wallet=lambda context: wallet if partition(context) == 1 else None)
+    app = client(wallet=lambda context: wallet if partition(context) == 1 else "unlimited")
     _, grid = play(app)
-    order = next(m for m in grid.sent if wire.has_sale(m.content) and m.metadata.dst_node_id == 1001)
+    order = next(m for m in grid.sent if wire.has(m.content, wire.Sale) and m.metadata.dst_node_id == 1001)
     again = grid.answer(Message(order.content, 1001, wire.TRAIN))
-    assert "nothing was offered" in wire.read_refusal(again.content)
+    assert wire.read_refusal(again.content) == "offer"
     # Even if the node forgot, its wallet does not.
     first = next(m for m in grid.sent if m.metadata.message_type == wire.BID and m.metadata.dst_node_id == 1001)
     grid.answer(Message(first.content, 1001, wire.BID))
     again = grid.answer(Message(order.content, 1001, wire.TRAIN))
-    assert "made before" in wire.read_refusal(again.content)
+    assert wire.read_refusal(again.content) == "sold-before"
     assert len(wallet.statement()) == 2
 
 
 def test_a_wallet_holds_against_any_server(tmp_path):
     """Twenty rounds of ε = 1 do not fit into a cap of 2: the client bids less and then nothing, whoever asks."""
     wallet = pm.flower.WalletFile(tmp_path / "w.jsonl", 2.0)
-    app = client(wallet=lambda context: wallet if partition(context) == 0 else None, spread=False)
+    app = client(wallet=lambda context: wallet if partition(context) == 0 else "unlimited", spread=False)
     result, _ = play(app, server(rounds=20))
     sold = [r.sold_epsilon.get("0", 0.0) for r in result.records]
     assert sold[0] == 1.0

@@ -2,6 +2,7 @@
 
 import copy
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ import torch
 from torch import nn
 from torch.func import functional_call, grad, vmap
 
-from privmarket.errors import PrivacyError
+from privmarket.errors import ConfigurationError, PrivacyError
 from privmarket.flower import training
 from privmarket.flower.client import Job
 from privmarket.flower.fast_path import fast_model
@@ -17,6 +18,7 @@ from privmarket.flower.training import clipped_sum, load_arrays, private_module_
 from privmarket.flower.wire import Sale
 from privmarket.privacy.calibration import ReleaseFamily
 from privmarket.privacy.noise import NoiseSource
+from privmarket.privacy.release import Grid, sum_inflation
 
 
 class Residual(nn.Module):
@@ -102,10 +104,11 @@ def test_clipped_sums_are_those_of_torch_func(name):
     weights = trainable_arrays(module)
     assert (fast_model(module) is not None) == (name in FAST)
     update = private_module_update(build(name), weights, x, y, job())
-    general = clipped_sum(module, x, y, 0.5, training._cross_entropy)
-    for at, (key, want) in enumerate(expected.items()):
+    flat = clipped_sum(module, x, y, 0.5, training._cross_entropy)
+    general = training._named(flat, {n: p for n, p in module.named_parameters() if p.requires_grad})
+    for key, want in expected.items():
         np.testing.assert_allclose(update[key], want, atol=2e-5)
-        np.testing.assert_allclose(general[at].detach(), want, atol=2e-5)
+        np.testing.assert_allclose(general[key], want, atol=2e-5)
 
 
 def test_a_sum_that_is_not_clipped_is_caught():
@@ -167,7 +170,7 @@ def test_a_broken_record_does_not_spoil_an_update(name):
 def test_modules_that_mix_records_are_refused(layer):
     module = nn.Sequential(layer, nn.Flatten(), nn.Linear(36, 3))
     x, y = records("mlp")
-    with pytest.raises(PrivacyError, match="record by record"):
+    with pytest.raises(PrivacyError, match=r"layer 0"):
         private_module_update(module, trainable_arrays(module), x, y, job())
 
 
@@ -196,3 +199,59 @@ def test_own_losses_and_wrong_weights():
         load_arrays(module, {"other": np.zeros(3)})
     with pytest.raises(PrivacyError, match="one label"):
         private_module_update(module, trainable_arrays(module), x, targets[:3], job())
+
+
+@pytest.mark.parametrize("sampling_rate", [1.0, 0.4])
+@pytest.mark.parametrize("name", ["mlp", "cnn"])
+def test_persons_are_clipped_alike_on_both_paths(monkeypatch, name, sampling_rate):
+    x, y = records(name, 150)
+    persons = torch.randint(0, 40, (150,), generator=torch.Generator().manual_seed(2))
+    weights = trainable_arrays(build(name))
+    work = replace(job(sampling_rate=sampling_rate), unit="person")
+    fast = private_module_update(build(name), weights, x, y, work, None, persons)
+    monkeypatch.setattr(training, "fast_model", lambda _: None)
+    work = replace(job(sampling_rate=sampling_rate), unit="person")
+    general = private_module_update(build(name), weights, x, y, work, None, persons)
+    alone = private_module_update(build(name), weights, x, y, job(sampling_rate=sampling_rate))
+    for key in fast:
+        np.testing.assert_allclose(general[key], fast[key], atol=1e-4, rtol=2e-3)
+    assert any(not np.allclose(alone[key], fast[key], atol=1e-2) for key in fast)
+    with pytest.raises(ConfigurationError, match="person"):
+        private_module_update(build(name), weights, x, y, work)
+
+
+def test_the_general_path_adds_its_noise_on_a_grid(monkeypatch):
+    """Large weights from the server do not swallow it: what leaves is a function of noisy whole numbers."""
+    monkeypatch.setattr(training, "fast_model", lambda _: None)
+    x, y = records("mlp")
+    weights = trainable_arrays(build("mlp"))
+    quiet = private_module_update(build("mlp"), weights, x, y, job())
+    noisy = private_module_update(build("mlp"), weights, x, y, job(noise_multiplier=2.0))
+    size = sum(array.size for array in weights.values())
+    grid = Grid.for_release(2.0, 0.5, size, sum_inflation(20))
+    moved = np.concatenate([(noisy[key] - quiet[key]).ravel() for key in weights])
+    assert moved.std() == pytest.approx(grid.deviation, rel=5 / np.sqrt(2 * size))
+    assert grid.deviation == pytest.approx(2.0 * 0.5, rel=0.004)
+
+
+def test_layers_that_are_not_trained_keep_their_mode():
+    """A dropout that its owner switched off stays off; only layers with weights of their own are set to train."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(36, 3)).eval()
+    x, y = records("mlp")
+    weights = trainable_arrays(module)
+    update = private_module_update(module, weights, x, y, job())
+    assert not module[1].training
+    plain = nn.Sequential(nn.Flatten(), nn.Identity(), nn.Linear(36, 3))
+    expected = private_module_update(plain, weights, x, y, job())
+    for key in update:
+        np.testing.assert_array_equal(update[key], expected[key])
+
+
+def test_an_activation_on_the_input_leaves_the_records_alone():
+    module = nn.Sequential(nn.Flatten(), nn.ReLU(), nn.Linear(36, 3))
+    assert fast_model(module) is None
+    x, y = records("mlp")
+    before = x.clone()
+    private_module_update(module, trainable_arrays(module), x, y, job())
+    assert torch.equal(x, before)

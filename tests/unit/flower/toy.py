@@ -24,6 +24,7 @@ def train(weights, job):
 
 def client(train=train, **options):
     options = {"valuation": lambda context: VALUATIONS[partition(context)], "epsilon": 1.0, **options}
+    options.setdefault("wallet", "unlimited")
     return pm.flower.client_app(train, **options)
 
 
@@ -53,7 +54,11 @@ class Wire(pm.flower.InProcessGrid):
 
     def orders(self):
         """(node, sale) of every order that was sent."""
-        return [(m.metadata.dst_node_id, wire.read_sale(m.content)) for m in self.sent if wire.has_sale(m.content)]
+        return [
+            (m.metadata.dst_node_id, wire.take(m.content, wire.Sale))
+            for m in self.sent
+            if wire.has(m.content, wire.Sale)
+        ]
 
 
 def play(app=None, market=None, **options):

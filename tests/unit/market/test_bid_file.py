@@ -24,7 +24,9 @@ def test_reads_names_and_optional_columns(tmp_path):
     [
         ("", "line 1: missing column 'client'"),
         ("client,valuation\na,1\n", "line 1: missing column 'epsilon'"),
-        ("client,valuation,epsilon,cost\na,1,1,1\n", "line 1: unknown column 'cost'"),
+        ("client,valuation,epsilon,datasize\na,1,1,1\n", "line 1: unknown column 'datasize'"),
+        ("client,valuation,epsilon\na,0,5,1\n", "line 2: 4 fields where the header has 3"),
+        ("client;valuation;epsilon\na;0,5;1,000.5\n", "line 2, field epsilon: '1,000.5'"),
         ("client,valuation,epsilon,epsilon\na,1,1,1\n", "line 1: column 'epsilon' appears twice"),
         ("client,valuation,epsilon\n", "no bids below the header"),
         ("client,valuation,epsilon\na,1,1\na,2,2\n", "line 3, field client: 'a' was already on line 2"),

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 import privmarket as pm
-from privmarket.market.bounds import first_best_bound, fluid_bound, supply_curve
+from privmarket.market.bounds import SupplyCurve, first_best_bound, fluid_bound, supply_curve
 from privmarket.market.menu import from_function
 from privmarket.market.objectives import AggregationError
 from privmarket.market.scenarios import SCENARIOS, EmpiricalLaw, IndependentLaw, scenario
@@ -75,3 +75,12 @@ def test_bounds_improve_with_money_and_first_best_is_best():
     fluid = [fluid_bound(UNIFORM, 100, budget, goal) for budget in (10, 30, 100)]
     assert fluid[0] > fluid[1] > fluid[2]
     assert first_best_bound(UNIFORM, 100, 30, goal) < fluid[1]
+
+
+def test_the_price_that_spends_a_budget_by_hand():
+    """Spend 0.2, 1 and 4 at prices 0.2, 0.5 and 1; between them as far as the quantity of the lower price goes."""
+    curve = SupplyCurve(np.array([0.2, 0.5, 1.0]), np.array([1.0, 2.0, 4.0]), np.array([0.2, 0.7, 2.7]))
+    np.testing.assert_allclose(curve.spend, [0.2, 1.0, 4.0])
+    budgets = [0.1, 0.2, 0.3, 0.5, 0.9, 1.0, 1.5, 3.0, 4.0, 10.0]
+    prices = [0.2, 0.2, 0.3, 0.5, 0.5, 0.5, 0.75, 1.0, 1.0, 2.5]
+    np.testing.assert_allclose(curve.price_that_spends(budgets), prices)

@@ -64,7 +64,7 @@ def test_any_mechanism_can_stand_in_and_a_first_price_rule_is_caught(solved):
 
         name = "pay-what-is-asked"
 
-        def _clear(self, bids, budget):
+        def clear(self, bids, budget):
             sells = bids.valuation < 0.6
             return Outcome(bids.epsilon * sells, bids.epsilon * bids.valuation * sells)
 

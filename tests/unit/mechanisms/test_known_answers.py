@@ -115,6 +115,15 @@ def test_csra_by_hand():
     np.testing.assert_allclose(outcome.payment, [0.4, 0.8, 0, 0])
 
 
+def test_csra_literal_gives_the_papers_row(rng):
+    """Table IV of [Sun2026]: R = 31.82, W' = 29.52, at N = 10 although the paper says 100."""
+    types = UNIFORM.sample(rng, 10, (20_000,))
+    bids = types.replace(data_size=rng.integers(10, 501, types.shape).astype(float))
+    outcome = pm.mechanism("csra:literal").run(bids, 50.0)
+    assert outcome.spend.mean() == pytest.approx(31.82, rel=0.02)
+    assert outcome.welfare(bids).mean() == pytest.approx(29.52, rel=0.02)
+
+
 def test_mfg_pricing_posts_the_fixed_point(rng):
     rule = pm.mechanism("mfg-pricing", law="uniform")
     price = np.sqrt(0.5 / 2.55)
@@ -160,7 +169,7 @@ def test_jsam_buys_all_caps_when_it_can():
 
 
 def test_an_offer_above_the_limit_is_refused():
-    with pytest.raises(BidError, match=r"epsilon\[1\] is 6: above the market's limit epsilon_max = 5"):
+    with pytest.raises(BidError, match=r"client 1 offers ε = 6: above the market's limit epsilon_max = 5"):
         pm.mechanism("mean-field-menu").run(pm.Bids([0.1, 0.2], [1.0, 6.0]), 1.0)
     outcome = pm.mechanism("mean-field-menu", epsilon_max=6).run(pm.Bids([0.1, 0.2], [1.0, 6.0]), 10.0)
     assert outcome.total_epsilon == 7.0
@@ -176,3 +185,15 @@ def test_the_menus_levels_do_not_move_with_the_own_report(rng):
         lie[client] = 17.0 * rng.random()
         after = rule.price_levels(bids.replace(valuation=lie), 90.0)
         assert after[client] == pytest.approx(before[client], rel=1e-12)
+
+
+def test_csra_weighs_offers_by_data_and_accuracy():
+    # Rates v/(d·u) are 2, 1 and 1.25. B = 2: one winner (1.25·1 ≤ 2, 2·1.8 > 2), paid 1.25 for a quality of 1.
+    bids = pm.Bids([1.0, 1.0, 1.0], [1.0, 1.0, 1.0], accuracy=[0.5, 1.0, 0.8])
+    outcome = pm.mechanism("csra").run(bids, 2.0)
+    np.testing.assert_allclose(outcome.epsilon, [0, 1, 0])
+    np.testing.assert_allclose(outcome.payment, [0, 1.25, 0])
+    # With data sizes 4, 1, 1 the first has rate 1/2: it wins, paid at the second's rate 1 for a quality of 2.
+    outcome = pm.mechanism("csra").run(bids.replace(data_size=[4.0, 1.0, 1.0]), 2.0)
+    np.testing.assert_allclose(outcome.epsilon, [1, 0, 0])
+    np.testing.assert_allclose(outcome.payment, [2.0, 0, 0])

@@ -116,3 +116,9 @@ def test_a_hundred_clients_over_two_hundred_rounds_in_a_tenth_of_a_second():
         accountant.compose(entry)
     accountant.epsilon(1e-5)
     assert time.process_time() - start < 0.1
+
+
+def test_an_accountant_needs_one_client_and_no_more():
+    assert RdpAccountant().clients == RdpAccountant(1).clients == 1
+    with pytest.raises(PrivacyError, match="0 clients"):
+        RdpAccountant(0)

@@ -28,3 +28,10 @@ def test_agrees_with_dp_accounting_and_is_never_above_renyi():
 
 def test_nothing_released_is_certified_as_nothing():
     assert certify([None]).epsilon == 0.0
+
+
+def test_a_certificate_names_its_unit_and_arithmetic():
+    plain = certify([GaussianRelease(3.0)])
+    assert (plain.unit, plain.arithmetic) == ("record", "exact")
+    other = certify([GaussianRelease(3.0)], unit="person", arithmetic="float")
+    assert (other.unit, other.arithmetic, other.epsilon) == ("person", "float", plain.epsilon)

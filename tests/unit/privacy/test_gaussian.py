@@ -53,3 +53,12 @@ def test_delta_of_one_over_the_number_of_clients_halves_the_noise():
     """Row 16: the paper's δ = 1/N = 0.01 has nothing to do with records and asks for half the noise of 1e-5."""
     noise = 1 / gaussian.mu_of(1.0, np.array([1 / 100, 1e-5]))
     np.testing.assert_allclose(noise, [1.8778755609, 3.7306316348], rtol=1e-9)  # dp-accounting's values
+
+
+def test_the_papers_formulas_by_hand():
+    """√(2 ln(1.25/δ))/ε and 2√ln(1.25/δ)/ε at δ = 1e-5, where ln(1.25/δ) = 11.7360690163."""
+    np.testing.assert_allclose(
+        gaussian.literal_noise_multiplier([0.5, 2.0], 1e-5), [9.68961052521, 2.4224026313], rtol=1e-9
+    )
+    found = gaussian.literal_noise_multiplier(0.5, 1e-5, form="definition")
+    assert found == pytest.approx(13.7031786189, rel=1e-9)

@@ -54,7 +54,8 @@ def test_a_single_sale_of_the_cap_fits_and_empties_the_wallet():
     wallet = Wallet(3.0)
     assert wallet.trim(FULL_BATCH, 3.0) == 3.0
     wallet.spend(FULL_BATCH.event(3.0))
-    assert wallet.remaining_share == pytest.approx(0.0, abs=1e-9)
+    # A thousandth of a sale's δ is kept for finite arithmetic, so it costs a little less than the cap.
+    assert wallet.remaining_share == pytest.approx(0.0, abs=2e-4)
     assert wallet.trim(FULL_BATCH, 1.0) == 0.0
 
 

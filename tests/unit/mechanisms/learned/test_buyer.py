@@ -13,11 +13,11 @@ from privmarket.market.objectives import AggregationError
 from privmarket.market.outcome import Outcome
 from privmarket.market.scenarios import scenario
 from privmarket.mechanisms.learned.buyer import aggregation_error, buyer_value, reference_quantity
-from privmarket.mechanisms.learned.markets import MarketSampler
+from privmarket.mechanisms.learned.client_groups import group
+from privmarket.mechanisms.learned.market_tensors import MarketSampler
 from privmarket.mechanisms.learned.networks import Trade
-from privmarket.mechanisms.learned.publish import new_trainer
-from privmarket.mechanisms.learned.recipes import Attack, recipe
-from privmarket.mechanisms.learned.seats import seat
+from privmarket.mechanisms.learned.recipes import MisreportSearch, recipe
+from privmarket.mechanisms.learned.trained_weights import new_trainer
 
 UNIFORM = scenario("uniform")
 
@@ -50,7 +50,7 @@ def test_its_gradient_is_that_of_the_error_at_the_best_weights(rng):
 @pytest.mark.parametrize("budget", [0.3, 30.0])
 def test_empty_seats_are_no_part_of_the_reference(budget, rng):
     market, _ = MarketSampler([UNIFORM], (7, 7), (budget, budget), rows=70).draw(rng)
-    torch.testing.assert_close(reference_quantity(seat(market, 12)), reference_quantity(market))
+    torch.testing.assert_close(reference_quantity(group(market, 12)), reference_quantity(market))
 
 
 @pytest.mark.parametrize("name", ["total-epsilon", "aggregation-error", "revenue"])
@@ -81,14 +81,14 @@ def test_a_network_trained_for_the_error_makes_less_of_it_than_one_trained_for_t
                 rows=300,
                 learning_rate=5e-3,
                 network={"hidden": 16, "gate_hidden": 8},
-                attack=Attack(rows=60),
+                attack=MisreportSearch(rows=60),
                 steering=steering,
                 alignment=replace(recipe("mfg-regretnet").alignment, weight=0.0),
             ),
             [UNIFORM],
         )
         run.run(lambda progress: None)
-        from privmarket.mechanisms.learned.markets import from_bids
+        from privmarket.mechanisms.learned.market_tensors import from_bids
 
         markets = from_bids(fresh, np.full((200, 1), 15.0), 5.0, torch.float32)
         with torch.no_grad():

@@ -11,7 +11,7 @@ import torch
 from privmarket.market.scenarios import scenario
 from privmarket.mechanisms.learned import mfg_regretnet
 from privmarket.mechanisms.learned.literal import LiteralNetwork
-from privmarket.mechanisms.learned.markets import from_bids
+from privmarket.mechanisms.learned.market_tensors import from_bids
 from privmarket.mechanisms.learned.mean_field_network import MeanFieldNetwork
 
 

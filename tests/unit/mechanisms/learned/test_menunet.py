@@ -71,7 +71,7 @@ def test_a_menu_chosen_by_looking_at_the_bids_would_be_caught(rng):
     class LooksAtBids(MfgMenuNet):
         unilateral = Mechanism.unilateral
 
-        def _clear(self, bids, budget):
+        def clear(self, bids, budget):
             level = np.broadcast_to(1.5 * bids.valuation.mean(axis=-1, keepdims=True), bids.shape)
             return Outcome(*self._at(bids.valuation, bids.epsilon, level))
 
@@ -82,7 +82,7 @@ def test_a_menu_chosen_by_looking_at_the_bids_would_be_caught(rng):
 @pytest.mark.parametrize(("law", "per_client"), [("uniform", 0.5), ("bimodal", 0.5), ("lognormal", 1.0)])
 @pytest.mark.parametrize(("clients", "markets", "least"), [(100, 100, 0.96), (1000, 40, 0.99)])
 def test_total_epsilon_is_near_the_fluid_bound(law, per_client, clients, markets, least):
-    """Table I's budgets at N = 100, and as much per client at N = 1,000."""
+    """Table II's budgets at N = 100, and as much per client at N = 1,000."""
     types = scenario(law).sample(np.random.default_rng(4), clients, (markets,))
     budget = per_client * clients
     bought = pm.mechanism("mfg-menunet").run(types, budget).total_epsilon.mean()

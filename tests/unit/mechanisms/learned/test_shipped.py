@@ -10,7 +10,7 @@ from privmarket.market.attacks import AscentAttack, GridAttack, combined
 from privmarket.market.bounds import fluid_bound
 from privmarket.market.guarantees import ApproximatelyTruthful, OutcomeGuarantee
 from privmarket.market.scenarios import scenario
-from privmarket.mechanisms.learned.shipping import BASELINE_CASES, CASES
+from privmarket.mechanisms.learned.make_weights import BASELINE_CASES, CASES
 from privmarket.mechanisms.learned.weights import load, shipped
 
 NETWORKS = ("mfg-regretnet", "regretnet", "dm-regretnet", "mfg-regretnet:literal")
@@ -18,7 +18,7 @@ ATTACK = combined(GridAttack(21, 5, 6), AscentAttack(4, 12))
 
 
 def test_all_learned_mechanisms_are_registered():
-    assert {*NETWORKS, "mfg-menunet"} <= set(pm.mechanisms())
+    assert {*NETWORKS, "mfg-menunet"} <= set(pm.mechanism_names())
 
 
 @pytest.mark.parametrize(

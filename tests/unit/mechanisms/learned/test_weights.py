@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 import privmarket as pm
-from privmarket.errors import BidError
+from privmarket.errors import BidError, WriteError
 from privmarket.mechanisms.learned import weights as module
-from privmarket.mechanisms.learned.mechanism import OutsideTraining
+from privmarket.mechanisms.learned.learned_mechanism import OutsideTraining
 from privmarket.mechanisms.learned.weights import Weights, WeightsError, load, save, shipped
 
-NETS = tuple(name for name in pm.mechanisms() if "net" in name)
+NETS = tuple(name for name in pm.mechanism_names() if "net" in name)
 
 
 def example(tmp_path, mechanism="mfg-regretnet"):
@@ -76,7 +76,7 @@ def test_a_full_disk_leaves_the_earlier_file(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(WeightsError, match="No space left on device"):
+    with pytest.raises(WriteError, match="No space left on device"):
         save(path, Weights("mfg-regretnet", {"a": np.zeros(9)}, {}))
     assert path.read_bytes() == before
     assert os.listdir(tmp_path) == [path.name]

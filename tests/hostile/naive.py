@@ -1,0 +1,63 @@
+"""The algorithm that was here before the release kernel, frozen: a subject on which every attack must succeed.
+
+float32 products over all rows, sums added to float32 weights, float32 normals added after that, norms in float32,
+no check for numbers that are not finite, child streams that survive a fork. Never import this outside tests.
+"""
+
+import hashlib
+
+import numpy as np
+import torch
+
+from privmarket.federated.gradients import loss_slope
+from privmarket.privacy.noise import NoiseSource, _derive
+
+
+def clipped_sum(weights, inputs, labels, clip, *, block=4096, into=None, scale=1.0):
+    """Σ clipped gradients of a linear model, (inputs, classes), in float32, added to `into`."""
+    total = torch.zeros_like(weights) if into is None else into
+    slopes = [
+        loss_slope(inputs[a : a + block] @ weights, labels[a : a + block]) for a in range(0, len(labels), block)
+    ]
+    for at, slope in enumerate(slopes):
+        rows = inputs[at * block : at * block + len(slope)]
+        squared = torch.linalg.vector_norm(rows, dim=1).square() * torch.linalg.vector_norm(slope, dim=1).square()
+        factor = (clip * (1 - 1e-6) * torch.rsqrt(squared.clamp_min(1e-30))).clamp_max(1.0)
+        total += rows.t() @ (slope * (factor * scale)[:, None])
+    return total
+
+
+def running_sum(contributions: np.ndarray) -> float:
+    """A float32 total to which one record after the other is added."""
+    return float(np.add.accumulate(contributions.astype(np.float32), dtype=np.float32)[-1])
+
+
+def one_step(weights, inputs, labels, clip, sigma, source):
+    """The clipped sum plus float32 normals."""
+    total = clipped_sum(weights, inputs, labels, clip)
+    source.add(total, sigma * clip)
+    return total
+
+
+def several_steps(weights, inputs, labels, clip, sigma, source, rate, steps):
+    """Gradient sums onto the weights, noise onto that; what is released is the difference."""
+    mine = weights.clone()
+    for _ in range(steps):
+        clipped_sum(mine, inputs, labels, clip, into=mine, scale=-rate)
+        source.add(mine, rate * sigma * clip)
+    return weights - mine
+
+
+def child(source: NoiseSource, *labels):
+    """A child stream that does not know to which process it belongs."""
+    return NoiseSource(_derive(source._key, "child", *labels))
+
+
+def uniform(words: np.ndarray) -> np.ndarray:
+    """(k + ½)·2^−32 in float32, which rounds to 1 for the largest k."""
+    return (words.astype(np.float32) + np.float32(0.5)) * np.float32(2.0**-32)
+
+
+def table_digest(noise: np.ndarray, epsilon: np.ndarray) -> str:
+    """A digest of a noise table's figures that forgets for which schedule they hold."""
+    return hashlib.sha256(noise.tobytes() + epsilon.tobytes()).hexdigest()

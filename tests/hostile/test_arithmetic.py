@@ -1,0 +1,306 @@
+"""A malicious server, or crafted data, against the arithmetic of a release.
+
+Each attack is run against a subject that is broken on purpose (`naive`, or the product's own float opt-out), where
+it must succeed, and against the product, where it must do no better than the sold ε allows. Fixed seeds. With 60
+guesses at ε ≤ 1 a right answer has probability at most 0.731, and 54 or more of 60 come up less than once in 200
+runs; the attacks below get 60 of 60 from the broken subject.
+"""
+
+import os
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from privmarket.federated.gradients import Batch, clipped_sums
+from privmarket.federated.layers import Flatten, Linear, Summation, row_energy
+from privmarket.federated.local import ClientRecords, LocalPlan, NoisySum, private_updates
+from privmarket.federated.models import Model, mlp
+from privmarket.privacy import tables
+from privmarket.privacy.calibration import noise_multiplier
+from privmarket.privacy.noise import NoiseSource
+from privmarket.privacy.release import Grid, sum_inflation
+from tests.hostile import naive
+
+TRIALS = 60
+BY_CHANCE = 54
+
+
+def right_guesses(release, guess):
+    """How often `guess(release(with the record, seed))` is right over fair coins."""
+    coins = np.random.default_rng(0).random(TRIALS) < 0.5
+    return sum(guess(release(bool(coin), seed)) == coin for seed, coin in enumerate(coins))
+
+
+def linear_model(inputs, classes):
+    """A model without more than one linear layer, and how its flat weights are made of a matrix (no bias used)."""
+    return Model("linear", (Flatten(), Linear(inputs, classes)))
+
+
+# 1. Large weights swallow the noise.
+
+
+def membership_by_large_weights():
+    """1,000 known records and a target; the server's weights are so large that only whole ulps survive.
+
+    The learning rate puts the threshold of rounding between the sums with and without the target. Noise of ε = 0.1
+    is a few per cent of half an ulp, so it never crosses the threshold once the sum has been rounded.
+    """
+    clip, inputs = 1.0, torch.zeros(1001, 3)
+    inputs[:, 0] = 1.0
+    labels = torch.zeros(1001, dtype=torch.int64)
+    weights = torch.full((3, 2), 1.5 * 2.0**20)  # equal columns: every slope is ±½, whatever the size
+    ulp = 2.0 ** (20 - 23)
+    with_it, without = (float(naive.clipped_sum(weights, inputs[:n], labels[:n], clip)[0, 1]) for n in (1001, 1000))
+    rate = 0.5 * ulp / (0.5 * (with_it + without))
+    return inputs, labels, weights, rate, ulp
+
+
+def test_large_weights_do_not_swallow_the_noise():
+    inputs, labels, weights, rate, ulp = membership_by_large_weights()
+    sigma = noise_multiplier(0.1)
+
+    def broken(member, seed):
+        rows = 1000 + member
+        source = NoiseSource.from_seed(seed)
+        return naive.several_steps(weights, inputs[:rows], labels[:rows], 1.0, sigma, source, rate, 1)[0, 1]
+
+    def product(member, seed):
+        model = linear_model(3, 2)
+        flat = torch.cat([weights.flatten(), torch.zeros(2)])
+        records = ClientRecords(inputs.clone()[:, None, None, :], labels, [1001])
+        records.images[1000] *= member  # blanked, not removed: the number of records is public
+        plan = LocalPlan(steps=2, clip_norm=1.0, learning_rate=rate)
+        return private_updates(model, flat, records, plan, [sigma], [NoiseSource.from_seed(seed)])[0, 1]
+
+    assert right_guesses(broken, lambda update: abs(float(update)) >= 0.5 * ulp) == TRIALS
+    assert right_guesses(product, lambda update: abs(float(update)) >= 0.5 * ulp) < BY_CHANCE
+
+
+# 5. The last bits, and a radius of exactly 0.
+
+
+@pytest.mark.parametrize(("arithmetic", "succeeds"), [("float", True), ("exact", False)])
+def test_last_bits_do_not_tell_whether_something_was_added(arithmetic, succeeds):
+    """A sum of 0 leaves small noise its finest bits; a sum of C/√d rounds them away [HaneyEtAl2022]."""
+    size = 100_000
+    record = torch.full((size,), 1.0 / np.sqrt(size))
+    plan = LocalPlan(arithmetic=arithmetic)
+    sigma = noise_multiplier(1.0)
+
+    def release(member, seed):
+        out = torch.empty(size)
+        noisy = NoisySum.of(sigma, NoiseSource.from_seed(seed), plan, 1, size)
+        noisy.write(out, record * member, 1.0, fresh=True)
+        return out.numpy().astype(np.float64)
+
+    def guess(out):
+        small = out[np.abs(out) < 2.0**-10]
+        on_the_coarse_grid = small / 2.0**-32 % 1.0 == 0.0
+        return bool(on_the_coarse_grid.mean() > 0.9) if small.size else True
+
+    found = right_guesses(release, guess)
+    assert (found == TRIALS) if succeeds else (found < BY_CHANCE)
+
+
+def test_noise_of_exactly_zero_is_no_accident_of_rounding():
+    """The largest words gave a radius of exactly 0, and so the bare sum, once in 2^25 pairs."""
+    words = np.array([2**32 - 1, 2**32 - 100], dtype=np.uint32)
+    assert (naive.uniform(words) == 1.0).all()
+    assert (NoiseSource.from_seed(0)._uniform(words) < 1.0).all()
+
+
+def test_release_is_on_the_same_grid_with_and_without_a_record():
+    """Every value that can come out for one neighbour can come out for the other: whole steps of γ."""
+    rng, grid = np.random.default_rng(1), Grid.for_release(2.0, 1.0, 1000)
+    for sums in (np.zeros(1000), rng.standard_normal(1000), 1e6 * rng.standard_normal(1000)):
+        integers = grid.noisy_integers(sums, NoiseSource.from_seed(3))
+        assert integers.dtype == np.int64
+        out = np.empty(1000, dtype=np.float32)
+        grid.noisy(sums, NoiseSource.from_seed(3), out)
+        np.testing.assert_array_equal(out, (integers * np.float64(grid.spacing)).astype(np.float32))
+
+
+def test_the_update_mod_releases_on_a_grid():
+    """Two apps, one of which moved its weights: both releases are the sent weights plus whole steps of one grid."""
+    mod = pytest.importorskip("privmarket.flower.mod")
+    sale = SimpleNamespace(clip_norm=0.5)
+    sent = {"w": np.zeros(5000, dtype=np.float32)}
+    for moved in (0.0, 1.0):
+        job = SimpleNamespace(noise_multiplier=1.5, noise=NoiseSource.from_seed(7))
+        out = mod.noisy_weights(sent, {"w": np.full(5000, moved, dtype=np.float32)}, sale, job)["w"]
+        grid = Grid.for_release(1.5, 1.0, 5000, 2.0**-20)
+        steps = out.astype(np.float64) / grid.spacing
+        whole = np.rint(steps)
+        np.testing.assert_array_equal(out, (whole * np.float64(grid.spacing)).astype(np.float32))
+
+
+# 6. Sums exceed C.
+
+
+def crossing(rows):
+    """Contributions of norm ≤ 1 whose float32 total stands at a power of two when the small ones come.
+
+    Above 2^k they are less than half an ulp and vanish; below it, where the ulp is half as large, each is rounded
+    up to a whole one. The target lifts the total above [CasacubertaEtAl2022].
+    """
+    full = 2 ** int(np.log2(rows * 0.7))
+    small = -0.48 * full * 2.0**-23
+    contributions = np.full(rows, small, dtype=np.float32)
+    contributions[: full + 1] = 1.0
+    return contributions, full  # the target stands at `full`
+
+
+def product_sum(contributions):
+    """The same contributions through the product's sums: a linear layer with one input and one output."""
+    layer, rows = Linear(1, 1), len(contributions)
+    totals = torch.zeros(2, dtype=torch.float64)
+    factors = torch.from_numpy(contributions)[:, None], torch.ones(rows, 1)
+    layer.add_sums([layer.views(totals)], factors, torch.ones(rows), [rows], Summation.BLOCKS)
+    return float(totals[0])
+
+
+@pytest.mark.parametrize("rows", [50_000, 200_000])
+def test_no_record_moves_a_long_sum_by_more_than_stated(rows):
+    contributions, target = crossing(rows)
+    blanked = contributions.copy()
+    blanked[target] = 0.0
+    assert abs(naive.running_sum(contributions) - naive.running_sum(blanked)) > 10.0
+    assert abs(product_sum(contributions) - product_sum(blanked)) <= 1 + sum_inflation(rows)
+
+
+def test_a_million_records_stay_within_the_stated_bound():
+    """A blanked record in real sums of a real layer, far into the data."""
+    rows, clip = 1_000_000, 1.0
+    inputs, labels = torch.rand(rows, 4, generator=torch.Generator().manual_seed(0)), torch.zeros(rows).long()
+    model = linear_model(4, 2)
+    parts, present = model.parts(torch.zeros(1, model.parameters)), torch.ones(rows, dtype=torch.bool)
+    whole = clipped_sums(model, parts, Batch(inputs[:, None, None, :], labels, [rows]), clip)
+    present[777_777] = False
+    less = clipped_sums(model, parts, Batch(inputs[:, None, None, :], labels, [rows], present), clip)
+    assert 0 < float((whole - less).norm()) <= (1 + sum_inflation(rows)) * clip
+
+
+def test_norms_are_not_underestimated():
+    """Rows of equal numbers: a float32 norm is too small, and the record counts for more than C."""
+    rows = torch.full((1, 1_000_000), 0.3)
+    exact = float(rows.double().norm())
+    assert float(torch.linalg.vector_norm(rows)) < exact * (1 - 4e-4)
+    assert float(row_energy(rows)) >= exact**2
+
+
+# 7. NaN and retries.
+
+
+def test_a_record_with_nan_is_not_seen():
+    """One record that overflows made the whole update NaN: the server reads membership off it."""
+    model = mlp((1, 3, 3), 2, hidden=(4,))
+    torch.manual_seed(0)
+    images, labels = torch.randn(21, 1, 3, 3), torch.randint(0, 2, (21,))
+    weights = model.initial_weights(np.random.default_rng(0))
+    images[20] = 1e38
+    sigma = noise_multiplier(1.0)
+
+    def broken(member, seed):
+        matrix = torch.randn(9, 2, generator=torch.Generator().manual_seed(1)) * 10
+        rows = 20 + member
+        return naive.one_step(
+            matrix, images[:rows].flatten(1), labels[:rows], 1.0, sigma, NoiseSource.from_seed(seed)
+        )
+
+    def product(member, seed):
+        given = images.clone()
+        given[20] *= member
+        records = ClientRecords(given, labels, [21])
+        return private_updates(model, weights, records, LocalPlan(), [sigma], [NoiseSource.from_seed(seed)])
+
+    assert right_guesses(broken, lambda out: not bool(torch.isfinite(out).all())) == TRIALS
+    assert right_guesses(product, lambda out: not bool(torch.isfinite(out).all())) < BY_CHANCE
+    # and the record does not even move the release: it counts as zero, on the first and only attempt
+    assert torch.equal(product(True, 5), product(True, 5))
+    blank = ClientRecords(torch.cat([images[:20], torch.full((1, 1, 3, 3), float("nan"))]), labels, [21])
+    plan, source = LocalPlan(), NoiseSource.from_seed(5)
+    assert torch.equal(private_updates(model, weights, blank, plan, [sigma], [source]), product(True, 5))
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_weights_that_overflow_tell_nothing(steps):
+    """Infinite and huge weights from the server: records that overflow count as zero, noise is still added."""
+    model = mlp((1, 3, 3), 2, hidden=(4,))
+    images, labels = torch.randn(30, 1, 3, 3), torch.randint(0, 2, (30,))
+    for bad in (3e38, float("inf"), float("nan")):
+        weights = torch.full((model.parameters,), bad)
+        records = ClientRecords(images, labels, [30])
+        plan = LocalPlan(steps, 1.0)
+        sums = clipped_sums(model, model.parts(weights[None]), Batch(images, labels, [30]), 1.0)
+        assert torch.isfinite(sums).all()
+        assert float(sums.norm()) <= 30
+        update = private_updates(model, weights, records, plan, [2.0], [NoiseSource.from_seed(0)])
+        if steps == 1:
+            assert torch.isfinite(update).all()
+            assert float(update.std()) == pytest.approx(2.0, rel=0.5)
+
+
+# 8. Streams after a fork, tables of another schedule.
+
+
+@pytest.mark.parametrize(("child", "repeats"), [(naive.child, True), (NoiseSource.child, False)])
+@pytest.mark.parametrize("made", ["before the fork", "after the fork"])
+def test_child_streams_do_not_repeat_after_a_fork(child, repeats, made):
+    """Two processes that release with the same noise: the difference of the releases is bare."""
+    parent = NoiseSource.from_system()
+    stream = child(parent, "round", 3)
+    reader, writer = os.pipe()
+    process = os.fork()
+    if process == 0:
+        mine = stream if made == "before the fork" else child(parent, "round", 3)
+        os.write(writer, mine.cells(8).tobytes())
+        os._exit(0)
+    os.waitpid(process, 0)
+    mine = stream if made == "before the fork" else child(parent, "round", 3)
+    assert (os.read(reader, 16) == mine.cells(8).tobytes()) is repeats
+
+
+def test_a_cheaper_schedules_table_is_not_believed(tmp_path):
+    """Whoever can write the cache puts the table of a cheap schedule under the name of a dear one."""
+    cheap = tables.NoiseTable(np.array([0.5, 1.0]), np.array([2.0, 0.1]))
+    file = tmp_path / tables._file_name(1e-5, 0.5, 100)
+    tables._write(cheap, file, 1e-5, 0.01, 1)
+    with np.load(file) as stored:
+        old = naive.table_digest(stored["noise_multiplier"], stored["epsilon"])
+    assert old == naive.table_digest(cheap.noise_multiplier, cheap.epsilon)  # the old digest had nothing against it
+    assert tables._read(file, 1e-5, 0.01, 1) is not None
+    assert tables._read(file, 1e-5, 0.5, 100) is None
+
+
+# Poisson samples: who else was drawn must not change a record's own gradient.
+
+
+def test_a_drawn_record_does_not_change_the_bits_of_others():
+    """A product of one row is computed in another order than of two; the product always multiplies whole tiles."""
+    torch.manual_seed(0)
+    matrix, inputs = torch.randn(784, 64), torch.randn(40, 784)
+    alone = torch.cat([inputs[i : i + 1] @ matrix for i in range(40)])
+    if torch.equal(alone, inputs @ matrix):
+        pytest.skip("this machine's library gives the same bits for any number of rows")
+    model = mlp((1, 28, 28), 10, hidden=(64,))
+    weights = model.initial_weights(np.random.default_rng(0))
+    parts, images, labels = (
+        model.parts(weights[None]),
+        inputs.view(40, 1, 28, 28),
+        torch.zeros(40, dtype=torch.int64),
+    )
+
+    def contribution(rows, place):
+        """The sum over a sample in which only the row at `place` counts."""
+        padded = rows + [0] * (-len(rows) % 16)
+        present = torch.zeros(len(padded), dtype=torch.bool)
+        present[place] = True
+        batch = Batch(images[padded], labels[padded], [len(padded)], present, sampled=True)
+        return clipped_sums(model, parts, batch, 1.0)
+
+    by_itself = contribution([7], 0)
+    for others in ([7, 3], [7, 3, 12, 39], [7, *range(8, 30)]):
+        assert torch.equal(contribution(others, 0), by_itself)
+    assert torch.equal(contribution([3, 12, 7], 2), by_itself)

@@ -1,0 +1,49 @@
+"""`privmarket plan` on embedded data: table, JSON, plot, resuming, a target out of reach."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+from typer.testing import CliRunner
+
+from privmarket.cli import app
+from privmarket.errors import PrivmarketError
+
+WORDS = ["plan", "--dataset", "digits", "--clients", "8", "--effort", "quick", "--rounds", "5", "--money", "4,40"]
+
+
+def plan(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "privmarket", *WORDS, *words], capture_output=True, text=True, check=False
+    )
+
+
+def test_plan_resumes_and_says_what_is_out_of_reach(tmp_path):
+    place = ["--folder", str(tmp_path / "cells")]
+    first = plan(*place, "--json", "--plot", str(tmp_path / "plan.png"))
+    assert first.returncode == 0, first.stderr
+    made = json.loads(first.stdout)
+    assert [point["total"] for point in made["points"]] == [4, 40]
+    assert made["computed"] > 0
+    assert (tmp_path / "plan.png").stat().st_size > 5_000
+    again = plan(*place, "--target", "0.999")
+    assert again.returncode == 1
+    assert "out of reach" in again.stdout
+    assert "Without any noise" in again.stdout
+
+
+def test_wrong_words_are_refused(tmp_path):
+    for words, expected in (
+        (["--target", "0.9", "--total", "5"], "exclude each other"),
+        (["--money", "ten"], "--money"),
+        (["--effort", "heroic"], "heroic"),
+        (["--proxy", str(tmp_path / "none.npz")], "no proxy"),
+        (["--plot", str(tmp_path / "plan.txt")], "plan.txt"),
+        (["--set", "clip=3"], "clip"),
+    ):
+        done = CliRunner().invoke(app, [*WORDS, "--folder", str(tmp_path), *words])
+        assert isinstance(done.exception, PrivmarketError)
+        assert expected in str(done.exception)
+    assert not list(tmp_path.glob("*.json"))

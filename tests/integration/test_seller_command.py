@@ -1,0 +1,67 @@
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from privmarket.cli import app
+from privmarket.errors import ConfigurationError, PrivmarketError
+from privmarket.privacy.calibration import ReleaseFamily
+from privmarket.privacy.wallet_file import WalletFile
+
+runner = CliRunner()
+
+
+def test_the_printed_policy_passes_the_check(tmp_path):
+    file = tmp_path / "seller.toml"
+    file.write_text(runner.invoke(app, ["seller", "policy"]).stdout, encoding="utf-8")
+    shown = runner.invoke(app, ["seller", "check", str(file)])
+    assert shown.exit_code == 0
+    assert "is right at most 55.4 % of the time" in shown.stdout
+    found = json.loads(runner.invoke(app, ["seller", "check", str(file), "--json"]).stdout)
+    assert found["policy"]["epsilon_lifetime"] == 8.0
+    assert found["lifetime"]["epsilon"] == 8.0
+
+
+def test_no_limit_is_called_by_its_name(tmp_path):
+    file = tmp_path / "seller.toml"
+    file.write_text('epsilon_lifetime = "unlimited"\nepsilon_per_sale = "unlimited"\n')
+    assert "nothing is promised" in runner.invoke(app, ["seller", "check", str(file)]).stdout
+
+
+def test_a_typo_is_one_line(tmp_path):
+    file = tmp_path / "seller.toml"
+    file.write_text("epsilon_lifetim = 8\n")
+    with pytest.raises(ConfigurationError, match="did you mean epsilon_lifetime"):
+        runner.invoke(app, ["seller", "check", str(file)], catch_exceptions=False)
+
+
+def test_a_statement_says_what_was_sold_and_what_it_means(tmp_path):
+    wallet = WalletFile(tmp_path / "wallet.jsonl", 8.0)
+    family = ReleaseFamily()
+    with wallet.open() as book:
+        book.reserve("run/0", 1.0, family.event(1.0))
+        book.released("run/0", "0" * 64)
+        book.paid("run/0", 2_500_000, "")
+        book.reserve("run/1", 0.5, family.event(0.5), unit="person", trust="aggregate")
+        book.reserve("run/2", 0.5, family.event(0.5))
+        book.void("run/2")
+    before = wallet.path.read_bytes()
+    shown = runner.invoke(app, ["seller", "statement", str(wallet.path)])
+    assert shown.exit_code == 0
+    for word in ("6.17", "55.4 %", "2.5", "void", "aggregate", "had they been fixed in advance", "not a promise"):
+        assert word in shown.stdout
+    found = json.loads(runner.invoke(app, ["seller", "statement", str(wallet.path), "--json"]).stdout)
+    assert found["sales"][1]["promise"]["unit"] == "person"
+    assert found["sales"][0]["promise"]["group_epsilon"] == pytest.approx(6.17, abs=0.01)
+    assert 0 < found["remaining_share"] < 1
+    assert found["lifetime"]["guess"] < 0.85
+    assert wallet.path.read_bytes() == before
+
+
+@pytest.mark.parametrize("text", ["", "hello\n", '{"kind": "opened"}\n'])
+def test_what_is_no_wallet_is_one_line(tmp_path, text):
+    file = tmp_path / "wallet.jsonl"
+    file.write_text(text)
+    for place in (file, tmp_path / "absent.jsonl"):
+        with pytest.raises(PrivmarketError, match="not a wallet file"):
+            runner.invoke(app, ["seller", "statement", str(place)], catch_exceptions=False)

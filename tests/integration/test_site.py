@@ -1,0 +1,42 @@
+"""The documentation site builds without a warning, and its reference holds every public name."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import privmarket as pm
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    pytest.importorskip("mkdocs", reason="the site's tools are in the extra `docs`")
+    folder = tmp_path_factory.mktemp("site")
+    built = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert built.returncode == 0, built.stderr
+    return folder
+
+
+def test_every_command_is_in_the_reference(site):
+    page = (site / "reference/command-line.html").read_text()
+    for command in ("auction", "audit", "federate", "account", "equilibrium", "serve", "flower run", "data get"):
+        assert f"privmarket {command}</h2>" in re.sub(r"<a class=\"headerlink.*?</a>", "", page), command
+
+
+def test_every_public_name_is_in_the_reference():
+    text = (ROOT / "docs/reference/python.md").read_text()
+    modules = {name for name in pm.__all__ if type(getattr(pm, name)).__name__ == "module"}
+    names = [name for name in pm.__all__ if name not in modules and not name.startswith("__")]
+    assert [name for name in names if not re.search(rf"\b{name}\b", text)] == []

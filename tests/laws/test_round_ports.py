@@ -1,0 +1,314 @@
+"""Every implementation of the driver's ports keeps the port's contract, and the driver keeps its order of steps."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from fastapi.testclient import TestClient
+from flwr.app import ArrayRecord
+
+import privmarket as pm
+from privmarket.broker.api import ServiceSettings, create_app
+from privmarket.broker.broker import Broker
+from privmarket.broker.client import BrokerClient
+from privmarket.federated.config import FederationConfig, Training
+from privmarket.federated.simulation import Federation, SimulatedClients
+from privmarket.flower.broker_auction import BrokerAuctioneer
+from privmarket.flower.server import MarketRun
+from privmarket.flower.settings import MarketSettings
+from privmarket.mechanisms import mechanism
+from privmarket.privacy.calibration import ReleaseFamily
+from privmarket.privacy.wallet_store import ReleaseBook
+from privmarket.rounds import (
+    Award,
+    Delivered,
+    LocalAuctioneer,
+    Offer,
+    Phase,
+    Round,
+    Terms,
+    hold_auction,
+    play_round,
+    settle_round,
+)
+from tests.unit.flower.toy import CLIENTS, START, Wire, client
+
+FAMILY = ReleaseFamily()
+TERMS = Terms(0, 4_000_000, FAMILY, 5.0, rounds=2, run="run")
+OFFERS = {"a": Offer(0.1, 1.0), "b": Offer(0.2, 1.5), "c": None, "d": Offer(0.3, 1.0), "e": Offer(0.9, 4.0)}
+
+
+# ---- auctioneers: here and at a broker --------------------------------------------------------------------
+
+
+class Here:
+    """The auction in this process."""
+
+    def __init__(self, folder):
+        self.auctioneer = LocalAuctioneer(mechanism("proportional-share"))
+
+    def bid(self, terms, offers):
+        return offers
+
+
+class AtABroker:
+    """The auction at a broker; sellers bid there and the server only hears their names."""
+
+    def __init__(self, folder):
+        broker = Broker(f"sqlite:///{folder / 'market.db'}")
+        api = create_app(broker, ServiceSettings())
+        connect = lambda token: BrokerClient("http://broker", token, http=TestClient(api, base_url="http://broker"))  # noqa: E731
+        operator = connect(broker.first_operator())
+        buyer = operator.register("buyer", "lab")
+        operator.deposit(buyer.me()["id"], 100_000_000)
+        self.sellers = {
+            name: connect(operator.register("seller", name, cap_epsilon=50.0, delta=1e-5).token) for name in OFFERS
+        }
+        settings = MarketSettings(mechanism="proportional-share", budget=4.0, rounds=2)
+        self.auctioneer = BrokerAuctioneer(connect(buyer.token), settings)
+
+    def bid(self, terms, offers):
+        for name, offer in offers.items():
+            if offer is not None and offer.epsilon <= terms.epsilon_max:  # a broker refuses bad bids at its door
+                self.sellers[name].bid(terms.broker_round, offer.valuation, offer.epsilon, data_size=1.0)
+        return {self.sellers[name].me()["id"]: None for name in offers}
+
+
+@pytest.fixture(params=[Here, AtABroker])
+def house(request, tmp_path):
+    return request.param(tmp_path)
+
+
+def cleared(house, offers=OFFERS, terms=TERMS):
+    opened = house.auctioneer.open(terms)
+    return house.auctioneer.clear(opened, house.bid(opened, offers))
+
+
+def test_an_auction_clears_within_offers_and_budget(house):
+    market = cleared(house)
+    assert market.phase is Phase.CLEARED
+    assert len(market.awards) == 3
+    assert sum(award.payment_micro for award in market.awards.values()) <= TERMS.budget_micro
+    for award in market.awards.values():
+        assert award.noise_multiplier == pytest.approx(float(FAMILY.noise_multiplier(award.epsilon)))
+    assert set(market.awards) <= set(market.offers)
+
+
+def test_a_bad_offer_does_not_hold_up_the_others(house):
+    assert len(cleared(house, {**OFFERS, "b": Offer(0.3, 99.0)}).awards) == 2
+
+
+def test_settlement_pays_the_usable_and_adds_up(house):
+    market = cleared(house)
+    first, second, third = market.awards
+    settlement = house.auctioneer.settle(market.deliver({first: None, second: "spoiled"}))
+    assert settlement.paid_micro == {first: market.awards[first].payment_micro}
+    assert settlement.spent_micro + settlement.refunded_micro == TERMS.budget_micro
+    assert set(settlement.dropped) == {second, third}
+    assert set(settlement.sold) == {first, second, third}  # silence is no proof that nothing left
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        Offer(-1.0, 1.0),
+        Offer(float("nan"), 1.0),
+        Offer(0.1, float("nan")),
+        Offer(0.1, 1.0, data_size=0.0),
+        Offer(0.1, 1.0, data_size=float("inf")),
+        Offer(0.1, 1.0, accuracy=1.5),
+        Offer(0.1, 1.0, accuracy=float("nan")),
+    ],
+)
+def test_every_number_of_an_offer_is_checked(bad):
+    market = LocalAuctioneer(mechanism("proportional-share")).clear(TERMS, {**OFFERS, "b": bad})
+    assert set(market.offers) == {"a", "d", "e"}
+
+
+def test_nobody_bids(house):
+    market = cleared(house, {})
+    assert market.awards == {}
+    assert house.auctioneer.settle(market).refunded_micro == TERMS.budget_micro
+
+
+# ---- bidders and trainers: a simulation and a fleet -------------------------------------------------------
+
+SMALL = FederationConfig(
+    clients=CLIENTS, rounds=2, budget=4.0, training=Training(model="logistic"), mechanism="proportional-share"
+)
+
+
+class InSimulation:
+    def __init__(self):
+        self.federation = Federation(SMALL)
+        self.party = SimulatedClients(self.federation, self.federation.start())
+        self.terms = self.federation.terms(self.party.state)
+
+
+class OnAGrid:
+    def __init__(self):
+        grid = Wire(client())
+        settings = MarketSettings(mechanism="proportional-share", budget=4.0, rounds=2, deadline_seconds=5.0)
+        self.party = MarketRun(grid, settings, LocalAuctioneer(settings.rule()), START, None, lambda _: None)
+        self.terms = self.party.market.terms(0)
+
+
+@pytest.fixture(params=[InSimulation, OnAGrid])
+def crowd(request):
+    return request.param()
+
+
+def test_bidders_answer_by_name_in_a_fixed_order_within_the_terms(crowd):
+    offers = crowd.party.offers(crowd.terms)
+    assert list(offers) == [str(i) for i in range(CLIENTS)] == list(crowd.party.offers(crowd.terms))
+    for name, offer in offers.items():
+        offer.check(name, crowd.terms)
+    smaller = crowd.party.offers(replace(crowd.terms, epsilon_max=0.3))
+    assert all(offer.epsilon <= 0.3 for offer in smaller.values())
+
+
+def test_trainers_report_on_every_award_and_add_up(crowd):
+    market = LocalAuctioneer(mechanism("proportional-share")).clear(crowd.terms, crowd.party.offers(crowd.terms))
+    delivered = crowd.party.train(market)
+    assert {**delivered.reports, **delivered.refused}.keys() == market.awards.keys()
+    assert not delivered.reports.keys() & delivered.refused.keys()
+    assert delivered.update.dtype == np.float32
+    assert delivered.update.ndim == 1
+    assert np.isfinite(delivered.update).all()
+
+
+# ---- the driver -------------------------------------------------------------------------------------------
+
+
+class Diary:
+    """All four parties; writes down who is asked in which order, and fails or refuses as told."""
+
+    def __init__(self, reports=None, refused=None, dies=False):
+        self.said, self.book, self.dies = [], ReleaseBook(), dies
+        self.delivered = Delivered(reports or {"a": None, "b": None, "d": None}, refused or {})
+        self.local = LocalAuctioneer(mechanism("proportional-share"))
+
+    def offers(self, terms):
+        self.said.append("offers")
+        return OFFERS
+
+    def open(self, terms):
+        self.said.append("open")
+        return terms
+
+    def clear(self, terms, offers):
+        self.said.append("clear")
+        return self.local.clear(terms, offers)
+
+    def settle(self, market):
+        self.said.append("settle")
+        return self.local.settle(market)
+
+    def reserve(self, sale, events):
+        self.said.append("reserve")
+        self.book.reserve(sale, events)
+
+    def charge(self, sale):
+        self.said.append("charge")
+        self.book.charge(sale)
+
+    def void(self, sale, clients):
+        self.said.append("void")
+        self.book.void(sale, clients)
+
+    def train(self, market):
+        self.said.append("train")
+        assert all(self.book.spent(c) for c in market.awards)  # paid for before the first private byte
+        if self.dies:
+            raise RuntimeError("killed")
+        return self.delivered
+
+
+def play(diary, terms=TERMS):
+    return play_round(terms, diary, diary, diary, diary)
+
+
+def test_the_order_of_a_round():
+    diary = Diary()
+    play(diary)
+    assert diary.said == ["open", "offers", "clear", "reserve", "charge", "train", "settle"]
+
+
+def test_the_two_halves_are_the_whole():
+    whole, halves = Diary(), Diary()
+    market = hold_auction(TERMS, halves, halves, halves)
+    settlement = settle_round(market, halves.train(market), halves, halves)
+    assert play(whole)[1] == settlement
+    assert whole.said == halves.said
+
+
+def test_a_crash_in_training_has_spent():
+    diary = Diary(dies=True)
+    with pytest.raises(RuntimeError, match="killed"):
+        play(diary)
+    assert set(diary.book.releases()) == {"a", "b", "d"}
+
+
+def test_only_a_refusal_gives_back():
+    diary = Diary({"a": "no answer before the deadline"}, {"b": "refused: too much"})
+    _, settlement, _ = play(diary)
+    assert set(diary.book.releases()) == {"a", "d"} == set(settlement.sold)
+    assert settlement.paid_micro == {}
+    assert settlement.dropped == {
+        "a": "no answer before the deadline",
+        "b": "refused: too much",
+        "d": "delivered nothing",
+    }
+
+
+def test_nothing_is_trained_when_nobody_sells():
+    diary = Diary()
+    diary.offers = lambda terms: dict.fromkeys(OFFERS)
+    market, settlement, delivered = play(diary)
+    assert (market.awards, delivered.update, settlement.refunded_micro) == ({}, None, TERMS.budget_micro)
+    assert "train" not in diary.said
+
+
+def test_the_order_check_catches_a_driver_that_charges_after_training():
+    """The broken subject: trains first, as the simulation once did, and a crash would spend nothing."""
+    diary = Diary(dies=True)
+    market = diary.clear(TERMS, OFFERS)
+    with pytest.raises(AssertionError):
+        diary.train(market)
+
+
+def test_flower_strategies_play_the_same_round():
+    """`AuctionStrategy` calls the two halves around any strategy; it sells to whom the app's own round does."""
+    from flwr.serverapp.strategy import FedAvg
+
+    app = client()
+    grid = Wire(app)
+    options = {"mechanism": "proportional-share", "budget": 4.0, "rounds": 1}
+    strategy = pm.flower.AuctionStrategy(FedAvg(fraction_evaluate=0.0), **options)
+    arrays = ArrayRecord({name: pm.flower.wire.Array(array) for name, array in START.items()})
+    strategy.start(grid, arrays, num_rounds=1)
+    served = pm.flower.server_app(initial_weights=lambda: START, **options)
+    result = pm.flower.run_in_process(served, client(), CLIENTS)
+    assert [a.paid_micro.keys() | a.dropped.keys() for a in strategy.records] == [
+        r.paid_micro.keys() | r.dropped.keys() for r in result.records
+    ]
+
+
+def test_a_round_with_sixteen_thousand_offers_is_cleared_in_one_pass():
+    """Every offer is looked at once: the number of checks is the number of offers."""
+    counted = []
+
+    class Counted(Offer):
+        def check(self, name, terms):
+            counted.append(name)
+            super().check(name, terms)
+
+    offers = {str(i): Counted(0.001 * (i % 997), 1.0) for i in range(16_000)}
+    market = LocalAuctioneer(mechanism("proportional-share")).clear(TERMS, offers)
+    assert len(counted) == len(offers) == len(market.offers)
+
+
+def test_awards_from_elsewhere_settle_like_our_own():
+    awards = {"a": Award(1.0, 3.7, 10)}
+    settlement = Round(TERMS, Phase.CLEARED, awards=awards).deliver({"a": None}).settle()[1]
+    assert settlement.paid_micro == {"a": 10}

@@ -1,0 +1,137 @@
+"""Tables, comparisons, pages and the report that holds them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+
+import pytest
+
+from privmarket.errors import UnknownNameError
+from privmarket.reports.palette import new_figure
+from privmarket_studies.reproduce.cache import Record
+from privmarket_studies.reproduce.cells import Cell
+from privmarket_studies.reproduce.document import Figure, Page, Results, Table, Text, failure_text
+from privmarket_studies.reproduce.paper import printed
+from privmarket_studies.reproduce.prose import prose
+from privmarket_studies.reproduce.questions import questions
+from privmarket_studies.reproduce.report import markdown, write_html, write_page
+from privmarket_studies.reproduce.statistics import Measured, compared, within_noise
+
+
+def record(result: dict | None, failure: str | None = None, seed: int = 0, **config: object) -> Record:
+    return Record(Cell("efficiency", config, seed), {"revision": 1}, result, failure, 1.0, {})
+
+
+def test_mean_and_spread_over_seeds():
+    found = Measured.of([1.0, 2.0, 3.0])
+    assert (found.mean, found.std, found.seeds) == (2.0, 1.0, 3)
+    assert found.text(".1f") == "2.0 ± 1.0"
+    assert Measured.of([0.5]).text(".1%") == "50.0%"
+
+
+def test_noise_is_called_noise():
+    steady = Measured(1.0, 0.01, 4)
+    assert compared(Measured(1.2, 0.01, 4), steady) == "above"
+    assert compared(Measured(0.8, 0.01, 4), steady) == "below"
+    assert compared(Measured(1.2, 0.4, 4), steady) == "within noise of"
+    assert within_noise(Measured(5.0, 0.0, 1), steady), "one seed knows nothing about noise"
+
+
+@pytest.mark.parametrize("gap", [0.1, 0.3, 0.5, 0.7, 0.9])
+def test_noise_is_what_welch_says(gap):
+    from scipy.stats import ttest_ind_from_stats
+
+    a, b = Measured(1.0, 0.2, 3), Measured(1.0 + gap, 0.4, 5)
+    known = ttest_ind_from_stats(a.mean, a.std, a.seeds, b.mean, b.std, b.seeds, equal_var=False).pvalue
+    assert within_noise(a, b) == (known > 0.05)
+
+
+def test_exact_figures_differ_without_noise():
+    assert compared(Measured(0.0, 0.0, 3), Measured(0.0, 0.0, 5)) == "within noise of"
+    assert compared(Measured(0.1, 0.0, 3), Measured(0.0, 0.0, 5)) == "above"
+
+
+def test_a_cell_of_two_questions_counts_once():
+    shared = record({"a": 1.0}, mechanism="pac")
+    assert Results([shared, shared, record({"a": 3.0}, seed=1, mechanism="pac")]).values("a", "efficiency") == [
+        1.0,
+        3.0,
+    ]
+
+
+def test_tables_say_how_many_seeds_they_have():
+    even = [record({"a": 1.0}, seed=s, mechanism=m) for m in ("pac", "vcg") for s in (0, 1)]
+    assert Results(even).over_seeds("efficiency") == "mean ± std over 2 seeds"
+    assert Results(even[:3]).over_seeds("efficiency") == "mean ± std over 1 to 2 seeds"
+    assert Results(even[:1]).over_seeds("efficiency") == "one seed"
+
+
+def test_results_are_found_by_configuration_and_failures_are_named():
+    results = Results([record({"a": 1.0}, mechanism="pac"), record({"a": 3.0}, seed=1, mechanism="pac")])
+    assert results.measured("a", "efficiency", mechanism="pac").mean == 2.0
+    assert results.measured("a", "efficiency", mechanism="vcg") is None
+    assert failure_text(results) == []
+    broken = Results([record(None, "ValueError: no", mechanism="vcg", clients=10)])
+    assert broken.measured("a", "efficiency", mechanism="vcg") is None
+    assert "mechanism vcg, clients 10, seed 0): ValueError: no" in failure_text(broken)[0].markdown
+
+
+def test_a_table_as_csv_has_spreads_in_their_own_columns():
+    table = Table("t", "caption", ("rule", "R"), [("pac", "8.1 ± 0.2"), ("vcg", "–")])
+    rows = list(csv.reader(io.StringIO(table.csv())))
+    assert rows == [["rule", "R", "R (std)"], ["pac", "8.1", "0.2"], ["vcg", "–", ""]]
+    assert "| pac | 8.1 ± 0.2 |" in table.markdown()
+
+
+def sample_page() -> Page:
+    def draw():
+        figure = new_figure(3, 2)
+        figure.subplots().plot([1, 2], [3, 4])
+        return figure
+
+    table = Table("t", "A table", ("a", "b"), [("1", "2")])
+    return Page("rq9", "Nine", [Text("Some *words*, [RQ1](../rq1/README.md)."), table, Figure("f", "A line", draw)])
+
+
+def test_a_page_is_written_whole(tmp_path):
+    written = {path.name for path in write_page(sample_page(), tmp_path, mark="cells 17")}
+    assert written == {"README.md", "t.csv", "f.png", "f.svg"}
+    assert "cells 17" in (tmp_path / "f.svg").read_text()
+    before = (tmp_path / "f.svg").read_bytes()
+    write_page(sample_page(), tmp_path, mark="cells 17")
+    assert (tmp_path / "f.svg").read_bytes() == before, "an SVG is the same each time"
+    assert "![A line](f.png)" in markdown(sample_page())
+
+
+def test_the_report_needs_no_other_file_and_no_network(tmp_path):
+    write_page(sample_page(), tmp_path / "rq9")
+    path = write_html([sample_page()], tmp_path / "report.html", {"cells": "3 <b>"}, "privmarket reproduce")
+    text = path.read_text()
+    assert "3 &lt;b&gt;" in text
+    assert 'href="#rq1"' in text
+    assert "<svg" in text
+    assert "<em>words</em>" in text
+    fetched = re.findall(r'(?:src|href)="([^"#][^"]*)"', text)
+    assert not fetched
+
+
+def test_a_text_with_a_missing_value_is_an_error():
+    from jinja2 import UndefinedError
+
+    with pytest.raises(UndefinedError):
+        prose("rq3-set-up", seeds=1)
+
+
+def test_the_papers_figures_have_their_place():
+    source = printed("efficiency")
+    assert "1877" in source.where
+    assert source.rows["pac"]["spend"] == 8.1694
+    assert printed("accuracy").rows["no-dp"]["cifar10/0.5"] == 36.7
+    assert printed("latency").rows["pac"][-1] == [500, 0.14, 0.16]
+
+
+def test_unknown_questions_are_refused():
+    with pytest.raises(UnknownNameError, match="rq1"):
+        questions("rq17")

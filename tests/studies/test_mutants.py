@@ -1,0 +1,204 @@
+"""The tool that puts faults into code: which faults it makes, and that it tells noticed from unnoticed ones."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from privmarket_studies.mutants import page
+from privmarket_studies.mutants.faults import faults, tree_with
+
+SOURCE = '''"""Docstring with 1 + 1."""
+
+LIMIT: int = 3
+
+
+def price(bids, budget):
+    """Docstring."""
+    if budget <= 0:
+        raise ValueError(f"{budget + 1}")
+    return min(bids) * budget if not bids[0] > LIMIT and budget else -1.0
+'''
+
+
+@pytest.fixture
+def project(tmp_path):
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "tiny.py").write_text(SOURCE)
+    return tmp_path
+
+
+def test_every_kind_of_fault_and_none_in_texts(project):
+    made = {(f.function, f.kind, f.before, f.after) for f in faults(project / "src" / "tiny.py", project)}
+    assert made == {
+        ("", "constant", "3", "4"),
+        ("price", "guard", "if budget <= 0", "if False"),
+        ("price", "compare", "budget <= 0", "budget < 0"),
+        ("price", "constant", "0", "1"),
+        ("price", "call", "min(bids)", "max(bids)"),
+        ("price", "operator", "min(bids) * budget", "min(bids) / budget"),
+        ("price", "logic", "not bids[0] > LIMIT and budget", "not bids[0] > LIMIT or budget"),
+        ("price", "sign", "not bids[0] > LIMIT", "bids[0] > LIMIT"),
+        ("price", "compare", "bids[0] > LIMIT", "bids[0] >= LIMIT"),
+        ("price", "sign", "-1.0", "1.0"),
+        ("price", "constant", "1.0", "2.0"),
+    }
+
+
+def test_equal_pieces_are_told_apart_and_names_survive_moved_lines(project):
+    path = project / "src" / "tiny.py"
+    before = [f.name for f in faults(path, project)]
+    assert len(set(before)) == len(before)
+    path.write_text('"""More."""\n\n' + SOURCE.partition("\n")[2])
+    assert [f.name for f in faults(path, project)] == before
+
+
+def test_a_fault_changes_one_place(project):
+    path = project / "src" / "tiny.py"
+    whole = ast.dump(ast.parse(SOURCE))
+    for fault in faults(path, project):
+        changed = ast.unparse(tree_with(fault, project))
+        assert ast.dump(ast.parse(changed)) != whole
+        lines = zip(ast.unparse(ast.parse(SOURCE)).splitlines(), changed.splitlines(), strict=True)
+        assert sum(a != b for a, b in lines) == 1
+
+
+TRY = """
+import sys
+from pathlib import Path
+import pytest
+from privmarket_studies.mutants.faults import faults, tree_with
+from privmarket_studies.mutants.trial import try_fault
+
+root = Path(sys.argv[1])
+path = root / "src" / "tiny.py"
+sys.path.insert(0, str(root / "src"))
+print(try_fault("tiny", path, None, ["test_tiny.py"], root, 60)[0])
+for fault in faults(path, root)[: int(sys.argv[2])]:
+    verdict, _ = try_fault("tiny", path, tree_with(fault, root), ["test_tiny.py"], root, 60)
+    print(f"{fault.before} → {fault.after}: {verdict}")
+"""
+
+
+def run(folder: Path, faults: int) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", TRY, str(folder), str(faults)]
+    return subprocess.run(command, capture_output=True, text=True, check=True)
+
+
+def test_faults_that_tests_notice_are_killed_and_others_survive(tmp_path):
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "tiny.py").write_text("def add(a, b):\n    return a + b if b > 0 else a\n")
+    (tmp_path / "test_tiny.py").write_text("from tiny import add\n\ndef test_add():\n    assert add(2, 3) == 5\n")
+    before = (tmp_path / "src" / "tiny.py").read_text()
+    first, *verdicts = run(tmp_path, 20).stdout.splitlines()
+    assert first == "survived", "tests pass without a fault"
+    found = dict(line.rsplit(": ", 1) for line in verdicts)
+    # Adding nothing and leaving as it is are the same: that fault is equivalent.
+    assert found == {"a + b → a - b": "killed", "b > 0 → b >= 0": "survived", "0 → 1": "survived"}
+    assert (tmp_path / "src" / "tiny.py").read_text() == before
+
+
+BENCH = """
+import sys
+from pathlib import Path
+from privmarket_studies.mutants import bench
+from privmarket_studies.mutants.faults import faults, tree_with
+
+root = Path(sys.argv[1])
+path = root / "src" / "tiny.py"
+sys.path.insert(0, str(root / "src"))
+
+def body(found):
+    print(len(found.quick), *found.left_out)
+    for fault in faults(path, root):
+        verdict, _ = found.try_code("tiny", tree_with(fault, root), "test_tiny.py")
+        print(f"{fault.before} → {fault.after}: {verdict}")
+
+print(bench.run(["test_tiny.py"], root, body, slow_seconds=0.3, endless_seconds=0.5).error)
+"""
+TINY = """from dataclasses import dataclass
+from functools import cached_property
+
+@dataclass
+class Sum:
+    a: int
+    b: int
+
+    @cached_property
+    def total(self):
+        return self.a + self.b
+
+    @classmethod
+    def of(cls, a):
+        return cls(a, a - 1)
+
+def spin(n):
+    while n:
+        n -= n
+    return n
+"""
+TEST_TINY = """from tiny import Sum, spin
+
+def test_total():
+    assert Sum(2, 3).total == 5
+
+def test_of():
+    assert Sum.of(3).b == 2
+
+def test_spin():
+    assert spin(3) == 0
+
+def test_slow():
+    assert sum(i % 7 for i in range(10_000_000)) > 0
+"""
+
+
+def test_a_bench_exchanges_methods_in_place_and_leaves_slow_tests_out(tmp_path):
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "tiny.py").write_text(TINY)
+    (tmp_path / "test_tiny.py").write_text(TEST_TINY)
+    command = [sys.executable, "-c", BENCH, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert done[0] == "3 test_tiny.py::test_slow"
+    assert done[-1] == "None"
+    found = dict(line.rsplit(": ", 1) for line in done[1:-1])
+    assert found["self.a + self.b → self.a - self.b"] == "killed"
+    assert found["a - 1 → a + 1"] == "killed"
+    assert found["n -= n → n += n"] == "timed out"
+    assert "survived" not in found.values()
+    (tmp_path / "test_tiny.py").write_text("def test_wrong():\n    assert 1 == 2\n")
+    done = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert done == ["no test passes without a fault"]
+
+
+def test_the_share_counts_every_survivor_that_is_not_equivalent():
+    names = ["a", "b", "c", "d"]
+    verdicts = ["killed", "timed out", "survived", "survived"]
+    results = [
+        {"name": n, "path": f"src/privmarket/market/{n}.py", "verdict": v}
+        for n, v in zip(names, verdicts, strict=True)
+    ]
+    judged = {"c": {"kind": "equivalent", "why": "no input can tell"}}
+    assert page.figures(results, judged)["share"] == 2 / 3
+    text = page.render(results, judged)
+    assert "| `c` | equivalent | no input can tell |" in text
+    assert "| `d` | not judged |" in text
+    assert "66.7%" in text
+
+
+KEPT = Path(__file__).parents[2] / "docs" / "results" / "mutants"
+
+
+@pytest.mark.skipif(not KEPT.exists(), reason="no campaign is kept yet")
+def test_the_kept_campaign_is_large_enough_judged_and_nearly_all_dead():
+    results, judged = page.load(KEPT)
+    alive = {entry["name"] for entry in results if entry["verdict"] == "survived"}
+    assert len(results) >= 300
+    assert alive <= set(judged), "a survivor without a judgement"
+    assert all(judged[name]["kind"] in page.KINDS and judged[name]["why"] for name in alive)
+    assert page.figures(results, judged)["share"] >= 0.95
+    assert (KEPT / "README.md").read_text() == page.render(results, judged)

@@ -1,0 +1,67 @@
+"""A market in which everything has happened once: what a check of the whole database must be tried on."""
+
+from __future__ import annotations
+
+from privmarket.broker.bidding import offer_fields
+from privmarket.broker.signatures import SigningKey, bid_message, commitment
+from privmarket.rounds import Offer
+from privmarket_studies.torture.market import TASK, Market, key, make_market
+
+NONCE = "0f" * 16
+
+
+def sealed_bid(market: Market, seller: int, signing: SigningKey, round_id: str, offer: Offer) -> None:
+    """A commitment, signed."""
+    who = market.sellers[seller]
+    committed = commitment(round_id, who.party_id, offer_fields(offer), NONCE)
+    signature = signing.sign(bid_message(round_id, who.party_id, committed))
+    market.broker.commit_bid(who, round_id, committed, signature, key())
+
+
+def eventful_market(url: str) -> Market:
+    """Bids replaced, rejected, disputed, ruled on; bids sealed by bidders, one of them never revealed; an abort."""
+    market = make_market(url, sellers=4, caps=(10.0, 6.0), key=SigningKey.generate())
+    broker, buyer, sellers = market.broker, market.buyer, market.sellers
+    made = broker.register({"role": "arbiter", "name": "court"}, key(), market.operator)
+    arbiter = broker.authenticate(made["token"])
+    # A round with a rejection, a dispute and a ruling; one winner never delivers.
+    round_id = market.open(arbiter_id=arbiter.party_id, budget_micro=3_000_000)
+    for seller, valuation in zip(sellers, (0.2, 0.3, 0.4, 0.5), strict=True):
+        broker.bid(seller, round_id, Offer(valuation, 1.0, 200.0, 0.8), key())
+    broker.bid(sellers[0], round_id, Offer(0.25, 1.0, 200.0, 0.8), key())
+    broker.close_round(buyer, round_id, key())
+    winners = market.winners(round_id)
+    assert len(winners) >= 3
+    for winner in winners[:-1]:
+        broker.claim_delivery(market.seller(winner), round_id, "ab" * 32, key())
+    broker.give_receipts(buyer, round_id, {winners[0]: "wrong shape", winners[1]: None}, key())
+    broker.dispute(market.seller(winners[0]), round_id, "the shape is as asked", key())
+    broker.rule(arbiter, round_id, winners[0], True, "it is", key())
+    market.clock.now_ms += 130_000
+    broker.tick()
+    assert broker.round_state(round_id) == "settled"
+    broker.withdraw(market.operator, winners[0], 10, key())
+    # A round whose bidders seal.
+    keys = [SigningKey.generate() for _ in range(3)]
+    for seller, signing in zip(sellers, keys, strict=False):
+        broker.change_key(seller, signing.public, key())
+    task = broker.publish_task(buyer, {**TASK, "sealing": "bidder"}, key())
+    round_id = str(broker.open_round(buyer, task["id"], key())["id"])
+    for i, signing in enumerate(keys):
+        sealed_bid(market, i, signing, round_id, Offer(0.2 + 0.1 * i, 1.0))
+    broker.close_round(buyer, round_id, key())
+    for i in range(2):
+        broker.reveal(sellers[i], round_id, Offer(0.2 + 0.1 * i, 1.0), NONCE, key())
+    market.clock.now_ms += 601_000
+    broker.tick()
+    assert broker.round_state(round_id) == "cleared"
+    market.deliver(round_id)
+    aborted = market.open()
+    broker.abort_round(buyer, aborted, "changed my mind", key())
+    open_round = market.open(bid_seconds=3600)
+    broker.bid(sellers[3], open_round, Offer(0.7, 1.0), key())
+    other = broker.mint_token(buyer, "read", key(), lifetime_seconds=60)
+    broker.revoke_token(buyer, other["token_id"], key())
+    broker.suspend(market.operator, sellers[3].party_id, "asked to", key())
+    broker.erase_name(market.operator, sellers[2].party_id, key())
+    return market

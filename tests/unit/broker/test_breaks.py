@@ -1,0 +1,238 @@
+"""What once broke the broker, each as it was reported of the tree before the log became the only truth.
+
+Claims, receipts, wallets, closing times and registration keys are in test_broker.py, edits of the database in
+test_verify.py, sealing and proofs in test_trust.py, a real server under slow callers in test_broker_service.py.
+"""
+
+from __future__ import annotations
+
+import json
+import stat
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from fastapi.testclient import TestClient
+
+from privmarket.broker import database as stored
+from privmarket.broker import rules, schedules
+from privmarket.broker.api import ServiceSettings, create_app
+from privmarket.broker.broker import Broker
+from privmarket.broker.errors import BrokerError, UnavailableError
+from privmarket.broker.verify import verify
+from privmarket.errors import PrivmarketError
+from privmarket.mechanisms import mechanism, mechanism_names
+from privmarket.privacy.calibration import ReleaseFamily
+from privmarket.rounds import Offer
+from privmarket_studies.torture.market import TASK, Market, key, make_market
+from tests.postgres import new_database
+
+
+def test_a_new_schedule_holds_nobody_up(market: Market, monkeypatch: pytest.MonkeyPatch) -> None:
+    """1: noise calibration ran inside the write transaction, for minutes."""
+    round_id = market.open()
+    begun, done = threading.Event(), threading.Event()
+    honest = ReleaseFamily.menu
+
+    def slow(self: ReleaseFamily) -> Any:
+        begun.set()
+        done.wait(20)
+        return honest(self)
+
+    monkeypatch.setattr(ReleaseFamily, "menu", slow)
+    monkeypatch.setattr(schedules, "PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(schedules.prepare, "__defaults__", (0.05,))
+    delta = 3.21e-6 if market.broker.database.is_embedded else 3.22e-6  # a schedule that nobody has used yet
+    new, same = {**TASK, "steps": 3, "delta": delta}, key()
+    try:
+        with pytest.raises(UnavailableError) as refused:
+            market.broker.publish_task(market.buyer, new, same)
+        assert refused.value.code == "preparing"
+        assert begun.is_set()
+        started = time.monotonic()
+        market.bid_all(round_id)  # while the table is being built
+        assert time.monotonic() - started < 5
+    finally:
+        done.set()
+    monkeypatch.setattr(schedules.prepare, "__defaults__", (20.0,))
+    assert market.broker.publish_task(market.buyer, new, same)["steps"] == 3
+
+
+def test_auctions_leave_the_write_lock_alone(market: Market) -> None:
+    """1: a large round blocked every bid while it cleared."""
+    slow_round, other_round = market.open(), market.open()
+    market.bid_all(slow_round)
+    begun, done = threading.Event(), threading.Event()
+    rule = mechanism("proportional-share")
+
+    class Slow(type(rule)):  # type: ignore[misc]
+        def clear(self, bids: Any, budget: Any) -> Any:
+            if bids.clients == 3:
+                begun.set()
+                done.wait(20)
+            return super().clear(bids, budget)
+
+    market.broker.make_mechanism = lambda name, **_: Slow()
+    closing = threading.Thread(target=market.broker.close_round, args=(market.buyer, slow_round, key()))
+    closing.start()
+    try:
+        assert begun.wait(20)
+        market.bid_all(other_round)
+    finally:
+        done.set()
+        closing.join()
+    assert market.broker.round_state(slow_round) == "cleared"
+    assert verify(market.broker).differences == ()
+
+
+def test_a_wallet_that_moved_while_an_auction_was_computed_is_looked_at_again(database: str) -> None:
+    market = make_market(database, sellers=2, caps=(1.0,))
+    first, second = market.open(), market.open()
+    for round_id in (first, second):
+        market.bid_all(round_id, (0.2, 0.3))
+    rule, raced = mechanism("proportional-share"), []
+
+    class Racing(type(rule)):  # type: ignore[misc]
+        def clear(self, bids: Any, budget: Any) -> Any:
+            if bids.clients == 2 and not raced:  # another round takes the same wallets meanwhile
+                raced.append(True)
+                market.broker.close_round(market.buyer, second, key())
+            return super().clear(bids, budget)
+
+    market.broker.make_mechanism = lambda name, **_: Racing()
+    market.broker.close_round(market.buyer, first, key())
+    market.broker.make_mechanism = mechanism
+    both = set(market.winners(first)) & set(market.winners(second))
+    assert market.sellers[0].party_id not in both
+    assert verify(market.broker).differences == ()
+
+
+def test_the_file_is_its_owners_alone(tmp_path: Path) -> None:
+    """7: the database was 0644, with open bids in clear."""
+    file = tmp_path / "m.db"
+    file.touch(0o644)
+    market = make_market(f"sqlite:///{file}")
+    market.bid_all(market.open())
+    for name in ("m.db", "m.db-wal", "m.db-shm"):
+        assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o600, name
+
+
+def test_a_clock_that_leaps_freezes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """7: a clock 30 days ahead for a moment stopped bidding for 30 days."""
+    broker = Broker(f"sqlite:///{tmp_path}/m.db")
+    operator = broker.authenticate(broker.first_operator() or "")
+    buyer = broker.register({"role": "buyer", "name": "b"}, key())["id"]
+    honest = time.time_ns
+    with monkeypatch.context() as leap:
+        leap.setattr(stored.time, "time_ns", lambda: honest() + 30 * 86_400 * 10**9)
+        with pytest.raises(UnavailableError, match="clock jumped"):
+            broker.deposit(operator, buyer, 5, key())
+    assert broker.deposit(operator, buyer, 5, key())["balance_micro"] == 5
+    with broker.database.read() as connection:
+        newest = connection.exec_driver_sql("SELECT max(at_ms) FROM log").scalar_one()
+    assert newest < honest() // 10**6 + 60_000
+
+
+def test_a_paused_broker_does_not_stop_the_others(postgres_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """7: a broker that was paused in the middle of a write held the lock for ever."""
+    monkeypatch.setattr(stored, "IDLE_SECONDS", 0.5)
+    url = new_database(postgres_server)
+    market = make_market(url)
+    other = Broker(url, clock=market.clock)
+
+    def paused() -> None:
+        with market.broker.database.write("x") as tx:
+            tx.log("alert", "x", fault="never written")
+            assert other.deposit(market.operator, market.buyer.party_id, 5, key())["balance_micro"] == 50_000_005
+
+    with pytest.raises((UnavailableError, psycopg.Error)):
+        paused()
+    assert market.broker.deposit(market.operator, market.buyer.party_id, 5, key())["balance_micro"] == 50_000_010
+    assert verify(other).differences == ()
+    for broker in (other, market.broker):
+        broker.database.close()
+
+
+def test_settings_of_rules_are_typed_and_name_no_files(market: Market) -> None:
+    """7: settings.weights told whether a file exists."""
+    for settings in (
+        {"weights": "/etc/passwd"},
+        {"weights": "/no/such/file"},
+        {"no_such": 1},
+        {"levels": "many"},
+    ):
+        with pytest.raises(PrivmarketError) as refused:
+            market.broker.publish_task(
+                market.buyer, {**TASK, "mechanism": "mfg-menunet", "settings": settings}, key()
+            )
+        assert "passwd" not in str(refused.value)
+    with pytest.raises(PrivmarketError, match="unknown mechanism"):
+        market.broker.publish_task(market.buyer, {**TASK, "mechanism": "os:system"}, key())
+
+
+def test_rules_say_what_they_do_not_promise() -> None:
+    """7: rules that cannot keep a budget were offered without a warning."""
+    known = {name: rules.describe(name) for name in mechanism_names() if "net" not in name}
+    assert known["mean-field-menu"]["warnings"] == []
+    assert any("within the budget" in one for one in known["vcg"]["warnings"])
+
+
+def test_versions_follow_what_a_rule_does() -> None:
+    rule = mechanism("proportional-share")
+
+    class Commented(type(rule)):  # type: ignore[misc]
+        """The same in other words."""
+
+    class Changed(type(rule)):  # type: ignore[misc]
+        def clear(self, bids: Any, budget: Any) -> Any:
+            return super().clear(bids, 0.999 * budget)
+
+    assert rules.version_of(rule) == rules.version_of(Commented())
+    assert rules.version_of(rule) != rules.version_of(Changed())
+    assert rules.version_of(mechanism("pac")) != rules.version_of(rule)
+
+
+SELLER = {"role": "seller", "name": "x", "cap_epsilon": 1, "delta": 1e-5}
+ODD: list[tuple[str, str, Any]] = [
+    ("POST", "/v1/register", {"role": "buyer", "name": "\ud800"}),
+    ("POST", "/v1/register", {"role": "buyer", "name": "a\u0000b"}),
+    ("POST", "/v1/register", {"role": "seller", "name": "x", "cap_epsilon": 1e308, "delta": 1e-5}),
+    ("POST", "/v1/register", {"role": "seller", "name": "x", "cap_epsilon": 1, "delta": 0.0}),
+    ("POST", "/v1/register", {**SELLER, "public_key": "f" * 64}),
+    ("POST", "/v1/tasks", {**TASK, "title": "\udfff"}),
+    ("POST", "/v1/tasks", {**TASK, "steps": 10**30}),
+    ("POST", "/v1/tasks", {**TASK, "budget_micro": 10**30}),
+    ("POST", "/v1/tasks", {**TASK, "settings": {"epsilon_max": 1e300}, "mechanism": "mean-field-menu"}),
+    ("POST", "/v1/tasks", {**TASK, "settings": {"\ud800": 1}}),
+    ("POST", "/v1/tasks", {**TASK, "arbiter_id": "nobody"}),
+    ("GET", "/v1/tasks?after=99999999999999999999~x", None),
+    ("GET", "/v1/tasks?after=1~%00", None),
+    ("GET", "/v1/audit?about=x%00", None),
+    ("GET", "/v1/log/entries/999999/proof", None),
+    ("GET", "/v1/log/consistency?old=5&new=4", None),
+    ("GET", "/v1/rounds/%00", None),
+    ("PUT", "/v1/me/key", {"public_key": "0" * 64}),
+    ("POST", "/people/x/money", None),
+    ("POST", "/sign-in", None),
+]
+
+
+@pytest.mark.parametrize("at", range(len(ODD)))
+def test_odd_inputs_are_refused_and_never_break(market: Market, at: int) -> None:
+    """7: ten inputs gave 500."""
+    method, path, form = ODD[at]
+    http = TestClient(create_app(market.broker, ServiceSettings(tick_seconds=0)), raise_server_exceptions=False)
+    for actor in (market.buyer, market.sellers[0], market.operator):
+        token = market.broker.mint_token(actor, "full", key())["token"]
+        headers = {"Authorization": f"Bearer {token}", "Idempotency-Key": key(), "Content-Type": "application/json"}
+        content = None if form is None else json.dumps(form).encode()
+        reply = http.request(method, path, content=content, headers=headers)
+        assert 400 <= reply.status_code < 500, (actor.role, reply.status_code, reply.text)
+
+
+def test_an_odd_key_is_refused(market: Market) -> None:
+    with pytest.raises(BrokerError):
+        market.broker.bid(market.sellers[0], market.open(), Offer(0.1, 1.0), "k" * 201)

@@ -1,0 +1,263 @@
+"""What users need not trust the broker for: signed and sealed bids, proofs, witnesses, backups."""
+
+from __future__ import annotations
+
+import gzip
+import stat
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from fastapi.testclient import TestClient
+
+from privmarket.broker.api import ServiceSettings, create_app
+from privmarket.broker.backup import backup, restore
+from privmarket.broker.broker import Broker
+from privmarket.broker.client import BrokerCallError, BrokerClient, LogForkedError
+from privmarket.broker.database import Database
+from privmarket.broker.errors import BrokerError, ConflictError, DatabaseError, ForbiddenError
+from privmarket.broker.signatures import Head, SigningKey
+from privmarket.broker.verify import verify
+from privmarket.broker.witness import Witness, forks, read_heads
+from privmarket.rounds import Offer
+from privmarket_studies.torture.market import TASK, Clock, Market, key, make_market
+from tests.postgres import new_database
+from tests.unit.broker.eventful import NONCE, eventful_market, sealed_bid
+
+SETTINGS = ServiceSettings(tick_seconds=0, requests_per_second=1e6, burst=1e6)
+BROKER_KEY = SigningKey.from_seed(b"\x01" * 32)
+
+
+def connect(market: Market, token: str | None = None, **more: Any) -> BrokerClient:
+    http = TestClient(create_app(market.broker, SETTINGS), base_url="http://broker")
+    return BrokerClient("http://broker", token, http=http, **more)
+
+
+@pytest.fixture
+def signed(database: str) -> Market:
+    """A market whose log is signed, and whose first two sellers have keys."""
+    market = make_market(database, key=BROKER_KEY)
+    for i, seller in enumerate(market.sellers[:2]):
+        market.broker.change_key(seller, signing(i).public, key())
+    return market
+
+
+def signing(number: int) -> SigningKey:
+    return SigningKey.from_seed(bytes([number + 10]) * 32)
+
+
+def test_a_key_is_a_private_file_that_is_never_overwritten(tmp_path: Path) -> None:
+    file = tmp_path / "seller.pem"
+    made = SigningKey.generate()
+    made.write(file)
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert SigningKey.read(file).public == made.public
+    with pytest.raises(BrokerError, match="exists"):
+        made.write(file)
+    file.write_text("no key")
+    with pytest.raises(BrokerError, match="cannot read"):
+        SigningKey.read(file)
+
+
+def test_a_seller_with_a_key_must_sign(signed: Market) -> None:
+    round_id = signed.open()
+    with pytest.raises(BrokerError, match="nonce"):
+        signed.broker.bid(signed.sellers[0], round_id, Offer(0.2, 1.0), key())
+    with pytest.raises(ForbiddenError) as refused:
+        signed.broker.bid(signed.sellers[0], round_id, Offer(0.2, 1.0), key(), nonce=NONCE, signature="00" * 64)
+    assert refused.value.code == "bad-signature"
+    client = connect(signed, signed.broker.mint_token(signed.sellers[0], "full", key())["token"], key=signing(0))
+    assert client.bid(round_id, 0.2, 1.0)["valuation"] == 0.2
+    stolen = connect(signed, client.token, key=signing(1))  # the token without the key is no bid
+    with pytest.raises(BrokerCallError, match="not signed by the seller's key"):
+        stolen.bid(round_id, 0.1, 1.0)
+    assert verify(signed.broker).differences == ()
+
+
+def test_bids_that_their_bidder_seals(signed: Market) -> None:
+    round_id = signed.open(sealing="bidder", buyer_may_close=False)
+    with pytest.raises(BrokerError, match="their bidder seals"):
+        signed.broker.bid(signed.sellers[0], round_id, Offer(0.2, 1.0), key())
+    with pytest.raises(ForbiddenError, match="signed bids only"):
+        signed.broker.commit_bid(signed.sellers[2], round_id, "ab" * 32, "00" * 64, key())
+    sealed_bid(signed, 0, signing(0), round_id, Offer(0.2, 1.0))
+    sealed_bid(signed, 1, signing(1), round_id, Offer(0.3, 1.0))
+    with signed.broker.database.read() as connection:  # nothing in the whole database tells the price
+        for table in ("log", "bids"):
+            rows = [str(row) for row in connection.exec_driver_sql(f"SELECT * FROM {table}").all()]
+            assert not any("0.3" in row.replace("50.3", "") and "valuation" in row for row in rows)
+    with pytest.raises(ConflictError):
+        signed.broker.reveal(signed.sellers[0], round_id, Offer(0.2, 1.0), NONCE, key())  # bidding goes on
+    signed.clock.now_ms += 60_000
+    assert [done["state"] for done in signed.broker.tick()] == ["revealing"]
+    with pytest.raises(BrokerError, match="not the bid that was committed"):
+        signed.broker.reveal(signed.sellers[0], round_id, Offer(0.1, 1.0), NONCE, key())
+    signed.broker.reveal(signed.sellers[0], round_id, Offer(0.2, 1.0), NONCE, key())
+    assert signed.broker.tick() == []  # the other has time
+    signed.clock.now_ms += 600_000
+    with pytest.raises(ConflictError, match="time to reveal is over"):
+        signed.broker.reveal(signed.sellers[1], round_id, Offer(0.3, 1.0), NONCE, key())
+    assert [done["state"] for done in signed.broker.tick()] == ["cleared"]
+    assert signed.winners(round_id) == [signed.sellers[0].party_id]
+    why = connect(signed, signed.broker.mint_token(signed.sellers[1], "full", key())["token"]).outcome(round_id)
+    assert "not revealed in time" in why["why"]
+    assert verify(signed.broker).differences == ()
+
+
+def test_the_client_seals_and_reveals(signed: Market, tmp_path: Path) -> None:
+    round_id = signed.open(sealing="bidder")
+    token = signed.broker.mint_token(signed.sellers[0], "full", key())["token"]
+    openings = tmp_path / "openings.json"
+    connect(signed, token, key=signing(0), openings=openings).bid(round_id, 0.2, 1.0)
+    assert stat.S_IMODE(openings.stat().st_mode) == 0o600
+    signed.broker.close_round(signed.buyer, round_id, key())
+    again = connect(signed, token, key=signing(0), openings=openings)  # another process, another day
+    assert again.reveal(round_id)["valuation"] == 0.2
+    assert signed.broker.tick()[0]["state"] == "cleared"  # everybody has revealed
+
+
+def test_answers_carry_signed_heads_and_entries_are_proven(signed: Market) -> None:
+    round_id = signed.open()
+    token = signed.broker.mint_token(signed.sellers[2], "full", key())["token"]
+    client = connect(signed, token)
+    entry = client.bid(round_id, 0.4, 0.5)["entry"]
+    assert client.heads[-1].is_signed_by(BROKER_KEY.public)
+    assert client.heads[-1].size == entry
+    for _ in range(5):
+        signed.broker.deposit(signed.operator, signed.buyer.party_id, 5, key())
+    proven = client.prove(entry)
+    assert (proven["entry"][0], proven["entry"][3], proven["size"]) == (entry, "bid.placed", entry + 5)
+    with pytest.raises(BrokerCallError, match="no entry"):
+        client.prove(entry + 5)  # somebody else's deposit
+    signed.finish(round_id)
+    paid = [line for line in client.statement() if line["kind"] == "award.settled"]
+    assert client.prove(paid[0]["seq"])["entry"][3] == "award.settled"
+
+
+def fork(market: Market, tmp_path: Path) -> Market:
+    """The same broker, with the same key, that went another way after a common beginning."""
+    file = tmp_path / f"{key()}.gz"
+    backup(market.broker.database, file)
+    stored = Database(f"sqlite:///{tmp_path}/{key()}.db", market.clock, key=BROKER_KEY)
+    restore(stored, file)
+    return Market(Broker(stored), market.clock, market.operator, market.buyer, market.sellers)
+
+
+def test_a_witness_raises_an_alarm_when_the_log_forks(tmp_path: Path) -> None:
+    market = make_market(f"sqlite:///{tmp_path}/m.db", key=BROKER_KEY)
+    other = fork(market, tmp_path)
+    file = tmp_path / "heads.txt"
+    witness = Witness(connect(market), file)
+    first = witness.look()
+    assert witness.look() == first
+    market.broker.deposit(market.operator, market.buyer.party_id, 5, key())
+    grown = witness.look()
+    assert (grown.size, len(read_heads(file)[1])) == (first.size + 1, 2)
+    for amount in (6, 7):
+        other.broker.deposit(other.operator, other.buyer.party_id, amount, key())
+    shown_the_other = Witness(connect(other), file)  # the same file, after a restart
+    with pytest.raises(LogForkedError, match="does not begin with"):
+        shown_the_other.look()
+    theirs = Witness(connect(other), tmp_path / "theirs.txt")
+    theirs.look()
+    assert forks(connect(market), witness.heads, witness.heads) == []
+    market.broker.deposit(market.operator, market.buyer.party_id, 8, key())
+    market.broker.deposit(market.operator, market.buyer.party_id, 9, key())
+    witness.look()
+    assert len(forks(connect(market), witness.heads, theirs.heads)) == 1
+
+
+def test_a_witness_notices_another_key_and_a_shorter_log(tmp_path: Path) -> None:
+    market = make_market(f"sqlite:///{tmp_path}/m.db", key=BROKER_KEY)
+    file = tmp_path / "heads.txt"
+    Witness(connect(market), file, BROKER_KEY.public).look()
+    with pytest.raises(BrokerError):
+        Witness(connect(market), file, SigningKey.generate().public)
+    younger = make_market(f"sqlite:///{tmp_path}/n.db", sellers=1, key=BROKER_KEY)
+    with pytest.raises(LogForkedError):
+        Witness(connect(younger), file).look()
+    forged = make_market(f"sqlite:///{tmp_path}/o.db", key=SigningKey.generate())
+    with pytest.raises(LogForkedError, match="not signed"):
+        Witness(connect(forged), file).look()
+
+
+def test_a_signed_log_is_written_by_whoever_has_its_key_only(tmp_path: Path) -> None:
+    market = make_market(f"sqlite:///{tmp_path}/m.db", key=BROKER_KEY)
+    with pytest.raises(DatabaseError, match="is signed"):
+        Broker(f"sqlite:///{tmp_path}/m.db").deposit(market.operator, market.buyer.party_id, 5, key())
+    assert Head.parse(market.broker.database.newest_head().header()).is_signed_by(BROKER_KEY.public)
+
+
+@pytest.mark.parametrize("to", ["sqlite", "postgresql"])
+def test_a_backup_drill(tmp_path: Path, to: str, request: pytest.FixtureRequest) -> None:
+    market = eventful_market(f"sqlite:///{tmp_path}/m.db")
+    file = tmp_path / "market.jsonl.gz"
+    head = backup(Database(f"sqlite:///{tmp_path}/m.db", read_only=True), file)  # beside the running broker
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    with pytest.raises(BrokerError, match="exists"):
+        backup(market.broker.database, file)
+    url = (
+        f"sqlite:///{tmp_path}/new.db"
+        if to == "sqlite"
+        else new_database(request.getfixturevalue("postgres_server"))
+    )
+    fresh = Database(url, market.clock, key=market.broker.database.key)
+    assert restore(fresh, file) == head
+    broker = Broker(fresh)
+    verdict = verify(broker, f"{head.size}:{head.root}")
+    assert verdict.differences == ()
+    assert verdict.head == verify(market.broker).head
+    # Life goes on where it stopped: keys are remembered, the open round takes bids.
+    with pytest.raises(BrokerError, match="holds a market already"):
+        restore(fresh, file)
+    task = broker.publish_task(market.buyer, TASK, key())
+    assert broker.open_round(market.buyer, task["id"], key())["number"] == 0
+    assert verify(broker, f"{head.size}:{head.root}").differences == ()
+    fresh.close()
+
+
+def test_a_damaged_backup_is_refused(tmp_path: Path) -> None:
+    market = make_market(f"sqlite:///{tmp_path}/m.db")
+    file = tmp_path / "b.gz"
+    backup(market.broker.database, file)
+    lines = gzip.decompress(file.read_bytes()).splitlines(keepends=True)
+    damaged = {
+        "cut": file.read_bytes()[:-20],
+        "a line missing": gzip.compress(b"".join(lines[:-1])),
+        "a line changed": gzip.compress(b"".join(lines).replace(b"50000000", b"50000001")),
+        "something else": gzip.compress(b"{}\n"),
+    }
+    for name, content in damaged.items():
+        bad = tmp_path / "bad.gz"
+        bad.write_bytes(content)
+        fresh = Database(f"sqlite:///{tmp_path}/{name}.db")
+        with pytest.raises(BrokerError):
+            restore(fresh, bad)
+        with fresh.read() as connection:  # and nothing of it stays
+            assert connection.exec_driver_sql("SELECT COUNT(*) FROM log").scalar() == 0
+        fresh.close()
+
+
+def test_a_role_that_cannot_rewrite_the_log_is_enough(postgres_server: str) -> None:
+    url = new_database(postgres_server)
+    make_market(url).broker.database.close()
+    role = f"plain_{url.rpartition('/')[2]}"
+    with psycopg.connect(url.replace("+psycopg", ""), autocommit=True) as connection:
+        connection.execute(f"CREATE ROLE {role} LOGIN")
+        connection.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO {role}")
+        connection.execute(f"REVOKE UPDATE, DELETE, TRUNCATE ON log, old_log FROM {role}")
+    plain = url.replace("//market@", f"//{role}@")
+    broker = Broker(plain, clock=Clock())
+    operator = broker.authenticate(broker.new_operator_token())
+    made = broker.register({"role": "buyer", "name": "b"}, key())
+    broker.deposit(operator, made["id"], 5_000_000, key())
+    task = broker.publish_task(broker.authenticate(made["token"]), TASK, key())
+    broker.open_round(broker.authenticate(made["token"]), task["id"], key())
+    assert verify(broker).differences == ()
+    with (
+        psycopg.connect(plain.replace("+psycopg", ""), autocommit=True) as connection,
+        pytest.raises(psycopg.errors.InsufficientPrivilege),
+    ):
+        connection.execute("UPDATE log SET details = '{}'")
+    broker.database.close()

@@ -1,0 +1,110 @@
+"""Shares of a common noise: known answers, the modulus, what is refused."""
+
+import math
+
+import numpy as np
+import pytest
+
+from privmarket.errors import PrivacyError
+from privmarket.federated.shares import (
+    SharedSum,
+    alone_noise_multiplier,
+    bits_at_most,
+    honest_sellers,
+    modular_sum,
+)
+from privmarket.privacy import integer_noise
+
+SIGMA = np.array([5.0, 10.0, 20.0, 40.0, 10.0, 5.0])
+
+
+def _plan(sigma=SIGMA, records=50, **changes) -> SharedSum:
+    public = {"clip_norm": 2.0, "parameters": 1000, "honest_share": 2 / 3}
+    return SharedSum.plan(sigma, records, **{**public, **changes})
+
+
+@pytest.mark.parametrize(("sellers", "share", "honest"), [(3, 2 / 3, 2), (100, 2 / 3, 67), (1, 0.1, 1), (7, 1, 7)])
+def test_honest_sellers_are_counted_upwards(sellers, share, honest):
+    assert honest_sellers(sellers, share) == honest
+
+
+def test_a_record_moves_the_sum_by_no_more_than_the_honest_noise_allows():
+    plan = _plan()
+    noise = math.sqrt(plan.honest) * integer_noise.deviation(plan.levels)
+    moved = plan.weights * 2.0 + math.sqrt(1000)  # rounding to the grid included
+    assert (moved * SIGMA <= noise).all()
+    # The margin for finite arithmetic is small: what a buyer loses by it is below 2 % of the noise.
+    assert (moved * SIGMA > 0.98 * noise).all()
+
+
+def test_weights_are_inverse_to_the_noise_multiplier_whatever_the_others_sold():
+    plan = _plan(parameters=4)
+    np.testing.assert_allclose(plan.weights * SIGMA, (plan.weights * SIGMA)[0], rtol=2e-3)
+    others = _plan(np.array([5.0, 40.0, 40.0, 40.0, 40.0, 40.0]), parameters=4)
+    assert others.weights[0] == plan.weights[0]
+
+
+def test_the_noise_on_the_mean_is_what_the_theory_says():
+    plan = _plan(parameters=4)
+    everybody = range(6)
+    expected = 2.0 * math.sqrt(6 / plan.honest) / (1 / SIGMA).sum()
+    assert plan.deviation(everybody) == pytest.approx(expected, rel=5e-3)
+    assert plan.deviation(everybody) > expected
+
+
+def test_below_the_threshold_nothing_is_opened():
+    plan = _plan()
+    shares = np.ones((6, 1000), dtype=np.int64)
+    assert plan.opened(shares[:3], [0, 1, 2]) is None
+    opened = plan.opened(shares[:4], [0, 1, 2, 3])
+    np.testing.assert_allclose(opened, 4 / plan.weights[:4].sum())
+
+
+@pytest.mark.parametrize("bits", [8, 32, 63, 64])
+def test_a_modular_sum_is_the_sum_while_it_fits_and_wraps_beyond(bits):
+    top = 2 ** (bits - 1) - 1
+    shares = np.array([[top - 5, -top, 3], [5, -1, -10]], dtype=np.int64)
+    np.testing.assert_array_equal(modular_sum(shares, bits), [top, -top - 1, -7])
+    wrapped = modular_sum(np.array([[top], [1]], dtype=np.int64), bits)
+    np.testing.assert_array_equal(wrapped, [-top - 1])
+
+
+def test_partial_sums_may_wrap_and_the_total_is_right():
+    rng = np.random.default_rng(0)
+    shares = rng.integers(-(2**62), 2**62, (9, 50))
+    shares[-1] = 17 - shares[:-1].astype(object).sum(axis=0).astype(object) % 2**40
+    np.testing.assert_array_equal(modular_sum(shares.astype(np.int64), 40), np.full(50, 17))
+
+
+def test_no_possible_sum_wraps():
+    plan = _plan()
+    largest = 50 * plan.weights * 2.0 + 1 + integer_noise.largest(plan.levels)
+    assert int(largest.sum()) < 2 ** (plan.bits - 1)
+    assert int(largest.sum()) > 2 ** (plan.bits - 3)  # nor are bits wasted
+
+
+def test_the_bits_before_the_bids_cover_the_bits_after_them():
+    before = bits_at_most(6, 50, float(SIGMA.min()), 1000, 2 / 3)
+    assert before >= _plan(np.full(6, SIGMA.min())).bits
+
+
+def test_a_modulus_too_small_is_refused_with_the_number_of_bits():
+    needed = _plan().bits
+    assert _plan(modulus_bits=needed).bits == needed
+    with pytest.raises(PrivacyError, match=f"needs {needed} bits, the modulus has {needed - 1}"):
+        _plan(modulus_bits=needed - 1)
+
+
+@pytest.mark.parametrize("bad", [[], [1.0, 0.0], [1.0, float("nan")], [float("inf")]])
+def test_bad_noise_multipliers_are_refused(bad):
+    with pytest.raises(PrivacyError, match="noise multipliers"):
+        _plan(np.array(bad))
+
+
+def test_more_noise_than_integers_carry_is_refused():
+    with pytest.raises(PrivacyError, match="beyond the integer noise"):
+        _plan(np.array([1e12]))
+
+
+def test_a_share_alone_protects_with_the_root_of_h_less():
+    np.testing.assert_allclose(alone_noise_multiplier([10.0], 4), [5.0])

@@ -1,0 +1,242 @@
+"""Aggregate trust on Flower: the simulation's sum to the last bit, and what a server that wants more is refused."""
+
+import io
+
+import numpy as np
+import pytest
+from flwr.app import Error, Message
+from flwr.common.secure_aggregation.secaggplus_utils import pseudo_rand_gen
+from flwr.serverapp.strategy import FedAvg
+
+import privmarket as pm
+from privmarket.errors import ConfigurationError, PrivacyError
+from privmarket.federated.config import FederationConfig, Training
+from privmarket.federated.simulation import run
+from privmarket.flower import guard, masks, wire
+from tests.unit.flower.toy import Wire
+
+CONFIG = FederationConfig(
+    clients=6,
+    rounds=2,
+    budget=4.0,
+    evaluate_every=1,
+    seed=5,
+    trust="aggregate",
+    mechanism="ration",
+    mechanism_settings={"unit_price": 0.9},
+    training=Training(model="logistic"),
+)
+STEPS = "secaggplus_configs"
+
+
+def play(config=CONFIG, folder=None, grid=Wire, **options):
+    app = pm.flower.federation_client(config, folder)
+    made = grid(app, config.clients, **options)
+    return pm.flower.run_in_process(pm.flower.federation_server(config), app, config.clients, grid=made), made
+
+
+def refused(grid):
+    """reason → how often, over all clients."""
+    counts = {}
+    for context in grid.contexts.values():
+        for reason, number in guard.refusals(context).items():
+            counts[reason] = counts.get(reason, 0) + number
+    return counts
+
+
+def test_the_secure_sum_is_the_simulation_to_the_bit(tmp_path):
+    plain, (flower, grid) = run(CONFIG), play(folder=tmp_path)
+    assert plain.records[0].sellers >= 3
+    assert flower.records == plain.records
+    assert np.array_equal(flower.weights["weights"], plain.weights)
+    assert refused(grid) == {}
+
+
+def test_under_local_trust_the_model_is_another():
+    """The comparison above can fail: there every seller adds all of its noise."""
+    assert not np.array_equal(run(CONFIG.replace(trust="local")).weights, run(CONFIG).weights)
+
+
+def test_nothing_but_masked_vectors_leaves():
+    result, grid = play()
+    replies = [r for r in grid.answered if r.metadata.message_type == wire.TRAIN]
+    assert not any(len(record) for r in replies for record in r.content.array_records.values())
+    sent = [part for r in replies for part in r.content.config_records[STEPS].get("masked_params", [])]
+    vectors = [array for array in (np.load(io.BytesIO(part)) for part in sent) if array.size > 100]
+    assert len(vectors) == sum(record.sellers for record in result.records)
+    # Uniform below the modulus: about half of all bits are set in every client's vector.
+    top = max(int(array.max()) for array in vectors).bit_length()
+    assert all(0.45 < np.mean([(array >> bit) & 1 for bit in range(top)]) < 0.55 for array in vectors)
+
+
+def setup_with(**changes):
+    """A server that changes the first message of its protocol."""
+
+    def tamper(message):
+        configs = message.content.config_records.get(STEPS)
+        if configs is not None and configs.get("stage") == "setup":
+            for key, value in changes.items():
+                configs[key] = value(configs[key])
+
+    return tamper
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"threshold": lambda t: 2}, {"threshold": lambda t: t - 1}, {"share_num": lambda n: n - 1}],
+    ids=["lowest threshold", "one too low", "part of the sellers"],
+)
+def test_a_server_that_weakens_the_sum_gets_nothing(changes):
+    result, grid = play(tamper=setup_with(**changes))
+    assert set(refused(grid)) == {"honest-share"}
+    assert result.paid_micro == {}
+    assert result.releases == {}  # refused before any order: nobody has spent anything
+
+
+def order_with(**changes):
+    """A server that changes its orders."""
+
+    def tamper(message):
+        config = message.content.config_records.get("fitins.config")
+        if config is not None:
+            for key, value in changes.items():
+                config[key.replace("_", "-")] = value(config[key.replace("_", "-")])
+
+    return tamper
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"weight": lambda w: w * 1.001}, "noise"),
+        ({"weight": lambda w: float("nan")}, "noise"),
+        ({"sellers": lambda n: n + 1}, "honest-share"),
+        ({"honest_share": lambda h: 1.0, "weight": lambda w: w * 1.1}, "honest-share"),
+        ({"levels": lambda n: 9}, "schedule"),
+        ({"trust": lambda t: "local"}, "offer"),
+    ],
+    ids=["more weight", "NaN", "more sellers", "more honest sellers", "no such digits", "all of its own"],
+)
+def test_a_client_checks_its_part_of_the_sum(changes, reason, tmp_path):
+    """More weight than its ε allows, or noise of sellers that are not there: refused before anything is spent."""
+    result, grid = play(folder=tmp_path, tamper=order_with(**changes))
+    assert set(refused(grid)) == {reason}
+    assert result.paid_micro == {}
+    files = list(tmp_path.glob("*.jsonl"))
+    assert files
+    assert all(pm.flower.WalletFile(path, np.inf).statement() == [] for path in files)
+
+
+def test_keys_of_one_seller_both_ways_are_refused():
+    def tamper(message):
+        configs = message.content.config_records.get(STEPS)
+        if configs is not None and configs.get("stage") == "unmask":
+            configs["dead_nids"] = [configs["active_nids"][0]]
+
+    result, grid = play(tamper=tamper)
+    assert set(refused(grid)) == {"message"}
+    assert result.paid_micro == {}
+    assert result.releases  # masked vectors had left: that is spent
+
+
+def test_a_second_sum_for_one_offer_is_refused():
+    first = {}
+
+    def keep(message):
+        configs = message.content.config_records.get(STEPS)
+        if configs is not None and configs.get("stage") == "setup":
+            first[message.metadata.dst_node_id] = dict(configs)
+
+    _, grid = play(tamper=keep)
+    node, configs = next(iter(first.items()))
+    again = wire.RecordDict({STEPS: wire.ConfigRecord(configs)})
+    assert grid.answer(Message(again, node, wire.TRAIN)).has_error()
+    assert refused(grid) == {"unsold": 1}
+
+
+class Flaky(Wire):
+    """Three nodes are gone when their masked vectors are asked for."""
+
+    def answer(self, message):
+        reply = super().answer(message)
+        if message.metadata.dst_node_id < 1003 and "fitins.config" in message.content:
+            return Message(Error(20, "gone"), reply_to=message)
+        return reply
+
+
+def test_fewer_than_the_honest_sellers_show_nothing():
+    """The round is refunded, and what had started stays spent."""
+    result, _ = play(grid=Flaky)
+    assert result.paid_micro == {}
+    assert all(record.refunded_micro == 4_000_000 for record in result.records)
+    assert set(result.releases) == {client for record in result.records for client in record.dropped}
+
+
+def test_a_module_of_ones_own_sells_into_a_sum():
+    """Fast layers and any other module: both give integers, and the model learns."""
+    import torch
+
+    rng = np.random.default_rng(0)
+    labels = np.arange(240) % 2
+    inputs = (rng.normal(size=(240, 4)) + 3.0 * (2 * labels[:, None] - 1)).astype(np.float32)
+
+    def build():
+        torch.manual_seed(0)
+        return torch.nn.Sequential(torch.nn.Linear(4, 2))
+
+    def accuracy(module):
+        return float((module(torch.from_numpy(inputs)).argmax(1).numpy() == labels).mean())
+
+    def data(context):
+        mine = slice(context.node_config["partition-id"], None, 6)
+        return torch.from_numpy(inputs[mine]), torch.from_numpy(labels[mine])
+
+    def loss(outputs, targets):
+        return torch.nn.functional.cross_entropy(outputs, targets, reduction="none")
+
+    for own_loss in (None, loss):
+        client = pm.flower.client_app(
+            *(),
+            model=build,
+            data=data,
+            loss=own_loss,
+            valuation=0.1,
+            epsilon=2.0,
+            data_size=40.0,
+            wallet="unlimited",
+            secure_aggregation=True,
+        )
+        server = pm.flower.server_app(
+            model=build,
+            evaluate=accuracy,
+            trust="aggregate",
+            mechanism="ration",
+            mechanism_settings={"unit_price": 0.5},
+            budget=4.0,
+            rounds=3,
+            expected_batch=40.0,
+        )
+        result = pm.flower.run_in_process(server, client, 6)
+        assert [record.sellers for record in result.records] == [6, 6, 6]
+        assert result.accuracy > 0.9
+
+
+def test_what_cannot_be_summed_is_refused_at_the_start():
+    with pytest.raises(ConfigurationError, match="steps"):
+        play(CONFIG.replace(training=Training(model="logistic", steps=2)))
+    with pytest.raises(ConfigurationError, match="strategy"):
+        pm.flower.AuctionStrategy(FedAvg(), trust="aggregate")
+
+
+def test_masks_follow_from_the_whole_key():
+    """Flower folds keys to 32 bits: two keys with the same fold give the same masks there, and not here."""
+    key, other = bytes(32), bytes([1, 0, 0, 0, 1, 0, 0, 0]) + bytes(24)
+    assert np.array_equal(pseudo_rand_gen(key, 2**32, [(4,)])[0], pseudo_rand_gen(other, 2**32, [(4,)])[0])
+    ours = masks.strong_masks(key, 2**40, [(1000,), (2, 3)])
+    assert not np.array_equal(ours[0], masks.strong_masks(other, 2**40, [(1000,)])[0])
+    assert np.array_equal(ours[0], masks.strong_masks(key, 2**40, [(1000,)])[0])
+    assert [a.shape for a in ours] == [(1000,), (2, 3)]
+    assert ours[0].min() >= 0
+    assert 2**39 < ours[0].max() < 2**40
+    with pytest.raises(PrivacyError):
+        masks.strong_masks(key, 1000, [(1,)])

@@ -1,0 +1,47 @@
+"""The one definition of underpaid, over budget and gains beyond rounding."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import privmarket as pm
+from privmarket.market.evaluation import beyond_rounding, gain_shares, judge
+
+TYPES = pm.Bids([[0.5, 1.0], [0.5, 1.0]], [[2.0, 1.0], [2.0, 1.0]])
+
+
+def test_figures_by_hand():
+    outcome = pm.Outcome([[2.0, 0.0], [2.0, 1.5]], [[1.5, 0.0], [0.9, 2.5]])
+    merit = judge(TYPES, outcome, budget=3.0)
+    assert merit.underpaid == 1 / 4  # 0.9 for a cost of 1
+    assert merit.over_budget == 1 / 2
+    assert merit.worst_overspend == pytest.approx(0.4 / 3.0)
+    assert merit.over_offer == 1 / 4
+    assert merit.epsilon == pytest.approx(2.75)
+    assert merit.spend == pytest.approx(2.45)
+    assert merit.welfare == pytest.approx((0.5 + (-0.1 + 1.0)) / 2)
+    assert merit.participation == 3 / 4
+    assert merit.mean_payment == pytest.approx(4.9 / 4)
+    assert merit.epsilon_per_money == pytest.approx(2.75 / 2.45)
+
+
+def test_rounding_is_no_violation_and_more_is():
+    for off, counted in ((1e-12, 0.0), (1e-7, 1.0)):
+        outcome = pm.Outcome(np.array([[2.0, 0.0]]), np.array([[1.0 - off, 0.0]]))
+        assert judge(TYPES[:1], outcome, 5.0).underpaid == counted / 2
+        outcome = pm.Outcome(np.array([[2.0, 0.0]]), np.array([[5.0 * (1 + off), 0.0]]))
+        assert judge(TYPES[:1], outcome, 5.0).over_budget == counted
+
+
+def test_nothing_sold():
+    merit = judge(TYPES, pm.Outcome(np.zeros((2, 2)), np.zeros((2, 2))), 1.0)
+    assert (merit.epsilon_per_money, merit.participation, merit.worst_overspend) == (0.0, 0.0, 0.0)
+
+
+def test_gains():
+    assert not beyond_rounding(1e-9, 1.0)
+    assert not beyond_rounding(9e-8, 100.0)
+    assert beyond_rounding(2e-9, 1.0)
+    assert gain_shares(np.array([1e-12, 0.5]), 2.0, 1.0).tolist() == [0.0, 0.25]
+    assert gain_shares(np.array([0.5]), 0.0, 1.0).tolist() == [0.5]

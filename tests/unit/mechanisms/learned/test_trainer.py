@@ -1,0 +1,243 @@
+"""The loop: resuming changes nothing, multipliers steer, mean-field terms do what they say."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from privmarket.errors import ConfigurationError
+from privmarket.market.bids import Bids
+from privmarket.market.scenarios import EmpiricalLaw, scenario
+from privmarket.mechanisms.learned.client_groups import group
+from privmarket.mechanisms.learned.lagrangian import Multipliers, Steering
+from privmarket.mechanisms.learned.learned_mechanism import OutsideTraining
+from privmarket.mechanisms.learned.market_tensors import MarketSampler
+from privmarket.mechanisms.learned.mean_field_loss import (
+    Alignment,
+    Baseline,
+    Critic,
+    bellman_loss,
+    mean_field_payment,
+)
+from privmarket.mechanisms.learned.mean_field_network import MeanFieldNetwork
+from privmarket.mechanisms.learned.misreports import Misreports
+from privmarket.mechanisms.learned.recipes import SEATS, MisreportSearch, Recipe, market_size, recipe
+from privmarket.mechanisms.learned.regretnet import RegretNet
+from privmarket.mechanisms.learned.session import checkpoint_path, train
+from privmarket.mechanisms.learned.trained_weights import new_trainer
+from privmarket.mechanisms.learned.training_checkpoint import load_checkpoint, save_checkpoint
+from privmarket.mechanisms.learned.weights import WeightsError
+
+LAWS = [scenario("uniform"), scenario("lognormal")]
+SMALL = Recipe(
+    "mfg-regretnet",
+    scenarios=("uniform", "lognormal"),
+    clients=(5, 30),
+    steps=12,
+    rows=64,
+    network={"menus": 4, "hidden": 8, "gate_hidden": 8},
+    attack=MisreportSearch(rows=32),
+    alignment=Alignment(resamples=3, anneal_steps=4),
+)
+VARIANTS = {
+    "default": SMALL,
+    "without mean field": SMALL.with_settings({"network.mean_field": False, "alignment.weight": 0.0}),
+    "critic": replace(SMALL, baseline=Baseline(mixing=0.5)),
+    "pool and ascent": replace(SMALL, pool=3, attack=MisreportSearch(kind="ascent", steps=4, rows=32)),
+    "seated": replace(SMALL, mechanism="regretnet", network={"seats": 6, "hidden": 8}, clients=(3, 6)),
+    "levels": replace(
+        SMALL, mechanism="dm-regretnet", network={"seats": 6, "levels": 3, "hidden": 8}, clients=(3, 6)
+    ),
+    "literal": replace(SMALL, mechanism="mfg-regretnet:literal", network={"hidden": 8}, objective="revenue"),
+}
+
+
+def parameters(trainer):
+    return torch.cat([p.detach().reshape(-1) for p in trainer.network.parameters()])
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_resumed_run_ends_where_an_uninterrupted_one_does(name, tmp_path):
+    straight = new_trainer(VARIANTS[name], LAWS)
+    straight.run(lambda progress: None)
+    first = new_trainer(VARIANTS[name], LAWS)
+    first.run(lambda progress: None, until=5)
+    save_checkpoint(tmp_path / "c", first, {"seconds": 1.0})
+    second = new_trainer(VARIANTS[name], LAWS)
+    assert load_checkpoint(tmp_path / "c", second) == {"seconds": 1.0}
+    second.run(lambda progress: None)
+    assert torch.equal(parameters(straight), parameters(second))
+    assert not torch.equal(parameters(first), parameters(second))
+    assert torch.isfinite(parameters(second)).all()
+
+
+def test_a_checkpoint_of_other_settings_is_refused(tmp_path):
+    run = new_trainer(SMALL, LAWS)
+    save_checkpoint(tmp_path / "c", run, {})
+    with pytest.raises(WeightsError, match="other settings"):
+        load_checkpoint(tmp_path / "c", new_trainer(replace(SMALL, seed=1), LAWS))
+
+
+def test_a_killed_session_goes_on_and_ends_with_weights(tmp_path):
+    out = tmp_path / "w.safetensors"
+
+    def interrupt(progress):
+        if progress.step == 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(SMALL, LAWS, out, interrupt)
+    assert checkpoint_path(out).exists()
+    assert not out.exists()
+    done = train(SMALL, LAWS, out)
+    assert (done.resumed_at, done.steps) == (4, 12)
+    assert out.exists()
+    assert done.curve.read_text().startswith("step,objective,regret")
+
+
+def test_recipes_survive_their_text_form():
+    for name in ("mfg-regretnet", "regretnet", "dm-regretnet", "mfg-regretnet:literal"):
+        assert Recipe.from_json(recipe(name).to_json()) == recipe(name)
+    with pytest.raises(ConfigurationError, match="unknown keys"):
+        Recipe.from_json('{"mechanism": "x", "colour": 1}')
+
+
+@pytest.mark.parametrize("clients", [2, 10, 31, 100, 999])
+def test_groups_of_any_larger_market_are_of_a_trained_size(clients):
+    changes = market_size("regretnet", clients)
+    (low, high), seats = changes["clients"], changes["network"]["seats"]
+    assert high == seats <= SEATS
+    for others in (clients, clients + 1, 2 * clients, 5000):
+        taken = group(MarketSampler(LAWS[:1], (others, others), (1, 1)).draw(np.random.default_rng(0))[0], seats)
+        assert taken.present.sum(-1).min() >= low
+
+
+def test_training_for_one_market_serves_it_without_a_warning(tmp_path):
+    """What counts as trained for is what the drawn markets were, not the mean of their law."""
+    chosen = replace(VARIANTS["seated"], clients=(5, 10), budget_per_client=(0.4, 0.625), steps=1)
+    train(replace(chosen, network={"seats": 10, "hidden": 8}), LAWS[:1], tmp_path / "w")
+    rule = RegretNet(weights=tmp_path / "w")
+    types = LAWS[0].sample(np.random.default_rng(1), 10, (50,))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        rule.run(types, 5.0)
+    with pytest.warns(OutsideTraining):
+        rule.run(types, 50.0)
+
+
+def test_settings_change_a_recipe_by_dotted_names():
+    changed = SMALL.with_settings(
+        {
+            "alignment.weight": 0,
+            "baseline.mixing": 0.5,
+            "attack.kind": "ascent",
+            "network.mean_field": False,
+            "steering.regret_budget": [0.01] * 5,
+            "steps": 3,
+        }
+    )
+    assert (changed.alignment.weight, changed.baseline.mixing, changed.steps) == (0, 0.5, 3)
+    assert changed.attack == replace(SMALL.attack, kind="ascent")
+    assert changed.network == {**SMALL.network, "mean_field": False}
+    assert changed.steering.regret_budget == (0.01,) * 5
+    assert Recipe.from_json(changed.to_json()) == changed
+
+
+@pytest.mark.parametrize("name", ["alignment.wait", "stepz", "alignment", "mechanism", "steps.x", "clients.0"])
+def test_unknown_settings_are_refused(name):
+    with pytest.raises(ConfigurationError, match="no setting"):
+        SMALL.with_settings({name: 1})
+
+
+def test_without_the_mean_field_the_population_picks_no_menu():
+    """Two populations, one network: with b_MFG the gates differ, without it they are the same."""
+    rng = np.random.default_rng(0)
+    market, _ = MarketSampler(LAWS[:1], (8, 8), (0.5, 0.5), rows=16).draw(rng)
+    for mean_field in (True, False):
+        torch.manual_seed(0)
+        net = MeanFieldNetwork(menus=6, hidden=8, gate_hidden=8, mean_field=mean_field)
+        gates, _ = net.gates(net.population(net.encode(market)), 8)
+        assert torch.equal(gates[0], gates[1]) is not mean_field
+
+
+def test_three_past_bids_are_too_few(tmp_path):
+    law = EmpiricalLaw("tiny", Bids([0.1, 0.2, 0.3], [1.0, 1.0, 1.0]))
+    with pytest.raises(ConfigurationError, match="3 past bids are too few"):
+        train(SMALL, [law], tmp_path / "w")
+
+
+def test_multipliers_rise_above_the_budget_and_sink_below_it():
+    multipliers = Multipliers(1, Steering(regret_budget=(0.01, 0.01), first=1.0, rate=0.1))
+    high, low = torch.tensor([0.5, 0.0]), torch.tensor([0, 1])
+    for step in range(20):
+        multipliers.update(high, low, step)
+    assert multipliers.value[0] > 2
+    assert 0.3 < multipliers.value[1] < 1
+
+
+def test_without_a_regret_budget_multipliers_only_ever_rise():
+    steering = Steering(regret_budget=(0.0,), first=1.0, penalty=2.0, growth=1.5, growth_every=1)
+    multipliers = Multipliers(1, steering)
+    multipliers.update(torch.tensor([0.25]), torch.tensor([0]), step=1)
+    assert multipliers.value[0] == pytest.approx(1 + 2.0 * 1.5 * 0.25)
+    loss = multipliers.loss(torch.tensor([0.25]), torch.tensor([0]), step=0)
+    assert float(loss) == pytest.approx(1.75 * 0.25 + 0.5 * 2.0 * 0.25**2)
+
+
+def test_mean_field_payment_of_identical_clients_is_their_payment(rng):
+    """Opponents drawn from identical clients are the same opponents: no spread, and the payment itself."""
+    sampler = MarketSampler(LAWS[:1], (8, 8), (0.5, 0.5), rows=16, public_features=False)
+    market, _ = sampler.draw(rng)
+    same = market.with_reports(torch.full_like(market.valuation, 0.2), torch.full_like(market.epsilon, 2.0))
+    torch.manual_seed(0)
+    net = MeanFieldNetwork(menus=4, hidden=8, gate_hidden=8)
+    paid = net.clear(net.encode(same), same).payment.detach()
+    mean, spread = mean_field_payment(net, same, torch.arange(8), 4, torch.Generator().manual_seed(0))
+    torch.testing.assert_close(mean, paid, rtol=1e-4, atol=1e-6)
+    assert float(spread.max()) < 1e-5
+
+
+def test_the_critic_learns_the_discounted_sum_of_a_constant_gain(rng):
+    """If every report gains g per round, Φ = g/(1 − e^{−ρ})."""
+    market, _ = MarketSampler(LAWS[:1], (8, 8), (0.5, 0.5), rows=64).draw(rng)
+    torch.manual_seed(0)
+    critic = Critic(16)
+    optimizer = torch.optim.Adam(critic.parameters(), lr=0.02)
+    tried = Misreports(market.valuation[None], market.epsilon[None])
+    gain = torch.full_like(tried.valuation, 0.5 * 0.3)  # B/N is 0.5, so 0.3 in its unit
+    for _ in range(300):
+        loss = bellman_loss(critic, market, market.valuation, market.epsilon, tried, gain, rate=1.0)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    value = critic(market, market.valuation, market.epsilon).mean()
+    assert value.item() == pytest.approx(0.3 / (1 - np.exp(-1.0)), rel=0.05)
+
+
+def test_training_lowers_regret():
+    """A short run on one law from a stirred start: regret falls a lot, value does not collapse."""
+    settings = replace(
+        SMALL,
+        scenarios=("uniform",),
+        clients=(20, 20),
+        budget_per_client=(0.5, 0.5),
+        steps=120,
+        rows=400,
+        attack=MisreportSearch(rows=200),
+        alignment=Alignment(weight=0.0),
+        network={"menus": 8, "hidden": 32, "gate_hidden": 16},
+        steering=Steering(regret_budget=(0.002,) * 5, first=10.0),
+    )
+    run = new_trainer(settings, LAWS[:1])
+    with torch.no_grad():
+        for parameter in run.network.row.parameters():
+            parameter.add_(0.15 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0)))
+    seen = []
+    run.run(seen.append)
+    early, late = np.mean([p.regret for p in seen[:10]]), np.mean([p.regret for p in seen[-10:]])
+    assert late < 0.5 * early
+    assert np.mean([p.objective for p in seen[-10:]]) > 0.7

@@ -1,0 +1,180 @@
+"""Rations: known answers, levels against a search that knows no breakpoints, the uniform rule, floors, refusals."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import privmarket as pm
+from privmarket.errors import BidError, ConfigurationError
+from privmarket.market.objectives import AggregateError
+from privmarket.market.ration import RationCurve
+from privmarket.market.ration_design import flat_price, two_step_curve
+from privmarket.market.scenarios import EmpiricalLaw, IndependentLaw, scenario
+from privmarket.mechanisms.ration_menu import RationMenu, face
+from tests.conftest import awkward_budgets, awkward_markets
+
+CURVES = {
+    "one step": RationCurve([0.7], [1.0]),
+    "two steps": RationCurve([0.2, 0.8], [6.0, 1.0]),
+    "floor": RationCurve([0.2, 0.8], [6.0, 1.0], floor=0.3),
+    "ceiling": RationCurve([0.2, 0.8], [6.0, 1.0], ceiling=0.4),
+    "four steps": RationCurve([0.1, 0.3, 0.5, 0.9], [40.0, 7.0, 2.0, 1.0], floor=0.05),
+}
+
+
+class Fixed(RationMenu):
+    """Any curve, given."""
+
+    name = "fixed ration menu"
+
+    def __init__(self, curve: RationCurve) -> None:
+        super().__init__()
+        self.curve = curve
+
+    def ration_curve(self, clients: int, budget: float) -> RationCurve:
+        return self.curve
+
+
+def test_a_flat_ration_by_hand():
+    bids = pm.Bids([0.5, 0.1, 0.9, 0.3], [2.0, 0.25, 1.0, 2.5])
+    outcome = pm.mechanism("ration", unit_price=0.8).run(bids, 1.6)  # e = 1.6/(4·0.8) = 0.5
+    np.testing.assert_allclose(outcome.epsilon, [0.5, 0.25, 0.0, 0.5])
+    np.testing.assert_allclose(outcome.payment, [0.4, 0.2, 0.0, 0.4])
+
+
+def test_one_step_is_the_uniform_rule_and_spends_all():
+    # Sellers at 0.8: offers 2, 0.25, 2.5 share 1.6/0.8 = 2 units: 0.25 in full, the rest 0.875 each.
+    bids = pm.Bids([0.5, 0.1, 0.9, 0.3], [2.0, 0.25, 1.0, 2.5])
+    outcome = pm.mechanism("two-step", unit_price=0.8).run(bids, 1.6)
+    np.testing.assert_allclose(outcome.epsilon, [0.875, 0.25, 0.0, 0.875])
+    assert outcome.spend == pytest.approx(1.6)
+
+
+def test_two_steps_by_hand():
+    # Client 1 asks 0.1: up to four rations, those beyond the first at 0.2. Levels: client 0 faces
+    # 0.8·ℓ + 0.2·3ℓ (client 1) + 0.8·ℓ (client 2) + 0.8·ℓ + 0.2·3ℓ (reserve) = 3.6·ℓ ≤ 1.8.
+    bids = pm.Bids([0.5, 0.1, 0.3], [5.0, 5.0, 5.0])
+    rule = pm.mechanism("two-step", unit_price=0.8, bulk_price=0.2, bulk_multiple=4.0)
+    outcome = rule.run(bids, 1.8)
+    # Client 1 faces 0.8·ℓ·2 + 1.4·ℓ = 3·ℓ ≤ 1.8.
+    np.testing.assert_allclose(outcome.epsilon, [0.5, 2.4, 0.5])
+    np.testing.assert_allclose(outcome.payment, [0.4, 0.8 * 0.6 + 0.2 * 1.8, 0.4])
+
+
+@pytest.mark.parametrize("curve", CURVES.values(), ids=CURVES)
+def test_levels_match_a_search_that_knows_no_breakpoints(curve, rng):
+    for n in (1, 2, 7, 40, 400):
+        bids, budget = awkward_markets(rng, 1, n)[0], float(awkward_budgets(rng, 1)[0])
+        facing = face(curve, bids, budget, 5.0)
+        for client in rng.choice(n, min(n, 5), replace=False):
+            v, e = np.delete(bids.valuation, client), np.delete(bids.epsilon, client)
+
+            def cost(level, v=v, e=e):
+                others = curve.trade(v, e, np.full(v.shape, level))[1].sum()
+                return float(others + curve.most_pay(5.0, level))
+
+            low, high = 0.0, min(5.0, curve.ceiling)
+            if cost(high) <= budget:
+                low = high
+            for _ in range(200):
+                middle = 0.5 * (low + high)
+                low, high = (middle, high) if cost(middle) <= budget else (low, middle)
+            assert facing.ration[client] == pytest.approx(low, rel=1e-9, abs=1e-12)
+            assert (facing.unit_price[client] > 0) == (low >= 5.0)
+
+
+def test_plentiful_money_raises_the_price_like_the_mean_field_menu(rng):
+    bids = scenario("uniform").sample(rng, 50)
+    menu = pm.mechanism("mean-field-menu").run(bids, 110.0)
+    rations = pm.mechanism("two-step", unit_price=0.3).run(bids, 110.0)
+    np.testing.assert_allclose(rations.payment, menu.payment)
+
+
+def test_a_service_floor_is_served_before_any_bulk(rng):
+    bids = scenario("uniform").sample(rng, 60, (20,))
+    settings = {"unit_price": 0.9, "bulk_price": 0.5, "bulk_multiple": 50.0}
+    budget = 60 * 0.9 * 0.2
+    without = pm.mechanism("two-step", **settings).run(bids, budget)
+    floor = pm.mechanism("two-step", service_amount=0.2, **settings).run(bids, budget)
+    below = bids.valuation < 0.9
+    served = floor.epsilon >= np.minimum(bids.epsilon, 0.2) - 1e-12
+    assert served[below].all()
+    assert not (without.epsilon >= np.minimum(bids.epsilon, 0.2) - 1e-12)[below].all()
+
+
+def test_a_ceiling_leaves_money_over(rng):
+    bids = scenario("uniform").sample(rng, 30)
+    outcome = Fixed(CURVES["ceiling"]).run(bids, 1e4)
+    assert outcome.epsilon[bids.valuation >= 0.2].max() == pytest.approx(0.4)
+    assert outcome.spend < 100
+
+
+def test_the_two_step_design_finds_the_three_values_of_the_closed_form():
+    """Uniform law, one cap, μ = ε: the best design leaves out D/2 of the clients, by the bound's closed form."""
+    law = IndependentLaw("one cap", lambda u: np.asarray(u), lambda u: np.full(np.shape(u), 2.0))
+    goal = AggregateError(heterogeneity=0.02, delta=None)
+    curve = two_step_curve(law, 100, 10.0, goal)
+    # min over D of κ'·(2·E[v·y]/b)² + H²·D², with ȳ from the ration that D gives.
+    bias = np.linspace(0, 1.99, 2000)
+    strength = np.full(bias.shape, 0.2)
+    for _ in range(200):
+        top = np.maximum(2.0 / strength, 1.01)
+        strength = 0.5 * strength + 0.5 * 0.1 / (2 * ((1 - bias / 2) ** 2 / 2 + bias**2 / (8 * (top - 1))))
+    best = bias[int(np.argmin(1.5e-4 / strength**2 + 0.02**2 * bias**2))]
+    assert curve.price[-1] == pytest.approx(1 - best / 2, abs=0.05)
+
+
+def test_flat_price_falls_short_of_everybody_only_where_noise_counts():
+    law = scenario("uniform")
+    assert flat_price(law, 100, 50.0, AggregateError(heterogeneity=1.0)) > 0.95
+    rich = flat_price(law, 100, 400.0, AggregateError(heterogeneity=1e-4))
+    assert rich > 0.5
+
+
+def test_designs_from_past_bids(rng):
+    law = EmpiricalLaw("past", scenario("lognormal").sample(rng, 3000))
+    for heterogeneity in (0.05, 0.3):
+        goal = AggregateError(heterogeneity=heterogeneity)
+        known, learned = (two_step_curve(x, 100, 50.0, goal) for x in (scenario("lognormal"), law))
+        assert learned.price[-1] == pytest.approx(known.price[-1], rel=0.15)
+
+
+def test_market_facts_reach_the_rules():
+    facts = pm.MarketFacts.of(scenario("lognormal"))
+    assert pm.mechanism("two-step", market=facts).law.name == "lognormal"
+    assert pm.mechanism("ration", market=facts).law.name == "lognormal"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"unit_price": 0.0},
+        {"unit_price": -1.0},
+        {"bulk_price": 0.2},
+        {"unit_price": 0.2, "bulk_price": 0.3},
+        {"unit_price": 0.5, "bulk_price": 0.3, "bulk_multiple": 1.0},
+        {"unit_price": 0.5, "service_amount": -1.0},
+        {"epsilon_max": 0.0},
+        {"honest_share": 2.0},
+    ],
+)
+def test_wrong_settings_are_refused(settings):
+    with pytest.raises(ConfigurationError):
+        pm.mechanism("two-step", **settings)
+
+
+@pytest.mark.parametrize(
+    ("price", "multiple"),
+    [([], []), ([1.0], [2.0]), ([2.0, 1.0], [2.0, 1.0]), ([1.0, 2.0], [1.0, 1.0]), ([0.0], [1.0]), ([1.0], [2, 1])],
+)
+def test_wrong_curves_are_refused(price, multiple):
+    with pytest.raises(ConfigurationError, match="ration menu"):
+        RationCurve(price, multiple)
+    with pytest.raises(ConfigurationError, match="ceiling"):
+        RationCurve([1.0], [1.0], ceiling=0.0)
+
+
+def test_offers_above_the_limit_are_refused():
+    with pytest.raises(BidError, match="epsilon_max"):
+        pm.mechanism("two-step").run(pm.Bids([0.1, 0.2], [1.0, 6.0]), 1.0)

@@ -1,0 +1,196 @@
+import math
+import time
+import tomllib
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+
+from privmarket.errors import ConfigurationError
+from privmarket.privacy.policy import (
+    MEANINGS,
+    TEMPLATE,
+    Order,
+    PolicyRefusal,
+    Reason,
+    SellerPolicy,
+    model_fingerprint,
+)
+
+GOOD = Order(
+    delta=1e-5, epsilon=0.5, clip_norm=1.0, learning_rate=0.5, expected_batch=600.0, buyer="b1", broker="http://b"
+)
+
+
+def refused(policy, order):
+    with pytest.raises(PolicyRefusal) as caught:
+        policy.check(order)
+    return caught.value.reason
+
+
+def read(tmp_path, text):
+    file = tmp_path / "seller.toml"
+    file.write_text(text, encoding="utf-8")
+    found = SellerPolicy.read(file)
+    assert found.wallet.startswith(str(tmp_path))  # beside the policy file, wherever the client is started
+    return replace(found, wallet=found.wallet.removeprefix(f"{tmp_path}/"))
+
+
+def test_an_empty_file_and_the_printed_template_are_the_defaults(tmp_path):
+    assert read(tmp_path, "") == SellerPolicy() == read(tmp_path, TEMPLATE)
+    assert set(tomllib.loads(TEMPLATE)) == {f.name for f in fields(SellerPolicy)}
+
+
+def test_the_defaults_take_a_plain_order():
+    SellerPolicy().check(GOOD)
+    SellerPolicy().check(Order(delta=1e-6, sampling_rate=0.05))
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"epsilon": 1.1}, Reason.EPSILON),
+        ({"epsilon": 0.0}, Reason.EPSILON),
+        ({"epsilon": math.nan}, Reason.EPSILON),
+        ({"delta": 0.5}, Reason.DELTA),
+        ({"delta": math.nan}, Reason.DELTA),
+        ({"sampling_rate": 0.0123, "steps": 77}, Reason.SCHEDULE),
+        ({"sampling_rate": 1.0, "steps": 10**9}, Reason.SCHEDULE),
+        ({"sampling_rate": 0.0}, Reason.SCHEDULE),
+        ({"sampling_rate": math.nan}, Reason.SCHEDULE),
+        ({"clip_norm": 1e-9}, Reason.CLIP_NORM),
+        ({"clip_norm": math.inf}, Reason.CLIP_NORM),
+        ({"learning_rate": 1e9}, Reason.LEARNING_RATE),
+        ({"learning_rate": math.nan}, Reason.LEARNING_RATE),
+        ({"expected_batch": 1e-30}, Reason.EXPECTED_BATCH),
+        ({"trust": "aggregate", "supposed_honest": 0.5}, Reason.TRUST),
+        ({"unit": "person"}, Reason.UNIT),
+    ],
+)
+def test_every_order_outside_the_defaults_is_refused_for_its_own_reason(change, reason):
+    assert refused(SellerPolicy(), replace(GOOD, **change)) is reason
+
+
+def test_an_unknown_schedule_is_refused_at_once(monkeypatch):
+    def never(*_):
+        raise AssertionError("a table was built")
+
+    monkeypatch.setattr("privmarket.privacy.tables.build_table", never)
+    start = time.perf_counter()
+    assert refused(SellerPolicy(), replace(GOOD, sampling_rate=0.0371, steps=29)) is Reason.SCHEDULE
+    assert time.perf_counter() - start < 0.5
+
+
+def test_a_list_of_schedules_takes_those_and_no_others():
+    policy = SellerPolicy(schedules=((0.05, 20),))
+    policy.check(replace(GOOD, sampling_rate=0.05, steps=20))
+    assert refused(policy, GOOD) is Reason.SCHEDULE
+
+
+def test_aggregate_trust_is_taken_when_it_rests_on_no_more_honest_sellers_than_supposed():
+    policy = SellerPolicy(trust=("local", "aggregate"), honest_share=0.6)
+    policy.check(replace(GOOD, trust="aggregate", supposed_honest=0.5))
+    assert refused(policy, replace(GOOD, trust="aggregate", supposed_honest=0.9)) is Reason.HONEST_SHARE
+    assert refused(policy, replace(GOOD, trust="aggregate", supposed_honest=0.0)) is Reason.HONEST_SHARE
+    assert refused(policy, replace(GOOD, trust="hearsay")) is Reason.TRUST
+
+
+def test_buyers_and_brokers_are_held_to_the_lists():
+    policy = SellerPolicy(buyers=frozenset({"b1"}), brokers=frozenset({"http://b"}))
+    policy.check(GOOD)
+    assert refused(policy, replace(GOOD, buyer="b2")) is Reason.BUYER
+    assert refused(policy, replace(GOOD, broker=None)) is Reason.BROKER
+    assert refused(SellerPolicy(buyers=frozenset({"b1"})), replace(GOOD, buyer=None)) is Reason.BUYER
+
+
+def weights(value=0.1, dtype=np.float32):
+    return {"w": np.full((3, 2), value, dtype), "b": np.zeros(2, dtype)}
+
+
+def test_weights_are_taken_when_they_look_like_weights():
+    SellerPolicy().check_weights(weights(), {"w": (3, 2), "b": (2,)})
+    SellerPolicy(models=frozenset({model_fingerprint(weights())})).check_weights(weights())
+    assert model_fingerprint(weights()) == model_fingerprint({"b": (2,), "w": (3, 2)})
+
+
+@pytest.mark.parametrize(
+    ("policy", "sent", "reason"),
+    [
+        (SellerPolicy(), weights(np.nan), Reason.WEIGHTS),
+        (SellerPolicy(), weights(-np.inf), Reason.WEIGHTS),
+        (SellerPolicy(), weights(1e9), Reason.WEIGHTS),
+        (SellerPolicy(), weights(-1e9), Reason.WEIGHTS),
+        (SellerPolicy(), weights(1, np.int64), Reason.WEIGHTS),
+        (SellerPolicy(), weights(1, np.float16), Reason.WEIGHTS),
+        (SellerPolicy(), weights(1, np.complex64), Reason.WEIGHTS),
+        (SellerPolicy(), {"w": weights()["w"]}, Reason.WEIGHTS),
+        (SellerPolicy(), {"w": weights()["w"].T, "b": weights()["b"]}, Reason.WEIGHTS),
+        (SellerPolicy(parameters=7), weights(), Reason.WEIGHTS),
+        (SellerPolicy(models=frozenset({"0" * 16})), weights(), Reason.MODEL),
+    ],
+)
+def test_other_weights_are_refused(policy, sent, reason):
+    with pytest.raises(PolicyRefusal) as caught:
+        policy.check_weights(sent, {"w": (3, 2), "b": (2,)})
+    assert caught.value.reason is reason
+
+
+def test_no_weights_at_all_are_refused():
+    with pytest.raises(PolicyRefusal):
+        SellerPolicy().check_weights({})
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("epsilon_per_sail = 1.0", "did you mean epsilon_per_sale"),
+        ("zzz = 1", "known: epsilon_per_sale"),
+        ("epsilon_lifetime = inf", "unlimited"),
+        ('epsilon_lifetime = "none"', "not a number"),
+        ("epsilon_lifetime = -1", "above 0"),
+        ("delta = 0.9", "delta"),
+        ("delta = nan", "not a number"),
+        ("delta = true", "not a number"),
+        ("steps = 2.5", "whole"),
+        ("clip_norm = 1.0", r"\[least, most\]"),
+        ("clip_norm = [2.0, 1.0]", "least"),
+        ("schedules = [[1.0]]", "sampling rate, steps"),
+        ("schedules = [[2.0, 1]]", "schedule"),
+        ('trust = ["locl"]', "choose from: local"),
+        ("trust = []", "no trust"),
+        ("price = 3", "table"),
+        ("price = { lokal = 3 }", "choose from"),
+        ("price = { local = -3 }", "at least 0"),
+        ("honest_share = 1.5", "share"),
+        ('unit = "family"', "choose from: record"),
+        ("buyers = 3", "not a list"),
+        ("wallet = ''", "not a text"),
+        ("= 3", "seller.toml"),
+    ],
+)
+def test_a_bad_file_is_refused_in_one_line_that_names_it(tmp_path, text, named):
+    with pytest.raises(ConfigurationError, match=named) as caught:
+        read(tmp_path, text)
+    assert "seller.toml" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(ConfigurationError, match=r"absent\.toml"):
+        SellerPolicy.read(tmp_path / "absent.toml")
+
+
+def test_unlimited_must_be_written_out(tmp_path):
+    assert read(tmp_path, 'epsilon_lifetime = "unlimited"').epsilon_lifetime == math.inf
+    assert math.isfinite(SellerPolicy().epsilon_lifetime)
+
+
+def test_prices_per_trust(tmp_path):
+    policy = read(tmp_path, 'trust = ["local", "aggregate"]\nprice = { local = 0.5, aggregate = 0.1 }')
+    assert (policy.price_under("local"), policy.price_under("aggregate")) == (0.5, 0.1)
+    assert SellerPolicy().price_under("local") is None
+
+
+def test_every_reason_has_a_meaning_and_fits_a_word():
+    assert set(MEANINGS) == set(Reason)
+    assert all(" " not in reason and len(reason) < 20 for reason in Reason)

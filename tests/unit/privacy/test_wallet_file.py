@@ -1,0 +1,165 @@
+"""Wallet files: they outlive processes, and what was about to be released counts as spent."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from privmarket.errors import WalletError
+from privmarket.privacy import wallet_file
+from privmarket.privacy.calibration import ReleaseFamily
+from privmarket.privacy.wallet import Wallet
+from privmarket.privacy.wallet_file import WalletFile, WalletFileError
+
+FAMILY = ReleaseFamily()
+
+
+@pytest.fixture
+def wallet(tmp_path):
+    return WalletFile(tmp_path / "sub" / "wallet.jsonl", cap_epsilon=3.0)
+
+
+def forget():
+    """As a new process: nothing is known but the files."""
+    wallet_file._REPLAYS.clear()
+
+
+def sell(wallet, sale, epsilon=1.0):
+    with wallet.open() as book:
+        book.reserve(sale, epsilon, FAMILY.event(epsilon))
+
+
+def left(wallet):
+    with wallet.open() as book:
+        return book.remaining_share
+
+
+def test_a_sale_is_charged_once_and_for_ever(wallet):
+    sell(wallet, "a/0")
+    before = left(wallet)
+    forget()
+    assert left(wallet) == before < 1
+    with pytest.raises(WalletError, match="made before"):
+        sell(wallet, "a/0")
+    assert left(wallet) == before
+
+
+def test_the_cap_holds_over_restarts(wallet):
+    sold = 0
+    try:
+        for sold in range(100):
+            forget()
+            sell(wallet, f"run-{sold}/0")
+    except WalletError as error:
+        assert "does not fit" in str(error)  # noqa: PT017
+    assert 3 < sold < 12  # composition beats adding up, and still the cap is finite
+    with wallet.open() as book:
+        assert 0 < book.affordable(FAMILY, 5.0) < 1
+        assert book.affordable(FAMILY, 5.0, rounds_left=4) < book.affordable(FAMILY, 5.0)
+
+
+def test_another_cap_is_refused(wallet):
+    sell(wallet, "a/0")
+    with pytest.raises(WalletError, match="for life"):
+        left(WalletFile(wallet.path, cap_epsilon=30.0))
+
+
+def test_a_line_cut_short_was_never_sold(wallet):
+    sell(wallet, "a/0")
+    share = left(wallet)
+    whole = wallet.path.read_bytes()
+    sell(wallet, "a/1")
+    for cut in (1, 20, 60):
+        wallet.path.write_bytes(wallet.path.read_bytes()[: len(whole) + cut])
+        forget()
+        assert left(wallet) == share
+        assert wallet.path.read_bytes() == whole
+        sell(wallet, "a/1")
+
+
+@pytest.mark.parametrize("line", ["{}", "not json", '{"kind": "paid", "sale": "x/9", "paid_micro": 1}'])
+def test_a_damaged_file_sells_nothing(wallet, line):
+    sell(wallet, "a/0")
+    lines = wallet.path.read_text().splitlines()
+    wallet.path.write_text("\n".join([lines[0], line, *lines[1:], ""]))
+    forget()
+    with pytest.raises(WalletFileError, match="line 2"):
+        sell(wallet, "a/1")
+
+
+def test_what_another_process_sold_is_seen(wallet):
+    sell(wallet, "a/0")
+    copy = wallet.path.read_bytes()
+    sell(wallet, "a/1")
+    share = left(wallet)
+    with wallet.path.open("ab") as stream:  # a second process, by hand
+        entry = json.loads(copy.splitlines()[1]) | {"sale": "b/0"}
+        stream.write(json.dumps(entry).encode() + b"\n")
+    assert left(wallet) < share
+    assert [sale["sale"] for sale in wallet.statement()] == ["a/0", "a/1", "b/0"]
+
+
+def test_a_process_killed_while_it_trains_has_spent(tmp_path):
+    """The line is on disk before training starts: SIGKILL in training, or before the reply, changes nothing."""
+    code = f"""
+from privmarket.privacy.wallet_file import WalletFile
+from privmarket.privacy.calibration import ReleaseFamily
+from privmarket.privacy.wallet import Wallet
+import time
+family = ReleaseFamily()
+wallet = WalletFile({str(tmp_path / "w.jsonl")!r}, 3.0)
+with wallet.open() as book:
+    book.reserve("run/0", 1.0, family.event(1.0))
+print("training", flush=True)
+time.sleep(60)
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "training\n"
+        os.kill(process.pid, signal.SIGKILL)
+    wallet = WalletFile(tmp_path / "w.jsonl", 3.0)
+    assert left(wallet) < 1
+    with pytest.raises(WalletError, match="made before"):
+        sell(wallet, "run/0")
+    assert [sale["released"] for sale in wallet.statement()] == [False]
+
+
+def test_the_first_sale_fixes_what_is_watched_not_the_first_call_for_bids(wallet):
+    """A call for bids costs its sender nothing; announcing an odd release must not cost the seller its wallet."""
+    with wallet.open() as book:
+        book.affordable(ReleaseFamily(0.01, 1), 0.5, rounds_left=1000)  # whatever was called for
+    sell(wallet, "a/0")
+    forget()
+    with wallet.open() as book:
+        assert book.wallets.measure == ("gaussian",)
+        plain = Wallet(3.0)
+        plain.spend(FAMILY.event(1.0))
+        assert book.remaining_share == pytest.approx(plain.remaining_share)
+
+
+def test_a_new_wallet_spreads_what_it_has_over_the_rounds_to_come(wallet):
+    with wallet.open() as book:
+        share = book.affordable(FAMILY, 5.0, rounds_left=10)
+    for number in range(10):
+        sell(wallet, f"a/{number}", share)
+    with pytest.raises(WalletError):
+        sell(wallet, "a/10", share)
+    assert left(wallet) < 0.03
+
+
+def test_a_file_that_watches_what_was_announced_of_old_is_not_fuller(wallet):
+    """The same sales under the old first line, which named an expected release, and under the new one."""
+    for number in range(3):
+        sell(wallet, f"a/{number}")
+    lines = wallet.path.read_bytes().splitlines(keepends=True)
+    old = WalletFile(wallet.path.parent / "old.jsonl", 3.0)
+    first = json.loads(lines[0]) | {"expected": {"noise_multiplier": 3.73, "sampling_rate": 1.0, "steps": 1}}
+    old.path.write_bytes(json.dumps(first).encode() + b"\n" + b"".join(lines[1:]))
+    assert left(old) == pytest.approx(left(wallet))
+    first["expected"] = {"noise_multiplier": 1.0, "sampling_rate": 0.01, "steps": 100}
+    odd = WalletFile(wallet.path.parent / "odd.jsonl", 3.0)
+    odd.path.write_bytes(json.dumps(first).encode() + b"\n" + b"".join(lines[1:2]))
+    with odd.open() as book:
+        assert book.wallets.measure[0].startswith("renyi")  # as it was: a measure once fixed stays

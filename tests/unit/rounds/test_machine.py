@@ -1,0 +1,111 @@
+"""The round's rules, and what it refuses."""
+
+import numpy as np
+import pytest
+
+from privmarket.errors import OutcomeError
+from privmarket.market.mechanism import Mechanism
+from privmarket.market.outcome import Outcome
+from privmarket.mechanisms import mechanism
+from privmarket.privacy.calibration import ReleaseFamily, noise_multiplier
+from privmarket.rounds import MICRO, Offer, Phase, Round, RoundError, Terms
+
+
+class Fixed(Mechanism):
+    """Sells and pays what it is told."""
+
+    name = "fixed"
+
+    def __init__(self, epsilon, payment):
+        self.outcome = Outcome(np.array(epsilon, dtype=float), np.array(payment, dtype=float))
+
+    def clear(self, bids, budget):
+        return self.outcome
+
+
+def opened(budget_micro=10 * MICRO):
+    return Round.publish(Terms(3, budget_micro, ReleaseFamily(), 5.0))
+
+
+OFFERS = {"a": Offer(0.2, 1.0), "b": Offer(0.3, 2.0), "c": Offer(0.9, 4.0)}
+
+
+def test_a_round_from_publication_to_settlement():
+    cleared = opened().bid(OFFERS).clear(Fixed([1.0, 2.0, 0.0], [0.5, 1.2345678, 0.0]))
+    assert cleared.phase is Phase.CLEARED
+    assert cleared.awards["b"].noise_multiplier == pytest.approx(noise_multiplier(2.0, 1e-5))
+    assert cleared.awards["b"].payment_micro == 1_234_567  # rounded down
+    assert "c" not in cleared.awards
+    settled, record = cleared.deliver({"a": None, "b": None}).settle()
+    assert settled.phase is Phase.SETTLED
+    assert record.paid_micro == {"a": 500_000, "b": 1_234_567}
+    assert record.spent_micro + record.refunded_micro == 10 * MICRO
+    assert record.total_epsilon == 3.0
+    assert record.dropped == {}
+
+
+def test_faulty_updates_and_silence_are_unpaid_but_charged_and_only_a_refusal_is_not():
+    cleared = opened().bid(OFFERS).clear(Fixed([1.0, 2.0, 1.0], [1.0, 1.0, 1.0]))
+    _, record = cleared.deliver({"a": None, "b": "update is not finite"}).settle()
+    assert set(record.paid_micro) == {"a"}
+    assert record.dropped == {"b": "update is not finite", "c": "delivered nothing"}
+    assert set(record.sold) == {"a", "b", "c"}  # what may have left the client costs privacy, paid or not
+    _, record = cleared.deliver({"a": None, "b": "update is not finite"}, {"c": "refused"}).settle()
+    assert record.dropped["c"] == "refused"
+    assert set(record.sold) == {"a", "b"}
+    assert record.spent_micro + record.refunded_micro == 10 * MICRO
+
+
+def test_nobody_bids_and_nobody_wins():
+    _, record = opened().clear(mechanism("mean-field-menu")).settle()
+    assert record.spent_micro == 0
+    dear = {"a": Offer(1e6, 5.0)}
+    cleared = opened(budget_micro=1).bid(dear).clear(mechanism("mean-field-menu"))
+    assert cleared.awards == {}
+
+
+def test_the_last_offer_counts():
+    assert opened().bid(OFFERS).bid({"a": Offer(0.7, 0.5)}).bids.valuation.tolist() == [0.7, 0.3, 0.9]
+
+
+@pytest.mark.parametrize(
+    "offer",
+    [Offer(0.1, 5.1), Offer(0.1, 0.0), Offer(0.1, float("nan")), Offer(-1.0, 1.0), Offer(float("inf"), 1.0)],
+)
+def test_bad_offers(offer):
+    with pytest.raises(RoundError, match="mallory"):
+        opened().bid({"mallory": offer})
+
+
+def test_steps_out_of_turn():
+    cleared = opened().bid(OFFERS).clear(Fixed([1, 0, 0], [1, 0, 0]))
+    with pytest.raises(RoundError, match="is cleared: cannot take bids"):
+        cleared.bid(OFFERS)
+    with pytest.raises(RoundError, match="is open: cannot settle"):
+        opened().settle()
+    with pytest.raises(RoundError, match="sold nothing"):
+        cleared.deliver({"c": None})
+    with pytest.raises(RoundError, match="twice"):
+        cleared.deliver({"a": None}).deliver({"a": None})
+    settled, _ = cleared.deliver({"a": None}).settle()
+    with pytest.raises(RoundError, match="is settled: cannot settle"):
+        settled.settle()
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "payment", "message"),
+    [
+        ([1.5, 0, 0], [1, 0, 0], "epsilon of client 0 is 1.5"),
+        ([1, 0, 0], [-0.1, 0, 0], "payment of client 0 is -0.1"),
+        ([float("nan"), 0, 0], [0, 0, 0], "nan"),
+        ([1, 2, 4], [4, 4, 4], "not budget feasible"),
+    ],
+)
+def test_a_broken_mechanism_is_stopped(epsilon, payment, message):
+    with pytest.raises((RoundError, OutcomeError), match=message):
+        opened().bid(OFFERS).clear(Fixed(epsilon, payment))
+
+
+def test_no_budget():
+    with pytest.raises(RoundError, match="above 0"):
+        opened(budget_micro=0)

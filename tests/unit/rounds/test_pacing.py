@@ -1,0 +1,50 @@
+"""The one pacing rule and the one record, against sums done by hand."""
+
+import pytest
+
+from privmarket.plans import MarketPlan
+from privmarket.privacy.calibration import ReleaseFamily
+from privmarket.privacy.events import GaussianRelease, SubsampledGaussian
+from privmarket.rounds import Award, Pacing, RoundRecord, Settlement
+
+
+def test_a_budget_per_round_does_not_depend_on_what_was_spent():
+    pacing = Pacing(MarketPlan(rounds=4, budget=2.5), ReleaseFamily(), 5.0)
+    assert [pacing.terms(n, spent_micro=n * 10**6).budget_micro for n in range(4)] == [2_500_000] * 4
+    assert pacing.total_micro == 10_000_000
+
+
+def test_a_total_is_shared_evenly_and_what_is_not_spent_comes_back():
+    pacing = Pacing(MarketPlan(rounds=4, budget=99.0, total_budget=10.0), ReleaseFamily(), 5.0)
+    assert pacing.total_micro == 10_000_000
+    assert pacing.terms(0, 0).budget_micro == 2_500_000
+    assert pacing.terms(1, 2_500_000).budget_micro == 2_500_000
+    assert pacing.terms(2, 2_500_000).budget_micro == 3_750_000  # round 1 paid nothing
+    assert pacing.terms(3, 2_500_001).budget_micro == 7_499_999
+
+
+def test_an_empty_purse_still_opens_a_round_of_one_micro_unit():
+    assert (
+        Pacing(MarketPlan(rounds=2, total_budget=1.0), ReleaseFamily(), 5.0).terms(1, 1_000_000).budget_micro == 1
+    )
+
+
+@pytest.mark.parametrize(
+    ("family", "event"),
+    [
+        (ReleaseFamily(), GaussianRelease(3.0)),
+        (ReleaseFamily(0.25, 4, 1e-6), SubsampledGaussian(3.0, 0.25, 4)),
+    ],
+)
+def test_an_award_is_the_release_of_its_family(family, event):
+    assert Award(1.0, 3.0, 7).event(family) == event
+
+
+def test_a_record_counts_the_paid_and_keeps_the_released():
+    sold = {"a": Award(1.0, 3.0, 40), "b": Award(2.0, 2.0, 50)}
+    settlement = Settlement(5, 100, sold, {"a": 40}, {"b": "update is not finite"})
+    record = RoundRecord.of(settlement, bidders=3, accuracy=0.5)
+    assert (record.number, record.bidders, record.sellers, record.accuracy) == (5, 3, 1, 0.5)
+    assert (record.total_epsilon, record.spent_micro, record.refunded_micro) == (1.0, 40, 60)
+    assert record.sold_epsilon == {"a": 1.0, "b": 2.0}
+    assert record.dropped == {"b": "update is not finite"}

@@ -1,0 +1,82 @@
+"""docs/architecture.md names the packages that are there, in the order of the contract, and the walk of a bid."""
+
+import importlib
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import privmarket
+from tests.walk import flower_walk, simulation_walk
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+HOME = Path(privmarket.__file__).parent
+
+
+def house():
+    """The lines of the house, each as the packages it names."""
+    block = PAGE.split("## The house")[1].split("```text")[1].split("```")[0]
+    lines = [re.findall(r"\bprivmarket(?:_studies|\.\w+)\b", line) for line in block.splitlines()]
+    return [line for line in lines if line]
+
+
+def test_the_house_is_the_contract():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    layers = project["tool"]["importlinter"]["contracts"][0]["layers"]
+    contract = [re.findall(r"[\w.]+", layer) for layer in layers]
+    order = [name for line in house() for name in line]
+    assert sorted(order) == sorted(name for layer in contract for name in layer)
+    floor = {name: at for at, layer in enumerate(contract) for name in layer}
+    assert order == sorted(order, key=lambda name: floor[name])
+
+
+def test_every_package_has_its_room():
+    named = {name.removeprefix("privmarket.") for line in house() for name in line}
+    packages = {path.parent.name for path in HOME.glob("*/__init__.py")}
+    assert packages <= named
+
+
+def listed_modules(page, package):
+    return set(re.findall(rf"^\| `{package}\.(\w+)` \|", page, flags=re.M))
+
+
+def test_the_modules_of_a_round_are_listed():
+    there = {path.stem for path in (HOME / "rounds").glob("*.py")} - {"__init__"}
+    assert listed_modules(PAGE, "rounds") == there
+
+
+def test_a_module_that_is_not_listed_is_noticed():
+    shorter = PAGE.replace("| `rounds.pacing` |", "| pacing |")
+    assert "pacing" not in listed_modules(shorter, "rounds")
+
+
+def steps(column):
+    """The functions that the table of the walk names, in a column."""
+    table = PAGE.split("## The walk of a bid")[1]
+    rows = [line.split("|")[1:-1] for line in table.splitlines() if line.startswith("| ") and "---" not in line]
+    return [name for row in rows[1:] for name in re.findall(r"`([\w.]+)`", row[column])]
+
+
+@pytest.mark.parametrize(("column", "walk"), [(1, simulation_walk), (2, flower_walk)])
+def test_the_walk_is_walked(column, walk):
+    walked = {f"{module}.{function}" for module, function in walk()}
+    named = steps(column)
+    assert len(named) > 15
+    assert [name for name in named if name not in walked] == []
+
+
+def test_names_on_the_page_exist():
+    for name in re.findall(r"`((?:rounds|privacy|federated|flower|market)\.[\w.]+)`", PAGE):
+        parts, module = name.split("."), None
+        for cut in range(len(parts), 0, -1):
+            try:
+                module = importlib.import_module("privmarket." + ".".join(parts[:cut]))
+            except ModuleNotFoundError:
+                continue
+            break
+        assert module is not None, name
+        found = module
+        for attribute in parts[cut:]:
+            found = getattr(found, attribute)

@@ -1,0 +1,72 @@
+"""Files appear whole or not at all, and a bad place is refused before the work."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import pytest
+
+from privmarket.errors import ConfigurationError, WriteError
+from privmarket.files import check_writable, write_atomically
+
+
+def test_text_and_bytes_are_written_and_nothing_else_stays(tmp_path):
+    target = tmp_path / "new" / "folder" / "a.txt"
+    write_atomically(target, "ε\n")
+    assert target.read_bytes() == "ε\n".encode()
+    write_atomically(target, b"second", previous=target.with_name("a.old"))
+    assert target.read_bytes() == b"second"
+    assert target.with_name("a.old").read_bytes() == "ε\n".encode()
+    assert sorted(p.name for p in target.parent.iterdir()) == ["a.old", "a.txt"]
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
+    target = tmp_path / "a.txt"
+    write_atomically(target, "old")
+
+    def full(handle):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(WriteError, match="No space left"):
+        write_atomically(target, "new")
+    assert target.read_text() == "old"
+    assert [p.name for p in tmp_path.iterdir()] == ["a.txt"]
+
+
+def test_a_reader_never_sees_half_a_file(tmp_path):
+    target, seen = tmp_path / "a.bin", set()
+    write_atomically(target, b"a" * 100_000)
+    stop = threading.Event()
+
+    def read():
+        while not stop.is_set():
+            seen.add(target.read_bytes())
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for letter in b"bcdefgh":
+        write_atomically(target, bytes([letter]) * 100_000)
+    stop.set()
+    reader.join()
+    assert all(len(content) == 100_000 and len(set(content)) == 1 for content in seen)
+
+
+def test_places_are_checked_before_the_work(tmp_path):
+    (tmp_path / "file").write_text("")
+    check_writable(None)
+    check_writable(tmp_path / "not" / "yet" / "there.csv")
+    check_writable(tmp_path / "file")
+    assert not (tmp_path / "not").exists()
+    with pytest.raises(ConfigurationError, match="is a folder"):
+        check_writable(tmp_path)
+    with pytest.raises(ConfigurationError, match="is not a folder"):
+        check_writable(tmp_path / "file" / "below.csv")
+
+
+@pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_without_permission_is_refused(tmp_path):
+    tmp_path.chmod(0o500)
+    with pytest.raises(ConfigurationError, match="may not be written"):
+        check_writable(tmp_path / "a.csv")
