@@ -3,38 +3,62 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.privmarket-installed
+DEMO_STAMP := $(VENV)/.privmarket-demo
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test setup lint check-types clean
+.PHONY: demo test setup lint docs dist mutants clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo    set up and run the main job (about a minute after set-up)"
 	@echo "make test    set up and run every test"
 	@echo "make setup   only build $(VENV)"
+	@echo "make docs    the documentation as a site, in out/site"
 	@echo "make lint    ruff, mypy and the import contract"
+	@echo "make mutants try small faults against the tests (hours; goes on where it stopped)"
+	@echo "make dist    build wheel and source archive, try them outside the checkout"
 
-$(STAMP): pyproject.toml constraints.txt
+$(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "privmarket needs Python 3.11 or newer; $(PYTHON) is older. Try: make $(MAKECMDGOALS) PYTHON=python3.11"; exit 1; }
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
+	@$(PYTHON) -m venv $(VENV) || \
 	  { echo "Could not create $(VENV). On Debian: apt-get install python3-venv"; exit 1; }
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+
+$(STAMP): pyproject.toml studies/pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]" --editable ./studies
+	@touch $@
+
+$(DEMO_STAMP): pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[federated]"
 	@touch $@
 
 setup: $(STAMP)
 
-demo: $(STAMP)
+# The demo needs a tenth of what the tests need; where everything is set up already, that will do.
+demo: $(if $(wildcard $(STAMP)),$(STAMP),$(DEMO_STAMP))
 	$(BIN)/privmarket demo
 
 lint: $(STAMP)
-	$(BIN)/ruff check src tests
+	$(BIN)/ruff check src studies tests
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "open out/site/index.html"
 
 test: lint
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
+# Wheel and source archive, installed and used in a fresh environment outside the checkout. Needs a package index.
+dist: $(STAMP)
+	$(BIN)/python -m privmarket_studies.smoke . --dist dist
+
+# Small faults in the code that decides about money and privacy, which the tests must notice. Hours; stops and goes on.
+mutants: $(STAMP)
+	nice -n 19 $(BIN)/python -m privmarket_studies.mutants run
+	$(BIN)/python -m privmarket_studies.mutants page
+
 clean:
-	rm -rf $(VENV) out .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) out dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis

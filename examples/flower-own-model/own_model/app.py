@@ -40,4 +40,6 @@ def data(context):
 server = pm.flower.server_app(
     model=build, evaluate=accuracy, budget=15.0, rounds=5, expected_batch=140.0, server_rate=2.0, momentum=0.5
 )
-client = pm.flower.client_app(model=build, data=data, loss=loss, valuation=0.3, epsilon=4.0, data_size=140.0)
+client = pm.flower.client_app(
+    model=build, data=data, loss=loss, valuation=0.3, epsilon=4.0, data_size=140.0, wallet="unlimited"
+)

@@ -1,0 +1,54 @@
+"""Writes the command-line reference when the site is built, from the commands themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import click
+import typer
+
+_MARKER = "<!-- commands -->"
+
+
+def on_page_markdown(markdown: str, page: Any, **_: object) -> str:
+    """MkDocs' hook: fills the marked place of the command-line page."""
+    return markdown.replace(_MARKER, "\n\n".join(_sections())) if _MARKER in markdown else markdown
+
+
+def _sections() -> Iterator[str]:
+    from privmarket.cli import app
+
+    yield from _command(typer.main.get_command(app), "privmarket")
+
+
+def _command(command: click.Command, name: str) -> Iterator[str]:
+    commands = getattr(command, "commands", None)
+    if commands:
+        for child in sorted(commands):
+            yield from _command(commands[child], f"{name} {child}")
+        return
+    lines = [f"## {name}", _plain(command.help or "")]
+    rows = [row for parameter in command.params if (row := _row(parameter))]
+    if rows:
+        lines.append("| option | meaning | default |\n| --- | --- | --- |\n" + "\n".join(rows))
+    yield "\n\n".join(lines)
+
+
+def _row(parameter: click.Parameter) -> str | None:
+    if getattr(parameter, "hidden", False):
+        return None
+    names = ", ".join(f"`{name}`" for name in (*parameter.opts, *parameter.secondary_opts))
+    if isinstance(parameter, click.Argument):
+        names = f"`{(parameter.name or '').upper()}`"
+    default = "" if parameter.default in (None, False, ()) or callable(parameter.default) else f"`{parameter.default}`"
+    help_text = _plain(getattr(parameter, "help", "") or "").replace("\n", " ").replace("|", "\\|")
+    return f"| {names} | {help_text} | {default} |"
+
+
+def _plain(text: str) -> str:
+    """Help texts carry Rich's [bold]; on a page that is Markdown's."""
+    text = text.replace("[bold]", "**").replace("[/bold]", "**")
+    # Example commands stand indented in help texts: code on a page.
+    lines = (line.strip() for line in text.splitlines())
+    return "\n".join(f"    {line}" if line.startswith("privmarket ") else line for line in lines)
