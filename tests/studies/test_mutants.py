@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from privmarket_studies.mutants import page
-from privmarket_studies.mutants.faults import faults, tree_with
+from privmarket_studies.mutants.faults import behaviour, faults, tree_with
 
 SOURCE = '''"""Docstring with 1 + 1."""
 
@@ -55,6 +55,16 @@ def test_equal_pieces_are_told_apart_and_names_survive_moved_lines(project):
     assert len(set(before)) == len(before)
     path.write_text('"""More."""\n\n' + SOURCE.partition("\n")[2])
     assert [f.name for f in faults(path, project)] == before
+
+
+def test_what_was_tried_stays_tried_when_only_words_change(project):
+    tried = behaviour.__wrapped__
+    path = project / "src" / "tiny.py"
+    before = tried(path)
+    path.write_text(SOURCE.replace("Docstring", "Other words").replace("return min", "# why\n    return min"))
+    assert tried(path) == before
+    path.write_text(SOURCE.replace("<=", "<"))
+    assert tried(path) != before
 
 
 def test_a_fault_changes_one_place(project):

@@ -75,19 +75,16 @@ class Recipe:
         changed = self
         for name, value in settings.items():
             outer, _, inner = name.partition(".")
-            value = tuple(value) if isinstance(value, list) else value
-            part: Any = getattr(changed, outer, None)
+            known = bool(inner) if outer == "network" else name in _settings()
+            if not known:
+                raise _no_setting(name)
+            part: Any = getattr(changed, outer)
             types = declared_types(type(part) if inner else Recipe)
+            value = tuple(value) if isinstance(value, list) else value
             if (inner or outer) in types:
                 check_type("training", name, value, types[inner or outer])
-            if inner and isinstance(part, dict):
-                value = {**part, inner: value}
-            elif inner and outer in _NESTED and inner in (f.name for f in fields(part)):
-                value = replace(part, **{inner: value})
-            elif inner or outer not in _PLAIN:
-                raise ConfigurationError(
-                    f"a recipe has no setting {name!r}", f"settings are: {', '.join(setting_names())}"
-                )
+            if inner:
+                value = {**part, inner: value} if isinstance(part, dict) else replace(part, **{inner: value})
             changed = replace(changed, **{outer: value})
         return changed
 
@@ -116,10 +113,21 @@ _NESTED = {"steering": Steering, "attack": MisreportSearch, "alignment": Alignme
 _PLAIN = {f.name for f in fields(Recipe)} - {*_NESTED, "network", "mechanism", "scenarios"}
 
 
+def _settings() -> list[str]:
+    """Dotted names of all settings but those of the network."""
+    return [*sorted(_PLAIN), *(f"{outer}.{f.name}" for outer, kind in _NESTED.items() for f in fields(kind))]
+
+
 def setting_names() -> list[str]:
     """What `Recipe.with_settings` and `privmarket train --set` understand."""
-    inner = [f"{outer}.{f.name}" for outer, kind in _NESTED.items() for f in fields(kind)]
-    return [*sorted(_PLAIN), *inner, "network.*"]
+    return [*_settings(), "network.*"]
+
+
+def _no_setting(name: str) -> ConfigurationError:
+    """The error for a name that cannot be set; of a whole group it names the settings inside."""
+    inside = [known for known in setting_names() if known.startswith(f"{name}.")]
+    hint = f"{name} is a group; set one of: " if inside else "settings are: "
+    return ConfigurationError(f"a recipe has no setting {name!r}", hint + ", ".join(inside or setting_names()))
 
 
 # N of the edges between classes of markets that have multipliers of their own.

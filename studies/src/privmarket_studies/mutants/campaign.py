@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import sys
@@ -15,7 +14,7 @@ from typing import Any
 
 from privmarket_studies.mutants.bench import SLOW_SECONDS, Bench
 from privmarket_studies.mutants.bench import run as run_bench
-from privmarket_studies.mutants.faults import Fault, faults, tree_with
+from privmarket_studies.mutants.faults import Fault, behaviour, faults, tree_with
 from privmarket_studies.mutants.targets import NAMED, TARGETS, Target
 from privmarket_studies.mutants.trial import NO_TESTS, SURVIVED, QuickFirst, preload, try_fault
 
@@ -201,9 +200,8 @@ def _waits(entry: dict[str, Any] | None, again: bool) -> bool:
 
 
 def _key(fault: Fault, root: Path) -> str:
-    """Names a fault in a file as it is: another text of the file, another key."""
-    text = (root / fault.path).read_bytes()
-    return f"{fault.digest}-{hashlib.sha256(text).hexdigest()[:12]}"
+    """Names a fault in a file as it behaves: other code, another key; comments and docstrings do not count."""
+    return f"{fault.digest}-{behaviour(root / fault.path)}"
 
 
 def _module(path: Path, root: Path) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import functools
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -95,6 +96,16 @@ def faults(path: Path, root: Path) -> list[Fault]:
     return [fault for fault, _ in _all(path, root)]
 
 
+@functools.cache
+def behaviour(path: Path) -> str:
+    """A digest of a file's code without comments, docstrings and layout."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            node.body = [inner for inner in node.body if not _is_text(inner)]
+    return hashlib.sha256(ast.dump(tree).encode()).hexdigest()[:12]
+
+
 def tree_with(fault: Fault, root: Path) -> ast.Module:
     """The file's syntax tree with the fault in it."""
     for found, tree in _all(root / fault.path, root):
@@ -152,13 +163,17 @@ def _places(tree: ast.Module) -> Iterator[tuple[str, Found]]:
 
 def _no_behaviour(node: ast.AST) -> bool:
     """Docstrings, imports, messages of errors, assertions, and what only type checkers see."""
-    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+    if _is_text(node):
         return True
     if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
         return True
     if isinstance(node, ast.FunctionDef) and node.name in ("__repr__", "__str__", "_repr_html_"):
         return True
     return isinstance(node, ast.Raise | ast.Assert | ast.Import | ast.ImportFrom | ast.JoinedStr)
+
+
+def _is_text(node: ast.AST) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
 
 
 def _changes(node: ast.AST) -> Iterator[Found]:

@@ -147,10 +147,19 @@ def test_settings_change_a_recipe_by_dotted_names():
     assert Recipe.from_json(changed.to_json()) == changed
 
 
-@pytest.mark.parametrize("name", ["alignment.wait", "stepz", "alignment", "mechanism", "steps.x", "clients.0"])
+@pytest.mark.parametrize(
+    "name", ["alignment.wait", "stepz", "alignment", "mechanism", "steps.x", "clients.0", "network"]
+)
 def test_unknown_settings_are_refused(name):
     with pytest.raises(ConfigurationError, match="no setting"):
         SMALL.with_settings({name: 1})
+
+
+def test_the_name_of_a_group_is_answered_with_what_is_inside():
+    with pytest.raises(ConfigurationError) as caught:
+        SMALL.with_settings({"baseline": 1})
+    inside = "baseline.mixing, baseline.source, baseline.critic_weight, baseline.discount_rate"
+    assert caught.value.hint == f"baseline is a group; set one of: {inside}"
 
 
 def test_without_the_mean_field_the_population_picks_no_menu():
