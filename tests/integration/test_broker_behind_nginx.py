@@ -16,7 +16,7 @@ import pytest
 from privmarket.broker.client import BrokerClient
 from privmarket_studies.torture.broker_process import BrokerProcess, free_port
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "broker" / "nginx.conf"
+EXAMPLE = Path(__file__).parents[2] / "src/privmarket/examples" / "broker" / "nginx.conf"
 
 
 @pytest.fixture(scope="module")

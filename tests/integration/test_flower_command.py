@@ -23,7 +23,7 @@ def privmarket(*words, cwd):
 
 @pytest.mark.parametrize("example", ["flower-quickstart", "flower-own-model"])
 def test_an_example_learns_and_pays(example, tmp_path):
-    done = privmarket("flower", "run", str(ROOT / "examples" / example), "--json", cwd=tmp_path)
+    done = privmarket("flower", "run", str(ROOT / "src/privmarket/examples" / example), "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert len(result["rounds"]) == (10 if example == "flower-quickstart" else 5)
@@ -39,8 +39,8 @@ def test_an_example_learns_and_pays(example, tmp_path):
     ("folder", "engine", "settings", "reason"),
     [
         ("tests", "in-process", {}, "no pyproject.toml"),
-        ("examples/flower-quickstart", "carrier-pigeon", {}, "unknown engine"),
-        ("examples/flower-quickstart", "deployment", {"bugdet": 3}, "unknown settings: bugdet"),
+        ("src/privmarket/examples/flower-quickstart", "carrier-pigeon", {}, "unknown engine"),
+        ("src/privmarket/examples/flower-quickstart", "deployment", {"bugdet": 3}, "unknown settings: bugdet"),
     ],
 )
 def test_what_cannot_be_run_is_said(folder, engine, settings, reason, tmp_path):

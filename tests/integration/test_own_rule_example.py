@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-FOLDER = Path(__file__).parents[2] / "examples" / "own-rule"
+FOLDER = Path(__file__).parents[2] / "src/privmarket/examples" / "own-rule"
 
 
 def test_the_template_passes_its_own_tests():

@@ -30,8 +30,11 @@ def run(
 
     [bold]Examples[/bold]
 
-      privmarket flower run examples/flower-quickstart
-      privmarket flower run examples/flower-quickstart --engine deployment --nodes 3 --set rounds=2
+      privmarket example flower-quickstart
+
+      privmarket flower run flower-quickstart
+
+      privmarket flower run flower-quickstart --engine deployment --nodes 3 --set rounds=2
     """
     from privmarket.flower.app_folder import run_app
 

@@ -39,7 +39,7 @@ def test_an_example_is_copied_whole(tmp_path):
     assert run("example", "flower-quickstart", "--to", str(tmp_path / "apps")).exit_code == 0
     made = tmp_path / "apps" / "flower-quickstart"
     theirs = {p.relative_to(made) for p in made.rglob("*") if p.is_file()}
-    source = ROOT / "examples" / "flower-quickstart"
+    source = ROOT / "src/privmarket/examples" / "flower-quickstart"
     ours = {p.relative_to(source) for p in source.rglob("*") if p.is_file() and "__pycache__" not in p.parts}
     assert theirs == {path for path in ours if path.parts[0] != "out"}
 
@@ -57,4 +57,4 @@ def test_what_is_there_stays_and_what_is_not_is_named(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", ["bids.csv", "sales.csv"])
 def test_samples_are_named_in_their_page(name):
-    assert f"`{name}`" in (ROOT / "examples" / "samples" / "README.md").read_text()
+    assert f"`{name}`" in (ROOT / "src/privmarket/examples" / "samples" / "README.md").read_text()
