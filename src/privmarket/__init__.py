@@ -19,9 +19,9 @@ from privmarket.version import __version__
 
 if TYPE_CHECKING:
     from privmarket import broker, federated, flower, market, meanfield, mechanisms, privacy, rounds
-    from privmarket.broker.client import BrokerClient
+    from privmarket.broker.http_client import BrokerClient
     from privmarket.errors import PrivmarketError
-    from privmarket.federated.federate import federate
+    from privmarket.federated.entry_point import federate
     from privmarket.market.bids import Bids
     from privmarket.market.facts import MarketFacts
     from privmarket.market.mechanism import Mechanism
@@ -59,7 +59,7 @@ __all__ = [
 # public name → the module that defines it
 _NAMES = {
     "Bids": "privmarket.market.bids",
-    "BrokerClient": "privmarket.broker.client",
+    "BrokerClient": "privmarket.broker.http_client",
     "MarketFacts": "privmarket.market.facts",
     "Mechanism": "privmarket.market.mechanism",
     "Outcome": "privmarket.market.outcome",
@@ -67,7 +67,7 @@ _NAMES = {
     "Wallet": "privmarket.privacy.wallet",
     "audit": "privmarket.reports.comparison",
     "compare": "privmarket.reports.comparison",
-    "federate": "privmarket.federated.federate",
+    "federate": "privmarket.federated.entry_point",
     "mechanism": "privmarket.mechanisms.registry",
     "mechanism_names": "privmarket.mechanisms.registry",
     "scenario": "privmarket.market.scenarios",

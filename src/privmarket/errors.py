@@ -80,3 +80,15 @@ class WalletError(PrivacyError):
     """A sale that would take a client past its lifetime cap; nothing was charged."""
 
     code = "wallet-exhausted"
+
+
+class DataError(PrivmarketError):
+    """A data set that is missing, corrupted, or cannot be split as asked."""
+
+    code = "bad-data"
+
+
+class CheckpointError(PrivmarketError):
+    """A saved run that cannot be read, or belongs to another configuration."""
+
+    code = "bad-checkpoint"

@@ -16,7 +16,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 import privmarket as pm
 from privmarket.broker.api import ServiceSettings, create_app
 from privmarket.broker.broker import Broker
-from privmarket.broker.client import BrokerClient
+from privmarket.broker.http_client import BrokerClient
 from privmarket.errors import ConfigurationError
 from privmarket.flower import client as client_module
 from privmarket.flower import guard, wire

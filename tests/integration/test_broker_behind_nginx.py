@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from privmarket.broker.client import BrokerClient
+from privmarket.broker.http_client import BrokerClient
 from privmarket_studies.torture.broker_process import BrokerProcess, free_port
 
 EXAMPLE = Path(__file__).parents[2] / "src/privmarket/examples" / "broker" / "nginx.conf"

@@ -16,9 +16,9 @@ from sqlalchemy import func, select
 from typer.testing import CliRunner
 
 from privmarket.broker.broker import Broker
-from privmarket.broker.client import BrokerClient
-from privmarket.broker.demo import DemoMarket
-from privmarket.broker.errors import BrokerError, ConflictError, DatabaseError
+from privmarket.broker.demo_market import DemoMarket
+from privmarket.broker.http_client import BrokerClient
+from privmarket.broker.http_errors import BrokerError, ConflictError, DatabaseError
 from privmarket.broker.schema import log
 from privmarket.broker.verify import verify
 from privmarket.cli import app

@@ -13,7 +13,7 @@ from privmarket.market.guarantees import (
 )
 from privmarket.market.mechanism import Mechanism
 from privmarket.market.outcome import Outcome
-from privmarket.market.ration import RationCurve
+from privmarket.market.ration_curve import RationCurve
 from privmarket.mechanisms.pac import Pac
 from privmarket.mechanisms.proportional_share import ProportionalShare
 from privmarket.mechanisms.ranking import Ranking, count_prefix, entry

@@ -10,7 +10,7 @@ from flwr.app import ArrayRecord
 import privmarket as pm
 from privmarket.broker.api import ServiceSettings, create_app
 from privmarket.broker.broker import Broker
-from privmarket.broker.client import BrokerClient
+from privmarket.broker.http_client import BrokerClient
 from privmarket.federated.config import FederationConfig, Training
 from privmarket.federated.simulation import Federation, SimulatedClients
 from privmarket.flower.broker_auction import BrokerAuctioneer

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import privmarket as pm
 from privmarket.market.guarantees import OutcomeGuarantee
-from privmarket.market.ration import RationCurve
+from privmarket.market.ration_curve import RationCurve
 from privmarket.mechanisms.ration_menu import face
 
 CLASSICAL = [name for name in pm.mechanism_names() if "net" not in name]

@@ -14,9 +14,9 @@ from privmarket.federated.gradients import gradient_sums
 from privmarket.federated.local import ClientRecords, LocalPlan, private_shares
 from privmarket.federated.models import logistic
 from privmarket.federated.shares import SharedSum
-from privmarket.privacy.audit import audit_family, collect_scores
 from privmarket.privacy.calibration import ReleaseFamily
 from privmarket.privacy.noise import NoiseSource
+from privmarket.privacy.release_audit import audit_family, collect_scores
 
 MODEL = logistic((1, 8, 8), 10)
 PLAN = LocalPlan(clip_norm=0.5, expected_batch=20.0)

@@ -12,9 +12,9 @@ import torch
 from privmarket.federated.gradients import gradient_sums
 from privmarket.federated.local import ClientRecords, LocalPlan, private_updates
 from privmarket.federated.models import logistic
-from privmarket.privacy.audit import audit_family, collect_scores
 from privmarket.privacy.calibration import ReleaseFamily
 from privmarket.privacy.noise import NoiseSource
+from privmarket.privacy.release_audit import audit_family, collect_scores
 
 MODEL = logistic((1, 8, 8), 10)
 EPSILON, TRIALS = 8.0, 900

@@ -12,7 +12,7 @@ from privmarket.cli.federate import federate as command
 from privmarket.errors import ConfigurationError, UnknownNameError
 from privmarket.federated.config import DATASETS, FederationConfig, Training
 from privmarket.federated.datasets import FILES
-from privmarket.federated.federate import federate
+from privmarket.federated.entry_point import federate
 from privmarket.flower.settings import MarketSettings
 from privmarket.plans import EPSILON_MAX, MarketPlan, TrainingPlan, check_settings, setting
 

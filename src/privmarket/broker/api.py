@@ -19,7 +19,7 @@ from starlette.exceptions import HTTPException
 from privmarket.broker import answers, bid_route, metrics, rules, views
 from privmarket.broker.api_page import reference_page
 from privmarket.broker.broker import Broker
-from privmarket.broker.errors import BrokerError, ForbiddenError, NotFoundError, TooManyRequestsError
+from privmarket.broker.deadline_thread import Scheduler
 from privmarket.broker.forms import (
     Amount,
     Claim,
@@ -37,11 +37,11 @@ from privmarket.broker.forms import (
     TokenForm,
 )
 from privmarket.broker.group_commit import GroupCommit
+from privmarket.broker.http_errors import BrokerError, ForbiddenError, NotFoundError, TooManyRequestsError
 from privmarket.broker.limits import Counters, Gate, Limits, RateLimit, error_body
 from privmarket.broker.log import read_head
 from privmarket.broker.pages import error_page, is_page, pages
 from privmarket.broker.parties import ANONYMOUS, Actor, bearer_token, require
-from privmarket.broker.scheduler import Scheduler
 from privmarket.errors import PrivmarketError
 from privmarket.mechanisms import mechanism_names
 from privmarket.rounds import Offer

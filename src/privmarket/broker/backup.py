@@ -16,7 +16,7 @@ from sqlalchemy import insert, select
 
 from privmarket.broker import log, merkle, projection, sql
 from privmarket.broker.database import Database
-from privmarket.broker.errors import BrokerError
+from privmarket.broker.http_errors import BrokerError
 from privmarket.broker.log import Entry
 from privmarket.broker.schema import names, old_log
 from privmarket.broker.signatures import Head

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Row
 
-from privmarket.broker import idempotency, parties, schedules, signatures, sql, wallets
+from privmarket.broker import idempotency, noise_tables, parties, signatures, sql, wallets
 from privmarket.broker.database import Transaction
-from privmarket.broker.errors import BrokerError, ConflictError, ForbiddenError, NotFoundError
+from privmarket.broker.http_errors import BrokerError, ConflictError, ForbiddenError, NotFoundError
 from privmarket.broker.lifecycle import require_state
 from privmarket.broker.parties import Actor, Entropy
 from privmarket.errors import PrivmarketError
@@ -287,7 +287,7 @@ def _exhausted(tx: Transaction, asked: Sequence[tuple[BidRequest, _Facts]]) -> s
     for _, (actor, _, has_sold, _, _, round_) in asked:
         if actor and actor.role == "seller" and round_ and has_sold:
             family = ReleaseFamily(round_.sampling_rate, round_.steps, round_.delta)
-            if schedules.is_ready(family):
+            if noise_tables.is_ready(family):
                 doubtful[family].add((actor.party_id, round_.id))
     records = wallets.of_sellers(tx.connection, list({who for pairs in doubtful.values() for who, _ in pairs}))
     found: set[tuple[str, str]] = set()

@@ -12,11 +12,10 @@ from typing import Any
 
 from sqlalchemy import Row, select
 
-from privmarket.broker import bidding, idempotency, ledger, lifecycle, parties, rules, schedules, sql
+from privmarket.broker import bidding, idempotency, ledger, lifecycle, noise_tables, parties, rules, sql
 from privmarket.broker.bidding import BidRequest
 from privmarket.broker.database import Clock, Database, Transaction
-from privmarket.broker.errors import BrokerError, ConflictError, ForbiddenError, NotFoundError
-from privmarket.broker.interpreter import no_collection
+from privmarket.broker.http_errors import BrokerError, ConflictError, ForbiddenError, NotFoundError
 from privmarket.broker.log import canonical
 from privmarket.broker.parties import ANONYMOUS, MONEY_LIMIT_MICRO, SYSTEM, Actor, Entropy, identifier, require
 from privmarket.broker.schema import rounds, tasks
@@ -88,7 +87,7 @@ class Broker:
             )
             families = [ReleaseFamily(*row) for row in connection.execute(live)]
         for family in families:
-            schedules.prepare(family, patience_seconds=0)
+            noise_tables.prepare(family, patience_seconds=0)
 
     # ---- parties and money ------------------------------------------------------------------------------
 
@@ -188,7 +187,7 @@ class Broker:
             rules.check(fields["mechanism"], fields["settings"])
         row = {**fields, "settings": canonical(fields["settings"])}
         self._rule_version(row)
-        schedules.prepare(family)
+        noise_tables.prepare(family)
 
         def command(tx: Transaction) -> Answer:
             if (
@@ -212,7 +211,7 @@ class Broker:
         if task is None or task.buyer_id != actor.party_id:
             raise NotFoundError(f"no task {task_id}", "GET /v1/tasks lists yours")
         version = self._rule_version(dict(task._mapping))
-        schedules.prepare(ReleaseFamily(task.sampling_rate, task.steps, task.delta))
+        noise_tables.prepare(ReleaseFamily(task.sampling_rate, task.steps, task.delta))
 
         def command(tx: Transaction) -> Answer:
             mine = rounds.c.task_id == task_id
@@ -301,7 +300,7 @@ class Broker:
     def _clear(self, actor: Actor, round_id: str, asked: idempotency.Request) -> Answer:
         """Prepares the auction on a snapshot and logs it; inside the write if wallets keep moving meanwhile."""
         for attempt in range(_TRIES):
-            with self.database.read() as connection, no_collection():
+            with self.database.read() as connection:
                 prepared = lifecycle.prepare(connection, round_id, self.make_mechanism)
             with self.database.write(actor.party_id) as tx:
                 first = idempotency.first_answer(asked, idempotency.find(tx, [asked]))
@@ -309,8 +308,7 @@ class Broker:
                     return first
                 answer = lifecycle.clear(tx, round_id, prepared)
                 if answer is None and attempt == _TRIES - 1:
-                    with no_collection():
-                        again = lifecycle.prepare(tx.connection, round_id, self.make_mechanism)
+                    again = lifecycle.prepare(tx.connection, round_id, self.make_mechanism)
                     answer = lifecycle.clear(tx, round_id, again)
                 if answer is not None:
                     tx.answer(0, asked.key_hash, asked.request_hash, canonical(answer))

@@ -16,7 +16,7 @@ from sqlalchemy import Connection, Engine, RootTransaction, create_engine, event
 from sqlalchemy.exc import ArgumentError, OperationalError, SQLAlchemyError, TimeoutError
 
 from privmarket.broker import log, projection, sql
-from privmarket.broker.errors import DatabaseError, UnavailableError
+from privmarket.broker.http_errors import DatabaseError, UnavailableError
 from privmarket.broker.log import Entry, canonical
 from privmarket.broker.merkle import EMPTY_ROOT
 from privmarket.broker.schema import metadata

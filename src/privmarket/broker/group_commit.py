@@ -14,7 +14,7 @@ from typing import Any
 
 from privmarket.broker.bidding import BidRequest
 from privmarket.broker.broker import Broker
-from privmarket.broker.errors import UnavailableError
+from privmarket.broker.http_errors import UnavailableError
 
 Answer = dict[str, Any]
 _Result = Answer | BaseException

@@ -13,7 +13,7 @@ from typing import Any
 
 from privmarket.broker import sql
 from privmarket.broker.database import Transaction
-from privmarket.broker.errors import BrokerError, IdempotencyError
+from privmarket.broker.http_errors import BrokerError, IdempotencyError
 from privmarket.broker.log import digest
 from privmarket.broker.parties import hash_token
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from sqlalchemy import Connection
 
 from privmarket.broker import sql
-from privmarket.broker.errors import InsufficientFundsError
+from privmarket.broker.http_errors import InsufficientFundsError
 from privmarket.broker.projection import WORLD, escrow, party
 
 __all__ = ["WORLD", "balance", "escrow", "party", "require", "totals"]

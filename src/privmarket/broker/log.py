@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection
 
 from privmarket.broker import merkle, sql
-from privmarket.broker.errors import NotFoundError
+from privmarket.broker.http_errors import NotFoundError
 from privmarket.broker.signatures import Head, SigningKey, canonical, digest
 
 __all__ = ["Entry", "Tree", "append", "canonical", "digest", "entries", "lock", "read_head"]

@@ -21,8 +21,8 @@ from pydantic import ValidationError
 
 from privmarket.broker import plots, rules, sessions, views
 from privmarket.broker.broker import Broker
-from privmarket.broker.errors import BrokerError, UnauthenticatedError
 from privmarket.broker.forms import TaskForm
+from privmarket.broker.http_errors import BrokerError, UnauthenticatedError
 from privmarket.broker.lifecycle import TAKING_BIDS
 from privmarket.broker.parties import ANONYMOUS, MONEY_LIMIT_MICRO, Actor
 from privmarket.broker.projection import KINDS

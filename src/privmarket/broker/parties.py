@@ -18,7 +18,7 @@ from sqlalchemy import Connection
 
 from privmarket.broker import ledger, sql
 from privmarket.broker.database import Transaction
-from privmarket.broker.errors import (
+from privmarket.broker.http_errors import (
     BrokerError,
     ConflictError,
     ForbiddenError,

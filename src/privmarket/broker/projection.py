@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, Table
 
 from privmarket.broker import sql
-from privmarket.broker.errors import BrokerError
+from privmarket.broker.http_errors import BrokerError
 from privmarket.broker.log import Entry
 from privmarket.broker.schema import PROJECTIONS
 

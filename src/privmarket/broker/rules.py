@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from privmarket.broker.errors import BrokerError
+from privmarket.broker.http_errors import BrokerError
 from privmarket.errors import PrivmarketError, UnknownNameError
 from privmarket.market.bids import Array, Bids
 from privmarket.market.guarantees import (

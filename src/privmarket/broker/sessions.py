@@ -14,7 +14,7 @@ from fastapi import Request, Response
 
 from privmarket.broker import parties
 from privmarket.broker.broker import Broker
-from privmarket.broker.errors import ForbiddenError, UnauthenticatedError
+from privmarket.broker.http_errors import ForbiddenError, UnauthenticatedError
 from privmarket.broker.parties import Actor
 
 SESSION_SECONDS = 12 * 3600

@@ -20,7 +20,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from privmarket.broker import bidding, deliveries, ledger, lifecycle, log, merkle, parties, signatures, sql, wallets
 from privmarket.broker.broker import Broker
 from privmarket.broker.deliveries import Deadlines, Standing
-from privmarket.broker.errors import BrokerError
+from privmarket.broker.http_errors import BrokerError
 from privmarket.broker.lifecycle import StandingBid
 from privmarket.broker.log import Entry
 from privmarket.broker.projection import Change, Rebuilt, changes

@@ -16,7 +16,7 @@ from sqlalchemy import Connection, Row, Select, and_, func, or_, select
 from privmarket.broker import deliveries, ledger, lifecycle, merkle, sql, wallets
 from privmarket.broker import log as the_log
 from privmarket.broker.deliveries import Deadlines
-from privmarket.broker.errors import BrokerError, NotFoundError
+from privmarket.broker.http_errors import BrokerError, NotFoundError
 from privmarket.broker.parties import Actor, require
 from privmarket.broker.schema import awards, bids, log, names, parties, postings, rounds, tasks, tokens
 

@@ -22,7 +22,7 @@ from privmarket.cli import (
     attack,
     auction,
     audit,
-    broker,
+    broker_admin,
     data,
     demo,
     equilibrium,
@@ -67,7 +67,7 @@ app.command("serve")(serve.serve)
 app.command("witness")(witness.witness)
 seller_at_broker.add_to(seller.app)
 app.add_typer(seller.app, name="seller")
-app.add_typer(broker.app, name="broker")
+app.add_typer(broker_admin.app, name="broker")
 app.add_typer(flower.app, name="flower")
 add_commands(app)
 

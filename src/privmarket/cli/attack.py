@@ -10,7 +10,7 @@ import typer
 from privmarket.cli.options import Json, Seed, note, print_json, print_table
 
 if TYPE_CHECKING:
-    from privmarket.federated.attacks import AttackResult
+    from privmarket.federated.privacy_attacks import AttackResult
 
 ATTACKS = ("canary", "one-run", "membership")
 
@@ -96,11 +96,11 @@ def _run(
     import torch
 
     from privmarket.errors import ConfigurationError
-    from privmarket.federated.attacks import Subject, canary_attack, membership_attack, one_run_attack
     from privmarket.federated.datasets import load_dataset
     from privmarket.federated.features import with_features
     from privmarket.federated.local import ClientRecords, LocalPlan
     from privmarket.federated.models import build_model
+    from privmarket.federated.privacy_attacks import Subject, canary_attack, membership_attack, one_run_attack
     from privmarket.federated.recommended import recommended_training
     from privmarket.federated.workers import one_thread
 

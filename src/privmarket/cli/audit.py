@@ -24,7 +24,7 @@ from privmarket.extras import require
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from privmarket.market.audit import AuditReport, RegretSummary
+    from privmarket.market.audit_report import AuditReport, RegretSummary
     from privmarket.market.scenarios import Law
     from privmarket.reports.comparison import Comparison
 

@@ -18,7 +18,7 @@ from privmarket.federated.config import FederationConfig, Training
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from privmarket.federated.attacks import AttackResult
+    from privmarket.federated.privacy_attacks import AttackResult
     from privmarket.federated.state import RunResult
     from privmarket.privacy.words import Promise, Trust
     from privmarket.rounds import RoundRecord
@@ -124,7 +124,7 @@ def _attacked(result: RunResult) -> list[AttackResult]:
     """The run's largest sale and its model under attack; how they are attacked follows from the seed."""
     import numpy as np
 
-    from privmarket.federated.attacks import attack_run
+    from privmarket.federated.privacy_attacks import attack_run
     from privmarket.federated.workers import one_thread
 
     with one_thread():

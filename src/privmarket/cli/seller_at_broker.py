@@ -43,7 +43,7 @@ def register(
 
       privmarket seller register --url https://market.example --name "North clinic" --cap-epsilon 8
     """
-    from privmarket.broker.client import BrokerClient
+    from privmarket.broker.http_client import BrokerClient
     from privmarket.broker.signatures import SigningKey
 
     with BrokerClient(url) as client:
@@ -69,7 +69,7 @@ def bid(
 
       privmarket seller bid round-0123456789abcdef --valuation 0.4 --epsilon 1 --url … --token …
     """
-    from privmarket.broker.client import BrokerClient
+    from privmarket.broker.http_client import BrokerClient
     from privmarket.broker.signatures import SigningKey
 
     openings = key.with_suffix(".openings.json")
@@ -85,7 +85,7 @@ def reveal(round_id: str, url: Url, token: Token, key: Key = DEFAULT_KEY, json: 
 
       privmarket seller reveal round-0123456789abcdef --url … --token …
     """
-    from privmarket.broker.client import BrokerClient
+    from privmarket.broker.http_client import BrokerClient
     from privmarket.broker.signatures import SigningKey
 
     openings = key.with_suffix(".openings.json")
@@ -101,7 +101,7 @@ def prove(entry: int, url: Url, token: Token, json: Json = False) -> None:
 
       privmarket seller prove 1234 --url … --token …
     """
-    from privmarket.broker.client import BrokerClient
+    from privmarket.broker.http_client import BrokerClient
 
     with BrokerClient(url, token) as client:
         answer = client.prove(entry)

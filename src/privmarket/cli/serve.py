@@ -122,15 +122,13 @@ def _run(
 ) -> None:
     from privmarket.broker.api import create_app
     from privmarket.broker.broker import Broker
-    from privmarket.broker.interpreter import take_short_turns
-    from privmarket.broker.server import run_server
+    from privmarket.broker.http_server import run_server
     from privmarket.broker.signatures import SigningKey
 
     if settings.access_log:
         lines = logging.StreamHandler(sys.stderr)
         logging.getLogger("privmarket.access").addHandler(lines)
         logging.getLogger("privmarket.access").setLevel(logging.INFO)
-    take_short_turns()
     broker = Broker(database, key=SigningKey.read_or_make(key), closing_grace_ms=2000)
     broker.prepare_schedules()
     token = broker.first_operator()
@@ -138,7 +136,7 @@ def _run(
         note(f"operator token (shown once): {token}")
         note(f"the key that signs the log is in {key}: back it up apart from the database")
     if demo_seed is not None:
-        from privmarket.broker.demo import DemoMarket
+        from privmarket.broker.demo_market import DemoMarket
 
         market = DemoMarket(broker, demo_seed)
         for role, own in market.tokens.items():
@@ -155,7 +153,7 @@ def _run(
 
 def _listen(host: str, port: int) -> socket.socket:
     """The socket, before anything else is done: a port that somebody has must not cost a database or a token."""
-    from privmarket.broker.errors import BrokerError
+    from privmarket.broker.http_errors import BrokerError
 
     try:
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)

@@ -32,8 +32,8 @@ def witness(
 
       privmarket witness https://market.example --file heads.txt --compare theirs.txt
     """
-    from privmarket.broker.client import BrokerCallError, BrokerClient, LogForkedError
-    from privmarket.broker.witness import Witness, forks, read_heads
+    from privmarket.broker.http_client import BrokerCallError, BrokerClient, LogForkedError
+    from privmarket.broker.log_witness import Witness, forks, read_heads
 
     with BrokerClient(url) as client:
         watching = Witness(client, file, key)

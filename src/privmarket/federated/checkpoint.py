@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from privmarket.federated.errors import CheckpointError
+from privmarket.errors import CheckpointError
 from privmarket.files import write_atomically
 
 _MAGIC = b"privmarket-checkpoint-1 "

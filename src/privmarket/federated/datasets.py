@@ -14,9 +14,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from privmarket.errors import UnknownNameError
+from privmarket.errors import DataError, UnknownNameError
 from privmarket.federated.config import MEASURED_ON
-from privmarket.federated.errors import DataError
 
 Pixels = NDArray[np.float32]
 Labels = NDArray[np.int64]

@@ -20,13 +20,13 @@ from pathlib import Path
 
 import numpy as np
 
+from privmarket.errors import DataError
 from privmarket.federated.datasets import (
     DatasetFiles,
     data_folder,
     dataset_files,
     missing_files,
 )
-from privmarket.federated.errors import DataError
 from privmarket.files import write_atomically
 
 Report = Callable[[str], None]

@@ -18,9 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from privmarket.errors import UnknownNameError
+from privmarket.errors import DataError, UnknownNameError
 from privmarket.federated.datasets import Dataset, Pixels
-from privmarket.federated.errors import DataError
 from privmarket.federated.scattering import SMALLEST_SIDE, normalised_scattering, to_one_norm
 from privmarket.federated.whitening import public_basis
 from privmarket.privacy.tables import cache_folder

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
+from privmarket.errors import DataError
 from privmarket.federated.config import FederationConfig
 from privmarket.federated.datasets import Dataset, load_dataset
-from privmarket.federated.errors import DataError
 from privmarket.federated.features import with_features
 from privmarket.federated.simulation import Federation
 from privmarket.federated.state import RunResult

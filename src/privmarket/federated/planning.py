@@ -20,10 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from privmarket.errors import ConfigurationError
+from privmarket.errors import ConfigurationError, DataError
 from privmarket.federated.config import FederationConfig
 from privmarket.federated.datasets import Dataset, load_dataset
-from privmarket.federated.errors import DataError
 from privmarket.federated.plan_runs import Outcome, PublicProxy, run_cell
 from privmarket.files import write_atomically
 from privmarket.market.objectives import AggregateError

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from privmarket.federated.clients import client_parts
+from privmarket.federated.clients import Records, client_parts
 from privmarket.federated.config import FederationConfig
 from privmarket.federated.datasets import Dataset, load_dataset
 from privmarket.federated.features import with_features
@@ -28,7 +28,6 @@ from privmarket.federated.local import (
 )
 from privmarket.federated.models import Model, build_model
 from privmarket.federated.modes import ChunkOrder
-from privmarket.federated.partition import Records
 from privmarket.privacy.gaussian import literal_noise_multiplier
 from privmarket.privacy.noise import NoiseSource
 

@@ -13,18 +13,16 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from privmarket.errors import ConfigurationError
+from privmarket.errors import CheckpointError, ConfigurationError, DataError
 from privmarket.federated.aggregation import aggregate, seller_weights
 from privmarket.federated.checkpoint import load_checkpoint, save_checkpoint
-from privmarket.federated.clients import client_types
+from privmarket.federated.clients import Records, client_types
 from privmarket.federated.config import FederationConfig
 from privmarket.federated.datasets import Dataset, load_dataset
-from privmarket.federated.errors import CheckpointError, DataError
 from privmarket.federated.features import with_features
+from privmarket.federated.global_model import PLAIN_AVERAGE, ServerState, server_step
 from privmarket.federated.modes import ChunkOrder
-from privmarket.federated.partition import Records
 from privmarket.federated.pool import ClientPool, build_pool, pool_from
-from privmarket.federated.server import PLAIN_AVERAGE, ServerState, server_step
 from privmarket.federated.shares import MODULUS_BITS, SharedSum, bits_at_most
 from privmarket.federated.state import RunResult, RunState, from_checkpoint, to_checkpoint
 from privmarket.federated.workers import Workers, one_thread

@@ -10,7 +10,7 @@ import torch
 
 from privmarket.federated.checkpoint import Checkpoint
 from privmarket.federated.config import FederationConfig
-from privmarket.federated.server import ServerState
+from privmarket.federated.global_model import ServerState
 from privmarket.market.bids import Bids
 from privmarket.privacy.wallet import Wallets
 from privmarket.rounds import MICRO, RoundRecord

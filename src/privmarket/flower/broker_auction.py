@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import replace
 
-from privmarket.broker.client import BrokerCallError, BrokerClient
+from privmarket.broker.http_client import BrokerCallError, BrokerClient
 from privmarket.errors import ConfigurationError
 from privmarket.flower.settings import MarketSettings
 from privmarket.rounds import Award, Offer, Phase, Round, RoundError, Settlement, Terms

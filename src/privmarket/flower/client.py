@@ -34,7 +34,7 @@ from privmarket.privacy.words import SEEDED_WARNING, Trust
 from privmarket.rounds import Offer, Terms
 
 if TYPE_CHECKING:
-    from privmarket.broker.client import BrokerClient
+    from privmarket.broker.http_client import BrokerClient
 
 MEMORY = "privmarket-offer"  # where a node remembers its offer from the bid to the sale
 

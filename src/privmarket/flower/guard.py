@@ -24,7 +24,7 @@ from privmarket.privacy.policy import Order, PolicyRefusal, Reason
 from privmarket.rounds import Terms
 
 if TYPE_CHECKING:
-    from privmarket.broker.client import BrokerClient
+    from privmarket.broker.http_client import BrokerClient
 
 _log = logging.getLogger("privmarket.client")
 _REFUSALS = "privmarket-refusals"  # how often a node refused, by reason

@@ -12,7 +12,7 @@ import numpy as np
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from privmarket.broker.client import BrokerClient
+from privmarket.broker.http_client import BrokerClient
 from privmarket.errors import ConfigurationError
 from privmarket.federated.aggregation import aggregate
 from privmarket.flower import wire
@@ -136,7 +136,7 @@ class MarketRun:
         # torch is the server's optimiser; importing it here keeps modules that only name an app quick to load.
         import torch
 
-        from privmarket.federated.server import ServerState
+        from privmarket.federated.global_model import ServerState
 
         settings = self.settings
         self.fleet = Fleet(self.grid, settings.bid_seconds)
@@ -239,7 +239,7 @@ class MarketRun:
     def _move(self, update: np.ndarray, number: int) -> None:
         import torch
 
-        from privmarket.federated.server import server_step
+        from privmarket.federated.global_model import server_step
 
         settings = self.settings
         self.state = server_step(self.state, torch.from_numpy(update), settings, number / settings.rounds)

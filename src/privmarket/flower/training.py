@@ -34,7 +34,7 @@ from privmarket.federated.local import (
 )
 from privmarket.federated.model_check import require_per_record, row_findings
 from privmarket.federated.workers import one_thread
-from privmarket.flower.fast_path import fast_model
+from privmarket.flower.known_layers import fast_model
 from privmarket.flower.wire import Arrays
 from privmarket.privacy.release import BLOCK_RECORDS, Grid
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from privmarket.market.bids import Array, Bids
 from privmarket.market.objectives import AggregateError
-from privmarket.market.ration import RationCurve
+from privmarket.market.ration_curve import RationCurve
 from privmarket.market.scenarios import EmpiricalLaw, IndependentLaw, Law
 
 # Beyond this share of clients a price may be infinite, or a single past bid.

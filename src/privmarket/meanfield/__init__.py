@@ -6,12 +6,12 @@
 """
 
 from privmarket.meanfield.bid_function import BidFunction, Surface, load_bid_function, truthful
-from privmarket.meanfield.equilibrium import Equilibrium, Note, Result, Statistics, exploitability, solve
 from privmarket.meanfield.game import DiscreteGame, Flow
 from privmarket.meanfield.grid import Grid, Mesh
 from privmarket.meanfield.problem import Problem
 from privmarket.meanfield.representative import MenuMarket, QuadraticMarket, RepresentativeMarket
 from privmarket.meanfield.schemes import SCHEMES, BudgetScheme, ExplicitUpwind, ImplicitUpwind
+from privmarket.meanfield.solver import Equilibrium, Note, Result, Statistics, exploitability, solve
 
 __all__ = [
     "SCHEMES",

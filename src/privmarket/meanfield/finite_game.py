@@ -19,10 +19,10 @@ from privmarket.errors import ConfigurationError
 from privmarket.market.bids import Array, Bids
 from privmarket.market.mechanism import Mechanism
 from privmarket.market.menu import MenuCurve
-from privmarket.meanfield.equilibrium import Equilibrium
 from privmarket.meanfield.offered import MenuPath, TabulatedMarket
 from privmarket.meanfield.representative import MenuMarket
 from privmarket.meanfield.schemes import ExplicitUpwind
+from privmarket.meanfield.solver import Equilibrium
 
 
 @runtime_checkable

@@ -28,9 +28,9 @@ from privmarket.market.attacks import Attack, GridAttack
 from privmarket.market.bids import Array
 from privmarket.market.mechanism import Mechanism
 from privmarket.market.scenarios import Law
-from privmarket.meanfield.equilibrium import Equilibrium
 from privmarket.meanfield.finite_game import Deviation, FiniteGame
 from privmarket.meanfield.offered import MenuPath, TabulatedMarket, average
+from privmarket.meanfield.solver import Equilibrium
 
 Progress = Callable[[int, int], None]
 Met = MenuPath | TabulatedMarket

@@ -1,7 +1,7 @@
 """The ration menu: fixed prices, and a ration of ε that depends on what the *others* cost.
 
-Notation: see `market.ration`. T(ℓ) = what all clients are paid at level ℓ, R(ℓ) = the most that one client can be
-paid. Client i faces ℓ_{−i} = the largest ℓ with T_{−i}(ℓ) + R(ℓ) ≤ B, up to ε_max and the curve's ceiling.
+Notation: see `market.ration_curve`. T(ℓ) = what all clients are paid at level ℓ, R(ℓ) = the most that one client
+can be paid. Client i faces ℓ_{−i} = the largest ℓ with T_{−i}(ℓ) + R(ℓ) ≤ B, up to ε_max and the curve's ceiling.
 
 ℓ_{−i} does not depend on client i's report, so truth is dominant in v and in ε; and ℓ_{−i} is at most the level
 at which all together cost B, so the budget holds. A client whose ℓ_{−i} is ε_max could sell everything and money
@@ -24,7 +24,7 @@ from privmarket.market.facts import offer_limit
 from privmarket.market.guarantees import BudgetFeasible, IndividuallyRational, Truthful, WithinOffer
 from privmarket.market.mechanism import Mechanism, budget_column
 from privmarket.market.outcome import Outcome
-from privmarket.market.ration import RationCurve
+from privmarket.market.ration_curve import RationCurve
 from privmarket.mechanisms.mean_field_menu import MeanFieldMenu
 
 # The levels in question are bracketed by cutting an interval into so many parts, so many times.

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from privmarket.errors import ConfigurationError
 from privmarket.market.objectives import AggregateError
-from privmarket.market.ration import RationCurve
+from privmarket.market.ration_curve import RationCurve
 from privmarket.market.ration_design import two_step_curve
 from privmarket.market.scenarios import Law, scenario
 from privmarket.mechanisms.ration import checked_price

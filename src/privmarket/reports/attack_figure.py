@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from privmarket.federated.attacks import AttackResult
+    from privmarket.federated.privacy_attacks import AttackResult
 
 _COLOURS = {"canary": "C0", "one-run": "C2", "membership": "C4"}
 _CLAIM = "C3"

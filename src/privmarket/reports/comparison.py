@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from privmarket.errors import MissingPartError, UnknownNameError
 from privmarket.market import attacks
-from privmarket.market.audit import AuditReport
-from privmarket.market.audit import audit as audit_mechanism
+from privmarket.market.audit_report import AuditReport
+from privmarket.market.audit_report import audit as audit_mechanism
 from privmarket.market.bids import Bids
 from privmarket.market.evaluation import beyond_rounding
 from privmarket.market.facts import MarketFacts

@@ -21,7 +21,7 @@ from privmarket.privacy.words import rounded_up_percent
 from privmarket.rounds import MICRO
 
 if TYPE_CHECKING:
-    from privmarket.federated.attacks import AttackResult
+    from privmarket.federated.privacy_attacks import AttackResult
 
 # Okabe–Ito colours: told apart under the common colour-vision deficiencies.
 _HEADROOM = 1.12  # of the axis above a full wallet, for the label of the cap

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from privmarket.market.bids import Array
-from privmarket.meanfield.equilibrium import Equilibrium
+from privmarket.meanfield.solver import Equilibrium
 from privmarket.mechanisms.learned.market_tensors import Markets
 
 

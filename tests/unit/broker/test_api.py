@@ -13,7 +13,7 @@ from fastapi.testclient import TestClient
 
 import privmarket as pm
 from privmarket.broker.api import ServiceSettings, create_app
-from privmarket.broker.client import BrokerCallError
+from privmarket.broker.http_client import BrokerCallError
 from privmarket.broker.limits import Limits, RateLimit
 from privmarket.broker.schema import head, metadata
 from privmarket.broker.signatures import SigningKey

@@ -18,10 +18,10 @@ import pytest
 from fastapi.testclient import TestClient
 
 from privmarket.broker import database as stored
-from privmarket.broker import rules, schedules
+from privmarket.broker import noise_tables, rules
 from privmarket.broker.api import ServiceSettings, create_app
 from privmarket.broker.broker import Broker
-from privmarket.broker.errors import BrokerError, UnavailableError
+from privmarket.broker.http_errors import BrokerError, UnavailableError
 from privmarket.broker.verify import verify
 from privmarket.errors import PrivmarketError
 from privmarket.mechanisms import mechanism, mechanism_names
@@ -43,8 +43,8 @@ def test_a_new_schedule_holds_nobody_up(market: Market, monkeypatch: pytest.Monk
         return honest(self)
 
     monkeypatch.setattr(ReleaseFamily, "menu", slow)
-    monkeypatch.setattr(schedules, "PATIENCE_SECONDS", 0.05)
-    monkeypatch.setattr(schedules.prepare, "__defaults__", (0.05,))
+    monkeypatch.setattr(noise_tables, "PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(noise_tables.prepare, "__defaults__", (0.05,))
     delta = 3.21e-6 if market.broker.database.is_embedded else 3.22e-6  # a schedule that nobody has used yet
     new, same = {**TASK, "steps": 3, "delta": delta}, key()
     try:
@@ -57,7 +57,7 @@ def test_a_new_schedule_holds_nobody_up(market: Market, monkeypatch: pytest.Monk
         assert time.monotonic() - started < 5
     finally:
         done.set()
-    monkeypatch.setattr(schedules.prepare, "__defaults__", (20.0,))
+    monkeypatch.setattr(noise_tables.prepare, "__defaults__", (20.0,))
     assert market.broker.publish_task(market.buyer, new, same)["steps"] == 3
 
 

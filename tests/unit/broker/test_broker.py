@@ -13,7 +13,7 @@ from sqlalchemy import func, select
 from privmarket.broker import ledger, views, wallets
 from privmarket.broker.bidding import BidRequest
 from privmarket.broker.broker import Broker
-from privmarket.broker.errors import (
+from privmarket.broker.http_errors import (
     BrokerError,
     ConflictError,
     ForbiddenError,

@@ -17,8 +17,8 @@ from privmarket.broker import database as stored
 from privmarket.broker import group_commit
 from privmarket.broker.api import ServiceSettings, create_app
 from privmarket.broker.broker import Broker
-from privmarket.broker.errors import UnavailableError
-from privmarket.broker.scheduler import Scheduler
+from privmarket.broker.deadline_thread import Scheduler
+from privmarket.broker.http_errors import UnavailableError
 from privmarket.broker.verify import verify
 from privmarket.rounds import Offer
 from privmarket_studies.torture.market import Market, key, make_market

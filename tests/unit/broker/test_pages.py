@@ -8,7 +8,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from privmarket.broker.api import create_app
-from privmarket.broker.errors import UnauthenticatedError
+from privmarket.broker.http_errors import UnauthenticatedError
 from privmarket_studies.torture.market import Market, key
 from tests.unit.broker.test_api import PAGE_ROUTES, SETTINGS
 

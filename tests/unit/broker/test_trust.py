@@ -14,12 +14,12 @@ from fastapi.testclient import TestClient
 from privmarket.broker.api import ServiceSettings, create_app
 from privmarket.broker.backup import backup, restore
 from privmarket.broker.broker import Broker
-from privmarket.broker.client import BrokerCallError, BrokerClient, LogForkedError
 from privmarket.broker.database import Database
-from privmarket.broker.errors import BrokerError, ConflictError, DatabaseError, ForbiddenError
+from privmarket.broker.http_client import BrokerCallError, BrokerClient, LogForkedError
+from privmarket.broker.http_errors import BrokerError, ConflictError, DatabaseError, ForbiddenError
+from privmarket.broker.log_witness import Witness, forks, read_heads
 from privmarket.broker.signatures import Head, SigningKey
 from privmarket.broker.verify import verify
-from privmarket.broker.witness import Witness, forks, read_heads
 from privmarket.rounds import Offer
 from privmarket_studies.torture.market import TASK, Clock, Market, key, make_market
 from tests.postgres import new_database

@@ -14,7 +14,7 @@ import pytest
 from privmarket.broker import projection
 from privmarket.broker.broker import Broker
 from privmarket.broker.database import Database
-from privmarket.broker.errors import DatabaseError
+from privmarket.broker.http_errors import DatabaseError
 from privmarket.broker.log import Entry
 from privmarket.broker.merkle import Frontier
 from privmarket.broker.schema import PROJECTIONS, metadata

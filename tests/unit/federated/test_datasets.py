@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from privmarket.errors import UnknownNameError
+from privmarket.errors import DataError, UnknownNameError
 from privmarket.federated import datasets, downloads
 from privmarket.federated.datasets import DatasetFiles, data_folder, has_checksum, load_dataset
 from privmarket.federated.downloads import get_dataset
-from privmarket.federated.errors import DataError
 
 
 def idx(array):

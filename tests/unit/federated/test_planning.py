@@ -8,11 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from privmarket.errors import ConfigurationError
+from privmarket.errors import ConfigurationError, DataError
 from privmarket.federated import planning
 from privmarket.federated.config import FederationConfig
 from privmarket.federated.datasets import load_dataset
-from privmarket.federated.errors import DataError
 from privmarket.federated.plan_runs import Outcome, PublicProxy, run_cell
 from privmarket.federated.planning import Options, Planner, check_proxy, rule_choices
 from privmarket.federated.recommended import recommended_training

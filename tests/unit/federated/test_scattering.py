@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from privmarket.errors import DataError
 from privmarket.federated import features
 from privmarket.federated.datasets import Dataset
-from privmarket.federated.errors import DataError
 from privmarket.federated.features import with_features
 from privmarket.federated.scattering import (
     ANGLES,

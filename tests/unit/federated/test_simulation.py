@@ -3,12 +3,11 @@
 import numpy as np
 import pytest
 
-from privmarket.errors import ConfigurationError, UnknownNameError
+from privmarket.errors import CheckpointError, ConfigurationError, DataError, UnknownNameError
 from privmarket.federated import simulation
 from privmarket.federated.checkpoint import load_checkpoint
 from privmarket.federated.config import FederationConfig, Training
 from privmarket.federated.datasets import Dataset
-from privmarket.federated.errors import CheckpointError, DataError
 from privmarket.federated.pool import ClientPool
 from privmarket.federated.simulation import Federation, SimulatedClients, run
 from privmarket.federated.summary import arithmetic_of, summarise

@@ -6,7 +6,7 @@ from fastapi.testclient import TestClient
 import privmarket as pm
 from privmarket.broker.api import ServiceSettings, create_app
 from privmarket.broker.broker import Broker
-from privmarket.broker.client import BrokerClient
+from privmarket.broker.http_client import BrokerClient
 from privmarket.broker.verify import verify
 from privmarket.errors import ConfigurationError
 from privmarket.flower import wire

@@ -8,7 +8,7 @@ import pytest
 import privmarket as pm
 from privmarket.errors import BidError, ConfigurationError
 from privmarket.market.objectives import AggregateError
-from privmarket.market.ration import RationCurve
+from privmarket.market.ration_curve import RationCurve
 from privmarket.market.ration_design import flat_price, two_step_curve
 from privmarket.market.scenarios import EmpiricalLaw, IndependentLaw, scenario
 from privmarket.mechanisms.ration_menu import RationMenu, face

@@ -17,7 +17,7 @@ from privmarket.errors import ConfigurationError
 from privmarket.files import write_atomically
 from privmarket.market.menu import MenuCurve
 from privmarket.market.objectives import AggregateError, Objective
-from privmarket.market.ration import RationCurve
+from privmarket.market.ration_curve import RationCurve
 from privmarket.market.scenarios import Law
 from privmarket.mechanisms.learned.menu_learning import DEFAULT_SEARCH, CurveSearch, learn_curve
 from privmarket.mechanisms.learned.menunet import MfgMenuNet, bias_to_noise, curve_arrays

@@ -28,7 +28,7 @@ from privmarket.market.menu import POSTED_PRICE, MenuCurve
 from privmarket.market.objectives import AggregateError, AggregationError, Objective
 from privmarket.market.objectives import objective as objective_called
 from privmarket.market.outcome import Outcome
-from privmarket.market.ration import RationCurve
+from privmarket.market.ration_curve import RationCurve
 from privmarket.market.ration_design import bias_to_noise as ration_bias_to_noise
 from privmarket.mechanisms.learned.floors import Floors, Ladder, levels
 from privmarket.mechanisms.learned.weights import Weights, WeightsError, load, shipped

@@ -5,7 +5,7 @@ with prices smoothed so that the error has a gradient; the width of the smoothin
 the best two steps in the fluid limit, and the exact mechanism on fresh markets decides between where it started,
 where it ended and a posted price for everything.
 
-Notation: see `market.ration`; A_m = min(ε, a_m(ℓ)), L = markets, N = clients, M = steps.
+Notation: see `market.ration_curve`; A_m = min(ε, a_m(ℓ)), L = markets, N = clients, M = steps.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from privmarket.market.bids import Bids
 from privmarket.market.menu import POSTED_PRICE, MenuCurve
 from privmarket.market.objectives import AggregateError
 from privmarket.market.outcome import Outcome
-from privmarket.market.ration import RationCurve
+from privmarket.market.ration_curve import RationCurve
 from privmarket.market.ration_design import two_step_curve
 from privmarket.market.scenarios import Law
 from privmarket.mechanisms.mean_field_menu import MeanFieldMenu

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from privmarket.federated.checkpoint import load_checkpoint, save_checkpoint
+from privmarket.federated.clients import iid_partition
 from privmarket.federated.config import FederationConfig, Training
 from privmarket.federated.datasets import Dataset, load_dataset
 from privmarket.federated.features import with_features
-from privmarket.federated.partition import iid_partition
 from privmarket.federated.simulation import Federation
 from privmarket.federated.state import RunResult, RunState, from_checkpoint, to_checkpoint
 from privmarket.federated.summary import summarise

@@ -13,8 +13,8 @@ from privmarket.market.bids import Bids
 from privmarket.market.evaluation import gain_shares, judge
 from privmarket.market.mechanism import Mechanism
 from privmarket.market.scenarios import scenario
+from privmarket_studies.reproduce.attack_strengths import PARTS, STRENGTHS, Counted
 from privmarket_studies.reproduce.markets import outside_training, rule_for
-from privmarket_studies.reproduce.strengths import PARTS, STRENGTHS, Counted
 
 # Markets that the mean payment is taken over: it is the denominator of everything, and auctions are cheap.
 _PAYMENT_MARKETS = 50

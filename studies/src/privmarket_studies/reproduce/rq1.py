@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from privmarket.reports.palette import colour, line_look, new_figure
+from privmarket_studies.reproduce.attack_strengths import STRENGTHS
 from privmarket_studies.reproduce.cells import Cell
 from privmarket_studies.reproduce.document import Block, Figure, Page, Results, Table, Text, failure_text
 from privmarket_studies.reproduce.markets import LITERAL, RULES
 from privmarket_studies.reproduce.prose import prose
 from privmarket_studies.reproduce.scale import Scale
 from privmarket_studies.reproduce.statistics import Measured, compared
-from privmarket_studies.reproduce.strengths import STRENGTHS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,8 +11,8 @@ import numpy as np
 
 from privmarket.market.attacks import combined
 from privmarket.market.scenarios import scenario
+from privmarket_studies.reproduce.attack_strengths import STRENGTHS
 from privmarket_studies.reproduce.markets import outside_training
-from privmarket_studies.reproduce.strengths import STRENGTHS
 
 MARKET = {"scenarios": ("uniform",), "clients": (100, 100), "budget_per_client": (0.5, 0.5)}
 

@@ -12,7 +12,7 @@ import privmarket as pm
 from privmarket.errors import ConfigurationError
 from privmarket.market.attacks import AscentAttack, GridAttack, combined
 from privmarket.market.objectives import AggregateError
-from privmarket.market.ration import RationCurve
+from privmarket.market.ration_curve import RationCurve
 from privmarket.market.scenarios import scenario
 from privmarket.mechanisms.learned.menunet import AGGREGATE_WEIGHTS, curve_arrays, read_curves
 from privmarket.mechanisms.learned.ration_learning import RationSearch, curve_value, learn_ration_curve

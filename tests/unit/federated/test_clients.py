@@ -5,9 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from privmarket.errors import ConfigurationError
-from privmarket.federated.errors import DataError
-from privmarket.federated.partition import dirichlet_partition, iid_partition
+from privmarket.errors import ConfigurationError, DataError
+from privmarket.federated.clients import dirichlet_partition, iid_partition
 
 
 @settings(max_examples=100, deadline=None)

@@ -9,15 +9,15 @@ import pytest
 import torch
 
 from privmarket.errors import ConfigurationError
-from privmarket.federated.attacks import (
+from privmarket.federated.local import ClientRecords, LocalPlan
+from privmarket.federated.models import logistic, mlp
+from privmarket.federated.privacy_attacks import (
     Subject,
     canary_attack,
     finished_model_attack,
     membership_attack,
     one_run_attack,
 )
-from privmarket.federated.local import ClientRecords, LocalPlan
-from privmarket.federated.models import logistic, mlp
 from privmarket.reports.attack_figure import attack_figure
 
 MODEL = logistic((1, 8, 8), 10)

@@ -11,7 +11,7 @@ from privmarket.errors import ConfigurationError
 from privmarket.market.menu import from_function
 from privmarket.market.scenarios import SCENARIOS
 from privmarket.meanfield import SCHEMES, DiscreteGame, Grid, MenuMarket, Problem, Result, exploitability, solve
-from privmarket.meanfield.equilibrium import _Damping
+from privmarket.meanfield.solver import _Damping
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotDone
 
-from privmarket.broker.errors import ConflictError, UnavailableError
+from privmarket.broker.http_errors import ConflictError, UnavailableError
 from privmarket.privacy.calibration import ReleaseFamily
 from privmarket.privacy.wallet import Wallets
 

@@ -11,7 +11,7 @@ import pytest
 import privmarket as pm
 from privmarket.market.scenarios import scenario
 from privmarket_studies.reproduce import regret
-from privmarket_studies.reproduce.strengths import STRENGTHS, PaperAscent, TrainingAttack
+from privmarket_studies.reproduce.attack_strengths import STRENGTHS, PaperAscent, TrainingAttack
 from tests.laws.broken import FirstPrice
 
 

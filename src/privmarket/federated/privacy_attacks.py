@@ -28,10 +28,10 @@ from privmarket.federated.local import ClientRecords, LocalPlan, plain_updates, 
 from privmarket.federated.models import Model
 from privmarket.federated.pool import pool_from
 from privmarket.federated.state import RunResult
-from privmarket.privacy.audit import AuditResult, Scores, audit_family, audit_one_run
 from privmarket.privacy.calibration import ReleaseFamily
 from privmarket.privacy.certificate import certify
 from privmarket.privacy.noise import NoiseSource
+from privmarket.privacy.release_audit import AuditResult, Scores, audit_family, audit_one_run
 
 Array = NDArray[np.float64]
 # Releases computed at once: copies of one client.

@@ -20,7 +20,7 @@ from typing import Any
 import httpx
 
 from privmarket.broker import merkle, signatures
-from privmarket.broker.errors import BrokerError
+from privmarket.broker.http_errors import BrokerError
 from privmarket.broker.signatures import Head, SigningKey
 from privmarket.errors import PrivmarketError
 

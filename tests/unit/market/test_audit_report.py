@@ -3,7 +3,7 @@ import pytest
 import privmarket as pm
 from privmarket.errors import ConfigurationError
 from privmarket.market.attacks import GridAttack
-from privmarket.market.audit import audit
+from privmarket.market.audit_report import audit
 from privmarket.market.objectives import AggregationError
 from privmarket.market.scenarios import scenario
 from tests.laws.broken import BROKEN

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from privmarket.broker.client import BrokerClient, LogForkedError, require_continuation
-from privmarket.broker.errors import BrokerError
+from privmarket.broker.http_client import BrokerClient, LogForkedError, require_continuation
+from privmarket.broker.http_errors import BrokerError
 from privmarket.broker.signatures import Head
 
 
