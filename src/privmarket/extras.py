@@ -25,7 +25,6 @@ EXTRA_OF = {
     "opacus": "flower",
     "pandas": "pandas",
     "PIL": "federated",
-    "plotly": "federated",
     "psycopg": "postgres",
     "pydantic": "broker",
     "python_multipart": "broker",

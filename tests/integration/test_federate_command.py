@@ -28,7 +28,7 @@ def test_json_on_stdout_and_the_rest_on_stderr(tmp_path):
     assert sum(r["spent_micro"] for r in summary["rounds"]) == pytest.approx(summary["spent"] * 1e6)
     assert len(summary["clients"]) == 12
     assert max(row["epsilon_spent"] for row in summary["clients"]) <= 6.0 + 1e-6
-    assert page.stat().st_size > 1_000_000
+    assert 10_000 < page.stat().st_size < 1_000_000
 
 
 def test_a_run_killed_by_the_system_resumes_to_the_identical_result(tmp_path):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from privmarket.cli.options import Seed, note, print_table
+from privmarket.files import check_writable
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -31,53 +32,37 @@ def demo(
     """
     from privmarket.cli.federate import LiveRounds, clients_table
     from privmarket.federated.summary import client_table
-    from privmarket.reports.federated_demo import demo_config, run_demo
+    from privmarket.reports.federated_demo import NAMES, demo_config, run_demo
     from privmarket.reports.federated_report import write_report
+    from privmarket.reports.verdict import strength_sentence, verdict, worst_promise
 
+    check_writable(out / "demo.html")
     with LiveRounds(demo_config(seed)) as live:
         result = run_demo(seed, on_round=live.show, progress=live.say)
     print_table(_closing_table(result))
-    print_table(clients_table(client_table(result.private), limit=20))
-    path = write_report(
-        out / "demo.html", result.runs, facts=_facts(result), command=f"privmarket demo --seed {seed}"
-    )
+    print_table(clients_table(client_table(result.private), limit=20, names=NAMES))
+    print(verdict(result.runs, result.lies))
+    print(strength_sentence(worst_promise(result.private)))
+    command = f"privmarket demo --seed {seed}"
+    path = write_report(out / "demo.html", result.runs, command=command, lies=result.lies, names=NAMES)
     note(f"report: {path}")
-
-
-def _facts(result: DemoResult) -> dict[str, str]:
-    """What stands at the top of the report."""
-    run = result.private
-    left = run.wallets.remaining_share
-    return {
-        "test accuracy": f"{run.accuracy:.1%}",
-        "without noise": f"{result.runs['no noise'].accuracy:.1%}",
-        "paid to clients": f"{run.spent:,.2f}",
-        "ε sold": f"{sum(r.total_epsilon for r in run.records):,.0f}",
-        "most a lie gains": f"{result.largest_gain:.2g}",
-        "wallets nearly empty": f"{int((left < 0.05).sum())} of {left.size}",
-    }
 
 
 def _closing_table(result: DemoResult) -> Table:
     from rich.table import Table
 
     from privmarket.federated.summary import summarise
+    from privmarket.reports.verdict import CURRENCY
 
     table = Table(title="Handwritten digits, 20 clients, 40 rounds")
-    for column in ("run", "test accuracy", "paid", "ε sold", "largest total ε of a client"):
+    for column in ("run", "right on the test", f"paid, {CURRENCY}", "largest total ε of a client"):
         table.add_column(column, justify="left" if column == "run" else "right")
     for label, run in result.runs.items():
-        summary = summarise(run, rounds=False)
-        market = run.config.mode != "no-dp"
+        largest = summarise(run, rounds=False)["largest_epsilon_spent"]
         table.add_row(
             label,
             f"{run.accuracy:.1%}",
-            f"{run.spent:,.2f}" if market else "–",
-            f"{summary['epsilon_bought']:,.1f}" if market else "–",
-            f"{summary['largest_epsilon_spent']:.1f}" if run.config.mode == "private" else "no guarantee",
+            f"{run.spent:,.0f}" if run.config.privacy.holds_auctions else "–",
+            f"{largest:.3g}" if run.config.privacy.is_private else "no promise",
         )
-    table.caption = (
-        f"Largest gain from any lie about v or ε found in round 1: {result.largest_gain:.2g} "
-        f"(mean payment {result.mean_payment:.2f})"
-    )
     return table

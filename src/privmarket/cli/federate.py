@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from json import dumps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
     from privmarket.federated.privacy_attacks import AttackResult
     from privmarket.federated.state import RunResult
-    from privmarket.privacy.words import Promise, Trust
+    from privmarket.privacy.words import Promise
     from privmarket.rounds import RoundRecord
 
 _ATTACK = 9  # keeps the attacker's random numbers apart from the run's
@@ -74,6 +75,7 @@ def federate(
     from privmarket.federated.simulation import run
     from privmarket.federated.summary import brief, summarise
     from privmarket.privacy.words import SEEDED_WARNING
+    from privmarket.reports.verdict import worst_promise
 
     config = FederationConfig(
         **settings,
@@ -94,7 +96,7 @@ def federate(
     if json:
         print_json(summary)
         return
-    print_table(_totals_table(summary, _worst_promise(result)))
+    print_table(_totals_table(summary, worst_promise(result)))
     print_table(clients_table(summary["clients"]))
     if attacks:
         show_attacks(attacks)
@@ -134,14 +136,8 @@ def _attacked(result: RunResult) -> list[AttackResult]:
 def _write_report(path: Path, result: RunResult, attacks: list[AttackResult]) -> None:
     from privmarket.reports.federated_report import write_report
 
-    facts = {
-        "test accuracy": f"{result.accuracy:.1%}",
-        "paid to clients": f"{result.spent:,.2f}",
-        "ε sold": f"{sum(r.total_epsilon for r in result.records):,.0f}",
-        "rounds": str(result.config.rounds),
-    }
     label = f"{result.config.dataset}, {result.config.mode}"
-    note(f"report: {write_report(path, {label: result}, facts=facts, command=_command(), attacks=attacks)}")
+    note(f"report: {write_report(path, {label: result}, command=_command(), attacks=attacks)}")
 
 
 def _command() -> str:
@@ -217,27 +213,6 @@ class LiveRounds:
         self._bar.update(self._task, completed=record.number + 1, description=text)
 
 
-def _worst_promise(result: RunResult) -> Promise | None:
-    """What the run's sales promise to a record of the client that sold most; None where nothing is promised."""
-    from privmarket.privacy.accountant import composed_epsilon
-    from privmarket.privacy.certificate import guess_accuracy
-    from privmarket.privacy.words import Promise, promise
-
-    config = result.config
-    if not config.privacy.is_private:
-        return None
-    histories = [[e for entry in result.wallets.history if (e := entry[i])] for i in range(config.clients)]
-    most = max(histories, key=lambda events: composed_epsilon(events, config.delta))
-    if not most:
-        return None
-    trust = cast("Trust", config.trust)
-    if config.training.sampling_rate < 1.0:  # the whole curve of many sampled sales takes minutes; ε and δ do not
-        epsilon = composed_epsilon(most, config.delta)
-        guess = guess_accuracy(epsilon, config.delta)
-        return Promise(epsilon, config.delta, guess, trust=trust, seeded=True)
-    return promise(most, config.delta, trust=trust, seeded=True)
-
-
 def _totals_table(summary: dict[str, Any], promised: Promise | None) -> Table:
     from rich.table import Table
 
@@ -254,7 +229,6 @@ def _totals_table(summary: dict[str, Any], promised: Promise | None) -> Table:
     table.add_row("test accuracy", f"{summary['accuracy']:.2%}")
     table.add_row("rounds", f"{config['rounds']}")
     table.add_row("paid in all", f"{summary['spent']:,.2f}")
-    table.add_row("ε bought, sum over rounds and clients", f"{summary['epsilon_bought']:,.1f}")
     table.add_row("sellers per round", f"{summary['sellers_per_round']:.1f}")
     largest = summary["largest_epsilon_spent"]
     table.add_row(
@@ -274,8 +248,8 @@ def _totals_table(summary: dict[str, Any], promised: Promise | None) -> Table:
     return table
 
 
-def clients_table(rows: list[dict[str, Any]], limit: int = 12) -> Table:
-    """The clients that were paid most, with what their wallets have left."""
+def clients_table(rows: list[dict[str, Any]], limit: int = 12, names: Sequence[str] = ()) -> Table:
+    """The clients that were paid most, by number or name, with what their wallets have left."""
     from rich.table import Table
 
     shown = sorted(rows, key=lambda row: -row["paid"])[:limit]
@@ -285,7 +259,7 @@ def clients_table(rows: list[dict[str, Any]], limit: int = 12) -> Table:
     for row in shown:
         left = "no limit" if row["wallet_left"] is None else f"{row['wallet_left']:.0%}"
         table.add_row(
-            str(row["client"]),
+            names[row["client"]] if names else str(row["client"]),
             f"{row['valuation']:.3f}",
             f"{row['epsilon_per_round']:.2f}",
             str(row["sales"]),

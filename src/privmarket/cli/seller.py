@@ -50,9 +50,7 @@ def check(
         sale = promise([event], found.delta, epsilon=found.epsilon_per_sale, unit=found.unit)
     if json:
         plain = {k: sorted(v) if isinstance(v, frozenset) else v for k, v in asdict(found).items()}
-        print_json(
-            {"policy": plain, "sale": None if sale is None else sale.to_json(), "lifetime": life.to_json()}
-        )
+        print_json({"policy": plain, "sale": None if sale is None else sale.to_json(), "lifetime": life.to_json()})
         return
     print(f"{file}: a policy that can be used")
     print("the largest sale, as one noisy sum over all records:")

@@ -13,20 +13,28 @@ from privmarket.federated.recommended import recommended_training
 from privmarket.federated.simulation import Federation, OnRound, run
 from privmarket.federated.state import RunResult
 from privmarket.market.attacks import STRONG
+from privmarket.reports.verdict import LieCheck
 
 # One run per line of the closing table: the label, and how it differs from the private run.
 COMPARED: dict[str, dict[str, Any]] = {
     "private": {},
-    "private, server sees sums, half the money": {
+    "private, the server sees only sums, half the money": {
         "trust": "aggregate",
         "mechanism": "ration",
         "mechanism_settings": {"unit_price": 1.0},
         "budget": 7.5,
     },
-    "no noise": {"mode": "no-noise"},
-    "no DP, everyone for free": {"mode": "no-dp"},
-    "paper-literal (not private)": {"mode": "literal"},
+    "the same without noise": {"mode": "no-noise"},
+    "no privacy, everyone for free": {"mode": "no-dp"},
+    "paper-literal noise (not private)": {"mode": "literal"},
 }
+
+
+# So that a reader can follow one client through the report's charts and tables.
+NAMES = (
+    *("Ada", "Ben", "Cem", "Dua", "Eli", "Fay", "Gus", "Hal", "Ida", "Jon"),
+    *("Kim", "Leo", "Mia", "Ned", "Ola", "Pam", "Quy", "Ray", "Sue", "Tom"),
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,13 +43,11 @@ class DemoResult:
 
     Attributes:
         runs: label → run, the private one first.
-        largest_gain: most money that any client could gain in the first round by lying about v or ε.
-        mean_payment: mean payment of that round's sellers.
+        lies: what an attack on the first round's auction found.
     """
 
     runs: dict[str, RunResult]
-    largest_gain: float
-    mean_payment: float
+    lies: LieCheck
 
     @property
     def private(self) -> RunResult:
@@ -79,4 +85,4 @@ def run_demo(
         types = federation.types(0)
         regret = STRONG(federation.mechanism, types, config.budget, np.random.default_rng(seed))
     paid = [micro / 1e6 for micro in runs["private"].records[0].paid_micro.values()]
-    return DemoResult(runs, float(regret.gain.max()), float(np.mean(paid)) if paid else 0.0)
+    return DemoResult(runs, LieCheck(float(regret.gain.max()), float(np.mean(paid)) if paid else 0.0))

@@ -1,6 +1,6 @@
-"""One self-contained HTML page about a federated run: figures, tables, the settings that give it again.
+"""One self-contained HTML page about a federated run: a verdict, charts with what they show, every client.
 
-Plotly's script is written into the page from its own wheel, so the page needs no network.
+The page is one file without a script: it opens without a network, weighs little and prints as it looks.
 """
 
 from __future__ import annotations
@@ -17,54 +17,73 @@ import numpy as np
 
 from privmarket.federated.state import RunResult
 from privmarket.federated.summary import summarise
-from privmarket.privacy.words import rounded_up_percent
+from privmarket.files import write_atomically
+from privmarket.privacy.words import TRUSTS, rounded_up_percent
+from privmarket.reports import charts
+from privmarket.reports.charts import Bars, Line
+from privmarket.reports.verdict import (
+    CURRENCY,
+    LieCheck,
+    accuracy_takeaway,
+    available,
+    money_takeaway,
+    percent,
+    sales_takeaway,
+    strength,
+    strength_sentence,
+    verdict,
+    wallet_takeaway,
+    worst_promise,
+)
 from privmarket.rounds import MICRO
 
 if TYPE_CHECKING:
     from privmarket.federated.privacy_attacks import AttackResult
 
-# Okabe–Ito colours: told apart under the common colour-vision deficiencies.
-_HEADROOM = 1.12  # of the axis above a full wallet, for the label of the cap
-_RUN_COLOURS = ("#D55E00", "#0072B2", "#009E73", "#999999", "#CC79A7")
-_FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif"
+_RUN_COLOURS = (charts.ORANGE, charts.BLUE, charts.GREEN, charts.GREY, charts.PINK)
+_MOST_ROWS = 100  # clients in a chart: more would be thinner than a line
+_MOST_COLUMNS = 60  # rounds in the map of sales: longer runs show the mean of several rounds
 
 
 def write_report(
     path: Path,
     runs: Mapping[str, RunResult],
     *,
-    facts: Mapping[str, str],
     command: str,
+    lies: LieCheck | None = None,
     attacks: Sequence[AttackResult] = (),
+    names: Sequence[str] = (),
+    currency: str = CURRENCY,
 ) -> Path:
     """Writes the page; the first run is the one it is about, the others are drawn for comparison.
 
     Args:
-        facts: label → value, shown as tiles at the top.
         command: what to type to get the run again.
+        lies: what an attack on the auction found.
         attacks: attacks on the first run's releases and model, shown beside what was claimed.
+        names: what to call the clients; "client 7" and so on if left out.
+        currency: what to call a unit of money.
     """
     import jinja2
-    import plotly.offline
 
     main = next(iter(runs.values()))
+    called = list(names) or [f"client {i}" for i in range(main.config.clients)]
     summary = summarise(main, rounds=False)
-    figures = [
-        ("Test accuracy", accuracy_figure(runs)),
-        ("Who sold how much ε, round by round", sales_figure(main)),
-        ("Money and ε per round", money_figure(main)),
-        ("What each client has spent of its privacy, and what its wallet has left", wallet_figure(summary)),
-    ]
     template = jinja2.Template(
         (files("privmarket.reports") / "templates" / "federated_report.html").read_text(encoding="utf-8"),
         autoescape=True,
     )
     page = template.render(
-        script=plotly.offline.get_plotlyjs(),
-        facts=dict(facts),
-        figures=[(title, _html(figure, f"figure-{i}")) for i, (title, figure) in enumerate(figures)],
+        style=charts.STYLE,
+        verdict=verdict(runs, lies, currency),
+        strength=strength_sentence(worst_promise(main)),
+        trusts=[_trust_column(run, currency) for run in _both_trusts(runs)],
+        figures=_figures(runs, summary, called, currency),
         runs=[(label, _line(run)) for label, run in runs.items()],
         clients=sorted(summary["clients"], key=lambda row: -row["paid"]),
+        names=called,
+        currency=currency,
+        delta=main.config.delta,
         config=json.dumps(summary["config"], indent=2, ensure_ascii=False),
         versions=summary["versions"],
         command=command,
@@ -72,158 +91,107 @@ def write_report(
         attacks=[_attack_line(attack) for attack in attacks],
         attack_picture=_picture(attacks) if attacks else "",
     )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(page, encoding="utf-8")
+    write_atomically(path, page)
     return path
+
+
+def _both_trusts(runs: Mapping[str, RunResult]) -> list[RunResult]:
+    """The private runs that differ in whom sellers trust; empty where only one was made."""
+    private = [run for run in runs.values() if run.config.privacy.is_private]
+    found = {run.config.trust: run for run in reversed(private)}
+    return [found[trust] for trust in ("local", "aggregate")] if len(found) == 2 else []
+
+
+def _trust_column(run: RunResult, currency: str) -> dict[str, str]:
+    """One side of the comparison of both trust models."""
+    summary = summarise(run, rounds=False)
+    promised = worst_promise(run)
+    alone = summary["largest_epsilon_if_others_collude"]
+    sums = run.config.trust == "aggregate"
+    return {
+        "title": "The server sees only sums" if sums else "The server sees every update",
+        "trust": TRUSTS["aggregate" if sums else "local"],
+        "rule": run.config.mechanism,
+        "accuracy": percent(run.accuracy),
+        "paid": f"{run.spent:,.0f} of {available(run):,.0f} {currency}",
+        "largest": f"ε = {summary['largest_epsilon_spent']:.3g}",
+        "strength": "about nothing" if promised is None else strength(promised.guess),
+        "guess": "–" if promised is None else f"at most {rounded_up_percent(promised.guess)}",
+        "alone": "the same" if alone is None else f"ε = {alone:.3g}",
+    }
 
 
 def _line(run: RunResult) -> dict[str, str]:
     """One row of the comparison."""
-    summary = summarise(run, rounds=False)
     private = run.config.mode == "private"
     return {
-        "accuracy": f"{run.accuracy:.1%}",
-        "spent": f"{run.spent:,.2f}" if run.config.mode != "no-dp" else "–",
-        "epsilon": f"{summary['epsilon_bought']:,.1f}" if run.config.mode != "no-dp" else "–",
-        "largest": f"{summary['largest_epsilon_spent']:.1f}" if private else "no guarantee",
+        "accuracy": percent(run.accuracy),
+        "spent": f"{run.spent:,.0f}" if run.config.mode != "no-dp" else "–",
+        "largest": f"{summarise(run, rounds=False)['largest_epsilon_spent']:.3g}" if private else "no promise",
     }
 
 
-def accuracy_figure(runs: Mapping[str, RunResult]) -> Any:
+def _figures(
+    runs: Mapping[str, RunResult], summary: Mapping[str, Any], names: Sequence[str], currency: str
+) -> list[tuple[str, str, str]]:
+    """(title, takeaway, chart) in the order of the page."""
+    main = next(iter(runs.values()))
+    return [
+        ("How well the model does", accuracy_takeaway(runs), accuracy_chart(runs)),
+        ("Who sold, and when", sales_takeaway(main), sales_chart(main, names)),
+        ("Where the money went", money_takeaway(main, currency), money_chart(main, currency)),
+        (
+            "What each client has spent of its privacy",
+            wallet_takeaway(summary["clients"], summary["config"]["wallet"]),
+            wallet_chart(summary, names),
+        ),
+    ]
+
+
+def accuracy_chart(runs: Mapping[str, RunResult]) -> str:
     """Accuracy after each round, one line per run."""
-    figure = _figure("round", "test accuracy")
-    for (label, run), colour in zip(runs.items(), _RUN_COLOURS, strict=False):
-        measured = [(r.number + 1, r.accuracy) for r in run.records if r.accuracy is not None]
-        x, y = zip(*measured, strict=True)
-        first = run is next(iter(runs.values()))
-        line = {"color": colour, "width": 3 if first else 1.8, "dash": "solid" if first else "dot"}
-        figure.add_scatter(x=list(x), y=list(y), name=label, mode="lines", line=line)
-    figure.update_yaxes(tickformat=".0%", rangemode="tozero")
-    return figure
+    lines = []
+    for i, ((label, run), colour) in enumerate(zip(runs.items(), _RUN_COLOURS, strict=False)):
+        measured = [r for r in run.records if r.accuracy is not None]
+        x, y = [r.number + 1 for r in measured], [r.accuracy for r in measured]
+        lines.append(Line(label, x, y, colour, dashed=not run.config.privacy.is_private, strong=i == 0))
+    return charts.line_chart(lines, x_title="round", y_title="right on the test", y_text=lambda y: f"{y:.0%}")
 
 
-def sales_figure(run: RunResult) -> Any:
-    """A map of ε sold: clients by rising valuation, rounds from left to right."""
-    order = np.argsort(run.types.valuation, kind="stable")
+def sales_chart(run: RunResult, names: Sequence[str]) -> str:
+    """A map of ε sold: clients by rising price, rounds from left to right."""
+    order = np.argsort(run.types.valuation, kind="stable")[:_MOST_ROWS]
     sold = np.zeros((run.config.clients, len(run.records)))
     for record in run.records:
         for client, epsilon in record.sold_epsilon.items():
             sold[int(client), record.number] = epsilon
-    # A market of a thousand clients is drawn by its hundred cheapest rows: the rest would be thinner than a line.
-    order = order[:100]
-    figure = _figure("round", "client (what it asks per unit of ε)")
-    labels = [f"{i} ({run.types.valuation[i]:.2f})" for i in order]
-    figure.add_heatmap(
-        z=sold[order],
-        x=[r.number + 1 for r in run.records],
-        y=labels,
-        colorscale=[[0, "#f3f1ec"], [0.001, "#fde3cf"], [1, "#D55E00"]],
-        colorbar={"title": {"text": "ε sold"}, "thickness": 12},
-        hovertemplate="round %{x}<br>client %{y}<br>ε = %{z:.2f}<extra></extra>",
-    )
-    figure.update_yaxes(type="category")
-    figure.update_layout(height=max(360, 16 * len(order) + 120))
-    return figure
+    together = -(-len(run.records) // _MOST_COLUMNS)
+    starts = list(range(0, len(run.records), together))
+    rows = [[float(sold[i, at : at + together].mean()) for at in starts] for i in order]
+    labels = [f"{names[i]}, asks {run.types.valuation[i]:.2f}" for i in order]
+    what = "ε sold in a round" if together == 1 else f"ε sold in a mean round of {together}"
+    return charts.heat_map(labels, rows, [at + 1 for at in starts], x_title="round", what=what)
 
 
-def money_figure(run: RunResult) -> Any:
-    """Money paid and refunded per round, and ε bought on a second axis."""
-    rounds = [r.number + 1 for r in run.records]
-    figure = _figure("round", "money")
-    figure.add_bar(x=rounds, y=[r.spent_micro / MICRO for r in run.records], name="paid", marker_color="#0072B2")
-    figure.add_bar(
-        x=rounds, y=[r.refunded_micro / MICRO for r in run.records], name="refunded", marker_color="#c9d6df"
-    )
-    figure.add_scatter(
-        x=rounds,
-        y=[r.total_epsilon for r in run.records],
-        name="ε bought (right)",
-        yaxis="y2",
-        mode="lines",
-        line={"color": "#D55E00", "width": 2.5},
-    )
-    figure.update_layout(
-        barmode="stack",
-        yaxis2={
-            "title": "ε bought",
-            "overlaying": "y",
-            "side": "right",
-            "rangemode": "tozero",
-            "tickmode": "auto",
-            "automargin": True,
-            "showgrid": False,
-        },
-    )
-    return figure
+def money_chart(run: RunResult, currency: str) -> str:
+    """Money paid and given back, per round."""
+    layers = [
+        Bars("paid to sellers", [r.spent_micro / MICRO for r in run.records], charts.BLUE),
+        Bars("given back", [r.refunded_micro / MICRO for r in run.records], charts.PALE),
+    ]
+    return charts.bar_chart(layers, [r.number + 1 for r in run.records], x_title="round", y_title=currency)
 
 
-def wallet_figure(summary: Mapping[str, Any]) -> Any:
-    """Total ε spent per client, and the share of its wallet that is left."""
-    rows = sorted(summary["clients"], key=lambda row: row["valuation"])[:100]
-    names = [str(row["client"]) for row in rows]
-    figure = _figure("client, by rising valuation", f"total ε at δ = {summary['config']['delta']:g}")
-    figure.add_bar(x=names, y=[row["epsilon_spent"] or 0.0 for row in rows], name="ε spent", marker_color="#D55E00")
+def wallet_chart(summary: Mapping[str, Any], names: Sequence[str]) -> str:
+    """Total ε spent per client, beside the cap of its wallet."""
+    rows = sorted(summary["clients"], key=lambda row: -(row["epsilon_spent"] or 0.0))[:_MOST_ROWS]
     cap = summary["config"]["wallet"]
-    if cap is not None:
-        figure.update_yaxes(range=[0, _HEADROOM * cap])
-        figure.add_hline(
-            y=cap,
-            line={"color": "#333333", "dash": "dash"},
-            annotation_text=f"lifetime cap {cap:g}",
-            annotation_position="top left",
-        )
-        figure.add_scatter(
-            x=names,
-            y=[row["wallet_left"] for row in rows],
-            name="wallet left (right)",
-            mode="markers",
-            yaxis="y2",
-            marker={"color": "#0072B2", "size": 9, "symbol": "diamond"},
-        )
-        figure.update_layout(
-            yaxis2={
-                "title": "wallet left",
-                "overlaying": "y",
-                "side": "right",
-                "tickformat": ".0%",
-                "range": [0, _HEADROOM],
-                "automargin": True,
-                "tickmode": "array",
-                "tickvals": [0, 0.25, 0.5, 0.75, 1],
-                "showgrid": False,
-            }
-        )
-    figure.update_xaxes(type="category")
-    return figure
-
-
-def _figure(x_title: str, y_title: str) -> Any:
-    import plotly.graph_objects as go
-
-    axis = {"gridcolor": "#e7e3da", "zeroline": False, "linecolor": "#999999"}
-    return go.Figure(
-        layout={
-            "font": {"family": _FONT, "size": 13, "color": "#222222"},
-            "paper_bgcolor": "rgba(0,0,0,0)",
-            "plot_bgcolor": "rgba(0,0,0,0)",
-            # Margins grow with what stands in them, and the legend is below: on a phone it has several lines.
-            "margin": {"l": 10, "r": 10, "t": 20, "b": 10},
-            "legend": {"orientation": "h", "y": -0.2, "yanchor": "top", "x": 0},
-            "xaxis": {**axis, "title": x_title, "automargin": True},
-            "yaxis": {**axis, "title": y_title, "automargin": True},
-            "height": 440,
-        }
+    return charts.named_bars(
+        [names[row["client"]] for row in rows],
+        [row["epsilon_spent"] or 0.0 for row in rows],
+        x_title=f"total ε of all its sales, at δ = {summary['config']['delta']:g}",
+        limit=None if cap is None else (f"lifetime cap {cap:g}", cap),
     )
-
-
-def _html(figure: Any, name: str) -> str:
-    html: str = figure.to_html(
-        full_html=False,
-        include_plotlyjs=False,
-        div_id=name,
-        config={"displayModeBar": False, "responsive": True},
-    )
-    return html
 
 
 def _attack_line(attack: AttackResult) -> dict[str, str]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from privmarket.errors import ConfigurationError
 from privmarket.files import write_atomically
+from privmarket.reports import charts
+from privmarket.reports.charts import Line
 from privmarket.reports.palette import new_figure
 
 if TYPE_CHECKING:
@@ -18,6 +21,12 @@ if TYPE_CHECKING:
 
 PLOT_ENDINGS = (".png", ".svg", ".pdf", ".html")
 _PANELS = ("accuracy", "largest lifetime ε", "pay per client")
+_PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1"><title>privmarket: a plan</title>
+<style>body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 1000px; margin: 24px auto; padding: 0 14px; }}
+{style}</style></head><body><h1>What a model will cost</h1>
+{panels}<h2>What the money is spent on</h2><ul>{spent_on}</ul></body></html>
+"""
 
 
 def write_plan(plan: Plan, path: Path) -> Path:
@@ -71,30 +80,38 @@ def _values(points: Sequence[Point]) -> tuple[list[float], list[float], list[flo
 
 
 def _page(plan: Plan) -> str:
-    """One self-contained page."""
-    from plotly.graph_objects import Figure as PlotlyFigure
-    from plotly.graph_objects import Scatter
-    from plotly.subplots import make_subplots
-
-    page: PlotlyFigure = make_subplots(rows=1, cols=3, subplot_titles=_PANELS)
+    """One self-contained page: a chart per panel, then what each amount of money was spent on."""
     money = [point.total for point in plan.points]
-    notes = [
-        f"{point.choice.rounds} rounds × {point.budget_per_round:,.4g}, {point.choice.label}"
-        for point in plan.points
+    levels = [
+        (name, value) for name, value in (("target", plan.target), ("no noise", plan.ceiling)) if value is not None
     ]
-    for column, values in enumerate(_values(plan.points), start=1):
-        page.add_trace(Scatter(x=money, y=values, text=notes, mode="lines+markers", showlegend=False), 1, column)
-        page.update_xaxes(type="log", title="money in all", row=1, col=column)
-    spread = [(point.highest - point.accuracy, point.accuracy - point.lowest) for point in plan.points]
-    page.data[0].error_y = {
-        "type": "data",
-        "symmetric": False,
-        "array": [up for up, _ in spread],
-        "arrayminus": [down for _, down in spread],
-    }
-    page.update_yaxes(type="log", row=1, col=2)
-    for value, look in ((plan.target, "dash"), (plan.ceiling, "dot")):
-        if value is not None:
-            page.add_hline(y=value, line_dash=look, row=1, col=1)
-    html: str = page.to_html(include_plotlyjs=True, full_html=True)
-    return html
+    accuracy, lifetime, pay = _values(plan.points)
+    lowest, highest = ([getattr(point, name) for point in plan.points] for name in ("lowest", "highest"))
+    lines = [
+        [
+            Line("mean over seeds", money, accuracy, charts.ORANGE, strong=True, dots=True),
+            Line("lowest", money, lowest, charts.GREY, dashed=True),
+            Line("highest", money, highest, charts.BLUE, dashed=True),
+        ],
+        [Line(_PANELS[1], money, lifetime, charts.ORANGE, strong=True, dots=True)],
+        [Line(_PANELS[2], money, pay, charts.ORANGE, strong=True, dots=True)],
+    ]
+    drawn = [
+        charts.line_chart(
+            of_panel,
+            x_title="money in all",
+            y_title=title,
+            y_text=(lambda y: f"{y:.1%}") if i == 0 else (lambda y: f"{y:g}"),
+            y_from_zero=i > 0,
+            x_log=True,
+            levels=levels if i == 0 else (),
+        )
+        for i, (title, of_panel) in enumerate(zip(_PANELS, lines, strict=True))
+    ]
+    panels = "".join(f"<h2>{title}</h2>{chart}" for title, chart in zip(_PANELS, drawn, strict=True))
+    spent_on = "".join(
+        f"<li>{point.total:,.4g}: {point.choice.rounds} rounds × {point.budget_per_round:,.4g}, "
+        f"{escape(point.choice.label)}</li>"
+        for point in plan.points
+    )
+    return _PAGE.format(style=charts.STYLE, panels=panels, spent_on=spent_on)

@@ -6,38 +6,83 @@ import pytest
 
 from privmarket.federated.config import FederationConfig, Training
 from privmarket.federated.simulation import run
-from privmarket.reports.federated_demo import demo_config
+from privmarket.reports.federated_demo import NAMES, demo_config
 from privmarket.reports.federated_report import write_report
+from privmarket.reports.verdict import LieCheck, percent, strength, verdict, worst_promise
+
+CONFIG = FederationConfig(
+    clients=6, rounds=3, budget=5.0, wallet=4.0, evaluate_every=1, training=Training(model="logistic")
+)
 
 
 @pytest.fixture(scope="module")
 def result():
-    config = FederationConfig(clients=6, rounds=3, budget=5.0, wallet=4.0, training=Training(model="logistic"))
-    return run(config)
+    return run(CONFIG)
+
+
+@pytest.fixture(scope="module")
+def quiet():
+    return run(CONFIG.replace(mode="no-noise"))
 
 
 def test_the_page_needs_nothing_else(result, tmp_path):
-    path = write_report(
-        tmp_path / "deep" / "page.html", {"private": result}, facts={"a fact": "42"}, command="x --y"
-    )
+    path = write_report(tmp_path / "deep" / "page.html", {"private": result}, command="x --y")
     page = path.read_text(encoding="utf-8")
-    own = re.sub(r"<script.*?</script>", "", page, flags=re.DOTALL)
-    assert "http://" not in own
-    assert "https://" not in own
-    assert 'src="' not in own
-    assert page.count("Plotly.newPlot") >= 4
-    assert "a fact" in own
-    assert "x --y" in own
-    assert f"{result.accuracy:.1%}" in own
+    for outside in ("http://", "https://", 'src="', "<script", "@import", "url("):
+        assert outside not in page
+    assert page.count('class="chart"') == 4
+    assert "x --y" in page
+    assert percent(result.accuracy) in page
+    assert "client 5" in page
+    assert path.stat().st_size < 1_000_000
 
 
 def test_labels_are_escaped(result, tmp_path):
-    path = write_report(tmp_path / "p.html", {"<b>run</b>": result}, facts={}, command="<script>alert(1)</script>")
+    bad = "<script>alert(1)</script>"
+    path = write_report(tmp_path / "p.html", {"<b>run</b>": result}, command=bad, names=[bad] * 6)
     page = path.read_text(encoding="utf-8")
-    assert "<script>alert(1)" not in page
-    assert '<td class="main"><b>run' not in page
+    assert "<script" not in page
+    assert "<b>run" not in page
 
 
-def test_the_demo_is_small():
+def test_the_verdict_says_money_accuracy_noise_lies_and_the_cap(result, quiet):
+    said = verdict({"private": result, "quiet": quiet}, LieCheck(0.0, 1.0), "pounds")
+    assert f"For {result.spent:,.0f} of a budget of 15 pounds" in said
+    assert percent(result.accuracy) in said
+    assert "privacy noise cost" in said
+    assert "no lie paid" in said
+    assert "nobody passed the lifetime cap" in said
+
+
+def test_the_verdict_says_no_more_than_is_known(result, quiet):
+    alone = verdict({"private": result})
+    assert "noise cost" not in alone
+    assert "lie" not in alone.replace("client", "")
+    assert "no privacy is promised" in verdict({"quiet": quiet})
+    assert "gained 0.5" in verdict({"private": result}, LieCheck(0.5, 1.0))
+
+
+def test_words_for_a_promise_follow_what_a_guesser_can_do(result):
+    assert [strength(guess) for guess in (0.55, 0.7, 0.9, 0.999, 1.0)] == [
+        "strong",
+        "moderate",
+        "weak",
+        "very weak",
+        "very weak",
+    ]
+    promised = worst_promise(result)
+    assert promised is not None
+    assert promised.epsilon <= 4.0 + 1e-6
+
+
+def test_both_trusts_stand_side_by_side(result, tmp_path):
+    sums = run(CONFIG.replace(trust="aggregate", mechanism="ration", mechanism_settings={"unit_price": 1.0}))
+    page = write_report(tmp_path / "p.html", {"a": result, "b": sums}, command="").read_text(encoding="utf-8")
+    sides = re.findall(r'<section class="side"><h2>(.*?)</h2>', page)
+    assert sides == ["The server sees every update", "The server sees only sums"]
+
+
+def test_the_demo_is_small_and_names_its_clients():
     config = demo_config()
     assert (config.dataset, config.clients) == ("digits", 20)
+    assert len(set(NAMES)) == config.clients
