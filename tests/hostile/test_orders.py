@@ -268,6 +268,61 @@ def test_a_gullible_client_sells_what_the_broker_never_awarded(service, gullible
     assert [job for job in jobs if job.client == "1"]
 
 
+def sell_again(service, tmp_path):
+    """After a round is over, the same award under the name of another run: what the victim did and was charged."""
+    connect, buyer, sellers = service
+    jobs, seen = [], {}
+
+    def keep(message):
+        if message.metadata.dst_node_id == VICTIM:
+            seen[message.metadata.message_type] = message.content
+
+    def noted(weights, job):
+        jobs.append(job)
+        return train(weights, job)
+
+    wallet = pm.flower.WalletFile(tmp_path / "victim.jsonl", 8.0)
+    mine = lambda context: wallet if partition(context) == 1 else "unlimited"  # noqa: E731
+    app = client(noted, epsilon=3.0, broker=lambda context: connect(sellers[partition(context)]), wallet=mine)
+    grid = Wire(app, tamper=keep)
+    times = {"deadline_seconds": 30.0, "bid_seconds": 30.0}
+    market = server(broker=connect(buyer.token), rounds=1, epsilon_max=5.0, budget=2.0, **times)
+    pm.flower.run_in_process(market, app, CLIENTS, grid=grid)
+    grid.tamper = None
+    terms, sale = wire.take(seen[wire.BID], wire.Terms), wire.take(seen[wire.TRAIN], wire.Sale)
+    again = wire.put(RecordDict(), replace(terms, run="another"))
+    grid.answer(Message(again, VICTIM, wire.BID))
+    order = wire.put(RecordDict({wire.WEIGHTS: seen[wire.TRAIN][wire.WEIGHTS]}), replace(sale, run="another"))
+    answer = grid.answer(Message(order, VICTIM, wire.TRAIN))
+    assert wire.read_refusal(answer.content) is not None
+    return [job.sale.run for job in jobs if job.client == "1"], wallet
+
+
+def test_an_award_is_sold_once(service, tmp_path):
+    """The broker has closed the round, so there is no offer: nothing is trained, no ε is burnt."""
+    runs, wallet = sell_again(service, tmp_path)
+    assert len(runs) == 1
+    assert len(wallet.statement()) == 1
+
+
+def test_a_client_that_remembers_offers_too_early_burns_epsilon(service, tmp_path, monkeypatch):
+    def early(self, terms, context, wanted):
+        context.state[client_module.MEMORY] = client_module._memory(terms, wanted.epsilon)
+        return honest(self, terms, context, wanted)
+
+    honest = client_module.Seller._bid_at_broker
+    monkeypatch.setattr(client_module.Seller, "_bid_at_broker", early)
+    runs, wallet = sell_again(service, tmp_path)
+    assert len(runs) == len(wallet.statement()) == 2
+
+
+def test_an_order_for_another_round_of_the_broker_is_refused(service):
+    jobs = []
+    result = at_broker(service, altered(lambda sale: {"broker_round": "another"}), jobs)
+    assert "1" not in result.paid_micro
+    assert [job for job in jobs if job.client == "1"] == []
+
+
 def test_a_call_that_is_not_the_brokers_task_gets_no_bid(service):
     jobs = []
     result = at_broker(service, both(lambda asked: {"family": replace(asked.family, delta=1e-6)}), jobs)

@@ -31,6 +31,8 @@ MODULUS_BITS = 64
 _MIN_LEVELS = 2
 # Rounding to the grid may add this share to the sensitivity; it is paid for by that much less weight.
 _GRID_SHARE = 2.0**-7
+# h·d draws, each within 4.05·2^−112 of a rounded Gaussian: below the 1.5·2^−80 that `calibration` charges to δ.
+_MOST_DRAWS = 2**30
 
 
 def honest_sellers(sellers: int, honest_share: float) -> int:
@@ -82,6 +84,7 @@ class SharedSum:
                 f"noise multipliers {noise_multiplier!r}: not a list of numbers above 0", "give one per seller"
             )
         honest = honest_sellers(sigma.size, honest_share)
+        require_covered(honest, parameters)
         levels = _levels(float(sigma.max()), honest, parameters)
         reach = math.sqrt(honest) * integer_noise.deviation(levels) / sigma
         weights = largest_weights(
@@ -116,6 +119,19 @@ class SharedSum:
         return math.sqrt(len(sellers)) * one / float(self.weights[list(sellers)].sum())
 
 
+def require_covered(honest: int, parameters: int) -> None:
+    """Refuses a sum so large that the draws' distance from Gaussians is not covered by δ's share for it.
+
+    Raises:
+        PrivacyError: h·d is above 2^30; see docs/theory/secure-sums.md.
+    """
+    if honest * parameters > _MOST_DRAWS:
+        raise PrivacyError(
+            f"{honest} honest sellers × {parameters} parameters: beyond the 2^30 draws that δ covers",
+            "sell in smaller rounds, or train a smaller model",
+        )
+
+
 def largest_weights(
     noise_multiplier: ArrayLike, records: ArrayLike, *, honest: int, levels: int, clip_norm: float, parameters: int
 ) -> Array:
@@ -126,6 +142,7 @@ def largest_weights(
         honest: h.
         levels: digits of each seller's integer noise.
     """
+    require_covered(honest, parameters)
     # What one record may move the sum by, in steps: h shares of deviation D together over σ.
     reach = math.sqrt(honest) * integer_noise.deviation(levels) / np.asarray(noise_multiplier, float)
     held = np.asarray(records, float)

@@ -318,10 +318,13 @@ class Seller:
                 if wallet is not None:
                     fits = wallet.affordable(terms.family, wanted.epsilon, rounds_left)
                     wanted = replace(wanted, epsilon=fits) if fits > 0 else None
+        if self.broker is None:
+            client, public = self.name(context), wanted
+        else:
+            # Before the offer is remembered: an offer that the broker did not take can never be sold.
+            client, public = self._bid_at_broker(terms, context, wanted)
         context.state[MEMORY] = _memory(terms, 0.0 if wanted is None else float(wanted.epsilon))
-        if self.broker is not None:
-            return self._bid_at_broker(terms, context, wanted)
-        return self.name(context), wanted
+        return client, public
 
     def sell(self, message: Message, context: Context) -> Message:
         """Trains for a sale, or refuses it."""
@@ -467,6 +470,7 @@ def _memory(terms: Terms | Sale, epsilon: float) -> ConfigRecord:
         {
             "run": terms.run,
             "number": terms.number,
+            "broker-round": terms.broker_round,
             "epsilon": epsilon,
             "family": [float(family.sampling_rate), float(family.steps), float(family.delta)],
             "trust": terms.trust,
@@ -477,7 +481,8 @@ def _memory(terms: Terms | Sale, epsilon: float) -> ConfigRecord:
 
 def _check_against_offer(sale: Sale, context: Context) -> None:
     memory, asked = context.state.get(MEMORY), _memory(sale, sale.epsilon)
-    if not isinstance(memory, ConfigRecord) or any(memory[key] != asked[key] for key in ("run", "number")):
+    named = ("run", "number", "broker-round")
+    if not isinstance(memory, ConfigRecord) or any(memory.get(key) != asked[key] for key in named):
         raise PolicyRefusal(Reason.OFFER, f"nothing was offered in round {sale.number}, or it is sold already")
     offered = float(memory["epsilon"])  # type: ignore[arg-type]
     if not 0 < sale.epsilon <= offered * (1 + 1e-9):

@@ -3,6 +3,9 @@
 Flower draws every mask from a generator with a seed of 32 bits, which it folds out of the parties' 256-bit keys:
 whoever sees a masked vector can try all seeds. Here the same protocol runs with masks from AES-128 in counter mode
 under a hash of the whole key, on both sides. Moduli above 2³² become possible, too.
+
+The hash also takes in the public numbers of the sum. Two sellers that were told different ones (fewer digits of
+noise for some, say) draw different masks for each other, and the sum cannot be opened.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from types import FunctionType
 from typing import Any
@@ -23,17 +27,21 @@ from privmarket.errors import PrivacyError
 _AES_KEY_BYTES = 16
 
 
-def strong_masks(seed: bytes, num_range: int, dimensions_list: list[tuple[int, ...]]) -> list[np.ndarray]:
+def strong_masks(
+    seed: bytes, num_range: int, dimensions_list: list[tuple[int, ...]], *, public: bytes = b""
+) -> list[np.ndarray]:
     """Arrays of integers, uniform in [0, num_range), that follow from the seed.
 
     Args:
         seed: a secret key of any length.
         num_range: a power of two, at most 2⁶².
         dimensions_list: the shapes.
+        public: what all who draw these masks must agree on.
     """
     if num_range & (num_range - 1) or not 1 < num_range <= 2**62:
         raise PrivacyError(f"masks in a range of {num_range}", "give a power of two, at most 2⁶²")
-    key = hashlib.sha256(b"privmarket masks" + seed).digest()[:_AES_KEY_BYTES]
+    bound = b"privmarket masks" + hashlib.sha256(public).digest()
+    key = hashlib.sha256(bound + seed).digest()[:_AES_KEY_BYTES]
     stream = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
     drawn = []
     for shape in dimensions_list:
@@ -54,14 +62,25 @@ def _with_globals(function: Any, **replaced: Any) -> Any:
 
 
 _client = import_module("flwr.client.mod.secure_aggregation.secaggplus_mod")
-secure_mod: Callable[..., Any] = _with_globals(
-    _client.secaggplus_mod,
-    _collect_masked_vectors=_with_globals(_client._collect_masked_vectors, pseudo_rand_gen=strong_masks),
-)
-"""Flower's client mod for SecAgg+."""
+
+
+def secure_mod(public: bytes) -> Callable[..., Any]:
+    """Flower's client mod for SecAgg+, with masks bound to the public numbers of the sum."""
+    masks = partial(strong_masks, public=public)
+    collect = _with_globals(_client._collect_masked_vectors, pseudo_rand_gen=masks)
+    mod: Callable[..., Any] = _with_globals(_client.secaggplus_mod, _collect_masked_vectors=collect)
+    return mod
 
 
 class SecureWorkflow(SecAggPlusWorkflow):  # type: ignore[misc,unused-ignore]
     """Flower's workflow for SecAgg+ on the server."""
 
-    unmask_stage = _with_globals(SecAggPlusWorkflow.unmask_stage, pseudo_rand_gen=strong_masks)
+    def public_numbers(self, state: Any) -> bytes:
+        """What the clients bind their masks to."""
+        return b""
+
+    def unmask_stage(self, grid: Any, context: Any, state: Any) -> bool:
+        """Takes the masks off the sum."""
+        masks = partial(strong_masks, public=self.public_numbers(state))
+        stage = _with_globals(SecAggPlusWorkflow.unmask_stage, pseudo_rand_gen=masks)
+        return bool(stage(self, grid, context, state))

@@ -49,7 +49,7 @@ from privmarket.privacy.policy import PolicyRefusal, Reason
 from privmarket.privacy.release import Grid as ReleaseGrid
 
 FAILED = "secure aggregation did not reach its threshold"
-_NAMES = "names"
+_ORDER, _NAMES = "fitins.config", "names"
 _LARGEST_INTEGER = 2**30  # Flower quantises to 32-bit integers, of twice the size
 
 
@@ -88,6 +88,9 @@ class SecureClientApp(MarketClientApp):
     def __call__(self, message: Message, context: Context) -> Message:
         """Answers a message."""
         try:
+            # Flower also takes "train.default" for "train", and SecAgg+ lets it pass without a mask.
+            if message.metadata.message_type not in (wire.TRAIN, wire.BID, wire.RECEIPT):
+                raise PolicyRefusal(Reason.MESSAGE, f"a message of type {message.metadata.message_type}")
             return ClientApp.__call__(self, message, context)
         except Exception as error:
             reason = guard.reason_of(error)
@@ -105,9 +108,7 @@ def secure_client(seller: Seller) -> SecureClientApp:
     @app.train()
     def train(message: Message, context: Context) -> Message:
         order = compat.recorddict_to_fitins(message.content, keep_input=True)
-        names = str(order.config.pop(_NAMES)).split("\n")
-        content = RecordDict({wire.SALE: ConfigRecord(dict(order.config))})
-        sale = guard.readable(lambda: wire.take(content, Sale))
+        sale, names = _read_order(order.config)
         weights = dict(zip(names, parameters_to_ndarrays(order.parameters), strict=True))
         if sale.trust == "aggregate":
             sent = _share(seller, sale, weights, context)
@@ -124,11 +125,33 @@ def secure_client(seller: Seller) -> SecureClientApp:
 
 def checked_mod(message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
     """SecAgg+ on the client, after the server's own steps were held against what the client bid under."""
-    configs = message.content.config_records.get(RECORD_KEY_CONFIGS)
-    if message.metadata.message_type == wire.TRAIN and configs is not None:
+    public = b""
+    if message.metadata.message_type == wire.TRAIN:
+        configs = message.content.config_records.get(RECORD_KEY_CONFIGS)
+        if configs is None:
+            raise PolicyRefusal(Reason.MESSAGE, "an order outside the protocol of the secure sum")
         check_protocol(configs, context)
-    reply: Message = secure_mod(message, context, call_next)
+        if configs.get(Key.STAGE) == Stage.COLLECT_MASKED_VECTORS:
+            sale, _ = _read_order(message.content.config_records[_ORDER])
+            public = public_numbers(sale, **context.state.config_records[RECORD_KEY_STATE])
+    reply: Message = secure_mod(public)(message, context, call_next)
     return reply
+
+
+def public_numbers(
+    sale: Sale, *, threshold: Any, clipping_range: Any, target_range: Any, mod_range: Any, **_: Any
+) -> bytes:
+    """What all sellers of a sum must have been told alike: the noise of each is what the others count on."""
+    of_sum = (sale.run, sale.number, sale.trust, sale.honest_share, sale.sellers, sale.levels)
+    return repr((*of_sum, threshold, clipping_range, target_range, mod_range)).encode()
+
+
+def _read_order(fields: Mapping[str, Any]) -> tuple[Sale, list[str]]:
+    """The sale, and the names of the weights that come with it."""
+    config = dict(fields)
+    names = str(config.pop(_NAMES)).split("\n")
+    content = RecordDict({wire.SALE: ConfigRecord(config)})
+    return guard.readable(lambda: wire.take(content, Sale)), names
 
 
 def check_protocol(configs: ConfigRecord, context: Context) -> None:
@@ -137,7 +160,8 @@ def check_protocol(configs: ConfigRecord, context: Context) -> None:
     Raises:
         PolicyRefusal: `unsold` for a sum that the client made no offer for, or has sold into already;
             `honest-share` for a threshold below the honest sellers of the terms, or sums over part of the sellers;
-            `message` for lists of survivors that would uncover a single vector.
+            `noise` for settings under which a seller's noise would be scaled, cut off or lost in the sum;
+            `message` for lists of sellers that would uncover a single vector.
     """
     stage = configs.get(Key.STAGE)
     if stage == Stage.SETUP:
@@ -153,6 +177,9 @@ def check_protocol(configs: ConfigRecord, context: Context) -> None:
                 raise PolicyRefusal(Reason.HONEST_SHARE, f"keys in {pieces!r} pieces for {sellers!r} sellers")
             if threshold < honest_sellers(sellers, share):
                 raise PolicyRefusal(Reason.HONEST_SHARE, f"a threshold of {threshold} for {sellers} sellers")
+            _check_integers(configs, sellers)
+    if stage == Stage.COLLECT_MASKED_VECTORS:
+        _check_sources(configs.get(Key.SOURCE_LIST), context.state.config_records.get(RECORD_KEY_STATE, {}))
     if stage == Stage.UNMASK:
         lists = [configs.get(key) for key in (Key.ACTIVE_NODE_ID_LIST, Key.DEAD_NODE_ID_LIST)]
         named = [node for one in lists if isinstance(one, list) for node in one]
@@ -161,11 +188,41 @@ def check_protocol(configs: ConfigRecord, context: Context) -> None:
             raise PolicyRefusal(Reason.MESSAGE, "a seller is among survivors and drop-outs, or twice")
 
 
+def _check_sources(sources: Any, state: Mapping[str, Any]) -> None:
+    """Refuses to mask a vector against too few others: the same one named twice is one, and may know the mask."""
+    known, threshold = state.get("ss2_dict:K"), state.get("threshold")
+    if not isinstance(sources, list) or not isinstance(known, list) or not isinstance(threshold, int):
+        raise PolicyRefusal(Reason.MESSAGE, "no list of sellers to mask against")
+    if len(sources) != len(set(sources)) or not set(sources) <= set(known) or len(sources) + 1 < threshold:
+        raise PolicyRefusal(Reason.MESSAGE, f"masks against {sources!r}, where {threshold} must take part")
+
+
+def _check_integers(configs: ConfigRecord, sellers: int) -> None:
+    """Refuses settings of SecAgg+ under which integers would not be added up as they are.
+
+    Flower scales, clips and quantises each vector before it is masked. A server that told all but one seller to
+    scale by nothing, or to clip at nothing, would be left with that one's share and its small part of the noise.
+    """
+    keys = (Key.MAX_WEIGHT, Key.CLIPPING_RANGE, Key.TARGET_RANGE, Key.MOD_RANGE)
+    weight, reach, target, modulus = (configs.get(key) for key in keys)
+    if not isinstance(reach, float) or not isinstance(target, int) or not isinstance(modulus, int):
+        raise PolicyRefusal(Reason.NOISE, f"integers up to {reach!r} of {target!r} steps modulo {modulus!r}")
+    if weight != 1.0 or not 1.0 <= reach <= _LARGEST_INTEGER or target != 2 * reach or modulus < sellers * target:
+        why = f"weight {weight!r}, integers up to {reach:g} of {target} steps modulo {modulus}"
+        raise PolicyRefusal(Reason.NOISE, f"{why}: not every sum of {sellers} sellers' integers")
+
+
+def _largest_share(weight: float, clip_norm: float, records: float, levels: int) -> int:
+    """No integer of a share is larger: the clipped sum of so many records on its grid, and the noise."""
+    return math.ceil(1.02 * weight * clip_norm * records) + 2 + integer_noise.largest(levels)
+
+
 def _share(seller: Seller, sale: Sale, weights: Arrays, context: Context) -> Arrays:
     """This client's part of a secure sum, integers as float64; checked before anything is reserved."""
     if seller.share is None:
         raise PolicyRefusal(Reason.TRUST, "this client cannot train for a secure sum")
-    if context.state.config_records[RECORD_KEY_STATE].get("sample_num") != sale.sellers:
+    state = context.state.config_records[RECORD_KEY_STATE]
+    if state.get("sample_num") != sale.sellers:
         raise PolicyRefusal(Reason.HONEST_SHARE, f"{sale.sellers} sellers, and another number in the protocol")
     sigma, records = event_of(sale.family, sale.epsilon).noise_multiplier, seller.share.records(context)
     if sale.family.steps != 1 or not MIN_LEVELS <= sale.levels <= MAX_LEVELS:
@@ -180,6 +237,9 @@ def _share(seller: Seller, sale: Sale, weights: Arrays, context: Context) -> Arr
     )
     if not 0 < sale.weight <= most:
         raise PolicyRefusal(Reason.NOISE, f"a weight of {sale.weight} in the sum, where {most} is the most")
+    reach = float(state["clipping_range"])  # type: ignore[arg-type]
+    if _largest_share(sale.weight, sale.clip_norm, records, sale.levels) > reach:
+        raise PolicyRefusal(Reason.NOISE, f"integers are cut off at {reach:g}, and with them some of the noise")
     job = seller.accept(sale, context, weights)
     integers = seller.share.share(weights, job, ReleaseGrid(1.0 / sale.weight, sale.levels))
     return {name: np.asarray(array, dtype=np.float64) for name, array in integers.items()}
@@ -206,9 +266,7 @@ def secure_sum(
         PrivacyError: the integers of this round are too large for Flower's quantiser.
     """
     one = next(iter(sales.values()))
-    largest = max(
-        math.ceil(1.02 * sale.weight * sale.clip_norm * records[client]) + 2 for client, sale in sales.items()
-    ) + integer_noise.largest(one.levels)
+    largest = max(_largest_share(s.weight, s.clip_norm, records[c], s.levels) for c, s in sales.items())
     reach = 1 << largest.bit_length()
     if reach > _LARGEST_INTEGER:
         raise PrivacyError(
@@ -252,7 +310,8 @@ def secure_order(
         modulus_range=settings.modulus_range,
         timeout=timeout_seconds,
     )
-    number = next(iter(sales.values())).number
+    workflow.sale = next(iter(sales.values()))
+    number = workflow.sale.number
     state = RecordDict(
         {
             MAIN_CONFIGS_RECORD: ConfigRecord({WorkflowKey.CURRENT_ROUND: number + 1}),
@@ -270,9 +329,20 @@ def secure_order(
 
 
 class _Workflow(SecureWorkflow):
-    """Remembers whether sellers were sent their orders."""
+    """Remembers whether sellers were sent their orders, and one of them: what masks are bound to is in all."""
 
     ordered = False
+    sale: Sale
+
+    def public_numbers(self, state: Any) -> bytes:
+        """See `public_numbers`."""
+        return public_numbers(
+            self.sale,
+            threshold=state.threshold,
+            clipping_range=state.clipping_range,
+            target_range=state.quantization_range,
+            mod_range=state.mod_range,
+        )
 
     def collect_masked_vectors_stage(self, grid: Grid, context: LegacyContext, state: Any) -> bool:
         """Sends the orders."""

@@ -72,7 +72,7 @@ MEANINGS: dict[Reason, str] = {
     Reason.EXPECTED_BATCH: "the divisor of the sums is outside the seller's range",
     Reason.WEIGHTS: "weights of a wrong name, shape, type or size, or not finite, or too large",
     Reason.MODEL: "a model that the seller does not train, or that mixes records",
-    Reason.NOISE: "so little ε on so many weights is beyond the noise that the client can draw exactly",
+    Reason.NOISE: "noise that cannot be drawn exactly, or that would not reach the sum whole",
     Reason.RECORDS: "the client's own records cannot be used as they are; its owner finds the cause in its log",
     Reason.TRUST: "a trust model that the seller does not accept",
     Reason.HONEST_SHARE: "the promise would rest on more honest sellers than this one is willing to suppose",

@@ -192,10 +192,14 @@ class Grid:
         return rounded_sensitivity(sensitivity / self.spacing, parameters) * self.spacing / sensitivity - 1.0
 
     def noisy_integers(self, sums: NDArray[np.floating], source: Words) -> NDArray[np.int64]:
-        """K + N, the release as integers, of the shape of `sums`."""
+        """K + N, the release as integers, of the shape of `sums`.
+
+        Every integer is exact: rounded ones would be no harm by themselves, but their sum over several parties
+        would no longer be a function of the sum of the exact ones.
+        """
         flat = np.ascontiguousarray(sums).reshape(-1)
         out = np.empty(flat.size, dtype=np.int64)
-        for part, values in self._noisy_chunks(flat, source):
+        for part, values in self._noisy_chunks(flat, source, exact=True):
             np.copyto(out[part], values, casting="unsafe")
         return out.reshape(sums.shape)
 
@@ -231,13 +235,14 @@ class Grid:
         return out
 
     def _noisy_chunks(
-        self, sums: NDArray[np.floating], source: Words
+        self, sums: NDArray[np.floating], source: Words, *, exact: bool = False
     ) -> Iterator[tuple[slice, NDArray[np.floating]]]:
         """Parts of `sums` and their K + N: whole numbers, exact while they fit, else rounded as a whole.
 
-        Computed in float32 where the sum is float32 and two digits of noise fit into it, else in float64.
+        Computed in float32 where the sum is float32 and two digits of noise fit into it, unless the integers must
+        be exact beyond 2^24; else in float64.
         """
-        single = sums.dtype == np.float32 and self.levels == 2
+        single = sums.dtype == np.float32 and self.levels == 2 and not exact
         work = _WORKSPACE.single if single else _WORKSPACE.double
         per_value: np.floating = np.float64(1.0 / self.spacing)
         if single:
