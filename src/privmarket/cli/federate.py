@@ -31,7 +31,7 @@ _ATTACK = 9  # keeps the attacker's random numbers apart from the run's
     FederationConfig,
     *("dataset", "clients", "alpha", "mechanism", "budget", "total_budget", "rounds", "aggregation"),
     *("heterogeneity", "trust", "honest_share", "dropout", "scenario", "types", "delta", "wallet"),
-    *("wallet_policy", "evaluate_every", "seed"),
+    *("wallet_policy", "evaluate_every", "seed", "sizes", "valuations", "valuation_weights", "strategy"),
 )
 def federate(
     settings: dict[str, Any],
@@ -69,6 +69,8 @@ def federate(
       privmarket federate --dataset mnist --alpha 0.1 --workers 2 --checkpoint mnist.ckpt --json > mnist.json
 
       privmarket federate --dataset mnist --wallet 8
+
+      privmarket federate --dataset digits --clients 20 --budget 10 --strategy learning --sizes dirichlet
 
       privmarket federate --dataset mnist --trust aggregate --mechanism ration --rounds 20 --budget 15
     """

@@ -2,8 +2,9 @@
 
 Needs NumPy only, so that a client can bid without loading torch.
 
-Implements: the sample distribution of Sec. VIII of [Sun2026] in the reading of [Hsu2019]: every client holds
-equally many records and its mix of labels is a draw from Dir(α).
+Implements: the sample distribution of Sec. VIII of [Sun2026] in two readings. [Hsu2019]: every client holds
+equally many records and its mix of labels is a draw from Dir(α). Or each label's records are shared out among the
+clients by a draw from Dir(α), which makes sizes vary as well, by a factor of many at α = 0.1.
 """
 
 from __future__ import annotations
@@ -15,23 +16,49 @@ from privmarket.errors import ConfigurationError, DataError
 from privmarket.federated.config import FederationConfig
 from privmarket.federated.datasets import Labels
 from privmarket.market.bids import Bids
-from privmarket.market.scenarios import scenario
+from privmarket.market.scenarios import ValuationFunction, scenario
 
 Records = NDArray[np.int64]
 # Streams of random numbers; `pool` holds the others.
-_PARTITION, _TYPES = 1, 5
+_PARTITION, _TYPES, _ACCURACY = 1, 5, 10
 
 
 def client_parts(config: FederationConfig, labels: Labels) -> list[Records]:
     """Record numbers of each client, given the labels of all records, (records,)."""
     rng = np.random.default_rng([config.seed, _PARTITION])
-    return dirichlet_partition(labels, config.clients, config.alpha, rng)
+    split = dirichlet_partition if config.sizes == "equal" else dirichlet_sizes_partition
+    return split(labels, config.clients, config.alpha, rng)
 
 
 def client_types(config: FederationConfig, number: int) -> Bids:
     """(clients,) the clients' true valuations and caps in round `number`."""
     key = [config.seed, _TYPES] + ([number] if config.types == "redrawn" else [])
     return scenario(config.scenario).sample(np.random.default_rng(key), config.clients)
+
+
+def measured_types(config: FederationConfig, number: int, labels: Labels, parts: list[Records]) -> Bids:
+    """(clients,) types whose valuations follow from the clients' own records, in round `number`.
+
+    Caps come from the scenario as ever. Sizes are relative to the mean, Δ is the total-variation distance of the
+    client's labels, and the local accuracy u is drawn from [0.5, 1]: a measured one would be a second release.
+
+    Implements: Eq. (valuation-fn) of [Sun2026].
+    """
+    drawn, sizes = client_types(config, number), np.array([float(part.size) for part in parts])
+    accuracy = np.random.default_rng([config.seed, _ACCURACY]).uniform(0.5, 1.0, config.clients)
+    function = ValuationFunction(*_weights(config.valuation_weights))
+    valuation = function(accuracy, drawn.epsilon, sizes / sizes.mean(), label_distance(labels, parts))
+    return drawn.replace(valuation=valuation)
+
+
+def _weights(text: str) -> tuple[float, float, float]:
+    try:
+        a, b, c = (float(part) for part in text.split(","))
+    except ValueError:
+        raise ConfigurationError(f"valuation_weights is {text!r}", "give three numbers a,b,c, e.g. 1,0,1") from None
+    if min(a, b, c) < 0 or not np.isfinite(a + b + c):
+        raise ConfigurationError(f"valuation_weights is {text!r}", "give numbers that are not negative")
+    return a, b, c
 
 
 def iid_partition(labels: Labels, clients: int, rng: np.random.Generator) -> list[Records]:
@@ -52,8 +79,7 @@ def dirichlet_partition(labels: Labels, clients: int, alpha: float, rng: np.rand
         `clients` arrays of record numbers, disjoint; at most `clients` − 1 records are left over.
     """
     _check(labels, clients)
-    if not alpha > 0 or not np.isfinite(alpha):
-        raise ConfigurationError(f"alpha is {alpha}: must be finite and above 0", "0.5 is mild, 0.1 is severe")
+    _check_alpha(alpha)
     classes = int(labels.max()) + 1
     pools = [rng.permutation(np.flatnonzero(labels == c)) for c in range(classes)]
     left = np.array([pool.size for pool in pools])
@@ -72,6 +98,45 @@ def dirichlet_partition(labels: Labels, clients: int, alpha: float, rng: np.rand
         left -= take
         parts.append(np.sort(np.concatenate(chosen)))
     return parts
+
+
+def dirichlet_sizes_partition(
+    labels: Labels, clients: int, alpha: float, rng: np.random.Generator
+) -> list[Records]:
+    """Each label's records shared out by Dir(α, …, α) over clients; sizes vary, some clients may hold none.
+
+    Returns:
+        `clients` arrays of record numbers, disjoint, all records used.
+    """
+    _check(labels, clients)
+    _check_alpha(alpha)
+    held: list[list[Records]] = [[] for _ in range(clients)]
+    for label in range(int(labels.max()) + 1):
+        pool = rng.permutation(np.flatnonzero(labels == label))
+        cuts = np.round(np.cumsum(rng.dirichlet(np.full(clients, alpha)))[:-1] * pool.size).astype(np.int64)
+        for client, part in enumerate(np.split(pool, cuts)):
+            held[client].append(part)
+    return [np.sort(np.concatenate(parts)) for parts in held]
+
+
+def label_distance(labels: Labels, parts: list[Records]) -> NDArray[np.float64]:
+    """(clients,) total-variation distance between a client's label frequencies and those of all records.
+
+    Implements: Δ of Eq. (valuation-fn) of [Sun2026]. A client without records has distance 0.
+    """
+    classes = int(labels.max()) + 1
+    whole = np.bincount(labels, minlength=classes) / labels.size
+
+    def distance(part: Records) -> float:
+        own = np.bincount(labels[part], minlength=classes) / max(1, part.size)
+        return 0.5 * float(np.abs(own - whole).sum()) if part.size else 0.0
+
+    return np.array([distance(part) for part in parts])
+
+
+def _check_alpha(alpha: float) -> None:
+    if not alpha > 0 or not np.isfinite(alpha):
+        raise ConfigurationError(f"alpha is {alpha}: must be finite and above 0", "0.5 is mild, 0.1 is severe")
 
 
 def _check(labels: Labels, clients: int) -> None:

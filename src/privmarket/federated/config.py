@@ -15,6 +15,8 @@ from privmarket.plans import ARITHMETICS, MarketPlan, TrainingPlan, identity, se
 DATASETS = ("digits", "mnist", "fashion-mnist", "cifar10")
 # What a run's accuracy is measured on. Settings are chosen on validation records, which no client ever holds.
 MEASURED_ON = ("test", "validation")
+SIZES = ("equal", "dirichlet")
+STRATEGIES = ("truthful", "equilibrium", "learning")
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,27 @@ class FederationConfig(MarketPlan):
     dataset: str = setting("digits", "digits, mnist, fashion-mnist or cifar10.", choices=DATASETS)
     clients: int = setting(100, "How many clients share the records.", at_least=1)
     alpha: float = setting(0.5, "Dirichlet skew of labels: 0.1 severe, 0.5 mild.", above=0)
+    sizes: str = setting(
+        "equal",
+        "equal: as many records each; dirichlet: each label is shared out by Dir(α), so that sizes vary too.",
+        choices=SIZES,
+        added=True,
+    )
+    valuations: str = setting(
+        "drawn",
+        "drawn from the scenario; measured: v = a·u/ε + b·|D| + c·Δ from each client's own records.",
+        choices=("drawn", "measured"),
+        added=True,
+    )
+    valuation_weights: str = setting(
+        "0,0,1", "a,b,c of measured valuations: accuracy over ε, size, distance of labels.", added=True
+    )
+    strategy: str = setting(
+        "truthful",
+        "How clients report: truthful; equilibrium (they look ahead, needs a wallet); learning (by what has paid).",
+        choices=STRATEGIES,
+        added=True,
+    )
     scenario: str = setting("uniform", "The law that clients' (v, ε) are drawn from.")
     wallet: float | None = setting(None, "Lifetime limit on each client's ε at δ; none if not given.", above=0)
     wallet_policy: str = setting(

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from privmarket.errors import UnknownNameError
+from privmarket.federated.bidding import Strategy
 from privmarket.federated.config import FederationConfig, Training
 from privmarket.federated.recommended import recommended_training
-from privmarket.federated.simulation import OnRound, Strategy, run
+from privmarket.federated.simulation import OnRound, run
 from privmarket.federated.state import RunResult
 from privmarket.market.facts import MarketFacts
 from privmarket.market.mechanism import Mechanism

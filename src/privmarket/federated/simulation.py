@@ -15,8 +15,9 @@ import torch
 
 from privmarket.errors import CheckpointError, ConfigurationError, DataError
 from privmarket.federated.aggregation import aggregate, seller_weights
+from privmarket.federated.bidding import Strategy, bidding_of
 from privmarket.federated.checkpoint import load_checkpoint, save_checkpoint
-from privmarket.federated.clients import Records, client_types
+from privmarket.federated.clients import Records, client_types, measured_types
 from privmarket.federated.config import FederationConfig
 from privmarket.federated.datasets import Dataset, load_dataset
 from privmarket.federated.features import with_features
@@ -50,9 +51,6 @@ from privmarket.rounds import (
 )
 
 OnRound = Callable[["RoundRecord"], None]
-Strategy = Callable[[Array, Array, float], Array]
-"""(valuation, remaining budget, round) ↦ reported valuation, arrays (clients,); a solved game gives one."""
-
 
 # The stream of random numbers that decides who drops out; `clients` and `pool` hold the others.
 _DROPOUT = 6
@@ -69,8 +67,9 @@ class Federation:
         parts: record numbers per client, instead of the configured split.
         mechanism: a ready rule, instead of the configured name.
         workers: processes that train; any number gives the same result.
-        strategy: how clients report, e.g. the bid function of a solved mean-field game; None is truthful. What is
-            left of a wallet, as its share of the lifetime ε, is the remaining budget; without a wallet, infinity.
+        strategy: how clients report, e.g. the bid function of a solved mean-field game, instead of the configured
+            way. The remaining budget is what is left of a wallet, as its share of the lifetime ε; without a wallet
+            it is infinity.
     """
 
     def __init__(
@@ -83,7 +82,7 @@ class Federation:
         workers: int = 1,
         strategy: Strategy | None = None,
     ) -> None:
-        self.config, self.mode, self.strategy = config, config.privacy, strategy
+        self.config, self.mode = config, config.privacy
         training = config.training
         own = dataset is not None or parts is not None
         if own and workers > 1:
@@ -108,7 +107,8 @@ class Federation:
         self._budget_micro = self.pacing.total_micro
         self.auctioneer = LocalAuctioneer(self.mechanism)
         self.objective = AggregationError(config.kappa, config.heterogeneity)
-        self._persistent = client_types(config, 0) if config.types == "persistent" else None
+        self.bidding = bidding_of(config, self.law, self.family, strategy)
+        self._persistent = self._types(0) if config.types == "persistent" else None
         # Without the market's own training the server replaces the weights by the sellers' average.
         self.server_plan = training if self.mode.uses_server_plan else PLAIN_AVERAGE
         if config.trust == "aggregate":
@@ -136,7 +136,12 @@ class Federation:
 
     def types(self, number: int) -> Bids:
         """(clients,) the clients' true valuations and caps in a round."""
-        return self._persistent or client_types(self.config, number)
+        return self._persistent or self._types(number)
+
+    def _types(self, number: int) -> Bids:
+        if self.config.valuations == "measured":
+            return measured_types(self.config, number, self.pool.labels.numpy(), self.pool.parts)
+        return client_types(self.config, number)
 
     def terms(self, state: RunState) -> Terms:
         """What is published before the next round."""
@@ -245,10 +250,9 @@ class SimulatedClients:
         if run.mode.counts_epsilon:
             rounds_left = terms.rounds - terms.number if config.wallet_policy == "spread" else 1
             epsilon = state.wallets.affordable(terms.family, epsilon, rounds_left)
-        if run.strategy is not None:
-            wallet = np.inf if config.wallet is None else config.wallet
-            left = state.wallets.remaining_share * wallet
-            valuation = np.maximum(run.strategy(valuation, left, float(terms.number)), 0.0)
+        wallet = np.inf if config.wallet is None else config.wallet
+        left = state.wallets.remaining_share * wallet
+        valuation = np.maximum(run.bidding.reports(valuation, left, terms.number, state.records), 0.0)
         return {
             run.names[i]: Offer(float(valuation[i]), float(epsilon[i]), float(run.sizes[i]))
             for i in np.flatnonzero((run.sizes > 0) & (epsilon > 0))

@@ -84,6 +84,7 @@ class MarketSampler:
         clients: (low, high), one N per batch: log-uniform but for a lean to small markets.
         budget_per_client: (low, high), log-uniform, one per profile.
         rows: about how many clients a batch holds in all.
+        profiles: markets per batch, whatever their size; 0 takes as many as `rows` holds.
         public_features: draw data size and accuracy at random, so that a rule for which they do not matter
             learns to ignore them; otherwise what the law gives.
     """
@@ -93,6 +94,7 @@ class MarketSampler:
     budget_per_client: tuple[float, float]
     rows: int = 4096
     public_features: bool = True
+    profiles: int = 0
 
     def draw(self, rng: np.random.Generator) -> tuple[Markets, np.ndarray]:
         """A batch and, per profile, the index of its law, (L,)."""
@@ -101,7 +103,7 @@ class MarketSampler:
         place = float(rng.uniform()) ** 1.5
         n = round(float(np.exp(np.log(low) + place * (np.log(high + 0.5) - np.log(low)))))
         n = min(max(n, low), high)
-        profiles = max(len(self.laws), self.rows // n)
+        profiles = self.profiles or max(len(self.laws), self.rows // n)
         law_of = np.sort(rng.permutation(np.arange(profiles) % len(self.laws)))
         parts = [law.sample(rng, n, (int((law_of == index).sum()),)) for index, law in enumerate(self.laws)]
         shape, (poor, rich) = (profiles, n), self.budget_per_client

@@ -68,6 +68,8 @@ def mean_field_payment(
     profile, which is a unilateral deviation there, so any network can be asked.
 
     Implements: Eq. (mf-payment) of [Sun2026].
+    Deviation: data size and accuracy stay with the seats. They are public, client i sits in its own seat, and
+        training draws them independently of (v, ε), so that drawing them anew would give the same law of opponents.
     """
     shape = markets.valuation.shape
     seen = []
@@ -157,12 +159,23 @@ class Baseline:
         mixing: ζ.
         source: Φ is a trained "critic", or the value function of a "solved" game (`SolvedMarket`).
         critic_weight, discount_rate: weight and discount of the critic's Bellman residual.
+        frozen_after: the critic is fitted for so many steps, with ζ = 0, and then kept as it is; 0 fits it
+            together with the network to the end.
     """
 
     mixing: float = 0.0
     source: str = "critic"
     critic_weight: float = 0.1
     discount_rate: float = 1.0
+    frozen_after: int = 0
+
+    def mixing_at(self, step: int) -> float:
+        """ζ at a step."""
+        return self.mixing if step >= self.frozen_after else 0.0
+
+    def fits_at(self, step: int) -> bool:
+        """Whether the critic is still fitted."""
+        return not self.frozen_after or step < self.frozen_after
 
 
 def bellman_loss(

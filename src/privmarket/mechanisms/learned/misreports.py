@@ -20,6 +20,8 @@ Deviation = Callable[[Tensor, Tensor], Trade]
 
 # The least share of its cap that a misreport may offer.
 LEAST_OFFER = 0.02
+# Where an ascent may begin: see `recipes.MisreportSearch`.
+STARTS = ("others", "uniform", "truth")
 
 
 @dataclass(frozen=True)
@@ -121,6 +123,28 @@ def ascend(
 def regret(misreported: Trade, truthful: Trade, valuation: Tensor) -> Tensor:
     """(L, D) what the misreport gains over the truth, at least 0. Eq. (mfg-regret) of [Sun2026]."""
     return torch.relu(misreported.utility(valuation) - truthful.utility(valuation))
+
+
+def uniform_reports(valuation: Tensor, epsilon: Tensor, generator: torch.Generator) -> Misreports:
+    """(L, D) reports drawn evenly: v up to the largest valuation of the profile, ε up to the own cap.
+
+    Implements: the start of Eq. (pga) of [Sun2026].
+    """
+    even_v, even_e = torch.rand((2, *valuation.shape), generator=generator)
+    return Misreports(even_v * valuation.amax(-1, keepdim=True), even_e.clamp_min(LEAST_OFFER) * epsilon)
+
+
+def worst_group_excess(regret: Tensor, valuation: Tensor, groups: int = 5) -> Tensor:
+    """(L,) how far the regret of the worst group lies above the mean regret; groups are fifths of valuations.
+
+    Implements: the group-regularised regret that [Sun2026] names under L2 and leaves open.
+
+    Args:
+        regret: (L, D) of the attacked clients; valuation: (L, D) by which they are sorted into groups.
+    """
+    by_value = regret.gather(-1, valuation.argsort(-1))
+    means = torch.stack([part.mean(-1) for part in by_value.tensor_split(min(groups, regret.shape[-1]), -1)])
+    return means.amax(0) - regret.mean(-1)
 
 
 class _Path:

@@ -24,12 +24,15 @@ class MisreportSearch:
         kind: "candidates" (a dozen guesses and three sign steps) or "ascent" (plain projected ascent).
         steps, step_size: R and η of the ascent.
         rows: about how many clients of a batch are attacked.
+        start: where an ascent starts: "others" (another client's valuation, the own ε), "uniform" (anywhere in the
+            space of reports, Eq. (pga) of [Sun2026]) or "truth" (as the authors' public code does).
     """
 
     kind: str = "candidates"
     steps: int = 25
     step_size: float = 0.01
     rows: int = 640
+    start: str = "others"
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,11 @@ class Recipe:
         steps, rows, learning_rate: Adam steps, clients per batch, first rate (cosine to a twentieth).
         pool: number of batches drawn once and visited in turn, with warm-started misreports; 0 draws anew.
         individual_rationality: weight γ of the IR hinge, for networks that do not keep IR by construction.
+        hinge: the cost that the IR hinge compares pay with: v times the ε that is "sold", or times the ε that was
+            "offered", which is the paper's c(v_i, ε_i).
+        profiles: markets per batch; 0 takes as many as `rows` holds.
+        group_weight: weight of the group-regularised regret: how much more the worst fifth of valuations gains
+            from misreports than the average client.
     """
 
     mechanism: str
@@ -60,6 +68,9 @@ class Recipe:
     learning_rate: float = 1e-3
     pool: int = 0
     individual_rationality: float = 10.0
+    hinge: str = "sold"
+    profiles: int = 0
+    group_weight: float = 0.0
     seed: int = 0
     network: dict[str, Any] = field(default_factory=dict)
     steering: Steering = field(default_factory=Steering)
@@ -158,16 +169,19 @@ _DEFAULTS: dict[str, Recipe] = {
     "mfg-regretnet": Recipe("mfg-regretnet", steps=1_500, steering=_BY_SIZE),
     "regretnet": _SEATED,
     "dm-regretnet": replace(_SEATED, mechanism="dm-regretnet", steps=300, learning_rate=5e-4),
-    # Section VIII of the paper: revenue, R = 25 ascent steps of 0.01, ρ from 1 to 100, plain dual ascent.
+    # Section VIII of the paper: revenue, 200 outer iterations of 25 steps on 64 profiles, R = 25 ascent steps of
+    # 0.01 from uniform starts, ρ from 1 by 1.5 every ten outer iterations to 100, plain dual ascent, γ = 10 on the
+    # cost of the offered ε. Ten clients of each profile are attacked per step; sizes up to the paper's N = 100.
     "mfg-regretnet:literal": Recipe(
         "mfg-regretnet:literal",
+        clients=(10, 100),
         objective="revenue",
-        steps=200,
-        rows=1024,
-        pool=50,
-        steering=Steering(regret_budget=(0.0,) * 5, first=1.0, growth_every=20),
-        attack=MisreportSearch(kind="ascent"),
-        alignment=Alignment(anneal_steps=100),
+        steps=200 * 25,
+        profiles=64,
+        hinge="offered",
+        steering=Steering(regret_budget=(0.0,) * 5, first=1.0, growth_every=10 * 25),
+        attack=MisreportSearch(kind="ascent", start="uniform"),
+        alignment=Alignment(anneal_steps=100 * 25),
     ),
 }
 

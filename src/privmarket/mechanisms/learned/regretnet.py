@@ -104,26 +104,54 @@ class RegretNetwork(ConcatenatedNetwork):
     that the two differ only in how they see the market: there a row network per client and population means, here
     all bids side by side.
 
-    Implements: RegretNet of [Dutting2024] for a reverse auction with a budget.
+    Implements: RegretNet of [Dutting2024] for a reverse auction with a budget; with `population_row` the
+        concatenated AHN of Eq. (ahn-input) of [Sun2026], and with `selected` the k bidders of Eq. (ahn-output).
     Deviation: payment is reported cost plus a markup, so that individual rationality holds by construction.
+
+    Args:
+        population_row: b_MFG, the mean over the clients' rows, is one more row of the input.
+        selected: k, how many clients of a group may sell at most, those who would sell most; 0 is all.
     """
 
-    def __init__(self, seats: int = 10, hidden: int = 128, layers: int = 3, menus: int = 20) -> None:
+    def __init__(
+        self,
+        seats: int = 10,
+        hidden: int = 128,
+        layers: int = 3,
+        menus: int = 20,
+        population_row: bool = False,
+        selected: int = 0,
+    ) -> None:
         super().__init__()
         self.seats, self.hidden, self.layers, self.menus = seats, hidden, layers, menus
+        self.population_row, self.selected = population_row, selected
+        inputs = SEAT_FEATURES * (seats + population_row)
         outputs = 2 * menus * (seats + 1) if menus else 3 * seats
         gain = 0.05 if menus else 0.1
-        self.net = multilayer((SEAT_FEATURES * seats, *(hidden,) * layers, outputs), last_gain=gain)
+        self.net = multilayer((inputs, *(hidden,) * layers, outputs), last_gain=gain)
         if menus:
             self.ladder = MenuLadder(menus)
 
     def settings(self) -> dict[str, object]:
         """The constructor's arguments."""
-        return {"seats": self.seats, "hidden": self.hidden, "layers": self.layers, "menus": self.menus}
+        names = ("seats", "hidden", "layers", "menus", "population_row", "selected")
+        return {name: getattr(self, name) for name in names}
 
     def outcome(self, markets: Markets, valuation: Tensor, epsilon: Tensor) -> Trade:
         """The outcome of reports (..., L, seats)."""
-        head = self.net(seat_features(markets, valuation, epsilon).flatten(-2))
+        trade = self._trade(markets, valuation, epsilon)
+        if not 0 < self.selected < self.seats:
+            return trade
+        last = trade.epsilon.topk(self.selected, dim=-1).values[..., -1:]
+        chosen = (trade.epsilon >= last).to(trade.epsilon.dtype)
+        return Trade(trade.epsilon * chosen, trade.payment * chosen)
+
+    def _trade(self, markets: Markets, valuation: Tensor, epsilon: Tensor) -> Trade:
+        rows = seat_features(markets, valuation, epsilon)
+        if self.population_row:
+            taken = rows[..., 3:].sum(-2, keepdim=True).clamp_min(1.0)
+            rows = torch.cat((rows, rows.sum(-2, keepdim=True) / taken), dim=-2)
+        head = self.net(rows.flatten(-2))
         if not self.menus:
             return soft_thresholds(head.unflatten(-1, (3, self.seats)), markets, valuation, epsilon)
         of_seats, of_menus = head.split((2 * self.menus * self.seats, 2 * self.menus), dim=-1)

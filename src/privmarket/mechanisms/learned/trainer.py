@@ -21,12 +21,15 @@ from privmarket.mechanisms.learned.lagrangian import Multipliers
 from privmarket.mechanisms.learned.market_tensors import Markets, MarketSampler
 from privmarket.mechanisms.learned.mean_field_loss import Critic, SolvedMarket, alignment_loss, bellman_loss
 from privmarket.mechanisms.learned.misreports import (
+    STARTS,
     Misreports,
     ascend,
     best_of,
     cheap_candidates,
     regret,
     sign_steps,
+    uniform_reports,
+    worst_group_excess,
 )
 from privmarket.mechanisms.learned.networks import AuctionNetwork, Trade, detached
 from privmarket.mechanisms.learned.recipes import CLIENT_CLASSES, Recipe, client_class
@@ -65,7 +68,11 @@ class Trainer:
             )
         self._check_references()
         self.sampler = MarketSampler(
-            self.laws, self.recipe.clients, self.recipe.budget_per_client, self.recipe.rows
+            self.laws,
+            self.recipe.clients,
+            self.recipe.budget_per_client,
+            self.recipe.rows,
+            profiles=self.recipe.profiles,
         )
         self.multipliers = Multipliers(len(self.laws), self.recipe.steering)
         with torch.random.fork_rng():
@@ -83,6 +90,8 @@ class Trainer:
         for name, chosen, kinds in (
             ("alignment.reference", self.recipe.alignment.reference, ("resampled", "solved")),
             ("baseline.source", self.recipe.baseline.source, ("critic", "solved")),
+            ("hinge", self.recipe.hinge, ("sold", "offered")),
+            ("attack.start", self.recipe.attack.start, STARTS),
         ):
             if chosen not in kinds:
                 raise ConfigurationError(f"{name} is {chosen!r}", f"choose one of: {', '.join(kinds)}")
@@ -106,11 +115,12 @@ class Trainer:
             group["lr"] = self.recipe.learning_rate * _cosine(self.step / self.recipe.steps)
         encoded = self.network.encode(markets)
         trade = self.network.clear(encoded, markets)
-        profile_regret, critic_loss = self._regret(markets, encoded, trade, visit)
+        profile_regret, regret_terms = self._regret(markets, encoded, trade, visit)
         value = buyer_value(self.recipe.objective, markets, trade, self.recipe.kappa, self.recipe.heterogeneity)
-        shortfall = torch.relu(-trade.utility(markets.valuation)).sum(-1) / markets.budget[:, 0]
+        due = markets.valuation * (trade.epsilon if self.recipe.hinge == "sold" else markets.epsilon)
+        shortfall = torch.relu(due - trade.payment).sum(-1) / markets.budget[:, 0]
         loss = -value.mean() + self.multipliers.loss(profile_regret, classes, self.step)
-        loss = loss + self.recipe.individual_rationality * shortfall.mean() + critic_loss
+        loss = loss + self.recipe.individual_rationality * shortfall.mean() + regret_terms
         loss = loss + self.network.extra_loss(markets)
         if weight := self.recipe.alignment.weight_at(self.step):
             loss = loss + weight * alignment_loss(
@@ -140,7 +150,7 @@ class Trainer:
         return (*self.sampler.draw(own), visit)
 
     def _regret(self, markets: Markets, encoded: object, trade: Trade, visit: int | None) -> tuple[Tensor, Tensor]:
-        """(L,) regret found in each profile as a share of its budget, and the critic's loss."""
+        """(L,) regret found in each profile as a share of its budget; and the losses of critic and groups."""
         profiles, who = markets.valuation.shape[0], columns_with_clients(markets)
         clients = len(who)
         count = min(clients, max(1, self.recipe.attack.rows // profiles))
@@ -153,20 +163,27 @@ class Trainer:
             outside = self.network.deviations(frozen, markets, who)
         tried = cheap_candidates(valuation, cap, self.generator)
         found = self._search(outside, tried, valuation, cap, visit)
-        lie = self.network.deviate(encoded, markets, found.valuation, found.epsilon, who)
         truth = Trade(trade.epsilon[:, who], trade.payment[:, who])
-        gained = regret(lie, truth, valuation)
-        critic_loss = torch.zeros(())
-        if self.recipe.baseline.mixing > 0:
-            difference = lie.utility(valuation) - truth.utility(valuation)
-            gained = self._baselined(markets, gained, difference, found, valuation, cap)
-        if self.critic is not None:
+
+        def outcome(lie: Misreports) -> Trade:
+            return self.network.deviate(encoded, markets, lie.valuation, lie.epsilon, who)
+
+        gained, baseline = regret(outcome(found), truth, valuation), self.recipe.baseline
+        if mixing := baseline.mixing_at(self.step):
+            lie, moved = self._best_advantage(outside, markets, tried, found, valuation, cap)
+            advantage = outcome(lie).utility(valuation) - truth.utility(valuation) - moved
+            gained = (1 - mixing) * gained + mixing * torch.relu(advantage)
+        terms = torch.zeros(())
+        if self.critic is not None and baseline.fits_at(self.step):
             with torch.no_grad():
-                gain = outside(tried.valuation, tried.epsilon).utility(valuation)
-            critic_loss = self.recipe.baseline.critic_weight * bellman_loss(
-                self.critic, markets, valuation, cap, tried, gain, self.recipe.baseline.discount_rate
+                utility = outside(tried.valuation, tried.epsilon).utility(valuation)
+            terms = terms + baseline.critic_weight * bellman_loss(
+                self.critic, markets, valuation, cap, tried, utility, baseline.discount_rate
             )
-        return gained.mean(-1) * clients / markets.budget[:, 0], critic_loss
+        share = gained * (clients / markets.budget)
+        if self.recipe.group_weight:
+            terms = terms + self.recipe.group_weight * worst_group_excess(share, valuation).mean()
+        return share.mean(-1), terms
 
     def _search(
         self,
@@ -188,7 +205,7 @@ class Trainer:
         if attack.kind == "candidates":
             found = sign_steps(outside, best_of(outside, tried, valuation), valuation, cap)
         else:
-            start = earlier or Misreports(tried.valuation[5], tried.epsilon[5])
+            start = earlier or self._start(tried, valuation, cap)
             found = ascend(outside, start, valuation, cap, attack.steps, attack.step_size)
         for parameter in self.network.parameters():
             parameter.requires_grad_(True)
@@ -196,23 +213,37 @@ class Trainer:
             self.misreports[visit] = found
         return found
 
-    def _baselined(
+    def _start(self, tried: Misreports, valuation: Tensor, cap: Tensor) -> Misreports:
+        """Where an ascent begins, by the recipe."""
+        if self.recipe.attack.start == "truth":
+            return Misreports(valuation, cap)
+        if self.recipe.attack.start == "uniform":
+            return uniform_reports(valuation, cap, self.generator)
+        return Misreports(tried.valuation[5], tried.epsilon[5])
+
+    def _best_advantage(
         self,
+        outside: Callable[[Tensor, Tensor], Trade],
         markets: Markets,
-        plain: Tensor,
-        difference: Tensor,
+        tried: Misreports,
         found: Misreports,
         valuation: Tensor,
         cap: Tensor,
-    ) -> Tensor:
-        """(1 − ζ)·regret + ζ·value-baselined regret, Eq. (mfg-regret-vf) of [Sun2026]."""
+    ) -> tuple[Misreports, Tensor]:
+        """The report of largest advantage u − Φ among all that were tried, and by how much Φ moves to it.
+
+        Implements: the maximum in Eq. (mfg-regret-vf) of [Sun2026].
+        """
+        v = torch.cat([tried.valuation, found.valuation[None]])
+        e = torch.cat([tried.epsilon, found.epsilon[None]])
         with torch.no_grad():
-            moved = self._worth(markets, found.valuation, found.epsilon) - self._worth(markets, valuation, cap)
-        mixing = self.recipe.baseline.mixing
-        return (1 - mixing) * plain + mixing * torch.relu(difference - moved)
+            moved = self._worth(markets, v, e) - self._worth(markets, valuation, cap)
+            best = (outside(v, e).utility(valuation) - moved).argmax(0, keepdim=True)
+        chosen = [field.gather(0, best).squeeze(0) for field in (v, e, moved)]
+        return Misreports(chosen[0], chosen[1]), chosen[2]
 
     def _worth(self, markets: Markets, valuation: Tensor, epsilon: Tensor) -> Tensor:
-        """(L, D) Φ in money."""
+        """(..., L, D) Φ in money."""
         if self.critic is None:
             assert self.solved is not None
             return self.solved.value(markets, valuation, epsilon)

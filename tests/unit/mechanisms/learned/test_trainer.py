@@ -24,7 +24,7 @@ from privmarket.mechanisms.learned.mean_field_loss import (
     mean_field_payment,
 )
 from privmarket.mechanisms.learned.mean_field_network import MeanFieldNetwork
-from privmarket.mechanisms.learned.misreports import Misreports
+from privmarket.mechanisms.learned.misreports import Misreports, worst_group_excess
 from privmarket.mechanisms.learned.recipes import SEATS, MisreportSearch, Recipe, market_size, recipe
 from privmarket.mechanisms.learned.regretnet import RegretNet
 from privmarket.mechanisms.learned.session import checkpoint_path, train
@@ -49,10 +49,17 @@ VARIANTS = {
     "critic": replace(SMALL, baseline=Baseline(mixing=0.5)),
     "pool and ascent": replace(SMALL, pool=3, attack=MisreportSearch(kind="ascent", steps=4, rows=32)),
     "seated": replace(SMALL, mechanism="regretnet", network={"seats": 6, "hidden": 8}, clients=(3, 6)),
+    "concatenated with b_MFG, three selected": replace(
+        SMALL,
+        mechanism="regretnet",
+        network={"seats": 6, "hidden": 8, "population_row": True, "selected": 3},
+        clients=(3, 6),
+    ),
     "levels": replace(
         SMALL, mechanism="dm-regretnet", network={"seats": 6, "levels": 3, "hidden": 8}, clients=(3, 6)
     ),
     "literal": replace(SMALL, mechanism="mfg-regretnet:literal", network={"hidden": 8}, objective="revenue"),
+    "literal levels": replace(SMALL, mechanism="mfg-regretnet:literal", network={"hidden": 8, "levels": 3}),
 }
 
 
@@ -158,7 +165,8 @@ def test_unknown_settings_are_refused(name):
 def test_the_name_of_a_group_is_answered_with_what_is_inside():
     with pytest.raises(ConfigurationError) as caught:
         SMALL.with_settings({"baseline": 1})
-    inside = "baseline.mixing, baseline.source, baseline.critic_weight, baseline.discount_rate"
+    names = ("mixing", "source", "critic_weight", "discount_rate", "frozen_after")
+    inside = ", ".join(f"baseline.{name}" for name in names)
     assert caught.value.hint == f"baseline is a group; set one of: {inside}"
 
 
@@ -250,3 +258,89 @@ def test_training_lowers_regret():
     early, late = np.mean([p.regret for p in seen[:10]]), np.mean([p.regret for p in seen[-10:]])
     assert late < 0.5 * early
     assert np.mean([p.objective for p in seen[-10:]]) > 0.7
+
+
+def test_the_literal_recipe_is_the_papers():
+    """200 × 25 steps, 64 profiles, R = 25 of 0.01 from uniform starts, ρ from 1 to 100, γ = 10."""
+    chosen = recipe("mfg-regretnet:literal")
+    assert (chosen.steps, chosen.profiles, chosen.learning_rate) == (200 * 25, 64, 1e-3)
+    assert (chosen.attack.steps, chosen.attack.step_size, chosen.attack.start) == (25, 0.01, "uniform")
+    assert (chosen.individual_rationality, chosen.hinge, chosen.objective) == (10.0, "offered", "revenue")
+    assert (chosen.steering.penalty, chosen.steering.growth) == (1.0, 1.5)
+    assert chosen.steering.penalty_at(chosen.steps) == 100.0
+
+
+def test_batches_hold_as_many_profiles_as_asked_for():
+    drawn, _ = MarketSampler(LAWS, (5, 30), (0.5, 0.5), profiles=9).draw(np.random.default_rng(0))
+    assert drawn.valuation.shape[0] == 9
+
+
+@pytest.mark.parametrize(("hinge", "short"), [("sold", False), ("offered", True)])
+def test_the_hinge_compares_pay_with_the_cost_it_names(hinge, short):
+    """A rule that pays its sellers' cost and sells part of the offer is short of the offer's cost only."""
+    trainer = new_trainer(replace(SMALL, hinge=hinge, individual_rationality=1.0), LAWS)
+    assert (trainer.advance().shortfall > 1e-3) == short
+
+
+@pytest.mark.parametrize("start", ["uniform", "truth", "others"])
+def test_an_ascent_starts_where_the_recipe_says(start):
+    trainer = new_trainer(replace(SMALL, attack=MisreportSearch(kind="ascent", start=start, rows=32)), LAWS)
+    v, cap = torch.rand(4, 6) + 0.1, torch.rand(4, 6) + 0.1
+    tried = Misreports(torch.full((12, 4, 6), 0.25), cap.expand(12, 4, 6))
+    found = trainer._start(tried, v, cap)
+    if start == "truth":
+        assert torch.equal(found.valuation, v)
+    elif start == "others":
+        assert torch.equal(found.valuation, tried.valuation[5])
+    else:
+        assert (found.valuation <= v.amax(-1, keepdim=True)).all()
+        assert (found.epsilon <= cap).all()
+        assert found.valuation.std() > 0.05
+
+
+def test_a_frozen_critic_stops_moving_and_only_then_counts():
+    trainer = new_trainer(replace(SMALL, baseline=Baseline(mixing=0.5, frozen_after=3)), LAWS)
+    weights = []
+    for _ in range(6):
+        trainer.advance()
+        weights.append(torch.cat([p.detach().reshape(-1) for p in trainer.critic.parameters()]).clone())
+    assert not torch.equal(weights[0], weights[2])
+    assert trainer.recipe.baseline.mixing_at(2) == 0.0
+    assert trainer.recipe.baseline.mixing_at(3) == 0.5
+    assert torch.equal(weights[2], weights[5])
+
+
+def test_the_baselined_regret_takes_the_largest_advantage():
+    """Eq. (mfg-regret-vf) has the maximum over u − Φ, not Φ at the report with the largest u."""
+    trainer = new_trainer(replace(SMALL, baseline=Baseline(mixing=0.5)), LAWS)
+    markets, _, _ = trainer._draw()
+    who = torch.arange(3)
+    v, cap = markets.valuation[:, who], markets.epsilon[:, who]
+    outside = trainer.network.deviations(trainer.network.encode(markets), markets, who)
+    tried = Misreports(torch.stack([v * f for f in (0.5, 0.9, 1.1, 2.0)]), cap.expand(4, *cap.shape))
+    found = Misreports(v, cap)
+    lie, moved = trainer._best_advantage(outside, markets, tried, found, v, cap)
+    with torch.no_grad():
+        best = outside(lie.valuation, lie.epsilon).utility(v) - moved
+        for at in range(4):
+            other = trainer._worth(markets, tried.valuation[at], cap) - trainer._worth(markets, v, cap)
+            assert (outside(tried.valuation[at], cap).utility(v) - other <= best + 1e-6).all()
+
+
+def test_group_regularised_regret_is_the_worst_fifths_excess():
+    regret = torch.tensor([[0.0, 0.0, 0.0, 0.0, 5.0, 5.0, 0.0, 0.0, 0.0, 0.0]])
+    valuation = torch.arange(10.0)[None]
+    assert worst_group_excess(regret, valuation).item() == pytest.approx(5.0 - 1.0)
+    assert worst_group_excess(torch.ones(1, 10), valuation).item() == pytest.approx(0.0)
+    trainer = new_trainer(replace(SMALL, group_weight=1.0), LAWS)
+    assert np.isfinite(trainer.advance().regret)
+
+
+def test_at_most_k_clients_are_selected():
+    chosen = VARIANTS["concatenated with b_MFG, three selected"]
+    trainer = new_trainer(chosen, LAWS)
+    markets = trainer.network.prepare(trainer._draw()[0])
+    with torch.no_grad():
+        sold = trainer.network.clear(None, markets).epsilon
+    assert ((sold > 0).sum(-1) <= 3).all()
+    assert (sold > 0).any()
