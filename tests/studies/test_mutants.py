@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from privmarket_studies.mutants import page
+from privmarket_studies.mutants.coverage import Coverage
 from privmarket_studies.mutants.faults import behaviour, faults, tree_with
 
 SOURCE = '''"""Docstring with 1 + 1."""
@@ -123,10 +125,11 @@ path = root / "src" / "tiny.py"
 sys.path.insert(0, str(root / "src"))
 
 def body(found):
-    print(len(found.quick), *found.left_out)
+    print(*(item.name for item in found.quick))
     for fault in faults(path, root):
-        verdict, _ = found.try_code("tiny", tree_with(fault, root), "test_tiny.py")
-        print(f"{fault.before} → {fault.after}: {verdict}")
+        tests = found.coverage.of_line(path, fault.line)
+        verdict, _ = found.try_code("tiny", tree_with(fault, root), "test_tiny.py", tests)
+        print(f"{fault.before} → {fault.after}: {' '.join(sorted(tests))}: {verdict}")
 
 print(bench.run(["test_tiny.py"], root, body, slow_seconds=0.3, endless_seconds=0.5).error)
 """
@@ -173,16 +176,27 @@ def test_a_bench_exchanges_methods_in_place_and_leaves_slow_tests_out(tmp_path):
     (tmp_path / "test_tiny.py").write_text(TEST_TINY)
     command = [sys.executable, "-c", BENCH, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
-    assert done[0] == "3 test_tiny.py::test_slow"
+    assert done[0] == "test_total test_of test_spin"
     assert done[-1] == "None"
-    found = dict(line.rsplit(": ", 1) for line in done[1:-1])
-    assert found["self.a + self.b → self.a - self.b"] == "killed"
-    assert found["a - 1 → a + 1"] == "killed"
-    assert found["n -= n → n += n"] == "timed out"
-    assert "survived" not in found.values()
+    found = {line.split(": ")[0]: line.split(": ")[1:] for line in done[1:-1]}
+    assert found["self.a + self.b → self.a - self.b"] == ["test_tiny.py::test_total", "killed"]
+    assert found["a - 1 → a + 1"] == ["test_tiny.py::test_of", "killed"]
+    assert found["n -= n → n += n"] == ["test_tiny.py::test_spin", "timed out"]
+    assert all(verdict != "survived" for _, verdict in found.values())
     (tmp_path / "test_tiny.py").write_text("def test_wrong():\n    assert 1 == 2\n")
     done = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     assert done == ["no test passes without a fault"]
+
+
+def test_code_that_runs_at_import_may_matter_to_every_test(tmp_path):
+    path = tmp_path / "tiny.py"
+    path.write_text("LIMIT = 3\n\ndef a(n=2):\n    return n\n\ndef b():\n    return 1\n")
+    calls = {"test_a": {(str(path), 3)}, "test_b": {(str(path), 6)}}
+    coverage = Coverage.from_json(json.loads(json.dumps(Coverage({(str(path), 6)}, calls).to_json())))
+    assert coverage.of_line(path, 1) is None
+    assert coverage.of_line(path, 3) is None, "a default is made at import"
+    assert coverage.of_line(path, 4) == {"test_a"}
+    assert coverage.of_line(path, 7) is None, "a test module calls it while it is imported"
 
 
 def test_the_share_counts_every_survivor_that_is_not_equivalent():

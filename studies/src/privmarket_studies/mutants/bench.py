@@ -2,9 +2,9 @@
 
 Importing the package and collecting its tests takes longer than running most of them. A bench collects the tests
 of a target once, then forks a child per fault; the child exchanges the code of the changed functions in place and
-runs the tests, the module's own first; slow ones are left out. What a test module computed while it was imported
-still comes from the code without the fault, so a fault that survives here is tried again in a fresh process
-(`trial`); a killed one is dead either way.
+runs the tests that call them (`coverage`), the module's own first; slow ones are left out. What a test module
+computed while it was imported still comes from the code without the fault, so a fault that survives here is tried
+again in a fresh process (`trial`); a killed one is dead either way.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from types import CellType, FrameType, FunctionType, ModuleType
 
 import pytest
 
+from privmarket_studies.mutants.coverage import Calls, Coverage, calls_below
 from privmarket_studies.mutants.trial import KILLED, SURVIVED, TIMED_OUT
 
-SLOW_SECONDS = 1.0
-ENDLESS_SECONDS = 4.0
+SLOW_SECONDS = 3.0  # with every call noted, which doubles the time of most tests
+ENDLESS_SECONDS = 8.0
 _WALL_SECONDS = 900.0
 Body = Callable[["Bench"], None]
 
@@ -40,12 +41,15 @@ class _TooSlowError(BaseException):
 class Bench:
     """Collected tests, to be run against one fault after the other; a plugin of pytest in place of its loop."""
 
-    def __init__(self, body: Body, slow_seconds: float, endless_seconds: float) -> None:
-        self._body, self._slow, self._endless = body, slow_seconds, endless_seconds
+    def __init__(
+        self, body: Body, place: Path, known: Coverage | None, slow_seconds: float, endless_seconds: float
+    ) -> None:
+        self._body, self._place, self._known = body, place, known
+        self._slow, self._endless = slow_seconds, endless_seconds
         self._failed = False
-        self._session: pytest.Session | None = None
         self.quick: list[pytest.Item] = []
-        self.left_out: list[str] = []
+        self.imports: Calls = set()
+        self.coverage = Coverage(set(), {})
         self.error: str | None = None
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
@@ -54,9 +58,12 @@ class Bench:
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Instead of running the tests: runs the body."""
-        self._session = session
-        self._measure()
-        if self.error is None:
+        sys.setprofile(None)  # from here on, tests alone are watched
+        self.coverage = self._known or Coverage(self.imports, self._measured())
+        self.quick = [item for item in self.quick if item.nodeid in self.coverage.tests]
+        if not self.quick:
+            self.error = "no test passes without a fault"
+        else:
             self._body(self)
         return True
 
@@ -64,36 +71,40 @@ class Bench:
         """Notes a failure."""
         self._failed |= bool(report.failed)
 
-    def _measure(self) -> None:
-        """Runs every test once, without a fault, and leaves out those that are slow or fail on a busy machine."""
+    def _measured(self) -> dict[str, Calls]:
+        """Runs every test once in a process of its own, without a fault: which functions does it call?
+
+        Tests that are slow, or fail on a busy machine, are left out.
+        """
+        found: dict[str, Calls] = {}
         with tempfile.TemporaryDirectory() as folder:
-            usable = Path(folder) / "usable.json"
+            noted = Path(folder) / "calls.json"
+            for item in self.quick:
 
-            def child() -> int:
-                found = [item.nodeid for item in self.quick if self._run(item, self._slow) == SURVIVED]
-                usable.write_text(json.dumps(found), encoding="utf-8")
-                return 0
+                def child(item: pytest.Item = item) -> int:
+                    with calls_below(self._place) as calls:
+                        verdict = self._run(item, self._slow)
+                    noted.write_text(json.dumps(sorted(calls)), encoding="utf-8")
+                    return 0 if verdict == SURVIVED else 1
 
-            _forked(child, wall_seconds=float("inf"))
-            if not usable.exists():
-                self.error = "the tests ended the process"
-                return
-            names = set(json.loads(usable.read_text(encoding="utf-8")))
-        self.left_out = [item.nodeid for item in self.quick if item.nodeid not in names]
-        self.quick = [item for item in self.quick if item.nodeid in names]
-        if not self.quick:
-            self.error = "no test passes without a fault"
+                if _forked(child) == 0:
+                    found[item.nodeid] = {(path, line) for path, line in json.loads(noted.read_text())}
+        return found
 
-    def try_code(self, module: str, tree: ast.Module, first: str) -> tuple[str, float]:
+    def try_code(
+        self, module: str, tree: ast.Module, first: str, tests: Collection[str] | None = None
+    ) -> tuple[str, float]:
         """Whether the quick tests notice a changed module.
 
         Args:
             first: a file name; tests of this file run first.
+            tests: only these; all quick ones if left out.
 
         Returns:
             `killed`, `survived` or `timed out`, and the seconds that it took.
         """
-        order = sorted(self.quick, key=lambda item: item.path.name != first)
+        chosen = [item for item in self.quick if tests is None or item.nodeid in tests]
+        order = sorted(chosen, key=lambda item: item.path.name != first)
 
         def child() -> int:
             exchange(module, tree)
@@ -121,23 +132,28 @@ def run(
     root: Path,
     body: Body,
     *,
+    place: Path | None = None,
+    known: Coverage | None = None,
     slow_seconds: float = SLOW_SECONDS,
     endless_seconds: float = ENDLESS_SECONDS,
 ) -> Bench:
     """Collects the tests and hands them to `body`; `error` of the result says why they cannot be used.
 
     Args:
+        place: folder or file whose functions are watched; everything below `root` if left out.
+        known: what an earlier bench measured with the same code and tests; measured anew if left out.
         slow_seconds: processor time of a test above which it is left out.
         endless_seconds: processor time above which a quick test must be in an endless loop.
     """
     os.chdir(root)
-    bench = Bench(body, slow_seconds, endless_seconds)
+    bench = Bench(body, place or root, known, slow_seconds, endless_seconds)
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     with tempfile.TemporaryDirectory() as folder:
         os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = folder
         plugins = ["-p", "_hypothesis_pytestplugin", "-p", "pytest_timeout", "-p", "no:cacheprovider"]
         quiet = ["-p", "no:terminal", "-o", "addopts=", "--hypothesis-seed=0", f"--basetemp={folder}/pytest"]
-        code = pytest.main([*plugins, *quiet, *tests], plugins=[bench])
+        with calls_below(place or root) as bench.imports:
+            code = pytest.main([*plugins, *quiet, *tests], plugins=[bench])
     if code not in (0, 5) and bench.error is None:
         bench.error = f"the tests cannot be collected (exit code {int(code)})"
     return bench

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import sys
@@ -12,11 +13,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from privmarket_studies.mutants.bench import SLOW_SECONDS, Bench
+from privmarket_studies.mutants.bench import Bench
 from privmarket_studies.mutants.bench import run as run_bench
+from privmarket_studies.mutants.coverage import Coverage
 from privmarket_studies.mutants.faults import Fault, behaviour, faults, tree_with
 from privmarket_studies.mutants.targets import NAMED, TARGETS, Target
-from privmarket_studies.mutants.trial import NO_TESTS, SURVIVED, QuickFirst, preload, try_fault
+from privmarket_studies.mutants.trial import NO_TESTS, SURVIVED, Only, preload, try_fault
 
 LIMIT_SECONDS = 900.0
 
@@ -103,6 +105,8 @@ def run(
             continue
         unseen = [fault for fault in waiting if fault.function and (again or _key(fault, root) not in done)]
         _in_a_process(lambda target=target, unseen=unseen: work.on_a_bench(target, unseen))  # type: ignore[misc]
+        if not work.measured(target):
+            continue
         done = {entry["key"]: entry for entry in read(out)}
         for fault in waiting:
             if _waits(done.get(_key(fault, root)), again) and not work.late():
@@ -119,35 +123,42 @@ class _Work:
     def late(self) -> bool:
         return self.deadline is not None and time.monotonic() > self.deadline
 
+    def measured(self, target: Target) -> bool:
+        """Whether it is known which tests call what."""
+        return self._coverage_file(target).exists()
+
     def on_a_bench(self, target: Target, waiting: Sequence[Fault]) -> None:
         """Faults in functions, against tests that are imported once; survivors are not judged here."""
         modules = target.modules(self.root)
 
+        stored = self._coverage_file(target)
+        place = self.root / "src" / "privmarket" / target.path
+
         def body(bench: Bench) -> None:
-            self._slow_file().write_text(
-                json.dumps({**self._slow(), target.path: bench.left_out}), encoding="utf-8"
-            )
+            stored.write_text(json.dumps(bench.coverage.to_json()), encoding="utf-8")
             for fault in waiting:
                 if self.late():
                     return
                 path = self.root / fault.path
-                tree = tree_with(fault, self.root)
-                verdict, seconds = bench.try_code(_module(path, self.root), tree, f"test_{path.stem}.py")
+                tree, tests = tree_with(fault, self.root), bench.coverage.of_line(path, fault.line)
+                verdict, seconds = bench.try_code(_module(path, self.root), tree, f"test_{path.stem}.py", tests)
                 self._note(fault, verdict, seconds, fresh=verdict != SURVIVED)
 
-        found = run_bench(target.tests(modules[0], self.root), self.root, body)
+        known = Coverage.from_json(json.loads(stored.read_text(encoding="utf-8"))) if stored.exists() else None
+        found = run_bench(target.tests(modules[0], self.root), self.root, body, place=place, known=known)
         if found.error is not None:
             self.say(f"{target.path}: the tests cannot judge faults: {found.error}")
 
     def afresh(self, target: Target, fault: Fault) -> None:
         """One fault in a fresh process."""
         path = self.root / fault.path
-        slow = dict.fromkeys(self._slow().get(target.path, []), float("inf"))
+        coverage = Coverage.from_json(json.loads(self._coverage_file(target).read_text(encoding="utf-8")))
+        only = coverage.of_line(path, fault.line)
+        kept = Only(set(coverage.tests) if only is None else only)
         tree, tests = tree_with(fault, self.root), target.tests(path, self.root)
-        order = QuickFirst(slow, SLOW_SECONDS)
-        verdict, seconds = try_fault(_module(path, self.root), path, tree, tests, self.root, LIMIT_SECONDS, [order])
+        verdict, seconds = try_fault(_module(path, self.root), path, tree, tests, self.root, LIMIT_SECONDS, [kept])
         if verdict == NO_TESTS:
-            raise RuntimeError(f"no tests for {fault.path}: {' '.join(tests)}")
+            verdict = SURVIVED  # no test calls this code
         self._note(fault, verdict, seconds, fresh=True)
 
     def _note(self, fault: Fault, verdict: str, seconds: float, fresh: bool) -> None:
@@ -157,12 +168,14 @@ class _Work:
             stream.write(json.dumps(entry, ensure_ascii=False) + "\n")
         self.say(f"{verdict if fresh else 'to be tried afresh'} ({seconds:.1f} s) {fault.name}")
 
-    def _slow_file(self) -> Path:
-        return self.out.with_suffix(".slow.json")
-
-    def _slow(self) -> dict[str, list[str]]:
-        path = self._slow_file()
-        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    def _coverage_file(self, target: Target) -> Path:
+        """Where to keep which tests call what, as long as neither code nor tests change."""
+        digest = hashlib.sha256()
+        for folder in ("src", "tests"):
+            for path in sorted((self.root / folder).rglob("*.py")):
+                digest.update(path.read_bytes())
+        name = target.path.replace("/", "-")
+        return self.out.with_name(f"{self.out.stem}-{name}-{digest.hexdigest()[:12]}.json")
 
 
 def _in_a_process(work: Callable[[], None]) -> None:

@@ -16,8 +16,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import CodeType, ModuleType
@@ -66,20 +65,15 @@ def preload() -> None:
         raise RuntimeError("privmarket is imported already: a fault would not be seen by all of it")
 
 
-class QuickFirst:
-    """Leaves out slow tests, and runs the files after the first by rising time, as a plugin of pytest."""
+class Only:
+    """Keeps the tests of these names, as a plugin of pytest."""
 
-    def __init__(self, seconds: Mapping[str, float], slow_seconds: float) -> None:
-        self.seconds, self.slow_seconds = seconds, slow_seconds
+    def __init__(self, names: Collection[str]) -> None:
+        self.names = names
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Sorts and drops."""
-        kept = [item for item in items if self.seconds.get(item.nodeid, 0.0) <= self.slow_seconds]
-        first = str(items[0].path) if items else ""
-        total: dict[str, float] = defaultdict(float)
-        for item in kept:
-            total[str(item.path)] += self.seconds.get(item.nodeid, 0.0)
-        items[:] = sorted(kept, key=lambda item: (str(item.path) != first, total[str(item.path)], str(item.path)))
+        """Drops the others."""
+        items[:] = [item for item in items if item.nodeid in self.names]
 
 
 def try_fault(

@@ -1,0 +1,91 @@
+"""Which tests call which functions, so that a fault is tried against the tests that can notice it."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+Calls = set[tuple[str, int]]  # (file, first line) of every function that was called
+
+
+@contextlib.contextmanager
+def calls_below(place: Path) -> Iterator[Calls]:
+    """Notes the functions of a file, or of the files below a folder, that are called meanwhile."""
+    noted: Calls = set()
+    seen: set[object] = set()
+    prefix = str(place)
+
+    def note(frame: FrameType, event: str, argument: object) -> None:
+        code = frame.f_code
+        if event == "call" and code not in seen:
+            seen.add(code)
+            if code.co_filename.startswith(prefix):
+                noted.add((code.co_filename, code.co_firstlineno))
+
+    threading.setprofile(note)
+    sys.setprofile(note)
+    try:
+        yield noted
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """What was called.
+
+    Attributes:
+        imports: while the tests were imported.
+        tests: by each test; slow and failing ones are missing.
+    """
+
+    imports: Calls
+    tests: Mapping[str, Calls]
+
+    def of_line(self, path: Path, line: int) -> set[str] | None:
+        """Tests that call the function around a line; None if any test may depend on it.
+
+        That is so for code that runs when the module, or a test module, is imported.
+        """
+        span = _function(path, line)
+        if span is None or _touches(self.imports, path, span):
+            return None
+        return {name for name, calls in self.tests.items() if _touches(calls, path, span)}
+
+    def to_json(self) -> dict[str, Any]:
+        """For `from_json`."""
+        return {
+            "imports": sorted(self.imports),
+            "tests": {name: sorted(calls) for name, calls in self.tests.items()},
+        }
+
+    @staticmethod
+    def from_json(given: Mapping[str, Any]) -> Coverage:
+        """What `to_json` made."""
+        tests = {name: {(path, line) for path, line in calls} for name, calls in given["tests"].items()}
+        return Coverage({(path, line) for path, line in given["imports"]}, tests)
+
+
+def _touches(calls: Calls, path: Path, span: range) -> bool:
+    return any(file == str(path) and line in span for file, line in calls)
+
+
+def _function(path: Path, line: int) -> range | None:
+    """Lines of the innermost function around a line, decorators included."""
+    best = None
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
+            span = range(first, (node.end_lineno or first) + 1)
+            # A default is computed when the function is made, not when it is called.
+            if line in span and line >= node.body[0].lineno and (best is None or len(span) < len(best)):
+                best = span
+    return best
