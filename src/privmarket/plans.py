@@ -114,6 +114,11 @@ class MarketPlan:
     def __post_init__(self) -> None:
         check_settings(self)
 
+    @property
+    def money_in_all(self) -> float:
+        """Money that may be spent over the whole run."""
+        return self.budget * self.rounds if self.total_budget is None else self.total_budget
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingPlan:

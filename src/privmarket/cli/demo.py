@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from privmarket.cli.live import Watch
 from privmarket.cli.options import Seed, note, print_table
 from privmarket.files import check_writable
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for the report.")] = Path("out"),
+    watch: Watch = None,
     seed: Seed = 0,
 ) -> None:
     """Run the whole market on handwritten digits: auction, private training, wallets, settlement, report.
@@ -37,8 +39,8 @@ def demo(
     from privmarket.reports.verdict import strength_sentence, verdict, worst_promise
 
     check_writable(out / "demo.html")
-    with LiveRounds(demo_config(seed)) as live:
-        result = run_demo(seed, on_round=live.show, progress=live.say)
+    with LiveRounds(demo_config(seed), watch, NAMES) as live:
+        result = run_demo(seed, on_round=live.show_round, progress=live.say)
     print_table(_closing_table(result))
     print_table(clients_table(client_table(result.private), limit=20, names=NAMES))
     print(verdict(result.runs, result.lies))

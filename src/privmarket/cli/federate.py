@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from json import dumps
@@ -12,9 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from privmarket.cli.attack import show_attacks
+from privmarket.cli.live import Curve, LiveView, Watch
 from privmarket.cli.options import Json, note, parse_settings, print_json, print_table, takes_settings
 from privmarket.errors import ConfigurationError, UnknownNameError
 from privmarket.federated.config import FederationConfig, Training
+from privmarket.files import check_writable, write_atomically
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -55,6 +58,7 @@ def federate(
     checkpoint: Annotated[
         Path | None, typer.Option(help="File to save to every few rounds and to resume from.")
     ] = None,
+    watch: Watch = None,
     json: Json = False,
 ) -> None:
     """Run a federated training in which clients sell ε: auction, private training, aggregation, settlement.
@@ -77,7 +81,7 @@ def federate(
     from privmarket.federated.simulation import run
     from privmarket.federated.summary import brief, summarise
     from privmarket.privacy.words import SEEDED_WARNING
-    from privmarket.reports.verdict import worst_promise
+    from privmarket.reports.verdict import strength_sentence, verdict, worst_promise
 
     config = FederationConfig(
         **settings,
@@ -85,21 +89,26 @@ def federate(
         mode=_mode(literal, no_dp, no_noise),
         training=training_of(settings["dataset"], training, literal, settings["trust"]),
     )
-    with LiveRounds(config) as live:
-        result = run(config, workers=workers, checkpoint=checkpoint, on_round=live.show)
+    for option, path in {"save": save, "report": report, "checkpoint": checkpoint, "watch": watch}.items():
+        check_writable(path, f"--{option}")
+    with LiveRounds(config, watch) as live:
+        result = run(config, workers=workers, checkpoint=checkpoint, on_round=live.show_round)
     summary = summarise(result)
     attacks = _attacked(result) if attack else []
     summary["attacks"] = [one.to_json() for one in attacks]
     if report is not None:
         _write_report(report, result, attacks)
     if save is not None:
-        save.parent.mkdir(parents=True, exist_ok=True)
-        save.write_text(dumps(brief(result, _command()), indent=1, ensure_ascii=False) + "\n")
+        write_atomically(save, dumps(brief(result, _command()), indent=1, ensure_ascii=False) + "\n")
     if json:
         print_json(summary)
         return
-    print_table(_totals_table(summary, worst_promise(result)))
+    promised = worst_promise(result)
+    print_table(_totals_table(summary, promised))
     print_table(clients_table(summary["clients"]))
+    print(verdict({"": result}))
+    if config.privacy.is_private:
+        print(strength_sentence(promised))
     if attacks:
         show_attacks(attacks)
     if config.privacy.is_private:
@@ -145,7 +154,7 @@ def _write_report(path: Path, result: RunResult, attacks: list[AttackResult]) ->
 def _command() -> str:
     """What was typed, without what does not change the result."""
     words = sys.argv[1:]
-    for option in ("--save", "--report", "--checkpoint", "--workers"):
+    for option in ("--save", "--report", "--checkpoint", "--workers", "--watch"):
         if option in words:
             at = words.index(option)
             words = words[:at] + words[at + 2 :]
@@ -172,47 +181,43 @@ def training_of(dataset: str, pairs: list[str] | None, literal: bool = False, tr
     return replace(Training() if literal else recommended_training(dataset, trust), **given)
 
 
-class LiveRounds:
-    """A progress line on stderr: round, accuracy, sellers, ε sold, money spent."""
+class LiveRounds(LiveView):
+    """The live view of a federated run: accuracy, pay, sellers, and who earned most so far."""
 
-    def __init__(self, config: FederationConfig) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-        self._bar = Progress(
-            TextColumn("round"),
-            MofNCompleteColumn(),
-            BarColumn(bar_width=24),
-            TextColumn("{task.description}"),
-            TimeRemainingColumn(),
-            console=Console(stderr=True),
+    def __init__(self, config: FederationConfig, page: Path | None = None, names: Sequence[str] = ()) -> None:
+        self._names, self._money = names, config.money_in_all
+        self._earned: Counter[str] = Counter()
+        self._dropped = 0
+        curves = (
+            Curve("accuracy", lambda value: f"{value:.1%}"),
+            Curve("sellers", lambda value: f"{value:.0f}"),
+            Curve("paid in the round", lambda value: f"{value:,.2f}"),
+            Curve("largest ε sold in the round", lambda value: f"{value:.2f}"),
         )
-        self._task = self._bar.add_task("starting", total=config.rounds)
-        self._accuracy: float | None = None
-        self._spent_micro = 0
+        title = f"{config.dataset}, {config.clients} clients, {config.mechanism}, {config.trust} trust"
+        super().__init__(title, "round", config.rounds, curves, page)
 
-    def __enter__(self) -> LiveRounds:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
-
-    def say(self, text: str) -> None:
-        """Replaces the line by a text: what is being done outside the shown run."""
-        if text:
-            self._bar.console.print(f"[dim]{text}[/dim]")
-
-    def show(self, record: RoundRecord) -> None:
-        """Moves the line on by one round."""
-        self._accuracy = record.accuracy if record.accuracy is not None else self._accuracy
-        self._spent_micro += record.spent_micro
-        accuracy = "—" if self._accuracy is None else f"{self._accuracy:.1%}"
-        text = (
-            f"accuracy {accuracy}  sellers {record.sellers}  ε sold {record.total_epsilon:.1f}  "
-            f"spent {self._spent_micro / 1e6:,.2f}"
+    def show_round(self, record: RoundRecord) -> None:
+        """One more round."""
+        for client, micro in record.paid_micro.items():
+            self._earned[client] += micro
+        self._dropped += len(record.dropped)
+        best = ", ".join(
+            f"{self._name(client)} {micro / 1e6:,.2f}" for client, micro in self._earned.most_common(4)
         )
-        self._bar.update(self._task, completed=record.number + 1, description=text)
+        facts = {"paid so far": f"{self._earned.total() / 1e6:,.2f} of {self._money:,.2f}"}
+        facts |= {"earned most": best} if best else {}
+        facts |= {"dropped, unpaid": str(self._dropped)} if self._dropped else {}
+        figures = {
+            "accuracy": record.accuracy,
+            "sellers": record.sellers,
+            "paid in the round": record.spent_micro / 1e6,
+            "largest ε sold in the round": max(record.sold_epsilon.values(), default=0.0),
+        }
+        self.show(record.number + 1, figures, facts)
+
+    def _name(self, client: str) -> str:
+        return self._names[int(client)] if self._names else f"client {client}"
 
 
 def _totals_table(summary: dict[str, Any], promised: Promise | None) -> Table:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from privmarket.cli.live import Curve, LiveView, Watch
 from privmarket.cli.options import Json, Seed, law_of, note, parse_settings, print_json
+from privmarket.cli.training_gain import gain_lines, menu_gain, network_gain
 from privmarket.errors import ConfigurationError
 from privmarket.extras import require
 
@@ -47,6 +51,7 @@ def train(
     heterogeneity: Annotated[float, typer.Option(help="Weight of bias in either error.")] = 0.1,
     settings: RecipeSettings = None,
     out: Annotated[Path | None, typer.Option(help="Where to write the weights.")] = None,
+    watch: Watch = None,
     seed: Seed = 0,
     json: Json = False,
 ) -> None:
@@ -67,6 +72,7 @@ def train(
     from privmarket.files import check_writable
 
     check_writable(out)
+    check_writable(watch, "--watch")
     names = scenario or ["uniform", "bimodal", "lognormal"]
     laws = [law_of(name) for name in names]
     place = out or Path("out/train") / (mechanism.replace(":", "-") + ".safetensors")
@@ -79,7 +85,7 @@ def train(
         if settings:
             raise ConfigurationError("--set is for networks", "mfg-menunet has --profile, --objective, --kappa …")
         goal = _objective(objective or "total-epsilon", kappa, heterogeneity)
-        result = _learn_menus(laws, clients or 100, budget, goal, profile, place, seed)
+        result = _learn_menus(laws, clients or 100, budget, goal, profile, place, seed, watch)
     else:
         from privmarket.mechanisms.learned.recipes import market_size
 
@@ -90,12 +96,37 @@ def train(
             changes |= market_size(mechanism, clients)
         if budget is not None:
             changes["budget_per_client"] = _around(budget, clients or 100)
-        result = _train_network(mechanism, profile, laws, changes, parse_settings(settings), place)
+        result = _train_network(mechanism, profile, laws, changes, parse_settings(settings), place, watch)
     if json:
         print_json(result)
     else:
-        for key, value in result.items():
-            note(f"{key}: {value}")
+        _say(result)
+
+
+def _say(result: Mapping[str, Any]) -> None:
+    """What was written, what was gained, what to run next."""
+    for key in ("weights", "curve", "figure", "steps", "seconds"):
+        if key in result:
+            note(f"{key}: {result[key]}")
+    for line in gain_lines(result["gain"]):
+        print(line)
+    print("next:")
+    for command in result["next"]:
+        print(f"  {command}")
+
+
+def _next(
+    mechanism: str, law: str, clients: tuple[int, int], per_client: tuple[float, float], weights: Path
+) -> list[str]:
+    """Commands to go on with: attack the trained rule, then use it."""
+    size = min(max(50, clients[0]), clients[1])
+    market = f"--clients {size} --budget {size * math.sqrt(math.prod(per_client)):.4g}"
+    rule = f"--mechanism {mechanism} --set weights={weights}"
+    trained = f"--mechanism {mechanism} --mechanism-set weights={weights}"
+    return [
+        f"privmarket audit {rule} --scenario {law} {market}",
+        f"privmarket federate {trained} --scenario {law} {market} --rounds 20",
+    ]
 
 
 def _train_network(
@@ -105,6 +136,7 @@ def _train_network(
     changes: dict[str, object],
     settings: dict[str, object],
     place: Path,
+    watch: Path | None,
 ) -> dict[str, object]:
     import torch
 
@@ -113,9 +145,8 @@ def _train_network(
 
     torch.set_num_threads(1)
     chosen = recipe(mechanism, profile, **changes).with_settings(settings)
-    bar = _Bar(chosen.steps)
-    with bar:
-        done = run(chosen, laws, place, _NetworkFigures(bar).show)
+    with _NetworkView(f"{mechanism}, {profile}", chosen.steps, watch) as view:
+        done = run(chosen, laws, place, view.show_step)
     if done.resumed_at:
         note(f"went on from step {done.resumed_at}")
     figure = _draw(done.curve)
@@ -125,6 +156,8 @@ def _train_network(
         "figure": str(figure),
         "steps": done.steps,
         "seconds": round(done.seconds, 1),
+        "gain": network_gain(chosen, laws, done.weights),
+        "next": _next(mechanism, laws[0].name, chosen.clients, chosen.budget_per_client, place),
     }
 
 
@@ -148,6 +181,7 @@ def _learn_menus(
     profile: str,
     place: Path,
     seed: int,
+    watch: Path | None,
 ) -> dict[str, object]:
     import torch
 
@@ -156,14 +190,13 @@ def _learn_menus(
     torch.set_num_threads(1)
     search = search_called(profile)
     points = [DesignPoint(law, clients, budget or clients / 2, objective) for law in laws]
-    bar = _Bar(len(points) * search.steps)
+    view = LiveView(f"mfg-menunet, {profile}", "step", len(points) * search.steps, (Curve("objective"),), watch)
 
     def show(progress: MenuProgress) -> None:
-        law = laws[progress.curve].name
-        figures = f"curve {progress.curve + 1} of {len(laws)} ({law})  {objective.name} {progress.objective:.4g}"
-        bar.show(progress.curve * search.steps + progress.step, figures)
+        curve = {"menu": f"{progress.curve + 1} of {len(laws)}, for {laws[progress.curve].name}"}
+        view.show(progress.curve * search.steps + progress.step, {"objective": progress.objective}, curve)
 
-    with bar:
+    with view:
         done = learn_menus(points, place, seed, search, show)
     if done.resumed_at:
         note(f"went on after {done.resumed_at} of {len(points)} curves")
@@ -172,53 +205,31 @@ def _learn_menus(
         "curve": str(done.curve),
         "curves": done.facts,
         "seconds": round(done.seconds, 1),
+        "gain": menu_gain(done.facts[0]),
+        "next": _next("mfg-menunet", laws[0].name, (clients, clients), (points[0].budget / clients,) * 2, place),
     }
 
 
-class _Bar:
-    """Live figures on stderr."""
+class _NetworkView(LiveView):
+    """The live view of a network's training: running means, because single batches are small."""
 
-    def __init__(self, total: int) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-        self.bar = Progress(
-            TextColumn("training"),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[figures]}"),
-            console=Console(stderr=True),
+    def __init__(self, title: str, steps: int, page: Path | None) -> None:
+        curves = (
+            Curve("objective", lambda value: f"{value:.3f}"),
+            Curve("regret", lambda value: f"{value:.3%}"),
+            Curve("underpaid", lambda value: f"{value:.3%}"),
         )
-        self.task = self.bar.add_task("training", total=total, figures="")
+        super().__init__(title, "step", steps, curves, page)
+        self._mean: list[float] | None = None
 
-    def __enter__(self) -> None:
-        self.bar.start()
-
-    def show(self, step: int, figures: str) -> None:
-        """Moves the bar."""
-        self.bar.update(self.task, completed=step, figures=figures)
-
-    def __exit__(self, *exc: object) -> None:
-        self.bar.stop()
-
-
-class _NetworkFigures:
-    """Running means of a network's figures: single batches are small."""
-
-    def __init__(self, bar: _Bar) -> None:
-        self.bar = bar
-        self.mean: list[float] | None = None
-
-    def show(self, progress: Progress) -> None:
+    def show_step(self, progress: Progress) -> None:
         """One more step."""
         new = [progress.objective, progress.regret, progress.shortfall]
-        self.mean = new if self.mean is None else [0.95 * a + 0.05 * b for a, b in zip(self.mean, new, strict=True)]
-        figures = (
-            f"objective {self.mean[0]:.3f}  regret {self.mean[1]:.3%}  underpaid {self.mean[2]:.3%}  "
-            f"λ {progress.multiplier:.3g}  ρ {progress.penalty:.3g}"
-        )
-        self.bar.show(progress.step, figures)
+        old = self._mean or new
+        self._mean = [0.95 * a + 0.05 * b for a, b in zip(old, new, strict=True)]
+        figures = dict(zip(("objective", "regret", "underpaid"), self._mean, strict=True))
+        multipliers = {"λ": f"{progress.multiplier:.3g}", "ρ": f"{progress.penalty:.3g}"}
+        self.show(progress.step, figures, multipliers)
 
 
 def _draw(curve: Path) -> Path:

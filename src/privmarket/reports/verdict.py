@@ -91,20 +91,14 @@ def strength_sentence(promised: Promise | None) -> str:
     )
 
 
-def available(result: RunResult) -> float:
-    """Money that the run could have spent."""
-    config = result.config
-    return config.budget * config.rounds if config.total_budget is None else config.total_budget
-
-
 def verdict(runs: Mapping[str, RunResult], lies: LieCheck | None = None, currency: str = CURRENCY) -> str:
     """One sentence about the first run: what was paid, reached, lost to noise, gained by lies, and sold at most."""
     main = next(iter(runs.values()))
     if not main.config.privacy.holds_auctions:
         return f"Without a market and without privacy the model got {percent(main.accuracy)} of the test right."
     parts = [
-        f"For {main.spent:,.0f} of a budget of {available(main):,.0f} {currency} you got a model that is right on "
-        f"{percent(main.accuracy)} of the test"
+        f"For {main.spent:,.0f} of a budget of {main.config.money_in_all:,.0f} {currency} you got a model that is "
+        f"right on {percent(main.accuracy)} of the test"
     ]
     twin = noise_free_twin(runs)
     if twin is not None:

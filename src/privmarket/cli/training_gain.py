@@ -1,0 +1,65 @@
+"""What a training gained: the trained rule beside the same rule before its first step, on markets of its law."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from privmarket.market.scenarios import Law
+    from privmarket.mechanisms.learned.recipes import Recipe
+
+_CLIENTS = 20  # enough to tell rules apart, few enough to attack within seconds
+_PROFILES = 2
+
+
+def network_gain(recipe: Recipe, laws: Sequence[Law], weights: Path) -> dict[str, Any]:
+    """Both networks on the first law: ε bought over the fluid bound, and the mean gain of lies over the mean pay.
+
+    The attack is the quick one: it finds gross lies. `privmarket audit` looks harder.
+    """
+    from privmarket.market.attacks import QUICK
+    from privmarket.mechanisms.learned.session import measure
+    from privmarket.mechanisms.learned.trained_weights import new_trainer, write_weights
+
+    low, high = recipe.clients
+    clients = min(max(_CLIENTS, low), high)
+    law, per_client = laws[0], math.sqrt(math.prod(recipe.budget_per_client))
+    case = [(law, clients, clients * per_client, _PROFILES)]
+    with TemporaryDirectory() as folder:
+        start = Path(folder) / "untrained.safetensors"
+        write_weights(start, new_trainer(recipe, laws), 0.0, {})
+        before = measure(start, recipe.mechanism, case, QUICK)["cases"][0]
+    after = measure(weights, recipe.mechanism, case, QUICK)["cases"][0]
+    shown = ("fluid_ratio", "regret_share")
+    return {
+        "measure": {"fluid_ratio": "ε bought / fluid bound", "regret_share": "mean gain of lies / mean pay"},
+        "market": {"scenario": law.name, "clients": clients, "budget": round(clients * per_client, 4)},
+        "untrained": {name: before[name] for name in shown},
+        "trained": {name: after[name] for name in shown},
+    }
+
+
+def menu_gain(curve: Mapping[str, Any]) -> dict[str, Any]:
+    """A learned curve beside a posted price, where its search starts, on validation markets."""
+    return {
+        "measure": {"value": str(curve["objective"])},
+        "market": {name: curve[name] for name in ("scenario", "clients", "budget_per_client")},
+        "untrained": {"value": curve["posted_price_value"]},
+        "trained": {"value": curve["value"]},
+    }
+
+
+def gain_lines(gain: Mapping[str, Any]) -> list[str]:
+    """The gain for people, a line per measure."""
+    market = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in gain["market"].items())
+    lines = [f"gained over the untrained rule ({market}):"]
+    for name, words in gain["measure"].items():
+        before, after = gain["untrained"][name], gain["trained"][name]
+        lines.append(f"  {words}: {before:.4g} → {after:.4g}")
+    if gain["untrained"] == gain["trained"]:
+        lines.append("  nothing was gained: the untrained rule is as good in this market")
+    return lines
