@@ -23,10 +23,12 @@ def _sections() -> Iterator[str]:
 
 
 def _command(command: click.Command, name: str) -> Iterator[str]:
-    commands = getattr(command, "commands", None)
-    if commands:
-        for child in sorted(commands):
-            yield from _command(commands[child], f"{name} {child}")
+    if isinstance(command, click.Group):
+        context = click.Context(command, info_name=name)
+        for child in sorted(command.list_commands(context)):
+            found = command.get_command(context, child)
+            if found is not None:
+                yield from _command(found, f"{name} {child}")
         return
     lines = [f"## {name}", _plain(command.help or "")]
     rows = [row for parameter in command.params if (row := _row(parameter))]
@@ -41,7 +43,8 @@ def _row(parameter: click.Parameter) -> str | None:
     names = ", ".join(f"`{name}`" for name in (*parameter.opts, *parameter.secondary_opts))
     if isinstance(parameter, click.Argument):
         names = f"`{(parameter.name or '').upper()}`"
-    default = "" if parameter.default in (None, False, ()) or callable(parameter.default) else f"`{parameter.default}`"
+    shown = parameter.default not in (None, False, ()) and not callable(parameter.default)
+    default = f"`{parameter.default}`" if shown else ""
     help_text = _plain(getattr(parameter, "help", "") or "").replace("\n", " ").replace("|", "\\|")
     return f"| {names} | {help_text} | {default} |"
 

@@ -6,15 +6,14 @@
 >>> outcome.epsilon
 array([1. , 0. , 0.5])
 
-Everything public is listed by `dir(privmarket)`: the names in `_NAMES` and the packages in `_PACKAGES` below.
-Each is imported when it is first used, so that `import privmarket` takes a few milliseconds and an auction never
-waits for torch, a web server or Flower. This is the one place of the package that does so for its users.
+`dir(privmarket)` lists everything public: functions, classes, and the packages `market`, `mechanisms`, `privacy`,
+`rounds`, `federated`, `meanfield`, `flower` and `broker`. Each is imported when it is first used, so that
+`import privmarket` takes a few milliseconds and an auction never waits for torch, a web server or Flower.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
-from privmarket.extras import needed
+from privmarket.lazy import public_names
 from privmarket.version import __version__
 
 if TYPE_CHECKING:
@@ -56,8 +55,8 @@ __all__ = [
     "scenario",
 ]
 
-# public name → the module that defines it
-_NAMES = {
+# public name → the module that defines it, or that it is
+_HOMES = {
     "Bids": "privmarket.market.bids",
     "BrokerClient": "privmarket.broker.http_client",
     "MarketFacts": "privmarket.market.facts",
@@ -65,25 +64,20 @@ _NAMES = {
     "Outcome": "privmarket.market.outcome",
     "PrivmarketError": "privmarket.errors",
     "Wallet": "privmarket.privacy.wallet",
+    "__version__": "privmarket.version",
     "audit": "privmarket.reports.comparison",
+    "broker": "privmarket.broker",
     "compare": "privmarket.reports.comparison",
     "federate": "privmarket.federated.entry_point",
+    "federated": "privmarket.federated",
+    "flower": "privmarket.flower",
+    "market": "privmarket.market",
+    "meanfield": "privmarket.meanfield",
     "mechanism": "privmarket.mechanisms.registry",
     "mechanism_names": "privmarket.mechanisms.registry",
+    "mechanisms": "privmarket.mechanisms",
+    "privacy": "privmarket.privacy",
+    "rounds": "privmarket.rounds",
     "scenario": "privmarket.market.scenarios",
 }
-_PACKAGES = ("broker", "federated", "flower", "market", "meanfield", "mechanisms", "privacy", "rounds")
-
-
-def __getattr__(name: str) -> object:
-    if name in _PACKAGES:
-        return import_module(f"privmarket.{name}")
-    if name not in _NAMES:
-        raise AttributeError(f"module 'privmarket' has no attribute {name!r}")
-    with needed():
-        found = globals()[name] = getattr(import_module(_NAMES[name]), name)
-    return found
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = public_names(__name__, _HOMES)

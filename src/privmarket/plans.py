@@ -140,3 +140,28 @@ class TrainingPlan:
 
     def __post_init__(self) -> None:
         check_settings(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttackPlan:
+    """Which client is attacked and how hard, in `privmarket attack`."""
+
+    dataset: str = setting("digits", "digits, mnist, fashion-mnist or cifar10.")
+    epsilon: float = setting(1.0, "What one sale claims.", above=0)
+    delta: float = setting(1e-5, "The δ of the claim.", above=0, below=1)
+    model: str | None = setting(None, "mlp, logistic or cnn; else the recommended one.")
+    records: int = setting(100, "Records of the client that is attacked.", at_least=1)
+    sampling_rate: float = setting(1.0, "Share of records in a step, by Poisson sampling.", above=0, at_most=1)
+    steps: int = setting(1, "Noisy steps in a sale.", at_least=1)
+    trials: int = setting(1000, "canary: releases with, and as many without, the record.", at_least=1)
+    canaries: int = setting(500, "one-run: planted records.", at_least=1)
+    targets: int = setting(200, "membership: records in question.", at_least=1)
+    rounds: int = setting(30, "membership: rounds that train the model, a sale each.", at_least=1)
+    noise_share: float = setting(
+        1.0, "Break the client on purpose: 0.1 adds a tenth of the noise that it claims.", at_least=0
+    )
+    confidence: float = setting(0.95, "Probability with which a bound holds.", above=0, below=1)
+    seed: int = setting(0, "Seed of what the attacker plants.", at_least=0)
+
+    def __post_init__(self) -> None:
+        check_settings(self)

@@ -51,6 +51,8 @@ def third_party(path: Path) -> set[str]:
             found |= {alias.name.partition(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
             found.add(node.module.partition(".")[0])
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "late":
+            found.add(ast.literal_eval(node.args[0]).partition(".")[0])
     return {name for name in found if name not in sys.stdlib_module_names and name != "privmarket"}
 
 

@@ -30,12 +30,15 @@ def test_modules_are_modules_and_unknown_names_are_refused():
         _ = pm.mechanizm
 
 
-def test_the_type_checker_sees_the_same_names_from_the_same_modules():
-    tree = ast.parse(Path(pm.__file__).read_text(encoding="utf-8"))
+@pytest.mark.parametrize("package", ["privmarket", "privmarket.flower"])
+def test_the_type_checker_sees_the_same_names_from_the_same_modules(package):
+    module = import_module(package)
+    tree = ast.parse(Path(module.__file__).read_text(encoding="utf-8"))
     block = next(node for node in tree.body if isinstance(node, ast.If))
     seen = {alias.name: node.module for node in block.body for alias in node.names}  # type: ignore[attr-defined]
-    assert seen == {**pm._NAMES, **dict.fromkeys(pm._PACKAGES, "privmarket")}
-    assert set(seen) | {"__version__"} == set(pm.__all__)
+    homes = {name: home.removesuffix(f".{name}") for name, home in module._HOMES.items() if name != "__version__"}
+    assert seen == homes
+    assert sorted(module._HOMES) == sorted(module.__all__) == dir(module)
 
 
 def test_importing_loads_nothing_heavy():

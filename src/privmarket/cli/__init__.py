@@ -1,7 +1,8 @@
 """The command line: a thin shell over the library.
 
-Each command lives in its own module and imports what it needs when it runs, so that `privmarket --help` and
-`privmarket auction` start quickly and without torch. Data goes to stdout, everything else to stderr.
+Each command lives in its own module, which is loaded when the command is typed (`command_table`), so that
+`privmarket --help` and `privmarket auction` start quickly and without torch. Data goes to stdout, everything else
+to stderr.
 """
 
 from __future__ import annotations
@@ -17,26 +18,8 @@ from typing import Annotated, Any, cast
 import click
 import typer
 
-from privmarket.cli import (
-    account,
-    attack,
-    auction,
-    audit,
-    broker_admin,
-    data,
-    demo,
-    equilibrium,
-    examples,
-    federate,
-    flower,
-    mechanisms,
-    plan,
-    seller,
-    seller_at_broker,
-    serve,
-    train,
-    witness,
-)
+from privmarket.cli.command_table import CommandTable
+from privmarket.cli.config_file import defaults_from
 from privmarket.cli.extensions import add_commands
 from privmarket.errors import PrivmarketError
 from privmarket.extras import explain
@@ -45,30 +28,12 @@ from privmarket.version import __version__
 _LOG = logging.getLogger("privmarket")
 app = typer.Typer(
     name="privmarket",
+    cls=CommandTable,
     help="A market in which federated-learning clients sell differential-privacy budget (ε) and are paid for it.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-app.command("demo")(demo.demo)
-app.command("auction")(auction.auction)
-app.command("audit")(audit.audit)
-app.command("mechanisms")(mechanisms.mechanisms)
-app.command("federate")(federate.federate)
-app.command("plan")(plan.plan)
-app.command("equilibrium")(equilibrium.equilibrium)
-app.command("account")(account.account)
-app.command("attack")(attack.attack)
-app.command("train")(train.train)
-app.command("sample")(examples.sample)
-app.command("example")(examples.example)
-app.add_typer(data.app, name="data")
-app.command("serve")(serve.serve)
-app.command("witness")(witness.witness)
-seller_at_broker.add_to(seller.app)
-app.add_typer(seller.app, name="seller")
-app.add_typer(broker_admin.app, name="broker")
-app.add_typer(flower.app, name="flower")
 add_commands(app)
 
 
@@ -97,8 +62,6 @@ def _options(
         logging.basicConfig(level=logging.INFO, stream=sys.stderr)
         _LOG.setLevel(logging.DEBUG)
     if config is not None:
-        from privmarket.cli.config_file import defaults_from
-
         context.default_map = defaults_from(config, cast("click.Group", context.command), context)
 
 

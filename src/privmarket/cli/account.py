@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
+from rich.table import Table
 
 from privmarket.cli.options import Json, note, print_json, print_table
+from privmarket.errors import ConfigurationError
 from privmarket.extras import require
-
-if TYPE_CHECKING:
-    from privmarket.privacy.statement import Statement
+from privmarket.files import check_writable
+from privmarket.privacy.statement import Statement, parse_sale, read_sales, running_epsilon, statement
+from privmarket.privacy.words import ODOMETER_NOTE, rounded_up_percent
+from privmarket.reports.palette import new_figure
 
 
 def account(
@@ -45,9 +48,6 @@ def account(
 
       privmarket account --file sales.csv --delta 1e-6 --json
     """
-    from privmarket.files import check_writable
-    from privmarket.privacy.statement import parse_sale, read_sales, statement
-
     if plot is not None:
         require("matplotlib")
     check_writable(plot, "--plot")
@@ -83,9 +83,6 @@ def _as_json(result: Statement) -> dict[str, object]:
 
 
 def _print(result: Statement) -> None:
-    from rich.table import Table
-
-    from privmarket.privacy.words import ODOMETER_NOTE, rounded_up_percent
 
     total = result.certificate
     columns = ["sale ε", "rate", "steps", "count", "noise multiplier", "the paper's", "ε so far (RDP)"]
@@ -118,16 +115,9 @@ def _print(result: Statement) -> None:
 
 def _draw(result: Statement, path: Path) -> None:
     """Cumulative ε over the sales, one curve per way of adding up."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    from privmarket.errors import ConfigurationError
-    from privmarket.privacy.statement import running_epsilon
-
     sales, renyi, added = running_epsilon(result)
-    figure, axes = plt.subplots(figsize=(6.4, 4.0), layout="constrained")
+    figure = new_figure(6.4, 4.0)
+    axes = figure.subplots()
     axes.plot(sales, added, color="0.6", linestyle="--", label="added up like money")
     axes.plot(sales, renyi, color="C0", label="Rényi accounting (RDP)")
     axes.plot(sales[-1], result.certificate.epsilon_pld, "o", color="C1", label="certificate (PLD)")
@@ -137,8 +127,6 @@ def _draw(result: Statement, path: Path) -> None:
     axes.set_ylim(0, 1.6 * max(renyi[-1], result.cap_epsilon or 0.0))
     axes.legend(frameon=False)
     try:
-        figure.savefig(path, dpi=150)
+        figure.savefig(path)
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"--plot {path}: {error}", "name a writable .png, .svg or .pdf") from error
-    finally:
-        plt.close(figure)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import csv
 import io
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
+from rich.table import Table
 
 from privmarket.cli.options import (
     Budget,
@@ -19,10 +20,10 @@ from privmarket.cli.options import (
     print_json,
     print_table,
 )
-
-if TYPE_CHECKING:
-    from privmarket.market.bid_file import BidFile
-    from privmarket.market.outcome import Outcome
+from privmarket.files import check_writable, write_atomically
+from privmarket.market.bid_file import BidFile, read_bids
+from privmarket.market.outcome import Outcome
+from privmarket.mechanisms import resolve, why_nothing_sold
 
 _SHOWN = 40
 
@@ -48,10 +49,6 @@ def auction(
 
       privmarket auction bids.csv --mechanism my_rules.py:posted_price --set price=0.3 --budget 10
     """
-    from privmarket.files import check_writable
-    from privmarket.market.bid_file import read_bids
-    from privmarket.mechanisms import resolve, why_nothing_sold
-
     check_writable(out)
     rule = resolve(mechanism, **parse_settings(settings))
     offers = read_bids(bids)
@@ -88,7 +85,6 @@ def _rows(offers: BidFile, outcome: Outcome) -> list[dict[str, Any]]:
 
 
 def _write(path: Path, offers: BidFile, outcome: Outcome) -> None:
-    from privmarket.files import write_atomically
 
     rows = _rows(offers, outcome)
     text = io.StringIO(newline="")
@@ -99,7 +95,6 @@ def _write(path: Path, offers: BidFile, outcome: Outcome) -> None:
 
 
 def _print(offers: BidFile, outcome: Outcome, name: str, budget: float, totals: dict[str, Any]) -> None:
-    from rich.table import Table
 
     table = Table(title=f"{name}, budget {budget:g}")
     for column in ("client", "valuation", "offered ε", "sold ε", "paid", "per unit"):

@@ -3,30 +3,33 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
+from rich.console import Console
+from rich.table import Table
 
 from privmarket.cli.options import (
     Budget,
     Json,
     Seed,
     Settings,
-    law_of,
     note,
     parse_settings,
     print_json,
     print_table,
 )
+from privmarket.cli.progress import ProgressBar
 from privmarket.errors import MissingPartError
 from privmarket.extras import require
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from privmarket.market.audit_report import AuditReport, RegretSummary
-    from privmarket.market.scenarios import Law
-    from privmarket.reports.comparison import Comparison
+from privmarket.files import check_writable
+from privmarket.market.audit_report import AuditReport, RegretSummary
+from privmarket.market.facts import MarketFacts
+from privmarket.market.scenarios import Law
+from privmarket.market.scenarios import scenario as law_called
+from privmarket.mechanisms import resolve
+from privmarket.reports.comparison import COLUMNS, LEGEND, Comparison, compare
+from privmarket.reports.comparison import audit as run
 
 
 def audit(
@@ -73,19 +76,14 @@ def audit(
 
       privmarket audit --mechanism all --clients 50 --budget 25 --profiles 3
     """
-    from privmarket.files import check_writable
-    from privmarket.market.facts import MarketFacts
-    from privmarket.mechanisms import resolve
-    from privmarket.reports.comparison import audit as run
-
-    law = law_of(scenario)
+    law = law_called(scenario)
     if mechanism == "all":
         check_writable(out / "auction-comparison.png")
         _compare_all(law, clients, budget, profiles, seed, out, json)
         return
     # Some rules have settings that are called like options of the audit, such as `objective`.
     rule = resolve(mechanism, market=MarketFacts.of(law), **parse_settings(settings))
-    with _progress(profiles) as advance:
+    with ProgressBar("attacking", profiles, transient=True) as bar:
         report = run(
             rule,
             scenario=law,
@@ -95,7 +93,7 @@ def audit(
             seed=seed,
             objective=objective,
             coalition=coalition,
-            progress=advance,
+            progress=bar.show,
         )
     if json:
         print_json(report.to_dict())
@@ -107,9 +105,6 @@ def audit(
 
 
 def _compare_all(law: Law, clients: int, budget: float, profiles: int, seed: int, out: Path, json: bool) -> None:
-    from rich.console import Console
-
-    from privmarket.reports.comparison import compare
 
     with Console(stderr=True).status("starting") as status:
         comparison = compare(
@@ -137,9 +132,6 @@ def _compare_all(law: Law, clients: int, budget: float, profiles: int, seed: int
 
 
 def _comparison_table(comparison: Comparison) -> Table:
-    from rich.table import Table
-
-    from privmarket.reports.comparison import COLUMNS, LEGEND
 
     table = Table(title=comparison.title, caption=LEGEND)
     table.add_column("rule")
@@ -150,31 +142,7 @@ def _comparison_table(comparison: Comparison) -> Table:
     return table
 
 
-class _progress:
-    def __init__(self, total: int) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-        self.bar = Progress(
-            TextColumn("attacking"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            console=Console(stderr=True),
-            transient=True,
-        )
-        self.task = self.bar.add_task("attacking", total=total)
-
-    def __enter__(self):  # type: ignore[no-untyped-def]
-        self.bar.start()
-        return lambda done: self.bar.update(self.task, completed=done)
-
-    def __exit__(self, *exc: object) -> None:
-        self.bar.stop()
-
-
 def _table(report: AuditReport) -> Table:
-    from rich.table import Table
 
     table = Table(
         title=f"{report.mechanism} on {report.scenario}: {report.clients} clients, budget {report.budget:g}, "
@@ -227,7 +195,6 @@ def _table(report: AuditReport) -> Table:
 
 
 def _quintile_table(report: AuditReport) -> Table:
-    from rich.table import Table
 
     table = Table(title="By valuation, a fifth of the clients per row")
     for column in ("valuation up to", "sell something", "mean ε", "mean pay"):

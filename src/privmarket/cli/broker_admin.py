@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from privmarket.broker.signatures import SigningKey
 from privmarket.cli.options import Json, note, print_json
 from privmarket.cli.serve import DEFAULT_DATABASE, Database, key_file
+from privmarket.lazy import late
 
 if TYPE_CHECKING:
-    from privmarket.broker.signatures import SigningKey
+    from privmarket.broker import backup as broker_backup
+    from privmarket.broker import broker as service
+    from privmarket.broker import database as databases
+    from privmarket.broker import verify as broker_verify
+else:
+    broker_backup = late("privmarket.broker.backup")
+    service = late("privmarket.broker.broker")
+    databases = late("privmarket.broker.database")
+    broker_verify = late("privmarket.broker.verify")
 
 Key = Annotated[
     Path | None,
@@ -27,8 +38,6 @@ app = typer.Typer(
 
 def _key(database: str, key: Path | None) -> SigningKey | None:
     """The broker's key where there is one: whatever is written must be signed as the log announces."""
-    from privmarket.broker.signatures import SigningKey
-
     file = key or key_file(database)
     return SigningKey.read(file) if file.exists() else None
 
@@ -51,13 +60,7 @@ def verify(
 
       privmarket broker verify --database sqlite:///market.db
     """
-    from dataclasses import asdict
-
-    from privmarket.broker.broker import Broker
-    from privmarket.broker.database import Database as Stored
-    from privmarket.broker.verify import verify as rebuild
-
-    verdict = rebuild(Broker(Stored(database, read_only=True)), head)
+    verdict = broker_verify.verify(service.Broker(databases.Database(database, read_only=True)), head)
     if json:
         print_json(asdict(verdict))
     else:
@@ -83,9 +86,7 @@ def operator_token(database: Database = DEFAULT_DATABASE, key: Key = None) -> No
 
       privmarket broker operator-token --database sqlite:///market.db
     """
-    from privmarket.broker.broker import Broker
-
-    broker = Broker(database, key=_key(database, key))
+    broker = service.Broker(database, key=_key(database, key))
     print(broker.first_operator() or broker.new_operator_token())
     broker.database.close()
     note("older tokens of this operator no longer work")
@@ -103,10 +104,7 @@ def backup(
 
       privmarket broker backup market-2026-11-16.jsonl.gz --database sqlite:///market.db
     """
-    from privmarket.broker.backup import backup as write
-    from privmarket.broker.database import Database as Stored
-
-    head = write(Stored(database, read_only=True), file)
+    head = broker_backup.backup(databases.Database(database, read_only=True), file)
     print(f"{head.size} entries, head {head.size}:{head.root}")
 
 
@@ -122,14 +120,9 @@ def restore(
 
       privmarket broker restore market-2026-11-16.jsonl.gz --database sqlite:///new.db
     """
-    from privmarket.broker.backup import restore as read
-    from privmarket.broker.broker import Broker
-    from privmarket.broker.database import Database as Stored
-    from privmarket.broker.verify import verify as rebuild
-
-    stored = Stored(database)
-    head = read(stored, file)
-    verdict = rebuild(Broker(stored), f"{head.size}:{head.root}")
+    stored = databases.Database(database)
+    head = broker_backup.restore(stored, file)
+    verdict = broker_verify.verify(service.Broker(stored), f"{head.size}:{head.root}")
     stored.close()
     for text in verdict.differences:
         print(f"difference: {text}")

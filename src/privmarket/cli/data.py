@@ -6,8 +6,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from privmarket.cli.options import note
+from privmarket.federated.downloads import get_dataset
 
 app = typer.Typer(help="Fetch data sets and verify them.", no_args_is_help=True, rich_markup_mode="rich")
 
@@ -35,11 +38,6 @@ def get(
 
       privmarket data get cifar10 --from ~/downloads
     """
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-
-    from privmarket.federated.downloads import get_dataset
-
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(name, total=None)

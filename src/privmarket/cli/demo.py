@@ -6,15 +6,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.table import Table
 
+from privmarket.cli.federate import LiveRounds, clients_table
 from privmarket.cli.live import Watch
 from privmarket.cli.options import Seed, note, print_table
+from privmarket.extras import require
 from privmarket.files import check_writable
+from privmarket.lazy import late
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
+    from privmarket.federated import summary as summaries
+    from privmarket.reports import federated_demo, federated_report
+    from privmarket.reports import verdict as verdicts
     from privmarket.reports.federated_demo import DemoResult
+else:
+    summaries = late("privmarket.federated.summary")
+    federated_demo = late("privmarket.reports.federated_demo")
+    federated_report = late("privmarket.reports.federated_report")
+    verdicts = late("privmarket.reports.verdict")
 
 
 def demo(
@@ -32,35 +42,27 @@ def demo(
 
       privmarket demo --seed 1 --out demo
     """
-    from privmarket.cli.federate import LiveRounds, clients_table
-    from privmarket.federated.summary import client_table
-    from privmarket.reports.federated_demo import NAMES, demo_config, run_demo
-    from privmarket.reports.federated_report import write_report
-    from privmarket.reports.verdict import strength_sentence, verdict, worst_promise
-
     check_writable(out / "demo.html")
-    with LiveRounds(demo_config(seed), watch, NAMES) as live:
-        result = run_demo(seed, on_round=live.show_round, progress=live.say)
+    require("torch", "federated")
+    with LiveRounds(federated_demo.demo_config(seed), watch, federated_demo.NAMES) as live:
+        result = federated_demo.run_demo(seed, on_round=live.show_round, progress=live.say)
     print_table(_closing_table(result))
-    print_table(clients_table(client_table(result.private), limit=20, names=NAMES))
-    print(verdict(result.runs, result.lies))
-    print(strength_sentence(worst_promise(result.private)))
+    print_table(clients_table(summaries.client_table(result.private), limit=20, names=federated_demo.NAMES))
+    print(verdicts.verdict(result.runs, result.lies))
+    print(verdicts.strength_sentence(verdicts.worst_promise(result.private)))
     command = f"privmarket demo --seed {seed}"
-    path = write_report(out / "demo.html", result.runs, command=command, lies=result.lies, names=NAMES)
+    path = federated_report.write_report(
+        out / "demo.html", result.runs, command=command, lies=result.lies, names=federated_demo.NAMES
+    )
     note(f"report: {path}")
 
 
 def _closing_table(result: DemoResult) -> Table:
-    from rich.table import Table
-
-    from privmarket.federated.summary import summarise
-    from privmarket.reports.verdict import CURRENCY
-
     table = Table(title="Handwritten digits, 20 clients, 40 rounds")
-    for column in ("run", "right on the test", f"paid, {CURRENCY}", "largest total ε of a client"):
+    for column in ("run", "right on the test", f"paid, {verdicts.CURRENCY}", "largest total ε of a client"):
         table.add_column(column, justify="left" if column == "run" else "right")
     for label, run in result.runs.items():
-        largest = summarise(run, rounds=False)["largest_epsilon_spent"]
+        largest = summaries.summarise(run, rounds=False)["largest_epsilon_spent"]
         table.add_row(
             label,
             f"{run.accuracy:.1%}",

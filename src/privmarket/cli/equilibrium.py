@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
+import numpy as np
 import typer
+from rich.console import Console
+from rich.table import Table
 
-from privmarket.cli.options import Json, law_of, note, print_json, print_table
+from privmarket.cli.options import Json, note, print_json, print_table
 from privmarket.errors import ConfigurationError
 from privmarket.extras import require
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from privmarket.market.menu import MenuCurve
-    from privmarket.meanfield import Equilibrium
+from privmarket.files import check_writable
+from privmarket.market.menu import POSTED_PRICE, MenuCurve, from_function
+from privmarket.market.scenarios import scenario as law_called
+from privmarket.meanfield import Equilibrium, Grid, MenuMarket, Problem, Result, solve
+from privmarket.reports.equilibrium_figure import figure
 
 
 def equilibrium(
@@ -50,16 +52,11 @@ def equilibrium(
 
       privmarket equilibrium --kinds 4 --scheme implicit --grid 40x60x30
     """
-    from rich.console import Console
-
-    from privmarket.files import check_writable
-    from privmarket.meanfield import Grid, MenuMarket, Problem, Result, solve
-
     if out is not None:
         require("matplotlib")
     check_writable(None if out is None else out / "equilibrium.npz")
     problem = Problem.from_law(
-        law_of(scenario),
+        law_called(scenario),
         budget_per_client=budget,
         horizon=horizon,
         market=MenuMarket(_curve(menu), sale_cap),
@@ -91,9 +88,6 @@ def equilibrium(
 
 
 def _curve(name: str) -> MenuCurve:
-    import numpy as np
-
-    from privmarket.market.menu import POSTED_PRICE, from_function
 
     if name == "posted":
         return POSTED_PRICE
@@ -103,7 +97,6 @@ def _curve(name: str) -> MenuCurve:
 
 
 def _write(solved: Equilibrium, out: Path) -> None:
-    from privmarket.reports.equilibrium_figure import figure
 
     out.mkdir(parents=True, exist_ok=True)
     solved.save(out / "equilibrium.npz")
@@ -112,7 +105,6 @@ def _write(solved: Equilibrium, out: Path) -> None:
 
 
 def _table(solved: Equilibrium) -> Table:
-    from rich.table import Table
 
     summary = solved.summary()
     title = (

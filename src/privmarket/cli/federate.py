@@ -10,22 +10,39 @@ from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import numpy as np
 import typer
+from rich.table import Table
 
 from privmarket.cli.attack import show_attacks
 from privmarket.cli.live import Curve, LiveView, Watch
 from privmarket.cli.options import Json, note, parse_settings, print_json, print_table, takes_settings
 from privmarket.errors import ConfigurationError, UnknownNameError
+from privmarket.extras import require
 from privmarket.federated.config import FederationConfig, Training
+from privmarket.federated.recommended import recommended_training
 from privmarket.files import check_writable, write_atomically
+from privmarket.lazy import late
+from privmarket.market.facts import MarketFacts
+from privmarket.market.scenarios import scenario
+from privmarket.mechanisms import resolve, why_nothing_sold
+from privmarket.privacy.words import SEEDED_WARNING, rounded_up_percent
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
+    from privmarket.federated import attack_suite, simulation
+    from privmarket.federated import summary as summaries
     from privmarket.federated.privacy_attacks import AttackResult
     from privmarket.federated.state import RunResult
     from privmarket.privacy.words import Promise
+    from privmarket.reports import federated_report
+    from privmarket.reports import verdict as verdicts
     from privmarket.rounds import RoundRecord
+else:
+    attack_suite = late("privmarket.federated.attack_suite")
+    simulation = late("privmarket.federated.simulation")
+    summaries = late("privmarket.federated.summary")
+    federated_report = late("privmarket.reports.federated_report")
+    verdicts = late("privmarket.reports.verdict")
 
 _ATTACK = 9  # keeps the attacker's random numbers apart from the run's
 
@@ -78,11 +95,6 @@ def federate(
 
       privmarket federate --dataset mnist --trust aggregate --mechanism ration --rounds 20 --budget 15
     """
-    from privmarket.federated.simulation import run
-    from privmarket.federated.summary import brief, summarise
-    from privmarket.privacy.words import SEEDED_WARNING
-    from privmarket.reports.verdict import strength_sentence, verdict, worst_promise
-
     config = FederationConfig(
         **settings,
         mechanism_settings=parse_settings(mechanism_set),
@@ -91,24 +103,25 @@ def federate(
     )
     for option, path in {"save": save, "report": report, "checkpoint": checkpoint, "watch": watch}.items():
         check_writable(path, f"--{option}")
+    require("torch", "federated")
     with LiveRounds(config, watch) as live:
-        result = run(config, workers=workers, checkpoint=checkpoint, on_round=live.show_round)
-    summary = summarise(result)
+        result = simulation.run(config, workers=workers, checkpoint=checkpoint, on_round=live.show_round)
+    summary = summaries.summarise(result)
     attacks = _attacked(result) if attack else []
     summary["attacks"] = [one.to_json() for one in attacks]
     if report is not None:
         _write_report(report, result, attacks)
     if save is not None:
-        write_atomically(save, dumps(brief(result, _command()), indent=1, ensure_ascii=False) + "\n")
+        write_atomically(save, dumps(summaries.brief(result, _command()), indent=1, ensure_ascii=False) + "\n")
     if json:
         print_json(summary)
         return
-    promised = worst_promise(result)
+    promised = verdicts.worst_promise(result)
     print_table(_totals_table(summary, promised))
     print_table(clients_table(summary["clients"]))
-    print(verdict({"": result}))
+    print(verdicts.verdict({"": result}))
     if config.privacy.is_private:
-        print(strength_sentence(promised))
+        print(verdicts.strength_sentence(promised))
     if attacks:
         show_attacks(attacks)
     if config.privacy.is_private:
@@ -122,10 +135,6 @@ def federate(
 
 
 def _why_nothing_sold(result: RunResult) -> str:
-    from privmarket.market.facts import MarketFacts
-    from privmarket.market.scenarios import scenario
-    from privmarket.mechanisms import resolve, why_nothing_sold
-
     config = result.config
     facts = MarketFacts.of(scenario(config.scenario))
     rule = resolve(config.mechanism, market=facts, **config.mechanism_settings)
@@ -135,20 +144,12 @@ def _why_nothing_sold(result: RunResult) -> str:
 
 def _attacked(result: RunResult) -> list[AttackResult]:
     """The run's largest sale and its model under attack; how they are attacked follows from the seed."""
-    import numpy as np
-
-    from privmarket.federated.privacy_attacks import attack_run
-    from privmarket.federated.workers import one_thread
-
-    with one_thread():
-        return attack_run(result, np.random.default_rng([result.config.seed, _ATTACK]))
+    return attack_suite.attack_run(result, np.random.default_rng([result.config.seed, _ATTACK]))
 
 
 def _write_report(path: Path, result: RunResult, attacks: list[AttackResult]) -> None:
-    from privmarket.reports.federated_report import write_report
-
     label = f"{result.config.dataset}, {result.config.mode}"
-    note(f"report: {write_report(path, {label: result}, command=_command(), attacks=attacks)}")
+    note(f"report: {federated_report.write_report(path, {label: result}, command=_command(), attacks=attacks)}")
 
 
 def _command() -> str:
@@ -170,8 +171,6 @@ def _mode(literal: bool, no_dp: bool, no_noise: bool) -> str:
 
 def training_of(dataset: str, pairs: list[str] | None, literal: bool = False, trust: str = "local") -> Training:
     """What is recommended for data set and trust, with the settings given by `--set`."""
-    from privmarket.federated.recommended import recommended_training
-
     given = parse_settings(pairs)
     known = [one.name for one in fields(Training)]
     for name in given:
@@ -221,10 +220,6 @@ class LiveRounds(LiveView):
 
 
 def _totals_table(summary: dict[str, Any], promised: Promise | None) -> Table:
-    from rich.table import Table
-
-    from privmarket.privacy.words import rounded_up_percent
-
     config = summary["config"]
     title = (
         f"{config['dataset']}, {config['clients']} clients, α = {config['alpha']:g}, {config['mechanism']}, "
@@ -257,8 +252,6 @@ def _totals_table(summary: dict[str, Any], promised: Promise | None) -> Table:
 
 def clients_table(rows: list[dict[str, Any]], limit: int = 12, names: Sequence[str] = ()) -> Table:
     """The clients that were paid most, by number or name, with what their wallets have left."""
-    from rich.table import Table
-
     shown = sorted(rows, key=lambda row: -row["paid"])[:limit]
     table = Table(title=f"Clients by pay ({len(shown)} of {len(rows)})")
     for column in ("client", "asks per ε", "sells at most", "sales", "paid", "total ε", "wallet left"):

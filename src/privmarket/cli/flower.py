@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from privmarket.cli.options import Json, note, parse_settings, print_json
+from privmarket.lazy import late
+
+if TYPE_CHECKING:
+    from privmarket.flower import app_folder, rehearsal
+else:
+    app_folder = late("privmarket.flower.app_folder")
+    rehearsal = late("privmarket.flower.rehearsal")
 
 app = typer.Typer(help="The market on Flower: run an app, rehearse a deployment.", no_args_is_help=True)
 
@@ -36,11 +44,9 @@ def run(
 
       privmarket flower run flower-quickstart --engine deployment --nodes 3 --set rounds=2
     """
-    from privmarket.flower.app_folder import run_app
-
     # Flower writes run-config keys with dashes.
     given = {name.replace("_", "-"): value for name, value in parse_settings(setting).items()}
-    report = run_app(folder, engine, nodes, given, out, timeout)
+    report = app_folder.run_app(folder, engine, nodes, given, out, timeout)
     if json:
         print_json(report)
         return
@@ -71,13 +77,8 @@ def rehearse(
 
       privmarket flower rehearse --json
     """
-    import shutil
-
-    from privmarket.flower.rehearsal import Plan
-    from privmarket.flower.rehearsal import rehearse as play
-
     shutil.rmtree(out, ignore_errors=True)
-    report = play(out.absolute(), Plan(deadline_seconds=deadline, light=light))
+    report = rehearsal.rehearse(out.absolute(), rehearsal.Plan(deadline_seconds=deadline, light=light))
     if json:
         print_json(report)
     else:

@@ -15,8 +15,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
+from rich.console import Console, Group
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
 
 from privmarket.cli.options import note
+from privmarket.files import write_atomically
+from privmarket.reports import run_charts as charts
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -69,9 +76,6 @@ class LiveView:
     def __enter__(self) -> Self:
         self._started = time.monotonic()
         if sys.stderr.isatty():
-            from rich.console import Console
-            from rich.live import Live
-
             self._live = Live(console=Console(stderr=True), get_renderable=self._panel, refresh_per_second=4)
             self._live.start()
         if self.page is not None:
@@ -132,11 +136,6 @@ class LiveView:
         return f"about {elapsed / len(self.steps) * (self.total - done):.0f} s left"
 
     def _panel(self) -> RenderableType:
-        from rich.console import Group
-        from rich.panel import Panel
-        from rich.progress_bar import ProgressBar
-        from rich.table import Table
-
         done = self.steps[-1] if self.steps else 0
         head = Table.grid(padding=(0, 1))
         head.add_row(f"{self.unit} {done}/{self.total}", ProgressBar(self.total, done, width=30), self._remaining())
@@ -149,9 +148,6 @@ class LiveView:
         return Panel(Group(head, body), title=self.title, title_align="left", expand=False)
 
     def _write_page(self, *, finished: bool) -> None:
-        from privmarket.files import write_atomically
-        from privmarket.reports import charts
-
         assert self.page is not None
         self._page_written = time.monotonic()
         drawn = "".join(

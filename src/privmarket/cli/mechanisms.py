@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from inspect import getdoc, signature
 from typing import Any
 
+from rich.table import Table
+
 from privmarket.cli.options import Json, print_json, print_table
+from privmarket.errors import PrivmarketError
+from privmarket.mechanisms import mechanism, mechanism_names
 
 
 def mechanisms(json: Json = False) -> None:
@@ -23,7 +28,6 @@ def mechanisms(json: Json = False) -> None:
     if json:
         print_json({"mechanisms": rows})
         return
-    from rich.table import Table
 
     table = Table(title="Auction rules (promises are attacked by `privmarket audit`)")
     for column in ("rule", "what it does", "promises", "settings"):
@@ -35,10 +39,6 @@ def mechanisms(json: Json = False) -> None:
 
 
 def _rows() -> list[dict[str, Any]]:
-    from inspect import getdoc, signature
-
-    from privmarket.errors import PrivmarketError
-    from privmarket.mechanisms import mechanism, mechanism_names
 
     rows = []
     for name in mechanism_names():

@@ -7,16 +7,13 @@ import sys
 from collections.abc import Callable
 from dataclasses import fields
 from inspect import Parameter, Signature, signature
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
 import typer
+from rich.console import Console
+from rich.table import Table
 
 from privmarket.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from privmarket.market.scenarios import Law
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of a table.")]
 Seed = Annotated[int, typer.Option(help="Seed of everything that is drawn by chance.")]
@@ -83,13 +80,6 @@ def parse_settings(pairs: list[str] | None) -> dict[str, Any]:
     return settings
 
 
-def law_of(text: str) -> Law:
-    """A scenario by name, or past bids from a CSV file."""
-    from privmarket.market.scenarios import scenario
-
-    return scenario(text)
-
-
 def print_json(data: Any) -> None:
     """One JSON document on stdout; an object starts with its schema version.
 
@@ -113,8 +103,6 @@ def _plain(data: Any) -> Any:
 
 def print_table(table: Table) -> None:
     """A table on stdout, wide enough for its columns where stdout is not a terminal."""
-    from rich.console import Console
-
     console = Console() if sys.stdout.isatty() else Console(width=160)
     console.print(table)
 

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.table import Table
 
 from privmarket.cli.federate import training_of
 from privmarket.cli.options import Json, note, print_json, print_table, takes_settings
+from privmarket.cli.progress import ProgressBar
 from privmarket.errors import ConfigurationError
 from privmarket.federated.config import FederationConfig
+from privmarket.files import check_writable
+from privmarket.lazy import late
+from privmarket.reports.plan_figure import check_plot, write_plan
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
-    from privmarket.federated.planning import Options, Plan, Planner, Point
+    from privmarket.federated import plan_runs, planning
+    from privmarket.federated.planning import Options, Plan, Point
+else:
+    plan_runs = late("privmarket.federated.plan_runs")
+    planning = late("privmarket.federated.planning")
 
 _MONEY_PER_CLIENT = (1.0, 2.5, 6.0, 15.0)
 
@@ -61,24 +69,20 @@ def plan(
 
       privmarket plan --dataset mnist --proxy public.npz --scenario past-bids.csv --total 500 --wallet 3 --json
     """
-    from privmarket.federated.plan_runs import PublicProxy
-    from privmarket.federated.planning import Planner, check_proxy, expected_cells
-    from privmarket.files import check_writable
-    from privmarket.reports.plan_figure import check_plot, write_plan
-
     if target is not None and total is not None:
         raise ConfigurationError("--target and --total exclude each other", "give one of them")
     totals = _totals(money, total, settings["clients"])
     options = _options(effort, rounds)
     base = FederationConfig(**settings, training=training_of(settings["dataset"], training))
-    stand_in = None if proxy is None else PublicProxy.at(proxy)
+    stand_in = None if proxy is None else plan_runs.PublicProxy.at(proxy)
     if stand_in is not None:
-        check_proxy(stand_in.load("test"), base.dataset)
+        planning.check_proxy(stand_in.load("test"), base.dataset)
     if plot is not None:
         check_plot(plot)
         check_writable(plot, "--plot")
-    planner = Planner(base, folder, options, proxy=stand_in, workers=workers)
-    with _Progress(planner, expected_cells(options, len(totals), len(planner.rules))):
+    planner = planning.Planner(base, folder, options, proxy=stand_in, workers=workers)
+    with ProgressBar("planning", planning.expected_cells(options, len(totals), len(planner.rules))) as bar:
+        planner.on_cell = bar.advance
         made = planner.for_target(target, totals) if target is not None else planner.for_totals(totals)
     if plot is not None:
         note(f"plot: {write_plan(made, plot)}")
@@ -108,46 +112,14 @@ def _numbers(option: str, text: str, kind: type) -> list[Any]:
 
 
 def _options(effort: str, rounds: str | None) -> Options:
-    from dataclasses import replace
 
-    from privmarket.federated.planning import EFFORTS
-
-    if effort not in EFFORTS:
-        raise ConfigurationError(f"unknown effort {effort!r}", f"choose one of: {', '.join(EFFORTS)}")
-    chosen = EFFORTS[effort]
+    if effort not in planning.EFFORTS:
+        raise ConfigurationError(f"unknown effort {effort!r}", f"choose one of: {', '.join(planning.EFFORTS)}")
+    chosen = planning.EFFORTS[effort]
     return chosen if rounds is None else replace(chosen, rounds=tuple(sorted(_numbers("--rounds", rounds, int))))
 
 
-class _Progress:
-    """A bar on stderr that moves with every run."""
-
-    def __init__(self, planner: Planner, expected: int) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-        self._bar = Progress(
-            TextColumn("planning"),
-            MofNCompleteColumn(),
-            BarColumn(bar_width=24),
-            TextColumn("{task.description}"),
-            TimeRemainingColumn(),
-            console=Console(stderr=True),
-        )
-        self._task = self._bar.add_task("starting", total=expected)
-        planner.on_cell = self._show
-
-    def _show(self, done: int, text: str) -> None:
-        self._bar.update(self._task, advance=done, description=text)
-
-    def __enter__(self) -> None:
-        self._bar.start()
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
-
-
 def _table(made: Plan) -> Table:
-    from rich.table import Table
 
     base = made.base
     title = (

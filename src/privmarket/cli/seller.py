@@ -8,10 +8,26 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.table import Table
 
-from privmarket.cli.options import Json, print_json
+from privmarket.cli import seller_at_broker
+from privmarket.cli.options import Json, print_json, print_table
+from privmarket.privacy.calibration import ReleaseFamily
+from privmarket.privacy.certificate import certify
+from privmarket.privacy.events import from_json
+from privmarket.privacy.policy import TEMPLATE, SellerPolicy
+from privmarket.privacy.wallet_file import WalletFile
+from privmarket.privacy.words import (
+    GROUP_RECORDS,
+    ODOMETER_LABEL,
+    ODOMETER_NOTE,
+    lifetime_promise,
+    promise,
+    rounded_up_percent,
+)
 
 app = typer.Typer(help="For sellers: write a policy, check it, and read what was sold.", no_args_is_help=True)
+seller_at_broker.add_to(app)
 
 
 @app.command("policy")
@@ -22,8 +38,6 @@ def policy() -> None:
 
       privmarket seller policy > seller.toml
     """
-    from privmarket.privacy.policy import TEMPLATE
-
     print(TEMPLATE, end="")
 
 
@@ -38,10 +52,6 @@ def check(
 
       privmarket seller check seller.toml
     """
-    from privmarket.privacy.calibration import ReleaseFamily
-    from privmarket.privacy.policy import SellerPolicy
-    from privmarket.privacy.words import lifetime_promise, promise
-
     found = SellerPolicy.read(file)
     life = lifetime_promise(found.epsilon_lifetime, found.delta, unit=found.unit)
     sale = None
@@ -71,11 +81,6 @@ def statement(
 
       privmarket seller statement wallet-0.jsonl
     """
-    from privmarket.privacy.certificate import certify
-    from privmarket.privacy.events import from_json
-    from privmarket.privacy.wallet_file import WalletFile
-    from privmarket.privacy.words import ODOMETER_LABEL, ODOMETER_NOTE, lifetime_promise, promise
-
     wallet = WalletFile.existing(file)
     sales = []
     for sale in wallet.statement():
@@ -108,10 +113,6 @@ def statement(
 
 
 def _print_sales(sales: list[dict[str, Any]]) -> None:
-    from rich.table import Table
-
-    from privmarket.cli.options import print_table
-    from privmarket.privacy.words import GROUP_RECORDS, rounded_up_percent
 
     table = Table(title=f"{len(sales)} sales")
     group = f"ε for {GROUP_RECORDS} records of one person"

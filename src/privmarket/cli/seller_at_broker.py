@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from privmarket.broker.signatures import SigningKey
 from privmarket.cli.options import Json, note, print_json
+from privmarket.lazy import late
+
+if TYPE_CHECKING:
+    from privmarket.broker import http_client
+else:
+    http_client = late("privmarket.broker.http_client")
 
 Key = Annotated[Path, typer.Option(help="The file of your private key.", envvar="PRIVMARKET_SELLER_KEY")]
 Url = Annotated[str, typer.Option(help="The broker's address.", envvar="PRIVMARKET_BROKER")]
@@ -22,8 +29,6 @@ def init(key: Key = DEFAULT_KEY) -> None:
 
       privmarket seller init --key seller.pem
     """
-    from privmarket.broker.signatures import SigningKey
-
     made = SigningKey.generate()
     made.write(key)
     note(f"private key in {key}; keep it: bids of this seller must be signed with it")
@@ -43,10 +48,7 @@ def register(
 
       privmarket seller register --url https://market.example --name "North clinic" --cap-epsilon 8
     """
-    from privmarket.broker.http_client import BrokerClient
-    from privmarket.broker.signatures import SigningKey
-
-    with BrokerClient(url) as client:
+    with http_client.BrokerClient(url) as client:
         seller = client.register("seller", name, cap_epsilon=cap_epsilon, delta=delta, key=SigningKey.read(key))
     print(seller.token)
 
@@ -69,11 +71,8 @@ def bid(
 
       privmarket seller bid round-0123456789abcdef --valuation 0.4 --epsilon 1 --url … --token …
     """
-    from privmarket.broker.http_client import BrokerClient
-    from privmarket.broker.signatures import SigningKey
-
     openings = key.with_suffix(".openings.json")
-    with BrokerClient(url, token, key=SigningKey.read(key), openings=openings) as client:
+    with http_client.BrokerClient(url, token, key=SigningKey.read(key), openings=openings) as client:
         answer = client.bid(round_id, valuation, epsilon, data_size=data_size)
     print_json(answer) if json else print(f"bid {answer['commitment']} is entry {answer['entry']} of the log")
 
@@ -85,11 +84,8 @@ def reveal(round_id: str, url: Url, token: Token, key: Key = DEFAULT_KEY, json: 
 
       privmarket seller reveal round-0123456789abcdef --url … --token …
     """
-    from privmarket.broker.http_client import BrokerClient
-    from privmarket.broker.signatures import SigningKey
-
     openings = key.with_suffix(".openings.json")
-    with BrokerClient(url, token, key=SigningKey.read(key), openings=openings) as client:
+    with http_client.BrokerClient(url, token, key=SigningKey.read(key), openings=openings) as client:
         answer = client.reveal(round_id)
     print_json(answer) if json else print(f"revealed: {answer['epsilon']:g} ε at {answer['valuation']:g} a unit")
 
@@ -101,9 +97,7 @@ def prove(entry: int, url: Url, token: Token, json: Json = False) -> None:
 
       privmarket seller prove 1234 --url … --token …
     """
-    from privmarket.broker.http_client import BrokerClient
-
-    with BrokerClient(url, token) as client:
+    with http_client.BrokerClient(url, token) as client:
         answer = client.prove(entry)
     print_json(answer) if json else print(f"entry {entry} is in the log of {answer['size']} entries")
 

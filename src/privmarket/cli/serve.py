@@ -11,10 +11,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from privmarket.broker.http_errors import BrokerError
+from privmarket.broker.signatures import SigningKey
 from privmarket.cli.options import Seed, note
+from privmarket.lazy import late
 
 if TYPE_CHECKING:
+    from privmarket.broker import api, demo_market, http_server
+    from privmarket.broker import broker as service
     from privmarket.broker.api import ServiceSettings
+else:
+    api = late("privmarket.broker.api")
+    service = late("privmarket.broker.broker")
+    demo_market = late("privmarket.broker.demo_market")
+    http_server = late("privmarket.broker.http_server")
 
 Database = Annotated[
     str, typer.Option(help="sqlite:///FILE or postgresql+psycopg://USER@HOST/NAME.", envvar="PRIVMARKET_DATABASE")
@@ -92,9 +102,8 @@ def serve(
       privmarket serve --database sqlite:///market.db --port 9000
     """
     listening = _listen(host, port)
-    from privmarket.broker.api import ServiceSettings
 
-    settings = ServiceSettings(
+    settings = api.ServiceSettings(
         open_registration=not closed,
         requests_per_second=rate,
         burst=4 * rate,
@@ -120,25 +129,19 @@ def _run(
     behind_proxy: str | None,
     demo_seed: int | None,
 ) -> None:
-    from privmarket.broker.api import create_app
-    from privmarket.broker.broker import Broker
-    from privmarket.broker.http_server import run_server
-    from privmarket.broker.signatures import SigningKey
 
     if settings.access_log:
         lines = logging.StreamHandler(sys.stderr)
         logging.getLogger("privmarket.access").addHandler(lines)
         logging.getLogger("privmarket.access").setLevel(logging.INFO)
-    broker = Broker(database, key=SigningKey.read_or_make(key), closing_grace_ms=2000)
+    broker = service.Broker(database, key=SigningKey.read_or_make(key), closing_grace_ms=2000)
     broker.prepare_schedules()
     token = broker.first_operator()
     if token is not None:
         note(f"operator token (shown once): {token}")
         note(f"the key that signs the log is in {key}: back it up apart from the database")
     if demo_seed is not None:
-        from privmarket.broker.demo_market import DemoMarket
-
-        market = DemoMarket(broker, demo_seed)
+        market = demo_market.DemoMarket(broker, demo_seed)
         for role, own in market.tokens.items():
             note(f"demo {role} token: {own}")
         market.start()
@@ -146,15 +149,13 @@ def _run(
     address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     note(f"listening on {address}: sign in there with a token  (API description: {address}/docs)")
     try:
-        run_server(create_app(broker, settings), listening, connections, behind_proxy)
+        http_server.run_server(api.create_app(broker, settings), listening, connections, behind_proxy)
     finally:
         broker.database.close()
 
 
 def _listen(host: str, port: int) -> socket.socket:
     """The socket, before anything else is done: a port that somebody has must not cost a database or a token."""
-    from privmarket.broker.http_errors import BrokerError
-
     try:
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:

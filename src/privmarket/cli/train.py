@@ -7,18 +7,32 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import numpy as np
 import typer
 
 from privmarket.cli.live import Curve, LiveView, Watch
-from privmarket.cli.options import Json, Seed, law_of, note, parse_settings, print_json
+from privmarket.cli.options import Json, Seed, note, parse_settings, print_json
 from privmarket.cli.training_gain import gain_lines, menu_gain, network_gain
 from privmarket.errors import ConfigurationError
 from privmarket.extras import require
+from privmarket.files import check_writable
+from privmarket.lazy import late
+from privmarket.market.objectives import Objective, TotalEpsilon
+from privmarket.market.objectives import objective as objective_called
+from privmarket.market.scenarios import Law
+from privmarket.market.scenarios import scenario as law_called
+from privmarket.reports.palette import new_figure, save
 
 if TYPE_CHECKING:
-    from privmarket.market.objectives import Objective
-    from privmarket.market.scenarios import Law
+    import torch
+
+    from privmarket.mechanisms.learned import menu_session, recipes, session
     from privmarket.mechanisms.learned.trainer import Progress
+else:
+    menu_session = late("privmarket.mechanisms.learned.menu_session")
+    recipes = late("privmarket.mechanisms.learned.recipes")
+    session = late("privmarket.mechanisms.learned.session")
+    torch = late("torch")
 
 
 RecipeSettings = Annotated[
@@ -69,12 +83,10 @@ def train(
 
       privmarket audit --mechanism mfg-regretnet --set weights=out/train/mfg-regretnet.safetensors
     """
-    from privmarket.files import check_writable
-
     check_writable(out)
     check_writable(watch, "--watch")
     names = scenario or ["uniform", "bimodal", "lognormal"]
-    laws = [law_of(name) for name in names]
+    laws = [law_called(name) for name in names]
     place = out or Path("out/train") / (mechanism.replace(":", "-") + ".safetensors")
     if budget is not None and budget <= 0:
         raise ConfigurationError(f"--budget is {budget:g}: must be above 0", "give the money per round")
@@ -87,13 +99,11 @@ def train(
         goal = _objective(objective or "total-epsilon", kappa, heterogeneity)
         result = _learn_menus(laws, clients or 100, budget, goal, profile, place, seed, watch)
     else:
-        from privmarket.mechanisms.learned.recipes import market_size
-
         changes: dict[str, object] = {"scenarios": tuple(names), "seed": seed}
         if objective:
             changes |= {"objective": objective, "kappa": kappa, "heterogeneity": heterogeneity}
         if clients is not None:
-            changes |= market_size(mechanism, clients)
+            changes |= recipes.market_size(mechanism, clients)
         if budget is not None:
             changes["budget_per_client"] = _around(budget, clients or 100)
         result = _train_network(mechanism, profile, laws, changes, parse_settings(settings), place, watch)
@@ -138,15 +148,11 @@ def _train_network(
     place: Path,
     watch: Path | None,
 ) -> dict[str, object]:
-    import torch
-
-    from privmarket.mechanisms.learned.recipes import recipe
-    from privmarket.mechanisms.learned.session import train as run
 
     torch.set_num_threads(1)
-    chosen = recipe(mechanism, profile, **changes).with_settings(settings)
+    chosen = recipes.recipe(mechanism, profile, **changes).with_settings(settings)
     with _NetworkView(f"{mechanism}, {profile}", chosen.steps, watch) as view:
-        done = run(chosen, laws, place, view.show_step)
+        done = session.train(chosen, laws, place, view.show_step)
     if done.resumed_at:
         note(f"went on from step {done.resumed_at}")
     figure = _draw(done.curve)
@@ -167,10 +173,8 @@ def _around(budget: float, clients: int) -> tuple[float, float]:
 
 
 def _objective(name: str, kappa: float, heterogeneity: float) -> Objective:
-    from privmarket.market.objectives import TotalEpsilon, objective
-
     weights = {} if name == TotalEpsilon.name else {"kappa": kappa, "heterogeneity": heterogeneity}
-    return objective(name, **weights)
+    return objective_called(name, **weights)
 
 
 def _learn_menus(
@@ -183,21 +187,18 @@ def _learn_menus(
     seed: int,
     watch: Path | None,
 ) -> dict[str, object]:
-    import torch
-
-    from privmarket.mechanisms.learned.menu_session import DesignPoint, MenuProgress, learn_menus, search_called
 
     torch.set_num_threads(1)
-    search = search_called(profile)
-    points = [DesignPoint(law, clients, budget or clients / 2, objective) for law in laws]
+    search = menu_session.search_called(profile)
+    points = [menu_session.DesignPoint(law, clients, budget or clients / 2, objective) for law in laws]
     view = LiveView(f"mfg-menunet, {profile}", "step", len(points) * search.steps, (Curve("objective"),), watch)
 
-    def show(progress: MenuProgress) -> None:
+    def show(progress: menu_session.MenuProgress) -> None:
         curve = {"menu": f"{progress.curve + 1} of {len(laws)}, for {laws[progress.curve].name}"}
         view.show(progress.curve * search.steps + progress.step, {"objective": progress.objective}, curve)
 
     with view:
-        done = learn_menus(points, place, seed, search, show)
+        done = menu_session.learn_menus(points, place, seed, search, show)
     if done.resumed_at:
         note(f"went on after {done.resumed_at} of {len(points)} curves")
     return {
@@ -234,10 +235,6 @@ class _NetworkView(LiveView):
 
 def _draw(curve: Path) -> Path:
     """Objective and regret against steps, beside the CSV file."""
-    import numpy as np
-
-    from privmarket.reports.palette import new_figure, save
-
     table = np.atleast_1d(np.genfromtxt(curve, delimiter=",", names=True))
     made = new_figure(8.0, 3.2)
     left, right = made.subplots(1, 2)

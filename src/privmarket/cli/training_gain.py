@@ -8,9 +8,16 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from privmarket.lazy import late
+from privmarket.market.attacks import QUICK
+
 if TYPE_CHECKING:
     from privmarket.market.scenarios import Law
+    from privmarket.mechanisms.learned import session, trained_weights
     from privmarket.mechanisms.learned.recipes import Recipe
+else:
+    session = late("privmarket.mechanisms.learned.session")
+    trained_weights = late("privmarket.mechanisms.learned.trained_weights")
 
 _CLIENTS = 20  # enough to tell rules apart, few enough to attack within seconds
 _PROFILES = 2
@@ -21,19 +28,15 @@ def network_gain(recipe: Recipe, laws: Sequence[Law], weights: Path) -> dict[str
 
     The attack is the quick one: it finds gross lies. `privmarket audit` looks harder.
     """
-    from privmarket.market.attacks import QUICK
-    from privmarket.mechanisms.learned.session import measure
-    from privmarket.mechanisms.learned.trained_weights import new_trainer, write_weights
-
     low, high = recipe.clients
     clients = min(max(_CLIENTS, low), high)
     law, per_client = laws[0], math.sqrt(math.prod(recipe.budget_per_client))
     case = [(law, clients, clients * per_client, _PROFILES)]
     with TemporaryDirectory() as folder:
         start = Path(folder) / "untrained.safetensors"
-        write_weights(start, new_trainer(recipe, laws), 0.0, {})
-        before = measure(start, recipe.mechanism, case, QUICK)["cases"][0]
-    after = measure(weights, recipe.mechanism, case, QUICK)["cases"][0]
+        trained_weights.write_weights(start, trained_weights.new_trainer(recipe, laws), 0.0, {})
+        before = session.measure(start, recipe.mechanism, case, QUICK)["cases"][0]
+    after = session.measure(weights, recipe.mechanism, case, QUICK)["cases"][0]
     shown = ("fluid_ratio", "regret_share")
     return {
         "measure": {"fluid_ratio": "ε bought / fluid bound", "regret_share": "mean gain of lies / mean pay"},

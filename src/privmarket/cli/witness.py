@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from privmarket.cli.options import note
+from privmarket.lazy import late
+
+if TYPE_CHECKING:
+    from privmarket.broker import http_client, log_witness
+else:
+    http_client = late("privmarket.broker.http_client")
+    log_witness = late("privmarket.broker.log_witness")
 
 
 def witness(
@@ -32,19 +39,18 @@ def witness(
 
       privmarket witness https://market.example --file heads.txt --compare theirs.txt
     """
-    from privmarket.broker.http_client import BrokerCallError, BrokerClient, LogForkedError
-    from privmarket.broker.log_witness import Witness, forks, read_heads
-
-    with BrokerClient(url) as client:
-        watching = Witness(client, file, key)
+    with http_client.BrokerClient(url) as client:
+        watching = log_witness.Witness(client, file, key)
         while True:
             try:
                 head = watching.look()
                 note(f"{head.size} entries, root {head.root}")
-                found = forks(client, watching.heads, read_heads(compare)[1]) if compare else []
-            except LogForkedError as error:
+                found = (
+                    log_witness.forks(client, watching.heads, log_witness.read_heads(compare)[1]) if compare else []
+                )
+            except http_client.LogForkedError as error:
                 found = [f"{error.message} ({error.hint})"]
-            except BrokerCallError as error:
+            except http_client.BrokerCallError as error:
                 if every == 0 or compare:
                     raise
                 note(f"no answer: {error.message}")

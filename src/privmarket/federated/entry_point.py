@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from privmarket.errors import UnknownNameError
-from privmarket.federated.bidding import Strategy
+from privmarket.federated.bid_strategies import Strategy
 from privmarket.federated.config import FederationConfig, Training
 from privmarket.federated.recommended import recommended_training
 from privmarket.federated.simulation import OnRound, run
@@ -25,7 +25,7 @@ def federate(
     workers: int = 1,
     checkpoint: str | Path | None = None,
     on_round: OnRound = lambda _: None,
-    strategy: Strategy | None = None,
+    strategy: Strategy | str = FederationConfig.strategy,
     **settings: Any,
 ) -> RunResult:
     """Trains a model on clients that sell ε in every round, and says what it reached and cost.
@@ -37,7 +37,8 @@ def federate(
         workers: processes that train; the result does not depend on it.
         checkpoint: a file to save to and to resume from.
         on_round: called with each round's record.
-        strategy: how clients report; truthfully if left out.
+        strategy: how clients report: truthful, learning or equilibrium, or a function of (valuation, share of the
+            wallet left, round) that gives the reports.
         settings: fields of `FederationConfig` (clients, budget, rounds, wallet, seed …) and of its `Training`
             (model, steps, clip_norm …), by name. Training starts from what is recommended for data set and trust.
 
@@ -53,6 +54,7 @@ def federate(
     config = FederationConfig(
         dataset=dataset,
         mechanism=mechanism if isinstance(mechanism, str) else _name(mechanism),
+        strategy=strategy if isinstance(strategy, str) else FederationConfig.strategy,
         training=replace(training, **steps),
         **settings,
     )
@@ -65,7 +67,7 @@ def federate(
         workers=workers,
         checkpoint=None if checkpoint is None else Path(checkpoint),
         on_round=on_round,
-        strategy=strategy,
+        strategy=None if isinstance(strategy, str) else strategy,
         mechanism=rule,
     )
 

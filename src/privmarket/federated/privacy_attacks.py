@@ -21,13 +21,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from privmarket.errors import ConfigurationError
-from privmarket.federated.datasets import load_dataset
-from privmarket.federated.features import with_features
 from privmarket.federated.gradients import gradient_sums
 from privmarket.federated.local import ClientRecords, LocalPlan, plain_updates, private_updates
 from privmarket.federated.models import Model
-from privmarket.federated.pool import pool_from
-from privmarket.federated.state import RunResult
 from privmarket.privacy.calibration import ReleaseFamily
 from privmarket.privacy.certificate import certify
 from privmarket.privacy.noise import NoiseSource
@@ -39,8 +35,6 @@ _COPIES = 10
 # A planted record's pixels: bright enough that its gradient is clipped, so that it pushes with all of C.
 _BRIGHT = 20.0
 _DIRECTIONS_AT_ONCE = 50
-# Records of a finished run that are compared with as many test records.
-_MEMBERS = 2000
 _REFERENCE_EPOCHS = 30
 
 
@@ -313,46 +307,6 @@ def finished_model_attack(
     audit = audit_one_run(scores[shuffled], coins[shuffled], delta, guesses=scores.size // 2, confidence=confidence)
     guess = float(((scores > np.median(scores)) == coins).mean())
     return AttackResult("membership", claim_epsilon, delta, claim_guess, audit, guess, inside, outside)
-
-
-def attack_run(
-    result: RunResult, rng: np.random.Generator, *, trials: int = 300, confidence: float = 0.95
-) -> list[AttackResult]:
-    """Attacks a finished run: its largest sale by a canary, and its model by membership inference.
-
-    The canary is planted among the records of the client that made the largest sale, and the client releases again,
-    with noise from the system. The members are records of clients that sold, the others are test records. Under
-    aggregate trust no single release is promised anything, so the model alone is attacked.
-    """
-    config = result.config
-    if not config.privacy.is_private:
-        raise ConfigurationError(f"a {config.mode} run sells no privacy", "attack a private run")
-    dataset = with_features(load_dataset(config.dataset), config.training.features)
-    pool = pool_from(config, dataset)
-    sales = [(epsilon, client) for r in result.records for client, epsilon in r.sold_epsilon.items()]
-    if not sales:
-        raise ConfigurationError("nothing was sold in this run", "attack a run with a larger budget")
-    epsilon, seller = max(sales)
-    found: list[AttackResult] = []
-    if config.trust == "local":
-        rows = torch.from_numpy(pool.parts[int(seller)])
-        records = ClientRecords(pool.images[rows], pool.labels[rows], [rows.shape[0]])
-        subject = Subject(pool.model, pool.initial_weights(), records, pool.plan, epsilon, config.delta)
-        found.append(canary_attack(subject, rng, trials=trials, confidence=confidence))
-    sold = sorted({int(client) for _, client in sales})
-    histories = {i: [entry[i] for entry in result.wallets.history] for i in sold}
-    worst = max((certify(events, config.delta) for events in histories.values()), key=lambda one: one.epsilon)
-    rows = torch.from_numpy(rng.permutation(np.concatenate([pool.parts[i] for i in sold]))[:_MEMBERS])
-    found.append(
-        finished_model_attack(
-            *(pool.model, torch.from_numpy(result.weights), (pool.images[rows], pool.labels[rows])),
-            (torch.from_numpy(dataset.test_images), torch.from_numpy(dataset.test_labels)),
-            *(worst.epsilon, config.delta, rng),
-            claim_guess=worst.guess_accuracy,
-            confidence=confidence,
-        )
-    )
-    return found
 
 
 def _result(

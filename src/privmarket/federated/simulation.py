@@ -15,7 +15,7 @@ import torch
 
 from privmarket.errors import CheckpointError, ConfigurationError, DataError
 from privmarket.federated.aggregation import aggregate, seller_weights
-from privmarket.federated.bidding import Strategy, bidding_of
+from privmarket.federated.bid_strategies import Strategy, bidding_of
 from privmarket.federated.checkpoint import load_checkpoint, save_checkpoint
 from privmarket.federated.clients import Records, client_types, measured_types
 from privmarket.federated.config import FederationConfig

@@ -1,34 +1,49 @@
 """The market on Flower: apps, a strategy wrapper, a client mod, and an in-process grid.
 
-Nothing is imported until it is asked for, so `pm.flower.client_app` does not load torch, and `import privmarket`
-loads neither torch nor Flower.
+Each name is imported when it is first used: a client that only bids loads no torch.
 """
 
-from __future__ import annotations
+from typing import TYPE_CHECKING
 
-from importlib import import_module
-from typing import Any
+from privmarket.lazy import public_names
 
-from privmarket.extras import needed
+if TYPE_CHECKING:
+    from privmarket.flower.client import client_app
+    from privmarket.flower.federation import federation_client, federation_server
+    from privmarket.flower.in_process import InProcessGrid, run_in_process
+    from privmarket.flower.mod import WalletMod
+    from privmarket.flower.result import MarketResult
+    from privmarket.flower.server import server_app
+    from privmarket.flower.settings import MarketSettings
+    from privmarket.flower.strategy import AuctionStrategy
+    from privmarket.privacy.wallet_file import WalletFile
 
+__all__ = [
+    "AuctionStrategy",
+    "InProcessGrid",
+    "MarketResult",
+    "MarketSettings",
+    "WalletFile",
+    "WalletMod",
+    "client_app",
+    "federation_client",
+    "federation_server",
+    "run_in_process",
+    "server_app",
+]
+
+# public name → the module that defines it
 _HOMES = {
-    "server_app": "privmarket.flower.server",
-    "client_app": "privmarket.flower.client",
     "AuctionStrategy": "privmarket.flower.strategy",
-    "WalletMod": "privmarket.flower.mod",
-    "WalletFile": "privmarket.privacy.wallet_file",
-    "MarketSettings": "privmarket.flower.settings",
-    "MarketResult": "privmarket.flower.result",
     "InProcessGrid": "privmarket.flower.in_process",
-    "run_in_process": "privmarket.flower.in_process",
-    "federation_server": "privmarket.flower.federation",
+    "MarketResult": "privmarket.flower.result",
+    "MarketSettings": "privmarket.flower.settings",
+    "WalletFile": "privmarket.privacy.wallet_file",
+    "WalletMod": "privmarket.flower.mod",
+    "client_app": "privmarket.flower.client",
     "federation_client": "privmarket.flower.federation",
+    "federation_server": "privmarket.flower.federation",
+    "run_in_process": "privmarket.flower.in_process",
+    "server_app": "privmarket.flower.server",
 }
-__all__ = list(_HOMES)
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    with needed():
-        return getattr(import_module(_HOMES[name]), name)
+__getattr__, __dir__ = public_names(__name__, _HOMES)

@@ -19,8 +19,8 @@ from privmarket.federated.state import RunResult
 from privmarket.federated.summary import summarise
 from privmarket.files import write_atomically
 from privmarket.privacy.words import TRUSTS, rounded_up_percent
-from privmarket.reports import charts
-from privmarket.reports.charts import Bars, Line
+from privmarket.reports import run_charts as charts
+from privmarket.reports.run_charts import Bars, Line
 from privmarket.reports.verdict import (
     CURRENCY,
     LieCheck,

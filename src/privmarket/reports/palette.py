@@ -9,8 +9,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from privmarket.lazy import late
+
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from matplotlib import figure as drawing
+else:
+    drawing = late("matplotlib.figure")
 
 _LOOKS = {
     "pac": ("#0072B2", "o"),
@@ -43,14 +47,12 @@ def line_look(mechanism: str) -> dict[str, Any]:
     return {"color": shade, "marker": marker, "ms": size, "mew": 0.0, "ls": ":" if ":" in mechanism else "-"}
 
 
-def new_figure(width: float = 7.0, height: float = 4.2) -> Figure:
+def new_figure(width: float = 7.0, height: float = 4.2) -> drawing.Figure:
     """An empty figure that needs no display."""
-    from matplotlib.figure import Figure
-
-    return Figure(figsize=(width, height), dpi=150, layout="constrained")
+    return drawing.Figure(figsize=(width, height), dpi=150, layout="constrained")
 
 
-def save(figure: Figure, stem: Path, formats: tuple[str, ...] = ("png",)) -> list[Path]:
+def save(figure: drawing.Figure, stem: Path, formats: tuple[str, ...] = ("png",)) -> list[Path]:
     """Writes `stem.png` and so on; returns the paths."""
     stem.parent.mkdir(parents=True, exist_ok=True)
     paths = [stem.with_suffix(f".{kind}") for kind in formats]

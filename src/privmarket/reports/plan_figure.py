@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from privmarket.errors import ConfigurationError
 from privmarket.files import write_atomically
-from privmarket.reports import charts
-from privmarket.reports.charts import Line
+from privmarket.reports import run_charts as charts
 from privmarket.reports.palette import new_figure
+from privmarket.reports.run_charts import Line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

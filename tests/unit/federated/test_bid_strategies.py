@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from privmarket.errors import ConfigurationError
-from privmarket.federated.bidding import FACTORS, Learning
+from privmarket.federated.bid_strategies import FACTORS, Learning
 from privmarket.federated.config import FederationConfig, Training
 from privmarket.federated.simulation import Federation, SimulatedClients, run
 from privmarket.rounds import MICRO, RoundRecord

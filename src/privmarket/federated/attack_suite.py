@@ -1,0 +1,128 @@
+"""All attacks on one client that releases as the product does, and on the sales and the model of a finished run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+
+from privmarket.errors import ConfigurationError, UnknownNameError
+from privmarket.federated.datasets import load_dataset
+from privmarket.federated.features import with_features
+from privmarket.federated.local import ClientRecords, LocalPlan
+from privmarket.federated.models import build_model
+from privmarket.federated.pool import pool_from
+from privmarket.federated.privacy_attacks import (
+    AttackResult,
+    Subject,
+    canary_attack,
+    finished_model_attack,
+    membership_attack,
+    one_run_attack,
+)
+from privmarket.federated.recommended import recommended_training
+from privmarket.federated.state import RunResult
+from privmarket.federated.workers import one_thread
+from privmarket.plans import AttackPlan
+from privmarket.privacy.certificate import certify
+
+ATTACKS = ("canary", "one-run", "membership")
+# Records of a finished run that are compared with as many test records.
+_MEMBERS = 2000
+# Test records on which the membership attack trains the model that it compares with.
+_PUBLIC_RECORDS = 2000
+
+
+@one_thread()
+def attack_client(
+    plan: AttackPlan, kinds: Sequence[str] = ATTACKS, report: Callable[[str], None] = lambda _: None
+) -> list[AttackResult]:
+    """Attacks a client that holds the first records of a data set and sells as `plan` says.
+
+    Args:
+        kinds: which attacks, out of `ATTACKS`.
+        report: told what is being done.
+    """
+    for name in kinds:
+        if name not in ATTACKS:
+            raise UnknownNameError.among("attack", name, ATTACKS)
+    training = recommended_training(plan.dataset)
+    data = with_features(load_dataset(plan.dataset), training.features)
+    images, labels = torch.from_numpy(data.train_images), torch.from_numpy(data.train_labels)
+    own = plan.records
+    if own > labels.shape[0]:
+        raise ConfigurationError(f"records is {own}: {plan.dataset} has {labels.shape[0]}", "ask for fewer")
+    model = build_model(plan.model or training.model, data.image_shape, data.classes)
+    rng = np.random.default_rng(plan.seed)
+    clip = training.clip_norm
+    subject = Subject(
+        model,
+        model.initial_weights(rng),
+        ClientRecords(images[:own], labels[:own], [own]),
+        LocalPlan(plan.steps, plan.sampling_rate, clip, 3.0 / clip, expected_batch=plan.sampling_rate * own),
+        plan.epsilon,
+        plan.delta,
+        plan.noise_share,
+    )
+    results = []
+    for name in kinds:
+        report(f"{name} attack …")
+        if name == "canary":
+            found = canary_attack(subject, rng, trials=plan.trials, confidence=plan.confidence)
+        elif name == "one-run":
+            found = one_run_attack(subject, rng, canaries=plan.canaries, confidence=plan.confidence)
+        else:
+            # As many records a client as the attacked one has, at most ten clients' worth.
+            mine = slice(0, min(labels.shape[0], 10 * own))
+            some = slice(0, _PUBLIC_RECORDS)
+            public = (torch.from_numpy(data.test_images[some]), torch.from_numpy(data.test_labels[some]))
+            found = membership_attack(
+                *(subject, images[mine], labels[mine], public, rng),
+                targets=plan.targets,
+                rounds=plan.rounds,
+                confidence=plan.confidence,
+            )
+        results.append(found)
+    return results
+
+
+@one_thread()
+def attack_run(
+    result: RunResult, rng: np.random.Generator, *, trials: int = 300, confidence: float = 0.95
+) -> list[AttackResult]:
+    """Attacks a finished run: its largest sale by a canary, and its model by membership inference.
+
+    The canary is planted among the records of the client that made the largest sale, and the client releases again,
+    with noise from the system. The members are records of clients that sold, the others are test records. Under
+    aggregate trust no single release is promised anything, so the model alone is attacked.
+    """
+    config = result.config
+    if not config.privacy.is_private:
+        raise ConfigurationError(f"a {config.mode} run sells no privacy", "attack a private run")
+    dataset = with_features(load_dataset(config.dataset), config.training.features)
+    pool = pool_from(config, dataset)
+    sales = [(epsilon, client) for r in result.records for client, epsilon in r.sold_epsilon.items()]
+    if not sales:
+        raise ConfigurationError("nothing was sold in this run", "attack a run with a larger budget")
+    epsilon, seller = max(sales)
+    found: list[AttackResult] = []
+    if config.trust == "local":
+        rows = torch.from_numpy(pool.parts[int(seller)])
+        records = ClientRecords(pool.images[rows], pool.labels[rows], [rows.shape[0]])
+        subject = Subject(pool.model, pool.initial_weights(), records, pool.plan, epsilon, config.delta)
+        found.append(canary_attack(subject, rng, trials=trials, confidence=confidence))
+    sold = sorted({int(client) for _, client in sales})
+    histories = {i: [entry[i] for entry in result.wallets.history] for i in sold}
+    worst = max((certify(events, config.delta) for events in histories.values()), key=lambda one: one.epsilon)
+    rows = torch.from_numpy(rng.permutation(np.concatenate([pool.parts[i] for i in sold]))[:_MEMBERS])
+    found.append(
+        finished_model_attack(
+            *(pool.model, torch.from_numpy(result.weights), (pool.images[rows], pool.labels[rows])),
+            (torch.from_numpy(dataset.test_images), torch.from_numpy(dataset.test_labels)),
+            *(worst.epsilon, config.delta, rng),
+            claim_guess=worst.guess_accuracy,
+            confidence=confidence,
+        )
+    )
+    return found

@@ -1,0 +1,63 @@
+"""The table of commands says what the commands themselves say, and listing them loads none."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import click
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from privmarket.cli import app
+from privmarket.cli.command_table import COMMANDS, load
+
+runner = CliRunner()
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_table_has_the_first_line_of_the_commands_own_help(name):
+    command = load(name)
+    assert (command.help or "").partition("\n")[0] == COMMANDS[name][1]
+    assert command.name == name
+
+
+def test_every_command_can_be_reached_and_shows_its_own_options():
+    group = typer.main.get_command(app)
+    assert isinstance(group, click.Group)
+    context = click.Context(group)
+    assert set(COMMANDS) <= set(group.list_commands(context))
+    federate = group.get_command(context, "federate")
+    assert federate is not None
+    assert "clients" in {parameter.name for parameter in federate.params}
+    assert group.get_command(context, "federate") is federate
+    assert group.get_command(context, "fedrate") is None
+
+
+def test_a_group_of_the_table_lists_its_own_commands():
+    assert "operator-token" in runner.invoke(app, ["broker", "--help"]).output
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["fedrate"]])
+def test_listing_loads_no_command(arguments):
+    code = (
+        f"import sys; sys.argv = ['privmarket', *{arguments!r}]\n"
+        "from privmarket.cli import main\n"
+        "try:\n    main()\nexcept SystemExit:\n    pass\n"
+        "sys.exit(any(name in sys.modules for name in ('privmarket.cli.federate', 'numpy')))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", ["federate", "demo", "attack", "plan", "train", "serve", "flower"])
+def test_help_loads_neither_torch_nor_a_server(name):
+    code = (
+        f"import sys; sys.argv = ['privmarket', {name!r}, '--help']\n"
+        "from privmarket.cli import main\n"
+        "try:\n    main()\nexcept SystemExit:\n    pass\n"
+        "sys.exit(any(part in sys.modules for part in ('torch', 'fastapi', 'flwr', 'matplotlib')))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
