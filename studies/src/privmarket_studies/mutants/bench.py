@@ -28,10 +28,11 @@ import pytest
 from privmarket_studies.mutants.coverage import Calls, Coverage, calls_below
 from privmarket_studies.mutants.trial import KILLED, SURVIVED, TIMED_OUT
 
-SLOW_SECONDS = 3.0  # with every call noted, which doubles the time of most tests
-ENDLESS_SECONDS = 8.0
+SLOW_SECONDS = 1.5  # with every call noted
+ENDLESS_SECONDS = 6.0
 _WALL_SECONDS = 900.0
 Body = Callable[["Bench"], None]
+NOTHING = Coverage(set(), {})
 
 
 class _TooSlowError(BaseException):
@@ -42,14 +43,20 @@ class Bench:
     """Collected tests, to be run against one fault after the other; a plugin of pytest in place of its loop."""
 
     def __init__(
-        self, body: Body, place: Path, known: Coverage | None, slow_seconds: float, endless_seconds: float
+        self,
+        body: Body,
+        place: Path,
+        known: Coverage,
+        keep: Callable[[Coverage], None],
+        slow_seconds: float,
+        endless_seconds: float,
     ) -> None:
-        self._body, self._place, self._known = body, place, known
+        self._body, self._place, self._known, self._keep = body, place, known, keep
         self._slow, self._endless = slow_seconds, endless_seconds
         self._failed = False
         self.quick: list[pytest.Item] = []
         self.imports: Calls = set()
-        self.coverage = Coverage(set(), {})
+        self.coverage = NOTHING
         self.error: str | None = None
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
@@ -58,8 +65,8 @@ class Bench:
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Instead of running the tests: runs the body."""
-        sys.setprofile(None)  # from here on, tests alone are watched
-        self.coverage = self._known or Coverage(self.imports, self._measured())
+        sys.settrace(None)  # from here on, tests alone are watched
+        self._measure()
         self.quick = [item for item in self.quick if item.nodeid in self.coverage.tests]
         if not self.quick:
             self.error = "no test passes without a fault"
@@ -71,15 +78,14 @@ class Bench:
         """Notes a failure."""
         self._failed |= bool(report.failed)
 
-    def _measured(self) -> dict[str, Calls]:
-        """Runs every test once in a process of its own, without a fault: which functions does it call?
-
-        Tests that are slow, or fail on a busy machine, are left out.
-        """
-        found: dict[str, Calls] = {}
+    def _measure(self) -> None:
+        """Runs every test that is not known yet in a process of its own, without a fault: what does it call?"""
+        tests, left_out = dict(self._known.tests), [*self._known.left_out]
         with tempfile.TemporaryDirectory() as folder:
             noted = Path(folder) / "calls.json"
-            for item in self.quick:
+            for number, item in enumerate(self.quick):
+                if item.nodeid in tests or item.nodeid in left_out:
+                    continue
 
                 def child(item: pytest.Item = item) -> int:
                     with calls_below(self._place) as calls:
@@ -88,8 +94,13 @@ class Bench:
                     return 0 if verdict == SURVIVED else 1
 
                 if _forked(child) == 0:
-                    found[item.nodeid] = {(path, line) for path, line in json.loads(noted.read_text())}
-        return found
+                    tests[item.nodeid] = {(path, line) for path, line in json.loads(noted.read_text())}
+                else:
+                    left_out.append(item.nodeid)
+                if number % 50 == 0:
+                    self._keep(Coverage(self.imports, tests, left_out))
+        self.coverage = Coverage(self.imports, tests, left_out)
+        self._keep(self.coverage)
 
     def try_code(
         self, module: str, tree: ast.Module, first: str, tests: Collection[str] | None = None
@@ -133,7 +144,8 @@ def run(
     body: Body,
     *,
     place: Path | None = None,
-    known: Coverage | None = None,
+    known: Coverage = NOTHING,
+    keep: Callable[[Coverage], None] = lambda coverage: None,
     slow_seconds: float = SLOW_SECONDS,
     endless_seconds: float = ENDLESS_SECONDS,
 ) -> Bench:
@@ -141,12 +153,13 @@ def run(
 
     Args:
         place: folder or file whose functions are watched; everything below `root` if left out.
-        known: what an earlier bench measured with the same code and tests; measured anew if left out.
+        known: what an earlier bench measured with the same code and tests.
+        keep: gets what is measured, now and then and at the end.
         slow_seconds: processor time of a test above which it is left out.
         endless_seconds: processor time above which a quick test must be in an endless loop.
     """
     os.chdir(root)
-    bench = Bench(body, place or root, known, slow_seconds, endless_seconds)
+    bench = Bench(body, place or root, known, keep, slow_seconds, endless_seconds)
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     with tempfile.TemporaryDirectory() as folder:
         os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = folder

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from privmarket_studies.mutants.bench import Bench
+from privmarket_studies.mutants.bench import NOTHING, Bench
 from privmarket_studies.mutants.bench import run as run_bench
 from privmarket_studies.mutants.coverage import Coverage
 from privmarket_studies.mutants.faults import Fault, behaviour, faults, tree_with
@@ -135,7 +135,6 @@ class _Work:
         place = self.root / "src" / "privmarket" / target.path
 
         def body(bench: Bench) -> None:
-            stored.write_text(json.dumps(bench.coverage.to_json()), encoding="utf-8")
             for fault in waiting:
                 if self.late():
                     return
@@ -144,15 +143,21 @@ class _Work:
                 verdict, seconds = bench.try_code(_module(path, self.root), tree, f"test_{path.stem}.py", tests)
                 self._note(fault, verdict, seconds, fresh=verdict != SURVIVED)
 
-        known = Coverage.from_json(json.loads(stored.read_text(encoding="utf-8"))) if stored.exists() else None
-        found = run_bench(target.tests(modules[0], self.root), self.root, body, place=place, known=known)
+        def keep(coverage: Coverage) -> None:
+            part = stored.with_suffix(".part")
+            part.write_text(json.dumps(coverage.to_json()), encoding="utf-8")
+            part.replace(stored)
+
+        known = _stored(stored)
+        tests = target.tests(modules[0], self.root)
+        found = run_bench(tests, self.root, body, place=place, known=known, keep=keep)
         if found.error is not None:
             self.say(f"{target.path}: the tests cannot judge faults: {found.error}")
 
     def afresh(self, target: Target, fault: Fault) -> None:
         """One fault in a fresh process."""
         path = self.root / fault.path
-        coverage = Coverage.from_json(json.loads(self._coverage_file(target).read_text(encoding="utf-8")))
+        coverage = _stored(self._coverage_file(target))
         only = coverage.of_line(path, fault.line)
         kept = Only(set(coverage.tests) if only is None else only)
         tree, tests = tree_with(fault, self.root), target.tests(path, self.root)
@@ -176,6 +181,10 @@ class _Work:
                 digest.update(path.read_bytes())
         name = target.path.replace("/", "-")
         return self.out.with_name(f"{self.out.stem}-{name}-{digest.hexdigest()[:12]}.json")
+
+
+def _stored(path: Path) -> Coverage:
+    return Coverage.from_json(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else NOTHING
 
 
 def _in_a_process(work: Callable[[], None]) -> None:

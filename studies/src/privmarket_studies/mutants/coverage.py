@@ -6,7 +6,7 @@ import ast
 import contextlib
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -29,13 +29,13 @@ def calls_below(place: Path) -> Iterator[Calls]:
             if code.co_filename.startswith(prefix):
                 noted.add((code.co_filename, code.co_firstlineno))
 
-    threading.setprofile(note)
-    sys.setprofile(note)
+    threading.settrace(note)
+    sys.settrace(note)
     try:
         yield noted
     finally:
-        sys.setprofile(None)
-        threading.setprofile(None)
+        sys.settrace(None)
+        threading.settrace(None)
 
 
 @dataclass(frozen=True)
@@ -44,11 +44,13 @@ class Coverage:
 
     Attributes:
         imports: while the tests were imported.
-        tests: by each test; slow and failing ones are missing.
+        tests: by each test.
+        left_out: tests that are slow, or fail on a busy machine.
     """
 
     imports: Calls
     tests: Mapping[str, Calls]
+    left_out: Collection[str] = ()
 
     def of_line(self, path: Path, line: int) -> set[str] | None:
         """Tests that call the function around a line; None if any test may depend on it.
@@ -62,16 +64,14 @@ class Coverage:
 
     def to_json(self) -> dict[str, Any]:
         """For `from_json`."""
-        return {
-            "imports": sorted(self.imports),
-            "tests": {name: sorted(calls) for name, calls in self.tests.items()},
-        }
+        tests = {name: sorted(calls) for name, calls in self.tests.items()}
+        return {"imports": sorted(self.imports), "tests": tests, "left_out": sorted(self.left_out)}
 
     @staticmethod
     def from_json(given: Mapping[str, Any]) -> Coverage:
         """What `to_json` made."""
         tests = {name: {(path, line) for path, line in calls} for name, calls in given["tests"].items()}
-        return Coverage({(path, line) for path, line in given["imports"]}, tests)
+        return Coverage({(path, line) for path, line in given["imports"]}, tests, given["left_out"])
 
 
 def _touches(calls: Calls, path: Path, span: range) -> bool:
