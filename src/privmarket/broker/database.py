@@ -182,6 +182,9 @@ class Database:
                 self._let_go()
                 if not lost:
                     raise
+            except BaseException:  # interrupted with the write lock in hand
+                self._let_go()
+                raise
         try:
             self._writing = self.engine.connect().execution_options(privmarket_write=True)
             if self.is_embedded:

@@ -62,6 +62,24 @@ def test_a_write_that_waits_too_long_is_refused_and_can_be_repeated(
         broker.database.close()
 
 
+def test_an_interrupted_write_leaves_no_lock_behind(market: Market, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C between taking the lock and the first statement, on the connection that is kept between writes."""
+
+    def interrupt(connection: Any) -> None:
+        raise KeyboardInterrupt
+
+    market.open()
+    monkeypatch.setattr(stored.log, "lock", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        market.open()
+    monkeypatch.undo()
+    monkeypatch.setattr(stored, "PATIENCE_SECONDS", 0.2)
+    elsewhere = Broker(str(market.broker.database.engine.url.render_as_string(hide_password=False)))
+    elsewhere.mint_token(market.operator, "read", key())
+    elsewhere.database.close()
+    market.open()
+
+
 def test_over_http_it_is_503_in_the_one_shape(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stored, "PATIENCE_SECONDS", 0.2)
     market = make_market(database)
