@@ -6,15 +6,24 @@ hexadecimal digits. Fields may be added later: readers ignore those that they do
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict
+
+Item = TypeVar("Item")
 
 
 class Answer(BaseModel):
     """Unknown fields pass: a newer broker may say more."""
 
     model_config = ConfigDict(extra="allow")
+
+
+class Page(BaseModel, Generic[Item]):
+    """One page of a list; send `next` as `after` for the following one."""
+
+    items: list[Item]
+    next: str | None
 
 
 class Wallet(Answer):
@@ -37,6 +46,7 @@ class Party(Answer):
     created_ms: int
     balance_micro: int
     public_key: str | None = None
+    dataset_sha256: str | None = None
     suspended: str | None = None
     reliability: dict[str, int] | None = None
     wallet: Wallet | None = None
@@ -112,6 +122,8 @@ class Task(Answer):
     dispute_seconds: int
     ruling_seconds: int
     arbiter_id: str | None
+    delivery: str = "open"
+    attested: bool = False
 
 
 class Round(Answer):
@@ -125,6 +137,13 @@ class Round(Answer):
     mechanism_version: str
     opened_ms: int
     bid_deadline_ms: int
+    reveal_deadline_ms: int | None = None
+    delivery_deadline_ms: int | None = None
+    review_deadline_ms: int | None = None
+    dispute_deadline_ms: int | None = None
+    ruling_deadline_ms: int | None = None
+    top_price: float | None = None
+    model_accuracy: float | None = None
 
 
 class Bid(Answer):
@@ -157,6 +176,168 @@ class Step(Answer):
 
     round_id: str
     state: str
+
+
+class Progress(Step):
+    """A round after the buyer's report on its model."""
+
+    model_accuracy: float
+
+
+class Claim(Answer):
+    """A delivery as it was claimed; `entry` is its number in the log."""
+
+    round_id: str
+    update_sha256: str
+    entry: int | None = None
+    key_sha256: str | None = None
+
+
+class UpdateKey(Answer):
+    """What opens a sealed update that is disputed."""
+
+    round_id: str
+    seller_id: str
+    update_sha256: str
+    key: str
+
+
+class Dispute(Answer):
+    """A dispute that waits for its ruling."""
+
+    round_id: str
+    seller_id: str
+    ruling_deadline_ms: int
+
+
+class Ruled(Step):
+    """A dispute that was decided."""
+
+    seller_id: str
+    pays: bool
+
+
+class Award(Answer):
+    """What a seller sold and what became of it. `seq` is the log entry that reserved it, `settled_seq`
+    the one that charged or freed it and paid; `key` opens a sealed update once it is paid."""
+
+    round_id: str
+    seller_id: str
+    seq: int
+    epsilon: float
+    noise_multiplier: float
+    payment_micro: int
+    charge: str
+    paid_micro: int
+    claim_sha256: str | None = None
+    claimed_ms: int | None = None
+    key_sha256: str | None = None
+    key: str | None = None
+    usable: bool | None = None
+    fault: str | None = None
+    dispute: str | None = None
+    ruling: bool | None = None
+    settled_seq: int | None = None
+    decided_ms: int | None = None
+
+
+class StandingBid(Answer):
+    """A bid as it stands in its round; `seq` is its log entry."""
+
+    round_id: str
+    seller_id: str
+    seq: int
+    commitment: str
+    created_ms: int
+    valuation: float | None = None
+    epsilon: float | None = None
+    data_size: float | None = None
+    accuracy: float | None = None
+    trimmed_epsilon: float | None = None
+
+
+class Movement(Answer):
+    """A line of a statement; `seq` is its log entry."""
+
+    seq: int
+    kind: str
+    subject: str
+    created_ms: int
+    amount_micro: int
+
+
+class TokenLine(Answer):
+    """A token, without its text."""
+
+    id: str
+    scope: str
+    created_ms: int
+    expires_ms: int | None
+    revoked_ms: int | None
+
+
+class PartyLine(Answer):
+    """A party in a list."""
+
+    id: str
+    role: str
+    name: str | None
+    created_ms: int
+
+
+class Balance(Answer):
+    """What a party holds after money came in or went out."""
+
+    party_id: str
+    balance_micro: int
+
+
+class Named(Answer):
+    """A party after an operator's step."""
+
+    id: str
+
+
+class Revoked(Answer):
+    """A token that has ended."""
+
+    token_id: str
+    revoked: bool
+
+
+class Dataset(Answer):
+    """The data set that a seller attests."""
+
+    id: str
+    dataset_sha256: str
+
+
+class Totals(Answer):
+    """All the money there is, and where it stands."""
+
+    deposited_micro: int
+    escrow_micro: int
+    balances_micro: int
+    paid_micro: int
+
+
+class LogLine(Answer):
+    """An entry of the log; `details` is JSON text, or says that it is sealed."""
+
+    seq: int
+    at_ms: int
+    actor: str
+    kind: str
+    subject: str
+    details: str
+    hash: str
+
+
+class Status(Answer):
+    """Whether the broker works."""
+
+    status: str
+    version: str
 
 
 class LogHead(Answer):

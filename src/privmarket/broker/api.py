@@ -17,16 +17,18 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
 from privmarket.broker import answers, bid_route, metrics, rules, views
+from privmarket.broker.answers import Page
 from privmarket.broker.api_page import reference_page
 from privmarket.broker.broker import Broker
 from privmarket.broker.deadline_thread import Scheduler
 from privmarket.broker.forms import (
     Amount,
+    Attestation,
     Claim,
     ErrorShape,
     Identifier,
     KeyForm,
-    Page,
+    Progress,
     Reason,
     Receipts,
     Registration,
@@ -41,13 +43,14 @@ from privmarket.broker.http_errors import BrokerError, ForbiddenError, NotFoundE
 from privmarket.broker.limits import Counters, Gate, Limits, RateLimit, error_body
 from privmarket.broker.log import read_head
 from privmarket.broker.pages import error_page, is_page, pages
-from privmarket.broker.parties import ANONYMOUS, Actor, bearer_token, require
+from privmarket.broker.parties import ANONYMOUS, Actor, actors_of, bearer_token, require, unknown_token
 from privmarket.errors import PrivmarketError
 from privmarket.mechanisms import mechanism_names
 from privmarket.rounds import Offer
 from privmarket.version import __version__
 
 Answer = dict[str, Any]
+_BIDDERS = 10_000
 _STATIC = pathlib.Path(__file__).parent / "static"
 
 
@@ -93,13 +96,32 @@ def actor_of(request: Request, token: Annotated[str, Depends(token_of)]) -> Acto
     """The caller, by its bearer token, if it has not asked too often."""
     broker: Broker = request.app.state.broker
     actor = broker.authenticate(token)
-    take_allowance(request, actor)
+    take_allowance(request, actor.party_id)
     return actor
 
 
-def take_allowance(request: Request, actor: Actor) -> None:
+async def _bidder(request: Request, token_hash: str) -> str:
+    """The party behind a token, from memory where it bid before: the bid's own transaction looks whether the token
+    still holds. A token that nobody has is refused here, and limits nobody."""
+    known: dict[str, str] = request.app.state.bidders
+    if token_hash not in known:
+        if len(known) >= _BIDDERS:
+            known.clear()
+        known[token_hash] = await run_in_threadpool(_party_of, request.app.state.broker, token_hash)
+    return known[token_hash]
+
+
+def _party_of(broker: Broker, token_hash: str) -> str:
+    with broker.database.read() as connection:
+        found = actors_of(connection, [token_hash], broker.database.now_ms()).get(token_hash)
+    if found is None:
+        raise unknown_token()
+    return found.party_id
+
+
+def take_allowance(request: Request, party_id: str) -> None:
     """Counts a request against its caller's account."""
-    if not request.app.state.allowance.allows(actor.party_id):
+    if not request.app.state.allowance.allows(party_id):
         raise TooManyRequestsError("slow down", "wait a second and try again")
 
 
@@ -132,8 +154,7 @@ async def place_bid(request: Request) -> Response:
     bids: GroupCommit = request.app.state.bids
     arrived_ms = request.app.state.broker.database.now_ms()
     bid = bid_route.read(request, await request.body(), arrived_ms)
-    if not request.app.state.allowance.allows(bid.token_hash):
-        raise TooManyRequestsError("slow down", "wait a second and try again")
+    take_allowance(request, await _bidder(request, bid.token_hash))
     return JSONResponse(await bids.take(bid), 201)
 
 
@@ -148,7 +169,7 @@ def register(
     return broker.register(fields, key, caller if caller.role == "operator" else ANONYMOUS)
 
 
-@v1.get("/mechanisms")
+@v1.get("/mechanisms", response_model=Page[str])
 def list_mechanisms(caller: Caller) -> Answer:
     """The auction rules that a task may name; /v1/mechanisms/NAME says what each promises and takes."""
     return {"items": list(mechanism_names()), "next": None}
@@ -169,14 +190,14 @@ def me(broker: TheBroker, caller: Caller) -> Answer:
         return views.me(connection, caller.party_id)
 
 
-@v1.get("/me/statement", response_model=Page)
+@v1.get("/me/statement", response_model=Page[answers.Movement], response_model_exclude_unset=True)
 def statement(broker: TheBroker, caller: Caller, after: After = None, limit: Limit = 50) -> Answer:
     """Every movement on one's account, newest first."""
     with broker.database.read() as connection:
         return views.statement(connection, caller.party_id, after, limit)
 
 
-@v1.get("/me/tokens", response_model=Page)
+@v1.get("/me/tokens", response_model=Page[answers.TokenLine], response_model_exclude_unset=True)
 def my_tokens(broker: TheBroker, caller: Caller, after: After = None, limit: Limit = 50) -> Answer:
     """One's tokens by id; their text is not stored."""
     with broker.database.read() as connection:
@@ -197,13 +218,19 @@ def change_key(broker: TheBroker, caller: Caller, form: KeyForm, key: Key) -> An
     return broker.change_key(caller, form.public_key, key)
 
 
-@v1.delete("/tokens/{token_id}")
+@v1.put("/me/dataset", response_model=answers.Dataset)
+def attest(broker: TheBroker, caller: Caller, form: Attestation, key: Key) -> Answer:
+    """Say which data set one sells from (sellers): one account, and so one lifetime wallet, per data set."""
+    return broker.attest(caller, form.dataset_sha256, form.signature, key)
+
+
+@v1.delete("/tokens/{token_id}", response_model=answers.Revoked)
 def revoke_token(broker: TheBroker, caller: Caller, token_id: Id, key: Key) -> Answer:
     """Ends a token at once: one's own, or anybody's for an operator."""
     return broker.revoke_token(caller, token_id, key)
 
 
-@v1.get("/tasks", response_model=Page)
+@v1.get("/tasks", response_model=Page[answers.Task], response_model_exclude_unset=True)
 def list_tasks(broker: TheBroker, caller: Caller, after: After = None, limit: Limit = 50) -> Answer:
     """Tasks, newest first."""
     with broker.database.read() as connection:
@@ -223,7 +250,7 @@ def one_task(broker: TheBroker, caller: Caller, task_id: Id) -> Answer:
         return views.task(connection, caller, task_id)
 
 
-@v1.get("/tasks/{task_id}/rounds", response_model=Page)
+@v1.get("/tasks/{task_id}/rounds", response_model=Page[answers.Round], response_model_exclude_unset=True)
 def list_rounds(broker: TheBroker, caller: Caller, task_id: Id, after: After = None, limit: Limit = 50) -> Answer:
     """A task's rounds, newest first."""
     with broker.database.read() as connection:
@@ -245,7 +272,7 @@ def one_round(broker: TheBroker, caller: Caller, round_id: Id) -> Answer:
         return views.one_round(connection, caller, round_id)
 
 
-@v1.get("/rounds/{round_id}/bids", response_model=Page)
+@v1.get("/rounds/{round_id}/bids", response_model=Page[answers.StandingBid], response_model_exclude_unset=True)
 def list_bids(broker: TheBroker, caller: Caller, round_id: Id, after: After = None, limit: Limit = 50) -> Answer:
     """One's own bids; all of them for operators, once the auction is over."""
     with broker.database.read() as connection:
@@ -274,17 +301,17 @@ def close_round(broker: TheBroker, caller: Caller, round_id: Id, key: Key) -> An
     return broker.close_round(caller, round_id, key)
 
 
-@v1.get("/rounds/{round_id}/awards", response_model=Page)
+@v1.get("/rounds/{round_id}/awards", response_model=Page[answers.Award], response_model_exclude_unset=True)
 def list_awards(broker: TheBroker, caller: Caller, round_id: Id, after: After = None, limit: Limit = 50) -> Answer:
     """Who sells what: oneself for a seller, all winners for the buyer and operators."""
     with broker.database.read() as connection:
         return views.award_list(connection, caller, round_id, after, limit)
 
 
-@v1.post("/rounds/{round_id}/delivery")
+@v1.post("/rounds/{round_id}/delivery", response_model=answers.Claim, response_model_exclude_unset=True)
 def claim_delivery(broker: TheBroker, caller: Caller, round_id: Id, form: Claim, key: Key) -> Answer:
     """Say what one delivers, before it leaves (sellers with an award): without a claim there is no pay."""
-    return broker.claim_delivery(caller, round_id, form.update_sha256, key)
+    return broker.claim_delivery(caller, round_id, form.update_sha256, key, update_key=form.key)
 
 
 @v1.post("/rounds/{round_id}/receipts", response_model=answers.Step, response_model_exclude_unset=True)
@@ -293,13 +320,19 @@ def give_receipts(broker: TheBroker, caller: Caller, round_id: Id, form: Receipt
     return broker.give_receipts(caller, round_id, form.receipts, key)
 
 
-@v1.post("/rounds/{round_id}/disputes", status_code=201)
+@v1.post("/rounds/{round_id}/disputes", status_code=201, response_model=answers.Dispute)
 def dispute(broker: TheBroker, caller: Caller, round_id: Id, form: Reason, key: Key) -> Answer:
     """Object to the rejection of one's update (sellers)."""
     return broker.dispute(caller, round_id, form.reason, key)
 
 
-@v1.post("/rounds/{round_id}/rulings", status_code=201)
+@v1.post("/rounds/{round_id}/disputes/{seller_id}/key", status_code=201, response_model=answers.UpdateKey)
+def show_key(broker: TheBroker, caller: Caller, round_id: Id, seller_id: Id, key: Key) -> Answer:
+    """The key of a disputed sealed update (the task's arbiter); the log shows that it was asked for."""
+    return broker.show_key(caller, round_id, seller_id, key)
+
+
+@v1.post("/rounds/{round_id}/rulings", status_code=201, response_model=answers.Ruled)
 def rule(broker: TheBroker, caller: Caller, round_id: Id, form: Ruling, key: Key) -> Answer:
     """Decide a dispute (the task's arbiter; operators where it names none)."""
     return broker.rule(caller, round_id, form.seller_id, form.pays, form.reason, key)
@@ -311,13 +344,19 @@ def settle_round(broker: TheBroker, caller: Caller, round_id: Id, key: Key) -> A
     return broker.settle_round(caller, round_id, key)
 
 
+@v1.post("/rounds/{round_id}/progress", status_code=201, response_model=answers.Progress)
+def report_progress(broker: TheBroker, caller: Caller, round_id: Id, form: Progress, key: Key) -> Answer:
+    """Note how good the model is after the round (its buyer)."""
+    return broker.report_progress(caller, round_id, form.accuracy, key)
+
+
 @v1.post("/rounds/{round_id}/abort", response_model=answers.Step, response_model_exclude_unset=True)
 def abort_round(broker: TheBroker, caller: Caller, round_id: Id, form: Reason, key: Key) -> Answer:
     """End a round with refunds while it takes bids (its buyer, operators)."""
     return broker.abort_round(caller, round_id, form.reason, key)
 
 
-@v1.get("/parties", response_model=Page)
+@v1.get("/parties", response_model=Page[answers.PartyLine], response_model_exclude_unset=True)
 def list_parties(broker: TheBroker, caller: Caller, after: After = None, limit: Limit = 50) -> Answer:
     """Everybody (operators)."""
     with broker.database.read() as connection:
@@ -331,13 +370,13 @@ def one_party(broker: TheBroker, caller: Caller, party_id: Id) -> Answer:
         return views.party(connection, caller, party_id)
 
 
-@v1.post("/parties/{party_id}/deposits", status_code=201)
+@v1.post("/parties/{party_id}/deposits", status_code=201, response_model=answers.Balance)
 def deposit(broker: TheBroker, caller: Caller, party_id: Id, form: Amount, key: Key) -> Answer:
     """Book money that came in (operators)."""
     return broker.deposit(caller, party_id, form.amount_micro, key)
 
 
-@v1.post("/parties/{party_id}/withdrawals", status_code=201)
+@v1.post("/parties/{party_id}/withdrawals", status_code=201, response_model=answers.Balance)
 def withdraw(broker: TheBroker, caller: Caller, party_id: Id, form: Amount, key: Key) -> Answer:
     """Book money that went out (operators)."""
     return broker.withdraw(caller, party_id, form.amount_micro, key)
@@ -358,26 +397,26 @@ def recover(broker: TheBroker, caller: Caller, party_id: Id, form: TokenForm, ke
     )
 
 
-@v1.put("/parties/{party_id}/suspension")
+@v1.put("/parties/{party_id}/suspension", response_model=answers.Named)
 def suspend(broker: TheBroker, caller: Caller, party_id: Id, form: Suspension, key: Key) -> Answer:
     """Stop a party from writing, or let it write again (operators)."""
     return broker.suspend(caller, party_id, form.reason, key)
 
 
-@v1.delete("/parties/{party_id}/name")
+@v1.delete("/parties/{party_id}/name", response_model=answers.Named)
 def erase(broker: TheBroker, caller: Caller, party_id: Id, key: Key) -> Answer:
     """Forget a party's name (operators); its pseudonym, money and wallet stay."""
     return broker.erase_name(caller, party_id, key)
 
 
-@v1.get("/totals")
+@v1.get("/totals", response_model=answers.Totals)
 def totals(broker: TheBroker, caller: Caller) -> Answer:
     """All the money there is, and where it stands (operators)."""
     with broker.database.read() as connection:
         return views.totals(connection, caller)
 
 
-@v1.get("/audit", response_model=Page)
+@v1.get("/audit", response_model=Page[answers.LogLine], response_model_exclude_unset=True)
 def audit_log(
     broker: TheBroker,
     caller: Caller,
@@ -422,7 +461,7 @@ def log_proof(
 health = APIRouter()
 
 
-@health.get("/health")
+@health.get("/health", response_model=answers.Status)
 def healthy(broker: TheBroker) -> Answer:
     """Whether the database answers."""
     with broker.database.read() as connection:
@@ -430,7 +469,7 @@ def healthy(broker: TheBroker) -> Answer:
     return {"status": "ok", "version": __version__}
 
 
-@health.get("/readyz")
+@health.get("/readyz", response_model=answers.Status)
 def ready(broker: TheBroker) -> Answer:
     """Whether a write would be taken now: the database answers and can be locked, and the clock is sane."""
     with broker.database.write("system", patient=True):
@@ -463,9 +502,11 @@ def create_app(broker: Broker, settings: ServiceSettings | None = None) -> FastA
 
     app = FastAPI(title="privmarket broker", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan)
     app.state.broker, app.state.settings, app.state.counters = broker, chosen, Counters()
+    broker.database.newest_head()  # every answer carries a head, from the first one on
     key = broker.database.key
     app.state.session_secret = secrets.token_bytes(32) if key is None else key.secret("sessions")
     app.state.allowance = RateLimit(chosen.requests_per_second, chosen.burst)
+    app.state.bidders = {}
     app.state.bids = GroupCommit(lambda: app.state.broker)
     # As they are: `include_router` would analyse every route again, a quarter of a second at the first request.
     app.router.routes += [*v1.routes, *health.routes, *pages.routes]

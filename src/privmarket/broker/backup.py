@@ -1,7 +1,8 @@
 """Copies of a broker's database, and a way back.
 
-A backup is the log and the names beside it, as JSON lines under gzip: everything else follows from them. Restoring
-writes the log into an empty database, of either kind, and rebuilds every table; the head must come out as it was.
+A backup is the log and what stands beside it (names, keys of sealed updates), as JSON lines under gzip: everything
+else follows from them. Restoring writes the log into an empty database, of either kind, and rebuilds every table;
+the head must come out as it was.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ from privmarket.broker import log, merkle, projection, sql
 from privmarket.broker.database import Database
 from privmarket.broker.http_errors import BrokerError
 from privmarket.broker.log import Entry
-from privmarket.broker.schema import names, old_log
+from privmarket.broker.schema import names, old_log, sealed_keys
 from privmarket.broker.signatures import Head
 
 _FORMAT = "privmarket broker backup 1"
+_BESIDE = {table.name: table for table in (names, sealed_keys, old_log)}
 _CHUNK = 5000
 
 
@@ -35,7 +37,7 @@ def backup(database: Database, file: str | Path) -> Head:
     with os.fdopen(handle, "wb") as raw, gzip.open(raw, "wt") as out, database.read() as connection:
         head = log.read_head(connection)
         out.write(json.dumps({"format": _FORMAT, "head": head.header()}) + "\n")
-        for table in (names, old_log):
+        for table in _BESIDE.values():
             for row in connection.execute(select(table)).mappings():
                 out.write(json.dumps({"table": table.name, "row": dict(row)}) + "\n")
         for entry, _ in log.entries(connection):
@@ -64,7 +66,7 @@ def restore(database: Database, file: str | Path) -> Head:
                 if "entry" in found:
                     entries.append(Entry(*found["entry"]))
                 else:
-                    table = names if found["table"] == names.name else old_log
+                    table = _BESIDE[found["table"]]
                     connection.execute(insert(table), found["row"])
                 if len(entries) == _CHUNK:
                     _store(connection, entries, frontier)

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import Row
 
 from privmarket.broker import idempotency, noise_tables, parties, signatures, sql, wallets
-from privmarket.broker.database import Transaction
+from privmarket.broker.database import ARRIVAL_LIMIT_MS, Transaction
 from privmarket.broker.http_errors import BrokerError, ConflictError, ForbiddenError, NotFoundError
 from privmarket.broker.lifecycle import require_state
 from privmarket.broker.parties import Actor, Entropy
@@ -33,11 +33,11 @@ EPSILON_LEAST = 1e-4
 # One row per bid, in their order: who asks, whether it sold before, what its key was answered, whether it has a
 # bid, the round.
 _FACTS = (
-    "SELECT p.id, p.role, k.scope, p.suspended IS NOT NULL, p.public_key, "
+    "SELECT p.id, p.role, k.scope, p.suspended IS NOT NULL, p.public_key, p.dataset_sha256 IS NOT NULL, "
     "EXISTS (SELECT 1 FROM awards a WHERE a.seller_id = p.id AND a.charge <> 'void'), "
     "i.request_hash, i.seq, i.subject, i.details, i.answer, b.seq, "
-    "r.id, r.number, r.state, r.bid_deadline_ms, t.sealing, r.budget_micro, t.epsilon_max, t.sampling_rate, "
-    "t.steps, t.delta "
+    "r.id, r.number, r.state, r.bid_deadline_ms, t.sealing, t.attested, r.budget_micro, t.epsilon_max, "
+    "t.sampling_rate, t.steps, t.delta "
     "FROM asked q "
     "LEFT JOIN tokens k ON k.token_hash = q.token_hash AND k.revoked_ms IS NULL "
     "AND (k.expires_ms IS NULL OR k.expires_ms > q.at_ms) "
@@ -79,6 +79,7 @@ class _OpenRound(NamedTuple):
     state: str
     bid_deadline_ms: int
     sealing: str
+    attested: bool
     budget_micro: int
     epsilon_max: float
     sampling_rate: float
@@ -91,6 +92,7 @@ class _Facts(NamedTuple):
 
     actor: Actor | None
     public_key: str | None
+    attests: bool
     has_sold: bool
     answered: tuple[str, Answer] | None
     has_bid: bool
@@ -135,14 +137,14 @@ def _facts_of(requests: int) -> str:
 
 
 def _facts(request: BidRequest, row: tuple[Any, ...]) -> _Facts:
-    party_id, role, scope, suspended, public_key, has_sold, request_hash, seq, *rest = row
+    party_id, role, scope, suspended, public_key, attests, has_sold, request_hash, seq, *rest = row
     subject, details, answer, standing, *round_ = rest
     actor = request.actor
     if actor is None and party_id is not None:
         actor = Actor(party_id, role, scope, suspended=bool(suspended))
     answered = None if seq is None else (request_hash, idempotency.answer_of(seq, subject, details, answer))
     found = None if round_[0] is None else _OpenRound(*round_)
-    return _Facts(actor, public_key, bool(has_sold), answered, standing is not None, found)
+    return _Facts(actor, public_key, bool(attests), bool(has_sold), answered, standing is not None, found)
 
 
 def _take(tx: Transaction, learned: _Learned, request: BidRequest, facts: _Facts, entropy: Entropy) -> Answer:
@@ -165,8 +167,8 @@ def _take(tx: Transaction, learned: _Learned, request: BidRequest, facts: _Facts
     place = (round_.id, actor.party_id)
     fields["replaces"] = facts.has_bid or place in learned.has_bid
     learned.has_bid.add(place)
-    if request.arrived_ms is not None and request.arrived_ms < tx.now_ms:
-        fields["arrived_ms"] = request.arrived_ms
+    if _arrived(tx, request) < tx.now_ms:
+        fields["arrived_ms"] = _arrived(tx, request)
     seq = tx.log_as(actor.party_id, "bid.placed", round_.id, fields, (keyed.key_hash, keyed.request_hash))
     answer = idempotency.bid_answer(seq, round_.id, fields)
     learned.answered[keyed.place] = keyed.request_hash, answer
@@ -178,16 +180,26 @@ def _check(tx: Transaction, learned: _Learned, request: BidRequest, seller: str,
     if round_ is None:
         raise NotFoundError(f"no round {request.round_id}", "GET /v1/tasks lists what is offered")
     require_state(round_, "open")
-    arrived = tx.now_ms if request.arrived_ms is None else min(request.arrived_ms, tx.now_ms)
-    if arrived >= round_.bid_deadline_ms:
+    if _arrived(tx, request) >= round_.bid_deadline_ms:
         raise ConflictError(f"round {round_.id} stopped taking bids", "wait for the next round")
+    if round_.attested and not facts.attests:
+        raise ForbiddenError(
+            "this task takes bids of sellers that attest their data set", "privmarket seller attest, then bid"
+        )
     if request.offer is not None:
-        check_offer(request.offer, seller, _terms(*round_[5:], number=round_.number))
+        check_offer(request.offer, seller, _terms(*round_[6:], number=round_.number))
     if (seller, round_.id) in learned.exhausted:
         error = ConflictError("the wallet has nothing left to sell", "GET /v1/me shows what remains")
         error.code = "wallet-exhausted"
         raise error
     return round_
+
+
+def _arrived(tx: Transaction, request: BidRequest) -> int:
+    """When a bid came: as its request says, within the limit for what waited in line."""
+    if request.arrived_ms is None:
+        return tx.now_ms
+    return min(max(request.arrived_ms, tx.now_ms - ARRIVAL_LIMIT_MS), tx.now_ms)
 
 
 def _sealed(
@@ -229,7 +241,8 @@ def _sealed(
 def reveal(tx: Transaction, seller: str, round_: Row[Any], task: Row[Any], offer: Offer, nonce: str) -> Answer:
     """Opens a commitment after bidding has ended. A bid that nobody reveals in time does not count."""
     require_state(round_, "revealing")
-    if tx.now_ms >= round_.reveal_deadline_ms:
+    came = tx.in_time(round_.reveal_deadline_ms)
+    if came is None:
         raise ConflictError(f"round {round_.id}: the time to reveal is over", "a bid not revealed does not count")
     query = "SELECT commitment, valuation FROM bids WHERE round_id = ? AND seller_id = ?"
     rows = sql.run(tx.connection, query, round_.id, seller)
@@ -242,8 +255,8 @@ def reveal(tx: Transaction, seller: str, round_: Row[Any], task: Row[Any], offer
         raise BrokerError("this is not the bid that was committed to", "send the same numbers and nonce")
     family = ReleaseFamily(task.sampling_rate, task.steps, task.delta)
     check_offer(offer, seller, Terms(round_.number, round_.budget_micro, family, task.epsilon_max))
-    tx.log("bid.revealed", round_.id, **fields, nonce=nonce)
-    return {"round_id": round_.id, "commitment": rows[0][0], **fields, "nonce": nonce}
+    seq = tx.log("bid.revealed", round_.id, **fields, nonce=nonce, **came)
+    return {"round_id": round_.id, "entry": seq, "commitment": rows[0][0], **fields, "nonce": nonce}
 
 
 def offer_fields(offer: Offer) -> dict[str, float | None]:
@@ -284,7 +297,7 @@ def _exhausted(tx: Transaction, asked: Sequence[tuple[BidRequest, _Facts]]) -> s
     where the schedule's noise table is not in memory: nothing is computed while others wait to write.
     """
     doubtful: dict[ReleaseFamily, set[tuple[str, str]]] = defaultdict(set)
-    for _, (actor, _, has_sold, _, _, round_) in asked:
+    for _, (actor, _, _, has_sold, _, _, round_) in asked:
         if actor and actor.role == "seller" and round_ and has_sold:
             family = ReleaseFamily(round_.sampling_rate, round_.steps, round_.delta)
             if noise_tables.is_ready(family):

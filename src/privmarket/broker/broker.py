@@ -12,7 +12,18 @@ from typing import Any
 
 from sqlalchemy import Row, select
 
-from privmarket.broker import bidding, idempotency, ledger, lifecycle, noise_tables, parties, rules, sql
+from privmarket.broker import (
+    bidding,
+    elsewhere,
+    idempotency,
+    ledger,
+    lifecycle,
+    noise_tables,
+    parties,
+    rules,
+    sealed,
+    sql,
+)
 from privmarket.broker.bidding import BidRequest
 from privmarket.broker.database import Clock, Database, Transaction
 from privmarket.broker.http_errors import BrokerError, ConflictError, ForbiddenError, NotFoundError
@@ -36,6 +47,8 @@ TASK_DEFAULTS: dict[str, Any] = {
     "dispute_seconds": 3600,
     "ruling_seconds": 86_400,
     "arbiter_id": None,
+    "delivery": "open",
+    "attested": False,
 }
 
 
@@ -57,15 +70,15 @@ class Broker:
         Args:
             clock, entropy, make_mechanism: replaced in simulations only.
             key: signs the heads of the log.
-            closing_grace_ms: how long after its deadline a round is closed, so that bids that arrived in time and
-                wait for others' writes are taken first.
+            closing_grace_ms: how long after a deadline its round moves on, so that bids, claims and other words
+                that arrived in time and wait for others' writes are taken first.
         """
         self.database = Database(database, clock, key=key) if isinstance(database, str) else database
         self.entropy = entropy
         self.make_mechanism = make_mechanism
-        self.closing_grace_ms = closing_grace_ms
+        self.database.grace_ms = closing_grace_ms
         self._looked: dict[str, int] = {}  # round → the deadline of it that `tick` dealt with
-        if self.database.key is not None:
+        if self.database.key is not None and not self.database.read_only:
             self._announce_key(self.database.key)
 
     def _announce_key(self, key: SigningKey) -> None:
@@ -148,6 +161,17 @@ class Broker:
         """Another key for the caller's bids."""
         require(actor, "seller")
         return self._write(actor, key, ("key", public_key), lambda tx: parties.change_key(tx, actor, public_key))
+
+    def attest(self, actor: Actor, dataset_sha256: str, signature: str, key: str) -> Answer:
+        """Says which data set a seller sells from."""
+        require(actor, "seller")
+        asked = ("attest", dataset_sha256, signature)
+        return self._write(actor, key, asked, lambda tx: parties.attest(tx, actor, dataset_sha256, signature))
+
+    def forget_idle(self, idle_days: float) -> list[str]:
+        """Erases the names of those who hold no money and did nothing for so long; who they were."""
+        with self.database.write(SYSTEM.party_id) as tx:
+            return parties.forget_idle(tx, tx.now_ms - round(86_400_000 * idle_days))
 
     def suspend(self, actor: Actor, party_id: str, reason: str | None, key: str) -> Answer:
         """Stops a party from writing, or lets it write again (reason None)."""
@@ -289,7 +313,7 @@ class Broker:
             if round_.state == "open":
                 lifecycle.close(tx, round_, task, by_buyer=actor.party_id == task.buyer_id)
                 round_, _ = lifecycle.round_and_task(tx.connection, round_id)
-            if not lifecycle.may_clear(round_, tx.now_ms):
+            if not lifecycle.may_clear(round_, tx.over_ms):
                 waits = {"reveal_deadline_ms": round_.reveal_deadline_ms}
                 answer = {"round_id": round_id, "state": "revealing", "bids": round_.bids, **waits}
                 if tx.entries:
@@ -300,8 +324,7 @@ class Broker:
     def _clear(self, actor: Actor, round_id: str, asked: idempotency.Request) -> Answer:
         """Prepares the auction on a snapshot and logs it; inside the write if wallets keep moving meanwhile."""
         for attempt in range(_TRIES):
-            with self.database.read() as connection:
-                prepared = lifecycle.prepare(connection, round_id, self.make_mechanism)
+            prepared = self._prepared(round_id)
             with self.database.write(actor.party_id) as tx:
                 first = idempotency.first_answer(asked, idempotency.find(tx, [asked]))
                 if first is not None:
@@ -315,15 +338,55 @@ class Broker:
                     return answer
         raise AssertionError("unreachable: the last attempt holds the lock")
 
-    def claim_delivery(self, actor: Actor, round_id: str, update_sha256: str, key: str) -> Answer:
-        """A seller says, before its update leaves, what it delivers."""
+    def _prepared(self, round_id: str) -> lifecycle.Prepared:
+        """A round's auction on a snapshot: here, or in a process of its own where there are very many bids."""
+        with self.database.read() as connection:
+            round_, _ = lifecycle.round_and_task(connection, round_id)
+        prepared = None
+        if round_.bids >= elsewhere.WORTH_A_PROCESS and self.make_mechanism is mechanism:
+            prepared = elsewhere.prepare_elsewhere(self.database, round_id)
+        if prepared is None:
+            with self.database.read() as connection:
+                prepared = lifecycle.prepare(connection, round_id, self.make_mechanism)
+        return prepared
+
+    def claim_delivery(
+        self, actor: Actor, round_id: str, update_sha256: str, key: str, *, update_key: str | None = None
+    ) -> Answer:
+        """A seller says, before its update leaves, what it delivers; `update_key` opens a sealed one."""
         require(actor, "seller")
 
         def command(tx: Transaction) -> Answer:
-            round_, _ = lifecycle.round_and_task(tx.connection, round_id)
-            return lifecycle.claim(tx, actor.party_id, round_, update_sha256)
+            round_, task = lifecycle.round_and_task(tx.connection, round_id)
+            return lifecycle.claim(tx, actor.party_id, round_, task, update_sha256, update_key)
 
-        return self._write(actor, key, ("claim", round_id, update_sha256), command)
+        digest = None if update_key is None else sealed.key_digest(update_key)
+        return self._write(actor, key, ("claim", round_id, update_sha256, digest), command)
+
+    def show_key(self, actor: Actor, round_id: str, seller_id: str, key: str) -> Answer:
+        """The key of a sealed update that is disputed, for the task's arbiter."""
+        require(actor, "arbiter", "operator")
+
+        def command(tx: Transaction) -> Answer:
+            round_, task = lifecycle.round_and_task(tx.connection, round_id)
+            lifecycle.may_rule(actor.party_id, actor.role, task)
+            return lifecycle.show_key(tx, round_, seller_id)
+
+        return self._write(actor, key, ("show key", round_id, seller_id), command, secret=("key",))
+
+    def report_progress(self, actor: Actor, round_id: str, accuracy: float, key: str) -> Answer:
+        """The buyer notes how good its model is after a round."""
+        require(actor, "buyer")
+
+        def command(tx: Transaction) -> Answer:
+            round_, _ = self._own_round(tx, actor, round_id)
+            lifecycle.require_state(round_, "cleared", "delivered", "settled")
+            tx.log("round.progress", round_id, model_accuracy=float(accuracy) + 0.0)
+            return {"round_id": round_id, "state": round_.state, "model_accuracy": accuracy}
+
+        if not 0 <= accuracy <= 1:
+            raise BrokerError(f"accuracy is {accuracy}", "give a share between 0 and 1")
+        return self._write(actor, key, ("progress", round_id, accuracy), command)
 
     def give_receipts(self, actor: Actor, round_id: str, receipts: Mapping[str, str | None], key: str) -> Answer:
         """The buyer says which of the claimed updates it can use."""
@@ -393,8 +456,8 @@ class Broker:
 
     def tick(self) -> list[Answer]:
         """Does what deadlines demand: closes rounds, holds auctions, settles where nobody may speak any more."""
-        now, t = self.database.now_ms(), rounds
-        over = (t.c.state == "open") & (t.c.bid_deadline_ms <= now - self.closing_grace_ms)
+        now, t = self.database.now_ms() - self.database.grace_ms, rounds
+        over = (t.c.state == "open") & (t.c.bid_deadline_ms <= now)
         due = t.c.state.in_(["closed", "revealing", "delivered"])
         late = (t.c.state == "cleared") & (t.c.delivery_deadline_ms <= now)
         with self.database.read() as connection:
@@ -418,18 +481,30 @@ class Broker:
     # ---- every write ------------------------------------------------------------------------------------
 
     def _write(
-        self, actor: Actor, key: str, asked: tuple[Any, ...], command: Callable[[Transaction], Answer]
+        self,
+        actor: Actor,
+        key: str,
+        asked: tuple[Any, ...],
+        command: Callable[[Transaction], Answer],
+        *,
+        secret: Sequence[str] = (),
     ) -> Answer:
-        """Runs a command once per (actor, key): a repeat gets the first answer, and changes nothing."""
+        """Runs a command once per (actor, key): a repeat gets the first answer, and changes nothing.
+
+        Fields of the answer that are `secret` are not stored with it, so a repeat runs the command again for them.
+        """
         parties.require_full_scope(actor)
         request = idempotency.request(actor.party_id, key, asked)
         with self.database.write(actor.party_id) as tx:
             first = idempotency.first_answer(request, idempotency.find(tx, [request]))
-            if first is not None:
+            if first is not None and not secret:
                 return first
             answer = command(tx)
+            if first is not None:
+                tx.entries.clear()
             if tx.entries:
-                tx.answer(0, request.key_hash, request.request_hash, canonical(answer))
+                kept = {name: value for name, value in answer.items() if name not in secret}
+                tx.answer(0, request.key_hash, request.request_hash, canonical(kept))
             return answer
 
     def _with_token(
@@ -507,5 +582,6 @@ def _check_task(fields: Mapping[str, Any]) -> None:
         raise BrokerError(f"epsilon_max is {fields['epsilon_max']}", "give a limit on offers above 0, at most 100")
     if not 0 < len(str(fields["title"]).strip()) <= 120 or not str(fields["title"]).isprintable():
         raise BrokerError("a title of the wrong length, or that does not print", "give 1 to 120 characters")
-    if fields["sealing"] not in ("broker", "bidder"):
-        raise BrokerError(f"sealing is {fields['sealing']!r}", "choose broker or bidder")
+    for name, choices in (("sealing", ("broker", "bidder")), ("delivery", ("open", "sealed"))):
+        if fields[name] not in choices:
+            raise BrokerError(f"{name} is {fields[name]!r}", f"choose {' or '.join(choices)}")

@@ -17,6 +17,7 @@ from sqlalchemy.exc import ArgumentError, OperationalError, SQLAlchemyError, Tim
 
 from privmarket.broker import log, projection, sql
 from privmarket.broker.http_errors import DatabaseError, UnavailableError
+from privmarket.broker.key_vault import Vault
 from privmarket.broker.log import Entry, canonical
 from privmarket.broker.merkle import EMPTY_ROOT
 from privmarket.broker.schema import metadata
@@ -27,9 +28,12 @@ PATIENCE_SECONDS = 30.0  # how long a write waits for a broker in another proces
 # PostgreSQL ends a transaction that does nothing for this long: a broker that was paused with the lock in its hands
 # would otherwise stop all others.
 IDLE_SECONDS = 10.0
+# How long before it was written a word may have arrived and still count as of then: nobody is late because others
+# were written first, and nobody can date a word back by more.
+ARRIVAL_LIMIT_MS = 60_000
 CLOCK_JUMP_MS = 60_000  # how far the wall clock may step away from the steady one before writes are refused
 _POLL_SECONDS = 0.005
-REVISION = "0004"  # the newest file below migrations/versions
+REVISION = "0005"  # the newest file below migrations/versions
 Clock = Callable[[], int]
 # Result codes of SQLite that say nothing about the statement: busy, locked, I/O, full, cannot open, protocol.
 _SQLITE_BUSY = 5
@@ -68,6 +72,9 @@ class Transaction:
     now_ms: int
     actor: str
     size: int  # entries in the log before this write
+    arrived_ms: int  # when the request came, before it waited for other writes
+    over_ms: int  # deadlines up to here are over for everybody: `now_ms` less the grace for what waits in line
+    vault: Vault
     entries: list[Entry] = field(default_factory=list)
     _projected: int = 0
 
@@ -84,6 +91,12 @@ class Transaction:
         entry = Entry(seq, self.now_ms, actor, kind, subject, canonical(details), key_hash, request_hash)
         self.entries.append(entry)
         return seq
+
+    def in_time(self, deadline_ms: int) -> dict[str, int] | None:
+        """None for a word that came after its deadline; else what its entry must say about when it came."""
+        if self.arrived_ms >= deadline_ms:
+            return None
+        return {} if self.now_ms < deadline_ms else {"arrived_ms": self.arrived_ms}
 
     def answer(self, first: int, key_hash: str, request_hash: str, answer: str) -> None:
         """Notes on entry number `first` of this transaction (from 0) what its caller was told."""
@@ -128,6 +141,7 @@ class Database:
             ) from error
         self._clock = clock or WallClock()
         self.key, self.read_only = key, read_only
+        self.grace_ms = 0
         self.head: Head | None = None  # the newest that this process wrote or read
         self._writer = threading.Lock()  # queues threads here rather than in SQLite's polling busy handler
         # Kept between writes: taking one from the pool each time costs as much as half the statements of a bid.
@@ -136,7 +150,7 @@ class Database:
     @contextmanager
     def write(self, actor: str, *, patient: bool = True) -> Iterator[Transaction]:
         """One serial, durable transaction; everything or nothing. The impatient do not wait for other writers."""
-        now = self._clock()
+        arrived, seen = self._clock(), self.head
         if not self._writer.acquire(blocking=patient):
             raise UnavailableError("somebody else is writing", "send the same again")
         try:
@@ -147,8 +161,13 @@ class Database:
                     with begun:
                         if self.key is None and tree.head.signature:
                             raise DatabaseError("this log is signed", "give the key that its broker signs with")
-                        now = max(now, self._clock(), tree.head.at_ms)
-                        transaction = Transaction(begun.connection, now, actor, tree.head.size)
+                        now = max(arrived, self._clock(), tree.head.at_ms)
+                        # A clock that was set back brings no deadline back: the log's own time counts from then on.
+                        arrived = max(arrived, (seen or tree.head).at_ms, now - ARRIVAL_LIMIT_MS)
+                        vault = Vault(begun.connection, self.key)
+                        transaction = Transaction(
+                            begun.connection, now, actor, tree.head.size, arrived, now - self.grace_ms, vault
+                        )
                         yield transaction
                         if transaction.entries:
                             transaction.flush()

@@ -27,12 +27,18 @@ class Form(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
+def _example(**fields: Any) -> ConfigDict:
+    return ConfigDict(extra="forbid", json_schema_extra={"examples": [fields]})
+
+
 class Registration(Form):
     """A new party. Sellers bring a lifetime wallet: at most `cap_epsilon` at `delta`, for ever.
 
     `token_sha256` is the SHA-256 of a token that the caller made itself (32 random bytes, as text): then no secret
     travels and the request can be repeated. `public_key` is an Ed25519 key that a seller signs its bids with.
     """
+
+    model_config = _example(role="seller", name="North clinic", cap_epsilon=8.0, delta=1e-5)
 
     role: Literal["buyer", "seller", "operator", "arbiter"]
     name: Line
@@ -45,6 +51,8 @@ class Registration(Form):
 class TokenForm(Form):
     """Another token: full or for reading only, for ever or for a time, of the caller's making or the broker's."""
 
+    model_config = _example(scope="read", lifetime_seconds=86_400)
+
     scope: Literal["full", "read"] = "full"
     lifetime_seconds: Annotated[int, Field(ge=1, le=31_622_400)] | None = None
     token_sha256: Digest | None = None
@@ -53,17 +61,25 @@ class TokenForm(Form):
 class KeyForm(Form):
     """The Ed25519 public key that one's bids are signed with from now on."""
 
+    model_config = _example(public_key="1f" * 32)
+
     public_key: Digest
 
 
 class Amount(Form):
     """Money in micro-units: 1,000,000 is one unit."""
 
+    model_config = _example(amount_micro=2_500_000)
+
     amount_micro: Money
 
 
 class TaskForm(Form):
-    """What a buyer wants: a budget per round, the auction rule, the release that is bought, and deadlines."""
+    """What a buyer wants: a budget per round, the auction rule, the release that is bought, and deadlines.
+
+    `delivery` = sealed: updates travel encrypted, and the buyer gets the key when the round is settled and paid.
+    `attested`: only sellers that attest their data set may bid, so that one data set has one lifetime wallet.
+    """
 
     model_config = ConfigDict(
         extra="forbid",
@@ -90,6 +106,8 @@ class TaskForm(Form):
     dispute_seconds: Seconds = 3600
     ruling_seconds: Seconds = 86_400
     arbiter_id: Identifier | None = None
+    delivery: Literal["open", "sealed"] = "open"
+    attested: bool = False
 
 
 class BidForm(Form):
@@ -120,6 +138,8 @@ class BidForm(Form):
 class RevealForm(Form):
     """The bid that a commitment stands for."""
 
+    model_config = _example(valuation=0.2, epsilon=1.0, data_size=600.0, nonce="0f" * 16)
+
     valuation: Number
     epsilon: Number
     data_size: Number = 1.0
@@ -128,13 +148,43 @@ class RevealForm(Form):
 
 
 class Claim(Form):
-    """A seller's delivery, by the digest of its update."""
+    """A seller's delivery, by the digest of its update.
+
+    Where the task says delivery = sealed: `update_sha256` is of the ciphertext (ChaCha20-Poly1305, a nonce of
+    twelve zero bytes, no associated data), and `key` the 32 bytes that open it, as hexadecimal digits, used once.
+    """
+
+    model_config = _example(update_sha256="ab" * 32)
 
     update_sha256: Digest
+    key: Digest | None = None
+
+
+class Attestation(Form):
+    """Which data set a seller sells from: a digest of it that nobody else can know, signed, once for all.
+
+    `signature`: Ed25519 over the three lines "privmarket dataset v1", seller id, dataset_sha256, each ended by a
+    line feed.
+    """
+
+    model_config = _example(dataset_sha256="da" * 32, signature="5a" * 64)
+
+    dataset_sha256: Digest
+    signature: Annotated[str, Field(pattern=r"^[0-9a-f]{128}$")]
+
+
+class Progress(Form):
+    """How good the buyer's model is after a round: the share of examples that it gets right."""
+
+    model_config = _example(accuracy=0.87)
+
+    accuracy: Annotated[Number, Field(ge=0, le=1)]
 
 
 class Receipts(Form):
     """The buyer's word on updates: null for usable, else what was wrong."""
+
+    model_config = _example(receipts={"seller-0123456789abcdef": None, "seller-fedcba9876543210": "wrong shape"})
 
     receipts: dict[Identifier, Sentence | None] = Field(min_length=1, max_length=100_000)
 
@@ -142,17 +192,23 @@ class Receipts(Form):
 class Reason(Form):
     """Why: a round is aborted, a rejection disputed, a party suspended."""
 
+    model_config = _example(reason="the shape is as the task asks")
+
     reason: Sentence
 
 
 class Suspension(Form):
     """Why a party may not write; null lets it write again."""
 
+    model_config = _example(reason="asked to")
+
     reason: Sentence | None
 
 
 class Ruling(Form):
     """An arbiter's decision on a dispute: whether the seller is paid, and why."""
+
+    model_config = _example(seller_id="seller-0123456789abcdef", pays=True, reason="it is as the task asks")
 
     seller_id: Identifier
     pays: bool
@@ -165,10 +221,3 @@ class ErrorShape(BaseModel):
     code: str
     message: str
     hint: str
-
-
-class Page(BaseModel):
-    """One page of a list; send `next` as `after` for the following one."""
-
-    items: list[dict[str, Any]]
-    next: str | None

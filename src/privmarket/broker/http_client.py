@@ -19,7 +19,7 @@ from typing import Any
 
 import httpx
 
-from privmarket.broker import merkle, signatures
+from privmarket.broker import merkle, sealed, signatures
 from privmarket.broker.http_errors import BrokerError
 from privmarket.broker.signatures import Head, SigningKey
 from privmarket.errors import PrivmarketError
@@ -140,6 +140,14 @@ class BrokerClient:
         self.key = key
         return answer
 
+    def attest(self, dataset_sha256: str) -> Answer:
+        """Says, signed with one's key, which data set one sells from (sellers)."""
+        if self.key is None:
+            raise BrokerError("an attestation is signed", "give BrokerClient a key")
+        message = signatures.dataset_message(str(self.me()["id"]), dataset_sha256)
+        form = {"dataset_sha256": dataset_sha256, "signature": self.key.sign(message)}
+        return self.write("PUT", "/v1/me/dataset", form)
+
     def revoke_token(self, token_id: str) -> Answer:
         """Ends a token."""
         return self.write("DELETE", f"/v1/tokens/{token_id}")
@@ -224,9 +232,35 @@ class BrokerClient:
         """Who sells what, as far as one may see it."""
         return self.pages(f"/v1/rounds/{round_id}/awards")
 
-    def claim_delivery(self, round_id: str, update_sha256: str) -> Answer:
-        """Says what one delivers, before it leaves (sellers)."""
-        return self.write("POST", f"/v1/rounds/{round_id}/delivery", {"update_sha256": update_sha256})
+    def claim_delivery(self, round_id: str, update_sha256: str, key: str | None = None) -> Answer:
+        """Says what one delivers, before it leaves (sellers); `key` opens it where updates travel sealed."""
+        form = {"update_sha256": update_sha256} | ({} if key is None else {"key": key})
+        return self.write("POST", f"/v1/rounds/{round_id}/delivery", form)
+
+    def claim_sealed(self, round_id: str, update: bytes) -> bytes:
+        """Encrypts an update, claims it, and returns the ciphertext: send that to the buyer (sellers)."""
+        made = sealed.seal(update)
+        self.claim_delivery(round_id, made.update_sha256, made.key)
+        return made.ciphertext
+
+    def open_update(self, round_id: str, seller_id: str, ciphertext: bytes) -> bytes:
+        """The update behind a ciphertext, once the round is settled and it is paid (buyers)."""
+        award = next((one for one in self.awards(round_id) if one["seller_id"] == seller_id), None)
+        if award is None or award["key"] is None:
+            raise BrokerError(f"there is no key of {seller_id} yet", "it comes when the round is settled and paid")
+        if hashlib.sha256(ciphertext).hexdigest() != award["claim_sha256"]:
+            raise BrokerError(
+                "this is not the update that was claimed", "ask the seller for the one of that digest"
+            )
+        return sealed.unseal(ciphertext, award["key"])
+
+    def show_key(self, round_id: str, seller_id: str) -> Answer:
+        """The key of a disputed sealed update (the task's arbiter); the log shows that it was asked for."""
+        return self.write("POST", f"/v1/rounds/{round_id}/disputes/{seller_id}/key")
+
+    def report_progress(self, round_id: str, accuracy: float) -> Answer:
+        """Notes how good one's model is after a round (buyers)."""
+        return self.write("POST", f"/v1/rounds/{round_id}/progress", {"accuracy": accuracy})
 
     def give_receipts(self, round_id: str, receipts: Mapping[str, str | None]) -> Answer:
         """Says which claimed updates are usable (buyers): None, or what is wrong."""

@@ -11,22 +11,24 @@ import gc
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 from sqlalchemy import Connection, Row, select
 
-from privmarket.broker import deliveries, log, sql, wallets
+from privmarket.broker import deliveries, log, sealed, sql, wallets
 from privmarket.broker.database import Transaction
 from privmarket.broker.deliveries import Deadlines, Standing
-from privmarket.broker.http_errors import ConflictError, ForbiddenError, NotFoundError
+from privmarket.broker.http_errors import BrokerError, ConflictError, ForbiddenError, NotFoundError
 from privmarket.broker.log import canonical
 from privmarket.broker.rules import Guarded, MakeMechanism, version_of
 from privmarket.broker.schema import awards, rounds, tasks
 from privmarket.errors import PrivmarketError
+from privmarket.market.bids import Array
 from privmarket.market.facts import MarketFacts
 from privmarket.market.mechanism import Mechanism
 from privmarket.privacy.calibration import ReleaseFamily
@@ -35,22 +37,46 @@ from privmarket.rounds import MICRO, Award, Offer, Round, Terms
 Answer = dict[str, Any]
 TAKING_BIDS = ("open", "revealing", "closed")
 LIVE_STATES = (*TAKING_BIDS, "cleared", "delivered")
-_FROM_WALLETS = "SELECT 1 FROM log WHERE seq > ? AND kind IN ('award.made', 'award.settled') LIMIT 1"
+# Whether a bidder of this round has sold, or got back what it had reserved, since the log had so many entries.
+_MOVED = (
+    "SELECT 1 FROM awards a WHERE a.round_id IN "
+    "(SELECT subject FROM log WHERE seq > ? AND kind IN ('award.made', 'award.settled')) "
+    "AND (a.seq > ? OR (a.settled_seq > ? AND a.charge = 'void')) "
+    "AND EXISTS (SELECT 1 FROM bids b WHERE b.round_id = ? AND b.seller_id = a.seller_id) LIMIT 1"
+)
 
 
-class StandingBid(NamedTuple):
-    """A bid that counts in the auction: placed in time and, where the bidder seals, revealed."""
+@dataclass(frozen=True)
+class StandingBids:
+    """The bids that count in an auction, oldest first: placed in time and, where the bidder seals, revealed.
 
-    seller_id: str
-    valuation: float
-    epsilon: float
-    data_size: float
-    accuracy: float | None
-    nonce: str
+    Columns rather than rows, because there may be a million. `numbers` is (bids, 4): valuation, epsilon, data size,
+    accuracy (NaN where none was given).
+    """
+
+    COLUMNS: ClassVar = ("seller_id", "valuation", "epsilon", "data_size", "accuracy", "nonce")
+    sellers: list[str]
+    nonces: list[str]
+    numbers: Array
+
+    @classmethod
+    def of(cls, rows: Iterable[tuple[Any, ...]]) -> StandingBids:
+        """From rows of `COLUMNS`."""
+        sellers, nonces, numbers = [], [], array("d")
+        for seller, valuation, epsilon, data_size, accuracy, nonce in rows:
+            sellers.append(seller)
+            nonces.append(nonce)
+            numbers.extend((valuation, epsilon, data_size, math.nan if accuracy is None else accuracy))
+        return cls(sellers, nonces, np.array(numbers).reshape(-1, 4))
+
+    def offer(self, i: int, epsilon: float) -> Offer:
+        """Bid number `i`, of as much ε as the wallet allows."""
+        valuation, _, data_size, accuracy = self.numbers[i].tolist()
+        return Offer(valuation, epsilon, data_size, None if math.isnan(accuracy) else accuracy)
 
 
 _STANDING = (
-    f"SELECT {', '.join(StandingBid._fields)} FROM bids WHERE round_id = ? AND valuation IS NOT NULL ORDER BY seq"
+    f"SELECT {', '.join(StandingBids.COLUMNS)} FROM bids WHERE round_id = ? AND valuation IS NOT NULL ORDER BY seq"
 )
 
 
@@ -97,37 +123,30 @@ class Auction:
         }
 
 
-def seed_of(round_id: str, bids: Sequence[StandingBid]) -> int:
+def seed_of(round_id: str, nonces: Sequence[str]) -> int:
     """56 bits from all nonces of a round."""
-    drawn = hashlib.sha256(canonical([round_id, sorted(bid.nonce for bid in bids)]).encode()).digest()
+    drawn = hashlib.sha256(canonical([round_id, sorted(nonces)]).encode()).digest()
     return int.from_bytes(drawn[:7], "big")
 
 
 def auction(
     round_id: str,
     terms: Terms,
-    bids: Sequence[StandingBid],
-    records: Mapping[str, wallets.WalletRecord],
+    bids: StandingBids,
+    purses: wallets.Purses,
     mechanism: Mechanism,
 ) -> Auction:
-    """Runs the rule on what wallets allow of the bids. Pure: a replay of the log calls this same function."""
-    seed = seed_of(round_id, bids)
-    shuffled = [bids[i] for i in np.random.default_rng(seed).permutation(len(bids))]
-    fitting = wallets.trim(records, terms.family, {bid.seller_id: bid.epsilon for bid in shuffled})
-    offers = {
-        bid.seller_id: Offer(bid.valuation, fitting[bid.seller_id], bid.data_size, bid.accuracy)
-        for bid in shuffled
-        if fitting[bid.seller_id] > 0
-    }
+    """Runs the rule on what wallets allow of the bids. A replay of the log calls this same function."""
+    seed, sellers = seed_of(round_id, bids.nonces), bids.sellers
+    fitting = purses.trim(terms.family, sellers, bids.numbers[:, 1])
+    kept = fitting.tolist()
+    order = np.random.default_rng(seed).permutation(len(sellers)).tolist()
+    offers = {sellers[i]: bids.offer(i, kept[i]) for i in order if kept[i] > 0}
     machine = Round.publish(terms).bid(offers).clear(Guarded(mechanism))
     sold = {seller: award.event(terms.family) for seller, award in machine.awards.items()}
-    watched = wallets.reserve(records, sold)
+    cut = np.flatnonzero(fitting != bids.numbers[:, 1]).tolist()
     return Auction(
-        machine.awards,
-        {bid.seller_id: fitting[bid.seller_id] for bid in bids if fitting[bid.seller_id] != bid.epsilon},
-        {seller: measure for seller, measure in watched.items() if records[seller].measure != measure},
-        seed,
-        version_of(mechanism),
+        machine.awards, {sellers[i]: kept[i] for i in cut}, purses.reserve(sold), seed, version_of(mechanism)
     )
 
 
@@ -163,7 +182,7 @@ def prepare(connection: Connection, round_id: str, make: MakeMechanism) -> Prepa
             round_id,
             terms_of(task, round_.number, round_.budget_micro),
             standing_bids(connection, round_id),
-            wallets.of_round(connection, round_id),
+            wallets.Stored(connection, round_id),
             mechanism_of(task, make),
         )
     # Whatever a mechanism raises, money must not stay locked: the round ends, refunded, with an alert.
@@ -173,18 +192,18 @@ def prepare(connection: Connection, round_id: str, make: MakeMechanism) -> Prepa
     return Prepared(size, found)
 
 
-def standing_bids(connection: Connection, round_id: str) -> list[StandingBid]:
+def standing_bids(connection: Connection, round_id: str) -> StandingBids:
     """The bids that count, oldest first."""
-    return [StandingBid(*row) for row in sql.run(connection, _STANDING, round_id)]
+    return StandingBids.of(sql.stream(connection, _STANDING, round_id))
 
 
 # ---- closing and clearing -------------------------------------------------------------------------------------
 
 
 def close(tx: Transaction, round_: Row[Any], task: Row[Any], by_buyer: bool) -> None:
-    """Ends bidding: at the deadline that was published, or when the buyer says so where the task allows it."""
+    """Ends bidding: after the deadline that was published, or when the buyer says so where the task allows it."""
     require_state(round_, "open")
-    early = tx.now_ms < round_.bid_deadline_ms
+    early = tx.over_ms < round_.bid_deadline_ms
     if early and not (by_buyer and task.buyer_may_close):
         raise ConflictError(
             f"round {round_.id} takes bids until its deadline", "only a task with buyer_may_close may close earlier"
@@ -209,9 +228,9 @@ def clear(tx: Transaction, round_id: str, prepared: Prepared) -> Answer | None:
     """Logs a prepared auction; None where a wallet has moved since, so that it must be prepared again."""
     round_, task = round_and_task(tx.connection, round_id)
     require_state(round_, "revealing", "closed")
-    if not may_clear(round_, tx.now_ms):
+    if not may_clear(round_, tx.over_ms):
         raise ConflictError(f"round {round_id} waits for bids to be revealed", "wait for the reveal deadline")
-    if sql.run(tx.connection, _FROM_WALLETS, prepared.size):
+    if sql.run(tx.connection, _MOVED, prepared.size, prepared.size, prepared.size, round_id):
         return None
     found = prepared.auction
     if found is None:
@@ -245,24 +264,53 @@ def abort(tx: Transaction, round_: Row[Any], task: Row[Any], fault: str) -> Answ
 # ---- deliveries -----------------------------------------------------------------------------------------------
 
 
-def claim(tx: Transaction, seller_id: str, round_: Row[Any], update_sha256: str) -> Answer:
-    """A seller's word, before its update leaves, that this is what it delivers. The first word counts."""
+def claim(
+    tx: Transaction, seller_id: str, round_: Row[Any], task: Row[Any], update_sha256: str, key: str | None
+) -> Answer:
+    """A seller's word, before its update leaves, that this is what it delivers. The first word counts.
+
+    `key` opens a sealed update; it stays with the broker until the round is settled.
+    """
     award = _award(tx.connection, round_.id, seller_id)
     require_state(round_, "cleared")
-    if tx.now_ms >= round_.delivery_deadline_ms:
+    if (task.delivery == "sealed") != (key is not None):
+        raise BrokerError(
+            f"updates of this task travel {task.delivery}",
+            "send key, the 64 hexadecimal digits that open the update" if key is None else "send no key",
+        )
+    came = tx.in_time(round_.delivery_deadline_ms)
+    if came is None:
         raise ConflictError(
             f"round {round_.id} stopped taking deliveries", "updates after the deadline do not count"
         )
     if award.claim_sha256 is not None:
         raise ConflictError(f"{seller_id} delivered already", "send one update per round")
-    tx.log("delivery.claimed", round_.id, update_sha256=update_sha256)
-    return {"round_id": round_.id, "update_sha256": update_sha256}
+    words: Answer = {"update_sha256": update_sha256}
+    if key is not None:
+        words["key_sha256"] = sealed.key_digest(key)
+        tx.vault.put(round_.id, seller_id, key)
+    seq = tx.log("delivery.claimed", round_.id, **words, **came)
+    return {"round_id": round_.id, "entry": seq, **words}
+
+
+def show_key(tx: Transaction, round_: Row[Any], seller_id: str) -> Answer:
+    """The key of a sealed update that is disputed, for whoever decides; the log shows that it was asked for."""
+    award = _award(tx.connection, round_.id, seller_id)
+    require_state(round_, "cleared")
+    if award.dispute is None or award.ruling is not None or award.key_sha256 is None:
+        raise ConflictError(f"{seller_id} has no open dispute about a sealed update", "keys are shown in disputes")
+    key = tx.vault.of_round(round_.id).get(seller_id)
+    if key is None:
+        raise ConflictError(f"the key of {seller_id} is lost", "ask the seller for it")
+    tx.log("delivery.shown", round_.id, seller_id=seller_id)
+    return {"round_id": round_.id, "seller_id": seller_id, "update_sha256": award.claim_sha256, "key": key}
 
 
 def judge(tx: Transaction, round_: Row[Any], receipts: Mapping[str, str | None]) -> Answer:
     """The buyer's word on claimed updates: None for usable, else the fault. The first word counts."""
     require_state(round_, "cleared")
-    if tx.now_ms >= round_.review_deadline_ms:
+    came = tx.in_time(round_.review_deadline_ms)
+    if came is None:
         raise ConflictError(f"round {round_.id}: the time for reviews is over", "unanswered claims count as usable")
     known = {row.seller_id: row for row in awards_of(tx.connection, round_.id)}
     for seller in receipts:
@@ -273,7 +321,7 @@ def judge(tx: Transaction, round_: Row[Any], receipts: Mapping[str, str | None])
         if known[seller].usable is not None:
             raise ConflictError(f"{seller} has its receipt already", "the first word counts")
     for seller, fault in receipts.items():
-        tx.log("delivery.judged", round_.id, seller_id=seller, usable=fault is None, fault=fault)
+        tx.log("delivery.judged", round_.id, seller_id=seller, usable=fault is None, fault=fault, **came)
     missing = sum(row.usable is None for row in known.values()) - len(receipts)
     return {"round_id": round_.id, "state": _perhaps_delivered(tx, round_), "missing": missing}
 
@@ -286,9 +334,10 @@ def dispute(tx: Transaction, seller_id: str, round_: Row[Any], reason: str) -> A
         raise ConflictError(f"the update of {seller_id} was not rejected", "only a rejection can be disputed")
     if award.dispute is not None:
         raise ConflictError(f"{seller_id} disputes already", "the first word counts")
-    if tx.now_ms >= round_.dispute_deadline_ms:
+    came = tx.in_time(round_.dispute_deadline_ms)
+    if came is None:
         raise ConflictError(f"round {round_.id}: the time for disputes is over", "a rejection stands after it")
-    tx.log("dispute.opened", round_.id, seller_id=seller_id, dispute=reason)
+    tx.log("dispute.opened", round_.id, seller_id=seller_id, dispute=reason, **came)
     return {"round_id": round_.id, "seller_id": seller_id, "ruling_deadline_ms": round_.ruling_deadline_ms}
 
 
@@ -298,9 +347,10 @@ def rule(tx: Transaction, round_: Row[Any], task: Row[Any], seller_id: str, pays
     require_state(round_, "cleared")
     if award.dispute is None or award.ruling is not None:
         raise ConflictError(f"{seller_id} has no open dispute in round {round_.id}", "the first ruling counts")
-    if tx.now_ms >= round_.ruling_deadline_ms:
+    came = tx.in_time(round_.ruling_deadline_ms)
+    if came is None:
         raise ConflictError(f"round {round_.id}: the time for rulings is over", "an unanswered dispute pays")
-    tx.log("dispute.ruled", round_.id, seller_id=seller_id, ruling=pays, reason=reason)
+    tx.log("dispute.ruled", round_.id, seller_id=seller_id, ruling=pays, reason=reason, **came)
     return {"round_id": round_.id, "seller_id": seller_id, "pays": pays, "state": _perhaps_delivered(tx, round_)}
 
 
@@ -315,7 +365,7 @@ def _perhaps_delivered(tx: Transaction, round_: Row[Any]) -> str:
     tx.flush()
     until = Deadlines.of(round_)
     rows = awards_of(tx.connection, round_.id)
-    if any(deliveries.standing(row, until, tx.now_ms) is Standing.WAITING for row in rows):
+    if any(deliveries.standing(row, until, tx.over_ms) is Standing.WAITING for row in rows):
         return "cleared"
     tx.log("round.delivered", round_.id)
     return "delivered"
@@ -323,6 +373,8 @@ def _perhaps_delivered(tx: Transaction, round_: Row[Any]) -> str:
 
 def settle(tx: Transaction, round_: Row[Any], task: Row[Any]) -> Answer:
     """Pays what was delivered, refunds the rest, charges the wallets of all who claimed a delivery.
+
+    Keys of sealed updates that are paid go into the log, the others are destroyed.
 
     A round that the broker's clock has settled already is answered as it was settled.
     """
@@ -332,21 +384,23 @@ def settle(tx: Transaction, round_: Row[Any], task: Row[Any]) -> Answer:
         return {"round_id": round_.id, "state": "settled", **done}
     require_state(round_, "cleared", "delivered")
     rows, until = awards_of(tx.connection, round_.id), Deadlines.of(round_)
-    waiting = [row for row in rows if deliveries.standing(row, until, tx.now_ms) is Standing.WAITING]
+    waiting = [row for row in rows if deliveries.standing(row, until, tx.over_ms) is Standing.WAITING]
     if waiting:
         raise ConflictError(
             f"round {round_.id} still waits for {len(waiting)} of {len(rows)} sellers to deliver or be answered",
             "give every receipt, or wait for the deadlines that the round shows",
         )
-    settled = deliveries.settlement(terms_of(task, round_.number, round_.budget_micro), rows, until, tx.now_ms)
+    settled = deliveries.settlement(terms_of(task, round_.number, round_.budget_micro), rows, until, tx.over_ms)
+    keys = tx.vault.of_round(round_.id) if task.delivery == "sealed" else {}
     for row in rows:
-        tx.log(
-            "award.settled",
-            round_.id,
-            seller_id=row.seller_id,
-            charge="charged" if row.seller_id in settled.sold else "void",
-            paid_micro=settled.paid_micro.get(row.seller_id, 0),
-        )
+        words: Answer = {"charge": "charged" if row.seller_id in settled.sold else "void"}
+        if row.key_sha256 is not None and row.seller_id in settled.paid_micro:
+            words["key"] = keys.get(row.seller_id)
+            if words["key"] is None:
+                tx.log("alert", round_.id, fault=f"the key of the update of {row.seller_id} is lost")
+        paid = settled.paid_micro.get(row.seller_id, 0)
+        tx.log("award.settled", round_.id, seller_id=row.seller_id, paid_micro=paid, **words)
+    tx.vault.destroy(round_.id)
     return end(tx, round_, task, "settled", settled.spent_micro, None)
 
 

@@ -26,7 +26,7 @@ from privmarket.broker.http_errors import (
     UnauthenticatedError,
 )
 from privmarket.broker.log import digest
-from privmarket.broker.signatures import is_public_key
+from privmarket.broker.signatures import dataset_message, is_public_key, is_signed
 from privmarket.privacy.wallet import Wallet
 
 Entropy = Callable[[int], bytes]
@@ -170,6 +170,37 @@ def change_key(tx: Transaction, actor: Actor, public_key: str) -> Answer:
     _check_key(public_key)
     tx.log("party.key", actor.party_id, public_key=public_key)
     return {"id": actor.party_id, "public_key": public_key}
+
+
+def attest(tx: Transaction, actor: Actor, dataset_sha256: str, signature: str) -> Answer:
+    """Says, signed and once for all, which data set a seller sells from. One account per data set: one wallet."""
+    query = "SELECT public_key, dataset_sha256 FROM parties WHERE id = ?"
+    ((public_key, known),) = sql.run(tx.connection, query, actor.party_id)
+    if public_key is None:
+        raise ForbiddenError("an attestation is signed", "register a key first: privmarket seller init")
+    if not is_signed(public_key, dataset_message(actor.party_id, dataset_sha256), signature):
+        raise ForbiddenError("the attestation is not signed by your key", "sign it; BrokerClient(key=…) does")
+    if known not in (None, dataset_sha256):
+        raise ConflictError("this account attests another data set", "a data set of its own needs its own account")
+    if known is None:
+        if sql.run(tx.connection, "SELECT 1 FROM parties WHERE dataset_sha256 = ?", dataset_sha256):
+            error = ConflictError("another account attests this data set", "sell from that one: its wallet counts")
+            error.code = "dataset-in-use"
+            raise error
+        tx.log("party.dataset", actor.party_id, dataset_sha256=dataset_sha256, signature=signature)
+    return {"id": actor.party_id, "dataset_sha256": dataset_sha256}
+
+
+def forget_idle(tx: Transaction, before_ms: int) -> list[str]:
+    """Erases the names of buyers and sellers that hold no money and did nothing since; who they were."""
+    query = "SELECT DISTINCT actor, subject FROM log WHERE at_ms >= ?"
+    active = {name for row in sql.run(tx.connection, query, before_ms) for name in row}
+    known = "SELECT id FROM parties WHERE erased_ms IS NULL AND role IN ('buyer', 'seller') ORDER BY id"
+    idle = [str(name) for (name,) in sql.run(tx.connection, known) if name not in active]
+    idle = [name for name in idle if ledger.balance(tx.connection, ledger.party(name)) == 0]
+    for name in idle:
+        erase(tx, name)
+    return idle
 
 
 def mint(

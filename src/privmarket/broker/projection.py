@@ -168,6 +168,7 @@ def _cleared(entry: Entry, fields: Row) -> list[Change]:
 
 def _claimed(entry: Entry, fields: Row) -> list[Change]:
     claim = {"claim_sha256": fields["update_sha256"], "claimed_ms": entry.at_ms}
+    claim["key_sha256"] = fields.get("key_sha256")
     return [Change("set", "awards", (entry.subject, entry.actor), claim)]
 
 
@@ -181,10 +182,15 @@ def _round(state: str) -> Callable[[Entry, Row], list[Change]]:
     return lambda entry, fields: [Change("set", "rounds", (entry.subject,), {"state": state})]
 
 
+def _progress(entry: Entry, fields: Row) -> list[Change]:
+    return [Change("set", "rounds", (entry.subject,), {"model_accuracy": fields["model_accuracy"]})]
+
+
 def _award_settled(entry: Entry, fields: Row) -> list[Change]:
     paid = fields["paid_micro"]
+    row = {"charge": fields["charge"], "paid_micro": paid, "key": fields.get("key"), "settled_seq": entry.seq}
     return [
-        *_award("charge", "paid_micro")(entry, fields),
+        Change("set", "awards", (entry.subject, fields["seller_id"]), row),
         *_transfer(entry, escrow(entry.subject), party(fields["seller_id"]), paid),
     ]
 
@@ -214,6 +220,7 @@ _STEPS: dict[str, Callable[[Entry, Row], list[Change]]] = {
     "imported.replaced-bid": _nothing,
     "party.registered": _registered,
     "party.key": _party("public_key"),
+    "party.dataset": _party("dataset_sha256"),
     "party.suspended": _party("suspended"),
     "party.restored": _party("suspended"),
     "party.erased": _erased,
@@ -229,11 +236,13 @@ _STEPS: dict[str, Callable[[Entry, Row], list[Change]]] = {
     "award.made": _awarded,
     "round.cleared": _cleared,
     "delivery.claimed": _claimed,
+    "delivery.shown": _nothing,
     "delivery.judged": _award("usable", "fault"),
     "dispute.opened": _award("dispute"),
     "dispute.ruled": _award("ruling"),
     "round.delivered": _round("delivered"),
     "award.settled": _award_settled,
+    "round.progress": _progress,
     "round.settled": _ended("settled"),
     "round.aborted": _ended("aborted"),
 }

@@ -1,7 +1,9 @@
 """Auction rules at the broker: which there are, what they may be told, and how far they are believed.
 
-Declared promises are checked on every outcome before money moves. A rule's version is a digest of what it *does*
-on fixed probe markets: it changes when weights or formulas change, and not when a comment does.
+Declared promises are checked on every outcome before money moves. A rule's version is its semantic version and a
+digest of what it *does* on fixed probe markets: the digest changes when weights or formulas change, and not when a
+comment does, and a test then asks for another version. What a rule did in an older version stays in `RETIRED`, so
+that old rounds can be replayed.
 """
 
 from __future__ import annotations
@@ -30,6 +32,8 @@ from privmarket.market.outcome import Outcome
 from privmarket.mechanisms import mechanism, mechanism_names
 
 MakeMechanism = Callable[..., Mechanism]
+# (rule, version) → what made it. Whoever changes what a rule does raises its version and leaves the old one here.
+RETIRED: dict[tuple[str, str], MakeMechanism] = {}
 _PROBES = ((5, 1.0), (12, 4.0), (40, 9.0))  # bidders, budget
 _SIMPLE = {bool: "boolean", int: "integer", float: "number", str: "string"}
 
@@ -46,6 +50,7 @@ class Guarded(Mechanism):
     def __init__(self, mechanism: Mechanism) -> None:
         self._rule = mechanism
         self.name = mechanism.name  # type: ignore[misc]  # a guard speaks under the name of what it guards
+        self.version = mechanism.version
         self.guarantees = mechanism.guarantees
 
     def clear(self, bids: Bids, budget: Array) -> Outcome:
@@ -65,7 +70,7 @@ class Guarded(Mechanism):
 
 
 def version_of(mechanism: Mechanism) -> str:
-    """The rule's name and a digest of its outcomes on the probe markets, to nine digits."""
+    """NAME/VERSION+DIGEST: of its outcomes on the probe markets, to nine digits."""
     seen = hashlib.sha256()
     for n, budget in _PROBES:
         rng = np.random.default_rng(n)
@@ -81,7 +86,13 @@ def version_of(mechanism: Mechanism) -> str:
             seen.update(" ".join(f"{figure:.9g}" for figure in figures).encode())
         except Exception as error:  # a rule that cannot be probed has a version all the same
             seen.update(type(error).__name__.encode())
-    return f"{mechanism.name}/{seen.hexdigest()[:16]}"
+    return f"{mechanism.name}/{mechanism.version}+{seen.hexdigest()[:16]}"
+
+
+def as_recorded(make: MakeMechanism, name: str, recorded: str) -> MakeMechanism:
+    """What makes a rule in the version that a round recorded: a retired form where there is one, else `make`."""
+    version = recorded.rpartition("/")[2].partition("+")[0]
+    return RETIRED.get((name, version), make)
 
 
 @lru_cache(maxsize=64)

@@ -2,7 +2,8 @@
 
 The `log` is the truth: everything that happened, in order. `PROJECTIONS` are tables derived from it by
 `projection`, and could be thrown away and rebuilt. `names` stand beside the log, so that a person's name can be
-erased; `head` and `tiles` are the Merkle tree over the log.
+erased, and `sealed_keys`, so that keys of updates that nobody pays can be destroyed; `head` and `tiles` are the
+Merkle tree over the log.
 """
 
 from __future__ import annotations
@@ -96,9 +97,12 @@ parties = Table(
     Column("measure", String(40), nullable=False, default="open"),
     # Ed25519; a seller that has one must sign its bids.
     Column("public_key", String(64)),
+    # The digest of the data set that a seller attests to sell from: one wallet per data set.
+    Column("dataset_sha256", String(64)),
     Column("suspended", Text),
     Column("erased_ms", BigInteger),
     Index("parties_by_age", "created_ms", "id"),
+    Index("parties_by_dataset", "dataset_sha256", unique=True),
 )
 
 tokens = Table(
@@ -137,6 +141,10 @@ tasks = Table(
     Column("dispute_seconds", Integer, nullable=False),
     Column("ruling_seconds", Integer, nullable=False),
     Column("arbiter_id", String(40)),
+    # How updates travel: "open", or "sealed" under a key that the buyer gets when it pays.
+    Column("delivery", String(10), default="open"),
+    # Whether only sellers that attest their data set may bid.
+    Column("attested", Boolean, default=False),
     Column("created_ms", BigInteger, nullable=False),
     Index("tasks_by_age", "created_ms", "id"),
 )
@@ -168,6 +176,8 @@ rounds = Table(
     Column("total_epsilon", Float, nullable=False, default=0.0),
     # The most that anybody was paid per unit of ε: what a losing seller compares its price with.
     Column("top_price", Float),
+    # What the buyer reports of its model after the round.
+    Column("model_accuracy", Float),
     # Orders equal bids; drawn from all bids' nonces when the auction is held.
     Column("seed", BigInteger),
     Column("fault", Text),
@@ -206,12 +216,17 @@ awards = Table(
     Column("payment_micro", BigInteger, nullable=False),
     Column("claim_sha256", String(64)),
     Column("claimed_ms", BigInteger),
+    # Of a sealed update: the digest of its key from the claim on, the key itself once it is paid.
+    Column("key_sha256", String(64)),
+    Column("key", String(64)),
     Column("usable", Boolean),
     Column("fault", Text),
     Column("dispute", Text),
     Column("ruling", Boolean),
     # What the wallet holds: reserved by the auction, then charged (an update was announced) or void (none was).
     Column("charge", String(10), nullable=False),
+    # The log entry that charged the wallet, or freed it.
+    Column("settled_seq", BigInteger),
     Column("paid_micro", BigInteger, nullable=False, default=0),
     PrimaryKeyConstraint("round_id", "seller_id"),
     Index("awards_of_seller", "seller_id", "seq"),
@@ -226,6 +241,16 @@ postings = Table(
     Column("amount_micro", BigInteger, nullable=False),
     PrimaryKeyConstraint("seq", "account"),
     Index("postings_of_account", "account", "seq", "amount_micro"),
+)
+
+# Beside the log: keys of sealed updates, wrapped with the broker's own, until their round is settled.
+sealed_keys = Table(
+    "sealed_keys",
+    metadata,
+    Column("round_id", String(40), nullable=False),
+    Column("seller_id", String(40), nullable=False),
+    Column("wrapped", String(200), nullable=False),
+    PrimaryKeyConstraint("round_id", "seller_id"),
 )
 
 # Logs of brokers before version 4 of the database, as they left them.

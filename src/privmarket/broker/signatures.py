@@ -140,6 +140,11 @@ def bid_message(round_id: str, seller_id: str, committed: str) -> bytes:
     return f"privmarket bid v1\n{round_id}\n{seller_id}\n{committed}\n".encode()
 
 
+def dataset_message(seller_id: str, dataset_sha256: str) -> bytes:
+    """What a seller signs to attest which data set it sells from."""
+    return f"privmarket dataset v1\n{seller_id}\n{dataset_sha256}\n".encode()
+
+
 # ---- heads of the log -----------------------------------------------------------------------------------------
 
 

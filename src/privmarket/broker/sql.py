@@ -6,7 +6,7 @@ statements are few, fixed, and the same on SQLite and PostgreSQL but for the mar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -14,6 +14,7 @@ from sqlalchemy import Connection
 
 # What a simulation does before each statement; it has the same hook for SQLAlchemy's own.
 BEFORE_STATEMENT = "privmarket_before_statement"
+_FETCH = 20_000
 
 
 def run(connection: Connection, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
@@ -25,6 +26,23 @@ def run(connection: Connection, statement: str, *parameters: Any) -> list[tuple[
     cursor = _cursor(connection)
     cursor.execute(_in_dialect(statement, lengths, connection.dialect.name), flat)
     return list(cursor.fetchall()) if cursor.description else []
+
+
+def stream(connection: Connection, statement: str, *parameters: Any) -> Iterator[tuple[Any, ...]]:
+    """The rows of one statement, fetched some thousands at a time: a round may have a million."""
+    hook_cursor = _cursor(connection)
+    text = _in_dialect(statement, (), connection.dialect.name)
+    if connection.dialect.name == "sqlite":
+        cursor = hook_cursor
+    else:  # one that the server keeps; a plain one would bring all rows at once
+        hook_cursor.close()
+        cursor = connection.connection.cursor(name="privmarket_stream")
+    cursor.execute(text, parameters)
+    try:
+        while rows := cursor.fetchmany(_FETCH):
+            yield from rows
+    finally:
+        cursor.close()
 
 
 def run_many(connection: Connection, statement: str, rows: Sequence[tuple[Any, ...]]) -> None:

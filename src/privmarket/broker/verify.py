@@ -17,11 +17,26 @@ from typing import Any
 from sqlalchemy import Connection, inspect, select
 from sqlalchemy.exc import SQLAlchemyError
 
-from privmarket.broker import bidding, deliveries, ledger, lifecycle, log, merkle, parties, signatures, sql, wallets
+from privmarket.broker import (
+    bidding,
+    deliveries,
+    ledger,
+    lifecycle,
+    log,
+    merkle,
+    parties,
+    rules,
+    sealed,
+    signatures,
+    sql,
+    wallets,
+)
 from privmarket.broker.broker import Broker
+from privmarket.broker.database import ARRIVAL_LIMIT_MS
 from privmarket.broker.deliveries import Deadlines, Standing
 from privmarket.broker.http_errors import BrokerError
-from privmarket.broker.lifecycle import StandingBid
+from privmarket.broker.key_vault import Vault
+from privmarket.broker.lifecycle import StandingBids
 from privmarket.broker.log import Entry
 from privmarket.broker.projection import Change, Rebuilt, changes
 from privmarket.broker.schema import PROJECTIONS, metadata, names, old_log, tiles
@@ -63,6 +78,14 @@ def verify(broker: Broker, expected_head: str | None = None) -> Verdict:
         return check.verdict("")
 
 
+def _arrived(entry: Entry, fields: Row) -> int:
+    """When a word came: as its entry says, which may be a little before it was written."""
+    arrived = int(fields.get("arrived_ms", entry.at_ms))
+    if not entry.at_ms - ARRIVAL_LIMIT_MS <= arrived <= entry.at_ms:
+        raise BrokerError(f"said to have arrived at {arrived}", "the entry is dated back")
+    return arrived
+
+
 @dataclass
 class _Check:
     """The market as the log tells it, and what is wrong with it."""
@@ -79,6 +102,7 @@ class _Check:
         default_factory=lambda: defaultdict(lambda: defaultdict(dict))
     )
     rounds_of: Counter[str] = field(default_factory=Counter)
+    datasets: set[str] = field(default_factory=set)
     public_key: str = ""
     imported: Row = field(default_factory=dict)
     entries: int = 0
@@ -94,6 +118,7 @@ class _Check:
         for table in PROJECTIONS:
             self._compare(connection, table)
         self._names(connection)
+        self._sealed_keys(connection)
         self._old_log(connection)
         for row in self.tables.tables["awards"].values():
             round_ = self.tables.tables["rounds"].get((row["round_id"],), {})
@@ -226,6 +251,26 @@ class _Check:
         for party_id in known:
             self._say(f"names {party_id}: nobody of that id has registered")
 
+    def _sealed_keys(self, connection: Connection) -> None:
+        """The broker keeps the key of every sealed update that is not settled, and no other; the right one, too,
+        where this process has the broker's key to look."""
+        query = "SELECT round_id, seller_id FROM sealed_keys"
+        stored = {(str(one), str(two)) for one, two in sql.run(connection, query)}
+        due = {
+            key: row["key_sha256"]
+            for key, row in self.tables.tables["awards"].items()
+            if row["key_sha256"] is not None and row["settled_seq"] is None
+        }
+        for place in sorted(stored ^ set(due)):
+            self._say(f"sealed keys {' '.join(place)}: {'kept for nothing' if place in stored else 'missing'}")
+        if self.broker.database.key is not None:
+            vault = Vault(connection, self.broker.database.key)
+            for round_id in sorted({one for one, _ in stored}):
+                opened = vault.of_round(round_id)
+                for seller in (two for one, two in stored if one == round_id):
+                    if seller not in opened or sealed.key_digest(opened[seller]) != due.get((round_id, seller)):
+                        self._say(f"sealed keys {round_id} {seller}: not the key that was claimed")
+
     def _old_log(self, connection: Connection) -> None:
         """The chain of an older broker's log, up to the head that was noted when it was imported."""
         previous, count = "0" * 64, 0
@@ -282,6 +327,17 @@ class _Check:
         if not known and not self._is_operator(entry.actor):
             yield f"a token of {entry.subject} was made by {entry.actor}"
 
+    def _party_dataset(self, entry: Entry, fields: Row) -> Iterator[str]:
+        seller, digest = self._row("parties", entry.subject), fields["dataset_sha256"]
+        message = signatures.dataset_message(entry.subject, digest)
+        if entry.actor != entry.subject or not signatures.is_signed(
+            seller.public_key or "", message, fields["signature"]
+        ):
+            yield "the attestation is not signed by the seller's key"
+        if seller.dataset_sha256 is not None or digest in self.datasets:
+            yield "one account per data set, and one data set per account"
+        self.datasets.add(digest)
+
     def _operators_only(self, entry: Entry, fields: Row) -> Iterator[str]:
         if not self._is_operator(entry.actor):
             yield f"{entry.actor} is not an operator"
@@ -320,15 +376,17 @@ class _Check:
     def _bid_placed(self, entry: Entry, fields: Row) -> Iterator[str]:
         round_, task = self._round(entry)
         seller = self._row("parties", entry.actor)
-        arrived = fields.get("arrived_ms", entry.at_ms)
+        arrived = _arrived(entry, fields)
         if seller.role != "seller" or seller.suspended is not None:
             yield f"{entry.actor} may not bid"
-        if round_.state != "open" or not arrived < round_.bid_deadline_ms or arrived > entry.at_ms:
+        if round_.state != "open" or not arrived < round_.bid_deadline_ms:
             yield "the round took no bids then"
         if fields["replaces"] != ((entry.subject, entry.actor) in self.tables.tables["bids"]):
             yield "whether it replaces a bid is not what the log says"
         if (task.sealing == "bidder") == ("valuation" in fields):
             yield f"the task's bids are sealed by the {task.sealing}"
+        if task.attested and seller.dataset_sha256 is None:
+            yield f"{entry.actor} attests no data set"
         if "valuation" in fields:
             yield from self._offer(entry, fields, fields["commitment"], round_, task)
         if seller.public_key is not None:
@@ -348,7 +406,8 @@ class _Check:
     def _bid_revealed(self, entry: Entry, fields: Row) -> Iterator[str]:
         round_, task = self._round(entry)
         bid = self._row("bids", entry.subject, entry.actor)
-        if round_.state != "revealing" or entry.at_ms >= round_.reveal_deadline_ms or bid.valuation is not None:
+        late = _arrived(entry, fields) >= (round_.reveal_deadline_ms or 0)
+        if round_.state != "revealing" or late or bid.valuation is not None:
             yield "nothing could be revealed then"
         yield from self._offer(entry, fields, bid.commitment, round_, task)
 
@@ -366,19 +425,17 @@ class _Check:
         if self._round(entry)[0].state not in ("closed", "revealing"):
             yield "no auction was due"
 
-    def _replayed(self, round_: Any, task: Any) -> lifecycle.Auction:
-        """The auction again, with wallets as they stood."""
+    def _replayed(self, round_: Any, task: Any, version: str) -> lifecycle.Auction:
+        """The auction again, with wallets as they stood and the rule in the version that was recorded."""
         sellers = self.in_round["bids"][round_.id]
         rows = sorted((self._row("bids", round_.id, seller) for seller in sellers), key=lambda row: row.seq)
-        bids = [
-            StandingBid(*(getattr(row, name) for name in StandingBid._fields))
-            for row in rows
-            if row.valuation is not None
-        ]
-        records = {bid.seller_id: self._record(bid.seller_id) for bid in bids}
-        rule = lifecycle.mechanism_of(task, self.broker.make_mechanism)
+        bids = StandingBids.of(
+            tuple(getattr(row, name) for name in StandingBids.COLUMNS) for row in rows if row.valuation is not None
+        )
+        records = wallets.Known({seller: self._record(seller) for seller in bids.sellers})
+        make = rules.as_recorded(self.broker.make_mechanism, task.mechanism, version)
         terms = lifecycle.terms_of(task, round_.number, round_.budget_micro)
-        return lifecycle.auction(round_.id, terms, bids, records, rule)
+        return lifecycle.auction(round_.id, terms, bids, records, lifecycle.mechanism_of(task, make))
 
     def _record(self, seller: str) -> wallets.WalletRecord:
         row = self._row("parties", seller)
@@ -405,7 +462,7 @@ class _Check:
         stored = {a.seller_id: (a.epsilon, a.noise_multiplier, a.payment_micro) for a in made}
         recorded = {name: fields[name] for name in ("trimmed", "sellers", "awarded_micro", "total_epsilon", "seed")}
         try:
-            found = self._replayed(round_, task)
+            found = self._replayed(round_, task, fields["mechanism_version"])
         except _REASONS as error:
             self._cannot_replay(round_, f"{task.mechanism} fails here: {error}")
             return
@@ -428,7 +485,7 @@ class _Check:
                 yield f"aborted by {entry.actor}, whose round it is not"
         elif lifecycle.may_clear(round_, entry.at_ms):
             try:
-                found = self._replayed(round_, task)
+                found = self._replayed(round_, task, round_.mechanism_version)
             except _REASONS:
                 pass  # it fails here too: that is why it was aborted
             else:
@@ -446,11 +503,13 @@ class _Check:
             yield f"paid {fields['paid_micro']} µ, refunded {fields['refunded_micro']} µ; owed: {due[1]}, {due[2]}"
 
     def _delivery_claimed(self, entry: Entry, fields: Row) -> Iterator[str]:
-        round_, _ = self._round(entry)
+        round_, task = self._round(entry)
         award = self._row("awards", entry.subject, entry.actor)
+        if (task.delivery == "sealed") != ("key_sha256" in fields):
+            yield f"updates of this task travel {task.delivery}"
         if (
             round_.state != "cleared"
-            or entry.at_ms >= round_.delivery_deadline_ms
+            or _arrived(entry, fields) >= round_.delivery_deadline_ms
             or award.claim_sha256 is not None
         ):
             yield "nothing could be claimed then"
@@ -462,7 +521,7 @@ class _Check:
             yield f"judged by {entry.actor}, who is not the buyer"
         if (
             round_.state != "cleared"
-            or entry.at_ms >= round_.review_deadline_ms
+            or _arrived(entry, fields) >= round_.review_deadline_ms
             or award.claim_sha256 is None
             or award.usable is not None
             or fields["usable"] == (fields["fault"] is not None)
@@ -472,7 +531,7 @@ class _Check:
     def _dispute_opened(self, entry: Entry, fields: Row) -> Iterator[str]:
         round_, _ = self._round(entry)
         award = self._row("awards", entry.subject, fields["seller_id"])
-        late = entry.at_ms >= round_.dispute_deadline_ms
+        late = _arrived(entry, fields) >= round_.dispute_deadline_ms
         if entry.actor != fields["seller_id"] or late or award.usable is not False or award.dispute is not None:
             yield "nothing could be disputed then"
 
@@ -480,8 +539,21 @@ class _Check:
         round_, task = self._round(entry)
         award = self._row("awards", entry.subject, fields["seller_id"])
         lifecycle.may_rule(entry.actor, "operator" if self._is_operator(entry.actor) else "", task)
-        if award.dispute is None or award.ruling is not None or entry.at_ms >= round_.ruling_deadline_ms:
+        late = _arrived(entry, fields) >= round_.ruling_deadline_ms
+        if award.dispute is None or award.ruling is not None or late:
             yield "there was nothing to rule on then"
+
+    def _delivery_shown(self, entry: Entry, fields: Row) -> Iterator[str]:
+        _, task = self._round(entry)
+        award = self._row("awards", entry.subject, fields["seller_id"])
+        lifecycle.may_rule(entry.actor, "operator" if self._is_operator(entry.actor) else "", task)
+        if award.dispute is None or award.ruling is not None or award.key_sha256 is None:
+            yield "there was no key to show then"
+
+    def _round_progress(self, entry: Entry, fields: Row) -> Iterator[str]:
+        round_, task = self._round(entry)
+        if entry.actor != task.buyer_id or round_.state not in ("cleared", "delivered", "settled"):
+            yield "the buyer had nothing to report then"
 
     def _round_delivered(self, entry: Entry, fields: Row) -> Iterator[str]:
         round_, _ = self._round(entry)
@@ -499,6 +571,12 @@ class _Check:
         award = self._row("awards", entry.subject, fields["seller_id"])
         if round_.state not in ("cleared", "delivered") or award.charge != "reserved":
             yield "it was not to be settled then"
+        if award.key_sha256 is not None and fields["paid_micro"] and fields.get("key") is None:
+            self.notes.append(f"round {entry.subject}: the key of the update of {fields['seller_id']} is lost")
+        if fields.get("key") is not None:
+            matches = sealed.key_digest(fields["key"]) == award.key_sha256
+            if not matches or not fields["paid_micro"]:
+                yield "the key is not the one that was claimed, or of an update that was not paid"
         if fields["charge"] == "void":
             self.sold[fields["seller_id"]].pop(entry.subject, None)
 

@@ -61,6 +61,7 @@ def me(connection: Connection, party_id: str) -> Answer:
         raise NotFoundError(f"no party {party_id}", "GET /v1/me shows yourself")
     about = {"id": row.id, "role": row.role, "name": names_of(connection, [party_id]).get(party_id)}
     about |= {"created_ms": row.created_ms, "public_key": row.public_key, "suspended": row.suspended}
+    about["dataset_sha256"] = row.dataset_sha256
     about["balance_micro"] = ledger.balance(connection, ledger.party(party_id))
     about["reliability"] = reliability(connection, party_id, row.role)
     return {**about, "wallet": wallet(connection, party_id) if row.role == "seller" else None}

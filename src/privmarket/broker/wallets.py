@@ -6,20 +6,23 @@ something was released, and *void* when nothing was. Reserved and charged awards
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from itertools import islice
+from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 from sqlalchemy import Connection
 
 from privmarket.broker import sql
 from privmarket.market.bids import Array
 from privmarket.privacy.calibration import ReleaseFamily
-from privmarket.privacy.events import PrivacyEvent, release, to_json
+from privmarket.privacy.events import PrivacyEvent, release
+from privmarket.privacy.gaussian import mu_of
+from privmarket.privacy.renyi import ORDERS, conversion_cost
 from privmarket.privacy.wallet import Wallets
 
 
@@ -36,57 +39,51 @@ class WalletRecord:
 _MARGIN = 1e-9
 _TOGETHER = 4000
 _WORTH_HALVING = 16
-_OF_ROUND = "SELECT seller_id FROM bids WHERE round_id = ? AND valuation IS NOT NULL"
+_AT_ONCE = 50_000
+# What each wallet watches as its order; the Gaussian measure as an infinite one.
+_ORDER_OF = {"gaussian": np.inf} | {f"renyi {order:g}": float(order) for order in ORDERS}
+_BOUNDS = (
+    "SELECT p.cap_epsilon, p.delta, p.measure, COALESCE(s.spent, 0) FROM bids b "
+    "JOIN parties p ON p.id = b.seller_id "
+    "LEFT JOIN (SELECT a.seller_id, SUM(t.steps / (a.noise_multiplier * a.noise_multiplier)) AS spent "
+    "FROM awards a JOIN rounds r ON r.id = a.round_id JOIN tasks t ON t.id = r.task_id WHERE a.charge <> 'void' "
+    "AND a.seller_id IN (SELECT seller_id FROM bids WHERE round_id = ?) GROUP BY a.seller_id) s "
+    "ON s.seller_id = b.seller_id WHERE b.round_id = ? AND b.valuation IS NOT NULL ORDER BY b.seq"
+)
 _SOLD = (
     "SELECT a.seller_id, a.noise_multiplier, t.sampling_rate, t.steps FROM awards a "
     "JOIN rounds r ON r.id = a.round_id JOIN tasks t ON t.id = r.task_id "
-    "WHERE a.seller_id IN ({chosen}) AND a.charge <> 'void' ORDER BY a.seq"
+    "WHERE a.seller_id IN (?*) AND a.charge <> 'void' ORDER BY a.seq"
 )
-_CAPS = "SELECT id, cap_epsilon, delta, measure FROM parties WHERE id IN ({chosen})"
+_CAPS = "SELECT id, cap_epsilon, delta, measure FROM parties WHERE id IN (?*)"
 
 
 def of_sellers(connection: Connection, seller_ids: Sequence[str]) -> dict[str, WalletRecord]:
     """The wallets of the sellers named."""
     if not seller_ids:
         return {}
-    return _load(connection, "?*", list(seller_ids))
-
-
-def of_round(connection: Connection, round_id: str) -> dict[str, WalletRecord]:
-    """The wallets of everybody who bids in a round."""
-    return _load(connection, _OF_ROUND, round_id)
-
-
-def _load(connection: Connection, chosen: str, value: Any) -> dict[str, WalletRecord]:
+    chosen = list(seller_ids)
     events: dict[str, list[PrivacyEvent]] = defaultdict(list)
-    for seller, noise, rate, steps in sql.run(connection, _SOLD.format(chosen=chosen), value):
+    for seller, noise, rate, steps in sql.run(connection, _SOLD, chosen):
         events[seller].append(release(noise, rate, steps))
     fresh = lru_cache(WalletRecord)  # very many sellers, few kinds of untouched wallets
     return {
         seller: WalletRecord(cap, delta, measure, tuple(events[seller]))
         if seller in events
         else fresh(cap, delta, measure)
-        for seller, cap, delta, measure in sql.run(connection, _CAPS.format(chosen=chosen), value)
+        for seller, cap, delta, measure in sql.run(connection, _CAPS, chosen)
     }
 
 
 def restore(records: Sequence[WalletRecord]) -> Wallets:
     """The filter of several sellers that share one δ, charged again with everything they sold."""
-    kinds = list(dict.fromkeys(event for record in records for event in record.events))
-    place = {kind: at for at, kind in enumerate(kinds)}
     depth = max(len(record.events) for record in records)
-    history = [
-        [place[record.events[layer]] if layer < len(record.events) else None for record in records]
+    history = (
+        [record.events[layer] if layer < len(record.events) else None for record in records]
         for layer in range(depth)
-    ]
-    fields = {
-        "cap_epsilon": [record.cap_epsilon for record in records],
-        "delta": records[0].delta,
-        "measure": [record.measure for record in records],
-        "releases": [to_json(kind) for kind in kinds],
-        "history": history,
-    }
-    return Wallets.from_json(json.dumps(fields))
+    )
+    caps, measures = [record.cap_epsilon for record in records], [record.measure for record in records]
+    return Wallets.restore(caps, records[0].delta, measures, history)
 
 
 def _together(records: Mapping[str, WalletRecord], chosen: Iterable[str]) -> Iterator[tuple[list[str], Wallets]]:
@@ -131,7 +128,7 @@ def _surely_fitting(
     """
     alike: dict[float, list[str]] = defaultdict(list)
     for name in offered:
-        if not records[name].events:
+        if not records[name].events and records[name].measure == "open":
             alike[records[name].delta].append(name)
     found: set[str] = set()
     for delta, names in alike.items():
@@ -148,12 +145,97 @@ def _surely_fitting(
 
 
 def reserve(records: Mapping[str, WalletRecord], sold: Mapping[str, PrivacyEvent]) -> dict[str, str]:
-    """Charges what was sold, all or nothing; says which measure each seller's wallet watches from now on."""
+    """Charges what was sold, all or nothing; seller → the measure that its wallet watches, where that is new."""
     measures: dict[str, str] = {}
     for names, wallets in _together(records, sold):
         wallets.spend([sold[name] for name in names])
-        measures.update(zip(names, wallets.measure, strict=True))
+        watched = zip(names, wallets.measure, strict=True)
+        measures.update((name, measure) for name, measure in watched if records[name].measure != measure)
     return measures
+
+
+class Purses(Protocol):
+    """The wallets of everybody who bids in a round."""
+
+    def trim(self, family: ReleaseFamily, sellers: Sequence[str], offered: Array) -> Array:
+        """(bids,) the most that each can still sell, up to its offer; 0 where the wallet is as good as empty."""
+
+    def reserve(self, sold: Mapping[str, PrivacyEvent]) -> dict[str, str]:
+        """Checks that everything sold fits; seller → the measure that its wallet watches, where that is new."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """Wallets in memory, as a replay of the log has them."""
+
+    records: Mapping[str, WalletRecord]
+
+    def trim(self, family: ReleaseFamily, sellers: Sequence[str], offered: Array) -> Array:
+        """See `Purses`."""
+        fitting = trim(self.records, family, dict(zip(sellers, offered.tolist(), strict=True)))
+        return np.array([fitting[name] for name in sellers])
+
+    def reserve(self, sold: Mapping[str, PrivacyEvent]) -> dict[str, str]:
+        """See `Purses`."""
+        return reserve(self.records, sold)
+
+
+class Stored:
+    """Wallets in the database, of a round with perhaps a million bids.
+
+    Most offers fit by far: a bound on what each wallet has spent, added up by the database, shows that for all of
+    them at once. Only the others are rebuilt event by event. A sale of σ and T steps costs at most T/σ² of the
+    Gaussian measure and α·T/2σ² at order α, whatever its sampling rate, because sampling never costs privacy.
+    """
+
+    def __init__(self, connection: Connection, round_id: str) -> None:
+        self._connection, self._round = connection, round_id
+
+    def trim(self, family: ReleaseFamily, sellers: Sequence[str], offered: Array) -> Array:
+        """See `Purses`."""
+        fitting, doubtful = offered.copy(), np.flatnonzero(~self._surely_fitting(family, offered)).tolist()
+        for start in range(0, len(doubtful), _TOGETHER):
+            some = doubtful[start : start + _TOGETHER]
+            records = of_sellers(self._connection, [sellers[i] for i in some])
+            kept = trim(records, family, {sellers[i]: float(offered[i]) for i in some})
+            fitting[some] = [kept[sellers[i]] for i in some]
+        return fitting
+
+    def reserve(self, sold: Mapping[str, PrivacyEvent]) -> dict[str, str]:
+        """See `Purses`."""
+        names, measures = list(sold), {}
+        for start in range(0, len(names), _TOGETHER):
+            some = names[start : start + _TOGETHER]
+            measures.update(reserve(of_sellers(self._connection, some), {name: sold[name] for name in some}))
+        return measures
+
+    def _surely_fitting(self, family: ReleaseFamily, offered: Array) -> NDArray[np.bool_]:
+        """(bids,) whether a wallet that has chosen its measure has room by the bound; False says nothing."""
+        found = np.zeros(offered.size, dtype=bool)
+        rows = sql.stream(self._connection, _BOUNDS, self._round, self._round)
+        start = 0
+        while some := list(islice(rows, _AT_ONCE)):
+            end = start + len(some)
+            found[start:end] = _fits_by_bound(some, family, offered[start:end])
+            start = end
+        return found
+
+
+def _fits_by_bound(rows: Sequence[tuple[Any, ...]], family: ReleaseFamily, offered: Array) -> NDArray[np.bool_]:
+    """(bids,) for rows of cap, δ, measure and Σ T/σ²."""
+    cap, delta, spent = (np.array([row[i] for row in rows], dtype=float) for i in (0, 1, 3))
+    measure = [row[2] for row in rows]
+    order = np.array([_ORDER_OF.get(name, np.nan) for name in measure])  # infinite: Gaussian; NaN: open or unknown
+    bound = spent + family.steps / family.noise_multiplier(offered) ** 2
+    fits = np.zeros(len(rows), dtype=bool)
+    for one in np.unique(delta):
+        renyi = np.flatnonzero((delta == one) & np.isfinite(order))
+        room = cap[renyi] - conversion_cost(order[renyi], float(one))
+        fits[renyi] = bound[renyi] * order[renyi] / 2 * (1 + _MARGIN) <= room
+        gauss = np.flatnonzero((delta == one) & np.isposinf(order))
+        if gauss.size:
+            fits[gauss] = bound[gauss] * (1 + _MARGIN) <= mu_of(cap[gauss], float(one)) ** 2
+    return fits
 
 
 def spent_epsilon(histories: Sequence[Sequence[PrivacyEvent]], delta: float) -> list[float]:

@@ -32,7 +32,8 @@ Key = Annotated[
 ]
 
 app = typer.Typer(
-    help="Look after a broker: verify, back up, restore, replace a lost operator token.", no_args_is_help=True
+    help="Look after a broker: verify, back up, restore, erase names, new token.",
+    no_args_is_help=True,
 )
 
 
@@ -48,19 +49,21 @@ def verify(
     head: Annotated[
         str | None, typer.Option(help="A head noted earlier, SIZE:ROOT; the log must still contain it.")
     ] = None,
+    key: Key = None,
     json: Json = False,
 ) -> None:
     """Rebuild every table from the log, replay every auction, and report all differences.
 
-    The database is opened for reading only. Exit code 0: everything agrees. Exit code 1: it does not, and every
-    difference is shown. Keep the head that is printed somewhere else, or let a witness do so: with --head, even a
-    log that was rewritten from the start is found out.
+    The database is opened for reading only; with the broker's key, keys of sealed updates are looked at too. Exit
+    code 0: everything agrees. Exit code 1: it does not, and every difference is shown. Keep the head that is shown
+    somewhere else, or let a witness do so: with --head, even a log that was rewritten from the start is found out.
 
     [bold]Example[/bold]
 
       privmarket broker verify --database sqlite:///market.db
     """
-    verdict = broker_verify.verify(service.Broker(databases.Database(database, read_only=True)), head)
+    stored = databases.Database(database, key=_key(database, key), read_only=True)
+    verdict = broker_verify.verify(service.Broker(stored), head)
     if json:
         print_json(asdict(verdict))
     else:
@@ -92,11 +95,32 @@ def operator_token(database: Database = DEFAULT_DATABASE, key: Key = None) -> No
     note("older tokens of this operator no longer work")
 
 
+@app.command("forget")
+def forget(
+    idle_days: Annotated[float, typer.Option(help="Days without anything in the log.", min=1)],
+    database: Database = DEFAULT_DATABASE,
+    key: Key = None,
+) -> None:
+    """Erase the names of buyers and sellers that hold no money and did nothing for so long.
+
+    Their pseudonyms stay in the log, which notes each erasure. For a timer, beside the backups; older backups still
+    hold the names until they are deleted.
+
+    [bold]Example[/bold]
+
+      privmarket broker forget --idle-days 730 --database sqlite:///market.db
+    """
+    broker = service.Broker(database, key=_key(database, key))
+    erased = broker.forget_idle(idle_days)
+    broker.database.close()
+    print(f"{len(erased)} names erased")
+
+
 @app.command("backup")
 def backup(
     file: Annotated[Path, typer.Argument(help="The new file.")], database: Database = DEFAULT_DATABASE
 ) -> None:
-    """Write the log and the names beside it to a compressed file, while the broker runs or not.
+    """Write the log and what stands beside it to a compressed file, while the broker runs or not.
 
     Everything else follows from these. Keep the key that signs the log apart from backups.
 

@@ -48,7 +48,7 @@ COMMANDS = {
     "witness": ("witness:witness", "Keep the heads of a broker's log and check that each continues the last."),
     "data": ("data:app", "Fetch data sets and verify them."),
     "seller": ("seller:app", "For sellers: write a policy, check it, and read what was sold."),
-    "broker": ("broker_admin:app", "Look after a broker: verify, back up, restore, replace a lost operator token."),
+    "broker": ("broker_admin:app", "Look after a broker: verify, back up, restore, erase names, new token."),
     "flower": ("flower:app", "The market on Flower: run an app, rehearse a deployment."),
 }
 

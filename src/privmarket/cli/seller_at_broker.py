@@ -1,12 +1,14 @@
-"""`privmarket seller init|register|bid|reveal|prove`: a seller's key, and sealed bids from the command line."""
+"""`privmarket seller init|register|attest|bid|reveal|deliver|prove`: a seller at a broker, from a terminal."""
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from privmarket.broker.sealed import seal
 from privmarket.broker.signatures import SigningKey
 from privmarket.cli.options import Json, note, print_json
 from privmarket.lazy import late
@@ -51,6 +53,51 @@ def register(
     with http_client.BrokerClient(url) as client:
         seller = client.register("seller", name, cap_epsilon=cap_epsilon, delta=delta, key=SigningKey.read(key))
     print(seller.token)
+
+
+def attest(
+    file: Annotated[Path, typer.Argument(help="Your data set, as one file.", exists=True, dir_okay=False)],
+    url: Url,
+    token: Token,
+    key: Key = DEFAULT_KEY,
+) -> None:
+    """Attest, signed with your key, which data set you sell from: one account and one lifetime wallet per data set.
+
+    Only the SHA-256 of the file leaves, and it cannot be changed later. Tasks may ask for it.
+
+    [bold]Example[/bold]
+
+      privmarket seller attest records.csv --url … --token …
+    """
+    with file.open("rb") as content:
+        digest = hashlib.file_digest(content, "sha256").hexdigest()
+    with http_client.BrokerClient(url, token, key=SigningKey.read(key)) as client:
+        print(client.attest(digest)["dataset_sha256"])
+
+
+def deliver(
+    round_id: str,
+    update: Annotated[Path, typer.Argument(help="Your update, as one file.", exists=True, dir_okay=False)],
+    url: Url,
+    token: Token,
+    json: Json = False,
+) -> None:
+    """Claim your delivery before the update leaves; where updates travel sealed, send the UPDATE.sealed made here.
+
+    [bold]Example[/bold]
+
+      privmarket seller deliver round-0123456789abcdef update.npz --url … --token …
+    """
+    content, to_send, opening = update.read_bytes(), update, None
+    with http_client.BrokerClient(url, token) as client:
+        if client.read(f"/v1/tasks/{client.round(round_id)['task_id']}")["delivery"] == "sealed":
+            made = seal(content)
+            to_send = update.with_name(update.name + ".sealed")
+            to_send.write_bytes(made.ciphertext)
+            content, opening = made.ciphertext, made.key
+        answer = client.claim_delivery(round_id, hashlib.sha256(content).hexdigest(), opening)
+    note(f"now send {to_send} to the buyer")
+    print_json(answer) if json else print(f"claimed {answer['update_sha256']}: entry {answer['entry']} of the log")
 
 
 def bid(
@@ -104,5 +151,5 @@ def prove(entry: int, url: Url, token: Token, json: Json = False) -> None:
 
 def add_to(app: typer.Typer) -> None:
     """Adds these commands to `privmarket seller`."""
-    for command in (init, register, bid, reveal, prove):
+    for command in (init, register, attest, bid, reveal, deliver, prove):
         app.command(command.__name__)(command)

@@ -31,6 +31,7 @@ class Mechanism(ABC):
 
     Attributes:
         name: what tables and errors call the rule.
+        version: its semantic version; raise it whenever the same bids may give another outcome.
         guarantees: what the rule promises; the audit attacks each promise.
         market_facts: fields of `MarketFacts` that the constructor takes under the same name.
         sells_beyond_offers: True for a rule that may award more ε than a client offered, as two rules printed
@@ -38,6 +39,7 @@ class Mechanism(ABC):
     """
 
     name: ClassVar[str]
+    version: str = "1.0.0"
     guarantees: tuple[Guarantee, ...] = ()
     market_facts: ClassVar[tuple[str, ...]] = ()
     sells_beyond_offers: ClassVar[bool] = False

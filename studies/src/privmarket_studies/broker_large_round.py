@@ -1,12 +1,14 @@
 """A round with very many bids: how long clearing and settling take, what readers notice, how fast every page is.
 
-The bids are placed by the broker's own code; the round is closed, delivered and settled over HTTP on a real server
-while other callers keep reading from it.
+Bids are placed by the broker's own code, or, beyond a few hundred thousand on PostgreSQL, copied into its tables
+(`broker_large_fill`). The round is closed, delivered and settled over HTTP on a real server while others keep
+reading from it and bidding in another round.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import tempfile
 import threading
@@ -27,12 +29,14 @@ from privmarket.broker.schema import awards, rounds
 from privmarket.broker.signatures import SigningKey
 from privmarket.cli.serve import key_file
 from privmarket.rounds import Offer
+from privmarket_studies import broker_large_fill, broker_speed
 from privmarket_studies.broker_load import LoadError, call, free_port, server
 from privmarket_studies.broker_speed import key, open_market, serve_arguments
 
 _CAPS = (5.0, 10.0, 20.0, 50.0)
 _PAST_ROUNDS = 2
 _GROUP = 1000
+_COPIED = 200_000
 _PAUSE_SECONDS = 0.02
 
 
@@ -57,6 +61,9 @@ class LargeRound:
     clear_seconds: float = 0.0
     deliver_seconds: float = 0.0
     settle_seconds: float = 0.0
+    copied: bool = False
+    server_memory_mb: float = 0.0
+    auction_memory_mb: float = 0.0
     readers_before: dict[str, Latency] = field(default_factory=dict)
     readers_during_clear: dict[str, Latency] = field(default_factory=dict)
     pages_ms: dict[str, float] = field(default_factory=dict)
@@ -89,18 +96,31 @@ def measure(
         terms = {"budget_micro": budget_micro, "mechanism": "proportional-share"}
         buyer, round_id, (first,), (seller,) = open_market(broker, 1, **terms)
         caps = np.random.default_rng(seed).uniform(5.0, 50.0, bids - 1) if varied else np.resize(_CAPS, bids - 1)
-        sellers = [first, *_enter_many(broker, caps.tolist())]
         found = LargeRound(address.partition(":")[0], bids, different_caps=np.unique(caps).size)
-        if varied:
-            progress("trading before")
-            found.past_sales = _trade_before(broker, sellers, budget_micro * 500, seed)
-        progress("placing bids")
-        _fill(broker, round_id, sellers, seed)
+        other = str(broker.open_round(*_another_task(broker, buyer), key())["id"])
+        found.copied = not address.startswith("sqlite") and bids > _COPIED
+        if found.copied:
+            progress("copying")
+            found.past_sales = broker_large_fill.copy_market(address, round_id, caps, first.party_id, seed)
+        else:
+            sellers = [first, *_enter_many(broker, caps.tolist())]
+            if varied:
+                progress("trading before")
+                found.past_sales = _trade_before(broker, sellers, budget_micro * 500, seed)
+            progress("placing bids")
+            _fill(broker, round_id, sellers, seed)
         broker.database.close()
         port = free_port()
-        with server(serve_arguments(address, port), port, place / "log"):
+        with server(serve_arguments(address, port), port, place / "log"), _Memory(port, found):
             tokens = {"operator": operator, "buyer": buyer, "seller": seller}
-            return _live(found, address, port, round_id, tokens, progress)
+            return _live(found, address, port, (round_id, other), tokens, progress)
+
+
+def _another_task(broker: Broker, token: str) -> tuple[Actor, str]:
+    """The buyer, and a small task of its own for those who bid meanwhile."""
+    buyer = broker.authenticate(token)
+    terms = {**broker_speed.TERMS, "budget_micro": 1_000_000, "mechanism": "proportional-share"}
+    return buyer, str(broker.publish_task(buyer, terms, key())["id"])
 
 
 def _trade_before(broker: Broker, sellers: Sequence[Actor], budget_micro: int, seed: int) -> int:
@@ -156,19 +176,20 @@ def _live(
     found: LargeRound,
     database: str,
     port: int,
-    round_id: str,
+    round_ids: tuple[str, str],
     tokens: dict[str, str],
     progress: Callable[[str], None],
 ) -> LargeRound:
+    round_id = round_ids[0]
     path = f"/v1/rounds/{round_id}"
     task_id = _ask(port, "GET", path, tokens["buyer"])["task_id"]
     progress("pages, before")
     _time_pages(found, port, round_id, task_id, tokens, "open")
-    with _Readers(port, round_id, tokens) as quiet:
+    with _Callers(port, round_ids, tokens) as quiet:
         time.sleep(2.0)
     found.readers_before = quiet.latencies()
     progress("clearing")
-    with _Readers(port, round_id, tokens) as busy:
+    with _Callers(port, round_ids, tokens) as busy:
         begun = time.perf_counter()
         found.sellers = _ask(port, "POST", f"{path}/close", tokens["buyer"])["sellers"]
         found.clear_seconds = time.perf_counter() - begun
@@ -229,27 +250,74 @@ def _one_read(port: int, path: str, token: str) -> float:
     return 1e3 * (time.perf_counter() - begun)
 
 
-class _Readers:
-    """One reader of the round over the API, one of its page, one seller that looks at itself."""
+class _Memory:
+    """Notes the largest resident memory of the server and of the process that it starts for the auction."""
 
-    def __init__(self, port: int, round_id: str, tokens: dict[str, str]) -> None:
+    def __init__(self, port: int, found: LargeRound) -> None:
+        self._port, self._found, self._stop = port, found, threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def _watch(self) -> None:
+        ours = [pid for pid in _children(os.getpid()) if str(self._port) in _read_proc(pid, "cmdline")]
+        while ours and not self._stop.wait(0.2):
+            self._found.server_memory_mb = max(self._found.server_memory_mb, _resident_mb(ours[0]))
+            for child in _children(ours[0]):
+                self._found.auction_memory_mb = max(self._found.auction_memory_mb, _resident_mb(child))
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+
+def _read_proc(pid: int, name: str) -> str:
+    try:
+        return Path(f"/proc/{pid}/{name}").read_text()
+    except OSError:  # it has ended
+        return ""
+
+
+def _children(pid: int) -> list[int]:
+    tasks = Path(f"/proc/{pid}/task").glob("*") if Path(f"/proc/{pid}/task").exists() else []
+    return [int(child) for task in tasks for child in _read_proc(pid, f"task/{task.name}/children").split()]
+
+
+def _resident_mb(pid: int) -> float:
+    lines = [line for line in _read_proc(pid, "status").splitlines() if line.startswith("VmRSS:")]
+    return int(lines[0].split()[1]) / 1024 if lines else 0.0
+
+
+class _Callers:
+    """One reader of the round over the API, one of its page, one seller that looks at itself, one that bids."""
+
+    def __init__(self, port: int, round_ids: tuple[str, str], tokens: dict[str, str]) -> None:
         self._stop = threading.Event()
-        self._took: dict[str, list[float]] = {"round": [], "page": [], "me": []}
+        self._took: dict[str, list[float]] = {"round": [], "page": [], "me": [], "bid": []}
         paths = {
-            "round": (f"/v1/rounds/{round_id}", tokens["buyer"]),
-            "page": (f"/rounds/{round_id}", tokens["buyer"]),
+            "round": (f"/v1/rounds/{round_ids[0]}", tokens["buyer"]),
+            "page": (f"/rounds/{round_ids[0]}", tokens["buyer"]),
             "me": ("/v1/me", tokens["seller"]),
         }
         self._threads = [
             threading.Thread(target=self._read, args=(port, name, path, token), daemon=True)
             for name, (path, token) in paths.items()
         ]
+        bids = (port, f"/v1/rounds/{round_ids[1]}/bids", tokens["seller"])
+        self._threads.append(threading.Thread(target=self._bid, args=bids, daemon=True))
 
     def _read(self, port: int, name: str, path: str, token: str) -> None:
         while not self._stop.wait(_PAUSE_SECONDS):
             self._took[name].append(_one_read(port, path, token))
 
-    def __enter__(self) -> _Readers:
+    def _bid(self, port: int, path: str, token: str) -> None:
+        while not self._stop.wait(_PAUSE_SECONDS):
+            begun = time.perf_counter()
+            _ask(port, "POST", path, token, {"valuation": 0.5, "epsilon": 0.5})
+            self._took["bid"].append(1e3 * (time.perf_counter() - begun))
+
+    def __enter__(self) -> _Callers:
         for thread in self._threads:
             thread.start()
         return self

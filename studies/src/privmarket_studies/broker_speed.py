@@ -21,7 +21,7 @@ from privmarket_studies.broker_load import Rate, free_port, load, request_bytes,
 
 CALLERS = (1, 4, 16, 64)
 _BUDGET_MICRO = 10_000_000
-_TERMS: dict[str, Any] = {
+TERMS: dict[str, Any] = {
     "title": "speed",
     "mechanism": "mean-field-menu",
     "settings": {},
@@ -65,7 +65,7 @@ def open_market(broker: Broker, sellers: int, **changes: Any) -> tuple[str, str,
     """A buyer's token, an open round, sellers, and their tokens, made by the broker's own code."""
     made = broker.register({"role": "buyer", "name": "buyer"}, key())
     buyer = broker.authenticate(made["token"])
-    terms = {**_TERMS, **changes}
+    terms = {**TERMS, **changes}
     broker.deposit(SYSTEM, buyer.party_id, 10 * terms["budget_micro"], key())
     task = broker.publish_task(buyer, terms, key())
     round_id = str(broker.open_round(buyer, task["id"], key())["id"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from privmarket.broker.bidding import offer_fields
-from privmarket.broker.signatures import SigningKey, bid_message, commitment
+from privmarket.broker.signatures import SigningKey, bid_message, commitment, dataset_message
 from privmarket.rounds import Offer
 from privmarket_studies.torture.market import TASK, Market, key, make_market
 
@@ -18,8 +18,26 @@ def sealed_bid(market: Market, seller: int, signing: SigningKey, round_id: str, 
     market.broker.commit_bid(who, round_id, committed, signature, key())
 
 
+def _sealed_updates(market: Market, keys: list[SigningKey]) -> None:
+    """Two rounds whose updates travel sealed; the first is settled."""
+    for done in (True, False):
+        round_id = market.open(delivery="sealed", budget_micro=2_000_000)
+        for i, seller in enumerate(market.sellers):
+            offer = Offer(0.2 + 0.1 * i, 0.5)
+            committed = commitment(round_id, seller.party_id, offer_fields(offer), NONCE)
+            signature = keys[i].sign(bid_message(round_id, seller.party_id, committed)) if i < len(keys) else None
+            market.broker.bid(seller, round_id, offer, key(), nonce=NONCE, signature=signature)
+        market.broker.close_round(market.buyer, round_id, key())
+        for winner in market.winners(round_id):
+            market.broker.claim_delivery(market.seller(winner), round_id, "cd" * 32, key(), update_key="5e" * 32)
+        if done:
+            market.broker.give_receipts(market.buyer, round_id, dict.fromkeys(market.winners(round_id)), key())
+            market.broker.settle_round(market.buyer, round_id, key())
+
+
 def eventful_market(url: str) -> Market:
-    """Bids replaced, rejected, disputed, ruled on; bids sealed by bidders, one of them never revealed; an abort."""
+    """Bids replaced, rejected, disputed, ruled on; bids sealed by bidders, one of them never revealed; an abort;
+    updates that travel sealed, one round of them settled and one not."""
     market = make_market(url, sellers=4, caps=(10.0, 6.0), key=SigningKey.generate())
     broker, buyer, sellers = market.broker, market.buyer, market.sellers
     made = broker.register({"role": "arbiter", "name": "court"}, key(), market.operator)
@@ -41,10 +59,14 @@ def eventful_market(url: str) -> Market:
     broker.tick()
     assert broker.round_state(round_id) == "settled"
     broker.withdraw(market.operator, winners[0], 10, key())
+    broker.report_progress(buyer, round_id, 0.75, key())
     # A round whose bidders seal.
     keys = [SigningKey.generate() for _ in range(3)]
     for seller, signing in zip(sellers, keys, strict=False):
         broker.change_key(seller, signing.public, key())
+    attested = "da" * 32
+    signature = keys[0].sign(dataset_message(sellers[0].party_id, attested))
+    broker.attest(sellers[0], attested, signature, key())
     task = broker.publish_task(buyer, {**TASK, "sealing": "bidder"}, key())
     round_id = str(broker.open_round(buyer, task["id"], key())["id"])
     for i, signing in enumerate(keys):
@@ -56,6 +78,7 @@ def eventful_market(url: str) -> Market:
     broker.tick()
     assert broker.round_state(round_id) == "cleared"
     market.deliver(round_id)
+    _sealed_updates(market, keys)
     aborted = market.open()
     broker.abort_round(buyer, aborted, "changed my mind", key())
     open_round = market.open(bid_seconds=3600)

@@ -13,10 +13,11 @@ from fastapi.testclient import TestClient
 
 import privmarket as pm
 from privmarket.broker.api import ServiceSettings, create_app
+from privmarket.broker.broker import Broker
 from privmarket.broker.http_client import BrokerCallError
 from privmarket.broker.limits import Limits, RateLimit
 from privmarket.broker.schema import head, metadata
-from privmarket.broker.signatures import SigningKey
+from privmarket.broker.signatures import Head, SigningKey
 from privmarket_studies.torture.market import TASK, Market, key, make_market
 from tests.postgres import new_database
 
@@ -65,6 +66,7 @@ RULES: dict[tuple[str, str], tuple[int, ...]] = {
     ("GET", "/v1/me/tokens"):                       (401, 200, 200, 200, 200, 200, 200),
     ("POST", "/v1/me/tokens"):                      (401, 201, 201, 201, 201, 201, 403),
     ("PUT", "/v1/me/key"):                          (401, 403, 403, 200, 403, 200, 403),
+    ("PUT", "/v1/me/dataset"):                      (401, 403, 403, 403, 403, 403, 403),
     ("DELETE", "/v1/tokens/{token_id}"):            (401, 200, 404, 200, 404, 404, 403),
     ("GET", "/v1/tasks"):                           (401, 200, 200, 200, 200, 200, 200),
     ("POST", "/v1/tasks"):                          (401, 403, 201, 403, 201, 403, 403),
@@ -81,6 +83,8 @@ RULES: dict[tuple[str, str], tuple[int, ...]] = {
     ("POST", "/v1/rounds/{round_id}/reveals"):      (401, 403, 403, 409, 403, 409, 403),
     ("GET", "/v1/rounds/{round_id}/outcome"):       (401, 403, 403, 200, 403, 404, 403),
     ("POST", "/v1/rounds/{round_id}/disputes"):     (401, 403, 403, 404, 403, 404, 403),
+    ("POST", "/v1/rounds/{round_id}/disputes/{seller_id}/key"): (401, 404, 403, 403, 403, 403, 403),
+    ("POST", "/v1/rounds/{round_id}/progress"):     (401, 403, 409, 403, 404, 403, 403),
     ("POST", "/v1/rounds/{round_id}/rulings"):      (401, 404, 403, 403, 403, 403, 403),
     ("POST", "/v1/rounds/{round_id}/settle"):       (401, 409, 409, 403, 404, 403, 403),
     ("POST", "/v1/rounds/{round_id}/abort"):        (401, 200, 200, 403, 404, 403, 403),
@@ -108,6 +112,8 @@ FORMS: dict[str, Any] = {
     "/v1/rounds/{round_id}/bids": {"valuation": 0.3, "epsilon": 1.0},
     "/v1/rounds/{round_id}/delivery": {"update_sha256": "ab" * 32},
     "/v1/rounds/{round_id}/receipts": {"receipts": {"seller-x": None}},
+    "/v1/me/dataset": {"dataset_sha256": "ab" * 32, "signature": "00" * 64},
+    "/v1/rounds/{round_id}/progress": {"accuracy": 0.5},
     "/v1/me/key": {"public_key": SigningKey.generate().public},
     "/v1/rounds/{round_id}/reveals": {"valuation": 0.3, "epsilon": 1.0, "nonce": "00" * 16},
     "/v1/rounds/{round_id}/disputes": {"reason": "test"},
@@ -165,6 +171,49 @@ def test_every_route_has_a_rule(service: Service) -> None:
     assert api_routes(service) == set(RULES) | PUBLIC | PAGE_ROUTES
 
 
+def test_every_answer_is_typed_and_every_form_has_an_example(service: Service) -> None:
+    """A stranger writes a client from the description alone: no answer is just "an object"."""
+    document = service.app.openapi()
+    schemas, forms = document["components"]["schemas"], set()
+    for path, verbs in document["paths"].items():
+        for method, operation in verbs.items():
+            done = next(one for status, one in operation["responses"].items() if status.startswith("2"))
+            named = done["content"]["application/json"]["schema"].get("$ref", "").rpartition("/")[2]
+            fields = schemas.get(named, {}).get("properties", {})
+            assert fields, f"{method} {path} answers something untyped"
+            items = fields.get("items", {}).get("items", {"type": "string"})
+            assert items.get("$ref") or items.get("type") == "string", f"{method} {path} lists something untyped"
+            body = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
+            forms |= {body["$ref"].rpartition("/")[2]} if "$ref" in body else set()
+    assert [name for name in sorted(forms) if not schemas[name].get("examples")] == []
+
+
+def test_a_token_that_nobody_has_limits_nobody(market: Market) -> None:
+    """7: limits were kept by whatever token was sent; a bid counts against its party, whichever token it uses."""
+    http = TestClient(
+        create_app(market.broker, ServiceSettings(tick_seconds=0, requests_per_second=0.001, burst=3))
+    )
+    round_id, form = market.open(), {"valuation": 0.2, "epsilon": 1.0}
+
+    def bid(token: str) -> int:
+        headers = {"Authorization": f"Bearer {token}", "Idempotency-Key": key()}
+        return int(http.post(f"/v1/rounds/{round_id}/bids", json=form, headers=headers).status_code)
+
+    assert [bid(f"pm_{i:064x}") for i in range(3)] == [401] * 3
+    mine = [market.broker.mint_token(market.sellers[0], "full", key())["token"] for _ in range(5)]
+    assert [bid(token) for token in mine] == [201, 201, 201, 429, 429]
+    other = market.broker.mint_token(market.sellers[1], "full", key())["token"]
+    assert bid(other) == 201
+
+
+def test_every_answer_carries_a_signed_head_from_the_first_on(database: str) -> None:
+    signing = SigningKey.generate()
+    make_market(database, key=signing).broker.database.close()
+    http = TestClient(create_app(Broker(database, key=signing), ServiceSettings(tick_seconds=0)))
+    for path in ("/health", "/v1/me", "/v1/no-such", "/sign-in"):
+        assert Head.parse(http.get(path).headers["privmarket-head"]).is_signed_by(signing.public), path
+
+
 class Scene:
     """One market with an open round, which each attempt finds as the first one did."""
 
@@ -179,6 +228,7 @@ class Scene:
         token_id = market.broker.mint_token(market.sellers[0], "full", key())["token_id"]
         self.names = {"round_id": round_id, "task_id": task_id, "token_id": token_id}
         self.names |= {"party_id": market.sellers[0].party_id, "name": "pac", "seq": 1}
+        self.names["seller_id"] = market.sellers[0].party_id
         with self.engine.connect() as connection:
             self.rows = {table: connection.execute(table.select()).all() for table in metadata.sorted_tables}
 

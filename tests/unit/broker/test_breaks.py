@@ -18,10 +18,10 @@ import pytest
 from fastapi.testclient import TestClient
 
 from privmarket.broker import database as stored
-from privmarket.broker import noise_tables, rules
+from privmarket.broker import elsewhere, noise_tables, rules
 from privmarket.broker.api import ServiceSettings, create_app
 from privmarket.broker.broker import Broker
-from privmarket.broker.http_errors import BrokerError, UnavailableError
+from privmarket.broker.http_errors import BrokerError, ConflictError, UnavailableError
 from privmarket.broker.verify import verify
 from privmarket.errors import PrivmarketError
 from privmarket.mechanisms import mechanism, mechanism_names
@@ -110,6 +110,45 @@ def test_a_wallet_that_moved_while_an_auction_was_computed_is_looked_at_again(da
     assert verify(market.broker).differences == ()
 
 
+def test_words_that_arrived_in_time_count_though_others_were_written_first(market: Market) -> None:
+    """1: claims that were sent in time were refused, because somebody else held the lock until the deadline."""
+    round_id = market.open()
+    market.bid_all(round_id)
+    market.broker.close_round(market.buyer, round_id, key())
+    first, *others = market.winners(round_id)
+    market.clock.now_ms += 59_000
+    database, waited = market.broker.database, threading.Event()
+    honest = database._begin
+
+    def held_up(patient: bool) -> Any:
+        if not waited.is_set():
+            waited.set()
+            market.clock.now_ms += 5_000  # the deadline passes while others write
+        return honest(patient)
+
+    database._begin = held_up  # type: ignore[method-assign]
+    assert market.broker.claim_delivery(market.seller(first), round_id, "ab" * 32, key())["update_sha256"]
+    with pytest.raises(ConflictError, match="stopped taking deliveries"):
+        market.broker.claim_delivery(market.seller(others[0]), round_id, "ab" * 32, key())
+    assert verify(market.broker).differences == ()
+    with database.read() as connection:
+        query = "SELECT details FROM log WHERE kind = 'delivery.claimed'"
+        assert "arrived_ms" in str(connection.exec_driver_sql(query).scalar())
+
+
+def test_a_large_auction_is_computed_in_a_process_of_its_own(
+    market: Market, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1: pages and bids keep their speed; the process gives what this one would."""
+    round_id = market.open()
+    market.bid_all(round_id)
+    here = market.broker._prepared(round_id)
+    monkeypatch.setattr(elsewhere, "WORTH_A_PROCESS", 1)
+    assert elsewhere.prepare_elsewhere(market.broker.database, round_id) == here
+    monkeypatch.setattr(elsewhere.sys, "executable", "/bin/false")
+    assert market.broker._prepared(round_id) == here  # where it cannot be started, it is done here
+
+
 def test_the_file_is_its_owners_alone(tmp_path: Path) -> None:
     """7: the database was 0644, with open bids in clear."""
     file = tmp_path / "m.db"
@@ -190,7 +229,12 @@ def test_versions_follow_what_a_rule_does() -> None:
         def clear(self, bids: Any, budget: Any) -> Any:
             return super().clear(bids, 0.999 * budget)
 
+    class Raised(type(rule)):  # type: ignore[misc]
+        version = "1.1.0"
+
     assert rules.version_of(rule) == rules.version_of(Commented())
+    assert rules.version_of(rule).startswith("proportional-share/1.0.0+")
+    assert rules.version_of(Raised()).startswith("proportional-share/1.1.0+")
     assert rules.version_of(rule) != rules.version_of(Changed())
     assert rules.version_of(mechanism("pac")) != rules.version_of(rule)
 

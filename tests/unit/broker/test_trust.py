@@ -18,6 +18,7 @@ from privmarket.broker.database import Database
 from privmarket.broker.http_client import BrokerCallError, BrokerClient, LogForkedError
 from privmarket.broker.http_errors import BrokerError, ConflictError, DatabaseError, ForbiddenError
 from privmarket.broker.log_witness import Witness, forks, read_heads
+from privmarket.broker.sealed import unseal
 from privmarket.broker.signatures import Head, SigningKey
 from privmarket.broker.verify import verify
 from privmarket.rounds import Offer
@@ -187,6 +188,120 @@ def test_a_signed_log_is_written_by_whoever_has_its_key_only(tmp_path: Path) -> 
     with pytest.raises(DatabaseError, match="is signed"):
         Broker(f"sqlite:///{tmp_path}/m.db").deposit(market.operator, market.buyer.party_id, 5, key())
     assert Head.parse(market.broker.database.newest_head().header()).is_signed_by(BROKER_KEY.public)
+
+
+def test_a_sealed_update_opens_when_it_is_paid(signed: Market) -> None:
+    round_id = signed.open(delivery="sealed", sealing="broker")
+    tokens = {who.party_id: signed.broker.mint_token(who, "full", key())["token"] for who in signed.sellers}
+    clients = {i: connect(signed, tokens[signed.sellers[i].party_id], key=signing(i)) for i in (0, 1)}
+    for i, client in clients.items():
+        client.bid(round_id, 0.2 + 0.1 * i, 0.5)
+    signed.broker.bid(signed.sellers[2], round_id, Offer(0.3, 0.5), key())
+    signed.broker.close_round(signed.buyer, round_id, key())
+    paid, refused = signed.winners(round_id)[:2]
+    with pytest.raises(BrokerError, match="travel sealed"):
+        signed.broker.claim_delivery(signed.seller(paid), round_id, "ab" * 32, key())
+    sent = {who: connect(signed, tokens[who]).claim_sealed(round_id, b"weights of " + who.encode())
+            for who in signed.winners(round_id)}  # fmt: skip
+    buyer = connect(signed, signed.broker.mint_token(signed.buyer, "full", key())["token"])
+    with pytest.raises(BrokerError, match="no key"):
+        buyer.open_update(round_id, paid, sent[paid])
+    with signed.broker.database.read() as connection:  # nor can somebody who holds the database open it
+        shown = str(connection.exec_driver_sql("SELECT * FROM sealed_keys").all())
+        shown += str(connection.exec_driver_sql("SELECT details, answer FROM log").all())
+    with signed.broker.database.write("x") as tx:
+        keys = tx.vault.of_round(round_id)
+    assert set(keys) == set(sent)
+    assert not any(one in shown for one in keys.values())
+    buyer.give_receipts(round_id, {who: None if who != refused else "too small" for who in sent})
+    signed.clock.now_ms += 200_000
+    signed.broker.tick()
+    assert signed.broker.round_state(round_id) == "settled"
+    assert buyer.open_update(round_id, paid, sent[paid]) == b"weights of " + paid.encode()
+    with pytest.raises(BrokerError, match="not the update that was claimed"):
+        buyer.open_update(round_id, paid, sent[refused])
+    with pytest.raises(BrokerError, match="no key"):
+        buyer.open_update(round_id, refused, sent[refused])  # not paid, so never opened
+    assert verify(signed.broker).differences == ()
+
+
+def test_the_arbiter_opens_a_disputed_update_and_the_log_shows_it(signed: Market) -> None:
+    round_id = signed.open(delivery="sealed")
+    signed.broker.bid(signed.sellers[2], round_id, Offer(0.3, 0.5), key())
+    for i in (0, 1):
+        token = signed.broker.mint_token(signed.sellers[i], "full", key())["token"]
+        connect(signed, token, key=signing(i)).bid(round_id, 0.2, 0.5)
+    signed.broker.close_round(signed.buyer, round_id, key())
+    winner = signed.winners(round_id)[0]
+    seller = connect(signed, signed.broker.mint_token(signed.seller(winner), "full", key())["token"])
+    ciphertext = seller.claim_sealed(round_id, b"weights")
+    operator = connect(signed, signed.broker.mint_token(signed.operator, "full", key())["token"])
+    with pytest.raises(BrokerCallError, match="no open dispute"):
+        operator.show_key(round_id, winner)
+    signed.broker.give_receipts(signed.buyer, round_id, {winner: "cannot tell"}, key())
+    seller.dispute(round_id, "open it")
+    shown = operator.show_key(round_id, winner)
+    assert unseal(ciphertext, shown["key"]) == b"weights"
+    assert shown["key"] not in str(list(operator.audit("delivery.shown")))
+    assert len(list(operator.audit("delivery.shown"))) == 1
+    with pytest.raises(BrokerCallError):  # others may not
+        seller.show_key(round_id, winner)
+    assert verify(signed.broker).differences == ()
+
+
+def test_one_wallet_per_data_set(signed: Market) -> None:
+    round_id = signed.open(attested=True)
+    clients = [
+        connect(signed, signed.broker.mint_token(signed.sellers[i], "full", key())["token"], key=signing(i))
+        for i in (0, 1)
+    ]
+    with pytest.raises(BrokerCallError, match="attest their data set"):
+        clients[0].bid(round_id, 0.2, 1.0)
+    assert clients[0].attest("ab" * 32)["dataset_sha256"] == "ab" * 32
+    assert clients[0].bid(round_id, 0.2, 1.0)["epsilon"] == 1.0
+    with pytest.raises(BrokerCallError) as refused:
+        clients[1].attest("ab" * 32)  # the same records under another name
+    assert refused.value.code == "dataset-in-use"
+    with pytest.raises(BrokerCallError, match="attests another"):
+        clients[0].attest("cd" * 32)
+    with pytest.raises(ForbiddenError, match="not signed"):
+        signed.broker.attest(signed.sellers[1], "cd" * 32, "00" * 64, key())
+    with pytest.raises(ForbiddenError, match="is signed"):
+        signed.broker.attest(signed.sellers[2], "cd" * 32, "00" * 64, key())
+    assert verify(signed.broker).differences == ()
+
+
+def test_everything_that_concerns_a_seller_is_proven(signed: Market) -> None:
+    """A bid, an award, a payment, and what each did to the wallet: each names its entry in the log."""
+    round_id = signed.open()
+    seller = connect(signed, signed.broker.mint_token(signed.sellers[2], "full", key())["token"])
+    bid = seller.bid(round_id, 0.2, 0.5)["entry"]
+    for i in (0, 1):
+        token = signed.broker.mint_token(signed.sellers[i], "full", key())["token"]
+        connect(signed, token, key=signing(i)).bid(round_id, 0.25, 0.5)
+    signed.broker.close_round(signed.buyer, round_id, key())
+    claim = seller.claim_delivery(round_id, "ab" * 32)["entry"]
+    signed.broker.give_receipts(signed.buyer, round_id, {signed.sellers[2].party_id: None}, key())
+    signed.clock.now_ms += 200_000
+    signed.broker.tick()
+    (award,) = seller.awards(round_id)
+    (payment,) = seller.statement()
+    places = {"bid.placed": bid, "delivery.claimed": claim, "award.made": award["seq"]}
+    places["award.settled"] = award["settled_seq"]
+    assert payment["seq"] == award["settled_seq"]  # the payment and the wallet's charge are one entry
+    for kind, entry in places.items():
+        assert seller.prove(entry)["entry"][3] == kind
+
+
+def test_names_of_the_idle_are_forgotten(market: Market) -> None:
+    market.bid_all(market.open())
+    market.clock.now_ms += 400 * 86_400_000
+    round_id = market.open(buyer_may_close=True)
+    market.broker.bid(market.sellers[0], round_id, Offer(0.2, 1.0), key())
+    erased = market.broker.forget_idle(365)
+    assert set(erased) == {seller.party_id for seller in market.sellers[1:]}  # not the buyer, nor who bid today
+    assert market.broker.forget_idle(365) == []
+    assert verify(market.broker).differences == ()
 
 
 @pytest.mark.parametrize("to", ["sqlite", "postgresql"])

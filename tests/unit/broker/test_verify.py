@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from privmarket.broker import projection
+from privmarket.broker import projection, rules
 from privmarket.broker.broker import Broker
 from privmarket.broker.database import Database
 from privmarket.broker.http_errors import DatabaseError
@@ -71,6 +71,9 @@ EDITS = {
     "a name removed": "DELETE FROM names",
     "an erased name put back": "INSERT INTO names (party_id, name, salt) SELECT id, 'back', 's' FROM parties "
     "WHERE erased_ms IS NOT NULL",
+    "a key of a sealed update taken": "DELETE FROM sealed_keys",
+    "a key kept after settlement": "INSERT INTO sealed_keys (round_id, seller_id, wrapped) "
+    "SELECT round_id, seller_id, 'ab' FROM awards WHERE key IS NOT NULL",
     "a head set back": "UPDATE head SET size = size - 1",
     "another root": "UPDATE head SET root = replace(root, 'a', 'b')",
     "another signature": "UPDATE head SET signature = replace(signature, 'a', 'b')",
@@ -113,7 +116,7 @@ def eventful_file(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     market = eventful_market(f"sqlite:///{file}")
     verdict = verify(market.broker)
     assert verdict.differences == ()
-    assert verdict.auctions == 2
+    assert verdict.auctions == 4
     market.broker.database.close()
     return file, verdict.head
 
@@ -167,6 +170,16 @@ def test_an_edit_is_found(eventful_file: tuple[Path, str], tmp_path: Path, edit:
     if changed == 0:
         pytest.skip("nothing there to change")
     assert checked(tmp_path / "edited.db", head).differences
+
+
+def test_a_swapped_key_of_an_update_is_found_by_who_has_the_brokers_key(tmp_path: Path) -> None:
+    market = eventful_market(f"sqlite:///{tmp_path}/m.db")
+    assert verify(market.broker).differences == ()
+    with market.broker.database.engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE sealed_keys SET wrapped = 'ab' || substr(wrapped, 3)")
+    assert all("not the key that was claimed" in one for one in verify(market.broker).differences)
+    assert verify(market.broker).differences
+    market.broker.database.close()
 
 
 def test_all_differences_are_reported(eventful_file: tuple[Path, str], tmp_path: Path) -> None:
@@ -362,6 +375,29 @@ def test_a_rule_that_changed_is_named_and_the_check_goes_on(market: Market) -> N
     assert round_id in verdict.notes[0]
     market.broker.make_mechanism = honest
     assert verify(market.broker).auctions == 1
+
+
+def test_a_retired_rule_stays_replayable(market: Market, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After an upgrade that changes what a rule does, old rounds replay with what it did then."""
+    round_id = market.open()
+    market.bid_all(round_id)
+    market.finish(round_id)
+
+    class Newer(type(mechanism("proportional-share"))):
+        version = "2.0.0"
+
+        def clear(self, bids, budget):
+            return super().clear(bids, budget / 2)
+
+    old = market.broker.make_mechanism
+    market.broker.make_mechanism = lambda name, **_: Newer()
+    second = market.open()
+    market.bid_all(second)
+    market.finish(second)
+    assert len(verify(market.broker).notes) == 1  # nobody kept the old rule
+    monkeypatch.setitem(rules.RETIRED, ("proportional-share", "1.0.0"), old)
+    verdict = verify(market.broker)
+    assert (verdict.differences, verdict.notes, verdict.auctions) == ((), (), 2)
 
 
 def test_a_rewritten_log_is_found_by_an_older_head(market: Market) -> None:

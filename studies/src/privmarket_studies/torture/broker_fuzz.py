@@ -22,9 +22,9 @@ from schemathesis import GenerationMode
 
 from privmarket.broker.api import ServiceSettings, create_app
 from privmarket.broker.limits import Limits
-from privmarket_studies.torture.broker_kill import append
 from privmarket_studies.torture.market import key, make_market
 from privmarket_studies.torture.postgres import postgres
+from privmarket_studies.torture.runs import append, broker_code
 
 ROLES = ("nobody", "operator", "buyer", "seller", "reader")
 SETTINGS = ServiceSettings(tick_seconds=0, requests_per_second=1e9, burst=1e9, limits=Limits(body_bytes=100_000))
@@ -48,7 +48,7 @@ class Fuzz:
 
     def _names(self) -> dict[str, list[str]]:
         """Things that exist, in several states, so that requests get past the first check."""
-        open_, cleared, settled = (self.market.open(rounds=5) for _ in range(3))
+        open_, cleared, settled = (self.market.open(rounds=5, delivery=how) for how in ("open", "sealed", "open"))
         for round_id in (open_, cleared, settled):
             self.market.bid_all(round_id)
         self.market.broker.close_round(self.market.buyer, cleared, key())
@@ -63,6 +63,7 @@ class Fuzz:
             "round_id": [open_, cleared, settled],
             "task_id": tasks,
             "party_id": parties,
+            "seller_id": parties[1:],
             "token_id": [*tokens, "token-none"],
             "name": ["pac", "proportional-share"],
             "seq": ["1", "9", "20"],
@@ -148,7 +149,12 @@ def main() -> None:
     if options.out:
         command = f"python -m privmarket_studies.torture.broker_fuzz --examples {options.examples}"
         command += " --postgres" if options.postgres else ""
-        result: dict[str, Any] = {"command": command, "schemathesis": schemathesis.__version__, "database": kind}
+        result: dict[str, Any] = {
+            "command": command,
+            "code": broker_code(),
+            "schemathesis": schemathesis.__version__,
+            "database": kind,
+        }
         result |= {"requests": seen.total(), "answers": answers, "verdict": "no 5xx, one error shape"}
         append(options.out, result)
 

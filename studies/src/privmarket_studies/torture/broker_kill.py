@@ -1,6 +1,9 @@
 """Load, kill -9 at a random moment, restart, compare with what was acknowledged. Again and again.
 
-The long form: `python -m privmarket_studies.torture.broker_kill --kills 50 [--postgres] [--seed 1] [--out FILE]`.
+Bids are signed, some sealed and revealed; updates are rejected, disputed and ruled on; some travel sealed.
+
+The long form:
+`python -m privmarket_studies.torture.broker_kill --kills 50 [--postgres [--brokers 2]] [--seed 1] [--out FILE]`.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import tempfile
 import threading
 import time
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,22 +24,36 @@ import httpx
 from sqlalchemy import func, select
 
 from privmarket.broker import ledger
+from privmarket.broker.bidding import offer_fields
 from privmarket.broker.broker import Broker
-from privmarket.broker.schema import log, rounds
+from privmarket.broker.schema import awards, log, rounds
+from privmarket.broker.signatures import SigningKey, bid_message, commitment
 from privmarket.broker.verify import verify
+from privmarket.rounds import Offer
 from privmarket_studies.torture.broker_process import BrokerProcess
 from privmarket_studies.torture.postgres import postgres
+from privmarket_studies.torture.runs import append, broker_code
 
 SELLERS = 8
-TERMS = {"mechanism": "proportional-share", "rounds": 100_000, "bid_seconds": 3600, "delivery_seconds": 3600}
-TERMS |= {"buyer_may_close": True}
+PAUSE_SECONDS = 13.0  # longer than PostgreSQL lets a transaction stand idle
+TERMS: dict[str, Any] = {
+    "title": "t",
+    "budget_micro": 1_000_003,
+    "mechanism": "proportional-share",
+    "rounds": 100_000,
+    "bid_seconds": 3600,
+    "delivery_seconds": 3600,
+    "buyer_may_close": True,
+}
+# One task after the other: bids that the broker seals, and bids and updates that travel sealed.
+TASKS = (TERMS, {**TERMS, "sealing": "bidder", "reveal_seconds": 5, "delivery": "sealed"})
 
 
 class Caller:
     """One connection; a request whose answer was lost is sent again under its key until it is answered."""
 
     def __init__(self, server: BrokerProcess, token: str, failures: list[str]) -> None:
-        self.server, self.failures, self.lost = server, failures, 0
+        self.server, self.failures, self.lost, self.answers = server, failures, 0, 0
         self.headers = {"Authorization": f"Bearer {token}"} if token else {}
         self.http = httpx.Client(timeout=30)
 
@@ -50,6 +68,10 @@ class Caller:
                 self.lost += 1
                 time.sleep(0.1)
                 continue
+            self.answers += 1
+            if reply.status_code == 503:  # a database that another broker locks: the same again, as it says
+                time.sleep(0.2)
+                continue
             if reply.status_code >= 500:
                 self.failures.append(f"{method} {path}: {reply.status_code} {reply.text}")
             answer: dict[str, Any] = reply.json()
@@ -57,31 +79,60 @@ class Caller:
         raise TimeoutError(path)
 
 
+class Seller:
+    """A seller that signs its bids, and seals them where the task asks for that."""
+
+    def __init__(self, caller: Caller, party_id: str, key: SigningKey) -> None:
+        self.caller, self.id, self.key = caller, party_id, key
+        self.sealed: list[str] = []  # commitments of acknowledged bids
+        self.openings: dict[str, dict[str, Any]] = {}
+        self.revealed = 0
+
+    def bid(self, round_id: str, bidder_seals: bool, rng: random.Random) -> None:
+        """One bid, remembered once it is acknowledged."""
+        offer = Offer(rng.random(), rng.choice([0.1, 0.5]))
+        fields, nonce = offer_fields(offer), f"{rng.getrandbits(128):032x}"
+        committed = commitment(round_id, self.id, fields, nonce)
+        form: dict[str, Any] = {"signature": self.key.sign(bid_message(round_id, self.id, committed))}
+        form |= {"commitment": committed} if bidder_seals else {**fields, "nonce": nonce}
+        self.openings[committed] = {**fields, "nonce": nonce}
+        if "commitment" in self.caller.must("POST", f"/v1/rounds/{round_id}/bids", form):
+            self.sealed.append(committed)
+
+    def reveal(self, round_id: str) -> None:
+        """Opens the bid that stands."""
+        for bid in self.caller.must("GET", f"/v1/rounds/{round_id}/bids").get("items", []):
+            form = self.openings[bid["commitment"]]
+            self.revealed += "entry" in self.caller.must("POST", f"/v1/rounds/{round_id}/reveals", form)
+
+
 class Load:
     """Sellers that bid all at once and a buyer that drives rounds, through every crash."""
 
-    def __init__(self, server: BrokerProcess, seed: int) -> None:
-        self.server, self.rng = server, random.Random(seed)
+    def __init__(self, servers: Sequence[BrokerProcess], seed: int) -> None:
+        self.servers, self.rng = servers, random.Random(seed)
         self.stop = threading.Event()
-        self.sealed: dict[str, list[str]] = {}
-        self.deposited, self.cycles, self.round_id = 0, 0, ""
+        self.deposited, self.cycles, self.round_id, self.bidder_seals = 0, 0, "", False
+        self.disputes, self.pauses = 0, 0
+        self.update_keys: dict[tuple[str, str], str] = {}  # acknowledged claims of sealed updates
         self.failures: list[str] = []
-        self.operator = self._caller(server.operator_token)
+        self.operator = self._caller(servers[0].operator_token)
         stranger = self._caller("")
         made = stranger.must("POST", "/v1/register", {"role": "buyer", "name": "lab"})
         self.buyer, self.buyer_id = self._caller(made["token"]), made["id"]
-        wallet = {"cap_epsilon": 9_000.0, "delta": 1e-5}
-        self.sellers: dict[str, Caller] = {}
-        for i in range(SELLERS):
-            made = stranger.must("POST", "/v1/register", {"role": "seller", "name": f"s{i}", **wallet})
-            self.sellers[made["id"]] = self._caller(made["token"])
+        self.sellers = [self._enter(stranger, i) for i in range(SELLERS)]
         self.deposit(50_000_000)
         assert not self.failures, self.failures
-        task = self.buyer.must("POST", "/v1/tasks", {"title": "t", "budget_micro": 1_000_003, **TERMS})
-        self.task_id = task["id"]
+        self.tasks = [self.buyer.must("POST", "/v1/tasks", terms)["id"] for terms in TASKS]
 
-    def _caller(self, token: str) -> Caller:
-        return Caller(self.server, token, self.failures)
+    def _caller(self, token: str, server: int = 0) -> Caller:
+        return Caller(self.servers[server], token, self.failures)
+
+    def _enter(self, stranger: Caller, number: int) -> Seller:
+        key = SigningKey.generate()
+        form = {"role": "seller", "name": f"s{number}", "cap_epsilon": 9_000.0, "delta": 1e-5}
+        made = stranger.must("POST", "/v1/register", {**form, "public_key": key.public})
+        return Seller(self._caller(made["token"], number % len(self.servers)), made["id"], key)
 
     def deposit(self, amount: int) -> None:
         """Gives the buyer money and remembers that it was acknowledged."""
@@ -91,61 +142,98 @@ class Load:
         else:
             self.failures.append(f"a deposit was refused: {answer}")
 
-    def sell(self, seller: str) -> None:
+    def sell(self, seller: Seller) -> None:
         """A seller bids as often as it can."""
-        rng, mine = random.Random(seller), self.sealed.setdefault(seller, [])
+        rng = random.Random(seller.id)
         while not self.stop.is_set():
-            form = {"valuation": rng.random(), "epsilon": rng.choice([0.1, 0.5])}
-            answer = self.sellers[seller].must("POST", f"/v1/rounds/{self.round_id}/bids", form)
-            if "commitment" in answer:
-                mine.append(answer["commitment"])
+            seller.bid(self.round_id, self.bidder_seals, rng)
 
     def buy(self) -> None:
-        """The buyer drives rounds from opening to settlement."""
+        """The buyer drives rounds from opening to settlement; the first seller's updates are always rejected."""
         while not self.stop.is_set():
-            opened = self.buyer.must("POST", f"/v1/tasks/{self.task_id}/rounds")
-            self.round_id = opened.get("id", self.round_id)
+            self.open()
             time.sleep(0.25)
             path = f"/v1/rounds/{self.round_id}"
             self.buyer.must("POST", f"{path}/close")
-            for seller, caller in self.sellers.items():
-                claim = {"update_sha256": "ab" * 32}
-                if "update_sha256" in caller.must("POST", f"{path}/delivery", claim):
-                    self.buyer.must("POST", f"{path}/receipts", {"receipts": {seller: None}})
+            if self.bidder_seals:
+                for seller in self.sellers:
+                    seller.reveal(self.round_id)
+                self.buyer.must("POST", f"{path}/close")
+            for number, seller in enumerate(self.sellers):
+                self._deliver(path, seller, rejected=number == 0)
             self.buyer.must("POST", f"{path}/settle")
             self.deposit(1_000)
             self.cycles += 1
 
+    def open(self) -> None:
+        """The next round, of the next task."""
+        number = self.cycles % len(self.tasks)
+        opened = self.buyer.must("POST", f"/v1/tasks/{self.tasks[number]}/rounds")
+        if "id" in opened:
+            self.bidder_seals, self.round_id = TASKS[number].get("sealing") == "bidder", opened["id"]
+
+    def _deliver(self, path: str, seller: Seller, rejected: bool) -> None:
+        claim = {"update_sha256": "ab" * 32}
+        if self.bidder_seals:
+            claim["key"] = f"{self.rng.getrandbits(256):064x}"
+        if "update_sha256" not in seller.caller.must("POST", f"{path}/delivery", claim):
+            return  # it sold nothing
+        if "key" in claim:
+            self.update_keys[self.round_id, seller.id] = claim["key"]
+        self.buyer.must("POST", f"{path}/receipts", {"receipts": {seller.id: "too small" if rejected else None}})
+        if rejected and "seller_id" in seller.caller.must("POST", f"{path}/disputes", {"reason": "it is not"}):
+            form = {"seller_id": seller.id, "pays": self.rng.random() < 0.5, "reason": "looked"}
+            self.disputes += "pays" in self.operator.must("POST", f"{path}/rulings", form)
+
     def run(self, kills: int) -> None:
-        """Trades while the server is killed and restarted `kills` times."""
+        """Trades while servers are killed and restarted `kills` times; of two, the other is paused each time."""
         threads = [threading.Thread(target=self.buy)]
         threads += [threading.Thread(target=self.sell, args=(seller,)) for seller in self.sellers]
-        opened = self.buyer.must("POST", f"/v1/tasks/{self.task_id}/rounds")
-        assert "id" in opened, opened
-        self.round_id = opened["id"]
+        self.open()
+        assert self.round_id, "no round could be opened"
         for thread in threads:
             thread.start()
         try:
-            for _ in range(kills):
+            for number in range(kills):
                 time.sleep(self.rng.uniform(0.05, 1.5))
-                self.server.kill()
-                self.server.start()
+                if len(self.servers) > 1:
+                    self._pause(self.servers[1])
+                server = self.servers[number % len(self.servers)]
+                server.kill()
+                server.start()
         finally:
             time.sleep(0.5)
             self.stop.set()
             for thread in threads:
                 thread.join()
 
+    def _pause(self, server: BrokerProcess) -> None:
+        """One broker stands still for a while; the other must go on taking bids."""
+        server.pause()
+        time.sleep(PAUSE_SECONDS - 3)  # by now its transaction, if it had one, has been ended
+        before = self._taken_elsewhere(server)
+        time.sleep(3)
+        after = self._taken_elsewhere(server)
+        server.resume()
+        self.pauses += 1
+        if after == before:
+            self.failures.append("a paused broker stopped the other one")
+
+    def _taken_elsewhere(self, server: BrokerProcess) -> int:
+        return sum(seller.caller.answers for seller in self.sellers if seller.caller.server is not server)
+
 
 def check(load: Load, database: str) -> dict[str, int]:
     """Nothing lost, nothing twice."""
     assert load.failures == [], load.failures[:3]
-    acknowledged = [sealed for mine in load.sealed.values() for sealed in mine]
+    acknowledged = [sealed for seller in load.sellers for sealed in seller.sealed]
     assert len(acknowledged) == len(set(acknowledged)), "two bids were answered as one"
     broker = Broker(database)
     with broker.database.read() as connection:
         placed = connection.execute(select(log.c.details).where(log.c.kind == "bid.placed")).scalars()
         stored = [json.loads(details)["commitment"] for details in placed]
+        paid = select(awards.c.round_id, awards.c.seller_id, awards.c.key).where(awards.c.paid_micro > 0)
+        keys = {(row[0], row[1]): row[2] for row in connection.execute(paid)}
         totals = ledger.totals(connection)
         ended = connection.execute(select(rounds.c.id).where(rounds.c.state == "settled")).all()
         ends = log.c.kind.in_(["round.settled", "round.aborted"])
@@ -153,6 +241,8 @@ def check(load: Load, database: str) -> dict[str, int]:
         assert connection.execute(twice).first() is None, "a round was paid out twice"
     assert len(stored) == len(set(stored)), "a bid was taken twice"
     assert set(acknowledged) <= set(stored), "an acknowledged bid is lost"
+    opened = [keys[place] == key for place, key in load.update_keys.items() if place in keys]
+    assert all(opened), "the key of a paid update is lost"
     assert totals["deposited_micro"] == load.deposited == totals["escrow_micro"] + totals["balances_micro"]
     verdict = verify(broker)
     broker.database.close()
@@ -160,27 +250,28 @@ def check(load: Load, database: str) -> dict[str, int]:
     return {
         "acknowledged bids": len(acknowledged),
         "settled rounds": len(ended),
-        "broken or refused connections": sum(caller.lost for caller in [load.buyer, *load.sellers.values()]),
+        "reveals": sum(seller.revealed for seller in load.sellers),
+        "disputes": load.disputes,
+        "sealed updates opened": len(opened),
+        "pauses": load.pauses,
+        "broken or refused connections": load.buyer.lost + sum(seller.caller.lost for seller in load.sellers),
         "log entries": verdict.entries,
     }
 
 
-def run(database: str, folder: Path, kills: int, seed: int) -> dict[str, int]:
-    """The whole test on one database."""
-    server = BrokerProcess(database, folder / "server.log")
+def run(database: str, folder: Path, kills: int, seed: int, brokers: int = 1) -> dict[str, int]:
+    """The whole test on one database, with one broker or two."""
+    servers = [BrokerProcess(database, folder / f"server-{number}.log") for number in range(brokers)]
     try:
-        server.start()
-        load = Load(server, seed)
+        for server in servers:
+            server.operator_token = servers[0].operator_token
+            server.start()
+        load = Load(servers, seed)
         load.run(kills)
     finally:
-        server.kill()
+        for server in servers:
+            server.kill()
     return check(load, database)
-
-
-def append(path: Path, result: dict[str, Any]) -> None:
-    """Adds one run to a JSON list of runs, so that a long test can be done in pieces."""
-    runs = json.loads(path.read_text()) if path.exists() else []
-    path.write_text(json.dumps([*runs, result], indent=1) + "\n")
 
 
 def main() -> None:
@@ -189,18 +280,28 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--postgres", action="store_true")
+    parser.add_argument("--brokers", type=int, default=1, help="2: one is paused before each kill (PostgreSQL)")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
         folder = Path(name)
         database = stack.enter_context(postgres()) if options.postgres else f"sqlite:///{folder}/market.db"
-        figures = run(database, folder, options.kills, options.seed)
+        figures = run(database, folder, options.kills, options.seed, options.brokers)
     kind = "PostgreSQL" if options.postgres else "SQLite"
     print(f"{kind}: {options.kills} kills, seed {options.seed}, {figures}: nothing lost, nothing twice")
     if options.out:
         command = f"python -m privmarket_studies.torture.broker_kill --kills {options.kills} --seed {options.seed}"
         command += " --postgres" if options.postgres else ""
-        result = {"command": command, "database": kind, "kills": options.kills, "sellers": SELLERS, **figures}
+        command += f" --brokers {options.brokers}" if options.brokers > 1 else ""
+        result = {
+            "command": command,
+            "code": broker_code(),
+            "database": kind,
+            "brokers": options.brokers,
+            "kills": options.kills,
+            "sellers": SELLERS,
+            **figures,
+        }
         append(options.out, {**result, "verdict": "nothing lost, nothing twice"})
 
 

@@ -64,6 +64,16 @@ class BrokerProcess:
             return httpx.get(f"{self.url}/health", timeout=5).status_code == 200
         return False
 
+    def pause(self) -> None:
+        """Stands still, with whatever it holds in its hands."""
+        assert self.process is not None
+        os.kill(self.process.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Goes on."""
+        assert self.process is not None
+        os.kill(self.process.pid, signal.SIGCONT)
+
     def kill(self) -> None:
         """kill -9, at once."""
         if self.process is not None and self.process.poll() is None:

@@ -1,12 +1,14 @@
 """A seeded market under crashes, retries, duplicates, reordering and clock jumps, on the broker's own code.
 
 Run thousands of rounds with
-`python -m privmarket_studies.torture.broker_simulation --rounds 2000 --seed 1`; a failing seed replays exactly.
+`python -m privmarket_studies.torture.broker_simulation --rounds 2000 --seed 1 [--postgres]`; a failing seed replays
+exactly.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import random
 import tempfile
@@ -23,7 +25,7 @@ from privmarket.broker.bidding import BidRequest, offer_fields
 from privmarket.broker.broker import Broker
 from privmarket.broker.parties import Actor
 from privmarket.broker.schema import awards, bids, log, rounds, tasks
-from privmarket.broker.signatures import SigningKey, bid_message, commitment
+from privmarket.broker.signatures import SigningKey, bid_message, commitment, dataset_message
 from privmarket.broker.sql import BEFORE_STATEMENT
 from privmarket.broker.verify import verify
 from privmarket.errors import PrivmarketError
@@ -33,7 +35,8 @@ from privmarket.market.outcome import Outcome
 from privmarket.mechanisms import mechanism
 from privmarket.mechanisms.proportional_share import ProportionalShare
 from privmarket.rounds import Offer
-from privmarket_studies.torture.broker_kill import append
+from privmarket_studies.torture.postgres import new_database, postgres
+from privmarket_studies.torture.runs import append, broker_code
 
 SELLERS, BUYERS = 6, 2
 KEYED = 3  # sellers that sign; only they may bid where bidders seal
@@ -47,7 +50,8 @@ FAULTS = {
         "SELECT 1 FROM postings WHERE account <> 'world' GROUP BY account HAVING sum(amount_micro) < 0 LIMIT 1"
     ),
     "escrow is not the budget of the rounds under way": (
-        "SELECT 1 WHERE (SELECT coalesce(sum(amount_micro), 0) FROM postings WHERE account LIKE 'escrow:%') <> "
+        "SELECT 1 WHERE "
+        "(SELECT coalesce(sum(amount_micro), 0) FROM postings WHERE substr(account, 1, 7) = 'escrow:') <> "
         "(SELECT coalesce(sum(budget_micro), 0) FROM rounds WHERE state NOT IN ('settled', 'aborted'))"
     ),
     "a round was paid out twice": (
@@ -98,9 +102,10 @@ def make(name: str, **settings: Any) -> Mechanism:
 class Simulation:
     """One market and everybody in it."""
 
-    def __init__(self, path: Path, seed: int) -> None:
+    def __init__(self, database: Path | str, seed: int) -> None:
+        """`database`: a file for SQLite, or the address of an empty database."""
         self.rng = random.Random(seed)
-        self.url = f"sqlite:///{path}"
+        self.url = database if isinstance(database, str) else f"sqlite:///{database}"
         self.clock_ms = 1_700_000_000_000
         self.fuse: int | None = None
         self.keys = 0
@@ -153,10 +158,15 @@ class Simulation:
             self.sellers.append(enter("seller", **wallet))
         self.openings: dict[tuple[str, str], tuple[Offer, str]] = {}
         self.tasks = []
-        for i, rule in enumerate(("proportional-share", "pac", "csra", "broken", "proportional-share")):
+        self.update_keys: dict[tuple[str, str], str] = {}  # acknowledged claims of sealed updates
+        seller, digest = self.sellers[0].party_id, "da" * 32
+        b.attest(self.sellers[0], digest, self.signing[0].sign(dataset_message(seller, digest)), self._key())
+        names = ("proportional-share", "pac", "csra", "broken", "proportional-share", "proportional-share")
+        for i, rule in enumerate(names):
             fields: dict[str, Any] = {
                 "title": rule,
                 "sealing": "bidder" if i == 4 else "broker",
+                "delivery": "sealed" if i in (2, 4, 5) else "open",
                 "buyer_may_close": i % 2 == 0,
                 "mechanism": rule,
                 "settings": {},
@@ -193,8 +203,10 @@ class Simulation:
                 "rule",
                 "settle",
                 "abort",
+                "show",
+                "progress",
             ],
-            [4, 1, 8, 26, 4, 8, 12, 12, 16, 5, 3, 8, 1],
+            [4, 1, 8, 26, 4, 8, 12, 12, 16, 5, 3, 8, 1, 2, 1],
         )[0]
         request: Request = getattr(self, f"_{verb}")()
         return request
@@ -265,14 +277,14 @@ class Simulation:
         signature = self.signing[number].sign(bid_message(round_id, seller.party_id, committed))
         if self.rng.random() < 0.05:
             signature = "00" * 64
-        if self._sealing(round_id) == "bidder":
+        if self._of_task(round_id, tasks.c.sealing) == "bidder":
             self.openings[round_id, committed] = (offer, nonce)
             return replace(plain, offer=None, commitment=committed, signature=signature)
         return replace(plain, nonce=nonce, signature=signature)
 
-    def _sealing(self, round_id: str) -> str | None:
+    def _of_task(self, round_id: str, column: Any) -> Any:
         with self.broker.database.read() as connection:
-            query = select(tasks.c.sealing).join(rounds, rounds.c.task_id == tasks.c.id)
+            query = select(column).join(rounds, rounds.c.task_id == tasks.c.id)
             return connection.execute(query.where(rounds.c.id == round_id)).scalar()
 
     def _reveal(self) -> Request:
@@ -300,7 +312,28 @@ class Simulation:
 
     def _claim(self) -> Request:
         seller, round_id = self.rng.choice(self.sellers), self._some(rounds.c.id, rounds.c.state == "cleared")
-        return Request(self._key(), lambda b, k: b.claim_delivery(seller, round_id, "ab" * 32, k))
+        sealed = (self._of_task(round_id, tasks.c.delivery) == "sealed") != (self.rng.random() < 0.05)
+        opening = self.rng.randbytes(32).hex() if sealed else None
+
+        def note(answer: dict[str, Any]) -> None:
+            if opening is not None:
+                self.update_keys[round_id, seller.party_id] = opening
+
+        def send(broker: Broker, key: str) -> dict[str, Any]:
+            return broker.claim_delivery(seller, round_id, "ab" * 32, key, update_key=opening)
+
+        return Request(self._key(), send, note)
+
+    def _show(self) -> Request:
+        disputed = (awards.c.dispute.is_not(None), awards.c.ruling.is_(None), awards.c.key_sha256.is_not(None))
+        round_id = self._some(awards.c.round_id, *disputed)
+        seller = self._some(awards.c.seller_id, awards.c.round_id == round_id, *disputed)
+        return Request(self._key(), lambda b, k: b.show_key(self.operator, round_id, seller, k))
+
+    def _progress(self) -> Request:
+        round_id, accuracy = self._some(rounds.c.id, rounds.c.state == "settled"), self.rng.random()
+        buyer = self.rng.choice(self.buyers)
+        return Request(self._key(), lambda b, k: b.report_progress(buyer, round_id, accuracy, k))
 
     def _receipt(self) -> Request:
         round_id = self._some(rounds.c.id, rounds.c.state == "cleared")
@@ -387,12 +420,16 @@ class Simulation:
                 raise InvariantError(f"ledger: {kept} µ deposited, {self.deposited} µ acknowledged")
 
     def check_all(self) -> None:
-        """The full replay, and that no acknowledged bid is missing."""
+        """The full replay, and that no acknowledged bid or key is missing."""
         with self.broker.database.read() as connection:
             placed = connection.execute(select(log.c.details).where(log.c.kind == "bid.placed")).scalars()
             stored = {json.loads(details)["commitment"] for details in placed}
+            paid = select(awards.c.round_id, awards.c.seller_id, awards.c.key).where(awards.c.paid_micro > 0)
+            opened = {(row[0], row[1]): row[2] for row in connection.execute(paid)}
         if self.sealed - stored:
             raise InvariantError("an acknowledged bid is lost")
+        if any(opened.get(place, key) != key for place, key in self.update_keys.items()):
+            raise InvariantError("the key of a paid update is lost")
         verdict = verify(self.broker)
         if verdict.difference:
             raise InvariantError(verdict.difference)
@@ -416,18 +453,22 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--postgres", action="store_true")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     done = requests = crashes = 0
-    # Several markets, each with a seed of its own: a check of everything costs as much as all that ever happened.
-    for part in range(-(-options.rounds // ROUNDS_PER_MARKET)):
-        wanted = min(ROUNDS_PER_MARKET, options.rounds - done)
-        with tempfile.TemporaryDirectory(dir=memory_folder()) as folder:
-            simulation = Simulation(Path(folder) / "market.db", options.seed + part)
-            simulation.run(wanted)
-            simulation.broker.database.close()
-        done, requests, crashes = done + wanted, requests + simulation.keys, crashes + simulation.crashes
-        print(f"seed {options.seed + part}: {wanted} rounds, all invariants held", flush=True)
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(postgres(durable=False)) if options.postgres else None
+        # Several markets, each with a seed of its own: a check of everything costs as much as all that happened.
+        for part in range(-(-options.rounds // ROUNDS_PER_MARKET)):
+            wanted = min(ROUNDS_PER_MARKET, options.rounds - done)
+            with tempfile.TemporaryDirectory(dir=memory_folder()) as folder:
+                place = new_database(server) if server else Path(folder) / "market.db"
+                simulation = Simulation(place, options.seed + part)
+                simulation.run(wanted)
+                simulation.broker.database.close()
+            done, requests, crashes = done + wanted, requests + simulation.keys, crashes + simulation.crashes
+            print(f"seed {options.seed + part}: {wanted} rounds, all invariants held", flush=True)
     print(
         f"seeds {options.seed} to {options.seed + part}: {done} rounds, {requests} requests, {crashes} crashes, "
         "all invariants held"
@@ -435,7 +476,10 @@ def main() -> None:
     if options.out:
         module = "privmarket_studies.torture.broker_simulation"
         command = f"python -m {module} --rounds {options.rounds} --seed {options.seed}"
-        figures = {"rounds": done, "requests": requests, "crashes": crashes, "verdict": "all invariants held"}
+        command += " --postgres" if options.postgres else ""
+        database = "PostgreSQL" if options.postgres else "SQLite"
+        figures: dict[str, Any] = {"code": broker_code(), "database": database}
+        figures |= {"rounds": done, "requests": requests, "crashes": crashes, "verdict": "all invariants held"}
         append(options.out, {"command": command, **figures})
 
 

@@ -1,0 +1,39 @@
+"""Long tests in pieces: each run is added to a JSON list, with a digest of the code that it ran on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from privmarket import broker
+
+_OUTSIDE = (
+    "pages",
+    "charts",
+    "plots",
+    "api_page",
+    "demo_market",
+    "views",
+    "sessions",
+    "http_client",
+    "log_witness",
+    "metrics",
+)
+
+
+def broker_code() -> str:
+    """Sixteen digits over the broker's Python files but those of pages and clients: which code a figure is of."""
+    found = hashlib.sha256()
+    folder = Path(broker.__file__).parent
+    for file in sorted(folder.glob("*.py")):
+        if file.stem not in _OUTSIDE:
+            found.update(file.name.encode() + b"\0" + file.read_bytes())
+    return found.hexdigest()[:16]
+
+
+def append(path: Path, result: dict[str, Any]) -> None:
+    """Adds one run to a JSON list of runs."""
+    runs = json.loads(path.read_text()) if path.exists() else []
+    path.write_text(json.dumps([*runs, result], indent=1) + "\n")
