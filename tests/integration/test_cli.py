@@ -9,11 +9,13 @@ import time
 
 import pytest
 
+from tests.forked import privmarket
+
 COMMAND = [sys.executable, "-m", "privmarket"]
 
 
 def run(*arguments, cwd=None):
-    return subprocess.run([*COMMAND, *map(str, arguments)], capture_output=True, text=True, cwd=cwd, timeout=240)
+    return privmarket(*arguments, cwd=cwd).end()
 
 
 @pytest.fixture
@@ -90,9 +92,9 @@ def test_audit_takes_past_bids(bids):
 
 
 def test_bench_writes_a_figure(tmp_path):
-    done = run("bench", "auction", "--largest", 1000, "--out", tmp_path / "out", "--json", cwd=tmp_path)
+    done = run("bench", "auction", "--largest", 100, "--out", tmp_path / "out", "--json", cwd=tmp_path)
     data = json.loads(done.stdout)
-    assert {row["clients"] for row in data["rows"]} == {10, 100, 1000}
+    assert {row["clients"] for row in data["rows"]} == {10, 100}
     assert (tmp_path / "out" / "bench-auction.png").stat().st_size > 10_000
 
 
@@ -124,7 +126,7 @@ def test_help_starts_quickly():
 
 def _seconds(*arguments):
     start = time.perf_counter()
-    run(*arguments)
+    subprocess.run([*COMMAND, *arguments], capture_output=True, check=True, timeout=60)
     return time.perf_counter() - start
 
 

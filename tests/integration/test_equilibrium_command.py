@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 
 import numpy as np
@@ -11,13 +10,13 @@ import pytest
 
 from privmarket.cli import main
 from privmarket.meanfield import load_bid_function
+from tests.forked import privmarket
 
-COMMAND = [sys.executable, "-c", "from privmarket.cli import main; main()"]
 SMALL = ("--grid", "24x24x30", "--tolerance", "1e-5")
 
 
 def run(*arguments):
-    return subprocess.run([*COMMAND, *map(str, arguments)], capture_output=True, text=True, timeout=240)
+    return privmarket(*arguments).end()
 
 
 def test_solves_writes_and_plugs_in(tmp_path):

@@ -1,21 +1,18 @@
 """`federate`, `data get` and `demo` as a person or a program runs them."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
 
-RUN = [sys.executable, "-c", "from privmarket.cli import main; main()"]
+from tests import forked
+
 SMALL = ["federate", "--clients", "12", "--budget", "6", "--seed", "5"]
 
 
-def privmarket(*words, **settings):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", **settings.pop("env", {})}
-    return subprocess.run([*RUN, *words], capture_output=True, text=True, timeout=250, env=environment, check=False)
+def privmarket(*words, env=None):
+    return forked.privmarket(*words, env=env).end()
 
 
 def test_json_on_stdout_and_the_rest_on_stderr(tmp_path):
@@ -35,17 +32,12 @@ def test_a_run_killed_by_the_system_resumes_to_the_identical_result(tmp_path):
     """SIGKILL in the middle of a run, then the same command again."""
     words = [*SMALL, "--rounds", "120", "--evaluate-every", "60", "--json"]
     file = tmp_path / "run.ckpt"
-    process = subprocess.Popen(
-        [*RUN, *words, "--checkpoint", str(file)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
+    killed = forked.privmarket(*words, "--checkpoint", file)
     deadline = time.monotonic() + 120
     while not file.exists() and time.monotonic() < deadline:
         time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    killed.process.kill()
+    assert killed.end().returncode == -signal.SIGKILL
     assert file.exists()
     resumed = json.loads(privmarket(*words, "--checkpoint", str(file)).stdout)
     whole = json.loads(privmarket(*words).stdout)

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 
 from typer.testing import CliRunner
 
 from privmarket.cli import app
 from privmarket.errors import PrivmarketError
+from tests.forked import privmarket
 
 WORDS = ["plan", "--dataset", "digits", "--clients", "8", "--effort", "quick", "--rounds", "5", "--money", "4,40"]
 
 
 def plan(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "privmarket", *WORDS, *words], capture_output=True, text=True, check=False
-    )
+    return privmarket(*WORDS, *words).end()
 
 
 def test_plan_resumes_and_says_what_is_out_of_reach(tmp_path):

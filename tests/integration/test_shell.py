@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-COMMAND = [sys.executable, "-m", "privmarket"]
+from tests.forked import privmarket
+
 RULES = """def posted(bids, budget, price: float = 0.5):
     sold = bids.epsilon * (bids.valuation <= price)
     return sold, price * sold
@@ -16,7 +17,7 @@ RULES = """def posted(bids, budget, price: float = 0.5):
 
 
 def run(*arguments, cwd):
-    return subprocess.run([*COMMAND, *map(str, arguments)], capture_output=True, text=True, cwd=cwd, timeout=120)
+    return privmarket(*arguments, cwd=cwd).end(120)
 
 
 @pytest.fixture
@@ -37,6 +38,14 @@ def test_a_rule_of_ones_own_in_auction_and_audit(here):
     small = ("--clients", 5, "--budget", 50, "--profiles", 1, "--json")
     done = run("audit", "--mechanism", "my_rules:posted", *small, cwd=here)
     assert json.loads(done.stdout)["mechanism"] == "posted", done.stderr
+
+
+def test_a_fresh_interpreter_finds_the_rule_too(here):
+    command = [sys.executable, "-m", "privmarket", "auction", "bids.csv", "--budget", "5", "--json"]
+    done = subprocess.run(
+        [*command, "--mechanism", "my_rules:posted"], capture_output=True, text=True, cwd=here, timeout=120
+    )
+    assert json.loads(done.stdout)["totals"]["epsilon"] == 1.5, done.stderr
 
 
 def test_nothing_sold_is_explained(here):

@@ -3,57 +3,64 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from privmarket.mechanisms.learned.session import checkpoint_path
-from privmarket.mechanisms.learned.weights import load
-
-# A session that saves after every step; `SIZE` limits the files that it may write once step 4 is done, and
-# `PAUSE` makes steps slow enough to be killed in one.
-SESSION = """
-import os, resource, sys, time
-from pathlib import Path
 from privmarket.errors import PrivmarketError
 from privmarket.market.scenarios import scenario
 from privmarket.mechanisms.learned import session
 from privmarket.mechanisms.learned.recipes import MisreportSearch, Recipe
+from privmarket.mechanisms.learned.session import checkpoint_path
+from privmarket.mechanisms.learned.trainer import Progress
+from privmarket.mechanisms.learned.weights import load
+from tests.forked import Forked
 
-session._SAVE_EVERY_SECONDS = 0.0
-recipe = Recipe("mfg-regretnet", scenarios=("uniform",), clients=(5, 20), steps=10, rows=64,
-                network={"menus": 4, "hidden": 8, "gate_hidden": 8}, attack=MisreportSearch(rows=32))
-
-def after_step(progress):
-    if progress.step == 4 and "SIZE" in os.environ:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (int(os.environ["SIZE"]), resource.RLIM_INFINITY))
-    time.sleep(float(os.environ.get("PAUSE", 0)))
-
-try:
-    session.train(recipe, [scenario("uniform")], Path(sys.argv[1]), after_step)
-except PrivmarketError as error:
-    sys.exit(f"{error} | {error.hint}")
-"""
-
-
-def start(out: Path, **environment: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", SESSION, str(out)],
-        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+RECIPE = Recipe(
+    "mfg-regretnet",
+    scenarios=("uniform",),
+    clients=(5, 20),
+    steps=10,
+    rows=64,
+    network={"menus": 4, "hidden": 8, "gate_hidden": 8},
+    attack=MisreportSearch(rows=32),
+)
 
 
-def finish(out: Path, **environment: str) -> tuple[int, str]:
-    process = start(out, **environment)
-    _, errors = process.communicate(timeout=120)
-    return process.returncode, errors
+def train(out: Path, largest_file: int | None, pause_seconds: float) -> None:
+    """A session that saves after every step.
+
+    Args:
+        largest_file: once step 4 is done, the operating system refuses larger files.
+        pause_seconds: after each step, so that it can be killed in one.
+    """
+    session._SAVE_EVERY_SECONDS = 0.0
+
+    def after_step(progress: Progress) -> None:
+        if progress.step == 4 and largest_file is not None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, resource.RLIM_INFINITY))
+        time.sleep(pause_seconds)
+
+    try:
+        session.train(RECIPE, [scenario("uniform")], out, after_step)
+    except PrivmarketError as error:
+        sys.exit(f"{error} | {error.hint}")
+
+
+def start(out: Path, *, largest_file: int | None = None, pause_seconds: float = 0.0) -> Forked:
+    return Forked(train, out, largest_file, pause_seconds)
+
+
+def finish(out: Path, **settings: Any) -> tuple[int, str]:
+    done = start(out, **settings).end(120)
+    return done.returncode, done.stderr
 
 
 def arrays(out: Path) -> dict[str, np.ndarray]:
@@ -80,15 +87,14 @@ def assert_same(found, known):
 def test_killed_without_warning(tmp_path, uninterrupted):
     """kill -9 between two checkpoints; the next session goes on and ends with the same weights."""
     out = tmp_path / "w.safetensors"
-    process = start(out, PAUSE="0.2")
+    under_way = start(out, pause_seconds=0.2)
     limit = time.monotonic() + 90
     while not (checkpoint_path(out).exists() and steps_done(out) >= 3):
-        assert process.poll() is None, "the session ended before it could be killed"
+        assert under_way.process.is_alive(), "the session ended before it could be killed"
         assert time.monotonic() < limit
         time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    assert process.returncode == -signal.SIGKILL
+    under_way.process.kill()
+    assert under_way.end().returncode == -signal.SIGKILL
     assert 3 <= steps_done(out) < 10
     assert not out.exists()
     assert finish(out) == (0, "")
@@ -98,7 +104,7 @@ def test_killed_without_warning(tmp_path, uninterrupted):
 def test_no_room_for_the_next_checkpoint(tmp_path, uninterrupted):
     """The operating system refuses the write: a clear error, the last checkpoint whole, nothing half-written."""
     out = tmp_path / "w.safetensors"
-    code, errors = finish(out, SIZE="2000")
+    code, errors = finish(out, largest_file=2000)
     assert code == 1
     assert "could not write" in errors
     assert "an earlier file is untouched" in errors
@@ -121,9 +127,9 @@ def test_a_disk_that_is_really_full(tmp_path, uninterrupted):
     try:
         out = disk / "w.safetensors"
         fill = disk / "other"
-        process = start(out, PAUSE="0.2")
+        under_way = start(out, pause_seconds=0.2)
         while not (checkpoint_path(out).exists() and steps_done(out) >= 2):
-            assert process.poll() is None
+            assert under_way.process.is_alive()
             time.sleep(0.02)
         with open(fill, "wb", buffering=0) as file:
             try:
@@ -131,9 +137,9 @@ def test_a_disk_that_is_really_full(tmp_path, uninterrupted):
                     file.write(b"\0" * 4096)
             except OSError:
                 pass
-        _, errors = process.communicate(timeout=120)
-        assert process.returncode == 1
-        assert "No space left on device" in errors
+        done = under_way.end(120)
+        assert done.returncode == 1
+        assert "No space left on device" in done.stderr
         kept = steps_done(out)
         assert 2 <= kept < 10
         fill.unlink()
