@@ -52,8 +52,11 @@ test: lint
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 # Wheel and source archive, installed and used in a fresh environment outside the checkout. Needs a package index.
+# PYTHONS="python3.11 python3.12" tries other interpreters; the last line runs every page's commands from the wheel.
+PYTHONS ?= $(BIN)/python
 dist: $(STAMP)
-	$(BIN)/python -m privmarket_studies.smoke . --dist dist
+	$(BIN)/python -m privmarket_studies.smoke . --dist dist $(foreach python,$(PYTHONS),--python $(python))
+	$(BIN)/python -m privmarket_studies.smoke . --extra all --pages slow
 
 # Small faults in the code that decides about money and privacy, which the tests must notice. Hours; stops and goes on.
 mutants: $(STAMP)

@@ -67,7 +67,6 @@ def test_everything_that_is_imported_is_declared():
         for path in (ROOT / "src").rglob("*.py")
         if "examples" not in path.parts  # projects of their own, with their own dependencies
         for name in third_party(path) - CORE - set(extras.EXTRA_OF)
-        if name != "click"  # typer is built on it
     }
     assert undeclared == set()
 

@@ -46,6 +46,8 @@ def account(
 
       privmarket account --sale 0.5,0.05,20x100 --sale 2x3 --cap 8 --plot epsilon.png
 
+      privmarket sample sales.csv
+
       privmarket account --file sales.csv --delta 1e-6 --json
     """
     if plot is not None:

@@ -45,7 +45,7 @@ def attack(
 
       privmarket attack --epsilon 1 --plot attack.png
 
-      privmarket attack --noise-share 0.1                    a client that cheats is found
+      privmarket attack --noise-share 0.1                    # a client that cheats is found
 
       privmarket attack --dataset mnist --attack canary --trials 5000 --json
     """

@@ -43,9 +43,13 @@ def auction(
 
     [bold]Examples[/bold]
 
+      privmarket sample bids.csv
+
       privmarket auction bids.csv --budget 10
 
       privmarket auction bids.csv --mechanism proportional-share --budget 10 --json
+
+      privmarket sample my_rules.py
 
       privmarket auction bids.csv --mechanism my_rules.py:posted_price --set price=0.3 --budget 10
     """

@@ -68,6 +68,8 @@ def audit(
 
       privmarket audit --mechanism mean-field-menu --scenario uniform --clients 100 --budget 50
 
+      privmarket sample past-bids.csv
+
       privmarket audit --mechanism proportional-share --scenario past-bids.csv --clients 30 --budget 9 --json
 
       privmarket audit --mechanism pac --coalition 20

@@ -50,6 +50,8 @@ def check(
 
     [bold]Example[/bold]
 
+      privmarket seller policy > seller.toml
+
       privmarket seller check seller.toml
     """
     found = SellerPolicy.read(file)

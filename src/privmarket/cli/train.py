@@ -75,6 +75,8 @@ def train(
 
     [bold]Examples[/bold]
 
+      privmarket sample past-bids.csv
+
       privmarket train mfg-regretnet --scenario past-bids.csv --clients 50 --budget 20 --profile quick
 
       privmarket train mfg-menunet --scenario uniform --clients 100 --budget 50 --objective aggregation-error

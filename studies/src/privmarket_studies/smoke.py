@@ -4,7 +4,8 @@
 
 A fresh environment gets the wheel and nothing of the checkout. Then: what the core weighs, how fast it starts,
 whether the core's commands work, whether a missing extra is one line, and whether the source archive installs too.
-With `--extra broker` (repeatable) the commands of an extra are tried as well.
+With `--extra broker` (repeatable) the commands of an extra are tried as well; with `--pages quick` or `slow`,
+after the extras, every command of the documentation and of the help texts (see `privmarket_studies.pasted`).
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ import zipfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+
+from privmarket_studies import pasted
 
 CORE_LIMIT_MB = 260
 IMPORT_LIMIT_SECONDS = 0.2
@@ -156,8 +159,19 @@ def problems_inside(wheel: Path, archive: Path) -> list[str]:
     return said
 
 
-def examine(wheel: Path, archive: Path, python: str, extras: Sequence[str], constraint: Path | None) -> Findings:
-    """Installs the wheel for one interpreter and uses it."""
+def examine(
+    wheel: Path,
+    archive: Path,
+    python: str,
+    extras: Sequence[str],
+    constraint: Path | None,
+    pages: tuple[Path, bool] | None = None,
+) -> Findings:
+    """Installs the wheel for one interpreter and uses it.
+
+    Args:
+        pages: the checkout whose pages' commands are run after the extras, and whether to run slow ones too.
+    """
     found = Findings(
         subprocess.run([python, "--version"], capture_output=True, text=True, check=True).stdout.strip()
     )
@@ -180,6 +194,10 @@ def examine(wheel: Path, archive: Path, python: str, extras: Sequence[str], cons
             found.extras[extra] = environment.megabytes()
             for arguments in _EXTRA_COMMANDS.get(extra, ()):
                 _must_work(found, environment, arguments)
+        if pages is not None:
+            places = pasted.by_place(pasted.commands(pages[0]))
+            program = pasted.with_program(str(environment.scripts / "privmarket"))
+            found.problems += pasted.failures(places, program, slow=pages[1])
     finally:
         shutil.rmtree(place, ignore_errors=True)
     limits = (
@@ -218,14 +236,16 @@ def main() -> None:
         "--extra", action="append", default=[], help="an extra to install after the core; repeatable"
     )
     parser.add_argument("--dist", type=Path, help="keep the built files in this folder")
+    parser.add_argument("--pages", choices=["quick", "slow"], help="also run the documentation's commands")
     options = parser.parse_args()
     checkout = options.checkout.resolve()
+    pages = None if options.pages is None else (checkout, options.pages == "slow")
     constraint = checkout / "constraints.txt"
     with tempfile.TemporaryDirectory() as folder:
         wheel, archive = build(checkout, options.dist or Path(folder))
         problems = problems_inside(wheel.resolve(), archive)
         findings = [
-            examine(wheel.resolve(), archive.resolve(), python, options.extra, constraint)
+            examine(wheel.resolve(), archive.resolve(), python, options.extra, constraint, pages)
             for python in options.python or [sys.executable]
         ]
     print(json.dumps({"archives": problems, "interpreters": [asdict(found) for found in findings]}, indent=1))

@@ -47,7 +47,7 @@ def reproduce(
 
       privmarket reproduce rq3 --jobs 2
 
-      privmarket reproduce rq1 --minutes 10          (and again, until nothing is left)
+      privmarket reproduce rq1 --minutes 10          # and again, until nothing is left
     """
     from privmarket_studies.reproduce.cache import Cache
     from privmarket_studies.reproduce.document import Results

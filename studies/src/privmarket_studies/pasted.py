@@ -1,0 +1,216 @@
+"""Does every command of every page and of every `--help` run when it is pasted into a shell?
+
+    python -m privmarket_studies.pasted . --program .venv/bin/privmarket [--slow]
+
+A page's commands are run one after the other in a folder that is empty at first, as a reader would run them; the
+examples of a command's help likewise. What needs another machine, a download or an administrator is checked for
+its words only, and says why (`ELSEWHERE`). What takes more than a few seconds is run with `--slow`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import click
+import typer.main
+
+from privmarket.cli import app
+from privmarket.errors import PrivmarketError
+
+# Not run: a pattern of the command → why.
+ELSEWHERE = {
+    r"mnist|cifar10": "needs a data set that is downloaded first",
+    r"market\.example|--url": "needs somebody's broker",
+    r"postgresql": "needs a PostgreSQL server",
+    r"public\.npz": "needs records of the reader's own",
+    r"wallet-0\.jsonl": "needs the wallet of an earlier sale",
+    r"^privmarket (reproduce|bench|nash-gap)": "part of the studies, run by their own tests",
+    r"--engine (simulation|deployment)": "needs Ray or SuperNodes: test_flower_engines.py",
+    r"broker (verify|operator-token|backup|restore)": "needs a broker's file: test_broker_service.py",
+}
+# Takes more than a few seconds.
+SLOW = (
+    r"^privmarket (demo|federate|plan|attack|train|serve|flower|audit|equilibrium)",
+    r"account.*0\.05,20x100",  # certificates of sampled sales
+)
+# Ends with another code than 0, as the page says.
+CODES = {r"attack --noise-share": 1}
+_BLOCK = re.compile(r"^ *```([^\n]*)\n(.*?)^ *```", flags=re.S | re.M)
+_SHELLS = ("", "sh", "bash", "console")
+_RUNS_UNTIL_STOPPED = re.compile(r"^privmarket serve")
+
+
+@dataclass(frozen=True)
+class Pasted:
+    """One command: where it stands, and its line."""
+
+    where: str
+    line: str
+
+    @property
+    def words(self) -> list[str]:
+        """The words as a shell splits them, without comments and redirections."""
+        words = shlex.split(self.line, comments=True)
+        return words[: words.index(">")] if ">" in words else words
+
+    @property
+    def target(self) -> str | None:
+        """The file into which its output is sent."""
+        words = shlex.split(self.line, comments=True)
+        return words[words.index(">") + 1] if ">" in words else None
+
+    @property
+    def elsewhere(self) -> str | None:
+        """Why it is not run here; None if it is."""
+        return next((why for pattern, why in ELSEWHERE.items() if re.search(pattern, self.line)), None)
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether it takes more than a few seconds."""
+        return any(re.search(pattern, self.line) for pattern in SLOW)
+
+    @property
+    def code(self) -> int:
+        """With which code it ends."""
+        return next((code for pattern, code in CODES.items() if re.search(pattern, self.line)), 0)
+
+
+def commands(root: Path) -> list[Pasted]:
+    """Every `privmarket` line of the pages' shell blocks and of the help texts, in order."""
+    pages = [root / "README.md", *sorted((root / "docs").rglob("*.md"))]
+    pages += sorted((root / "src/privmarket/examples").rglob("*.md"))
+    found = [
+        Pasted(str(page.relative_to(root)), line)
+        for page in pages
+        if "results" not in page.relative_to(root).parts  # written by the studies, with commands of theirs
+        for line in lines_of(page.read_text(encoding="utf-8"))
+    ]
+    return found + list(_help_examples(_command(), []))
+
+
+def lines_of(text: str) -> list[str]:
+    """The `privmarket` lines in the shell blocks of a page."""
+    blocks = (block for language, block in _BLOCK.findall(text) if language.strip() in _SHELLS)
+    lines = (line.strip().removeprefix("$ ") for block in blocks for line in block.splitlines())
+    return [line for line in lines if line.startswith("privmarket ")]
+
+
+def _help_examples(command: click.Command, path: list[str]) -> Iterator[Pasted]:
+    if isinstance(command, click.Group):
+        for name, below in command.commands.items():
+            yield from _help_examples(below, [*path, name])
+        return
+    for line in (command.help or "").splitlines():
+        if line.strip().startswith("privmarket "):
+            yield Pasted("--help of " + " ".join(path), line.strip())
+
+
+@cache
+def _command() -> click.Command:
+    return typer.main.get_command(app)
+
+
+def misread(pasted: Pasted) -> str | None:
+    """What the command line says against the words alone, without running anything; None if it takes them."""
+    try:
+        context = _command().make_context("privmarket", pasted.words[1:])
+        while isinstance(context.command, click.Group):
+            rest = [*context._protected_args, *context.args]
+            name, command, rest = context.command.resolve_command(context, rest)
+            if command is None:
+                return f"no command {rest}"
+            context = command.make_context(name or "", rest, parent=context)
+    except click.exceptions.Exit:
+        return None
+    except (click.UsageError, PrivmarketError) as error:
+        return str(getattr(error, "message", error))
+    return None
+
+
+def by_place(found: Sequence[Pasted]) -> dict[str, list[Pasted]]:
+    """The commands of each page or help, in order."""
+    places: dict[str, list[Pasted]] = {}
+    for one in found:
+        places.setdefault(one.where, []).append(one)
+    return places
+
+
+Run = Callable[[Pasted, Path], tuple[int, str]]
+"""Runs a command in a folder: its exit code, and what it said."""
+
+
+def failures(places: dict[str, list[Pasted]], run: Run, *, slow: bool) -> list[str]:
+    """What did not run as it should: each place in an empty folder of its own."""
+    said = []
+    for where, lines in places.items():
+        with tempfile.TemporaryDirectory() as folder:
+            for pasted in lines:
+                if pasted.elsewhere or (pasted.is_slow and not slow):
+                    continue
+                started = time.monotonic()
+                code, output = run(pasted, Path(folder))
+                print(f"{time.monotonic() - started:6.1f} s  {where}: {pasted.line}", file=sys.stderr)
+                if code != pasted.code:
+                    said.append(f"{where}: {pasted.line}: exit {code}: {output.strip()[-300:]}")
+    return said
+
+
+def with_program(program: str) -> Run:
+    """Runs commands with an installed `privmarket`."""
+
+    def run(pasted: Pasted, folder: Path) -> tuple[int, str]:
+        words = [program, *pasted.words[1:]]
+        if _RUNS_UNTIL_STOPPED.search(pasted.line):
+            return _serve(words, folder)
+        done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=900, check=False)
+        if pasted.target is not None:
+            (folder / pasted.target).write_text(done.stdout, encoding="utf-8")
+        return done.returncode, done.stderr + done.stdout
+
+    return run
+
+
+def _serve(words: list[str], folder: Path, seconds: float = 20.0) -> tuple[int, str]:
+    """A service is right if it says its address and ends cleanly when it is asked to."""
+    log = folder / "serve.log"
+    with log.open("w") as stream:
+        process = subprocess.Popen(words, cwd=folder, stdout=stream, stderr=stream)
+    try:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and process.poll() is None and "http://" not in log.read_text():
+            time.sleep(0.1)
+        said = log.read_text()
+        process.terminate()
+        process.wait(timeout=20)
+    finally:
+        process.kill()
+    return (0 if "http://" in said else 1), said
+
+
+def main() -> None:
+    """Exit code 1 if a command of a page or a help does not run."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("checkout", type=Path, help="the repository, for its pages")
+    parser.add_argument("--program", required=True, help="the installed `privmarket`")
+    parser.add_argument("--slow", action="store_true", help="also run what takes more than a few seconds")
+    parser.add_argument("--only", help="only places with this in their name")
+    options = parser.parse_args()
+    found = [one for one in commands(options.checkout) if not options.only or options.only in one.where]
+    said = [f"{one.where}: {one.line}: {why}" for one in found if (why := misread(one))]
+    said += failures(by_place(found), with_program(str(Path(options.program).absolute())), slow=options.slow)
+    print("\n".join(said) or f"{len(found)} commands, all right")
+    sys.exit(bool(said))
+
+
+if __name__ == "__main__":
+    main()
