@@ -101,11 +101,18 @@ class ClientPool:
         return private_updates(self.model, weights, records, self.plan, sigma, sources).numpy()
 
     def shares(self, order: ChunkOrder) -> np.ndarray:
-        """(clients, parameters) int64: what each client adds to a secure sum; see `shares.SharedSum`."""
-        seed, number = self.config.seed, order.round_number
-        sources = [NoiseSource.from_seed(seed, "update", number, client) for client in order.clients]
-        records, weights = self._records(order.clients), torch.from_numpy(order.weights)
-        return private_shares(self.model, weights, records, self.plan, order.grids, sources)
+        """(clients, parameters) int64: what each client adds to a secure sum; see `shares.SharedSum`.
+
+        One client after the other: matrix products round differently when clients are stacked, and a sum must be
+        the same to the last bit whether its sellers live in one process or on machines of their own.
+        """
+        weights, released = torch.from_numpy(order.weights), []
+        for client, grid in zip(order.clients, order.grids, strict=True):
+            source = NoiseSource.from_seed(self.config.seed, "update", order.round_number, client)
+            released.append(
+                private_shares(self.model, weights, self._records((client,)), self.plan, [grid], [source])
+            )
+        return np.concatenate(released)
 
     def plain_updates(self, order: ChunkOrder, *, epochs: int = 1, learning_rate: float = PLAIN_RATE) -> np.ndarray:
         """Ordinary local training, see `local.plain_updates`."""
