@@ -38,9 +38,7 @@ def late(name: str) -> ModuleType:
     return _LateModule(name)
 
 
-def public_names(
-    package: str, homes: Mapping[str, str]
-) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
+def public_names(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
     """`__getattr__` and `__dir__` of a package whose public names are loaded when they are first used.
 
     Args:

@@ -18,7 +18,7 @@ from flwr.supercore.primitives.asymmetric import bytes_to_private_key, bytes_to_
 import privmarket as pm
 from privmarket.errors import PrivacyError
 from privmarket.federated.shares import SharedSum, modular_sum
-from privmarket.flower import guard, masks, secure, wire
+from privmarket.flower import guard, masks, secure, secure_seller, wire
 from privmarket.privacy import integer_noise
 from privmarket.privacy.noise import NoiseSource
 from privmarket.privacy.release import Grid
@@ -87,10 +87,12 @@ def at(stage, change, nodes):
 @pytest.fixture
 def gullible(monkeypatch):
     """Flower's client as it comes: whatever the server's steps say is done."""
-    monkeypatch.setattr(secure, "check_protocol", lambda configs, context: None)
-    monkeypatch.setattr(secure, "_largest_share", lambda *_: 2**27)
-    monkeypatch.setattr(secure, "public_numbers", lambda sale, **_: b"")
-    monkeypatch.setattr(secure.SecureClientApp, "__call__", secure.ClientApp.__call__)
+    for check in ("_check_integers", "_check_sources"):
+        monkeypatch.setattr(secure_seller, check, lambda *_: None)
+    for side in (secure, secure_seller):
+        monkeypatch.setattr(side, "largest_share", lambda *_: 2**27)
+        monkeypatch.setattr(side, "public_numbers", lambda *_, **__: b"")
+    monkeypatch.setattr(secure_seller.SecureClientApp, "__call__", secure_seller.ClientApp.__call__)
 
 
 def test_an_honest_sum_is_the_sum(monkeypatch):
@@ -155,7 +157,7 @@ SILENCING = {
     "cut off, in steps of one": lambda configs: {"clipping_range": 1.0, "target_range": 2},
     "coarse steps": lambda configs: {"target_range": configs["target_range"] // 1024},
     "a modulus that wraps": lambda configs: {"mod_range": 2},
-    "overflow": lambda configs: {"clipping_range": 2.0**40, "target_range": 2**41, "mod_range": 2**50},
+    "overflow": lambda configs: {"clipping_range": 2.0**55, "target_range": 2**56, "mod_range": 2**62},
     "no number": lambda configs: {"clipping_range": math.nan},
 }
 
@@ -187,7 +189,8 @@ def test_unequal_digits_take_the_others_noise_away_from_a_gullible_client(monkey
 
 def test_unequal_digits_give_a_sum_that_nobody_can_open(monkeypatch):
     """Masks are bound to the number of digits: what comes out is uniform, whatever the shares were."""
-    monkeypatch.setattr(secure, "_largest_share", lambda *_: 2**27)  # room for the victim's larger integers
+    for side in (secure, secure_seller):  # room for the victim's larger integers
+        monkeypatch.setattr(side, "largest_share", lambda *_: 2**27)
     sent, opened, _ = attacked(monkeypatch, unequal)
     assert set(sent) == OTHERS | {VICTIM}
     assert opened is None or float(np.abs(opened - sum(sent.values())).max()) > 2.0**26

@@ -12,10 +12,11 @@ from privmarket.cli.options import Json, note, parse_settings, print_json
 from privmarket.lazy import late
 
 if TYPE_CHECKING:
-    from privmarket.flower import app_folder, rehearsal
+    from privmarket.flower import app_folder, rehearsal, sum_rehearsal
 else:
     app_folder = late("privmarket.flower.app_folder")
     rehearsal = late("privmarket.flower.rehearsal")
+    sum_rehearsal = late("privmarket.flower.sum_rehearsal")
 
 app = typer.Typer(help="The market on Flower: run an app, rehearse a deployment.", no_args_is_help=True)
 
@@ -69,16 +70,28 @@ def rehearse(
     out: Annotated[Path, typer.Option(help="Folder for logs, wallets and Flower's home.")] = Path("out/rehearsal"),
     deadline: Annotated[float, typer.Option(help="Seconds the server waits for updates.")] = 40.0,
     light: Annotated[bool, typer.Option(help="Updates are noise alone: the market without the learning.")] = False,
+    sums: Annotated[
+        bool, typer.Option(help="Secure sums: a server that cheats, round by round, and a seller that is killed.")
+    ] = False,
+    in_process: Annotated[
+        bool, typer.Option(help="With --sums: every attack, in this process, in a minute.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """A deployed market under fire: SuperNodes killed, late, broken and greedy. Exit code 1 if a promise breaks.
 
-    [bold]Example[/bold]
+    [bold]Examples[/bold]
 
       privmarket flower rehearse --json
+      privmarket flower rehearse --sums --in-process
     """
     shutil.rmtree(out, ignore_errors=True)
-    report = rehearsal.rehearse(out.absolute(), rehearsal.Plan(deadline_seconds=deadline, light=light))
+    if sums:
+        tried = sum_rehearsal.IN_PROCESS_ATTACKS if in_process else sum_rehearsal.SumPlan.attacks
+        plan = sum_rehearsal.SumPlan(attacks=tried, deadline_seconds=deadline)
+        report = sum_rehearsal.rehearse_sums(out, plan, deployment=not in_process)
+    else:
+        report = rehearsal.rehearse(out.absolute(), rehearsal.Plan(deadline_seconds=deadline, light=light))
     if json:
         print_json(report)
     else:

@@ -41,18 +41,30 @@ def honest_sellers(sellers: int, honest_share: float) -> int:
     return min(sellers, max(1, math.ceil(honest_share * sellers - 1e-9)))
 
 
+def survivors_needed(sellers: int, honest_share: float) -> int:
+    """How many of a round's n sellers must come through before the sum may be opened: h, or more.
+
+    A seller confirms one list of survivors. Two lists with so many confirmations each would need more than h honest
+    sellers even if all other n − h confirm both: nobody can have two different sums opened in one round.
+    """
+    honest = honest_sellers(sellers, honest_share)
+    return max(honest, (2 * sellers - honest) // 2 + 1)
+
+
 @dataclass(frozen=True, eq=False)
 class SharedSum:
     """The public numbers of one round's sum; every seller computes them from the awards and gets the same.
 
     Attributes:
-        honest: h; fewer survivors than that reveal nothing.
+        honest: h; so many sellers' noise protects each of them.
+        needed: fewer survivors than that reveal nothing.
         levels: digits of each seller's integer noise.
         weights: (sellers,) w, steps of the sum's grid per unit of a clipped sum.
         bits: sums are taken modulo 2^bits, and cannot wrap.
     """
 
     honest: int
+    needed: int
     levels: int
     weights: Array
     bits: int
@@ -96,20 +108,20 @@ class SharedSum:
                 f"a sum of {sigma.size} sellers needs {bits} bits, the modulus has {modulus_bits}",
                 "use a larger modulus, fewer sellers a round, or sell less ε a round",
             )
-        return cls(honest, levels, weights, bits)
+        return cls(honest, survivors_needed(sigma.size, honest_share), levels, weights, bits)
 
     def grid(self, seller: int) -> Grid:
         """What seller number `seller` of the round rounds to and adds noise on: one step is 1/w of its sum."""
         return Grid(1.0 / float(self.weights[seller]), self.levels)
 
     def opened(self, shares: Integers, sellers: Sequence[int]) -> NDArray[np.float64] | None:
-        """(parameters,) Σ w·S / Σ w over the sellers that came through, with its noise; None below h of them.
+        """(parameters,) Σ w·S / Σ w over the sellers that came through, with its noise; None for too few of them.
 
         Args:
             shares: (sellers that came through, parameters) what they sent.
             sellers: their numbers.
         """
-        if len(sellers) < self.honest:
+        if len(sellers) < self.needed:
             return None
         return modular_sum(shares, self.bits) / float(self.weights[list(sellers)].sum())
 

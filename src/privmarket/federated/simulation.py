@@ -290,7 +290,7 @@ class SimulatedClients:
         total = plan.opened(shares, arrived)
         if total is None:
             # Shares were sent under masks that nobody takes off: nothing is seen, nobody is paid, ε stays spent.
-            fault = f"only {len(arrived)} of {len(cohort)} sellers came through, {plan.honest} are needed"
+            fault = f"only {len(arrived)} of {len(cohort)} sellers came through, {plan.needed} are needed"
             return Delivered(dict.fromkeys(sellers, fault))
         rate = run.pool.plan.learning_rate / run.pool.plan.expected_batch
         return Delivered(dict.fromkeys(sellers), update=(rate * total).astype(np.float32))

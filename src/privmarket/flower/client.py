@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -35,6 +35,7 @@ from privmarket.rounds import Offer, Terms
 
 if TYPE_CHECKING:
     from privmarket.broker.http_client import BrokerClient
+    from privmarket.broker.signatures import SigningKey
 
 MEMORY = "privmarket-offer"  # where a node remembers its offer from the bid to the sale
 
@@ -109,6 +110,8 @@ def client_app(
     noise_seed: int | None = None,
     secure_aggregation: bool = False,
     share: ShareTraining | None = None,
+    identity: Callable[[Context], SigningKey] | None = None,
+    parties: Callable[[Context], Collection[str]] | None = None,
     mods: list[Any] | None = None,
 ) -> ClientApp:
     """A Flower `ClientApp` that sells ε.
@@ -134,6 +137,8 @@ def client_app(
         noise_seed: for simulations only: whoever knows the seed knows the noise. None draws from the system.
         secure_aggregation: updates leave masked, by SecAgg+; without further mods. Needed for aggregate trust.
         share: how to train for aggregate trust, beside a `train` of your own; done for you with `model` and `data`.
+        identity: this client's registered signing key; it signs its keys of a secure sum with it.
+        parties: the public keys of registered parties; a secure sum with anybody else in it is refused.
         mods: further Flower mods.
     """
     if train is None:
@@ -151,8 +156,9 @@ def client_app(
     seller = Seller(train, offer, purse, spread, naming, broker, noise_seed, rules)
     seller.train_many = None if mods else train_many
     if secure_aggregation:
-        from privmarket.flower.secure import secure_client
+        from privmarket.flower.secure_seller import secure_client
 
+        seller.identity, seller.parties = identity, parties
         seller.share = share if share is not None else (train if isinstance(train, ModuleTraining) else None)
         return secure_client(seller)
     app = MarketClientApp(mods=mods)
@@ -283,6 +289,8 @@ class Seller:
     policy: SellerPolicy
     train_many: TrainMany | None = None
     share: ShareTraining | None = None
+    identity: Callable[[Context], SigningKey] | None = None
+    parties: Callable[[Context], Collection[str]] | None = None
 
     def bid(self, message: Message, context: Context) -> Message:
         """Answers a call for bids; a call outside the policy is answered with the reason instead of an offer."""

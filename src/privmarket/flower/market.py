@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,9 +11,10 @@ from dataclasses import dataclass, field
 from privmarket.broker.http_client import BrokerClient
 from privmarket.errors import ConfigurationError
 from privmarket.federated.aggregation import seller_weights
-from privmarket.federated.shares import SharedSum
+from privmarket.federated.shares import SharedSum, bits_at_most
 from privmarket.flower.broker_auction import BrokerAuctioneer
 from privmarket.flower.fleet import Delivery, Fleet
+from privmarket.flower.masks import SUM_BITS
 from privmarket.flower.settings import MarketSettings
 from privmarket.flower.wire import Receipt, Sale
 from privmarket.market.bids import Array
@@ -71,6 +73,23 @@ class GridMarket:
                 )
         self.pacing = Pacing(self.settings, self.settings.family, self.settings.epsilon_max, self.run)
         self.objective = self.settings.objective
+
+    def require_sum(self, sellers: int, parameters: int) -> None:
+        """Before anyone bids: a secure sum of so many sellers must fit the protocol if all sell the most they may.
+
+        Raises:
+            ConfigurationError: it does not.
+        """
+        plan = self.settings
+        sigma = float(plan.family.noise_multiplier(plan.epsilon_max))
+        records = math.ceil(plan.expected_batch / plan.sampling_rate)
+        needed = bits_at_most(sellers, records, sigma, parameters, plan.honest_share)
+        if needed > SUM_BITS:
+            raise ConfigurationError(
+                f"a secure sum of {sellers} sellers with {records} records each that sell ε = {plan.epsilon_max:g} "
+                f"needs {needed} bits, the protocol carries {SUM_BITS}",
+                "lower epsilon_max, or train on fewer records a client",
+            )
 
     def terms(self, number: int) -> Terms:
         """What is published before round `number`, from 0."""

@@ -1,8 +1,9 @@
-"""Flower's SecAgg+ with masks from AES instead of its own generator.
+"""Flower's SecAgg+ with masks from AES instead of its own generator, and integers that stay integers.
 
 Flower draws every mask from a generator with a seed of 32 bits, which it folds out of the parties' 256-bit keys:
 whoever sees a masked vector can try all seeds. Here the same protocol runs with masks from AES-128 in counter mode
-under a hash of the whole key, on both sides. Moduli above 2³² become possible, too.
+under a hash of the whole key, on both sides. Moduli above 2³² become possible, too. Where a step of the quantiser
+is one, it only moves integers above zero: they are not rounded by chance, nor limited to 32 bits.
 
 The hash also takes in the public numbers of the sum. Two sellers that were told different ones (fewer digits of
 noise for some, say) draw different masks for each other, and the sum cannot be opened.
@@ -25,6 +26,8 @@ from flwr.server.workflow import SecAggPlusWorkflow
 from privmarket.errors import PrivacyError
 
 _AES_KEY_BYTES = 16
+# Flower takes the mean of a sum in 64-bit floats; up to here it can be multiplied back to the exact integer.
+SUM_BITS = 50
 
 
 def strong_masks(
@@ -50,6 +53,17 @@ def strong_masks(
     return drawn
 
 
+def quantize(parameters: list[np.ndarray], clipping_range: float, target_range: int) -> list[np.ndarray]:
+    """Flower's quantiser, which is the identity plus `clipping_range` where its steps are integers."""
+    if target_range != 2 * clipping_range:
+        rounded: list[np.ndarray] = _client.quantize(parameters, clipping_range, target_range)
+        return rounded
+    return [
+        np.rint(np.clip(array, -clipping_range, clipping_range)).astype(np.int64) + int(clipping_range)
+        for array in parameters
+    ]
+
+
 def _with_globals(function: Any, **replaced: Any) -> Any:
     """The same function, seeing other values under some of its module's names; the module stays as it is."""
     return FunctionType(
@@ -67,7 +81,7 @@ _client = import_module("flwr.client.mod.secure_aggregation.secaggplus_mod")
 def secure_mod(public: bytes) -> Callable[..., Any]:
     """Flower's client mod for SecAgg+, with masks bound to the public numbers of the sum."""
     masks = partial(strong_masks, public=public)
-    collect = _with_globals(_client._collect_masked_vectors, pseudo_rand_gen=masks)
+    collect = _with_globals(_client._collect_masked_vectors, pseudo_rand_gen=masks, quantize=quantize)
     mod: Callable[..., Any] = _with_globals(_client.secaggplus_mod, _collect_masked_vectors=collect)
     return mod
 

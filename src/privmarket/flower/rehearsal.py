@@ -157,8 +157,8 @@ def rehearse(folder: Path, plan: Plan | None = None, *, timeout_seconds: float =
     with Engine(folder, chosen.clients) as engine:
         if chosen.impostor:
             engine.start_node(chosen.clients, {"partition-id": 0})
-        killer = threading.Thread(target=_kill_on_marker, args=(engine, chosen, folder), daemon=True)
-        killer.start()
+        waiting = {fault.client for fault in chosen.faults if fault.kind == "killed"}
+        threading.Thread(target=kill_on_marker, args=(engine, waiting, folder), daemon=True).start()
         result = engine.run(app, timeout_seconds=timeout_seconds)
     return {
         "plan": asdict(chosen),
@@ -237,8 +237,8 @@ def _expected_drops(plan: Plan) -> dict[int, set[str]]:
     }
 
 
-def _kill_on_marker(engine: Engine, plan: Plan, folder: Path) -> None:
-    waiting = {f.client for f in plan.faults if f.kind == "killed"}
+def kill_on_marker(engine: Engine, waiting: set[int], folder: Path) -> None:
+    """Kills the SuperNodes of these clients, each when it says that it is training."""
     while waiting:
         for client in [c for c in waiting if marker(folder, str(c)).exists()]:
             engine.kill_node(client)

@@ -31,6 +31,7 @@ class MarketResult:
         releases: client → what it released, round by round.
         bid_seconds: how long the calls for bids took, per round.
         declined: client → why it did not bid, in the words of `privacy.policy`; who bid in every round is absent.
+        round_seconds: how long the rounds took.
     """
 
     settings: MarketSettings
@@ -40,6 +41,7 @@ class MarketResult:
     bid_seconds: tuple[float, ...]
     seconds: float
     declined: Mapping[str, str] = field(default_factory=dict)
+    round_seconds: tuple[float, ...] = ()
 
     @property
     def accuracy(self) -> float | None:
@@ -90,6 +92,7 @@ class MarketResult:
             "declined": dict(self.declined),
             "rounds": [asdict(record) for record in self.records],
             "bid_seconds": [round(one, 4) for one in self.bid_seconds],
+            "round_seconds": [round(one, 3) for one in self.round_seconds],
             "seconds": round(self.seconds, 3),
         }
 

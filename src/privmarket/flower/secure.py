@@ -1,4 +1,4 @@
-"""Secure aggregation: the server learns the weighted sum of the updates and no single one, by Flower's SecAgg+.
+"""The server's side of a secure sum: by Flower's SecAgg+ it learns the weighted sum of the updates, no single one.
 
 SecAgg+ adds up integers, so the weights must be public numbers that every client multiplies its own update with
 before it is masked: client i of n sends n·α_i·update_i, everybody counts alike, and the mean is Σ α_i·update_i. The
@@ -7,50 +7,50 @@ update: a client is paid for a masked vector, and one that sends garbage spoils 
 
 That is local trust under a mask: every update still carries all of its own noise. Under aggregate trust
 (`secure_sum`) clients send integers of `federated.shares`, each with a share of a common noise, and the sum is
-exact. A client then refuses a server whose threshold is below the honest sellers of the terms, that gives it more
-weight in the sum than its ε allows, asks for a second sum for one offer, or wants a survivor's keys both ways.
+exact. What clients check of all this is in `secure_seller`, who neighbours whom in `neighbours`.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
-from flwr.clientapp import ClientApp
-from flwr.common import Code, FitIns, FitRes, Status, ndarrays_to_parameters, parameters_to_ndarrays
-from flwr.common.constant import ErrorCode
-from flwr.common.secure_aggregation.secaggplus_constants import (
-    RECORD_KEY_CONFIGS,
-    RECORD_KEY_STATE,
-    Key,
-    Stage,
-)
-from flwr.compat.common import recorddict_compat as compat
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.common import FitIns, ndarrays_to_parameters, parameters_to_ndarrays
+from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, Key
 from flwr.server import LegacyContext
 from flwr.server.strategy import FedAvg
 from flwr.server.workflow.constant import MAIN_CONFIGS_RECORD, MAIN_PARAMS_RECORD
 from flwr.server.workflow.constant import Key as WorkflowKey
 from flwr.serverapp import Grid
 
-from privmarket.errors import PrivacyError
-from privmarket.federated.shares import honest_sellers, largest_weights
-from privmarket.flower import guard, wire
-from privmarket.flower.client import MEMORY, MarketClientApp, Seller, event_of
+from privmarket.flower import wire
+from privmarket.flower.cohort import Cohort, Member, masking_digest
 from privmarket.flower.fleet import Delivery, Fleet
-from privmarket.flower.masks import SecureWorkflow, secure_mod
+from privmarket.flower.masks import SUM_BITS, SecureWorkflow
+from privmarket.flower.neighbours import Neighbourhood, neighbourhood
+from privmarket.flower.secure_seller import (
+    AGREE,
+    COHORT,
+    LIST,
+    NAMES,
+    PARTIES,
+    PARTY,
+    PROOF,
+    PROOFS,
+    SIGNATURES,
+    SIGNERS,
+    SIGNING_KEY,
+    SURVIVORS,
+    largest_share,
+    public_numbers,
+)
 from privmarket.flower.wire import Arrays, Sale
-from privmarket.privacy import integer_noise
-from privmarket.privacy.integer_noise import MAX_LEVELS, MIN_LEVELS
-from privmarket.privacy.policy import PolicyRefusal, Reason
-from privmarket.privacy.release import Grid as ReleaseGrid
 
 FAILED = "secure aggregation did not reach its threshold"
-_ORDER, _NAMES = "fitins.config", "names"
-_LARGEST_INTEGER = 2**30  # Flower quantises to 32-bit integers, of twice the size
+LARGEST_SUM = 2**SUM_BITS
 
 
 @dataclass(frozen=True)
@@ -59,17 +59,15 @@ class SecureSettings:
 
     Attributes:
         clipping_range: the largest coordinate that is not cut off.
-        quantization_range: coordinates are rounded to 2·clipping_range over this; at most 2³¹.
+        quantization_range: coordinates are rounded to 2·clipping_range over this.
         modulus_range: masks are drawn below this power of two.
-        shares: into how many pieces a client's key is cut, as a share of the sellers.
-        threshold: how many of those pieces are enough to go on without a client, or their share.
+        neighbours: who shares masks with whom; what the number of sellers needs unless given.
     """
 
     clipping_range: float
     quantization_range: int = 2**22
     modulus_range: int = 2**32
-    shares: float = 1.0
-    threshold: int | float = 0.5
+    neighbours: Neighbourhood | None = None
 
 
 def clipping_range(sales: Iterable[Sale], deviations: float = 8.0) -> float:
@@ -82,167 +80,16 @@ def clipping_range(sales: Iterable[Sale], deviations: float = 8.0) -> float:
     return float(max(largest(sale) for sale in sales))
 
 
-class SecureClientApp(MarketClientApp):
-    """A client app whose updates leave masked; an error leaves as one word, which SecAgg+ can do without."""
-
-    def __call__(self, message: Message, context: Context) -> Message:
-        """Answers a message."""
-        try:
-            # Flower also takes "train.default" for "train", and SecAgg+ lets it pass without a mask.
-            if message.metadata.message_type not in (wire.TRAIN, wire.BID, wire.RECEIPT):
-                raise PolicyRefusal(Reason.MESSAGE, f"a message of type {message.metadata.message_type}")
-            return ClientApp.__call__(self, message, context)
-        except Exception as error:
-            reason = guard.reason_of(error)
-            guard.note_refusal(context, reason, error)
-            return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason.value), reply_to=message)
-
-
-def secure_client(seller: Seller) -> SecureClientApp:
-    """A client app whose updates leave masked. Without a mask it sends nothing."""
-    app = SecureClientApp(mods=[checked_mod])
-    app.seller = seller
-    app.query("bid")(seller.bid)
-    app.query("receipt")(seller.receive)
-
-    @app.train()
-    def train(message: Message, context: Context) -> Message:
-        order = compat.recorddict_to_fitins(message.content, keep_input=True)
-        sale, names = _read_order(order.config)
-        weights = dict(zip(names, parameters_to_ndarrays(order.parameters), strict=True))
-        if sale.trust == "aggregate":
-            sent = _share(seller, sale, weights, context)
-        else:
-            job = seller.accept(sale, context, weights)
-            sent = {name: np.float32(sale.share) * array for name, array in seller.train(weights, job).items()}
-        seller.close(sale, sent, context)
-        parameters = ndarrays_to_parameters([sent[name] for name in names])
-        reply = FitRes(Status(Code.OK, ""), parameters, num_examples=1, metrics={})
-        return Message(compat.fitres_to_recorddict(reply, keep_input=False), reply_to=message)
-
-    return app
-
-
-def checked_mod(message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
-    """SecAgg+ on the client, after the server's own steps were held against what the client bid under."""
-    public = b""
-    if message.metadata.message_type == wire.TRAIN:
-        configs = message.content.config_records.get(RECORD_KEY_CONFIGS)
-        if configs is None:
-            raise PolicyRefusal(Reason.MESSAGE, "an order outside the protocol of the secure sum")
-        check_protocol(configs, context)
-        if configs.get(Key.STAGE) == Stage.COLLECT_MASKED_VECTORS:
-            sale, _ = _read_order(message.content.config_records[_ORDER])
-            public = public_numbers(sale, **context.state.config_records[RECORD_KEY_STATE])
-    reply: Message = secure_mod(public)(message, context, call_next)
-    return reply
-
-
-def public_numbers(
-    sale: Sale, *, threshold: Any, clipping_range: Any, target_range: Any, mod_range: Any, **_: Any
-) -> bytes:
-    """What all sellers of a sum must have been told alike: the noise of each is what the others count on."""
-    of_sum = (sale.run, sale.number, sale.trust, sale.honest_share, sale.sellers, sale.levels)
-    return repr((*of_sum, threshold, clipping_range, target_range, mod_range)).encode()
-
-
-def _read_order(fields: Mapping[str, Any]) -> tuple[Sale, list[str]]:
-    """The sale, and the names of the weights that come with it."""
-    config = dict(fields)
-    names = str(config.pop(_NAMES)).split("\n")
-    content = RecordDict({wire.SALE: ConfigRecord(config)})
-    return guard.readable(lambda: wire.take(content, Sale)), names
-
-
-def check_protocol(configs: ConfigRecord, context: Context) -> None:
-    """Refuses a step of the protocol that would show more than the sum over enough sellers.
-
-    Raises:
-        PolicyRefusal: `unsold` for a sum that the client made no offer for, or has sold into already;
-            `honest-share` for a threshold below the honest sellers of the terms, or sums over part of the sellers;
-            `noise` for settings under which a seller's noise would be scaled, cut off or lost in the sum;
-            `message` for lists of sellers that would uncover a single vector.
-    """
-    stage = configs.get(Key.STAGE)
-    if stage == Stage.SETUP:
-        memory = context.state.get(MEMORY)
-        if not isinstance(memory, ConfigRecord) or not float(memory["epsilon"]) > 0:  # type: ignore[arg-type]
-            raise PolicyRefusal(Reason.UNSOLD, "a secure sum without an offer, or a second one for the same offer")
-        if memory["trust"] == "aggregate":
-            sellers, pieces, threshold = (
-                configs.get(key) for key in (Key.SAMPLE_NUMBER, Key.SHARE_NUMBER, Key.THRESHOLD)
-            )
-            share = float(memory["honest-share"])  # type: ignore[arg-type]
-            if not isinstance(sellers, int) or not isinstance(threshold, int) or pieces != sellers or sellers < 1:
-                raise PolicyRefusal(Reason.HONEST_SHARE, f"keys in {pieces!r} pieces for {sellers!r} sellers")
-            if threshold < honest_sellers(sellers, share):
-                raise PolicyRefusal(Reason.HONEST_SHARE, f"a threshold of {threshold} for {sellers} sellers")
-            _check_integers(configs, sellers)
-    if stage == Stage.COLLECT_MASKED_VECTORS:
-        _check_sources(configs.get(Key.SOURCE_LIST), context.state.config_records.get(RECORD_KEY_STATE, {}))
-    if stage == Stage.UNMASK:
-        lists = [configs.get(key) for key in (Key.ACTIVE_NODE_ID_LIST, Key.DEAD_NODE_ID_LIST)]
-        named = [node for one in lists if isinstance(one, list) for node in one]
-        # Both secrets of one client would take the mask off its own vector.
-        if len(named) != len(set(named)):
-            raise PolicyRefusal(Reason.MESSAGE, "a seller is among survivors and drop-outs, or twice")
-
-
-def _check_sources(sources: Any, state: Mapping[str, Any]) -> None:
-    """Refuses to mask a vector against too few others: the same one named twice is one, and may know the mask."""
-    known, threshold = state.get("ss2_dict:K"), state.get("threshold")
-    if not isinstance(sources, list) or not isinstance(known, list) or not isinstance(threshold, int):
-        raise PolicyRefusal(Reason.MESSAGE, "no list of sellers to mask against")
-    if len(sources) != len(set(sources)) or not set(sources) <= set(known) or len(sources) + 1 < threshold:
-        raise PolicyRefusal(Reason.MESSAGE, f"masks against {sources!r}, where {threshold} must take part")
-
-
-def _check_integers(configs: ConfigRecord, sellers: int) -> None:
-    """Refuses settings of SecAgg+ under which integers would not be added up as they are.
-
-    Flower scales, clips and quantises each vector before it is masked. A server that told all but one seller to
-    scale by nothing, or to clip at nothing, would be left with that one's share and its small part of the noise.
-    """
-    keys = (Key.MAX_WEIGHT, Key.CLIPPING_RANGE, Key.TARGET_RANGE, Key.MOD_RANGE)
-    weight, reach, target, modulus = (configs.get(key) for key in keys)
-    if not isinstance(reach, float) or not isinstance(target, int) or not isinstance(modulus, int):
-        raise PolicyRefusal(Reason.NOISE, f"integers up to {reach!r} of {target!r} steps modulo {modulus!r}")
-    if weight != 1.0 or not 1.0 <= reach <= _LARGEST_INTEGER or target != 2 * reach or modulus < sellers * target:
-        why = f"weight {weight!r}, integers up to {reach:g} of {target} steps modulo {modulus}"
-        raise PolicyRefusal(Reason.NOISE, f"{why}: not every sum of {sellers} sellers' integers")
-
-
-def _largest_share(weight: float, clip_norm: float, records: float, levels: int) -> int:
-    """No integer of a share is larger: the clipped sum of so many records on its grid, and the noise."""
-    return math.ceil(1.02 * weight * clip_norm * records) + 2 + integer_noise.largest(levels)
-
-
-def _share(seller: Seller, sale: Sale, weights: Arrays, context: Context) -> Arrays:
-    """This client's part of a secure sum, integers as float64; checked before anything is reserved."""
-    if seller.share is None:
-        raise PolicyRefusal(Reason.TRUST, "this client cannot train for a secure sum")
-    state = context.state.config_records[RECORD_KEY_STATE]
-    if state.get("sample_num") != sale.sellers:
-        raise PolicyRefusal(Reason.HONEST_SHARE, f"{sale.sellers} sellers, and another number in the protocol")
-    sigma, records = event_of(sale.family, sale.epsilon).noise_multiplier, seller.share.records(context)
-    if sale.family.steps != 1 or not MIN_LEVELS <= sale.levels <= MAX_LEVELS:
-        raise PolicyRefusal(Reason.SCHEDULE, f"{sale.family.steps} steps, {sale.levels} digits of noise")
-    (most,) = largest_weights(
-        [sigma],
-        [records],
-        honest=honest_sellers(sale.sellers, sale.honest_share),
-        levels=sale.levels,
-        clip_norm=sale.clip_norm,
-        parameters=sum(array.size for array in weights.values()),
+def exact_settings(sales: Mapping[str, Sale], records: Mapping[str, float]) -> SecureSettings | None:
+    """Settings under which every integer goes into the sum as it is; None where the sum is too large for that."""
+    reach = 1 << max(largest_share(sale, records[client]) for client, sale in sales.items()).bit_length()
+    if reach * len(sales) > LARGEST_SUM:
+        return None
+    return SecureSettings(
+        clipping_range=float(reach),
+        quantization_range=2 * reach,  # one step per integer: the quantiser changes nothing
+        modulus_range=1 << (2 * reach * len(sales)).bit_length(),
     )
-    if not 0 < sale.weight <= most:
-        raise PolicyRefusal(Reason.NOISE, f"a weight of {sale.weight} in the sum, where {most} is the most")
-    reach = float(state["clipping_range"])  # type: ignore[arg-type]
-    if _largest_share(sale.weight, sale.clip_norm, records, sale.levels) > reach:
-        raise PolicyRefusal(Reason.NOISE, f"integers are cut off at {reach:g}, and with them some of the noise")
-    job = seller.accept(sale, context, weights)
-    integers = seller.share.share(weights, job, ReleaseGrid(1.0 / sale.weight, sale.levels))
-    return {name: np.asarray(array, dtype=np.float64) for name, array in integers.items()}
 
 
 def secure_sum(
@@ -260,25 +107,12 @@ def secure_sum(
 
     Returns:
         What each client delivered (without its share), and the sum over those that did, int64 by name; None where
-        fewer than the honest sellers came through: then nothing is uncovered.
-
-    Raises:
-        PrivacyError: the integers of this round are too large for Flower's quantiser.
+        fewer than are needed came through, or the sum would be too large: then nothing is uncovered.
     """
-    one = next(iter(sales.values()))
-    largest = max(_largest_share(s.weight, s.clip_norm, records[c], s.levels) for c, s in sales.items())
-    reach = 1 << largest.bit_length()
-    if reach > _LARGEST_INTEGER:
-        raise PrivacyError(
-            f"shares of up to {largest} in a secure sum, Flower's quantiser takes {_LARGEST_INTEGER}",
-            "sell less ε a round, or use fewer records a client",
-        )
-    settings = SecureSettings(
-        clipping_range=float(reach),
-        quantization_range=2 * reach,  # one step per integer: the quantiser changes nothing
-        modulus_range=1 << (2 * reach * len(sales)).bit_length(),
-        threshold=max(2, honest_sellers(len(sales), one.honest_share)),
-    )
+    settings = exact_settings(sales, records)
+    if settings is None:
+        fault = f"a sum beyond ±{LARGEST_SUM}: sell less ε a round, or use fewer records a client"
+        return {client: Delivery(fault=fault, refused=True) for client in sales}, None
     deliveries, mean = secure_order(grid, fleet, sales, weights, timeout_seconds, settings)
     if mean is None:
         return deliveries, None
@@ -300,21 +134,24 @@ def secure_order(
         What each client delivered (without its update), and the mean over those that did of what they sent.
     """
     settings = settings or SecureSettings(clipping_range(sales.values()))
+    one = next(iter(sales.values()))
     winners = _Winners({fleet.node_of[client]: sale for client, sale in sales.items()}, weights)
-    workflow = _Workflow(
-        num_shares=settings.shares,
-        reconstruction_threshold=settings.threshold,
+    plan = settings.neighbours or neighbourhood(len(sales), one.honest_share)
+    workflow = Workflow(
+        plan,
+        one,
+        # As a share, "all" may be any number, also two; Flower wants integers above it.
+        num_shares=1.0 if plan.everybody else plan.window,
+        reconstruction_threshold=plan.threshold,
         max_weight=1.0,
         clipping_range=settings.clipping_range,
         quantization_range=settings.quantization_range,
         modulus_range=settings.modulus_range,
         timeout=timeout_seconds,
     )
-    workflow.sale = next(iter(sales.values()))
-    number = workflow.sale.number
     state = RecordDict(
         {
-            MAIN_CONFIGS_RECORD: ConfigRecord({WorkflowKey.CURRENT_ROUND: number + 1}),
+            MAIN_CONFIGS_RECORD: ConfigRecord({WorkflowKey.CURRENT_ROUND: one.number + 1}),
             MAIN_PARAMS_RECORD: ArrayRecord(list(weights.values())),
         }
     )
@@ -328,26 +165,123 @@ def secure_order(
     return came, dict(zip(weights, winners.mean, strict=True))
 
 
-class _Workflow(SecureWorkflow):
-    """Remembers whether sellers were sent their orders, and one of them: what masks are bound to is in all."""
+class Workflow(SecureWorkflow):
+    """Flower's workflow with neighbours that follow from the sellers' keys, and survivors that are agreed on.
 
-    ordered = False
-    sale: Sale
+    Args:
+        plan: who shares masks with whom.
+        sale: one of the orders; what masks are bound to is in all.
+
+    Attributes:
+        ordered: whether sellers were sent their orders.
+    """
+
+    def __init__(self, plan: Neighbourhood, sale: Sale, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.plan, self.sale = plan, sale
+        self.ordered = False
+        self._cohort: Cohort | None = None
+        self._extra: dict[str, Any] = {}
+
+    def setup_stage(self, grid: Grid, context: LegacyContext, state: Any) -> bool:
+        """Collects keys; the neighbours follow from them."""
+        wired = _Wired(grid)
+        self._cohort = None
+        if not super().setup_stage(cast(Grid, wired), context, state):
+            return False
+        sent = {
+            reply.metadata.src_node_id: reply.content.config_records[RECORD_KEY_CONFIGS]
+            for reply in wired.replies
+            if not reply.has_error()
+        }
+        members = [
+            Member(node, cast(bytes, sent[node][SIGNING_KEY]), masking_digest(state.nid_to_publickeys[node]))
+            if SIGNING_KEY in sent.get(node, {})
+            else Member(node)
+            for node in state.sampled_node_ids
+        ]
+        self._cohort = Cohort.of(members)
+        state.nid_to_neighbours = {
+            node: set(window) for node, window in self.plan.windows(self._cohort.ring).items()
+        }
+        self._extra = {LIST: self._cohort.write()}
+        present = [sent[member.node] for member in self._cohort.members if member.present]
+        if all(PROOF in keys for keys in present):
+            self._extra |= {key: [one[of] for one in present] for key, of in ((PARTIES, PARTY), (PROOFS, PROOF))}
+        return bool(self._check_threshold(state))
+
+    def share_keys_stage(self, grid: Grid, context: LegacyContext, state: Any) -> bool:
+        """Sends keys and the cohort; who does not answer takes part in no mask, and is left out from here on."""
+        if not super().share_keys_stage(cast(Grid, _Wired(grid, self._add_extra)), context, state):
+            return False
+        state.sampled_node_ids = set(state.active_node_ids)
+        state.nid_to_neighbours = {
+            node: state.nid_to_neighbours[node] & state.sampled_node_ids for node in state.sampled_node_ids
+        }
+        return bool(self._check_threshold(state))
+
+    def collect_masked_vectors_stage(self, grid: Grid, context: LegacyContext, state: Any) -> bool:
+        """Sends the orders, then has the survivors agree on who survived."""
+        self.ordered = True
+        came = bool(super().collect_masked_vectors_stage(grid, context, state))
+        return came and self._agree(grid, context, state)
 
     def public_numbers(self, state: Any) -> bytes:
-        """See `public_numbers`."""
+        """See `secure_seller.public_numbers`."""
+        assert self._cohort is not None
         return public_numbers(
             self.sale,
+            self._cohort,
             threshold=state.threshold,
             clipping_range=state.clipping_range,
             target_range=state.quantization_range,
             mod_range=state.mod_range,
         )
 
-    def collect_masked_vectors_stage(self, grid: Grid, context: LegacyContext, state: Any) -> bool:
-        """Sends the orders."""
-        self.ordered = True
-        return bool(super().collect_masked_vectors_stage(grid, context, state))
+    def unmask_stage(self, grid: Grid, context: LegacyContext, state: Any) -> bool:
+        """Opens the sum."""
+        return bool(super().unmask_stage(_Wired(grid, self._add_extra), context, state))
+
+    def _agree(self, grid: Grid, context: LegacyContext, state: Any) -> bool:
+        assert self._cohort is not None
+        survivors = self._cohort.write_survivors(state.active_node_ids)
+        number = str(context.state.config_records[MAIN_CONFIGS_RECORD][WorkflowKey.CURRENT_ROUND])
+        messages = []
+        for node in sorted(state.active_node_ids):
+            asked = ConfigRecord({Key.STAGE: AGREE, SURVIVORS: survivors})
+            messages.append(Message(RecordDict({RECORD_KEY_CONFIGS: asked}), node, wire.TRAIN, group_id=number))
+        replies = grid.send_and_receive(messages, timeout=self.timeout)
+        signed = {
+            reply.metadata.src_node_id: reply.content.config_records[RECORD_KEY_CONFIGS][SIGNATURES][0]  # type: ignore[index]
+            for reply in replies
+            if not reply.has_error()
+        }
+        self._extra = {SIGNERS: list(signed), SIGNATURES: list(signed.values())}
+        return len(signed) >= self.plan.needed
+
+    def _check_threshold(self, state: Any) -> bool:
+        """Whether enough sellers are there, in all and in every neighbourhood; unknown before there are keys."""
+        if self._cohort is None:
+            return True
+        return len(state.active_node_ids) >= self.plan.needed and bool(super()._check_threshold(state))
+
+    def _add_extra(self, message: Message) -> None:
+        message.content[COHORT] = ConfigRecord(dict(self._extra))
+
+
+class _Wired:
+    """A grid whose messages are changed before they go out, and whose replies are kept."""
+
+    def __init__(self, grid: Grid, change: Callable[[Message], None] = lambda _: None) -> None:
+        self.grid, self.change, self.replies = grid, change, list[Message]()
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+        """Sends and receives."""
+        outgoing = list(messages)
+        for message in outgoing:
+            self.change(message)
+        self.replies = list(self.grid.send_and_receive(outgoing, timeout=timeout))
+        return self.replies
 
 
 @dataclass(eq=False)
@@ -363,7 +297,7 @@ class _Winners(FedAvg):  # type: ignore[misc,unused-ignore]
         """Every winner's own order."""
         arrays, names = ndarrays_to_parameters(list(self.weights.values())), "\n".join(self.weights)
         return [
-            (_Proxy(node), FitIns(arrays, {**wire.fields_of(sale), _NAMES: names}))
+            (_Proxy(node), FitIns(arrays, {**wire.fields_of(sale), NAMES: names}))
             for node, sale in self.sales.items()
         ]
 

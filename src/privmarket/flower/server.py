@@ -13,7 +13,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from privmarket.broker.http_client import BrokerClient
-from privmarket.errors import ConfigurationError
+from privmarket.errors import ConfigurationError, PrivacyError
 from privmarket.federated.aggregation import aggregate
 from privmarket.flower import wire
 from privmarket.flower.fleet import Fleet
@@ -131,6 +131,7 @@ class MarketRun:
     evaluate: Evaluate | None
     on_round: Callable[[RoundRecord], None]
     bid_seconds: list[float] = field(default_factory=list)
+    round_seconds: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         # torch is the server's optimiser; importing it here keeps modules that only name an app quick to load.
@@ -155,6 +156,8 @@ class MarketRun:
                 f"{there} of {self.settings.min_nodes} nodes came in {self.settings.join_seconds:g} s",
                 "start more, or lower min-nodes",
             )
+        if self.settings.trust == "aggregate":
+            self.market.require_sum(there, sum(array.size for array in self.start_weights.values()))
         for number in range(self.settings.rounds):
             self.step(number)
         if self.settings.receipts and self.fleet.receipts:
@@ -162,11 +165,13 @@ class MarketRun:
         releases, records = self.market.purses.releases(), tuple(self.market.records)
         seconds, calls = time.perf_counter() - started, tuple(self.bid_seconds)
         weights, declined = self.model_weights(), self.market.declined
-        return MarketResult(self.settings, records, weights, releases, calls, seconds, declined)
+        return MarketResult(
+            self.settings, records, weights, releases, calls, seconds, declined, tuple(self.round_seconds)
+        )
 
     def step(self, number: int) -> None:
         """One round: auction, training, settlement, and the model moved by what was bought."""
-        market, settings = self.market, self.settings
+        market, settings, started = self.market, self.settings, time.perf_counter()
         terms = market.terms(number)
         played, settlement, delivered = play_round(terms, self, self.auctioneer, self, market.purses)
         if delivered.update is not None:
@@ -174,6 +179,7 @@ class MarketRun:
         measured = number + 1 == settings.rounds or (number + 1) % settings.evaluate_every == 0
         accuracy = float(self.evaluate(self.model_weights())) if self.evaluate and measured else None
         self.on_round(market.close(played, settlement, accuracy))
+        self.round_seconds.append(time.perf_counter() - started)
 
     def model_weights(self) -> Arrays:
         """The model that is tested and kept: averaged over rounds where the plan says so."""
@@ -208,7 +214,10 @@ class MarketRun:
         from privmarket.flower.secure import secure_sum
 
         weights, settings = self._arrays(self.state.weights.numpy()), self.settings
-        plan = self.market.shared_sum(market, sum(array.size for array in weights.values()))
+        try:
+            plan = self.market.shared_sum(market, sum(array.size for array in weights.values()))
+        except PrivacyError as error:  # no order has gone out: nobody released anything
+            return Delivered({}, dict.fromkeys(self.market.sellers(market), str(error)))
         sales = self.market.sales(market, total=plan)
         sizes = {client: market.offers[client].data_size for client in sales}
         deliveries, total = secure_sum(self.grid, self.fleet, sales, weights, sizes, settings.deadline_seconds)

@@ -46,6 +46,7 @@ class Reason(StrEnum):
     RECORDS = "records"
     TRUST = "trust"
     HONEST_SHARE = "honest-share"
+    COHORT = "cohort"
     UNIT = "unit"
     BUYER = "buyer"
     BROKER = "broker"
@@ -76,6 +77,7 @@ MEANINGS: dict[Reason, str] = {
     Reason.RECORDS: "the client's own records cannot be used as they are; its owner finds the cause in its log",
     Reason.TRUST: "a trust model that the seller does not accept",
     Reason.HONEST_SHARE: "the promise would rest on more honest sellers than this one is willing to suppose",
+    Reason.COHORT: "sellers, keys or survivors of a secure sum that the other sellers did not confirm",
     Reason.UNIT: "another privacy unit than the seller's",
     Reason.BUYER: "a buyer that the seller does not sell to, or that cannot be known without a broker",
     Reason.BROKER: "a broker that the seller does not use, or none where one is demanded",

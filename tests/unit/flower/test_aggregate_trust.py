@@ -9,10 +9,12 @@ from flwr.common.secure_aggregation.secaggplus_utils import pseudo_rand_gen
 from flwr.serverapp.strategy import FedAvg
 
 import privmarket as pm
+from privmarket.broker.signatures import SigningKey
 from privmarket.errors import ConfigurationError, PrivacyError
 from privmarket.federated.config import FederationConfig, Training
 from privmarket.federated.simulation import run
 from privmarket.flower import guard, masks, wire
+from privmarket.flower.sum_rehearsal import ATTACKS, IN_PROCESS_ATTACKS, SumPlan, rehearse_sums, sum_verdicts
 from tests.unit.flower.toy import Wire
 
 CONFIG = FederationConfig(
@@ -134,7 +136,7 @@ def test_keys_of_one_seller_both_ways_are_refused():
             configs["dead_nids"] = [configs["active_nids"][0]]
 
     result, grid = play(tamper=tamper)
-    assert set(refused(grid)) == {"message"}
+    assert set(refused(grid)) == {"cohort"}
     assert result.paid_micro == {}
     assert result.releases  # masked vectors had left: that is spent
 
@@ -152,6 +154,49 @@ def test_a_second_sum_for_one_offer_is_refused():
     again = wire.RecordDict({STEPS: wire.ConfigRecord(configs)})
     assert grid.answer(Message(again, node, wire.TRAIN)).has_error()
     assert refused(grid) == {"unsold": 1}
+
+
+def test_every_attack_of_a_server_is_caught_by_its_sellers(tmp_path):
+    """Nothing is opened, nobody is paid; an honest round before and after gives the simulation's model."""
+    plan = SumPlan(clients=6, attacks=IN_PROCESS_ATTACKS)
+    report = rehearse_sums(tmp_path, plan, deployment=False)
+    assert all(report["verdicts"].values()), report["verdicts"]
+    assert len(report["verdicts"]) == 5 + len(ATTACKS) + 1
+    # The verdicts can fail: sellers that did not notice, and a round that was paid.
+    rounds, answers = report["rounds"], {number: {} for number in range(20)}
+    wrong = [{**rounds[0]}, {**rounds[1], "paid_micro": {"0": 5}}, *rounds[2:]]
+    failed = [promise for promise, kept in sum_verdicts(plan, wrong, answers, tmp_path).items() if not kept]
+    assert len(failed) == 2 + len(ATTACKS) + 1
+
+
+def test_sellers_that_are_no_registered_parties_are_noticed():
+    """With a register every seller proves who it is; one stranger in the cohort, and nobody sells."""
+    keys = [SigningKey.from_seed(bytes([i]) * 32) for i in range(CONFIG.clients)]
+
+    def play_with(known):
+        app = pm.flower.federation_client(CONFIG)
+        app.seller.identity = lambda context: keys[int(context.node_config["partition-id"])]
+        app.seller.parties = lambda context: [key.public for key in known]
+        grid = Wire(app, CONFIG.clients)
+        return pm.flower.run_in_process(pm.flower.federation_server(CONFIG), app, CONFIG.clients, grid=grid), grid
+
+    result, grid = play_with(keys)
+    assert result.paid_micro
+    assert refused(grid) == {}
+    stranger = SigningKey.from_seed(bytes([99]) * 32)
+    result, grid = play_with([*keys[:2], stranger, *keys[3:]])
+    assert result.paid_micro == {}
+    assert set(refused(grid)) == {"cohort"}
+    assert result.releases == {}
+
+
+def test_a_sum_that_the_protocol_cannot_carry_is_refused_before_anyone_bids():
+    app = pm.flower.federation_client(CONFIG)
+    grid = Wire(app, CONFIG.clients)
+    market = pm.flower.federation_server(CONFIG, expected_batch=1e11)
+    with pytest.raises(ConfigurationError, match="bits"):
+        pm.flower.run_in_process(market, app, CONFIG.clients, grid=grid)
+    assert grid.sent == []
 
 
 class Flaky(Wire):

@@ -1,0 +1,371 @@
+"""A seller's side of a secure sum: which steps of a server it follows, and what it adds to the sum.
+
+A seller does not trust the server to run SecAgg+ as agreed. Before each step it checks for itself:
+
+1. setup: there is an offer and no sale for it yet; keys go to enough neighbours, and enough pieces restore them;
+2. keys: the cohort has as many different sellers as was said, its neighbours are those that follow from the keys,
+   and where there is a register every seller is a party of its own;
+3. its own part: no more weight than its ε allows, and a quantiser that leaves its integers as they are;
+4. survivors: enough came through, and it signs one list only;
+5. opening: enough survivors signed the very same lists.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.common import Code, FitRes, Status, ndarrays_to_parameters, parameters_to_ndarrays
+from flwr.common.constant import ErrorCode
+from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, RECORD_KEY_STATE, Key, Stage
+from flwr.compat.common import recorddict_compat as compat
+
+from privmarket.federated.shares import honest_sellers, largest_weights
+from privmarket.flower import guard, wire
+from privmarket.flower.client import MEMORY, MarketClientApp, Seller, event_of
+from privmarket.flower.cohort import (
+    Cohort,
+    CohortError,
+    Member,
+    masking_digest,
+    new_signing_key,
+    public_key,
+    sign,
+    verifies,
+)
+from privmarket.flower.masks import SUM_BITS, secure_mod
+from privmarket.flower.neighbours import Neighbourhood, neighbourhood
+from privmarket.flower.wire import Arrays, Sale
+from privmarket.privacy import integer_noise
+from privmarket.privacy.integer_noise import MAX_LEVELS, MIN_LEVELS
+from privmarket.privacy.policy import PolicyRefusal, Reason
+from privmarket.privacy.release import Grid as ReleaseGrid
+
+_ORDER = "fitins.config"
+AGREE = "agree"  # our step between masked vectors and opening
+NAMES = "names"  # the names of the arrays in an order, one a line
+COHORT = "privmarket-cohort"  # the record that carries cohort and signatures
+SIGNING_KEY, PARTY, PROOF = "signing_key", "party", "proof"
+LIST, PARTIES, PROOFS = "list", "parties", "proofs"
+SURVIVORS, SIGNERS, SIGNATURES = "survivors", "signers", "signatures"
+_SUM = "privmarket-sum"  # what a node remembers of the sum that it takes part in
+
+
+class SecureClientApp(MarketClientApp):
+    """A client app whose updates leave masked; an error leaves as one word, which SecAgg+ can do without."""
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        """Answers a message."""
+        try:
+            # Flower also takes "train.default" for "train", and SecAgg+ lets it pass without a mask.
+            if message.metadata.message_type not in (wire.TRAIN, wire.BID, wire.RECEIPT):
+                raise PolicyRefusal(Reason.MESSAGE, f"a message of type {message.metadata.message_type}")
+            return ClientApp.__call__(self, message, context)
+        except Exception as error:
+            reason = guard.reason_of(error)
+            guard.note_refusal(context, reason, error)
+            return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason.value), reply_to=message)
+
+
+def secure_client(seller: Seller) -> SecureClientApp:
+    """A client app whose updates leave masked. Without a mask it sends nothing."""
+    app = SecureClientApp(mods=[SumSteps(seller)])
+    app.seller = seller
+    app.query("bid")(seller.bid)
+    app.query("receipt")(seller.receive)
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        order = compat.recorddict_to_fitins(message.content, keep_input=True)
+        sale, names = _read_order(order.config)
+        weights = dict(zip(names, parameters_to_ndarrays(order.parameters), strict=True))
+        if sale.trust == "aggregate":
+            sent = _share(seller, sale, weights, context)
+        else:
+            job = seller.accept(sale, context, weights)
+            sent = {name: np.float32(sale.share) * array for name, array in seller.train(weights, job).items()}
+        seller.close(sale, sent, context)
+        parameters = ndarrays_to_parameters([sent[name] for name in names])
+        reply = FitRes(Status(Code.OK, ""), parameters, num_examples=1, metrics={})
+        return Message(compat.fitres_to_recorddict(reply, keep_input=False), reply_to=message)
+
+    return app
+
+
+@dataclass(frozen=True)
+class SumSteps:
+    """SecAgg+ on the client, as a Flower mod; each step is checked first."""
+
+    seller: Seller
+
+    def __call__(
+        self, message: Message, context: Context, call_next: Callable[[Message, Context], Message]
+    ) -> Message:
+        """Follows a step of the protocol, or refuses it.
+
+        Raises:
+            PolicyRefusal: `unsold` for a sum that the client made no offer for, or has sold into already;
+                `honest-share` for keys in too few pieces, a threshold that is too low, or too few survivors;
+                `noise` for settings under which a seller's noise would be scaled, cut off or lost in the sum;
+                `cohort` for sellers, keys or survivors that others did not confirm.
+        """
+        if message.metadata.message_type != wire.TRAIN:
+            return call_next(message, context)
+        configs = message.content.config_records.get(RECORD_KEY_CONFIGS)
+        if configs is None:
+            raise PolicyRefusal(Reason.MESSAGE, "an order outside the protocol of the secure sum")
+        stage, public = configs.get(Key.STAGE), b""
+        with guard.becomes(Reason.COHORT, CohortError):
+            if stage == Stage.SETUP:
+                _begin(configs, context)
+            elif stage == Stage.SHARE_KEYS:
+                _check_cohort(self.seller, message, configs, context)
+            elif stage == Stage.COLLECT_MASKED_VECTORS:
+                _check_sources(configs.get(Key.SOURCE_LIST), context)
+                public = _bound_to(message, context)
+            elif stage == AGREE:
+                return Message(_confirm(configs, context), reply_to=message)
+            elif stage == Stage.UNMASK:
+                _check_opening(message, configs, context)
+        reply: Message = secure_mod(public)(message, context, call_next)
+        if stage == Stage.SETUP:
+            _add_keys(self.seller, reply, context)
+        return reply
+
+
+@dataclass(frozen=True)
+class _Sum:
+    """What a node remembers of the sum that it takes part in; messages may be handled by different processes."""
+
+    plan: Neighbourhood
+    private: bytes
+    cohort: bytes = b""
+    view: bytes = b""
+
+    @classmethod
+    def of(cls, context: Context) -> _Sum:
+        memory = context.state.get(_SUM)
+        if not isinstance(memory, ConfigRecord):
+            raise PolicyRefusal(Reason.MESSAGE, "a step of a sum that has not begun")
+        known: dict[str, Any] = dict(memory)
+        return cls(Neighbourhood(*known["plan"]), known["private"], known["cohort"], known["view"])
+
+    def keep(self, context: Context) -> None:
+        plan = self.plan
+        numbers = [plan.sellers, plan.window, plan.threshold, plan.needed]
+        context.state[_SUM] = ConfigRecord(
+            {"plan": numbers, "private": self.private, "cohort": self.cohort, "view": self.view}
+        )
+
+    def window(self, cohort: Cohort, context: Context) -> frozenset[int]:
+        """This node's neighbours and itself."""
+        return self.plan.window_of(context.node_id, cohort.ring)
+
+
+def _begin(configs: ConfigRecord, context: Context) -> None:
+    """Step 1: an offer, enough neighbours, a threshold that is high enough."""
+    memory = context.state.get(MEMORY)
+    if not isinstance(memory, ConfigRecord) or not float(memory["epsilon"]) > 0:  # type: ignore[arg-type]
+        raise PolicyRefusal(Reason.UNSOLD, "a secure sum without an offer, or a second one for the same offer")
+    sellers, pieces, threshold = (configs.get(key) for key in (Key.SAMPLE_NUMBER, Key.SHARE_NUMBER, Key.THRESHOLD))
+    if not (isinstance(sellers, int) and isinstance(pieces, int) and isinstance(threshold, int)) or sellers < 2:
+        raise PolicyRefusal(Reason.HONEST_SHARE, f"keys in {pieces!r} pieces for {sellers!r} sellers")
+    plan = neighbourhood(sellers, float(memory["honest-share"]))  # type: ignore[arg-type]
+    # Everybody as a neighbour is never less safe than a ring.
+    lowest = plan.threshold if pieces == plan.window else plan.needed if pieces == sellers else sellers + 1
+    if not lowest <= threshold <= pieces:
+        raise PolicyRefusal(
+            Reason.HONEST_SHARE,
+            f"keys in {pieces} pieces of which {threshold} restore them, for {sellers} sellers",
+        )
+    if memory["trust"] == "aggregate":
+        _check_integers(configs, sellers)
+    _Sum(Neighbourhood(sellers, pieces, threshold, plan.needed), b"").keep(context)
+
+
+def _check_integers(configs: ConfigRecord, sellers: int) -> None:
+    """Refuses settings of SecAgg+ under which integers would not be added up as they are.
+
+    Flower scales, clips and quantises each vector before it is masked. A server that told all but one seller to
+    scale by nothing, or to clip at nothing, would be left with that one's share and its small part of the noise.
+    """
+    keys = (Key.MAX_WEIGHT, Key.CLIPPING_RANGE, Key.TARGET_RANGE, Key.MOD_RANGE)
+    weight, reach, target, modulus = (configs.get(key) for key in keys)
+    if not isinstance(reach, float) or not isinstance(target, int) or not isinstance(modulus, int):
+        raise PolicyRefusal(Reason.NOISE, f"integers up to {reach!r} of {target!r} steps modulo {modulus!r}")
+    fits = 1.0 <= reach <= 2**SUM_BITS / sellers and target == 2 * reach and modulus >= sellers * target
+    if weight != 1.0 or not fits:
+        why = f"weight {weight!r}, integers up to {reach:g} of {target} steps modulo {modulus}"
+        raise PolicyRefusal(Reason.NOISE, f"{why}: not every sum of {sellers} sellers' integers")
+
+
+def _add_keys(seller: Seller, reply: Message, context: Context) -> None:
+    """The signing key of this sum goes out with the other keys, signed by the seller's registered key if any."""
+    private, public = new_signing_key()
+    _Sum(_Sum.of(context).plan, private).keep(context)
+    keys = reply.content.config_records[RECORD_KEY_CONFIGS]
+    keys[SIGNING_KEY] = public
+    if seller.identity is not None:
+        identity = seller.identity(context)
+        memory = context.state.config_records[MEMORY]
+        mine = Member(context.node_id, public, masking_digest([keys[Key.PUBLIC_KEY_1], keys[Key.PUBLIC_KEY_2]]))  # type: ignore[list-item]
+        statement = mine.statement(f"{memory['run']!s}/{memory['number']!s}")
+        keys[PARTY], keys[PROOF] = identity.public, bytes.fromhex(identity.sign(statement))
+
+
+def _check_cohort(seller: Seller, message: Message, configs: ConfigRecord, context: Context) -> None:
+    """Step 2: who is in the sum, and who are the neighbours."""
+    extra = message.content.config_records.get(COHORT)
+    text = extra.get(LIST) if extra is not None else None
+    if extra is None or not isinstance(text, bytes):
+        raise PolicyRefusal(Reason.COHORT, "keys of neighbours without the list of all sellers")
+    known, cohort = _Sum.of(context), Cohort.read(text)
+    if len(cohort.members) != known.plan.sellers:
+        raise PolicyRefusal(Reason.COHORT, f"{len(cohort.members)} sellers where {known.plan.sellers} were named")
+    state = context.state.config_records[RECORD_KEY_STATE]
+    mine = cohort.by_node.get(context.node_id)
+    keys = public_key(known.private), masking_digest([state["pk1"], state["pk2"]])  # type: ignore[list-item]
+    if mine is None or (mine.signing, mine.masking) != keys:
+        raise PolicyRefusal(Reason.COHORT, "a cohort without this seller's own keys")
+    offered = {int(key): value for key, value in configs.items() if key != Key.STAGE}
+    neighbours = {node for node in known.window(cohort, context) if cohort.by_node[node].present}
+    if set(offered) != neighbours:
+        raise PolicyRefusal(Reason.COHORT, "other neighbours than those that follow from the keys")
+    for node, theirs in offered.items():
+        if not isinstance(theirs, list) or masking_digest(theirs) != cohort.by_node[node].masking:  # type: ignore[arg-type]
+            raise PolicyRefusal(Reason.COHORT, f"other keys of node {node} than in the list of all sellers")
+    if seller.parties is not None:
+        _check_parties(seller.parties(context), cohort, extra, context)
+    _Sum(known.plan, known.private, text).keep(context)
+
+
+def _check_parties(registered: Any, cohort: Cohort, extra: ConfigRecord, context: Context) -> None:
+    """Every seller that sent keys is a registered party, each another one, and signed these keys for this round."""
+    memory = context.state.config_records[MEMORY]
+    sale = f"{memory['run']!s}/{memory['number']!s}"
+    parties, proofs = extra.get(PARTIES), extra.get(PROOFS)
+    present = [member for member in cohort.members if member.present]
+    if not (isinstance(parties, list) and isinstance(proofs, list) and len(parties) == len(proofs) == len(present)):
+        raise PolicyRefusal(Reason.COHORT, "a cohort without every seller's registered key")
+    if len(set(parties)) != len(parties):
+        raise PolicyRefusal(Reason.COHORT, "one registered party is in the cohort twice")
+    allowed = set(registered)
+    for member, party, proof in zip(present, parties, proofs, strict=True):
+        public = bytes.fromhex(str(party)) if party in allowed else b""
+        if not isinstance(proof, bytes) or not verifies(public, proof, member.statement(sale)):
+            raise PolicyRefusal(Reason.COHORT, f"node {member.node} is no registered party of this round")
+
+
+def _check_sources(sources: Any, context: Context) -> None:
+    """Refuses to mask a vector against too few others: the same one named twice is one, and may know the mask."""
+    state = context.state.config_records.get(RECORD_KEY_STATE, ConfigRecord())
+    known, threshold = state.get("ss2_dict:K"), state.get("threshold")
+    if not isinstance(sources, list) or not isinstance(known, list) or not isinstance(threshold, int):
+        raise PolicyRefusal(Reason.MESSAGE, "no list of sellers to mask against")
+    if len(sources) != len(set(sources)) or not set(sources) <= set(known) or len(sources) + 1 < threshold:
+        raise PolicyRefusal(Reason.MESSAGE, f"masks against {sources!r}, where {threshold} must take part")
+
+
+def _bound_to(message: Message, context: Context) -> bytes:
+    """What this seller was told of the sum."""
+    sale, _ = _read_order(message.content.config_records[_ORDER])
+    cohort = Cohort.read(_Sum.of(context).cohort)
+    state: dict[str, Any] = dict(context.state.config_records[RECORD_KEY_STATE])
+    numbers = ("threshold", "clipping_range", "target_range", "mod_range")
+    return public_numbers(sale, cohort, **{name: state[name] for name in numbers})
+
+
+def public_numbers(
+    sale: Sale, cohort: Cohort, *, threshold: Any, clipping_range: Any, target_range: Any, mod_range: Any
+) -> bytes:
+    """What all sellers of a sum must have been told alike: the noise of each is what the others count on."""
+    of_sum = (sale.run, sale.number, sale.trust, sale.honest_share, sale.sellers, sale.levels)
+    return repr((*of_sum, threshold, clipping_range, target_range, mod_range)).encode() + cohort.digest
+
+
+def _read_order(fields: Mapping[str, Any]) -> tuple[Sale, list[str]]:
+    """The sale, and the names of the weights that come with it."""
+    config = dict(fields)
+    names = str(config.pop(NAMES)).split("\n")
+    content = RecordDict({wire.SALE: ConfigRecord(config)})
+    return guard.readable(lambda: wire.take(content, Sale)), names
+
+
+def _confirm(configs: ConfigRecord, context: Context) -> RecordDict:
+    """Step 4: signs the list of survivors, once, if enough came through."""
+    known, survivors = _Sum.of(context), configs.get(SURVIVORS)
+    state = context.state.config_records[RECORD_KEY_STATE]
+    if state.get("current_stage") != Stage.COLLECT_MASKED_VECTORS or known.view or not isinstance(survivors, bytes):
+        raise PolicyRefusal(Reason.COHORT, "a list of survivors at the wrong time, or a second one")
+    cohort = Cohort.read(known.cohort)
+    alive, window = cohort.read_survivors(survivors), known.window(cohort, context)
+    if context.node_id not in alive:
+        raise PolicyRefusal(Reason.COHORT, "a list of survivors without this seller, whose part has left")
+    if len(alive) < known.plan.needed or len(alive & window) < known.plan.threshold:
+        raise PolicyRefusal(
+            Reason.HONEST_SHARE,
+            f"{len(alive)} of {known.plan.sellers} sellers came through, {known.plan.needed} are needed",
+        )
+    signature = sign(known.private, cohort.statement(survivors))
+    _Sum(known.plan, known.private, known.cohort, survivors).keep(context)
+    return RecordDict({RECORD_KEY_CONFIGS: ConfigRecord({SIGNATURES: [signature]})})
+
+
+def _check_opening(message: Message, configs: ConfigRecord, context: Context) -> None:
+    """Step 5: enough survivors signed the lists that this seller was shown, and the server asks for these."""
+    known, extra = _Sum.of(context), message.content.config_records.get(COHORT)
+    signers, signatures = (extra.get(SIGNERS), extra.get(SIGNATURES)) if extra is not None else (None, None)
+    if not known.view or not isinstance(signers, list) or not isinstance(signatures, list):
+        raise PolicyRefusal(Reason.COHORT, "a sum is to be opened that the survivors have not confirmed")
+    cohort = Cohort.read(known.cohort)
+    given = dict(zip(signers, signatures, strict=False))
+    confirmed = cohort.confirmations(known.view, given)  # type: ignore[arg-type]
+    if confirmed < known.plan.needed:
+        raise PolicyRefusal(
+            Reason.COHORT, f"{confirmed} survivors confirmed this sum, {known.plan.needed} are needed"
+        )
+    alive, window = cohort.read_survivors(known.view), known.window(cohort, context)
+    active, dead = (configs.get(key) for key in (Key.ACTIVE_NODE_ID_LIST, Key.DEAD_NODE_ID_LIST))
+    if not isinstance(active, list) or not isinstance(dead, list) or len(dead) != len(set(dead)):
+        raise PolicyRefusal(Reason.MESSAGE, "no lists of survivors and drop-outs")
+    # Both secrets of one seller would take the mask off its own vector.
+    if sorted(active) != sorted(alive & window) or not set(dead) <= window - alive:
+        raise PolicyRefusal(Reason.COHORT, "keys of other sellers than the confirmed survivors and drop-outs")
+
+
+def _share(seller: Seller, sale: Sale, weights: Arrays, context: Context) -> Arrays:
+    """Step 3: this client's part of a secure sum, integers as float64; checked before anything is reserved."""
+    if seller.share is None:
+        raise PolicyRefusal(Reason.TRUST, "this client cannot train for a secure sum")
+    protocol = context.state.config_records[RECORD_KEY_STATE]
+    if _Sum.of(context).plan.sellers != sale.sellers:
+        raise PolicyRefusal(Reason.HONEST_SHARE, f"{sale.sellers} sellers, and another number in the protocol")
+    sigma, records = event_of(sale.family, sale.epsilon).noise_multiplier, seller.share.records(context)
+    if sale.family.steps != 1 or not MIN_LEVELS <= sale.levels <= MAX_LEVELS:
+        raise PolicyRefusal(Reason.SCHEDULE, f"{sale.family.steps} steps, {sale.levels} digits of noise")
+    (most,) = largest_weights(
+        [sigma],
+        [records],
+        honest=honest_sellers(sale.sellers, sale.honest_share),
+        levels=sale.levels,
+        clip_norm=sale.clip_norm,
+        parameters=sum(array.size for array in weights.values()),
+    )
+    if not 0 < sale.weight <= most:
+        raise PolicyRefusal(Reason.NOISE, f"a weight of {sale.weight} in the sum, where {most} is the most")
+    reach = float(protocol["clipping_range"])  # type: ignore[arg-type]
+    if largest_share(sale, records) > reach:
+        raise PolicyRefusal(Reason.NOISE, f"integers are cut off at {reach:g}, and with them some of the noise")
+    job = seller.accept(sale, context, weights)
+    integers = seller.share.share(weights, job, ReleaseGrid(1.0 / sale.weight, sale.levels))
+    return {name: np.asarray(array, dtype=np.float64) for name, array in integers.items()}
+
+
+def largest_share(sale: Sale, records: float) -> int:
+    """The largest integer that a seller with so many records may have to send."""
+    return math.ceil(1.02 * sale.weight * sale.clip_norm * records) + 2 + integer_noise.largest(sale.levels)
