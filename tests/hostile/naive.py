@@ -27,6 +27,11 @@ def clipped_sum(weights, inputs, labels, clip, *, block=4096, into=None, scale=1
     return total
 
 
+def clipped_person(total: torch.Tensor, clip: float) -> float:
+    """A person's summed gradient clipped by its own computed norm, whatever cancelled in it."""
+    return float(total * min(1.0, clip / max(float(total.norm()), 1e-300)))
+
+
 def running_sum(contributions: np.ndarray) -> float:
     """A float32 total to which one record after the other is added."""
     return float(np.add.accumulate(contributions.astype(np.float32), dtype=np.float32)[-1])

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import torch
 
-from privmarket.federated.gradients import Batch, clipped_sums
+from privmarket.federated.gradients import Batch, clipped_sums, group_factors, tiled
 from privmarket.federated.layers import Flatten, Linear, Summation, row_energy
-from privmarket.federated.local import ClientRecords, LocalPlan, NoisySum, private_updates
+from privmarket.federated.local import ClientRecords, LocalPlan, NoisySum, by_person, private_updates
 from privmarket.federated.models import Model, mlp
 from privmarket.privacy import tables
 from privmarket.privacy.calibration import noise_multiplier
@@ -157,7 +157,7 @@ def product_sum(contributions):
     layer, rows = Linear(1, 1), len(contributions)
     totals = torch.zeros(2, dtype=torch.float64)
     factors = torch.from_numpy(contributions)[:, None], torch.ones(rows, 1)
-    layer.add_sums([layer.views(totals)], factors, torch.ones(rows), [rows], Summation.BLOCKS)
+    layer.add_sums([layer.views(totals)], factors, torch.ones(rows), [rows], [Summation.BLOCKS])
     return float(totals[0])
 
 
@@ -277,30 +277,94 @@ def test_a_cheaper_schedules_table_is_not_believed(tmp_path):
 # Poisson samples: who else was drawn must not change a record's own gradient.
 
 
-def test_a_drawn_record_does_not_change_the_bits_of_others():
-    """A product of one row is computed in another order than of two; the product always multiplies whole tiles."""
+def at_the_kink(rows, width=10):
+    """A model with one hidden layer, and equal records for which its ReLUs stand at 0 as far as one can tell.
+
+    Whether a unit is on then depends on how its sum was rounded, and that, for a width that is no multiple of 4, on
+    where the row stands among the rows of a product. Even and odd records have different labels.
+    """
+    generator = torch.Generator().manual_seed(3)
+    model = mlp((1, 28, 28), 2, hidden=(width,))
+    record = torch.randn(784, generator=generator)
+    matrix = torch.randn(784, width, generator=generator)
+    rows_of_tile, bias = record.repeat(16, 1), torch.zeros(width)
+    torn = torch.zeros(width, dtype=torch.bool)
+    for step in range(-60, 60):  # biases about −x·w, by half an ulp each, until a unit is on here and off there
+        tried = (-(record @ matrix).double() + step * 2.0**-22).float()
+        on = torch.addmm(tried, rows_of_tile, matrix) > 0
+        found = (on[0] != on[1]) & ~torn
+        bias, torn = torch.where(found, tried, bias), torn | found
+    if not torn.any():
+        pytest.skip("this machine's library gives the same bits at every place of a tile")
+    bias = torch.where(torn, bias, torch.full((width,), -1e6))  # units that cannot be torn are off
+    last = torch.tensor([[1.0, -1.0]]).repeat(width, 1)
+    weights = torch.cat([matrix.flatten(), bias, last.flatten(), torch.zeros(2)])
+    images = record.view(1, 1, 28, 28).repeat(rows, 1, 1, 1)
+    return model, weights, images, torch.arange(rows) % 2
+
+
+def one_after_the_other(drawn):
+    """How samples were laid out before: a record's place is how many were drawn before it."""
+    return np.concatenate([drawn, np.zeros(-drawn.size % 16, dtype=np.int64)]), np.arange(drawn.size)
+
+
+@pytest.mark.parametrize("layout", [one_after_the_other, tiled])
+def test_a_drawn_record_does_not_move_the_others(layout):
+    """Record 0 is drawn, or not: all others shift by one place, and with them what their ReLUs do."""
+    model, weights, images, labels = at_the_kink(101)
+    parts, clip = model.parts(weights[None]), 1.0
+
+    def total(drawn):
+        rows, places = layout(drawn)
+        batch = Batch(images[rows], labels[rows], [rows.size], places=torch.from_numpy(places), drawn=[drawn.size])
+        return clipped_sums(model, parts, batch, clip)
+
+    moved = float((total(np.arange(101)) - total(np.arange(1, 101))).norm())
+    if layout is tiled:
+        assert moved <= (1 + sum_inflation(101)) * clip
+    else:
+        assert moved > 5 * clip
+
+
+def test_a_records_gradient_is_the_same_whoever_else_is_drawn():
     torch.manual_seed(0)
-    matrix, inputs = torch.randn(784, 64), torch.randn(40, 784)
-    alone = torch.cat([inputs[i : i + 1] @ matrix for i in range(40)])
-    if torch.equal(alone, inputs @ matrix):
-        pytest.skip("this machine's library gives the same bits for any number of rows")
-    model = mlp((1, 28, 28), 10, hidden=(64,))
-    weights = model.initial_weights(np.random.default_rng(0))
-    parts, images, labels = (
-        model.parts(weights[None]),
-        inputs.view(40, 1, 28, 28),
-        torch.zeros(40, dtype=torch.int64),
-    )
+    model, inputs = mlp((1, 28, 28), 10, hidden=(64, 10)), torch.randn(40, 1, 28, 28)
+    parts = model.parts(model.initial_weights(np.random.default_rng(0))[None])
+    labels = torch.zeros(40, dtype=torch.int64)
 
-    def contribution(rows, place):
-        """The sum over a sample in which only the row at `place` counts."""
-        padded = rows + [0] * (-len(rows) % 16)
-        present = torch.zeros(len(padded), dtype=torch.bool)
-        present[place] = True
-        batch = Batch(images[padded], labels[padded], [len(padded)], present, sampled=True)
-        return clipped_sums(model, parts, batch, 1.0)
+    def contribution(drawn):
+        """What record 7 alone adds in a sample."""
+        rows, places = tiled(np.array(drawn))
+        place = torch.from_numpy(places[np.array(drawn) == 7])
+        return clipped_sums(
+            model, parts, Batch(inputs[rows], labels[rows], [rows.size], places=place, drawn=[1]), 1.0
+        )
 
-    by_itself = contribution([7], 0)
-    for others in ([7, 3], [7, 3, 12, 39], [7, *range(8, 30)]):
-        assert torch.equal(contribution(others, 0), by_itself)
-    assert torch.equal(contribution([3, 12, 7], 2), by_itself)
+    by_itself = contribution([7])
+    for others in ([3, 7], [3, 7, 12, 39], [7, *range(8, 30)], [*range(8), 23]):
+        assert torch.equal(contribution(others), by_itself)
+
+
+# Persons.
+
+
+def test_a_person_of_one_client_is_not_clipped_with_one_of_another():
+    """Two clients number their people from 0; records that cancel each other make one long sum a short one."""
+    model, images = linear_model(3, 2), torch.full((2, 1, 1, 3), 50.0)
+    records = ClientRecords(images, torch.tensor([0, 1]), [1, 1], torch.tensor([0, 0]))
+    parts = model.parts(torch.zeros(1, model.parameters))
+    together = clipped_sums(model, parts, Batch(images, records.labels, [1, 1], persons=records.persons), 1.0)
+    assert float(together.norm(dim=1).min()) > 50
+    mine = by_person(records)
+    apart = clipped_sums(model, parts, Batch(mine.images, mine.labels, [1, 1], persons=mine.persons), 1.0)
+    assert float(apart.norm(dim=1).max()) <= 1.0
+
+
+def test_a_person_whose_records_cancel_is_what_it_is_in_any_block():
+    """Of 1e15 − 1e15 + 1 nothing but rounding is left, and that depends on what is added first."""
+    parts = torch.tensor([[2.0**60], [-(2.0**60)], [1.0]], dtype=torch.float64)
+    orders = [(parts[0] + parts[1]) + parts[2], parts[0] + (parts[1] + parts[2])]
+    assert abs(naive.clipped_person(orders[0], 1.0) - naive.clipped_person(orders[1], 1.0)) > 0.99
+    energy = parts.square().sum()[None]
+    kept = [one * group_factors(one.square(), energy, 3, 1.0) for one in orders]
+    assert abs(float(kept[0] - kept[1])) < 1e-12

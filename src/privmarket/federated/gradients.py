@@ -13,7 +13,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from privmarket.federated.layers import Part, Summation
@@ -22,7 +24,7 @@ from privmarket.privacy.release import BLOCK_RECORDS, BLOCKS_IN_FLOAT32, CANCELL
 
 # Memory of one pass is bounded by the rows in it, not by the number of clients or the size of a batch.
 BLOCK_ROWS = 4096
-# Rows of every product over a Poisson sample: how a library adds must not depend on how many records were drawn.
+# Rows of every product over a Poisson sample; rows of any width begin at multiples of 64 bytes from tile to tile.
 TILE_ROWS = 16
 
 # Clipping stays below C by these shares, which cover the rounding of factors and of norms.
@@ -37,9 +39,12 @@ class Batch:
         images: (rows, channels, h, w) float32.
         labels: (rows,) int64.
         sizes: rows per client; may hold zeros.
-        present: (rows,) booleans, false for blank rows that only fill up a tile; None if there are none.
-        persons: (rows,) whose record it is, equal numbers one after the other; None if each record counts alone.
-        sampled: whether which rows are here was drawn; sizes are then multiples of TILE_ROWS.
+        present: (rows,) booleans, false for rows that are blanked and contribute nothing; None if there are none.
+        persons: (rows that count,) whose record each is, equal numbers one after the other and different ones for
+            different clients; None if each record counts alone.
+        places: of a Poisson sample, which lies in whole tiles (see `tiled`): (drawn,) where each drawn row stands,
+            client by client; all other rows only fill up tiles. None if all rows count.
+        drawn: rows that count per client, if they were drawn.
     """
 
     images: Tensor
@@ -47,7 +52,46 @@ class Batch:
     sizes: list[int]
     present: Tensor | None = None
     persons: Tensor | None = None
-    sampled: bool = False
+    places: Tensor | None = None
+    drawn: list[int] | None = None
+
+    @property
+    def sampled(self) -> bool:
+        """Whether which rows are here was drawn."""
+        return self.places is not None
+
+    def counting(self, first: int, last: int) -> tuple[Tensor, list[int]]:
+        """Which drawn rows stand among the rows `first` to `last` of the tiles, and how many of each client."""
+        assert self.places is not None
+        assert self.drawn is not None
+        inside = torch.nonzero((self.places >= first) & (self.places < last)).flatten()
+        ends = torch.tensor(self.drawn).cumsum(0)
+        counts = torch.searchsorted(inside, ends).diff(prepend=torch.zeros(1, dtype=torch.int64))
+        return inside, counts.tolist()
+
+
+def tiled(drawn: NDArray[np.int64], tile: int = TILE_ROWS) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Lays a Poisson sample out in tiles of equal size: record r stands at place r mod `tile` of one of them.
+
+    How a library computes a row may depend on how many rows there are, and on where the row stands: it adds in
+    another order where a row does not begin at a multiple of 16 bytes. So every product is of one tile, and a
+    record's place in it does not depend on who else was drawn.
+
+    Args:
+        drawn: (drawn,) numbers of records, ascending.
+
+    Returns:
+        (rows,) the record in each row, 0 in rows that only fill up; (drawn,) the row of each drawn record.
+    """
+    slots = drawn % tile
+    order = np.argsort(slots, kind="stable")
+    counts = np.bincount(slots, minlength=tile)
+    nth = np.empty(drawn.size, dtype=np.int64)
+    nth[order] = np.arange(drawn.size) - np.repeat(np.cumsum(counts) - counts, counts)
+    places = nth * tile + slots
+    rows = np.zeros(int(counts.max()) * tile, dtype=np.int64)
+    rows[places] = drawn
+    return rows, places
 
 
 def loss_slope(logits: Tensor, labels: Tensor) -> Tensor:
@@ -92,10 +136,11 @@ def clipped_sums(
         out: float32 buffer (clients, parameters) that may be used for the result.
 
     Returns:
-        (clients, parameters), float32 where no client has many rows, else float64.
+        (clients, parameters), float32 where no client has many rows, else float64; the numbers of a client with
+        few rows are float32 numbers in either case.
     """
-    how = _summation(batch)
-    if how is Summation.FEW:
+    how = summations(batch)
+    if all(one is Summation.FEW for one in how):
         sums = out if out is not None else torch.empty(len(batch.sizes), model.parameters)
     else:
         sums = torch.zeros(len(batch.sizes), model.parameters, dtype=torch.float64)
@@ -108,25 +153,36 @@ def clipped_sums(
             rows = slice(first, last)
             mine = weights if len(weights[0]) == 1 else [copies[clients] for copies in weights]
             gradients = _gradients(model, mine, batch.images[rows], batch.labels[rows], counts, batch.sampled)
+            squared = _squared_norms(model, gradients)
             present = None if batch.present is None else batch.present[rows]
-            persons = None if batch.persons is None else batch.persons[rows]
-            factor, bad = _clip(model, gradients, clip_norm, present, persons)
+            persons = None if batch.persons is None or batch.sampled else batch.persons[rows]
+            if batch.places is not None:
+                inside, whose = batch.counting(first, last)
+                counts = whose[clients]
+                chosen = batch.places[inside] - first
+                squared = squared[chosen]
+                gradients = [
+                    g if g is None else layer.rows(g, chosen)
+                    for layer, g in zip(model.layers, gradients, strict=True)
+                ]
+                persons = None if batch.persons is None else batch.persons[inside]
+            factor, bad = _clip(model, gradients, squared, clip_norm, present, persons)
             for layer, target, gradient in zip(model.layers, targets, gradients, strict=True):
                 if layer.size:
-                    layer.add_sums(target[clients], gradient, factor, counts, how, bad)
+                    layer.add_sums(target[clients], gradient, factor, counts, how[clients], bad)
     return sums
 
 
-def _summation(batch: Batch) -> Summation:
-    """How to add the batch up: in float32 as far as the proof goes.
+def summations(batch: Batch) -> list[Summation]:
+    """How each client's rows are added up: in float32 as far as the proof goes, whatever other clients are here.
 
     Blocks of a sample shift when one record more is drawn, so there only a single block may be added in float32.
     """
-    most = max(batch.sizes, default=0)
     limit = BLOCK_RECORDS if batch.sampled else BLOCK_RECORDS * BLOCKS_IN_FLOAT32
-    if batch.persons is None and most <= min(limit, BLOCK_ROWS):
-        return Summation.FEW
-    return Summation.DOUBLE if batch.sampled or batch.persons is not None else Summation.BLOCKS
+    many = Summation.DOUBLE if batch.sampled or batch.persons is not None else Summation.BLOCKS
+    counts = zip(batch.sizes if batch.drawn is None else batch.drawn, batch.sizes, strict=True)
+    few = [batch.persons is None and n <= limit and rows <= BLOCK_ROWS for n, rows in counts]
+    return [Summation.FEW if one else many for one in few]
 
 
 def add_plain_sums(
@@ -147,7 +203,7 @@ def add_plain_sums(
         gradients = _gradients(model, mine, batch.images[rows], batch.labels[rows], counts, False)
         for layer, target, gradient in zip(model.layers, sums, gradients, strict=True):
             if layer.size:
-                layer.add_sums(target[clients], gradient, rows_scale[rows], counts, Summation.PLAIN)
+                layer.add_sums(target[clients], gradient, rows_scale[rows], counts, [Summation.PLAIN] * len(counts))
 
 
 def _passes(batch: Batch) -> Iterator[tuple[int, int, slice, list[int]]]:
@@ -190,11 +246,11 @@ def _pieces(batch: Batch, first: int, size: int) -> Iterator[tuple[int, int]]:
 
 
 def _gradients(
-    model: Model, weights: list[list[Part]], images: Tensor, labels: Tensor, sizes: list[int], tiled: bool
+    model: Model, weights: list[list[Part]], images: Tensor, labels: Tensor, sizes: list[int], in_tiles: bool
 ) -> list[Any]:
     """Per layer what `Layer.gradient` says, None for layers without weights."""
     copies = sizes if len(weights[0]) > 1 else [labels.shape[0]]
-    if tiled:
+    if in_tiles:
         # One product per tile: repeat each copy of the weights as often as its client has tiles.
         tiles = [-(-size // TILE_ROWS) for size in copies]
         weights = [[part for part, n in zip(layer, tiles, strict=True) for _ in range(n)] for layer in weights]
@@ -212,14 +268,24 @@ def _gradients(
     return gradients
 
 
-def _clip(
-    model: Model, gradients: list[Any], clip_norm: float, present: Tensor | None, persons: Tensor | None
-) -> tuple[Tensor, Tensor | None]:
-    """(rows,) float32 factors that clip, and (rows,) which records are not finite; None if all are."""
+def _squared_norms(model: Model, gradients: list[Any]) -> Tensor:
+    """(rows,) float64, never below each record's squared norm over all layers."""
     squared: Any = 0.0
     for layer, gradient in zip(model.layers, gradients, strict=True):
         if layer.size:
             squared = squared + layer.squared_norms(gradient)
+    return torch.as_tensor(squared)
+
+
+def _clip(
+    model: Model,
+    gradients: list[Any],
+    squared: Tensor,
+    clip_norm: float,
+    present: Tensor | None,
+    persons: Tensor | None,
+) -> tuple[Tensor, Tensor | None]:
+    """(rows,) float32 factors that clip, and (rows,) which records are not finite; None if all are."""
     bad = ~torch.isfinite(squared)
     if persons is None:
         factor = clip_factors(squared, clip_norm)
@@ -239,37 +305,47 @@ def clip_factors(squared_norms: Tensor, clip_norm: float) -> Tensor:
     limit = clip_norm * (1.0 - _RECORD_MARGIN)
     squared = squared_norms.double()
     factor = (limit * squared.clamp_min(1e-300).rsqrt()).clamp_max(1.0)
-    return _rounded_down(torch.where(torch.isfinite(squared), factor, 0.0))
+    return rounded_down(torch.where(torch.isfinite(squared), factor, 0.0))
 
 
 def _person_factors(
     model: Model, gradients: list[Any], squared: Tensor, clip_norm: float, persons: Tensor
 ) -> Tensor:
-    """(rows,) float32: the same factor for all records of a person, which clips the norm of their sum.
-
-    With A² = members·Σ‖g‖² ≥ (Σ‖g‖)² the squared norm of the sum is lifted by 2^−26·A², which covers cancellation,
-    and 64·members·C/A is a second limit, so that the sizes of all contributions together stay below 64·members·C.
-    """
+    """(rows,) float32: the same factor for all records of a person, which clips the norm of their sum."""
     factor = torch.empty(persons.shape[0], dtype=torch.float64)
     _, counts = torch.unique_consecutive(persons, return_counts=True)
     starts = counts.cumsum(0) - counts
     for members in counts.unique().tolist():
         groups = starts[counts == members][:, None] + torch.arange(members)
-        spread = members * squared[groups].sum(1)
         norms = sum(
             layer.group_squared_norms(gradient, groups)
             for layer, gradient in zip(model.layers, gradients, strict=True)
             if layer.size
         )
-        bound = (torch.as_tensor(norms) + _PERSON_SLACK * spread).clamp_min(1e-300)
-        limit = clip_norm * (1.0 - _PERSON_MARGIN)
-        most = CANCELLATION * members * limit * spread.clamp_min(1e-300).rsqrt()
-        shared = torch.minimum(limit * bound.rsqrt(), most)
-        factor[groups] = shared.clamp_max(1.0)[:, None]
-    return _rounded_down(factor)
+        factor[groups] = group_factors(torch.as_tensor(norms), squared[groups].sum(1), members, clip_norm)[:, None]
+    return rounded_down(factor)
 
 
-def _rounded_down(factor: Tensor) -> Tensor:
+def group_factors(squared_norms: Tensor, energy: Tensor, members: Tensor | int, clip_norm: float) -> Tensor:
+    """(groups,) float64, at most min(1, C/‖Σ g‖) of each group of records that are clipped together.
+
+    With A² = members·Σ‖g‖² ≥ (Σ‖g‖)² the squared norm of the sum is lifted by 2^−26·A², which covers cancellation:
+    of records that cancel each other nothing is left but how they were rounded. 64·members·C/A is a second limit,
+    so that the sizes of all contributions together stay below 64·members·C.
+
+    Args:
+        squared_norms: (groups,) ‖Σ g‖² as computed in float64.
+        energy: (groups,) Σ‖g‖² over the group's records.
+        members: how many records each group has.
+    """
+    spread = members * energy
+    bound = (squared_norms + _PERSON_SLACK * spread).clamp_min(1e-300)
+    limit = clip_norm * (1.0 - _PERSON_MARGIN)
+    most = CANCELLATION * members * limit * spread.clamp_min(1e-300).rsqrt()
+    return torch.minimum(limit * bound.rsqrt(), most).clamp_max(1.0)
+
+
+def rounded_down(factor: Tensor) -> Tensor:
     """float64 → float32, never up."""
     near = factor.float()
     return torch.where(near.double() > factor, torch.nextafter(near, torch.zeros(())), near)

@@ -67,6 +67,10 @@ class Layer(ABC):
         """The float32 numbers that make up each record's ∂loss/∂weights: (rows, ...), or factors of it."""
         raise NotImplementedError
 
+    def rows(self, gradient: Any, chosen: Tensor) -> Any:
+        """The same for the rows `chosen` only, a copy."""
+        raise NotImplementedError
+
     def blank(self, gradient: Any, rows: Tensor) -> Any:
         """The same with zeros for the records where `rows`, (rows,) booleans, is true."""
         raise NotImplementedError
@@ -85,11 +89,12 @@ class Layer(ABC):
         gradient: Any,
         factor: Tensor,
         sizes: list[int],
-        how: Summation,
+        how: Sequence[Summation],
         bad: Tensor | None = None,
     ) -> None:
         """Adds Σ factor·∂loss/∂weights over each client's rows to its entry of `sums`; factor is (rows,).
 
+        `how` says for each client in which arithmetic.
         Rows where `bad`, (rows,) booleans, is true are left out; all other blocks are computed as without them.
         """
         raise NotImplementedError
@@ -125,6 +130,11 @@ class Linear(Layer):
         """Activation a and slope g: the gradient by the matrix is a gᵀ, never formed, that by the bias is g."""
         return kept, slope
 
+    def rows(self, gradient: tuple[Tensor, Tensor], chosen: Tensor) -> tuple[Tensor, Tensor]:
+        """Of both factors."""
+        kept, slope = gradient
+        return kept[chosen], slope[chosen]
+
     def blank(self, gradient: tuple[Tensor, Tensor], rows: Tensor) -> tuple[Tensor, Tensor]:
         """Zeros in both factors; the records themselves stay as they are."""
         kept, slope = gradient
@@ -137,7 +147,8 @@ class Linear(Layer):
 
     def group_squared_norms(self, gradient: tuple[Tensor, Tensor], groups: Tensor) -> Tensor:
         """‖Σ aᵢ gᵢᵀ‖² + ‖Σ gᵢ‖² = Σᵢⱼ (aᵢ·aⱼ + 1)·(gᵢ·gⱼ), or by the sum itself where groups are large."""
-        a, g = (factor[groups].double() for factor in gradient)
+        # Padded with zeros, so that every group begins at a multiple of 64 bytes and is computed alike.
+        a, g = (F.pad(factor[groups].double(), (0, -factor.shape[1] % 8)) for factor in gradient)
         if groups.shape[1] ** 2 <= self.inputs * self.outputs:
             return ((a @ a.mT + 1.0) * (g @ g.mT)).sum((1, 2))
         return (a.mT @ g).square().sum((1, 2)) + g.sum(1).square().sum(1)
@@ -148,7 +159,7 @@ class Linear(Layer):
         gradient: tuple[Tensor, Tensor],
         factor: Tensor,
         sizes: list[int],
-        how: Summation,
+        how: Sequence[Summation],
         bad: Tensor | None = None,
     ) -> None:
         """Σ a (factor·g)ᵀ, products of matrices per client."""
@@ -157,12 +168,12 @@ class Linear(Layer):
         if bad is not None:
             scaled.masked_fill_(bad[:, None], 0.0)
         out: Sequence[Tensor | None] = [None] * len(sizes) if bad is None else _cut(bad, sizes)
-        for (matrix, bias), mine, steep, left_out in zip(
-            sums, _cut(kept, sizes), _cut(scaled, sizes), out, strict=True
+        for (matrix, bias), mine, steep, left_out, way in zip(
+            sums, _cut(kept, sizes), _cut(scaled, sizes), out, how, strict=True
         ):
-            _add_product(matrix, mine, steep, how, left_out)
-            if how is Summation.FEW:
-                bias.copy_(steep.sum(0, dtype=torch.float64))
+            _add_product(matrix, mine, steep, way, left_out)
+            if way is Summation.FEW:
+                bias.copy_(steep.sum(0, dtype=torch.float64).float())
             else:
                 bias.add_(steep.sum(0, dtype=bias.dtype))
 
@@ -183,6 +194,10 @@ def _add_product(target: Tensor, left: Tensor, right: Tensor, how: Summation, ba
     elif how is Summation.PLAIN:
         if rows:
             target.addmm_(left.t(), right) if right.ndim == 2 else target.addmv_(left.t(), right)
+    elif how is Summation.FEW and target.dtype != torch.float32:
+        few = torch.empty(target.shape, dtype=torch.float32)
+        _add_product(few, left, right, how, bad)
+        target.copy_(few)
     elif how is Summation.FEW:
         for k, block in enumerate(even_blocks(rows)):
             mine = left[block]
@@ -276,6 +291,10 @@ class Convolution(Layer):
         """`per_record`."""
         return self.per_record(kept, slope)
 
+    def rows(self, gradient: Tensor, chosen: Tensor) -> Tensor:
+        """Those rows."""
+        return gradient[chosen]
+
     def blank(self, gradient: Tensor, rows: Tensor) -> Tensor:
         """Zeros in the rows."""
         return gradient.masked_fill(rows[:, None], 0.0)
@@ -294,14 +313,14 @@ class Convolution(Layer):
         gradient: Tensor,
         factor: Tensor,
         sizes: list[int],
-        how: Summation,
+        how: Sequence[Summation],
         bad: Tensor | None = None,
     ) -> None:
         """Σ factor·per_record over each client's rows."""
         if bad is not None:
             gradient.masked_fill_(bad[:, None], 0.0)  # made by `gradient`, used for nothing else
-        for (*_, flat), mine, share in zip(sums, _cut(gradient, sizes), _cut(factor, sizes), strict=True):
-            _add_product(flat, mine, share, how)
+        for (*_, flat), mine, share, way in zip(sums, _cut(gradient, sizes), _cut(factor, sizes), how, strict=True):
+            _add_product(flat, mine, share, way)
 
 
 class Relu(Layer):

@@ -11,7 +11,7 @@ Deviation: the noise is on clipped gradient sums; the paper adds it to weights w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,13 +22,14 @@ from torch import Tensor
 from privmarket.errors import ConfigurationError, UnknownNameError
 from privmarket.federated.gradients import (
     BLOCK_ROWS,
-    TILE_ROWS,
     Batch,
     add_plain_sums,
     clipped_sums,
     gradient_sums,
+    summations,
+    tiled,
 )
-from privmarket.federated.layers import Part
+from privmarket.federated.layers import Part, Summation
 from privmarket.federated.models import Model
 from privmarket.plans import ARITHMETICS
 from privmarket.privacy.noise import NoiseSource
@@ -153,16 +154,23 @@ def private_updates(
         batch = _batch(records, plan, randomness)
         sums = clipped_sums(model, model.parts(global_weights[None]), batch, plan.clip_norm)
         updates = torch.empty(records.clients, model.parameters)
-        for release, total, update in zip(noisy, sums, updates, strict=True):
+        for release, total, update in zip(noisy, _each(sums, batch), updates, strict=True):
             release.write(update, total, rate, fresh=True)
         return updates
     weights = global_weights.repeat(records.clients, 1)
     parts, buffer = model.parts(weights), torch.empty(records.clients, model.parameters)
     for _ in range(plan.steps):
-        sums = clipped_sums(model, parts, _batch(records, plan, randomness), plan.clip_norm, out=buffer)
-        for release, total, row in zip(noisy, sums, weights, strict=True):
+        batch = _batch(records, plan, randomness)
+        sums = clipped_sums(model, parts, batch, plan.clip_norm, out=buffer)
+        for release, total, row in zip(noisy, _each(sums, batch), weights, strict=True):
             release.write(row, total, -rate)
     return global_weights - weights
+
+
+def _each(sums: Tensor, batch: Batch) -> Iterator[Tensor]:
+    """Each client's sum in the precision in which it was added up, so that it is released as if it were alone."""
+    for total, how in zip(sums, summations(batch), strict=True):
+        yield total.float() if how is Summation.FEW else total
 
 
 def private_shares(
@@ -262,7 +270,10 @@ def _descend(model: Model, weights: Tensor, parts: list[list[Part]], batch: Batc
 
 
 def by_person(records: ClientRecords) -> ClientRecords:
-    """The same records, each client's sorted by person."""
+    """The same records, each client's sorted by person; no two clients share a person's number any more.
+
+    Somebody whose records several clients hold is one person for each of them, clipped by each on its own.
+    """
     if records.persons is None:
         raise ConfigurationError('unit="person" without person numbers', "give ClientRecords(persons=…)")
     persons = records.persons.numpy()
@@ -274,7 +285,11 @@ def by_person(records: ClientRecords) -> ClientRecords:
         or [np.zeros(0, dtype=np.int64)]
     )
     chosen = torch.from_numpy(order)
-    return ClientRecords(records.images[chosen], records.labels[chosen], records.sizes, records.persons[chosen])
+    ids, owner = persons[order], np.repeat(np.arange(records.clients), records.sizes)
+    begins = np.ones(ids.size, dtype=np.bool_)
+    begins[1:] = (ids[1:] != ids[:-1]) | (owner[1:] != owner[:-1])
+    numbers = torch.from_numpy(np.cumsum(begins) - 1)
+    return ClientRecords(records.images[chosen], records.labels[chosen], records.sizes, numbers)
 
 
 def _batch(records: ClientRecords, plan: LocalPlan, randomness: Sequence[NoiseSource]) -> Batch:
@@ -282,21 +297,21 @@ def _batch(records: ClientRecords, plan: LocalPlan, randomness: Sequence[NoiseSo
     persons = records.persons if plan.unit == "person" else None
     if plan.sampling_rate == 1.0:
         return Batch(records.images, records.labels, records.sizes, persons=persons)
-    rows, filled = [], []
+    rows, places, drawn, whose = [], [], list[int](), []
+    at = 0  # rows of tiles so far
     for source, size, start in zip(randomness, records.sizes, records.starts, strict=True):
-        drawn = drawn_rows(
-            source, plan.sampling_rate, size, None if persons is None else persons[start : start + size]
-        )
-        blanks = -drawn.size % TILE_ROWS
-        # A blank is any row at all: its factor is set to 0. Row 0 of the client exists, as something was drawn.
-        rows.append(np.concatenate([drawn, np.zeros(blanks, dtype=np.int64)]) + start)
-        filled.append(np.arange(drawn.size + blanks) < drawn.size)
+        mine = None if persons is None else persons[start : start + size]
+        taken = drawn_rows(source, plan.sampling_rate, size, mine)
+        layout, place = tiled(taken)
+        rows.append(layout + start)
+        places.append(place + at)
+        drawn.append(taken.size)
+        whose.append(taken + start)
+        at += layout.size
     images, labels, sizes = _gather(records, rows)
-    present = torch.from_numpy(np.concatenate(filled))
-    drawn_persons = None
-    if persons is not None:
-        drawn_persons = persons[torch.from_numpy(np.concatenate(rows))].masked_fill_(~present, -1)
-    return Batch(images, labels, sizes, present, drawn_persons, sampled=True)
+    drawn_persons = None if persons is None else persons[torch.from_numpy(np.concatenate(whose))]
+    stand = torch.from_numpy(np.concatenate(places))
+    return Batch(images, labels, sizes, persons=drawn_persons, places=stand, drawn=drawn)
 
 
 def drawn_rows(source: NoiseSource, rate: float, size: int, persons: Tensor | None) -> NDArray[np.int64]:

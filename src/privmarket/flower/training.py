@@ -11,17 +11,24 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from privmarket.errors import PrivacyError
-from privmarket.federated.gradients import clip_factors, conventional_products
+from privmarket.federated.gradients import (
+    clip_factors,
+    conventional_products,
+    group_factors,
+    rounded_down,
+    tiled,
+)
 from privmarket.federated.layers import row_energy
 from privmarket.federated.local import (
     ClientRecords,
@@ -41,9 +48,8 @@ from privmarket.privacy.release import BLOCK_RECORDS, Grid
 if TYPE_CHECKING:
     from privmarket.flower.client import Job
 
-# Per-example gradients of so many records are held at once; a Poisson sample goes in tiles of one size, so that no
-# record's gradient depends on how many others were drawn.
-BLOCK_ROWS, SAMPLED_ROWS = BLOCK_RECORDS, 32
+# Per-example gradients of so many records are held at once; a Poisson sample goes in tiles of one size.
+BLOCK_ROWS, SAMPLED_ROWS = BLOCK_RECORDS, 16
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -136,12 +142,7 @@ def private_module_share(
         for part in module.modules():
             if any(p.requires_grad for p in part.parameters(recurse=False)):
                 part.training = True
-        whose, sampled = records.persons if plan.unit == "person" else None, plan.sampling_rate < 1.0
-        x, y = records.images, records.labels
-        if sampled:
-            rows = torch.from_numpy(drawn_rows(job.noise, plan.sampling_rate, y.shape[0], whose))
-            x, y, whose = x[rows], y[rows], None if whose is None else whose[rows]
-        total = clipped_sum(module, x, y, plan.clip_norm, loss or _cross_entropy, whose, sampled=sampled)
+        total = _step_sum(module, records, plan, job, loss or _cross_entropy)
         integers = grid.noisy_integers(total.numpy(), job.noise)
         moving = {name: p for name, p in module.named_parameters() if p.requires_grad}
         return _named(torch.from_numpy(integers), moving)
@@ -217,7 +218,7 @@ def clipped_sum(
     loss: Loss,
     persons: Tensor | None = None,
     *,
-    sampled: bool = False,
+    drawn: NDArray[np.int64] | None = None,
 ) -> Tensor:
     """Σ over records of each one's gradient, clipped to norm ≤ `clip_norm` over all parameters together.
 
@@ -225,66 +226,123 @@ def clipped_sum(
 
     Args:
         persons: whose record each is, equal numbers one after the other; then each person's sum is clipped.
-        sampled: whether the records were drawn: tiles of fixed size and float64 sums, as the page says.
+        drawn: of a Poisson sample, the numbers of the drawn records, ascending: tiles and float64 sums.
 
     Returns:
         (trainable parameters,) float64, in the module's order. Private.
     """
     parameters = [p for p in module.parameters() if p.requires_grad]
     total = torch.zeros(sum(p.numel() for p in parameters), dtype=torch.float64)
-    carried: tuple[int, Tensor] | None = None  # a person whose records go on in the next block
-
-    def add(contributions: Tensor) -> None:
-        energy = contributions.square().sum(1)
-        total.add_(contributions.t() @ clip_factors(energy, clip_norm).double())
-
-    for rows, gradients in _per_record_gradients(module, parameters, inputs, labels, loss, sampled):
+    people = _PersonSums(total, clip_norm)
+    blocks = _blocks(labels.shape[0], persons, drawn)
+    for rows, gradients in _per_record_gradients(module, parameters, inputs, labels, loss, blocks):
         energy = row_energy(gradients)
         bad = ~torch.isfinite(energy)
         if bad.any():
             gradients, energy = gradients.masked_fill_(bad[:, None], 0.0), energy.masked_fill(bad, 0.0)
-        if persons is None:
-            factor = clip_factors(energy, clip_norm)
-            total += gradients.double().t() @ factor.double() if sampled else gradients.t() @ factor
-            continue
-        numbers, places = torch.unique_consecutive(persons[rows], return_inverse=True)
-        sums = torch.zeros(numbers.shape[0], total.shape[0], dtype=torch.float64)
-        sums.index_add_(0, places, gradients.double())
-        if carried is not None:
-            if carried[0] == int(numbers[0]):
-                sums[0] += carried[1]
-            else:
-                add(carried[1][None])
-        add(sums[:-1])
-        carried = int(numbers[-1]), sums[-1]
-    if carried is not None:
-        add(carried[1][None])
+        if persons is not None:
+            people.add(persons[rows], gradients.double(), energy)
+        elif drawn is None:
+            total += gradients.t() @ clip_factors(energy, clip_norm)
+        else:
+            total += gradients.double().t() @ clip_factors(energy, clip_norm).double()
+    people.finish()
     return total
 
 
+class _PersonSums:
+    """Adds up each person's gradients over blocks of records, and each person's clipped sum to a total."""
+
+    def __init__(self, total: Tensor, clip_norm: float) -> None:
+        self.total, self.clip_norm = total, clip_norm
+        # The person whose records may go on in the next block: number, sum, energy and members so far.
+        self.open: tuple[int, Tensor, Tensor, Tensor] | None = None
+
+    def add(self, numbers: Tensor, gradients: Tensor, energy: Tensor) -> None:
+        """Takes a block: (rows,) whose record each is, (rows, parameters) float64, (rows,) squared norms."""
+        who, places, members = torch.unique_consecutive(numbers, return_inverse=True, return_counts=True)
+        sums = torch.zeros(who.shape[0], self.total.shape[0], dtype=torch.float64).index_add_(0, places, gradients)
+        energies = torch.zeros(who.shape[0], dtype=torch.float64).index_add_(0, places, energy)
+        if self.open is not None and self.open[0] == int(who[0]):
+            for mine, before in zip((sums, energies, members), self.open[1:], strict=True):
+                mine[0] += before
+        else:
+            self.finish()
+        self._close(sums[:-1], energies[:-1], members[:-1])
+        self.open = int(who[-1]), sums[-1], energies[-1], members[-1]
+
+    def finish(self) -> None:
+        """There are no further records of the last person."""
+        if self.open is not None:
+            self._close(*(part[None] for part in self.open[1:]))
+        self.open = None
+
+    def _close(self, sums: Tensor, energy: Tensor, members: Tensor) -> None:
+        factor = rounded_down(group_factors(sums.square().sum(1), energy, members, self.clip_norm))
+        self.total += sums.t() @ factor.double()
+
+
+def _blocks(
+    records: int, persons: Tensor | None, drawn: NDArray[np.int64] | None
+) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    """Which records are computed at once, and which rows of those count.
+
+    Of a Poisson sample each record stands at a place of its own in a tile, or each person in tiles of its own:
+    where it stands does not depend on who else was drawn.
+    """
+    if drawn is None:
+        for start in range(0, records, BLOCK_ROWS):
+            rows = np.arange(start, min(start + BLOCK_ROWS, records))
+            yield rows, np.arange(rows.size)
+        return
+    if persons is None:
+        groups = [tiled(drawn, SAMPLED_ROWS)]
+    else:
+        starts = np.flatnonzero(np.diff(persons.numpy()[drawn], prepend=-1))
+        filled = [
+            np.resize(one, -(-one.size // SAMPLED_ROWS) * SAMPLED_ROWS) for one in np.split(drawn, starts[1:])
+        ]
+        groups = [
+            (rows, np.arange(one.size)) for rows, one in zip(filled, np.split(drawn, starts[1:]), strict=True)
+        ]
+    for rows, places in groups:
+        for start in range(0, rows.size, SAMPLED_ROWS):
+            inside = places[(places >= start) & (places < start + SAMPLED_ROWS)]
+            yield rows[start : start + SAMPLED_ROWS], inside - start
+
+
 def _per_record_gradients(
-    module: nn.Module, parameters: list[nn.Parameter], inputs: Tensor, labels: Tensor, loss: Loss, sampled: bool
-) -> Iterator[tuple[slice, Tensor]]:
-    """Blocks of rows and their (rows, trainable parameters) gradients, by the hooks of Opacus."""
+    module: nn.Module,
+    parameters: list[nn.Parameter],
+    inputs: Tensor,
+    labels: Tensor,
+    loss: Loss,
+    blocks: Iterable[tuple[NDArray[np.int64], NDArray[np.int64]]],
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Numbers of records and their (records, trainable parameters) gradients, by the hooks of Opacus."""
     from opacus.grad_sample import GradSampleModule
 
     hooked = GradSampleModule(module, loss_reduction="sum", strict=False)
-    step = SAMPLED_ROWS if sampled else BLOCK_ROWS
     try:
-        for start in range(0, inputs.shape[0], step):
-            x, y = inputs[start : start + step], labels[start : start + step]
-            rows = x.shape[0]
-            if sampled and rows < step:
-                x, y = (torch.cat([t, t.new_zeros(step - rows, *t.shape[1:])]) for t in (x, y))
+        for taken, counting in blocks:
+            rows, places = torch.from_numpy(taken), torch.from_numpy(counting)
             hooked.zero_grad(set_to_none=True)
             with warnings.catch_warnings():
                 # torch tells that a hook of Opacus fires on inputs without gradients, which is as it should be.
                 warnings.simplefilter("ignore")
-                loss(hooked(x), y).sum().backward()  # type: ignore[no-untyped-call]
-            per_record = [_grad_sample(p, x.shape[0]).flatten(1)[:rows] for p in parameters]
-            yield slice(start, start + rows), torch.cat(per_record, dim=1)
+                loss(hooked(inputs[rows]), labels[rows]).sum().backward()  # type: ignore[no-untyped-call]
+            gradients = torch.cat([_grad_sample(p, rows.shape[0]).flatten(1) for p in parameters], dim=1)
+            yield rows[places], gradients[places]
     finally:
         hooked.to_standard_module()
+
+
+def _step_sum(module: nn.Module, records: ClientRecords, plan: LocalPlan, job: Job, loss: Loss) -> Tensor:
+    """One step's clipped sum, over all records or a Poisson sample of the units. Private."""
+    persons, drawn = records.persons if plan.unit == "person" else None, None
+    if plan.sampling_rate < 1.0:
+        drawn = drawn_rows(job.noise, plan.sampling_rate, records.labels.shape[0], persons)
+    return clipped_sum(module, records.images, records.labels, plan.clip_norm, loss, persons, drawn=drawn)
 
 
 def _general_update(module: nn.Module, records: ClientRecords, plan: LocalPlan, job: Job, loss: Loss) -> Arrays:
@@ -298,14 +356,8 @@ def _general_update(module: nn.Module, records: ClientRecords, plan: LocalPlan, 
         # Layers that are trained must be in training mode for Opacus; others stay as their owner set them.
         if any(p.requires_grad for p in part.parameters(recurse=False)):
             part.training = True
-    persons = records.persons if plan.unit == "person" else None
     for _ in range(plan.steps):
-        sampled = plan.sampling_rate < 1.0
-        x, y, whose = records.images, records.labels, persons
-        if sampled:
-            rows = torch.from_numpy(drawn_rows(job.noise, plan.sampling_rate, y.shape[0], persons))
-            x, y, whose = x[rows], y[rows], None if persons is None else persons[rows]
-        total = clipped_sum(module, x, y, plan.clip_norm, loss, whose, sampled=sampled)
+        total = _step_sum(module, records, plan, job, loss)
         noisy.write(flat, total, -rate)
         load_arrays(module, _named(flat, moving))
     after = _named(flat, moving)

@@ -7,7 +7,7 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 
 from privmarket.federated import gradients
-from privmarket.federated.gradients import Batch, add_plain_sums, clip_factors, clipped_sums, gradient_sums
+from privmarket.federated.gradients import Batch, add_plain_sums, clip_factors, clipped_sums, gradient_sums, tiled
 from privmarket.federated.layers import Convolution, Linear, MaxPool, Relu, Tanh, row_energy
 from privmarket.federated.models import build_model, cnn, logistic, mlp
 from privmarket.privacy.release import sum_inflation
@@ -174,8 +174,8 @@ def test_large_samples_and_people_in_pieces_give_the_same_sums(monkeypatch):
     images, labels = batch(6, 320)
     parts, clip = model.parts(weights_of(model, 1)), 0.05
     each = clipped_sums(model, parts, Batch(images, labels, [1] * 320), clip).double().sum(0)
-    present = torch.ones(320, dtype=torch.bool)
-    sampled = clipped_sums(model, parts, Batch(images, labels, [320], present, sampled=True), clip)
+    places = torch.arange(320)
+    sampled = clipped_sums(model, parts, Batch(images, labels, [320], places=places, drawn=[320]), clip)
     assert sampled.dtype == torch.float64
     torch.testing.assert_close(sampled[0], each, atol=1e-6, rtol=1e-5)
     persons = (torch.arange(320) // 7).clone()
@@ -184,6 +184,27 @@ def test_large_samples_and_people_in_pieces_give_the_same_sums(monkeypatch):
     pieces = clipped_sums(model, parts, Batch(images, labels, [320], persons=persons), clip)
     torch.testing.assert_close(pieces, whole, atol=1e-6, rtol=1e-5)
     assert len(list(gradients._passes(Batch(images, labels, [320], persons=persons)))) > 20
+
+
+@pytest.mark.parametrize("people", [None, torch.arange(90) // 4])
+def test_a_sample_in_tiles_is_the_sum_over_its_records(people):
+    """Two clients, one of which drew nothing, and one whose records are drawn out of step."""
+    model, (images, labels) = mlp(SHAPE, 10), batch(8, 90)
+    parts, clip = model.parts(weights_of(model, 1)), 0.05
+    drawn = np.flatnonzero(np.arange(90) % 7 < 4)
+    rows, places = tiled(drawn)
+    assert rows.size % 16 == 0
+    assert (rows[places] == drawn).all()
+    assert (places % 16 == drawn % 16).all()
+    persons = None if people is None else people[drawn]
+    layout = Batch(
+        images[rows], labels[rows], [0, rows.size], None, persons, torch.from_numpy(places), [0, drawn.size]
+    )
+    plain = Batch(images[drawn], labels[drawn], [0, drawn.size], persons=persons)
+    found, expected = (clipped_sums(model, parts, one, clip).double() for one in (layout, plain))
+    assert not found[0].any()
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-5)
+    assert tiled(np.zeros(0, dtype=np.int64))[0].size == 0
 
 
 def test_records_that_are_not_finite_count_as_zero_and_touch_nobody():
