@@ -17,9 +17,10 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Form, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from fastapi.templating import Jinja2Templates
+from markupsafe import Markup, escape
 from pydantic import ValidationError
 
-from privmarket.broker import plots, rules, sessions, views
+from privmarket.broker import bid_preview, noise_tables, plots, rules, sessions, views, wallets
 from privmarket.broker.broker import Broker
 from privmarket.broker.forms import TaskForm
 from privmarket.broker.http_errors import BrokerError, UnauthenticatedError
@@ -28,11 +29,12 @@ from privmarket.broker.parties import ANONYMOUS, MONEY_LIMIT_MICRO, Actor
 from privmarket.broker.projection import KINDS
 from privmarket.errors import PrivmarketError
 from privmarket.mechanisms import mechanism_names
+from privmarket.privacy.calibration import ReleaseFamily
 from privmarket.rounds import Offer
 
 pages = APIRouter(include_in_schema=False)
 _templates = Jinja2Templates(Path(__file__).parent / "templates")
-_templates.env.filters["money"] = views.exact
+_templates.env.filters["money"] = lambda micro: shown_money(micro)
 _templates.env.filters["until"] = lambda ms, now: until(ms - now)
 _templates.env.filters["moment"] = lambda ms: (
     datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S") if ms else "–"
@@ -41,6 +43,12 @@ _ROWS = 50
 Field = Annotated[str, Form(max_length=300)]
 # Drawn with the form: the same form posted twice acts once.
 Key = Annotated[str, Form(min_length=8, max_length=200)]
+
+
+def shown_money(micro: int) -> str:
+    """Two decimals; the exact amount, where it has more, when one points at it."""
+    exact, short = views.exact(micro), views.rounded(micro)
+    return short if exact == short else Markup('<span title="{}">{}</span>').format(exact, short)
 
 
 def until(ms: int) -> str:
@@ -198,10 +206,16 @@ def one_task(request: Request, task_id: str) -> Response:
         rounds = views.round_list(connection, actor, task_id, request.query_params.get("after"), _ROWS)
         newest = views.round_list(connection, actor, task_id, None, 1)["items"]
         balance = views.me(connection, actor.party_id)["balance_micro"] if actor.role == "buyer" else 0
+        buyer = views.buyer_words(connection, task["buyer_id"]) if actor.role == "seller" else None
     held = _what_keeps_it_shut(task, newest, balance)
     rule = rules.describe(task["mechanism"]) if task["mechanism"] in mechanism_names() else None
-    plot = [plots.paid_per_round(actor, rounds["items"]), plots.price_per_round(actor, rounds["items"])]
-    return _show(request, "task.html", actor=actor, task=task, rounds=rounds, plots=plot, held=held, rule=rule)
+    drawn = (plots.accuracy_per_round, plots.paid_per_round, plots.price_per_round)
+    shown: dict[str, Any] = {
+        "plots": [draw(actor, rounds["items"]) for draw in drawn],
+        "rule": rule,
+        "buyer": buyer,
+    }
+    return _show(request, "task.html", actor=actor, task=task, rounds=rounds, held=held, **shown)
 
 
 def _what_keeps_it_shut(task: dict[str, Any], newest: list[dict[str, Any]], balance_micro: int) -> str | None:
@@ -242,7 +256,7 @@ def one_round(request: Request, round_id: str) -> Response:
         if actor.role != "seller":
             views.add_names(connection, awards["items"])
     values: dict[str, Any] = {"round": round_, "task": task, "awards": awards, "plots": drawn, "wallet": wallet}
-    values["outcome"] = outcome
+    values |= {"outcome": outcome, "pays": bid_preview.pays_what_is_asked(task["mechanism"])}
     current = next(iter(own), None)
     can = _what_applies(actor, round_, task, awards["items"], claims, now)
     return _show(request, "round.html", actor=actor, bid=current, claims=claims, can=can, **values)
@@ -278,6 +292,7 @@ def _what_applies(
     can |= {"close"} if over or (bidding and early) else set()
     can |= {"accept"} if claims and state == "cleared" and role == "buyer" else set()
     waits = state == "cleared" and now_ms < round_["ruling_deadline_ms"]
+    can |= {"report"} if role == "buyer" and state in ("cleared", "delivered", "settled") else set()
     can |= {"settle"} if state == "delivered" or (state == "cleared" and not waits) else set()
     can |= {"abort"} if state == "open" else set()
     return can
@@ -285,6 +300,31 @@ def _what_applies(
 
 def _disputed(award: dict[str, Any]) -> bool:
     return award["dispute"] is not None and award["ruling"] is None
+
+
+@pages.get("/rounds/{round_id}/preview", response_class=HTMLResponse)
+def preview(request: Request, round_id: str, valuation: str = "", epsilon: str = "") -> Response:
+    """What a bid would earn at least and cost at most, before it is sent (sellers)."""
+    actor, broker = _actor_and_broker(request)
+    price, offered = _number("price", valuation[:300]), _number("ε", epsilon[:300])
+    with broker.database.read() as connection:
+        task = views.task(connection, actor, views.one_round(connection, actor, round_id)["task_id"])
+        record = wallets.of_sellers(connection, [actor.party_id]).get(actor.party_id)
+    family = ReleaseFamily(task["sampling_rate"], task["steps"], task["delta"])
+    offers_something = price >= 0 and 0 < offered <= task["epsilon_max"]
+    if record is None or not offers_something or not noise_tables.is_ready(family):
+        raise BrokerError("nothing to say about this bid", f"offer at most ε = {task['epsilon_max']:g}")
+    currency = request.app.state.settings.currency
+    return HTMLResponse(escape(bid_preview.at_worst(record, family, task["mechanism"], price, offered, currency)))
+
+
+@pages.post("/rounds/{round_id}/progress")
+def report_progress(request: Request, round_id: str, accuracy: Field, mark: Field, key: Key) -> Response:
+    """The buyer notes how good its model is after the round."""
+    sessions.require_mark(request, mark)
+    actor, broker = _actor_and_broker(request)
+    broker.report_progress(actor, round_id, _number("accuracy", accuracy) / 100, key)
+    return RedirectResponse(f"/rounds/{round_id}", 303)
 
 
 @pages.post("/rounds/{round_id}/bid")
@@ -438,10 +478,11 @@ def audit(request: Request) -> Response:
     """The log, searched by kind and by whom or what it is about (operators)."""
     actor, broker = _actor_and_broker(request)
     asked = {name: request.query_params.get(name, "").strip() for name in ("kind", "about")}
-    if any(len(text) > 40 or not text.isascii() or not text.isprintable() for text in asked.values()):
-        raise BrokerError("that cannot be searched for", "give an id, and one of the kinds in the list")
+    if any(len(text) > 80 or not text.isprintable() for text in asked.values()):
+        raise BrokerError("that cannot be searched for", "give a name or an id, and one of the kinds in the list")
     with broker.database.read() as connection:
         kind, about, after = asked["kind"] or None, asked["about"] or None, request.query_params.get("after")
+        about = about and (views.party_named(connection, about) or about)
         entries = views.log_list(connection, actor, kind, about, after, _ROWS)
         known = {name for item in entries["items"] for name in (item["actor"], item["subject"])}
         names = views.names_of(connection, sorted(known))

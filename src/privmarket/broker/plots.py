@@ -93,8 +93,20 @@ def where_the_budget_went(round_: Answer) -> Chart:
     else:
         owed = round_["awarded_micro"] if round_["state"] != "open" else 0
         parts = [("bar", "owed on delivery", owed), ("held", "in escrow", budget - owed)]
-    shown = [(kind, name, float(value), views.exact(value)) for kind, name, value in parts]
+    shown = [(kind, name, float(value), views.rounded(value)) for kind, name, value in parts]
     return charts.stack("Where this round's budget is", shown)
+
+
+def accuracy_per_round(actor: Actor, rounds: list[Answer]) -> Chart | None:
+    """How good the buyer says its model was after each round; sellers do not see it."""
+    if actor.role == "seller":
+        return None
+    told = [(float(r["number"] + 1), 100 * r["model_accuracy"]) for r in reversed(rounds)
+            if r["model_accuracy"] is not None]  # fmt: skip
+    if len(told) < 2:
+        return None
+    ends = (f"round {told[0][0]:.0f}", f"round {told[-1][0]:.0f}")
+    return charts.line("Accuracy of the model, %, as reported", told, x_name="round", x_ends=ends)
 
 
 def paid_per_round(actor: Actor, rounds: Sequence[Answer]) -> Chart | None:
@@ -103,7 +115,11 @@ def paid_per_round(actor: Actor, rounds: Sequence[Answer]) -> Chart | None:
     if actor.role == "seller" or not done:
         return None
     items = [
-        (r["paid_micro"] / 1e6, r["budget_micro"] / 1e6, f"round {r['number'] + 1}: {views.exact(r['paid_micro'])}")
+        (
+            r["paid_micro"] / 1e6,
+            r["budget_micro"] / 1e6,
+            f"round {r['number'] + 1}: {views.rounded(r['paid_micro'])}",
+        )
         for r in done
     ]
     ends = (f"round {done[0]['number'] + 1}", f"round {done[-1]['number'] + 1}")
@@ -139,7 +155,7 @@ def all_the_money(totals: Answer) -> Chart:
         ("bar", "on accounts", totals["balances_micro"]),
         ("held", "in escrow", totals["escrow_micro"]),
     ]
-    shown = [(kind, name, float(value), views.exact(value)) for kind, name, value in parts]
+    shown = [(kind, name, float(value), views.rounded(value)) for kind, name, value in parts]
     return charts.stack("Where the deposits are", shown)
 
 

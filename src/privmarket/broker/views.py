@@ -73,11 +73,12 @@ def names_of(connection: Connection, party_ids: Sequence[str]) -> dict[str, str]
     return {row[0]: row[1] for row in found}
 
 
-_OF_SELLER = (
-    "SELECT COUNT(*), SUM(CASE WHEN claim_sha256 IS NOT NULL THEN 1 ELSE 0 END), "
+_COUNTS = (
+    "COUNT(*), SUM(CASE WHEN claim_sha256 IS NOT NULL THEN 1 ELSE 0 END), "
     "SUM(CASE WHEN usable = FALSE AND COALESCE(ruling, FALSE) = FALSE THEN 1 ELSE 0 END) "
-    "FROM awards WHERE seller_id = ? AND charge <> 'reserved'"
 )
+_OF_SELLER = f"SELECT {_COUNTS} FROM awards WHERE seller_id = ? AND charge <> 'reserved'"
+_OF_SELLERS = f"SELECT seller_id, {_COUNTS} FROM awards WHERE seller_id IN (?*) AND charge <> 'reserved'"
 _OF_BUYER = (
     "SELECT COUNT(*), SUM(CASE WHEN a.usable = FALSE THEN 1 ELSE 0 END), "
     "SUM(CASE WHEN a.ruling = TRUE THEN 1 ELSE 0 END) FROM awards a JOIN rounds r ON r.id = a.round_id "
@@ -181,6 +182,7 @@ def _round(actor: Actor, fields: Answer) -> Answer:
     hidden = set() if actor.role == "operator" else {"seed"}
     if actor.role == "seller":
         hidden |= {"bids", "revealed", "sellers", "awarded_micro", "paid_micro", "total_epsilon", "fault"}
+        hidden.add("model_accuracy")
     return {name: value for name, value in fields.items() if name not in hidden}
 
 
@@ -314,10 +316,38 @@ def claimed_sellers(connection: Connection, actor: Actor, round_id: str) -> list
 
 
 def add_names(connection: Connection, items: list[Answer]) -> None:
-    """Each item's seller by name, with its reliability; for the pages of buyers and operators."""
-    known = names_of(connection, [item["seller_id"] for item in items])
+    """Each item's seller by name, with its record; for the pages of buyers, arbiters and operators."""
+    sellers = [item["seller_id"] for item in items]
+    known = names_of(connection, sellers)
+    query = f"{_OF_SELLERS} GROUP BY seller_id"
+    records = {row[0]: row[1:] for row in sql.run(connection, query, sellers)} if sellers else {}
     for item in items:
         item["seller_name"] = known.get(item["seller_id"])
+        sales, delivered, rejected = records.get(item["seller_id"], (0, 0, 0))
+        item["seller_record"] = _record(sales, delivered, rejected)
+
+
+def _record(sales: int, delivered: int, rejected: int) -> str:
+    if not sales:
+        return "first sale"
+    good = f"{delivered:,} of {sales:,} delivered"
+    return f"{good}, {rejected:,} rejected" if rejected else good
+
+
+def buyer_words(connection: Connection, buyer_id: str) -> str:
+    """Who a buyer is, and how it has dealt with sellers so far."""
+    name = names_of(connection, [buyer_id]).get(buyer_id) or "a buyer without a name"
+    record = reliability(connection, buyer_id, "buyer") or {}
+    if not record.get("bought"):
+        return f"{name}, who has bought nothing yet"
+    words = f"{name}, who bought {record['bought']:,} updates and rejected {record['rejected']:,}"
+    return f"{words}; arbiters overruled {record['overruled']:,}" if record["rejected"] else words
+
+
+def party_named(connection: Connection, name: str) -> str | None:
+    """The id of the party of that name, for operators who search the log; None where there is none, or several."""
+    found = connection.execute(select(names.c.party_id).where(names.c.name == name).limit(2)).scalars().all()
+    return str(found[0]) if len(found) == 1 else None
 
 
 def add_balances(connection: Connection, items: list[Answer]) -> None:
@@ -401,6 +431,12 @@ def consistency(connection: Connection, old: int, new: int | None) -> Answer:
         raise BrokerError(f"from {old} to {new} entries", f"the log has {head.size}")
     path = merkle.consistency_proof(the_log.Stored(connection), old, new)
     return {"old": old, "new": new, "path": [one.hex() for one in path]}
+
+
+def rounded(micro: int) -> str:
+    """Money with two decimals, never more than there is."""
+    cents = abs(micro) // 10_000
+    return f"{'−' if micro < 0 else ''}{cents // 100:,}.{cents % 100:02d}"
 
 
 def exact(micro: int) -> str:

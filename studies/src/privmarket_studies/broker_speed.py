@@ -15,11 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from privmarket.broker import parties
+from privmarket.broker.bidding import offer_fields
 from privmarket.broker.broker import Broker
 from privmarket.broker.parties import SYSTEM, Actor
+from privmarket.broker.signatures import SigningKey, bid_message, commitment
+from privmarket.rounds import Offer
 from privmarket_studies.broker_load import Rate, free_port, load, request_bytes, server
 
 CALLERS = (1, 4, 16, 64)
+_SELLERS = 500
 _BUDGET_MICRO = 10_000_000
 TERMS: dict[str, Any] = {
     "title": "speed",
@@ -39,21 +43,30 @@ TERMS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class BidSpeed:
-    """One number of callers: the broker, and the two forms of the bare insert."""
+    """One number of callers: the broker with signed and with unsigned bids, and two forms of the bare insert."""
 
     storage: str
     callers: int
+    signed: Rate
     broker: Rate
     bare: dict[str, Rate]
 
+    def _over_bare(self, rate: Rate) -> float:
+        return rate.per_second / max(one.per_second for one in self.bare.values())
+
+    @property
+    def signed_ratio(self) -> float:
+        """The rate of signed bids over the faster bare insert's."""
+        return self._over_bare(self.signed)
+
     @property
     def ratio(self) -> float:
-        """The broker's rate over the faster bare insert's."""
-        return self.broker.per_second / max(rate.per_second for rate in self.bare.values())
+        """The rate of unsigned bids over the faster bare insert's."""
+        return self._over_bare(self.broker)
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
-        return {**asdict(self), "ratio": self.ratio}
+        return {**asdict(self), "ratio": self.ratio, "signed_ratio": self.signed_ratio}
 
 
 def key() -> str:
@@ -73,12 +86,13 @@ def open_market(broker: Broker, sellers: int, **changes: Any) -> tuple[str, str,
     return str(made["token"]), round_id, actors, tokens
 
 
-def _enter(broker: Broker, sellers: int) -> tuple[list[Actor], list[str]]:
-    """Many sellers in one transaction: what is measured comes later."""
+def _enter(broker: Broker, sellers: int, keys: list[str] | None = None) -> tuple[list[Actor], list[str]]:
+    """Many sellers in one transaction, perhaps with keys of their own: what is measured comes later."""
     actors, tokens = [], []
     with broker.database.write(SYSTEM.party_id) as tx:
         for i in range(sellers):
-            form = {"role": "seller", "name": f"seller {i}", "cap_epsilon": 50.0, "delta": 1e-5}
+            form: dict[str, Any] = {"role": "seller", "name": f"seller {i}", "cap_epsilon": 50.0, "delta": 1e-5}
+            form["public_key"] = keys[i] if keys else None
             party_id = str(parties.register(tx, broker.entropy, form)["id"])
             tokens.append(str(parties.mint(tx, broker.entropy, party_id, "full")["token"]))
             actors.append(Actor(party_id, "seller"))
@@ -106,7 +120,10 @@ def measure(
         database = f"sqlite:///{place}/market.db"
         broker = Broker(database)
         broker.first_operator()
-        _, round_id, _, tokens = open_market(broker, 500)
+        _, round_id, _, tokens = open_market(broker, _SELLERS)
+        signing = [SigningKey.generate() for _ in range(_SELLERS)]
+        actors, own_tokens = _enter(broker, _SELLERS, [one.public for one in signing])
+        forms = [_signed_form(round_id, who, one) for who, one in zip(actors, signing, strict=True)]
         broker.database.close()
         log = place / "log"
         bare = {
@@ -120,6 +137,7 @@ def measure(
             server(bare["threads"], ports["threads"], log),
         ):
             sending = {"broker": _bids(round_id, tokens), "loop": _rows(), "threads": _rows()}
+            sending["signed"], ports["signed"] = _signed_bids(round_id, own_tokens, forms), ports["broker"]
             storage = "memory" if folder is not None else "disk"
             rows = []
             for count in callers:
@@ -141,7 +159,22 @@ def _turns(
         for name, port in ports.items():
             seen[name].append(load(port, sending[name], callers, seconds))
     best = {name: max(rates, key=lambda rate: rate.per_second) for name, rates in seen.items()}
-    return BidSpeed(storage, callers, best.pop("broker"), best)
+    return BidSpeed(storage, callers, best.pop("signed"), best.pop("broker"), best)
+
+
+def _signed_form(round_id: str, seller: Actor, signing: SigningKey) -> dict[str, Any]:
+    """A bid signed beforehand: what is measured is the broker's check, not the bidder's work."""
+    fields = offer_fields(Offer(0.3, 0.8, 600.0))
+    committed = commitment(round_id, seller.party_id, fields, "0f" * 16)
+    signature = signing.sign(bid_message(round_id, seller.party_id, committed))
+    return {**fields, "nonce": "0f" * 16, "signature": signature}
+
+
+def _signed_bids(round_id: str, tokens: list[str], forms: list[dict[str, Any]]) -> Iterator[bytes]:
+    """The same bid of each seller again and again, each time under a fresh key."""
+    for token, form in itertools.cycle(zip(tokens, forms, strict=True)):
+        headers = {"Authorization": f"Bearer {token}", "Idempotency-Key": key()}
+        yield request_bytes(f"/v1/rounds/{round_id}/bids", form, headers)
 
 
 def _bids(round_id: str, tokens: list[str]) -> Iterator[bytes]:

@@ -130,11 +130,11 @@ PUBLIC = {("GET", "/docs"), ("GET", "/openapi.json"), ("GET", "/sign-in")}
 # Pages: what each role sees is tested in test_pages.py; every POST there needs the mark of its form.
 PAGE_ROUTES = {
     *(("GET", page) for page in ("/", "/money", "/privacy", "/people", "/audit", "/tokens")),
-    *(("GET", page) for page in ("/tasks/{task_id}", "/rounds/{round_id}")),
+    *(("GET", page) for page in ("/tasks/{task_id}", "/rounds/{round_id}", "/rounds/{round_id}/preview")),
     *(("POST", page) for page in ("/sign-in", "/sign-out", "/register", "/tasks", "/tasks/{task_id}/open")),
     *(
         ("POST", f"/rounds/{{round_id}}/{step}")
-        for step in ("bid", "deliver", "abort", "judge", "dispute", "rule", "{step}")
+        for step in ("bid", "progress", "deliver", "abort", "judge", "dispute", "rule", "{step}")
     ),
     ("POST", "/people/{party_id}/money"),
     ("POST", "/tokens"),

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
 
+from privmarket.broker import bid_preview
 from privmarket.broker.api import create_app
 from privmarket.broker.http_errors import UnauthenticatedError
-from privmarket_studies.torture.market import Market, key
+from privmarket_studies.torture.market import TASK, Market, key
 from tests.unit.broker.test_api import PAGE_ROUTES, SETTINGS
 
 PAGES = ("/", "/money", "/privacy", "/people", "/audit", "/tasks/{task}", "/rounds/{round}", "/tokens")
@@ -101,6 +103,7 @@ def test_every_form_needs_its_mark(market: Market, tokens: dict[str, str], path:
         "verdict": "accept",
         "scope": "read",
         "days": "1",
+        "accuracy": "50",
         "update_sha256": "ab" * 32,
         "reason": "x",
         **TASK_FIELDS,
@@ -191,7 +194,7 @@ def test_only_the_steps_that_apply_are_offered(market: Market, tokens: dict[str,
 
     assert offered() == ({"abort"}, {"close", "abort"}, {"bid"})
     market.broker.close_round(market.buyer, round_id, key())
-    assert offered() == (set(), set(), {"deliver"})
+    assert offered() == (set(), {"report"}, {"deliver"})
     form = {
         "update_sha256": "AB" * 32,
         "key": key(),
@@ -201,15 +204,15 @@ def test_only_the_steps_that_apply_are_offered(market: Market, tokens: dict[str,
         people["seller"].post(f"/rounds/{round_id}/deliver", data={**form, "update_sha256": "x"}).status_code == 400
     )
     assert "sent" in people["seller"].post(f"/rounds/{round_id}/deliver", data=form).text
-    assert offered() == (set(), {"accept"}, set())
+    assert offered() == (set(), {"accept", "report"}, set())
     for name in market.winners(round_id):
         if name != market.sellers[0].party_id:
             market.broker.claim_delivery(market.seller(name), round_id, "ab" * 32, key())
     good = mark(people["buyer"].get(f"/rounds/{round_id}").text)
     people["buyer"].post(f"/rounds/{round_id}/accept", data={"key": key(), "mark": good})
-    assert offered() == ({"settle"}, {"settle"}, set())
+    assert offered() == ({"settle"}, {"settle", "report"}, set())
     people["buyer"].post(f"/rounds/{round_id}/settle", data={"key": key(), "mark": good})
-    assert offered() == (set(), set(), set())
+    assert offered() == (set(), {"report"}, set())
 
 
 def test_a_buyer_sees_no_losing_bid_in_a_plot_but_an_operator_does(market: Market, tokens: dict[str, str]) -> None:
@@ -274,3 +277,44 @@ def test_the_log_is_searched_by_kind_and_id_and_shows_names(market: Market, toke
     found = http.get(f"/audit?kind=party.registered&about={market.buyer.party_id}").text
     assert (found.count("<b>party.registered</b>"), "lab" in found) == (1, True)
     assert http.get("/audit?about=%00").status_code == 400
+
+
+def test_a_bid_is_previewed_before_it_is_sent(
+    market: Market, tokens: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    round_id = market.open()
+    seller = browser(market, tokens["seller"])
+
+    def preview(price: str, epsilon: str) -> Any:
+        return seller.get(f"/rounds/{round_id}/preview", params={"valuation": price, "epsilon": epsilon})
+
+    shown = preview("0.5", "2").text
+    assert "paid at least 1.00 credits" in shown
+    assert "falls from 100 % to" in shown
+    assert "is right at most" in shown
+    monkeypatch.setattr(bid_preview, "pays_what_is_asked", lambda name: False)
+    assert "may be paid less than the 1.00 credits" in preview("0.5", "2").text
+    assert [preview("1", bad).status_code for bad in ("0", "-1", "99", "x", "")] == [400] * 5
+
+
+def test_a_buyer_sees_records_and_the_accuracy_of_its_model(market: Market, tokens: dict[str, str]) -> None:
+    task = market.broker.publish_task(market.buyer, TASK, key())
+    buyer = browser(market, tokens["buyer"])
+    for accuracy in ("70", "81.5"):
+        round_id = str(market.broker.open_round(market.buyer, task["id"], key())["id"])
+        market.bid_all(round_id)
+        market.finish(round_id)
+        page = buyer.get(f"/rounds/{round_id}").text
+        fields = {"mark": mark(page), "key": key(), "accuracy": accuracy}
+        assert buyer.post(f"/rounds/{round_id}/progress", data=fields, follow_redirects=False).status_code == 303
+    assert "2 of 2 delivered" in buyer.get(f"/rounds/{round_id}").text
+    assert "Accuracy of the model" in buyer.get(f"/tasks/{task['id']}").text
+    seller = browser(market, tokens["seller"]).get(f"/tasks/{task['id']}").text
+    assert "Accuracy of the model" not in seller
+    assert "lab, who bought" in seller
+
+
+def test_the_log_is_searched_by_name(market: Market, tokens: dict[str, str]) -> None:
+    found = browser(market, tokens["operator"]).get("/audit", params={"about": "clinic 1"}).text
+    assert market.sellers[1].party_id in found
+    assert market.sellers[2].party_id not in found

@@ -14,6 +14,23 @@
       button.textContent = "Copied";
     });
   }
+  // What a bid would earn and cost, as it is typed.
+  const worst = document.querySelector("[data-preview]");
+  if (worst) {
+    const usual = worst.textContent;
+    let pause = 0;
+    worst.closest("form").addEventListener("input", () => {
+      clearTimeout(pause);
+      pause = setTimeout(async () => {
+        const typed = new URLSearchParams(new FormData(worst.closest("form")));
+        const asked = new URLSearchParams({ valuation: typed.get("valuation"), epsilon: typed.get("epsilon") });
+        if (!typed.get("valuation") || !typed.get("epsilon")) { worst.textContent = usual; return; }
+        const reply = await fetch(worst.dataset.preview + "?" + asked, { credentials: "same-origin" });
+        const text = new DOMParser().parseFromString(await reply.text(), "text/html");
+        worst.textContent = reply.ok ? text.body.textContent : usual;
+      }, 300);
+    });
+  }
   // What was typed into a form that was refused is there again on the way back.
   const forms = () => document.querySelectorAll("form[method=post]");
   for (const form of forms()) {

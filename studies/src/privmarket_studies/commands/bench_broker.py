@@ -50,6 +50,7 @@ def bench_broker(
     from rich.console import Console
 
     from privmarket_studies import broker_large_round, broker_speed
+    from privmarket_studies.torture.runs import broker_code
 
     chosen = tuple(callers or broker_speed.CALLERS)
     with Console(stderr=True).status("starting") as status:
@@ -67,7 +68,11 @@ def bench_broker(
             )
     if json:
         print_json(
-            {"bids": [row.to_dict() for row in rows], "large_round": None if large is None else large.to_dict()}
+            {
+                "code": broker_code(),
+                "bids": [row.to_dict() for row in rows],
+                "large_round": None if large is None else large.to_dict(),
+            }
         )
         return
     if rows:
@@ -80,12 +85,13 @@ def _rates_table(rows: list[BidSpeed]) -> Table:
     from rich.table import Table
 
     table = Table(title="sealed bids per second; bare = FastAPI + SQLite, one durable row")
-    for column in ("storage", "callers", "broker", "bare, loop", "bare, threads", "broker / faster bare"):
+    columns = ("storage", "callers", "signed", "unsigned", "bare, loop", "bare, threads", "signed / faster bare")
+    for column in columns:
         table.add_column(column, justify="left" if column == "storage" else "right")
     for row in rows:
-        rates = [row.broker, row.bare["loop"], row.bare["threads"]]
+        rates = [row.signed, row.broker, row.bare["loop"], row.bare["threads"]]
         shown = [f"{rate.per_second:,.0f}" for rate in rates]
-        table.add_row(row.storage, str(row.callers), *shown, f"{row.ratio:.2f}")
+        table.add_row(row.storage, str(row.callers), *shown, f"{row.signed_ratio:.2f}")
     return table
 
 

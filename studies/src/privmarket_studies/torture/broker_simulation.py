@@ -456,31 +456,24 @@ def main() -> None:
     parser.add_argument("--postgres", action="store_true")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    done = requests = crashes = 0
+    kind = "PostgreSQL" if options.postgres else "SQLite"
+    module = "privmarket_studies.torture.broker_simulation"
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(postgres(durable=False)) if options.postgres else None
         # Several markets, each with a seed of its own: a check of everything costs as much as all that happened.
         for part in range(-(-options.rounds // ROUNDS_PER_MARKET)):
-            wanted = min(ROUNDS_PER_MARKET, options.rounds - done)
+            seed, wanted = options.seed + part, min(ROUNDS_PER_MARKET, options.rounds - part * ROUNDS_PER_MARKET)
             with tempfile.TemporaryDirectory(dir=memory_folder()) as folder:
-                place = new_database(server) if server else Path(folder) / "market.db"
-                simulation = Simulation(place, options.seed + part)
+                simulation = Simulation(new_database(server) if server else Path(folder) / "market.db", seed)
                 simulation.run(wanted)
                 simulation.broker.database.close()
-            done, requests, crashes = done + wanted, requests + simulation.keys, crashes + simulation.crashes
-            print(f"seed {options.seed + part}: {wanted} rounds, all invariants held", flush=True)
-    print(
-        f"seeds {options.seed} to {options.seed + part}: {done} rounds, {requests} requests, {crashes} crashes, "
-        "all invariants held"
-    )
-    if options.out:
-        module = "privmarket_studies.torture.broker_simulation"
-        command = f"python -m {module} --rounds {options.rounds} --seed {options.seed}"
-        command += " --postgres" if options.postgres else ""
-        database = "PostgreSQL" if options.postgres else "SQLite"
-        figures: dict[str, Any] = {"code": broker_code(), "database": database}
-        figures |= {"rounds": done, "requests": requests, "crashes": crashes, "verdict": "all invariants held"}
-        append(options.out, {"command": command, **figures})
+            figures: dict[str, Any] = {"rounds": wanted, "requests": simulation.keys, "crashes": simulation.crashes}
+            print(f"{kind}, seed {seed}: {figures}: all invariants held", flush=True)
+            if options.out:  # at once: a long run may be interrupted and gone on with
+                command = f"python -m {module} --rounds {wanted} --seed {seed}"
+                command += " --postgres" if options.postgres else ""
+                where = {"command": command, "code": broker_code(), "database": kind}
+                append(options.out, {**where, **figures, "verdict": "all invariants held"})
 
 
 if __name__ == "__main__":
