@@ -18,8 +18,8 @@ from privmarket.broker.api import ServiceSettings, create_app
 from privmarket.broker.broker import Broker
 from privmarket.broker.http_client import BrokerClient
 from privmarket.errors import ConfigurationError
-from privmarket.flower import client as client_module
 from privmarket.flower import guard, wire
+from privmarket.flower import node_seller as client_module
 from privmarket.privacy.calibration import ReleaseFamily
 from privmarket.privacy.policy import PolicyRefusal, Reason, SellerPolicy
 from tests.unit.flower.toy import CLIENTS, START, Wire, client, partition, play, server, train

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, Engine, RootTransaction, create_engine, event, inspect, make_url
 from sqlalchemy.exc import ArgumentError, OperationalError, SQLAlchemyError, TimeoutError
@@ -23,6 +23,15 @@ from privmarket.broker.merkle import EMPTY_ROOT
 from privmarket.broker.schema import metadata
 from privmarket.broker.signatures import Head, SigningKey
 from privmarket.errors import PrivmarketError
+from privmarket.lazy import late
+
+if TYPE_CHECKING:
+    from alembic import command as alembic_command
+    from alembic import config as alembic_config
+else:
+    # Only a database of an older version needs them.
+    alembic_command = late("alembic.command")
+    alembic_config = late("alembic.config")
 
 PATIENCE_SECONDS = 30.0  # how long a write waits for a broker in another process before it answers "busy"
 # PostgreSQL ends a transaction that does nothing for this long: a broker that was paused with the lock in its hands
@@ -387,13 +396,10 @@ def migrate(engine: Engine) -> None:
         if not inspect(connection).get_table_names():
             _create(connection)
             return
-        from alembic import command
-        from alembic.config import Config
-
-        config = Config()
+        config = alembic_config.Config()
         config.set_main_option("script_location", str(_MIGRATIONS))
         config.attributes["connection"] = connection
-        command.upgrade(config, "head")
+        alembic_command.upgrade(config, "head")
         if not inspect(connection).has_table("head"):
             raise DatabaseError("migration left no tables", "the installation is damaged; install again")
 

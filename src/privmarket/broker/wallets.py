@@ -19,6 +19,7 @@ from sqlalchemy import Connection
 
 from privmarket.broker import sql
 from privmarket.market.bids import Array
+from privmarket.privacy.accountant import COLUMNS, composed_cost, epsilon_of_cost
 from privmarket.privacy.calibration import ReleaseFamily
 from privmarket.privacy.events import PrivacyEvent, release
 from privmarket.privacy.gaussian import mu_of
@@ -240,8 +241,6 @@ def _fits_by_bound(rows: Sequence[tuple[Any, ...]], family: ReleaseFamily, offer
 
 def spent_epsilon(histories: Sequence[Sequence[PrivacyEvent]], delta: float) -> list[float]:
     """ε at δ of everything that was sold in each history, as the accountant reports it."""
-    from privmarket.privacy.accountant import COLUMNS, composed_cost, epsilon_of_cost
-
     costs = np.stack([composed_cost(events) if events else np.zeros(COLUMNS) for events in histories])
     epsilon = np.where(costs.any(axis=1), epsilon_of_cost(costs, delta), 0.0)
     return [float(one) for one in epsilon]

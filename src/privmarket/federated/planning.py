@@ -22,7 +22,7 @@ import numpy as np
 
 from privmarket.errors import ConfigurationError, DataError
 from privmarket.federated.config import FederationConfig
-from privmarket.federated.datasets import Dataset, load_dataset
+from privmarket.federated.datasets import FILES, Dataset, load_dataset
 from privmarket.federated.plan_runs import Outcome, PublicProxy, run_cell
 from privmarket.files import write_atomically
 from privmarket.market.objectives import AggregateError
@@ -386,8 +386,6 @@ def expected_cells(options: Options, totals: int, rules: int) -> int:
 
 def check_proxy(proxy: Dataset, dataset: str) -> None:
     """Refuses a proxy whose images have another shape than the data set that it stands for."""
-    from privmarket.federated.datasets import FILES
-
     wanted = (1, 8, 8) if dataset == "digits" else FILES[dataset].image_shape
     if proxy.image_shape != wanted:
         raise DataError(

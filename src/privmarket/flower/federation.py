@@ -21,9 +21,12 @@ from privmarket.errors import ConfigurationError
 from privmarket.federated.clients import client_parts, client_types
 from privmarket.federated.config import FederationConfig
 from privmarket.federated.datasets import load_dataset
-from privmarket.flower.client import Job, MarketClientApp, Purse, client_app, partition_name
+from privmarket.federated.modes import ChunkOrder
+from privmarket.flower.client import client_app
+from privmarket.flower.node_seller import Job, MarketClientApp, Purse, partition_name
 from privmarket.flower.server import MarketServerApp, server_app
 from privmarket.flower.wire import Arrays
+from privmarket.lazy import late
 from privmarket.market.facts import MarketFacts
 from privmarket.market.scenarios import scenario
 from privmarket.mechanisms import resolve
@@ -34,7 +37,15 @@ from privmarket.privacy.wallet_file import WalletFile
 from privmarket.rounds import Offer, Terms
 
 if TYPE_CHECKING:
+    import torch
+
+    from privmarket.federated import features, pool, workers
     from privmarket.federated.pool import ClientPool
+else:
+    features = late("privmarket.federated.features")
+    pool = late("privmarket.federated.pool")
+    workers = late("privmarket.federated.workers")
+    torch = late("torch")
 
 FrozenConfig = str  # a configuration as JSON: equal ones are one key of the caches below
 _FLAT = "weights"  # the model as one flat vector, which is what the plain simulation moves
@@ -124,24 +135,18 @@ class _PoolShares:
 
     def share(self, weights: Arrays, job: Job, grid: Grid) -> Arrays:
         """Its integers."""
-        from privmarket.federated.modes import ChunkOrder
-        from privmarket.federated.workers import one_thread
-
         order = ChunkOrder(
             *(job.sale.number, (int(job.client),), (job.sale.epsilon,), (job.noise_multiplier,)),
             *(weights[_FLAT], (grid,)),
         )
-        with one_thread():
+        with workers.one_thread():
             return {_FLAT: _pool(self.config).train(order)[0]}
 
 
 def _train_many(config: FrozenConfig, weights: Arrays, jobs: Sequence[Job]) -> list[Arrays]:
     """What each client releases; the same bits whether clients train alone or together."""
-    from privmarket.federated.modes import ChunkOrder
-    from privmarket.federated.workers import one_thread
-
     pool, updates = _pool(config), []
-    with one_thread():
+    with workers.one_thread():
         for at in range(0, len(jobs), pool.chunk):
             some = jobs[at : at + pool.chunk]
             order = ChunkOrder(
@@ -156,12 +161,9 @@ def _train_many(config: FrozenConfig, weights: Arrays, jobs: Sequence[Job]) -> l
 
 
 def _accuracy(config: FrozenConfig, weights: Arrays) -> float:
-    import torch
-
-    from privmarket.federated.workers import one_thread
 
     images, labels = _test_records(config)
-    with one_thread():
+    with workers.one_thread():
         return _pool(config).model.accuracy(torch.from_numpy(weights[_FLAT]), images, labels)
 
 
@@ -190,17 +192,13 @@ def _sizes(config: FrozenConfig) -> list[int]:
 
 @lru_cache(maxsize=2)
 def _pool(config: FrozenConfig) -> ClientPool:
-    from privmarket.federated.pool import build_pool
 
-    return build_pool(_thawed(config))
+    return pool.build_pool(_thawed(config))
 
 
 @lru_cache(maxsize=2)
 def _test_records(config: FrozenConfig) -> tuple[Any, Any]:
-    import torch
-
-    from privmarket.federated.features import with_features
 
     run = _thawed(config)
-    dataset = with_features(load_dataset(run.dataset), run.training.features)
+    dataset = features.with_features(load_dataset(run.dataset), run.training.features)
     return torch.from_numpy(dataset.test_images), torch.from_numpy(dataset.test_labels)

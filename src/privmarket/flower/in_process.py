@@ -20,7 +20,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from privmarket.errors import ConfigurationError
 from privmarket.flower import wire
-from privmarket.flower.client import MarketClientApp
+from privmarket.flower.node_seller import MarketClientApp
 from privmarket.flower.result import MarketResult
 from privmarket.flower.server import MarketServerApp
 

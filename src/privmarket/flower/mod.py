@@ -18,15 +18,8 @@ from flwr.clientapp import ClientApp
 
 from privmarket.errors import UnknownNameError
 from privmarket.flower import guard, wire
-from privmarket.flower.client import (
-    Job,
-    PerClient,
-    Seller,
-    WalletChoice,
-    fixed_offer,
-    partition_name,
-    rules_and_wallet,
-)
+from privmarket.flower.client import fixed_offer, rules_and_wallet
+from privmarket.flower.node_seller import Job, PerClient, Seller, WalletChoice, partition_name
 from privmarket.flower.wire import Arrays, Sale
 from privmarket.privacy.policy import PolicyRefusal, Reason, SellerPolicy
 from privmarket.privacy.release import Grid

@@ -15,20 +15,26 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from flwr.app import Context
 
 from privmarket.federated.clients import client_types
 from privmarket.federated.config import FederationConfig, Training
-from privmarket.flower.client import Job, MarketClientApp, TrainFunction, partition_name
 from privmarket.flower.engine import Engine, write_app
 from privmarket.flower.federation import federation_client, federation_server
+from privmarket.flower.node_seller import Job, MarketClientApp, TrainFunction, partition_name
 from privmarket.flower.server import MarketServerApp, server_app
 from privmarket.flower.wire import Arrays
+from privmarket.lazy import late
 from privmarket.privacy.wallet_file import WalletFile
 from privmarket.rounds import MICRO, Offer, Round, Terms
+
+if TYPE_CHECKING:
+    from privmarket.federated import simulation
+else:
+    simulation = late("privmarket.federated.simulation")
 
 KINDS = ("nan", "shape", "late", "killed", "replay")
 _SEED = 11
@@ -208,12 +214,10 @@ def _plain_payments(plan: Plan, record: Mapping[str, Any]) -> dict[str, int]:
     A client that is dead, or still busy with a late update, does not bid, and prices move. Everybody who bids sells
     in this market, so who bid is who was paid or dropped.
     """
-    from privmarket.federated.simulation import Federation
-
     present = sorted({*record["paid_micro"], *record["dropped"]}, key=int)
     if len(present) != record["bidders"]:
         return {}
-    with Federation(plan.config) as federation:
+    with simulation.Federation(plan.config) as federation:
         types, number = federation.types(record["number"]), record["number"]
         terms = Terms(number, int(plan.config.budget * MICRO), federation.family, federation.law.epsilon_max)
         size = {c: float(federation.pool.parts[int(c)].size) for c in present}

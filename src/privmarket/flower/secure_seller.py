@@ -27,7 +27,6 @@ from flwr.compat.common import recorddict_compat as compat
 
 from privmarket.federated.shares import honest_sellers, largest_weights
 from privmarket.flower import guard, wire
-from privmarket.flower.client import MEMORY, MarketClientApp, Seller, event_of
 from privmarket.flower.cohort import (
     Cohort,
     CohortError,
@@ -40,6 +39,7 @@ from privmarket.flower.cohort import (
 )
 from privmarket.flower.masks import SUM_BITS, secure_mod
 from privmarket.flower.neighbours import Neighbourhood, neighbourhood
+from privmarket.flower.node_seller import MEMORY, MarketClientApp, Seller, event_of
 from privmarket.flower.wire import Arrays, Sale
 from privmarket.privacy import integer_noise
 from privmarket.privacy.integer_noise import MAX_LEVELS, MIN_LEVELS

@@ -20,10 +20,22 @@ from privmarket.flower.fleet import Fleet
 from privmarket.flower.market import TOKEN_VARIABLE, GridMarket, auctioneer_for, reports_of
 from privmarket.flower.settings import MarketSettings
 from privmarket.flower.wire import Arrays
+from privmarket.lazy import late
 from privmarket.rounds import Auctioneer, Delivered, Offer, Round, RoundRecord, Terms, play_round
 
 if TYPE_CHECKING:
+    import torch
+
+    from privmarket.federated import global_model, model_check
+    from privmarket.flower import result, secure, training
     from privmarket.flower.result import MarketResult
+else:
+    global_model = late("privmarket.federated.global_model")
+    model_check = late("privmarket.federated.model_check")
+    result = late("privmarket.flower.result")
+    secure = late("privmarket.flower.secure")
+    training = late("privmarket.flower.training")
+    torch = late("torch")
 
 __all__ = ["TOKEN_VARIABLE", "MarketRun", "MarketServerApp", "server_app"]
 
@@ -89,16 +101,14 @@ def server_app(
 
 def _module_start(model: Callable[[], Any] | None) -> InitialWeights:
     def start() -> Arrays:
-        from privmarket.federated.model_check import plausible_inputs, require_per_record
-        from privmarket.flower.training import trainable_arrays
 
         assert model is not None
         module = model()
         # Before any bid: every client would refuse such a model, one by one.
-        require_per_record(module)
-        if (inputs := plausible_inputs(module)) is not None:
-            require_per_record(module, inputs, loss=_squares)
-        return trainable_arrays(module)
+        model_check.require_per_record(module)
+        if (inputs := model_check.plausible_inputs(module)) is not None:
+            model_check.require_per_record(module, inputs, loss=_squares)
+        return training.trainable_arrays(module)
 
     return start
 
@@ -110,10 +120,9 @@ def _squares(outputs: Any, _: Any) -> Any:
 
 def _module_evaluation(model: Callable[[], Any], evaluate: Evaluate) -> Evaluate:
     def measure(weights: Arrays) -> float:
-        from privmarket.flower.training import load_arrays
 
         module = model()
-        load_arrays(module, weights)
+        training.load_arrays(module, weights)
         module.eval()
         return evaluate(module)
 
@@ -135,20 +144,15 @@ class MarketRun:
 
     def __post_init__(self) -> None:
         # torch is the server's optimiser; importing it here keeps modules that only name an app quick to load.
-        import torch
-
-        from privmarket.federated.global_model import ServerState
 
         settings = self.settings
         self.fleet = Fleet(self.grid, settings.bid_seconds)
         self.market = GridMarket(settings, self.auctioneer, self.fleet, str(self.grid.run.run_id))
         self.shapes = {name: array.shape for name, array in self.start_weights.items()}
-        self.state = ServerState.start(torch.from_numpy(flatten(self.start_weights)))
+        self.state = global_model.ServerState.start(torch.from_numpy(flatten(self.start_weights)))
 
     def run(self) -> MarketResult:
         """All rounds."""
-        from privmarket.flower.result import MarketResult
-
         started = time.perf_counter()
         there = self.fleet.wait(self.settings.min_nodes, self.settings.join_seconds)
         if there < self.settings.min_nodes:
@@ -165,7 +169,7 @@ class MarketRun:
         releases, records = self.market.purses.releases(), tuple(self.market.records)
         seconds, calls = time.perf_counter() - started, tuple(self.bid_seconds)
         weights, declined = self.model_weights(), self.market.declined
-        return MarketResult(
+        return result.MarketResult(
             self.settings, records, weights, releases, calls, seconds, declined, tuple(self.round_seconds)
         )
 
@@ -211,8 +215,6 @@ class MarketRun:
 
     def _train_sum(self, market: Round) -> Delivered:
         """Aggregate trust: the exact sum of the sellers' integers, of which each carries a share of the noise."""
-        from privmarket.flower.secure import secure_sum
-
         weights, settings = self._arrays(self.state.weights.numpy()), self.settings
         try:
             plan = self.market.shared_sum(market, sum(array.size for array in weights.values()))
@@ -220,7 +222,9 @@ class MarketRun:
             return Delivered({}, dict.fromkeys(self.market.sellers(market), str(error)))
         sales = self.market.sales(market, total=plan)
         sizes = {client: market.offers[client].data_size for client in sales}
-        deliveries, total = secure_sum(self.grid, self.fleet, sales, weights, sizes, settings.deadline_seconds)
+        deliveries, total = secure.secure_sum(
+            self.grid, self.fleet, sales, weights, sizes, settings.deadline_seconds
+        )
         update = None
         if total is not None:
             came = [at for at, client in enumerate(sales) if deliveries[client].fault is None]
@@ -231,13 +235,11 @@ class MarketRun:
 
     def _train_secure(self, market: Round) -> Delivered:
         """The same without seeing a single update: clients multiply by n·α, the server divides what came by Σ α."""
-        from privmarket.flower.secure import secure_order
-
         sellers = [client for client in market.offers if client in market.awards]
         alpha = dict(zip(sellers, map(float, self.market.weights(market, sellers)), strict=True))
         sales = self.market.sales(market, {client: len(sellers) * one for client, one in alpha.items()})
         weights, patience = self._arrays(self.state.weights.numpy()), self.settings.deadline_seconds
-        deliveries, mean = secure_order(self.grid, self.fleet, sales, weights, patience)
+        deliveries, mean = secure.secure_order(self.grid, self.fleet, sales, weights, patience)
         total = None
         if mean is not None:
             came = [client for client, delivery in deliveries.items() if delivery.fault is None]
@@ -246,12 +248,11 @@ class MarketRun:
         return Delivered(*reports_of(deliveries), total)
 
     def _move(self, update: np.ndarray, number: int) -> None:
-        import torch
-
-        from privmarket.federated.global_model import server_step
 
         settings = self.settings
-        self.state = server_step(self.state, torch.from_numpy(update), settings, number / settings.rounds)
+        self.state = global_model.server_step(
+            self.state, torch.from_numpy(update), settings, number / settings.rounds
+        )
 
     def _arrays(self, flat: np.ndarray) -> Arrays:
         """The flat vector as named arrays."""

@@ -23,11 +23,11 @@ from flwr.serverapp import Grid
 from privmarket.federated.config import FederationConfig, Training
 from privmarket.federated.simulation import run as simulate
 from privmarket.files import write_atomically
-from privmarket.flower.client import Job, MarketClientApp, ShareTraining
 from privmarket.flower.cohort import Cohort, new_signing_key
 from privmarket.flower.engine import Engine, write_app
 from privmarket.flower.federation import federation_client, federation_server
 from privmarket.flower.in_process import InProcessGrid, run_in_process
+from privmarket.flower.node_seller import Job, MarketClientApp, ShareTraining
 from privmarket.flower.rehearsal import kill_on_marker, marker
 from privmarket.flower.secure_seller import AGREE, COHORT, LIST, SURVIVORS
 from privmarket.flower.server import MarketServerApp

@@ -43,10 +43,15 @@ from privmarket.federated.model_check import require_per_record, row_findings
 from privmarket.federated.workers import one_thread
 from privmarket.flower.known_layers import fast_model
 from privmarket.flower.wire import Arrays
+from privmarket.lazy import late
 from privmarket.privacy.release import BLOCK_RECORDS, Grid
 
 if TYPE_CHECKING:
-    from privmarket.flower.client import Job
+    from opacus import grad_sample
+
+    from privmarket.flower.node_seller import Job
+else:
+    grad_sample = late("opacus.grad_sample")
 
 # Per-example gradients of so many records are held at once; a Poisson sample goes in tiles of one size.
 BLOCK_ROWS, SAMPLED_ROWS = BLOCK_RECORDS, 16
@@ -320,9 +325,8 @@ def _per_record_gradients(
     blocks: Iterable[tuple[NDArray[np.int64], NDArray[np.int64]]],
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Numbers of records and their (records, trainable parameters) gradients, by the hooks of Opacus."""
-    from opacus.grad_sample import GradSampleModule
 
-    hooked = GradSampleModule(module, loss_reduction="sum", strict=False)
+    hooked = grad_sample.GradSampleModule(module, loss_reduction="sum", strict=False)
     try:
         for taken, counting in blocks:
             rows, places = torch.from_numpy(taken), torch.from_numpy(counting)

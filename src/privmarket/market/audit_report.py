@@ -13,8 +13,8 @@ from privmarket.market.bids import Array, Bids
 from privmarket.market.bounds import first_best_bound, fluid_bound
 from privmarket.market.collusion import CoalitionAttack
 from privmarket.market.evaluation import beyond_rounding, judge
-from privmarket.market.guarantees import ApproximatelyTruthful, Guarantee, OutcomeGuarantee, Truthful
-from privmarket.market.mechanism import Mechanism
+from privmarket.market.guarantees import ApproximatelyTruthful, OutcomeGuarantee, Truthful
+from privmarket.market.mechanism import Guarantee, Mechanism
 from privmarket.market.objectives import TOTAL_EPSILON, Objective
 from privmarket.market.outcome import Outcome
 from privmarket.market.scenarios import Law

@@ -6,9 +6,9 @@ broker checks `IndividuallyRational`, `BudgetFeasible` and `WithinOffer` on ever
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -17,36 +17,11 @@ from privmarket.errors import ConfigurationError
 from privmarket.market import attacks
 from privmarket.market.bids import Array, Bids
 from privmarket.market.collusion import CoalitionAttack
+from privmarket.market.mechanism import Finding, Guarantee, Mechanism
 from privmarket.market.outcome import Outcome
-
-if TYPE_CHECKING:
-    from privmarket.market.mechanism import Mechanism
 
 TOLERANCE = 1e-9
 """How far rounding may carry a figure beyond its limit, relative to the figure's own scale."""
-
-
-@dataclass(frozen=True)
-class Finding:
-    """Whether a promise held, and by how much it was broken at worst (0 where it held to the last digit)."""
-
-    promise: str
-    held: bool
-    worst: float
-    detail: str = ""
-
-
-class Guarantee(ABC):
-    """A promise about a mechanism."""
-
-    @property
-    @abstractmethod
-    def label(self) -> str:
-        """A few words for tables."""
-
-    @abstractmethod
-    def check(self, mechanism: Mechanism, types: Bids, budget: ArrayLike, rng: np.random.Generator) -> Finding:
-        """Tries to break the promise on the markets `types`, (..., clients)."""
 
 
 class OutcomeGuarantee(Guarantee):

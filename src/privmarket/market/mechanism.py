@@ -1,13 +1,15 @@
 """The one interface of every auction rule: bids and a budget in, an outcome out.
 
 A rule implements `clear`; everybody else calls `run`, which checks what `clear` decided. A rule also declares
-what it promises. Tests, tables and the broker all check that same declaration.
+what it promises: each promise is a `Guarantee` (`guarantees` has them). Tests, tables and the broker all check that
+same declaration.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, ClassVar
+from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -16,11 +18,31 @@ from privmarket.errors import ConfigurationError
 from privmarket.market.bids import Array, Bids
 from privmarket.market.outcome import Outcome, checked
 
-if TYPE_CHECKING:
-    from privmarket.market.guarantees import Guarantee
-
 # How many numbers the default `unilateral` may hold in one field at once.
 _CHUNK_CELLS = 2_000_000
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Whether a promise held, and by how much it was broken at worst (0 where it held to the last digit)."""
+
+    promise: str
+    held: bool
+    worst: float
+    detail: str = ""
+
+
+class Guarantee(ABC):
+    """A promise about a mechanism."""
+
+    @property
+    @abstractmethod
+    def label(self) -> str:
+        """A few words for tables."""
+
+    @abstractmethod
+    def check(self, mechanism: Mechanism, types: Bids, budget: ArrayLike, rng: np.random.Generator) -> Finding:
+        """Tries to break the promise on the markets `types`, (..., clients)."""
 
 
 class Mechanism(ABC):

@@ -14,8 +14,12 @@ from pathlib import Path
 import numpy as np
 
 from privmarket.errors import ConfigurationError, UnknownNameError
+from privmarket.lazy import late
 from privmarket.market.bid_file import read_bids
 from privmarket.market.bids import Array, Bids
+
+# SciPy takes longer to load than all the rest of the market, and only the log-normal law needs it.
+special = late("scipy.special")
 
 Quantile = Callable[[Array], Array]
 
@@ -136,10 +140,7 @@ def _two_groups(u: Array) -> Array:
 
 
 def _log_normal(u: Array) -> Array:
-    # SciPy takes longer to load than all the rest of the market, and only this law needs it.
-    from scipy.special import ndtri
-
-    return np.asarray(np.exp(0.5 * ndtri(u)))
+    return np.asarray(np.exp(0.5 * special.ndtri(u)))
 
 
 # Table II of [Sun2026]. It leaves v open for Bimodal and ε open for LogNormal: we keep the Uniform row's.

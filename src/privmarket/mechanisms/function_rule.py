@@ -11,8 +11,7 @@ from numpy.typing import ArrayLike
 
 from privmarket.errors import ConfigurationError, OutcomeError
 from privmarket.market.bids import Array, Bids
-from privmarket.market.guarantees import Guarantee
-from privmarket.market.mechanism import Mechanism
+from privmarket.market.mechanism import Guarantee, Mechanism
 from privmarket.market.outcome import Outcome
 
 RuleFunction = Callable[..., tuple[ArrayLike, ArrayLike] | Outcome]

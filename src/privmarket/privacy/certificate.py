@@ -12,12 +12,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from privmarket.errors import PrivacyError
+from privmarket.lazy import late
 from privmarket.privacy.accountant import renyi_epsilon
 from privmarket.privacy.events import DEFAULT_DELTA, PrivacyEvent, Step, require_delta, step_counts
 from privmarket.privacy.gaussian import delta_of, epsilon_of
 
 if TYPE_CHECKING:
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+
+pld = late("dp_accounting.pld.privacy_loss_distribution")
 
 # How finely losses are binned: binning is pessimistic, so it costs tightness, never validity.
 _BINS_PER_EPSILON, _MAX_BINS_PER_EPSILON, _BINS_PER_STEP = 1500, 200_000, 4
@@ -115,8 +118,6 @@ def _epsilon_and_advantage(
         mu = records * math.sqrt(inverse_square)
         return float(epsilon_of(mu, delta)), float(delta_of(0.0, mu))
     spacing = _bin_width(list(counts), max(guess, 0.01))
-    from dp_accounting.pld import privacy_loss_distribution as pld
-
     total = pld.identity(value_discretization_interval=spacing)
     if inverse_square > 0:
         sigma = inverse_square**-0.5 / records
@@ -129,8 +130,6 @@ def _epsilon_and_advantage(
 
 def _sampled(step: Step, records: int, spacing: float) -> PrivacyLossDistribution:
     """The loss distribution of one Poisson-sampled step for a group of records."""
-    from dp_accounting.pld import privacy_loss_distribution as pld
-
     if records == 1:
         return pld.from_gaussian_mechanism(
             step.noise_multiplier, sampling_prob=step.sampling_rate, value_discretization_interval=spacing

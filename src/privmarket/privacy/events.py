@@ -14,9 +14,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from privmarket.errors import PrivacyError
+from privmarket.lazy import late
 
 if TYPE_CHECKING:
     import dp_accounting
+else:
+    dp_accounting = late("dp_accounting")
 
 DEFAULT_DELTA = 1e-5
 
@@ -82,7 +85,6 @@ def step_counts(events: Iterable[PrivacyEvent | None]) -> dict[Step, int]:
 
 def to_dp_event(events: Iterable[PrivacyEvent | None]) -> dp_accounting.DpEvent:
     """The same releases in dp-accounting's terms. An empty list is its no-op."""
-    import dp_accounting
 
     def one(step: Step, count: int) -> dp_accounting.DpEvent:
         gaussian = dp_accounting.GaussianDpEvent(step.noise_multiplier)

@@ -22,10 +22,13 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import betaincinv, gammaln, ndtri, xlog1py, xlogy
 
 from privmarket.errors import PrivacyError
+from privmarket.lazy import late
 from privmarket.privacy import gaussian
 from privmarket.privacy.calibration import ReleaseFamily
 from privmarket.privacy.events import DEFAULT_DELTA, require_delta
 from privmarket.privacy.gaussian import Array
+
+pld = late("dp_accounting.pld.privacy_loss_distribution")
 
 Dataset = TypeVar("Dataset")
 Release = Callable[[Dataset, np.random.Generator], ArrayLike]
@@ -277,7 +280,6 @@ def _epsilon_from_below(family: ReleaseFamily, sigma: float) -> float:
     """ε of the release, not above the exact value: a table's entries are, being safe the other way round."""
     if family.steps == 1:
         return float(family.epsilon(sigma))
-    from dp_accounting.pld import privacy_loss_distribution as pld
 
     loss = pld.from_gaussian_mechanism(
         sigma,
@@ -303,7 +305,6 @@ def _privacy_profile(family: ReleaseFamily, sigma: float, x: Array) -> Array:
     q = family.sampling_rate
     if family.steps == 1:
         return q * gaussian.delta_of(np.log1p(np.expm1(x) / q), 1.0 / sigma)
-    from dp_accounting.pld import privacy_loss_distribution as pld
 
     loss = pld.from_gaussian_mechanism(sigma, sampling_prob=q, value_discretization_interval=5e-3)
     return np.asarray(loss.self_compose(family.steps).get_delta_for_epsilon(x))

@@ -20,7 +20,10 @@ import numpy as np
 
 from privmarket.errors import WriteError
 from privmarket.files import write_atomically
+from privmarket.lazy import late
 from privmarket.privacy.gaussian import Array, sampled_epsilon, sampled_noise_multiplier
+
+pld = late("dp_accounting.pld.privacy_loss_distribution")
 
 # Neighbours on the grid differ by a factor 2^(1/64): a lookup adds at most 1.1 % noise.
 _PER_OCTAVE = 64
@@ -106,8 +109,6 @@ def pld_epsilon(noise_multiplier: float, delta: float, sampling_rate: float, ste
     [DoroshenkoEtAl2022], by dp-accounting.
     Assumes: neighbours differ by adding or removing one record, or by blanking one under Poisson sampling.
     """
-    from dp_accounting.pld import privacy_loss_distribution as pld
-
     # The grid of losses follows the size of ε, so every point costs about the same time. Any spacing is an
     # upper bound; it only decides how tight.
     one_step = float(sampled_epsilon(noise_multiplier, delta, sampling_rate))

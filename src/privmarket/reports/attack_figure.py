@@ -9,6 +9,7 @@ import numpy as np
 from scipy.stats import norm
 
 from privmarket.privacy.words import rounded_up_percent
+from privmarket.reports.palette import new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,9 +23,7 @@ _CLAIM = "C3"
 
 def attack_figure(results: Sequence[AttackResult]) -> Figure:
     """Scores of the first attack, curves of all of them, and the lower bounds beside the claims."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(12.0, 3.9), layout="constrained")
+    figure = new_figure(12.0, 3.9)
     scores, curves, bounds = figure.subplots(1, 3, width_ratios=(1.1, 1.0, 1.1))
     _draw_scores(scores, results[0])
     _draw_curves(curves, results)

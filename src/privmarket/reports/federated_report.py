@@ -18,6 +18,7 @@ import numpy as np
 from privmarket.federated.state import RunResult
 from privmarket.federated.summary import summarise
 from privmarket.files import write_atomically
+from privmarket.lazy import late
 from privmarket.privacy.words import TRUSTS, rounded_up_percent
 from privmarket.reports import run_charts as charts
 from privmarket.reports.run_charts import Bars, Line
@@ -37,7 +38,13 @@ from privmarket.reports.verdict import (
 from privmarket.rounds import MICRO
 
 if TYPE_CHECKING:
+    import jinja2
+
     from privmarket.federated.privacy_attacks import AttackResult
+    from privmarket.reports import attack_figure
+else:
+    jinja2 = late("jinja2")
+    attack_figure = late("privmarket.reports.attack_figure")
 
 _RUN_COLOURS = (charts.ORANGE, charts.BLUE, charts.GREEN, charts.GREY, charts.PINK)
 _MOST_ROWS = 100  # clients in a chart: more would be thinner than a line
@@ -63,8 +70,6 @@ def write_report(
         names: what to call the clients; "client 7" and so on if left out.
         currency: what to call a unit of money.
     """
-    import jinja2
-
     main = next(iter(runs.values()))
     called = list(names) or [f"client {i}" for i in range(main.config.clients)]
     summary = summarise(main, rounds=False)
@@ -206,8 +211,6 @@ def _attack_line(attack: AttackResult) -> dict[str, str]:
 
 def _picture(attacks: Sequence[AttackResult]) -> str:
     """The figure of the attacks as a data address, so that the page stays one file."""
-    from privmarket.reports.attack_figure import attack_figure
-
     buffer = io.BytesIO()
-    attack_figure(attacks).savefig(buffer, format="png", dpi=110)
+    attack_figure.attack_figure(attacks).savefig(buffer, format="png", dpi=110)
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()

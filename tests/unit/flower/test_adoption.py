@@ -11,8 +11,8 @@ from flwr.serverapp.strategy import FedAvg
 import privmarket as pm
 from privmarket.errors import UnknownNameError
 from privmarket.flower import wire
-from privmarket.flower.client import Job
 from privmarket.flower.mod import JOB, noisy_weights
+from privmarket.flower.node_seller import Job
 from privmarket.flower.wire import Sale
 from privmarket.privacy.calibration import ReleaseFamily
 from privmarket.privacy.noise import NoiseSource

@@ -60,6 +60,7 @@ def test_bids_are_answered_without_torch(tmp_path):
 def test_no_module_that_moves_messages_loads_torch():
     modules = (
         "client",
+        "node_seller",
         "fleet",
         "market",
         "broker_auction",

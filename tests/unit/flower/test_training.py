@@ -12,8 +12,8 @@ from torch.func import functional_call, grad, vmap
 
 from privmarket.errors import ConfigurationError, PrivacyError
 from privmarket.flower import training
-from privmarket.flower.client import Job
 from privmarket.flower.known_layers import fast_model
+from privmarket.flower.node_seller import Job
 from privmarket.flower.training import clipped_sum, load_arrays, private_module_update, trainable_arrays
 from privmarket.flower.wire import Sale
 from privmarket.privacy.calibration import ReleaseFamily

@@ -17,11 +17,10 @@ from privmarket.market.facts import offer_limit
 from privmarket.market.guarantees import (
     ApproximatelyTruthful,
     BudgetFeasible,
-    Guarantee,
     IndividuallyRational,
     WithinOffer,
 )
-from privmarket.market.mechanism import Mechanism, budget_column
+from privmarket.market.mechanism import Guarantee, Mechanism, budget_column
 from privmarket.market.outcome import Outcome
 from privmarket.mechanisms.learned.market_tensors import Markets, from_bids
 from privmarket.mechanisms.learned.networks import AuctionNetwork, Trade

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from privmarket.market.bids import Array, Bids
-from privmarket.market.guarantees import BudgetFeasible, Guarantee, WithinOffer
+from privmarket.market.guarantees import BudgetFeasible, WithinOffer
+from privmarket.market.mechanism import Guarantee
 from privmarket.market.outcome import Outcome
 from privmarket.mechanisms.learned.learned_mechanism import FLOAT64_ROWS, LearnedMechanism
 from privmarket.mechanisms.learned.market_tensors import Markets, from_bids

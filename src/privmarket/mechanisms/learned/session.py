@@ -21,7 +21,7 @@ from privmarket.market.mechanism import Mechanism
 from privmarket.market.scenarios import EmpiricalLaw, Law
 from privmarket.mechanisms.learned.mean_field_loss import SolvedMarket
 from privmarket.mechanisms.learned.recipes import Recipe
-from privmarket.mechanisms.learned.trained_weights import new_trainer, write_weights
+from privmarket.mechanisms.learned.trained_weights import mechanism_class, new_trainer, write_weights
 from privmarket.mechanisms.learned.trainer import Progress, Trainer
 from privmarket.mechanisms.learned.training_checkpoint import load_checkpoint, save_checkpoint
 
@@ -145,8 +145,6 @@ def measure(
         `cases`, one row each, and `max_regret`: the largest mean regret as a share of the mean payment, with a
         quarter on top, because other samples differ.
     """
-    from privmarket.mechanisms.learned.trained_weights import mechanism_class
-
     rule = mechanism_class(name)(weights=weights)
     rows = []
     for law, clients, budget, profiles in cases:

@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save as to_bytes
 
 from privmarket.errors import PrivmarketError
 from privmarket.files import write_atomically
@@ -45,8 +47,6 @@ class Weights:
 
 def save(path: str | Path, weights: Weights) -> None:
     """Writes atomically."""
-    from safetensors.numpy import save as to_bytes
-
     header = {
         "format": FORMAT,
         "mechanism": weights.mechanism,
@@ -58,8 +58,6 @@ def save(path: str | Path, weights: Weights) -> None:
 
 def load(path: str | Path, mechanism: str) -> Weights:
     """Reads and checks that the file is whole, of this version and for this mechanism."""
-    from safetensors import SafetensorError, safe_open
-
     try:
         with safe_open(str(path), framework="np") as file:
             header = file.metadata() or {}

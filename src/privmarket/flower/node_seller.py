@@ -1,0 +1,330 @@
+"""A seller inside a Flower client: it bids what the wallet can bear, refuses what the policy forbids, and accounts.
+
+Every handler runs in the client's own process and does not trust the server to keep to the offer, nor its own
+process to live until the reply. Before the wallet is charged and a record is read, an order is checked against the
+seller's policy, the offer, the broker's award, the shapes and sizes of the weights, and the model's layers, in that
+order. Nothing here needs torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Literal, Protocol
+
+import numpy as np
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+from privmarket.errors import ConfigurationError
+from privmarket.flower import guard, wire
+from privmarket.flower.wire import Arrays, Receipt, Sale
+from privmarket.privacy.calibration import ReleaseFamily
+from privmarket.privacy.events import PrivacyEvent
+from privmarket.privacy.noise import NoiseSource
+from privmarket.privacy.policy import UNLIMITED, PolicyRefusal, Reason, SellerPolicy
+from privmarket.privacy.release import Grid
+from privmarket.privacy.wallet_file import OpenWallet, WalletFile
+from privmarket.rounds import Offer, Terms
+
+if TYPE_CHECKING:
+    from privmarket.broker.http_client import BrokerClient
+    from privmarket.broker.signatures import SigningKey
+MEMORY = "privmarket-offer"  # where a node remembers its offer from the bid to the sale
+
+OfferFunction = Callable[[Terms, Context], Offer | None]
+PerClient = float | Callable[[Context], float]
+Purse = WalletFile | Literal["unlimited"]
+WalletChoice = Purse | Callable[[Context], Purse] | None
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """What a client trains for.
+
+    Attributes:
+        sale: what it sold, and the public plan.
+        noise_multiplier: standard deviation of the noise over `sale.clip_norm`, from the client's own calibration.
+        noise: where batches and noise are drawn from.
+        client: the client's name.
+        unit: whose presence the seller's policy protects, `record` or `person`.
+    """
+
+    sale: Sale
+    noise_multiplier: float
+    noise: NoiseSource
+    client: str
+    context: Context
+    unit: str = "record"
+
+
+TrainFunction = Callable[[Arrays, Job], Mapping[str, np.ndarray]]
+"""(global weights, job) ↦ global minus local weights, under the same names. It must add `job`'s noise itself."""
+TrainMany = Callable[[Arrays, Sequence[Job]], Sequence[Mapping[str, np.ndarray]]]
+"""The same for several clients that live in one process, for simulations: every job gives what it would alone."""
+
+
+class ShareTraining(Protocol):
+    """Training for a secure sum under aggregate trust."""
+
+    def records(self, context: Context) -> int:
+        """How many records this client holds."""
+
+    def share(self, weights: Arrays, job: Job, grid: Grid) -> Mapping[str, np.ndarray]:
+        """What the client adds to the sum: its clipped sum on `grid` with its share of the noise, int64 by name."""
+
+
+class MarketClientApp(ClientApp):
+    """A Flower `ClientApp` that sells ε; `seller` holds its handlers. No error's text ever leaves it."""
+
+    seller: Seller
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        """Answers a message; what a mod or Flower itself raises becomes one word, too."""
+        return guard.guarded(super().__call__)(message, context)
+
+
+def partition_name(context: Context) -> str:
+    """The node's `partition-id`, which Flower's simulation sets and `flower-supernode --node-config` gives."""
+    partition = context.node_config.get("partition-id")
+    if partition is None:
+        raise ConfigurationError(
+            "this node has no partition-id", 'start it with --node-config "partition-id=0", or give name='
+        )
+    return str(partition)
+
+
+@dataclass(eq=False)
+class Seller:
+    """The handlers of one client app."""
+
+    train: TrainFunction
+    offer: OfferFunction
+    wallet: Callable[[Context], Purse]
+    spread: bool
+    name: Callable[[Context], str]
+    broker: Callable[[Context], BrokerClient] | None
+    noise_seed: int | None
+    policy: SellerPolicy
+    train_many: TrainMany | None = None
+    share: ShareTraining | None = None
+    identity: Callable[[Context], SigningKey] | None = None
+    parties: Callable[[Context], Collection[str]] | None = None
+
+    def bid(self, message: Message, context: Context) -> Message:
+        """Answers a call for bids; a call outside the policy is answered with the reason instead of an offer."""
+        terms = guard.readable(lambda: wire.take(message.content, Terms))
+        try:
+            self._check_terms(terms, context)
+            self._note_receipt(message.content, context)
+            client, offer = self.make_offer(terms, context)
+        except Exception as error:
+            reason = guard.reason_of(error)
+            guard.note_refusal(context, reason, error)
+            return Message(wire.write_offer(self.name(context), None, reason), reply_to=message)
+        return Message(wire.write_offer(client, offer), reply_to=message)
+
+    def _check_terms(self, asked: Terms | Sale, context: Context) -> None:
+        """Holds a call or an order against the policy and, where there is a broker, against what it published."""
+        task = None
+        if self.broker is not None:
+            with self.broker(context) as broker:
+                task = guard.fetch_task(broker, asked.broker_round)
+                guard.check_task(asked, task)
+        self.policy.check(guard.order_of(asked, self.policy.unit, task))
+
+    def make_offer(self, terms: Terms, context: Context) -> tuple[str, Offer | None]:
+        """The client's name and what it offers in a round, within policy and wallet; remembered until the sale."""
+        wanted = self.offer(terms, context)
+        if wanted is not None:
+            price = self.policy.price_under(terms.trust)
+            most = min(wanted.epsilon, self.policy.epsilon_per_sale)
+            wanted = replace(wanted, epsilon=most, valuation=wanted.valuation if price is None else price)
+            rounds_left = max(1, terms.rounds - terms.number) if self.spread else 1
+            with self._wallet(context) as wallet:
+                if wallet is not None:
+                    fits = wallet.affordable(terms.family, wanted.epsilon, rounds_left)
+                    wanted = replace(wanted, epsilon=fits) if fits > 0 else None
+        if self.broker is None:
+            client, public = self.name(context), wanted
+        else:
+            # Before the offer is remembered: an offer that the broker did not take can never be sold.
+            client, public = self._bid_at_broker(terms, context, wanted)
+        context.state[MEMORY] = _memory(terms, 0.0 if wanted is None else float(wanted.epsilon))
+        return client, public
+
+    def sell(self, message: Message, context: Context) -> Message:
+        """Trains for a sale, or refuses it."""
+        return guard.guarded(self._sell)(message, context)
+
+    def _sell(self, message: Message, context: Context) -> Message:
+        sale = guard.readable(lambda: wire.take(message.content, Sale))
+        weights = guard.readable(lambda: wire.read_arrays(message.content, wire.WEIGHTS))
+        job = self.accept(sale, context, weights)
+        return self._reply(message, job, _trained(lambda: self.train(weights, job)))
+
+    def sell_many(self, orders: Sequence[tuple[Message, Context]]) -> list[Message]:
+        """As `sell`, for orders of one round to several nodes that live in this process."""
+        assert self.train_many is not None
+        replies: dict[int, Message] = {}
+        jobs: dict[int, Job] = {}
+        weights: Arrays | None = None
+        for at, (message, context) in enumerate(orders):
+            try:
+                sale = guard.readable(lambda message=message: wire.take(message.content, Sale))  # type: ignore[misc]
+                if weights is None:
+                    weights = wire.read_arrays(message.content, wire.WEIGHTS)
+                jobs[at] = self.accept(sale, context, weights)
+            except Exception as error:
+                replies[at] = guard.refuse(message, context, guard.reason_of(error), error)
+        if jobs and weights is not None:
+            sent = weights
+            try:
+                updates = list(self.train_many(sent, list(jobs.values())))
+            except Exception as error:
+                for at in jobs:
+                    replies[at] = guard.refuse(*orders[at], Reason.FAILED, error)
+                return [replies[at] for at in range(len(orders))]
+            for (at, job), update in zip(jobs.items(), updates, strict=True):
+                replies[at] = self._reply(orders[at][0], job, update)
+        return [replies[at] for at in range(len(orders))]
+
+    def _reply(self, message: Message, job: Job, update: Mapping[str, np.ndarray]) -> Message:
+        """Sends an update, after it is noted that it leaves."""
+        arrays = dict(update)
+        if job.sale.share != 1.0:
+            arrays = {name: array * np.float32(job.sale.share) for name, array in arrays.items()}
+        self.close(job.sale, arrays, job.context)
+        return Message(RecordDict({wire.UPDATE: wire.write_arrays(arrays)}), reply_to=message)
+
+    def accept(self, sale: Sale, context: Context, weights: Arrays) -> Job:
+        """Checks a sale and its weights, calibrates the noise, and charges the wallet; all before training.
+
+        Raises:
+            PolicyRefusal: it is outside the policy, the offer or the broker's award, or the model mixes records.
+            WalletError: it does not fit, or was made before.
+        """
+        self._check_terms(sale, context)
+        _check_against_offer(sale, context)
+        if self.broker is not None:
+            with self.broker(context) as broker:
+                guard.check_award(sale, broker)
+        self.policy.check_weights(weights)
+        event = event_of(sale.family, sale.epsilon)
+        client = self.name(context)
+        noise = NoiseSource.from_system()
+        if self.noise_seed is not None:
+            number = int(client) if client.isdigit() else client
+            noise = NoiseSource.from_seed(self.noise_seed, "update", sale.number, number)
+        job = Job(sale, event.noise_multiplier, noise, client, context, self.policy.unit)
+        check = getattr(self.train, "check", None)
+        if check is not None:
+            check(weights, job, self.policy)
+        with self._wallet(context) as wallet:
+            if wallet is not None:
+                if wallet.sold(sale.name):
+                    raise PolicyRefusal(Reason.SOLD, f"sale {sale.name} was made before")
+                wallet.reserve(sale.name, sale.epsilon, event, unit=self.policy.unit, trust=sale.trust)
+        # Without a wallet file the node's own memory keeps a round from being sold twice.
+        del context.state[MEMORY]
+        return job
+
+    def close(self, sale: Sale, update: Arrays, context: Context) -> None:
+        """Notes that the update of a sale leaves now, in the wallet and at the broker."""
+        with self._wallet(context) as wallet:
+            if wallet is None and self.broker is None:
+                return
+            sha256 = wire.digest(update)
+            if wallet is not None:
+                wallet.released(sale.name, sha256)
+        if self.broker is not None:
+            with self.broker(context) as broker:
+                broker.claim_delivery(sale.broker_round, sha256)
+
+    def receive(self, message: Message, context: Context) -> Message:
+        """Takes the receipt of the last round."""
+        guard.readable(lambda: wire.take(message.content, Terms))
+        self._note_receipt(message.content, context)
+        return Message(RecordDict(), reply_to=message)
+
+    def _note_receipt(self, content: RecordDict, context: Context) -> None:
+        if wire.has(content, Receipt):
+            receipt = wire.take(content, Receipt)
+            with self._wallet(context) as wallet:
+                if wallet is not None:
+                    wallet.paid(f"{receipt.run}/{receipt.number}", receipt.paid_micro, receipt.fault)
+
+    def _wallet(self, context: Context) -> AbstractContextManager[OpenWallet | None]:
+        wallet = self.wallet(context)
+        if wallet == UNLIMITED:
+            return nullcontext()
+        if not isinstance(wallet, WalletFile):
+            raise ConfigurationError(f"this client's wallet is {wallet!r}", f'give a WalletFile, or "{UNLIMITED}"')
+        if wallet.cap_epsilon > self.policy.epsilon_lifetime:
+            raise ConfigurationError(
+                f"the wallet {wallet.path.name} holds ε = {wallet.cap_epsilon:g}, "
+                f"the policy allows {self.policy.epsilon_lifetime:g} in a lifetime",
+                "give the wallet the policy's cap",
+            )
+        return wallet.open()
+
+    def _bid_at_broker(self, terms: Terms, context: Context, wanted: Offer | None) -> tuple[str, None]:
+        """The bid goes to the broker, sealed; the server of the training only hears who this is."""
+        assert self.broker is not None
+        with self.broker(context) as broker:
+            if wanted is not None:
+                features = {} if wanted.accuracy is None else {"accuracy": wanted.accuracy}
+                broker.bid(
+                    terms.broker_round,
+                    wanted.valuation,
+                    wanted.epsilon,
+                    data_size=wanted.data_size,
+                    **features,
+                )
+            return str(broker.me()["id"]), None
+
+
+@lru_cache(maxsize=4096)
+def event_of(family: ReleaseFamily, epsilon: float) -> PrivacyEvent:
+    """Calibration takes a millisecond, and a client often sells the same ε again."""
+    return family.event(epsilon)
+
+
+def _memory(terms: Terms | Sale, epsilon: float) -> ConfigRecord:
+    """What a node keeps of its offer; messages of one run may be handled by different processes."""
+    family = terms.family
+    return ConfigRecord(
+        {
+            "run": terms.run,
+            "number": terms.number,
+            "broker-round": terms.broker_round,
+            "epsilon": epsilon,
+            "family": [float(family.sampling_rate), float(family.steps), float(family.delta)],
+            "trust": terms.trust,
+            "honest-share": terms.honest_share,
+        }
+    )
+
+
+def _check_against_offer(sale: Sale, context: Context) -> None:
+    memory, asked = context.state.get(MEMORY), _memory(sale, sale.epsilon)
+    named = ("run", "number", "broker-round")
+    if not isinstance(memory, ConfigRecord) or any(memory.get(key) != asked[key] for key in named):
+        raise PolicyRefusal(Reason.OFFER, f"nothing was offered in round {sale.number}, or it is sold already")
+    offered = float(memory["epsilon"])  # type: ignore[arg-type]
+    if not 0 < sale.epsilon <= offered * (1 + 1e-9):
+        raise PolicyRefusal(Reason.OFFER, f"asked for ε = {sale.epsilon:g}, offered {offered:g}")
+    if any(memory[key] != asked[key] for key in ("family", "trust", "honest-share")):
+        raise PolicyRefusal(
+            Reason.OFFER, f"asked for {sale.family} under {sale.trust} trust, offered for another release"
+        )
+
+
+def _trained(train: Callable[[], Mapping[str, np.ndarray]]) -> Mapping[str, np.ndarray]:
+    """What training gives. Whatever it raises, even a refusal, is a failure: ε is reserved by now."""
+    try:
+        return train()
+    except Exception as error:
+        raise PolicyRefusal(Reason.FAILED, f"training: {type(error).__name__}: {error}") from error
