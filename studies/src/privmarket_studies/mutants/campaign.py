@@ -13,9 +13,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from privmarket_studies.mutants.bench import NOTHING, Bench
+from privmarket_studies.mutants.bench import NOTHING, PATIENCE_SECONDS, Bench
 from privmarket_studies.mutants.bench import run as run_bench
-from privmarket_studies.mutants.coverage import Coverage
+from privmarket_studies.mutants.coverage import Coverage, in_function
 from privmarket_studies.mutants.faults import Fault, behaviour, faults, tree_with
 from privmarket_studies.mutants.targets import NAMED, TARGETS, Target
 from privmarket_studies.mutants.trial import NO_TESTS, SURVIVED, Only, preload, try_fault
@@ -103,7 +103,11 @@ def run(
         say(f"{target.path}: {len(waiting)} of {len(mine)} faults to try")
         if not waiting or work.late():
             continue
-        unseen = [fault for fault in waiting if fault.function and (again or _key(fault, root) not in done)]
+        unseen = [
+            fault
+            for fault in waiting
+            if in_function(root / fault.path, fault.line) and (again or _key(fault, root) not in done)
+        ]
         _in_a_process(lambda target=target, unseen=unseen: work.on_a_bench(target, unseen))  # type: ignore[misc]
         if not work.measured(target):
             continue
@@ -128,9 +132,11 @@ class _Work:
         return self._coverage_file(target).exists()
 
     def on_a_bench(self, target: Target, waiting: Sequence[Fault]) -> None:
-        """Faults in functions, against tests that are imported once; survivors are not judged here."""
-        modules = target.modules(self.root)
+        """Faults in functions, against tests that are imported once.
 
+        What survives here is tried afresh only where code that runs at import may see the fault.
+        """
+        modules = target.modules(self.root)
         stored = self._coverage_file(target)
         place = self.root / "src" / "privmarket" / target.path
 
@@ -141,7 +147,7 @@ class _Work:
                 path = self.root / fault.path
                 tree, tests = tree_with(fault, self.root), bench.coverage.of_line(path, fault.line)
                 verdict, seconds = bench.try_code(_module(path, self.root), tree, f"test_{path.stem}.py", tests)
-                self._note(fault, verdict, seconds, fresh=verdict != SURVIVED)
+                self._note(fault, verdict, seconds, fresh=verdict != SURVIVED or tests is not None)
 
         def keep(coverage: Coverage) -> None:
             part = stored.with_suffix(".part")
@@ -159,7 +165,10 @@ class _Work:
         path = self.root / fault.path
         coverage = _stored(self._coverage_file(target))
         only = coverage.of_line(path, fault.line)
-        kept = Only(set(coverage.tests) if only is None else only)
+        chosen = set(coverage.tests) if only is None else only
+        own = f"/test_{path.stem}.py::"
+        order = sorted(chosen, key=lambda name: (own not in name, len(coverage.tests[name])))
+        kept = Only(order, PATIENCE_SECONDS)
         tree, tests = tree_with(fault, self.root), target.tests(path, self.root)
         verdict, seconds = try_fault(_module(path, self.root), path, tree, tests, self.root, LIMIT_SECONDS, [kept])
         if verdict == NO_TESTS:

@@ -78,6 +78,11 @@ def _touches(calls: Calls, path: Path, span: range) -> bool:
     return any(file == str(path) and line in span for file, line in calls)
 
 
+def in_function(path: Path, line: int) -> bool:
+    """Whether a line runs when a function is called, rather than at import."""
+    return _function(path, line) is not None
+
+
 def _function(path: Path, line: int) -> range | None:
     """Lines of the innermost function around a line, decorators included."""
     best = None

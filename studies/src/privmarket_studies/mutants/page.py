@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from privmarket_studies.mutants.bench import PATIENCE_SECONDS
 from privmarket_studies.mutants.trial import SURVIVED
 
 RESULTS, JUDGED = "mutants.json", "judgements.json"
@@ -20,8 +21,8 @@ KINDS = ("equivalent", "harmless", "gap")
 _HEAD = """# Do the tests bite?
 
 {faults} small faults (a changed operator, comparison, constant or call, a guard that never fires) were put one at a
-time into the packages that decide about money and privacy; the tests that cover each module (those of less than a
-second) were run against it.
+time into the packages that decide about money and privacy, and the tests that call the changed function were run
+against it: those of less than a second, the most specific first, for at most {patience:g} seconds of one core.
 **{dead} were noticed, {alive} survived.** Of the survivors {equivalent} change no behaviour at all; of the other
 {real} faults {share:.1%} were noticed. Made by `make mutants`, which is not part of `make test`; every fault is in
 [{results}]({results}), our judgement of the survivors in [{judged}]({judged}).
@@ -61,7 +62,14 @@ def render(results: Sequence[Mapping[str, Any]], judged: Mapping[str, Mapping[st
     for entry in sorted(alive, key=lambda e: str(e["name"])):
         verdict = judged.get(entry["name"], {"kind": "not judged", "why": ""})
         lines.append(f"| `{_cell(entry['name'])}` | {verdict['kind']} | {_cell(verdict['why'])} |")
-    return _HEAD.format(**counts, results=RESULTS, judged=JUDGED, rows="\n".join(rows), survivors="\n".join(lines))
+    return _HEAD.format(
+        **counts,
+        patience=PATIENCE_SECONDS,
+        results=RESULTS,
+        judged=JUDGED,
+        rows="\n".join(rows),
+        survivors="\n".join(lines),
+    )
 
 
 def figures(results: Sequence[Mapping[str, Any]], judged: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import CodeType, ModuleType
@@ -66,14 +66,23 @@ def preload() -> None:
 
 
 class Only:
-    """Keeps the tests of these names, as a plugin of pytest."""
+    """Runs the tests of these names in this order as long as there is processor time, as a plugin of pytest."""
 
-    def __init__(self, names: Collection[str]) -> None:
-        self.names = names
+    def __init__(self, names: Sequence[str], patience_seconds: float) -> None:
+        self.place = {name: number for number, name in enumerate(names)}
+        self.patience_seconds = patience_seconds
+        self.until = float("inf")
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """Drops the others."""
-        items[:] = [item for item in items if item.nodeid in self.names]
+        kept = [item for item in items if item.nodeid in self.place]
+        items[:] = sorted(kept, key=lambda item: self.place[item.nodeid])
+        self.until = time.process_time() + self.patience_seconds
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_protocol(self) -> bool | None:
+        """Passes over a test for which there is no time left."""
+        return True if time.process_time() > self.until else None
 
 
 def try_fault(
