@@ -50,10 +50,11 @@ class Bench:
         place: Path,
         known: Coverage,
         keep: Callable[[Coverage], None],
+        before: Body,
         slow_seconds: float,
         endless_seconds: float,
     ) -> None:
-        self._body, self._place, self._known, self._keep = body, place, known, keep
+        self._body, self._place, self._known, self._keep, self._before = body, place, known, keep, before
         self._slow, self._endless = slow_seconds, endless_seconds
         self._failed = False
         self.quick: list[pytest.Item] = []
@@ -68,6 +69,7 @@ class Bench:
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Instead of running the tests: runs the body."""
         sys.settrace(None)  # from here on, tests alone are watched
+        self._before(self)
         self._measure()
         self.quick = [item for item in self.quick if item.nodeid in self.coverage.tests]
         if not self.quick:
@@ -117,8 +119,7 @@ class Bench:
             `killed`, `survived` or `timed out`, and the seconds that it took.
         """
         chosen = [item for item in self.quick if tests is None or item.nodeid in tests]
-        calls = self.coverage.tests
-        order = sorted(chosen, key=lambda item: (item.path.name != first, len(calls[item.nodeid])))
+        order = sorted(chosen, key=lambda item: (item.path.name != first, self.coverage.breadth(item.nodeid)))
 
         def child() -> int:
             exchange(module, tree)
@@ -134,6 +135,21 @@ class Bench:
         started = time.monotonic()
         code = _forked(child)
         return {0: SURVIVED, 2: TIMED_OUT}.get(code, KILLED), time.monotonic() - started
+
+    def try_own(self, module: str, tree: ast.Module, file: str) -> tuple[str, float]:
+        """Whether the tests of one file notice a changed module: `killed` or `survived`, and the seconds.
+
+        Nothing is known about these tests yet: one that takes long is passed over, and says nothing.
+        """
+
+        def child() -> int:
+            exchange(module, tree)
+            until = time.process_time() + PATIENCE_SECONDS
+            own = [item for item in self.quick if item.path.name == file]
+            return int(any(time.process_time() < until and self._run(item, self._slow) == KILLED for item in own))
+
+        started = time.monotonic()
+        return KILLED if _forked(child) == 1 else SURVIVED, time.monotonic() - started
 
     def _run(self, item: pytest.Item, limit_seconds: float) -> str:
         self._failed = False
@@ -152,6 +168,7 @@ def run(
     place: Path | None = None,
     known: Coverage = NOTHING,
     keep: Callable[[Coverage], None] = lambda coverage: None,
+    before: Body = lambda bench: None,
     slow_seconds: float = SLOW_SECONDS,
     endless_seconds: float = ENDLESS_SECONDS,
 ) -> Bench:
@@ -161,11 +178,12 @@ def run(
         place: folder or file whose functions are watched; everything below `root` if left out.
         known: what an earlier bench measured with the same code and tests.
         keep: gets what is measured, now and then and at the end.
+        before: is run before anything is measured.
         slow_seconds: processor time of a test above which it is left out.
         endless_seconds: processor time above which a quick test must be in an endless loop.
     """
     os.chdir(root)
-    bench = Bench(body, place or root, known, keep, slow_seconds, endless_seconds)
+    bench = Bench(body, place or root, known, keep, before, slow_seconds, endless_seconds)
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     with tempfile.TemporaryDirectory() as folder:
         os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = folder

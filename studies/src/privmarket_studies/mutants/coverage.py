@@ -62,6 +62,10 @@ class Coverage:
             return None
         return {name for name, calls in self.tests.items() if _touches(calls, path, span)}
 
+    def breadth(self, test: str) -> int:
+        """How many functions a test calls."""
+        return len(self.tests[test])
+
     def to_json(self) -> dict[str, Any]:
         """For `from_json`."""
         tests = {name: sorted(calls) for name, calls in self.tests.items()}
