@@ -40,3 +40,11 @@ def test_worst_of_keeps_the_better_lie_of_each_client():
     assert both.gain.tolist() == [0.2, 0.5]
     assert both.valuation.tolist() == [3.0, 2.0]
     assert both.epsilon.tolist() == [2.0, 1.0]
+
+
+def test_an_attack_on_valuations_leaves_epsilon_alone(rng):
+    """Under proportional share withholding ε pays and lies about v do not: the levels keep the two apart."""
+    types = scenario("uniform").sample(rng, 6, (4,))
+    rule, level = pm.mechanism("proportional-share"), attacks.LEVELS["quick"]
+    assert level.valuation(rule, types, 2.0, rng).gain.max() <= 1e-9
+    assert level.epsilon(rule, types, 2.0, rng).gain.max() > 1e-3

@@ -55,3 +55,18 @@ def test_missing_and_binary_files(tmp_path):
     (tmp_path / "b.csv").write_bytes(b"\xff\xfe\x00\x01client")
     with pytest.raises(BidError):
         read_bids(tmp_path / "b.csv")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('client,valuation,epsilon\na,"1,5",1\n', "field valuation: '1,5'"),
+        ("client,valuation,epsilon\na,1,inf\n", "field epsilon: 'inf'"),
+        ("client,valuation,epsilon,data_size\na,1,1,inf\n", "field data_size: 'inf'"),
+    ],
+)
+def test_a_decimal_comma_needs_another_separator_and_numbers_are_finite(tmp_path, text, words):
+    path = tmp_path / "b.csv"
+    path.write_text(text)
+    with pytest.raises(BidError, match=words):
+        read_bids(path)

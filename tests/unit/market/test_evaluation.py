@@ -45,3 +45,18 @@ def test_gains():
     assert beyond_rounding(2e-9, 1.0)
     assert gain_shares(np.array([1e-12, 0.5]), 2.0, 1.0).tolist() == [0.0, 0.25]
     assert gain_shares(np.array([0.5]), 0.0, 1.0).tolist() == [0.5]
+
+
+@pytest.mark.parametrize("markets", [(), (4,), (2, 2)])
+def test_any_number_of_markets_is_judged_alike(markets):
+    """Three clients, one of which sells less than a unit; money is compared market by market."""
+    types = pm.Bids(np.full((*markets, 3), 0.5), np.full((*markets, 3), 1.0))
+    sold, paid = np.broadcast_to([0.5, 1.0, 0.0], types.shape), np.broadcast_to([0.25, 1.0, 0.0], types.shape)
+    merit = judge(types, pm.Outcome(sold, paid), budget=1.0)
+    assert merit.participation == pytest.approx(2 / 3)
+    assert (merit.over_budget, merit.worst_overspend) == (1.0, pytest.approx(0.25))
+    assert judge(types, pm.Outcome(sold, paid), budget=1.25).over_budget == 0.0
+
+
+def test_gains_are_shares_of_small_payments_too():
+    assert gain_shares(np.array([0.25]), 0.5, 1.0).tolist() == [0.5]

@@ -108,3 +108,17 @@ def test_an_outcome_is_made_of_numbers_of_one_shape():
 def test_rules_printed_without_caps_may_sell_more_than_offered(name):
     outcome = pm.mechanism(name).run(pm.Bids([0.1, 0.5], [0.2, 0.2]), 5.0)
     assert outcome.epsilon.max() > 0.2
+
+
+@pytest.mark.parametrize("limit", [0.0, -1.0, float("inf"), float("nan")])
+def test_what_cannot_limit_offers_is_refused(limit):
+    with pytest.raises(ConfigurationError, match="must be finite and above 0"):
+        MarketFacts(epsilon_max=limit)
+    assert MarketFacts(epsilon_max=0.5).epsilon_max == 0.5
+
+
+@pytest.mark.parametrize("budget", [[1.0, 0.0], [1.0, -2.0], [np.inf, 1.0]])
+def test_one_bad_budget_among_good_ones_is_refused(budget):
+    bids = pm.Bids(np.full((2, 3), 0.5), np.ones((2, 3)))
+    with pytest.raises(ConfigurationError, match="must be finite and above 0"):
+        pm.mechanism("proportional-share").run(bids, budget)

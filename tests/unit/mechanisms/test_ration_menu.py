@@ -9,7 +9,7 @@ import privmarket as pm
 from privmarket.errors import BidError, ConfigurationError
 from privmarket.market.objectives import AggregateError
 from privmarket.market.ration_curve import RationCurve
-from privmarket.market.ration_design import flat_price, two_step_curve
+from privmarket.market.ration_design import bias_to_noise, flat_price, two_step_curve
 from privmarket.market.scenarios import EmpiricalLaw, IndependentLaw, scenario
 from privmarket.mechanisms.ration_menu import RationMenu, face
 from tests.conftest import awkward_budgets, awkward_markets
@@ -178,3 +178,34 @@ def test_wrong_curves_are_refused(price, multiple):
 def test_offers_above_the_limit_are_refused():
     with pytest.raises(BidError, match="epsilon_max"):
         pm.mechanism("two-step").run(pm.Bids([0.1, 0.2], [1.0, 6.0]), 1.0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"price": [0.0, 1.0], "multiple": [2.0, 1.0]}, "prices"),
+        ({"price": [0.5, np.inf], "multiple": [2.0, 1.0]}, "prices"),
+        ({"floor": -0.1}, "floor"),
+        ({"floor": np.inf}, "floor"),
+        ({"ceiling": 0.0}, "ceiling"),
+    ],
+)
+def test_curves_that_no_market_can_offer_are_refused(settings, words):
+    with pytest.raises(ConfigurationError, match=words):
+        RationCurve(**{"price": [0.5], "multiple": [1.0], **settings})
+
+
+@pytest.mark.parametrize("budget", [5.0, 40.0])
+def test_the_flat_price_is_the_best_of_all_flat_prices(budget):
+    """Found again by drawing ten thousand clients and trying every price, with money/price as the ration."""
+    law, clients, objective = scenario("uniform"), 20, AggregateError()
+    types = law.sample(np.random.default_rng(3), 10_000)
+
+    def error(price):
+        joins = types.valuation < price
+        strength = np.where(joins, objective.mu(np.minimum(types.epsilon, budget / clients / price)), 0.0)
+        mean = strength.mean()
+        return 1 / mean**2 + bias_to_noise(objective, clients) * np.abs(strength / mean - 1).mean() ** 2
+
+    found = flat_price(law, clients, budget, objective)
+    assert error(found) <= 1.02 * min(error(price) for price in np.linspace(0.05, 1.5, 60))

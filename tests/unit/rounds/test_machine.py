@@ -109,3 +109,23 @@ def test_a_broken_mechanism_is_stopped(epsilon, payment, message):
 def test_no_budget():
     with pytest.raises(RoundError, match="above 0"):
         opened(budget_micro=0)
+
+
+@pytest.mark.parametrize(("trust", "share"), [("blind", 0.5), ("aggregate", 0.0), ("aggregate", 1.5)])
+def test_terms_of_an_unknown_trust_or_share_are_refused(trust, share):
+    with pytest.raises(RoundError, match="honest share"):
+        Terms(3, MICRO, ReleaseFamily(), 5.0, trust=trust, honest_share=share)
+
+
+def test_everybody_may_be_honest():
+    assert Terms(3, MICRO, ReleaseFamily(), 5.0, trust="aggregate", honest_share=1.0).honest_share == 1.0
+
+
+@pytest.mark.parametrize(("accuracy", "taken"), [(0.0, True), (1.0, True), (-0.1, False), (1.1, False)])
+def test_accuracies_from_none_to_all_are_taken(accuracy, taken):
+    offer, terms = Offer(0.2, 1.0, 10.0, accuracy), opened().terms
+    if taken:
+        offer.check("a", terms)
+    else:
+        with pytest.raises(RoundError, match="accuracy"):
+            offer.check("a", terms)
