@@ -203,7 +203,7 @@ def test_the_policys_limits_trim_what_is_offered_and_its_price_is_asked(tmp_path
 def test_no_wallet_is_no_client():
     with pytest.raises(ConfigurationError, match="unlimited"):
         client(wallet=None)
-    with pytest.raises(ConfigurationError, match="drop one"):
+    with pytest.raises(ConfigurationError, match="leave out the wallet"):
         client(wallet="unlimited", policy=SellerPolicy())
     client(wallet="unlimited")
 

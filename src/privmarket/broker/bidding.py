@@ -243,11 +243,14 @@ def reveal(tx: Transaction, seller: str, round_: Row[Any], task: Row[Any], offer
     require_state(round_, "revealing")
     came = tx.in_time(round_.reveal_deadline_ms)
     if came is None:
-        raise ConflictError(f"round {round_.id}: the time to reveal is over", "a bid not revealed does not count")
+        raise ConflictError(
+            f"round {round_.id}: the time to reveal is over",
+            "reveal before reveal_deadline_ms in the next round; this bid does not count",
+        )
     query = "SELECT commitment, valuation FROM bids WHERE round_id = ? AND seller_id = ?"
     rows = sql.run(tx.connection, query, round_.id, seller)
     if not rows:
-        raise NotFoundError(f"{seller} placed no bid in round {round_.id}", "there is nothing to reveal")
+        raise NotFoundError(f"{seller} placed no bid in round {round_.id}", "place a bid before the round closes")
     if rows[0][1] is not None:
         raise ConflictError(f"{seller} has revealed its bid already", "nothing more to do")
     fields = offer_fields(offer)

@@ -117,7 +117,7 @@ class Broker:
         """
         fields = dict(fields)
         if fields.get("role") in ("operator", "arbiter") and actor.role != "operator":
-            raise ForbiddenError(f"an {fields['role']} is made by operators", "ask one of them")
+            raise ForbiddenError(f"an {fields['role']} is made by operators", "ask an operator of this broker")
         own = fields.pop("token_sha256", None)
 
         def command(tx: Transaction) -> Answer:

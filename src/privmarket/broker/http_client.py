@@ -247,7 +247,9 @@ class BrokerClient:
         """The update behind a ciphertext, once the round is settled and it is paid (buyers)."""
         award = next((one for one in self.awards(round_id) if one["seller_id"] == seller_id), None)
         if award is None or award["key"] is None:
-            raise BrokerError(f"there is no key of {seller_id} yet", "it comes when the round is settled and paid")
+            raise BrokerError(
+                f"there is no key of {seller_id} yet", "ask again after the round is settled and paid"
+            )
         if hashlib.sha256(ciphertext).hexdigest() != award["claim_sha256"]:
             raise BrokerError(
                 "this is not the update that was claimed", "ask the seller for the one of that digest"
@@ -306,7 +308,10 @@ class BrokerClient:
         path = [bytes.fromhex(one) for one in answer["path"]]
         shown = answer["entry"][0] == entry
         if not shown or not merkle.includes(bytes.fromhex(head.root), head.size, entry - 1, leaf, path):
-            raise LogForkedError(f"entry {entry} is not in the log of {head.size} entries", "tell other parties")
+            raise LogForkedError(
+                f"entry {entry} is not in the log of {head.size} entries",
+                "keep this answer as evidence and show it to other parties of the market",
+            )
         return answer
 
     # ---- operators --------------------------------------------------------------------------------------
@@ -383,7 +388,8 @@ def require_continuation(client: BrokerClient, old: Head, new: Head) -> None:
     """Raises `LogForkedError` unless the broker proves that the log at `old` is the beginning of that at `new`."""
     if old.log_id != new.log_id or new.size < old.size:
         raise LogForkedError(
-            f"a log of {old.size} entries became one of {new.size}, or another log altogether", "tell other parties"
+            f"a log of {old.size} entries became one of {new.size}, or another log altogether",
+            "keep this answer as evidence and show it to other parties of the market",
         )
     path = (
         client.read("/v1/log/consistency", {"old": old.size, "new": new.size})["path"]

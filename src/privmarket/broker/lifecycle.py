@@ -281,7 +281,7 @@ def claim(
     came = tx.in_time(round_.delivery_deadline_ms)
     if came is None:
         raise ConflictError(
-            f"round {round_.id} stopped taking deliveries", "updates after the deadline do not count"
+            f"round {round_.id} stopped taking deliveries", "deliver before delivery_deadline_ms in the next round"
         )
     if award.claim_sha256 is not None:
         raise ConflictError(f"{seller_id} delivered already", "send one update per round")
@@ -298,7 +298,10 @@ def show_key(tx: Transaction, round_: Row[Any], seller_id: str) -> Answer:
     award = _award(tx.connection, round_.id, seller_id)
     require_state(round_, "cleared")
     if award.dispute is None or award.ruling is not None or award.key_sha256 is None:
-        raise ConflictError(f"{seller_id} has no open dispute about a sealed update", "keys are shown in disputes")
+        raise ConflictError(
+            f"{seller_id} has no open dispute about a sealed update",
+            "wait until the seller disputes a rejection; its key is shown then",
+        )
     key = tx.vault.of_round(round_.id).get(seller_id)
     if key is None:
         raise ConflictError(f"the key of {seller_id} is lost", "ask the seller for it")
@@ -311,7 +314,10 @@ def judge(tx: Transaction, round_: Row[Any], receipts: Mapping[str, str | None])
     require_state(round_, "cleared")
     came = tx.in_time(round_.review_deadline_ms)
     if came is None:
-        raise ConflictError(f"round {round_.id}: the time for reviews is over", "unanswered claims count as usable")
+        raise ConflictError(
+            f"round {round_.id}: the time for reviews is over",
+            "nothing to do: claims that were not answered count as usable",
+        )
     known = {row.seller_id: row for row in awards_of(tx.connection, round_.id)}
     for seller in receipts:
         if seller not in known:
@@ -319,7 +325,9 @@ def judge(tx: Transaction, round_: Row[Any], receipts: Mapping[str, str | None])
         if known[seller].claim_sha256 is None:
             raise ConflictError(f"{seller} has not claimed a delivery", "wait for its claim: no claim, no pay")
         if known[seller].usable is not None:
-            raise ConflictError(f"{seller} has its receipt already", "the first word counts")
+            raise ConflictError(
+                f"{seller} has its receipt already", "leave this seller out: its receipt cannot be changed"
+            )
     for seller, fault in receipts.items():
         tx.log("delivery.judged", round_.id, seller_id=seller, usable=fault is None, fault=fault, **came)
     missing = sum(row.usable is None for row in known.values()) - len(receipts)
@@ -331,12 +339,16 @@ def dispute(tx: Transaction, seller_id: str, round_: Row[Any], reason: str) -> A
     award = _award(tx.connection, round_.id, seller_id)
     require_state(round_, "cleared")
     if award.usable is not False:
-        raise ConflictError(f"the update of {seller_id} was not rejected", "only a rejection can be disputed")
+        raise ConflictError(
+            f"the update of {seller_id} was not rejected", "dispute only an update that was rejected"
+        )
     if award.dispute is not None:
-        raise ConflictError(f"{seller_id} disputes already", "the first word counts")
+        raise ConflictError(f"{seller_id} disputes already", "wait for the ruling: a dispute cannot be changed")
     came = tx.in_time(round_.dispute_deadline_ms)
     if came is None:
-        raise ConflictError(f"round {round_.id}: the time for disputes is over", "a rejection stands after it")
+        raise ConflictError(
+            f"round {round_.id}: the time for disputes is over", "nothing to do: the rejection stands"
+        )
     tx.log("dispute.opened", round_.id, seller_id=seller_id, dispute=reason, **came)
     return {"round_id": round_.id, "seller_id": seller_id, "ruling_deadline_ms": round_.ruling_deadline_ms}
 
@@ -346,10 +358,16 @@ def rule(tx: Transaction, round_: Row[Any], task: Row[Any], seller_id: str, pays
     award = _award(tx.connection, round_.id, seller_id)
     require_state(round_, "cleared")
     if award.dispute is None or award.ruling is not None:
-        raise ConflictError(f"{seller_id} has no open dispute in round {round_.id}", "the first ruling counts")
+        raise ConflictError(
+            f"{seller_id} has no open dispute in round {round_.id}",
+            "GET /v1/rounds/{id}/awards shows disputes and rulings; a ruling cannot be changed",
+        )
     came = tx.in_time(round_.ruling_deadline_ms)
     if came is None:
-        raise ConflictError(f"round {round_.id}: the time for rulings is over", "an unanswered dispute pays")
+        raise ConflictError(
+            f"round {round_.id}: the time for rulings is over",
+            "nothing to do: a dispute without a ruling is decided for the seller, who is paid",
+        )
     tx.log("dispute.ruled", round_.id, seller_id=seller_id, ruling=pays, reason=reason, **came)
     return {"round_id": round_.id, "seller_id": seller_id, "pays": pays, "state": _perhaps_delivered(tx, round_)}
 
@@ -357,7 +375,10 @@ def rule(tx: Transaction, round_: Row[Any], task: Row[Any], seller_id: str, pays
 def may_rule(actor_id: str, role: str, task: Any) -> None:
     """Refuses somebody who is not the task's arbiter: the one it names, else an operator."""
     if actor_id != task.arbiter_id if task.arbiter_id is not None else role != "operator":
-        raise ForbiddenError("disputes of this task are not yours to decide", "the task names its arbiter")
+        raise ForbiddenError(
+            "disputes of this task are not yours to decide",
+            "ask the arbiter that the task names, or an operator where it names none",
+        )
 
 
 def _perhaps_delivered(tx: Transaction, round_: Row[Any]) -> str:

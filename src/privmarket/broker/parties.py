@@ -181,10 +181,13 @@ def attest(tx: Transaction, actor: Actor, dataset_sha256: str, signature: str) -
     if not is_signed(public_key, dataset_message(actor.party_id, dataset_sha256), signature):
         raise ForbiddenError("the attestation is not signed by your key", "sign it; BrokerClient(key=…) does")
     if known not in (None, dataset_sha256):
-        raise ConflictError("this account attests another data set", "a data set of its own needs its own account")
+        raise ConflictError("this account attests another data set", "register another account for this data set")
     if known is None:
         if sql.run(tx.connection, "SELECT 1 FROM parties WHERE dataset_sha256 = ?", dataset_sha256):
-            error = ConflictError("another account attests this data set", "sell from that one: its wallet counts")
+            error = ConflictError(
+                "another account attests this data set",
+                "sell from that account, whose wallet counts for this data set",
+            )
             error.code = "dataset-in-use"
             raise error
         tx.log("party.dataset", actor.party_id, dataset_sha256=dataset_sha256, signature=signature)

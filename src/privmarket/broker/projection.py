@@ -54,7 +54,8 @@ def changes(entry: Entry) -> list[Change]:
     step = _STEPS.get(entry.kind)
     if step is None:
         raise BrokerError(
-            f"log entry {entry.seq}: unknown kind {entry.kind!r}", "was it written by a newer version?"
+            f"log entry {entry.seq}: unknown kind {entry.kind!r}",
+            "open the database with the version of privmarket that wrote it, or a newer one",
         )
     return step(entry, entry.fields())
 
@@ -279,7 +280,10 @@ def _statement(verb: str, table: str, columns: tuple[str, ...]) -> str:
     """The SQL of one form of change; names come from the schema, never from a caller."""
     unknown = set(columns) - set(COLUMNS[table])
     if unknown:
-        raise BrokerError(f"{table} has no column {min(unknown)!r}", "the log entry is malformed")
+        raise BrokerError(
+            f"{table} has no column {min(unknown)!r}",
+            "run `privmarket broker verify`, and restore a backup if it reports this entry",
+        )
     if verb == "set":
         where = " AND ".join(f"{name} = ?" for name in KEYS[table])
         return f"UPDATE {table} SET {', '.join(f'{name} = ?' for name in columns)} WHERE {where}"
@@ -306,7 +310,10 @@ class Rebuilt:
             rows = self.tables[table]
             if verb in ("insert", "put"):
                 if verb == "insert" and key in rows:
-                    raise BrokerError(f"{table}: a second row {key}", "the log entry is forged")
+                    raise BrokerError(
+                        f"{table}: a second row {key}",
+                        "run `privmarket broker verify`, and restore a backup if it reports this entry",
+                    )
                 rows[key] = dict(values)
             elif verb == "set":
                 rows[key].update(values)

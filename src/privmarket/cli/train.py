@@ -94,7 +94,7 @@ def train(
         raise ConfigurationError(f"--budget is {budget:g}: must be above 0", "give the money per round")
     require("matplotlib", "learn")
     if clients is not None and clients < 2:
-        raise ConfigurationError(f"--clients is {clients}: must be at least 2", "a market needs somebody else")
+        raise ConfigurationError(f"--clients is {clients}: must be at least 2", "give 2 or more")
     if mechanism == "mfg-menunet":
         if settings:
             raise ConfigurationError("--set is for networks", "mfg-menunet has --profile, --objective, --kappa …")

@@ -126,5 +126,8 @@ class FederationConfig(MarketPlan):
         for part, kind in ((rest, cls), (training, Training)):
             unknown = set(part) - {f.name for f in fields(kind)}
             if unknown:
-                raise ConfigurationError(f"unknown settings: {', '.join(sorted(unknown))}", "check the spelling")
+                raise ConfigurationError(
+                    f"unknown settings: {', '.join(sorted(unknown))}",
+                    f"choose from: {', '.join(f.name for f in fields(kind))}",
+                )
         return cls(**rest, training=Training(**training))

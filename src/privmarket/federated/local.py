@@ -77,7 +77,10 @@ class LocalPlan:
         for name in ("clip_norm", "learning_rate", "expected_batch"):
             value = getattr(self, name)
             if not (value > 0 and np.isfinite(value)):
-                raise ConfigurationError(f"{name} is {value}: must be finite and above 0", "see the defaults")
+                raise ConfigurationError(
+                    f"{name} is {value}: must be finite and above 0",
+                    f"give a number such as {getattr(type(self), name, 1.0)}",
+                )
         smallest, largest = CLIP_NORM_RANGE
         if not smallest <= self.clip_norm <= largest:
             raise ConfigurationError(

@@ -33,7 +33,9 @@ def run_app(
     app = tomllib.loads(project.read_text())["tool"]["flwr"]["app"]
     unknown = set(settings) - set(app.get("config", {}))
     if unknown:
-        raise ConfigurationError(f"unknown settings: {', '.join(sorted(unknown))}", f"see {project}")
+        raise ConfigurationError(
+            f"unknown settings: {', '.join(sorted(unknown))}", f"choose from [tool.flwr.app.config] in {project}"
+        )
     if engine == "in-process":
         return _in_process(folder, app, nodes, settings)
     out.mkdir(parents=True, exist_ok=True)

@@ -155,7 +155,8 @@ def rules_and_wallet(
         return rules, of_policy
     if wallet == UNLIMITED and math.isfinite(rules.epsilon_lifetime):
         raise ConfigurationError(
-            f'wallet="{UNLIMITED}" beside a policy with a lifetime of ε = {rules.epsilon_lifetime:g}', "drop one"
+            f'wallet="{UNLIMITED}" beside a policy with a lifetime of ε = {rules.epsilon_lifetime:g}',
+            "leave out the wallet, or remove epsilon_lifetime from the policy",
         )
     return rules, wallet if callable(wallet) else lambda _: wallet
 

@@ -112,7 +112,7 @@ def take(content: RecordDict, kind: type[Record]) -> Record:
     name = _NAMES[kind]
     record = content.get(name)
     if not isinstance(record, ConfigRecord):
-        raise WireError(f"a message without {name}", "is the other side a privmarket app?")
+        raise WireError(f"a message without {name}", "run a privmarket app on both sides")
     known = dict(kind.__annotations__)
     if with_family := "family" in known:
         del known["family"]
@@ -156,7 +156,7 @@ def read_offer(content: RecordDict) -> tuple[str, Offer | None]:
     """A client's name and its offer."""
     record = content.get(_OFFER)
     if not isinstance(record, ConfigRecord):
-        raise WireError(f"a message without {_OFFER}", "is the other side a privmarket app?")
+        raise WireError(f"a message without {_OFFER}", "run a privmarket app on both sides")
     client = _value(record, "client", str)
     if not record.get("bids"):
         return client, None
@@ -197,7 +197,7 @@ def read_arrays(content: RecordDict, name: str | None) -> Arrays:
     only = list(content.array_records.values())
     record = content.get(name) if name is not None else (only[0] if len(only) == 1 else None)
     if not isinstance(record, ArrayRecord):
-        raise WireError(f"no arrays called {name}, or more than one record", "is the other side a privmarket app?")
+        raise WireError(f"no arrays called {name}, or more than one record", "run a privmarket app on both sides")
     try:
         return {key: array.numpy() for key, array in record.items()}
     except (ValueError, EOFError, OSError) as error:

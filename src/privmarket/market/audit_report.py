@@ -147,7 +147,7 @@ def audit(
     strong = attacks.LEVELS["strong"]
     level = attack if isinstance(attack, attacks.Level) else attacks.Level(attack, strong.valuation, strong.epsilon)
     if clients < 1 or profiles < 1:
-        raise ConfigurationError(f"{clients} clients, {profiles} profiles", "both must be at least 1")
+        raise ConfigurationError(f"{clients} clients, {profiles} profiles", "give at least 1 of each")
     rng = np.random.default_rng(seed)
     # Attacks are dear and auctions cheap: value is averaged over more markets than are attacked.
     markets = max(profiles, min(_VALUE_MARKETS, _VALUE_CELLS // clients))

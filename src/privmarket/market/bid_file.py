@@ -71,7 +71,7 @@ def _parse(path: Path, rows: csv._reader, separator: str) -> BidFile:  # type: i
         if client in line_of:
             raise BidError(
                 f"{path}, line {line}, field client: {client!r} was already on line {line_of[client]}",
-                "one bid per client",
+                "keep one bid per client",
             )
         line_of[client] = line
         for name in numeric:

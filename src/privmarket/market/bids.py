@@ -231,7 +231,7 @@ def _validate_ids(names: tuple[str, ...], clients: int) -> None:
         raise BidError(f"client_ids: {len(names)} names for {clients} clients", "give one name per client")
     if len(set(names)) < clients:
         twice = next(name for i, name in enumerate(names) if name in names[:i])
-        raise BidError(f"client_ids: {twice!r} appears twice", "one bid per client")
+        raise BidError(f"client_ids: {twice!r} appears twice", "keep one bid per client")
 
 
 def _validate(name: str, array: Array, shape: tuple[int, ...], names: tuple[str, ...] | None) -> None:

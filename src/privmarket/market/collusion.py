@@ -65,7 +65,7 @@ class CoalitionAttack:
     def __post_init__(self) -> None:
         if self.size < 1 or self.coalitions < 1:
             raise ConfigurationError(
-                f"{self.coalitions} coalitions of {self.size} clients", "both must be at least 1"
+                f"{self.coalitions} coalitions of {self.size} clients", "give at least 1 of each"
             )
 
     def __call__(self, mechanism: Mechanism, types: Bids, budget: ArrayLike, rng: np.random.Generator) -> Collusion:

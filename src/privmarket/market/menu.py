@@ -91,7 +91,7 @@ def from_function(curve: Callable[[Array], Array], limit: float, steps: int = 25
     height = np.asarray(curve(edges), dtype=np.float64)
     if np.any(np.diff(height) > 1e-12) or height.max() > 1 + 1e-12 or height.min() < -1e-12:
         raise ConfigurationError(
-            "menu curve: the function must fall from at most 1 to at least 0", "check it is non-increasing"
+            "menu curve: the function must fall from at most 1 to at least 0", "give a function that never rises"
         )
     # On [edge_m, edge_{m+1}) the step has the function's value at its right end: never above the function.
     drop = np.append(-np.diff(height[1:]), height[-1])

@@ -70,5 +70,7 @@ def function_settings(function: RuleFunction) -> dict[str, Parameter]:
     parameters = list(signature(function).parameters.values())
     positional = [p for p in parameters if p.kind in (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)]
     if len(positional) < 2 and not any(p.kind is Parameter.VAR_POSITIONAL for p in parameters):
-        raise ConfigurationError(f"{name}{signature(function)} is no auction rule", "a rule takes (bids, budget)")
+        raise ConfigurationError(
+            f"{name}{signature(function)} is no auction rule", "give a function of (bids, budget)"
+        )
     return {p.name: p for p in parameters if p not in positional[:2] and p.kind is not Parameter.VAR_POSITIONAL}

@@ -184,5 +184,5 @@ def _checked(epsilon: ArrayLike) -> Array:
     good = asked > 0
     if not good.all():
         first = asked[~good].flat[0]
-        raise PrivacyError(f"epsilon is {first}: must be above 0", "who sells nothing releases nothing")
+        raise PrivacyError(f"epsilon is {first}: must be above 0", "leave out clients that sell nothing")
     return asked

@@ -201,7 +201,7 @@ def _flat_view(out: Any) -> NDArray[np.float32]:
     if array.dtype != np.float32 or not array.flags.c_contiguous or not array.flags.writeable:
         raise PrivacyError(
             f"noise into a buffer of {array.dtype}, shape {array.shape}",
-            "it must be float32, contiguous and writeable",
+            "give a float32 array that is contiguous and writeable",
         )
     flat: NDArray[np.float32] = array.reshape(-1)
     return flat

@@ -180,7 +180,9 @@ def audit_one_run(
         )
     half = (seen.size // 2 if guesses is None else guesses) // 2
     if not 1 <= half <= seen.size // 2:
-        raise PrivacyError(f"audit in one run: {guesses} guesses on {seen.size} canaries", "give 2 to all")
+        raise PrivacyError(
+            f"audit in one run: {guesses} guesses on {seen.size} canaries", f"guess for 2 to {seen.size} canaries"
+        )
     order = np.argsort(seen, kind="stable")
     correct = int(truth[order[-half:]].sum() + (~truth[order[:half]]).sum())
     epsilon = _one_run_epsilon(seen.size, 2 * half, correct, delta, 1.0 - confidence)

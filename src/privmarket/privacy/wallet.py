@@ -284,7 +284,7 @@ class Wallets:
         """Takes the measures that were fixed when the wallets made their first sales."""
         columns = {_measure_name(c): c for c in range(COLUMNS)}
         if len(measures) != self.clients or not set(measures) <= {*columns, "open"}:
-            raise PrivacyError(f"stored wallets watch {measures}", "the file is damaged")
+            raise PrivacyError(f"stored wallets watch {measures}", "restore the file from a copy")
         self._fixed = np.array([name != "open" for name in measures])
         kept = zip(self._column, measures, strict=True)
         self._column = np.array([columns.get(name, before) for before, name in kept], dtype=np.intp)
@@ -421,7 +421,7 @@ def _parsed(text: str) -> Mapping[str, Any]:
     try:
         fields = json.loads(text)
     except ValueError as error:
-        raise PrivacyError(f"stored wallets are not JSON: {error}", "restore the file") from error
+        raise PrivacyError(f"stored wallets are not JSON: {error}", "restore the file from a copy") from error
     known = {"cap_epsilon", "delta", "measure", "releases", "history"}
     if not isinstance(fields, dict) or set(fields) != known:
         raise PrivacyError("stored wallets lack their fields", f"expected {', '.join(sorted(known))}")

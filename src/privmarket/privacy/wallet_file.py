@@ -187,7 +187,7 @@ class WalletFolder:
     def charge(self, sale: str) -> None:
         """See `WalletStore`; a reserved line is on disk and counts as spent, so nothing is left to write."""
         if not any(sale in wallet.sales() for wallet in self._all()):
-            raise WalletError(f"nothing is reserved for {sale}", "reserve first")
+            raise WalletError(f"nothing is reserved for {sale}", "call reserve() first")
 
     def void(self, sale: str, clients: Collection[str]) -> None:
         """See `WalletStore`."""
@@ -237,7 +237,10 @@ class OpenWallet:
             WalletError: it does not fit, or was sold before: a second release would be a second cost.
         """
         if sale in self._state.sales:
-            raise WalletError(f"sale {sale} was made before", "a round is sold once, even if its reply was lost")
+            raise WalletError(
+                f"sale {sale} was made before",
+                "sell in another round: each is sold once, even if its reply was lost",
+            )
         if not self.wallets.can_spend([event])[0]:
             raise WalletError(
                 f"ε = {epsilon:g} does not fit: {self.remaining_share:.1%} of the wallet is left", "offer less"
@@ -253,7 +256,9 @@ class OpenWallet:
         """
         found = self._state.sales.get(sale)
         if found is None or found.get("void") or found["released"]:
-            raise WalletError(f"sale {sale} cannot be void", "only a sale that was made and released nothing can")
+            raise WalletError(
+                f"sale {sale} cannot be void", "void only a sale that was reserved and released nothing"
+            )
         self._append({"kind": "void", "sale": sale})
 
     def released(self, sale: str, update_sha256: str) -> None:

@@ -141,9 +141,11 @@ class ReleaseBook:
 
 def sold_before(sale: str) -> WalletError:
     """What a store says to a second sale under one name."""
-    return WalletError(f"sale {sale} was made before", "a round is sold once, even if its reply was lost")
+    return WalletError(
+        f"sale {sale} was made before", "sell in another round: each is sold once, even if its reply was lost"
+    )
 
 
 def not_reserved(sale: str) -> WalletError:
     """What a store says when something is charged or void that was never reserved."""
-    return WalletError(f"nothing is reserved for {sale}", "reserve first; what is void stays void")
+    return WalletError(f"nothing is reserved for {sale}", "call reserve() first; a void sale cannot be charged")

@@ -28,10 +28,10 @@ class Offer:
         if not 0 < self.epsilon <= terms.epsilon_max:
             raise RoundError(
                 f"{client} offers ε = {self.epsilon}: must lie above 0 and at most {terms.epsilon_max}",
-                "the limit is a public constant of this market",
+                f"offer at most {terms.epsilon_max:g}, the public limit of this market",
             )
         if not 0 <= self.valuation < math.inf:
-            raise RoundError(f"{client} asks {self.valuation} per unit of ε", "must be finite and at least 0")
+            raise RoundError(f"{client} asks {self.valuation} per unit of ε", "ask a finite amount, at least 0")
         if not 0 < self.data_size < math.inf:
             raise RoundError(f"{client} declares {self.data_size} records", "must be finite and above 0")
         if self.accuracy is not None and not 0 <= self.accuracy <= 1:

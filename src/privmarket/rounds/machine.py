@@ -79,7 +79,7 @@ class Round:
             raise RoundError(
                 f"round {terms.number}: {mechanism.name} sells ε = {epsilon[i]} for {payment[i]} on an offer of "
                 f"ε = {bids.epsilon[i]}",
-                "a mechanism may neither exceed an offer nor charge a seller",
+                "use another mechanism, or correct this one: ε sold is at most ε offered, and pay at least 0",
             )
         # x·10⁶ may round up by one part in 10¹⁶, which cannot lift a sum of integers over an integer budget.
         micro = np.floor(payment * MICRO).astype(np.int64)
@@ -111,7 +111,7 @@ class Round:
             if client not in self.awards:
                 raise RoundError(
                     f"round {self.terms.number}: {client} delivered but sold nothing",
-                    "only clients with an award deliver",
+                    "deliver only for clients in `awards`",
                 )
             if client in self.deliveries or client in self.voided or (client in reports and client in voided):
                 raise RoundError(

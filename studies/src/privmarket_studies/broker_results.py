@@ -37,7 +37,7 @@ milliseconds more, because its wallet is looked at; bids that arrive together sh
 |---|---|---|---|---|---|
 """
 _OTHERS = """
-Longer and fewer turns let the machine's moods in; two such runs within the same two hours
+With longer and fewer turns, other work on the machine counts for more; two such runs within the same two hours
 ([bids-other-runs.json](bids-other-runs.json), rates rounded) gave, with one caller, ratios of {ratios}.
 """
 _ROUND = """

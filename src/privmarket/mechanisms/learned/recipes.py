@@ -110,7 +110,7 @@ class Recipe:
         known = {f.name for f in fields(Recipe)}
         if unknown := set(given) - known:
             raise ConfigurationError(
-                f"recipe has unknown keys {sorted(unknown)}", "it comes from another version: train anew"
+                f"recipe has unknown keys {sorted(unknown)}", "train the weights again with this version"
             )
         for name, kind in _NESTED.items():
             inner = {key: tuple(v) if isinstance(v, list) else v for key, v in given[name].items()}
