@@ -59,6 +59,7 @@ EXACT = [
     ("menu, smooth", pm.mechanism("mean-field-menu", curve=SMOOTH), True),
     ("ration", pm.mechanism("ration"), True),
     ("two-step", pm.mechanism("two-step"), True),
+    ("graded-ration", pm.mechanism("graded-ration"), True),
     ("two-step, ration only", pm.mechanism("two-step", unit_price=0.7), True),
     ("two-step, given", pm.mechanism("two-step", unit_price=0.7, bulk_price=0.4, bulk_multiple=3.0), True),
     (
@@ -73,7 +74,8 @@ EXACT = [
 @pytest.mark.parametrize("clients", [1, 2, 3, 5, 8])
 def test_no_lie_gains(rule, over_epsilon, clients, rng):
     # Menus are cleared market by market in Python, so they get fewer markets.
-    markets = {"mean-field-menu": 100, "two-step": 30}.get(rule.name, 600 * (clients + 2)) // (clients + 2)
+    few = {"mean-field-menu": 100, "two-step": 30, "graded-ration": 30}
+    markets = few.get(rule.name, 600 * (clients + 2)) // (clients + 2)
     bids, budgets = awkward_markets(rng, markets, clients), awkward_budgets(rng, markets)
     assert best_gain(rule, bids, budgets, rng, over_epsilon=over_epsilon) <= 1e-9
 

@@ -11,7 +11,7 @@ from tests.conftest import awkward_budgets, awkward_markets
 
 CLASSICAL = [name for name in pm.mechanism_names() if "net" not in name]
 # A price computed from a law in money units cannot know that the unit changed.
-SCALE_FREE = [name for name in CLASSICAL if name not in ("mfg-pricing", "ration", "two-step")]
+SCALE_FREE = [name for name in CLASSICAL if name not in ("mfg-pricing", "ration", "two-step", "graded-ration")]
 
 
 @pytest.mark.parametrize("name", CLASSICAL)

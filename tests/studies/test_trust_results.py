@@ -6,10 +6,13 @@ from pathlib import Path
 import pytest
 
 from privmarket.federated.config import FederationConfig
-from privmarket_studies.trust_results import money_for, render
-from privmarket_studies.trust_runs import BARS, CURVES, KEPT, MONEY, RULES, missing, selected_rate, server_rate
+from privmarket_studies.trust_results import by_seed, money_for, paired_ratios, render
+from privmarket_studies.trust_runs import BARS, MONEY, RULES, curve_name, curves, missing
+from privmarket_studies.trust_selection import RATES, Selection
 
 FOLDER = Path(__file__).parents[2] / "docs" / "results" / "trust"
+CURVES = curves(Selection(FOLDER))
+KEPT = (*BARS, *CURVES)
 FILES = sorted((FOLDER / "runs").glob("*.json"))
 
 
@@ -50,15 +53,30 @@ def test_kept_results_are_of_todays_settings(path):
         assert result["largest_epsilon_spent"] <= config.wallet + 1e-9
 
 
-@pytest.mark.skipif(not (FOLDER / "selection.json").exists(), reason="no trials were kept")
-def test_rates_are_the_best_on_validation_records():
-    for trust in MONEY:
-        for rule in RULES:
-            for money in MONEY[trust]:
-                best = selected_rate(FOLDER / "selection.json", trust, rule, money)
-                assert server_rate(trust, rule, money) == best
+def test_the_best_rate_on_validation_records_is_taken(tmp_path):
+    trials = {f"ration {rate:g}": 0.9 - abs(rate - 8.0) / 100 for rate in RATES["aggregate"]}
+    (tmp_path / "selection.json").write_text(json.dumps({"aggregate 3": trials}))
+    chosen = Selection(tmp_path)
+    assert chosen.rate("aggregate", "ration", 3) == 8.0
+    assert chosen.rate("aggregate", "pac", 3) == 8.0  # decided by the rule most like it
+    assert chosen.rate("aggregate", "graded-ration", 3) is None
+    kept = Selection(FOLDER)
+    assert all(kept.rate(trust, "ration", money) for trust in MONEY for money in MONEY[trust])
+    assert {run.settings["mechanism"] for run in CURVES} <= {*RULES, "ration"}
 
 
-@pytest.mark.skipif(not (FOLDER / "README.md").exists(), reason="no page yet")
+def test_money_is_compared_seed_by_seed(tmp_path):
+    # Seed 0 needs 10 and 20, seed 1 needs 1 and 4: ratios a half and a quarter.
+    for rule, needs in (("graded-ration", (10, 1)), ("ration", (20, 4))):
+        for seed, need in enumerate(needs):
+            for money, accuracy in ((3, 0.92), (30, 0.96)):
+                spent = need / 10 if money == 3 else need * 10
+                found = {"spent": spent, "accuracy": accuracy, "config": {"seed": seed}}
+                path = tmp_path / f"{curve_name('aggregate', rule, money)}-seed-{seed}.json"
+                path.write_text(json.dumps(found))
+    assert paired_ratios(tmp_path, "graded-ration", "ration") == pytest.approx([0.5, 0.25])
+    assert by_seed([]) == {}
+
+
 def test_the_page_is_rendered_from_the_files():
     assert (FOLDER / "README.md").read_text(encoding="utf-8") == render(FOLDER)

@@ -27,8 +27,10 @@ from privmarket.market.objectives import (
     AggregationError,
     Objective,
     TotalEpsilon,
+    TypicalAggregateError,
 )
 from privmarket.market.scenarios import EmpiricalLaw, IndependentLaw, Law
+from privmarket.market.typical_bound import least_typical_error
 
 _QUANTILES = 1 << 16
 _SAMPLE_CLIENTS = 200_000
@@ -103,6 +105,8 @@ def first_best_bound(law: Law | Bids, clients: int, budget: float, objective: Ob
 
 
 def _least_error(types: Types, clients: int, budget: float, objective: Objective) -> float:
+    if isinstance(objective, TypicalAggregateError):
+        return least_typical_error(types, clients, budget, objective).error
     if isinstance(objective, AggregateError):
         return least_aggregate_error(types, clients, budget, objective).error
     if isinstance(objective, AggregationError):

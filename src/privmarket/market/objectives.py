@@ -185,8 +185,11 @@ class AggregateError(Objective):
         with np.errstate(divide="ignore"):
             variance = self.kappa / self.honest_share / total**2
         weights = strength / np.where(sold, total, 1.0)[..., None]
-        distance = np.abs(weights - bids.data_share).sum(axis=-1)
-        return variance, self.heterogeneity**2 * distance**2
+        return variance, self.heterogeneity**2 * self._squared_distance(weights - bids.data_share)
+
+    def _squared_distance(self, excess: Array) -> Array:
+        """(...,) of weights that miss the data shares by `excess`, (..., clients)."""
+        return np.asarray(np.abs(excess).sum(axis=-1) ** 2)
 
     def mu(self, epsilon: Array) -> Array:
         """μ of each sale, 0 where nothing is sold; same shape as `epsilon`."""
@@ -196,8 +199,29 @@ class AggregateError(Objective):
         return np.where(sold, mu_of(np.where(sold, epsilon, 1.0), self.delta), 0.0)
 
 
+@dataclass(frozen=True)
+class TypicalAggregateError(AggregateError):
+    """The mean of the aggregate error where valuations have nothing to do with the data.
+
+    `AggregateError` bounds the bias for the worst case: that the clients left out all differ in the same way. If
+    it is chance who asks how much, differences partly cancel, and the mean of the squared bias is
+
+        E = κ·(n/h)/(Σ μ_i n_i)² + H²·N·Σ (α_i − W_i)².
+
+    Attributes:
+        heterogeneity: H = √(V/N), V the variance of clients' mean gradients: see `federated.client_spread`.
+
+    Implements: the bias of a random assignment in docs/theory/aggregate-trust.md.
+    """
+
+    name: ClassVar[str] = "typical-aggregate-error"
+
+    def _squared_distance(self, excess: Array) -> Array:
+        return np.asarray(excess.shape[-1] * (excess**2).sum(axis=-1))
+
+
 OBJECTIVES: dict[str, type[Objective]] = {
-    kind.name: kind for kind in (TotalEpsilon, AggregationError, AggregateError)
+    kind.name: kind for kind in (TotalEpsilon, AggregationError, AggregateError, TypicalAggregateError)
 }
 
 

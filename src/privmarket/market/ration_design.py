@@ -1,4 +1,4 @@
-"""Which prices suit a buyer that wants an accurate sum: the best flat ration and the best two-step menu for a law.
+"""Which prices suit a buyer that wants an accurate sum: the best flat, two-step and graded rations for a law.
 
 Everything here is computed from public facts (a law or past bids, the number of clients, the budget), never from
 the bids of the round that is cleared. It is a choice, not a promise: a wrong belief about the law costs value,
@@ -16,9 +16,11 @@ from functools import lru_cache
 import numpy as np
 
 from privmarket.market.bids import Array, Bids
-from privmarket.market.objectives import AggregateError
+from privmarket.market.bounds import virtual_types
+from privmarket.market.objectives import AggregateError, TypicalAggregateError
 from privmarket.market.ration_curve import RationCurve
 from privmarket.market.scenarios import EmpiricalLaw, IndependentLaw, Law
+from privmarket.market.typical_bound import least_typical_error
 
 # Beyond this share of clients a price may be infinite, or a single past bid.
 _MOST = 0.995
@@ -31,6 +33,13 @@ _RATIOS_PER_DECADE = 4
 _SAMPLE_CLIENTS = 20_000
 _BULK_SHARES = np.array([0.0, 0.02, 0.06, 0.15, 0.3, 0.5, 0.8])
 _MULTIPLES = np.array([2.0, 4.0, 8.0, 32.0, 1024.0])
+# Steps of a graded ration, costs that its design tells apart, the least amount that is worth a step as a share of
+# the largest, the least share of clients it buys from, and the least ratio of two steps.
+_GRADES = 8
+_COSTS = 40
+_LEAST_AMOUNT = 0.02
+_LEAST = 0.01
+_LEAST_RATIO = 1.01
 # Shares of the ration that the budget allows: where offers differ, the best ration may leave money over.
 _PARTS = np.array([1.0, 0.8, 0.6, 0.45, 0.3, 0.2, 0.1])
 
@@ -70,6 +79,11 @@ def flat_price(law: Law, clients: int, budget: float, objective: AggregateError)
 def two_step_curve(law: Law, clients: int, budget: float, objective: AggregateError) -> RationCurve:
     """The ration curve of at most two steps that gives the least error in the fluid limit."""
     return _two_step(law, *_grid_point(clients, budget, objective), objective.delta)
+
+
+def graded_curve(law: Law, clients: int, budget: float, objective: TypicalAggregateError) -> RationCurve:
+    """The fluid optimum for the typical error, cut into steps that equally many of the clients that sell reach."""
+    return _graded(law, *_grid_point(clients, budget, objective), objective.delta)
 
 
 def bias_to_noise(objective: AggregateError, clients: int) -> float:
@@ -116,6 +130,31 @@ def _two_step(law: Law, money: float, ratio: float, delta: float | None) -> Rati
     if part == 0 or bulk_price >= ration_price:
         return RationCurve([ration_price], [1.0], ceiling=ceiling)
     return RationCurve([bulk_price, ration_price], [k, 1.0], ceiling=ceiling)
+
+
+@lru_cache(maxsize=4096)
+def _graded(law: Law, money: float, ratio: float, delta: float | None) -> RationCurve:
+    types, facts = virtual_types(law, _COSTS), _marginals(law)
+    best = least_typical_error(types, 1, money, TypicalAggregateError(1.0, ratio**0.5, 1.0, delta))
+    # Virtual costs rise with valuations, so both have the same quantiles.
+    order = np.argsort(types.cost, kind="stable")
+    reached = np.cumsum(types.probability[order])
+    amount = np.interp(types.cost[order], best.cost, best.amount)
+    sellers = min(float(reached[np.flatnonzero(amount > 0)[-1]]) if (amount > 0).any() else _LEAST, _MOST)
+    shares = sellers * np.arange(1, _GRADES + 1) / _GRADES
+    inner = (shares[:, None] - sellers / _GRADES * (np.arange(8) + 0.5) / 8).clip(0, 1)
+    amounts = np.interp(inner, reached, amount).mean(axis=1)
+    return _as_curve(facts.price(shares), np.maximum(amounts, 1e-9))
+
+
+def _as_curve(price: Array, amount: Array) -> RationCurve:
+    """A curve from prices in rising and amounts in falling order; steps that are no steps are left out."""
+    dearest = int(np.flatnonzero(amount >= _LEAST_AMOUNT * amount[0])[-1])
+    kept = [dearest]
+    for step in reversed(range(dearest)):
+        if amount[step] > amount[kept[0]] * _LEAST_RATIO and price[step] < price[kept[0]]:
+            kept.insert(0, step)
+    return RationCurve(price[kept], np.append(amount[kept[:-1]] / amount[kept[-1]], 1.0))
 
 
 def _two_step_errors(

@@ -42,6 +42,7 @@ _REGISTRY: dict[str, tuple[str, str]] = {
     "mean-field-menu": ("mean_field_menu", "MeanFieldMenu"),
     "ration": ("ration", "Ration"),
     "two-step": ("two_step", "TwoStep"),
+    "graded-ration": ("graded_ration", "GradedRation"),
     "mfg-menunet": ("learned.menunet", "MfgMenuNet"),
     "mfg-regretnet": ("learned.mfg_regretnet", "MfgRegretNet"),
     "mfg-regretnet:literal": ("learned.literal", "MfgRegretNetLiteral"),

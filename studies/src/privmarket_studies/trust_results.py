@@ -1,21 +1,24 @@
 """The page about money and accuracy under both trusts, rendered from the kept runs: no figure is typed by hand.
 
-python -m privmarket_studies.trust_results docs/results/trust
+python -m privmarket_studies.trust_study render
 """
 
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from privmarket.reports.palette import line_look, new_figure, save
-from privmarket_studies.trust_runs import BARS, MONEY, RATES, RULES, SELECTED_WITH, TrustRun, curve_name
+from privmarket_studies.trust_runs import BARS, MONEY, RULES, TrustRun, curve_name
+from privmarket_studies.trust_selection import RATES, Selection, decider
 
 Result = dict[str, Any]
+OPTIMISED = "graded-ration"
+FIXED = ("ration", "ration-0.7", "ration-0.5")
+_MARKERS = {"ration-0.7": {"marker": "v"}, "ration-0.5": {"marker": "o"}}
 _TARGET = 0.94
 
 # What issue and design ask for: (bar, aim).
@@ -33,8 +36,8 @@ trust two thirds of a round's sellers are counted on as honest and present ([wha
 means](../../theory/secure-sums.md)). Both trusts train the same model on the same public features. Test
 accuracy, mean ± standard deviation over the seeds.
 
-Made by `python -m privmarket_studies.trust_runs docs/results/trust/runs`, rendered by
-`python -m privmarket_studies.trust_results docs/results/trust`; the files are in [runs](runs).
+Made by `python -m privmarket_studies.trust_study select` and `runs`, rendered by `render`; every run is a file in
+[runs](runs).
 
 """
 _BARS_HEAD = """## With a cap on lifetime ε, aggregate trust
@@ -50,10 +53,9 @@ _CURVES_HEAD = """
 ![money and accuracy](money-accuracy.svg)
 
 Accuracy by money offered in all (what is not spent goes back). `ration` posts a price of 1, which everybody
-accepts, `ration-0.5` one of a half, which half of the clients accept. Five rounds for every point, so that rules
-and trusts are compared on the same work; the server's rate is chosen on validation records for each trust and sum,
-with `ration` under aggregate trust, with `ration` for rules that spread and `mean-field-menu` for rules that buy
-from few under local trust ([trials](selection.json)).
+accepts; `ration-0.7` and `ration-0.5` post lower ones. `two-step` (guards against the worst), `mfg-menunet` under
+aggregate trust and `graded-ration` are told H as it was measured. Five rounds for every point, so that rules and
+trusts are compared on the same work. Points that are missing were not run.
 
 """
 
@@ -99,7 +101,10 @@ def render(folder: Path) -> str:
     """The page's text."""
     runs = folder / "runs"
     return "".join(
-        [_HEAD, _BARS_HEAD, _bars(runs), _CURVES_HEAD, _curve_table(runs), _target(runs), _rates(folder)]
+        [
+            *(_HEAD, _BARS_HEAD, _bars(runs), _CURVES_HEAD, _curve_table(runs), _target(runs), _paired(runs)),
+            *(_measured_spread(folder), _rates(folder), _speed(folder)),
+        ]
     )
 
 
@@ -153,7 +158,8 @@ def _target(folder: Path) -> str:
             if not points:
                 continue
             needed = money_for(points)
-            if needed is not None and rule != "pac":
+            # Who offers less ε can gain under proportional-share.
+            if needed is not None and rule != "proportional-share":
                 cheapest[trust] = min(cheapest.get(trust, np.inf), needed)
             text += f"| {trust} | `{rule}` | {'not reached' if needed is None else f'{needed:,.1f}'} |\n"
     if len(cheapest) == 2:
@@ -165,19 +171,97 @@ def _target(folder: Path) -> str:
     return text
 
 
+def paired_ratios(folder: Path, rule: str, other: str, target: float = _TARGET) -> list[float]:
+    """Money for the target with `rule` over that with `other` under aggregate trust, one figure per common seed."""
+    mine, others = (by_seed(curve(folder, "aggregate", name)) for name in (rule, other))
+    ratios = []
+    for seed in sorted(mine.keys() & others.keys()):
+        needed, reference = money_for(mine[seed], target), money_for(others[seed], target)
+        if needed is not None and reference is not None:
+            ratios.append(needed / reference)
+    return ratios
+
+
+def by_seed(points: list[tuple[int, list[Result]]]) -> dict[int, list[tuple[int, list[Result]]]]:
+    """The curve of each seed that has every point."""
+    seeds = [{int(result["config"]["seed"]) for result in results} for _, results in points]
+    whole = set.intersection(*seeds) if seeds else set()
+    return {
+        seed: [(money, [r for r in results if r["config"]["seed"] == seed]) for money, results in points]
+        for seed in whole
+    }
+
+
+def _paired(folder: Path) -> str:
+    """The optimised rule beside every fixed price, seed by seed."""
+    rows = ""
+    for fixed in FIXED:
+        ratios = paired_ratios(folder, OPTIMISED, fixed)
+        if len(ratios) < 2:
+            continue
+        logs = np.log(ratios)
+        error = float(logs.std(ddof=1)) / len(logs) ** 0.5
+        cells = [
+            *(f"`{fixed}`", str(len(ratios)), f"**{np.exp(logs.mean()):.2f}**"),
+            f"{np.exp(logs.mean() - 2 * error):.2f} to {np.exp(logs.mean() + 2 * error):.2f}",
+            f"{min(ratios):.2f} to {max(ratios):.2f}",
+        ]
+        rows += f"| {' | '.join(cells)} |\n"
+    if not rows:
+        return ""
+    return f"""
+## The optimised rule against fixed prices
+Money that `{OPTIMISED}` needs for {_TARGET:.0%} under aggregate trust over what a ration at a fixed price needs,
+with the same seed, so the same clients, data and valuations, for both. It chooses by itself how many to buy from,
+from the law and from H.
+
+| fixed rule | seeds | money, ratio (geometric mean) | ± 2 standard errors | range over seeds |
+|---|---|---|---|---|
+{rows}"""
+
+
+def _measured_spread(folder: Path) -> str:
+    """How bias and noise compare, from trainings on validation records."""
+    spreads = Selection(folder).spreads
+    if not spreads:
+        return ""
+    text = """
+## H as it is along a training
+Trainings on validation records with a random part of the clients and no noise, and the noise (its deviation over
+the clip norm, on the mean of all clients' sums) that costs equal accuracy with all clients. H beside κ = 1
+([why](../../theory/aggregate-trust.md)).
+
+| server's rate | clients that take part | accuracy | equal noise | H from all |
+|---|---|---|---|---|
+"""
+    for rate, spread in sorted(spreads.items(), key=lambda pair: float(pair[0])):
+        for share, accuracy, noise in zip(spread.share, spread.share_accuracy, spread.equal_noise, strict=True):
+            text += f"| {rate} | {share:.0%} | {accuracy:.2%} | {noise:.2f} | {spread.heterogeneity:.2f} |\n"
+    return text
+
+
 def _rates(folder: Path) -> str:
     path = folder / "selection.json"
     if not path.exists():
         return ""
     trials = json.loads(path.read_text(encoding="utf-8"))
-    text = "\n## How the server's rates were chosen\nAccuracy on validation records, seed 100.\n\n"
-    text += "| trust | money offered | rule | " + " | ".join(f"rate {rate:g}" for rate in RATES) + " |\n"
-    text += "|---|---|---|" + "---|" * len(RATES) + "\n"
+    every = sorted({rate for rates in RATES.values() for rate in rates})
+    text = (
+        "\n## How the server's rates were chosen\nAccuracy on validation records, seed 100. `two-step` and `pac` "
+    )
+    text += (
+        "take the rate of `ration`, `proportional-share` that of `mean-field-menu`; under local trust all rations "
+    )
+    text += "take that of `ration`.\n\n"
+    text += "| trust | money offered | rule | " + " | ".join(f"rate {rate:g}" for rate in every) + " |\n"
+    text += "|---|---|---|" + "---|" * len(every) + "\n"
     for trust in MONEY:
         for money in MONEY[trust]:
             row = trials.get(f"{trust} {money}", {})
-            for rule in dict.fromkeys(SELECTED_WITH[trust].values()):
-                tried = [row.get(f"{rule} {rate:g}") for rate in RATES]
+            for rule in dict.fromkeys(decider(trust, rule) for rule in RULES):
+                tried = [row.get(f"{rule} {rate:g}") for rate in every]
+                if not any(tried):
+                    continue
                 cells = ["–" if t is None else f"{t:.2%}" for t in tried]
                 text += f"| {trust} | {money:,} | `{rule}` | {' | '.join(cells)} |\n"
     return text
@@ -191,9 +275,9 @@ def _speed(folder: Path) -> str:
     ratio = seconds["aggregate"] / seconds["local"]
     return f"""
 ## Cost of the simulation
-A round of 100 sellers on MNIST takes {seconds["aggregate"]:.2f} processor seconds under aggregate trust and
-{seconds["local"]:.2f} under local trust, a ratio of {ratio:.2f} (asked: at most 1.3). Exact integer noise in
-both; the masks of a real secure sum are not simulated.
+`python -m privmarket_studies.trust_study speed`: a round of 100 sellers on MNIST takes
+{seconds["aggregate"]:.2f} processor seconds under aggregate trust and {seconds["local"]:.2f} under local trust, a
+ratio of {ratio:.2f} (asked: at most 1.3). Exact integer noise in both; the masks of a real secure sum are not simulated.
 """
 
 
@@ -209,10 +293,9 @@ def draw(folder: Path) -> list[Path]:
             paid = [np.mean([result["spent"] for result in results]) for _, results in points]
             values = [[100 * result["accuracy"] for result in results] for _, results in points]
             spread = [np.std(v, ddof=1) if len(v) > 1 else 0.0 for v in values]
-            look = {**line_look(RULES[rule][0]), "ls": style, **({"marker": "o"} if rule == "ration-0.5" else {})}
-            axes.errorbar(
-                paid, [np.mean(v) for v in values], spread, label=f"{rule}, {trust}", capsize=2, lw=1.3, **look
-            )
+            look = {**line_look(rule.partition("-0")[0]), "ls": style, **_MARKERS.get(rule, {})}
+            label = f"{rule}, {trust}"
+            axes.errorbar(paid, [np.mean(v) for v in values], spread, label=label, capsize=2, lw=1.3, **look)
     axes.set_xscale("log")
     axes.set_xlabel("money paid in all, five rounds")
     axes.set_ylabel("test accuracy, %")
@@ -222,9 +305,3 @@ def draw(folder: Path) -> list[Path]:
     if axes.has_data():
         axes.legend(fontsize=7, ncols=2)
     return save(figure, folder / "money-accuracy", ("png", "svg"))
-
-
-if __name__ == "__main__":
-    target = Path(sys.argv[1])
-    draw(target)
-    (target / "README.md").write_text(render(target), encoding="utf-8")

@@ -1,6 +1,6 @@
 """Money → accuracy under local and under aggregate trust: which runs are kept, and a loop that makes them.
 
-    python -m privmarket_studies.trust_runs docs/results/trust/runs --minutes 30
+    python -m privmarket_studies.trust_study runs --minutes 30
 
 Runs that exist are left alone, so a stopped loop goes on where it was. Runs of one data set share its records in
 memory; what is kept of a run is what `privmarket federate --save` would write.
@@ -8,13 +8,12 @@ memory; what is kept of a run is what `privmarket federate --save` would write.
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from privmarket.federated.config import FederationConfig
 from privmarket.federated.datasets import Dataset, load_dataset
@@ -25,7 +24,6 @@ from privmarket.federated.state import RunResult
 from privmarket.federated.summary import brief
 
 SEEDS = (0, 1, 2)
-VALIDATION_SEED = 100
 
 
 @dataclass(frozen=True)
@@ -80,35 +78,27 @@ BARS = (
     _capped("cifar10", 0.5, 3.0, 100, 30.0),
 )
 
-RULES: dict[str, tuple[str, dict[str, Any]]] = {
-    "ration": ("ration", {"unit_price": 1.0}),
-    "ration-0.5": ("ration", {"unit_price": 0.5}),
-    "mean-field-menu": ("mean-field-menu", {}),
-    "two-step": ("two-step", {}),
-    "proportional-share": ("proportional-share", {}),
-    "pac": ("pac", {}),
-}
-MONEY = {"aggregate": (1, 3, 10, 30, 100, 300), "local": (10, 30, 100, 300, 1000)}
-# Five rounds have no time for much momentum or averaging. How fast the server moves is chosen for each trust and
-# sum of money on validation records (`select`, selection.json), with one rule that buys from everybody and, where
-# updates are noisy on their own, with one that buys much from few.
-_ROUNDS = 5
+# Rules of the curves: mechanism and settings. H is what `client_spread` measured; see `trust_selection`.
+_PRICES = {"ration": 1.0, "ration-0.7": 0.7, "ration-0.5": 0.5}
+RULES = (*_PRICES, "two-step", "graded-ration", "mfg-menunet", "mean-field-menu", "proportional-share", "pac")
+MONEY = {"aggregate": (3, 5, 10, 30), "local": (30, 100, 300)}
+# Rules that are compared with each other in money: three more seeds.
+CONTENDERS = ("ration", "ration-0.7", "ration-0.5", "graded-ration")
+MORE_SEEDS = (*SEEDS, 3, 4, 5)
+# Five rounds have no time for much momentum or averaging.
+ROUNDS = 5
 _SHORT = {"momentum": 0.5, "averaging": 0.0, "final_rate": 0.3}
-RATES = (4.0, 16.0)
-SELECTED_WITH = {
-    "aggregate": dict.fromkeys(RULES, "ration"),
-    "local": {
-        **dict.fromkeys(("ration", "ration-0.5", "two-step", "pac"), "ration"),
-        **dict.fromkeys(("mean-field-menu", "proportional-share"), "mean-field-menu"),
-    },
-}
 
 
-def server_rate(trust: str, rule: str, money: int) -> float:
-    """The best of `RATES` on validation records: much noise asks for small steps."""
-    if SELECTED_WITH[trust][rule] == "mean-field-menu":
-        return 16.0
-    return 4.0 if money <= {"aggregate": 3, "local": 30}[trust] else 16.0
+def rule_of(name: str, trust: str, heterogeneity: float) -> tuple[str, dict[str, Any]]:
+    """The mechanism behind a curve's name, and its settings where clients differ by H."""
+    if name in _PRICES:
+        return "ration", {"unit_price": _PRICES[name]}
+    if name in ("two-step", "graded-ration"):
+        return name, {"heterogeneity": heterogeneity}
+    if name == "mfg-menunet" and trust == "aggregate":
+        return name, {"objective": "aggregate-error", "heterogeneity": heterogeneity}
+    return name, {"objective": "aggregation-error"} if name == "mfg-menunet" else {}
 
 
 def curve_name(trust: str, rule: str, money: float) -> str:
@@ -116,8 +106,9 @@ def curve_name(trust: str, rule: str, money: float) -> str:
     return f"curve-{trust}-{rule}-{money:g}"
 
 
-def _point(trust: str, rule: str, money: int, **more: Any) -> TrustRun:
-    mechanism, settings = RULES[rule]
+def point(trust: str, rule: str, money: int, rate: float, heterogeneity: float) -> TrustRun:
+    """One point of a curve, the server moving at `rate`."""
+    mechanism, settings = rule_of(rule, trust, heterogeneity)
     return TrustRun(
         curve_name(trust, rule, money),
         {
@@ -126,18 +117,37 @@ def _point(trust: str, rule: str, money: int, **more: Any) -> TrustRun:
             "trust": trust,
             "mechanism": mechanism,
             "mechanism_settings": settings,
-            "budget": money / _ROUNDS,
-            "rounds": _ROUNDS,
+            "budget": money / ROUNDS,
+            "rounds": ROUNDS,
         },
-        {**_SHORT, "server_rate": server_rate(trust, rule, money), **more},
+        {**_SHORT, "server_rate": rate},
+        MORE_SEEDS if rule in CONTENDERS and trust == "aggregate" else SEEDS,
     )
 
 
-CURVES = tuple(_point(trust, rule, money) for rule in RULES for trust in MONEY for money in MONEY[trust])
-KEPT = (*BARS, *CURVES)
+def curves(chosen: Chosen) -> tuple[TrustRun, ...]:
+    """Every point whose rate has been chosen."""
+    found = []
+    for trust in MONEY:
+        for rule in RULES:
+            for money in MONEY[trust]:
+                rate = chosen.rate(trust, rule, money)
+                if rate is not None:
+                    found.append(point(trust, rule, money, rate, chosen.heterogeneity(rate)))
+    return tuple(found)
 
 
-def missing(folder: Path, runs: tuple[TrustRun, ...] = KEPT) -> Iterator[tuple[TrustRun, int]]:
+class Chosen(Protocol):
+    """What validation records decided; see `trust_selection.Selection`."""
+
+    def rate(self, trust: str, rule: str, money: int) -> float | None:
+        """The server's rate, None where no trial was made."""
+
+    def heterogeneity(self, rate: float) -> float:
+        """H beside κ = 1 of trainings at this rate."""
+
+
+def missing(folder: Path, runs: tuple[TrustRun, ...]) -> Iterator[tuple[TrustRun, int]]:
     """What is still to be made: every run once, then every run a second time, …; grouped by data set."""
     wanted = [(seed, run) for run in runs for seed in run.seeds]
     for seed, run in sorted(wanted, key=lambda pair: pair[0]):
@@ -145,11 +155,13 @@ def missing(folder: Path, runs: tuple[TrustRun, ...] = KEPT) -> Iterator[tuple[T
             yield run, seed
 
 
-def make(folder: Path, minutes: float, only: str = "", seeds: tuple[int, ...] = SEEDS) -> int:
+def make(
+    folder: Path, kept: tuple[TrustRun, ...], minutes: float, only: str = "", seeds: tuple[int, ...] = MORE_SEEDS
+) -> int:
     """Makes what is missing of the runs whose names begin with `only`; returns how many are left in the end."""
     folder.mkdir(parents=True, exist_ok=True)
     end = time.monotonic() + 60 * minutes
-    runs = tuple(run for run in KEPT if run.name.startswith(only))
+    runs = tuple(run for run in kept if run.name.startswith(only))
     held: tuple[str, Dataset] | None = None
     todo = [(run, seed) for run, seed in missing(folder, runs) if seed in seeds]
     for done, (run, seed) in enumerate(todo):
@@ -159,58 +171,11 @@ def make(folder: Path, minutes: float, only: str = "", seeds: tuple[int, ...] = 
         if held is None or held[0] != config.dataset:
             held = config.dataset, with_features(load_dataset(config.dataset), config.training.features)
         path = run.path(folder, seed)
-        command = (
-            f"python -m privmarket_studies.trust_runs docs/results/trust/runs --only {run.name} --seeds {seed}"
-        )
-        kept = brief(played(config, held[1]), command)
-        path.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        print(f"{path.name}: accuracy {kept['accuracy']:.4f}, paid {kept['spent']:.1f}", flush=True)
+        command = f"python -m privmarket_studies.trust_study runs --only {run.name} --seeds {seed}"
+        result = brief(played(config, held[1]), command)
+        path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        print(f"{path.name}: accuracy {result['accuracy']:.4f}, paid {result['spent']:.1f}", flush=True)
     return 0
-
-
-def select(path: Path) -> None:
-    """Tries server rates for each trust and sum of money on validation records, on a seed that no kept run uses."""
-    found: dict[str, dict[str, float]] = json.loads(path.read_text()) if path.exists() else {}
-    features: Dataset | None = None
-    for trust, rules in SELECTED_WITH.items():
-        for money in MONEY[trust]:
-            for rule in dict.fromkeys(rules.values()):
-                row = found.setdefault(f"{trust} {money}", {})
-                for rate in RATES:
-                    if f"{rule} {rate:g}" in row:
-                        continue
-                    run = _point(trust, rule, money, server_rate=rate)
-                    config = run.config(VALIDATION_SEED).replace(measured_on="validation")
-                    if features is None:
-                        raw = load_dataset(config.dataset, measured_on="validation")
-                        features = with_features(raw, config.training.features)
-                    row[f"{rule} {rate:g}"] = played(config, features).accuracy
-                    path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-                    print(trust, money, rule, rate, row[f"{rule} {rate:g}"], flush=True)
-
-
-def selected_rate(path: Path, trust: str, rule: str, money: int) -> float:
-    """The best rate for a rule in the file that `select` wrote."""
-    row = json.loads(path.read_text(encoding="utf-8"))[f"{trust} {money}"]
-    with_rule = {name: value for name, value in row.items() if name.startswith(SELECTED_WITH[trust][rule] + " ")}
-    return float(max(with_rule, key=with_rule.__getitem__).split()[1])
-
-
-def measure_speed(path: Path, rounds: int = 4) -> None:
-    """Processor seconds of a round on MNIST under each trust, the fastest of several; written to `path`."""
-    features = with_features(load_dataset("mnist"), "whitened-scattering")
-    seconds: dict[str, float] = {}
-    for trust in ("local", "aggregate"):
-        config = _point("aggregate", "ration", 100).config(0).replace(trust=trust)
-        plain = replace(config, training=replace(config.training, features="none"))
-        with Federation(plain, dataset=features) as federation:
-            state, taken = federation.start(), []
-            for _ in range(rounds):
-                started = time.process_time()
-                state = federation.step(state)
-                taken.append(time.process_time() - started)
-        seconds[trust] = min(taken)
-    path.write_text(json.dumps(seconds, indent=1) + "\n", encoding="utf-8")
 
 
 def played(config: FederationConfig, features: Dataset) -> RunResult:
@@ -223,22 +188,3 @@ def played(config: FederationConfig, features: Dataset) -> RunResult:
             state = federation.step(state)
         weights, types = federation.model_weights(state).numpy(), federation.types(config.rounds - 1)
     return RunResult(config, state.records, weights, state.wallets, types, time.perf_counter() - started)
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--minutes", type=float, default=60.0)
-    parser.add_argument("--only", default="", help="Runs whose names begin with this.")
-    parser.add_argument("--seeds", type=int, nargs="*", default=SEEDS)
-    parser.add_argument("--select", type=Path, help="Only choose the server's rates; keep the trials in this file.")
-    parser.add_argument("--speed", type=Path, help="Only time a round under each trust; write the figures here.")
-    given = parser.parse_args()
-    if given.speed:
-        measure_speed(given.speed)
-        raise SystemExit
-    if given.select:
-        select(given.select)
-        raise SystemExit
-    left = make(given.folder, given.minutes, given.only, tuple(given.seeds))
-    print(f"{left} runs are missing" if left else "complete")

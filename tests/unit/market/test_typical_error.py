@@ -1,0 +1,98 @@
+"""The typical error: by hand, against random assignments, its fluid optimum in closed form, and its menu."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import privmarket as pm
+from privmarket.market.bids import Bids
+from privmarket.market.bounds import first_best_bound, fluid_bound, virtual_types
+from privmarket.market.objectives import AggregateError, TypicalAggregateError, objective
+from privmarket.market.outcome import Outcome
+from privmarket.market.ration_design import graded_curve
+from privmarket.market.scenarios import EmpiricalLaw, IndependentLaw, scenario
+from privmarket.market.typical_bound import least_typical_error
+
+WIDE = IndependentLaw("wide", lambda u: np.asarray(u), lambda u: np.full(np.shape(u), 1000.0))
+
+
+def sold(epsilon) -> Outcome:
+    amounts = np.asarray(epsilon, dtype=float)
+    return Outcome(amounts, np.zeros_like(amounts))
+
+
+def test_by_hand_with_linear_strength():
+    # α = (1/4, 3/4, 0, 0), 4·Σ(α − 1/4)² = 4·(0 + 1/4 + 1/16 + 1/16) = 1.5.
+    goal = TypicalAggregateError(kappa=2.0, heterogeneity=0.5, honest_share=0.5, delta=None)
+    found = goal.value(sold([1, 3, 0, 0]), Bids([1, 1, 1, 1], [5, 5, 5, 5]))
+    assert found == pytest.approx(2 / 0.5 / 4**2 + 0.25 * 1.5)
+    assert objective("typical-aggregate-error:heterogeneity=0.5").heterogeneity == 0.5
+
+
+def test_it_is_the_mean_squared_bias_of_random_assignments(rng):
+    # Clients' gradients dealt at random to sellers of fixed strengths.
+    clients, gradients = 12, rng.normal(size=(12, 5))
+    epsilon = rng.uniform(0, 2, clients) * (rng.random(clients) < 0.7)
+    weights = epsilon / epsilon.sum() - 1 / clients
+    squared = [np.sum((weights @ gradients[rng.permutation(clients)]) ** 2) for _ in range(20_000)]
+    variance = np.sum((gradients - gradients.mean(0)) ** 2) / (clients - 1)
+    goal = TypicalAggregateError(heterogeneity=(variance / clients) ** 0.5, delta=None)
+    _, bias = goal.terms(epsilon, Bids(np.ones(clients), np.full(clients, 5.0)))
+    assert np.mean(squared) == pytest.approx(bias, rel=0.03)
+    worst = AggregateError(heterogeneity=np.linalg.norm(gradients - gradients.mean(0), axis=1).max(), delta=None)
+    assert max(squared) < worst.terms(epsilon, Bids(np.ones(clients), np.full(clients, 5.0)))[1]
+
+
+def closed_form(budget: float, heterogeneity: float, cost: float) -> float:
+    """Uniform valuations, μ = ε, nobody short of ε: the best straight line y = (1 − c/c*)⁺, c = cost·v."""
+    v = (np.arange(2000) + 0.5) / 2000
+    best = np.inf
+    for cutoff in np.geomspace(0.02, 300, 500):
+        line = np.maximum(1 - cost * v / cutoff, 0)
+        if line.mean() > 0:
+            y = line / line.mean()
+            noise = 1.5 / 100**2 * (np.mean(cost * v * y) / (budget / 100)) ** 2
+            best = min(best, noise + heterogeneity**2 * (np.mean(y**2) - 1))
+    return best
+
+
+@pytest.mark.parametrize(("budget", "heterogeneity"), [(0.2, 0.3), (2.0, 0.3), (2.0, 1.0), (20.0, 0.3)])
+def test_closed_form_of_the_uniform_law(budget, heterogeneity):
+    goal = TypicalAggregateError(heterogeneity=heterogeneity, delta=None)
+    for bound, cost in ((fluid_bound, 2.0), (first_best_bound, 1.0)):
+        found = bound(WIDE, 100, budget, goal)
+        assert found == pytest.approx(closed_form(budget, heterogeneity, cost), rel=2e-3)
+
+
+@pytest.mark.parametrize("law", ["uniform", "bimodal", "lognormal"])
+def test_no_exact_rule_beats_the_bound_and_the_graded_ration_comes_close(law):
+    goal = TypicalAggregateError(heterogeneity=0.05)
+    types = scenario(law).sample(np.random.default_rng(4), 2000, (4,))
+    bound = fluid_bound(scenario(law), 2000, 20.0, goal)
+    values = {}
+    for name in ("ration", "two-step", "mean-field-menu", "pac"):
+        values[name] = float(goal.value(pm.mechanism(name).run(types, 20.0), types).mean())
+    graded = pm.mechanism("graded-ration", law=scenario(law), heterogeneity=0.05)
+    best = float(goal.value(graded.run(types, 20.0), types).mean())
+    assert 0.97 * bound < best < 1.1 * bound
+    assert min(values.values()) > best
+
+
+def test_the_menu_is_between_a_few_sellers_and_everybody():
+    law = scenario("uniform")
+    little, middle, much = (
+        graded_curve(law, 100, 1.0, TypicalAggregateError(heterogeneity=h)) for h in (0.03, 1.0, 30.0)
+    )
+    assert little.price[-1] < middle.price[-1] <= much.price[-1]
+    assert much.price[-1] > 0.98
+    assert much.multiple[0] < 1.2  # nearly one ration for all
+    amounts = least_typical_error(virtual_types(law), 100, 1.0, TypicalAggregateError(heterogeneity=1.0)).amount
+    assert np.all(np.diff(amounts) <= 1e-12)
+
+
+def test_past_bids_serve_as_a_law(rng):
+    past = EmpiricalLaw("past", scenario("uniform").sample(rng, 300))
+    curve = graded_curve(past, 100, 1.0, TypicalAggregateError(heterogeneity=1.0))
+    known = graded_curve(scenario("uniform"), 100, 1.0, TypicalAggregateError(heterogeneity=1.0))
+    assert curve.price[-1] == pytest.approx(known.price[-1], rel=0.15)
