@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from privmarket.federated.config import FederationConfig
-from privmarket_studies.trust_results import by_seed, money_for, paired_ratios, render
+from privmarket_studies.trust_results import by_seed, caption, money_for, paired_ratios, render
 from privmarket_studies.trust_runs import BARS, MONEY, RULES, curve_name, curves, missing
 from privmarket_studies.trust_selection import RATES, Selection
 
@@ -80,3 +80,8 @@ def test_money_is_compared_seed_by_seed(tmp_path):
 
 def test_the_page_is_rendered_from_the_files():
     assert (FOLDER / "README.md").read_text(encoding="utf-8") == render(FOLDER)
+
+
+def test_the_first_figure_of_the_front_page_has_its_caption():
+    front = " ".join((FOLDER.parents[2] / "README.md").read_text(encoding="utf-8").split())
+    assert caption(FOLDER) in front

@@ -62,7 +62,7 @@ class ClientSpread:
     @property
     def heterogeneity(self) -> float:
         """H of `TypicalAggregateError` beside κ = 1."""
-        return self.bias_to_noise**0.5
+        return float(self.bias_to_noise**0.5)
 
 
 def measure_spread(
@@ -116,10 +116,10 @@ def _equal_noise(run: Federation, clients: np.ndarray) -> float:
     """The s whose noise is as long as the mean update of the first round."""
     members = [int(i) for i in clients]
     update = run.run_clients(run.start(), members, [Award(0.0, 0.0, 0)] * len(members)).mean(axis=0)
-    return float(np.linalg.norm(update)) / (_unit(run) * update.size**0.5)
+    return float(np.linalg.norm(update) / (_unit(run) * update.size**0.5))
 
 
 def _unit(run: Federation) -> float:
     """What a clip norm of a client's sum is in its update."""
     plan = run.pool.plan
-    return plan.clip_norm * plan.learning_rate / plan.expected_batch
+    return float(plan.clip_norm * plan.learning_rate / plan.expected_batch)

@@ -113,4 +113,4 @@ class _Menus:
         # The condition solved for c at every node: c falls as m rises, to 0 at m = θ.
         cost = np.append(0.0, ((theta - self.mu) / (s * self.slope))[below][::-1])
         amount = np.append(cheap, self.epsilon[below][::-1])
-        return np.interp(self.cost, cost, amount, right=0.0)
+        return np.asarray(np.interp(self.cost, cost, amount, right=0.0))

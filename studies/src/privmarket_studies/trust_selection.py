@@ -10,6 +10,7 @@ import json
 import time
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from privmarket.federated.client_spread import ClientSpread, measure_spread
 from privmarket.federated.datasets import Dataset, load_dataset
@@ -95,8 +96,8 @@ def _validation_records() -> Dataset:
     return with_features(load_dataset("mnist", measured_on="validation"), "whitened-scattering")
 
 
-def _read(path: Path) -> dict[str, dict[str, float]]:
-    found: dict[str, dict[str, float]] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+def _read(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     return found
 
 
