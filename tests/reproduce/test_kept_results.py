@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from privmarket_studies.reproduce import publish, rq3, summary
+from privmarket_studies.reproduce import found, publish, rq3, summary
 from privmarket_studies.reproduce.cache import write_bundle
 from privmarket_studies.reproduce.document import Figure, Results, Table
 from privmarket_studies.reproduce.markets import EXACT, RULES
@@ -24,6 +24,7 @@ def differences(folder: Path) -> list[str]:
     """Files whose text is not what the kept cells give."""
     expected: dict[Path, str] = {folder / "README.md": publish.index(folder)}
     expected[folder / "summary.md"] = summary.block(publish.all_kept(folder))
+    expected[folder / found.NAME] = found.page(publish.all_kept(folder))
     for question in publish.kept_questions(folder):
         page = publish.render_kept(question, folder)
         expected[folder / question.name / "README.md"] = markdown(page)
@@ -48,7 +49,7 @@ def test_pages_and_tables_are_what_the_cells_give():
 
 def test_a_figure_typed_by_hand_is_found(tmp_path):
     shutil.copytree(KEPT / "rq3", tmp_path / "rq3", ignore=shutil.ignore_patterns("*.png", "*.svg"))
-    for name in ("README.md", "summary.md"):
+    for name in ("README.md", "summary.md", found.NAME):
         shutil.copy(KEPT / name, tmp_path / name)
     page = tmp_path / "rq3" / "README.md"
     page.write_text(page.read_text().replace("8.", "9.", 1))

@@ -10,6 +10,7 @@ import pytest
 from scipy.optimize import brentq
 
 import privmarket as pm
+from privmarket.market.bids import Bids
 from privmarket.market.bounds import fluid_bound
 from privmarket.market.scenarios import scenario
 from privmarket.mechanisms.learned.weights import load, shipped
@@ -31,6 +32,10 @@ def first_underestimate() -> float:
     return float(brentq(lambda e: literal_noise_multiplier(e, DELTA) - noise_multiplier(e), 1.0, 20.0))
 
 
+def _uniform() -> Bids:
+    return scenario("uniform").sample(np.random.default_rng(0), 1_000_000)
+
+
 STATED: list[tuple[str, str, Callable[[], float]]] = [
     ("README.md", "200 sales of ε = 1 cost ε = {:.1f}, not 200", lambda: sold(1.0)),
     ("docs/theory/privacy.md", "`privmarket account --sale 0.1x200` gives {:.1f}", lambda: sold(0.1)),
@@ -42,6 +47,11 @@ STATED: list[tuple[str, str, Callable[[], float]]] = [
     ),
     ("docs/theory/privacy.md", "and from ε = {:.1f} on too little", first_underestimate),
     ("docs/fidelity.md", "it under-noises from ε = {:.1f} on", first_underestimate),
+    (
+        "docs/fidelity.md",
+        "Σ v·ε, about {:.1f} for ten clients of Uniform",
+        lambda: 10 * float((bids := _uniform()).valuation @ bids.epsilon) / bids.clients,
+    ),
     (
         "docs/theory/federated.md",
         "lowers the noise that ε = 2.5 needs by a factor of {:.2f}",

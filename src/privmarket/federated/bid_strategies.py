@@ -16,7 +16,7 @@ from privmarket.federated.config import FederationConfig
 from privmarket.market.bids import Array
 from privmarket.market.menu import POSTED_PRICE
 from privmarket.market.scenarios import IndependentLaw, Law
-from privmarket.meanfield import Grid, MenuMarket, Problem, solve
+from privmarket.meanfield import Grid, MenuMarket, Problem, Result, solve
 from privmarket.privacy.calibration import ReleaseFamily
 from privmarket.privacy.wallet import Wallets
 from privmarket.rounds import MICRO, RoundRecord
@@ -140,5 +140,10 @@ def _equilibrium(config: FederationConfig, law: Law, family: ReleaseFamily) -> S
         relative_volatility=0.0 if config.types == "persistent" else 1.0,
     )
     solved = solve(game, grid=_GRID, tolerance=1e-4)
+    if solved.result is not Result.CONVERGED:
+        raise ConfigurationError(
+            f"the clients' game has no solution here: {solved.result.value}",
+            "change budget, wallet or rounds, or report truthfully",
+        )
     bid = solved.strategy()
     return lambda valuation, left, number: bid(valuation, left / wallet * lifetime, number)

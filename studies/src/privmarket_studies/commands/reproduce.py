@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 
 def reproduce(
-    question: Annotated[str, typer.Argument(help="rq1, rq2, rq3, rq4, ablations, fairness or all.")],
+    question: Annotated[
+        str, typer.Argument(help="rq1 … rq4, ablations, fairness, collusion, beliefs, variations or all.")
+    ],
     quick: Annotated[bool, typer.Option("--quick", help="Every table and figure in small.")] = False,
     seeds: Annotated[int | None, typer.Option(min=1, help="Seeds per setting.")] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Processes that compute cells.")] = 1,
@@ -34,7 +36,7 @@ def reproduce(
     ] = "",
     json: Json = False,
 ) -> None:
-    """Compute the tables and figures of the paper's RQ1–RQ4, ablations and fairness, and write one report.
+    """Compute the tables and figures of the paper's RQ1–RQ4 and of the studies beyond it, and write one report.
 
     Each cell (mechanism × setting × seed) is kept on disk with its configuration: a run can be stopped at any
     moment and continued on any day, and two runs can share a folder. A cell that fails is shown as failed with

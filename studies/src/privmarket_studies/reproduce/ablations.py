@@ -11,7 +11,7 @@ from privmarket_studies.reproduce.document import Block, Figure, Page, Results, 
 from privmarket_studies.reproduce.markets import LITERAL
 from privmarket_studies.reproduce.prose import prose
 from privmarket_studies.reproduce.scale import Scale
-from privmarket_studies.reproduce.statistics import Measured, compared
+from privmarket_studies.reproduce.statistics import Measured, compared, interval, paired
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
@@ -20,8 +20,18 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "default": {},
     "without b_MFG": {"network.mean_field": False},
     "without L_MFG": {"alignment.weight": 0.0},
-    "ζ = 0.5": {"baseline.mixing": 0.5},
+    # Names a default: other cells than those from before Eq. (mfg-regret-vf) had its maximum.
+    "ζ = 0.5": {"baseline.mixing": 0.5, "baseline.frozen_after": 0},
+    "ζ = 0.5, critic frozen after 100 steps": {"baseline.mixing": 0.5, "baseline.frozen_after": 100},
+    "a tenth of the regret budget": {"steering.regret_budget": [0.0008, 0.0004, 0.0002, 0.00015, 0.00015]},
+    "group-regularised regret": {"group_weight": 1.0},
     "the paper's attack in training": {"attack.kind": "ascent"},
+}
+# The concatenated AHN of Eqs. (ahn-input) and (ahn-output), at N = 10: deviations cost a whole auction each.
+CONCATENATED: dict[str, dict[str, Any]] = {
+    "concatenated": {},
+    "concatenated, with b_MFG as a row": {"network.population_row": True},
+    "concatenated, 5 of 10 selected": {"network.selected": 5},
 }
 STRATEGIES = ("truthful", "equilibrium")
 TITLE = "Ablations: what is each part worth?"
@@ -37,6 +47,11 @@ def cells(scale: Scale) -> list[Cell]:
         for changes in VARIANTS.values()
         for seed in trained
     ]
+    made += [
+        Cell("training", {**_small(changes), "steps": steps, "rows": rows, "attack": attack}, seed, steps / 100)
+        for changes in CONCATENATED.values()
+        for seed in trained
+    ]
     games = scale.pick(20, 4)
     grid = "16x16x20" if scale.quick else "64x64x50"
     made += [
@@ -46,6 +61,10 @@ def cells(scale: Scale) -> list[Cell]:
         for seed in scale.seeds_or(5, 2)
     ]
     return [*made, *_literal_cells(scale), *_floor_cells(scale)]
+
+
+def _small(changes: dict[str, Any]) -> dict[str, Any]:
+    return {"changes": changes, "network_of": "regretnet", "clients": 10}
 
 
 def _literal_cells(scale: Scale) -> list[Cell]:
@@ -94,38 +113,37 @@ _CAPTION = "Short trainings: regret found against ε bought; large: mean over se
 
 
 def _variant(results: Results, name: str, figure: str) -> Measured | None:
-    return results.measured(figure, "training", changes=VARIANTS[name])
+    return results.measured(figure, "training", **_where(name))
+
+
+def _where(name: str) -> dict[str, Any]:
+    return _small(CONCATENATED[name]) if name in CONCATENATED else {"changes": VARIANTS[name], "network_of": None}
+
+
+def _seeds_of(results: Results, name: str, figure: str) -> dict[int, float]:
+    return results.by_seed(figure, "training", **_where(name))
 
 
 def _training_table(results: Results) -> Table:
     rows = []
-    for name in VARIANTS:
+    for name in (*VARIANTS, *CONCATENATED):
         regret, ratio = _variant(results, name, "regret"), _variant(results, name, "fluid_ratio")
-        absent = results.absent("training", changes=VARIANTS[name])
+        absent = results.absent("training", **_where(name)).replace("–", "not computed yet")
         texts = [absent if m is None else m.text(spec) for m, spec in ((regret, ".2%"), (ratio, ".3f"))]
-        rows.append([name, *texts])
-    columns = ("training", "regret / mean payment", "ε bought / fluid bound")
-    return Table("ablations-training", f"Uniform, N = 100, B = 50; {results.over_seeds('training')}", columns, rows)
+        rows.append([name, *texts, "0" if regret is None else str(regret.seeds)])
+    columns = ("training", "regret / mean payment", "ε bought / fluid bound", "seeds")
+    caption = "Uniform, N = 100, B = 50; concatenated networks: N = 10, B = 5; mean ± std over seeds"
+    return Table("ablations-training", caption, columns, rows)
 
 
 def _training_words(results: Results) -> Text:
-    base = {figure: _variant(results, "default", figure) for figure in ("regret", "fluid_ratio")}
     lines = []
     for name in VARIANTS:
-        regret, ratio = _variant(results, name, "regret"), _variant(results, name, "fluid_ratio")
-        if (
-            name == "default"
-            or regret is None
-            or ratio is None
-            or base["regret"] is None
-            or base["fluid_ratio"] is None
-        ):
-            continue
-        lines.append(
-            f"- {name}: regret {compared(regret, base['regret'])} the default's, value "
-            f"{compared(ratio, base['fluid_ratio'])} the default's."
-        )
-    return Text("\n".join(lines))
+        pairs = [(_seeds_of(results, name, f), _seeds_of(results, "default", f)) for f in ("regret", "fluid_ratio")]
+        if name != "default" and all(a and b for a, b in pairs):
+            regret, value = (compared(a, b) for a, b in pairs)
+            lines.append(f"- {name}: regret {regret} the default's, value {value} the default's.")
+    return Text("Seed by seed against the default (paired t test at 95 %):\n\n" + "\n".join(lines))
 
 
 def _literal_table(results: Results) -> Table:
@@ -175,36 +193,43 @@ def _learned(results: Results) -> Text:
     return prose(
         "ablations-learned",
         clients=largest,
-        utility=utility and (utility.text("+.4f"), compared(utility, _ZERO)),
-        epsilon=epsilon and (epsilon.text("+.4f"), compared(epsilon, _ZERO)),
+        utility=utility and (utility.text("+.4f"), _sign(utility)),
+        epsilon=epsilon and (epsilon.text("+.4f"), _sign(epsilon)),
         words=[name for name in VARIANTS if _within(results, name)],
+        mixed=_pair(results, "ζ = 0.5"),
+        strict=_pair(results, "a tenth of the regret budget"),
     )
 
 
-_ZERO = Measured(0.0, 0.0, 2)
+def _pair(results: Results, name: str) -> tuple[str, str] | None:
+    regret, ratio = _variant(results, name, "regret"), _variant(results, name, "fluid_ratio")
+    return None if regret is None or ratio is None else (regret.text(".2%"), ratio.text(".3f"))
+
+
+def _sign(difference: Measured) -> str:
+    low, high = interval(difference)
+    return "within noise of" if low <= 0.0 <= high else "above" if low > 0 else "below"
 
 
 def _difference(results: Results, figure: str, clients: int) -> Measured | None:
     """Equilibrium minus truthful, seed by seed: both play in the same drawn markets."""
-    pair = [results.values(figure, "strategic", strategy=s, clients=clients) for s in STRATEGIES]
-    if not pair[0] or len(pair[0]) != len(pair[1]):
-        return None
-    return Measured.of(ahead - now for now, ahead in zip(*pair, strict=True))
+    now, ahead = (results.by_seed(figure, "strategic", strategy=s, clients=clients) for s in STRATEGIES)
+    return paired(ahead, now)
 
 
 def _within(results: Results, name: str) -> bool:
     """Whether a variant cannot be told from the default in either figure."""
-    pairs = [(_variant(results, name, f), _variant(results, "default", f)) for f in ("regret", "fluid_ratio")]
+    pairs = [(_seeds_of(results, name, f), _seeds_of(results, "default", f)) for f in ("regret", "fluid_ratio")]
     return name != "default" and all(a and b and compared(a, b) == "within noise of" for a, b in pairs)
 
 
 def _draw(results: Results) -> Drawing:
     drawing = new_figure(7.5, 4.4)
     axes = drawing.subplots()
-    shades = (colour("mfg-regretnet"), "#D55E00", "#009E73", "#CC79A7", "#E69F00")
-    for (name, changes), shade, marker in zip(VARIANTS.items(), shades, "osD^v", strict=True):
-        regret = results.values("regret", "training", changes=changes)
-        ratio = results.values("fluid_ratio", "training", changes=changes)
+    shades = (colour("mfg-regretnet"), "#D55E00", "#009E73", "#CC79A7", "#882255", "#56B4E9", "#000000", "#E69F00")
+    for name, shade, marker in zip(VARIANTS, shades, "osD^vPX*", strict=True):
+        regret = results.values("regret", "training", **_where(name))
+        ratio = results.values("fluid_ratio", "training", **_where(name))
         if regret:
             axes.plot(regret, ratio, marker, color=shade, ms=4, alpha=0.5, ls="none")
             axes.plot(

@@ -31,20 +31,25 @@ _LEAST_SHARE = 0.02  # of the own ε that the paper's attack and the training's 
 
 @dataclass(frozen=True)
 class PaperAscent:
-    """R plain projected gradient steps of size η from the truth; gradients by central differences.
+    """R plain projected gradient steps of size η; gradients by central differences.
 
     Implements: Eq. (pga) of [Sun2026], R = 25, η = 0.01.
+
+    Attributes:
+        start: "truth", as in the authors' public code, or "uniform": v up to the market's largest, ε up to the own
+            cap, both drawn evenly, as the equation says.
     """
 
     steps: int = 25
     step_size: float = 0.01
     probe: float = 1e-5
+    start: str = "truth"
 
     def __call__(self, mechanism: Mechanism, types: Bids, budget: ArrayLike, rng: np.random.Generator) -> Regret:
         """Types have shape (..., clients)."""
         truth = truthful_utility(mechanism, types, budget)
         best = Regret(np.zeros(types.shape), types.valuation, types.epsilon)
-        v, e = types.valuation, types.epsilon
+        v, e = self._first(types, rng)
         h = self.probe
 
         def gain(v: Array, e: Array) -> Array:
@@ -59,6 +64,13 @@ class PaperAscent:
             e = np.clip(e + self.step_size * slope_e, _LEAST_SHARE * types.epsilon, types.epsilon)
             best = best.worst_of(Regret(gain(v, e), v, e))
         return best
+
+    def _first(self, types: Bids, rng: np.random.Generator) -> tuple[Array, Array]:
+        if self.start == "truth":
+            return types.valuation, types.epsilon
+        even_v, even_e = rng.random((2, *types.shape))
+        most: Array = types.valuation.max(axis=-1, keepdims=True)
+        return even_v * most, np.maximum(even_e, _LEAST_SHARE) * types.epsilon
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,10 @@ KINDS: dict[str, Kind] = {
     "fairness": Kind(f"{_HERE}.fairness_cell:run"),
     "training": Kind(f"{_HERE}.short_training:run"),
     "strategic": Kind(f"{_HERE}.strategic:run"),
+    "ascent": Kind(f"{_HERE}.ascent_starts:run"),
+    "coalition": Kind(f"{_HERE}.coalition:run"),
+    "belief": Kind(f"{_HERE}.belief:run"),
+    "belief-training": Kind(f"{_HERE}.belief:run_trained"),
 }
 
 

@@ -130,6 +130,10 @@ class Results:
         found = self.all(kind, **config)
         return Measured.of(_entry(record, name) for record in found) if found else None
 
+    def by_seed(self, name: str, kind: str, **config: Any) -> dict[int, float]:
+        """A figure of every finished cell, by its seed: what paired comparisons need."""
+        return {record.cell.seed: float(_entry(record, name)) for record in self.all(kind, **config)}
+
     def values(self, name: str, kind: str, **config: Any) -> list[Any]:
         """A figure of every finished cell."""
         return [_entry(record, name) for record in self.all(kind, **config)]

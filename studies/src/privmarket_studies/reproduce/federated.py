@@ -32,7 +32,7 @@ _SAVE_SECONDS = 30.0
 
 def run(config: Mapping[str, Any], seed: int, scratch: Path) -> dict[str, Any]:
     """Config: dataset, alpha (None: IID), mechanism (empty: No-DP), settings, mode, clients, budget, rounds,
-    wallet, matched (mean ε), training.
+    wallet, matched (mean ε), training, and `plan`: further settings of the run (trust, strategy, sizes …).
 
     Final accuracy is the mean over the last five rounds, Eq. (A-final) of [Sun2026].
     """
@@ -79,6 +79,7 @@ def _plan(config: Mapping[str, Any], seed: int, training: Training) -> Federatio
         evaluate_every=max(1, config["rounds"] // 10),
         seed=seed,
         training=training,
+        **config.get("plan", {}),
     )
 
 
@@ -127,6 +128,10 @@ def _figures(result: RunResult) -> dict[str, Any]:
         "clients_that_sold": sum(row["sales"] > 0 for row in summary["clients"]),
         "largest_epsilon_spent": summary["largest_epsilon_spent"],
         "underpaid_sales": float(np.mean(short)) if short else 0.0,
+        "surplus": sum(
+            r.paid_micro[c] / MICRO - result.types.valuation[int(c)] * r.sold_epsilon[c] for r, c in sales
+        ),
+        "epsilon_bought": float(sum(r.total_epsilon for r in records)),
         "dropped": sum(len(r.dropped) for r in records),
     }
 

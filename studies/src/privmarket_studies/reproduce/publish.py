@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Iterable
 from pathlib import Path
 
-from privmarket_studies.reproduce import manifest, summary
+from privmarket_studies.reproduce import found, manifest, summary
 from privmarket_studies.reproduce.cache import Record, read_bundle, write_bundle
 from privmarket_studies.reproduce.cells import Cell
 from privmarket_studies.reproduce.document import Page, Results
@@ -92,7 +92,8 @@ def publish(folder: Path, fewer: str = "") -> list[Path]:
     drawing = summary.draw(results)
     for kind in ("png", "svg"):
         (folder / f"{summary.NAME}.{kind}").write_bytes(drawn(drawing, kind))
-    for name, text in ((f"{summary.NAME}.md", summary.block(results)), ("README.md", index(folder))):
+    texts = ((f"{summary.NAME}.md", summary.block(results)), ("README.md", index(folder)))
+    for name, text in (*texts, (found.NAME, found.page(results))):
         (folder / name).write_text(text, encoding="utf-8")
         written.append(folder / name)
     if summary.update_readme(folder.parents[1] / "README.md", results):

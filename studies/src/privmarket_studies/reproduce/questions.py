@@ -6,7 +6,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from privmarket.errors import UnknownNameError
-from privmarket_studies.reproduce import ablations, fairness, rq1, rq2, rq3, rq4, rq4_page
+from privmarket_studies.reproduce import (
+    ablations,
+    beliefs_page,
+    collusion_page,
+    fairness,
+    rq1,
+    rq2,
+    rq3,
+    rq4,
+    rq4_page,
+    variations,
+    variations_page,
+)
 from privmarket_studies.reproduce.cells import Cell
 from privmarket_studies.reproduce.document import Page, Results
 from privmarket_studies.reproduce.scale import Scale
@@ -31,6 +43,9 @@ QUESTIONS: dict[str, Question] = {
         Question("rq4", rq4_page.TITLE, rq4.cells, rq4_page.render),
         Question("ablations", ablations.TITLE, ablations.cells, ablations.render),
         Question("fairness", fairness.TITLE, fairness.cells, fairness.render),
+        Question("collusion", collusion_page.TITLE, collusion_page.cells, collusion_page.render),
+        Question("beliefs", beliefs_page.TITLE, beliefs_page.cells, beliefs_page.render),
+        Question("variations", variations.TITLE, variations.cells, variations_page.render),
     )
 }
 

@@ -17,7 +17,7 @@ from privmarket_studies.reproduce.attack_strengths import PARTS, STRENGTHS, Coun
 from privmarket_studies.reproduce.markets import outside_training, rule_for
 
 # Markets that the mean payment is taken over: it is the denominator of everything, and auctions are cheap.
-_PAYMENT_MARKETS = 50
+PAYMENT_MARKETS = 50
 _QUANTILES = (1, 5, 25, 50, 75, 95, 99)
 
 
@@ -31,7 +31,7 @@ def run(config: Mapping[str, Any], seed: int, scratch: Path) -> dict[str, Any]:
     rng = np.random.default_rng([seed, clients])
     with outside_training() as said:
         rule = rule_for(config["mechanism"], law)
-        types = law.sample(rng, clients, (_PAYMENT_MARKETS,))
+        types = law.sample(rng, clients, (PAYMENT_MARKETS,))
         merit = judge(types, rule.run(types, budget), budget)
         paid = merit.mean_payment
         found, levels = _climb(rule, types[0], budget, paid, config["attack"], rng)

@@ -43,7 +43,16 @@ def cells(scale: Scale) -> list[Cell]:
         if rule in RULES or (setting[0] == "uniform" and not (rule == _SLOW and setting[1] > 10))
         for seed in _seeds(scale, setting[0], rule)
     ]
+    law, clients, budget = settings(scale)[0]
+    where = {"scenario": law, "clients": clients, "budget": budget}
+    made += [
+        Cell("ascent", {"mechanism": rule, **where, "start": "uniform"}, seed, clients / 1000)
+        for rule in (*RULES, *LITERAL)
+        if rule != _SLOW
+        for seed in scale.seeds_or(5, 2)
+    ]
     if not scale.quick:
+        made += [_cell(_SLOW, "uniform", 100, 50, "quick", "quick", seed) for seed in scale.seeds_or(2, 1)]
         made += [_cell(rule, "uniform", 100, 50, "strongest", None, 0) for rule in _STRONGEST]
     return made
 
@@ -73,7 +82,7 @@ def render(results: Results) -> Page:
         {
             (r.cell.config["clients"], r.cell.config["scenario"], r.cell.config["budget"])
             for r in results.records
-            if r.cell.config["parts"] is not None
+            if r.cell.kind == "regret" and r.cell.config["parts"] is not None
         },
         key=lambda s: (-s[0], LAWS.index(s[1])),
     )
@@ -127,6 +136,11 @@ def _main(results: Results, name: str, rule: str, setting: Setting) -> Measured 
     return Measured.of(result[name] for result in found) if found else None
 
 
+def _seeds_of(results: Results, rule: str, setting: Setting) -> dict[int, float]:
+    records = results.all("regret", mechanism=rule, **_where(*setting))
+    return {r.cell.seed: r.result["mean"] for r in records if r.result and r.cell.config["parts"] is not None}
+
+
 def _table(results: Results, clients: int, law: str, budget: int) -> Table:
     rows = []
     setting = (clients, law, budget)
@@ -140,7 +154,9 @@ def _table(results: Results, clients: int, law: str, budget: int) -> Table:
         gains = ("mean_in_valuation", "mean_in_epsilon", "maximum")
         texts = [_share(m) for m in (mean, *(_main(results, name, rule, setting) for name in gains))]
         counts = [_main(results, name, rule, setting) for name in ("gainers", "underpaid")]
-        rows.append([rule, *texts, *("–" if m is None else m.text(".1%") for m in counts)])
+        rows.append(
+            [_shown(results, rule, setting), *texts, *("–" if m is None else m.text(".1%") for m in counts)]
+        )
     shown = ("mean gain", "lies about v alone", "about ε alone", "largest gain")
     columns = ("mechanism", *shown, "clients that gain", "underpaid")
     attack = _attack(results, setting)
@@ -151,6 +167,14 @@ def _table(results: Results, clients: int, law: str, budget: int) -> Table:
         columns,
         rows,
     )
+
+
+def _shown(results: Results, rule: str, setting: Setting) -> str:
+    """The rule's name; a rule that is too slow for the table's attack names the one it was met with."""
+    own = {r.cell.config["attack"] for r in results.all("regret", mechanism=rule, **_where(*setting))} - {
+        "strongest"
+    }
+    return rule if own == {_attack(results, setting)} else f"{rule} ({', '.join(sorted(own))} attack)"
 
 
 def _share(value: Measured | None) -> str:
@@ -179,20 +203,23 @@ def _growth_table(results: Results, setting: Setting) -> Table:
     rows = _growth_rows(results, setting)
     levels = [name for name in STRENGTHS if any(name in row for row in rows.values())]
     tried = [next(row[level][0] for row in rows.values() if level in row) for level in levels]
-    head = [f"{level} ({count:,.0f} lies)" for level, count in zip(levels, tried, strict=True)]
+    names = {"paper": "ascent from the truth"}
+    head = [f"{names.get(level, level)} ({count:,.0f} lies)" for level, count in zip(levels, tried, strict=True)]
+    even = {rule: results.measured("mean", "ascent", mechanism=rule, **_where(*setting)) for rule in rows}
     body = []
     for rule in (*RULES, *LITERAL):
         absent = results.absent("regret", mechanism=rule, **_where(*setting))
         if rule in rows or absent != "–":
             row = rows.get(rule, {})
-            body.append([rule, *(_share(row[level][1]) if level in row else absent for level in levels)])
+            found = [_share(row[level][1]) if level in row else absent for level in levels]
+            body.append([rule, absent if even.get(rule) is None else _share(even[rule]), *found])
     clients, law, budget = setting
     seeds = [max(row[level][1].seeds for row in rows.values() if level in row) for level in levels]
     caption = (
         f"{law}, N = {clients}, B = {budget}: mean gain over mean payment, by attack; seeds per column: "
-        f"{', '.join(str(s) for s in seeds)}"
+        f"{', '.join(str(s) for s in (max((m.seeds for m in even.values() if m), default=0), *seeds))}"
     )
-    return Table("rq1-strength", caption, ["mechanism", *head], body)
+    return Table("rq1-strength", caption, ["mechanism", "ascent from uniform starts (125 lies)", *head], body)
 
 
 def _learned(results: Results, setting: Setting) -> Text:
@@ -200,9 +227,13 @@ def _learned(results: Results, setting: Setting) -> Text:
     means = {rule: m for rule in RULES if (m := _main(results, "mean", rule, setting)) is not None}
     in_valuation = {rule: _main(results, "mean_in_valuation", rule, setting) for rule in means}
     only_epsilon = [r for r, m in means.items() if m.mean > 0 and (v := in_valuation[r]) and v.mean == 0]
-    nets = {rule: means[rule] for rule in ("regretnet", "dm-regretnet", "mfg-regretnet") if rule in means}
-    net = nets.get("mfg-regretnet")
-    others = [f"{compared(net, m)} `{r}` ({_share(m)})" for r, m in nets.items() if net and r != "mfg-regretnet"]
+    net = means.get("mfg-regretnet")
+    mine = _seeds_of(results, "mfg-regretnet", setting)
+    others = [
+        f"{compared(mine, seeds)} `{rule}` ({_share(means[rule])}; paired over {len(seeds)} seeds)"
+        for rule in ("regretnet", "dm-regretnet")
+        if net and (seeds := _seeds_of(results, rule, setting))
+    ]
     return prose(
         "rq1-learned",
         clients=clients,
@@ -213,6 +244,9 @@ def _learned(results: Results, setting: Setting) -> Text:
         net=_share(net),
         trained="; ".join(others),
         growth=_growth_words(_growth_rows(results, setting).get("mfg-regretnet", {})),
+        even=None
+        if (even := results.measured("mean", "ascent", mechanism="mfg-regretnet", **_where(*setting))) is None
+        else _share(even),
     )
 
 

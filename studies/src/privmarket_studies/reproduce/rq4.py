@@ -68,46 +68,52 @@ def _full_cells(scale: Scale) -> list[Cell]:
     logistic = MATRIX_TRAINING
     seeds = scale.seeds_or(3, 2)
     made = [
-        _cell("mnist", alpha, row, seed, rounds=100, training=logistic)
-        for seed in seeds
+        federated_cell("mnist", alpha, row, seed, rounds=100, training=logistic)
         for alpha in (0.5, 0.1, None)
+        for seed in (seeds if alpha is None else scale.seeds_or(5, 2))
         for row in ROWS
     ]
     made += [
-        _cell("mnist", 0.1, row, seed, rounds=100, training=logistic, matched=MATCHED_EPSILON)
+        federated_cell("mnist", 0.1, row, seed, rounds=100, training=logistic, matched=MATCHED_EPSILON)
         for seed in seeds
         for row in ROWS[:-1]
     ]
     made += [
-        _cell("mnist", 0.5, row, seed, rounds=100, training=logistic, wallet=wallet)
+        federated_cell("mnist", 0.5, row, seed, rounds=100, training=logistic, wallet=wallet)
         for seed in seeds
         for wallet in WALLETS
         for row in FEW[:-1]
     ]
     made += [
-        _cell(dataset, 0.5, row, seed, rounds=100, training=training_settings(dataset, model="logistic"))
+        federated_cell(dataset, 0.5, row, seed, rounds=100, training=training_settings(dataset, model="logistic"))
         for dataset, rows in (("cifar10", ROWS), ("fashion-mnist", FEW))
         for seed in seeds
         for row in rows
     ]
     made += [
-        _cell("mnist", alpha, row, seed, rounds=200, training=training_settings("mnist"))
+        federated_cell("mnist", alpha, row, seed, rounds=200, training=training_settings("mnist"))
         for alpha in (0.5, 0.1)
         for seed in seeds
         for row in ("mean-field-menu", "mfg-regretnet")
     ]
-    made.append(_cell("mnist", 0.5, "mean-field-menu", 0, rounds=5, training=_pixels(), mode="literal"))
+    made.append(federated_cell("mnist", 0.5, "mean-field-menu", 0, rounds=5, training=_pixels(), mode="literal"))
     return made
 
 
 def _quick_cells(scale: Scale) -> list[Cell]:
     small: dict[str, Any] = {"clients": 20, "budget": 10.0, "rounds": 12, "training": training_settings("digits")}
     seeds = scale.seeds_or(2, 2)
-    made = [_cell("digits", alpha, row, s, **small) for s in seeds for alpha in ALPHAS for row in ROWS]
-    made += [_cell("digits", 0.1, row, s, **small, matched=MATCHED_EPSILON / 2) for s in seeds for row in ROWS[:-1]]
-    made += [_cell("digits", 0.5, row, s, **small, wallet=w) for s in seeds for w in WALLETS for row in FEW[:-1]]
+    made = [federated_cell("digits", alpha, row, s, **small) for s in seeds for alpha in ALPHAS for row in ROWS]
+    made += [
+        federated_cell("digits", 0.1, row, s, **small, matched=MATCHED_EPSILON / 2)
+        for s in seeds
+        for row in ROWS[:-1]
+    ]
+    made += [
+        federated_cell("digits", 0.5, row, s, **small, wallet=w) for s in seeds for w in WALLETS for row in FEW[:-1]
+    ]
     literal = {**small, "rounds": 2, "training": {**_pixels(), "model": "logistic"}}
-    return [*made, _cell("digits", 0.5, "mean-field-menu", 0, **literal, mode="literal")]
+    return [*made, federated_cell("digits", 0.5, "mean-field-menu", 0, **literal, mode="literal")]
 
 
 def _pixels() -> dict[str, Any]:
@@ -119,7 +125,7 @@ def _pixels() -> dict[str, Any]:
     return asdict(Training())
 
 
-def _cell(
+def federated_cell(
     dataset: str,
     alpha: float | None,
     row: str,
@@ -133,6 +139,7 @@ def _cell(
     matched: float | None = None,
     mode: str = "private",
 ) -> Cell:
+    """A run of RQ4: `row` is a mechanism or `no-dp`, `alpha` None for an even split of the records."""
     plain = row == "no-dp"
     # Plain FedAvg trains every client for a whole epoch a round: several times the work of a private round.
     rounds = min(rounds, 40) if plain else rounds

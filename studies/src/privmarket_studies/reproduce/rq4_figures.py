@@ -10,9 +10,11 @@ from privmarket.meanfield.nash_gap import fit_slope
 from privmarket.reports.palette import colour, line_look, new_figure
 from privmarket_studies.reproduce.document import Results
 from privmarket_studies.reproduce.rq4 import ALPHAS
-from privmarket_studies.reproduce.rq4_runs import Runs, partition_name
+from privmarket_studies.reproduce.rq4_runs import Group, Runs, partition_name
+from privmarket_studies.reproduce.statistics import Measured
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Drawing
 
 _NASH_LOOK = {
@@ -22,30 +24,57 @@ _NASH_LOOK = {
 }
 
 
+# One rule of each kind: those left out run beside one of these, and are in the tables.
+CURVES = ("pac", "k-plus-one-price", "jsam", "mean-field-menu", "mfg-menunet", "mfg-regretnet", "no-dp")
+
+
 def curves(runs: Runs) -> Drawing:
-    """A panel per partition, a line per mechanism."""
+    """A panel per partition, a line per kind of rule."""
     drawing = new_figure(12.0, 4.6)
     panels = drawing.subplots(1, len(ALPHAS), sharey=True)
     started: list[float] = []
     for axes, alpha in zip(panels, ALPHAS, strict=True):
-        for row in runs.rows:
-            curve = runs.curve(row, alpha)
-            if not curve:
-                continue
-            n = np.array(list(curve))
-            mean, std = (np.array([getattr(m, name) for m in curve.values()]) for name in ("mean", "std"))
-            plain = row == "no-dp"
-            style = {**line_look(row), **({"ls": "--"} if plain else {})}
-            axes.plot(n, 100 * mean, lw=1.2, label=row, **style)
-            axes.fill_between(n, 100 * (mean - std), 100 * (mean + std), color=style["color"], alpha=0.1, lw=0)
-            started.append(100 * float(mean[min(1, len(mean) - 1)]))
+        found = {row: runs.curve(row, alpha) for row in runs.rows if row in CURVES}
+        started += _panel(axes, found)
         axes.set(title=partition_name(alpha), xlabel="round")
-        axes.grid(alpha=0.25)
     # The first rounds would take most of the height.
     panels[0].set_ylim(bottom=np.floor(min(started, default=0.0)))
     panels[0].set_ylabel("test accuracy, %")
     handles, labels = panels[0].get_legend_handles_labels()
     drawing.legend(handles, labels, loc="outside right center", fontsize=8, frameon=False)
+    return drawing
+
+
+def _panel(axes: Axes, found: dict[str, dict[int, Measured]]) -> list[float]:
+    """Draws curves; returns where each is at its second point.
+
+    Plain FedAvg has fewer rounds: where it ends, its last accuracy is drawn on, without markers.
+    """
+    last = max((max(curve) for curve in found.values() if curve), default=0)
+    started = []
+    for row, curve in found.items():
+        if not curve:
+            continue
+        n = np.array(list(curve))
+        mean, std = (np.array([getattr(m, name) for m in curve.values()]) for name in ("mean", "std"))
+        style = {**line_look(row), **({"ls": "--"} if row == "no-dp" else {})}
+        axes.plot(n, 100 * mean, lw=1.2, label=row, **style)
+        axes.fill_between(n, 100 * (mean - std), 100 * (mean + std), color=style["color"], alpha=0.1, lw=0)
+        if n[-1] < last:
+            axes.plot([n[-1], last], [100 * mean[-1]] * 2, color=style["color"], ls=":", lw=1.2)
+        started.append(100 * float(mean[min(1, len(mean) - 1)]))
+    axes.grid(alpha=0.25)
+    return started
+
+
+def other_curves(runs: Runs, group: Group) -> Drawing:
+    """The curves of one of the other data sets."""
+    drawing = new_figure(7.0, 4.4)
+    axes = drawing.subplots()
+    started = _panel(axes, {row: runs.curve_in(group, row) for row in CURVES})
+    axes.set_ylim(bottom=np.floor(min(started, default=0.0)))
+    axes.set(title=f"{group.dataset}, {partition_name(group.alpha)}", xlabel="round", ylabel="test accuracy, %")
+    axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
     return drawing
 
 
@@ -69,6 +98,10 @@ def final(runs: Runs) -> Drawing:
         axes.set_yticks(range(len(names)), names)
         axes.grid(axis="x", alpha=0.25)
     return drawing
+
+
+# What differs between the populations is valuations, not records.
+POPULATION_NAMES = {"iid": "one kind of valuations", "non-iid": "four kinds of valuations"}
 
 
 def nash_sizes(results: Results) -> list[int]:
@@ -97,7 +130,7 @@ def nash(results: Results) -> Drawing:
     """Panels (c) and (d) of the paper's RQ4, with the gap itself."""
     drawing = new_figure(10.0, 4.4)
     panels = drawing.subplots(1, 2, sharey=True)
-    titles = {"iid": "(c) one kind of clients", "non-iid": "(d) four kinds of clients"}
+    titles = {key: f"({panel}) {name}" for panel, (key, name) in zip("cd", POPULATION_NAMES.items(), strict=True)}
     for axes, (population, title) in zip(panels, titles.items(), strict=True):
         for rule in (r for p, r in nash_pairs(results) if p == population):
             shade, marker = _NASH_LOOK[rule]
@@ -120,6 +153,7 @@ def nash(results: Results) -> Drawing:
         axes.plot(guide, 0.02 * (guide / 10) ** -1.0, "k--", lw=0.8, label="N^(−1)")
         axes.set(xscale="log", yscale="log", xlabel="clients N", title=title)
         axes.grid(alpha=0.25)
-        axes.legend(fontsize=7, frameon=False)
+    handles, labels = panels[0].get_legend_handles_labels()
+    drawing.legend(handles, labels, loc="outside right center", fontsize=8, frameon=False)
     panels[0].set_ylabel("share of the mean payment")
     return drawing

@@ -83,11 +83,18 @@ class Runs:
         """A figure of the matrix over seeds."""
         return _over([r[name] for r in self.records(row, alpha)])
 
+    def by_seed(self, name: str, row: str, alpha: float | None) -> dict[int, float]:
+        """A figure of the matrix, by seed."""
+        mine = (r for r in self._runs if self._in_main(r) and row_of(r) == row and r.cell.config["alpha"] == alpha)
+        return {r.cell.seed: r.result[name] for r in mine if r.result}
+
     def curve(self, row: str, alpha: float | None) -> dict[int, Measured]:
         """Accuracy by round, where every seed measured it."""
-        found = [r["curve"] for r in self.records(row, alpha)]
-        shared = sorted((n for n in (found[0] if found else {}) if all(n in c for c in found)), key=int)
-        return {int(n): Measured.of(c[n] for c in found) for n in shared}
+        return _shared_curve([r["curve"] for r in self.records(row, alpha)])
+
+    def curve_in(self, group: Group, row: str) -> dict[int, Measured]:
+        """Accuracy by round in a larger run, where every seed measured it."""
+        return _shared_curve([r.result["curve"] for r in self._runs if r.result and _belongs(r, group, row)])
 
     def beside_paper(self, dataset: str, alpha: float, row: str) -> Measured | None:
         """The matrix where it is of this data set, otherwise the runs on other data."""
@@ -162,6 +169,8 @@ class Runs:
 
 def _kind(record: Record) -> str:
     config = record.cell.config
+    if config.get("plan"):
+        return "varied"
     if config["mode"] == "literal":
         return "literal"
     if config["matched"] is not None:
@@ -180,6 +189,11 @@ def _belongs(record: Record, group: Group, row: str) -> bool:
 def _group(record: Record) -> Group:
     c = record.cell.config
     return Group(c["dataset"], c["training"]["model"], c["rounds"], c["clients"], c["budget"])
+
+
+def _shared_curve(found: list[dict[str, float]]) -> dict[int, Measured]:
+    shared = sorted((n for n in (found[0] if found else {}) if all(n in c for c in found)), key=int)
+    return {int(n): Measured.of(c[n] for c in found) for n in shared}
 
 
 def _over(values: list[float]) -> Measured | None:

@@ -18,7 +18,8 @@ MARKET = {"scenarios": ("uniform",), "clients": (100, 100), "budget_per_client":
 
 
 def run(config: Mapping[str, Any], seed: int, scratch: Path) -> dict[str, Any]:
-    """Config: changes (dotted settings of the recipe), steps, rows, attack. Uniform, N = 100, B = 50.
+    """Config: changes (dotted settings of the recipe), steps, rows, attack, and for other networks than
+    MFG-RegretNet network_of and clients. Uniform, N = 100 unless said otherwise, B = N/2.
 
     The trained rule is attacked in markets that training never saw.
     """
@@ -26,7 +27,10 @@ def run(config: Mapping[str, Any], seed: int, scratch: Path) -> dict[str, Any]:
     from privmarket.mechanisms.learned.session import train, value
     from privmarket.mechanisms.learned.trained_weights import mechanism_class
 
-    base = recipe("mfg-regretnet", "quick", **MARKET)
+    # Concatenated networks are trained for smaller markets: each deviation costs them a whole auction.
+    name, clients = config.get("network_of", "mfg-regretnet"), config.get("clients", 100)
+    market = {**MARKET, "clients": (clients, clients)}
+    base = recipe(name, "quick", **market, **({"network": {"seats": clients}} if name == "regretnet" else {}))
     # A short training needs a multiplier that moves quickly and an alignment that is annealed within it.
     short = {
         "steps": config["steps"],
@@ -40,17 +44,17 @@ def run(config: Mapping[str, Any], seed: int, scratch: Path) -> dict[str, Any]:
     law, out = scenario("uniform"), scratch / "weights.safetensors"
     scratch.mkdir(parents=True, exist_ok=True)
     train(base.with_settings({**short, **config["changes"]}), [law], out)
-    rule = mechanism_class("mfg-regretnet")(weights=out)
+    rule = mechanism_class(name)(weights=out)
     rng = np.random.default_rng([seed, 1])
-    types = law.sample(rng, 100)
+    types, budget = law.sample(rng, clients), clients / 2
     levels = list(STRENGTHS)
     attack = combined(*(STRENGTHS[name] for name in levels[: levels.index(config["attack"]) + 1]))
     # A rule trained for exactly one budget warns about any other, also about the same one over other valuations.
     with outside_training():
-        gain = attack(rule, types, 50.0, rng).gain
+        gain = attack(rule, types, budget, rng).gain
         found = {
-            "regret": float(gain.mean() / rule.run(types, 50.0).payment.mean()),
-            "fluid_ratio": value(rule, law, 100, 50.0, seed)["fluid_ratio"],
+            "regret": float(gain.mean() / rule.run(types, budget).payment.mean()),
+            "fluid_ratio": value(rule, law, clients, budget, seed)["fluid_ratio"],
         }
     shutil.rmtree(scratch, ignore_errors=True)
     return found

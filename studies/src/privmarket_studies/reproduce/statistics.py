@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,25 +41,38 @@ class Measured:
         return self.std / self.seeds**0.5 if self.seeds > 1 else float("inf")
 
 
-def within_noise(a: Measured, b: Measured, level: float = 0.95) -> bool:
-    """Whether Welch's t test at this level leaves open that the means are the same.
+def paired(a: Mapping[int, float], b: Mapping[int, float]) -> Measured | None:
+    """a − b over the seeds that both have: what they share (markets, records) cancels; None without any."""
+    shared = sorted(a.keys() & b.keys())
+    return Measured.of(a[seed] - b[seed] for seed in shared) if shared else None
 
-    With one seed on either side nothing is known about the noise, so no difference can be claimed. Without any
-    spread on both sides (exact rules) every difference counts.
-    """
+
+def interval(difference: Measured, level: float = 0.95) -> tuple[float, float]:
+    """Student's confidence interval of a mean over seeds; without limits for one seed."""
     from scipy.special import stdtrit
 
-    if min(a.seeds, b.seeds) < 2:
+    if difference.seeds < 2:
+        return float("-inf"), float("inf")
+    half = float(stdtrit(difference.seeds - 1, 0.5 + level / 2)) * difference.standard_error
+    return difference.mean - half, difference.mean + half
+
+
+def within_noise(a: Mapping[int, float], b: Mapping[int, float], level: float = 0.95) -> bool:
+    """Whether the paired t test over shared seeds leaves open that the means are the same.
+
+    With fewer than two shared seeds nothing is known about the noise, so no difference can be claimed. Without any
+    spread of the differences (exact rules) every difference counts.
+    """
+    difference = paired(a, b)
+    if difference is None or difference.seeds < 2:
         return True
-    parts = np.array([a.standard_error, b.standard_error]) ** 2
-    if parts.sum() == 0.0:
-        return a.mean == b.mean
-    freedom = parts.sum() ** 2 / (parts**2 / (np.array([a.seeds, b.seeds]) - 1)).sum()
-    return bool(abs(a.mean - b.mean) <= stdtrit(freedom, 0.5 + level / 2) * np.sqrt(parts.sum()))
+    low, high = interval(difference, level)
+    return low <= 0.0 <= high
 
 
-def compared(a: Measured, b: Measured) -> str:
-    """`above`, `below` or `within noise of`."""
-    if within_noise(a, b):
+def compared(a: Mapping[int, float], b: Mapping[int, float]) -> str:
+    """`above`, `below` or `within noise of`, seed by seed."""
+    difference = paired(a, b)
+    if difference is None or within_noise(a, b):
         return "within noise of"
-    return "above" if a.mean > b.mean else "below"
+    return "above" if difference.mean > 0 else "below"

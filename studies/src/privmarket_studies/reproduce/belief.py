@@ -1,0 +1,82 @@
+"""One cell about wrong beliefs: a rule that was told, or trained on, one law and meets clients of another."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from privmarket.market.bounds import fluid_bound
+from privmarket.market.evaluation import gain_shares, judge
+from privmarket.market.facts import MarketFacts
+from privmarket.market.mechanism import Mechanism
+from privmarket.market.scenarios import EmpiricalLaw, IndependentLaw, Law, scenario
+from privmarket.mechanisms import mechanism
+from privmarket_studies.reproduce.attack_strengths import TrainingAttack
+from privmarket_studies.reproduce.markets import outside_training
+
+_PAST = 3  # the stream of random numbers that past bids are drawn from
+
+
+def run(config: Mapping[str, Any], seed: int, scratch: Path) -> dict[str, Any]:
+    """Config: mechanism, settings, believed (a law), past (how many bids of it are known, 0: the law itself), truth
+    (a law), scale (true valuations are so many times the law's: a drift), clients, budget, markets.
+    """
+    believed: Law = scenario(config["believed"])
+    if config["past"]:
+        past = believed.sample(np.random.default_rng([seed, _PAST]), config["past"])
+        believed = EmpiricalLaw("past bids", past, believed.epsilon_max)
+    rule = mechanism(config["mechanism"], market=MarketFacts.of(believed), **config["settings"])
+    return _met(rule, config, seed)
+
+
+def run_trained(config: Mapping[str, Any], seed: int, scratch: Path) -> dict[str, Any]:
+    """Config: believed (the law that a short training of MFG-RegretNet draws markets from), steps, truths, clients,
+    budget, markets. One result per true law.
+    """
+    from privmarket.mechanisms.learned.recipes import recipe
+    from privmarket.mechanisms.learned.session import train
+    from privmarket.mechanisms.learned.trained_weights import mechanism_class
+
+    scratch.mkdir(parents=True, exist_ok=True)
+    clients, out = config["clients"], scratch / "weights.safetensors"
+    # The budgets per client of Table II: one training must serve what each law is met with.
+    chosen = recipe("mfg-regretnet", "quick", clients=(clients, clients), budget_per_client=(0.4, 1.2))
+    short = {"steps": config["steps"], "rows": 800, "attack.rows": 400, "steering.first": 1.0, "steering.rate": 0.1}
+    short |= {"alignment.anneal_steps": config["steps"] // 2, "seed": seed}
+    train(
+        replace(chosen, scenarios=(config["believed"],)).with_settings(short), [scenario(config["believed"])], out
+    )
+    rule = mechanism_class("mfg-regretnet")(weights=out)
+    found = {
+        truth: _met(rule, {**config, "truth": truth, "scale": 1.0, "budget": budget}, seed)
+        for truth, budget in config["truths"].items()
+    }
+    shutil.rmtree(scratch, ignore_errors=True)
+    return found
+
+
+def _met(rule: Mechanism, config: Mapping[str, Any], seed: int) -> dict[str, Any]:
+    """What the rule does with clients of the true law, and what a quick attack gains."""
+    law, clients, budget = scenario(config["truth"]), config["clients"], float(config["budget"])
+    factor = config["scale"]
+    if factor != 1.0:
+        assert isinstance(law, IndependentLaw)
+        drawn = law.valuation
+        law = replace(law, valuation=lambda u: factor * drawn(u))
+    rng = np.random.default_rng([seed, clients])
+    types = law.sample(rng, clients, (config["markets"],))
+    with outside_training():
+        merit = judge(types, rule.run(types, budget), budget)
+        found = TrainingAttack()(rule, types[0], budget, rng)
+    return {
+        "fluid_ratio": merit.epsilon / fluid_bound(law, clients, budget),
+        "spend_over_budget": merit.spend / budget,
+        "over_budget": merit.over_budget,
+        "underpaid": merit.underpaid,
+        "regret": float(gain_shares(found.gain, merit.mean_payment, budget).mean()),
+    }
