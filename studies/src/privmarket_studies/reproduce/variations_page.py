@@ -43,6 +43,7 @@ def render(results: Results) -> Page:
         Text("## The paper's models"),
         prose("variations-models"),
         _models_table(found),
+        _learned(found),
         *failure_text(results),
     ]
     return Page("variations", TITLE, blocks)
@@ -132,18 +133,34 @@ def _trust_words(found: _Found) -> Text:
     return prose("variations-trust-words", price=price, low=runs.BUDGETS[0], high=runs.BUDGETS[1])
 
 
+def _learned(found: _Found) -> Text:
+    def price(row: str, strategy: str) -> str:
+        spent, bought = (found.by_seed(name, row, {"strategy": strategy}) for name in ("spent", "mean_epsilon"))
+        cell = runs.run_of(found.scale, row, 0)
+        sales = cell.config["clients"] * cell.config["rounds"]
+        each = {s: spent[s] / (bought[s] * sales) for s in spent.keys() & bought.keys() if bought[s] > 0}
+        return _text(each, ".3f", "not computed yet")
+
+    def against(row: str, plan: dict[str, Any]) -> str:
+        return _difference(found.by_seed("accuracy", row, plan), found.by_seed("accuracy", row))
+
+    return prose("variations-learned", price=price, against=against, rows=runs.LEARNED_AGAINST)
+
+
 def _strategy_row(found: _Found, row: str, plan: dict[str, Any], **where: Any) -> list[str]:
     absent = found.absent(row)
 
     def text(name: str, spec: str, factor: float = 1.0) -> str:
         return _text(found.by_seed(name, row, plan, **where), spec, absent, factor)
 
-    spent, bought = (found.by_seed(name, row, plan, **where) for name in ("spent", "epsilon_bought"))
-    price = {s: spent[s] / bought[s] for s in spent.keys() & bought.keys() if bought[s] > 0}
+    cell = runs.run_of(found.scale, row, 0, plan, **where)
+    sales = cell.config["clients"] * cell.config["rounds"]
+    spent, mean = (found.by_seed(name, row, plan, **where) for name in ("spent", "mean_epsilon"))
+    price = {s: spent[s] / (sales * mean[s]) for s in spent.keys() & mean.keys() if mean[s] > 0}
     return [
         text("accuracy", ".2f", 100),
         _text(price, ".3f", absent),
-        text("epsilon_bought", ",.0f"),
+        text("mean_epsilon", ",.0f", sales),
         text("spent", ",.0f"),
         text("surplus", ",.0f"),
         text("largest_epsilon_spent", ".1f"),
