@@ -115,7 +115,8 @@ def _measured(results: Results, figure: str, rule: str, **where: Any) -> Measure
 def _text(results: Results, figure: str, rule: str, **where: Any) -> str:
     found = _measured(results, figure, rule, **where)
     if found is None:
-        return results.absent("belief", mechanism=rule, **{"past": 0, "scale": 1.0, **where})
+        missing = results.absent("belief", mechanism=rule, **{"past": 0, "scale": 1.0, **where})
+        return missing.replace("–", "not computed yet")
     return "0" if found.mean == 0 else found.text(_NAMES[figure][1])
 
 
@@ -136,7 +137,7 @@ def _drifts(results: Results) -> Table:
     for rule in RULES:
         bought = [_text(results, "fluid_ratio", rule, scale=d, **where) for d in DRIFTS]
         over = [_text(results, "over_budget", rule, scale=d, **where) for d in DRIFTS]
-        rows.append([rule, *(f"{a} ({b})" for a, b in zip(bought, over, strict=True))])
+        rows.append([rule, *(a if a == b else f"{a} ({b})" for a, b in zip(bought, over, strict=True))])
     columns = ("mechanism", *(f"valuations × {d:g}" for d in DRIFTS))
     caption = f"ε bought over the true fluid bound (markets over budget); {results.over_seeds('belief', **where)}"
     return Table("beliefs-drift", caption, columns, rows)
@@ -146,11 +147,11 @@ def _few(results: Results) -> Table:
     rows = []
     for law in ("uniform", "lognormal"):
         for rule in ("mfg-pricing", "mfg-menunet"):
-            texts = [
-                f"{_text(results, 'fluid_ratio', rule, believed=law, truth=law, past=n)} "
-                f"({_text(results, 'over_budget', rule, believed=law, truth=law, past=n)})"
-                for n in (*PAST, 0)
-            ]
+            texts = []
+            for n in (*PAST, 0):
+                where = {"believed": law, "truth": law, "past": n}
+                bought, over = (_text(results, name, rule, **where) for name in ("fluid_ratio", "over_budget"))
+                texts.append(bought if bought == over else f"{bought} ({over})")
             rows.append([law, rule, *texts])
     columns = ("law", "mechanism", *(f"{n:,} past bids" for n in PAST), "the law itself")
     caption = "ε bought over the fluid bound (markets over budget); mean ± std over seeds"
@@ -164,7 +165,7 @@ def _trained(results: Results) -> Table:
         texts = [
             f"{_over(found, truth, 'fluid_ratio', '.3f')} / {_over(found, truth, 'regret', '.2%')}"
             if found
-            else "–"
+            else "not computed yet"
             for truth in BUDGETS
         ]
         rows.append([law, *texts, str(len(found))])

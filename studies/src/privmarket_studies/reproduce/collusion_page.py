@@ -82,7 +82,7 @@ def _table(results: Results) -> Table:
         texts = []
         for size in sizes_of(results):
             mean = gain(results, rule, size)
-            absent = results.absent("coalition", mechanism=rule, size=size)
+            absent = results.absent("coalition", mechanism=rule, size=size).replace("–", "not computed yet")
             texts.append(absent if mean is None else "0" if mean.mean == 0 else mean.text(".2%"))
         rows.append([rule, *texts])
     columns = ("mechanism", *(f"coalitions of {size}" for size in sizes_of(results)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from privmarket.federated.simulation import Federation
 from privmarket.federated.state import RunResult, RunState, from_checkpoint, to_checkpoint
 from privmarket.federated.summary import summarise
 from privmarket.market.scenarios import scenario
+from privmarket.plans import identity
 from privmarket.rounds import MICRO
 from privmarket_studies.reproduce.markets import outside_training, rule_for
 from privmarket_studies.reproduce.matched import MatchedEpsilon
@@ -145,4 +146,5 @@ def training_settings(dataset: str, **changes: Any) -> dict[str, Any]:
     """The recommended training of a data set as plain data, with some settings changed."""
     from privmarket.federated.recommended import recommended_training
 
-    return asdict(replace(recommended_training(dataset), **changes))
+    # Settings that were added later and have their default are left out: earlier cells keep their names.
+    return identity(replace(recommended_training(dataset), **changes))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from privmarket_studies.reproduce import collusion_page
 from privmarket_studies.reproduce.document import Results
 from privmarket_studies.reproduce.prose import prose
+from privmarket_studies.reproduce.rq4 import MATCHED_EPSILON
 from privmarket_studies.reproduce.scale import Scale
 from privmarket_studies.reproduce.statistics import Measured, interval, paired
 from privmarket_studies.reproduce.variations import run_of
@@ -36,6 +37,10 @@ def _figures(results: Results) -> dict[str, object]:
         pairs = ((cell.seed, results.get(cell)) for cell in cells)
         return {seed: 100 * float(result["accuracy"]) for seed, result in pairs if result is not None}
 
+    def matched(rule: str) -> dict[int, float]:
+        where = {"mechanism": rule, "dataset": "mnist", "alpha": 0.1, "matched": MATCHED_EPSILON}
+        return {seed: 100 * v for seed, v in results.by_seed("accuracy", "federated", **where).items()}
+
     def beliefs(rule: str, figure: str, believed: str, truth: str) -> dict[int, float]:
         where = {"mechanism": rule, "believed": believed, "truth": truth, "past": 0, "scale": 1.0}
         return results.by_seed(figure, "belief", **where)
@@ -52,8 +57,10 @@ def _figures(results: Results) -> dict[str, object]:
         "net_lies": _text(lies(net), ".2%"),
         "weak": _text(weak, ".2%"),
         "strong": _text(strong, ".2%"),
-        "times": _text({s: strong[s] / weak[s] for s in weak.keys() & strong.keys() if weak[s] > 0}, ".1f"),
+        "harder": _difference(strong, weak, "+.2%"),
         "jsam_ahead": _difference(accuracy(menu, "local"), accuracy("jsam", "local"), "+.2f"),
+        "pac_behind": _difference(accuracy("pac", "local"), accuracy("jsam", "local"), "+.2f"),
+        "matched": _difference(matched("pac"), matched(menu), "+.2f"),
         "menu_aggregate": _difference(accuracy(menu, "aggregate"), accuracy("jsam", "aggregate"), "+.2f"),
         "ration_ahead": _difference(accuracy("ration", "aggregate"), accuracy("jsam", "aggregate"), "+.2f"),
         "pac_together": _text(together["pac"], ".1%"),

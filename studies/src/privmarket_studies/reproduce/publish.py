@@ -9,12 +9,13 @@ from __future__ import annotations
 import argparse
 import hashlib
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from privmarket_studies.reproduce import found, manifest, summary
 from privmarket_studies.reproduce.cache import Record, read_bundle, write_bundle
 from privmarket_studies.reproduce.cells import Cell
-from privmarket_studies.reproduce.document import Page, Results
+from privmarket_studies.reproduce.document import Page, Results, Text
 from privmarket_studies.reproduce.prose import prose
 from privmarket_studies.reproduce.questions import QUESTIONS, Question
 from privmarket_studies.reproduce.report import drawn, write_page
@@ -56,8 +57,13 @@ def kept_records(question: Question, folder: Path) -> list[Record]:
 
 
 def render_kept(question: Question, folder: Path) -> Page:
-    """The page of the kept cells."""
-    return question.render(Results(kept_records(question, folder)))
+    """The page of the kept cells, with how long they took and how to go on."""
+    records = kept_records(question, folder)
+    page = question.render(Results(records))
+    minutes = sum(record.seconds for record in records) / 60
+    command = f"privmarket reproduce {question.name} --keep docs/results"
+    time = f"{len(records):,} cells, {minutes:.0f} minutes of one shared core in all"
+    return replace(page, blocks=[*page.blocks, Text(f"*{time}; `{command}` computes what is missing.*")])
 
 
 def mark_of(question: Question, folder: Path) -> str:

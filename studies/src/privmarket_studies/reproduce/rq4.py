@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from privmarket.federated.config import Training
 from privmarket.federated.pool import PLAIN_RATE
+from privmarket.plans import identity
 from privmarket_studies.reproduce.cells import Cell
 from privmarket_studies.reproduce.federated import training_settings
 from privmarket_studies.reproduce.scale import Scale
@@ -118,11 +120,7 @@ def _quick_cells(scale: Scale) -> list[Cell]:
 
 def _pixels() -> dict[str, Any]:
     """The paper's MLP on pixels."""
-    from dataclasses import asdict
-
-    from privmarket.federated.config import Training
-
-    return asdict(Training())
+    return identity(Training())
 
 
 def federated_cell(

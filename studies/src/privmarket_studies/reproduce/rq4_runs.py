@@ -65,6 +65,8 @@ class Runs:
         g, c = self.main, record.cell.config
         if g is None or _kind(record) != "plain" or (c["dataset"], c["training"]["model"]) != (g.dataset, g.model):
             return False
+        if (c["clients"], c["budget"]) != (g.clients, g.budget):
+            return False
         return row_of(record) == "no-dp" or c["rounds"] == g.rounds
 
     def absent(self, row: str) -> str:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any
 
 from privmarket.federated.config import Training
+from privmarket.plans import identity
 from privmarket_studies.reproduce.cells import Cell
 from privmarket_studies.reproduce.rq4 import MATRIX_TRAINING, federated_cell
 from privmarket_studies.reproduce.scale import Scale
@@ -122,11 +122,18 @@ def model_cells(scale: Scale) -> list[Cell]:
 def pixels(model: str) -> dict[str, Any]:
     """A model on pixels, one full-batch step a round."""
     changes = {"model": model, "clip_norm": 1.0, "server_rate": 2.0, "final_rate": 0.2, "averaging": 0.9}
-    return {**asdict(Training()), **changes}
+    return {**identity(Training()), **changes}
 
 
 def scale_cells(scale: Scale) -> list[Cell]:
-    """A thousand clients with the same money each."""
+    """A thousand clients with the same money each, and a hundred."""
+    rows = ("mean-field-menu", "pac")
+    hundred = [run_of(scale, row, seed, alpha=0.5) for seed in scale.seeds_or(3, 1) for row in rows]
+    return [*many_cells(scale), *hundred]
+
+
+def many_cells(scale: Scale) -> list[Cell]:
+    """A thousand clients."""
     clients, budget = (100, 50.0) if scale.quick else (1000, 500.0)
     dataset, rounds, training = ("digits", 8, _DIGITS) if scale.quick else ("mnist", 100, MATRIX_TRAINING)
     return [

@@ -144,7 +144,9 @@ def _learned(found: _Found) -> Text:
     def against(row: str, plan: dict[str, Any]) -> str:
         return _difference(found.by_seed("accuracy", row, plan), found.by_seed("accuracy", row))
 
-    return prose("variations-learned", price=price, against=against, rows=runs.LEARNED_AGAINST)
+    computed = all(found.by_seed("accuracy", row, {"strategy": "learning"}) for row in ("jsam", "mean-field-menu"))
+    weighted = all(found.by_seed("accuracy", "mean-field-menu", {"aggregation": w}) for w in ("epsilon", "optimal"))
+    return prose("variations-learned", price=price, against=against, computed=computed, weighted=weighted)
 
 
 def _strategy_row(found: _Found, row: str, plan: dict[str, Any], **where: Any) -> list[str]:
@@ -232,7 +234,7 @@ def _scale_table(found: _Found) -> Table:
     rows = []
     for row in ("mean-field-menu", "pac"):
         hundred = found.by_seed("accuracy", row, alpha=0.5)
-        cells = [cell for cell in runs.scale_cells(found.scale) if cell.config["mechanism"] == row]
+        cells = [cell for cell in runs.many_cells(found.scale) if cell.config["mechanism"] == row]
         many = found.figures("accuracy", cells)
         rows.append(
             [
@@ -256,16 +258,12 @@ def _models_table(found: _Found) -> Table:
             config = cell.config
             name = config["mechanism"] or "no-dp"
             result = found.results.get(cell)
-            figures = ["not computed yet"] * 2
+            figures = ["not computed yet", "not computed yet", "0"]
             if result is not None:
                 largest = result["largest_epsilon_spent"]
-                figures = [
-                    f"{100 * result['accuracy']:.2f}",
-                    "no guarantee" if largest is None else f"{largest:.1f}",
-                ]
-            rows.append(
-                [config["dataset"], config["training"]["model"], name, str(config["rounds"]), *figures, "1"]
-            )
+                spent = "no guarantee" if largest is None else f"{largest:.1f}"
+                figures = [f"{100 * result['accuracy']:.2f}", spent, "1"]
+            rows.append([config["dataset"], config["training"]["model"], name, str(config["rounds"]), *figures])
     columns = ("data set", "model, on pixels", "mechanism", "rounds", "accuracy, %", "largest total ε", "seeds")
     return Table("variations-models", "α = 0.5, 100 clients, B = 50", columns, rows)
 
@@ -286,7 +284,9 @@ def _draw(found: _Found) -> Drawing:
             if points:
                 at, mean, std = [x for x, _ in points], [m.mean for _, m in points], [m.std for _, m in points]
                 axes.errorbar(at, mean, yerr=std, lw=1.3, label=row, **line_look(row))
-        axes.set(xscale="log", title=f"{trust} trust", xlabel="money paid in 100 rounds")
+        axes.set(xscale="log", title=f"{trust} trust", xlabel="money paid in all")
+        axes.set_xticks([1_000, 2_000, 5_000], ["1,000", "2,000", "5,000"])
+        axes.minorticks_off()
         axes.grid(alpha=0.25)
     panels[0].set_ylabel("final test accuracy, %")
     handles, labels = panels[0].get_legend_handles_labels()
