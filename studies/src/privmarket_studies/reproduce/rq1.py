@@ -216,7 +216,8 @@ def _growth_table(results: Results, setting: Setting) -> Table:
     clients, law, budget = setting
     seeds = [max(row[level][1].seeds for row in rows.values() if level in row) for level in levels]
     caption = (
-        f"{law}, N = {clients}, B = {budget}: mean gain over mean payment, by attack; seeds per column: "
+        f"{law}, N = {clients}, B = {budget}: mean gain over mean payment, by attack "
+        "(–: not attacked at this level); seeds: "
         f"{', '.join(str(s) for s in (max((m.seeds for m in even.values() if m), default=0), *seeds))}"
     )
     return Table("rq1-strength", caption, ["mechanism", "ascent from uniform starts (125 lies)", *head], body)
