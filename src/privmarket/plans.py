@@ -72,6 +72,8 @@ def check_settings(record: Any) -> None:
         if limit["choices"] and value not in limit["choices"]:
             raise UnknownNameError.among(one.name.replace("_", " "), str(value), limit["choices"])
         bounds = {name: limit[name] for name in _HOLDS if limit[name] is not None}
+        if bounds and (isinstance(value, bool) or not isinstance(value, int | float)):
+            raise ConfigurationError(f"{one.name} is {value!r}", "must be a number")
         if any(not isfinite(value) or not _HOLDS[name](value, bound) for name, bound in bounds.items()):
             words = " and ".join(f"{name.replace('_', ' ')} {bound:g}" for name, bound in bounds.items())
             raise ConfigurationError(f"{one.name} is {value}", f"must be finite and {words}")

@@ -80,6 +80,14 @@ def _show_usage_error(error: click.UsageError) -> None:
     print(f"error: {text} (see `{command} --help`)", file=sys.stderr)
 
 
+def _place_in_own_code(error: Exception) -> str | None:
+    """File and line where a rule of the user's own failed; None if the fault is not in such a file."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    file = Path(last.filename).absolute()
+    ours = Path(__file__).parents[1] in file.parents or "site-packages" in file.parts
+    return f"{file.name}, line {last.lineno}" if Path.cwd() in file.parents and not ours else None
+
+
 def main() -> None:
     """The `privmarket` command. Errors that a user can mend end in one line and exit code 2."""
     warnings.showwarning = _warn
@@ -104,4 +112,10 @@ def main() -> None:
         if missing is None:
             raise
         print(f"error: {missing}", file=sys.stderr)
+        sys.exit(2)
+    except Exception as error:
+        place = _place_in_own_code(error)
+        if place is None or _LOG.isEnabledFor(logging.DEBUG):
+            raise
+        print(f"error: {place}: {type(error).__name__}: {error} (mend it there)", file=sys.stderr)
         sys.exit(2)

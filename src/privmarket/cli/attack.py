@@ -10,6 +10,7 @@ from rich.table import Table
 
 from privmarket.cli.options import Json, note, print_json, print_table, takes_settings
 from privmarket.errors import ConfigurationError
+from privmarket.files import check_writable
 from privmarket.lazy import late
 from privmarket.plans import AttackPlan
 from privmarket.privacy.words import rounded_up_percent
@@ -49,6 +50,7 @@ def attack(
 
       privmarket attack --dataset mnist --attack canary --trials 5000 --json
     """
+    check_writable(plot, "--plot")
     plan = AttackPlan(**settings)
     results = attack_suite.attack_client(plan, list(dict.fromkeys(kind or attack_suite.ATTACKS)), note)
     if plot is not None:

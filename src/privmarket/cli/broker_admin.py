@@ -11,6 +11,7 @@ import typer
 from privmarket.broker.signatures import SigningKey
 from privmarket.cli.options import Json, note, print_json
 from privmarket.cli.serve import DEFAULT_DATABASE, Database, key_file
+from privmarket.errors import ConfigurationError
 from privmarket.lazy import late
 
 if TYPE_CHECKING:
@@ -144,6 +145,8 @@ def restore(
 
       privmarket broker restore market-2026-11-16.jsonl.gz --database sqlite:///new.db
     """
+    if not file.is_file():
+        raise ConfigurationError(f"no backup at {file}", "give a file that `privmarket broker backup` wrote")
     stored = databases.Database(database)
     head = broker_backup.restore(stored, file)
     verdict = broker_verify.verify(service.Broker(stored), f"{head.size}:{head.root}")

@@ -43,6 +43,7 @@ def demo(
       privmarket demo --seed 1 --out demo
     """
     check_writable(out / "demo.html")
+    check_writable(watch, "--watch")
     require("torch", "federated")
     with LiveRounds(federated_demo.demo_config(seed), watch, federated_demo.NAMES) as live:
         result = federated_demo.run_demo(seed, on_round=live.show_round, progress=live.say)

@@ -101,6 +101,8 @@ def federate(
         mode=_mode(literal, no_dp, no_noise),
         training=training_of(settings["dataset"], training, literal, settings["trust"]),
     )
+    if workers < 1:
+        raise ConfigurationError(f"--workers is {workers}", "give at least 1 process")
     for option, path in {"save": save, "report": report, "checkpoint": checkpoint, "watch": watch}.items():
         check_writable(path, f"--{option}")
     require("torch", "federated")

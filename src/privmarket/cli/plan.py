@@ -71,7 +71,11 @@ def plan(
     """
     if target is not None and total is not None:
         raise ConfigurationError("--target and --total exclude each other", "give one of them")
+    if target is not None and not 0 < target < 1:
+        raise ConfigurationError(f"--target is {target:g}", "give a share between 0 and 1, e.g. 0.95")
     totals = _totals(money, total, settings["clients"])
+    if any(not amount > 0 for amount in totals):
+        raise ConfigurationError(f"money to plan for: {totals}", "give totals above 0, e.g. 100,500,2000")
     options = _options(effort, rounds)
     base = FederationConfig(**settings, training=training_of(settings["dataset"], training))
     stand_in = None if proxy is None else plan_runs.PublicProxy.at(proxy)

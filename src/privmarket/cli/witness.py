@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from privmarket.cli.options import note
+from privmarket.errors import ConfigurationError
 from privmarket.lazy import late
 
 if TYPE_CHECKING:
@@ -39,6 +40,8 @@ def witness(
 
       privmarket witness https://market.example --file heads.txt --compare theirs.txt
     """
+    if not url.startswith(("http://", "https://")):
+        raise ConfigurationError(f"{url!r} is no address of a broker", "give it as https://HOST")
     with http_client.BrokerClient(url) as client:
         watching = log_witness.Witness(client, file, key)
         while True:

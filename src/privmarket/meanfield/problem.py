@@ -89,7 +89,8 @@ class Problem:
         valuation = _valuations(law)
         volatility = relative_volatility * float(valuation.std())
         # Room above the law for what noise adds before reversion takes it back.
-        excursion = volatility * np.sqrt(min(horizon, 1.0 / (2.0 * reversion) if reversion > 0 else horizon))
+        duration = min(horizon, 1.0 / (2.0 * reversion) if reversion > 0 else horizon)
+        excursion = volatility * np.sqrt(max(duration, 0.0))
         top = float(np.quantile(valuation, 0.9995))
         limit = top + max(2.5 * float(excursion), 0.05 * top)
         return cls(

@@ -1,0 +1,262 @@
+"""Poor inputs: each ends in one clear line on standard error and exit code 2, and nothing hangs.
+
+They run in this process, through `main`, as the shell would start it.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+
+import pytest
+
+from privmarket.cli import main
+
+RULES = """
+import numpy as np
+def posted(bids, budget, price: float = 0.5):
+    sold = bids.epsilon * (bids.valuation <= price)
+    return sold, price * sold
+def greedy(bids, budget):
+    return 2 * bids.epsilon, bids.valuation
+def crash(bids, budget): return 1 / 0
+def shapes(bids, budget):
+    return bids.epsilon[:1], bids.valuation
+"""
+HEADER = "client,valuation,epsilon\n"
+FILES = {
+    "bids.csv": HEADER + "ann,0.2,1\nbob,0.9,2\ncyd,0.4,0.5\n",
+    "empty.csv": "",
+    "header.csv": HEADER,
+    "nocol.csv": "client,price,epsilon\nann,1,2\n",
+    "words.csv": HEADER + "ann,cheap,1\n",
+    "neg.csv": HEADER + "ann,-1,1\n",
+    "nan.csv": HEADER + "ann,nan,1\n",
+    "inf.csv": HEADER + "ann,1,inf\n",
+    "zero.csv": HEADER + "ann,1,0\n",
+    "twice.csv": HEADER + "ann,1,1\nann,2,1\n",
+    "short.csv": HEADER + "ann,1\n",
+    "huge.csv": HEADER + "ann,0.1,99\n",
+    "badsales.csv": "epsilon\nmany\n",
+    "nosales.csv": "price\n1\n",
+    "bad.toml": "epsilon_per_sale = 'much'\n",
+    "unknown.toml": "epsilon_per_sail = 1\n",
+    "nottoml.toml": "=\n",
+    "neg.toml": "epsilon_per_sale = -1\n",
+    "cfg.toml": "[auction]\nbudget = 'x'\n",
+    "cfg2.toml": "auction = 3\n",
+    "cfg3.toml": "[federate]\nroundz = 3\n",
+    "text.safetensors": "hello",
+    "w.jsonl": "not json\n",
+    "syntax.py": "def (\n",
+    "rules.py": RULES,
+    "bin.csv": "\udcff\udcfe\x00\x01" * 20,
+}
+# what is typed after `privmarket` → what the line must say
+BAD = {
+    "auction empty.csv --budget 1": "empty.csv, line 1: missing column 'client'",
+    "auction header.csv --budget 1": "header.csv: no bids below the header",
+    "auction nocol.csv --budget 1": "nocol.csv, line 1: missing column 'valuation'",
+    "auction words.csv --budget 1": "words.csv, line 2, field valuation: 'cheap'",
+    "auction neg.csv --budget 1": "neg.csv, line 2, field valuation: '-1'",
+    "auction nan.csv --budget 1": "nan.csv, line 2, field valuation: 'nan'",
+    "auction inf.csv --budget 1": "inf.csv, line 2, field epsilon: 'inf'",
+    "auction zero.csv --budget 1": "zero.csv, line 2, field epsilon: '0'",
+    "auction twice.csv --budget 1": "twice.csv, line 3, field client: 'ann' was already on line 2",
+    "auction short.csv --budget 1": "short.csv, line 2: 2 fields where the header has 3",
+    "auction huge.csv --budget 1": "client 'ann' offers ε = 99: above the market's limit epsilon",
+    "auction bin.csv --budget 1": "bin.csv: not a CSV text file: 'utf-8' codec can't decode byt",
+    "auction folder --budget 1": "folder: cannot be read: Is a directory",
+    "auction nowhere.csv --budget 1": "nowhere.csv: cannot be read: No such file or directory",
+    "auction bids.csv": "Missing option '--budget'.",
+    "auction --budget 1": "Missing argument 'BIDS.csv'.",
+    "auction bids.csv --budget": "Option '--budget' requires an argument.",
+    "auction bids.csv --budget 0": "budget is 0.0: must be finite and above 0",
+    "auction bids.csv --budget -3": "budget is -3.0: must be finite and above 0",
+    "auction bids.csv --budget nan": "budget is nan: must be finite and above 0",
+    "auction bids.csv --budget inf": "budget is inf: must be finite and above 0",
+    "auction bids.csv --budget 1 extra": "Got unexpected extra argument",
+    "auction bids.csv --budget 1 --mechanism vgc": "unknown mechanism 'vgc'",
+    "auction bids.csv --budget 1 --mechanism pac:": "unknown mechanism 'pac:'",
+    "auction bids.csv --budget 1 --mechanism :x": "rule '' cannot be imported: Empty module name",
+    "auction bids.csv --budget 1 --mechanism rules.py:nobody": "unknown rule in rules.py 'nobody'",
+    "auction bids.csv --budget 1 --mechanism rules.py:greedy": "greedy: epsilon of client 'ann' is 2",
+    "auction bids.csv --budget 1 --mechanism rules.py:shapes": "payment: shape",
+    "auction bids.csv --budget 1 --mechanism rules.py:crash": "rules.py, line 8: ZeroDivisionError",
+    "auction bids.csv --budget 1 --mechanism syntax.py:f": "rule 'syntax.py' cannot be imported: invalid syntax",
+    "auction bids.csv --budget 1 --mechanism nowhere.py:f": "rule 'nowhere.py' cannot be imported: nowhere.py is no Pytho",
+    "auction bids.csv --budget 1 --mechanism os:getcwd": "getcwd() is no auction rule",
+    "auction bids.csv --budget 1 --mechanism rules.py:posted --set price=dear": "rules.py:posted: setting price is 'dear'",
+    "auction bids.csv --budget 1 --mechanism rules.py:posted --set prize=1": "rules.py:posted: unknown setting 'prize'",
+    "auction bids.csv --budget 1 --mechanism vcg --set winners=2.5": "vcg: setting winners is 2.5",
+    "auction bids.csv --budget 1 --mechanism vcg --set winners=-1": "vcg: winners is -1: must be at least 1",
+    "auction bids.csv --budget 1 --set epsilon_max=0": "epsilon_max is 0: must be finite and above 0",
+    "auction bids.csv --budget 1 --set epsilon_max=nan": "mean-field-menu: setting epsilon_max is 'nan'",
+    "auction bids.csv --budget 1 --set =3": "mean-field-menu: unknown setting ''",
+    "auction bids.csv --budget 1 --out folder": "--out folder is a folder",
+    "auction bids.csv --budget 1 --out bids.csv/x.csv": "--out bids.csv/x.csv: bids.csv is not a folder",
+    "auction bids.csv --budget 1 --jsn": "No such option '--jsn'.",
+    "--confg x auction bids.csv": "No such option '--confg'. Did you mean '--config'?",
+    "--config cfg.toml auction bids.csv": "Invalid value for '--budget': 'x' is not a valid float.",
+    "--config cfg2.toml auction bids.csv": "--config cfg2.toml: auction is 3",
+    "--config cfg3.toml federate": "--config cfg3.toml [federate]: unknown option 'roundz'",
+    "--config folder auction bids.csv": "--config folder: Is a directory",
+    "actoin bids.csv": "No such command 'actoin'. Did you mean 'auction', 'account'?",
+    "audit --mechanism nobody": "unknown mechanism 'nobody'",
+    "audit": "Missing option '--mechanism'.",
+    "audit --mechanism pac --clients 0": "0 clients, 5 profiles",
+    "audit --mechanism pac --clients -2": "-2 clients, 5 profiles",
+    "audit --mechanism pac --clients ten": "Invalid value for '--clients': 'ten' is not a valid integer.",
+    "audit --mechanism pac --budget 0": "budget is 0.0: must be finite and above 0",
+    "audit --mechanism pac --profiles 0": "100 clients, 0 profiles",
+    "audit --mechanism pac --scenario gauss": "unknown scenario 'gauss'",
+    "audit --mechanism pac --scenario words.csv": "words.csv, line 2, field valuation: 'cheap'",
+    "audit --mechanism pac --objective aggregate-error:heterogenity=1": "aggregate-error: unknown parameter 'heterogenity'",
+    "audit --mechanism pac --objective aggregate-error:heterogeneity=x": "aggregate-error: parameter 'heterogeneity=x'",
+    "audit --mechanism pac --coalition 1 --clients 5 --profiles 1": "Invalid value for '--coalition': 1 is not in the range x>=2.",
+    "audit --mechanism pac --coalition -1 --clients 5 --profiles 1": "Invalid value for '--coalition': -1 is not in the range x>=2",
+    "audit --mechanism pac --attack fierce": "No such option '--attack'.",
+    "account": "no sales to account for",
+    "account --sale one": "sale 'one': could not convert string to float: 'one'",
+    "account --sale 1x": "sale '1x'",
+    "account --sale 0x3": "sale '0x3': a sale of ε = 0.0: must be finite and above 0",
+    "account --sale -1x3": "sale '-1x3': a sale of ε = -1.0: must be finite and above 0",
+    "account --sale 1x-3": "sale '1x-3': a sale repeated -3 times",
+    "account --sale 1,2,3": "sale '1,2,3': sampling rate is 2.0: must be above 0 and at m",
+    "account --sale 1 --delta 0": "delta is 0.0: must lie between 1e-12 and 0.5",
+    "account --sale 1 --delta 2": "delta is 2.0: must lie between 1e-12 and 0.5",
+    "account --sale 1 --cap 0": "wallet caps are [0.0]",
+    "account --file nowhere.csv": "nowhere.csv: cannot be read as CSV: [Errno 2] No such file o",
+    "account --file badsales.csv": "badsales.csv, line 2: could not convert string to float: 'ma",
+    "account --file nosales.csv": "nosales.csv: columns are price",
+    "account --sale 1 --unit family": "unit is 'family'",
+    "account --sale 1 --trust everybody": "trust is 'everybody'",
+    "account --sale 1 --plot folder": "--plot folder is a folder",
+    "equilibrium --grid 3": "grid '3' is not of the form 64x64x50",
+    "equilibrium --grid 0x0x0": "grid: valuation_cells is 0, at least 4 needed",
+    "equilibrium --budget 0": "budget_per_client is 0.0: must be above 0",
+    "equilibrium --horizon -1": "horizon is -1.0: must be above 0",
+    "equilibrium --scheme magic": "unknown scheme 'magic'",
+    "equilibrium --scenario nobody": "unknown scenario 'nobody'",
+    "equilibrium --kinds 0": "kinds is 0: must be above 0",
+    "federate --clients 0": "clients is 0",
+    "federate --clients 1.5": "Invalid value for '--clients': '1.5' is not a valid integer.",
+    "federate --rounds 0": "rounds is 0",
+    "federate --rounds abc": "Invalid value for '--rounds': 'abc' is not a valid integer.",
+    "federate --budget -1": "budget is -1.0",
+    "federate --total-budget 0": "total_budget is 0.0",
+    "federate --alpha 0": "alpha is 0.0",
+    "federate --dataset cifar": "unknown data set 'cifar'",
+    "federate --trust none": "unknown trust 'none'",
+    "federate --honest-share 2": "honest_share is 2.0",
+    "federate --dropout 1.5": "dropout is 1.5",
+    "federate --wallet 0": "wallet is 0.0",
+    "federate --wallet-policy hoard": "unknown wallet policy 'hoard'",
+    "federate --delta 1": "delta is 1.0",
+    "federate --types new": "unknown types 'new'",
+    "federate --aggregation mean": "unknown aggregation 'mean'",
+    "federate --workers 0 --rounds 1 --clients 4": "--workers is 0",
+    "federate --set model=vit --rounds 1 --clients 4": "unknown model 'vit'",
+    "federate --set steps=many": "steps is 'many'",
+    "federate --set clip_norm=-1": "clip_norm is -1",
+    "federate --set features=magic --rounds 1 --clients 4": "unknown features 'magic'",
+    "federate --set": "Option '--set' requires an argument.",
+    "federate --mechanism-set x": "--set 'x'",
+    "federate --mechanism-set nothing=1 --rounds 1 --clients 4": "mean-field-menu: unknown setting 'nothing'",
+    "federate --scenario nowhere.csv --rounds 1 --clients 4": "nowhere.csv: cannot be read: No such file or directory",
+    "federate --checkpoint bids.csv --rounds 1 --clients 4": "bids.csv in .: cut short or altered",
+    "federate --report folder": "--report folder is a folder",
+    "federate --save bids.csv/x.json": "--save bids.csv/x.json: bids.csv is not a folder",
+    "federate --watch folder": "--watch folder is a folder",
+    "federate --strategy clever --rounds 1 --clients 4": "unknown strategy 'clever'",
+    "plan --target 2 --dataset digits": "--target is 2",
+    "plan --target 0.9 --total 5": "--target and --total exclude each other",
+    "plan --money a,b": "--money 'a,b'",
+    "plan --rounds x": "--rounds 'x'",
+    "plan --effort huge": "unknown effort 'huge'",
+    "plan --plot x.doc": "a plot called 'x.doc'",
+    "plan --dataset nobody": "unknown data set 'nobody'",
+    "plan --total -5": "money to plan for: [-5.0]",
+    "attack --epsilon 0": "epsilon is 0.0",
+    "attack --epsilon abc": "Invalid value for '--epsilon': 'abc' is not a valid float.",
+    "attack --trials 0": "trials is 0",
+    "attack --attack guess": "unknown attack 'guess'",
+    "attack --noise-share -1": "noise_share is -1.0",
+    "attack --plot folder": "--plot folder is a folder",
+    "train pac": "'pac' is not a mechanism that is trained",
+    "train mfg-regretnet --profile fast": "unknown profile 'fast'",
+    "train mfg-regretnet --clients 1": "--clients is 1: must be at least 2",
+    "train mfg-menunet --scenario bids.csv": "bids: 3 past bids are too few to learn from",
+    "train mfg-menunet --kappa -1 --objective aggregation-error --profile quick": "aggregation error: kappa -1.0 and heterogeneity 0.1",
+    "train": "Missing argument 'MECHANISM'.",
+    "audit --mechanism mfg-regretnet --set weights=nowhere.safetensors": "no weights at nowhere.safetensors",
+    "audit --mechanism mfg-regretnet --set weights=text.safetensors": "text.safetensors is not a whole safetensors file: Error whil",
+    "sample nothing.csv": "unknown sample 'nothing.csv'",
+    "sample bids.csv": "bids.csv is there already",
+    "sample bids.csv --to bids.csv": "could not write bids.csv/bids.csv: File exists",
+    "example flower": "unknown example 'flower'",
+    "example own-rule --to bids.csv": "could not write bids.csv/own-rule: File exists",
+    "data get imagenet": "unknown data set 'imagenet'",
+    "seller check nowhere.toml": "nowhere.toml: [Errno 2] No such file or directory: 'nowhere.",
+    "seller check bad.toml": "bad.toml: epsilon_per_sale = 'much': not a number",
+    "seller check unknown.toml": "unknown.toml: unknown key 'epsilon_per_sail'",
+    "seller check nottoml.toml": "nottoml.toml: Invalid statement",
+    "seller check neg.toml": "neg.toml: policy: epsilon_per_sale is -1.0",
+    "seller statement nowhere.jsonl": "nowhere.jsonl: not a wallet file",
+    "seller statement w.jsonl": "w.jsonl: not a wallet file",
+    "seller bid x --valuation 1": "Missing option '--epsilon'.",
+    "seller register --url nonsense --name x": "Missing option '--cap-epsilon'.",
+    "serve --port 99999": "Invalid value for '--port'",
+    "serve --rate -1": "Invalid value for '--rate'",
+    "witness nonsense --file x.txt": "'nonsense' is no address",
+    "broker verify --database sqlite:///nowhere.db": "no database at nowhere.db",
+    "broker backup x.gz --database sqlite:///nowhere.db": "no database at nowhere.db",
+    "broker restore nowhere.gz --database sqlite:///new.db": "no backup at nowhere.gz",
+    "broker verify --database sqlite:///bids.csv": "cannot open database sqlite:///bids.csv: DatabaseError",
+    "flower run nowhere": "nowhere has no pyproject.toml",
+    "flower run folder": "folder has no pyproject.toml",
+    "flower run folder --nodes 0": "folder has no pyproject.toml",
+    "flower run folder --engine pigeon": "unknown engine 'pigeon'",
+    "flower nothing": "No such command 'nothing'.",
+    "demo --out bids.csv": "--out bids.csv/demo.html: bids.csv is not a folder",
+    "demo --seed x": "Invalid value for '--seed': 'x' is not a valid integer.",
+    "demo --watch folder": "--watch folder is a folder",
+    "mechanisms --verbose": "No such option '--verbose'.",
+}
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    for name, text in FILES.items():
+        (tmp_path / name).write_bytes(text.encode("utf-8", "surrogateescape"))
+    (tmp_path / "folder").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    return tmp_path
+
+
+def test_there_are_more_than_a_hundred():
+    assert len(BAD) > 150
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(("typed", "words"), BAD.items())
+def test_a_poor_input_ends_in_one_clear_line(typed, words, here, capfd, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["privmarket", *shlex.split(typed)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    said = capfd.readouterr()
+    assert ended.value.code == 2, said
+    assert said.out == ""
+    lines = said.err.strip().splitlines()
+    assert len(lines) == 1, lines
+    assert lines[0].startswith("error: ")
+    assert words in lines[0]
+
+
+def test_a_fault_of_ours_is_not_called_the_users(here, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["privmarket", "auction", "bids.csv", "--budget", "1"])
+    monkeypatch.setattr("privmarket.market.bid_file.read_bids", lambda path: 1 / 0)
+    monkeypatch.setattr("privmarket.cli.auction.read_bids", lambda path: 1 / 0, raising=False)
+    with pytest.raises(ZeroDivisionError):
+        main()
