@@ -21,18 +21,22 @@ def privmarket(*words, cwd):
     )
 
 
-@pytest.mark.parametrize("example", ["flower-quickstart", "flower-own-model"])
-def test_an_example_learns_and_pays(example, tmp_path):
-    done = privmarket("flower", "run", str(ROOT / "src/privmarket/examples" / example), "--json", cwd=tmp_path)
+@pytest.mark.parametrize(
+    ("example", "rounds", "wallets"),
+    [("flower-quickstart", 10, 10), ("flower-own-model", 5, 0), ("flower-existing-app", 8, 10)],
+)
+def test_an_example_learns_and_pays(example, rounds, wallets, tmp_path):
+    fewer = ("--set", f"num-server-rounds={rounds}") if example == "flower-existing-app" else ()
+    folder = str(ROOT / "src/privmarket/examples" / example)
+    done = privmarket("flower", "run", folder, "--json", *fewer, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
-    assert len(result["rounds"]) == (10 if example == "flower-quickstart" else 5)
+    assert len(result["rounds"]) == rounds
     # By chance 0.1. The noise is the system's, so every run differs: 0.80 to 0.87 were seen.
     assert result["accuracy"] > 0.5
     assert result["spent"] > 0
     assert all(not row["dropped"] for row in result["rounds"])
-    wallets = list((tmp_path / "out" / "flower-wallets").glob("*.jsonl"))
-    assert len(wallets) == (10 if example == "flower-quickstart" else 0)
+    assert len(list((tmp_path / "out" / "flower-wallets").glob("*.jsonl"))) == wallets
 
 
 @pytest.mark.parametrize(
@@ -46,6 +50,8 @@ def test_an_example_learns_and_pays(example, tmp_path):
 def test_what_cannot_be_run_is_said(folder, engine, settings, reason, tmp_path):
     with pytest.raises(ConfigurationError, match=reason):
         run_app(ROOT / folder, engine, 3, settings, tmp_path, 10.0)
+    with pytest.raises(ConfigurationError, match="0 nodes"):
+        run_app(ROOT / folder, "in-process", 0, {}, tmp_path, 10.0)
 
 
 def test_the_bench_gives_ratios():

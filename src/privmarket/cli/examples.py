@@ -18,9 +18,7 @@ Target = Annotated[Path | None, typer.Option("--to", help="Where to; the working
 
 
 def sample(
-    name: Annotated[
-        str | None, typer.Argument(help="Such as bids.csv; without a name: what there is.")
-    ] = None,
+    name: Annotated[str | None, typer.Argument(help="Such as bids.csv; without a name: what there is.")] = None,
     to: Target = None,
 ) -> None:
     """Copy a sample file: bids to auction, sales to account for, a rule of your own.

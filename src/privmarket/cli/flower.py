@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import shutil
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from privmarket.cli.options import Json, note, parse_settings, print_json
+from privmarket.cli.options import Json, parse_settings, print_json
 from privmarket.lazy import late
 
 if TYPE_CHECKING:
@@ -47,22 +49,16 @@ def run(
     """
     # Flower writes run-config keys with dashes.
     given = {name.replace("_", "-"): value for name, value in parse_settings(setting).items()}
-    report = app_folder.run_app(folder, engine, nodes, given, out, timeout)
+    # The app prints the market's summary where it runs; here it goes to stdout once, or is replaced by the JSON.
+    with redirect_stdout(StringIO()):
+        report = app_folder.run_app(folder, engine, nodes, given, out, timeout)
     if json:
         print_json(report)
-        return
-    for row in report["rounds"]:
-        measured = "" if row["accuracy"] is None else f", accuracy {row['accuracy']:.3f}"
-        paid, sold = row["spent_micro"] / 1e6, row["total_epsilon"]
-        print(f"round {row['number'] + 1}: {row['sellers']} sold ε = {sold:.2f} for {paid:.6f}{measured}")
-        for client, fault in row["dropped"].items():
-            note(f"  client {client} was not paid: {fault}")
-    certificate = report["certificate"]
-    if certificate["releases"]:
-        total, delta = certificate["epsilon"], certificate["delta"]
-        print(
-            f"the client that sold most spent ε = {total:.2f} at δ = {delta:g} in {certificate['releases']} sales"
-        )
+    else:
+        for line in report["summary"]:
+            print(line)
+        print(f"result: {out / 'result.json'}")
+    raise typer.Exit(0 if report["paid_micro"] else 1)
 
 
 @app.command("rehearse")

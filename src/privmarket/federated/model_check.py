@@ -83,6 +83,22 @@ def require_per_record(
         raise ModelError(f"{found[0].layer}: {found[0].why}{more}", f"use {found[0].instead}")
 
 
+def require_supported(module: nn.Module) -> None:
+    """As `require_per_record`, before anyone has records: tried on made-up inputs where their shape can be guessed.
+
+    Raises:
+        ModelError: the model mixes records.
+    """
+    require_per_record(module)
+    if (inputs := plausible_inputs(module)) is not None:
+        require_per_record(module, inputs, loss=_squares)
+
+
+def _squares(outputs: Tensor, _: Tensor) -> Tensor:
+    """A loss for a model whose own loss is not known."""
+    return outputs.flatten(1).square().sum(1) if outputs.ndim > 1 else outputs.square()
+
+
 def plausible_inputs(module: nn.Module) -> Tensor | None:
     """Two blank records that the module takes, guessed from its first layer with weights; None if no guess runs.
 

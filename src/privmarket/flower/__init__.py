@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from privmarket.flower.server import server_app
     from privmarket.flower.settings import MarketSettings
     from privmarket.flower.strategy import AuctionStrategy
+    from privmarket.flower.training import train_privately
     from privmarket.privacy.wallet_file import WalletFile
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "federation_server",
     "run_in_process",
     "server_app",
+    "train_privately",
 ]
 
 # public name → the module that defines it
@@ -45,5 +47,6 @@ _HOMES = {
     "federation_server": "privmarket.flower.federation",
     "run_in_process": "privmarket.flower.in_process",
     "server_app": "privmarket.flower.server",
+    "train_privately": "privmarket.flower.training",
 }
 __getattr__, __dir__ = public_names(__name__, _HOMES)

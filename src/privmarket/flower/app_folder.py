@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import sys
 import tomllib
 from collections.abc import Mapping
@@ -10,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from privmarket.errors import ConfigurationError, UnknownNameError
+from privmarket.files import write_atomically
 from privmarket.flower.engine import Engine
-from privmarket.flower.in_process import run_in_process
+from privmarket.flower.in_process import play_in_process
+from privmarket.flower.result import kept_result
 
 ENGINES = ("in-process", "simulation", "deployment")
 
@@ -27,6 +30,8 @@ def run_app(
     """
     if engine not in ENGINES:
         raise UnknownNameError(f"unknown engine {engine!r}", f"choose one of: {', '.join(ENGINES)}")
+    if nodes < 1:
+        raise ConfigurationError(f"{nodes} nodes", "give --nodes at least 1")
     project = folder / "pyproject.toml"
     if not project.is_file():
         raise ConfigurationError(f"{folder} has no pyproject.toml", "give the folder of a Flower app")
@@ -36,9 +41,11 @@ def run_app(
         raise ConfigurationError(
             f"unknown settings: {', '.join(sorted(unknown))}", f"choose from [tool.flwr.app.config] in {project}"
         )
-    if engine == "in-process":
-        return _in_process(folder, app, nodes, settings)
     out.mkdir(parents=True, exist_ok=True)
+    if engine == "in-process":
+        result = _in_process(folder, app, nodes, settings)
+        write_atomically(out / "result.json", json.dumps(result, indent=1) + "\n")
+        return result
     with Engine(out, nodes, simulation=engine == "simulation") as running:
         return running.run(folder.absolute(), settings, timeout_seconds=timeout_seconds)
 
@@ -49,7 +56,13 @@ def _in_process(folder: Path, app: Mapping[str, Any], nodes: int, settings: Mapp
         server, client = (_component(app["components"][kind]) for kind in ("serverapp", "clientapp"))
     finally:
         sys.path.remove(str(folder.absolute()))
-    return run_in_process(server, client, nodes, {**app.get("config", {}), **settings}).to_json()
+    result = kept_result(play_in_process(server, client, nodes, {**app.get("config", {}), **settings}))
+    if result is None:
+        raise ConfigurationError(
+            "this ServerApp runs no market",
+            "make it with pm.flower.server_app, or end AuctionStrategy's run with strategy.report(context, result)",
+        )
+    return result
 
 
 def _component(reference: str) -> Any:

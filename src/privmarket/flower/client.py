@@ -45,6 +45,9 @@ else:
     secure_seller = late("privmarket.flower.secure_seller")
     training = late("privmarket.flower.training")
 
+WALLETS_KEY = "wallets"  # in a run's configuration: the folder of the nodes' wallets
+_WALLETS = "out/flower-wallets"
+
 
 def client_app(
     train: TrainFunction | None = None,
@@ -84,7 +87,8 @@ def client_app(
         offer: instead of the three, what to offer in a round.
         policy: what the client accepts, or the file that says so (`privmarket seller policy` prints one). Without
             one the defaults of `SellerPolicy` hold; `epsilon` is the most in a sale, `wallet` the most in all.
-        wallet: the client's lifetime wallet, or a function of the node's context. Left out, the policy's;
+        wallet: the most ε in a lifetime, kept in a file per node below the run config's `wallets`; or a wallet, or
+            a function of the node's context that makes one. Left out, the policy's;
             "unlimited" sells without limit and remembers nothing, and must be written out.
         spread: keep enough in the wallet to sell as much in all rounds to come; else offer all that is left.
         name: the client's name in the market; its `partition-id` unless given.
@@ -140,7 +144,7 @@ def rules_and_wallet(
         if wallet is None:
             raise ConfigurationError(
                 "this client has no wallet, so nothing would limit what it sells",
-                f'give wallet=WalletFile(...), a policy file, or write wallet="{UNLIMITED}"',
+                f'give wallet=8.0, the most ε in a lifetime, a policy file, or write wallet="{UNLIMITED}"',
             )
     else:
         rules = policy if isinstance(policy, SellerPolicy) else SellerPolicy.read(policy)
@@ -158,7 +162,16 @@ def rules_and_wallet(
             f'wallet="{UNLIMITED}" beside a policy with a lifetime of ε = {rules.epsilon_lifetime:g}',
             "leave out the wallet, or remove epsilon_lifetime from the policy",
         )
+    if isinstance(wallet, int | float):
+        cap = float(wallet)
+        return rules, lambda context: WalletFile(_wallet_place(context, name(context)), cap, rules.delta)
     return rules, wallet if callable(wallet) else lambda _: wallet
+
+
+def _wallet_place(context: Context, client: str) -> Path:
+    """A wallet file of the node's own, below the run config's `wallets`."""
+    folder = str(context.run_config.get(WALLETS_KEY) or _WALLETS)
+    return Path(folder).absolute() / f"client-{client}.jsonl"
 
 
 def fixed_offer(valuation: PerClient, epsilon: PerClient, data_size: PerClient = 1.0) -> OfferFunction:

@@ -24,6 +24,7 @@ from privmarket.rounds import Offer, Terms
 _log = logging.getLogger("privmarket.flower")
 
 NO_ANSWER = "no answer before the deadline"
+RECEIPT_SECONDS = 60.0  # how long to wait until clients have taken their last receipts
 _POLL_SECONDS = 0.2
 _NAMING_VALUES = 1024
 

@@ -135,7 +135,21 @@ def run_in_process(
     run_config: Mapping[str, UserConfigValue] | None = None,
     grid: InProcessGrid | None = None,
 ) -> MarketResult:
-    """Runs a market in this process and returns what it came to."""
+    """Runs a market in this process and returns what it came to; for apps of `server_app`."""
+    play_in_process(server_app, client_app, nodes, run_config, grid)
+    if not isinstance(server_app, MarketServerApp) or server_app.result is None:
+        raise ConfigurationError("this ServerApp runs no market", "make it with pm.flower.server_app")
+    return server_app.result
+
+
+def play_in_process(
+    server_app: ServerApp,
+    client_app: ClientApp,
+    nodes: int,
+    run_config: Mapping[str, UserConfigValue] | None = None,
+    grid: InProcessGrid | None = None,
+) -> Context:
+    """Runs any server app in this process and returns its context as it left it."""
     grid = grid or InProcessGrid(client_app, nodes, run_config)
     context = Context(
         run_id=grid.run.run_id,
@@ -145,6 +159,4 @@ def run_in_process(
         run_config=dict(run_config or {}),
     )
     server_app(grid, context)
-    if not isinstance(server_app, MarketServerApp) or server_app.result is None:
-        raise ConfigurationError("this ServerApp runs no market", "make it with pm.flower.server_app")
-    return server_app.result
+    return context

@@ -9,8 +9,9 @@ are refused unless allowed.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
@@ -21,11 +22,16 @@ from privmarket.flower import guard, wire
 from privmarket.flower.client import fixed_offer, rules_and_wallet
 from privmarket.flower.node_seller import Job, PerClient, Seller, WalletChoice, partition_name
 from privmarket.flower.wire import Arrays, Sale
+from privmarket.lazy import late
 from privmarket.privacy.policy import PolicyRefusal, Reason, SellerPolicy
 from privmarket.privacy.release import Grid
 
-JOB = "privmarket-job"  # the record in which an app finds its noise multiplier and clipping
 NOISE = ("update", "app")
+
+if TYPE_CHECKING:
+    from privmarket.federated import model_check
+else:
+    model_check = late("privmarket.federated.model_check")  # torch: bids are answered without it
 
 
 class WalletMod:
@@ -40,6 +46,7 @@ class WalletMod:
         noise: who adds it, see above.
         allow: message types that may pass without a sale, e.g. ("evaluate",).
         metric: the one metric that leaves with an update: the declared data size, which is public.
+        model: makes the app's `torch.nn.Module`; one in which records mix is refused before anything is reserved.
     """
 
     def __init__(
@@ -55,6 +62,7 @@ class WalletMod:
         noise: str = "update",
         allow: Collection[str] = (),
         metric: str = "num-examples",
+        model: Callable[[], Any] | None = None,
     ) -> None:
         if noise not in NOISE:
             raise UnknownNameError(f"unknown noise {noise!r}", f"choose one of: {', '.join(NOISE)}")
@@ -62,7 +70,7 @@ class WalletMod:
         rules, purse = rules_and_wallet(policy, wallet, name)
         if noise == "update":  # noise on a whole update is one full release, whatever schedules are known
             rules = replace(rules, schedules=((1.0, 1),))
-        self.seller = Seller(_untrained, offer, purse, spread, name, None, None, rules)
+        self.seller = Seller(_AppTraining(model), offer, purse, spread, name, None, None, rules)
         self.noise, self.allow, self.metric, self._size = noise, frozenset(allow), metric, data_size
 
     def answer_bids(self, app: ClientApp) -> None:
@@ -98,7 +106,7 @@ class WalletMod:
         floats = {name: array for name, array in sent.items() if array.dtype.kind == "f"}
         job = self.seller.accept(sale, context, floats)
         family = sale.family
-        message.content[JOB] = ConfigRecord(
+        message.content[wire.JOB] = ConfigRecord(
             {
                 "noise-multiplier": job.noise_multiplier,
                 "sampling-rate": family.sampling_rate,
@@ -171,5 +179,21 @@ def noisy_weights(sent: Arrays, trained: Arrays, sale: Sale, job: Job) -> Arrays
     return released
 
 
-def _untrained(weights: Arrays, job: Job) -> Arrays:
-    raise NotImplementedError("the app behind the mod trains")
+@dataclass(frozen=True)
+class _AppTraining:
+    """The app behind the mod trains; before anything is reserved its model is looked at, where it is known."""
+
+    model: Callable[[], Any] | None
+
+    def __call__(self, weights: Arrays, job: Job) -> Arrays:
+        raise NotImplementedError("the app behind the mod trains")
+
+    def check(self, weights: Arrays, job: Job, policy: SellerPolicy) -> None:
+        """Refuses a model in which records mix.
+
+        Raises:
+            PolicyRefusal: `model`.
+        """
+        if self.model is not None:
+            with guard.becomes(Reason.MODEL, model_check.ModelError):
+                model_check.require_supported(self.model())

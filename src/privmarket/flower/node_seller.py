@@ -37,7 +37,7 @@ MEMORY = "privmarket-offer"  # where a node remembers its offer from the bid to 
 OfferFunction = Callable[[Terms, Context], Offer | None]
 PerClient = float | Callable[[Context], float]
 Purse = WalletFile | Literal["unlimited"]
-WalletChoice = Purse | Callable[[Context], Purse] | None
+WalletChoice = Purse | float | Callable[[Context], Purse] | None
 
 
 @dataclass(frozen=True, eq=False)

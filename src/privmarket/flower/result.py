@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from flwr.app import ConfigRecord, Context
 
 from privmarket.files import write_atomically
 from privmarket.flower.settings import MarketSettings
@@ -19,6 +20,9 @@ from privmarket.privacy.certificate import Certificate, certify
 from privmarket.privacy.events import PrivacyEvent
 from privmarket.privacy.words import ODOMETER_LABEL, ODOMETER_NOTE
 from privmarket.rounds import MICRO, RoundRecord
+
+RESULT_KEY = "result-file"  # in a run's configuration: where the result is written
+RESULT = "privmarket-result"  # in the server's state
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,15 +94,50 @@ class MarketResult:
             "epsilon_spent_is": f"{ODOMETER_LABEL}; {ODOMETER_NOTE}",
             "certificate": {key: _finite(value) for key, value in asdict(self.certificate()).items()},
             "declined": dict(self.declined),
+            "summary": self.summary(),
             "rounds": [asdict(record) for record in self.records],
             "bid_seconds": [round(one, 4) for one in self.bid_seconds],
             "round_seconds": [round(one, 3) for one in self.round_seconds],
             "seconds": round(self.seconds, 3),
         }
 
+    def summary(self) -> list[str]:
+        """What came out, a line each: rounds, then clients with what they sold and were paid."""
+        lines = []
+        for r in self.records:
+            measured = "" if r.accuracy is None else f", accuracy {r.accuracy:.3f}"
+            paid = r.spent_micro / MICRO
+            lines.append(
+                f"round {r.number + 1}: {r.sellers} sold ε = {r.total_epsilon:.2f} for {paid:.6f}{measured}"
+            )
+            lines += [f"  client {client} was not paid: {fault}" for client, fault in r.dropped.items()]
+        lines += [f"client {client} does not bid: {reason}" for client, reason in self.declined.items()]
+        paid_micro = self.paid_micro
+        for client, epsilon in self.epsilon_spent.items():
+            paid = paid_micro.get(client, 0) / MICRO
+            sales = len(self.releases[client])
+            lines.append(f"client {client}: {sales} sales, ε = {epsilon:.2f} in all, paid {paid:.6f}")
+        if not self.paid_micro:
+            lines.append("nothing was bought in any round")
+        return lines
+
     def save(self, path: Path) -> None:
         """Writes the JSON in one step: whoever sees the file sees all of it."""
         write_atomically(path, json.dumps(self.to_json(), indent=1) + "\n")
+
+
+def keep_result(context: Context, result: MarketResult, place: Path | str | None = None) -> None:
+    """Writes a run's result where its configuration says, else to `place`; and into the server's own state."""
+    chosen = context.run_config.get(RESULT_KEY) or place
+    if chosen:
+        result.save(Path(str(chosen)))
+    context.state[RESULT] = ConfigRecord({"json": json.dumps(result.to_json())})
+
+
+def kept_result(context: Context) -> dict[str, Any] | None:
+    """The result that a server app left in its state; None if it ran no market."""
+    record = context.state.get(RESULT)
+    return json.loads(str(record["json"])) if isinstance(record, ConfigRecord) else None
 
 
 def _finite(value: float | str) -> float | str | None:

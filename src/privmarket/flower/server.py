@@ -16,8 +16,9 @@ from privmarket.broker.http_client import BrokerClient
 from privmarket.errors import ConfigurationError, PrivacyError
 from privmarket.federated.aggregation import aggregate
 from privmarket.flower import wire
-from privmarket.flower.fleet import Fleet
+from privmarket.flower.fleet import RECEIPT_SECONDS, Fleet
 from privmarket.flower.market import TOKEN_VARIABLE, GridMarket, auctioneer_for, reports_of
+from privmarket.flower.result import MarketResult, keep_result
 from privmarket.flower.settings import MarketSettings
 from privmarket.flower.wire import Arrays
 from privmarket.lazy import late
@@ -27,20 +28,17 @@ if TYPE_CHECKING:
     import torch
 
     from privmarket.federated import global_model, model_check
-    from privmarket.flower import result, secure, training
-    from privmarket.flower.result import MarketResult
+    from privmarket.flower import secure, training
 else:
     global_model = late("privmarket.federated.global_model")
     model_check = late("privmarket.federated.model_check")
-    result = late("privmarket.flower.result")
     secure = late("privmarket.flower.secure")
     training = late("privmarket.flower.training")
     torch = late("torch")
 
 __all__ = ["TOKEN_VARIABLE", "MarketRun", "MarketServerApp", "server_app"]
 
-RESULT_KEY, BROKER_KEY = "result-file", "broker-url"
-_RECEIPT_SECONDS = 60.0
+BROKER_KEY = "broker-url"
 
 InitialWeights = Callable[[], Mapping[str, np.ndarray]]
 Evaluate = Callable[[Any], float]
@@ -92,9 +90,9 @@ def server_app(
         auctioneer = auctioneer_for(here, str(config.get(BROKER_KEY) or "") or broker, token)
         market = MarketRun(grid, here, auctioneer, start(), measure, on_round)
         app.result = market.run()
-        place = config.get(RESULT_KEY, result_file)
-        if place:
-            app.result.save(Path(str(place)))
+        for line in app.result.summary():
+            print(line)
+        keep_result(context, app.result, result_file)
 
     return app
 
@@ -105,17 +103,10 @@ def _module_start(model: Callable[[], Any] | None) -> InitialWeights:
         assert model is not None
         module = model()
         # Before any bid: every client would refuse such a model, one by one.
-        model_check.require_per_record(module)
-        if (inputs := model_check.plausible_inputs(module)) is not None:
-            model_check.require_per_record(module, inputs, loss=_squares)
+        model_check.require_supported(module)
         return training.trainable_arrays(module)
 
     return start
-
-
-def _squares(outputs: Any, _: Any) -> Any:
-    """A loss for the check of a model whose own loss the server does not know."""
-    return outputs.flatten(1).square().sum(1) if outputs.ndim > 1 else outputs.square()
 
 
 def _module_evaluation(model: Callable[[], Any], evaluate: Evaluate) -> Evaluate:
@@ -165,11 +156,11 @@ class MarketRun:
         for number in range(self.settings.rounds):
             self.step(number)
         if self.settings.receipts and self.fleet.receipts:
-            self.fleet.send_receipts(self.market.terms(self.settings.rounds - 1), _RECEIPT_SECONDS)
+            self.fleet.send_receipts(self.market.terms(self.settings.rounds - 1), RECEIPT_SECONDS)
         releases, records = self.market.purses.releases(), tuple(self.market.records)
         seconds, calls = time.perf_counter() - started, tuple(self.bid_seconds)
         weights, declined = self.model_weights(), self.market.declined
-        return result.MarketResult(
+        return MarketResult(
             self.settings, records, weights, releases, calls, seconds, declined, tuple(self.round_seconds)
         )
 

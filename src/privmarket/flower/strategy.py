@@ -7,23 +7,33 @@ each winner's own order in its own message, payment for updates that can be used
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
-from typing import Any
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Strategy
+from flwr.serverapp.strategy import Result, Strategy
 
 from privmarket.broker.http_client import BrokerClient
 from privmarket.errors import ConfigurationError
 from privmarket.flower import wire
-from privmarket.flower.fleet import Fleet
+from privmarket.flower.fleet import RECEIPT_SECONDS, Fleet
 from privmarket.flower.market import GridMarket, auctioneer_for, reports_of
+from privmarket.flower.result import MarketResult, keep_result
 from privmarket.flower.settings import MarketSettings
 from privmarket.flower.wire import Sale
+from privmarket.lazy import late
 from privmarket.rounds import Delivered, Round, RoundRecord, hold_auction, settle_round
 
+if TYPE_CHECKING:
+    from privmarket.federated import model_check
+else:
+    model_check = late("privmarket.federated.model_check")
+
 _log = logging.getLogger("privmarket.flower")
+_ACCURACY = "accuracy"
 
 
 class AuctionStrategy(Strategy):
@@ -34,6 +44,7 @@ class AuctionStrategy(Strategy):
         weighted_by_key: the metric by which `inner` weighs updates; overwritten by what the auction bought.
             None leaves what clients send.
         broker, token: the broker that holds the auctions; in this process unless given.
+        model: makes the `torch.nn.Module` that clients train; one in which records mix is refused before any bid.
         settings: see `MarketSettings`; the server's optimiser there is not used, `inner` has its own.
     """
 
@@ -44,8 +55,11 @@ class AuctionStrategy(Strategy):
         weighted_by_key: str | None = "num-examples",
         broker: str | BrokerClient | None = None,
         token: str | None = None,
+        model: Callable[[], Any] | None = None,
         **settings: Any,
     ) -> None:
+        if model is not None:
+            model_check.require_supported(model())
         self.inner, self.weighted_by_key = inner, weighted_by_key
         self.settings = MarketSettings(**settings)
         if self.settings.trust != "local":
@@ -54,6 +68,7 @@ class AuctionStrategy(Strategy):
                 "use pm.flower.server_app",
             )
         self.auctioneer = auctioneer_for(self.settings, broker, token)
+        self._started = time.perf_counter()
         self._market: GridMarket | None = None
         self._open: tuple[Round, dict[str, Sale], ArrayRecord] | None = None
 
@@ -109,6 +124,33 @@ class AuctionStrategy(Strategy):
         """The inner strategy's, on the replies that are no refusals."""
         answered = [m for m in replies if m.has_error() or wire.read_refusal(m.content) is None]
         return self.inner.aggregate_evaluate(server_round, answered) if answered else None
+
+    def report(self, context: Context, result: Result | None = None) -> MarketResult:
+        """What the market came to, at the end of a run: logged, and written to the run config's `result-file`.
+
+        Args:
+            context: the server app's.
+            result: what `start` returned; its final arrays and the server's own `accuracy` go into the report.
+        """
+        run = self._market
+        if run is None:
+            raise ConfigurationError("a report of a market that has not run", "call start first")
+        if run.fleet.receipts:
+            run.fleet.send_receipts(run.terms(len(run.records) - 1), RECEIPT_SECONDS)
+        measured = {} if result is None else result.evaluate_metrics_serverapp
+        records = tuple(
+            replace(r, accuracy=float(str(measured[r.number + 1][_ACCURACY])))
+            if _ACCURACY in measured.get(r.number + 1, {})
+            else r
+            for r in run.records
+        )
+        arrays = {} if result is None else {name: array.numpy() for name, array in result.arrays.items()}
+        seconds = time.perf_counter() - self._started
+        made = MarketResult(self.settings, records, arrays, run.purses.releases(), (), seconds, run.declined)
+        for line in made.summary():
+            print(line)
+        keep_result(context, made)
+        return made
 
     def summary(self) -> None:
         """Logs the auction's settings, then the inner strategy's."""

@@ -41,15 +41,17 @@ from privmarket.federated.local import (
 )
 from privmarket.federated.model_check import require_per_record, row_findings
 from privmarket.federated.workers import one_thread
+from privmarket.flower import wire
 from privmarket.flower.known_layers import fast_model
+from privmarket.flower.node_seller import Job
 from privmarket.flower.wire import Arrays
 from privmarket.lazy import late
+from privmarket.privacy.noise import NoiseSource
 from privmarket.privacy.release import BLOCK_RECORDS, Grid
 
 if TYPE_CHECKING:
+    from flwr.app import Context, Message
     from opacus import grad_sample
-
-    from privmarket.flower.node_seller import Job
 else:
     grad_sample = late("opacus.grad_sample")
 
@@ -112,6 +114,38 @@ def private_module_update(
             )
         load_arrays(module, weights)
         return _general_update(module, records, plan, job, loss or _cross_entropy)
+
+
+def train_privately(
+    message: Message,
+    context: Context,
+    model: nn.Module,
+    inputs: Any,
+    labels: Any,
+    *,
+    loss: Loss | None = None,
+    persons: Any = None,
+) -> None:
+    """Trains a model for the sale in a message, with its noise; for apps behind `WalletMod(noise="app")`.
+
+    Args:
+        message: the message that the app was called with.
+        context: its node's.
+        model: holds the weights that the message brought; afterwards those that may be sent back.
+        inputs, labels, loss, persons: as for `private_module_update`.
+
+    Raises:
+        WireError: the message carries no sale, or passed no `WalletMod`.
+    """
+    sale, record = wire.take(message.content, wire.Sale), message.content.config_records.get(wire.JOB)
+    if record is None:
+        raise wire.WireError(f"a sale without {wire.JOB}", 'put WalletMod(noise="app") before this app')
+    job = Job(
+        sale, float(str(record["noise-multiplier"])), NoiseSource.from_system(), "", context, str(record["unit"])
+    )
+    require_trainable(model, inputs, labels, loss, weights := trainable_arrays(model), quick=True)
+    update = private_module_update(model, weights, inputs, labels, job, loss, persons)
+    load_arrays(model, {name: weights[name] - update[name] for name in weights})
 
 
 def private_module_share(

@@ -27,6 +27,7 @@ BID, TRAIN, RECEIPT = "query.bid", "train", "query.receipt"
 
 # Names of the records in a message.
 WEIGHTS, UPDATE = "privmarket-weights", "privmarket-update"
+JOB = "privmarket-job"  # in which an app behind `WalletMod` finds its noise multiplier, clipping, rate, steps, unit
 _OFFER, _REFUSAL = "privmarket-offer", "privmarket-no"
 
 Arrays = dict[str, np.ndarray]

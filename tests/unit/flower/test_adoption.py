@@ -1,5 +1,6 @@
 """Parts for existing Flower apps: an auction around FedAvg, and a mod that enforces a wallet."""
 
+import json
 import math
 
 import numpy as np
@@ -9,10 +10,11 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 
 import privmarket as pm
-from privmarket.errors import UnknownNameError
+from privmarket.errors import PrivacyError, UnknownNameError
 from privmarket.flower import wire
-from privmarket.flower.mod import JOB, noisy_weights
+from privmarket.flower.mod import noisy_weights
 from privmarket.flower.node_seller import Job
+from privmarket.flower.result import kept_result
 from privmarket.flower.wire import Sale
 from privmarket.privacy.calibration import ReleaseFamily
 from privmarket.privacy.noise import NoiseSource
@@ -126,7 +128,7 @@ def test_an_app_that_adds_noise_itself_is_told_how_much(tmp_path):
     seen = {}
 
     def note(weights, message):
-        seen.update(message.content[JOB])
+        seen.update(message.content[wire.JOB])
         return weights
 
     play(existing_app(mod(tmp_path, noise="app"), note), rounds=1)
@@ -166,3 +168,92 @@ def test_noise_on_an_update_is_that_of_its_sensitivity():
     assert np.linalg.norm(change) == pytest.approx(0.5, rel=1e-5)
     broken = noisy_weights(sent, {"w": np.full(20_000, np.nan, dtype=np.float32)}, sale, quiet)["w"]
     assert np.array_equal(broken, sent["w"])
+
+
+def digits_like():
+    """An app around a torch module: two classes, 60 records a client."""
+    import torch
+
+    rng = np.random.default_rng(0)
+    labels = np.arange(360) % 2
+    inputs = (rng.normal(size=(360, 4)) + 2.0 * (2 * labels[:, None] - 1)).astype(np.float32)
+
+    def build():
+        torch.manual_seed(0)
+        return torch.nn.Linear(4, 2)
+
+    def accuracy(state):
+        model = build()
+        model.load_state_dict(state)
+        return float((model(torch.from_numpy(inputs)).argmax(1).numpy() == labels).mean())
+
+    def records(context):
+        mine = slice(partition(context), None, NODES)
+        return inputs[mine], labels[mine]
+
+    return build, accuracy, records
+
+
+def retrofit(folder, model=None):
+    """The client of an existing app behind the mod, with a wallet per node by default."""
+    build, _, records = digits_like()
+    market = pm.flower.WalletMod(valuation=0.2, epsilon=3.0, wallet=30.0, noise="app", model=model or build)
+    app = ClientApp(mods=[market])
+    market.answer_bids(app)
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        net = build()
+        net.load_state_dict(message.content["arrays"].to_torch_state_dict())
+        pm.flower.train_privately(message, context, net, *records(context))
+        metrics = MetricRecord({"num-examples": 60})
+        content = RecordDict({"arrays": ArrayRecord(net.state_dict()), "metrics": metrics})
+        return Message(content, reply_to=message)
+
+    return Wire(app, NODES, run_config={"wallets": str(folder)})
+
+
+def strategy(**options):
+    options = {"mechanism": "proportional-share", "budget": 20.0, "rounds": 4, "learning_rate": 2.0, **options}
+    return pm.flower.AuctionStrategy(FedAvg(fraction_evaluate=0.0), expected_batch=60.0, **options)
+
+
+def test_an_existing_app_learns_and_its_market_reports(tmp_path, capsys):
+    build, accuracy, _ = digits_like()
+    grid, buyer = retrofit(tmp_path), strategy(model=build)
+    tested = lambda number, arrays: MetricRecord({"accuracy": accuracy(arrays.to_torch_state_dict())})  # noqa: E731
+    result = buyer.start(grid, ArrayRecord(build().state_dict()), num_rounds=4, evaluate_fn=tested)
+    context = Context(1, 1, {}, RecordDict(), {"result-file": str(tmp_path / "result.json")})
+    report = buyer.report(context, result)
+    assert report.accuracy > 0.9
+    printed = capsys.readouterr().out
+    assert "client 0: 4 sales" in printed
+    assert kept_result(context) == json.loads((tmp_path / "result.json").read_text())
+    wallets = {path.name for path in tmp_path.glob("*.jsonl")}
+    assert wallets == {f"client-{i}.jsonl" for i in range(NODES)}  # one for each node
+    (first, *_) = pm.flower.WalletFile(tmp_path / "client-0.jsonl", 30.0).statement()
+    assert first["paid_micro"] > 0
+
+
+def test_a_model_that_mixes_records_is_refused_before_anything_is_reserved(tmp_path):
+    import torch
+
+    def mixing():
+        return torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2))
+
+    build, _, _ = digits_like()
+    with pytest.raises(PrivacyError, match="BatchNorm"):
+        strategy(model=mixing)
+    grid = retrofit(tmp_path, model=mixing)  # a server that does not care
+    buyer = strategy(rounds=1)
+    result = buyer.start(grid, ArrayRecord(build().state_dict()), num_rounds=1)
+    assert all("model" in why for why in buyer.records[0].dropped.values())
+    assert all(pm.flower.WalletFile(path, 30.0).statement() == [] for path in tmp_path.glob("*.jsonl"))
+    report = buyer.report(Context(1, 1, {}, RecordDict(), {}), result)
+    assert "nothing was bought" in report.summary()[-1]
+
+
+def test_private_training_needs_a_sale():
+    build, _, _ = digits_like()
+    with pytest.raises(wire.WireError):
+        pm.flower.train_privately(Message(RecordDict(), 1, "train"), None, build(), None, None)

@@ -37,8 +37,8 @@ def server(**options):
 class Wire(pm.flower.InProcessGrid):
     """Keeps what went over the wire, and can tamper with it: `tamper(message)` before, `after(reply)` behind."""
 
-    def __init__(self, app, nodes=CLIENTS, tamper=None, after=None):
-        super().__init__(app, nodes)
+    def __init__(self, app, nodes=CLIENTS, tamper=None, after=None, run_config=None):
+        super().__init__(app, nodes, run_config)
         self.sent, self.answered = [], []
         self.tamper, self.after = tamper, after
 
