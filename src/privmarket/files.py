@@ -53,7 +53,7 @@ def force_folder(folder: Path) -> None:
 
 
 def check_writable(path: str | Path | None, option: str = "--out") -> None:
-    """Refuses a place where no file can be written, before hours of work go into what should stand there.
+    """Refuses a place where no file can be written, before the work whose result should go there.
 
     Args:
         path: the file that will be written; None passes.

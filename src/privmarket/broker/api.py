@@ -185,7 +185,7 @@ def one_mechanism(caller: Caller, name: Annotated[str, Path(max_length=60)]) -> 
 
 @v1.get("/me", response_model=answers.Party, response_model_exclude_unset=True)
 def me(broker: TheBroker, caller: Caller) -> Answer:
-    """Oneself: balance, and a seller's wallet."""
+    """The caller's own account: balance, and a seller's wallet."""
     with broker.database.read() as connection:
         return views.me(connection, caller.party_id)
 
@@ -358,7 +358,7 @@ def abort_round(broker: TheBroker, caller: Caller, round_id: Id, form: Reason, k
 
 @v1.get("/parties", response_model=Page[answers.PartyLine], response_model_exclude_unset=True)
 def list_parties(broker: TheBroker, caller: Caller, after: After = None, limit: Limit = 50) -> Answer:
-    """Everybody (operators)."""
+    """All parties (operators only)."""
     with broker.database.read() as connection:
         return views.party_list(connection, caller, after, limit)
 

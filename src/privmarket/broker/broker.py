@@ -181,7 +181,7 @@ class Broker:
         )
 
     def erase_name(self, actor: Actor, party_id: str, key: str) -> Answer:
-        """Forgets a party's name."""
+        """Removes a party's name from the database."""
         require(actor, "operator")
         return self._write(actor, key, ("erase", party_id), lambda tx: parties.erase(tx, party_id))
 
@@ -190,7 +190,7 @@ class Broker:
         return self._move_money(actor, "deposit", party_id, amount_micro, key)
 
     def withdraw(self, actor: Actor, party_id: str, amount_micro: int, key: str) -> Answer:
-        """Money goes out."""
+        """Pays money of a party out of the market."""
         return self._move_money(actor, "withdraw", party_id, amount_micro, key)
 
     def _move_money(self, actor: Actor, kind: str, party_id: str, amount_micro: int, key: str) -> Answer:
@@ -420,7 +420,7 @@ class Broker:
         return self._write(actor, key, ("rule", round_id, seller_id, pays, reason), command)
 
     def settle_round(self, actor: Actor, round_id: str, key: str) -> Answer:
-        """Pays and refunds."""
+        """Settles a round: pays the sellers and refunds the rest to the buyer."""
         require(actor, "buyer", "operator")
 
         def command(tx: Transaction) -> Answer:
@@ -449,7 +449,7 @@ class Broker:
             return ledger.balance(connection, ledger.party(party_id))
 
     def round_state(self, round_id: str) -> str:
-        """Where a round stands."""
+        """A round's state, such as open or cleared."""
         with self.database.read() as connection:
             state = select(rounds.c.state).where(rounds.c.id == round_id)
             return str(connection.execute(state).scalar_one())

@@ -261,7 +261,7 @@ class Database:
         return self.engine.dialect.name == "sqlite"
 
     def now_ms(self) -> int:
-        """The clock."""
+        """The time now, in milliseconds."""
         return self._clock()
 
     def newest_head(self) -> Head:

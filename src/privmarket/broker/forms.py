@@ -182,7 +182,7 @@ class Progress(Form):
 
 
 class Receipts(Form):
-    """The buyer's word on updates: null for usable, else what was wrong."""
+    """The buyer's receipts for updates: null for usable, else what was wrong."""
 
     model_config = _example(receipts={"seller-0123456789abcdef": None, "seller-fedcba9876543210": "wrong shape"})
 

@@ -171,7 +171,7 @@ class BrokerClient:
         return self.pages(f"/v1/tasks/{task_id}/rounds")
 
     def round(self, round_id: str) -> Answer:
-        """One round."""
+        """A round: its state, deadlines and, once cleared, its prices."""
         return self.read(f"/v1/rounds/{round_id}")
 
     def bid(self, round_id: str, valuation: float, epsilon: float, **features: float) -> Answer:
@@ -278,7 +278,7 @@ class BrokerClient:
         return self.write("POST", f"/v1/rounds/{round_id}/rulings", form)
 
     def settle_round(self, round_id: str) -> Answer:
-        """Pays and refunds."""
+        """Settles a round: pays the sellers and refunds the rest to the buyer."""
         return self.write("POST", f"/v1/rounds/{round_id}/settle")
 
     def abort_round(self, round_id: str, reason: str) -> Answer:
@@ -335,7 +335,7 @@ class BrokerClient:
     # ---- plumbing ---------------------------------------------------------------------------------------
 
     def read(self, path: str, query: Mapping[str, Any] | None = None) -> Answer:
-        """One GET."""
+        """The answer to a GET of `path`, as JSON."""
         return self._call("GET", path, params=dict(query or {}))
 
     def pages(self, path: str, query: Mapping[str, Any] | None = None) -> Iterator[Answer]:

@@ -267,7 +267,7 @@ def abort(tx: Transaction, round_: Row[Any], task: Row[Any], fault: str) -> Answ
 def claim(
     tx: Transaction, seller_id: str, round_: Row[Any], task: Row[Any], update_sha256: str, key: str | None
 ) -> Answer:
-    """A seller's word, before its update leaves, that this is what it delivers. The first word counts.
+    """A seller declares, before its update leaves, the digest of what it delivers. It cannot be changed later.
 
     `key` opens a sealed update; it stays with the broker until the round is settled.
     """
@@ -310,7 +310,7 @@ def show_key(tx: Transaction, round_: Row[Any], seller_id: str) -> Answer:
 
 
 def judge(tx: Transaction, round_: Row[Any], receipts: Mapping[str, str | None]) -> Answer:
-    """The buyer's word on claimed updates: None for usable, else the fault. The first word counts."""
+    """The buyer's receipts for claimed updates: None for usable, else the fault. A receipt cannot be changed."""
     require_state(round_, "cleared")
     came = tx.in_time(round_.review_deadline_ms)
     if came is None:
@@ -382,7 +382,7 @@ def may_rule(actor_id: str, role: str, task: Any) -> None:
 
 
 def _perhaps_delivered(tx: Transaction, round_: Row[Any]) -> str:
-    """The state after a word was given: delivered once nobody may speak any more."""
+    """The state after a receipt, dispute or ruling: delivered once no further one is possible."""
     tx.flush()
     until = Deadlines.of(round_)
     rows = awards_of(tx.connection, round_.id)

@@ -63,7 +63,7 @@ class Counters:
     under_way: int = 0
 
     def add(self, method: str, status: int, seconds: float) -> None:
-        """One answer."""
+        """Counts an answer by method and status."""
         self.answers[method, status] = self.answers.get((method, status), 0) + 1
         self.seconds += seconds
 
@@ -101,7 +101,7 @@ class Gate:
         self._head_line, self._access_log = head_line, access_log
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """One request."""
+        """Handles a request: checks the limits, then passes it on."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return

@@ -119,7 +119,7 @@ def entries(connection: Connection, after: int = 0) -> Iterator[tuple[Entry, str
 
 
 def entry(connection: Connection, seq: int) -> Entry:
-    """One entry."""
+    """The entry with number `seq`; raises `NotFoundError` where there is none."""
     rows = sql.run(connection, f"{_SELECT} WHERE seq = ?", seq)
     if not rows:
         raise NotFoundError(f"no entry {seq} in the log", "GET /v1/log/head says how many there are")

@@ -62,12 +62,12 @@ class Frontier:
         return root
 
     def dump(self) -> str:
-        """As text."""
+        """The frontier as text, for storing."""
         return "".join(one.hex() for one in self.hashes)
 
     @classmethod
     def load(cls, size: int, text: str) -> Frontier:
-        """From text."""
+        """Reads what `dump` wrote."""
         return cls(size, [bytes.fromhex(text[at : at + 64]) for at in range(0, len(text), 64)])
 
 

@@ -102,7 +102,7 @@ def sign_in_form(request: Request) -> Response:
 
 @pages.post("/sign-in")
 def sign_in(request: Request, token: Field, mark: Field) -> Response:
-    """Takes a token."""
+    """Signs in with a token."""
     sessions.require_mark(request, mark)
     actor = request.app.state.broker.authenticate(token.strip())
     response = RedirectResponse("/", 303)
@@ -112,7 +112,7 @@ def sign_in(request: Request, token: Field, mark: Field) -> Response:
 
 @pages.post("/sign-out")
 def sign_out(request: Request, mark: Field) -> Response:
-    """Forgets the token."""
+    """Signs out: the session ends and its cookie is removed."""
     sessions.require_mark(request, mark)
     response = RedirectResponse("/sign-in", 303)
     sessions.end(response)
@@ -341,7 +341,7 @@ def place_bid(
 
 @pages.post("/rounds/{round_id}/deliver")
 def deliver(request: Request, round_id: str, update_sha256: Field, mark: Field, key: Key) -> Response:
-    """A seller's word that its update is on the way."""
+    """A seller declares that its update is on the way."""
     sessions.require_mark(request, mark)
     actor, broker = _actor_and_broker(request)
     digest = update_sha256.strip().lower()

@@ -100,7 +100,7 @@ def by_token_id(connection: Connection, token_id: str, now_ms: int) -> Actor:
 
 
 def unknown_token() -> UnauthenticatedError:
-    """What somebody with a wrong token hears."""
+    """The error for a missing, unknown or revoked token."""
     return UnauthenticatedError("unknown, expired or revoked token", "send Authorization: Bearer TOKEN")
 
 

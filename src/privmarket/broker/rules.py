@@ -1,4 +1,4 @@
-"""Auction rules at the broker: which there are, what they may be told, and how far they are believed.
+"""Auction rules at the broker: which there are, what they are told, and the check of every outcome.
 
 Declared promises are checked on every outcome before money moves. A rule's version is its semantic version and a
 digest of what it *does* on fixed probe markets: the digest changes when weights or formulas change, and not when a

@@ -87,7 +87,10 @@ _OF_BUYER = (
 
 
 def reliability(connection: Connection, party_id: str, role: str) -> Answer | None:
-    """What the log says about somebody's past: the market's answer to griefing. None for other roles."""
+    """A seller's sales, deliveries and rejections, or a buyer's purchases, rejections and overruled ones, counted.
+
+    None for other roles.
+    """
     if role not in ("seller", "buyer"):
         return None
     row = sql.run(connection, _OF_SELLER if role == "seller" else _OF_BUYER, party_id)[0]
@@ -303,7 +306,7 @@ def _waiting_claims(connection: Connection, actor: Actor, round_id: str) -> Any:
 
 
 def unanswered_claims(connection: Connection, actor: Actor, round_id: str) -> int:
-    """How many sellers say that they delivered and wait for the buyer's word."""
+    """How many sellers say that they delivered and wait for the buyer's receipt."""
     count = select(func.count()).select_from(awards).where(_waiting_claims(connection, actor, round_id))
     return int(connection.execute(count).scalar_one())
 

@@ -74,7 +74,7 @@ def rehearse(
     ] = False,
     json: Json = False,
 ) -> None:
-    """A deployed market under fire: SuperNodes killed, late, broken and greedy. Exit code 1 if a promise breaks.
+    """Rehearse a deployment: SuperNodes are killed, late, broken or replay a sale. Exit code 1 if a promise breaks.
 
     [bold]Examples[/bold]
 

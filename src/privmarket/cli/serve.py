@@ -155,7 +155,7 @@ def _run(
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """The socket, before anything else is done: a port that somebody has must not cost a database or a token."""
+    """The listening socket, opened first: where the port is taken, no database or token has been made yet."""
     try:
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:

@@ -51,7 +51,7 @@ class Fixed:
         self.strategy = strategy
 
     def reports(self, valuation: Array, left: Array, number: int, past: Sequence[RoundRecord]) -> Array:
-        """What the function says."""
+        """The reports that the function gives."""
         return self.strategy(valuation, left, float(number))
 
 

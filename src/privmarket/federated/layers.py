@@ -131,7 +131,7 @@ class Linear(Layer):
         return kept, slope
 
     def rows(self, gradient: tuple[Tensor, Tensor], chosen: Tensor) -> tuple[Tensor, Tensor]:
-        """Of both factors."""
+        """The chosen rows of both factors."""
         kept, slope = gradient
         return kept[chosen], slope[chosen]
 
@@ -292,7 +292,7 @@ class Convolution(Layer):
         return self.per_record(kept, slope)
 
     def rows(self, gradient: Tensor, chosen: Tensor) -> Tensor:
-        """Those rows."""
+        """The chosen rows."""
         return gradient[chosen]
 
     def blank(self, gradient: Tensor, rows: Tensor) -> Tensor:

@@ -134,7 +134,7 @@ class _PoolShares:
         return _sizes(self.config)[int(partition_name(context))]
 
     def share(self, weights: Arrays, job: Job, grid: Grid) -> Arrays:
-        """Its integers."""
+        """The client's clipped sum with its share of the noise, as integers by name."""
         order = ChunkOrder(
             *(job.sale.number, (int(job.client),), (job.sale.epsilon,), (job.noise_multiplier,)),
             *(weights[_FLAT], (grid,)),

@@ -1,4 +1,4 @@
-"""Between a client and a server that it does not trust: what is refused, and the one word that leaves instead.
+"""What a client refuses from a server that it does not trust, and the single word that it answers instead.
 
 Whatever goes wrong in a client, its answer is a word out of `Reason`; texts of errors, which may quote a label or a
 record ("index 7 is out of bounds"), stay in the client's own log. A refusal before training says nothing about the

@@ -63,7 +63,7 @@ class InProcessGrid(Grid):
 
     @property
     def run(self) -> Run:
-        """The run."""
+        """The run that this grid plays; see Flower's `Grid`."""
         return self._run
 
     def create_message(
@@ -73,11 +73,11 @@ class InProcessGrid(Grid):
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
     def get_node_ids(self) -> Iterable[int]:
-        """All nodes."""
+        """The numbers of all nodes."""
         return list(self.contexts)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Has every message answered."""
+        """Sends messages, each of which is answered at once; returns their numbers."""
         names = []
         for message in messages:
             name = str(uuid.uuid4())
@@ -87,7 +87,7 @@ class InProcessGrid(Grid):
         return names
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """The answers, each once."""
+        """The answers to messages by number; each is handed out once."""
         return [self._replies.pop(name) for name in list(message_ids) if name in self._replies]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:

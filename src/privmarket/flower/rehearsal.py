@@ -1,4 +1,4 @@
-"""A deployed market under fire: real SuperNodes of which some are killed, late, broken or greedy.
+"""Rehearses a deployed market: real SuperNodes, of which some are killed, late, broken or replay a sale.
 
 A SuperLink and its SuperNodes run on loopback as processes of their own. Clients misbehave as told, each in its own
 process; one SuperNode is killed while its client trains, one more poses as a client that is there already. What
@@ -176,7 +176,7 @@ def rehearse(folder: Path, plan: Plan | None = None, *, timeout_seconds: float =
 
 
 def verdicts(plan: Plan, result: Mapping[str, Any], folder: Path) -> dict[str, bool]:
-    """Every promise, kept or not."""
+    """Promise → whether it was kept."""
     rounds = result["rounds"]
     gone = _expected_drops(plan)
     budget = int(plan.config.budget * MICRO)

@@ -143,7 +143,7 @@ class MarketRun:
         self.state = global_model.ServerState.start(torch.from_numpy(flatten(self.start_weights)))
 
     def run(self) -> MarketResult:
-        """All rounds."""
+        """Plays all rounds and returns the result."""
         started = time.perf_counter()
         there = self.fleet.wait(self.settings.min_nodes, self.settings.join_seconds)
         if there < self.settings.min_nodes:

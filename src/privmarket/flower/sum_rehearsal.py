@@ -1,4 +1,4 @@
-"""Secure sums under fire: servers that want more than the sum, sellers that vanish, on any engine.
+"""Rehearses secure sums: servers that ask for more than the sum, sellers that vanish, on any engine.
 
 The server app runs the honest protocol through a grid that changes its messages, one attack a round, as a server
 that cheats would send them. What must come out: sellers refuse by themselves, the attacked round opens nothing and
@@ -284,7 +284,7 @@ def rehearse_sums(
 def sum_verdicts(
     plan: SumPlan, rounds: list[dict[str, Any]], answers: Mapping[int, Mapping[str, int]], folder: Path
 ) -> dict[str, bool]:
-    """Every promise, kept or not."""
+    """Promise → whether it was kept."""
     budget = int(plan.config.budget * MICRO)
     tried = {number: attack for number, attack in enumerate(plan.attacks) if attack in ATTACKS}
     plain = simulate(plan.config.replace(rounds=1)).records[0]

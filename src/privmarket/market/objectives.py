@@ -41,7 +41,7 @@ class TotalEpsilon(Objective):
     larger_is_better: ClassVar[bool] = True
 
     def value(self, outcome: Outcome, bids: Bids) -> Array:
-        """(...,)."""
+        """Σ ε sold, shape (...,)."""
         return outcome.total_epsilon
 
 

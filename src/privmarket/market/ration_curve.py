@@ -65,7 +65,7 @@ class RationCurve:
 
     @property
     def steps(self) -> int:
-        """M."""
+        """M, the number of steps."""
         return int(self.price.size)
 
     def amount(self, step: int, level: ArrayLike) -> Array:

@@ -228,7 +228,7 @@ class Wallets:
         return np.asarray(np.where(watched, capacity - self.spent[:, None], -np.inf))
 
     def _costs(self, events: Sequence[PrivacyEvent | None]) -> Array:
-        """(clients, columns)."""
+        """The cost of each client's event, (clients, columns)."""
         if len(events) != self.clients:
             raise PrivacyError(f"{len(events)} events for {self.clients} wallets", "give one per client")
         return release_costs(events)
@@ -364,7 +364,7 @@ def _capacities(caps: Array, delta: float) -> Array:
 
 @lru_cache(maxsize=4096)
 def _capacity_of_one(cap_epsilon: float, delta: float) -> Array:
-    """(1, columns)."""
+    """What a wallet with this cap may spend in each column, (1, columns)."""
     return _capacity_rows(np.array([cap_epsilon]), delta)
 
 

@@ -126,7 +126,7 @@ def _trust_column(run: RunResult, currency: str) -> dict[str, str]:
 
 
 def _line(run: RunResult) -> dict[str, str]:
-    """One row of the comparison."""
+    """A run as a row of the table that compares runs."""
     private = run.config.mode == "private"
     return {
         "accuracy": percent(run.accuracy),

@@ -133,7 +133,7 @@ class LocalAuctioneer:
         self.mechanism = mechanism
 
     def open(self, terms: Terms) -> Terms:
-        """Nothing to do here."""
+        """Does nothing: the auction is held in this process."""
         return terms
 
     def clear(self, terms: Terms, offers: Mapping[str, Offer | None]) -> Round:

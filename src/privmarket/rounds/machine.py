@@ -99,7 +99,7 @@ class Round:
         return replace(self, phase=Phase.CLEARED, awards=awards)
 
     def deliver(self, reports: Mapping[str, str | None], voided: Mapping[str, str] | None = None) -> Round:
-        """Takes what became of awards. The first word on a client counts.
+        """Records what became of awards, once per client.
 
         Args:
             reports: client → None for a usable update, else what was wrong.
