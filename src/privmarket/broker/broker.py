@@ -77,6 +77,7 @@ class Broker:
         self.entropy = entropy
         self.make_mechanism = make_mechanism
         self.database.grace_ms = closing_grace_ms
+        self._clearing: set[str] = set()  # rounds whose auction is being computed: the clock need not do it again
         self._looked: dict[str, int] = {}  # round → the deadline of it that `tick` dealt with
         if self.database.key is not None and not self.database.read_only:
             self._announce_key(self.database.key)
@@ -323,6 +324,13 @@ class Broker:
 
     def _clear(self, actor: Actor, round_id: str, asked: idempotency.Request) -> Answer:
         """Prepares the auction on a snapshot and logs it; inside the write if wallets keep moving meanwhile."""
+        self._clearing.add(round_id)
+        try:
+            return self._try_to_clear(actor, round_id, asked)
+        finally:
+            self._clearing.discard(round_id)
+
+    def _try_to_clear(self, actor: Actor, round_id: str, asked: idempotency.Request) -> Answer:
         for attempt in range(_TRIES):
             prepared = self._prepared(round_id)
             with self.database.write(actor.party_id) as tx:
@@ -467,6 +475,8 @@ class Broker:
             # Awards are looked at once per deadline, not with every tick: there may be a hundred thousand.
             passed = sum((at or now + 1) <= now for at in _deadlines(round_))
             if round_.state == "cleared" and self._looked.get(round_.id) == passed:
+                continue
+            if round_.id in self._clearing:
                 continue
             if round_.state == "revealing" and not lifecycle.may_clear(round_, now):
                 continue

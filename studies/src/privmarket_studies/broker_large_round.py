@@ -8,7 +8,6 @@ reading from it and bidding in another round.
 from __future__ import annotations
 
 import json
-import os
 import statistics
 import tempfile
 import threading
@@ -29,7 +28,7 @@ from privmarket.broker.schema import awards, rounds
 from privmarket.broker.signatures import SigningKey
 from privmarket.cli.serve import key_file
 from privmarket.rounds import Offer
-from privmarket_studies import broker_large_fill, broker_speed
+from privmarket_studies import broker_large_fill, broker_speed, processes
 from privmarket_studies.broker_load import LoadError, call, free_port, server
 from privmarket_studies.broker_speed import key, open_market, serve_arguments
 
@@ -258,11 +257,11 @@ class _Memory:
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
     def _watch(self) -> None:
-        ours = [pid for pid in _children(os.getpid()) if str(self._port) in _read_proc(pid, "cmdline")]
-        while ours and not self._stop.wait(0.2):
-            self._found.server_memory_mb = max(self._found.server_memory_mb, _resident_mb(ours[0]))
-            for child in _children(ours[0]):
-                self._found.auction_memory_mb = max(self._found.auction_memory_mb, _resident_mb(child))
+        ours = processes.serving(self._port)
+        while not self._stop.wait(0.2):
+            self._found.server_memory_mb = max(self._found.server_memory_mb, processes.resident_mb(ours))
+            for child in processes.children(ours):
+                self._found.auction_memory_mb = max(self._found.auction_memory_mb, processes.resident_mb(child))
 
     def __enter__(self) -> None:
         self._thread.start()
@@ -270,23 +269,6 @@ class _Memory:
     def __exit__(self, *_: object) -> None:
         self._stop.set()
         self._thread.join()
-
-
-def _read_proc(pid: int, name: str) -> str:
-    try:
-        return Path(f"/proc/{pid}/{name}").read_text()
-    except OSError:  # it has ended
-        return ""
-
-
-def _children(pid: int) -> list[int]:
-    tasks = Path(f"/proc/{pid}/task").glob("*") if Path(f"/proc/{pid}/task").exists() else []
-    return [int(child) for task in tasks for child in _read_proc(pid, f"task/{task.name}/children").split()]
-
-
-def _resident_mb(pid: int) -> float:
-    lines = [line for line in _read_proc(pid, "status").splitlines() if line.startswith("VmRSS:")]
-    return int(lines[0].split()[1]) / 1024 if lines else 0.0
 
 
 class _Callers:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import http.client
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -15,6 +17,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import httpx
 
 from privmarket.errors import PrivmarketError
 
@@ -32,6 +36,7 @@ class Rate:
     per_second: float
     median_ms: float
     p99_ms: float
+    answers: int = 0
 
 
 def free_port() -> int:
@@ -69,12 +74,25 @@ def call(port: int, method: str, path: str, token: str = "", form: Any = None) -
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
     headers = {"Idempotency-Key": str(uuid.uuid4()), "Content-Type": "application/json"}
     if token:
-        headers |= {"Authorization": f"Bearer {token}", "Cookie": f"privmarket_session={token}"}
+        headers["Authorization"] = f"Bearer {token}"
+        if not path.startswith("/v1"):
+            headers["Cookie"] = session(port, token)
     connection.request(method, path, None if form is None else json.dumps(form), headers)
     reply = connection.getresponse()
     body = reply.read()
     connection.close()
     return reply.status, body
+
+
+@functools.lru_cache(maxsize=64)
+def session(port: int, token: str) -> str:
+    """The cookie of somebody who signed in to the pages as a browser does."""
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", follow_redirects=True, timeout=120) as browser:
+        mark = re.search(r'name="mark" value="([0-9a-f]+)"', browser.get("/sign-in").text)
+        if mark is None:
+            raise LoadError("the page to sign in has no form", "is this a broker?")
+        browser.post("/sign-in", data={"token": token, "key": str(uuid.uuid4()), "mark": mark.group(1)})
+        return f"privmarket_session={browser.cookies.get('privmarket_session')}"
 
 
 def request_bytes(path: str, form: Any, headers: dict[str, str]) -> bytes:
@@ -98,12 +116,14 @@ async def _load(port: int, requests: Iterator[bytes], callers: int, seconds: flo
     took = time.perf_counter() - start
     ordered = sorted(latencies)
     place = min(len(ordered) - 1, int(0.99 * len(ordered)))
-    return Rate(len(ordered) / took, 1e3 * ordered[len(ordered) // 2], 1e3 * ordered[place])
+    return Rate(len(ordered) / took, 1e3 * ordered[len(ordered) // 2], 1e3 * ordered[place], len(ordered))
 
 
 async def _caller(port: int, requests: Iterator[bytes], end: float, latencies: list[float]) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    while (begun := time.perf_counter()) < end:
+    begun = 0.0
+    while begun == 0.0 or time.perf_counter() < end:  # at least one request, however late the connection was
+        begun = time.perf_counter()
         writer.write(next(requests))
         head = await reader.readuntil(b"\r\n\r\n")
         place = head.lower().index(b"content-length:") + 15

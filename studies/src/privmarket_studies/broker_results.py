@@ -17,48 +17,59 @@ from pathlib import Path
 from typing import Any
 
 DATABASES = ("SQLite", "PostgreSQL")
-_LARGE = ("large-sqlite", "large-sqlite-varied", "large-postgresql")
+_LARGE = ("large-sqlite", "large-sqlite-varied", "large-postgresql", "large-postgresql-million")
+_BEFORE = "before"
+_DEFAULTS = {"brokers": 1, "database": "SQLite"}
 _PAGE_AIM_MS, _RATE_AIM = 200.0, 0.5
 
 _BIDS = """# The broker, measured
 
-Two cores; our other work was paused while rates and times were taken, but the machine is a guest on another,
-whose processor and disk are not always equally quick. How to run a broker, and what it defends against:
-[run a broker](../../how-to/run-a-broker.md).
+Two cores. *Code* is a digest of the broker's Python files but those of pages and clients
+(`privmarket_studies.torture.runs.broker_code`): which code a figure is of. *before* stands for the broker of
+commit e7818cb, before every table followed from one log; those runs had neither signatures nor reveals,
+disputes or sealed updates. How to run a broker, and what it defends against: [run a
+broker](../../how-to/run-a-broker.md).
 
 ## Sealed bids per second
-`privmarket bench broker --bids 0 --seconds 0.5 --turns 10` ([bids.json](bids.json)): over HTTP, beside FastAPI +
-SQLite that insert one row and commit it, in two forms (on the event loop, in threads), same uvicorn, client,
-callers and durability (WAL, `synchronous=FULL`). The ratio is to the faster form; the aim was {aim}. Most of
-these bids replace an earlier one of the same seller; the sellers have sold nothing yet. A past costs a lone bid
-milliseconds more, because its wallet is looked at; bids that arrive together share that look.
+`privmarket bench broker --bids 0 --seconds 0.5`: over HTTP, beside FastAPI + SQLite that insert one row and
+commit it, in two forms (on the event loop, in threads), same uvicorn, client, callers and durability (WAL,
+`synchronous=FULL`). *Signed* bids carry an Ed25519 signature that the broker checks; every bid is a leaf of the
+log's tree, whose head is signed with each commit. Ratios are to the faster bare form; the aim was {aim}. Most
+of these bids replace an earlier one of the same seller; the sellers have sold nothing yet. *Processor* is what
+the server process used per answer, for signed, unsigned and both bare forms: a busy machine changes it least.
 
-| callers at once | broker | bare, loop | bare, threads | ratio | median wait, ms |
-|---|---|---|---|---|---|
+| code | callers | signed | unsigned | bare, loop | bare, threads | signed ratio | unsigned ratio | processor, ms |
+|---|---|---|---|---|---|---|---|---|
 """
 _OTHERS = """
-With longer and fewer turns, other work on the machine counts for more; two such runs within the same two hours
-([bids-other-runs.json](bids-other-runs.json), rates rounded) gave, with one caller, ratios of {ratios}.
+The rows of *{code}* were taken while seven other jobs kept both cores busy (load above 15): wall-clock rates
+and their ratios say little then. By processor time a signed bid takes {costs} what the cheaper bare form does.
+The rows *before* were taken alone; two more runs then gave, with one caller, ratios of {ratios}
+([bids-other-runs.json](bids-other-runs.json)).
 """
 _ROUND = """
-## One round of 100,000 bids
-`privmarket bench broker --turns 0 [--varied] [--database …]`: closed, delivered and settled over HTTP while
-three callers keep reading; bids were placed before. *Alike*: four different caps, nothing sold before.
-*Varied*: every seller has its own cap and past sales. The aim: clears and settles in seconds, in one
-transaction, without blocking readers; pages under {aim:.0f} ms. Varied was not measured on PostgreSQL.
+## One large round
+`privmarket bench broker --turns 0 [--bids N] [--varied] [--database …]`: closed, delivered and settled over
+HTTP while callers keep reading, and, since *before*, bidding in another round; bids were placed before.
+*Alike*: four different caps, nothing sold before. *Varied*: every seller has its own cap, most have a past. The
+aim: pages under {aim:.0f} ms. Code after *before* clears large rounds in a process of its own and bounds wallets
+by one sum in SQL; no round of it has been measured on a quiet machine yet, nor one of a million bids.
 
 | | {heads} |
 |---|{rules}|
 """
 _KILLS = """
 ## Killed and restarted
-`python -m privmarket_studies.torture.broker_kill --kills 20 --seed S [--postgres]` ([kills.json](kills.json)): a
-server under eight bidders and a buyer is killed with `kill -9` at random moments and started again. After each
-run: no acknowledged bid lost, none taken twice, no round paid out twice, escrow + balances = deposits to the
-micro-unit, the replay of everything agrees. On a machine that others loaded.
+`python -m privmarket_studies.torture.broker_kill --kills N --seed S [--postgres [--brokers 2]]`
+([kills.json](kills.json)): a server under eight bidders and a buyer is killed with `kill -9` at random moments
+and started again. Since *before*, bids are signed, every other round has bids that are sealed and revealed and
+updates that travel sealed, and one seller's updates are always rejected, disputed and ruled on. With two
+brokers on one database, one is stopped for 13 s (SIGSTOP) before each kill, and the other must go on. After
+each run: no acknowledged bid or key lost, none taken twice, no round paid out twice, escrow + balances =
+deposits to the micro-unit, the replay of everything agrees.
 
-| database | runs | kills | acknowledged bids | settled rounds | broken connections | verdict |
-|---|---|---|---|---|---|---|
+| code | database | brokers | runs | kills | bids | settled | reveals | disputes | sealed | pauses | verdict |
+|---|---|---|---|---|---|---|---|---|---|---|---|
 """
 _ONCE = """
 One earlier run failed before its first kill: opening a round was refused. It was not the broker. A pause of 99 s
@@ -70,38 +81,54 @@ and says so, and a test holds that.
 """
 _SIMULATED = """
 ## Simulated
-`python -m privmarket_studies.torture.broker_simulation --rounds 1000 --seed S`
+`python -m privmarket_studies.torture.broker_simulation --rounds N --seed S [--postgres]`
 ([simulation.json](simulation.json)): the same code through crashes at any statement, retries, duplicates,
-reordering and clock jumps, invariants checked after every step, everything replayed now
-and then; a seed replays exactly. {rounds:,} rounds, {requests:,} requests, {crashes:,} crashes: {verdict}.
+reordering and clock jumps, invariants checked after every step, everything replayed now and then; a seed replays
+exactly.
+
+| code | database | rounds | requests | crashes | verdict |
+|---|---|---|---|---|---|
 """
 _FUZZ = """
 ## Fuzzed
 `python -m privmarket_studies.torture.broker_fuzz --examples N [--postgres]` ([fuzz.json](fuzz.json)): schemathesis
 over every operation as every role, well formed and not.
 
-| database | requests | answers | verdict |
-|---|---|---|---|
+| code | database | requests | answers | verdict |
+|---|---|---|---|---|
 """
 
 
 def render(folder: Path) -> str:
     """The page's text."""
-    rates = _read(folder / "bids.json")["bids"]
-    page = _BIDS.format(aim=_RATE_AIM) + "".join(_rate_row(rate) for rate in rates)
-    page += _OTHERS.format(ratios=_other_ratios(_read(folder / "bids-other-runs.json")))
+    now = _read(folder / "bids.json")
+    page = _BIDS.format(aim=_RATE_AIM) + "".join(_rate_row(_code(now), rate) for rate in now["bids"])
+    page += "".join(_rate_row(_BEFORE, rate) for rate in _read(folder / "bids-before.json")["bids"])
+    others = _other_ratios(_read(folder / "bids-other-runs.json"))
+    page += _OTHERS.format(code=_code(now), costs=_costs(now["bids"]), ratios=others)
     page += _large(folder) + _KILLS + _kill_rows(_read(folder / "kills.json")) + _ONCE
-    runs = _read(folder / "simulation.json")
-    sums = {name: sum(run[name] for run in runs) for name in ("rounds", "requests", "crashes")}
-    page += _SIMULATED.format(**sums, verdict=_one_of({run["verdict"] for run in runs}))
+    page += _SIMULATED + _simulated_rows(_read(folder / "simulation.json"))
     return page + _FUZZ + "".join(_fuzz_row(run) for run in _read(folder / "fuzz.json"))
 
 
-def _rate_row(row: dict[str, Any]) -> str:
+def _code(result: dict[str, Any]) -> str:
+    return str(result.get("code", _BEFORE))
+
+
+def _rate_row(code: str, row: dict[str, Any]) -> str:
     bare = row["bare"]
-    rates = [row["broker"], bare["loop"], bare["threads"]]
-    shown = " | ".join(f"{rate['per_second']:,.0f}" for rate in rates)
-    return f"| {row['callers']} | {shown} | {row['ratio']:.2f} | {row['broker']['median_ms']:.1f} |\n"
+    rates = [row.get("signed"), row["broker"], bare["loop"], bare["threads"]]
+    shown = " | ".join("–" if rate is None else f"{rate['per_second']:,.0f}" for rate in rates)
+    signed = f"{row['signed_ratio']:.2f}" if "signed_ratio" in row else "–"
+    cpu = row.get("cpu_ms", {})
+    spent = ", ".join(f"{cpu[name]:.2f}" for name in ("signed", "broker", "loop", "threads") if name in cpu) or "–"
+    return f"| {code} | {row['callers']} | {shown} | {signed} | {row['ratio']:.2f} | {spent} |\n"
+
+
+def _costs(rows: list[dict[str, Any]]) -> str:
+    """How many times the processor time of the cheaper bare insert a signed bid takes, by number of callers."""
+    times = [row["cpu_ms"]["signed"] / min(row["cpu_ms"]["loop"], row["cpu_ms"]["threads"]) for row in rows]
+    return " and ".join(f"{one:.1f} times ({row['callers']} callers)" for one, row in zip(times, rows, strict=True))
 
 
 def _other_ratios(runs: list[dict[str, Any]]) -> str:
@@ -109,14 +136,32 @@ def _other_ratios(runs: list[dict[str, Any]]) -> str:
     return " and ".join(f"{row['broker'] / max(row['loop'], row['threads']):.2f}" for row in lone)
 
 
+def _groups(runs: list[dict[str, Any]], *names: str) -> dict[tuple[str, ...], list[dict[str, Any]]]:
+    """Runs that share their code and what else is named, the newest code last, in the order of the file."""
+    found: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    for run in runs:
+        place = (_code(run), *(str(run.get(name, _DEFAULTS.get(name))) for name in names))
+        found.setdefault(place, []).append(run)
+    return found
+
+
+def _simulated_rows(runs: list[dict[str, Any]]) -> str:
+    rows = ""
+    for (code, database), mine in _groups(runs, "database").items():
+        sums = " | ".join(f"{sum(run[name] for run in mine):,}" for name in ("rounds", "requests", "crashes"))
+        rows += f"| {code} | {database} | {sums} | {_one_of({run['verdict'] for run in mine})} |\n"
+    return rows
+
+
 def _large(folder: Path) -> str:
     """One column per kept round."""
-    kept = {name: _read(folder / f"{name}.json")["large_round"] for name in _LARGE}
+    files = {name: _read(folder / f"{name}.json") for name in _LARGE if (folder / f"{name}.json").exists()}
+    kept = {name: found["large_round"] for name, found in files.items()}
     columns = list(kept.values())
     kinds = {"sqlite": "SQLite", "postgresql+psycopg": "PostgreSQL"}
     variants = ["varied" if c["past_sales"] else "alike" for c in columns]
     heads = [
-        f"[{kinds[c['database']]}, {variant}]({name}.json)"
+        f"[{kinds[c['database']]}, {variant}]({name}.json), {_code(files[name])}"
         for (name, c), variant in zip(kept.items(), variants, strict=True)
     ]
     lines = {
@@ -128,15 +173,21 @@ def _large(folder: Path) -> str:
         "delivered in, s": [f"{c['deliver_seconds']:.2f}" for c in columns],
         "settled in, s": [f"{c['settle_seconds']:.2f}" for c in columns],
     }
-    for reader, name in (("round", "the round"), ("page", "its page"), ("me", "a seller's self")):
-        lines[f"{name}, read before, ms: median (longest)"] = [_wait(c["readers_before"][reader]) for c in columns]
-        lines[f"{name}, read while clearing, ms"] = [_wait(c["readers_during_clear"][reader]) for c in columns]
+    readers = (("round", "the round"), ("page", "its page"), ("me", "a seller's self"), ("bid", "a bid elsewhere"))
+    for reader, name in readers:
+        lines[f"{name}, before, ms: median (longest)"] = [_wait(c["readers_before"].get(reader)) for c in columns]
+        lines[f"{name}, while clearing, ms"] = [_wait(c["readers_during_clear"].get(reader)) for c in columns]
+    for where in ("server", "auction"):
+        held = [c.get(f"{where}_memory_mb") for c in columns]
+        lines[f"memory of the {where}'s process, MB"] = [f"{one:,.0f}" if one else "–" for one in held]
     lines["slowest page of all roles and states, ms"] = [_slowest(c["pages_ms"]) for c in columns]
     table = "".join(f"| {name} | {' | '.join(cells)} |\n" for name, cells in lines.items())
     return _ROUND.format(heads=" | ".join(heads), rules="|".join("---" for _ in heads), aim=_PAGE_AIM_MS) + table
 
 
-def _wait(latency: dict[str, float]) -> str:
+def _wait(latency: dict[str, float] | None) -> str:
+    if latency is None:
+        return "–"
     return f"{latency['median_ms']:.0f} ({latency['largest_ms']:.0f})"
 
 
@@ -147,17 +198,25 @@ def _slowest(pages_ms: dict[str, float]) -> str:
 
 def _kill_rows(runs: list[dict[str, Any]]) -> str:
     rows = ""
-    for database in DATABASES:
-        mine = [run for run in runs if run["database"] == database]
-        names = ("kills", "acknowledged bids", "settled rounds", "broken or refused connections")
-        sums = " | ".join(f"{sum(run[name] for run in mine):,}" for name in names)
-        rows += f"| {database} | {len(mine)} | {sums} | {_one_of({run['verdict'] for run in mine})} |\n"
+    names = (
+        "kills",
+        "acknowledged bids",
+        "settled rounds",
+        "reveals",
+        "disputes",
+        "sealed updates opened",
+        "pauses",
+    )
+    for (code, database, brokers), mine in _groups(runs, "database", "brokers").items():
+        sums = " | ".join(f"{sum(run.get(name, 0) for run in mine):,}" for name in names)
+        verdict = _one_of({run["verdict"] for run in mine})
+        rows += f"| {code} | {database} | {brokers} | {len(mine)} | {sums} | {verdict} |\n"
     return rows
 
 
 def _fuzz_row(run: dict[str, Any]) -> str:
     answers = ", ".join(f"{count:,} × {status}" for status, count in run["answers"].items())
-    return f"| {run['database']} | {run['requests']:,} | {answers} | {run['verdict']} |\n"
+    return f"| {_code(run)} | {run['database']} | {run['requests']:,} | {answers} | {run['verdict']} |\n"
 
 
 def _one_of(verdicts: set[str]) -> str:

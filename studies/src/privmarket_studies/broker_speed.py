@@ -20,6 +20,7 @@ from privmarket.broker.broker import Broker
 from privmarket.broker.parties import SYSTEM, Actor
 from privmarket.broker.signatures import SigningKey, bid_message, commitment
 from privmarket.rounds import Offer
+from privmarket_studies import processes
 from privmarket_studies.broker_load import Rate, free_port, load, request_bytes, server
 
 CALLERS = (1, 4, 16, 64)
@@ -50,6 +51,7 @@ class BidSpeed:
     signed: Rate
     broker: Rate
     bare: dict[str, Rate]
+    cpu_ms: dict[str, float]  # of the server's process per answer, over all turns: a busy machine changes it little
 
     def _over_bare(self, rate: Rate) -> float:
         return rate.per_second / max(one.per_second for one in self.bare.values())
@@ -155,11 +157,16 @@ def _turns(
     turns: int,
 ) -> BidSpeed:
     seen: dict[str, list[Rate]] = {name: [] for name in ports}
+    spent = dict.fromkeys(ports, 0.0)
     for _ in range(turns):
         for name, port in ports.items():
+            pid = processes.serving(port)
+            before = processes.cpu_seconds(pid)
             seen[name].append(load(port, sending[name], callers, seconds))
+            spent[name] += processes.cpu_seconds(pid) - before
+    cpu_ms = {name: 1e3 * spent[name] / sum(rate.answers for rate in rates) for name, rates in seen.items()}
     best = {name: max(rates, key=lambda rate: rate.per_second) for name, rates in seen.items()}
-    return BidSpeed(storage, callers, best.pop("signed"), best.pop("broker"), best)
+    return BidSpeed(storage, callers, best.pop("signed"), best.pop("broker"), best, cpu_ms)
 
 
 def _signed_form(round_id: str, seller: Actor, signing: SigningKey) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any
 from privmarket import broker
 
 _OUTSIDE = (
+    "bid_preview",
     "pages",
     "charts",
     "plots",
