@@ -20,7 +20,7 @@ from privmarket.federated.models import Model, mlp
 from privmarket.privacy import tables
 from privmarket.privacy.calibration import noise_multiplier
 from privmarket.privacy.noise import NoiseSource
-from privmarket.privacy.release import Grid, sum_inflation
+from privmarket.privacy.release import Grid, double_sum_inflation, sum_inflation
 from tests.hostile import naive
 
 TRIALS = 60
@@ -345,7 +345,24 @@ def test_a_records_gradient_is_the_same_whoever_else_is_drawn():
         assert torch.equal(contribution(others), by_itself)
 
 
-# Persons.
+# 9. Persons.
+
+
+@pytest.mark.parametrize(("unit", "most"), [("record", 5.0), ("person", 1.0)])
+def test_a_person_with_five_records_counts_as_one_unit_if_that_is_promised(unit, most):
+    """Blanking somebody with five records: five clip norms where each record counts alone, else one."""
+    model, rows = linear_model(3, 2), 40
+    images, labels = torch.full((rows, 1, 1, 3), 50.0), torch.zeros(rows, dtype=torch.int64)
+    blanked = images.clone()
+    blanked[10:15] = float("nan")  # contributes nothing
+    persons = torch.arange(rows) // 5 if unit == "person" else None
+    parts = model.parts(torch.zeros(1, model.parameters))
+    whole, less = (
+        clipped_sums(model, parts, Batch(x, labels, [rows], persons=persons), 1.0) for x in (images, blanked)
+    )
+    moved = float((whole.double() - less.double()).norm())
+    assert moved == pytest.approx(most, rel=0.01)
+    assert unit == "record" or moved <= 1.0 + double_sum_inflation(rows)
 
 
 def test_a_person_of_one_client_is_not_clipped_with_one_of_another():

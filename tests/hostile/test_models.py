@@ -89,6 +89,7 @@ def test_a_client_refuses_before_it_reserves(name, tmp_path):
 
 REFUSED = {
     "LSTM": lambda: nn.LSTM(12, 3, batch_first=True),
+    "TransformerEncoder": lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(12, 3, batch_first=True), 1),
     "nothing to train": lambda: nn.Sequential(nn.Flatten(), nn.ReLU()),
     "frozen whole": lambda: nn.Linear(12, 3).requires_grad_(False),
     "a loss over the batch": lambda: nn.Linear(12, 3),
@@ -110,7 +111,7 @@ def test_a_model_that_treats_records_alone_is_trained_and_charged(tmp_path):
     assert all(np.isfinite(a).all() for a in wire.read_arrays(answer.content, wire.UPDATE).values())
 
 
-@pytest.mark.parametrize("name", [*MIXING, "nothing to train"])
+@pytest.mark.parametrize("name", [*MIXING, "LSTM", "TransformerEncoder", "nothing to train"])
 def test_a_server_stops_before_the_first_bid(name, tmp_path):
     made = {**MIXING, **REFUSED}[name]
     app = pm.flower.server_app(model=made, rounds=1)

@@ -2,22 +2,30 @@
 
 The work: 100 clients with 600 records of 784 numbers each, an MLP 784-128-64-10, Poisson batches of 32 expected
 records, one pass (19 steps), clipping to 1, noise multiplier 1. Everything computes in one thread, and processor
-time is what counts. The contenders take turns, so that a busy machine slows all of them alike, and the fastest
-turn of each counts.
+time is what counts. The contenders take turns, so that a busy machine slows all of them alike; the median turn of
+each counts, and how far separate runs in fresh processes lie apart is stated. With a checkout of an older tree its
+rounds take turns with ours, of one full-batch step and of several sampled ones.
 """
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+import privmarket
 from privmarket.federated.local import SMALL_BATCH_CHUNK, ClientRecords, LocalPlan, plain_updates, private_updates
 from privmarket.federated.models import Model, mlp
 from privmarket.federated.workers import one_thread
@@ -25,36 +33,51 @@ from privmarket.privacy import integer_noise
 from privmarket.privacy.accountant import RdpAccountant
 from privmarket.privacy.events import release
 from privmarket.privacy.noise import NoiseSource
+from privmarket.privacy.release import Grid
 
 _BATCH, _CLIP, _NOISE, _RATE = 32, 1.0, 1.0, 0.1
 _SHAPE = (1, 28, 28)
+# The rounds that are timed against an older tree, see `federated_speed_worker`.
+ROUNDS = ("one step", "several steps")
 
 
 @dataclass(frozen=True)
 class SpeedReport:
-    """Seconds of the fastest turn of each contender, and the ratios that are promised.
+    """One run: processor seconds of every turn of each contender.
 
     Attributes:
-        seconds: contender → seconds for one round of all clients.
+        turns: contender → seconds for one round of all clients, turn by turn; "before, …" is the older tree.
         growth: clients → seconds of our private round.
         accounting_seconds: 100 clients × 200 rounds through the accountant.
+        draws_per_second: exact releases of one coordinate on one thread, noise and rounding and all.
     """
 
     clients: int
     records: int
-    seconds: dict[str, float]
+    turns: dict[str, list[float]]
     growth: dict[int, float]
     accounting_seconds: float
+    draws_per_second: float
 
-    def ratio(self, reference: str) -> float:
-        """How many times longer the reference takes than our private round."""
-        return self.seconds[reference] / self.seconds["private"]
+    @property
+    def seconds(self) -> dict[str, float]:
+        """contender → the median turn."""
+        return {name: float(np.median(each)) for name, each in self.turns.items()}
+
+    @property
+    def ratios(self) -> dict[str, float]:
+        """What is promised: others over our private round, and our rounds over the older tree's."""
+        seconds = self.seconds
+        found = {name: seconds[name] / seconds["private"] for name in seconds if name.startswith("opacus")}
+        found["private over non-private"] = seconds["private"] / seconds["non-private"]
+        for kind in ROUNDS:
+            if f"before, {kind}" in seconds:
+                found[f"{kind} over before"] = seconds[f"now, {kind}"] / seconds[f"before, {kind}"]
+        return found
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, with the ratios."""
-        ratios = {name: self.ratio(name) for name in self.seconds if name.startswith("opacus")}
-        ratios["private over non-private"] = 1.0 / self.ratio("non-private")
-        return {**asdict(self), "ratios": ratios}
+        return {**asdict(self), "seconds": self.seconds, "ratios": self.ratios}
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,25 +110,67 @@ def measure(
     *,
     turns: int = 3,
     opacus: bool = True,
-    growth: tuple[int, ...] = (25, 50, 100, 200),
+    growth: tuple[int, ...] = (5, 10, 20, 40),
+    before: Path | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> SpeedReport:
-    """Times every contender `turns` times, in turn."""
+    """Times every contender `turns` times, in turn; `before` is the checkout of an older tree."""
     work = _work(clients, records)
     # A process makes the tables of the integer noise once, in a fraction of a second; it is no part of a round.
     integer_noise.tables()
-    contenders: dict[str, Callable[[_Work], None]] = {"private": _private, "non-private": _plain}
+    contenders: dict[str, Callable[[], float]] = {
+        "private": lambda: _seconds(_private, work),
+        "non-private": lambda: _seconds(_plain, work),
+    }
     if opacus:
-        contenders |= {"opacus ghost clipping": _opacus_ghost, "opacus default": _opacus_hooks}
-    fastest: dict[str, float] = {}
-    with one_thread():
+        contenders["opacus ghost clipping"] = lambda: _seconds(_opacus_ghost, work)
+        contenders["opacus default"] = lambda: _seconds(_opacus_hooks, work)
+    taken: dict[str, list[float]] = {}
+    with one_thread(), ExitStack() as workers:
+        if before is not None:
+            here = Path(privmarket.__file__).parents[2]
+            for name, tree in (("before", before), ("now", here)):
+                ask = workers.enter_context(_tree(tree, clients, records))
+                contenders |= {f"{name}, {kind}": partial(ask, kind) for kind in ROUNDS}
         for turn in range(turns):
             for name, contender in contenders.items():
                 progress(f"turn {turn + 1} of {turns}: {name}")
-                fastest[name] = min(fastest.get(name, np.inf), _seconds(contender, work))
+                taken.setdefault(name, []).append(contender())
         progress("growth in clients")
-        grown = {n: min(_seconds(_private, _work(n, records)) for _ in range(2)) for n in growth}
-    return SpeedReport(clients, records, fastest, grown, accounting_seconds(100, 200))
+        grown = {n: float(np.median([_seconds(_private, _work(n, records)) for _ in range(3)])) for n in growth}
+    return SpeedReport(clients, records, taken, grown, accounting_seconds(100, 200), draws_per_second())
+
+
+@contextmanager
+def _tree(tree: Path, clients: int, records: int) -> Iterator[Callable[[str], float]]:
+    """A process that times the rounds of one tree: the name of a round goes in, its seconds come out."""
+    script = Path(__file__).with_name("federated_speed_worker.py")
+    environment = {**os.environ, "PYTHONPATH": str(tree / "src"), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(script), str(clients), str(records)]
+    with subprocess.Popen(
+        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as worker:
+        assert worker.stdin is not None
+        assert worker.stdout is not None
+        questions, answers = worker.stdin, worker.stdout
+
+        def ask(kind: str) -> float:
+            print(kind, file=questions, flush=True)
+            return float(answers.readline())
+
+        yield ask
+        questions.close()
+
+
+def draws_per_second(draws: int = 1 << 20, turns: int = 5) -> float:
+    """Coordinates that one thread releases in a second: dither, rounding, exact noise; the median of some turns."""
+    sums, grid, source = np.zeros(draws, dtype=np.float32), Grid(1.0, 2), NoiseSource.from_system()
+    out, taken = np.empty_like(sums), []
+    for _ in range(turns):
+        start = time.process_time()
+        grid.noisy(sums, source, out)
+        taken.append(time.process_time() - start)
+    return draws / float(np.median(taken))
 
 
 def accounting_seconds(clients: int, rounds: int) -> float:

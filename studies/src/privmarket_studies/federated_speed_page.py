@@ -1,6 +1,9 @@
 """The page about a private round's speed and memory, rendered from its result files: no figure is typed by hand.
 
-privmarket bench federate --turns 1 --json > docs/results/speed/federate.json
+git worktree add ../before e7818cb
+for run in 1 2 3; do
+  privmarket bench federate --clients 10 --before ../before --json > docs/results/speed/federate-$run.json
+done
 privmarket bench memory --json > docs/results/speed/memory.json
 python -m privmarket_studies.federated_speed_page docs/results/speed
 """
@@ -10,23 +13,36 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 _ROUND = """# What a private round costs
 
 ## Time
-`privmarket bench federate --turns 1`: one round of {clients} clients × {records} records × 784, MLP 784-128-64-10,
-batch 32, one epoch, processor seconds of one thread, all in one run on an otherwise quiet machine
-([federate.json](federate.json)).
+`privmarket bench federate --clients {clients} --before CHECKOUT`: a round of {clients} clients × {records} records,
+784 numbers each, MLP 784-128-64-10, batch 32, one epoch, processor seconds of one thread. Contenders take turns,
+{turns} each, and the median turn counts. {runs} separate runs in fresh processes
+({files}); below, the median of the runs and, behind it, the
+smallest and the largest.
 
 | contender | seconds | over our private round |
 |---|---|---|
 """
 _AIMS = """
-Ours over our own round without privacy: {plain:.2f} (aim: at most 2.5). Opacus' ghost clipping over ours:
-{ghost:.1f} (at least 6); its default over ours: {default:.1f} (at least 12). Accounting for 100 clients × 200
-rounds: {accounting:.3f} s (under 0.1).
+*before* is the tree before the release kernel (commit e7818cb): float32 noise on float32 sums. *One step* takes all
+records, *several steps* are the round above. Both trees run in worker processes of their own, in turn.
 
+| | median | runs | aim |
+|---|---|---|---|
+"""
+_BARS = {
+    "one step over before": ("one step, over the tree before", "at most 1.5"),
+    "several steps over before": ("several steps, over the tree before", "at most 3"),
+    "private over non-private": ("ours over our own round without privacy", "at most 2.5"),
+    "opacus ghost clipping": ("Opacus' ghost clipping over ours", "at least 6"),
+    "opacus default": ("Opacus' default over ours", "at least 12"),
+}
+_GROWTH = """
 | clients | seconds | milliseconds per client |
 |---|---|---|
 """
@@ -42,18 +58,38 @@ of them selling, the same MLP ([memory.json](memory.json)). The aim was less tha
 
 def render(folder: Path) -> str:
     """The page's text."""
-    speed, memory = (_read(folder / f"{name}.json") for name in ("federate", "memory"))
-    seconds, ratios = speed["seconds"], speed["ratios"]
-    aims = _AIMS.format(
-        plain=ratios["private over non-private"],
-        ghost=ratios["opacus ghost clipping"],
-        default=ratios["opacus default"],
-        accounting=speed["accounting_seconds"],
+    names = sorted(path.name for path in folder.glob("federate-*.json"))
+    runs = [_read(folder / name) for name in names]
+    first, files = runs[0], ", ".join(f"[{name}]({name})" for name in names)
+    turns = len(first["turns"]["private"])
+    page = _ROUND.format(
+        clients=first["clients"], records=first["records"], turns=turns, runs=len(runs), files=files
     )
-    contenders = "".join(f"| {n} | {s:.2f} | {s / seconds['private']:.2f} × |\n" for n, s in seconds.items())
-    growth = "".join(f"| {n} | {s:.2f} | {1000 * s / int(n):.1f} |\n" for n, s in speed["growth"].items())
-    page = _ROUND.format(clients=speed["clients"], records=speed["records"])
-    return page + contenders + aims + growth + _MEMORY + _memory_rows(memory)
+    for name in first["seconds"]:
+        seconds = [run["seconds"][name] for run in runs]
+        over = [run["seconds"][name] / run["seconds"]["private"] for run in runs]
+        page += f"| {name} | {_with_spread(seconds)} | {_with_spread(over)} |\n"
+    page += _AIMS
+    for name, (words, aim) in _BARS.items():
+        found = [run["ratios"][name] for run in runs]
+        page += f"| {words} | {median(found):.2f} | {min(found):.2f}–{max(found):.2f} | {aim} |\n"
+    draws = [run["draws_per_second"] / 1e6 for run in runs]
+    spread = f"{min(draws):.0f}–{max(draws):.0f}"
+    page += f"| million exact draws a second | {median(draws):.0f} | {spread} | at least 20 |\n"
+    accounting = [run["accounting_seconds"] for run in runs]
+    spread = f"{min(accounting):.3f}–{max(accounting):.3f}"
+    page += (
+        f"| accounting for 100 clients × 200 rounds, seconds | {median(accounting):.3f} | {spread} | below 0.1 |\n"
+    )
+    page += _GROWTH
+    for clients in first["growth"]:
+        seconds = [run["growth"][clients] for run in runs]
+        page += f"| {clients} | {_with_spread(seconds)} | {1000 * median(seconds) / int(clients):.1f} |\n"
+    return page + _MEMORY + _memory_rows(_read(folder / "memory.json"))
+
+
+def _with_spread(figures: list[float]) -> str:
+    return f"{median(figures):.2f} ({min(figures):.2f}–{max(figures):.2f})"
 
 
 def _memory_rows(memory: dict[str, Any]) -> str:

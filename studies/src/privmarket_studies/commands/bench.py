@@ -73,8 +73,11 @@ def auction(
 def federate(
     clients: Annotated[int, typer.Option(help="Clients in the round.")] = 100,
     records: Annotated[int, typer.Option(help="Records per client.")] = 600,
-    turns: Annotated[int, typer.Option(help="How often each contender runs; the fastest turn counts.")] = 3,
+    turns: Annotated[int, typer.Option(help="How often each contender runs; the median turn counts.")] = 3,
     opacus: Annotated[bool, typer.Option(help="Time Opacus beside it.")] = True,
+    before: Annotated[
+        Path | None, typer.Option(help="A checkout of an older tree, whose rounds take turns with ours.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """One private round of many clients, beside Opacus on the same work and our own round without privacy.
@@ -94,7 +97,7 @@ def federate(
         note("opacus is not installed: its rows are left out")
         opacus = False
     with Console(stderr=True).status("starting") as status:
-        report = measure(clients, records, turns=turns, opacus=opacus, progress=status.update)
+        report = measure(clients, records, turns=turns, opacus=opacus, before=before, progress=status.update)
     if json:
         print_json(report.to_dict())
         return
@@ -102,10 +105,11 @@ def federate(
     for column in ("contender", "processor seconds", "over ours, private"):
         table.add_column(column, justify="left" if column == "contender" else "right")
     for name, seconds in report.seconds.items():
-        table.add_row(name, f"{seconds:.2f}", f"{report.ratio(name):.2f} ×")
+        table.add_row(name, f"{seconds:.2f}", f"{seconds / report.seconds['private']:.2f} ×")
     for grown, seconds in report.growth.items():
         table.add_row(f"private, {grown} clients", f"{seconds:.2f}", f"{1000 * seconds / grown:.1f} ms per client")
     table.add_row("accounting, 100 clients × 200 rounds", f"{report.accounting_seconds:.3f}", "")
+    table.add_row("exact draws a second", f"{report.draws_per_second / 1e6:.0f} million", "")
     print_table(table)
 
 
