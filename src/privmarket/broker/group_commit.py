@@ -10,13 +10,12 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 from privmarket.broker.bidding import BidRequest
 from privmarket.broker.broker import Broker
 from privmarket.broker.http_errors import UnavailableError
 
-Answer = dict[str, Any]
+Answer = dict[str, object]
 _Result = Answer | BaseException
 GROUP_LIMIT = 200  # bids in one transaction: others that write wait for it, and SQL has a limit on its parameters
 _TURNS = 4  # of the event loop, from a request's first byte to its place in the queue

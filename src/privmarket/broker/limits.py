@@ -14,7 +14,8 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 _access = logging.getLogger("privmarket.access")
 _HEADERS = (
@@ -90,7 +91,7 @@ class Gate:
 
     def __init__(
         self,
-        app: Any,
+        app: ASGIApp,
         limits: Limits,
         rate: RateLimit,
         counters: Counters,
@@ -100,7 +101,7 @@ class Gate:
         self.app, self.limits, self.rate, self.counters = app, limits, rate, counters
         self._head_line, self._access_log = head_line, access_log
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handles a request: checks the limits, then passes it on."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
@@ -111,7 +112,7 @@ class Gate:
         if not (8 <= len(request_id) <= 64 and request_id.replace(b"-", b"").isalnum()):
             request_id = secrets.token_hex(8).encode()
 
-        async def send_with_headers(message: Any) -> None:
+        async def send_with_headers(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
@@ -138,7 +139,7 @@ class Gate:
                     json.dumps({**line, "status": status, "ms": round(1000 * seconds, 1), "from": address})
                 )
 
-    async def _serve(self, scope: Any, headers: dict[bytes, bytes], receive: Any, send: Any) -> None:
+    async def _serve(self, scope: Scope, headers: dict[bytes, bytes], receive: Receive, send: Send) -> None:
         if self.counters.under_way > self.limits.requests:
             await _refuse(send, 503, "busy", "too many requests at once", "wait a second and try again")
             return
@@ -161,7 +162,7 @@ class Gate:
         await self.app(scope, _replay(body, receive), send)
 
 
-async def _whole_body(scope: Any, headers: dict[bytes, bytes], receive: Any, limit: int) -> bytes | None:
+async def _whole_body(scope: Scope, headers: dict[bytes, bytes], receive: Receive, limit: int) -> bytes | None:
     """The body, read here so that a stream without a declared length is cut off too; None if it is too long."""
     if (
         scope["method"] in ("GET", "HEAD")
@@ -183,10 +184,10 @@ async def _whole_body(scope: Any, headers: dict[bytes, bytes], receive: Any, lim
             return b"".join(parts)
 
 
-def _replay(body: bytes, receive: Any) -> Any:
+def _replay(body: bytes, receive: Receive) -> Receive:
     waiting = [{"type": "http.request", "body": body, "more_body": False}]
 
-    async def again() -> Any:
+    async def again() -> Message:
         return waiting.pop() if waiting else await receive()
 
     return again
@@ -197,7 +198,7 @@ def error_body(code: str, message: str, hint: str) -> dict[str, str]:
     return {"code": code, "message": message, "hint": hint}
 
 
-async def _refuse(send: Any, status: int, code: str, message: str, hint: str) -> None:
+async def _refuse(send: Send, status: int, code: str, message: str, hint: str) -> None:
     content = json.dumps(error_body(code, message, hint)).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(content)).encode())]
     if status == 429:

@@ -18,7 +18,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -58,8 +57,8 @@ class Finding:
 
 def require_per_record(
     module: nn.Module,
-    inputs: Any = None,
-    labels: Any = None,
+    inputs: object = None,
+    labels: object = None,
     *,
     loss: Loss | None = None,
     weights: Mapping[str, np.ndarray] | None = None,
@@ -190,8 +189,8 @@ def _groups(channels: int) -> int:
 
 def row_findings(
     module: nn.Module,
-    inputs: Any,
-    labels: Any = None,
+    inputs: object,
+    labels: object = None,
     *,
     loss: Loss | None = None,
     weights: Mapping[str, np.ndarray] | None = None,
@@ -235,7 +234,7 @@ def _weight_settings(
 
 
 def _probe(
-    subject: nn.Module, like: Tensor, labels: Any, loss: Loss | None, scale: float, generator: torch.Generator
+    subject: nn.Module, like: Tensor, labels: object, loss: Loss | None, scale: float, generator: torch.Generator
 ) -> list[Finding]:
     x, other = (_random_rows(like, scale, generator) for _ in range(2))
     before = {name: buffer.clone() for name, buffer in subject.named_buffers()}
@@ -303,7 +302,7 @@ def _random_rows(like: Tensor, scale: float, generator: torch.Generator) -> Tens
     return torch.randint(0, 2, shape, generator=generator).to(like.dtype)
 
 
-def _random_labels(out: Tensor, labels: Any, generator: torch.Generator) -> Tensor:
+def _random_labels(out: Tensor, labels: object, generator: torch.Generator) -> Tensor:
     if labels is None:
         classes = out.shape[1] if out.ndim > 1 else 1
         return torch.randint(0, classes, (_ROWS, *out.shape[2:]), generator=generator)
