@@ -209,6 +209,8 @@ def test_the_share_counts_every_survivor_that_is_not_equivalent():
     judged = {"c": {"kind": "equivalent", "why": "no input can tell"}}
     assert page.figures(results, judged)["share"] == 2 / 3
     text = page.render(results, judged)
+    assert "not finished" not in text
+    assert "3 of the 4 faults" in page.render([*results[:3], {**results[3], "verdict": "not tried"}], judged)
     assert "| `c` | equivalent | no input can tell |" in text
     assert "| `d` | not judged |" in text
     assert "66.7%" in text
@@ -217,12 +219,15 @@ def test_the_share_counts_every_survivor_that_is_not_equivalent():
 KEPT = Path(__file__).parents[2] / "docs" / "results" / "mutants"
 
 
-@pytest.mark.skipif(not KEPT.exists(), reason="no campaign is kept yet")
-def test_the_kept_campaign_is_large_enough_judged_and_nearly_all_dead():
-    results, judged = page.load(KEPT)
-    alive = {entry["name"] for entry in results if entry["verdict"] == "survived"}
-    assert len(results) >= 300
+def test_the_kept_page_says_what_was_tried_and_every_survivor_is_judged():
+    sample, judged = page.load(KEPT)
+    alive = {entry["name"] for entry in sample if entry["verdict"] == "survived"}
+    assert len(sample) >= 300
     assert alive <= set(judged), "a survivor without a judgement"
     assert all(judged[name]["kind"] in page.KINDS and judged[name]["why"] for name in alive)
-    assert page.figures(results, judged)["share"] >= 0.95
-    assert (KEPT / "README.md").read_text() == page.render(results, judged)
+    assert (KEPT / "README.md").read_text(encoding="utf-8") == page.render(sample, judged)
+    # Of a finished campaign more is asked; an unfinished one says so in its first line.
+    if any(entry["verdict"] == "not tried" for entry in sample):
+        assert "This campaign is not finished" in (KEPT / "README.md").read_text(encoding="utf-8")
+    else:
+        assert page.figures(sample, judged)["share"] >= 0.95

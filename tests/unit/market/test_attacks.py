@@ -48,3 +48,6 @@ def test_an_attack_on_valuations_leaves_epsilon_alone(rng):
     rule, level = pm.mechanism("proportional-share"), attacks.LEVELS["quick"]
     assert level.valuation(rule, types, 2.0, rng).gain.max() <= 1e-9
     assert level.epsilon(rule, types, 2.0, rng).gain.max() > 1e-3
+    # Who is paid its cost gains nothing by withholding, and a lot by asking for more.
+    assert level.epsilon(FirstPrice(), types, 2.0, rng).gain.max() <= 1e-9
+    assert level.valuation(FirstPrice(), types, 2.0, rng).gain.max() > 1e-3

@@ -18,7 +18,7 @@ from privmarket_studies.mutants.bench import run as run_bench
 from privmarket_studies.mutants.coverage import Coverage, in_function
 from privmarket_studies.mutants.faults import Fault, behaviour, faults, tree_with
 from privmarket_studies.mutants.targets import NAMED, TARGETS, Target
-from privmarket_studies.mutants.trial import KILLED, NO_TESTS, SURVIVED, Only, preload, try_fault
+from privmarket_studies.mutants.trial import KILLED, NO_TESTS, NOT_TRIED, SURVIVED, Only, preload, try_fault
 
 LIMIT_SECONDS = 900.0
 
@@ -233,10 +233,12 @@ def read(out: Path) -> list[dict[str, Any]]:
 
 
 def of_sample(root: Path, out: Path) -> list[dict[str, Any]]:
-    """What was tried of today's sample on today's code."""
-    done = {entry["key"]: entry for entry in read(out)}
-    keys = [_key(attempt.fault, root) for attempt in sample(root)]
-    return [done[key] for key in keys if key in done]
+    """Today's sample, each fault with its verdict on today's code, or `not tried` (to the end)."""
+    done = {entry["key"]: entry for entry in read(out) if entry["fresh"]}
+    return [
+        done.get(_key(fault, root), {**asdict(fault), "name": fault.name, "verdict": NOT_TRIED})
+        for fault in (attempt.fault for attempt in sample(root))
+    ]
 
 
 def _waits(entry: dict[str, Any] | None, again: bool) -> bool:

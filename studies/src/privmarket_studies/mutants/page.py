@@ -13,16 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from privmarket_studies.mutants.bench import PATIENCE_SECONDS
-from privmarket_studies.mutants.trial import SURVIVED
+from privmarket_studies.mutants.trial import NOT_TRIED, SURVIVED
 
 RESULTS, JUDGED = "mutants.json", "judgements.json"
 KINDS = ("equivalent", "harmless", "gap")
 
 _HEAD = """# Do the tests bite?
 
-{faults} small faults (a changed operator, comparison, constant or call, a guard that never fires) were put one at a
-time into the packages that decide about money and privacy, and the tests that call the changed function were run
-against it: those of less than a second, the most specific first, for at most {patience:g} seconds of one core.
+{extent}{faults} small faults (a changed operator, comparison, constant or call, a guard that never fires) were
+put one at a time into the packages that decide about money and privacy, and the tests that call the changed
+function were run against it: those of less than a second, the most specific first, for at most {patience:g} seconds
+of one core.
 **{dead} were noticed, {alive} survived.** Of the survivors {equivalent} change no behaviour at all; of the other
 {real} faults {share:.1%} were noticed. Made by `make mutants`, which is not part of `make test`; every fault is in
 [{results}]({results}), our judgement of the survivors in [{judged}]({judged}).
@@ -41,15 +42,21 @@ nothing that is promised changes), or a *gap* in the tests.
 """
 
 
-def render(results: Sequence[Mapping[str, Any]], judged: Mapping[str, Mapping[str, str]]) -> str:
+def render(sample: Sequence[Mapping[str, Any]], judged: Mapping[str, Mapping[str, str]]) -> str:
     """The page.
 
     Args:
-        results: one entry per fault, with `name`, `path` and `verdict`.
+        sample: one entry per fault, with `name`, `path` and `verdict`; the verdict may be `not tried`.
         judged: name of a survivor → its `kind` and `why`.
     """
+    results = [entry for entry in sample if entry["verdict"] != NOT_TRIED]
     alive = [entry for entry in results if entry["verdict"] == SURVIVED]
-    counts = figures(results, judged)
+    counts = figures(sample, judged)
+    unfinished = (
+        f"**This campaign is not finished: {len(results)} of the {len(sample)} faults of its sample were tried** "
+        "to the end;\nfaults that only a module's own tests were tried on do not count yet.\n\n"
+    )
+    extent = unfinished if len(results) < len(sample) else ""
     rows = []
     for where in sorted({_where(entry) for entry in results}):
         mine = [entry for entry in results if _where(entry) == where]
@@ -63,6 +70,7 @@ def render(results: Sequence[Mapping[str, Any]], judged: Mapping[str, Mapping[st
         verdict = judged.get(entry["name"], {"kind": "not judged", "why": ""})
         lines.append(f"| `{_cell(entry['name'])}` | {verdict['kind']} | {_cell(verdict['why'])} |")
     return _HEAD.format(
+        extent=extent,
         **counts,
         patience=PATIENCE_SECONDS,
         results=RESULTS,
@@ -72,8 +80,9 @@ def render(results: Sequence[Mapping[str, Any]], judged: Mapping[str, Mapping[st
     )
 
 
-def figures(results: Sequence[Mapping[str, Any]], judged: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
+def figures(sample: Sequence[Mapping[str, Any]], judged: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
     """How many faults, how many noticed, and the share of those that change behaviour."""
+    results = [entry for entry in sample if entry["verdict"] != NOT_TRIED]
     alive = [entry["name"] for entry in results if entry["verdict"] == SURVIVED]
     equivalent = sum(judged.get(name, {}).get("kind") == "equivalent" for name in alive)
     dead, real = len(results) - len(alive), len(results) - equivalent

@@ -31,6 +31,7 @@ _PRELOADED = (
 )
 _POLL_SECONDS = 0.02
 KILLED, SURVIVED, TIMED_OUT, NO_TESTS = "killed", "survived", "timed out", "no tests"
+NOT_TRIED = "not tried"
 
 
 class _FaultyLoader(importlib.machinery.SourceFileLoader):
