@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from contextlib import redirect_stdout
-from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -49,9 +47,7 @@ def run(
     """
     # Flower writes run-config keys with dashes.
     given = {name.replace("_", "-"): value for name, value in parse_settings(setting).items()}
-    # The app prints the market's summary where it runs; here it goes to stdout once, or is replaced by the JSON.
-    with redirect_stdout(StringIO()):
-        report = app_folder.run_app(folder, engine, nodes, given, out, timeout)
+    report = app_folder.run_app(folder, engine, nodes, given, out, timeout)
     if json:
         print_json(report)
     else:

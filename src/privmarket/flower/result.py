@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -21,6 +22,7 @@ from privmarket.privacy.events import PrivacyEvent
 from privmarket.privacy.words import ODOMETER_LABEL, ODOMETER_NOTE
 from privmarket.rounds import MICRO, RoundRecord
 
+_log = logging.getLogger("flwr")  # what `flwr run` and `flwr log` show
 RESULT_KEY = "result-file"  # in a run's configuration: where the result is written
 RESULT = "privmarket-result"  # in the server's state
 
@@ -127,7 +129,9 @@ class MarketResult:
 
 
 def keep_result(context: Context, result: MarketResult, place: Path | str | None = None) -> None:
-    """Writes a run's result where its configuration says, else to `place`; and into the server's own state."""
+    """Logs a run's summary; keeps its result where the configuration says, else at `place`, and in its state."""
+    for line in result.summary():
+        _log.info(line)
     chosen = context.run_config.get(RESULT_KEY) or place
     if chosen:
         result.save(Path(str(chosen)))

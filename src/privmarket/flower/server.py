@@ -90,8 +90,6 @@ def server_app(
         auctioneer = auctioneer_for(here, str(config.get(BROKER_KEY) or "") or broker, token)
         market = MarketRun(grid, here, auctioneer, start(), measure, on_round)
         app.result = market.run()
-        for line in app.result.summary():
-            print(line)
         keep_result(context, app.result, result_file)
 
     return app

@@ -147,8 +147,6 @@ class AuctionStrategy(Strategy):
         arrays = {} if result is None else {name: array.numpy() for name, array in result.arrays.items()}
         seconds = time.perf_counter() - self._started
         made = MarketResult(self.settings, records, arrays, run.purses.releases(), (), seconds, run.declined)
-        for line in made.summary():
-            print(line)
         keep_result(context, made)
         return made
 
