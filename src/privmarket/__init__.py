@@ -80,4 +80,5 @@ _HOMES = {
     "rounds": "privmarket.rounds",
     "scenario": "privmarket.market.scenarios",
 }
-__getattr__, __dir__ = public_names(__name__, _HOMES)
+if not TYPE_CHECKING:  # so that mypy reports a name that does not exist
+    __getattr__, __dir__ = public_names(__name__, _HOMES)

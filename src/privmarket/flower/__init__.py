@@ -49,4 +49,5 @@ _HOMES = {
     "server_app": "privmarket.flower.server",
     "train_privately": "privmarket.flower.training",
 }
-__getattr__, __dir__ = public_names(__name__, _HOMES)
+if not TYPE_CHECKING:  # so that mypy reports a name that does not exist
+    __getattr__, __dir__ = public_names(__name__, _HOMES)
