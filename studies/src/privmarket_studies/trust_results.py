@@ -239,7 +239,7 @@ def _paired(folder: Path) -> str:
 ## The optimised rule against fixed prices
 Money that `{OPTIMISED}` needs for {_TARGET:.0%} under aggregate trust over what a ration at a fixed price needs,
 with the same seed, so the same clients, data and valuations, for both. It chooses by itself how many to buy from,
-from the law and from H.
+from the law and from H. Seeds are those at which both were seen to reach the target.
 
 | fixed rule | seeds | money, ratio (geometric mean) | ± 2 standard errors | range over seeds |
 |---|---|---|---|---|

@@ -102,7 +102,7 @@ def test_progress_is_told_run_by_run(law, tmp_path):
 def test_rules_are_exact_and_prices_come_from_the_law():
     rules = rule_choices(BASE, OPTIONS)
     assert [dict(rule.settings).get("unit_price") for rule in rules[:2]] == [0.5, 0.9]
-    assert {rule.rule for rule in rules} == {"two-step", "mfg-menunet", "mean-field-menu"}
+    assert {rule.rule for rule in rules} == {"two-step", "mfg-menunet", "graded-ration", "mean-field-menu"}
     dear = rule_choices(replace(BASE, scenario="lognormal"), OPTIONS)
     assert dict(dear[0].settings)["unit_price"] == pytest.approx(1.0, rel=1e-3)  # the median of LogNormal(0, ½)
 
