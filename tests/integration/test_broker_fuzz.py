@@ -12,6 +12,9 @@ from privmarket.broker import bidding
 from privmarket_studies.torture.broker_fuzz import ROLES, Fuzz
 from tests.postgres import new_database
 
+# It is schemathesis that hands cookies to each request, a thousand times.
+pytestmark = pytest.mark.filterwarnings("ignore:Setting per-request cookies:DeprecationWarning")
+
 
 @pytest.fixture(scope="module", params=["sqlite", "postgresql"])
 def fuzz(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fuzz]:
