@@ -6,6 +6,7 @@ work without it too.
 
 from __future__ import annotations
 
+import html
 import math
 import re
 import uuid
@@ -17,7 +18,6 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Form, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from fastapi.templating import Jinja2Templates
-from markupsafe import Markup, escape
 from pydantic import ValidationError
 
 from privmarket.broker import bid_preview, noise_tables, plots, rules, sessions, views, wallets
@@ -45,10 +45,17 @@ Field = Annotated[str, Form(max_length=300)]
 Key = Annotated[str, Form(min_length=8, max_length=200)]
 
 
+class _Html(str):
+    """Text that is HTML already: Jinja leaves it as it is."""
+
+    def __html__(self) -> str:
+        return str(self)
+
+
 def shown_money(micro: int) -> str:
     """Two decimals; the exact amount, where it has more, when one points at it."""
     exact, short = views.exact(micro), views.rounded(micro)
-    return short if exact == short else Markup('<span title="{}">{}</span>').format(exact, short)
+    return short if exact == short else _Html(f'<span title="{exact}">{short}</span>')
 
 
 def until(ms: int) -> str:
@@ -315,7 +322,9 @@ def preview(request: Request, round_id: str, valuation: str = "", epsilon: str =
     if record is None or not offers_something or not noise_tables.is_ready(family):
         raise BrokerError("nothing to say about this bid", f"offer at most ε = {task['epsilon_max']:g}")
     currency = request.app.state.settings.currency
-    return HTMLResponse(escape(bid_preview.at_worst(record, family, task["mechanism"], price, offered, currency)))
+    return HTMLResponse(
+        html.escape(bid_preview.at_worst(record, family, task["mechanism"], price, offered, currency))
+    )
 
 
 @pages.post("/rounds/{round_id}/progress")
