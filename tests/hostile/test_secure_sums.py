@@ -11,14 +11,13 @@ import math
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Error, Message, RecordDict
-from flwr.common.secure_aggregation.crypto.shamir import combine_shares
 from flwr.common.secure_aggregation.crypto.symmetric_encryption import generate_shared_key
 from flwr.supercore.primitives.asymmetric import bytes_to_private_key, bytes_to_public_key
 
 import privmarket as pm
 from privmarket.errors import PrivacyError
 from privmarket.federated.shares import SharedSum, modular_sum
-from privmarket.flower import guard, masks, secure, secure_seller, wire
+from privmarket.flower import guard, key_pieces, masks, secure, secure_seller, wire
 from privmarket.privacy import integer_noise
 from privmarket.privacy.noise import NoiseSource
 from privmarket.privacy.release import Grid
@@ -214,7 +213,7 @@ def uncovered(grid, replies):
     public_key = replies["setup"][VICTIM]["pk1"]
     shared = generate_shared_key(bytes_to_private_key(state["sk1"]), bytes_to_public_key(public_key))
     shapes, modulus = [array.shape for array in vector], state["mod_range"]
-    own = masks.strong_masks(combine_shares(shares), modulus, shapes)
+    own = masks.strong_masks(key_pieces.restore(shares), modulus, shapes)
     pairwise = masks.strong_masks(shared, modulus, shapes)
     times = len(OTHERS)  # added where the own number is larger, else subtracted: here it is smaller
     bare = [(v - a + times * b) % modulus for v, a, b in zip(vector, own, pairwise, strict=True)]
