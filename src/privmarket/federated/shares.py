@@ -32,7 +32,7 @@ _MIN_LEVELS = 2
 # Rounding to the grid may add this share to the sensitivity; it is paid for by that much less weight.
 _GRID_SHARE = 2.0**-7
 # h·d draws, each within 4.05·2^−112 of a rounded Gaussian: below the 1.5·2^−80 that `calibration` charges to δ.
-_MOST_DRAWS = 2**30
+MOST_DRAWS = 2**30
 
 
 def honest_sellers(sellers: int, honest_share: float) -> int:
@@ -137,7 +137,7 @@ def require_covered(honest: int, parameters: int) -> None:
     Raises:
         PrivacyError: h·d is above 2^30; see docs/theory/secure-sums.md.
     """
-    if honest * parameters > _MOST_DRAWS:
+    if honest * parameters > MOST_DRAWS:
         raise PrivacyError(
             f"{honest} honest sellers × {parameters} parameters: beyond the 2^30 draws that δ covers",
             "sell in smaller rounds, or train a smaller model",

@@ -1,0 +1,144 @@
+"""Secure rounds in one process beside plain ones: processor seconds and bytes of a client and of the server.
+
+Clients answer inside the grid's `answer`, so their time can be told from the server's. Vectors are there already:
+training and noise, which both kinds of round need, are left out.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, Context, Message, RecordDict
+
+import privmarket as pm
+from privmarket.federated.config import FederationConfig
+from privmarket.flower.neighbours import neighbourhood
+from privmarket.flower.result import MarketResult
+
+HONEST_SHARE = FederationConfig().honest_share
+ROUNDS = tuple((sellers, weights) for weights in (10_000, 100_000) for sellers in (10, 20, 40, 100))
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One round.
+
+    Attributes:
+        client_seconds: processor time of one client, the mean.
+        server_seconds: processor time of the server, bids and auction with it.
+        bytes_up, bytes_down: what one client sends and gets after the auction.
+    """
+
+    client_seconds: float
+    server_seconds: float
+    bytes_up: float
+    bytes_down: float
+
+
+class _CountingGrid(pm.flower.InProcessGrid):
+    """Counts the bytes of orders and their answers, and the processor time of clients."""
+
+    def __init__(self, app: Any, nodes: int) -> None:
+        super().__init__(app, nodes)
+        self.up = self.down = 0
+        self.client_seconds = 0.0
+
+    def answer(self, message: Message) -> Message:
+        """Answers and counts."""
+        ordered = message.metadata.message_type == "train"
+        self.down += size(message.content) if ordered else 0
+        started = time.process_time()
+        reply = super().answer(message)
+        if ordered:
+            self.client_seconds += time.process_time() - started
+            self.up += 0 if reply.has_error() else size(reply.content)
+        return reply
+
+
+def size(content: RecordDict) -> int:
+    """Bytes of a message's records: arrays as they are written, settings with their names, numbers as 8 bytes."""
+    total = 0
+    for record in content.values():
+        if isinstance(record, ArrayRecord):
+            total += sum(len(array.data) for array in record.values())
+            continue
+        for key, value in record.items():
+            items = value if isinstance(value, list) else [value]
+            total += len(key) + sum(len(one) if isinstance(one, bytes | str) else 8 for one in items)
+    return total
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    """A share in a sum that was drawn before."""
+
+    integers: Mapping[str, np.ndarray]
+
+    def records(self, context: Context) -> int:
+        """How many records the seller holds."""
+        return 100
+
+    def share(self, weights: Any, job: Any, grid: Any) -> Mapping[str, np.ndarray]:
+        """The integers."""
+        return self.integers
+
+
+def measured_round(sellers: int, weights: int, *, secure: bool) -> Measured:
+    """One round of a market in which everybody sells."""
+    rng = np.random.default_rng(0)
+    drawn = _Drawn({"w": rng.integers(-(2**20), 2**20, weights)})
+    updates = rng.standard_normal((sellers, weights), dtype=np.float32)
+    app = pm.flower.client_app(
+        lambda w, job: {"w": updates[int(job.client)]},
+        valuation=0.1,
+        epsilon=1.0,
+        data_size=100.0,
+        wallet="unlimited",
+        secure_aggregation=secure,
+        share=drawn,
+    )
+    server = pm.flower.server_app(
+        initial_weights=lambda: {"w": np.zeros(weights, dtype=np.float32)},
+        mechanism="ration",
+        mechanism_settings={"unit_price": 0.5},
+        budget=float(sellers),
+        rounds=1,
+        trust="aggregate" if secure else "local",
+        receipts=False,
+    )
+    grid = _CountingGrid(app, sellers)
+    started = time.process_time()
+    result = pm.flower.run_in_process(server, app, sellers, grid=grid)
+    whole = time.process_time() - started
+    _require_all(result, sellers)
+    return Measured(
+        grid.client_seconds / sellers, whole - grid.client_seconds, grid.up / sellers, grid.down / sellers
+    )
+
+
+def _require_all(result: MarketResult, sellers: int) -> None:
+    """A round in which someone was refused would be a cheap one."""
+    (record,) = result.records
+    if record.sellers != sellers or record.dropped:
+        raise RuntimeError(f"{record.sellers} of {sellers} sold: {record.dropped}")
+
+
+def measure_rounds(
+    rounds: tuple[tuple[int, int], ...] = ROUNDS, progress: Callable[[str], None] = lambda _: None
+) -> list[dict[str, Any]]:
+    """A row per (sellers, weights): a plain and a secure round, and how many pieces each key was cut into."""
+    for secure in (False, True):  # imports and tables of noise are not part of a round
+        measured_round(3, 10, secure=secure)
+    rows = []
+    for sellers, weights in rounds:
+        progress(f"{sellers} sellers × {weights:,} weights")
+        kinds = {
+            name: asdict(measured_round(sellers, weights, secure=name == "secure")) for name in ("plain", "secure")
+        }
+        window = neighbourhood(sellers, HONEST_SHARE).window
+        rows.append({"sellers": sellers, "weights": weights, "window": window, **kinds})
+    return rows

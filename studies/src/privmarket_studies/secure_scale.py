@@ -1,0 +1,339 @@
+"""What a secure round costs for a hundred to a million sellers: computed from parts that were measured one by one.
+
+`python -m privmarket_studies.secure_scale docs` writes the page `scale.md` again from
+`results/secure-scale/parts.json`; with `--measure` parts and rounds are measured anew, in two minutes on one core.
+
+Notation: n sellers, each of whom cuts its keys into W pieces (`flower.neighbours`), d weights.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import numpy as np
+from flwr.common import bytes_to_ndarray, ndarray_to_bytes
+from flwr.common.secure_aggregation.crypto.shamir import combine_shares, create_shares
+from flwr.common.secure_aggregation.crypto.symmetric_encryption import decrypt, encrypt, generate_shared_key
+from flwr.common.secure_aggregation.ndarrays_arithmetic import parameters_addition, parameters_mod
+from flwr.common.secure_aggregation.secaggplus_utils import share_keys_plaintext_concat
+from flwr.supercore.primitives.asymmetric import (
+    bytes_to_private_key,
+    bytes_to_public_key,
+    generate_key_pairs,
+    private_key_to_bytes,
+    public_key_to_bytes,
+)
+from scipy.stats import binom
+
+from privmarket.federated.shares import MOST_DRAWS, bits_at_most, honest_sellers
+from privmarket.flower import key_pieces
+from privmarket.flower.cohort import Cohort, Member, new_signing_key, sign, verifies
+from privmarket.flower.masks import quantize, strong_masks
+from privmarket.flower.neighbours import failure_probability, neighbourhood
+from privmarket.privacy.calibration import ReleaseFamily
+from privmarket.privacy.noise import NoiseSource
+from privmarket.privacy.release import Grid
+from privmarket_studies.secure_rounds import HONEST_SHARE, ROUNDS, measure_rounds
+
+WEIGHTS = 100_000
+SELLERS = (100, 1_000, 10_000, 100_000, 1_000_000)
+DROPOUT = 0.02
+RECORDS, EPSILON = 600, 1.0
+PARTS = Path("results") / "secure-scale" / "parts.json"
+_LIST_READS = 4  # how often a client reads the list of all sellers in a round
+_FLOWER_WINDOW = (58, 69)  # threshold and pieces at which Flower's own scheme is timed
+
+
+def most_sellers(weights: int) -> int:
+    """The largest sum that is not refused: h·d ≤ 2³⁰."""
+    honest = MOST_DRAWS // weights
+    most = math.floor(honest / HONEST_SHARE) + 1
+    while honest_sellers(most, HONEST_SHARE) > honest:
+        most -= 1
+    return most
+
+
+def sizes() -> tuple[int, ...]:
+    """The numbers of sellers on the page."""
+    return tuple(sorted({*SELLERS, most_sellers(WEIGHTS)}))
+
+
+def _best(action: Callable[[], object], times: int) -> float:
+    """Processor seconds of one call, in the fastest of three runs of so many."""
+
+    def once() -> float:
+        started = time.process_time()
+        for _ in range(times):
+            action()
+        return (time.process_time() - started) / times
+
+    return min(once() for _ in range(3))
+
+
+def measure_parts(
+    weights: int = WEIGHTS, windows: tuple[tuple[int, int], ...] | None = None, *, flower: bool = True
+) -> dict[str, Any]:
+    """Processor seconds of what a round is made of, and bytes of what is sent.
+
+    Args:
+        windows: (threshold, pieces) for which keys are cut and restored; what the page needs unless given.
+        flower: time Flower's own scheme for pieces, too.
+    """
+    if windows is None:
+        plans = [neighbourhood(n, HONEST_SHARE) for n in {*sizes(), *(sellers for sellers, _ in ROUNDS)}]
+        windows = tuple(sorted({(plan.threshold, plan.window) for plan in plans}))
+    seed, key = os.urandom(32), private_key_to_bytes(generate_key_pairs()[0])
+    return {
+        "seconds": {**_key_parts(key), **_vector_parts(weights)},
+        "pieces": {
+            f"{threshold} of {pieces}": _piece_parts(seed, key, threshold, pieces) for threshold, pieces in windows
+        },
+        "flower": _flower_parts(key) if flower else {},
+        "bytes": _bytes(seed, key),
+    }
+
+
+def _key_parts(own: bytes) -> dict[str, float]:
+    (_, public), private = generate_key_pairs(), bytes_to_private_key(own)
+    other, plaintext = public_key_to_bytes(public), bytes(424)
+    shared = generate_shared_key(private, public)
+    ciphertext = encrypt(shared, plaintext)
+    signing, verifying = new_signing_key()
+    signature = sign(signing, b"x")
+    listed = Cohort.of(Member(i, os.urandom(32), os.urandom(32)) for i in range(1000)).write()
+    return {
+        "key_pair": _best(generate_key_pairs, 20),
+        "read_private_key": _best(lambda: bytes_to_private_key(own), 20),
+        "agreement": _best(lambda: generate_shared_key(private, bytes_to_public_key(other)), 50),
+        "encrypt": _best(lambda: encrypt(shared, plaintext), 100),
+        "decrypt": _best(lambda: decrypt(shared, ciphertext), 100),
+        "verify": _best(lambda: verifies(verifying, signature, b"x"), 100),
+        "list_entry": _best(lambda: Cohort.read(listed).ring, 3) / 1000,
+    }
+
+
+def _vector_parts(weights: int) -> dict[str, float]:
+    """Seconds per weight."""
+    rng, modulus = np.random.default_rng(0), 2**44
+    integers = [rng.integers(0, 2**40, weights)]
+    floats, reach, written = [integers[0].astype(np.float64)], 2.0**41, ndarray_to_bytes(integers[0])
+    sums, source = np.zeros(weights, dtype=np.float32), NoiseSource.from_seed(0)
+    plain = ndarray_to_bytes(sums)
+    work: dict[str, Callable[[], object]] = {
+        "mask": lambda: parameters_addition(integers, strong_masks(bytes(32), modulus, [(weights,)])),
+        "send": lambda: ndarray_to_bytes(parameters_mod(quantize(floats, reach, int(2 * reach)), modulus)[0]),
+        "add": lambda: parameters_addition(integers, [bytes_to_ndarray(written)]),
+        "noise": lambda: Grid(1.0, 2).noisy_integers(sums, source),
+        "send_plain": lambda: ndarray_to_bytes(sums),
+        "add_plain": lambda: sums + np.float32(0.5) * bytes_to_ndarray(plain),
+    }
+    return {f"{name}_per_weight": _best(action, 5) / weights for name, action in work.items()}
+
+
+def _piece_parts(seed: bytes, key: bytes, threshold: int, pieces: int) -> dict[str, float]:
+    of_seed, of_key = key_pieces.cut(seed, threshold, pieces), key_pieces.cut(key, threshold, pieces)
+    return {
+        "cut_seed": _best(lambda: key_pieces.cut(seed, threshold, pieces), 2),
+        "cut_key": _best(lambda: key_pieces.cut(key, threshold, pieces), 2),
+        "restore_seed": _best(lambda: key_pieces.restore(of_seed, threshold), 2),
+        "restore_key": _best(lambda: key_pieces.restore(of_key, threshold), 2),
+    }
+
+
+def _flower_parts(key: bytes) -> dict[str, float]:
+    """Flower's own scheme, for the smallest ring."""
+    pieces = create_shares(key, *_FLOWER_WINDOW)
+    return {
+        "cut_key": _best(lambda: create_shares(key, *_FLOWER_WINDOW), 1),
+        "restore_key": _best(lambda: combine_shares(pieces[: _FLOWER_WINDOW[0]]), 1),
+    }
+
+
+def _bytes(seed: bytes, key: bytes) -> dict[str, int]:
+    private, public = generate_key_pairs()
+    of_seed, of_key = key_pieces.cut(seed, 2, 3)[0], key_pieces.cut(key, 2, 3)[0]
+    plaintext = share_keys_plaintext_concat(1, 2, of_seed, of_key)
+    return {
+        "public_key": len(public_key_to_bytes(public)),
+        "encrypted_pieces": len(encrypt(generate_shared_key(private, public), plaintext)),
+        "piece_of_seed": len(of_seed),
+        "piece_of_key": len(of_key),
+        "list_entry": len(Cohort.of([Member(1)]).write()),
+        "signature": len(sign(new_signing_key()[0], b"x")),
+        "weight_masked": np.dtype(np.int64).itemsize,
+        "weight_plain": np.dtype(np.float32).itemsize,
+        "number": 8,
+    }
+
+
+@dataclass(frozen=True)
+class Cost:
+    """One round, computed: of one client, and of the server for all.
+
+    Attributes:
+        list_seconds, list_bytes: what of the client's is for the list of all sellers and their signatures.
+    """
+
+    client_seconds: float
+    server_seconds: float
+    bytes_up: float
+    bytes_down: float
+    list_seconds: float = 0.0
+    list_bytes: float = 0.0
+
+
+def plain_cost(sellers: int, weights: int, parts: Mapping[str, Any]) -> Cost:
+    """A round in which updates are sent in the clear, without training and noise."""
+    seconds, vector = parts["seconds"], weights * parts["bytes"]["weight_plain"]
+    server = sellers * weights * seconds["add_plain_per_weight"]
+    return Cost(weights * seconds["send_plain_per_weight"], server, vector, vector)
+
+
+def secure_cost(sellers: int, weights: int, parts: Mapping[str, Any], dropout: float = 0.0) -> Cost:
+    """A secure round, without training and noise, in which a share of the sellers vanish after keys are shared."""
+    plan = neighbourhood(sellers, HONEST_SHARE)
+    s, b, pieces = parts["seconds"], parts["bytes"], parts["pieces"][f"{plan.threshold} of {plan.window}"]
+    window, others, came = plan.window, plan.window - 1, (1.0 - dropout) * sellers
+    mask = weights * s["mask_per_weight"]
+    list_seconds = _LIST_READS * sellers * s["list_entry"] + came * s["verify"]
+    keys = 2 * (s["key_pair"] + s["read_private_key"]) + pieces["cut_seed"] + pieces["cut_key"]
+    meeting = others * (2 * s["agreement"] + s["encrypt"] + s["decrypt"])
+    client = keys + meeting + window * mask + weights * s["send_per_weight"] + list_seconds
+    # A survivor's own mask comes off; of one that vanished all masks that its neighbours have put on against it.
+    open_one = pieces["restore_seed"] + mask
+    open_gone = pieces["restore_key"] + s["read_private_key"] + (1.0 - dropout) * others * (s["agreement"] + mask)
+    server = came * (open_one + weights * s["add_per_weight"]) + (sellers - came) * open_gone
+    number, sent = b["number"], b["encrypted_pieces"] + b["number"]
+    opening = window * ((1.0 - dropout) * b["piece_of_seed"] + dropout * b["piece_of_key"] + number)
+    up = weights * b["weight_masked"] + 2 * b["public_key"] + others * sent + opening + b["signature"]
+    list_bytes = sellers * (b["list_entry"] + 1 / 8) + came * (b["signature"] + number)
+    neighbours = window * (2 * b["public_key"] + 2 * number) + others * sent + window * number
+    down = weights * b["weight_plain"] + neighbours + list_bytes
+    return Cost(client, server, up, down, list_seconds, list_bytes)
+
+
+def not_opened(sellers: int, dropout: float) -> float:
+    """A bound on the probability that a round is lost: too few come through in all, or in some neighbourhood."""
+    plan = neighbourhood(sellers, HONEST_SHARE)
+    few = float(binom.cdf(plan.needed - 1, sellers, 1.0 - dropout))
+    if plan.everybody:
+        return few
+    return min(1.0, few + sellers * float(binom.sf(plan.window - plan.threshold, plan.window, dropout)))
+
+
+def privacy_failure(sellers: int) -> float:
+    """A bound on the probability that colluders stand where they see more than the sum; 0 without a ring."""
+    plan = neighbourhood(sellers, HONEST_SHARE)
+    colluders = sellers - honest_sellers(sellers, HONEST_SHARE)
+    return 0.0 if plan.everybody else failure_probability(sellers, colluders, plan.window)
+
+
+def cohort_row(sellers: int, weights: int, parts: Mapping[str, Any]) -> dict[str, Any]:
+    """All that the page says of a sum of so many sellers."""
+    sigma = float(ReleaseFamily().noise_multiplier(EPSILON))
+    return {
+        "sellers": sellers,
+        "plan": neighbourhood(sellers, HONEST_SHARE),
+        "plain": plain_cost(sellers, weights, parts),
+        "secure": secure_cost(sellers, weights, parts, DROPOUT),
+        "bits": bits_at_most(sellers, RECORDS, sigma, weights, HONEST_SHARE),
+        "privacy_failure": privacy_failure(sellers),
+        "not_opened": {dropout: not_opened(sellers, dropout) for dropout in (0.01, 0.02, 0.05, 0.1)},
+        "refused": honest_sellers(sellers, HONEST_SHARE) * weights > MOST_DRAWS,
+    }
+
+
+def growth(rows: list[dict[str, Any]], by: str, fixed: Mapping[str, int], figure: str) -> float:
+    """The exponent by which a secure round's figure grew from the first to the last measured row of that kind."""
+    some = [row for row in rows if all(row[name] == value for name, value in fixed.items())]
+    some.sort(key=lambda row: row[by])
+    first, last = some[0], some[-1]
+    return math.log(last["secure"][figure] / first["secure"][figure]) / math.log(last[by] / first[by])
+
+
+def measure(progress: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
+    """All that is measured."""
+    progress("parts")
+    parts = measure_parts()
+    return {
+        **parts,
+        "rounds": measure_rounds(progress=progress),
+        "versions": {name: version(name) for name in ("privmarket", "flwr", "cryptography", "numpy")},
+        "python": platform.python_version(),
+    }
+
+
+def render(parts: Mapping[str, Any]) -> str:
+    """The page."""
+    text = (files("privmarket_studies") / "templates" / "scale.md").read_text(encoding="utf-8")
+    template = jinja2.Template(text, undefined=jinja2.StrictUndefined, trim_blocks=True)
+    rows = {n: cohort_row(n, WEIGHTS, parts) for n in sizes()}
+    computed = [secure_cost(row["sellers"], row["weights"], parts) for row in parts["rounds"]]
+    most, largest = most_sellers(WEIGHTS), max(SELLERS)
+    page: str = template.render(
+        parts=parts,
+        rows=rows,
+        measured=list(zip(parts["rounds"], computed, strict=True)),
+        weights=WEIGHTS,
+        most=most,
+        cohorts=math.ceil(largest / 10_000),
+        largest=largest,
+        largest_model=MOST_DRAWS // honest_sellers(largest, HONEST_SHARE),
+        dropout=DROPOUT,
+        records=RECORDS,
+        epsilon=EPSILON,
+        growth=growth,
+        flower_window=_FLOWER_WINDOW,
+        time=_time,
+        size=_size,
+        chance=_chance,
+        less_noise=lambda sellers, cohorts: math.sqrt(HONEST_SHARE * sellers / cohorts),
+    )
+    return page.strip() + "\n"
+
+
+def _time(seconds: float) -> str:
+    """To two digits, in a unit that suits."""
+    for unit, most in (("ns", 1e-6), ("µs", 1e-3), ("ms", 1.0), ("s", 600.0), ("min", 36_000.0)):
+        if seconds < most:
+            return f"{_two_digits(seconds / {'ns': 1e-9, 'µs': 1e-6, 'ms': 1e-3, 's': 1, 'min': 60}[unit])} {unit}"
+    return f"{_two_digits(seconds / 3600)} h"
+
+
+def _size(count: float) -> str:
+    for unit, one in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= one:
+            return f"{_two_digits(count / one)} {unit}"
+    return f"{count:.0f} B"
+
+
+def _two_digits(value: float) -> str:
+    return f"{value:,.0f}" if value >= 10 else f"{float(f'{value:.2g}'):g}"
+
+
+def _chance(value: float) -> str:
+    """A probability; a power of two where it is small."""
+    if value == 0.0:
+        return "0"
+    return f"2^{math.log2(value):.0f}".replace("-", "−") if value < 1e-3 else f"{value:.2g}"
+
+
+if __name__ == "__main__":
+    docs = Path(sys.argv[1])
+    if "--measure" in sys.argv[2:]:
+        (docs / PARTS).parent.mkdir(parents=True, exist_ok=True)
+        (docs / PARTS).write_text(json.dumps(measure(print), indent=1) + "\n", encoding="utf-8")
+    (docs / "scale.md").write_text(render(json.loads((docs / PARTS).read_text(encoding="utf-8"))), encoding="utf-8")
+    print(docs / "scale.md")

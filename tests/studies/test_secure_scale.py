@@ -1,0 +1,87 @@
+"""The page on scale follows from its kept measurements, and its arithmetic from the rounds that were measured."""
+
+import copy
+import json
+from pathlib import Path
+
+import pytest
+
+from privmarket.errors import PrivacyError
+from privmarket.federated.shares import honest_sellers, require_covered
+from privmarket_studies import secure_scale
+from privmarket_studies.secure_rounds import HONEST_SHARE, measure_rounds, measured_round
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+@pytest.fixture(scope="module")
+def parts():
+    return json.loads((DOCS / secure_scale.PARTS).read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def page():
+    return (DOCS / "scale.md").read_text(encoding="utf-8")
+
+
+def test_the_page_is_rendered_from_the_file(parts, page):
+    assert secure_scale.render(parts) == page
+
+
+def test_a_changed_figure_would_be_seen(parts, page):
+    changed = copy.deepcopy(parts)
+    changed["seconds"]["agreement"] *= 2.0
+    assert secure_scale.render(changed) != page
+    changed = copy.deepcopy(parts)
+    changed["rounds"][0]["secure"]["bytes_up"] *= 2.0
+    assert secure_scale.render(changed) != page
+
+
+def test_computed_rounds_are_like_those_measured(parts):
+    """Bytes to a tenth; seconds to a factor, as parts leave out what Flower does around them."""
+    for row in parts["rounds"]:
+        cost, kept = secure_scale.secure_cost(row["sellers"], row["weights"], parts), row["secure"]
+        assert cost.bytes_up == pytest.approx(kept["bytes_up"], rel=0.1)
+        assert cost.bytes_down == pytest.approx(kept["bytes_down"], rel=0.1)
+        assert 0.4 < cost.client_seconds / kept["client_seconds"] < 1.6
+
+
+def test_bytes_of_a_round_today_are_those_kept(parts):
+    """Bytes do not depend on the machine: the protocol sends what the page says."""
+    (row,) = measure_rounds(((10, 10_000),))
+    (kept,) = (one for one in parts["rounds"] if (one["sellers"], one["weights"]) == (10, 10_000))
+    for kind in ("plain", "secure"):
+        for figure in ("bytes_up", "bytes_down"):
+            assert row[kind][figure] == pytest.approx(kept[kind][figure], rel=0.01)
+
+
+def test_bytes_of_parts_today_are_those_kept(parts):
+    small = secure_scale.measure_parts(1000, windows=((2, 3),), flower=False)
+    assert small["bytes"] == parts["bytes"]
+    assert set(small["seconds"]) == set(parts["seconds"])
+
+
+def test_the_largest_sum_is_the_last_that_is_not_refused():
+    for weights in (7850, secure_scale.WEIGHTS):
+        most = secure_scale.most_sellers(weights)
+        require_covered(honest_sellers(most, HONEST_SHARE), weights)
+        with pytest.raises(PrivacyError):
+            require_covered(honest_sellers(most + 1, HONEST_SHARE), weights)
+
+
+def test_growth_and_failure(parts):
+    costs = [secure_scale.secure_cost(n, secure_scale.WEIGHTS, parts) for n in secure_scale.SELLERS]
+    without_list = [cost.client_seconds - cost.list_seconds for cost in costs]
+    assert without_list[-1] < 6 * without_list[0]  # ten thousand times as many sellers
+    for n in secure_scale.SELLERS:
+        assert secure_scale.privacy_failure(n) <= 2.0**-40
+        chances = [secure_scale.not_opened(n, dropout) for dropout in (0.01, 0.05, 0.3)]
+        assert chances == sorted(chances)
+        assert chances[0] < 1e-6
+    assert secure_scale.not_opened(10_000, 0.3) == 1.0
+
+
+def test_a_round_in_which_somebody_does_not_sell_is_no_measurement(monkeypatch):
+    monkeypatch.setattr("privmarket_studies.secure_rounds._Drawn.share", lambda *_: 1 / 0)
+    with pytest.raises(RuntimeError, match="of 3 sold"):
+        measured_round(3, 10, secure=True)
