@@ -27,7 +27,7 @@ _LOOKS = {
     "mean-field-menu": ("#D55E00", "*"),
     "ration": ("#44AA99", "p"),
     "two-step": ("#AA4499", "H"),
-    "graded-ration": ("#DDCC77", "8"),
+    "graded-ration": ("#B59A00", "8"),
     "regretnet": ("#8C6D46", "<"),
     "dm-regretnet": ("#88CC66", ">"),
     "mfg-regretnet": ("#332288", "h"),

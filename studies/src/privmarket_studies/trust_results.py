@@ -169,7 +169,7 @@ def caption(folder: Path) -> str:
         "MNIST, split with severe skew over 100 clients, every record protected: accuracy against all the money "
         "paid, mean and standard deviation over up to "
         f"{max(len(results) for rule in RULES for _, results in curve(runs, 'aggregate', rule))} seeds. "
-        "Solid: the server sees only the sum of the updates; dashed: it sees every update."
+        "Left: the server sees only the sum of the updates; right: it sees every update."
     )
     if len(cheapest) == 2:
         (mine, less), (theirs, more) = cheapest["aggregate"], cheapest["local"]
@@ -308,10 +308,12 @@ ratio of {ratio:.2f} (asked: at most 1.3). Exact integer noise in both; the mask
 
 
 def draw(folder: Path) -> list[Path]:
-    """Writes the figure: money paid → accuracy, solid under aggregate trust, dashed under local trust."""
-    figure = new_figure()
-    axes = figure.subplots()
-    for trust, style in (("aggregate", "-"), ("local", "--")):
+    """Writes the figure: money paid → accuracy, one panel for each trust, on the same axes."""
+    figure = new_figure(9.6, 4.2)
+    panels = figure.subplots(1, 2, sharex=True, sharey=True)
+    titles = {"aggregate": "the server sees only the sum", "local": "the server sees every update"}
+    cheapest = cheapest_rules(folder / "runs")
+    for axes, (trust, title) in zip(panels, titles.items(), strict=True):
         for rule in RULES:
             points = curve(folder / "runs", trust, rule)
             if not points:
@@ -319,15 +321,19 @@ def draw(folder: Path) -> list[Path]:
             paid = [np.mean([result["spent"] for result in results]) for _, results in points]
             values = [[100 * result["accuracy"] for result in results] for _, results in points]
             spread = [np.std(v, ddof=1) if len(v) > 1 else 0.0 for v in values]
-            look = {**line_look(rule.partition("-0")[0]), "ls": style, **_MARKERS.get(rule, {})}
-            label = f"{rule}, {trust}"
-            axes.errorbar(paid, [np.mean(v) for v in values], spread, label=label, capsize=2, lw=1.3, **look)
-    axes.set_xscale("log")
-    axes.set_xlabel("money paid in all, five rounds")
-    axes.set_ylabel("test accuracy, %")
-    axes.set_title("MNIST, 100 clients, α = 0.1")
-    axes.axhline(100 * _TARGET, color="#bbbbbb", lw=0.8, zorder=0)
-    axes.set_ylim(bottom=70)
-    if axes.has_data():
-        axes.legend(fontsize=7, ncols=2)
+            look = {**line_look(rule.partition("-0")[0]), **_MARKERS.get(rule, {})}
+            mean = [np.mean(v) for v in values]
+            axes.errorbar(paid, mean, spread, fmt="none", ecolor=look["color"], alpha=0.35, capsize=2)
+            axes.plot(paid, mean, label=rule, lw=2.4 if rule == cheapest.get(trust, ("",))[0] else 1.2, **look)
+        axes.axhline(100 * _TARGET, color="#bbbbbb", lw=0.8, zorder=0)
+        if trust in cheapest:
+            rule, money = cheapest[trust]
+            axes.axvline(money, color="#bbbbbb", lw=0.8, ls=":", zorder=0)
+            axes.annotate(f"{_TARGET:.0%} for {money:.2g}, {rule}", (money, 98.2), ha="center", fontsize=8)
+        axes.set_title(title, fontsize=10)
+        axes.set_xlabel("money paid in all")
+    panels[0].set(xscale="log", ylabel="test accuracy, %", ylim=(70, 100))
+    if panels[0].has_data():
+        figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right center", fontsize=8)
+    figure.suptitle("MNIST, 100 clients, α = 0.1, five rounds, every record protected", fontsize=11)
     return save(figure, folder / "money-accuracy", ("png", "svg"))
