@@ -48,7 +48,7 @@ def test_computed_rounds_are_like_those_measured(parts):
 
 def test_bytes_of_a_round_today_are_those_kept(parts):
     """Bytes do not depend on the machine: the protocol sends what the page says."""
-    (row,) = measure_rounds(((10, 10_000),))
+    (row,) = measure_rounds(((10, 10_000),), turns=1)
     (kept,) = (one for one in parts["rounds"] if (one["sellers"], one["weights"]) == (10, 10_000))
     for kind in ("plain", "secure"):
         for figure in ("bytes_up", "bytes_down"):
@@ -79,6 +79,17 @@ def test_growth_and_failure(parts):
         assert chances == sorted(chances)
         assert chances[0] < 1e-6
     assert secure_scale.not_opened(10_000, 0.3) == 1.0
+
+
+def test_simulated_losses_lie_below_their_bound(parts):
+    assert secure_scale.simulated_loss(100, 0.05) == parts["lost"]["100"]["0.05"]
+    assert 0.0 < secure_scale.simulated_loss(100, 0.05) <= secure_scale.not_opened(100, 0.05)
+    assert secure_scale.simulated_loss(10, 0.9, rounds=10) == 1.0  # too few in all, without a ring
+    assert secure_scale.simulated_loss(1000, 0.0, rounds=10) == 0.0
+
+
+def test_a_simulated_round_keeps_its_bar(parts):
+    assert parts["simulation"]["aggregate"] <= 1.3 * parts["simulation"]["local"]
 
 
 def test_a_round_in_which_somebody_does_not_sell_is_no_measurement(monkeypatch):

@@ -67,18 +67,18 @@ def measure(dataset: str, *, turns: int = 3, progress: Callable[[str], None] = l
 
 def _overhead(name: str, config: FederationConfig, turns: int, progress: Callable[[str], None]) -> Overhead:
     # The first rounds load records and fill caches (noise tables, calibrated noise) for both.
-    _plain(config)
+    simulation_seconds(config)
     _grid(config)
     plain, grid, sellers = np.inf, np.inf, 0.0
     for turn in range(turns):
         progress(f"{name}: turn {turn + 1} of {turns}")
-        plain = min(plain, _plain(config))
+        plain = min(plain, simulation_seconds(config))
         seconds, sellers = _grid(config)
         grid = min(grid, seconds)
     return Overhead(name, config.clients, sellers, float(plain), float(grid))
 
 
-def _plain(config: FederationConfig) -> float:
+def simulation_seconds(config: FederationConfig) -> float:
     """Seconds per round of the plain simulation."""
     with Federation(config) as federation:
         state = federation.start()

@@ -1,7 +1,7 @@
 """What a secure round costs for a hundred to a million sellers: computed from parts that were measured one by one.
 
 `python -m privmarket_studies.secure_scale docs` writes the page `scale.md` again from
-`results/secure-scale/parts.json`; with `--measure` parts and rounds are measured anew, in two minutes on one core.
+`results/secure-scale/parts.json`; with `--measure` parts and rounds are measured anew, in some minutes on one core.
 
 Notation: n sellers, each of whom cuts its keys into W pieces (`flower.neighbours`), d weights.
 """
@@ -45,13 +45,14 @@ from privmarket.flower.neighbours import failure_probability, neighbourhood
 from privmarket.privacy.calibration import ReleaseFamily
 from privmarket.privacy.noise import NoiseSource
 from privmarket.privacy.release import Grid
-from privmarket_studies.secure_rounds import HONEST_SHARE, ROUNDS, measure_rounds
+from privmarket_studies.secure_rounds import HONEST_SHARE, ROUNDS, measure_rounds, measure_simulation
 
 WEIGHTS = 100_000
 SELLERS = (100, 1_000, 10_000, 100_000, 1_000_000)
 DROPOUT = 0.02
 RECORDS, EPSILON = 600, 1.0
 PARTS = Path("results") / "secure-scale" / "parts.json"
+LOSSES = (0.05, 0.08, 0.1, 0.15)  # shares of sellers that vanish, at which rounds are simulated
 _LIST_READS = 4  # how often a client reads the list of all sellers in a round
 _FLOWER_WINDOW = (58, 69)  # threshold and pieces at which Flower's own scheme is timed
 
@@ -233,6 +234,18 @@ def not_opened(sellers: int, dropout: float) -> float:
     return min(1.0, few + sellers * float(binom.sf(plan.window - plan.threshold, plan.window, dropout)))
 
 
+def simulated_loss(sellers: int, dropout: float, rounds: int = 1000) -> float:
+    """The share of so many simulated rounds that are lost; `not_opened` adds up neighbourhoods, which overlap."""
+    plan, rng = neighbourhood(sellers, HONEST_SHARE), np.random.default_rng(0)
+    lost = 0
+    for _ in range(rounds):
+        gone = rng.random(sellers) < dropout
+        around = np.cumsum(np.concatenate([[0], gone, gone[: plan.window - 1]]))
+        worst = (around[plan.window :] - around[: -plan.window]).max()
+        lost += bool(sellers - gone.sum() < plan.needed or worst > plan.window - plan.threshold)
+    return lost / rounds
+
+
 def privacy_failure(sellers: int) -> float:
     """A bound on the probability that colluders stand where they see more than the sum; 0 without a ring."""
     plan = neighbourhood(sellers, HONEST_SHARE)
@@ -250,7 +263,7 @@ def cohort_row(sellers: int, weights: int, parts: Mapping[str, Any]) -> dict[str
         "secure": secure_cost(sellers, weights, parts, DROPOUT),
         "bits": bits_at_most(sellers, RECORDS, sigma, weights, HONEST_SHARE),
         "privacy_failure": privacy_failure(sellers),
-        "not_opened": {dropout: not_opened(sellers, dropout) for dropout in (0.01, 0.02, 0.05, 0.1)},
+        "not_opened": {dropout: not_opened(sellers, dropout) for dropout in (0.01, 0.02, 0.05)},
         "refused": honest_sellers(sellers, HONEST_SHARE) * weights > MOST_DRAWS,
     }
 
@@ -270,6 +283,8 @@ def measure(progress: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
     return {
         **parts,
         "rounds": measure_rounds(progress=progress),
+        "simulation": measure_simulation(),
+        "lost": {str(n): {str(p): simulated_loss(n, p) for p in LOSSES} for n in sizes() if n <= 20_000},
         "versions": {name: version(name) for name in ("privmarket", "flwr", "cryptography", "numpy")},
         "python": platform.python_version(),
     }
@@ -278,7 +293,9 @@ def measure(progress: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
 def render(parts: Mapping[str, Any]) -> str:
     """The page."""
     text = (files("privmarket_studies") / "templates" / "scale.md").read_text(encoding="utf-8")
-    template = jinja2.Template(text, undefined=jinja2.StrictUndefined, trim_blocks=True)
+    environment = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True)
+    environment.filters["chance"] = _chance
+    template = environment.from_string(text)
     rows = {n: cohort_row(n, WEIGHTS, parts) for n in sizes()}
     computed = [secure_cost(row["sellers"], row["weights"], parts) for row in parts["rounds"]]
     most, largest = most_sellers(WEIGHTS), max(SELLERS)
@@ -294,11 +311,16 @@ def render(parts: Mapping[str, Any]) -> str:
         dropout=DROPOUT,
         records=RECORDS,
         epsilon=EPSILON,
-        growth=growth,
+        exponent=lambda *what: f"{growth(*what):.2f}".replace("-", "−"),
+        n_log_n=1.0 + math.log10(math.log(100) / math.log(10)),
+        large=next(row for row in parts["rounds"] if (row["sellers"], row["weights"]) == (100, WEIGHTS)),
+        found=[
+            c.client_seconds / row["secure"]["client_seconds"]
+            for row, c in zip(parts["rounds"], computed, strict=True)
+        ],
         flower_window=_FLOWER_WINDOW,
         time=_time,
         size=_size,
-        chance=_chance,
         less_noise=lambda sellers, cohorts: math.sqrt(HONEST_SHARE * sellers / cohorts),
     )
     return page.strip() + "\n"
@@ -306,7 +328,7 @@ def render(parts: Mapping[str, Any]) -> str:
 
 def _time(seconds: float) -> str:
     """To two digits, in a unit that suits."""
-    for unit, most in (("ns", 1e-6), ("µs", 1e-3), ("ms", 1.0), ("s", 600.0), ("min", 36_000.0)):
+    for unit, most in (("ns", 1e-6), ("µs", 1e-3), ("ms", 1.0), ("s", 600.0), ("min", 7200.0)):
         if seconds < most:
             return f"{_two_digits(seconds / {'ns': 1e-9, 'µs': 1e-6, 'ms': 1e-3, 's': 1, 'min': 60}[unit])} {unit}"
     return f"{_two_digits(seconds / 3600)} h"
@@ -327,7 +349,8 @@ def _chance(value: float) -> str:
     """A probability; a power of two where it is small."""
     if value == 0.0:
         return "0"
-    return f"2^{math.log2(value):.0f}".replace("-", "−") if value < 1e-3 else f"{value:.2g}"
+    power = f"{math.log2(value):.0f}".translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+    return f"2{power}" if value < 1e-3 else f"{value:.2g}"
 
 
 if __name__ == "__main__":
