@@ -32,7 +32,7 @@ from privmarket.version import __version__
 
 SEARCH_SEED = 0
 _REFINEMENTS = 2
-# Near what was measured on MNIST at the recommended rate: docs/results/trust.
+# Near what was measured on MNIST at the recommended rate.
 _GRADED_HETEROGENEITY = 1.0
 
 
