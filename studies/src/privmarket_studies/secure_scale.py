@@ -71,8 +71,8 @@ def sizes() -> tuple[int, ...]:
     return tuple(sorted({*SELLERS, most_sellers(WEIGHTS)}))
 
 
-def _best(action: Callable[[], object], times: int) -> float:
-    """Processor seconds of one call, in the fastest of three runs of so many."""
+def _best(action: Callable[[], object], times: int, runs: int = 7) -> float:
+    """Processor seconds of one call, in the fastest of some runs of so many."""
 
     def once() -> float:
         started = time.process_time()
@@ -80,7 +80,7 @@ def _best(action: Callable[[], object], times: int) -> float:
             action()
         return (time.process_time() - started) / times
 
-    return min(once() for _ in range(3))
+    return min(once() for _ in range(runs))
 
 
 def measure_parts(
@@ -146,10 +146,10 @@ def _vector_parts(weights: int) -> dict[str, float]:
 def _piece_parts(seed: bytes, key: bytes, threshold: int, pieces: int) -> dict[str, float]:
     of_seed, of_key = key_pieces.cut(seed, threshold, pieces), key_pieces.cut(key, threshold, pieces)
     return {
-        "cut_seed": _best(lambda: key_pieces.cut(seed, threshold, pieces), 2),
-        "cut_key": _best(lambda: key_pieces.cut(key, threshold, pieces), 2),
-        "restore_seed": _best(lambda: key_pieces.restore(of_seed, threshold), 2),
-        "restore_key": _best(lambda: key_pieces.restore(of_key, threshold), 2),
+        "cut_seed": _best(lambda: key_pieces.cut(seed, threshold, pieces), 1),
+        "cut_key": _best(lambda: key_pieces.cut(key, threshold, pieces), 1),
+        "restore_seed": _best(lambda: key_pieces.restore(of_seed, threshold), 1),
+        "restore_key": _best(lambda: key_pieces.restore(of_key, threshold), 1),
     }
 
 
@@ -157,8 +157,8 @@ def _flower_parts(key: bytes) -> dict[str, float]:
     """Flower's own scheme, for the smallest ring."""
     pieces = create_shares(key, *_FLOWER_WINDOW)
     return {
-        "cut_key": _best(lambda: create_shares(key, *_FLOWER_WINDOW), 1),
-        "restore_key": _best(lambda: combine_shares(pieces[: _FLOWER_WINDOW[0]]), 1),
+        "cut_key": _best(lambda: create_shares(key, *_FLOWER_WINDOW), 1, runs=2),
+        "restore_key": _best(lambda: combine_shares(pieces[: _FLOWER_WINDOW[0]]), 1, runs=2),
     }
 
 
@@ -311,6 +311,7 @@ def render(parts: Mapping[str, Any]) -> str:
         dropout=DROPOUT,
         records=RECORDS,
         epsilon=EPSILON,
+        simulation=_simulation(parts["simulation"]["turns"]),
         exponent=lambda *what: f"{growth(*what):.2f}".replace("-", "−"),
         n_log_n=1.0 + math.log10(math.log(100) / math.log(10)),
         large=next(row for row in parts["rounds"] if (row["sellers"], row["weights"]) == (100, WEIGHTS)),
@@ -324,6 +325,13 @@ def render(parts: Mapping[str, Any]) -> str:
         less_noise=lambda sellers, cohorts: math.sqrt(HONEST_SHARE * sellers / cohorts),
     )
     return page.strip() + "\n"
+
+
+def _simulation(turns: list[dict[str, float]]) -> dict[str, float]:
+    """Medians of a simulated round under both trusts, and of their ratio turn by turn with its extremes."""
+    ratios = [turn["aggregate"] / turn["local"] for turn in turns]
+    medians = {trust: float(np.median([turn[trust] for turn in turns])) for trust in ("local", "aggregate")}
+    return {**medians, "ratio": float(np.median(ratios)), "least": min(ratios), "most": max(ratios)}
 
 
 def _time(seconds: float) -> str:
