@@ -215,7 +215,7 @@ BAD = {
     "broker verify --database sqlite:///bids.csv": "cannot open database sqlite:///bids.csv: DatabaseError",
     "flower run nowhere": "nowhere has no pyproject.toml",
     "flower run folder": "folder has no pyproject.toml",
-    "flower run folder --nodes 0": "folder has no pyproject.toml",
+    "flower run folder --nodes 0": "0 nodes (give --nodes at least 1)",
     "flower run folder --engine pigeon": "unknown engine 'pigeon'",
     "flower nothing": "No such command 'nothing'.",
     "demo --out bids.csv": "--out bids.csv/demo.html: bids.csv is not a folder",

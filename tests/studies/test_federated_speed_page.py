@@ -19,13 +19,13 @@ def test_the_page_is_rendered_from_the_files():
     assert (FOLDER / "README.md").read_text(encoding="utf-8") == render(FOLDER)
 
 
-def test_kept_speed_reaches_what_was_promised():
-    kept = read("federate")
-    assert (kept["clients"], kept["records"]) == (100, 600)
-    assert kept["ratios"]["private over non-private"] <= 2.5
-    assert kept["ratios"]["opacus ghost clipping"] >= 6
-    assert kept["ratios"]["opacus default"] >= 12
-    assert kept["accounting_seconds"] < 0.1
+def test_exact_arithmetic_costs_no_more_than_was_promised():
+    """In each of three separate runs. The aims of the tree before it stand on the page, missed ones too."""
+    runs = [read(f"federate-{run}") for run in (1, 2, 3)]
+    assert all(run["records"] == 600 for run in runs)
+    assert all(run["ratios"]["one step over before"] <= 1.5 for run in runs)
+    assert all(run["ratios"]["several steps over before"] <= 3 for run in runs)
+    assert all(run["draws_per_second"] >= 20e6 for run in runs)
 
 
 def test_kept_memory_is_below_four_gigabytes_and_grows_no_faster_than_clients():

@@ -42,7 +42,7 @@ COMMANDS = {
         "train:train",
         "Learn a mechanism. Shows objective, regret, IR and multipliers as it goes, saves checkpoints and a curve.",
     ),
-    "sample": ("examples:sample", "Copy a sample file: bids to auction, sales to account for."),
+    "sample": ("examples:sample", "Copy a sample file: bids to auction, sales to account for, a rule of your own."),
     "example": ("examples:example", "Copy an example project to start from: a Flower app, a rule of your own."),
     "serve": ("serve:serve", "Run the market as a service: API, dashboard, ledger and wallets in one process."),
     "witness": ("witness:witness", "Keep the heads of a broker's log and check that each continues the last."),

@@ -107,8 +107,11 @@ def lines_of(text: str) -> list[str]:
 
 def _help_examples(command: click.Command, path: list[str]) -> Iterator[Pasted]:
     if isinstance(command, click.Group):
-        for name, below in command.commands.items():
-            yield from _help_examples(below, [*path, name])
+        context = click.Context(command)
+        for name in command.list_commands(context):  # a command is loaded when it is asked for
+            below = command.get_command(context, name)
+            if below is not None:
+                yield from _help_examples(below, [*path, name])
         return
     for line in (command.help or "").splitlines():
         if line.strip().startswith("privmarket "):
@@ -133,7 +136,9 @@ def misread(pasted: Pasted) -> str | None:
     except click.exceptions.Exit:
         return None
     except (click.UsageError, PrivmarketError) as error:
-        return str(getattr(error, "message", error))
+        said = str(getattr(error, "message", error))
+        # A file of the reader's own is no question of words.
+        return None if re.fullmatch(r"File '.*' does not exist\.", said) else said
     return None
 
 
