@@ -87,7 +87,7 @@ def test_classes_and_objects():
         resolve(made, factor=0.5)
     with pytest.raises(ConfigurationError, match="no auction rule"):
         resolve(int)
-    with pytest.raises(ConfigurationError, match="no auction rule.*\\(bids, budget\\)"):
+    with pytest.raises(ConfigurationError, match=r"no auction rule.*\(bids, budget\)"):
         resolve(lambda: None)
 
 
