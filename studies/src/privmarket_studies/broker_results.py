@@ -44,7 +44,8 @@ the server process used per answer, for signed, unsigned and both bare forms: a 
 _OTHERS = """
 The rows of *{code}* were taken while seven other jobs kept both cores busy (load above 15): wall-clock rates
 and their ratios say little then: a run of the same hour, whose file was overwritten by this one, gave signed
-ratios of 0.45 (1 caller) and 0.43 (16), unsigned 0.40 and 0.34. So the aim is not shown to be met. By processor time a signed bid takes {costs} what the cheaper bare form does.
+ratios of 0.45 (1 caller) and 0.43 (16), unsigned 0.40 and 0.34. So the aim is not shown to be met.
+By processor time a signed bid takes {costs} what the cheaper bare form does.
 The rows *before* were taken alone; two more runs then gave, with one caller, ratios of {ratios}
 ([bids-other-runs.json](bids-other-runs.json)).
 """
