@@ -114,10 +114,13 @@ def test_slow_callers_are_cut_off_and_do_not_hold_up_the_end(tmp_path: Path) -> 
     answers = set()
     for one in slow:
         one.settimeout(20)
-        with contextlib.suppress(OSError):
+        try:
             answers.add(one.recv(100).partition(b"\r\n")[0])
+        except ConnectionError:  # a reset may overtake the last words
+            answers.add(b"")
     assert time.monotonic() - begun < 18
-    assert b"HTTP/1.1 408 Request Timeout" in answers
+    assert answers <= {b"HTTP/1.1 408 Request Timeout", b"HTTP/1.1 503 Service Unavailable", b""}
+    assert answers != {b"HTTP/1.1 503 Service Unavailable"}  # those that were let in are cut off, too
     assert httpx.get(f"http://127.0.0.1:{server.port}/readyz").status_code == 200
     again = socket.create_connection(("127.0.0.1", server.port))
     again.sendall(head + b"Content-Length: 100000\r\n\r\n{")

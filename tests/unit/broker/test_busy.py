@@ -158,6 +158,8 @@ def test_behind_another_writer_a_bid_waits_and_readers_do_not(market: Market, se
         async with _client(market) as http:
             bid = asyncio.create_task(_bid(http, token, round_id))
             assert (await http.get("/health")).status_code == 200  # while the bid waits
+            while not seen:  # until the bid has tried, and found the writer busy
+                await asyncio.sleep(0.01)
             assert not bid.done()
             written.set()
             return await bid
