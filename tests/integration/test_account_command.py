@@ -5,6 +5,7 @@ from typer.testing import CliRunner
 
 from privmarket.cli import app
 from privmarket.errors import PrivacyError
+from tests.json_fields import check_fields
 
 runner = CliRunner()
 
@@ -21,6 +22,7 @@ def test_json_is_only_data_and_the_plot_is_written(tmp_path):
     plot = tmp_path / "epsilon.png"
     result = runner.invoke(app, ["account", "--sale", "0.5,0.05,1x10", "--json", "--plot", str(plot)])
     data = json.loads(result.stdout)
+    check_fields("account", data)
     assert data["epsilon"] == min(data["epsilon_rdp"], data["epsilon_pld"])
     assert data["sales"][0]["count"] == 10
     assert plot.read_bytes().startswith(b"\x89PNG")

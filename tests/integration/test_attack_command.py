@@ -5,6 +5,7 @@ from typer.testing import CliRunner
 
 from privmarket.cli import app
 from privmarket.errors import PrivmarketError
+from tests.json_fields import check_fields
 
 runner = CliRunner()
 QUICK = ["attack", "--records", "40", "--trials", "300", "--canaries", "300", "--rounds", "3", "--targets", "60"]
@@ -15,7 +16,9 @@ def test_the_product_stands_and_the_figures_are_beside_the_claim(tmp_path):
     plot = tmp_path / "attack.png"
     result = runner.invoke(app, [*QUICK, "--json", "--plot", str(plot)])
     assert result.exit_code == 0
-    attacks = json.loads(result.stdout)["attacks"]
+    found = json.loads(result.stdout)
+    check_fields("attack", found)
+    attacks = found["attacks"]
     assert [one["attack"] for one in attacks] == ["canary", "one-run", "membership"]
     assert all(one["epsilon_lower"] <= one["claim_epsilon"] and not one["refuted"] for one in attacks)
     assert plot.stat().st_size > 10_000
@@ -53,7 +56,9 @@ def test_a_run_is_attacked_and_the_report_shows_it(tmp_path):
     arguments = ["federate", "--clients", "8", "--rounds", "3", "--budget", "10", "--attack", "--json"]
     result = runner.invoke(app, [*arguments, "--report", str(page)])
     assert result.exit_code == 0
-    attacks = json.loads(result.stdout)["attacks"]
+    found = json.loads(result.stdout)
+    check_fields("federate", found)
+    attacks = found["attacks"]
     assert [one["attack"] for one in attacks] == ["canary", "membership"]
     assert attacks[1]["claim_epsilon"] >= attacks[0]["claim_epsilon"]
     text = page.read_text()

@@ -25,6 +25,7 @@ from privmarket.cli import app
 from privmarket_studies.torture import broker_kill
 from privmarket_studies.torture.broker_process import BrokerProcess
 from privmarket_studies.torture.market import Market, key, make_market
+from tests.json_fields import check_fields
 from tests.postgres import new_database
 
 
@@ -90,6 +91,7 @@ def test_verify_command(tmp_path: Path) -> None:
     good = CliRunner().invoke(app, ["broker", "verify", "--database", url, "--json"])
     assert good.exit_code == 0
     verdict = json.loads(good.stdout)
+    check_fields("broker verify", verdict)
     assert (verdict["differences"], verdict["auctions"]) == ([], 1)
     with market.broker.database.engine.connect() as connection:
         connection.exec_driver_sql("UPDATE awards SET payment_micro = payment_micro + 1")
@@ -159,16 +161,24 @@ def test_a_seller_and_a_witness_from_the_command_line(tmp_path: Path) -> None:
     operator = BrokerClient(url, server.operator_token)
     buyer = operator.register("buyer", "lab")
     operator.deposit(buyer.me()["id"], 3_000_000)
-    task = buyer.publish_task("digits", 1_000_000, sealing="bidder", buyer_may_close=True)
+    task = buyer.publish_task("digits", 1_000_000, mechanism="ration", sealing="bidder", buyer_may_close=True)
     round_id = buyer.open_round(task["id"])["id"]
     who = ("--url", url, "--token", token)
     heads = ("--file", str(tmp_path / "heads.txt"), "--every", "0")
     assert run("witness", url, *heads).exit_code == 0
     bid = run("seller", "bid", round_id, "--valuation", "0.2", "--epsilon", "1", "--key", pem, "--json", *who)
-    entry = str(json.loads(bid.stdout)["entry"])
-    assert run("seller", "prove", entry, *who).exit_code == 0
+    placed = json.loads(bid.stdout)
+    check_fields("seller bid", placed)
+    check_fields("seller prove", json.loads(run("seller", "prove", str(placed["entry"]), "--json", *who).stdout))
     assert buyer.close_round(round_id)["state"] == "revealing"
-    assert run("seller", "reveal", round_id, "--key", pem, *who).exit_code == 0
+    opened = run("seller", "reveal", round_id, "--key", pem, "--json", *who)
+    check_fields("seller reveal", json.loads(opened.stdout))
+    while buyer.round(round_id)["state"] != "cleared":
+        time.sleep(0.05)
+    (tmp_path / "update.npz").write_bytes(b"an update")
+    claimed = run("seller", "deliver", round_id, str(tmp_path / "update.npz"), "--json", *who)
+    assert claimed.exit_code == 0, claimed.output
+    check_fields("seller deliver", json.loads(claimed.stdout))
     assert run("witness", url, *heads).exit_code == 0
     *before, last = (tmp_path / "heads.txt").read_text().splitlines()
     root = last.split(" ")[2]  # as if it had been shown another log

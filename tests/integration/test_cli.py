@@ -10,6 +10,7 @@ import time
 import pytest
 
 from tests.forked import privmarket
+from tests.json_fields import check_fields
 
 COMMAND = [sys.executable, "-m", "privmarket"]
 
@@ -29,6 +30,7 @@ def test_auction_as_json(bids):
     done = run("auction", bids, "--mechanism", "proportional-share", "--budget", 1, "--json")
     assert done.returncode == 0, done.stderr
     data = json.loads(done.stdout)
+    check_fields("auction", data)
     assert data["totals"]["epsilon"] == 1.5
     assert [row["client"] for row in data["clients"] if row["epsilon"] > 0] == ["ann", "cyd"]
     assert data["totals"]["spend"] == pytest.approx(1.0)
@@ -75,6 +77,7 @@ def test_a_bad_file_is_named_by_line_and_field(tmp_path):
 def test_audit_as_json_and_as_a_table():
     small = ("--mechanism", "mean-field-menu", "--clients", 12, "--budget", 6, "--profiles", 1)
     data = json.loads(run("audit", *small, "--json").stdout)
+    check_fields("audit", data)
     assert data["regret"]["maximum"] <= 1e-9
     assert data["broken"] == []
     assert data["fluid_ratio"] > 0

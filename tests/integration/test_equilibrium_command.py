@@ -11,6 +11,7 @@ import pytest
 from privmarket.cli import main
 from privmarket.meanfield import load_bid_function
 from tests.forked import privmarket
+from tests.json_fields import check_fields
 
 SMALL = ("--grid", "24x24x30", "--tolerance", "1e-5")
 
@@ -23,6 +24,7 @@ def test_solves_writes_and_plugs_in(tmp_path):
     done = run("equilibrium", "--scenario", "bimodal", *SMALL, "--out", tmp_path, "--json")
     assert done.returncode == 0, done.stderr
     data = json.loads(done.stdout)
+    check_fields("equilibrium", data)
     assert data["result"] == "converged"
     assert data["relative_exploitability"] < 1e-3
     assert len(data["price"]) == 30

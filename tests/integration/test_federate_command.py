@@ -7,6 +7,7 @@ import time
 import pytest
 
 from tests import forked
+from tests.json_fields import check_fields
 
 SMALL = ["federate", "--clients", "12", "--budget", "6", "--seed", "5"]
 
@@ -20,6 +21,7 @@ def test_json_on_stdout_and_the_rest_on_stderr(tmp_path):
     done = privmarket(*SMALL, "--rounds", "4", "--wallet", "6", "--json", "--report", str(page))
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout)
+    check_fields("federate", summary)
     assert summary["config"]["wallet"] == 6.0
     assert len(summary["rounds"]) == 4
     assert sum(r["spent_micro"] for r in summary["rounds"]) == pytest.approx(summary["spent"] * 1e6)

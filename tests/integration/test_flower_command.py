@@ -10,6 +10,7 @@ import pytest
 from privmarket.errors import ConfigurationError
 from privmarket.flower.app_folder import run_app
 from privmarket_studies.flower_speed import measure
+from tests.json_fields import check_fields
 
 ROOT = Path(__file__).resolve().parents[2]
 MAIN = "from privmarket.cli import main; main()"
@@ -31,6 +32,7 @@ def test_an_example_learns_and_pays(example, rounds, wallets, tmp_path):
     done = privmarket("flower", "run", folder, "--json", *fewer, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
+    check_fields("flower run", result)
     assert len(result["rounds"]) == rounds
     # By chance 0.1. The noise is the system's, so every run differs: 0.80 to 0.87 were seen.
     assert result["accuracy"] > 0.5

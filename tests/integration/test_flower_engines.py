@@ -6,6 +6,7 @@ from privmarket.federated.config import FederationConfig, Training
 from privmarket.federated.simulation import run
 from privmarket.flower.engine import Engine, write_app
 from privmarket.flower.rehearsal import Fault, Plan, rehearse, verdicts
+from tests.json_fields import check_fields
 
 
 def test_a_deployed_round_with_a_killed_a_late_a_broken_and_a_greedy_client(tmp_path):
@@ -19,6 +20,7 @@ def test_a_deployed_round_with_a_killed_a_late_a_broken_and_a_greedy_client(tmp_
     )
     report = rehearse(tmp_path, plan, timeout_seconds=200.0)
     assert all(report["verdicts"].values()), json.dumps(report, indent=1)
+    check_fields("flower rehearse", {"schema_version": 1, **report})
     (only,) = report["rounds"]
     assert set(only["paid_micro"]) == {"0"}
     assert "not finite" in only["dropped"]["1"]
@@ -34,6 +36,7 @@ def test_ray_gives_the_plain_market(tmp_path):
     code = f"""import json
 from privmarket.federated.config import FederationConfig
 from privmarket.flower.federation import federation_client, federation_server
+from tests.json_fields import check_fields
 CONFIG = FederationConfig.from_json(json.loads({json.dumps(json.dumps(config.to_json()))}))
 server = federation_server(CONFIG, receipts=False)
 client = federation_client(CONFIG)

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from privmarket.cli import app
 from privmarket.errors import PrivmarketError
 from tests.forked import privmarket
+from tests.json_fields import check_fields
 
 WORDS = ["plan", "--dataset", "digits", "--clients", "8", "--effort", "quick", "--rounds", "5", "--money", "4,40"]
 
@@ -23,6 +24,7 @@ def test_plan_resumes_and_says_what_is_out_of_reach(tmp_path):
     first = plan(*place, "--json", "--plot", str(tmp_path / "plan.png"))
     assert first.returncode == 0, first.stderr
     made = json.loads(first.stdout)
+    check_fields("plan", made)
     assert [point["total"] for point in made["points"]] == [4, 40]
     assert made["computed"] > 0
     assert (tmp_path / "plan.png").stat().st_size > 5_000

@@ -7,6 +7,7 @@ from privmarket.cli import app
 from privmarket.errors import ConfigurationError, PrivmarketError
 from privmarket.privacy.calibration import ReleaseFamily
 from privmarket.privacy.wallet_file import WalletFile
+from tests.json_fields import check_fields
 
 runner = CliRunner()
 
@@ -18,6 +19,7 @@ def test_the_printed_policy_passes_the_check(tmp_path):
     assert shown.exit_code == 0
     assert "is right at most 55.4 % of the time" in shown.stdout
     found = json.loads(runner.invoke(app, ["seller", "check", str(file), "--json"]).stdout)
+    check_fields("seller check", found)
     assert found["policy"]["epsilon_lifetime"] == 8.0
     assert found["lifetime"]["epsilon"] == 8.0
 
@@ -51,6 +53,7 @@ def test_a_statement_says_what_was_sold_and_what_it_means(tmp_path):
     for word in ("6.17", "55.4 %", "2.5", "void", "aggregate", "had they been fixed in advance", "not a promise"):
         assert word in shown.stdout
     found = json.loads(runner.invoke(app, ["seller", "statement", str(wallet.path), "--json"]).stdout)
+    check_fields("seller statement", found)
     assert found["sales"][1]["promise"]["unit"] == "person"
     assert found["sales"][0]["promise"]["group_epsilon"] == pytest.approx(6.17, abs=0.01)
     assert 0 < found["remaining_share"] < 1

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from tests.forked import privmarket
+from tests.json_fields import check_fields
 
 RULES = """def posted(bids, budget, price: float = 0.5):
     sold = bids.epsilon * (bids.valuation <= price)
@@ -64,7 +65,9 @@ def test_a_config_file_gives_options_and_the_command_line_wins(here):
 
 
 def test_mechanisms_are_listed_with_promises(here):
-    rows = {row["name"]: row for row in json.loads(run("mechanisms", "--json", cwd=here).stdout)["mechanisms"]}
+    listed = json.loads(run("mechanisms", "--json", cwd=here).stdout)
+    check_fields("mechanisms", listed)
+    rows = {row["name"]: row for row in listed["mechanisms"]}
     assert "truthful in ε" in rows["mean-field-menu"]["promises"]
     assert rows["vcg"]["settings"] == ["winners"]
     assert "proportional-share" in run("mechanisms", cwd=here).stdout

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from privmarket.cli import app
 from privmarket.errors import ConfigurationError
 from privmarket.mechanisms.learned.weights import load
+from tests.json_fields import check_fields
 
 run = CliRunner()
 
@@ -20,7 +21,9 @@ def test_a_menu_curve_is_learned_and_used(tmp_path):
         app, ["train", "mfg-menunet", "--scenario", "uniform", "--clients", "12", "--out", str(out), "--json"]
     )
     assert done.exit_code == 0, done.output
-    assert json.loads(done.stdout)["curves"][0]["scenario"] == "uniform"
+    made = json.loads(done.stdout)
+    check_fields("train", made)
+    assert made["curves"][0]["scenario"] == "uniform"
     audit = ["audit", "--mechanism", "mfg-menunet", "--set", f"weights={out}", "--clients", "5", "--budget", "2"]
     assert run.invoke(app, [*audit, "--profiles", "1"]).exit_code == 0
 
@@ -54,6 +57,7 @@ def test_a_network_is_trained_for_the_aggregation_error(tmp_path):
     goal = ["--objective", "aggregation-error", "--heterogeneity", "0.4"]
     done = run.invoke(app, [*command, *goal, *small, "--out", str(out), "--json"])
     assert done.exit_code == 0, done.output
+    check_fields("train", json.loads(done.stdout))
     recipe = json.loads(load(out, "mfg-regretnet").facts["recipe"])
     assert (recipe["objective"], recipe["heterogeneity"], recipe["steps"]) == ("aggregation-error", 0.4, 3)
 

@@ -1,12 +1,10 @@
-"""References resolve, every mechanism has a line in the docs, the README's code runs."""
+"""References resolve, every mechanism has a line in the docs, links lead somewhere."""
 
 from __future__ import annotations
 
 import doctest
 import re
 from pathlib import Path
-
-import pytest
 
 import privmarket as pm
 
@@ -39,19 +37,6 @@ def test_every_mechanism_is_documented():
 
 def test_the_package_example_runs():
     assert doctest.testmod(pm).failed == 0
-
-
-@pytest.mark.parametrize("page", ["README.md", "docs/tutorial.md", "docs/how-to/your-own-rule.md"])
-def test_sessions_give_the_output_they_show(page, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), flags=re.S)
-    assert all(">>>" in block for block in blocks), (
-        "examples are written as >>> sessions, so that they can be checked"
-    )
-    # One page is one session: later blocks use the names of earlier ones.
-    test = doctest.DocTestParser().get_doctest("\n".join(blocks), {}, page, page, 0)
-    assert test.examples
-    assert doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(test).failed == 0
 
 
 def test_links_between_pages_lead_somewhere():

@@ -15,6 +15,7 @@ from privmarket.federated.config import FederationConfig, Training
 from privmarket.federated.simulation import run
 from privmarket.flower import guard, masks, wire
 from privmarket.flower.sum_rehearsal import ATTACKS, IN_PROCESS_ATTACKS, SumPlan, rehearse_sums, sum_verdicts
+from tests.json_fields import check_fields
 from tests.unit.flower.toy import Wire
 
 CONFIG = FederationConfig(
@@ -161,6 +162,7 @@ def test_every_attack_of_a_server_is_caught_by_its_sellers(tmp_path):
     plan = SumPlan(clients=6, attacks=IN_PROCESS_ATTACKS)
     report = rehearse_sums(tmp_path, plan, deployment=False)
     assert all(report["verdicts"].values()), report["verdicts"]
+    check_fields("flower rehearse", {"schema_version": 1, **report})
     assert len(report["verdicts"]) == 5 + len(ATTACKS) + 1
     # The verdicts can fail: sellers that did not notice, and a round that was paid.
     rounds, answers = report["rounds"], {number: {} for number in range(20)}
