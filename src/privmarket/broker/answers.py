@@ -124,6 +124,8 @@ class Task(Answer):
     arbiter_id: str | None
     delivery: str = "open"
     attested: bool = False
+    trust: str = "local"
+    honest_share: float = 2 / 3
 
 
 class Round(Answer):
@@ -239,6 +241,14 @@ class Award(Answer):
     ruling: bool | None = None
     settled_seq: int | None = None
     decided_ms: int | None = None
+    data_size: float | None = None
+
+
+class CohortKey(Answer):
+    """The key that one seller of a round had registered when it bid: whom a secure sum may consist of."""
+
+    seller_id: str
+    public_key: str
 
 
 class StandingBid(Answer):

@@ -308,6 +308,13 @@ def list_awards(broker: TheBroker, caller: Caller, round_id: Id, after: After = 
         return views.award_list(connection, caller, round_id, after, limit)
 
 
+@v1.get("/rounds/{round_id}/cohort", response_model=Page[answers.CohortKey], response_model_exclude_unset=True)
+def list_cohort(broker: TheBroker, caller: Caller, round_id: Id, after: After = None, limit: Limit = 50) -> Answer:
+    """The registered keys of the round's sellers: whom a secure sum may consist of (those sellers, its buyer)."""
+    with broker.database.read() as connection:
+        return views.cohort(connection, caller, round_id, after, limit)
+
+
 @v1.post("/rounds/{round_id}/delivery", response_model=answers.Claim, response_model_exclude_unset=True)
 def claim_delivery(broker: TheBroker, caller: Caller, round_id: Id, form: Claim, key: Key) -> Answer:
     """Say what one delivers, before it leaves (sellers with an award): without a claim there is no pay."""

@@ -36,7 +36,7 @@ _FACTS = (
     "SELECT p.id, p.role, k.scope, p.suspended IS NOT NULL, p.public_key, p.dataset_sha256 IS NOT NULL, "
     "EXISTS (SELECT 1 FROM awards a WHERE a.seller_id = p.id AND a.charge <> 'void'), "
     "i.request_hash, i.seq, i.subject, i.details, i.answer, b.seq, "
-    "r.id, r.number, r.state, r.bid_deadline_ms, t.sealing, t.attested, r.budget_micro, t.epsilon_max, "
+    "r.id, r.number, r.state, r.bid_deadline_ms, t.sealing, t.attested, t.trust, r.budget_micro, t.epsilon_max, "
     "t.sampling_rate, t.steps, t.delta "
     "FROM asked q "
     "LEFT JOIN tokens k ON k.token_hash = q.token_hash AND k.revoked_ms IS NULL "
@@ -80,6 +80,7 @@ class _OpenRound(NamedTuple):
     bid_deadline_ms: int
     sealing: str
     attested: bool
+    trust: str
     budget_micro: int
     epsilon_max: float
     sampling_rate: float
@@ -186,8 +187,13 @@ def _check(tx: Transaction, learned: _Learned, request: BidRequest, seller: str,
         raise ForbiddenError(
             "this task takes bids of sellers that attest their data set", "privmarket seller attest, then bid"
         )
+    if round_.trust == "aggregate" and facts.public_key is None:
+        raise ForbiddenError(
+            "this task's updates go into a secure sum of sellers with registered keys",
+            "register a key: privmarket seller init",
+        )
     if request.offer is not None:
-        check_offer(request.offer, seller, _terms(*round_[6:], number=round_.number))
+        check_offer(request.offer, seller, _terms(*round_[7:], number=round_.number))
     if (seller, round_.id) in learned.exhausted:
         error = ConflictError("the wallet has nothing left to sell", "GET /v1/me shows what remains")
         error.code = "wallet-exhausted"

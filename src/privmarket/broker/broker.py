@@ -33,7 +33,9 @@ from privmarket.broker.schema import rounds, tasks
 from privmarket.broker.signatures import SigningKey
 from privmarket.errors import PrivmarketError
 from privmarket.mechanisms import mechanism
+from privmarket.plans import MarketPlan
 from privmarket.privacy.calibration import ReleaseFamily
+from privmarket.privacy.words import TRUSTS
 from privmarket.rounds import Offer
 
 Answer = dict[str, Any]
@@ -49,6 +51,8 @@ TASK_DEFAULTS: dict[str, Any] = {
     "arbiter_id": None,
     "delivery": "open",
     "attested": False,
+    "trust": "local",
+    "honest_share": MarketPlan.honest_share,
 }
 
 
@@ -205,7 +209,7 @@ class Broker:
         """What the buyer wants trained: budget per round, number of rounds, rule, release, deadlines, arbiter."""
         require(actor, "buyer")
         fields = {**TASK_DEFAULTS, **fields}
-        fields |= {name: float(fields[name]) for name in ("epsilon_max", "sampling_rate", "delta")}
+        fields |= {name: float(fields[name]) for name in ("epsilon_max", "sampling_rate", "delta", "honest_share")}
         _check_task(fields)
         family = ReleaseFamily(fields["sampling_rate"], fields["steps"], fields["delta"])
         if self.make_mechanism is mechanism:
@@ -592,6 +596,13 @@ def _check_task(fields: Mapping[str, Any]) -> None:
         raise BrokerError(f"epsilon_max is {fields['epsilon_max']}", "give a limit on offers above 0, at most 100")
     if not 0 < len(str(fields["title"]).strip()) <= 120 or not str(fields["title"]).isprintable():
         raise BrokerError("a title of the wrong length, or that does not print", "give 1 to 120 characters")
-    for name, choices in (("sealing", ("broker", "bidder")), ("delivery", ("open", "sealed"))):
+    if not 0 < fields["honest_share"] <= 1:
+        raise BrokerError(f"honest_share is {fields['honest_share']}", "give a share of the sellers, above 0")
+    if fields["trust"] == "aggregate" and fields["steps"] != 1:
+        raise BrokerError(
+            f"trust 'aggregate' with {fields['steps']} steps a round", "the buyer must not see steps: use steps = 1"
+        )
+    words = {"sealing": ("broker", "bidder"), "delivery": ("open", "sealed"), "trust": tuple(TRUSTS)}
+    for name, choices in words.items():
         if fields[name] not in choices:
             raise BrokerError(f"{name} is {fields[name]!r}", f"choose {' or '.join(choices)}")

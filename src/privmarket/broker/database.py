@@ -42,7 +42,7 @@ IDLE_SECONDS = 10.0
 ARRIVAL_LIMIT_MS = 60_000
 CLOCK_JUMP_MS = 60_000  # how far the wall clock may step away from the steady one before writes are refused
 _POLL_SECONDS = 0.005
-REVISION = "0005"  # the newest file below migrations/versions
+REVISION = "0006"  # the newest file below migrations/versions
 Clock = Callable[[], int]
 # Result codes of SQLite that say nothing about the statement: busy, locked, I/O, full, cannot open, protocol.
 _SQLITE_BUSY = 5

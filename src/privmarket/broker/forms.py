@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from privmarket.broker.parties import MONEY_LIMIT_MICRO
 from privmarket.plans import EPSILON_MAX, MarketPlan, TrainingPlan
+from privmarket.privacy.words import Trust
 
 Number = Annotated[float, Field(allow_inf_nan=False)]
 PRINTS = r"^[^\x00-\x1f\x7f]*$"
@@ -79,6 +80,8 @@ class TaskForm(Form):
 
     `delivery` = sealed: updates travel encrypted, and the buyer gets the key when the round is settled and paid.
     `attested`: only sellers that attest their data set may bid, so that one data set has one lifetime wallet.
+    `trust` = aggregate: the buyer sees only a secure sum of the updates; the share `honest_share` of a round's
+    sellers must be honest and present, and only sellers with a registered key may bid.
     """
 
     model_config = ConfigDict(
@@ -108,6 +111,8 @@ class TaskForm(Form):
     arbiter_id: Identifier | None = None
     delivery: Literal["open", "sealed"] = "open"
     attested: bool = False
+    trust: Trust = "local"
+    honest_share: Annotated[Number, Field(gt=0, le=1)] = MarketPlan.honest_share
 
 
 class BidForm(Form):

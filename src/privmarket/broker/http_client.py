@@ -232,6 +232,10 @@ class BrokerClient:
         """Who sells what, as far as one may see it."""
         return self.pages(f"/v1/rounds/{round_id}/awards")
 
+    def cohort(self, round_id: str) -> Iterator[Answer]:
+        """The registered keys of a round's sellers: who may be in its secure sum (those sellers, the buyer)."""
+        return self.pages(f"/v1/rounds/{round_id}/cohort")
+
     def claim_delivery(self, round_id: str, update_sha256: str, key: str | None = None) -> Answer:
         """Says what one delivers, before it leaves (sellers); `key` opens it where updates travel sealed."""
         form = {"update_sha256": update_sha256} | ({} if key is None else {"key": key})

@@ -145,6 +145,9 @@ tasks = Table(
     Column("delivery", String(10), default="open"),
     # Whether only sellers that attest their data set may bid.
     Column("attested", Boolean, default=False),
+    # Against whom sales protect: "local", or "aggregate" where the buyer sees only a secure sum.
+    Column("trust", String(10), default="local"),
+    Column("honest_share", Float, default=2 / 3),
     Column("created_ms", BigInteger, nullable=False),
     Index("tasks_by_age", "created_ms", "id"),
 )

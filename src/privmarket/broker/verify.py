@@ -385,6 +385,8 @@ class _Check:
             yield "whether it replaces a bid is not what the log says"
         if (task.sealing == "bidder") == ("valuation" in fields):
             yield f"the task's bids are sealed by the {task.sealing}"
+        if task.trust == "aggregate" and seller.public_key is None:
+            yield "a seller without a registered key bids for a secure sum"
         if task.attested and seller.dataset_sha256 is None:
             yield f"{entry.actor} attests no data set"
         if "valuation" in fields:

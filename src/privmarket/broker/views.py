@@ -237,7 +237,8 @@ def _why(round_: Any, bid: Any, sold: float | None) -> str:
 def award_list(connection: Connection, actor: Actor, round_id: str, after: str | None, limit: int) -> Answer:
     """Who sells what: a seller sees itself, the buyer, the arbiter and operators see all winners."""
     round_ = visible_round(connection, actor, round_id)
-    query = select(awards).where(awards.c.round_id == round_id)
+    offered = (bids.c.round_id == awards.c.round_id) & (bids.c.seller_id == awards.c.seller_id)
+    query = select(awards, bids.c.data_size).join(bids, offered).where(awards.c.round_id == round_id)
     if actor.role == "seller":
         query = query.where(awards.c.seller_id == actor.party_id)
     found = page(connection, query, awards.c.seq, None, after, limit, rising=True)
@@ -246,6 +247,20 @@ def award_list(connection: Connection, actor: Actor, round_id: str, after: str |
         for item in found["items"]:
             item["decided_ms"] = deliveries.decided_at(SimpleNamespace(**item), until)
     return found
+
+
+def cohort(connection: Connection, actor: Actor, round_id: str, after: str | None, limit: int) -> Answer:
+    """The registered keys of a round's sellers, for themselves, the buyer and operators: who may be in its sum."""
+    visible_round(connection, actor, round_id)
+    mine = (awards.c.round_id == round_id) & (awards.c.seller_id == actor.party_id)
+    if actor.role == "seller" and connection.execute(select(awards.c.seq).where(mine)).first() is None:
+        raise NotFoundError(f"no sale of yours in round {round_id}", "GET /v1/rounds/{id}/outcome says why")
+    query = (
+        select(awards.c.seller_id, parties.c.public_key, awards.c.seq)
+        .join(parties, parties.c.id == awards.c.seller_id)
+        .where((awards.c.round_id == round_id) & parties.c.public_key.is_not(None))
+    )
+    return page(connection, query, awards.c.seq, None, after, limit, rising=True)
 
 
 _WAITING = {

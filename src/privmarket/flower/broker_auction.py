@@ -42,6 +42,8 @@ class BrokerAuctioneer:
                 sampling_rate=settings.sampling_rate,
                 steps=settings.steps,
                 delta=settings.delta,
+                trust=settings.trust,
+                honest_share=settings.honest_share,
                 # This server closes a round once all clients have answered; twice what it waits is the latest.
                 buyer_may_close=True,
                 bid_seconds=int(2 * settings.bid_seconds) + 1,
@@ -52,15 +54,21 @@ class BrokerAuctioneer:
     def clear(self, terms: Terms, offers: Mapping[str, Offer | None]) -> Round:
         """Closes bidding and fetches who sold what; prices that were asked stay with the broker."""
         self.client.close_round(terms.broker_round)
+        sold = {award["seller_id"]: award for award in self.client.awards(terms.broker_round)}
         awards = {
-            award["seller_id"]: Award(award["epsilon"], award["noise_multiplier"], award["payment_micro"])
-            for award in self.client.awards(terms.broker_round)
+            seller: Award(award["epsilon"], award["noise_multiplier"], award["payment_micro"])
+            for seller, award in sold.items()
         }
         known = {seller: awards[seller] for seller in offers if seller in awards}
         if len(known) < len(awards):
             _log.warning("round %s: %s sellers are not in this run", terms.number, len(awards) - len(known))
-        sealed = {seller: Offer(0.0, award.epsilon) for seller, award in known.items()}
+        # A winner's declared number of records is public, as is what it sold; the price that it asked is not.
+        sealed = {s: Offer(0.0, award.epsilon, sold[s]["data_size"]) for s, award in known.items()}
         return Round(terms, Phase.CLEARED, offers=sealed, awards=awards)
+
+    def registered_keys(self, terms: Terms) -> dict[str, str]:
+        """seller → the public key that it is registered with, for the sellers of a cleared round."""
+        return {one["seller_id"]: one["public_key"] for one in self.client.cohort(terms.broker_round)}
 
     def settle(self, market: Round) -> Settlement:
         """Gives receipts for all claims, has the broker settle where nobody may speak any more, checks its sums."""

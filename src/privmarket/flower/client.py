@@ -96,8 +96,10 @@ def client_app(
         noise_seed: for simulations only: whoever knows the seed knows the noise. None draws from the system.
         secure_aggregation: updates leave masked, by SecAgg+; without further mods. Needed for aggregate trust.
         share: how to train for aggregate trust, beside a `train` of your own; done for you with `model` and `data`.
-        identity: this client's registered signing key; it signs its keys of a secure sum with it.
-        parties: the public keys of registered parties; a secure sum with anybody else in it is refused.
+        identity: this client's registered signing key; it signs its keys of a secure sum with it. With a broker,
+            the key that it bids with unless given.
+        parties: the public keys of registered parties; a secure sum with anybody else in it is refused. With a
+            broker, the keys of the round's sellers there unless given.
         mods: further Flower mods.
     """
     if train is None:

@@ -22,9 +22,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from privmarket.flower.neighbours import ring_order
 
-_NODE, _KEY, _SIGNATURE = 8, 32, 64
-_ENTRY = _NODE + 2 * _KEY
-_NOTHING = bytes(_KEY)
+KEY_BYTES, SIGNATURE_BYTES = 32, 64
+_NODE = 8
+_ENTRY = _NODE + 2 * KEY_BYTES
+_NOTHING = bytes(KEY_BYTES)
 _SUM, _MEMBER = b"privmarket sum\x00", b"privmarket member\x00"
 
 
@@ -79,7 +80,7 @@ class Cohort:
         members = []
         for at in range(0, len(text), _ENTRY):
             node, keys = text[at : at + _NODE], text[at + _NODE : at + _ENTRY]
-            members.append(Member(int.from_bytes(node, "little"), keys[:_KEY], keys[_KEY:]))
+            members.append(Member(int.from_bytes(node, "little"), keys[:KEY_BYTES], keys[KEY_BYTES:]))
         numbers = [member.node for member in members]
         used = [key for member in members if member.present for key in (member.signing, member.masking)]
         if numbers != sorted(set(numbers)) or len(used) != len(set(used)):

@@ -41,6 +41,7 @@ class Task:
         buyer: who buys.
         broker: the broker's address.
         family, epsilon_max: what every seller of the task releases, and the most that it may offer.
+        trust: against whom its sales protect.
         plan: clip norm, learning rate and other fields of the training, where the task states them.
     """
 
@@ -48,6 +49,7 @@ class Task:
     broker: str
     family: ReleaseFamily
     epsilon_max: float
+    trust: str
     plan: Mapping[str, float]
 
 
@@ -146,13 +148,16 @@ def fetch_task(broker: BrokerClient, round_id: str) -> Task:
     family = ReleaseFamily(task["sampling_rate"], task["steps"], task["delta"])
     named = ("clip_norm", "learning_rate", "expected_batch", "honest_share")
     plan = {name: float(task[name]) for name in named if isinstance(task.get(name), int | float)}
-    return Task(str(task["buyer_id"]), broker.url.rstrip("/"), family, float(task["epsilon_max"]), plan)
+    trust = str(task.get("trust", "local"))
+    return Task(str(task["buyer_id"]), broker.url.rstrip("/"), family, float(task["epsilon_max"]), trust, plan)
 
 
 def check_task(asked: Terms | Sale, task: Task) -> None:
     """Refuses a call or an order that is not what the broker published."""
     if asked.family != task.family:
         raise PolicyRefusal(Reason.AWARD, f"asked for {asked.family}, the broker published {task.family}")
+    if asked.trust != task.trust:
+        raise PolicyRefusal(Reason.AWARD, f"trust is {asked.trust!r}, the broker published {task.trust!r}")
     for name, value in task.plan.items():
         if hasattr(asked, name) and not _equal(float(getattr(asked, name)), value):
             raise PolicyRefusal(Reason.AWARD, f"{name} is {getattr(asked, name)}, the broker published {value}")

@@ -60,17 +60,11 @@ class GridMarket:
     declined: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.settings.trust == "aggregate":
-            if self.settings.steps != 1:
-                raise ConfigurationError(
-                    f"trust 'aggregate' with {self.settings.steps} steps a round",
-                    "the server must not see single steps: use steps = 1",
-                )
-            if isinstance(self.auctioneer, BrokerAuctioneer):
-                raise ConfigurationError(
-                    "trust 'aggregate' with the auction at a broker",
-                    "sealed bids hide the sizes that a secure sum needs; hold the auction in the server's process",
-                )
+        if self.settings.trust == "aggregate" and self.settings.steps != 1:
+            raise ConfigurationError(
+                f"trust 'aggregate' with {self.settings.steps} steps a round",
+                "the server must not see single steps: use steps = 1",
+            )
         self.pacing = Pacing(self.settings, self.settings.family, self.settings.epsilon_max, self.run)
         self.objective = self.settings.objective
 
@@ -129,6 +123,11 @@ class GridMarket:
             parameters=parameters,
             honest_share=market.terms.honest_share,
         )
+
+    def registered_keys(self, market: Round) -> dict[str, str] | None:
+        """client → its key at the broker that held the auction; None without a broker."""
+        broker = self.auctioneer
+        return broker.registered_keys(market.terms) if isinstance(broker, BrokerAuctioneer) else None
 
     def weights(self, market: Round, usable: list[str]) -> Array:
         """(usable,) weights of the updates that can be used, in the order of the offers."""

@@ -1,4 +1,4 @@
-"""Flower's SecAgg+ with masks from AES instead of its own generator, and integers that stay integers.
+"""Masks of a secure sum, and Flower's SecAgg+ on the client with these masks and with integers that stay integers.
 
 Flower draws every mask from a generator with a seed of 32 bits, which it folds out of the parties' 256-bit keys:
 whoever sees a masked vector can try all seeds. Here the same protocol runs with masks from AES-128 in counter mode
@@ -15,27 +15,71 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from importlib import import_module
 from types import FunctionType
-from typing import Any
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
-from flwr.server.workflow import SecAggPlusWorkflow
+from flwr.app import Context, Message
+from numpy.typing import NDArray
 
 from privmarket.errors import PrivacyError
 from privmarket.flower import key_pieces
 
+Integers = NDArray[np.int64]
+Handler = Callable[[Message, Context], Message]
+Mod = Callable[[Message, Context, Handler], Message]
+
 _AES_KEY_BYTES = 16
-# Flower takes the mean of a sum in 64-bit floats; up to here it can be multiplied back to the exact integer.
+# A seller's integers reach Flower's quantiser as 64-bit floats, which hold them exactly up to 2⁵³.
 SUM_BITS = 50
 
 
+@dataclass(frozen=True)
+class Masking:
+    """How numbers become integers below a modulus, the same for every seller of a sum.
+
+    Attributes:
+        reach: the largest coordinate that is not cut off.
+        steps: a coordinate is rounded to 2·reach/steps; where that is 1, integers go into the sum as they are.
+        modulus: masks are drawn below this power of two.
+    """
+
+    reach: float
+    steps: int = 2**22
+    modulus: int = 2**32
+
+
+def packed(array: Integers, *, modulus: int) -> bytes:
+    """Integers from 0 to modulus − 1 as bytes."""
+    return np.ascontiguousarray(array, dtype="<i8").view(np.uint8).reshape(-1, 8)[:, : _width(modulus)].tobytes()
+
+
+def unpacked(text: bytes, shape: Sequence[int], modulus: int) -> Integers:
+    """From `packed`.
+
+    Raises:
+        ValueError: the text is not as long as so many integers.
+    """
+    size, width = math.prod(shape), _width(modulus)
+    if len(text) != size * width:
+        raise ValueError(f"{len(text)} bytes for {size} integers of {width}")
+    wide = np.zeros((size, 8), dtype=np.uint8)
+    wide[:, :width] = np.frombuffer(text, dtype=np.uint8).reshape(size, width)
+    return wide.view("<i8").reshape(shape)
+
+
+def _width(modulus: int) -> int:
+    """Bytes of an integer below the modulus, as Flower sends it."""
+    return 8
+
+
 def strong_masks(
-    seed: bytes, num_range: int, dimensions_list: list[tuple[int, ...]], *, public: bytes = b""
-) -> list[np.ndarray]:
+    seed: bytes, num_range: int, dimensions_list: Sequence[tuple[int, ...]], *, public: bytes = b""
+) -> list[Integers]:
     """Arrays of integers, uniform in [0, num_range), that follow from the seed.
 
     Args:
@@ -67,7 +111,10 @@ def quantize(parameters: list[np.ndarray], clipping_range: float, target_range: 
     ]
 
 
-def _with_globals(function: Any, **replaced: Any) -> Any:
+_client = import_module("flwr.client.mod.secure_aggregation.secaggplus_mod")
+
+
+def _with_globals(function: FunctionType, **replaced: object) -> FunctionType:
     """The same function, seeing other values under some of its module's names; the module stays as it is."""
     return FunctionType(
         function.__code__,
@@ -78,10 +125,7 @@ def _with_globals(function: Any, **replaced: Any) -> Any:
     )
 
 
-_client = import_module("flwr.client.mod.secure_aggregation.secaggplus_mod")
-
-
-def secure_mod(public: bytes) -> Callable[..., Any]:
+def secure_mod(public: bytes, modulus: int) -> Mod:
     """Flower's client mod for SecAgg+, with masks bound to the public numbers of the sum."""
     # Flower reads the client's one private key again for each neighbour; the cache ends with this message.
     read_key = lru_cache(maxsize=1)(_client.bytes_to_private_key)
@@ -91,23 +135,6 @@ def secure_mod(public: bytes) -> Callable[..., Any]:
         pseudo_rand_gen=partial(strong_masks, public=public),
         quantize=quantize,
         bytes_to_private_key=read_key,
+        ndarray_to_bytes=partial(packed, modulus=modulus),
     )
-    mod: Callable[..., Any] = _with_globals(
-        _client.secaggplus_mod, _share_keys=share, _collect_masked_vectors=collect
-    )
-    return mod
-
-
-class SecureWorkflow(SecAggPlusWorkflow):  # type: ignore[misc,unused-ignore]
-    """Flower's workflow for SecAgg+ on the server."""
-
-    def public_numbers(self, state: Any) -> bytes:
-        """What the clients bind their masks to."""
-        return b""
-
-    def unmask_stage(self, grid: Any, context: Any, state: Any) -> bool:
-        """Takes the masks off the sum."""
-        masks = partial(strong_masks, public=self.public_numbers(state))
-        restore = partial(key_pieces.restore, threshold=state.threshold)
-        stage = _with_globals(SecAggPlusWorkflow.unmask_stage, pseudo_rand_gen=masks, combine_shares=restore)
-        return bool(stage(self, grid, context, state))
+    return _with_globals(_client.secaggplus_mod, _share_keys=share, _collect_masked_vectors=collect)

@@ -18,7 +18,7 @@ import numpy as np
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from privmarket.errors import ConfigurationError
+from privmarket.errors import ConfigurationError, PrivmarketError
 from privmarket.flower import guard, wire
 from privmarket.flower.wire import Arrays, Receipt, Sale
 from privmarket.privacy.calibration import ReleaseFamily
@@ -163,7 +163,7 @@ class Seller:
         sale = guard.readable(lambda: wire.take(message.content, Sale))
         weights = guard.readable(lambda: wire.read_arrays(message.content, wire.WEIGHTS))
         job = self.accept(sale, context, weights)
-        return self._reply(message, job, _trained(lambda: self.train(weights, job)))
+        return self._reply(message, job, trained(lambda: self.train(weights, job)))
 
     def sell_many(self, orders: Sequence[tuple[Message, Context]]) -> list[Message]:
         """As `sell`, for orders of one round to several nodes that live in this process."""
@@ -270,10 +270,30 @@ class Seller:
             )
         return wallet.open()
 
+    def registered_key(self, context: Context) -> SigningKey | None:
+        """The key that this client signs its keys of a secure sum with: as given, else the one it bids with."""
+        if self.identity is not None:
+            return self.identity(context)
+        if self.broker is None:
+            return None
+        with self.broker(context) as broker:
+            return broker.key
+
+    def registered_parties(self, context: Context, broker_round: str) -> Collection[str] | None:
+        """The public keys that a round's secure sum may consist of: as given, else the broker's for that round."""
+        if self.parties is not None:
+            return self.parties(context)
+        if self.broker is None:
+            return None
+        with self.broker(context) as broker, guard.becomes(Reason.BROKER, PrivmarketError):
+            return {str(seller["public_key"]) for seller in broker.cohort(broker_round)}
+
     def _bid_at_broker(self, terms: Terms, context: Context, wanted: Offer | None) -> tuple[str, None]:
         """The bid goes to the broker, sealed; the server of the training only hears who this is."""
         assert self.broker is not None
         with self.broker(context) as broker:
+            if wanted is not None and terms.trust == "aggregate" and self.registered_key(context) is None:
+                raise PolicyRefusal(Reason.BROKER, "a secure sum at a broker needs BrokerClient(key=…)")
             if wanted is not None:
                 features = {} if wanted.accuracy is None else {"accuracy": wanted.accuracy}
                 broker.bid(
@@ -322,7 +342,7 @@ def _check_against_offer(sale: Sale, context: Context) -> None:
         )
 
 
-def _trained(train: Callable[[], Mapping[str, np.ndarray]]) -> Mapping[str, np.ndarray]:
+def trained(train: Callable[[], Mapping[str, np.ndarray]]) -> Mapping[str, np.ndarray]:
     """What training gives. Whatever it raises, even a refusal, is a failure: ε is reserved by now."""
     try:
         return train()

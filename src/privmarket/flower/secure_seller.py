@@ -13,7 +13,7 @@ A seller does not trust the server to run SecAgg+ as agreed. Before each step it
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,9 +37,10 @@ from privmarket.flower.cohort import (
     sign,
     verifies,
 )
-from privmarket.flower.masks import SUM_BITS, secure_mod
+from privmarket.flower.masks import SUM_BITS, Handler, Masking, secure_mod
 from privmarket.flower.neighbours import Neighbourhood, neighbourhood
-from privmarket.flower.node_seller import MEMORY, MarketClientApp, Seller, event_of
+from privmarket.flower.node_seller import MEMORY, MarketClientApp, Seller, event_of, trained
+from privmarket.flower.sum_replies import PARTY, PROOF, SIGNATURES, SIGNING_KEY
 from privmarket.flower.wire import Arrays, Sale
 from privmarket.privacy import integer_noise
 from privmarket.privacy.integer_noise import MAX_LEVELS, MIN_LEVELS
@@ -50,9 +51,8 @@ _ORDER = "fitins.config"
 AGREE = "agree"  # our step between masked vectors and opening
 NAMES = "names"  # the names of the arrays in an order, one a line
 COHORT = "privmarket-cohort"  # the record that carries cohort and signatures
-SIGNING_KEY, PARTY, PROOF = "signing_key", "party", "proof"
 LIST, PARTIES, PROOFS = "list", "parties", "proofs"
-SURVIVORS, SIGNERS, SIGNATURES = "survivors", "signers", "signatures"
+SURVIVORS, SIGNERS = "survivors", "signers"
 _SUM = "privmarket-sum"  # what a node remembers of the sum that it takes part in
 
 
@@ -88,7 +88,8 @@ def secure_client(seller: Seller) -> SecureClientApp:
             sent = _share(seller, sale, weights, context)
         else:
             job = seller.accept(sale, context, weights)
-            sent = {name: np.float32(sale.share) * array for name, array in seller.train(weights, job).items()}
+            update = trained(lambda: seller.train(weights, job))
+            sent = {name: np.float32(sale.share) * array for name, array in update.items()}
         seller.close(sale, sent, context)
         parameters = ndarrays_to_parameters([sent[name] for name in names])
         reply = FitRes(Status(Code.OK, ""), parameters, num_examples=1, metrics={})
@@ -103,9 +104,7 @@ class SumSteps:
 
     seller: Seller
 
-    def __call__(
-        self, message: Message, context: Context, call_next: Callable[[Message, Context], Message]
-    ) -> Message:
+    def __call__(self, message: Message, context: Context, call_next: Handler) -> Message:
         """Follows a step of the protocol, or refuses it.
 
         Raises:
@@ -119,7 +118,7 @@ class SumSteps:
         configs = message.content.config_records.get(RECORD_KEY_CONFIGS)
         if configs is None:
             raise PolicyRefusal(Reason.MESSAGE, "an order outside the protocol of the secure sum")
-        stage, public = configs.get(Key.STAGE), b""
+        stage, public, modulus = configs.get(Key.STAGE), b"", 0
         with guard.becomes(Reason.COHORT, CohortError):
             if stage == Stage.SETUP:
                 _begin(configs, context)
@@ -127,12 +126,12 @@ class SumSteps:
                 _check_cohort(self.seller, message, configs, context)
             elif stage == Stage.COLLECT_MASKED_VECTORS:
                 _check_sources(configs.get(Key.SOURCE_LIST), context)
-                public = _bound_to(message, context)
+                public, modulus = _bound_to(message, context)
             elif stage == AGREE:
                 return Message(_confirm(configs, context), reply_to=message)
             elif stage == Stage.UNMASK:
                 _check_opening(message, configs, context)
-        reply: Message = secure_mod(public)(message, context, call_next)
+        reply = secure_mod(public, modulus)(message, context, call_next)
         if stage == Stage.SETUP:
             _add_keys(self.seller, reply, context)
         return reply
@@ -173,7 +172,7 @@ def _begin(configs: ConfigRecord, context: Context) -> None:
     if not isinstance(memory, ConfigRecord) or not float(memory["epsilon"]) > 0:  # type: ignore[arg-type]
         raise PolicyRefusal(Reason.UNSOLD, "a secure sum without an offer, or a second one for the same offer")
     sellers, pieces, threshold = (configs.get(key) for key in (Key.SAMPLE_NUMBER, Key.SHARE_NUMBER, Key.THRESHOLD))
-    if not (isinstance(sellers, int) and isinstance(pieces, int) and isinstance(threshold, int)) or sellers < 2:
+    if not (isinstance(sellers, int) and isinstance(pieces, int) and isinstance(threshold, int)) or sellers < 1:
         raise PolicyRefusal(Reason.HONEST_SHARE, f"keys in {pieces!r} pieces for {sellers!r} sellers")
     plan = neighbourhood(sellers, float(memory["honest-share"]))  # type: ignore[arg-type]
     # Everybody as a neighbour is never less safe than a ring.
@@ -210,11 +209,10 @@ def _add_keys(seller: Seller, reply: Message, context: Context) -> None:
     _Sum(_Sum.of(context).plan, private).keep(context)
     keys = reply.content.config_records[RECORD_KEY_CONFIGS]
     keys[SIGNING_KEY] = public
-    if seller.identity is not None:
-        identity = seller.identity(context)
-        memory = context.state.config_records[MEMORY]
+    identity = seller.registered_key(context)
+    if identity is not None:
         mine = Member(context.node_id, public, masking_digest([keys[Key.PUBLIC_KEY_1], keys[Key.PUBLIC_KEY_2]]))  # type: ignore[list-item]
-        statement = mine.statement(f"{memory['run']!s}/{memory['number']!s}")
+        statement = mine.statement(_offered_round(context))
         keys[PARTY], keys[PROOF] = identity.public, bytes.fromhex(identity.sign(statement))
 
 
@@ -239,15 +237,21 @@ def _check_cohort(seller: Seller, message: Message, configs: ConfigRecord, conte
     for node, theirs in offered.items():
         if not isinstance(theirs, list) or masking_digest(theirs) != cohort.by_node[node].masking:  # type: ignore[arg-type]
             raise PolicyRefusal(Reason.COHORT, f"other keys of node {node} than in the list of all sellers")
-    if seller.parties is not None:
-        _check_parties(seller.parties(context), cohort, extra, context)
+    parties = seller.registered_parties(context, str(context.state.config_records[MEMORY]["broker-round"]))
+    if parties is not None:
+        _check_parties(parties, cohort, extra, context)
     _Sum(known.plan, known.private, text).keep(context)
 
 
-def _check_parties(registered: Any, cohort: Cohort, extra: ConfigRecord, context: Context) -> None:
-    """Every seller that sent keys is a registered party, each another one, and signed these keys for this round."""
+def _offered_round(context: Context) -> str:
+    """Names the round that this seller made its offer for, at the server and at a broker."""
     memory = context.state.config_records[MEMORY]
-    sale = f"{memory['run']!s}/{memory['number']!s}"
+    return f"{memory['run']!s}/{memory['number']!s}/{memory['broker-round']!s}"
+
+
+def _check_parties(registered: Collection[str], cohort: Cohort, extra: ConfigRecord, context: Context) -> None:
+    """Every seller that sent keys is a registered party, each another one, and signed these keys for this round."""
+    sale = _offered_round(context)
     parties, proofs = extra.get(PARTIES), extra.get(PROOFS)
     present = [member for member in cohort.members if member.present]
     if not (isinstance(parties, list) and isinstance(proofs, list) and len(parties) == len(proofs) == len(present)):
@@ -271,21 +275,19 @@ def _check_sources(sources: Any, context: Context) -> None:
         raise PolicyRefusal(Reason.MESSAGE, f"masks against {sources!r}, where {threshold} must take part")
 
 
-def _bound_to(message: Message, context: Context) -> bytes:
-    """What this seller was told of the sum."""
+def _bound_to(message: Message, context: Context) -> tuple[bytes, int]:
+    """What this seller was told of the sum, and its modulus."""
     sale, _ = _read_order(message.content.config_records[_ORDER])
     cohort = Cohort.read(_Sum.of(context).cohort)
     state: dict[str, Any] = dict(context.state.config_records[RECORD_KEY_STATE])
-    numbers = ("threshold", "clipping_range", "target_range", "mod_range")
-    return public_numbers(sale, cohort, **{name: state[name] for name in numbers})
+    masking = Masking(state["clipping_range"], state["target_range"], state["mod_range"])
+    return public_numbers(sale, cohort, state["threshold"], masking), masking.modulus
 
 
-def public_numbers(
-    sale: Sale, cohort: Cohort, *, threshold: Any, clipping_range: Any, target_range: Any, mod_range: Any
-) -> bytes:
+def public_numbers(sale: Sale, cohort: Cohort, threshold: int, masking: Masking) -> bytes:
     """What all sellers of a sum must have been told alike: the noise of each is what the others count on."""
     of_sum = (sale.run, sale.number, sale.trust, sale.honest_share, sale.sellers, sale.levels)
-    return repr((*of_sum, threshold, clipping_range, target_range, mod_range)).encode() + cohort.digest
+    return repr((*of_sum, threshold, masking.reach, masking.steps, masking.modulus)).encode() + cohort.digest
 
 
 def _read_order(fields: Mapping[str, Any]) -> tuple[Sale, list[str]]:
@@ -362,7 +364,8 @@ def _share(seller: Seller, sale: Sale, weights: Arrays, context: Context) -> Arr
     if largest_share(sale, records) > reach:
         raise PolicyRefusal(Reason.NOISE, f"integers are cut off at {reach:g}, and with them some of the noise")
     job = seller.accept(sale, context, weights)
-    integers = seller.share.share(weights, job, ReleaseGrid(1.0 / sale.weight, sale.levels))
+    share, own = seller.share, ReleaseGrid(1.0 / sale.weight, sale.levels)
+    integers = trained(lambda: share.share(weights, job, own))
     return {name: np.asarray(array, dtype=np.float64) for name, array in integers.items()}
 
 

@@ -212,7 +212,8 @@ class MarketRun:
         sales = self.market.sales(market, total=plan)
         sizes = {client: market.offers[client].data_size for client in sales}
         deliveries, total = secure.secure_sum(
-            self.grid, self.fleet, sales, weights, sizes, settings.deadline_seconds
+            *(self.grid, self.fleet, sales, weights, sizes, settings.deadline_seconds),
+            self.market.registered_keys(market),
         )
         update = None
         if total is not None:

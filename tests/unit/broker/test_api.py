@@ -78,6 +78,7 @@ RULES: dict[tuple[str, str], tuple[int, ...]] = {
     ("POST", "/v1/rounds/{round_id}/bids"):         (401, 403, 403, 201, 403, 201, 403),
     ("POST", "/v1/rounds/{round_id}/close"):        (401, 409, 200, 403, 404, 403, 403),
     ("GET", "/v1/rounds/{round_id}/awards"):        (401, 200, 200, 200, 404, 200, 200),
+    ("GET", "/v1/rounds/{round_id}/cohort"):        (401, 200, 200, 404, 404, 404, 200),
     ("POST", "/v1/rounds/{round_id}/delivery"):     (401, 403, 403, 404, 403, 404, 403),
     ("POST", "/v1/rounds/{round_id}/receipts"):     (401, 403, 409, 403, 404, 403, 403),
     ("POST", "/v1/rounds/{round_id}/reveals"):      (401, 403, 403, 409, 403, 409, 403),

@@ -1,7 +1,5 @@
 """Aggregate trust on Flower: the simulation's sum to the last bit, and what a server that wants more is refused."""
 
-import io
-
 import numpy as np
 import pytest
 from flwr.app import Error, Message
@@ -65,10 +63,12 @@ def test_nothing_but_masked_vectors_leaves():
     replies = [r for r in grid.answered if r.metadata.message_type == wire.TRAIN]
     assert not any(len(record) for r in replies for record in r.content.array_records.values())
     sent = [part for r in replies for part in r.content.config_records[STEPS].get("masked_params", [])]
-    vectors = [array for array in (np.load(io.BytesIO(part)) for part in sent) if array.size > 100]
+    modulus = next(iter(grid.contexts.values())).state.config_records["secaggplus_state"]["mod_range"]
+    width = len(masks.packed(np.zeros(1, dtype=np.int64), modulus=modulus))
+    vectors = [masks.unpacked(part, (len(part) // width,), modulus) for part in sent if len(part) > 800]
     assert len(vectors) == sum(record.sellers for record in result.records)
     # Uniform below the modulus: about half of all bits are set in every client's vector.
-    top = max(int(array.max()) for array in vectors).bit_length()
+    top = modulus.bit_length() - 1
     assert all(0.45 < np.mean([(array >> bit) & 1 for bit in range(top)]) < 0.55 for array in vectors)
 
 
@@ -128,6 +128,82 @@ def test_a_client_checks_its_part_of_the_sum(changes, reason, tmp_path):
     files = list(tmp_path.glob("*.jsonl"))
     assert files
     assert all(pm.flower.WalletFile(path, np.inf).statement() == [] for path in files)
+
+
+def test_a_sum_that_every_seller_refuses_costs_nobody_anything():
+    """Orders had gone out, and every seller said no: neither wallets nor the server's books count a release."""
+    result, grid = play(tamper=order_with(weight=lambda w: w * 1.001))
+    assert set(refused(grid)) == {"noise"}
+    assert result.releases == {}
+    assert {fault for r in result.records for fault in r.dropped.values()} == {
+        "refused: noise (noise that cannot be drawn exactly, or that would not reach the sum whole)"
+    }
+
+
+def test_a_round_with_one_seller_is_the_simulation_s():
+    """Its share carries all of the noise that was sold, so the sum may be opened, in both engines."""
+    alone = CONFIG.replace(clients=1, rounds=1, budget=1.0)
+    plain, (flower, grid) = run(alone), play(alone)
+    assert plain.records[0].sellers == 1
+    assert flower.records == plain.records
+    assert np.array_equal(flower.weights["weights"], plain.weights)
+    assert refused(grid) == {}
+
+
+# What one malicious seller may answer to each step instead of what belongs there.
+NONSENSE = {
+    "no record": lambda content: content.config_records.pop(STEPS),
+    "no values": lambda content: content.config_records[STEPS].clear(),
+    "other types": lambda content: content.config_records[STEPS].update(
+        dict.fromkeys(content.config_records[STEPS], 7)
+    ),
+    "empty lists": lambda content: content.config_records[STEPS].update(
+        {key: [] for key, value in content.config_records[STEPS].items() if isinstance(value, list)}
+    ),
+    "nonsense of the right type": lambda content: content.config_records[STEPS].update(
+        {
+            key: [type(one)(1) for one in value] if isinstance(value, list) else type(value)(1)
+            for key, value in content.config_records[STEPS].items()
+        }
+    ),
+}
+STAGES = ("setup", "share_keys", "collect_masked_vectors", "agree", "unmask")
+EVERYBODY = CONFIG.replace(rounds=len(STAGES), budget=40.0, mechanism_settings={"unit_price": 1.0})
+
+
+def spoiled(change):
+    """A run in which the first seller spoils its answer to one step in each round, one step after the other."""
+    seen = []
+
+    def note(message):
+        configs = message.content.config_records.get(STEPS)
+        seen[:] = [] if configs is None else [configs["stage"], int(message.metadata.group_id) - 1]
+
+    def spoil(reply):
+        if seen and reply.metadata.src_node_id == 1000 and not reply.has_error() and seen[0] == STAGES[seen[1]]:
+            change(reply.content)
+
+    return play(EVERYBODY, tamper=note, after=spoil)[0]
+
+
+@pytest.mark.parametrize("nonsense", NONSENSE)
+def test_a_seller_that_answers_nonsense_is_left_out(nonsense):
+    """The run goes on, and the others' sum is opened; from the fourth step on the seller's vector is in the sum."""
+    result = spoiled(NONSENSE[nonsense])
+    first = [] if nonsense == "empty lists" else ["0"]  # there are no lists in the first step's answer
+    assert [list(record.dropped) for record in result.records] == [first, ["0"], ["0"], [], []]
+    assert all(record.sellers == CONFIG.clients - len(record.dropped) for record in result.records)
+
+
+def test_false_pieces_of_keys_keep_the_sum_closed():
+    def lie(content):
+        configs = content.config_records[STEPS]
+        if "shares" in configs:
+            configs["shares"] = [piece[:-1] + bytes([piece[-1] ^ 1]) for piece in configs["shares"]]
+
+    result = spoiled(lie)
+    assert [record.sellers for record in result.records] == [6, 6, 6, 6, 0]
+    assert result.records[-1].refunded_micro == 40_000_000
 
 
 def test_keys_of_one_seller_both_ways_are_refused():

@@ -1,15 +1,21 @@
 """The auction at a broker: sealed bids go there, money and wallets are there, and the books agree."""
 
+import numpy as np
 import pytest
 from fastapi.testclient import TestClient
+from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes
 
 import privmarket as pm
 from privmarket.broker.api import ServiceSettings, create_app
 from privmarket.broker.broker import Broker
 from privmarket.broker.http_client import BrokerClient
+from privmarket.broker.signatures import SigningKey
 from privmarket.broker.verify import verify
 from privmarket.errors import ConfigurationError
-from privmarket.flower import wire
+from privmarket.federated.config import FederationConfig, Training
+from privmarket.federated.simulation import run as simulate
+from privmarket.flower import guard, secure_seller, wire
+from privmarket.flower.cohort import Cohort, Member, masking_digest, new_signing_key
 from tests.unit.flower.toy import CLIENTS, VALUATIONS, Wire, client, partition, server, train
 
 
@@ -19,7 +25,10 @@ def service(tmp_path):
     broker = Broker(f"sqlite:///{tmp_path / 'market.db'}")
     token = broker.first_operator()
     api = create_app(broker, ServiceSettings())
-    connect = lambda token: BrokerClient("http://broker", token, http=TestClient(api, base_url="http://broker"))  # noqa: E731
+
+    def connect(token, key=None):
+        return BrokerClient("http://broker", token, http=TestClient(api, base_url="http://broker"), key=key)
+
     operator = connect(token)
     buyer = operator.register("buyer", "lab")
     operator.deposit(buyer.me()["id"], 100_000_000)
@@ -76,3 +85,135 @@ def test_a_broker_without_a_token(monkeypatch):
     monkeypatch.delenv("PRIVMARKET_BROKER_TOKEN", raising=False)
     with pytest.raises(ConfigurationError, match="no token"):
         pm.flower.run_in_process(server(broker="http://127.0.0.1:9"), client(), CLIENTS)
+
+
+# Aggregate trust: the broker knows who a round's sellers are, so a sum cannot be filled with strangers.
+
+SUMS = FederationConfig(
+    clients=CLIENTS,
+    rounds=1,
+    budget=4.0,
+    evaluate_every=1,
+    seed=5,
+    trust="aggregate",
+    mechanism="ration",
+    mechanism_settings={"unit_price": 0.9},
+    training=Training(model="logistic"),
+)
+STEPS = "secaggplus_configs"
+
+
+@pytest.fixture
+def with_keys(service):
+    """The service's operator's doing: six sellers more, each with a registered key."""
+    broker, connect, buyer, _ = service
+    keys = [SigningKey.from_seed(bytes([i + 1]) * 32) for i in range(CLIENTS)]
+    anyone = connect(None)
+    tokens = [
+        anyone.register("seller", f"keyed {i}", cap_epsilon=20.0, delta=1e-5, key=key).token
+        for i, key in enumerate(keys)
+    ]
+    return broker, connect, buyer, list(zip(tokens, keys, strict=True))
+
+
+def sum_at(service, tamper=None, keyed=True):
+    _, connect, buyer, sellers = service
+    app = pm.flower.federation_client(SUMS)
+
+    def seller(context):
+        token, key = sellers[partition(context)]
+        return connect(token, key if keyed else None)
+
+    app.seller.broker = seller
+    grid = Wire(app, tamper=tamper)
+    market = pm.flower.federation_server(
+        SUMS,
+        broker=connect(buyer.token),
+        mechanism=SUMS.mechanism,
+        mechanism_settings=SUMS.mechanism_settings,
+        deadline_seconds=30.0,
+        bid_seconds=30.0,
+    )
+    return pm.flower.run_in_process(market, app, CLIENTS, grid=grid), grid
+
+
+def refused(grid):
+    return {reason for context in grid.contexts.values() for reason in guard.refusals(context)}
+
+
+def test_a_secure_sum_with_the_auction_at_a_broker(with_keys):
+    broker, connect, buyer, sellers = with_keys
+    result, grid = sum_at(with_keys)
+    plain = simulate(SUMS)
+    assert refused(grid) == set()
+    assert sorted(result.records[0].paid_micro.values()) == sorted(plain.records[0].paid_micro.values())
+    # The same integers; Σ w is added up in the order of the broker's names.
+    np.testing.assert_allclose(result.weights["weights"], plain.weights, rtol=1e-6, atol=1e-9)
+    balances = {c.me()["id"]: c.me()["balance_micro"] for c in (connect(token) for token, _ in sellers)}
+    assert {c: b for c, b in balances.items() if b} == result.paid_micro
+    (task,) = buyer.tasks()
+    assert (task["trust"], task["honest_share"]) == ("aggregate", SUMS.honest_share)
+    assert verify(broker).difference is None
+
+
+def swapped(message, keys_of, sale=""):
+    """A server that shows everybody keys of its own in place of the first seller's, signed by `keys_of`."""
+    configs = message.content.config_records.get(STEPS)
+    if configs is None or configs.get("stage") != "share_keys":
+        return
+    extra = message.content.config_records["privmarket-cohort"]
+    first, *others = Cohort.read(extra["list"]).members
+    if message.metadata.dst_node_id == first.node:
+        return
+    theirs = [public_key_to_bytes(generate_key_pairs()[1]) for _ in range(2)]
+    mine = Member(first.node, new_signing_key()[1], masking_digest(theirs))
+    extra["list"] = Cohort.of([mine, *others]).write()
+    configs[str(first.node)] = theirs
+    if keys_of is not None:
+        extra["parties"] = [keys_of.public, *extra["parties"][1:]]
+        extra["proofs"] = [bytes.fromhex(keys_of.sign(mine.statement(sale))), *extra["proofs"][1:]]
+
+
+@pytest.mark.parametrize("signer", ["the old proof", "a stranger's key", "a party that sold nothing"])
+def test_a_server_that_swaps_a_key_of_the_cohort_is_caught(with_keys, signer):
+    """The broker says who sold; keys that none of these signed for this round are noticed by every other seller."""
+    _, connect, _, _ = with_keys
+    own = None if signer == "the old proof" else SigningKey.from_seed(bytes([77]) * 32)
+    if signer == "a party that sold nothing":
+        connect(None).register("seller", "the server's own", cap_epsilon=8.0, delta=1e-5, key=own)
+
+    sale = []
+
+    def tamper(message):
+        if wire.has(message.content, wire.Terms):
+            terms = wire.take(message.content, wire.Terms)
+            sale[:] = [f"{terms.sale}/{terms.broker_round}"]
+        swapped(message, own, *sale)
+
+    result, grid = sum_at(with_keys, tamper)
+    assert refused(grid) == {"cohort"}
+    assert result.paid_micro == {}
+    assert result.releases == {}  # refused before any order: nobody has spent anything
+
+
+def test_without_that_check_orders_go_out_to_a_cohort_with_a_swapped_key(with_keys, monkeypatch):
+    """Sellers that do not ask the broker notice nothing before pieces of keys arrive that they cannot read."""
+    monkeypatch.setattr(secure_seller, "_check_parties", lambda *_: None)
+    _, grid = sum_at(with_keys, lambda message: swapped(message, None))
+    assert refused(grid) == {"failed"}
+    assert any("fitins.config" in message.content for message in grid.sent)
+
+
+def test_sellers_without_a_registered_key_do_not_bid_for_a_sum(with_keys):
+    result, grid = sum_at(with_keys, keyed=False)
+    assert refused(grid) == {"broker"}
+    assert result.paid_micro == {}
+
+
+def test_a_call_under_another_trust_than_the_task_s_is_refused(with_keys):
+    def tamper(message):
+        if wire.has(message.content, wire.Terms):
+            message.content["privmarket-call"]["trust"] = "local"
+
+    _, grid = sum_at(with_keys, tamper)
+    assert refused(grid) == {"award"}
