@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from privmarket.federated.config import FederationConfig
-from privmarket_studies.trust_results import by_seed, caption, money_for, paired_ratios, render
+from privmarket_studies.trust_front import caption, headline
+from privmarket_studies.trust_results import by_seed, money_for, paired_ratios, render
 from privmarket_studies.trust_runs import BARS, MONEY, RULES, curve_name, curves, missing
 from privmarket_studies.trust_selection import RATES, Selection
 
@@ -82,6 +83,9 @@ def test_the_page_is_rendered_from_the_files():
     assert (FOLDER / "README.md").read_text(encoding="utf-8") == render(FOLDER)
 
 
-def test_the_first_figure_of_the_front_page_has_its_caption():
-    front = " ".join((FOLDER.parents[2] / "README.md").read_text(encoding="utf-8").split())
-    assert caption(FOLDER) in front
+@pytest.mark.parametrize(
+    ("page", "sentence"), [("README.md", caption), ("docs/index.md", caption), ("README.md", headline)]
+)
+def test_the_front_pages_say_what_the_runs_give(page, sentence):
+    front = " ".join((FOLDER.parents[2] / page).read_text(encoding="utf-8").split())
+    assert sentence(FOLDER) in front

@@ -19,7 +19,8 @@ Result = dict[str, Any]
 OPTIMISED = "graded-ration"
 FIXED = ("ration", "ration-0.7", "ration-0.5")
 _MARKERS = {"ration-0.7": {"marker": "v"}, "ration-0.5": {"marker": "o"}}
-_TARGET = 0.94
+MONEY_TICKS = (1, 3, 10, 30, 100, 300)
+TARGET = 0.94
 
 # What issue and design ask for: (bar, aim).
 _ASKED = {
@@ -83,7 +84,7 @@ def accuracy_text(results: list[Result]) -> str:
     return f"{np.mean(values):.2f}{spread} %"
 
 
-def money_for(points: list[tuple[int, list[Result]]], target: float = _TARGET) -> float | None:
+def money_for(points: list[tuple[int, list[Result]]], target: float = TARGET) -> float | None:
     """Money paid at which the mean accuracy reaches the target, between points on a logarithmic scale."""
     paid = np.array([np.mean([result["spent"] for result in results]) for _, results in points])
     reached = np.array([np.mean([result["accuracy"] for result in results]) for _, results in points])
@@ -161,25 +162,9 @@ def cheapest_rules(folder: Path) -> dict[str, tuple[str, float]]:
     return found
 
 
-def caption(folder: Path) -> str:
-    """Below the figure, wherever it is shown."""
-    runs = folder / "runs"
-    cheapest = cheapest_rules(runs)
-    text = (
-        "MNIST, split with severe skew over 100 clients, every record protected: accuracy against all the money "
-        "paid, mean and standard deviation over up to "
-        f"{max(len(results) for rule in RULES for _, results in curve(runs, 'aggregate', rule))} seeds. "
-        "Left: the server sees only the sum of the updates; right: it sees every update."
-    )
-    if len(cheapest) == 2:
-        (mine, less), (theirs, more) = cheapest["aggregate"], cheapest["local"]
-        text += f" {_TARGET:.0%} costs {less:.1f} with `{mine}` beside {more:.0f} with `{theirs}`."
-    return text
-
-
 def _target(folder: Path) -> str:
     """What the target costs under each trust with its cheapest rule, and the ratio."""
-    text = f"\n## Money for {_TARGET:.0%}\nRead off the curves (between points on a logarithmic scale).\n\n"
+    text = f"\n## Money for {TARGET:.0%}\nRead off the curves (between points on a logarithmic scale).\n\n"
     text += "| trust | rule | money paid |\n|---|---|---|\n"
     for trust in MONEY:
         for rule in RULES:
@@ -198,7 +183,7 @@ def _target(folder: Path) -> str:
     return text
 
 
-def paired_ratios(folder: Path, rule: str, other: str, target: float = _TARGET) -> list[float]:
+def paired_ratios(folder: Path, rule: str, other: str, target: float = TARGET) -> list[float]:
     """Money for the target with `rule` over that with `other` under aggregate trust, one figure per common seed."""
     mine, others = (by_seed(curve(folder, "aggregate", name)) for name in (rule, other))
     ratios = []
@@ -237,7 +222,7 @@ def _paired(folder: Path) -> str:
         return ""
     return f"""
 ## The optimised rule against fixed prices
-Money that `{OPTIMISED}` needs for {_TARGET:.0%} under aggregate trust over what a ration at a fixed price needs,
+Money that `{OPTIMISED}` needs for {TARGET:.0%} under aggregate trust over what a ration at a fixed price needs,
 with the same seed, so the same clients, data and valuations, for both. It chooses by itself how many to buy from,
 from the law and from H. Seeds are those at which both were seen to reach the target.
 
@@ -325,14 +310,16 @@ def draw(folder: Path) -> list[Path]:
             mean = [np.mean(v) for v in values]
             axes.errorbar(paid, mean, spread, fmt="none", ecolor=look["color"], alpha=0.35, capsize=2)
             axes.plot(paid, mean, label=rule, lw=2.4 if rule == cheapest.get(trust, ("",))[0] else 1.2, **look)
-        axes.axhline(100 * _TARGET, color="#bbbbbb", lw=0.8, zorder=0)
+        axes.axhline(100 * TARGET, color="#bbbbbb", lw=0.8, zorder=0)
         if trust in cheapest:
             rule, money = cheapest[trust]
             axes.axvline(money, color="#bbbbbb", lw=0.8, ls=":", zorder=0)
-            axes.annotate(f"{_TARGET:.0%} for {money:.2g}, {rule}", (money, 98.2), ha="center", fontsize=8)
+            axes.annotate(f"{TARGET:.0%} for {money:.2g}, {rule}", (money, 98.2), ha="center", fontsize=8)
         axes.set_title(title, fontsize=10)
         axes.set_xlabel("money paid in all")
     panels[0].set(xscale="log", ylabel="test accuracy, %", ylim=(70, 100))
+    panels[0].set_xticks(MONEY_TICKS, [str(tick) for tick in MONEY_TICKS], minor=False)
+    panels[0].set_xticks([], minor=True)
     if panels[0].has_data():
         figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right center", fontsize=8)
     figure.suptitle("MNIST, 100 clients, α = 0.1, five rounds, every record protected", fontsize=11)

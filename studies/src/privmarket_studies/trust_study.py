@@ -17,7 +17,8 @@ from pathlib import Path
 from privmarket.federated.datasets import load_dataset
 from privmarket.federated.features import with_features
 from privmarket.federated.simulation import Federation
-from privmarket_studies.trust_results import caption, draw, render
+from privmarket_studies.trust_front import caption, draw_front
+from privmarket_studies.trust_results import draw, render
 from privmarket_studies.trust_runs import BARS, MORE_SEEDS, curves, make, point
 from privmarket_studies.trust_selection import Selection, select
 
@@ -61,6 +62,7 @@ def main() -> None:
         measure_speed(given.folder / "speed.json")
     else:
         draw(given.folder)
+        draw_front(given.folder)
         (given.folder / "README.md").write_text(render(given.folder), encoding="utf-8")
         print(caption(given.folder))
 
