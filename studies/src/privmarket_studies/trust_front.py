@@ -56,8 +56,8 @@ def draw_front(folder: Path) -> list[Path]:
     axes.yaxis.set_major_formatter("{x:.0f}%")
     axes.grid(alpha=0.2)
     axes.spines[["top", "right"]].set_visible(False)
-    for trust, place in (("aggregate", (1.3, 97.0)), ("local", (110, 80.0))):
-        axes.text(*place, _SEES[trust], color=_COLOURS[trust], fontsize=10.5, weight="bold", va="center")
+    for trust, x, y in (("aggregate", 1.3, 97.0), ("local", 110.0, 80.0)):
+        axes.text(x, y, _SEES[trust], color=_COLOURS[trust], fontsize=10.5, weight="bold", va="center")
     return save(figure, folder / NAME, ("png", "svg"))
 
 
