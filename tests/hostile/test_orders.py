@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from fastapi.testclient import TestClient
 from flwr.app import ConfigRecord, Message, RecordDict
 
@@ -17,9 +18,9 @@ import privmarket as pm
 from privmarket.broker.api import ServiceSettings, create_app
 from privmarket.broker.broker import Broker
 from privmarket.broker.http_client import BrokerClient
-from privmarket.errors import ConfigurationError
 from privmarket.flower import guard, wire
 from privmarket.flower import node_seller as client_module
+from privmarket.flower.training import private_module_update, trainable_arrays
 from privmarket.privacy.calibration import ReleaseFamily
 from privmarket.privacy.policy import PolicyRefusal, Reason, SellerPolicy
 from tests.unit.flower.toy import CLIENTS, START, Wire, client, partition, play, server, train
@@ -198,22 +199,6 @@ def test_the_policys_limits_trim_what_is_offered_and_its_price_is_asked(tmp_path
     assert {offer.valuation for offer in offers} == {0.9}
     assert len(list(tmp_path.glob("w-*.jsonl"))) == CLIENTS  # a wallet per client, made from the policy
     assert result.certificate().epsilon <= 1.0
-
-
-def test_no_wallet_is_no_client():
-    with pytest.raises(ConfigurationError, match="unlimited"):
-        client(wallet=None)
-    with pytest.raises(ConfigurationError, match="leave out the wallet"):
-        client(wallet="unlimited", policy=SellerPolicy())
-    client(wallet="unlimited")
-
-
-def test_a_wallet_above_the_policy_sells_nothing(tmp_path):
-    wallet = pm.flower.WalletFile(tmp_path / "w.jsonl", 80.0)
-    app = client(wallet=wallet, policy=SellerPolicy())
-    result, _ = play(app)
-    assert result.paid_micro == {}
-    assert not wallet.path.exists()
 
 
 # --- at a broker -----------------------------------------------------------------------------------------
@@ -434,14 +419,24 @@ def test_terms_that_are_no_terms_are_a_message_that_cannot_be_read():
     assert wire.read_refusal(grid.answer(Message(content, VICTIM, wire.BID)).content) == "message"
 
 
-def test_a_seed_is_warned_about():
-    with pytest.warns(UserWarning, match="seed"):
-        client(noise_seed=3)
-
-
 def test_the_market_goes_on_without_the_clients_that_refuse():
     quiet, _ = play(client(), tamper=altered(lambda sale: {"clip_norm": 1e-30}))
     full, _ = play(client())
     others = {c: m for c, m in full.paid_micro.items() if c != "1"}
     assert {c: m for c, m in quiet.paid_micro.items() if c != "1"} == others
     assert set(START) == set(quiet.weights)
+
+
+def test_a_client_with_a_million_records_sells_like_any_other():
+    """Its order passes the whole way: bid, check, exact sum in blocks, noise. Nothing about it is refused."""
+    inputs, labels = torch.linspace(-1, 1, 1_000_000)[:, None], torch.arange(1_000_000) % 2
+    module = torch.nn.Linear(1, 2)
+    start = trainable_arrays(module)
+    sold = lambda weights, job: private_module_update(module, weights, inputs, labels, job)  # noqa: E731
+    app = pm.flower.client_app(sold, valuation=0.2, epsilon=1.0, data_size=1e6, wallet="unlimited")
+    market = pm.flower.server_app(
+        initial_weights=lambda: start, mechanism="proportional-share", budget=5.0, rounds=1, expected_batch=1e6
+    )
+    result = pm.flower.run_in_process(market, app, 1)
+    assert list(result.paid_micro) == ["0"]
+    assert all(np.isfinite(array).all() for array in result.weights.values())

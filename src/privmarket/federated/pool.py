@@ -162,8 +162,14 @@ def pool_from(config: FederationConfig, dataset: Dataset, parts: list[Records] |
     return ClientPool(
         config,
         model,
-        torch.from_numpy(np.asarray(dataset.train_images)[order]),
-        torch.from_numpy(dataset.train_labels[order]),
+        torch.from_numpy(_in_order(np.asarray(dataset.train_images), order)),
+        torch.from_numpy(_in_order(dataset.train_labels, order)),
         [np.arange(end - part.size, end) for end, part in zip(ends, parts, strict=True)],
         max(1, dataset.train_labels.size // config.clients),
     )
+
+
+def _in_order(records: np.ndarray, order: Records) -> np.ndarray:
+    """The records in that order: a copy, but where they stand so already, because they may fill half the memory."""
+    already = order.size == len(records) and bool((order == np.arange(order.size)).all())
+    return records if already and records.flags.writeable else records[order]

@@ -1,4 +1,4 @@
-"""Which torch modules our own clipped-gradient code can train: plain stacks of the layers it knows.
+"""Which torch modules our own clipped-gradient code can train: a layer it knows, or a plain stack of them.
 
 Those run several times faster than per-example gradients by hooks; every other module takes the general path.
 """
@@ -46,19 +46,20 @@ class FastModel:
 
 
 def fast_model(module: nn.Module) -> FastModel | None:
-    """The module in our form; None where it is more than a stack of layers that we know, all of them trainable."""
-    stack = module if isinstance(module, nn.Sequential) else None
-    if stack is None or not all(p.requires_grad and p.dtype == torch.float32 for p in module.parameters()):
+    """The module in our form; None where it is more than one trainable layer that we know, or a stack of them."""
+    if not all(p.requires_grad and p.dtype == torch.float32 for p in module.parameters()):
         return None
+    parts = module.named_children() if isinstance(module, nn.Sequential) else [("", module)]
     layers: list[Layer] = []
     names: list[tuple[str, str]] = []
-    for name, part in stack.named_children():
+    for name, part in parts:
         layer = _layer(part)
         if layer is None:
             return None
         layers.append(layer)
         if layer.size:
-            names.append((f"{name}.weight", f"{name}.bias"))
+            prefix = f"{name}." if name else ""
+            names.append((f"{prefix}weight", f"{prefix}bias"))
     if not names or not isinstance(layers[-1], Linear):
         return None
     # Our activations work in place: on the input itself they would change the client's records.

@@ -23,7 +23,7 @@ _ROUND = """# What a private round costs
 784 numbers each, MLP 784-128-64-10, batch 32, one epoch, processor seconds of one thread. Contenders take turns,
 {turns} each, and the median turn counts. {runs} separate runs in fresh processes
 ({files}); below, the median of the runs and, behind it, the
-smallest and the largest. The runs overlapped in time, on two cores at a load of 14 to 19.
+smallest and the largest. The runs followed one another on a machine of two cores.
 
 | contender | seconds | over our private round |
 |---|---|---|
