@@ -13,7 +13,15 @@ from privmarket.errors import UnknownNameError
 from privmarket.reports.palette import new_figure
 from privmarket_studies.reproduce.cache import Record
 from privmarket_studies.reproduce.cells import Cell
-from privmarket_studies.reproduce.document import Figure, Page, Results, Table, Text, failure_text
+from privmarket_studies.reproduce.document import (
+    Figure,
+    Page,
+    Results,
+    Table,
+    Text,
+    UnexplainedGapError,
+    failure_text,
+)
 from privmarket_studies.reproduce.paper import printed
 from privmarket_studies.reproduce.prose import prose
 from privmarket_studies.reproduce.questions import questions
@@ -93,10 +101,17 @@ def test_results_are_found_by_configuration_and_failures_are_named():
 
 
 def test_a_table_as_csv_has_spreads_in_their_own_columns():
-    table = Table("t", "caption", ("rule", "R"), [("pac", "8.1 ± 0.2"), ("vcg", "–")])
+    table = Table("t", "caption", ("rule", "R"), [("pac", "8.1 ± 0.2"), ("vcg", "older weights")])
     rows = list(csv.reader(io.StringIO(table.csv())))
-    assert rows == [["rule", "R", "R (std)"], ["pac", "8.1", "0.2"], ["vcg", "–", ""]]
+    assert rows == [["rule", "R", "R (std)"], ["pac", "8.1", "0.2"], ["vcg", "older weights", ""]]
     assert "| pac | 8.1 ± 0.2 |" in table.markdown()
+
+
+@pytest.mark.parametrize("gap", ["", " ", "-", "–", "—"])
+def test_a_table_without_a_figure_has_to_say_why(gap):
+    with pytest.raises(UnexplainedGapError, match="table t, row 'vcg': 'R'"):
+        Table("t", "caption", ("rule", "R"), [("pac", "8.1"), ("vcg", gap)])
+    assert Results([]).absent("efficiency", mechanism="vcg") == "not computed yet"
 
 
 def sample_page() -> Page:

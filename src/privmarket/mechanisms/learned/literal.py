@@ -83,6 +83,11 @@ class LiteralNetwork(AuctionNetwork):
         pay = (torch.sigmoid(payment) * self.shares(bid)).sum(-1) * bid
         return torch.exp(allocation.clamp(-15, 15)).movedim(-1, 0), pay
 
+    def everybody(self, markets: Markets) -> tuple[Tensor, Tensor]:
+        """(m, L, N) exp h^a and (L, N) p of everybody's own report, before anything is scaled."""
+        rows = self.bid_rows(markets, markets.valuation, markets.epsilon)
+        return self.heads(rows, rows.mean(-2, keepdim=True), markets, markets.valuation * markets.epsilon)
+
     def encode(self, markets: Markets) -> Sums:
         """Everybody's rows, the two sums, and the sums' slopes in b_MFG."""
         rows = self.bid_rows(markets, markets.valuation, markets.epsilon)
@@ -91,7 +96,7 @@ class LiteralNetwork(AuctionNetwork):
             mean = rows.mean(-2, keepdim=True).detach().requires_grad_()
             softmax, pay = self.heads(rows.detach(), mean, markets, bid)
             slopes = [torch.autograd.grad(t.sum(), mean, retain_graph=True)[0].detach() for t in (*softmax, pay)]
-        softmax, pay = self.heads(rows, rows.mean(-2, keepdim=True), markets, bid)
+        softmax, pay = self.everybody(markets)
         return Sums(
             rows.mean(-2, keepdim=True),
             softmax.sum(-1, keepdim=True),
@@ -153,7 +158,11 @@ class MfgRegretNetLiteral(LearnedMechanism):
             self.guarantees = tuple(kept for kept in self.guarantees if not isinstance(kept, WithinOffer))
 
     def _trade(self, network: AuctionNetwork, markets: Markets) -> Trade:
-        return network.clear(network.encode(markets), markets)
+        # Slopes are for training's deviations: an auction does not need them, and they are most of the work.
+        assert isinstance(network, LiteralNetwork)
+        softmax, pay = network.everybody(markets)
+        scale = torch.clamp(markets.budget / pay.sum(-1, keepdim=True), max=1.0)
+        return Trade(network.sold(softmax, softmax.sum(-1, keepdim=True), markets.epsilon), pay * scale)
 
     def clear(self, bids: Bids, budget: Array) -> Outcome:
         """The network decides; payments alone are scaled down to the budget."""

@@ -130,7 +130,7 @@ def _training_table(results: Results) -> Table:
     rows = []
     for name in (*VARIANTS, *CONCATENATED):
         regret, ratio = _variant(results, name, "regret"), _variant(results, name, "fluid_ratio")
-        absent = results.absent("training", **_where(name)).replace("–", "not computed yet")
+        absent = results.absent("training", **_where(name))
         texts = [absent if m is None else m.text(spec) for m, spec in ((regret, ".2%"), (ratio, ".3f"))]
         rows.append([name, *texts, "0" if regret is None else str(regret.seeds)])
     columns = ("training", "regret / mean payment", "ε bought / fluid bound", "seeds")

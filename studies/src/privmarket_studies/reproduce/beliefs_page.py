@@ -6,7 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 from privmarket.reports.palette import line_look, new_figure
 from privmarket_studies.reproduce.cells import Cell
-from privmarket_studies.reproduce.document import Block, Figure, Page, Results, Table, Text, failure_text
+from privmarket_studies.reproduce.document import (
+    NOT_COMPUTED,
+    Block,
+    Figure,
+    Page,
+    Results,
+    Table,
+    Text,
+    failure_text,
+)
 from privmarket_studies.reproduce.prose import prose
 from privmarket_studies.reproduce.scale import Scale
 from privmarket_studies.reproduce.statistics import Measured
@@ -115,8 +124,7 @@ def _measured(results: Results, figure: str, rule: str, **where: Any) -> Measure
 def _text(results: Results, figure: str, rule: str, **where: Any) -> str:
     found = _measured(results, figure, rule, **where)
     if found is None:
-        missing = results.absent("belief", mechanism=rule, **{"past": 0, "scale": 1.0, **where})
-        return missing.replace("–", "not computed yet")
+        return results.absent("belief", mechanism=rule, **{"past": 0, "scale": 1.0, **where})
     return "0" if found.mean == 0 else found.text(_NAMES[figure][1])
 
 
@@ -165,7 +173,7 @@ def _trained(results: Results) -> Table:
         texts = [
             f"{_over(found, truth, 'fluid_ratio', '.3f')} / {_over(found, truth, 'regret', '.2%')}"
             if found
-            else "not computed yet"
+            else NOT_COMPUTED
             for truth in BUDGETS
         ]
         rows.append([law, *texts, str(len(found))])

@@ -62,8 +62,10 @@ def render(results: Results) -> Page:
 
 _CAPTION = (
     "Gain of a coalition over what its members are paid when all are truthful, mean over coalitions, markets and "
-    "seeds; `jsam`, which a single liar robs already, is in the table only."
+    "seeds. In the table only: `jsam`, which a single liar robs already, `vcg`, which runs beside "
+    "`k-plus-one-price`, and `mfg-menunet`, which for this goal is the menu."
 )
+_ALIKE = ("vcg", "mfg-menunet")
 
 
 def sizes_of(results: Results) -> list[int]:
@@ -82,7 +84,7 @@ def _table(results: Results) -> Table:
         texts = []
         for size in sizes_of(results):
             mean = gain(results, rule, size)
-            absent = results.absent("coalition", mechanism=rule, size=size).replace("–", "not computed yet")
+            absent = results.absent("coalition", mechanism=rule, size=size)
             texts.append(absent if mean is None else "0" if mean.mean == 0 else mean.text(".2%"))
         rows.append([rule, *texts])
     columns = ("mechanism", *(f"coalitions of {size}" for size in sizes_of(results)))
@@ -109,7 +111,7 @@ def _draw(results: Results) -> Drawing:
     axes = drawing.subplots()
     for rule in RULES:
         points = [(size, m) for size in sizes_of(results) if (m := gain(results, rule, size)) and m.mean > 1e-6]
-        if not points or rule == _FULL_INFORMATION:
+        if not points or rule in (_FULL_INFORMATION, *_ALIKE):
             continue
         error = [[min(m.std, 0.9 * m.mean) for _, m in points], [m.std for _, m in points]]
         at, mean = [size for size, _ in points], [m.mean for _, m in points]

@@ -10,12 +10,26 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from privmarket.errors import PrivmarketError
 from privmarket_studies.reproduce.cache import Record
 from privmarket_studies.reproduce.cells import Cell
 from privmarket_studies.reproduce.statistics import Measured
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
+
+
+OUTDATED = "older weights"
+"""What a table shows where a result was computed with other weights (or other code) than those that ship."""
+NOT_COMPUTED = "not computed yet"
+"""What a table shows where a cell is listed and nobody has computed it."""
+_EMPTY = ("", "-", "–", "—")
+
+
+class UnexplainedGapError(PrivmarketError):
+    """A table has a cell with neither a figure nor a reason."""
+
+    code = "unexplained-gap"
 
 
 @dataclass(frozen=True)
@@ -27,17 +41,29 @@ class Text:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of texts.
+    """Rows of texts; a cell without a figure says why there is none.
 
     Attributes:
         name: the stem of its CSV file.
         caption: what is shown, over how many seeds.
+
+    Raises:
+        UnexplainedGapError: a cell is empty or a bare dash.
     """
 
     name: str
     caption: str
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
+
+    def __post_init__(self) -> None:
+        for row in self.rows:
+            for column, cell in zip(self.columns, row, strict=True):
+                if cell.strip() in _EMPTY:
+                    raise UnexplainedGapError(
+                        f"table {self.name}, row {row[0]!r}: {column!r} is {cell!r}",
+                        f"say why there is no figure, for example {NOT_COMPUTED!r}",
+                    )
 
     def markdown(self) -> str:
         """A Markdown table under its caption."""
@@ -82,10 +108,6 @@ class Page:
     name: str
     title: str
     blocks: Sequence[Block]
-
-
-OUTDATED = "older weights"
-"""What a table shows where a result was computed with other weights (or other code) than those that ship."""
 
 
 class Results:
@@ -141,7 +163,7 @@ class Results:
     def absent(self, kind: str, **config: Any) -> str:
         """What a table shows where there is no result.
 
-        `failed`, `older weights` where a result was refused, or a dash where nothing was computed.
+        `failed`, `older weights` where a result was refused, or `not computed yet`.
         """
 
         def matches(record: Record) -> bool:
@@ -150,7 +172,7 @@ class Results:
 
         if any(matches(record) for record in self.failures):
             return "failed"
-        return OUTDATED if any(matches(record) for record in self.outdated) else "–"
+        return OUTDATED if any(matches(record) for record in self.outdated) else NOT_COMPUTED
 
     def over_seeds(self, kind: str, **config: Any) -> str:
         """`mean ± std over 5 seeds`, or `over 1 to 5 seeds` where the cells of a table differ."""

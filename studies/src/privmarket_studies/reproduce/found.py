@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from privmarket_studies.reproduce import collusion_page
-from privmarket_studies.reproduce.document import Results
+from privmarket_studies.reproduce.document import NOT_COMPUTED, Results
 from privmarket_studies.reproduce.prose import prose
 from privmarket_studies.reproduce.rq4 import MATCHED_EPSILON
 from privmarket_studies.reproduce.scale import Scale
@@ -73,12 +73,12 @@ def _figures(results: Results) -> dict[str, object]:
 
 def _text(values: dict[int, float], spec: str) -> str:
     """The mean with its 95 % interval over seeds."""
-    return _interval(Measured.of(values.values()), spec) if values else "not computed yet"
+    return _interval(Measured.of(values.values()), spec) if values else NOT_COMPUTED
 
 
 def _difference(a: dict[int, float], b: dict[int, float], spec: str) -> str:
     difference = paired(a, b)
-    return "not computed yet" if difference is None else _interval(difference, spec)
+    return NOT_COMPUTED if difference is None else _interval(difference, spec)
 
 
 def _interval(measured: Measured, spec: str) -> str:

@@ -9,7 +9,16 @@ import numpy as np
 from privmarket.reports.palette import colour, line_look, new_figure
 from privmarket_studies.reproduce.attack_strengths import STRENGTHS
 from privmarket_studies.reproduce.cells import Cell
-from privmarket_studies.reproduce.document import Block, Figure, Page, Results, Table, Text, failure_text
+from privmarket_studies.reproduce.document import (
+    NOT_COMPUTED,
+    Block,
+    Figure,
+    Page,
+    Results,
+    Table,
+    Text,
+    failure_text,
+)
 from privmarket_studies.reproduce.markets import LITERAL, RULES
 from privmarket_studies.reproduce.prose import prose
 from privmarket_studies.reproduce.scale import Scale
@@ -21,9 +30,10 @@ if TYPE_CHECKING:
 
 Setting = tuple[int, str, int]  # clients, law, budget
 LAWS = ("uniform", "bimodal", "lognormal")
-_SLOW = "mfg-regretnet:literal"  # has no quick answer about deviations: half a second each at N = 100
+_SLOW = "mfg-regretnet:literal"  # has no quick answer about deviations: a whole auction each
 _STRONGEST = ("csra", "proportional-share", "mean-field-menu", "mfg-regretnet")
 _FLOOR = 1e-6
+NOT_LISTED = "left out"
 
 
 def settings(scale: Scale) -> list[tuple[str, int, int]]:
@@ -34,33 +44,31 @@ def settings(scale: Scale) -> list[tuple[str, int, int]]:
 
 
 def cells(scale: Scale) -> list[Cell]:
-    """Every rule in every setting; literal forms where their deviations can be computed."""
+    """Every rule in every setting; literal forms for Uniform."""
     attack = "quick" if scale.quick else "strong"
     made = [
         _cell(rule, *setting, attack, attack, seed)
         for setting in settings(scale)
         for rule in (*RULES, *LITERAL)
-        if rule in RULES or (setting[0] == "uniform" and not (rule == _SLOW and setting[1] > 10))
-        for seed in _seeds(scale, setting[0], rule)
+        if rule in RULES or setting[0] == "uniform"
+        for seed in _seeds(scale, setting[0], rule if setting[1] > 10 else "")
     ]
     law, clients, budget = settings(scale)[0]
     where = {"scenario": law, "clients": clients, "budget": budget}
     made += [
         Cell("ascent", {"mechanism": rule, **where, "start": "uniform"}, seed, clients / 1000)
         for rule in (*RULES, *LITERAL)
-        if rule != _SLOW
         for seed in scale.seeds_or(5, 2)
     ]
     if not scale.quick:
-        made += [_cell(_SLOW, "uniform", 100, 50, "quick", "quick", seed) for seed in scale.seeds_or(2, 1)]
         made += [_cell(rule, "uniform", 100, 50, "strongest", None, 0) for rule in _STRONGEST]
     return made
 
 
 def _seeds(scale: Scale, law: str, rule: str) -> range:
-    """More for Uniform, which the paper's tables are about; one where a single market takes many minutes."""
+    """More for Uniform, which the paper's tables are about; fewer where a single market takes minutes."""
     if rule == _SLOW:
-        return scale.seeds_or(1, 1)
+        return scale.seeds_or(3, 1)
     return scale.seeds_or(5, 2) if law == "uniform" else scale.seeds_or(3, 1)
 
 
@@ -112,7 +120,10 @@ _CLIENTS = (
     "(b) Gains client by client, all seeds together; box: quartiles, whiskers: 5th and 95th percentile; on top: "
     f"share of clients with a lie that gains; 0 is drawn at {_FLOOR:g}, a median of 0 as a diamond."
 )
-_STRENGTH = "Mean gain found against lies tried per client. Each level also tries what the weaker ones try."
+_STRENGTH = (
+    "Mean gain found against lies tried per client, mean ± std over seeds. Each level also tries what the weaker "
+    "ones try. Dashed: the one seed that also met the strongest attack, by itself."
+)
 
 
 def _where(clients: int, law: str, budget: int) -> dict[str, Any]:
@@ -148,15 +159,14 @@ def _table(results: Results, clients: int, law: str, budget: int) -> Table:
         mean = _main(results, "mean", rule, setting)
         if mean is None:
             reason = results.absent("regret", mechanism=rule, **_where(*setting))
-            if reason != "–":
+            if reason != NOT_COMPUTED:
                 rows.append([rule, *[reason] * 6])
             continue
         gains = ("mean_in_valuation", "mean_in_epsilon", "maximum")
         texts = [_share(m) for m in (mean, *(_main(results, name, rule, setting) for name in gains))]
         counts = [_main(results, name, rule, setting) for name in ("gainers", "underpaid")]
-        rows.append(
-            [_shown(results, rule, setting), *texts, *("–" if m is None else m.text(".1%") for m in counts)]
-        )
+        shares = [NOT_COMPUTED if m is None else m.text(".1%") for m in counts]
+        rows.append([rule, *texts, *shares])
     shown = ("mean gain", "lies about v alone", "about ε alone", "largest gain")
     columns = ("mechanism", *shown, "clients that gain", "underpaid")
     attack = _attack(results, setting)
@@ -169,17 +179,9 @@ def _table(results: Results, clients: int, law: str, budget: int) -> Table:
     )
 
 
-def _shown(results: Results, rule: str, setting: Setting) -> str:
-    """The rule's name; a rule that is too slow for the table's attack names the one it was met with."""
-    own = {r.cell.config["attack"] for r in results.all("regret", mechanism=rule, **_where(*setting))} - {
-        "strongest"
-    }
-    return rule if own == {_attack(results, setting)} else f"{rule} ({', '.join(sorted(own))} attack)"
-
-
 def _share(value: Measured | None) -> str:
     if value is None:
-        return "–"
+        return NOT_COMPUTED
     return "0" if value.mean == 0 else value.text(".3%" if value.mean < 0.1 else ".1%")
 
 
@@ -209,15 +211,16 @@ def _growth_table(results: Results, setting: Setting) -> Table:
     body = []
     for rule in (*RULES, *LITERAL):
         absent = results.absent("regret", mechanism=rule, **_where(*setting))
-        if rule in rows or absent != "–":
+        if rule in rows or absent != NOT_COMPUTED:
             row = rows.get(rule, {})
-            found = [_share(row[level][1]) if level in row else absent for level in levels]
+            left = {"strongest": NOT_LISTED} if rule not in _STRONGEST else {}
+            found = [_share(row[level][1]) if level in row else left.get(level, absent) for level in levels]
             body.append([rule, absent if even.get(rule) is None else _share(even[rule]), *found])
     clients, law, budget = setting
     seeds = [max(row[level][1].seeds for row in rows.values() if level in row) for level in levels]
     caption = (
         f"{law}, N = {clients}, B = {budget}: mean gain over mean payment, by attack "
-        "(–: not attacked at this level); seeds: "
+        f"({NOT_LISTED}: this level is for {', '.join(_STRONGEST)} only); seeds: "
         f"{', '.join(str(s) for s in (max((m.seeds for m in even.values() if m), default=0), *seeds))}"
     )
     return Table("rq1-strength", caption, ["mechanism", "ascent from uniform starts (125 lies)", *head], body)
@@ -275,7 +278,7 @@ def _bars(results: Results, main: list[Setting]) -> Drawing:
         for row, rule in enumerate(names):
             mean = _main(results, "mean", rule, setting)
             if mean is None:
-                text = results.absent("regret", mechanism=rule, **_where(*setting)).replace("–", "not computed")
+                text = results.absent("regret", mechanism=rule, **_where(*setting))
                 axes.text(_FLOOR * 1.3, row, text, va="center", fontsize=8)
             elif mean.mean < _FLOOR:
                 axes.text(_FLOOR * 1.3, row, "0" if mean.mean == 0 else "< 1e-6", va="center", fontsize=8)
@@ -344,7 +347,8 @@ def _growth(results: Results, setting: Setting) -> Drawing:
     axes = drawing.subplots()
     zero = []
     for rule, row in _growth_rows(results, setting).items():
-        points = [(count, m) for count, m in row.values() if m.mean > 0]
+        seeds = max(m.seeds for _, m in row.values())
+        points = [(count, m) for count, m in row.values() if m.mean > 0 and m.seeds == seeds]
         if not points:
             zero.append(rule)
             continue
@@ -356,6 +360,10 @@ def _growth(results: Results, setting: Setting) -> Drawing:
             label=rule,
             **line_look(rule),
         )
+        for alone in results.all("regret", mechanism=rule, attack="strongest", **_where(*setting)):
+            last = [alone.result["levels"][name] for name in ("strong", "strongest")] if alone.result else []
+            look = {**line_look(rule), "ls": "--"}
+            axes.plot([e["reports"] for e in last], [e["mean"] for e in last], lw=1.0, alpha=0.7, **look)
     axes.set(xscale="log", yscale="log", xlabel="lies tried per client", ylabel="mean gain / mean payment")
     axes.xaxis.set_minor_formatter("")
     ticks = [t for t in (100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000) if _inside(t, axes.get_xlim())]

@@ -8,7 +8,16 @@ import numpy as np
 
 from privmarket.reports.palette import line_look, new_figure
 from privmarket_studies.reproduce.cells import Cell
-from privmarket_studies.reproduce.document import Block, Figure, Page, Results, Table, Text, failure_text
+from privmarket_studies.reproduce.document import (
+    NOT_COMPUTED,
+    Block,
+    Figure,
+    Page,
+    Results,
+    Table,
+    Text,
+    failure_text,
+)
 from privmarket_studies.reproduce.markets import RULES
 from privmarket_studies.reproduce.paper import printed, speed_up_claimed
 from privmarket_studies.reproduce.prose import prose
@@ -223,7 +232,7 @@ def _guides(axes: Axes, sizes: list[int], start: float) -> None:
 
 def _time(seconds: float | None) -> str:
     if seconds is None:
-        return "–"
+        return NOT_COMPUTED
     unit, size = next(((u, s) for u, s in _UNITS if seconds >= s), _UNITS[-1])
     return f"{_three_digits(seconds / size)} {unit}"
 

@@ -120,7 +120,7 @@ def _paper_table(results: Results) -> Table:
         theirs = [f"{row[k]:.2f} ± {row[k + '_std']:.2f}" for k in ("spend", "w_prime")]
         ours = PRINTED_BY.get(name, name)
         rows.append([name, *theirs, f"{row['bf']:.3f}", f"`{ours}`", *_our_row(results, ours)])
-    empty = ["mfg-regretnet, by its equations", "–", "–", "–", f"`{_BY_ITS_EQUATIONS}`"]
+    empty = ["mfg-regretnet, by its equations", *["not printed"] * 3, f"`{_BY_ITS_EQUATIONS}`"]
     rows.append([*empty, *_our_row(results, _BY_ITS_EQUATIONS)])
     ours_at = ("R, N = 10", "SW, N = 10", "R ≤ B in float32, N = 10", "R, N = 100", "SW, N = 100")
     columns = ("row", "paper: R", "paper: W′", "paper: BF", "ours", *ours_at)
@@ -206,7 +206,7 @@ def _spending(results: Results, rule: str) -> list[Measured]:
     return [m for m in found if m is not None]
 
 
-# Lines that would lie on one of these are left out: mfg-menunet on the menu, dm-regretnet by regretnet, csra.
+# Lines that would lie on one of these are left out: mfg-menunet on the menu, the other networks, csra.
 _DRAWN = (
     "pac",
     "vcg",
@@ -215,7 +215,6 @@ _DRAWN = (
     "mfg-pricing",
     "proportional-share",
     "mean-field-menu",
-    "regretnet",
     "mfg-regretnet",
 )
 _OVERSPENDING = ("vcg", "mfg-pricing")

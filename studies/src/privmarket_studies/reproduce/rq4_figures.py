@@ -100,6 +100,7 @@ def final(runs: Runs) -> Drawing:
     return drawing
 
 
+TOO_FEW_SEEDS = "too few seeds"
 # What differs between the populations is valuations, not records.
 POPULATION_NAMES = {"iid": "one kind of valuations", "non-iid": "four kinds of valuations"}
 
@@ -121,7 +122,7 @@ def slope_text(results: Results, population: str, rule: str) -> str:
         np.array(results.values("hindsight", "nash", population=population, rule=rule, clients=n)) for n in sizes
     ]
     if len(sizes) < 2 or any(v.size < 2 for v in values):
-        return "–"
+        return TOO_FEW_SEEDS
     fit = fit_slope(sizes, values, np.random.default_rng(0))
     return "not above 0" if fit is None else f"{fit.slope:.2f} [{fit.low:.2f}, {fit.high:.2f}]"
 

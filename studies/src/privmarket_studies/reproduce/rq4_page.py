@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 from privmarket_studies.reproduce import rq4_figures
-from privmarket_studies.reproduce.document import Block, Figure, Page, Results, Table, Text, failure_text
+from privmarket_studies.reproduce.document import (
+    NOT_COMPUTED,
+    Block,
+    Figure,
+    Page,
+    Results,
+    Table,
+    Text,
+    failure_text,
+)
 from privmarket_studies.reproduce.paper import printed
 from privmarket_studies.reproduce.prose import prose
 from privmarket_studies.reproduce.rq4 import ALPHAS, FEW, ROWS
@@ -56,7 +65,7 @@ _FINAL = "Final accuracy, mean over the last five rounds; bars: mean ± std over
 _NASH = "Gain from leaving the solved strategy, as a share of the mean payment; bars: standard error over seeds."
 
 
-def _per_cent(value: Measured | None, absent: str = "–") -> str:
+def _per_cent(value: Measured | None, absent: str = NOT_COMPUTED) -> str:
     if value is None:
         return absent
     spread = f" ± {100 * value.std:.2f}" if value.seeds > 1 else ""
@@ -72,7 +81,8 @@ def _final_table(runs: Runs) -> Table:
         largest = runs.measured("largest_epsilon_spent", row, 0.5)
         underpaid = runs.measured("underpaid_sales", row, 0.5)
         if row == "no-dp":
-            rows.append([row, *accuracies, "everyone", "–", "–", "no guarantee", "–"])
+            market_texts = ("everyone", "no noise", "nothing is paid", "no guarantee", "nothing is sold")
+            rows.append([row, *accuracies, *market_texts])
             continue
         specs = (".0f", ".2f", ",.0f")
         texts = [absent if m is None else m.text(spec) for m, spec in zip(market, specs, strict=True)]
@@ -123,7 +133,7 @@ def _matched_table(runs: Runs) -> Table:
     for row in runs.rows:
         raw, matched = runs.measured("accuracy", row, 0.1), runs.matched("accuracy", row)
         if matched is None:
-            if runs.absent(row) != "–":
+            if runs.absent(row) != NOT_COMPUTED:
                 rows.append([row, *[runs.absent(row)] * 4])
             continue
         bought = runs.measured("mean_epsilon", row, 0.1)
@@ -131,7 +141,7 @@ def _matched_table(runs: Runs) -> Table:
         rows.append(
             [
                 row,
-                "–" if bought is None else bought.text(".3f"),
+                NOT_COMPUTED if bought is None else bought.text(".3f"),
                 _per_cent(raw),
                 f"{low:.6f} – {high:.6f}",
                 _per_cent(matched),
@@ -156,7 +166,7 @@ def _money_table(runs: Runs) -> Table:
         if row == "no-dp":
             continue
         if spent is None or accuracy is None:
-            if runs.absent(row) != "–":
+            if runs.absent(row) != NOT_COMPUTED:
                 rows.append([row, *[runs.absent(row)] * 4])
             continue
         until = [runs.money_until(record, target) for record in runs.records(row, 0.5)]
@@ -230,9 +240,7 @@ def _nash_table(results: Results) -> Table:
         texts = []
         for n in sizes:
             gap = results.measured("hindsight", "nash", population=population, rule=rule, clients=n)
-            texts.append(
-                "–" if gap is None else f"{gap.mean:.1e} ± {gap.standard_error if gap.seeds > 1 else 0:.0e}"
-            )
+            texts.append(NOT_COMPUTED if gap is None else _with_error(gap))
         rows.append(
             [
                 rq4_figures.POPULATION_NAMES[population],
@@ -244,6 +252,10 @@ def _nash_table(results: Results) -> Table:
     seeds = results.over_seeds("nash").replace("std", "standard error")
     columns = ("population", "rule", *(f"N = {n:,}" for n in rq4_figures.nash_sizes(results)), "slope")
     return Table("rq4-nash", f"Gap with hindsight over the mean payment; {seeds}", columns, rows)
+
+
+def _with_error(gap: Measured) -> str:
+    return f"{gap.mean:.1e} ± {gap.standard_error:.0e}" if gap.seeds > 1 else f"{gap.mean:.1e} (one seed)"
 
 
 def _learned(runs: Runs, results: Results) -> Text:
@@ -266,6 +278,7 @@ def _learned(runs: Runs, results: Results) -> Text:
     most = max(bought, key=lambda row: bought[row].mean) if bought else None
     loses = most is not None and severe is not None and most != severe[0] and most not in tied
     net, menu = (runs.measured("accuracy", row, 0.1) for row in ("mfg-regretnet", "mean-field-menu"))
+    slope = rq4_figures.slope_text(results, "iid", "mean-field-menu")
     return prose(
         "rq4-learned",
         severe=None if severe is None else (severe[0], _per_cent(severe[1])),
@@ -282,5 +295,5 @@ def _learned(runs: Runs, results: Results) -> Text:
         else compared(*(runs.by_seed("accuracy", row, 0.1) for row in ("mfg-regretnet", "mean-field-menu"))),
         plain=_per_cent(runs.measured("accuracy", "no-dp", 0.1)),
         literal=runs.literal(),
-        slope=rq4_figures.slope_text(results, "iid", "mean-field-menu"),
+        slope=None if slope == rq4_figures.TOO_FEW_SEEDS else slope,
     )

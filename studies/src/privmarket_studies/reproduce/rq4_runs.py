@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from privmarket_studies.reproduce.cache import Record
-from privmarket_studies.reproduce.document import OUTDATED, Results
+from privmarket_studies.reproduce.document import NOT_COMPUTED, OUTDATED, Results
 from privmarket_studies.reproduce.rq4 import ROWS
 from privmarket_studies.reproduce.statistics import Measured
 
@@ -70,8 +70,8 @@ class Runs:
         return row_of(record) == "no-dp" or c["rounds"] == g.rounds
 
     def absent(self, row: str) -> str:
-        """What a table shows without a run: `older weights` if the rule's runs were refused, else a dash."""
-        return OUTDATED if row in self._outdated else "–"
+        """What a table shows without a run: `older weights` if the rule's runs were refused."""
+        return OUTDATED if row in self._outdated else NOT_COMPUTED
 
     def records(self, row: str, alpha: float | None) -> list[dict[str, Any]]:
         """Results of the matrix."""

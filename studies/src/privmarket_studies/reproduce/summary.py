@@ -9,6 +9,7 @@ from privmarket.errors import ConfigurationError
 from privmarket.reports.palette import colour, new_figure
 from privmarket_studies.reproduce.document import Results, Table
 from privmarket_studies.reproduce.markets import RULES
+from privmarket_studies.reproduce.rq4 import ROWS
 from privmarket_studies.reproduce.rq4_runs import Runs
 from privmarket_studies.reproduce.statistics import Measured
 
@@ -60,7 +61,7 @@ def _table(results: Results) -> Table:
                 attacked if regret is None else ("0" if regret.mean == 0 else regret.text(".2%")),
                 cleared if over is None else ("never" if over.mean == 0 else f"{over.mean:.0%} of rounds"),
                 f"{min(seconds):.2f} s" if seconds else timed,
-                runs.absent(rule)
+                (runs.absent(rule) if rule in ROWS else "none: overspends")
                 if accuracy is None
                 else f"{100 * accuracy.mean:.1f} ± {100 * accuracy.std:.1f} %",
             ]
@@ -87,7 +88,9 @@ def draw(results: Results) -> Drawing:
         style = {"color": colour(rule), "height": 0.66, "edgecolor": "white"}
         hatch = "///" if over is not None and over.mean > 0 else None
         value.barh(place, found[rule].mean, hatch=hatch, **style)
-        value.text(found[rule].mean + 0.015, place, f"{found[rule].mean:.3f}", va="center", fontsize=8)
+        beside = found[rule].mean + 0.015
+        clear = 1.015 if 0.9 < beside < 1.015 else beside  # of the dashed line
+        value.text(clear, place, f"{found[rule].mean:.3f}", va="center", fontsize=8)
         regret = _regret(results, rule)
         if regret is None or regret.mean < _FLOOR:
             text = "not measured" if regret is None else "none found"

@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Any
 from privmarket.reports.palette import line_look, new_figure
 from privmarket_studies.reproduce import variations as runs
 from privmarket_studies.reproduce.cells import Cell
-from privmarket_studies.reproduce.document import Block, Figure, Page, Results, Table, Text, failure_text
+from privmarket_studies.reproduce.document import (
+    NOT_COMPUTED,
+    Block,
+    Figure,
+    Page,
+    Results,
+    Table,
+    Text,
+    failure_text,
+)
 from privmarket_studies.reproduce.prose import prose
 from privmarket_studies.reproduce.scale import Scale
 from privmarket_studies.reproduce.statistics import Measured, interval, paired
@@ -18,6 +27,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
 
 _SEEDS = range(10)
+_REFERENCE = "the reference"
 
 
 def render(results: Results) -> Page:
@@ -75,7 +85,7 @@ class _Found:
     def absent(self, row: str) -> str:
         """What a table shows without a run."""
         stale = any(r.cell.config.get("mechanism") == row for r in self.results.outdated)
-        return "older weights" if stale else "not computed yet"
+        return "older weights" if stale else NOT_COMPUTED
 
 
 def _text(values: dict[int, float], spec: str, absent: str, factor: float = 1.0) -> str:
@@ -90,7 +100,7 @@ def _difference(a: dict[int, float], b: dict[int, float]) -> str:
     """a − b in points with its 95 % interval, over shared seeds."""
     points = paired({s: 100 * v for s, v in a.items()}, {s: 100 * v for s, v in b.items()})
     if points is None:
-        return "–"
+        return NOT_COMPUTED
     if points.seeds < 2:
         return f"{points.mean:+.2f} (one seed)"
     low, high = interval(points)
@@ -112,7 +122,7 @@ def _trust_table(found: _Found) -> Table:
                         f"{budget:g}",
                         row,
                         _text(accuracy, ".2f", absent, 100),
-                        "–" if row == "jsam" else _difference(accuracy, best),
+                        _REFERENCE if row == "jsam" else _difference(accuracy, best),
                         _text(found.by_seed("spent", row, **where), ",.0f", absent),
                         _text(found.by_seed("sellers_per_round", row, **where), ".0f", absent),
                         _text(found.by_seed("largest_epsilon_spent", row, **where), ".1f", absent),
@@ -139,7 +149,7 @@ def _learned(found: _Found) -> Text:
         cell = runs.run_of(found.scale, row, 0)
         sales = cell.config["clients"] * cell.config["rounds"]
         each = {s: spent[s] / (bought[s] * sales) for s in spent.keys() & bought.keys() if bought[s] > 0}
-        return _text(each, ".3f", "not computed yet")
+        return _text(each, ".3f", NOT_COMPUTED)
 
     def against(row: str, plan: dict[str, Any]) -> str:
         return _difference(found.by_seed("accuracy", row, plan), found.by_seed("accuracy", row))
@@ -223,8 +233,8 @@ def _weights_table(found: _Found) -> Table:
     rows = []
     for name in runs.AGGREGATIONS:
         accuracy = found.by_seed("accuracy", "mean-field-menu", {"aggregation": name})
-        against = "–" if name == "epsilon-squared" else _difference(accuracy, base)
-        rows.append([name, _text(accuracy, ".2f", "not computed yet", 100), against, _seeds(accuracy)])
+        against = _REFERENCE if name == "epsilon-squared" else _difference(accuracy, base)
+        rows.append([name, _text(accuracy, ".2f", NOT_COMPUTED, 100), against, _seeds(accuracy)])
     columns = ("weights", "accuracy, %", "points against ε² [95 %]", "seeds")
     caption = "mean-field-menu, local trust, MNIST, α = 0.1, 100 clients, B = 50, 100 rounds"
     return Table("variations-weights", caption, columns, rows)
@@ -241,8 +251,8 @@ def _scale_table(found: _Found) -> Table:
                 row,
                 _text(hundred, ".2f", found.absent(row), 100),
                 _text(many, ".2f", found.absent(row), 100),
-                _text(found.figures("sellers_per_round", cells), ".0f", "–"),
-                _text(found.figures("largest_epsilon_spent", cells), ".1f", "–"),
+                _text(found.figures("sellers_per_round", cells), ".0f", found.absent(row)),
+                _text(found.figures("largest_epsilon_spent", cells), ".1f", found.absent(row)),
                 f"{len(hundred)} / {len(many)}",
             ]
         )
@@ -258,7 +268,7 @@ def _models_table(found: _Found) -> Table:
             config = cell.config
             name = config["mechanism"] or "no-dp"
             result = found.results.get(cell)
-            figures = ["not computed yet", "not computed yet", "0"]
+            figures = [NOT_COMPUTED, NOT_COMPUTED, "0"]
             if result is not None:
                 largest = result["largest_epsilon_spent"]
                 spent = "no guarantee" if largest is None else f"{largest:.1f}"
