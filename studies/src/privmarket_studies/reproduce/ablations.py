@@ -35,6 +35,11 @@ CONCATENATED: dict[str, dict[str, Any]] = {
     "concatenated, with b_MFG as a row": {"network.population_row": True},
     "concatenated, 5 of 10 selected": {"network.selected": 5},
 }
+# The heads of Eqs. (alloc-net) and (pay-net) with m levels, at N = 10 as well; trained for revenue, as printed.
+LEVELS: dict[str, dict[str, Any]] = {
+    "paper-literal, m = 1 level": {},
+    "paper-literal, m = 4 levels": {"network.levels": 4},
+}
 STRATEGIES = ("truthful", "equilibrium")
 TITLE = "Ablations: what is each part worth?"
 
@@ -50,8 +55,8 @@ def cells(scale: Scale) -> list[Cell]:
         for seed in trained
     ]
     made += [
-        Cell("training", {**_small(changes), "steps": steps, "rows": rows, "attack": attack}, seed, steps / 100)
-        for changes in (list(CONCATENATED.values())[:1] if scale.quick else CONCATENATED.values())
+        Cell("training", {**where, "steps": steps, "rows": rows, "attack": attack}, seed, steps / 100)
+        for where in [_where(name) for name in (*CONCATENATED, *LEVELS)][: 1 if scale.quick else None]
         for seed in trained
     ]
     games = scale.pick(20, 4)
@@ -65,8 +70,8 @@ def cells(scale: Scale) -> list[Cell]:
     return [*made, *_literal_cells(scale), *_floor_cells(scale)]
 
 
-def _small(changes: dict[str, Any]) -> dict[str, Any]:
-    return {"changes": changes, "network_of": "regretnet", "clients": 10}
+def _small(network_of: str, changes: dict[str, Any]) -> dict[str, Any]:
+    return {"changes": changes, "network_of": network_of, "clients": 10}
 
 
 def _literal_cells(scale: Scale) -> list[Cell]:
@@ -119,7 +124,11 @@ def _variant(results: Results, name: str, figure: str) -> Measured | None:
 
 
 def _where(name: str) -> dict[str, Any]:
-    return _small(CONCATENATED[name]) if name in CONCATENATED else {"changes": VARIANTS[name], "network_of": None}
+    if name in CONCATENATED:
+        return _small("regretnet", CONCATENATED[name])
+    if name in LEVELS:
+        return _small("mfg-regretnet:literal", LEVELS[name])
+    return {"changes": VARIANTS[name], "network_of": None}
 
 
 def _seeds_of(results: Results, name: str, figure: str) -> dict[int, float]:
@@ -128,13 +137,13 @@ def _seeds_of(results: Results, name: str, figure: str) -> dict[int, float]:
 
 def _training_table(results: Results) -> Table:
     rows = []
-    for name in (*VARIANTS, *CONCATENATED):
+    for name in (*VARIANTS, *CONCATENATED, *LEVELS):
         regret, ratio = _variant(results, name, "regret"), _variant(results, name, "fluid_ratio")
         absent = results.absent("training", **_where(name))
         texts = [absent if m is None else m.text(spec) for m, spec in ((regret, ".2%"), (ratio, ".3f"))]
         rows.append([name, *texts, "0" if regret is None else str(regret.seeds)])
     columns = ("training", "regret / mean payment", "ε bought / fluid bound", "seeds")
-    caption = "Uniform, N = 100, B = 50; concatenated networks: N = 10, B = 5; mean ± std over seeds"
+    caption = "Uniform, N = 100, B = 50; concatenated and paper-literal: N = 10, B = 5; mean ± std over seeds"
     return Table("ablations-training", caption, columns, rows)
 
 

@@ -119,14 +119,27 @@ def _paper_table(results: Results) -> Table:
     for name, row in source.rows.items():
         theirs = [f"{row[k]:.2f} ± {row[k + '_std']:.2f}" for k in ("spend", "w_prime")]
         ours = PRINTED_BY.get(name, name)
-        rows.append([name, *theirs, f"{row['bf']:.3f}", f"`{ours}`", *_our_row(results, ours)])
-    empty = ["mfg-regretnet, by its equations", *["not printed"] * 3, f"`{_BY_ITS_EQUATIONS}`"]
+        off = " / ".join(_off(results, ours, figure, row[k]) for figure, k in _PRINTED_FIGURES)
+        rows.append([name, *theirs, f"{row['bf']:.3f}", f"`{ours}`", off, *_our_row(results, ours)])
+    empty = ["mfg-regretnet, by its equations", *["not printed"] * 3, f"`{_BY_ITS_EQUATIONS}`", "no row to meet"]
     rows.append([*empty, *_our_row(results, _BY_ITS_EQUATIONS)])
     ours_at = ("R, N = 10", "SW, N = 10", "R ≤ B in float32, N = 10", "R, N = 100", "SW, N = 100")
-    columns = ("row", "paper: R", "paper: W′", "paper: BF", "ours", *ours_at)
+    columns = ("row", "paper: R", "paper: W′", "paper: BF", "ours", "off by: R / W′", *ours_at)
     seeds = results.over_seeds("printed-row")
     caption = f"Paper: {source.where}. Ours: Uniform, B = 50, the form that gives the row; {seeds}"
     return Table("rq3-paper", caption, columns, rows)
+
+
+_PRINTED_FIGURES = (("spend", "spend"), ("welfare", "w_prime"))
+
+
+def _off(results: Results, rule: str, figure: str, theirs: float) -> str:
+    """How far our figure at N = 10 is from the printed one."""
+    where = _printed(rule, 10)
+    found = results.measured(figure, "printed-row", **where)
+    return (
+        results.absent("printed-row", **where) if found is None else f"{round(found.mean / theirs - 1, 3) + 0:+.1%}"
+    )
 
 
 def _our_row(results: Results, rule: str) -> list[str]:
