@@ -59,6 +59,9 @@ class Alignment:
         return self.weight * min(1.0, step / max(1, self.anneal_steps))
 
 
+_ROWS_AT_ONCE = 8192  # clients of resampled profiles that are encoded together
+
+
 def mean_field_payment(
     network: AuctionNetwork, markets: Markets, who: Tensor, resamples: int, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
@@ -72,20 +75,35 @@ def mean_field_payment(
         training draws them independently of (v, ε), so that drawing them anew would give the same law of opponents.
     """
     shape = markets.valuation.shape
+    drawn = torch.stack([torch.randint(shape[1], shape, generator=generator) for _ in range(resamples)])
+    together = max(1, _ROWS_AT_ONCE // markets.valuation.numel())
     seen = []
     with torch.no_grad():
-        for _ in range(resamples):
-            drawn = torch.randint(shape[1], shape, generator=generator)
+        for seats in drawn.split(together):
+            many = _repeated(markets, len(seats))
+            flat = seats.reshape(-1, shape[1])
             opponents = replace(
-                markets,
-                valuation=markets.valuation.gather(1, drawn),
-                epsilon=markets.epsilon.gather(1, drawn),
+                many, valuation=many.valuation.gather(1, flat), epsilon=many.epsilon.gather(1, flat)
             )
             encoded = network.encode(opponents)
-            mine = network.deviate(encoded, opponents, markets.valuation[:, who], markets.epsilon[:, who], who)
-            seen.append(mine.payment)
-    payments = torch.stack(seen)
-    return payments.mean(0), payments.std(0) if resamples > 1 else torch.zeros_like(seen[0])
+            mine = network.deviate(encoded, opponents, many.valuation[:, who], many.epsilon[:, who], who)
+            seen.append(mine.payment.reshape(len(seats), shape[0], -1))
+    payments = torch.cat(seen)
+    return payments.mean(0), payments.std(0) if resamples > 1 else torch.zeros_like(payments[0])
+
+
+def _repeated(markets: Markets, times: int) -> Markets:
+    """The same L markets again and again, (times · L, N)."""
+    there = markets.present
+    return replace(
+        markets,
+        valuation=markets.valuation.repeat(times, 1),
+        epsilon=markets.epsilon.repeat(times, 1),
+        data_size=markets.data_size.repeat(times, 1),
+        accuracy=markets.accuracy.repeat(times, 1),
+        budget=markets.budget.repeat(times, 1),
+        present=None if there is None else there.repeat(times, 1),
+    )
 
 
 def alignment_loss(
