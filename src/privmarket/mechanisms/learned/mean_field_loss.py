@@ -79,7 +79,7 @@ def mean_field_payment(
     together = max(1, _ROWS_AT_ONCE // markets.valuation.numel())
     seen = []
     with torch.no_grad():
-        for seats in drawn.split(together):
+        for seats in torch.split(drawn, together):
             many = _repeated(markets, len(seats))
             flat = seats.reshape(-1, shape[1])
             opponents = replace(
