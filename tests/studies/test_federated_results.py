@@ -77,7 +77,7 @@ def test_a_difference_is_called_noise_unless_its_interval_leaves_zero_out():
     assert "within noise" in paired_difference(runs(0.91, 0.91, 0.92), base)
     assert "better" in paired_difference(runs(0.93, 0.95, 0.9401), base)
     assert "worse" in paired_difference(runs(0.87, 0.89, 0.8801), base)
-    assert paired_difference(runs(0.95), base) == "–"
+    assert paired_difference(runs(0.95), base) == "too few common seeds"
 
 
 def test_the_learned_menu_buys_the_same_in_these_markets():

@@ -130,7 +130,7 @@ def paired_difference(ours: list[Result], theirs: list[Result]) -> str:
     first, second = ({r["config"]["seed"]: r["accuracy"] for r in group} for group in (ours, theirs))
     gaps = 100 * np.array([first[seed] - second[seed] for seed in sorted(first.keys() & second.keys())])
     if gaps.size < 2:
-        return "–"
+        return "too few common seeds"
     reach = float(stdtrit(gaps.size - 1, 0.975)) * gaps.std(ddof=1) / math.sqrt(gaps.size)
     verdict = "within noise" if abs(gaps.mean()) <= reach else ("better" if gaps.mean() > 0 else "worse")
     return f"{gaps.mean():+.2f} ± {reach:.2f}, {verdict}"
@@ -150,8 +150,8 @@ def _row(run: KeptRun, results: list[Result]) -> str:
         config["mode"] + ("" if config["wallet"] is None else f", lifetime ε ≤ {config['wallet']:g}"),
         config["types"],
         f"{mean('sellers_per_round'):.0f}" if bought else "everyone",
-        f"{mean('clients_that_sold'):.0f}" if private else "–",
-        f"{mean('spent'):,.0f}" if bought else "–",
+        f"{mean('clients_that_sold'):.0f}" if private else "not counted",
+        f"{mean('spent'):,.0f}" if bought else "nothing",
         f"{max(r['largest_epsilon_spent'] for r in results):.1f}" if private else "no guarantee",
     ]
     return f"| {' | '.join(cells)} |\n"

@@ -215,7 +215,7 @@ def _speed(report: dict[str, Any]) -> str:
         [
             "the recipe's own attack on the same profiles, over that concatenated step",
             f"{report['default_step'] / report['concatenated_step']:.2f}",
-            "–",
+            "none set",
         ],
         [
             "growth of a step in N, mean field / concatenated",
