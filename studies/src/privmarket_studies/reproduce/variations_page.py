@@ -156,7 +156,16 @@ def _learned(found: _Found) -> Text:
 
     computed = all(found.by_seed("accuracy", row, {"strategy": "learning"}) for row in ("jsam", "mean-field-menu"))
     weighted = all(found.by_seed("accuracy", "mean-field-menu", {"aggregation": w}) for w in ("epsilon", "optimal"))
-    return prose("variations-learned", price=price, against=against, computed=computed, weighted=weighted)
+    measured = all(found.by_seed("accuracy", "mean-field-menu", plan) for plan in runs.CLIENTS.values())
+    return prose(
+        "variations-learned",
+        price=price,
+        against=against,
+        clients=runs.CLIENTS,
+        computed=computed,
+        measured=measured,
+        weighted=weighted,
+    )
 
 
 def _strategy_row(found: _Found, row: str, plan: dict[str, Any], **where: Any) -> list[str]:
