@@ -24,6 +24,15 @@ def test_the_printed_policy_passes_the_check(tmp_path):
     assert found["lifetime"]["epsilon"] == 8.0
 
 
+def test_the_price_of_each_trust_is_shown(tmp_path):
+    file = tmp_path / "seller.toml"
+    file.write_text('trust = ["aggregate"]\nprice = { aggregate = 0.1 }\n')
+    shown = runner.invoke(app, ["seller", "check", str(file)]).stdout
+    assert "trust: aggregate" in shown
+    assert shown.strip().endswith("0.1 per unit of ε")
+    assert "local" not in shown
+
+
 def test_no_limit_is_called_by_its_name(tmp_path):
     file = tmp_path / "seller.toml"
     file.write_text('epsilon_lifetime = "unlimited"\nepsilon_per_sale = "unlimited"\n')

@@ -21,6 +21,7 @@ from privmarket.privacy.words import (
     GROUP_RECORDS,
     ODOMETER_LABEL,
     ODOMETER_NOTE,
+    TRUSTS,
     lifetime_promise,
     promise,
     rounded_up_percent,
@@ -55,11 +56,12 @@ def check(
       privmarket seller check seller.toml
     """
     found = SellerPolicy.read(file)
-    life = lifetime_promise(found.epsilon_lifetime, found.delta, unit=found.unit)
+    trust = "local" if "local" in found.trust else found.trust[0]
+    life = lifetime_promise(found.epsilon_lifetime, found.delta, unit=found.unit, trust=trust)
     sale = None
     if math.isfinite(found.epsilon_per_sale):
         event = ReleaseFamily(delta=found.delta).event(found.epsilon_per_sale)
-        sale = promise([event], found.delta, epsilon=found.epsilon_per_sale, unit=found.unit)
+        sale = promise([event], found.delta, epsilon=found.epsilon_per_sale, unit=found.unit, trust=trust)
     if json:
         plain = {k: sorted(v) if isinstance(v, frozenset) else v for k, v in asdict(found).items()}
         print_json({"policy": plain, "sale": None if sale is None else sale.to_json(), "lifetime": life.to_json()})
@@ -70,6 +72,11 @@ def check(
         print(f"  {text}")
     print("a lifetime, however sales are chosen:")
     print(f"  {life.sentence}")
+    print("whom it trusts, and what it asks for that:")
+    for one in found.trust:
+        price = found.price_under(one)
+        asks = "what the client values it at" if price is None else f"{price:g} per unit of ε"
+        print(f"  {one} ({TRUSTS[one]}): {asks}")
 
 
 @app.command("statement")
