@@ -11,8 +11,8 @@ import pytest
 from sqlalchemy import create_engine
 
 from privmarket.broker.broker import Broker
-from privmarket.broker.database import begin_log
 from privmarket.broker.schema import metadata
+from privmarket.broker.storage import begin_log
 from privmarket_studies.torture.postgres import PostgresMissingError, new_database, postgres
 
 

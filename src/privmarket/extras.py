@@ -33,6 +33,7 @@ EXTRA_OF = {
     "sqlalchemy": "broker",
     "starlette": "broker",
     "torch": "learn",
+    "typing_extensions": "broker",
     "uvicorn": "broker",
 }
 _SHARED = {"torch", "jinja2", "httpx"}

@@ -23,6 +23,7 @@ IMPORTED = {
     "python-multipart": ("multipart", "python_multipart"),
     "dp-accounting": ("dp_accounting",),
     "fastapi": ("fastapi", "starlette"),
+    "typing-extensions": ("typing_extensions",),
     "flwr[simulation]": ("flwr", "ray"),
 }
 

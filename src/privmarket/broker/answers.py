@@ -1,4 +1,4 @@
-"""What the API answers, typed, so that a stranger can write a client from its description alone.
+"""What the broker answers, typed: the same classes inside the program and in the API's description.
 
 Money is micro-units (1,000,000 is one unit), time is milliseconds since 1970 UTC, digests and keys are lower-case
 hexadecimal digits. Fields may be added later: readers ignore those that they do not know.
@@ -6,27 +6,23 @@ hexadecimal digits. Fields may be added later: readers ignore those that they do
 
 from __future__ import annotations
 
-from typing import Any, Generic, TypeVar
+from typing import Generic, NotRequired, TypeVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import JsonValue
+from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
 
 Item = TypeVar("Item")
+SettingValue = bool | int | float | str | None
 
 
-class Answer(BaseModel):
-    """Unknown fields pass: a newer broker may say more."""
-
-    model_config = ConfigDict(extra="allow")
-
-
-class Page(BaseModel, Generic[Item]):
+class Page(TypedDict, Generic[Item]):
     """One page of a list; send `next` as `after` for the following one."""
 
     items: list[Item]
     next: str | None
 
 
-class Wallet(Answer):
+class Wallet(TypedDict):
     """A seller's lifetime wallet: the cap on ε at δ, what the accountant says is spent, the share that is left."""
 
     cap_epsilon: float
@@ -37,7 +33,7 @@ class Wallet(Answer):
     sales: int
 
 
-class Party(Answer):
+class Party(TypedDict):
     """A party. `reliability` counts what the log says about its past."""
 
     id: str
@@ -45,52 +41,56 @@ class Party(Answer):
     name: str | None
     created_ms: int
     balance_micro: int
-    public_key: str | None = None
-    dataset_sha256: str | None = None
-    suspended: str | None = None
-    reliability: dict[str, int] | None = None
-    wallet: Wallet | None = None
+    public_key: str | None
+    dataset_sha256: str | None
+    suspended: str | None
+    reliability: dict[str, int] | None
+    wallet: Wallet | None
 
 
-class Registered(Answer):
-    """A new party; `token` only where the broker made it, and only this once."""
+class Registered(TypedDict):
+    """A new party; `token` only where the broker made it, and only this once.
+
+    Here and below, what older versions did not answer may be missing: a repeat gets the first answer.
+    """
 
     id: str
     role: str
     token_id: str
-    name: str | None = None
-    token: str | None = None
-    scope: str = "full"
-    cap_epsilon: float | None = None
-    delta: float | None = None
-    public_key: str | None = None
+    name: NotRequired[str | None]
+    token: NotRequired[str]
+    scope: NotRequired[str]
+    expires_ms: NotRequired[int | None]
+    cap_epsilon: NotRequired[float | None]
+    delta: NotRequired[float | None]
+    public_key: NotRequired[str | None]
 
 
-class Token(Answer):
+class Token(TypedDict):
     """A new token; its text only where the broker made it, and only this once."""
 
     id: str
     token_id: str
     scope: str
-    token: str | None = None
-    expires_ms: int | None = None
+    token: NotRequired[str]
+    expires_ms: NotRequired[int | None]
 
 
-class Key(Answer):
+class Key(TypedDict):
     """The key that a seller's bids must be signed with."""
 
     id: str
     public_key: str
 
 
-class Setting(Answer):
+class Setting(TypedDict):
     """A setting of a rule."""
 
     type: str
-    default: Any = None
+    default: SettingValue
 
 
-class Rule(Answer):
+class Rule(TypedDict):
     """An auction rule: what it promises, what to beware of, which settings it takes."""
 
     name: str
@@ -99,14 +99,14 @@ class Rule(Answer):
     settings: dict[str, Setting]
 
 
-class Task(Answer):
+class Task(TypedDict):
     """A published task: the terms of all its rounds."""
 
     id: str
     buyer_id: str
     title: str
     mechanism: str
-    settings: dict[str, Any]
+    settings: dict[str, JsonValue]
     budget_micro: int
     rounds: int
     epsilon_max: float
@@ -122,14 +122,18 @@ class Task(Answer):
     dispute_seconds: int
     ruling_seconds: int
     arbiter_id: str | None
-    delivery: str = "open"
-    attested: bool = False
-    trust: str = "local"
-    honest_share: float = 2 / 3
+    delivery: str
+    attested: bool
+    trust: str
+    honest_share: float
+    created_ms: NotRequired[int]
 
 
-class Round(Answer):
-    """A round: open → closed or revealing → cleared → delivered → settled, or aborted."""
+class Round(TypedDict):
+    """A round: open → closed or revealing → cleared → delivered → settled, or aborted.
+
+    What a role may not see is left out: sellers see no totals, and only operators see the seed.
+    """
 
     id: str
     task_id: str
@@ -139,30 +143,40 @@ class Round(Answer):
     mechanism_version: str
     opened_ms: int
     bid_deadline_ms: int
-    reveal_deadline_ms: int | None = None
-    delivery_deadline_ms: int | None = None
-    review_deadline_ms: int | None = None
-    dispute_deadline_ms: int | None = None
-    ruling_deadline_ms: int | None = None
-    top_price: float | None = None
-    model_accuracy: float | None = None
+    closed_ms: NotRequired[int | None]
+    reveal_deadline_ms: NotRequired[int | None]
+    delivery_deadline_ms: NotRequired[int | None]
+    review_deadline_ms: NotRequired[int | None]
+    dispute_deadline_ms: NotRequired[int | None]
+    ruling_deadline_ms: NotRequired[int | None]
+    ended_ms: NotRequired[int | None]
+    bids: NotRequired[int]
+    revealed: NotRequired[int]
+    sellers: NotRequired[int]
+    awarded_micro: NotRequired[int]
+    paid_micro: NotRequired[int]
+    total_epsilon: NotRequired[float]
+    top_price: NotRequired[float | None]
+    model_accuracy: NotRequired[float | None]
+    seed: NotRequired[int | None]
+    fault: NotRequired[str | None]
 
 
-class Bid(Answer):
+class Bid(TypedDict):
     """A bid as it was taken; `entry` is its number in the log."""
 
     round_id: str
     commitment: str
-    nonce: str | None = None
-    valuation: float | None = None
-    epsilon: float | None = None
-    data_size: float | None = None
-    accuracy: float | None = None
-    entry: int | None = None
-    replaced: bool | None = None
+    nonce: NotRequired[str]
+    valuation: NotRequired[float]
+    epsilon: NotRequired[float]
+    data_size: NotRequired[float]
+    accuracy: NotRequired[float | None]
+    entry: NotRequired[int]
+    replaced: NotRequired[bool]
 
 
-class Outcome(Answer):
+class Outcome(TypedDict):
     """What became of a bid: `top_price` is the most that anybody was paid per unit of ε."""
 
     round_id: str
@@ -173,29 +187,47 @@ class Outcome(Answer):
     why: str
 
 
-class Step(Answer):
-    """A round after a step."""
+class State(TypedDict):
+    """A round and the state that it is in."""
 
     round_id: str
     state: str
 
 
-class Progress(Step):
+class Step(State):
+    """A round after a step.
+
+    Of an auction: `bids`, and who sells how much for how much; `reveal_deadline_ms` where bids must be revealed
+    first. Of receipts: how many are `missing`. Of an end: what was paid and refunded, and the `fault` of an abort.
+    """
+
+    bids: NotRequired[int]
+    reveal_deadline_ms: NotRequired[int | None]
+    sellers: NotRequired[int]
+    awarded_micro: NotRequired[int]
+    total_epsilon: NotRequired[float]
+    missing: NotRequired[int]
+    paid_micro: NotRequired[int]
+    refunded_micro: NotRequired[int]
+    fault: NotRequired[str]
+
+
+class Progress(State):
     """A round after the buyer's report on its model."""
 
     model_accuracy: float
 
 
-class Claim(Answer):
+class Claim(TypedDict):
     """A delivery as it was claimed; `entry` is its number in the log."""
 
     round_id: str
     update_sha256: str
-    entry: int | None = None
-    key_sha256: str | None = None
+    entry: NotRequired[int]
+    key_sha256: NotRequired[str]
 
 
-class UpdateKey(Answer):
+class UpdateKey(TypedDict):
     """What opens a sealed update that is disputed."""
 
     round_id: str
@@ -204,7 +236,7 @@ class UpdateKey(Answer):
     key: str
 
 
-class Dispute(Answer):
+class Dispute(TypedDict):
     """A dispute that waits for its ruling."""
 
     round_id: str
@@ -212,14 +244,14 @@ class Dispute(Answer):
     ruling_deadline_ms: int
 
 
-class Ruled(Step):
+class Ruled(State):
     """A dispute that was decided."""
 
     seller_id: str
     pays: bool
 
 
-class Award(Answer):
+class Award(TypedDict):
     """What a seller sold and what became of it. `seq` is the log entry that reserved it, `settled_seq`
     the one that charged or freed it and paid; `key` opens a sealed update once it is paid."""
 
@@ -229,44 +261,47 @@ class Award(Answer):
     epsilon: float
     noise_multiplier: float
     payment_micro: int
+    claim_sha256: str | None
+    claimed_ms: int | None
+    key_sha256: str | None
+    key: str | None
+    usable: bool | None
+    fault: str | None
+    dispute: str | None
+    ruling: bool | None
     charge: str
+    settled_seq: int | None
     paid_micro: int
-    claim_sha256: str | None = None
-    claimed_ms: int | None = None
-    key_sha256: str | None = None
-    key: str | None = None
-    usable: bool | None = None
-    fault: str | None = None
-    dispute: str | None = None
-    ruling: bool | None = None
-    settled_seq: int | None = None
-    decided_ms: int | None = None
-    data_size: float | None = None
+    decided_ms: NotRequired[int]
+    data_size: NotRequired[float | None]
 
 
-class CohortKey(Answer):
-    """The key that one seller of a round had registered when it bid: whom a secure sum may consist of."""
+class CohortKey(TypedDict):
+    """The key that one seller of a round has registered: whom a secure sum may consist of."""
 
     seller_id: str
     public_key: str
+    seq: int
 
 
-class StandingBid(Answer):
+class StandingBid(TypedDict):
     """A bid as it stands in its round; `seq` is its log entry."""
 
     round_id: str
     seller_id: str
     seq: int
     commitment: str
+    signature: str | None
+    nonce: str | None
+    valuation: float | None
+    epsilon: float | None
+    data_size: float | None
+    accuracy: float | None
+    trimmed_epsilon: float | None
     created_ms: int
-    valuation: float | None = None
-    epsilon: float | None = None
-    data_size: float | None = None
-    accuracy: float | None = None
-    trimmed_epsilon: float | None = None
 
 
-class Movement(Answer):
+class Movement(TypedDict):
     """A line of a statement; `seq` is its log entry."""
 
     seq: int
@@ -276,7 +311,7 @@ class Movement(Answer):
     amount_micro: int
 
 
-class TokenLine(Answer):
+class TokenLine(TypedDict):
     """A token, without its text."""
 
     id: str
@@ -286,43 +321,55 @@ class TokenLine(Answer):
     revoked_ms: int | None
 
 
-class PartyLine(Answer):
+class PartyLine(TypedDict):
     """A party in a list."""
 
     id: str
     role: str
     name: str | None
     created_ms: int
+    cap_epsilon: float | None
+    delta: float | None
+    public_key: str | None
+    suspended: str | None
 
 
-class Balance(Answer):
+class Balance(TypedDict):
     """What a party holds after money came in or went out."""
 
     party_id: str
     balance_micro: int
 
 
-class Named(Answer):
-    """A party after an operator's step."""
+class Suspended(TypedDict):
+    """A party, and why it may not write; None where it may."""
 
     id: str
+    suspended: str | None
 
 
-class Revoked(Answer):
+class Erased(TypedDict):
+    """A party whose name was forgotten."""
+
+    id: str
+    name: None
+
+
+class Revoked(TypedDict):
     """A token that has ended."""
 
     token_id: str
     revoked: bool
 
 
-class Dataset(Answer):
+class Dataset(TypedDict):
     """The data set that a seller attests."""
 
     id: str
     dataset_sha256: str
 
 
-class Totals(Answer):
+class Totals(TypedDict):
     """All the money there is, and where it stands."""
 
     deposited_micro: int
@@ -331,7 +378,7 @@ class Totals(Answer):
     paid_micro: int
 
 
-class LogLine(Answer):
+class LogLine(TypedDict):
     """An entry of the log; `details` is JSON text, or says that it is sealed."""
 
     seq: int
@@ -343,14 +390,14 @@ class LogLine(Answer):
     hash: str
 
 
-class Status(Answer):
+class Status(TypedDict):
     """Whether the broker works."""
 
     status: str
     version: str
 
 
-class LogHead(Answer):
+class LogHead(TypedDict):
     """The head of the log: how many entries, the Merkle root over them, when, signed by `public_key`."""
 
     log_id: str
@@ -361,7 +408,7 @@ class LogHead(Answer):
     public_key: str
 
 
-class Consistency(Answer):
+class Consistency(TypedDict):
     """A consistency proof of RFC 6962 between two sizes of the log."""
 
     old: int
@@ -369,7 +416,7 @@ class Consistency(Answer):
     path: list[str]
 
 
-class Inclusion(Answer):
+class Inclusion(TypedDict):
     """An inclusion proof of RFC 6962: `entry` is [seq, at_ms, actor, kind, subject, details, key_hash,
     request_hash, answer], hashed as JSON with sorted keys, without spaces, after a zero byte."""
 

@@ -14,20 +14,18 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
-from sqlalchemy import Row
-
-from privmarket.broker import idempotency, noise_tables, parties, signatures, sql, wallets
+from privmarket.broker import clearing, idempotency, noise_tables, parties, signatures, sql, wallets
+from privmarket.broker.answers import Bid
 from privmarket.broker.database import ARRIVAL_LIMIT_MS, Transaction
 from privmarket.broker.http_errors import BrokerError, ConflictError, ForbiddenError, NotFoundError
-from privmarket.broker.lifecycle import require_state
 from privmarket.broker.parties import Actor, Entropy
+from privmarket.broker.stored_rows import RoundRow, TaskRow, require_state
 from privmarket.errors import PrivmarketError
 from privmarket.privacy.calibration import ReleaseFamily
 from privmarket.rounds import Offer, Terms
 
-Answer = dict[str, Any]
 VALUATION_LIMIT = 1e9  # all the money that the ledger takes, per unit of ε
 EPSILON_LEAST = 1e-4
 # One row per bid, in their order: who asks, whether it sold before, what its key was answered, whether it has a
@@ -95,7 +93,7 @@ class _Facts(NamedTuple):
     public_key: str | None
     attests: bool
     has_sold: bool
-    answered: tuple[str, Answer] | None
+    answered: tuple[str, idempotency.Answer] | None
     has_bid: bool
     round: _OpenRound | None
 
@@ -105,15 +103,15 @@ class _Learned:
     """What one transaction learns from bid to bid."""
 
     exhausted: set[tuple[str, str]]
-    answered: dict[idempotency.Place, tuple[str, Answer]] = field(default_factory=dict)
+    answered: dict[idempotency.Place, tuple[str, idempotency.Answer]] = field(default_factory=dict)
     has_bid: set[tuple[str, str]] = field(default_factory=set)
 
 
-def take_bids(tx: Transaction, requests: Sequence[BidRequest], entropy: Entropy) -> list[Answer | PrivmarketError]:
+def take_bids(tx: Transaction, requests: Sequence[BidRequest], entropy: Entropy) -> list[Bid | PrivmarketError]:
     """One answer or refusal per request, in their order; what is refused changes nothing."""
     asked = list(zip(requests, _look_up(tx, requests), strict=True))
     learned = _Learned(_exhausted(tx, asked))
-    results: list[Answer | PrivmarketError] = []
+    results: list[Bid | PrivmarketError] = []
     for request, facts in asked:
         try:
             results.append(_take(tx, learned, request, facts, entropy))
@@ -148,7 +146,7 @@ def _facts(request: BidRequest, row: tuple[Any, ...]) -> _Facts:
     return _Facts(actor, public_key, bool(attests), bool(has_sold), answered, standing is not None, found)
 
 
-def _take(tx: Transaction, learned: _Learned, request: BidRequest, facts: _Facts, entropy: Entropy) -> Answer:
+def _take(tx: Transaction, learned: _Learned, request: BidRequest, facts: _Facts, entropy: Entropy) -> Bid:
     """The answer to one bid; every reason to refuse it is here or below."""
     actor = facts.actor
     if actor is None:
@@ -162,7 +160,7 @@ def _take(tx: Transaction, learned: _Learned, request: BidRequest, facts: _Facts
         learned.answered.setdefault(keyed.place, facts.answered)
     first = idempotency.first_answer(keyed, learned.answered)
     if first is not None:
-        return first
+        return cast(Bid, first)
     round_ = _check(tx, learned, request, actor.party_id, facts)
     fields = _sealed(round_, actor.party_id, request, offer, facts.public_key, entropy)
     place = (round_.id, actor.party_id)
@@ -215,7 +213,7 @@ def _sealed(
     offer: dict[str, float | None] | None,
     public_key: str | None,
     entropy: Entropy,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """What the log holds of a bid: its commitment, and the bid itself where the broker seals it."""
     if round_.sealing == "bidder":
         if offer is not None or request.commitment is None:
@@ -225,17 +223,18 @@ def _sealed(
             )
         if public_key is None:
             raise ForbiddenError("this task takes signed bids only", "register a key: privmarket seller init")
-        fields: dict[str, Any] = {"commitment": request.commitment}
+        committed = request.commitment
+        fields: dict[str, object] = {"commitment": committed}
     else:
         if offer is None:
             raise BrokerError("this task takes open bids", "send valuation and epsilon")
         if public_key is not None and request.nonce is None:
             raise BrokerError("a signed bid needs its bidder's nonce", "send nonce, 32 hexadecimal digits or more")
         nonce = request.nonce or entropy(16).hex()
-        fields = {**offer, "nonce": nonce}
-        fields["commitment"] = signatures.commitment(round_.id, seller, offer, nonce)
+        committed = signatures.commitment(round_.id, seller, offer, nonce)
+        fields = {**offer, "nonce": nonce, "commitment": committed}
     if public_key is not None:
-        message = signatures.bid_message(round_.id, seller, fields["commitment"])
+        message = signatures.bid_message(round_.id, seller, committed)
         if request.signature is None or not signatures.is_signed(public_key, message, request.signature):
             error = ForbiddenError("the bid is not signed by the seller's key", "sign it; BrokerClient(key=…) does")
             error.code = "bad-signature"
@@ -244,10 +243,10 @@ def _sealed(
     return fields
 
 
-def reveal(tx: Transaction, seller: str, round_: Row[Any], task: Row[Any], offer: Offer, nonce: str) -> Answer:
+def reveal(tx: Transaction, seller: str, round_: RoundRow, task: TaskRow, offer: Offer, nonce: str) -> Bid:
     """Opens a commitment after bidding has ended. A bid that nobody reveals in time does not count."""
     require_state(round_, "revealing")
-    came = tx.in_time(round_.reveal_deadline_ms)
+    came = tx.in_time(round_.reveal_deadline_ms or 0)
     if came is None:
         raise ConflictError(
             f"round {round_.id}: the time to reveal is over",
@@ -262,10 +261,10 @@ def reveal(tx: Transaction, seller: str, round_: Row[Any], task: Row[Any], offer
     fields = offer_fields(offer)
     if signatures.commitment(round_.id, seller, fields, nonce) != rows[0][0]:
         raise BrokerError("this is not the bid that was committed to", "send the same numbers and nonce")
-    family = ReleaseFamily(task.sampling_rate, task.steps, task.delta)
-    check_offer(offer, seller, Terms(round_.number, round_.budget_micro, family, task.epsilon_max))
+    check_offer(offer, seller, clearing.terms_of(round_, task))
     seq = tx.log("bid.revealed", round_.id, **fields, nonce=nonce, **came)
-    return {"round_id": round_.id, "entry": seq, "commitment": rows[0][0], **fields, "nonce": nonce}
+    told = {"round_id": round_.id, "entry": seq, "commitment": rows[0][0], **fields, "nonce": nonce}
+    return cast(Bid, told)
 
 
 def offer_fields(offer: Offer) -> dict[str, float | None]:

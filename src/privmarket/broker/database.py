@@ -2,36 +2,21 @@
 
 from __future__ import annotations
 
-import os
-import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Connection, Engine, RootTransaction, create_engine, event, inspect, make_url
+from sqlalchemy import Connection, RootTransaction
 from sqlalchemy.exc import ArgumentError, OperationalError, SQLAlchemyError, TimeoutError
 
-from privmarket.broker import log, projection, sql
+from privmarket.broker import log, projection, sql, storage
 from privmarket.broker.http_errors import DatabaseError, UnavailableError
 from privmarket.broker.key_vault import Vault
 from privmarket.broker.log import Entry, canonical
-from privmarket.broker.merkle import EMPTY_ROOT
-from privmarket.broker.schema import metadata
 from privmarket.broker.signatures import Head, SigningKey
 from privmarket.errors import PrivmarketError
-from privmarket.lazy import late
-
-if TYPE_CHECKING:
-    from alembic import command as alembic_command
-    from alembic import config as alembic_config
-else:
-    # Only a database of an older version needs them.
-    alembic_command = late("alembic.command")
-    alembic_config = late("alembic.config")
 
 PATIENCE_SECONDS = 30.0  # how long a write waits for a broker in another process before it answers "busy"
 # PostgreSQL ends a transaction that does nothing for this long: a broker that was paused with the lock in its hands
@@ -42,12 +27,10 @@ IDLE_SECONDS = 10.0
 ARRIVAL_LIMIT_MS = 60_000
 CLOCK_JUMP_MS = 60_000  # how far the wall clock may step away from the steady one before writes are refused
 _POLL_SECONDS = 0.005
-REVISION = "0006"  # the newest file below migrations/versions
 Clock = Callable[[], int]
 # Result codes of SQLite that say nothing about the statement: busy, locked, I/O, full, cannot open, protocol.
 _SQLITE_BUSY = 5
 _SQLITE_PASSES = (_SQLITE_BUSY, 6, 10, 13, 14, 15)
-_MIGRATIONS = Path(__file__).parent / "migrations"
 
 
 class WallClock:
@@ -87,12 +70,12 @@ class Transaction:
     entries: list[Entry] = field(default_factory=list)
     _projected: int = 0
 
-    def log(self, kind: str, subject: str, **details: Any) -> int:
+    def log(self, kind: str, subject: str, **details: object) -> int:
         """Adds an entry to the log and returns its number. The tables follow at `flush`."""
         return self.log_as(self.actor, kind, subject, details)
 
     def log_as(
-        self, actor: str, kind: str, subject: str, details: dict[str, Any], key: tuple[str, str] | None = None
+        self, actor: str, kind: str, subject: str, details: Mapping[str, object], key: tuple[str, str] | None = None
     ) -> int:
         """The same for somebody else than who began the transaction: bids of many share one."""
         seq = self.size + len(self.entries) + 1
@@ -135,12 +118,12 @@ class Database:
                 of a SQLite file whose WAL was left behind.
         """
         try:
-            self.engine = _engine(url, read_only)
+            self.engine = storage.open_engine(url, read_only, PATIENCE_SECONDS, IDLE_SECONDS)
             with self._failures_named():
                 if read_only:
-                    _require_current(self.engine, url)
+                    storage.require_current(self.engine, url)
                 else:
-                    migrate(self.engine)
+                    storage.migrate(self.engine)
                     self._mark_open()
         except (ArgumentError, SQLAlchemyError, ImportError, UnavailableError) as error:
             shown = url.split("@")[-1]  # a password never reaches a message
@@ -282,7 +265,7 @@ class Database:
                 except (SQLAlchemyError, self.engine.dialect.loaded_dbapi.Error):
                     pass  # another process is writing: it will close the file itself
                 self._let_go()
-                _checkpoint(self.engine)
+                storage.checkpoint(self.engine)
             self._let_go()
         self.engine.dispose()
 
@@ -295,129 +278,4 @@ class Database:
             if clean:
                 sql.run(connection, "UPDATE head SET clean = FALSE")
         if clean:
-            _checkpoint(self.engine)
-
-
-def _checkpoint(engine: Engine) -> None:
-    raw = engine.raw_connection()
-    try:
-        raw.cursor().execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    except engine.dialect.loaded_dbapi.Error:
-        pass  # somebody reads an older state; SQLite does it later
-    finally:
-        raw.close()
-
-
-def _engine(url: str, read_only: bool) -> Engine:
-    address = make_url(url)
-    if not address.drivername.startswith("sqlite"):
-        options = f"-c lock_timeout={round(1000 * PATIENCE_SECONDS)}"
-        if read_only:
-            options += " -c default_transaction_read_only=on"
-        else:
-            options += f" -c idle_in_transaction_session_timeout={round(1000 * IDLE_SECONDS)}"
-        return create_engine(
-            url, pool_size=10, max_overflow=30, pool_pre_ping=True, connect_args={"options": options}
-        )
-    file = Path(address.database or "")
-    settings: dict[str, Any] = {"check_same_thread": False, "timeout": PATIENCE_SECONDS}
-    if read_only:
-        if not file.is_file() or file.stat().st_size == 0:
-            raise DatabaseError(f"no database at {file}", "give the file of an existing broker")
-        # A file without a WAL beside it is in nobody's use: SQLite need not make one to read it.
-        mode = "mode=ro" if Path(f"{file}-wal").exists() else "mode=ro&immutable=1"
-        url = f"sqlite:///file:{file}?{mode}&uri=true"
-    elif address.database not in (None, "", ":memory:"):
-        _keep_private(file)
-    engine = create_engine(url, pool_size=10, max_overflow=60, connect_args=settings)
-    event.listen(engine, "connect", _set_up_reader if read_only else _set_up_sqlite)
-    event.listen(engine, "begin", _begin_sqlite)
-    return engine
-
-
-def _keep_private(file: Path) -> None:
-    """The file exists and only its owner may read it: bids of open rounds are in it."""
-    try:
-        os.close(os.open(file, os.O_CREAT | os.O_RDWR, 0o600))
-        if file.stat().st_mode & 0o077:
-            file.chmod(0o600)
-    except OSError:
-        return  # SQLite says why when it opens the file
-
-
-def _set_up_reader(connection: Any, _: Any) -> None:
-    connection.isolation_level = None
-
-
-def _set_up_sqlite(connection: Any, _: Any) -> None:
-    connection.isolation_level = None  # transactions begin where we say, not where the driver guesses
-    for pragma in ("journal_mode=WAL", "synchronous=FULL"):
-        connection.execute(f"PRAGMA {pragma}")
-
-
-def _require_current(engine: Engine, url: str) -> None:
-    """For readers: the tables are there, in this version's form, and the file is whole."""
-    shown = url.split("@")[-1]
-    with engine.connect() as connection:
-        if not inspect(connection).has_table("alembic_version"):
-            raise DatabaseError(f"{shown} is empty", "give the database of an existing broker")
-        found = connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar()
-        if found != REVISION:
-            raise DatabaseError(
-                f"{shown} is in form {found}, this version reads {REVISION}",
-                "start the broker once, on a copy if you like: it brings the tables up to date",
-            )
-        if engine.dialect.name == "sqlite":
-            clean = connection.exec_driver_sql("SELECT clean FROM head").scalar()
-            file = url.removeprefix("sqlite:///")
-            if not clean and not Path(f"{file}-wal").exists():
-                raise DatabaseError(
-                    f"{shown} was in use when it was copied, and its WAL is missing",
-                    f"copy {file}-wal along, or make copies with privmarket broker backup",
-                )
-
-
-def _begin_sqlite(connection: Connection) -> None:
-    writing = connection.get_execution_options().get("privmarket_write", False)
-    # IMMEDIATE takes the write lock now: a read that turns into a write later could be refused halfway.
-    sql.run(connection, "BEGIN IMMEDIATE" if writing else "BEGIN")
-
-
-def migrate(engine: Engine) -> None:
-    """Brings the tables to this version's form, in one transaction; nothing to do where they are in it."""
-    with engine.connect() as connection:
-        known = inspect(connection).has_table("alembic_version")
-        if known and connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar() == REVISION:
-            return
-    with engine.connect().execution_options(privmarket_write=True) as connection, connection.begin():
-        if connection.dialect.name == "postgresql":
-            # Two brokers that start together must not both make the tables.
-            connection.exec_driver_sql("SELECT pg_advisory_xact_lock(7215)")
-        if not inspect(connection).get_table_names():
-            _create(connection)
-            return
-        config = alembic_config.Config()
-        config.set_main_option("script_location", str(_MIGRATIONS))
-        config.attributes["connection"] = connection
-        alembic_command.upgrade(config, "head")
-        if not inspect(connection).has_table("head"):
-            raise DatabaseError("migration left no tables", "the installation is damaged; install again")
-
-
-def _create(connection: Connection) -> None:
-    """Every table and the head of an empty log."""
-    metadata.create_all(connection)
-    begin_log(connection)
-    connection.exec_driver_sql("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL PRIMARY KEY)")
-    sql.run(connection, "INSERT INTO alembic_version (version_num) VALUES (?)", REVISION)
-
-
-def begin_log(connection: Connection) -> None:
-    """The head of an empty log under a fresh name."""
-    values = (secrets.token_hex(16), EMPTY_ROOT.hex())
-    sql.run(
-        connection,
-        "INSERT INTO head (id, log_id, size, root, at_ms, frontier, signature, clean) "
-        "VALUES (1, ?, 0, ?, 0, '', '', TRUE)",
-        *values,
-    )
+            storage.checkpoint(self.engine)

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from enum import StrEnum
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
+from privmarket.broker.http_errors import ConflictError
+from privmarket.broker.stored_rows import AwardRow, RoundRow, TaskRow
 from privmarket.rounds import Award, Phase, Round, Settlement, Terms
 
 
@@ -33,22 +35,24 @@ class Deadlines(NamedTuple):
     ruling_ms: int
 
     @classmethod
-    def after(cls, cleared_ms: int, task: Any) -> Deadlines:
-        """Those of a round that cleared just now; `task` has the columns of one."""
+    def after(cls, cleared_ms: int, task: TaskRow) -> Deadlines:
+        """Those of a round that cleared just now."""
         delivery = cleared_ms + 1000 * task.delivery_seconds
         review = delivery + 1000 * task.review_seconds
         dispute = review + 1000 * task.dispute_seconds
         return cls(delivery, review, dispute, dispute + 1000 * task.ruling_seconds)
 
     @classmethod
-    def of(cls, round_: Any) -> Deadlines:
-        """Those of a stored round."""
-        return cls(
+    def of(cls, round_: RoundRow) -> Deadlines:
+        """Those of a round that has been cleared; raises `ConflictError` before."""
+        found = (
             round_.delivery_deadline_ms,
             round_.review_deadline_ms,
             round_.dispute_deadline_ms,
             round_.ruling_deadline_ms,
         )
+        delivery, review, dispute, ruling = (_known(one, round_) for one in found)
+        return cls(delivery, review, dispute, ruling)
 
     def columns(self) -> dict[str, int]:
         """As the columns of a round."""
@@ -60,21 +64,13 @@ class Deadlines(NamedTuple):
         }
 
 
-class Sold(Protocol):
-    """The columns of an award."""
-
-    seller_id: str
-    epsilon: float
-    noise_multiplier: float
-    payment_micro: int
-    claim_sha256: str | None
-    usable: bool | None
-    fault: str | None
-    dispute: str | None
-    ruling: bool | None
+def _known(deadline_ms: int | None, round_: RoundRow) -> int:
+    if deadline_ms is None:
+        raise ConflictError(f"round {round_.id} has not been cleared", "wait for its auction")
+    return deadline_ms
 
 
-def standing(award: Sold, until: Deadlines, now_ms: int) -> Standing:
+def standing(award: AwardRow, until: Deadlines, now_ms: int) -> Standing:
     """What an award is worth now."""
     if award.claim_sha256 is None:
         return Standing.LAPSED if now_ms >= until.delivery_ms else Standing.WAITING
@@ -89,16 +85,16 @@ def standing(award: Sold, until: Deadlines, now_ms: int) -> Standing:
     return Standing.USABLE if award.ruling else Standing.FAULTY
 
 
-def decided_at(award: Sold, until: Deadlines) -> int:
-    """When silence decides about an award that still waits."""
-    if award.claim_sha256 is None:
+def decided_at(claimed: bool, judged: bool, disputed: bool, until: Deadlines) -> int:
+    """When silence decides about an award that still waits: for its claim, its receipt, a dispute or a ruling."""
+    if not claimed:
         return until.delivery_ms
-    if award.usable is None:
+    if not judged:
         return until.review_ms
-    return until.dispute_ms if award.dispute is None else until.ruling_ms
+    return until.ruling_ms if disputed else until.dispute_ms
 
 
-def settlement(terms: Terms, awards: Iterable[Sold], until: Deadlines, now_ms: int) -> Settlement:
+def settlement(terms: Terms, awards: Iterable[AwardRow], until: Deadlines, now_ms: int) -> Settlement:
     """Who is paid, by the same machine that every engine settles with. No award may still be waiting."""
     rows = list(awards)
     worth = {row.seller_id: standing(row, until, now_ms) for row in rows}

@@ -12,8 +12,8 @@ import pickle
 import subprocess
 import sys
 
+from privmarket.broker.clearing import Prepared, prepare
 from privmarket.broker.database import Database
-from privmarket.broker.lifecycle import Prepared, prepare
 from privmarket.mechanisms import mechanism
 
 WORTH_A_PROCESS = 20_000  # bids; starting one takes about a second

@@ -6,12 +6,12 @@ import asyncio
 import signal
 import socket
 import sys
-from typing import Any
+from dataclasses import dataclass
 
 import uvicorn
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-HEADER_SECONDS = 10.0  # from connecting, or from the last answer, to the end of a request's headers
 STOP_SECONDS = 10  # how long requests under way may take after SIGTERM
 # How long a thread may run before it lets others in. Python's own 5 ms would make a reader wait 5 ms for a running
 # auction at every statement and every row of a page.
@@ -19,11 +19,16 @@ THREAD_TURN_SECONDS = 0.0002
 
 
 class PatientProtocol(HttpToolsProtocol):
-    """Closes a connection whose request does not arrive; uvicorn itself waits for ever."""
+    """Closes a connection whose headers do not arrive; uvicorn itself waits for ever.
 
+    `header_seconds` run from connecting, or from the last answer, to the end of a request's headers. How long its
+    body may take is for `limits.Gate`, which answers 408.
+    """
+
+    header_seconds = 10.0
     _deadline: asyncio.TimerHandle | None = None
 
-    def connection_made(self, transport: Any) -> None:
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A new connection has some seconds to send its first headers."""
         super().connection_made(transport)
         self._wait()
@@ -45,7 +50,7 @@ class PatientProtocol(HttpToolsProtocol):
 
     def _wait(self) -> None:
         self._stop_waiting()
-        self._deadline = self.loop.call_later(HEADER_SECONDS, self._give_up)
+        self._deadline = self.loop.call_later(self.header_seconds, self._give_up)
 
     def _stop_waiting(self) -> None:
         if self._deadline is not None:
@@ -57,24 +62,38 @@ class PatientProtocol(HttpToolsProtocol):
             self.transport.close()
 
 
-def run_server(app: Any, listening: socket.socket, connections: int, behind_proxy: str | None) -> None:
-    """Serves until SIGTERM or SIGINT; requests under way get some seconds to finish.
+@dataclass(frozen=True)
+class ServerSettings:
+    """How connections are treated.
 
-    Args:
-        connections: how many at once; uvicorn answers 503 beyond them.
-        behind_proxy: the address whose X-Forwarded-For is believed.
+    Attributes:
+        connections: how many at once; beyond them requests are answered 503.
+        header_seconds: how long the headers of a request may take to arrive.
+        behind_proxy: the address of the proxy whose X-Forwarded-For is believed; nobody's if None.
     """
+
+    connections: int = 1000
+    header_seconds: float = 10.0
+    behind_proxy: str | None = None
+
+
+def run_server(app: ASGIApp, listening: socket.socket, settings: ServerSettings) -> None:
+    """Serves until SIGTERM or SIGINT; requests under way get some seconds to finish."""
     sys.setswitchinterval(THREAD_TURN_SECONDS)
+
+    class Protocol(PatientProtocol):
+        header_seconds = settings.header_seconds
+
     config = uvicorn.Config(
         app,
         log_level="warning",
         server_header=False,
-        http=PatientProtocol,
-        limit_concurrency=connections,
+        http=Protocol,
+        limit_concurrency=settings.connections,
         timeout_keep_alive=15,
         timeout_graceful_shutdown=STOP_SECONDS,
-        proxy_headers=behind_proxy is not None,
-        forwarded_allow_ips=behind_proxy or "",
+        proxy_headers=settings.behind_proxy is not None,
+        forwarded_allow_ips=settings.behind_proxy or "",
     )
     # uvicorn raises the signal again once it is done: as an exit, so that the caller can close its database.
     signal.signal(signal.SIGTERM, _exit)

@@ -9,15 +9,15 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import cast
 
-from privmarket.broker import sql
+from privmarket.broker import answers, sql
 from privmarket.broker.database import Transaction
 from privmarket.broker.http_errors import BrokerError, IdempotencyError
 from privmarket.broker.log import digest
 from privmarket.broker.parties import hash_token
 
-Answer = dict[str, Any]
+Answer = Mapping[str, object]  # as it was noted, whatever its kind
 Place = tuple[str, str]
 _KEY_LENGTHS = range(8, 201)
 _KNOWN = "SELECT actor, key_hash, request_hash, seq, subject, details, answer FROM log WHERE key_hash IN (?*)"
@@ -37,7 +37,7 @@ class Request:
         return self.actor, self.key_hash
 
 
-def request(actor: str, key: str, asked: tuple[Any, ...], private_to: str = "") -> Request:
+def request(actor: str, key: str, asked: tuple[object, ...], private_to: str = "") -> Request:
     """The key and digest of a request; refuses a key that is too short to be unique or too long, and NaN.
 
     `private_to` makes the key one of its own: strangers who have no account yet must not share keys.
@@ -69,10 +69,11 @@ def answer_of(seq: int, subject: str, details: str, answer: str | None) -> Answe
     return bid_answer(seq, subject, json.loads(details))
 
 
-def bid_answer(seq: int, round_id: str, fields: Mapping[str, Any]) -> Answer:
+def bid_answer(seq: int, round_id: str, fields: Mapping[str, object]) -> answers.Bid:
     """What a bidder is told: where its bid stands in the log, and the bid."""
     shown = {name: value for name, value in fields.items() if name not in ("replaces", "arrived_ms", "signature")}
-    return {"round_id": round_id, "entry": seq, "replaced": fields["replaces"], **shown}
+    told = {"round_id": round_id, "entry": seq, "replaced": fields["replaces"], **shown}
+    return cast(answers.Bid, told)
 
 
 def first_answer(one: Request, known: Mapping[Place, tuple[str, Answer]]) -> Answer | None:

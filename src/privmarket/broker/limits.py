@@ -1,7 +1,7 @@
 """What every request passes before the application: limits on size, time and rate, headers, one error shape.
 
 A caller is limited by its address before anything is read, and by its account once its token is known
-(`Allowance.take`); a token that nobody checked limits nothing. Every answer carries the signed head of the log.
+(`api.take_allowance`); a token that nobody checked limits nothing. Every answer carries the signed head of the log.
 """
 
 from __future__ import annotations
@@ -203,5 +203,7 @@ async def _refuse(send: Send, status: int, code: str, message: str, hint: str) -
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(content)).encode())]
     if status == 429:
         headers.append((b"retry-after", b"1"))
+    if status == 408:  # the rest of the body must not be read as the next request
+        headers.append((b"connection", b"close"))
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": content})

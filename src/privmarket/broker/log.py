@@ -77,7 +77,7 @@ def read_head(connection: Connection) -> Head:
     return _tree(sql.run(connection, _HEAD)).head
 
 
-def _tree(rows: list[tuple[Any, ...]]) -> Tree:
+def _tree(rows: Sequence[tuple[str | int, ...]]) -> Tree:
     ((log_id, size, root, at_ms, signature, frontier),) = rows
     head = Head(str(log_id), int(size), str(root), int(at_ms), str(signature))
     return Tree(head, merkle.Frontier.load(int(size), str(frontier)))

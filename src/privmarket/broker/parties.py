@@ -12,11 +12,11 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from sqlalchemy import Connection
 
 from privmarket.broker import ledger, sql
+from privmarket.broker.answers import Balance, Dataset, Erased, Key, Registered, Revoked, Suspended, Token
 from privmarket.broker.database import Transaction
 from privmarket.broker.http_errors import (
     BrokerError,
@@ -30,7 +30,6 @@ from privmarket.broker.signatures import dataset_message, is_public_key, is_sign
 from privmarket.privacy.wallet import Wallet
 
 Entropy = Callable[[int], bytes]
-Answer = dict[str, Any]
 ROLES = ("operator", "buyer", "seller", "arbiter")
 SCOPES = ("full", "read")
 MONEY_LIMIT_MICRO = 10**15
@@ -131,8 +130,10 @@ def name_hash(party_id: str, name: str, salt: str) -> str:
     return digest([party_id, name, salt])
 
 
-def register(tx: Transaction, entropy: Entropy, fields: Mapping[str, Any]) -> Answer:
-    """A new party; sellers bring a lifetime wallet, and may bring a key that their bids must be signed with."""
+def register(
+    tx: Transaction, entropy: Entropy, fields: Mapping[str, object], token_hash: str | None = None
+) -> Registered:
+    """A new party with its first token; sellers bring a lifetime wallet, and may bring a key to sign their bids."""
     role, name = str(fields["role"]), str(fields["name"]).strip()
     if role not in ROLES:
         raise BrokerError(f"unknown role {role!r}", f"choose one of: {', '.join(ROLES)}")
@@ -140,39 +141,53 @@ def register(tx: Transaction, entropy: Entropy, fields: Mapping[str, Any]) -> An
         raise BrokerError(
             "a name of the wrong length, or with characters that do not print", "give 1 to 80 letters"
         )
-    cap, delta, public_key = fields.get("cap_epsilon"), fields.get("delta"), fields.get("public_key")
-    if role == "seller":
-        if cap is None or delta is None:
-            raise BrokerError("a seller without a wallet", "give cap_epsilon and delta")
-        if not (math.isfinite(cap) and 0 < cap <= 1e4 and 1e-12 <= delta <= 0.5):
-            raise BrokerError(
-                f"a cap of ε = {cap} at δ = {delta}", "give 0 < cap_epsilon ≤ 10,000, 1e-12 ≤ delta ≤ 0.5"
-            )
-        Wallet(cap_epsilon=cap, delta=delta)
-        cap, delta = float(cap), float(delta)
-    else:
-        cap = delta = None
-    _check_key(public_key)
+    cap, delta = _new_wallet(fields) if role == "seller" else (None, None)
+    public_key = _checked_key(fields.get("public_key"))
     party_id, salt = identifier(entropy, role), entropy(16).hex()
     sql.run(tx.connection, "INSERT INTO names (party_id, name, salt) VALUES (?, ?, ?)", party_id, name, salt)
     row = {"role": role, "cap_epsilon": cap, "delta": delta, "public_key": public_key}
     tx.log("party.registered", party_id, name_hash=name_hash(party_id, name, salt), **row)
-    return {"id": party_id, "name": name, **row}
+    token = mint(tx, entropy, party_id, "full", token_hash=token_hash)
+    made: Registered = {
+        "role": role,
+        "name": name,
+        "cap_epsilon": cap,
+        "delta": delta,
+        "public_key": public_key,
+        **token,
+    }
+    return made
 
 
-def _check_key(public_key: object) -> None:
-    if public_key is not None and not (isinstance(public_key, str) and is_public_key(public_key)):
+def _new_wallet(fields: Mapping[str, object]) -> tuple[float, float]:
+    """The cap on ε of a new wallet, and its δ."""
+    cap, delta = fields.get("cap_epsilon"), fields.get("delta")
+    if not isinstance(cap, int | float) or not isinstance(delta, int | float):
+        raise BrokerError("a seller without a wallet", "give cap_epsilon and delta")
+    if not (math.isfinite(cap) and 0 < cap <= 1e4 and 1e-12 <= delta <= 0.5):
+        raise BrokerError(
+            f"a cap of ε = {cap} at δ = {delta}", "give 0 < cap_epsilon ≤ 10,000, 1e-12 ≤ delta ≤ 0.5"
+        )
+    Wallet(cap_epsilon=cap, delta=delta)  # refuses a cap that leaves no room at this δ
+    return float(cap), float(delta)
+
+
+def _checked_key(public_key: object) -> str | None:
+    if public_key is None:
+        return None
+    if not (isinstance(public_key, str) and is_public_key(public_key)):
         raise BrokerError("that is not an Ed25519 public key", "give its 64 hexadecimal digits, in lower case")
+    return public_key
 
 
-def change_key(tx: Transaction, actor: Actor, public_key: str) -> Answer:
+def change_key(tx: Transaction, actor: Actor, public_key: str) -> Key:
     """Another key for one's bids from now on."""
-    _check_key(public_key)
+    _checked_key(public_key)
     tx.log("party.key", actor.party_id, public_key=public_key)
     return {"id": actor.party_id, "public_key": public_key}
 
 
-def attest(tx: Transaction, actor: Actor, dataset_sha256: str, signature: str) -> Answer:
+def attest(tx: Transaction, actor: Actor, dataset_sha256: str, signature: str) -> Dataset:
     """Says, signed and once for all, which data set a seller sells from. One account per data set: one wallet."""
     query = "SELECT public_key, dataset_sha256 FROM parties WHERE id = ?"
     ((public_key, known),) = sql.run(tx.connection, query, actor.party_id)
@@ -214,24 +229,27 @@ def mint(
     *,
     token_hash: str | None = None,
     expires_ms: int | None = None,
-) -> Answer:
+) -> Token:
     """A new token: the caller's own by its hash, or one made here, which the answer shows and nobody stores."""
     if scope not in SCOPES:
         raise BrokerError(f"unknown scope {scope!r}", f"choose one of: {', '.join(SCOPES)}")
-    shown = {}
+    token = None
     if token_hash is None:
         token = "pm_" + entropy(32).hex()
-        token_hash, shown = hash_token(token), {"token": token}
+        token_hash = hash_token(token)
     elif not _HASH.fullmatch(token_hash):
         raise BrokerError("token_sha256 is not a digest", "give 64 hexadecimal digits in lower case")
     if sql.run(tx.connection, "SELECT 1 FROM tokens WHERE token_hash = ?", token_hash):
         raise ConflictError("this token is in use", "make a fresh one of 32 random bytes")
-    row = {"id": identifier(entropy, "token"), "token_hash": token_hash, "scope": scope, "expires_ms": expires_ms}
-    tx.log("token.minted", party_id, **row)
-    return {**shown, "token_id": row["id"], "scope": scope, "expires_ms": expires_ms}
+    token_id = identifier(entropy, "token")
+    tx.log("token.minted", party_id, id=token_id, token_hash=token_hash, scope=scope, expires_ms=expires_ms)
+    made: Token = {"id": party_id, "token_id": token_id, "scope": scope, "expires_ms": expires_ms}
+    if token is not None:
+        made["token"] = token
+    return made
 
 
-def revoke(tx: Transaction, actor: Actor, token_id: str) -> Answer:
+def revoke(tx: Transaction, actor: Actor, token_id: str) -> Revoked:
     """Ends a token of one's own; an operator may end anybody's."""
     rows = sql.run(tx.connection, "SELECT party_id, revoked_ms FROM tokens WHERE id = ?", token_id)
     if not rows or (rows[0][0] != actor.party_id and actor.role != "operator"):
@@ -248,14 +266,14 @@ def revoke_all(tx: Transaction, party_id: str) -> None:
         tx.log("token.revoked", party_id, id=token_id)
 
 
-def suspend(tx: Transaction, party_id: str, reason: str | None) -> Answer:
+def suspend(tx: Transaction, party_id: str, reason: str | None) -> Suspended:
     """Stops a party from writing, for a reason that the log keeps; None lets it write again."""
     role_of(tx.connection, party_id)
     tx.log("party.suspended" if reason else "party.restored", party_id, suspended=reason or None)
     return {"id": party_id, "suspended": reason or None}
 
 
-def erase(tx: Transaction, party_id: str) -> Answer:
+def erase(tx: Transaction, party_id: str) -> Erased:
     """Forgets a party's name; its pseudonym, money and privacy record stay."""
     role_of(tx.connection, party_id)
     sql.run(tx.connection, "DELETE FROM names WHERE party_id = ?", party_id)
@@ -263,7 +281,7 @@ def erase(tx: Transaction, party_id: str) -> Answer:
     return {"id": party_id, "name": None}
 
 
-def move_money(tx: Transaction, kind: str, party_id: str, amount_micro: int) -> Answer:
+def move_money(tx: Transaction, kind: str, party_id: str, amount_micro: int) -> Balance:
     """A deposit from outside, or a withdrawal to it. Operators only: they see the bank."""
     if not 0 < amount_micro <= MONEY_LIMIT_MICRO:
         raise BrokerError(f"amount of {amount_micro} µ", f"give 1 to {MONEY_LIMIT_MICRO} micro-units")

@@ -1,19 +1,18 @@
-"""What is worth a look on each page, drawn from what the role may see: the same rules as in `views`."""
+"""What is worth a look on each page, drawn from what `views` shows to the role that asks."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
 
 from sqlalchemy import Connection
 
-from privmarket.broker import charts, sql, views, wallets
+from privmarket.broker import charts, money_words, sql, wallets
+from privmarket.broker.answers import Movement, Round, Totals, Wallet
 from privmarket.broker.charts import Chart
 from privmarket.broker.parties import Actor
 
-Answer = dict[str, Any]
 _DOTS = 400
 _STEPS = 40
 # Names of sellers are random and indexed within each round, so the first in their order are a random choice: a page
@@ -22,7 +21,7 @@ _STEPS = 40
 _SAMPLE = "ORDER BY seller_id LIMIT 250"
 
 
-def of_round(connection: Connection, actor: Actor, round_: Answer, now_ms: int) -> list[Chart | None]:
+def of_round(connection: Connection, actor: Actor, round_: Round, now_ms: int) -> list[Chart | None]:
     """Where the budget is, how bids came in, who sells at what price. Nothing for sellers."""
     if actor.role == "seller":
         return []
@@ -33,7 +32,7 @@ def of_round(connection: Connection, actor: Actor, round_: Answer, now_ms: int) 
     ]
 
 
-def bids_over_time(connection: Connection, round_: Answer, now_ms: int) -> Chart | None:
+def bids_over_time(connection: Connection, round_: Round, now_ms: int) -> Chart | None:
     """How many bids had come in, over the time since the round opened; never who or what."""
     if not round_["bids"]:
         return None
@@ -57,7 +56,7 @@ def _thinned(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
     return [*points[:-1:apart], points[-1]]
 
 
-def who_sells(connection: Connection, actor: Actor, round_: Answer) -> Chart | None:
+def who_sells(connection: Connection, actor: Actor, round_: Round) -> Chart | None:
     """Each sale as a dot: ε against the price per unit. Operators see the offers that lost, too."""
     if round_["state"] == "open" or not round_["sellers"]:
         return None
@@ -85,7 +84,7 @@ def _lost(connection: Connection, round_id: str, ceiling: float) -> list[tuple[f
     return [(e, v, f"{name}: asked {v:.4g}") for e, v, name in offers if name not in won and v <= ceiling]
 
 
-def where_the_budget_went(round_: Answer) -> Chart:
+def where_the_budget_went(round_: Round) -> Chart:
     """Escrow, paid, refunded, as parts of the budget."""
     budget, paid = round_["budget_micro"], round_["paid_micro"]
     if round_["state"] in ("settled", "aborted"):
@@ -93,11 +92,11 @@ def where_the_budget_went(round_: Answer) -> Chart:
     else:
         owed = round_["awarded_micro"] if round_["state"] != "open" else 0
         parts = [("bar", "owed on delivery", owed), ("held", "in escrow", budget - owed)]
-    shown = [(kind, name, float(value), views.rounded(value)) for kind, name, value in parts]
+    shown = [(kind, name, float(value), money_words.rounded(value)) for kind, name, value in parts]
     return charts.stack("Where this round's budget is", shown)
 
 
-def accuracy_per_round(actor: Actor, rounds: list[Answer]) -> Chart | None:
+def accuracy_per_round(actor: Actor, rounds: list[Round]) -> Chart | None:
     """How good the buyer says its model was after each round; sellers do not see it."""
     if actor.role == "seller":
         return None
@@ -109,7 +108,7 @@ def accuracy_per_round(actor: Actor, rounds: list[Answer]) -> Chart | None:
     return charts.line("Accuracy of the model, %, as reported", told, x_name="round", x_ends=ends)
 
 
-def paid_per_round(actor: Actor, rounds: Sequence[Answer]) -> Chart | None:
+def paid_per_round(actor: Actor, rounds: Sequence[Round]) -> Chart | None:
     """Money paid in the latest rounds, of their budget. Not for sellers."""
     done = [round_ for round_ in rounds if round_["state"] == "settled"][:30][::-1]
     if actor.role == "seller" or not done:
@@ -118,7 +117,7 @@ def paid_per_round(actor: Actor, rounds: Sequence[Answer]) -> Chart | None:
         (
             r["paid_micro"] / 1e6,
             r["budget_micro"] / 1e6,
-            f"round {r['number'] + 1}: {views.rounded(r['paid_micro'])}",
+            f"round {r['number'] + 1}: {money_words.rounded(r['paid_micro'])}",
         )
         for r in done
     ]
@@ -126,7 +125,7 @@ def paid_per_round(actor: Actor, rounds: Sequence[Answer]) -> Chart | None:
     return charts.columns("Paid per round, of the budget", items, ends, "filled: paid, rest: refunded")
 
 
-def price_per_round(actor: Actor, rounds: Sequence[Answer]) -> Chart | None:
+def price_per_round(actor: Actor, rounds: Sequence[Round]) -> Chart | None:
     """What a unit of ε cost in the latest rounds. Not for sellers."""
     if actor.role == "seller":
         return None
@@ -137,7 +136,7 @@ def price_per_round(actor: Actor, rounds: Sequence[Answer]) -> Chart | None:
     return charts.line("Price of a unit of ε", points, x_name="round")
 
 
-def balance_over_time(balance_micro: int, lines: Sequence[Answer]) -> Chart | None:
+def balance_over_time(balance_micro: int, lines: Sequence[Movement]) -> Chart | None:
     """One's balance after each of the latest movements."""
     if len(lines) < 2:
         return None
@@ -149,32 +148,30 @@ def balance_over_time(balance_micro: int, lines: Sequence[Answer]) -> Chart | No
     return charts.line("Your balance", points[::-1], x_name="latest movements", x_ends=ends, stairs=True)
 
 
-def all_the_money(totals: Answer) -> Chart:
+def all_the_money(totals: Totals) -> Chart:
     """Deposits: on accounts or in escrow, nowhere else."""
     parts = [
         ("bar", "on accounts", totals["balances_micro"]),
         ("held", "in escrow", totals["escrow_micro"]),
     ]
-    shown = [(kind, name, float(value), views.rounded(value)) for kind, name, value in parts]
+    shown = [(kind, name, float(value), money_words.rounded(value)) for kind, name, value in parts]
     return charts.stack("Where the deposits are", shown)
 
 
-def wallets_left(sellers: Sequence[Answer]) -> Chart | None:
-    """Spent ε of each seller's lifetime cap, as shares of the cap."""
-    if not sellers:
+def wallets_left(wallets_of: Mapping[str, Wallet]) -> Chart | None:
+    """Spent ε of each seller's lifetime cap, as shares of the cap; sellers by name."""
+    if not wallets_of:
         return None
     items = []
-    for seller in sellers:
-        wallet = seller["wallet"]
+    for name, wallet in wallets_of.items():
         used = 1 - wallet["remaining_share"]
-        note = f"{100 * used:.0f} % of {wallet['cap_epsilon']:g}"
-        items.append((seller["name"] or seller["id"], used, 1.0, note))
+        items.append((name, used, 1.0, f"{100 * used:.0f} % of {wallet['cap_epsilon']:g}"))
     return charts.bars("Used of each lifetime cap on ε", items)
 
 
-def own_spending(connection: Connection, seller: Answer) -> Chart | None:
+def own_spending(connection: Connection, seller_id: str) -> Chart | None:
     """ε spent after each sale, under the lifetime cap: what composition really costs."""
-    record = wallets.of_sellers(connection, [seller["id"]])[seller["id"]]
+    record = wallets.of_sellers(connection, [seller_id])[seller_id]
     count = len(record.events)
     if not count:
         return None

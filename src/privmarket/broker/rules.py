@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import math
 import typing
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
+from privmarket.broker.answers import Rule, SettingValue
 from privmarket.broker.http_errors import BrokerError
 from privmarket.errors import PrivmarketError, UnknownNameError
 from privmarket.market.bids import Array, Bids
@@ -96,7 +97,7 @@ def as_recorded(make: MakeMechanism, name: str, recorded: str) -> MakeMechanism:
 
 
 @lru_cache(maxsize=64)
-def describe(name: str) -> dict[str, Any]:
+def describe(name: str) -> Rule:
     """A rule for people who choose one: what it promises, what to beware of, which settings it takes."""
     promises = mechanism(name).guarantees  # of learned rules, those that their weights were measured to keep
     warnings = []
@@ -117,7 +118,7 @@ def describe(name: str) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=64)
-def settings_of(name: str) -> Mapping[str, tuple[str, Any]]:
+def settings_of(name: str) -> Mapping[str, tuple[str, SettingValue]]:
     """setting → (JSON type, default) of a rule. Files and objects are no settings of a task."""
     build = type(mechanism(name))
     hints = typing.get_type_hints(build.__init__)
@@ -131,7 +132,7 @@ def settings_of(name: str) -> Mapping[str, tuple[str, Any]]:
     return found
 
 
-def check(name: str, settings: Mapping[str, Any]) -> None:
+def check(name: str, settings: Mapping[str, object]) -> None:
     """Refuses a rule that is not registered, and settings that it does not take or of another type."""
     if name not in mechanism_names():
         raise UnknownNameError(f"unknown mechanism {name!r}", f"choose one of: {', '.join(mechanism_names())}")
@@ -142,11 +143,11 @@ def check(name: str, settings: Mapping[str, Any]) -> None:
                 f"{name} takes no setting {key!r}", f"it takes: {', '.join(allowed) or 'none'} (GET /v1/mechanisms)"
             )
         wanted = allowed[key][0]
-        is_number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= 1e12
+        number = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.inf
         fits = {
             "boolean": isinstance(value, bool),
-            "integer": is_number and value == int(value),
-            "number": is_number,
+            "integer": abs(number) <= 1e12 and number == int(number),
+            "number": abs(number) <= 1e12,
         }
         if not fits[wanted]:
             raise BrokerError(f"{name}: {key} is {value!r}", f"give a {wanted}")

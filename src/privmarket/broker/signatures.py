@@ -13,7 +13,6 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import serialization
@@ -24,12 +23,12 @@ from privmarket.broker.http_errors import BrokerError
 _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
-def canonical(data: Any) -> str:
+def canonical(data: object) -> str:
     """JSON with one spelling per value: sorted keys, no spaces, no NaN."""
     return _ENCODER.encode(data)
 
 
-def digest(data: Any) -> str:
+def digest(data: object) -> str:
     """SHA-256 of the canonical JSON."""
     return hashlib.sha256(canonical(data).encode()).hexdigest()
 

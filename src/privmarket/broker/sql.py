@@ -17,10 +17,10 @@ BEFORE_STATEMENT = "privmarket_before_statement"
 _FETCH = 20_000
 
 
-def run(connection: Connection, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
+def run(connection: Connection, statement: str, *parameters: object) -> list[tuple[Any, ...]]:
     """The rows of one statement. Parameters are marked `?`; for a list write `(?*)`, it may not be empty."""
     lengths = tuple(len(value) for value in parameters if isinstance(value, list))
-    flat: list[Any] = []
+    flat: list[object] = []
     for value in parameters:
         flat += value if isinstance(value, list) else [value]
     cursor = _cursor(connection)
@@ -28,7 +28,7 @@ def run(connection: Connection, statement: str, *parameters: Any) -> list[tuple[
     return list(cursor.fetchall()) if cursor.description else []
 
 
-def stream(connection: Connection, statement: str, *parameters: Any) -> Iterator[tuple[Any, ...]]:
+def stream(connection: Connection, statement: str, *parameters: object) -> Iterator[tuple[Any, ...]]:
     """The rows of one statement, fetched some thousands at a time: a round may have a million."""
     hook_cursor = _cursor(connection)
     text = _in_dialect(statement, (), connection.dialect.name)
@@ -45,7 +45,7 @@ def stream(connection: Connection, statement: str, *parameters: Any) -> Iterator
         cursor.close()
 
 
-def run_many(connection: Connection, statement: str, rows: Sequence[tuple[Any, ...]]) -> None:
+def run_many(connection: Connection, statement: str, rows: Sequence[tuple[object, ...]]) -> None:
     """The same statement for every row of parameters."""
     if rows:
         _cursor(connection).executemany(_in_dialect(statement, (), connection.dialect.name), rows)

@@ -7,64 +7,74 @@ arbiters see rounds with a dispute that is theirs; operators see everything, but
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from types import SimpleNamespace
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar, cast
 
-from sqlalchemy import Connection, Row, Select, and_, func, or_, select
+from sqlalchemy import Column, ColumnElement, Connection, Select, and_, func, or_, select
 
-from privmarket.broker import deliveries, ledger, lifecycle, merkle, sql, wallets
-from privmarket.broker import log as the_log
+from privmarket.broker import answers, deliveries, ledger, lifecycle, sql, wallets
+from privmarket.broker.answers import Page
 from privmarket.broker.deliveries import Deadlines
 from privmarket.broker.http_errors import BrokerError, NotFoundError
 from privmarket.broker.parties import Actor, require
 from privmarket.broker.schema import awards, bids, log, names, parties, postings, rounds, tasks, tokens
+from privmarket.broker.stored_rows import BidRow, RoundRow, find_round, find_task
 
 PAGE_LIMIT = 200
-Answer = dict[str, Any]
+Item = TypeVar("Item")
 
 
 def page(
+    item: type[Item],
     connection: Connection,
     query: Select[Any],
-    number: Any,
-    name: Any,
+    number: Column[int],
+    name: Column[str] | None,
     after: str | None,
     limit: int,
     *,
     rising: bool = False,
-) -> Answer:
-    """One page, newest first unless `rising`, and the cursor of the next. Keys: an integer, then perhaps an id."""
+) -> Page[Item]:
+    """One page of rows that are each an `item`, newest first unless `rising`, and the cursor of the next.
+
+    The order is by `number`, then perhaps by `name`; both are columns of the query.
+    """
     if not 1 <= limit <= PAGE_LIMIT:
         raise BrokerError(f"limit is {limit}", f"ask for 1 to {PAGE_LIMIT} items")
     if after is not None:
         at, _, last = after.partition("~")
         if not (at.isascii() and at.isdigit() and len(at) < 19) or "\x00" in last:
             raise BrokerError("unknown cursor", "send `next` of the page before as `after`")
-        beyond = number > int(at) if rising else number < int(at)
+        beyond: ColumnElement[bool] = number > int(at) if rising else number < int(at)
         if name is not None:
             beyond = or_(beyond, and_(number == int(at), name > last if rising else name < last))
         query = query.where(beyond)
-    keys = [number] if name is None else [number, name]
+    keys: list[Column[int] | Column[str]] = [number] if name is None else [number, name]
     order = keys if rising else [key.desc() for key in keys]
     rows = connection.execute(query.order_by(*order).limit(limit + 1)).mappings().all()
     items = [dict(row) for row in rows[:limit]]
     more = len(rows) > limit
     cursor = "~".join(str(items[-1][key.name]) for key in keys) if more else None
-    return {"items": items, "next": cursor}
+    return cast(Page[Item], {"items": items, "next": cursor})
 
 
-def me(connection: Connection, party_id: str) -> Answer:
+def me(connection: Connection, party_id: str) -> answers.Party:
     """A party: balance, a seller's wallet, and how reliable it has been."""
     row = connection.execute(select(parties).where(parties.c.id == party_id)).first()
     if row is None:
         raise NotFoundError(f"no party {party_id}", "GET /v1/me shows yourself")
-    about = {"id": row.id, "role": row.role, "name": names_of(connection, [party_id]).get(party_id)}
-    about |= {"created_ms": row.created_ms, "public_key": row.public_key, "suspended": row.suspended}
-    about["dataset_sha256"] = row.dataset_sha256
-    about["balance_micro"] = ledger.balance(connection, ledger.party(party_id))
-    about["reliability"] = reliability(connection, party_id, row.role)
-    return {**about, "wallet": wallet(connection, party_id) if row.role == "seller" else None}
+    return {
+        "id": row.id,
+        "role": row.role,
+        "name": names_of(connection, [party_id]).get(party_id),
+        "created_ms": row.created_ms,
+        "public_key": row.public_key,
+        "suspended": row.suspended,
+        "dataset_sha256": row.dataset_sha256,
+        "balance_micro": ledger.balance(connection, ledger.party(party_id)),
+        "reliability": reliability(connection, party_id, row.role),
+        "wallet": wallet(connection, party_id) if row.role == "seller" else None,
+    }
 
 
 def names_of(connection: Connection, party_ids: Sequence[str]) -> dict[str, str]:
@@ -86,7 +96,7 @@ _OF_BUYER = (
 )
 
 
-def reliability(connection: Connection, party_id: str, role: str) -> Answer | None:
+def reliability(connection: Connection, party_id: str, role: str) -> dict[str, int] | None:
     """A seller's sales, deliveries and rejections, or a buyer's purchases, rejections and overruled ones, counted.
 
     None for other roles.
@@ -98,12 +108,12 @@ def reliability(connection: Connection, party_id: str, role: str) -> Answer | No
     return {key: int(value or 0) for key, value in zip(keys, row, strict=True)}
 
 
-def wallet(connection: Connection, seller_id: str) -> Answer:
+def wallet(connection: Connection, seller_id: str) -> answers.Wallet:
     """Cap, δ, what was spent by the accountant, and the share that the filter has left."""
     return wallets_of(connection, [seller_id])[seller_id]
 
 
-def wallets_of(connection: Connection, seller_ids: Sequence[str]) -> dict[str, Answer]:
+def wallets_of(connection: Connection, seller_ids: Sequence[str]) -> dict[str, answers.Wallet]:
     """The same for several sellers, read together."""
     records = wallets.of_sellers(connection, seller_ids)
     return {
@@ -119,77 +129,82 @@ def wallets_of(connection: Connection, seller_ids: Sequence[str]) -> dict[str, A
     }
 
 
-def statement(connection: Connection, party_id: str, after: str | None, limit: int) -> Answer:
+def statement(connection: Connection, party_id: str, after: str | None, limit: int) -> Page[answers.Movement]:
     """Every movement on a party's account, newest first; `seq` is its entry in the log."""
     query = (
         select(postings.c.seq, log.c.kind, log.c.subject, log.c.at_ms.label("created_ms"), postings.c.amount_micro)
         .select_from(postings.join(log, postings.c.seq == log.c.seq))
         .where(postings.c.account == ledger.party(party_id))
     )
-    return page(connection, query, postings.c.seq, None, after, limit)
+    return page(answers.Movement, connection, query, postings.c.seq, None, after, limit)
 
 
-def own_tokens(connection: Connection, actor: Actor, after: str | None, limit: int) -> Answer:
+def own_tokens(connection: Connection, actor: Actor, after: str | None, limit: int) -> Page[answers.TokenLine]:
     """The caller's tokens, by id; never their text."""
     query = select(tokens.c.id, tokens.c.scope, tokens.c.created_ms, tokens.c.expires_ms, tokens.c.revoked_ms)
     query = query.where(tokens.c.party_id == actor.party_id)
-    return page(connection, query, tokens.c.created_ms, tokens.c.id, after, limit)
+    return page(answers.TokenLine, connection, query, tokens.c.created_ms, tokens.c.id, after, limit)
 
 
-def task_list(connection: Connection, actor: Actor, after: str | None, limit: int) -> Answer:
+def task_list(connection: Connection, actor: Actor, after: str | None, limit: int) -> Page[answers.Task]:
     """Tasks: a buyer's or arbiter's own, everybody's for sellers and operators."""
     query = select(tasks)
     if actor.role in ("buyer", "arbiter"):
         query = query.where((tasks.c.buyer_id if actor.role == "buyer" else tasks.c.arbiter_id) == actor.party_id)
-    found = page(connection, query, tasks.c.created_ms, tasks.c.id, after, limit)
-    return {**found, "items": [_task(item) for item in found["items"]]}
+    found = page(answers.Task, connection, query, tasks.c.created_ms, tasks.c.id, after, limit)
+    return {"items": [_task(dict(item)) for item in found["items"]], "next": found["next"]}
 
 
-def task(connection: Connection, actor: Actor, task_id: str) -> Answer:
+def task(connection: Connection, actor: Actor, task_id: str) -> answers.Task:
     """One task."""
-    row = connection.execute(select(tasks).where(tasks.c.id == task_id)).first()
-    others = {"buyer": "buyer_id", "arbiter": "arbiter_id"}.get(actor.role)
-    if row is None or (others is not None and row._mapping[others] != actor.party_id):
+    row = find_task(connection, task_id)
+    owner = (
+        None if row is None else {"buyer": row.buyer_id, "arbiter": row.arbiter_id}.get(actor.role, actor.party_id)
+    )
+    if row is None or owner != actor.party_id:
         raise NotFoundError(f"no task {task_id}", "GET /v1/tasks lists what you may see")
-    return _task(dict(row._mapping))
+    return _task(row._asdict())
 
 
-def _task(fields: Answer) -> Answer:
-    return {**fields, "settings": json.loads(fields["settings"])}
+def _task(fields: Mapping[str, object]) -> answers.Task:
+    return cast(answers.Task, {**fields, "settings": json.loads(str(fields["settings"]))})
 
 
-def round_list(connection: Connection, actor: Actor, task_id: str, after: str | None, limit: int) -> Answer:
+def round_list(
+    connection: Connection, actor: Actor, task_id: str, after: str | None, limit: int
+) -> Page[answers.Round]:
     """The rounds of one task, newest first."""
     task(connection, actor, task_id)
     query = select(rounds).where(rounds.c.task_id == task_id)
-    found = page(connection, query, rounds.c.number, None, after, limit)
-    return {**found, "items": [_round(actor, item) for item in found["items"]]}
+    found = page(answers.Round, connection, query, rounds.c.number, None, after, limit)
+    return {"items": [_round(actor, item) for item in found["items"]], "next": found["next"]}
 
 
-def one_round(connection: Connection, actor: Actor, round_id: str) -> Answer:
+def one_round(connection: Connection, actor: Actor, round_id: str) -> answers.Round:
     """One round, as the caller's role may see it."""
-    row = visible_round(connection, actor, round_id)
-    return _round(actor, dict(row._mapping))
+    return _round(actor, visible_round(connection, actor, round_id)._asdict())
 
 
-def visible_round(connection: Connection, actor: Actor, round_id: str) -> Row[Any]:
+def visible_round(connection: Connection, actor: Actor, round_id: str) -> RoundRow:
     """The stored round, or 404 for somebody whose round it is not."""
-    row = connection.execute(select(rounds).where(rounds.c.id == round_id)).first()
+    row = find_round(connection, round_id)
     if row is None:
         raise NotFoundError(f"no round {round_id}", "GET /v1/tasks lists what is offered")
     task(connection, actor, row.task_id)
     return row
 
 
-def _round(actor: Actor, fields: Answer) -> Answer:
+def _round(actor: Actor, fields: Mapping[str, object]) -> answers.Round:
     hidden = set() if actor.role == "operator" else {"seed"}
     if actor.role == "seller":
         hidden |= {"bids", "revealed", "sellers", "awarded_micro", "paid_micro", "total_epsilon", "fault"}
         hidden.add("model_accuracy")
-    return {name: value for name, value in fields.items() if name not in hidden}
+    return cast(answers.Round, {name: value for name, value in fields.items() if name not in hidden})
 
 
-def bid_list(connection: Connection, actor: Actor, round_id: str, after: str | None, limit: int) -> Answer:
+def bid_list(
+    connection: Connection, actor: Actor, round_id: str, after: str | None, limit: int
+) -> Page[answers.StandingBid]:
     """A seller's own bid; all of them for an operator once the auction is over. Replaced bids are in the log."""
     require(actor, "seller", "operator")
     row = visible_round(connection, actor, round_id)
@@ -198,25 +213,32 @@ def bid_list(connection: Connection, actor: Actor, round_id: str, after: str | N
         query = query.where(bids.c.seller_id == actor.party_id)
     elif row.state in lifecycle.TAKING_BIDS:
         return {"items": [], "next": None}  # sealed, from everybody
-    return page(connection, query, bids.c.seq, None, after, limit, rising=True)
+    return page(answers.StandingBid, connection, query, bids.c.seq, None, after, limit, rising=True)
 
 
-def outcome(connection: Connection, actor: Actor, round_id: str) -> Answer:
+def outcome(connection: Connection, actor: Actor, round_id: str) -> answers.Outcome:
     """What became of a seller's bid, and why."""
     require(actor, "seller")
     round_ = visible_round(connection, actor, round_id)
     mine = (bids.c.round_id == round_id) & (bids.c.seller_id == actor.party_id)
-    bid = connection.execute(select(bids).where(mine)).first()
-    if bid is None:
+    row = connection.execute(select(bids).where(mine)).first()
+    if row is None:
         raise NotFoundError(f"no bid of yours in round {round_id}", "GET /v1/tasks lists what is offered")
+    bid = BidRow(*row)
     sold = connection.execute(
         select(awards.c.epsilon).where((awards.c.round_id == round_id) & (awards.c.seller_id == actor.party_id))
     ).scalar()
-    answer = {"round_id": round_id, "state": round_.state, "asked": bid.valuation, "sold_epsilon": sold or 0.0}
-    return {**answer, "top_price": round_.top_price, "why": _why(round_, bid, sold)}
+    return {
+        "round_id": round_id,
+        "state": round_.state,
+        "asked": bid.valuation,
+        "sold_epsilon": sold or 0.0,
+        "top_price": round_.top_price,
+        "why": _why(round_, bid, sold),
+    }
 
 
-def _why(round_: Any, bid: Any, sold: float | None) -> str:
+def _why(round_: RoundRow, bid: BidRow, sold: float | None) -> str:
     if round_.state in lifecycle.TAKING_BIDS:
         return "the auction has not been held yet"
     if round_.state == "aborted":
@@ -234,22 +256,27 @@ def _why(round_: Any, bid: Any, sold: float | None) -> str:
     return f"the budget went to offers that the rule preferred, at up to {round_.top_price:.6g} per unit of ε"
 
 
-def award_list(connection: Connection, actor: Actor, round_id: str, after: str | None, limit: int) -> Answer:
+def award_list(
+    connection: Connection, actor: Actor, round_id: str, after: str | None, limit: int
+) -> Page[answers.Award]:
     """Who sells what: a seller sees itself, the buyer, the arbiter and operators see all winners."""
     round_ = visible_round(connection, actor, round_id)
     offered = (bids.c.round_id == awards.c.round_id) & (bids.c.seller_id == awards.c.seller_id)
     query = select(awards, bids.c.data_size).join(bids, offered).where(awards.c.round_id == round_id)
     if actor.role == "seller":
         query = query.where(awards.c.seller_id == actor.party_id)
-    found = page(connection, query, awards.c.seq, None, after, limit, rising=True)
+    found = page(answers.Award, connection, query, awards.c.seq, None, after, limit, rising=True)
     if round_.delivery_deadline_ms is not None:
         until = Deadlines.of(round_)
         for item in found["items"]:
-            item["decided_ms"] = deliveries.decided_at(SimpleNamespace(**item), until)
+            claimed, judged, disputed = (item[one] is not None for one in ("claim_sha256", "usable", "dispute"))
+            item["decided_ms"] = deliveries.decided_at(claimed, judged, disputed, until)
     return found
 
 
-def cohort(connection: Connection, actor: Actor, round_id: str, after: str | None, limit: int) -> Answer:
+def cohort(
+    connection: Connection, actor: Actor, round_id: str, after: str | None, limit: int
+) -> Page[answers.CohortKey]:
     """The registered keys of a round's sellers, for themselves, the buyer and operators: who may be in its sum."""
     visible_round(connection, actor, round_id)
     mine = (awards.c.round_id == round_id) & (awards.c.seller_id == actor.party_id)
@@ -260,62 +287,10 @@ def cohort(connection: Connection, actor: Actor, round_id: str, after: str | Non
         .join(parties, parties.c.id == awards.c.seller_id)
         .where((awards.c.round_id == round_id) & parties.c.public_key.is_not(None))
     )
-    return page(connection, query, awards.c.seq, None, after, limit, rising=True)
+    return page(answers.CohortKey, connection, query, awards.c.seq, None, after, limit, rising=True)
 
 
-_WAITING = {
-    "buyer": (
-        "SELECT r.id, t.title, COUNT(*), r.review_deadline_ms FROM awards a JOIN rounds r ON r.id = a.round_id "
-        "JOIN tasks t ON t.id = r.task_id WHERE t.buyer_id = ? AND r.state = 'cleared' AND a.usable IS NULL "
-        "AND a.claim_sha256 IS NOT NULL AND r.review_deadline_ms > ? GROUP BY r.id, t.title, r.review_deadline_ms",
-        "updates that wait for your word: {count}; silence accepts them",
-    ),
-    "seller": (
-        "SELECT r.id, t.title, 1, r.delivery_deadline_ms FROM awards a JOIN rounds r ON r.id = a.round_id "
-        "JOIN tasks t ON t.id = r.task_id WHERE a.seller_id = ? AND r.state = 'cleared' "
-        "AND a.claim_sha256 IS NULL AND r.delivery_deadline_ms > ?",
-        "you sold: claim your delivery, then send the update",
-    ),
-    "seller, rejected": (
-        "SELECT r.id, t.title, 1, r.dispute_deadline_ms FROM awards a JOIN rounds r ON r.id = a.round_id "
-        "JOIN tasks t ON t.id = r.task_id WHERE a.seller_id = ? AND r.state = 'cleared' AND a.usable = FALSE "
-        "AND a.dispute IS NULL AND r.dispute_deadline_ms > ?",
-        "your update was rejected: dispute it, or let it stand",
-    ),
-    "seller, sealed": (
-        "SELECT r.id, t.title, 1, r.reveal_deadline_ms FROM bids b JOIN rounds r ON r.id = b.round_id "
-        "JOIN tasks t ON t.id = r.task_id WHERE b.seller_id = ? AND r.state = 'revealing' "
-        "AND b.valuation IS NULL AND r.reveal_deadline_ms > ?",
-        "bidding has ended: reveal your bid, or it does not count",
-    ),
-    "arbiter": (
-        "SELECT r.id, t.title, COUNT(*), r.ruling_deadline_ms FROM awards a JOIN rounds r ON r.id = a.round_id "
-        "JOIN tasks t ON t.id = r.task_id WHERE t.arbiter_id = ? AND r.state = 'cleared' AND a.dispute IS NOT NULL "
-        "AND a.ruling IS NULL AND r.ruling_deadline_ms > ? GROUP BY r.id, t.title, r.ruling_deadline_ms",
-        "disputes that wait for your ruling: {count}; silence pays the seller",
-    ),
-    "operator": (
-        "SELECT r.id, t.title, COUNT(*), r.ruling_deadline_ms FROM awards a JOIN rounds r ON r.id = a.round_id "
-        "JOIN tasks t ON t.id = r.task_id WHERE COALESCE(t.arbiter_id, '') <> ? AND t.arbiter_id IS NULL "
-        "AND r.state = 'cleared' AND a.dispute IS NOT NULL AND a.ruling IS NULL AND r.ruling_deadline_ms > ? "
-        "GROUP BY r.id, t.title, r.ruling_deadline_ms",
-        "disputes that wait for an operator's ruling: {count}; silence pays the seller",
-    ),
-}
-
-
-def waiting(connection: Connection, actor: Actor, now_ms: int) -> list[Answer]:
-    """What somebody must do before a deadline, soonest first."""
-    found = []
-    for name, (query, text) in _WAITING.items():
-        if name.partition(",")[0] == actor.role:
-            for round_id, title, count, until in sql.run(connection, query, actor.party_id, now_ms):
-                words = text.format(count=count)
-                found.append({"round_id": round_id, "title": title, "text": words, "until_ms": until})
-    return sorted(found, key=lambda one: one["until_ms"])
-
-
-def _waiting_claims(connection: Connection, actor: Actor, round_id: str) -> Any:
+def _waiting_claims(connection: Connection, actor: Actor, round_id: str) -> ColumnElement[bool]:
     visible_round(connection, actor, round_id)
     return (awards.c.round_id == round_id) & awards.c.usable.is_(None) & awards.c.claim_sha256.is_not(None)
 
@@ -333,16 +308,19 @@ def claimed_sellers(connection: Connection, actor: Actor, round_id: str) -> list
     return [str(name) for name in connection.execute(waiting).scalars()]
 
 
-def add_names(connection: Connection, items: list[Answer]) -> None:
-    """Each item's seller by name, with its record; for the pages of buyers, arbiters and operators."""
-    sellers = [item["seller_id"] for item in items]
+class SellerWords(NamedTuple):
+    """A seller's name, where it is known, and its record in words."""
+
+    name: str | None
+    record: str
+
+
+def seller_words(connection: Connection, sellers: Sequence[str]) -> dict[str, SellerWords]:
+    """Seller → its name and record; for the pages of buyers, arbiters and operators."""
     known = names_of(connection, sellers)
     query = f"{_OF_SELLERS} GROUP BY seller_id"
-    records = {row[0]: row[1:] for row in sql.run(connection, query, sellers)} if sellers else {}
-    for item in items:
-        item["seller_name"] = known.get(item["seller_id"])
-        sales, delivered, rejected = records.get(item["seller_id"], (0, 0, 0))
-        item["seller_record"] = _record(sales, delivered, rejected)
+    records = {row[0]: row[1:] for row in sql.run(connection, query, list(sellers))} if sellers else {}
+    return {one: SellerWords(known.get(one), _record(*records.get(one, (0, 0, 0)))) for one in sellers}
 
 
 def _record(sales: int, delivered: int, rejected: int) -> str:
@@ -368,16 +346,15 @@ def party_named(connection: Connection, name: str) -> str | None:
     return str(found[0]) if len(found) == 1 else None
 
 
-def add_balances(connection: Connection, items: list[Answer]) -> None:
-    """What each party holds; for operators' pages."""
-    accounts = [ledger.party(item["id"]) for item in items]
+def balances(connection: Connection, party_ids: Sequence[str]) -> dict[str, int]:
+    """Party → what it holds, in micro-units; for operators' pages."""
+    accounts = [ledger.party(one) for one in party_ids]
     held = select(postings.c.account, func.sum(postings.c.amount_micro)).where(postings.c.account.in_(accounts))
     sums = {row[0]: row[1] for row in connection.execute(held.group_by(postings.c.account))}
-    for item in items:
-        item["balance_micro"] = int(sums.get(ledger.party(item["id"]), 0))
+    return {one: int(sums.get(ledger.party(one), 0)) for one in party_ids}
 
 
-def party_list(connection: Connection, actor: Actor, after: str | None, limit: int) -> Answer:
+def party_list(connection: Connection, actor: Actor, after: str | None, limit: int) -> Page[answers.PartyLine]:
     """Everybody, for operators."""
     require(actor, "operator")
     query = select(
@@ -390,82 +367,24 @@ def party_list(connection: Connection, actor: Actor, after: str | None, limit: i
         parties.c.public_key,
         parties.c.suspended,
     ).select_from(parties.outerjoin(names, names.c.party_id == parties.c.id))
-    return page(connection, query, parties.c.created_ms, parties.c.id, after, limit)
+    return page(answers.PartyLine, connection, query, parties.c.created_ms, parties.c.id, after, limit)
 
 
-def party(connection: Connection, actor: Actor, party_id: str) -> Answer:
+def party(connection: Connection, actor: Actor, party_id: str) -> answers.Party:
     """One party, for operators and itself."""
     if actor.role != "operator" and actor.party_id != party_id:
         raise NotFoundError(f"no party {party_id}", "GET /v1/me shows yourself")
     return me(connection, party_id)
 
 
-_LOG = (log.c.seq, log.c.at_ms, log.c.actor, log.c.kind, log.c.subject, log.c.details, log.c.hash)
-
-
-def log_list(
-    connection: Connection, actor: Actor, kind: str | None, about: str | None, after: str | None, limit: int
-) -> Answer:
-    """The log, for operators, newest first: of one kind, or about one party, task or round."""
-    require(actor, "operator")
-    query = select(*_LOG)
-    if kind is not None:
-        query = query.where(log.c.kind == kind)
-    if about is not None:
-        query = query.where(or_(log.c.subject == about, log.c.actor == about))
-    found = page(connection, query, log.c.seq, None, after, limit)
-    bid_on = {item["subject"] for item in found["items"] if item["kind"].startswith("bid.")}
-    sealed = select(rounds.c.id).where(rounds.c.id.in_(bid_on), rounds.c.state.in_(lifecycle.TAKING_BIDS))
-    hidden = set(connection.execute(sealed).scalars()) if bid_on else set()
-    for item in found["items"]:
-        if item["kind"].startswith("bid.") and item["subject"] in hidden:
-            item["details"] = "sealed until the auction"
-    return found
-
-
-def proof(connection: Connection, actor: Actor, seq: int, size: int | None) -> Answer:
-    """An entry that concerns the caller, and the hashes that lead from it to the root over the first `size`."""
-    head = the_log.read_head(connection)
-    size = size or head.size
-    if not 1 <= seq <= size <= head.size:
-        raise BrokerError(f"entry {seq} of the first {size}", f"the log has {head.size} entries")
-    entry = the_log.entry(connection, seq)
-    if actor.role != "operator" and actor.party_id not in (entry.actor, entry.subject):
-        details = entry.fields()
-        if actor.party_id not in (details.get("seller_id"), details.get("buyer_id")):
-            raise NotFoundError(f"no entry {seq} that concerns you", "your bids and statement name their entries")
-    sealed = entry.kind.startswith("bid.") and entry.actor != actor.party_id
-    if sealed and visible_round(connection, actor, entry.subject).state in lifecycle.TAKING_BIDS:
-        raise NotFoundError(f"entry {seq} is sealed until the auction", "ask again later")
-    path = merkle.inclusion_proof(the_log.Stored(connection), seq - 1, size)
-    return {"entry": list(entry), "size": size, "path": [one.hex() for one in path]}
-
-
-def consistency(connection: Connection, old: int, new: int | None) -> Answer:
-    """The hashes that show that the log of `new` entries begins with the log of `old`. For anybody."""
-    head = the_log.read_head(connection)
-    new = new or head.size
-    if not 1 <= old <= new <= head.size:
-        raise BrokerError(f"from {old} to {new} entries", f"the log has {head.size}")
-    path = merkle.consistency_proof(the_log.Stored(connection), old, new)
-    return {"old": old, "new": new, "path": [one.hex() for one in path]}
-
-
-def rounded(micro: int) -> str:
-    """Money with two decimals, never more than there is."""
-    cents = abs(micro) // 10_000
-    return f"{'−' if micro < 0 else ''}{cents // 100:,}.{cents % 100:02d}"
-
-
-def exact(micro: int) -> str:
-    """Money to the last micro-unit, with at least two decimals."""
-    whole, rest = divmod(abs(micro), 1_000_000)
-    decimals = f"{rest:06d}".rstrip("0").ljust(2, "0")
-    return f"{'−' if micro < 0 else ''}{whole:,}.{decimals}"
-
-
-def totals(connection: Connection, actor: Actor) -> Answer:
+def totals(connection: Connection, actor: Actor) -> answers.Totals:
     """All the money there is, and where it stands."""
     require(actor, "operator")
     paid = select(func.coalesce(func.sum(rounds.c.paid_micro), 0))
-    return {**ledger.totals(connection), "paid_micro": int(connection.execute(paid).scalar_one())}
+    held = ledger.totals(connection)
+    return {
+        "deposited_micro": held["deposited_micro"],
+        "escrow_micro": held["escrow_micro"],
+        "balances_micro": held["balances_micro"],
+        "paid_micro": int(connection.execute(paid).scalar_one()),
+    }

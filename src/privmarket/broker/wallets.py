@@ -195,12 +195,17 @@ class Stored:
     def trim(self, family: ReleaseFamily, sellers: Sequence[str], offered: Array) -> Array:
         """See `Purses`."""
         fitting, doubtful = offered.copy(), np.flatnonzero(~self._surely_fitting(family, offered)).tolist()
-        for start in range(0, len(doubtful), _TOGETHER):
-            some = doubtful[start : start + _TOGETHER]
-            records = of_sellers(self._connection, [sellers[i] for i in some])
-            kept = trim(records, family, {sellers[i]: float(offered[i]) for i in some})
-            fitting[some] = [kept[sellers[i]] for i in some]
+        asked = {sellers[i]: float(offered[i]) for i in doubtful}
+        fitting[doubtful] = [kept for _, kept in self.trim_some(family, asked)]
         return fitting
+
+    def trim_some(self, family: ReleaseFamily, offered: Mapping[str, float]) -> Iterator[tuple[str, float]]:
+        """Seller and the most that it can still sell, in the order of the offers; each wallet is rebuilt."""
+        sellers = list(offered)
+        for start in range(0, len(sellers), _TOGETHER):
+            some = sellers[start : start + _TOGETHER]
+            kept = trim(of_sellers(self._connection, some), family, {name: offered[name] for name in some})
+            yield from ((name, kept[name]) for name in some)
 
     def reserve(self, sold: Mapping[str, PrivacyEvent]) -> dict[str, str]:
         """See `Purses`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import socket
 import sys
@@ -17,17 +18,69 @@ from privmarket.cli.options import Seed, note
 from privmarket.lazy import late
 
 if TYPE_CHECKING:
-    from privmarket.broker import api, demo_market, http_server
+    from privmarket.broker import api, demo_market, http_server, limits
     from privmarket.broker import broker as service
-    from privmarket.broker.api import ServiceSettings
+    from privmarket.broker.broker import Broker
 else:
     api = late("privmarket.broker.api")
     service = late("privmarket.broker.broker")
     demo_market = late("privmarket.broker.demo_market")
     http_server = late("privmarket.broker.http_server")
+    limits = late("privmarket.broker.limits")
 
 Database = Annotated[
     str, typer.Option(help="sqlite:///FILE or postgresql+psycopg://USER@HOST/NAME.", envvar="PRIVMARKET_DATABASE")
+]
+Host = Annotated[
+    str, typer.Option(help="Address to listen on; the default is this machine only.", envvar="PRIVMARKET_HOST")
+]
+Port = Annotated[int, typer.Option(help="Port to listen on.", min=0, max=65535, envvar="PRIVMARKET_PORT")]
+Demo = Annotated[bool, typer.Option("--demo", help="Fill it with a small live market.")]
+Closed = Annotated[
+    bool, typer.Option("--closed", help="Only operators may register parties.", envvar="PRIVMARKET_CLOSED")
+]
+SecureCookies = Annotated[
+    bool,
+    typer.Option(
+        "--secure-cookies", help="Send the dashboard's cookies over HTTPS only.", envvar="PRIVMARKET_SECURE_COOKIES"
+    ),
+]
+Rate = Annotated[
+    float, typer.Option(help="Requests per second that one account may make.", min=1, envvar="PRIVMARKET_RATE")
+]
+Connections = Annotated[
+    int, typer.Option(help="Connections at once; more are refused.", min=10, envvar="PRIVMARKET_CONNECTIONS")
+]
+RequestSeconds = Annotated[
+    float,
+    typer.Option(
+        help="Seconds that a request's headers, and then its body, may take to arrive.",
+        min=0.1,
+        envvar="PRIVMARKET_REQUEST_SECONDS",
+    ),
+]
+BehindProxy = Annotated[
+    str | None,
+    typer.Option(
+        help="Address of the proxy in front, whose X-Forwarded-For is believed; nobody's by default.",
+        envvar="PRIVMARKET_BEHIND_PROXY",
+    ),
+]
+Key = Annotated[
+    Path | None,
+    typer.Option(
+        help="File of the key that signs the log; beside the database by default, made on the first start.",
+        envvar="PRIVMARKET_BROKER_KEY",
+    ),
+]
+Currency = Annotated[
+    str, typer.Option(help="What the dashboard calls a unit of money.", envvar="PRIVMARKET_CURRENCY")
+]
+AccessLog = Annotated[
+    bool,
+    typer.Option(
+        "--access-log", help="One JSON line per request on standard error.", envvar="PRIVMARKET_ACCESS_LOG"
+    ),
 ]
 DEFAULT_DATABASE = "sqlite:///privmarket.db"
 
@@ -40,53 +93,18 @@ def key_file(database: str) -> Path:
 
 def serve(
     database: Database = DEFAULT_DATABASE,
-    host: Annotated[
-        str, typer.Option(help="Address to listen on; the default is this machine only.", envvar="PRIVMARKET_HOST")
-    ] = "127.0.0.1",
-    port: Annotated[
-        int, typer.Option(help="Port to listen on.", min=0, max=65535, envvar="PRIVMARKET_PORT")
-    ] = 8000,
-    demo: Annotated[bool, typer.Option("--demo", help="Fill it with a small live market.")] = False,
-    closed: Annotated[
-        bool, typer.Option("--closed", help="Only operators may register parties.", envvar="PRIVMARKET_CLOSED")
-    ] = False,
-    secure_cookies: Annotated[
-        bool,
-        typer.Option(
-            "--secure-cookies",
-            help="Send the dashboard's cookies over HTTPS only.",
-            envvar="PRIVMARKET_SECURE_COOKIES",
-        ),
-    ] = False,
-    rate: Annotated[
-        float, typer.Option(help="Requests per second that one account may make.", min=1, envvar="PRIVMARKET_RATE")
-    ] = 100.0,
-    connections: Annotated[
-        int, typer.Option(help="Connections at once; more are refused.", min=10, envvar="PRIVMARKET_CONNECTIONS")
-    ] = 1000,
-    behind_proxy: Annotated[
-        str | None,
-        typer.Option(
-            help="Address of the proxy in front, whose X-Forwarded-For is believed; nobody's by default.",
-            envvar="PRIVMARKET_BEHIND_PROXY",
-        ),
-    ] = None,
-    key: Annotated[
-        Path | None,
-        typer.Option(
-            help="File of the key that signs the log; beside the database by default, made on the first start.",
-            envvar="PRIVMARKET_BROKER_KEY",
-        ),
-    ] = None,
-    currency: Annotated[
-        str, typer.Option(help="What the dashboard calls a unit of money.", envvar="PRIVMARKET_CURRENCY")
-    ] = "credits",
-    access_log: Annotated[
-        bool,
-        typer.Option(
-            "--access-log", help="One JSON line per request on standard error.", envvar="PRIVMARKET_ACCESS_LOG"
-        ),
-    ] = False,
+    host: Host = "127.0.0.1",
+    port: Port = 8000,
+    demo: Demo = False,
+    closed: Closed = False,
+    secure_cookies: SecureCookies = False,
+    rate: Rate = 100.0,
+    connections: Connections = 1000,
+    request_seconds: RequestSeconds = 10.0,
+    behind_proxy: BehindProxy = None,
+    key: Key = None,
+    currency: Currency = "credits",
+    access_log: AccessLog = False,
     seed: Seed = 0,
 ) -> None:
     """Run the market as a service: API, dashboard, ledger and wallets in one process.
@@ -101,61 +119,64 @@ def serve(
 
       privmarket serve --database sqlite:///market.db --port 9000
     """
-    listening = _listen(host, port)
-
-    settings = api.ServiceSettings(
+    listening = _listen(host, port)  # first: where the port is taken, no database or token has been made yet
+    service_settings = api.ServiceSettings(
         open_registration=not closed,
+        limits=limits.Limits(body_seconds=request_seconds),
         requests_per_second=rate,
         burst=4 * rate,
         secure_cookies=secure_cookies,
         access_log=access_log,
         currency=currency,
     )
-    if demo and database == DEFAULT_DATABASE:
-        with tempfile.TemporaryDirectory(prefix="privmarket-demo-") as folder:
-            address = f"sqlite:///{Path(folder) / 'demo.db'}"
-            _run(address, key or key_file(address), listening, settings, connections, behind_proxy, seed)
-    else:
-        chosen = seed if demo else None
-        _run(database, key or key_file(database), listening, settings, connections, behind_proxy, chosen)
+    server_settings = http_server.ServerSettings(connections, request_seconds, behind_proxy)
+    with contextlib.ExitStack() as until_the_end:
+        if demo and database == DEFAULT_DATABASE:
+            folder = until_the_end.enter_context(tempfile.TemporaryDirectory(prefix="privmarket-demo-"))
+            database = f"sqlite:///{Path(folder) / 'demo.db'}"
+        broker = _open(database, key or key_file(database))
+        until_the_end.callback(broker.database.close)
+        if demo:
+            _begin_demo(broker, seed)
+        if access_log:
+            _log_requests()
+        note(_where(listening))
+        http_server.run_server(api.create_app(broker, service_settings), listening, server_settings)
 
 
-def _run(
-    database: str,
-    key: Path,
-    listening: socket.socket,
-    settings: ServiceSettings,
-    connections: int,
-    behind_proxy: str | None,
-    demo_seed: int | None,
-) -> None:
-
-    if settings.access_log:
-        lines = logging.StreamHandler(sys.stderr)
-        logging.getLogger("privmarket.access").addHandler(lines)
-        logging.getLogger("privmarket.access").setLevel(logging.INFO)
+def _open(database: str, key: Path) -> Broker:
+    """The broker over a database, with an operator and a signing key; both are made on the first start."""
     broker = service.Broker(database, key=SigningKey.read_or_make(key), closing_grace_ms=2000)
     broker.prepare_schedules()
     token = broker.first_operator()
     if token is not None:
         note(f"operator token (shown once): {token}")
         note(f"the key that signs the log is in {key}: back it up apart from the database")
-    if demo_seed is not None:
-        market = demo_market.DemoMarket(broker, demo_seed)
-        for role, own in market.tokens.items():
-            note(f"demo {role} token: {own}")
-        market.start()
+    return broker
+
+
+def _begin_demo(broker: Broker, seed: int) -> None:
+    """A small market that trades in a thread of its own; its tokens are printed."""
+    market = demo_market.DemoMarket(broker, seed)
+    for role, own in market.tokens.items():
+        note(f"demo {role} token: {own}")
+    market.start()
+
+
+def _log_requests() -> None:
+    logger = logging.getLogger("privmarket.access")
+    logger.addHandler(logging.StreamHandler(sys.stderr))
+    logger.setLevel(logging.INFO)
+
+
+def _where(listening: socket.socket) -> str:
     host, port = listening.getsockname()[:2]
     address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-    note(f"listening on {address}: sign in there with a token  (API description: {address}/docs)")
-    try:
-        http_server.run_server(api.create_app(broker, settings), listening, connections, behind_proxy)
-    finally:
-        broker.database.close()
+    return f"listening on {address}: sign in there with a token  (API description: {address}/docs)"
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """The listening socket, opened first: where the port is taken, no database or token has been made yet."""
+    """The listening socket; `BrokerError` where the port is taken."""
     try:
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:

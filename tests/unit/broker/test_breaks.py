@@ -111,6 +111,67 @@ def test_a_wallet_that_moved_while_an_auction_was_computed_is_looked_at_again(da
     assert verify(market.broker).differences == ()
 
 
+def selling_elsewhere(market: Market, others: list[str]) -> type:
+    """A rule that closes another round of the same sellers whenever it is run."""
+    rule = mechanism("proportional-share")
+
+    class Racing(type(rule)):  # type: ignore[misc]
+        runs = 0
+
+        def clear(self, bids: Any, budget: Any) -> Any:
+            if bids.clients == 2:
+                Racing.runs += 1
+                if others:
+                    market.broker.close_round(market.buyer, others.pop(), key())
+            return super().clear(bids, budget)
+
+    market.broker.make_mechanism = lambda name, **_: Racing()
+    return Racing
+
+
+def test_sales_elsewhere_that_leave_room_do_not_change_an_auction(database: str) -> None:
+    """1: a large round whose bidders kept selling was computed again and again, at last under the write lock."""
+    market = make_market(database, sellers=2, caps=(1000.0,))
+    first, *others = [market.open() for _ in range(3)]
+    for round_id in (first, *others):
+        market.bid_all(round_id, (0.2, 0.3))
+    racing = selling_elsewhere(market, others)
+    market.broker.close_round(market.buyer, first, key())
+    market.broker.make_mechanism = mechanism
+    assert others == []
+    assert racing.runs == 3  # once for each round: nobody's offer was cut, so nothing was computed twice
+    assert verify(market.broker).differences == ()  # also that each wallet chose its measure once
+
+
+def test_an_auction_that_is_computed_again_lets_no_other_sell_meanwhile(database: str) -> None:
+    market = make_market(database, sellers=2, caps=(1.0,))
+    first, second, third = (market.open() for _ in range(3))
+    for round_id in (first, second, third):
+        market.bid_all(round_id, (0.2, 0.3))
+    rule, tries, others = mechanism("proportional-share"), [], []
+
+    class Racing(type(rule)):  # type: ignore[misc]
+        def clear(self, bids: Any, budget: Any) -> Any:
+            if threading.current_thread() is threading.main_thread() and bids.clients <= 2:
+                tries.append(bids.clients)
+                closing = [second, third][len(tries) - 1]
+                others.append(
+                    threading.Thread(target=market.broker.close_round, args=(market.buyer, closing, key()))
+                )
+                others[-1].start()
+                others[-1].join(timeout=10 if len(tries) == 1 else 0.3)
+            return super().clear(bids, budget)
+
+    market.broker.make_mechanism = lambda name, **_: Racing()
+    market.broker.close_round(market.buyer, first, key())
+    for other in others:
+        other.join()
+    market.broker.make_mechanism = mechanism
+    assert len(tries) == 2  # the second round's sales changed the first try; the third round waited for the next
+    assert {market.broker.round_state(one) for one in (first, second, third)} <= {"cleared", "settled"}
+    assert verify(market.broker).differences == ()
+
+
 def test_words_that_arrived_in_time_count_though_others_were_written_first(market: Market) -> None:
     """1: claims that were sent in time were refused, because somebody else held the lock until the deadline."""
     round_id = market.open()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from sqlalchemy import func, select
 
-from privmarket.broker import ledger, views, wallets
+from privmarket.broker import ledger, log_views, wallets
 from privmarket.broker.bidding import BidRequest
 from privmarket.broker.broker import Broker
 from privmarket.broker.http_errors import (
@@ -446,12 +446,12 @@ def test_the_log_does_not_show_sealed_bids(market: Market) -> None:
     round_id = market.open()
     market.broker.bid(market.sellers[0], round_id, Offer(0.123456789, 1.0), key())
     with market.broker.database.read() as connection:
-        shown = views.log_list(connection, market.operator, None, None, None, 50)["items"]
+        shown = log_views.log_list(connection, market.operator, None, None, None, 50)["items"]
         assert [one["details"] for one in shown if one["kind"] == "bid.placed"] == ["sealed until the auction"]
         assert not [one for one in shown if "0.1234" in one["details"]]
         entry = next(one["seq"] for one in shown if one["kind"] == "bid.placed")
         with pytest.raises(NotFoundError):
-            views.proof(connection, market.operator, entry, None)
+            log_views.proof(connection, market.operator, entry, None)
 
 
 def test_task_fields_are_checked(market: Market) -> None:

@@ -15,15 +15,16 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine, MetaData, create_engine, inspect, text
 
-from privmarket.broker import database as stored
+from privmarket.broker import storage
 from privmarket.broker.broker import Broker
 from privmarket.broker.parties import Actor
 from privmarket.broker.schema import metadata
+from privmarket.broker.stored_rows import AwardRow, BidRow, PartyRow, RoundRow, TaskRow
 from privmarket.broker.verify import verify
 from privmarket.rounds import Offer
 from privmarket_studies.torture.market import Clock, key
 
-FOLDER = Path(stored.__file__).parent / "migrations"
+FOLDER = Path(storage.__file__).parent / "migrations"
 
 
 def upgrade(connection: Connection, revision: str) -> None:
@@ -114,7 +115,7 @@ def test_a_fresh_database_is_what_the_metadata_says(empty_database: str) -> None
 def test_the_newest_step_is_the_one_that_is_checked_at_start() -> None:
     config = Config()
     config.set_main_option("script_location", str(FOLDER))
-    assert ScriptDirectory.from_config(config).get_current_head() == stored.REVISION
+    assert ScriptDirectory.from_config(config).get_current_head() == storage.REVISION
 
 
 @pytest.mark.parametrize(
@@ -132,3 +133,9 @@ def test_steps_that_were_released_never_change(name: str, begins: str) -> None:
     source = (FOLDER / "versions" / f"{name}.py").read_bytes()
     assert "privmarket" not in source.decode()  # nothing that lives on may leak into it
     assert hashlib.sha256(source).hexdigest().startswith(begins)
+
+
+def test_typed_rows_have_the_columns_of_their_tables() -> None:
+    typed = {"parties": PartyRow, "tasks": TaskRow, "rounds": RoundRow, "bids": BidRow, "awards": AwardRow}
+    for name, row in typed.items():
+        assert row._fields == tuple(column.name for column in metadata.tables[name].c), name

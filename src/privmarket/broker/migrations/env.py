@@ -1,4 +1,4 @@
-"""Runs migrations on the connection that `database.migrate` hands over."""
+"""Runs migrations on the connection that `storage.migrate` hands over."""
 
 from alembic import context
 

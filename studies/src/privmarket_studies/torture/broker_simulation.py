@@ -12,7 +12,7 @@ import contextlib
 import json
 import random
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -80,9 +80,9 @@ class Request:
     """A write that a client keeps sending, under one key, until it hears back."""
 
     key: str
-    send: Callable[[Broker, str], dict[str, Any]]
-    note: Callable[[dict[str, Any]], None] = lambda answer: None
-    answer: dict[str, Any] | None = None
+    send: Callable[[Broker, str], Mapping[str, Any]]
+    note: Callable[[Mapping[str, Any]], None] = lambda answer: None
+    answer: Mapping[str, Any] | None = None
 
 
 class Underpays(ProportionalShare):
@@ -214,7 +214,7 @@ class Simulation:
     def _deposit(self) -> Request:
         buyer, amount = self.rng.choice(self.buyers), self.rng.randrange(1, 20_000_000)
 
-        def note(answer: dict[str, Any]) -> None:
+        def note(answer: Mapping[str, Any]) -> None:
             self.deposited += amount
 
         return Request(self._key(), lambda b, k: b.deposit(self.operator, buyer.party_id, amount, k), note)
@@ -222,7 +222,7 @@ class Simulation:
     def _withdraw(self) -> Request:
         seller, amount = self.rng.choice(self.sellers), self.rng.randrange(1, 900_000)
 
-        def note(answer: dict[str, Any]) -> None:
+        def note(answer: Mapping[str, Any]) -> None:
             self.deposited -= amount
 
         return Request(self._key(), lambda b, k: b.withdraw(self.operator, seller.party_id, amount, k), note)
@@ -230,7 +230,7 @@ class Simulation:
     def _open(self) -> Request:
         buyer, task = self.rng.choice(self.tasks)
 
-        def note(answer: dict[str, Any]) -> None:
+        def note(answer: Mapping[str, Any]) -> None:
             self.opened += 1
 
         return Request(self._key(), lambda b, k: b.open_round(buyer, task, k), note)
@@ -238,10 +238,10 @@ class Simulation:
     def _bid(self) -> Request:
         part = self._bid_request()
 
-        def note(answer: dict[str, Any]) -> None:
+        def note(answer: Mapping[str, Any]) -> None:
             self.sealed.add(answer["commitment"])
 
-        def send(broker: Broker, key: str) -> dict[str, Any]:
+        def send(broker: Broker, key: str) -> Mapping[str, Any]:
             (answer,) = broker.take_bids([replace(part, key=key)])
             if isinstance(answer, PrivmarketError):
                 raise answer
@@ -254,11 +254,11 @@ class Simulation:
         parts = [self._bid_request() for _ in range(self.rng.randrange(2, 6))]
         parts += [self.rng.choice(parts)] * self.rng.randrange(2)
 
-        def send(broker: Broker, _: str) -> dict[str, Any]:
+        def send(broker: Broker, _: str) -> Mapping[str, Any]:
             told = zip(parts, broker.take_bids(parts), strict=True)
             return {part.key: result for part, result in told if not isinstance(result, PrivmarketError)}
 
-        def note(answer: dict[str, Any]) -> None:
+        def note(answer: Mapping[str, Any]) -> None:
             self.sealed |= {one["commitment"] for one in answer.values()}
 
         return Request(self._key(), send, note)
@@ -315,11 +315,11 @@ class Simulation:
         sealed = (self._of_task(round_id, tasks.c.delivery) == "sealed") != (self.rng.random() < 0.05)
         opening = self.rng.randbytes(32).hex() if sealed else None
 
-        def note(answer: dict[str, Any]) -> None:
+        def note(answer: Mapping[str, Any]) -> None:
             if opening is not None:
                 self.update_keys[round_id, seller.party_id] = opening
 
-        def send(broker: Broker, key: str) -> dict[str, Any]:
+        def send(broker: Broker, key: str) -> Mapping[str, Any]:
             return broker.claim_delivery(seller, round_id, "ab" * 32, key, update_key=opening)
 
         return Request(self._key(), send, note)

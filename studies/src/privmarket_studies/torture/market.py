@@ -8,6 +8,7 @@ from typing import Any
 
 from sqlalchemy import select
 
+from privmarket.broker.answers import Step
 from privmarket.broker.broker import Broker
 from privmarket.broker.parties import Actor
 from privmarket.broker.schema import awards
@@ -86,7 +87,7 @@ class Market:
         for winner in self.winners(round_id):
             self.broker.claim_delivery(self.seller(winner), round_id, "ab" * 32, key())
 
-    def finish(self, round_id: str) -> dict[str, Any]:
+    def finish(self, round_id: str) -> Step:
         """Closes a round, has every winner deliver, and settles."""
         self.broker.close_round(self.buyer, round_id, key())
         self.deliver(round_id)

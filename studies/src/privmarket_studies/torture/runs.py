@@ -10,17 +10,23 @@ from typing import Any
 from privmarket import broker
 
 _OUTSIDE = (
-    "bid_preview",
-    "pages",
-    "charts",
-    "plots",
+    "account_pages",
     "api_page",
+    "bid_preview",
+    "charts",
+    "client_heads",
     "demo_market",
-    "views",
-    "sessions",
     "http_client",
+    "log_views",
     "log_witness",
+    "market_pages",
     "metrics",
+    "money_words",
+    "page_frame",
+    "plots",
+    "sessions",
+    "to_do",
+    "views",
 )
 
 

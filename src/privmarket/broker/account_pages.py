@@ -1,0 +1,169 @@
+"""The dashboard's pages about accounts: signing in, tokens, people, money, privacy, the log."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fastapi import APIRouter, Request
+from fastapi.responses import HTMLResponse, RedirectResponse, Response
+
+from privmarket.broker import answers, log_views, plots, sessions, views
+from privmarket.broker.http_errors import BrokerError
+from privmarket.broker.page_frame import ROWS, Field, Key, actor_and_broker, money_typed, number_typed, show
+from privmarket.broker.parties import ANONYMOUS
+from privmarket.broker.projection import KINDS
+
+pages = APIRouter(include_in_schema=False)
+
+
+@pages.get("/sign-in", response_class=HTMLResponse)
+def sign_in_form(request: Request) -> Response:
+    """Where one signs in or registers."""
+    if not request.cookies.get("privmarket_visitor") and not request.cookies.get("privmarket_session"):
+        response: Response = RedirectResponse("/sign-in", 303)  # the form needs the secret that this sets
+        sessions.greet(request, response)
+        return response
+    return show(request, "sign-in.html", actor=None, is_open=request.app.state.settings.open_registration)
+
+
+@pages.post("/sign-in")
+def sign_in(request: Request, token: Field, mark: Field) -> Response:
+    """Signs in with a token."""
+    sessions.require_mark(request, mark)
+    actor = request.app.state.broker.authenticate(token.strip())
+    response = RedirectResponse("/", 303)
+    sessions.start(request, response, actor.token_id)
+    return response
+
+
+@pages.post("/sign-out")
+def sign_out(request: Request, mark: Field) -> Response:
+    """Signs out: the session ends and its cookie is removed."""
+    sessions.require_mark(request, mark)
+    response = RedirectResponse("/sign-in", 303)
+    sessions.end(response)
+    return response
+
+
+@pages.post("/register")
+def register(
+    request: Request,
+    role: Field,
+    name: Field,
+    mark: Field,
+    key: Key,
+    cap_epsilon: Field = "",
+    delta: Field = "1e-5",
+) -> Response:
+    """A new buyer or seller; shows the token once."""
+    sessions.require_mark(request, mark)
+    if not request.app.state.settings.open_registration or role not in ("buyer", "seller"):
+        raise BrokerError("registration is closed", "ask the operator for an account")
+    wallet = {"cap_epsilon": number_typed("lifetime cap", cap_epsilon), "delta": number_typed("δ", delta)}
+    form = {"role": role, "name": name, **(wallet if role == "seller" else {})}
+    made = request.app.state.broker.register(form, key, ANONYMOUS)
+    response = show(request, "welcome.html", actor=None, made=made)
+    sessions.start(request, response, made["token_id"])
+    return response
+
+
+@pages.get("/people", response_class=HTMLResponse)
+def people(request: Request) -> Response:
+    """Everybody, with what they hold (operators)."""
+    actor, broker = actor_and_broker(request)
+    with broker.database.read() as connection:
+        found = views.party_list(connection, actor, request.query_params.get("after"), ROWS)
+        held = views.balances(connection, [one["id"] for one in found["items"]])
+    return show(request, "people.html", actor=actor, people=found, balances=held)
+
+
+@pages.post("/people/{party_id}/money")
+def move_money(request: Request, party_id: str, direction: Field, amount: Field, mark: Field, key: Key) -> Response:
+    """Books money that came in or went out (operators)."""
+    sessions.require_mark(request, mark)
+    actor, broker = actor_and_broker(request)
+    book = {"deposit": broker.deposit, "withdraw": broker.withdraw}.get(direction)
+    if book is None:
+        raise BrokerError(f"money cannot {direction}", "choose deposit or withdraw")
+    book(actor, party_id, money_typed("amount", amount), key)
+    return RedirectResponse("/people", 303)
+
+
+@pages.get("/money", response_class=HTMLResponse)
+def money(request: Request) -> Response:
+    """One's statement; all the money there is, for operators."""
+    actor, broker = actor_and_broker(request)
+    with broker.database.read() as connection:
+        me = views.me(connection, actor.party_id)
+        lines = views.statement(connection, actor.party_id, request.query_params.get("after"), ROWS)
+        totals = views.totals(connection, actor) if actor.role == "operator" else None
+    drawn = [None if totals is None else plots.all_the_money(totals)]
+    if request.query_params.get("after") is None:  # the line ends at today's balance
+        drawn.append(plots.balance_over_time(me["balance_micro"], lines["items"]))
+    return show(request, "money.html", actor=actor, me=me, lines=lines, totals=totals, plots=drawn)
+
+
+@pages.get("/privacy", response_class=HTMLResponse)
+def privacy(request: Request) -> Response:
+    """Wallets: one's own, or everybody's for operators."""
+    actor, broker = actor_and_broker(request)
+    sellers: Sequence[answers.PartyLine | answers.Party] = []
+    further, own = None, None
+    with broker.database.read() as connection:
+        if actor.role == "operator":
+            found = views.party_list(connection, actor, request.query_params.get("after"), ROWS)
+            sellers, further = [one for one in found["items"] if one["role"] == "seller"], found["next"]
+        elif actor.role == "seller":
+            sellers, own = [views.me(connection, actor.party_id)], plots.own_spending(connection, actor.party_id)
+        held = views.wallets_of(connection, [one["id"] for one in sellers]) if sellers else {}
+    named = {one["name"] or one["id"]: held[one["id"]] for one in sellers}
+    drawn = [own if actor.role == "seller" else plots.wallets_left(named)]
+    shown = {"sellers": sellers, "wallets": held, "next": further, "plots": drawn}
+    return show(request, "privacy.html", actor=actor, **shown)
+
+
+@pages.get("/audit", response_class=HTMLResponse)
+def audit(request: Request) -> Response:
+    """The log, searched by kind and by whom or what it is about (operators)."""
+    actor, broker = actor_and_broker(request)
+    asked = {name: request.query_params.get(name, "").strip() for name in ("kind", "about")}
+    if any(len(text) > 80 or not text.isprintable() for text in asked.values()):
+        raise BrokerError("that cannot be searched for", "give a name or an id, and one of the kinds in the list")
+    with broker.database.read() as connection:
+        kind, about, after = asked["kind"] or None, asked["about"] or None, request.query_params.get("after")
+        about = about and (views.party_named(connection, about) or about)
+        entries = log_views.log_list(connection, actor, kind, about, after, ROWS)
+        known = {name for item in entries["items"] for name in (item["actor"], item["subject"])}
+        names = views.names_of(connection, sorted(known))
+    return show(request, "audit.html", actor=actor, entries=entries, asked=asked, kinds=KINDS, names=names)
+
+
+@pages.get("/tokens", response_class=HTMLResponse)
+def tokens(request: Request) -> Response:
+    """One's tokens."""
+    return _tokens(request)
+
+
+def _tokens(request: Request, made: answers.Token | None = None) -> Response:
+    actor, broker = actor_and_broker(request)
+    with broker.database.read() as connection:
+        found = views.own_tokens(connection, actor, request.query_params.get("after"), ROWS)
+    return show(request, "tokens.html", actor=actor, tokens=found, made=made, current=actor.token_id)
+
+
+@pages.post("/tokens")
+def mint(request: Request, scope: Field, days: Field, mark: Field, key: Key) -> Response:
+    """Another token; shows it once."""
+    sessions.require_mark(request, mark)
+    actor, broker = actor_and_broker(request)
+    seconds = round(86_400 * number_typed("days", days)) if days.strip() else None
+    return _tokens(request, broker.mint_token(actor, scope, key, lifetime_seconds=seconds))
+
+
+@pages.post("/tokens/{token_id}/revoke")
+def revoke(request: Request, token_id: str, mark: Field, key: Key) -> Response:
+    """Ends one of one's tokens."""
+    sessions.require_mark(request, mark)
+    actor, broker = actor_and_broker(request)
+    broker.revoke_token(actor, token_id, key)
+    return RedirectResponse("/tokens", 303)

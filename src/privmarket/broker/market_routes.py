@@ -1,0 +1,270 @@
+"""The API's routes for buyers, sellers and arbiters: accounts, tasks, rounds."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Path, Request
+from fastapi.responses import JSONResponse, Response
+
+from privmarket.broker import answers, bid_route, rules, views
+from privmarket.broker.answers import Page
+from privmarket.broker.api_callers import (
+    ERRORS,
+    After,
+    Caller,
+    Id,
+    Key,
+    Limit,
+    TheBroker,
+    bidder_of,
+    perhaps_actor,
+    take_allowance,
+)
+from privmarket.broker.forms import (
+    Attestation,
+    Claim,
+    KeyForm,
+    Progress,
+    Reason,
+    Receipts,
+    Registration,
+    RevealForm,
+    Ruling,
+    TaskForm,
+    TokenForm,
+)
+from privmarket.broker.group_commit import GroupCommit
+from privmarket.broker.http_errors import ForbiddenError, NotFoundError
+from privmarket.broker.parties import ANONYMOUS, Actor
+from privmarket.mechanisms import mechanism_names
+from privmarket.rounds import Offer
+
+market = APIRouter(prefix="/v1", responses=ERRORS)
+
+
+# First, because routes are tried in order and this one is asked for most; and read by hand, because that halves
+# what a bid costs outside the database.
+@market.post(
+    "/rounds/{round_id}/bids", status_code=201, response_model=answers.Bid, openapi_extra=bid_route.DESCRIPTION
+)
+async def place_bid(request: Request) -> Response:
+    """A sealed bid (sellers); a later one replaces it until bidding ends."""
+    bids: GroupCommit = request.app.state.bids
+    arrived_ms = request.app.state.broker.database.now_ms()
+    bid = bid_route.read(request, await request.body(), arrived_ms)
+    take_allowance(request, await bidder_of(request, bid.token_hash))
+    return JSONResponse(await bids.take(bid), 201)
+
+
+@market.post("/register", status_code=201)
+def register(
+    request: Request,
+    broker: TheBroker,
+    caller: Annotated[Actor, Depends(perhaps_actor)],
+    form: Registration,
+    key: Key,
+) -> answers.Registered:
+    """Register as buyer or seller; the answer holds the first token, shown once."""
+    if caller.role != "operator" and not request.app.state.settings.open_registration:
+        raise ForbiddenError("registration is closed", "ask the operator for an account")
+    fields = form.model_dump(exclude_none=True)
+    return broker.register(fields, key, caller if caller.role == "operator" else ANONYMOUS)
+
+
+@market.get("/mechanisms")
+def list_mechanisms(caller: Caller) -> Page[str]:
+    """The auction rules that a task may name; /v1/mechanisms/NAME says what each promises and takes."""
+    return {"items": list(mechanism_names()), "next": None}
+
+
+@market.get("/mechanisms/{name}")
+def one_mechanism(caller: Caller, name: Annotated[str, Path(max_length=60)]) -> answers.Rule:
+    """One auction rule: what it promises, what to beware of, which settings it takes."""
+    if name not in mechanism_names():
+        raise NotFoundError(f"no rule {name!r}", "GET /v1/mechanisms lists them")
+    return rules.describe(name)
+
+
+@market.get("/me")
+def me(broker: TheBroker, caller: Caller) -> answers.Party:
+    """The caller's own account: balance, and a seller's wallet."""
+    with broker.database.read() as connection:
+        return views.me(connection, caller.party_id)
+
+
+@market.get("/me/statement")
+def statement(broker: TheBroker, caller: Caller, after: After = None, limit: Limit = 50) -> Page[answers.Movement]:
+    """Every movement on one's account, newest first."""
+    with broker.database.read() as connection:
+        return views.statement(connection, caller.party_id, after, limit)
+
+
+@market.get("/me/tokens")
+def my_tokens(broker: TheBroker, caller: Caller, after: After = None, limit: Limit = 50) -> Page[answers.TokenLine]:
+    """One's tokens by id; their text is not stored."""
+    with broker.database.read() as connection:
+        return views.own_tokens(connection, caller, after, limit)
+
+
+@market.post("/me/tokens", status_code=201)
+def mint_token(broker: TheBroker, caller: Caller, form: TokenForm, key: Key) -> answers.Token:
+    """Another token, perhaps one that may only read, or only for a time."""
+    return broker.mint_token(
+        caller, form.scope, key, token_sha256=form.token_sha256, lifetime_seconds=form.lifetime_seconds
+    )
+
+
+@market.put("/me/key")
+def change_key(broker: TheBroker, caller: Caller, form: KeyForm, key: Key) -> answers.Key:
+    """Another key that one's bids must be signed with (sellers)."""
+    return broker.change_key(caller, form.public_key, key)
+
+
+@market.put("/me/dataset")
+def attest(broker: TheBroker, caller: Caller, form: Attestation, key: Key) -> answers.Dataset:
+    """Say which data set one sells from (sellers): one account, and so one lifetime wallet, per data set."""
+    return broker.attest(caller, form.dataset_sha256, form.signature, key)
+
+
+@market.delete("/tokens/{token_id}")
+def revoke_token(broker: TheBroker, caller: Caller, token_id: Id, key: Key) -> answers.Revoked:
+    """Ends a token at once: one's own, or anybody's for an operator."""
+    return broker.revoke_token(caller, token_id, key)
+
+
+@market.get("/tasks")
+def list_tasks(broker: TheBroker, caller: Caller, after: After = None, limit: Limit = 50) -> Page[answers.Task]:
+    """Tasks, newest first."""
+    with broker.database.read() as connection:
+        return views.task_list(connection, caller, after, limit)
+
+
+@market.post("/tasks", status_code=201)
+def publish_task(broker: TheBroker, caller: Caller, form: TaskForm, key: Key) -> answers.Task:
+    """Publish a task (buyers)."""
+    return broker.publish_task(caller, form.model_dump(), key)
+
+
+@market.get("/tasks/{task_id}")
+def one_task(broker: TheBroker, caller: Caller, task_id: Id) -> answers.Task:
+    """One task."""
+    with broker.database.read() as connection:
+        return views.task(connection, caller, task_id)
+
+
+@market.get("/tasks/{task_id}/rounds")
+def list_rounds(
+    broker: TheBroker, caller: Caller, task_id: Id, after: After = None, limit: Limit = 50
+) -> Page[answers.Round]:
+    """A task's rounds, newest first."""
+    with broker.database.read() as connection:
+        return views.round_list(connection, caller, task_id, after, limit)
+
+
+@market.post("/tasks/{task_id}/rounds", status_code=201)
+def open_round(broker: TheBroker, caller: Caller, task_id: Id, key: Key) -> answers.Round:
+    """Put the budget in escrow and open the next round (its buyer)."""
+    return broker.open_round(caller, task_id, key)
+
+
+@market.get("/rounds/{round_id}")
+def one_round(broker: TheBroker, caller: Caller, round_id: Id) -> answers.Round:
+    """One round."""
+    with broker.database.read() as connection:
+        return views.one_round(connection, caller, round_id)
+
+
+@market.get("/rounds/{round_id}/bids")
+def list_bids(
+    broker: TheBroker, caller: Caller, round_id: Id, after: After = None, limit: Limit = 50
+) -> Page[answers.StandingBid]:
+    """One's own bids; all of them for operators, once the auction is over."""
+    with broker.database.read() as connection:
+        return views.bid_list(connection, caller, round_id, after, limit)
+
+
+@market.post("/rounds/{round_id}/reveals", status_code=201)
+def reveal(broker: TheBroker, caller: Caller, round_id: Id, form: RevealForm, key: Key) -> answers.Bid:
+    """Open a bid that its bidder sealed, after bidding has ended (sellers)."""
+    offer = Offer(form.valuation, form.epsilon, form.data_size, form.accuracy)
+    return broker.reveal(caller, round_id, offer, form.nonce, key)
+
+
+@market.get("/rounds/{round_id}/outcome")
+def outcome(broker: TheBroker, caller: Caller, round_id: Id) -> answers.Outcome:
+    """What became of one's bid, and why (sellers)."""
+    with broker.database.read() as connection:
+        return views.outcome(connection, caller, round_id)
+
+
+@market.post("/rounds/{round_id}/close")
+def close_round(broker: TheBroker, caller: Caller, round_id: Id, key: Key) -> answers.Step:
+    """End bidding where it may end, and run the auction (its buyer, operators)."""
+    return broker.close_round(caller, round_id, key)
+
+
+@market.get("/rounds/{round_id}/awards")
+def list_awards(
+    broker: TheBroker, caller: Caller, round_id: Id, after: After = None, limit: Limit = 50
+) -> Page[answers.Award]:
+    """Who sells what: oneself for a seller, all winners for the buyer and operators."""
+    with broker.database.read() as connection:
+        return views.award_list(connection, caller, round_id, after, limit)
+
+
+@market.get("/rounds/{round_id}/cohort")
+def list_cohort(
+    broker: TheBroker, caller: Caller, round_id: Id, after: After = None, limit: Limit = 50
+) -> Page[answers.CohortKey]:
+    """The registered keys of the round's sellers: whom a secure sum may consist of (those sellers, its buyer)."""
+    with broker.database.read() as connection:
+        return views.cohort(connection, caller, round_id, after, limit)
+
+
+@market.post("/rounds/{round_id}/delivery")
+def claim_delivery(broker: TheBroker, caller: Caller, round_id: Id, form: Claim, key: Key) -> answers.Claim:
+    """Say what one delivers, before it leaves (sellers with an award): without a claim there is no pay."""
+    return broker.claim_delivery(caller, round_id, form.update_sha256, key, update_key=form.key)
+
+
+@market.post("/rounds/{round_id}/receipts")
+def give_receipts(broker: TheBroker, caller: Caller, round_id: Id, form: Receipts, key: Key) -> answers.Step:
+    """Say which claimed updates are usable (its buyer); the others count as usable after the review."""
+    return broker.give_receipts(caller, round_id, form.receipts, key)
+
+
+@market.post("/rounds/{round_id}/disputes", status_code=201)
+def dispute(broker: TheBroker, caller: Caller, round_id: Id, form: Reason, key: Key) -> answers.Dispute:
+    """Object to the rejection of one's update (sellers)."""
+    return broker.dispute(caller, round_id, form.reason, key)
+
+
+@market.post("/rounds/{round_id}/disputes/{seller_id}/key", status_code=201)
+def show_key(broker: TheBroker, caller: Caller, round_id: Id, seller_id: Id, key: Key) -> answers.UpdateKey:
+    """The key of a disputed sealed update (the task's arbiter); the log shows that it was asked for."""
+    return broker.show_key(caller, round_id, seller_id, key)
+
+
+@market.post("/rounds/{round_id}/rulings", status_code=201)
+def rule(broker: TheBroker, caller: Caller, round_id: Id, form: Ruling, key: Key) -> answers.Ruled:
+    """Decide a dispute (the task's arbiter; operators where it names none)."""
+    return broker.rule(caller, round_id, form.seller_id, form.pays, form.reason, key)
+
+
+@market.post("/rounds/{round_id}/settle")
+def settle_round(broker: TheBroker, caller: Caller, round_id: Id, key: Key) -> answers.Step:
+    """Pay what was delivered and refund the rest (its buyer, operators)."""
+    return broker.settle_round(caller, round_id, key)
+
+
+@market.post("/rounds/{round_id}/progress", status_code=201)
+def report_progress(broker: TheBroker, caller: Caller, round_id: Id, form: Progress, key: Key) -> answers.Progress:
+    """Note how good the model is after the round (its buyer)."""
+    return broker.report_progress(caller, round_id, form.accuracy, key)
+
+
+@market.post("/rounds/{round_id}/abort")
+def abort_round(broker: TheBroker, caller: Caller, round_id: Id, form: Reason, key: Key) -> answers.Step:
+    """End a round with refunds while it takes bids (its buyer, operators)."""
+    return broker.abort_round(caller, round_id, form.reason, key)

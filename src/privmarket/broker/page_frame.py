@@ -1,0 +1,122 @@
+"""What every page of the dashboard shares: how it is made, its errors, and how typed text is read.
+
+Pages are made on the server and escaped by Jinja; a small script fetches the live part again every second, so they
+work without it too.
+"""
+
+from __future__ import annotations
+
+import math
+import uuid
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from decimal import Decimal, InvalidOperation
+from pathlib import Path
+from typing import Annotated
+
+from fastapi import Form, Request
+from fastapi.responses import RedirectResponse, Response
+from fastapi.templating import Jinja2Templates
+
+from privmarket.broker import money_words, sessions
+from privmarket.broker.broker import Broker
+from privmarket.broker.http_errors import BrokerError, UnauthenticatedError
+from privmarket.broker.parties import MONEY_LIMIT_MICRO, Actor
+from privmarket.errors import PrivmarketError
+
+_templates = Jinja2Templates(Path(__file__).parent / "templates")
+_templates.env.filters["money"] = lambda micro: shown_money(micro)
+_templates.env.filters["until"] = lambda ms, now: until(ms - now)
+_templates.env.filters["moment"] = lambda ms: (
+    datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S") if ms else "–"
+)
+ROWS = 50
+Field = Annotated[str, Form(max_length=300)]
+# Drawn with the form: the same form posted twice acts once.
+Key = Annotated[str, Form(min_length=8, max_length=200)]
+
+
+class _Html(str):
+    """Text that is HTML already: Jinja leaves it as it is."""
+
+    def __html__(self) -> str:
+        return str(self)
+
+
+def shown_money(micro: int) -> str:
+    """Two decimals; the exact amount, where it has more, when one points at it."""
+    exact, short = money_words.exact(micro), money_words.rounded(micro)
+    return short if exact == short else _Html(f'<span title="{exact}">{short}</span>')
+
+
+def until(ms: int) -> str:
+    """How far away a moment is, in words: "in 42 min", "3 h ago"."""
+    seconds = abs(ms) / 1000
+    for size, unit in ((86_400, "days"), (3600, "h"), (60, "min"), (1, "s")):
+        if seconds >= 2 * size or size == 1:
+            text = f"{seconds / size:.0f} {unit}"
+            break
+    return f"in {text}" if ms >= 0 else f"{text} ago"
+
+
+def show(request: Request, name: str, **values: object) -> Response:
+    """A page: a template, filled with values and what every page shows."""
+    return _filled(request, name, 200, values)
+
+
+def _filled(request: Request, name: str, status: int, values: Mapping[str, object]) -> Response:
+    # The live part alone, when the script asks for it.
+    partial = request.query_params.get("part") == "live"
+    context = {"mark": sessions.form_mark(request), "partial": partial, "path": request.url.path, **values}
+    context |= {"key": str(uuid.uuid4()), "currency": request.app.state.settings.currency}
+    context["now"] = request.app.state.broker.database.now_ms()
+    return _templates.TemplateResponse(request, name, context, status_code=status)
+
+
+def actor_and_broker(request: Request) -> tuple[Actor, Broker]:
+    """Who is signed in, and the broker; raises `UnauthenticatedError`."""
+    return sessions.signed_in(request), request.app.state.broker
+
+
+def is_page(request: Request) -> bool:
+    """Whether an error here is shown to a person."""
+    path = request.url.path
+    return not path.startswith(("/v1", "/static", "/health", "/readyz", "/metrics", "/openapi"))
+
+
+def error_page(request: Request, status: int, error: PrivmarketError) -> Response:
+    """The error state of every page; somebody who is not signed in is sent to do so."""
+    if isinstance(error, UnauthenticatedError) and request.query_params.get("part") != "live":
+        response: Response = RedirectResponse("/sign-in", 303)
+        sessions.end(response)
+        return response
+    return _filled(request, "error.html", status, {"error": error, "actor": None})
+
+
+def money_typed(name: str, text: str) -> int:
+    """Micro-units of an amount typed in units, exactly."""
+    try:
+        micro = Decimal(text.strip()) * 1_000_000
+    except InvalidOperation:
+        raise BrokerError(f"{name}: {text!r} is not an amount", "write digits, e.g. 12.50") from None
+    if not micro.is_finite() or micro != micro.to_integral_value() or not 0 < micro <= MONEY_LIMIT_MICRO:
+        raise BrokerError(f"{name}: {text!r} cannot be booked", "give more than 0, at most six decimals") from None
+    return int(micro)
+
+
+def number_typed(name: str, text: str) -> float:
+    """A finite number; `name` is the field's, for the error."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise BrokerError(f"{name}: {text!r} is not a number", "write digits, e.g. 0.5")
+    return value
+
+
+def reason_typed(text: str) -> str:
+    """A reason of at most 200 characters that print."""
+    if not 0 < len(text.strip()) <= 200 or not text.strip().isprintable():
+        raise BrokerError("no reason, or one that does not print", "say why, in at most 200 characters")
+    return text.strip()
