@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
-from dataclasses import Field, dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from math import isfinite
-from typing import Any
+from typing import TYPE_CHECKING, TypeVar
 
 from privmarket.errors import ConfigurationError, UnknownNameError
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 AGGREGATIONS = ("epsilon", "epsilon-squared", "inverse-noise", "optimal")
 TRUSTS = ("local", "aggregate")
@@ -21,12 +24,12 @@ ARITHMETICS = ("exact", "float")
 # The public limit on offers where no law of a market says another.
 EPSILON_MAX = 5.0
 
-
+Value = TypeVar("Value")
 _HOLDS = {"above": operator.gt, "at_least": operator.ge, "at_most": operator.le, "below": operator.lt}
 
 
 def setting(
-    default: Any,
+    default: Value,
     help: str,
     *,
     above: float | None = None,
@@ -35,7 +38,7 @@ def setting(
     below: float | None = None,
     choices: tuple[str, ...] = (),
     added: bool = False,
-) -> Any:
+) -> Value:
     """A field of a settings record with its help and its limits; None is allowed where it is the default.
 
     Args:
@@ -45,20 +48,20 @@ def setting(
     return field(default=default, metadata={"help": help, "added": added, **limits})
 
 
-def identity(record: Any) -> dict[str, Any]:
+def identity(record: DataclassInstance) -> dict[str, object]:
     """What names a settings record: its values, without added settings that have their default.
 
     So a result that was saved before a setting existed is still found under its digest.
     """
-    values = {one.name: getattr(record, one.name) for one in fields(record) if not _is_new_default(record, one)}
-    return {name: identity(value) if is_dataclass(value) else value for name, value in values.items()}
+    named: dict[str, object] = {}
+    for one in fields(record):
+        value = getattr(record, one.name)
+        if not (one.metadata.get("added") and value == one.default):
+            named[one.name] = identity(value) if is_dataclass(value) and not isinstance(value, type) else value
+    return named
 
 
-def _is_new_default(record: Any, one: Field[Any]) -> bool:
-    return bool(one.metadata.get("added")) and getattr(record, one.name) == one.default
-
-
-def check_settings(record: Any) -> None:
+def check_settings(record: DataclassInstance) -> None:
     """Refuses values outside their limits; a settings record calls this when it is made.
 
     Raises:
@@ -84,7 +87,7 @@ class MarketPlan:
     """What a buyer fixes before the first round, in every engine."""
 
     mechanism: str = setting("mean-field-menu", "Which auction rule.")
-    mechanism_settings: Mapping[str, Any] = field(default_factory=dict)
+    mechanism_settings: Mapping[str, object] = field(default_factory=dict)
     budget: float = setting(50.0, "Money per round.", above=0)
     total_budget: float | None = setting(
         None, "Money for the whole run, paced over its rounds, instead of a budget per round.", above=0

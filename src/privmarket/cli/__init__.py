@@ -13,7 +13,7 @@ import sys
 import traceback
 import warnings
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, cast
 
 import click
 import typer
@@ -65,7 +65,7 @@ def _options(
         context.default_map = defaults_from(config, cast("click.Group", context.command), context)
 
 
-def _warn(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
+def _warn(message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:
     # A user of the command line wants the sentence, not the line of our source that raised it.
     print(f"warning: {message}", file=sys.stderr)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, TypedDict
 
 import typer
 from rich.table import Table
@@ -26,6 +26,26 @@ from privmarket.market.outcome import Outcome
 from privmarket.mechanisms import resolve, why_nothing_sold
 
 _SHOWN = 40
+
+
+class _Row(TypedDict):
+    """One client of the result."""
+
+    client: str
+    valuation: float
+    offered: float
+    epsilon: float
+    payment: float
+
+
+class _Totals(TypedDict):
+    """The auction in all."""
+
+    clients: int
+    sellers: int
+    epsilon: float
+    spend: float
+    welfare: float
 
 
 def auction(
@@ -57,7 +77,7 @@ def auction(
     rule = resolve(mechanism, **parse_settings(settings))
     offers = read_bids(bids)
     outcome = rule.run(offers.bids, budget)
-    totals: dict[str, Any] = {
+    totals: _Totals = {
         "clients": offers.bids.clients,
         "sellers": int((outcome.epsilon > 0).sum()),
         "epsilon": float(outcome.total_epsilon),
@@ -75,21 +95,21 @@ def auction(
         note(f"note: {why_nothing_sold(rule, offers.bids, budget)}")
 
 
-def _rows(offers: BidFile, outcome: Outcome) -> list[dict[str, Any]]:
-    columns = zip(
-        offers.clients,
-        offers.bids.valuation.tolist(),
-        offers.bids.epsilon.tolist(),
-        outcome.epsilon.tolist(),
-        outcome.payment.tolist(),
-        strict=True,
-    )
-    names = ("client", "valuation", "offered", "epsilon", "payment")
-    return [dict(zip(names, row, strict=True)) for row in columns]
+def _rows(offers: BidFile, outcome: Outcome) -> list[_Row]:
+    bids = offers.bids
+    return [
+        {
+            "client": client,
+            "valuation": float(bids.valuation[i]),
+            "offered": float(bids.epsilon[i]),
+            "epsilon": float(outcome.epsilon[i]),
+            "payment": float(outcome.payment[i]),
+        }
+        for i, client in enumerate(offers.clients)
+    ]
 
 
 def _write(path: Path, offers: BidFile, outcome: Outcome) -> None:
-
     rows = _rows(offers, outcome)
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, fieldnames=list(rows[0]))
@@ -98,8 +118,7 @@ def _write(path: Path, offers: BidFile, outcome: Outcome) -> None:
     write_atomically(path, text.getvalue())
 
 
-def _print(offers: BidFile, outcome: Outcome, name: str, budget: float, totals: dict[str, Any]) -> None:
-
+def _print(offers: BidFile, outcome: Outcome, name: str, budget: float, totals: _Totals) -> None:
     table = Table(title=f"{name}, budget {budget:g}")
     for column in ("client", "valuation", "offered ε", "sold ε", "paid", "per unit"):
         table.add_column(column, justify="left" if column == "client" else "right")

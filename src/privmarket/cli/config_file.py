@@ -7,8 +7,8 @@ line wins over the file.
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -26,8 +26,10 @@ def defaults_from(path: Path, group: click.Group, context: click.Context) -> dic
     return _of_group(given, group, context, str(path))
 
 
-def _of_group(given: dict[str, Any], group: click.Group, context: click.Context, where: str) -> dict[str, Any]:
-    found = {}
+def _of_group(
+    given: Mapping[str, object], group: click.Group, context: click.Context, where: str
+) -> dict[str, object]:
+    found: dict[str, object] = {}
     for name, table in given.items():
         command = group.get_command(context, name)
         if command is None:
@@ -43,13 +45,13 @@ def _of_group(given: dict[str, Any], group: click.Group, context: click.Context,
     return found
 
 
-def _of_command(given: dict[str, object], command: click.Command, where: str) -> dict[str, object]:
+def _of_command(given: Mapping[str, object], command: click.Command, where: str) -> dict[str, object]:
     names = {
         name.lstrip("-").replace("-", "_"): parameter.name
         for parameter in command.params
         for name in (*parameter.opts, *parameter.secondary_opts, parameter.name or "")
     }
-    found = {}
+    found: dict[str, object] = {}
     for key, value in given.items():
         if key.replace("-", "_") not in names:
             unknown = UnknownNameError.among("option", key, sorted(name for name in names if name != "help"))

@@ -105,20 +105,20 @@ def _write(solved: Equilibrium, out: Path) -> None:
 
 
 def _table(solved: Equilibrium) -> Table:
-
-    summary = solved.summary()
+    statistics = solved.statistics
     title = (
-        f"{summary['result']} after {summary['iterations']} iterations, {summary['seconds']:.1f} s; the best "
-        f"deviation gains {max(summary['relative_exploitability'], 0.0):.1e} of the mean payment"
+        f"{solved.result.value} after {statistics.iterations} iterations, {statistics.seconds:.1f} s; the best "
+        f"deviation gains {max(solved.relative_exploitability, 0.0):.1e} of the mean payment"
     )
     table = Table(title=title)
     for column in ("round", "price", "mean bid", "mean valuation", "ε sold per round", "can still sell"):
         table.add_column(column, justify="right")
-    steps = solved.grid.time_steps
+    steps, active = solved.grid.time_steps, solved.share_with_budget_left()
+    curves = (solved.price, solved.mean_bid(), solved.mean_valuation(), solved.flow.sold)
     for n in sorted({round(k * (steps - 1) / 12) for k in range(13)}):
         table.add_row(
-            f"{summary['time'][n]:.2f}",
-            *(f"{summary[name][n]:.4f}" for name in ("price", "mean_bid", "mean_valuation", "sold_per_round")),
-            f"{100 * summary['share_with_budget_left'][n]:.1f} %",
+            f"{solved.game.mesh.time[n]:.2f}",
+            *(f"{curve[n]:.4f}" for curve in curves),
+            f"{100 * active[n]:.1f} %",
         )
     return table

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from privmarket.federated import summary as summaries
     from privmarket.federated.privacy_attacks import AttackResult
     from privmarket.federated.state import RunResult
+    from privmarket.federated.summary import ClientRow, RunSummary
     from privmarket.privacy.words import Promise
     from privmarket.reports import federated_report
     from privmarket.reports import verdict as verdicts
@@ -110,16 +111,15 @@ def federate(
         result = simulation.run(config, workers=workers, checkpoint=checkpoint, on_round=live.show_round)
     summary = summaries.summarise(result)
     attacks = _attacked(result) if attack else []
-    summary["attacks"] = [one.to_json() for one in attacks]
     if report is not None:
         _write_report(report, result, attacks)
     if save is not None:
         write_atomically(save, dumps(summaries.brief(result, _command()), indent=1, ensure_ascii=False) + "\n")
     if json:
-        print_json(summary)
+        print_json({**summary, "attacks": [one.to_json() for one in attacks]})
         return
     promised = verdicts.worst_promise(result)
-    print_table(_totals_table(summary, promised))
+    print_table(_totals_table(config, summary, promised))
     print_table(clients_table(summary["clients"]))
     print(verdicts.verdict({"": result}))
     if config.privacy.is_private:
@@ -221,22 +221,21 @@ class LiveRounds(LiveView):
         return self._names[int(client)] if self._names else f"client {client}"
 
 
-def _totals_table(summary: dict[str, Any], promised: Promise | None) -> Table:
-    config = summary["config"]
+def _totals_table(config: FederationConfig, summary: RunSummary, promised: Promise | None) -> Table:
     title = (
-        f"{config['dataset']}, {config['clients']} clients, α = {config['alpha']:g}, {config['mechanism']}, "
-        f"{config['mode']}, seed {config['seed']}"
+        f"{config.dataset}, {config.clients} clients, α = {config.alpha:g}, {config.mechanism}, "
+        f"{config.mode}, seed {config.seed}"
     )
     table = Table(title=title, show_header=False)
     table.add_column("figure")
     table.add_column("value", justify="right")
     table.add_row("test accuracy", f"{summary['accuracy']:.2%}")
-    table.add_row("rounds", f"{config['rounds']}")
+    table.add_row("rounds", f"{config.rounds}")
     table.add_row("paid in all", f"{summary['spent']:,.2f}")
     table.add_row("sellers per round", f"{summary['sellers_per_round']:.1f}")
     largest = summary["largest_epsilon_spent"]
     table.add_row(
-        f"largest total ε of a client at δ = {config['delta']:g}",
+        f"largest total ε of a client at δ = {config.delta:g}",
         "no guarantee" if largest is None else f"{largest:.2f}",
     )
     if promised is not None:
@@ -245,14 +244,13 @@ def _totals_table(summary: dict[str, Any], promised: Promise | None) -> Table:
         table.add_row("unit, arithmetic", f"one {promised.unit} zeroed out, {promised.arithmetic}")
     alone = summary["largest_epsilon_if_others_collude"]
     if alone is not None:
-        share = f"{config['honest_share']:.3g}"
-        table.add_row("trust", f"aggregate, {share} of sellers honest")
+        table.add_row("trust", f"aggregate, {config.honest_share:.3g} of sellers honest")
         table.add_row("the same if all other sellers collude", f"{alone:.2f}")
     table.add_row("seconds", f"{summary['seconds']:.1f}")
     return table
 
 
-def clients_table(rows: list[dict[str, Any]], limit: int = 12, names: Sequence[str] = ()) -> Table:
+def clients_table(rows: Sequence[ClientRow], limit: int = 12, names: Sequence[str] = ()) -> Table:
     """The clients that were paid most, by number or name, with what their wallets have left."""
     shown = sorted(rows, key=lambda row: -row["paid"])[:limit]
     table = Table(title=f"Clients by pay ({len(shown)} of {len(rows)})")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Self
 
 import typer
 from rich.console import Console, Group
@@ -71,7 +71,7 @@ class LiveView:
     facts: Mapping[str, str] = field(default_factory=dict)
     _started: float = 0.0
     _page_written: float = 0.0
-    _live: Any = None
+    _live: Live | None = None
 
     def __enter__(self) -> Self:
         self._started = time.monotonic()

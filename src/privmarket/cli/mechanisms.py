@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 from inspect import getdoc, signature
-from typing import Any
+from typing import TypedDict
 
 from rich.table import Table
 
 from privmarket.cli.options import Json, print_json, print_table
 from privmarket.errors import PrivmarketError
 from privmarket.mechanisms import mechanism, mechanism_names
+
+
+class _Row(TypedDict):
+    """One rule; `error` says why it cannot be used here."""
+
+    name: str
+    summary: str
+    promises: list[str]
+    settings: list[str]
+    error: str
 
 
 def mechanisms(json: Json = False) -> None:
@@ -38,15 +48,15 @@ def mechanisms(json: Json = False) -> None:
     print_table(table)
 
 
-def _rows() -> list[dict[str, Any]]:
-
+def _rows() -> list[_Row]:
     rows = []
     for name in mechanism_names():
-        row: dict[str, Any] = {"name": name, "summary": "", "promises": [], "settings": [], "error": ""}
+        row: _Row = {"name": name, "summary": "", "promises": [], "settings": [], "error": ""}
         try:
             rule = mechanism(name)
         except (PrivmarketError, ImportError) as error:
-            rows.append({**row, "error": f"not available here: {error}"})
+            row["error"] = f"not available here: {error}"
+            rows.append(row)
             continue
         row["summary"] = (getdoc(type(rule)) or "").partition("\n")[0]
         row["promises"] = [promise.label for promise in rule.guarantees]

@@ -55,7 +55,7 @@ def takes_settings(record: type, *names: str) -> Callable[[Callable[..., None]],
         own = [p for p in signature(command, eval_str=True).parameters.values() if p.name != "settings"]
         every = [*options, *(p.replace(kind=Parameter.KEYWORD_ONLY) for p in own)]
 
-        def run(**given: Any) -> None:
+        def run(**given: object) -> None:
             command(settings={name: given.pop(name) for name in names}, **given)
 
         run.__name__, run.__doc__, run.__module__ = command.__name__, command.__doc__, command.__module__
@@ -80,7 +80,7 @@ def parse_settings(pairs: list[str] | None) -> dict[str, Any]:
     return settings
 
 
-def print_json(data: Any) -> None:
+def print_json(data: object) -> None:
     """One JSON document on stdout; an object starts with its schema version.
 
     Infinities, which JSON does not have, become null.
@@ -91,7 +91,7 @@ def print_json(data: Any) -> None:
     sys.stdout.write("\n")
 
 
-def _plain(data: Any) -> Any:
+def _plain(data: object) -> object:
     if isinstance(data, dict):
         return {key: _plain(value) for key, value in data.items()}
     if isinstance(data, list | tuple):

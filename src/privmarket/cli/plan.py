@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from rich.table import Table
@@ -26,6 +27,7 @@ else:
     planning = late("privmarket.federated.planning")
 
 _MONEY_PER_CLIENT = (1.0, 2.5, 6.0, 15.0)
+Number = TypeVar("Number", int, float)
 
 
 @takes_settings(
@@ -108,7 +110,7 @@ def _totals(money: str | None, total: float | None, clients: int) -> list[float]
     return _numbers("--money", money, float)
 
 
-def _numbers(option: str, text: str, kind: type) -> list[Any]:
+def _numbers(option: str, text: str, kind: Callable[[str], Number]) -> list[Number]:
     try:
         return [kind(word) for word in text.split(",") if word.strip()]
     except ValueError as error:
@@ -116,7 +118,6 @@ def _numbers(option: str, text: str, kind: type) -> list[Any]:
 
 
 def _options(effort: str, rounds: str | None) -> Options:
-
     if effort not in planning.EFFORTS:
         raise ConfigurationError(f"unknown effort {effort!r}", f"choose one of: {', '.join(planning.EFFORTS)}")
     chosen = planning.EFFORTS[effort]
@@ -124,7 +125,6 @@ def _options(effort: str, rounds: str | None) -> Options:
 
 
 def _table(made: Plan) -> Table:
-
     base = made.base
     title = (
         f"{base.dataset}, {base.clients} clients, α = {base.alpha:g}, law {base.scenario}, {base.trust} trust, "

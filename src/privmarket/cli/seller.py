@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.table import Table
@@ -16,12 +17,13 @@ from privmarket.privacy.calibration import ReleaseFamily
 from privmarket.privacy.certificate import certify
 from privmarket.privacy.events import from_json
 from privmarket.privacy.policy import TEMPLATE, SellerPolicy
-from privmarket.privacy.wallet_file import WalletFile
+from privmarket.privacy.wallet_file import SaleLine, WalletFile
 from privmarket.privacy.words import (
     GROUP_RECORDS,
     ODOMETER_LABEL,
     ODOMETER_NOTE,
     TRUSTS,
+    Promise,
     lifetime_promise,
     promise,
     rounded_up_percent,
@@ -91,22 +93,13 @@ def statement(
       privmarket seller statement wallet-0.jsonl
     """
     wallet = WalletFile.existing(file)
-    sales = []
-    for sale in wallet.statement():
-        words = promise(
-            [from_json(sale["event"])],
-            wallet.delta,
-            epsilon=sale["epsilon"],
-            unit=sale.get("unit", "record"),
-            trust=sale.get("trust", "local"),
-        )
-        sales.append({**sale, "promise": words})
+    sales = [(sale, _promise(sale, wallet.delta)) for sale in wallet.statement()]
     life = lifetime_promise(wallet.cap_epsilon, wallet.delta, measure=wallet.measure)
     so_far = certify(wallet.spent(), wallet.delta)
     if json:
         print_json(
             {
-                "sales": [{**sale, "promise": sale["promise"].to_json()} for sale in sales],
+                "sales": [{**sale, "promise": words.to_json()} for sale, words in sales],
                 "lifetime": life.to_json(),
                 "remaining_share": wallet.remaining_share,
                 "epsilon_so_far": so_far.epsilon,
@@ -121,14 +114,18 @@ def statement(
     print(f"  {life.sentence}")
 
 
-def _print_sales(sales: list[dict[str, Any]]) -> None:
+def _promise(sale: SaleLine, delta: float) -> Promise:
+    """What a sale promises, in words; wallets of old did not note what ε means."""
+    unit, trust = sale.get("unit", "record"), sale.get("trust", "local")
+    return promise([from_json(sale["event"])], delta, epsilon=sale["epsilon"], unit=unit, trust=trust)
 
+
+def _print_sales(sales: Sequence[tuple[SaleLine, Promise]]) -> None:
     table = Table(title=f"{len(sales)} sales")
     group = f"ε for {GROUP_RECORDS} records of one person"
     for column in ("sale", "ε", "right guesses", group, "unit", "trust", "released", "paid"):
         table.add_column(column, justify="left" if column == "sale" else "right")
-    for sale in sales:
-        words = sale["promise"]
+    for sale, words in sales:
         state = "void" if sale.get("void") else "yes" if sale["released"] else "no, and spent"
         paid = sale.get("paid_micro")
         table.add_row(

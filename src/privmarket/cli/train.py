@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, NotRequired, TypedDict
 
 import numpy as np
 import typer
 
 from privmarket.cli.live import Curve, LiveView, Watch
 from privmarket.cli.options import Json, Seed, note, parse_settings, print_json
-from privmarket.cli.training_gain import gain_lines, menu_gain, network_gain
+from privmarket.cli.training_gain import Gain, gain_lines, menu_gain, network_gain
 from privmarket.errors import ConfigurationError
 from privmarket.extras import require
 from privmarket.files import check_writable
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     import torch
 
     from privmarket.mechanisms.learned import menu_session, recipes, session
+    from privmarket.mechanisms.learned.menunet import CurveFacts
     from privmarket.mechanisms.learned.trainer import Progress
 else:
     menu_session = late("privmarket.mechanisms.learned.menu_session")
@@ -115,11 +115,24 @@ def train(
         _say(result)
 
 
-def _say(result: Mapping[str, Any]) -> None:
+class _Result(TypedDict):
+    """What a training leaves: its files, how long it took, what it gained, and commands to go on with."""
+
+    weights: str
+    curve: str
+    figure: NotRequired[str]
+    steps: NotRequired[int]
+    curves: NotRequired[list[CurveFacts]]
+    seconds: float
+    gain: Gain
+    next: list[str]
+
+
+def _say(result: _Result) -> None:
     """What was written, what was gained, what to run next."""
-    for key in ("weights", "curve", "figure", "steps", "seconds"):
-        if key in result:
-            note(f"{key}: {result[key]}")
+    for key, value in result.items():
+        if key in ("weights", "curve", "figure", "steps", "seconds"):
+            note(f"{key}: {value}")
     for line in gain_lines(result["gain"]):
         print(line)
     print("next:")
@@ -149,8 +162,7 @@ def _train_network(
     settings: dict[str, object],
     place: Path,
     watch: Path | None,
-) -> dict[str, object]:
-
+) -> _Result:
     torch.set_num_threads(1)
     chosen = recipes.recipe(mechanism, profile, **changes).with_settings(settings)
     with _NetworkView(f"{mechanism}, {profile}", chosen.steps, watch) as view:
@@ -188,8 +200,7 @@ def _learn_menus(
     place: Path,
     seed: int,
     watch: Path | None,
-) -> dict[str, object]:
-
+) -> _Result:
     torch.set_num_threads(1)
     search = menu_session.search_called(profile)
     points = [menu_session.DesignPoint(law, clients, budget or clients / 2, objective) for law in laws]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
 from privmarket.lazy import late
 from privmarket.market.attacks import QUICK
@@ -14,6 +14,7 @@ from privmarket.market.attacks import QUICK
 if TYPE_CHECKING:
     from privmarket.market.scenarios import Law
     from privmarket.mechanisms.learned import session, trained_weights
+    from privmarket.mechanisms.learned.menunet import CurveFacts
     from privmarket.mechanisms.learned.recipes import Recipe
 else:
     session = late("privmarket.mechanisms.learned.session")
@@ -23,7 +24,16 @@ _CLIENTS = 20  # enough to tell rules apart, few enough to attack within seconds
 _PROFILES = 2
 
 
-def network_gain(recipe: Recipe, laws: Sequence[Law], weights: Path) -> dict[str, Any]:
+class Gain(TypedDict):
+    """A trained rule beside the untrained one: what is measured in words, in which market, and both figures."""
+
+    measure: dict[str, str]
+    market: dict[str, str | float]
+    untrained: dict[str, float]
+    trained: dict[str, float]
+
+
+def network_gain(recipe: Recipe, laws: Sequence[Law], weights: Path) -> Gain:
     """Both networks on the first law: ε bought over the fluid bound, and the mean gain of lies over the mean pay.
 
     The attack is the quick one: it finds gross lies. `privmarket audit` looks harder.
@@ -37,26 +47,29 @@ def network_gain(recipe: Recipe, laws: Sequence[Law], weights: Path) -> dict[str
         trained_weights.write_weights(start, trained_weights.new_trainer(recipe, laws), 0.0, {})
         before = session.measure(start, recipe.mechanism, case, QUICK)["cases"][0]
     after = session.measure(weights, recipe.mechanism, case, QUICK)["cases"][0]
-    shown = ("fluid_ratio", "regret_share")
     return {
         "measure": {"fluid_ratio": "ε bought / fluid bound", "regret_share": "mean gain of lies / mean pay"},
         "market": {"scenario": law.name, "clients": clients, "budget": round(clients * per_client, 4)},
-        "untrained": {name: before[name] for name in shown},
-        "trained": {name: after[name] for name in shown},
+        "untrained": {"fluid_ratio": before["fluid_ratio"], "regret_share": before["regret_share"]},
+        "trained": {"fluid_ratio": after["fluid_ratio"], "regret_share": after["regret_share"]},
     }
 
 
-def menu_gain(curve: Mapping[str, Any]) -> dict[str, Any]:
+def menu_gain(curve: CurveFacts) -> Gain:
     """A learned curve beside a posted price, where its search starts, on validation markets."""
     return {
         "measure": {"value": str(curve["objective"])},
-        "market": {name: curve[name] for name in ("scenario", "clients", "budget_per_client")},
+        "market": {
+            "scenario": curve["scenario"],
+            "clients": curve["clients"],
+            "budget_per_client": curve["budget_per_client"],
+        },
         "untrained": {"value": curve["posted_price_value"]},
         "trained": {"value": curve["value"]},
     }
 
 
-def gain_lines(gain: Mapping[str, Any]) -> list[str]:
+def gain_lines(gain: Gain) -> list[str]:
     """The gain for people, a line per measure."""
     market = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in gain["market"].items())
     lines = [f"gained over the untrained rule ({market}):"]

@@ -11,6 +11,7 @@ import hashlib
 import io
 import json
 import zipfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ class Checkpoint:
     """Arrays by name, and plain data."""
 
     arrays: dict[str, np.ndarray]
-    data: dict[str, Any]
+    data: Mapping[str, Any]
 
 
 def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:

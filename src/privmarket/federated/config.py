@@ -98,7 +98,7 @@ class FederationConfig(MarketPlan):
         """What the run's mode does."""
         return MODES[self.mode]
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Plain data, nested."""
         return asdict(self)
 
@@ -107,7 +107,7 @@ class FederationConfig(MarketPlan):
         text = json.dumps(identity(self), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
-    def is_same_run(self, saved: Mapping[str, Any]) -> bool:
+    def is_same_run(self, saved: Mapping[str, object]) -> bool:
         """Whether `saved` is this run as `to_json` wrote it, perhaps before some settings existed."""
         try:
             return self.from_json(dict(saved)).to_json() == self.to_json()

@@ -11,14 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from privmarket.federated.layers import Part, Summation
+from privmarket.federated.layers import Factors, Part, Summation
 from privmarket.federated.models import Model
 from privmarket.privacy.release import BLOCK_RECORDS, BLOCKS_IN_FLOAT32, CANCELLATION
 
@@ -161,10 +160,7 @@ def clipped_sums(
                 counts = whose[clients]
                 chosen = batch.places[inside] - first
                 squared = squared[chosen]
-                gradients = [
-                    g if g is None else layer.rows(g, chosen)
-                    for layer, g in zip(model.layers, gradients, strict=True)
-                ]
+                gradients = [tuple(factor[chosen] for factor in factors) for factors in gradients]
                 persons = None if batch.persons is None else batch.persons[inside]
             factor, bad = _clip(model, gradients, squared, clip_norm, present, persons)
             for layer, target, gradient in zip(model.layers, targets, gradients, strict=True):
@@ -247,8 +243,8 @@ def _pieces(batch: Batch, first: int, size: int) -> Iterator[tuple[int, int]]:
 
 def _gradients(
     model: Model, weights: list[list[Part]], images: Tensor, labels: Tensor, sizes: list[int], in_tiles: bool
-) -> list[Any]:
-    """Per layer what `Layer.gradient` says, None for layers without weights."""
+) -> list[Factors]:
+    """Per layer what `Layer.gradient` says; nothing for layers without weights."""
     copies = sizes if len(weights[0]) > 1 else [labels.shape[0]]
     if in_tiles:
         # One product per tile: repeat each copy of the weights as often as its client has tiles.
@@ -256,7 +252,7 @@ def _gradients(
         weights = [[part for part, n in zip(layer, tiles, strict=True) for _ in range(n)] for layer in weights]
         copies = [TILE_ROWS] * sum(tiles)
     logits, kept = model.forward(weights, images, copies)
-    gradients: list[Any] = [None] * len(model.layers)
+    gradients: list[Factors] = [()] * len(model.layers)
     slope = loss_slope(logits, labels)
     first = next(i for i, layer in enumerate(model.layers) if layer.size)
     for i in range(len(model.layers) - 1, first - 1, -1):
@@ -268,18 +264,15 @@ def _gradients(
     return gradients
 
 
-def _squared_norms(model: Model, gradients: list[Any]) -> Tensor:
+def _squared_norms(model: Model, gradients: list[Factors]) -> Tensor:
     """(rows,) float64, never below each record's squared norm over all layers."""
-    squared: Any = 0.0
-    for layer, gradient in zip(model.layers, gradients, strict=True):
-        if layer.size:
-            squared = squared + layer.squared_norms(gradient)
-    return torch.as_tensor(squared)
+    norms = [layer.squared_norms(g) for layer, g in zip(model.layers, gradients, strict=True) if layer.size]
+    return sum(norms[1:], start=norms[0])
 
 
 def _clip(
     model: Model,
-    gradients: list[Any],
+    gradients: list[Factors],
     squared: Tensor,
     clip_norm: float,
     present: Tensor | None,
@@ -290,10 +283,7 @@ def _clip(
     if persons is None:
         factor = clip_factors(squared, clip_norm)
     else:
-        finite = [
-            layer.blank(gradient, bad) if layer.size else None
-            for layer, gradient in zip(model.layers, gradients, strict=True)
-        ]
+        finite = [tuple(factor.masked_fill(bad[:, None], 0.0) for factor in factors) for factors in gradients]
         factor = _person_factors(model, finite, squared.masked_fill(bad, 0.0), clip_norm, persons)
     if present is not None:
         factor = factor.masked_fill_(~present, 0.0)
@@ -309,7 +299,7 @@ def clip_factors(squared_norms: Tensor, clip_norm: float) -> Tensor:
 
 
 def _person_factors(
-    model: Model, gradients: list[Any], squared: Tensor, clip_norm: float, persons: Tensor
+    model: Model, gradients: list[Factors], squared: Tensor, clip_norm: float, persons: Tensor
 ) -> Tensor:
     """(rows,) float32: the same factor for all records of a person, which clips the norm of their sum."""
     factor = torch.empty(persons.shape[0], dtype=torch.float64)

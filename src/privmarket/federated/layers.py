@@ -16,7 +16,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from enum import Enum
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,6 +25,10 @@ from privmarket.privacy.release import BLOCK_RECORDS, BLOCKS_IN_FLOAT32
 
 # One copy of a layer's weights: (matrix or kernel, bias), views of a flat vector; empty without parameters.
 Part = tuple[Tensor, ...]
+# What a layer's forward pass keeps for its backward pass.
+Kept = tuple[Tensor, ...]
+# The float32 numbers, (rows, ...) each, that make up each record's ∂loss/∂weights; empty without parameters.
+Factors = tuple[Tensor, ...]
 
 # Sums of more squares than this are taken in float64; for fewer, float32's worst case is below 0.1 %.
 _SQUARES_IN_FLOAT32 = 2**14
@@ -56,37 +59,29 @@ class Layer(ABC):
         return ()
 
     @abstractmethod
-    def forward(self, parts: Sequence[Part], rows: Tensor, sizes: list[int]) -> tuple[Tensor, Any]:
+    def forward(self, parts: Sequence[Part], rows: Tensor, sizes: list[int]) -> tuple[Tensor, Kept]:
         """(rows, ...) → (rows, ...) and what the backward pass needs."""
 
     @abstractmethod
-    def backward(self, parts: Sequence[Part], kept: Any, slope: Tensor, sizes: list[int]) -> Tensor:
+    def backward(self, parts: Sequence[Part], kept: Kept, slope: Tensor, sizes: list[int]) -> Tensor:
         """Derivative of the loss by the layer's input, from that by its output; both (rows, ...)."""
 
-    def gradient(self, kept: Any, slope: Tensor) -> Any:
-        """The float32 numbers that make up each record's ∂loss/∂weights: (rows, ...), or factors of it."""
+    def gradient(self, kept: Kept, slope: Tensor) -> Factors:
+        """Each record's ∂loss/∂weights, or factors of it."""
         raise NotImplementedError
 
-    def rows(self, gradient: Any, chosen: Tensor) -> Any:
-        """The same for the rows `chosen` only, a copy."""
-        raise NotImplementedError
-
-    def blank(self, gradient: Any, rows: Tensor) -> Any:
-        """The same with zeros for the records where `rows`, (rows,) booleans, is true."""
-        raise NotImplementedError
-
-    def squared_norms(self, gradient: Any) -> Tensor:
+    def squared_norms(self, gradient: Factors) -> Tensor:
         """(rows,) float64, never below ‖∂loss/∂weights‖² of each record; not finite where that is not."""
         raise NotImplementedError
 
-    def group_squared_norms(self, gradient: Any, groups: Tensor) -> Tensor:
+    def group_squared_norms(self, gradient: Factors, groups: Tensor) -> Tensor:
         """(groups,) float64 ‖Σ ∂loss/∂weights‖² over the records in each row of `groups`, (groups, members)."""
         raise NotImplementedError
 
     def add_sums(
         self,
         sums: Sequence[Part],
-        gradient: Any,
+        gradient: Factors,
         factor: Tensor,
         sizes: list[int],
         how: Sequence[Summation],
@@ -112,40 +107,30 @@ class Linear(Layer):
         cut = self.inputs * self.outputs
         return flat[:cut].view(self.inputs, self.outputs), flat[cut:]
 
-    def forward(self, parts: Sequence[Part], rows: Tensor, sizes: list[int]) -> tuple[Tensor, Tensor]:
+    def forward(self, parts: Sequence[Part], rows: Tensor, sizes: list[int]) -> tuple[Tensor, Kept]:
         """(rows, inputs) → (rows, outputs)."""
         out = rows.new_empty(rows.shape[0], self.outputs)
         for (matrix, bias), mine, target in zip(parts, _cut(rows, sizes), _cut(out, sizes), strict=True):
             torch.addmm(bias, mine, matrix, out=target)
-        return out, rows
+        return out, (rows,)
 
-    def backward(self, parts: Sequence[Part], kept: Tensor, slope: Tensor, sizes: list[int]) -> Tensor:
+    def backward(self, parts: Sequence[Part], kept: Kept, slope: Tensor, sizes: list[int]) -> Tensor:
         """(rows, outputs) → (rows, inputs)."""
         out = slope.new_empty(slope.shape[0], self.inputs)
         for (matrix, _), mine, target in zip(parts, _cut(slope, sizes), _cut(out, sizes), strict=True):
             torch.mm(mine, matrix.t(), out=target)
         return out
 
-    def gradient(self, kept: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
+    def gradient(self, kept: Kept, slope: Tensor) -> Factors:
         """Activation a and slope g: the gradient by the matrix is a gᵀ, never formed, that by the bias is g."""
-        return kept, slope
+        return *kept, slope
 
-    def rows(self, gradient: tuple[Tensor, Tensor], chosen: Tensor) -> tuple[Tensor, Tensor]:
-        """The chosen rows of both factors."""
-        kept, slope = gradient
-        return kept[chosen], slope[chosen]
-
-    def blank(self, gradient: tuple[Tensor, Tensor], rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Zeros in both factors; the records themselves stay as they are."""
-        kept, slope = gradient
-        return kept.masked_fill(rows[:, None], 0.0), slope.masked_fill(rows[:, None], 0.0)
-
-    def squared_norms(self, gradient: tuple[Tensor, Tensor]) -> Tensor:
+    def squared_norms(self, gradient: Factors) -> Tensor:
         """‖a gᵀ‖² + ‖g‖² = (‖a‖² + 1)·‖g‖²."""
-        kept, slope = gradient
-        return (row_energy(kept) + 1.0) * row_energy(slope)
+        activation, slope = gradient
+        return (row_energy(activation) + 1.0) * row_energy(slope)
 
-    def group_squared_norms(self, gradient: tuple[Tensor, Tensor], groups: Tensor) -> Tensor:
+    def group_squared_norms(self, gradient: Factors, groups: Tensor) -> Tensor:
         """‖Σ aᵢ gᵢᵀ‖² + ‖Σ gᵢ‖² = Σᵢⱼ (aᵢ·aⱼ + 1)·(gᵢ·gⱼ), or by the sum itself where groups are large."""
         # Padded with zeros, so that every group begins at a multiple of 64 bytes and is computed alike.
         a, g = (F.pad(factor[groups].double(), (0, -factor.shape[1] % 8)) for factor in gradient)
@@ -156,20 +141,20 @@ class Linear(Layer):
     def add_sums(
         self,
         sums: Sequence[Part],
-        gradient: tuple[Tensor, Tensor],
+        gradient: Factors,
         factor: Tensor,
         sizes: list[int],
         how: Sequence[Summation],
         bad: Tensor | None = None,
     ) -> None:
         """Σ a (factor·g)ᵀ, products of matrices per client."""
-        kept, slope = gradient
+        activation, slope = gradient
         scaled = slope * factor[:, None]
         if bad is not None:
             scaled.masked_fill_(bad[:, None], 0.0)
         out: Sequence[Tensor | None] = [None] * len(sizes) if bad is None else _cut(bad, sizes)
         for (matrix, bias), mine, steep, left_out, way in zip(
-            sums, _cut(kept, sizes), _cut(scaled, sizes), out, how, strict=True
+            sums, _cut(activation, sizes), _cut(scaled, sizes), out, how, strict=True
         ):
             _add_product(matrix, mine, steep, way, left_out)
             if way is Summation.FEW:
@@ -263,15 +248,15 @@ class Convolution(Layer):
         cut = self.outputs * self.fan_in
         return flat[:cut].view(self.outputs, self.inputs, self.kernel, self.kernel), flat[cut:], flat
 
-    def forward(self, parts: Sequence[Part], rows: Tensor, sizes: list[int]) -> tuple[Tensor, Tensor]:
+    def forward(self, parts: Sequence[Part], rows: Tensor, sizes: list[int]) -> tuple[Tensor, Kept]:
         """(rows, inputs, h, w) → (rows, outputs, h, w)."""
         done = [
             F.conv2d(mine, kernel, bias, padding=self.kernel // 2)
             for (kernel, bias, _), mine in zip(parts, _cut(rows, sizes), strict=True)
         ]
-        return torch.cat(done) if len(done) > 1 else done[0], rows
+        return torch.cat(done) if len(done) > 1 else done[0], (rows,)
 
-    def backward(self, parts: Sequence[Part], kept: Tensor, slope: Tensor, sizes: list[int]) -> Tensor:
+    def backward(self, parts: Sequence[Part], kept: Kept, slope: Tensor, sizes: list[int]) -> Tensor:
         """(rows, outputs, h, w) → (rows, inputs, h, w)."""
         # The adjoint of a same-size convolution is the convolution with the kernel turned round.
         done = [
@@ -280,87 +265,81 @@ class Convolution(Layer):
         ]
         return torch.cat(done) if len(done) > 1 else done[0]
 
-    def per_record(self, kept: Tensor, slope: Tensor) -> Tensor:
-        """(rows, size) gradient of each record by kernel and bias."""
-        patches = F.unfold(kept, self.kernel, padding=self.kernel // 2)  # (rows, fan_in, h·w)
+    def gradient(self, kept: Kept, slope: Tensor) -> Factors:
+        """(rows, size) the gradient of each record by kernel and bias."""
+        (images,) = kept
+        patches = F.unfold(images, self.kernel, padding=self.kernel // 2)  # (rows, fan_in, h·w)
         flat = slope.flatten(2)  # (rows, outputs, h·w)
         kernel = torch.bmm(flat, patches.transpose(1, 2)).flatten(1)
-        return torch.cat([kernel, flat.sum(2)], dim=1)
+        return (torch.cat([kernel, flat.sum(2)], dim=1),)
 
-    def gradient(self, kept: Tensor, slope: Tensor) -> Tensor:
-        """`per_record`."""
-        return self.per_record(kept, slope)
+    def squared_norms(self, gradient: Factors) -> Tensor:
+        """Of each row."""
+        (rows,) = gradient
+        return row_energy(rows)
 
-    def rows(self, gradient: Tensor, chosen: Tensor) -> Tensor:
-        """The chosen rows."""
-        return gradient[chosen]
-
-    def blank(self, gradient: Tensor, rows: Tensor) -> Tensor:
-        """Zeros in the rows."""
-        return gradient.masked_fill(rows[:, None], 0.0)
-
-    def squared_norms(self, gradient: Tensor) -> Tensor:
-        """(rows,) of `per_record`."""
-        return row_energy(gradient)
-
-    def group_squared_norms(self, gradient: Tensor, groups: Tensor) -> Tensor:
-        """Of the sums of `per_record`."""
-        return gradient[groups].sum(1, dtype=torch.float64).square().sum(1)
+    def group_squared_norms(self, gradient: Factors, groups: Tensor) -> Tensor:
+        """Of the sum of the rows in each group."""
+        (rows,) = gradient
+        return rows[groups].sum(1, dtype=torch.float64).square().sum(1)
 
     def add_sums(
         self,
         sums: Sequence[Part],
-        gradient: Tensor,
+        gradient: Factors,
         factor: Tensor,
         sizes: list[int],
         how: Sequence[Summation],
         bad: Tensor | None = None,
     ) -> None:
-        """Σ factor·per_record over each client's rows."""
+        """Σ factor·gradient over each client's rows."""
+        (rows,) = gradient
         if bad is not None:
-            gradient.masked_fill_(bad[:, None], 0.0)  # made by `gradient`, used for nothing else
-        for (*_, flat), mine, share, way in zip(sums, _cut(gradient, sizes), _cut(factor, sizes), how, strict=True):
+            rows.masked_fill_(bad[:, None], 0.0)  # made by `gradient`, used for nothing else
+        for (*_, flat), mine, share, way in zip(sums, _cut(rows, sizes), _cut(factor, sizes), how, strict=True):
             _add_product(flat, mine, share, way)
 
 
 class Relu(Layer):
     """max(0, x), any shape."""
 
-    def forward(self, parts: Sequence[Part], rows: Tensor, sizes: list[int]) -> tuple[Tensor, Tensor]:
+    def forward(self, parts: Sequence[Part], rows: Tensor, sizes: list[int]) -> tuple[Tensor, Kept]:
         """In place: the input is not needed again."""
         rows.relu_()
-        return rows, rows
+        return rows, (rows,)
 
-    def backward(self, parts: Sequence[Part], kept: Tensor, slope: Tensor, sizes: list[int]) -> Tensor:
+    def backward(self, parts: Sequence[Part], kept: Kept, slope: Tensor, sizes: list[int]) -> Tensor:
         """Zero where the output was zero."""
-        return slope.mul_(kept > 0)
+        (out,) = kept
+        return slope.mul_(out > 0)
 
 
 class Tanh(Layer):
     """tanh x, any shape; bounded activations suffer less from clipping [Papernot2021]."""
 
-    def forward(self, parts: Sequence[Part], rows: Tensor, sizes: list[int]) -> tuple[Tensor, Tensor]:
+    def forward(self, parts: Sequence[Part], rows: Tensor, sizes: list[int]) -> tuple[Tensor, Kept]:
         """In place: the input is not needed again."""
         rows.tanh_()
-        return rows, rows
+        return rows, (rows,)
 
-    def backward(self, parts: Sequence[Part], kept: Tensor, slope: Tensor, sizes: list[int]) -> Tensor:
+    def backward(self, parts: Sequence[Part], kept: Kept, slope: Tensor, sizes: list[int]) -> Tensor:
         """Slope · (1 − y²)."""
-        return slope.mul_(1.0 - kept * kept)
+        (out,) = kept
+        return slope.mul_(1.0 - out * out)
 
 
 class MaxPool(Layer):
     """Largest of each 2 × 2 square: (rows, c, h, w) → (rows, c, h/2, w/2)."""
 
-    def forward(self, parts: Sequence[Part], rows: Tensor, sizes: list[int]) -> tuple[Tensor, Any]:
+    def forward(self, parts: Sequence[Part], rows: Tensor, sizes: list[int]) -> tuple[Tensor, Kept]:
         """Keeps where each maximum stood."""
         out, where = F.max_pool2d(rows, 2, return_indices=True)
-        return out, (where, rows.shape)
+        return out, (where, rows)
 
-    def backward(self, parts: Sequence[Part], kept: Any, slope: Tensor, sizes: list[int]) -> Tensor:
+    def backward(self, parts: Sequence[Part], kept: Kept, slope: Tensor, sizes: list[int]) -> Tensor:
         """Back to where the maximum stood."""
-        where, shape = kept
-        out = slope.new_zeros(shape)
+        where, rows = kept
+        out = slope.new_zeros(rows.shape)
         out.flatten(2).scatter_(2, where.flatten(2), slope.flatten(2))
         return out
 
@@ -368,10 +347,10 @@ class MaxPool(Layer):
 class Flatten(Layer):
     """(rows, ...) → (rows, n)."""
 
-    def forward(self, parts: Sequence[Part], rows: Tensor, sizes: list[int]) -> tuple[Tensor, torch.Size]:
-        """Keeps the shape."""
-        return rows.flatten(1), rows.shape
+    def forward(self, parts: Sequence[Part], rows: Tensor, sizes: list[int]) -> tuple[Tensor, Kept]:
+        """A view of the rows, which are kept for their shape."""
+        return rows.flatten(1), (rows,)
 
-    def backward(self, parts: Sequence[Part], kept: torch.Size, slope: Tensor, sizes: list[int]) -> Tensor:
+    def backward(self, parts: Sequence[Part], kept: Kept, slope: Tensor, sizes: list[int]) -> Tensor:
         """Back to the shape."""
-        return slope.reshape(kept)
+        return slope.reshape(kept[0].shape)

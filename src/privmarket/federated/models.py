@@ -10,14 +10,13 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from privmarket.errors import UnknownNameError
-from privmarket.federated.layers import Convolution, Flatten, Layer, Linear, MaxPool, Part, Relu, Tanh
+from privmarket.federated.layers import Convolution, Flatten, Kept, Layer, Linear, MaxPool, Part, Relu, Tanh
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,14 +46,14 @@ class Model:
         ]
         return torch.from_numpy(np.concatenate(parts).astype(np.float32))
 
-    def forward(self, parts: list[list[Part]], images: Tensor, sizes: list[int]) -> tuple[Tensor, list[Any]]:
+    def forward(self, parts: list[list[Part]], images: Tensor, sizes: list[int]) -> tuple[Tensor, list[Kept]]:
         """(rows, channels, h, w) → logits (rows, classes) and what each layer kept.
 
         Args:
             parts: what `parts` made of the weights, with as many copies as `sizes` has entries.
             sizes: rows per copy of the weights.
         """
-        rows, kept = images, []
+        rows, kept = images, list[Kept]()
         for layer, mine in zip(self.layers, parts, strict=True):
             rows, memory = layer.forward(mine, rows, sizes)
             kept.append(memory)

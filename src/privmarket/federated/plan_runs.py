@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -96,11 +97,11 @@ def run_cell(config: FederationConfig, proxy: PublicProxy | None) -> Outcome:
             weights, types = federation.model_weights(state).numpy(), federation.types(config.rounds - 1)
     result = RunResult(config, state.records, weights, state.wallets, types, 0.0)
     rows = client_table(result)
-    spent = [row["epsilon_spent"] for row in rows]
+    spent = [math.inf if row["epsilon_spent"] is None else row["epsilon_spent"] for row in rows]
     return Outcome(
         accuracy=float(result.accuracy),
         spent=float(result.spent),
-        lifetime_epsilon=float("inf") if None in spent else max(spent, default=0.0),
+        lifetime_epsilon=max(spent, default=0.0),
         highest_pay=max((row["paid"] for row in rows), default=0.0),
         sellers_per_round=float(np.mean([record.sellers for record in state.records])),
         seconds=round(time.perf_counter() - started, 3),

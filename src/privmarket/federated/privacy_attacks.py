@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -141,7 +140,7 @@ class AttackResult:
         false, true = self.roc()
         return float(np.trapezoid(true, false))
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Plain figures."""
         false, true = self.roc()
         return {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -60,7 +59,7 @@ def to_checkpoint(config: FederationConfig, state: RunState) -> Checkpoint:
     """Weights, wallets, money and records together: they cannot get out of step."""
     server = state.server
     arrays = {"weights": server.weights, "direction": server.direction, "averaged": server.averaged}
-    data: dict[str, Any] = {
+    data = {
         "config": config.to_json(),
         "next_round": state.next_round,
         "remaining_micro": state.remaining_micro,

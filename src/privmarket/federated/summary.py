@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Iterable
 from dataclasses import asdict
 from importlib.metadata import version
-from typing import Any
+from typing import NotRequired, TypedDict
 
 import numpy as np
 
@@ -20,7 +21,38 @@ from privmarket.privacy.release import FLOAT_WARNING
 from privmarket.rounds import MICRO
 
 
-def client_table(result: RunResult) -> list[dict[str, Any]]:
+class ClientRow(TypedDict):
+    """What a run did to one client; None where there is nothing to state."""
+
+    client: int
+    valuation: float
+    epsilon_per_round: float
+    sales: int
+    paid: float
+    epsilon_spent: float | None
+    epsilon_if_others_collude: float | None
+    wallet_left: float | None
+
+
+class RunSummary(TypedDict):
+    """A run as plain data: its configuration, versions, time, totals, clients and rounds."""
+
+    config: dict[str, object]
+    versions: dict[str, str]
+    seconds: float
+    accuracy: float
+    spent: float
+    epsilon_bought: float
+    sellers_per_round: float
+    largest_epsilon_spent: float | None
+    largest_epsilon_if_others_collude: float | None
+    arithmetic: str | None
+    dropped: dict[str, dict[str, str]]
+    clients: list[ClientRow]
+    rounds: NotRequired[list[dict[str, object]]]
+
+
+def client_table(result: RunResult) -> list[ClientRow]:
     """One row per client: its type, how often it sold, what it was paid, its total ε, what its wallet has left."""
     clients, history = result.config.clients, result.wallets.history
     accountant = RdpAccountant(clients)
@@ -73,23 +105,25 @@ def arithmetic_of(config: FederationConfig) -> str:
     return "exact" if exact else f"float: {FLOAT_WARNING}"
 
 
-def brief(result: RunResult, command: str) -> dict[str, Any]:
+def brief(result: RunResult, command: str) -> dict[str, object]:
     """What is kept of a run as a result file: totals, the accuracy curve, and the command that gives it again."""
     summary = summarise(result, rounds=False)
-    table = summary.pop("clients")
-    summary["clients_that_sold"] = sum(row["sales"] > 0 for row in table)
-    summary["accuracy_by_round"] = {
-        str(r.number + 1): round(r.accuracy, 4) for r in result.records if r.accuracy is not None
+    return {
+        "command": command,
+        **{name: value for name, value in summary.items() if name != "clients"},
+        "clients_that_sold": sum(row["sales"] > 0 for row in summary["clients"]),
+        "accuracy_by_round": {
+            str(r.number + 1): round(r.accuracy, 4) for r in result.records if r.accuracy is not None
+        },
     }
-    return {"command": command, **summary}
 
 
-def summarise(result: RunResult, *, rounds: bool = True) -> dict[str, Any]:
+def summarise(result: RunResult, *, rounds: bool = True) -> RunSummary:
     """Configuration, versions, time, totals, clients and, if wanted, every round."""
     records = result.records
     table = client_table(result)
     private = result.config.mode == "private"
-    summary: dict[str, Any] = {
+    summary: RunSummary = {
         "config": result.config.to_json(),
         "versions": {
             "privmarket": version("privmarket"),
@@ -101,11 +135,8 @@ def summarise(result: RunResult, *, rounds: bool = True) -> dict[str, Any]:
         "spent": result.spent,
         "epsilon_bought": sum(r.total_epsilon for r in records),
         "sellers_per_round": float(np.mean([r.sellers for r in records])),
-        "largest_epsilon_spent": max((row["epsilon_spent"] for row in table), default=0.0) if private else None,
-        "largest_epsilon_if_others_collude": max(
-            (row["epsilon_if_others_collude"] for row in table if row["epsilon_if_others_collude"] is not None),
-            default=None,
-        ),
+        "largest_epsilon_spent": _largest(row["epsilon_spent"] for row in table),
+        "largest_epsilon_if_others_collude": _largest(row["epsilon_if_others_collude"] for row in table),
         # Shares of a secure sum are integers always.
         "arithmetic": arithmetic_of(result.config) if private else None,
         "dropped": {str(r.number): r.dropped for r in records if r.dropped},
@@ -114,3 +145,8 @@ def summarise(result: RunResult, *, rounds: bool = True) -> dict[str, Any]:
     if rounds:
         summary["rounds"] = [asdict(r) for r in records]
     return summary
+
+
+def _largest(values: Iterable[float | None]) -> float | None:
+    """The largest that is stated; None where none is."""
+    return max((value for value in values if value is not None), default=None)

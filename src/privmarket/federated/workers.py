@@ -10,17 +10,19 @@ from __future__ import annotations
 import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
-from typing import Any, TypeVar
+from contextlib import contextmanager
+from functools import partial
+from typing import Generic, Self, TypeVar
 
 import numpy as np
 import torch
 
+Argument = TypeVar("Argument")
+Built = TypeVar("Built")
 Task = TypeVar("Task")
-Worker = Callable[[Any, Task], np.ndarray]
 
-# What a worker process was started with; set once in each process by `_start`.
-_STATE: dict[str, Any] = {}
+# What a worker process does with a task; set once in each process by `_start`.
+_WORK: list[Callable[..., np.ndarray]] = []
 
 
 @contextmanager
@@ -34,7 +36,7 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-class Workers(AbstractContextManager["Workers"]):
+class Workers(Generic[Task]):
     """Maps chunks of work over processes; one worker means this process.
 
     Args:
@@ -42,32 +44,44 @@ class Workers(AbstractContextManager["Workers"]):
         work: (what `build` made, task) → array.
     """
 
-    def __init__(self, build: Callable[[Any], Any], argument: Any, work: Worker[Any], count: int = 1) -> None:
-        self._work = work
-        self._built = build(argument) if count == 1 else None
-        self._pool = None
-        if count > 1:
+    def __init__(
+        self,
+        build: Callable[[Argument], Built],
+        argument: Argument,
+        work: Callable[[Built, Task], np.ndarray],
+        count: int = 1,
+    ) -> None:
+        self._work: Callable[[Task], np.ndarray] | None = None
+        self._pool: ProcessPoolExecutor | None = None
+        if count == 1:
+            self._work = partial(work, build(argument))
+        else:
             # A fresh interpreter each: a fork of a process that runs threads (progress bars) may hang.
             context = multiprocessing.get_context("spawn")
-            self._pool = ProcessPoolExecutor(count, context, _start, (build, argument))
+            self._pool = ProcessPoolExecutor(count, context, _start, (build, argument, work))
 
-    def map(self, tasks: Sequence[Any]) -> list[np.ndarray]:
+    def map(self, tasks: Sequence[Task]) -> list[np.ndarray]:
         """The results in the order of the tasks."""
-        if self._pool is None:
-            with one_thread():
-                return [self._work(self._built, task) for task in tasks]
-        return list(self._pool.map(_run, [(self._work, task) for task in tasks]))
+        if self._pool is not None:
+            return list(self._pool.map(_run, tasks))
+        assert self._work is not None
+        with one_thread():
+            return [self._work(task) for task in tasks]
+
+    def __enter__(self) -> Self:
+        return self
 
     def __exit__(self, *_: object) -> None:
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
 
 
-def _start(build: Callable[[Any], Any], argument: Any) -> None:
+def _start(
+    build: Callable[[Argument], Built], argument: Argument, work: Callable[[Built, Task], np.ndarray]
+) -> None:
     torch.set_num_threads(1)
-    _STATE["built"] = build(argument)
+    _WORK[:] = [partial(work, build(argument))]
 
 
-def _run(job: tuple[Worker[Any], Any]) -> np.ndarray:
-    work, task = job
-    return work(_STATE["built"], task)
+def _run(task: object) -> np.ndarray:
+    return _WORK[0](task)

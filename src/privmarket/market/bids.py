@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
+from types import EllipsisType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     import pandas
 
 Array = NDArray[np.float64]
+_OneIndex = int | slice | EllipsisType | None | NDArray[np.integer] | NDArray[np.bool_] | Sequence[int]
+Index = _OneIndex | tuple[_OneIndex, ...]
+"""What NumPy takes between brackets."""
 _SHOWN_IN_HTML = 20
 
 
@@ -120,23 +124,27 @@ class Bids:
         fields = {name: getattr(self, name) for name in (*_RULES, "client_ids")}
         return Bids(**{**fields, **changes})
 
-    def __getitem__(self, index: Any) -> Bids:
+    def __getitem__(self, index: Index) -> Bids:
         """Markets (or clients) picked by a NumPy index, applied to every field.
 
         Names stay with their clients where each is picked at most once, or where whole markets are picked.
         """
-        picked: dict[str, Any] = {
-            name: None if a is None else a[index] for name, a in ((n, getattr(self, n)) for n in _RULES)
-        }
+        names: Sequence[object] | None = None
         if self.client_ids is not None:
             if self.valuation.ndim == 1:
-                names = np.asarray(self.client_ids, dtype=object)[index]
+                picked = np.asarray(self.client_ids, dtype=object)[index]
                 # Drawn with replacement, or into a batch: then these are no longer the clients of those names.
-                if np.ndim(names) == 1 and len(set(names)) == len(names):
-                    picked["client_ids"] = names
+                if np.ndim(picked) == 1 and len(set(picked)) == len(picked):
+                    names = list(picked)
             elif not isinstance(index, tuple) or len(index) < self.valuation.ndim:
-                picked["client_ids"] = self.client_ids
-        return Bids(**picked)
+                names = self.client_ids
+        return Bids(
+            self.valuation[index],
+            self.epsilon[index],
+            None if self.data_size is None else self.data_size[index],
+            None if self.accuracy is None else self.accuracy[index],
+            names,
+        )
 
     def __len__(self) -> int:
         return int(self.shape[0])

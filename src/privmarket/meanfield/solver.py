@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -129,6 +128,16 @@ class Equilibrium:
         """Φ of a kind of clients: (valuation, remaining_budget, time) → worth of the rest of the game."""
         return Surface(self.game.mesh, self.value[:, kind])
 
+    def mean_valuation(self) -> Array:
+        """(steps,) the mean valuation of clients who have budget left."""
+        active = self.flow.mass[:-1, ..., 1:]
+        total = (active * self.game.valuation).sum(axis=(1, 2, 3))
+        return np.asarray(total / active.sum(axis=(1, 2, 3)))
+
+    def share_with_budget_left(self) -> Array:
+        """(steps + 1,) the share of clients who can still sell."""
+        return np.asarray(1.0 - self.flow.mass[..., 0].sum(axis=(1, 2)))
+
     def mean_bid(self) -> Array:
         """(steps,) b_MFG(t), the mean report of clients who have budget left.
 
@@ -167,9 +176,8 @@ class Equilibrium:
             limits=np.array([mesh.valuation_limit, mesh.budget_limit, mesh.horizon]),
         )
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, object]:
         """What a program wants to know, as plain JSON types."""
-        active = 1.0 - self.flow.mass[..., 0].sum(axis=(1, 2))
         return {
             "result": self.result.value,
             "scenario": self.problem.law.name,
@@ -194,10 +202,10 @@ class Equilibrium:
             "time": self.game.mesh.time.tolist(),
             "price": self.price.tolist(),
             "mean_bid": self.mean_bid().tolist(),
-            "mean_valuation": _mean_valuation(self).tolist(),
+            "mean_valuation": self.mean_valuation().tolist(),
             "sold_per_round": self.flow.sold.tolist(),
-            "share_with_budget_left": active.tolist(),
-            "notes": [note.__dict__ for note in self.notes],
+            "share_with_budget_left": self.share_with_budget_left().tolist(),
+            "notes": [asdict(note) for note in self.notes],
         }
 
 
@@ -350,9 +358,3 @@ def _notes(game: DiscreteGame, flow: Flow) -> tuple[Note, ...]:
             )
         )
     return tuple(notes)
-
-
-def _mean_valuation(equilibrium: Equilibrium) -> Array:
-    active = equilibrium.flow.mass[:-1, ..., 1:]
-    total = (active * equilibrium.game.valuation).sum(axis=(1, 2, 3))
-    return np.asarray(total / active.sum(axis=(1, 2, 3)))

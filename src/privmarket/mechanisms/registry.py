@@ -15,7 +15,6 @@ from importlib.metadata import EntryPoint, entry_points
 from inspect import Parameter, isclass, signature
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 from privmarket.errors import ConfigurationError, UnknownNameError
 from privmarket.extras import needed
@@ -59,7 +58,7 @@ def mechanism_names() -> tuple[str, ...]:
     return (*_REGISTRY, *sorted(_added()))
 
 
-def mechanism(name: str, *, market: MarketFacts | None = None, **settings: Any) -> Mechanism:
+def mechanism(name: str, *, market: MarketFacts | None = None, **settings: object) -> Mechanism:
     """The rule called `name`.
 
     Args:
@@ -72,7 +71,7 @@ def mechanism(name: str, *, market: MarketFacts | None = None, **settings: Any) 
     <mechanism proportional-share>
     """
     if name in _REGISTRY:
-        found: Any = _registered(name)
+        found: object = _registered(name)
     elif name in _added():
         found = _added()[name].load()
     else:
@@ -80,7 +79,7 @@ def mechanism(name: str, *, market: MarketFacts | None = None, **settings: Any) 
     return _build(name, found, market, settings)
 
 
-def resolve(rule: Rule, *, market: MarketFacts | None = None, **settings: Any) -> Mechanism:
+def resolve(rule: Rule, *, market: MarketFacts | None = None, **settings: object) -> Mechanism:
     """The mechanism that `rule` means. This is how every command and function of the front door takes a rule.
 
     Args:
@@ -153,7 +152,7 @@ def _module_of_file(path: Path) -> ModuleType:
     return module
 
 
-def _build(name: str, found: Any, market: MarketFacts | None, settings: dict[str, Any]) -> Mechanism:
+def _build(name: str, found: object, market: MarketFacts | None, settings: Mapping[str, object]) -> Mechanism:
     if isinstance(found, Mechanism):
         if settings:
             raise ConfigurationError(
@@ -176,13 +175,13 @@ def _build(name: str, found: Any, market: MarketFacts | None, settings: dict[str
     )
 
 
-def _told(wanted: tuple[str, ...], market: MarketFacts | None) -> dict[str, Any]:
+def _told(wanted: tuple[str, ...], market: MarketFacts | None) -> dict[str, object]:
     known = {fact: getattr(market, fact, None) for fact in wanted}
     return {fact: value for fact, value in known.items() if value is not None}
 
 
 def _check_settings(
-    name: str, settings: dict[str, Any], parameters: Mapping[str, Parameter], types: Mapping[str, Any]
+    name: str, settings: Mapping[str, object], parameters: Mapping[str, Parameter], types: Mapping[str, object]
 ) -> None:
     """Refuses a setting that the rule does not have, or a value of another type than it declares."""
     if any(p.kind is Parameter.VAR_KEYWORD for p in parameters.values()):

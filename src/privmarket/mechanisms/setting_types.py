@@ -7,14 +7,20 @@ from inspect import isclass
 from numbers import Integral, Real
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Union, get_args, get_origin, get_type_hints
 
 from privmarket.errors import ConfigurationError
 
-_WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false", NoneType: "null"}
+_WORDS: dict[object, str] = {
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    bool: "true or false",
+    NoneType: "null",
+}
 
 
-def declared_types(of: Callable[..., object] | type) -> dict[str, Any]:
+def declared_types(of: Callable[..., object] | type) -> dict[str, object]:
     """Argument or field → declared type; empty where the types exist for a type checker only."""
     try:
         return get_type_hints(of)
@@ -22,7 +28,7 @@ def declared_types(of: Callable[..., object] | type) -> dict[str, Any]:
         return {}
 
 
-def check_type(owner: str, setting: str, value: object, wanted: Any) -> None:
+def check_type(owner: str, setting: str, value: object, wanted: object) -> None:
     """Raises `ConfigurationError`, naming the setting and what it takes, if `value` cannot be a `wanted`."""
     kinds = get_args(wanted) if get_origin(wanted) in (Union, UnionType) else (wanted,)
     if not any(_fits(value, kind) for kind in kinds):
@@ -30,7 +36,7 @@ def check_type(owner: str, setting: str, value: object, wanted: Any) -> None:
         raise ConfigurationError(f"{owner}: setting {setting} is {value!r}", f"must be {' or '.join(words)}")
 
 
-def _fits(value: object, kind: Any) -> bool:
+def _fits(value: object, kind: object) -> bool:
     """Whether a value may be meant for a type. What a type cannot decide is left to the rule itself."""
     if kind is bool or isinstance(value, bool):
         return isinstance(value, bool) and kind in (bool, object)

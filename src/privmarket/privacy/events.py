@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from privmarket.errors import PrivacyError
 from privmarket.lazy import late
@@ -108,7 +108,7 @@ def to_json(event: PrivacyEvent) -> dict[str, float | int]:
     }
 
 
-def from_json(fields: Mapping[str, Any]) -> PrivacyEvent:
+def from_json(fields: Mapping[str, float]) -> PrivacyEvent:
     """The event that `to_json` wrote."""
     known = {"noise_multiplier", "sampling_rate", "steps"}
     if set(fields) != known:

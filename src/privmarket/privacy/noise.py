@@ -15,10 +15,10 @@ import hmac
 import math
 import os
 import threading
-from typing import Any, Self
+from typing import Protocol, Self
 
 import numpy as np
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
 from numpy.typing import NDArray
 
 from privmarket.errors import PrivacyError
@@ -32,6 +32,16 @@ _ZEROS = memoryview(bytes(4 * _CHUNK))
 # Below this a 32-bit uniform is too coarse for the tail and gets 32 more bits (one pair in 2^20).
 _COARSE = np.uint32(1 << 12)
 _LARGEST_UNIFORM = np.nextafter(np.float32(1.0), np.float32(0.0))
+
+
+class TorchTensor(Protocol):
+    """What is asked of a torch tensor, so that torch need not be imported here."""
+
+    def detach(self) -> TorchTensor:
+        """The same numbers outside the graph of derivatives."""
+
+    def numpy(self) -> np.ndarray:
+        """The same memory as a NumPy array."""
 
 
 class _Workspace(threading.local):
@@ -104,7 +114,7 @@ class NoiseSource:
         self.fill(out)
         return out
 
-    def fill(self, out: Any) -> None:
+    def fill(self, out: NDArray[np.float32] | TorchTensor) -> None:
         """Overwrites a contiguous float32 NumPy array or torch tensor (any shape) with standard normals."""
         flat = _flat_view(out)
         for start in range(0, flat.size, _CHUNK):
@@ -113,7 +123,7 @@ class NoiseSource:
             np.multiply(radius, cosine, out=part[: radius.size])
             np.multiply(radius[: sine.size], sine, out=part[radius.size :])
 
-    def add(self, out: Any, scale: float) -> None:
+    def add(self, out: NDArray[np.float32] | TorchTensor, scale: float) -> None:
         """Adds N(0, scale²) to every entry of a float32 array or tensor, without a second buffer of its size."""
         flat = _flat_view(out)
         for start in range(0, flat.size, _CHUNK):
@@ -185,7 +195,7 @@ class NoiseSource:
         return uniform
 
 
-def _stream(key: bytes) -> Any:
+def _stream(key: bytes) -> CipherContext:
     # The counter starts at 0 for every key; keys are never reused for anything else.
     return Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
 
@@ -195,8 +205,8 @@ def _derive(key: bytes, *labels: int | str) -> bytes:
     return hmac.new(key, repr(labels).encode(), hashlib.sha256).digest()[:16]
 
 
-def _flat_view(out: Any) -> NDArray[np.float32]:
-    """(n,) the memory of a NumPy array or a torch tensor, which is why torch need not be imported here."""
+def _flat_view(out: NDArray[np.float32] | TorchTensor) -> NDArray[np.float32]:
+    """(n,) the memory of a NumPy array or a torch tensor."""
     array = out if isinstance(out, np.ndarray) else out.detach().numpy()
     if array.dtype != np.float32 or not array.flags.c_contiguous or not array.flags.writeable:
         raise PrivacyError(

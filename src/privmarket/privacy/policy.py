@@ -12,7 +12,7 @@ import difflib
 import hashlib
 import math
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from pathlib import Path
@@ -301,7 +301,7 @@ def _refusal(reason: Reason, message: str) -> PolicyRefusal:
     return PolicyRefusal(reason, f"{reason.value}: {message}")
 
 
-def _known(name: str, given: Any, choices: tuple[str, ...]) -> None:
+def _known(name: str, given: Iterable[str], choices: tuple[str, ...]) -> None:
     for one in given:
         if one not in choices:
             raise ConfigurationError(f"policy: {name} {one!r}", f"choose from: {', '.join(choices)}")
@@ -314,13 +314,13 @@ class _BadValueError(ValueError):
     """A value of the wrong kind."""
 
 
-def _number(key: str, value: Any) -> float:
+def _number(key: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
         raise _BadValueError(f"{key} = {value!r}: not a number")
     return float(value)
 
 
-def _limit(key: str, value: Any) -> float:
+def _limit(key: str, value: object) -> float:
     if value == UNLIMITED:
         return math.inf
     if (number := _number(key, value)) == math.inf:
@@ -328,35 +328,35 @@ def _limit(key: str, value: Any) -> float:
     return number
 
 
-def _whole(key: str, value: Any) -> int:
+def _whole(key: str, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise _BadValueError(f"{key} = {value!r}: not a whole number")
     return value
 
 
-def _text(key: str, value: Any) -> str:
+def _text(key: str, value: object) -> str:
     if not isinstance(value, str) or not value:
         raise _BadValueError(f"{key} = {value!r}: not a text")
     return value
 
 
-def _range(key: str, value: Any) -> tuple[float, float]:
+def _range(key: str, value: object) -> tuple[float, float]:
     if not isinstance(value, list) or len(value) != 2:
         raise _BadValueError(f"{key} = {value!r}: not [least, most]")
     return _number(key, value[0]), _number(key, value[1])
 
 
-def _list(key: str, value: Any) -> list[Any]:
+def _list(key: str, value: object) -> list[object]:
     if not isinstance(value, list):
         raise _BadValueError(f"{key} = {value!r}: not a list")
     return value
 
 
-def _names(key: str, value: Any) -> frozenset[str] | None:
+def _names(key: str, value: object) -> frozenset[str] | None:
     return None if value == ANY else frozenset(_text(key, one) for one in _list(key, value))
 
 
-def _schedules(key: str, value: Any) -> tuple[tuple[float, int], ...] | None:
+def _schedules(key: str, value: object) -> tuple[tuple[float, int], ...] | None:
     if value == READY:
         return None
     pairs = [_list(key, pair) for pair in _list(key, value)]
@@ -365,17 +365,17 @@ def _schedules(key: str, value: Any) -> tuple[tuple[float, int], ...] | None:
     return tuple((_number(key, rate), _whole(key, steps)) for rate, steps in pairs)
 
 
-def _prices(key: str, value: Any) -> dict[str, float]:
+def _prices(key: str, value: object) -> dict[str, float]:
     if not isinstance(value, dict):
         raise _BadValueError(f"{key} = {value!r}: not a table such as {{ local = 0.5 }}")
     return {trust: _number(key, price) for trust, price in value.items()}
 
 
-def _texts(key: str, value: Any) -> tuple[str, ...]:
+def _texts(key: str, value: object) -> tuple[str, ...]:
     return tuple(_text(key, one) for one in _list(key, value))
 
 
-_READERS: dict[str, Callable[[str, Any], Any]] = {
+_READERS: dict[str, Callable[[str, object], Any]] = {
     "epsilon_per_sale": _limit,
     "epsilon_lifetime": _limit,
     "wallet": _text,

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -336,7 +336,7 @@ def _one_run_p_value(canaries: int, guesses: int, correct: int, epsilon: float, 
     chance = 1.0 / (1.0 + np.exp(-epsilon))
     k = np.arange(guesses + 1, dtype=np.float64)
     log_choose = gammaln(guesses + 1.0) - gammaln(k + 1.0) - gammaln(guesses - k + 1.0)
-    mass: NDArray[Any] = np.exp(log_choose + xlogy(k, chance) + xlog1py(guesses - k, -chance))
+    mass: NDArray[np.float64] = np.exp(log_choose + xlogy(k, chance) + xlog1py(guesses - k, -chance))
     tail = float(mass[correct:].sum())
     below = np.cumsum(mass[:correct][::-1]) / np.arange(1, correct + 1)
     moved = float(below.max()) if correct else 0.0

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -38,6 +38,16 @@ from privmarket.privacy.renyi import ORDERS, conversion_cost
 _ROUNDING = 1.0 + 1e-12
 # A menu entry's ε, turned back into noise, may land one rounding error off; then the next entry is taken.
 _TRIM_RETRIES = 3
+
+
+class _Stored(TypedDict):
+    """What `Wallets.to_json` writes; `history` holds places in `releases`."""
+
+    cap_epsilon: list[float | None]
+    delta: float
+    measure: Sequence[str]
+    releases: list[dict[str, float | int]]
+    history: list[list[int | None]]
 
 
 class Wallets:
@@ -237,7 +247,7 @@ class Wallets:
         """Caps, δ, measures and the events; what was spent is recomputed from them."""
         kinds = list(dict.fromkeys(e for entry in self._history for e in entry if e is not None))
         place: dict[PrivacyEvent | None, int | None] = {kind: at for at, kind in enumerate(kinds)}
-        fields = {
+        fields: _Stored = {
             "cap_epsilon": [None if np.isinf(c) else float(c) for c in self.cap_epsilon],
             "delta": self.delta,
             "measure": self.measure,
@@ -417,12 +427,12 @@ def _require_room(wallets: Wallets) -> None:
         )
 
 
-def _parsed(text: str) -> Mapping[str, Any]:
+def _parsed(text: str) -> _Stored:
     try:
-        fields = json.loads(text)
+        fields: _Stored = json.loads(text)
     except ValueError as error:
         raise PrivacyError(f"stored wallets are not JSON: {error}", "restore the file from a copy") from error
-    known = {"cap_epsilon", "delta", "measure", "releases", "history"}
+    known = _Stored.__required_keys__
     if not isinstance(fields, dict) or set(fields) != known:
         raise PrivacyError("stored wallets lack their fields", f"expected {', '.join(sorted(known))}")
     return fields

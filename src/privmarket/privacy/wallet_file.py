@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, NotRequired, TypedDict
 
 import numpy as np
 
@@ -26,12 +26,33 @@ from privmarket.files import force_folder
 from privmarket.privacy.calibration import ReleaseFamily
 from privmarket.privacy.events import DEFAULT_DELTA, PrivacyEvent, from_json, to_json
 from privmarket.privacy.wallet import Wallets
+from privmarket.privacy.words import Trust, Unit
 
 
 class WalletFileError(PrivmarketError):
     """A wallet file that cannot be trusted."""
 
     code = "bad-wallet-file"
+
+
+class SaleEntry(TypedDict):
+    """What a wallet file says of one sale."""
+
+    epsilon: float
+    event: dict[str, float]
+    released: bool
+    unit: NotRequired[Unit]
+    trust: NotRequired[Trust]
+    void: NotRequired[bool]
+    update_sha256: NotRequired[str]
+    paid_micro: NotRequired[int]
+    fault: NotRequired[str]
+
+
+class SaleLine(SaleEntry):
+    """One line of a seller's statement."""
+
+    sale: str
 
 
 @dataclass
@@ -41,7 +62,7 @@ class _Replay:
     inode: int
     offset: int = 0
     wallets: Wallets | None = None
-    sales: dict[str, dict[str, Any]] = field(default_factory=dict)
+    sales: dict[str, SaleEntry] = field(default_factory=dict)
 
 
 _REPLAYS: dict[Path, _Replay] = {}
@@ -121,7 +142,7 @@ class WalletFile:
         wallets = self._read().wallets
         return 1.0 if wallets is None else float(wallets.remaining_share[0])
 
-    def statement(self) -> list[dict[str, Any]]:
+    def statement(self) -> list[SaleLine]:
         """Every sale: its ε and release, what ε means, whether it was released, and what was paid for it."""
         return [{"sale": name, **sale} for name, sale in self._read().sales.items()]
 
@@ -275,7 +296,7 @@ class OpenWallet:
         """The part of the wallet that is left."""
         return float(self.wallets.remaining_share[0])
 
-    def _append(self, entry: dict[str, Any]) -> None:
+    def _append(self, entry: Mapping[str, object]) -> None:
         line = json.dumps(entry).encode() + b"\n"
         self._stream.write(line)
         self._stream.flush()
@@ -296,14 +317,16 @@ def _apply(state: _Replay, line: bytes, place: str) -> None:
             state.wallets = Wallets([cap], entry["delta"], expected=expected)
         elif kind == "reserved" and state.wallets is not None:
             state.wallets.spend([from_json(entry["event"])])
-            state.sales[sale] = {**entry, "released": False}
+            state.sales[sale] = entry
+            state.sales[sale]["released"] = False
         elif kind == "void" and state.wallets is not None:
             state.wallets.void(list(state.sales).index(sale), [0])
-            state.sales[sale] |= {"void": True}
+            state.sales[sale]["void"] = True
         elif kind == "released":
-            state.sales[sale] |= {**entry, "released": True}
+            state.sales[sale].update(entry)
+            state.sales[sale]["released"] = True
         elif kind == "paid":
-            state.sales[sale] |= entry
+            state.sales[sale].update(entry)
         else:
             raise ValueError(f"unexpected {kind}")
     except (ValueError, KeyError, TypeError, AttributeError) as error:

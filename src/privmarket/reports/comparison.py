@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from privmarket.errors import MissingPartError, UnknownNameError
+from privmarket.lazy import late
 from privmarket.market import attacks
 from privmarket.market.audit_report import AuditReport
 from privmarket.market.audit_report import audit as audit_mechanism
 from privmarket.market.bids import Bids
 from privmarket.market.evaluation import beyond_rounding
 from privmarket.market.facts import MarketFacts
-from privmarket.market.frames import pandas_module
 from privmarket.market.objectives import Objective
 from privmarket.market.objectives import objective as named_objective
 from privmarket.market.scenarios import Law
@@ -29,6 +29,8 @@ from privmarket.reports.palette import colour, new_figure
 if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
+else:
+    pandas = late("pandas")
 
 
 def audit(
@@ -200,7 +202,7 @@ class Comparison:
     def to_frame(self) -> pandas.DataFrame:
         """One row per rule, one column per figure; nested figures as `regret.mean` and so on. Needs pandas."""
         rows = [_flat(report) for report in self.reports]
-        return pandas_module().DataFrame(rows).set_index("mechanism")
+        return pandas.DataFrame(rows).set_index("mechanism")
 
     def plot(self, path: str | Path | None = None) -> Figure:
         """Value beside incentive, a bar per rule; also written to `path` (PNG, PDF, SVG …) where given."""

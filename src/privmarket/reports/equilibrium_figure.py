@@ -31,11 +31,10 @@ def figure(equilibrium: Equilibrium, stem: Path, formats: tuple[str, ...] = ("pn
 def _prices(axis: Axes, equilibrium: Equilibrium) -> None:
     time = equilibrium.game.mesh.time[:-1]
     naive = equilibrium.game.flow(np.zeros_like(equilibrium.shadow_price))
-    summary = equilibrium.summary()
     axis.plot(time, equilibrium.price, color=_SOLVED, lw=2, label="price, clients look ahead")
     axis.plot(time, naive.price, color=_NAIVE, lw=2, label="price, clients report their valuation")
-    axis.plot(time, summary["mean_bid"], color=_SOLVED, ls="--", label="mean bid, looking ahead")
-    axis.plot(time, summary["mean_valuation"], color="#777777", ls=":", label="mean valuation, looking ahead")
+    axis.plot(time, equilibrium.mean_bid(), color=_SOLVED, ls="--", label="mean bid, looking ahead")
+    axis.plot(time, equilibrium.mean_valuation(), color="#777777", ls=":", label="mean valuation, looking ahead")
     axis.set(xlabel="round", ylabel="money per unit of ε", title="Prices and bids")
     axis.legend(fontsize=8)
 

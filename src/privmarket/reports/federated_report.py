@@ -11,12 +11,13 @@ import json
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from privmarket.federated.config import FederationConfig
 from privmarket.federated.state import RunResult
-from privmarket.federated.summary import summarise
+from privmarket.federated.summary import ClientRow, RunSummary, summarise
 from privmarket.files import write_atomically
 from privmarket.lazy import late
 from privmarket.privacy.words import TRUSTS, rounded_up_percent
@@ -136,7 +137,7 @@ def _line(run: RunResult) -> dict[str, str]:
 
 
 def _figures(
-    runs: Mapping[str, RunResult], summary: Mapping[str, Any], names: Sequence[str], currency: str
+    runs: Mapping[str, RunResult], summary: RunSummary, names: Sequence[str], currency: str
 ) -> list[tuple[str, str, str]]:
     """(title, takeaway, chart) in the order of the page."""
     main = next(iter(runs.values()))
@@ -146,8 +147,8 @@ def _figures(
         ("Where the money went", money_takeaway(main, currency), money_chart(main, currency)),
         (
             "What each client has spent of its privacy",
-            wallet_takeaway(summary["clients"], summary["config"]["wallet"]),
-            wallet_chart(summary, names),
+            wallet_takeaway(summary["clients"], main.config.wallet),
+            wallet_chart(main.config, summary["clients"], names),
         ),
     ]
 
@@ -186,14 +187,14 @@ def money_chart(run: RunResult, currency: str) -> str:
     return charts.bar_chart(layers, [r.number + 1 for r in run.records], x_title="round", y_title=currency)
 
 
-def wallet_chart(summary: Mapping[str, Any], names: Sequence[str]) -> str:
+def wallet_chart(config: FederationConfig, clients: Sequence[ClientRow], names: Sequence[str]) -> str:
     """Total ε spent per client, beside the cap of its wallet."""
-    rows = sorted(summary["clients"], key=lambda row: -(row["epsilon_spent"] or 0.0))[:_MOST_ROWS]
-    cap = summary["config"]["wallet"]
+    rows = sorted(clients, key=lambda row: -(row["epsilon_spent"] or 0.0))[:_MOST_ROWS]
+    cap = config.wallet
     return charts.named_bars(
         [names[row["client"]] for row in rows],
         [row["epsilon_spent"] or 0.0 for row in rows],
-        x_title=f"total ε of all its sales, at δ = {summary['config']['delta']:g}",
+        x_title=f"total ε of all its sales, at δ = {config.delta:g}",
         limit=None if cap is None else (f"lifetime cap {cap:g}", cap),
     )
 

@@ -13,7 +13,7 @@ from typing import cast
 import numpy as np
 
 from privmarket.federated.state import RunResult
-from privmarket.federated.summary import client_table
+from privmarket.federated.summary import ClientRow, client_table
 from privmarket.privacy.accountant import composed_epsilon
 from privmarket.privacy.certificate import guess_accuracy
 from privmarket.privacy.words import Promise, Trust, promise, rounded_up_percent
@@ -112,12 +112,12 @@ def verdict(runs: Mapping[str, RunResult], lies: LieCheck | None = None, currenc
 
 
 def _most_spent(result: RunResult) -> str:
-    spent = [row["epsilon_spent"] for row in client_table(result)]
     if not result.config.privacy.is_private:
         return "no privacy is promised in this run"
     if result.config.wallet is not None:
         return f"nobody passed the lifetime cap of {epsilon_text(result.config.wallet)}"
-    return f"nobody sold more than {epsilon_text(max(spent))} over the whole run"
+    most = max(row["epsilon_spent"] or 0.0 for row in client_table(result))
+    return f"nobody sold more than {epsilon_text(most)} over the whole run"
 
 
 def noise_free_twin(runs: Mapping[str, RunResult]) -> RunResult | None:
@@ -158,7 +158,7 @@ def money_takeaway(result: RunResult, currency: str = CURRENCY) -> str:
     )
 
 
-def wallet_takeaway(rows: Sequence[Mapping[str, float | None]], cap: float | None) -> str:
+def wallet_takeaway(rows: Sequence[ClientRow], cap: float | None) -> str:
     """How far the clients' lifetime ε went."""
     most = max((row["epsilon_spent"] or 0.0 for row in rows), default=0.0)
     if cap is None:

@@ -23,7 +23,7 @@ from privmarket.market.guarantees import (
 from privmarket.market.mechanism import Guarantee, Mechanism, budget_column
 from privmarket.market.outcome import Outcome
 from privmarket.mechanisms.learned.market_tensors import Markets, from_bids
-from privmarket.mechanisms.learned.networks import AuctionNetwork, Trade
+from privmarket.mechanisms.learned.networks import AuctionNetwork, Encoding, Trade
 from privmarket.mechanisms.learned.weights import Weights, WeightsError, load, shipped
 
 # Beyond this many clients in all, the network runs in float32; money is float64 throughout.
@@ -112,7 +112,7 @@ class LearnedMechanism(Mechanism):
 class MeanFieldMechanism(LearnedMechanism):
     """A learned rule in which clients meet only through population sums: all N deviations in O(N)."""
 
-    _last: tuple[Bids, Array, Markets, Any] | None = None
+    _last: tuple[Bids, Array, Markets, Encoding] | None = None
 
     def unilateral(self, bids: Bids, reports: Bids, budget: ArrayLike) -> Outcome:
         """Exact; own terms leave every population sum and the deviating ones enter."""
@@ -130,14 +130,14 @@ class MeanFieldMechanism(LearnedMechanism):
         trade = Trade(torch.cat([p.epsilon for p in parts], -1), torch.cat([p.payment for p in parts], -1))
         return settle(trade, bids, reports, column, guard=False)
 
-    def _encoded(self, bids: Bids, budget: Array, dtype: torch.dtype) -> tuple[Markets, Any]:
+    def _encoded(self, bids: Bids, budget: Array, dtype: torch.dtype) -> tuple[Markets, Encoding]:
         """Everybody's rows. An attack asks thousands of times about the same bids, which cannot change."""
         if self._last is None or self._last[0] is not bids or not np.array_equal(self._last[1], budget):
             markets = from_bids(bids, budget, self.epsilon_max, dtype)
             self._last = bids, budget, markets, self._encode(self.network(dtype), markets)
         return self._last[2], self._last[3]
 
-    def _encode(self, network: AuctionNetwork, markets: Markets) -> Any:
+    def _encode(self, network: AuctionNetwork, markets: Markets) -> Encoding:
         return network.encode(markets)
 
     def _trade(self, network: AuctionNetwork, markets: Markets) -> Trade:

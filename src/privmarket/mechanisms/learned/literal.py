@@ -20,13 +20,13 @@ from privmarket.market.mechanism import Guarantee
 from privmarket.market.outcome import Outcome
 from privmarket.mechanisms.learned.learned_mechanism import FLOAT64_ROWS, LearnedMechanism
 from privmarket.mechanisms.learned.market_tensors import Markets, from_bids
-from privmarket.mechanisms.learned.networks import AuctionNetwork, Trade, multilayer
+from privmarket.mechanisms.learned.networks import AuctionNetwork, Encoding, Trade, multilayer
 
 BID_FEATURES = 4
 
 
 @dataclass(frozen=True)
-class Sums:
+class Sums(Encoding):
     """What a deviation moves besides the client's own row, and how that depends on b_MFG.
 
     Attributes:
@@ -112,18 +112,22 @@ class LiteralNetwork(AuctionNetwork):
         levels = self.shares(epsilon).reshape(-1, *[1] * epsilon.dim())
         return (softmax / total * levels).sum(0) * epsilon
 
-    def clear(self, encoded: Sums, markets: Markets) -> Trade:
+    def clear(self, encoded: Encoding, markets: Markets) -> Trade:
         """The outcome (L, N)."""
+        assert isinstance(encoded, Sums)
         scale = torch.clamp(markets.budget / encoded.pay, max=1.0)
         sold = self.sold(encoded.own_softmax, encoded.softmax, markets.epsilon)
         return Trade(sold, encoded.own_pay * scale)
 
-    def deviate(self, encoded: Sums, markets: Markets, valuation: Tensor, epsilon: Tensor, who: Tensor) -> Trade:
+    def deviate(
+        self, encoded: Encoding, markets: Markets, valuation: Tensor, epsilon: Tensor, who: Tensor
+    ) -> Trade:
         """(..., L, D): own row exact, Eq. (mfg-misreport); the others' terms to first order in the move of b_MFG.
 
         Exact would need everybody's row again for each deviator. The error is second order in a move of 1/N,
         over sums of N terms.
         """
+        assert isinstance(encoded, Sums)
         before = self.bid_rows(markets, markets.valuation[:, who], markets.epsilon[:, who], who)
         rows = self.bid_rows(markets, valuation, epsilon, who)
         move = (rows - before) / markets.clients

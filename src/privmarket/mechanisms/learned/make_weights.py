@@ -10,7 +10,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -19,7 +18,7 @@ from privmarket.market.scenarios import scenario
 from privmarket.mechanisms.learned.menu_session import DesignPoint, MenuProgress, learn_menus
 from privmarket.mechanisms.learned.menunet import AGGREGATE_WEIGHTS
 from privmarket.mechanisms.learned.recipes import TABLE_I, Recipe, recipe
-from privmarket.mechanisms.learned.session import measure, summary, train
+from privmarket.mechanisms.learned.session import CaseRow, measure, summary, train
 from privmarket.mechanisms.learned.trainer import Progress
 from privmarket.mechanisms.learned.weights import Weights, load, save, shipped
 
@@ -84,7 +83,7 @@ def stamp(path: Path, name: str, cases: Sequence[Case], note: Callable[..., None
         save(path, Weights(name, stored.arrays, {**stored.facts, "measured": measured}))
 
 
-def _case(row: dict[str, Any]) -> Case:
+def _case(row: CaseRow) -> Case:
     return row["scenario"], row["clients"], row["budget"], row["profiles"]
 
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from privmarket.mechanisms.learned.market_tensors import Markets
-from privmarket.mechanisms.learned.networks import AuctionNetwork, Trade, multilayer, within_budget
+from privmarket.mechanisms.learned.networks import AuctionNetwork, Encoding, Trade, multilayer, within_budget
 
 ROW_FEATURES = 7
 # In money units: a posted price in the middle of what clears training markets.
@@ -46,7 +46,7 @@ class Population:
 
 
 @dataclass(frozen=True)
-class Rows:
+class Rows(Encoding):
     """What the row network says about clients, (..., K) each; features are (..., ROW_FEATURES)."""
 
     features: Tensor
@@ -180,17 +180,21 @@ class MeanFieldNetwork(AuctionNetwork):
         """The row network at everybody's report."""
         return self.rows(markets, markets.valuation, markets.epsilon)
 
-    def clear(self, encoded: Rows, markets: Markets) -> Trade:
+    def clear(self, encoded: Encoding, markets: Markets) -> Trade:
         """The outcome (L, N)."""
+        assert isinstance(encoded, Rows)
         population = self.population(encoded)
         return self.trade(encoded, population, markets, markets.valuation, markets.epsilon)
 
-    def deviate(self, encoded: Rows, markets: Markets, valuation: Tensor, epsilon: Tensor, who: Tensor) -> Trade:
+    def deviate(
+        self, encoded: Encoding, markets: Markets, valuation: Tensor, epsilon: Tensor, who: Tensor
+    ) -> Trade:
         """Exact unilateral deviations, (..., L, D)."""
         return self.deviations(encoded, markets, who)(valuation, epsilon)
 
-    def deviations(self, encoded: Rows, markets: Markets, who: Tensor) -> Callable[[Tensor, Tensor], Trade]:
+    def deviations(self, encoded: Encoding, markets: Markets, who: Tensor) -> Callable[[Tensor, Tensor], Trade]:
         """Own terms leave every sum once; each misreport's terms enter."""
+        assert isinstance(encoded, Rows)
         sums = zip(_fields(self.population(encoded)), _fields(encoded.only(who).terms()), strict=True)
         others = [total - own for total, own in sums]
 

@@ -9,9 +9,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, astuple, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import NotRequired, TypedDict
 
 import numpy as np
+from numpy.typing import NDArray
 
 from privmarket.errors import ConfigurationError
 from privmarket.files import write_atomically
@@ -20,13 +21,21 @@ from privmarket.market.objectives import AggregateError, Objective
 from privmarket.market.ration_curve import RationCurve
 from privmarket.market.scenarios import Law
 from privmarket.mechanisms.learned.menu_learning import DEFAULT_SEARCH, CurveSearch, learn_curve
-from privmarket.mechanisms.learned.menunet import MfgMenuNet, bias_to_noise, curve_arrays
+from privmarket.mechanisms.learned.menunet import CurveFacts, MfgMenuNet, PublicFacts, bias_to_noise, curve_arrays
 from privmarket.mechanisms.learned.ration_learning import RationSearch, learn_ration_curve
 from privmarket.mechanisms.learned.session import check_laws, checkpoint_path
 from privmarket.mechanisms.learned.training_checkpoint import SUFFIX
 from privmarket.mechanisms.learned.weights import Weights, WeightsError, load, save
 
 SEARCHES = {"quick": CurveSearch(steps=60, markets=8, validation=40), "full": DEFAULT_SEARCH}
+
+
+class _Values(TypedDict):
+    """What a curve and the rules beside it achieve on validation markets."""
+
+    value: float
+    posted_price_value: float
+    two_step_value: NotRequired[float]
 
 
 @dataclass(frozen=True)
@@ -38,7 +47,7 @@ class DesignPoint:
     budget: float
     objective: Objective
 
-    def public(self) -> dict[str, Any]:
+    def public(self) -> PublicFacts:
         """What a curve may depend on, as JSON values."""
         return {
             "objective": self.objective.name,
@@ -69,7 +78,7 @@ class LearnedMenus:
 
     weights: Path
     curve: Path
-    facts: list[dict[str, Any]]
+    facts: list[CurveFacts]
     seconds: float
     resumed_at: int
 
@@ -123,14 +132,17 @@ def learn_menus(
 
 def _learn(
     point: DesignPoint, rng: np.random.Generator, search: CurveSearch, report: Callable[[int, float], None]
-) -> tuple[MenuCurve | RationCurve, dict[str, float]]:
+) -> tuple[MenuCurve | RationCurve, _Values]:
     """The curve for one market, and what it and the rules beside it achieve on validation markets."""
     market = (point.law, point.clients, point.budget)
     if isinstance(point.objective, AggregateError):
         rations = RationSearch(steps=search.steps, markets=search.markets, validation=search.validation)
         found = learn_ration_curve(*market, point.objective, rng, rations, report)
-        beside = {"two_step_value": found.two_step_value, "posted_price_value": found.posted_price_value}
-        return found.curve, {"value": found.value, **beside}
+        return found.curve, {
+            "value": found.value,
+            "two_step_value": found.two_step_value,
+            "posted_price_value": found.posted_price_value,
+        }
     learned = learn_curve(*market, point.objective, rng, search, report)
     return learned.curve, {"value": learned.value, "posted_price_value": learned.posted_price_value}
 
@@ -141,13 +153,13 @@ class _State:
 
     path: Path
     recipe: dict[str, object]
-    arrays: dict[str, Any]
-    facts: list[dict[str, Any]]
+    arrays: dict[str, NDArray[np.float64]]
+    facts: list[CurveFacts]
     trace: list[list[float]]
     seconds: float
 
     @staticmethod
-    def begin(path: Path, recipe: dict[str, Any]) -> _State:
+    def begin(path: Path, recipe: dict[str, object]) -> _State:
         if not path.exists():
             return _State(path, recipe, {}, [], [], 0.0)
         stored = load(path, MfgMenuNet.name + SUFFIX)

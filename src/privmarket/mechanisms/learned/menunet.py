@@ -13,10 +13,9 @@ Runs on NumPy: torch is needed to learn a curve, not to use one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar, NotRequired, TypedDict
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -210,6 +209,31 @@ def bias_to_noise(objective: Objective, clients: int) -> float:
     return objective.heterogeneity**2 * clients / objective.kappa
 
 
+class CurveKind(TypedDict, total=False):
+    """What a weights file says of a curve's form; nothing for a menu."""
+
+    kind: str
+    ceiling: float | None
+
+
+class PublicFacts(TypedDict):
+    """The market that a curve is for: what it may depend on."""
+
+    objective: str
+    scenario: str
+    clients: int
+    budget_per_client: float
+    bias_to_noise: float
+
+
+class CurveFacts(PublicFacts, CurveKind):
+    """What a weights file says of a curve: its market, its form, and values on validation markets."""
+
+    value: float
+    posted_price_value: float
+    two_step_value: NotRequired[float]
+
+
 def read_curves(weights: Weights) -> tuple[LearnedCurve, ...]:
     """The curves in a weights file."""
     curves = []
@@ -226,7 +250,7 @@ def read_curves(weights: Weights) -> tuple[LearnedCurve, ...]:
     return tuple(curves)
 
 
-def _read_curve(weights: Weights, index: int, fact: Mapping[str, Any]) -> MenuCurve | RationCurve:
+def _read_curve(weights: Weights, index: int, fact: CurveKind) -> MenuCurve | RationCurve:
     price = weights.arrays[f"price/{index}"]
     if fact.get("kind") == "ration":
         ceiling = fact["ceiling"]
@@ -235,7 +259,7 @@ def _read_curve(weights: Weights, index: int, fact: Mapping[str, Any]) -> MenuCu
     return MenuCurve(price, weights.arrays[f"weight/{index}"])
 
 
-def curve_arrays(curve: MenuCurve | RationCurve, index: int) -> tuple[dict[str, Array], dict[str, object]]:
+def curve_arrays(curve: MenuCurve | RationCurve, index: int) -> tuple[dict[str, Array], CurveKind]:
     """A curve as arrays and facts of a weights file, the inverse of reading it."""
     if isinstance(curve, RationCurve):
         ceiling = None if np.isinf(curve.ceiling) else curve.ceiling

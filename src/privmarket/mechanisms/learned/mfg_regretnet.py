@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ class MfgRegretNet(MeanFieldMechanism):
     name: ClassVar[str] = "mfg-regretnet"
     network_class = MeanFieldNetwork
 
-    def _encode(self, network: AuctionNetwork, markets: Markets) -> Any:
+    def _encode(self, network: AuctionNetwork, markets: Markets) -> Rows:
         assert isinstance(network, MeanFieldNetwork)
         return encode_in_chunks(network, markets)
 

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise
-from typing import Any
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -26,19 +26,33 @@ class Trade:
         return self.payment - valuation * self.epsilon
 
 
+@dataclass(frozen=True)
+class Encoding:
+    """What a network works out once from everybody's reports, for `clear` and `deviate`: fields of tensors.
+
+    This class itself has none, for networks that share nothing.
+    """
+
+    def detached(self) -> Self:
+        """The same, outside the graph: an attack on it does not train the network."""
+        return replace(self, **{f.name: getattr(self, f.name).detach() for f in fields(self)})
+
+
 class AuctionNetwork(nn.Module):
     """A differentiable auction in two steps: encode everybody's report once, then clear or deviate from it."""
 
     @abstractmethod
-    def encode(self, markets: Markets) -> Any:
-        """What `clear` and `deviate` share: a tensor, None, or a frozen dataclass of tensors."""
+    def encode(self, markets: Markets) -> Encoding:
+        """What `clear` and `deviate` share."""
 
     @abstractmethod
-    def clear(self, encoded: Any, markets: Markets) -> Trade:
+    def clear(self, encoded: Encoding, markets: Markets) -> Trade:
         """The outcome (L, N) at the reports in `markets`."""
 
     @abstractmethod
-    def deviate(self, encoded: Any, markets: Markets, valuation: Tensor, epsilon: Tensor, who: Tensor) -> Trade:
+    def deviate(
+        self, encoded: Encoding, markets: Markets, valuation: Tensor, epsilon: Tensor, who: Tensor
+    ) -> Trade:
         """What each of some clients gets if it alone reports something else.
 
         Args:
@@ -52,7 +66,7 @@ class AuctionNetwork(nn.Module):
             A trade (..., L, D).
         """
 
-    def deviations(self, encoded: Any, markets: Markets, who: Tensor) -> Callable[[Tensor, Tensor], Trade]:
+    def deviations(self, encoded: Encoding, markets: Markets, who: Tensor) -> Callable[[Tensor, Tensor], Trade]:
         """`deviate` for many misreports of the same clients; what they share may be computed once."""
         return lambda valuation, epsilon: self.deviate(encoded, markets, valuation, epsilon, who)
 
@@ -67,15 +81,6 @@ class AuctionNetwork(nn.Module):
     def settings(self) -> dict[str, object]:
         """The constructor's arguments, stored next to the weights."""
         return {}
-
-
-def detached(encoded: Any) -> Any:
-    """The same encoding, outside the graph: an attack on it does not train the network."""
-    if encoded is None:
-        return None
-    if isinstance(encoded, Tensor):
-        return encoded.detach()
-    return replace(encoded, **{f.name: detached(getattr(encoded, f.name)) for f in fields(encoded)})
 
 
 def multilayer(sizes: tuple[int, ...], last_gain: float = 1.0, bias: bool = True) -> nn.Sequential:

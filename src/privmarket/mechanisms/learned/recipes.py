@@ -72,7 +72,7 @@ class Recipe:
     profiles: int = 0
     group_weight: float = 0.0
     seed: int = 0
-    network: dict[str, Any] = field(default_factory=dict)
+    network: Mapping[str, object] = field(default_factory=dict)
     steering: Steering = field(default_factory=Steering)
     attack: MisreportSearch = field(default_factory=MisreportSearch)
     alignment: Alignment = field(default_factory=Alignment)
@@ -89,7 +89,7 @@ class Recipe:
             known = bool(inner) if outer == "network" else name in _settings()
             if not known:
                 raise _no_setting(name)
-            part: Any = getattr(changed, outer)
+            part = getattr(changed, outer)
             types = declared_types(type(part) if inner else Recipe)
             value = tuple(value) if isinstance(value, list) else value
             if (inner or outer) in types:

@@ -18,7 +18,7 @@ from privmarket.mechanisms.learned.client_groups import columns_with_clients, gr
 from privmarket.mechanisms.learned.learned_mechanism import LearnedMechanism, settle
 from privmarket.mechanisms.learned.market_tensors import Markets, from_bids
 from privmarket.mechanisms.learned.menu_ladder import MenuLadder
-from privmarket.mechanisms.learned.networks import AuctionNetwork, Trade, multilayer, within_budget
+from privmarket.mechanisms.learned.networks import AuctionNetwork, Encoding, Trade, multilayer, within_budget
 
 SEAT_FEATURES = 4
 # Beyond this, exponentials are subnormal numbers, ten times as slow and of no consequence.
@@ -47,11 +47,11 @@ class ConcatenatedNetwork(AuctionNetwork):
         """Clients in their seats, the others empty."""
         return group(markets, self.seats)
 
-    def encode(self, markets: Markets) -> None:
+    def encode(self, markets: Markets) -> Encoding:
         """Nothing can be shared between deviations."""
-        return None
+        return Encoding()
 
-    def clear(self, encoded: None, markets: Markets) -> Trade:
+    def clear(self, encoded: Encoding, markets: Markets) -> Trade:
         """The outcome (L, seats)."""
         return self.outcome(markets, markets.valuation, markets.epsilon)
 
@@ -63,7 +63,9 @@ class ConcatenatedNetwork(AuctionNetwork):
         """The outcome at run time; differs from `outcome` where training relaxes a discrete choice."""
         return self.outcome(markets, valuation, epsilon)
 
-    def deviate(self, encoded: None, markets: Markets, valuation: Tensor, epsilon: Tensor, who: Tensor) -> Trade:
+    def deviate(
+        self, encoded: Encoding, markets: Markets, valuation: Tensor, epsilon: Tensor, who: Tensor
+    ) -> Trade:
         """(..., L, D): one market per deviator."""
         return self._each_alone(self.outcome, markets, valuation, epsilon, who)
 

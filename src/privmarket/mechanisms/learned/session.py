@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 
@@ -23,11 +23,33 @@ from privmarket.mechanisms.learned.mean_field_loss import SolvedMarket
 from privmarket.mechanisms.learned.recipes import Recipe
 from privmarket.mechanisms.learned.trained_weights import mechanism_class, new_trainer, write_weights
 from privmarket.mechanisms.learned.trainer import Progress, Trainer
-from privmarket.mechanisms.learned.training_checkpoint import load_checkpoint, save_checkpoint
+from privmarket.mechanisms.learned.training_checkpoint import SoFar, load_checkpoint, save_checkpoint
 
 LEAST_PAST_BIDS = 20
 _SAVE_EVERY_SECONDS = 20.0
 _CURVE_POINTS = 500
+
+
+class CaseRow(TypedDict):
+    """What an attack found in markets of one kind."""
+
+    scenario: str
+    clients: int
+    budget: float
+    profiles: int
+    regret_share: float
+    fluid_ratio: float
+    fluid_ratio_error: float
+    spend_over_budget: float
+    underpaid: float
+    over_budget: float
+
+
+class Measured(TypedDict):
+    """What is measured on weights, case by case; `max_regret` is what they promise."""
+
+    cases: list[CaseRow]
+    max_regret: float
 
 
 @dataclass(frozen=True)
@@ -71,8 +93,8 @@ def train(
     check_laws(laws)
     trainer = new_trainer(recipe, laws, solved)
     kept = checkpoint_path(out)
-    earlier: dict[str, Any] = load_checkpoint(kept, trainer) if kept.exists() else {"seconds": 0.0, "curve": []}
-    session = _Session(trainer, kept, earlier["seconds"], list(earlier["curve"]), report)
+    earlier: SoFar = load_checkpoint(kept, trainer) if kept.exists() else {"seconds": 0.0, "curve": []}
+    session = _Session(trainer, kept, earlier["seconds"], earlier["curve"], report)
     resumed_at = trainer.step
     try:
         trainer.run(session.after_step, until)
@@ -123,12 +145,12 @@ def _as_csv(curve: list[list[float]]) -> str:
     return text.getvalue()
 
 
-def value(rule: Mechanism, law: Law, clients: int, budget: float, seed: int) -> dict[str, float]:
+def value(rule: Mechanism, law: Law, clients: int, budget: float, seed: int) -> tuple[float, float]:
     """ε bought over the fluid bound with its standard error: more markets than can be attacked."""
     markets = max(20, 30_000 // clients)
     types = law.sample(np.random.default_rng([seed, 1]), clients, (markets,))
     ratio = rule.run(types, budget).total_epsilon / fluid_bound(law, clients, budget)
-    return {"fluid_ratio": float(ratio.mean()), "fluid_ratio_error": float(ratio.std() / markets**0.5)}
+    return float(ratio.mean()), float(ratio.std() / markets**0.5)
 
 
 def measure(
@@ -137,8 +159,8 @@ def measure(
     cases: Sequence[tuple[Law, int, float, int]],
     attack: Attack = STRONG,
     seed: int = 12_345,
-    progress: Callable[[dict[str, Any]], None] = lambda row: None,
-) -> dict[str, Any]:
+    progress: Callable[[CaseRow], None] = lambda row: None,
+) -> Measured:
     """Attacks weights in markets (law, clients, budget, profiles).
 
     Returns:
@@ -152,13 +174,15 @@ def measure(
         types = law.sample(rng, clients, (profiles,))
         merit = judge(types, rule.run(types, budget), budget)
         regret = attack(rule, types, budget, rng)
-        row: dict[str, Any] = {
+        fluid_ratio, fluid_ratio_error = value(rule, law, clients, budget, seed)
+        row: CaseRow = {
             "scenario": law.name,
             "clients": clients,
             "budget": budget,
             "profiles": profiles,
             "regret_share": float(regret.gain.mean() / merit.mean_payment),
-            **value(rule, law, clients, budget, seed),
+            "fluid_ratio": fluid_ratio,
+            "fluid_ratio_error": fluid_ratio_error,
             "spend_over_budget": merit.spend / budget,
             "underpaid": merit.underpaid,
             "over_budget": merit.over_budget,
@@ -168,6 +192,6 @@ def measure(
     return summary(rows)
 
 
-def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
+def summary(rows: list[CaseRow]) -> Measured:
     """What `measure` returns, from its rows."""
     return {"cases": rows, "max_regret": round(1.25 * max(row["regret_share"] for row in rows), 5)}

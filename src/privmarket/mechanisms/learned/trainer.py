@@ -31,7 +31,7 @@ from privmarket.mechanisms.learned.misreports import (
     uniform_reports,
     worst_group_excess,
 )
-from privmarket.mechanisms.learned.networks import AuctionNetwork, Trade, detached
+from privmarket.mechanisms.learned.networks import AuctionNetwork, Encoding, Trade
 from privmarket.mechanisms.learned.recipes import CLIENT_CLASSES, Recipe, client_class
 
 
@@ -149,7 +149,9 @@ class Trainer:
         own = np.random.default_rng([self.recipe.seed, visit])
         return (*self.sampler.draw(own), visit)
 
-    def _regret(self, markets: Markets, encoded: object, trade: Trade, visit: int | None) -> tuple[Tensor, Tensor]:
+    def _regret(
+        self, markets: Markets, encoded: Encoding, trade: Trade, visit: int | None
+    ) -> tuple[Tensor, Tensor]:
         """(L,) regret found in each profile as a share of its budget; and the losses of critic and groups."""
         profiles, who = markets.valuation.shape[0], columns_with_clients(markets)
         clients = len(who)
@@ -158,7 +160,7 @@ class Trainer:
             chooser = self.generator if visit is None else torch.Generator().manual_seed(visit)
             who = who[torch.randperm(clients, generator=chooser)[:count]]
         valuation, cap = markets.valuation[:, who], markets.epsilon[:, who]
-        frozen = detached(encoded)
+        frozen = encoded.detached()
         with torch.no_grad():
             outside = self.network.deviations(frozen, markets, who)
         tried = cheap_candidates(valuation, cap, self.generator)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TypedDict
 
 import numpy as np
 import torch
@@ -16,7 +17,14 @@ from privmarket.mechanisms.learned.weights import Weights, WeightsError, load, s
 SUFFIX = "#checkpoint"
 
 
-def save_checkpoint(path: str | Path, trainer: Trainer, facts: dict[str, object]) -> None:
+class SoFar(TypedDict):
+    """What a session knows of itself: seconds it took, and rows of its curve."""
+
+    seconds: float
+    curve: list[list[float]]
+
+
+def save_checkpoint(path: str | Path, trainer: Trainer, facts: SoFar) -> None:
     """Everything the next step depends on, in one file, atomically. `facts` is kept for the caller."""
     arrays = {f"network/{name}": t.detach().numpy() for name, t in trainer.network.state_dict().items()}
     if trainer.critic is not None:
@@ -43,7 +51,7 @@ def checkpoint_recipe(path: str | Path, mechanism: str) -> Recipe:
     return Recipe.from_json(load(path, mechanism + SUFFIX).facts["recipe"])
 
 
-def load_checkpoint(path: str | Path, trainer: Trainer) -> dict[str, object]:
+def load_checkpoint(path: str | Path, trainer: Trainer) -> SoFar:
     """Puts a trainer where the checkpoint left; returns the caller's facts.
 
     Raises:
@@ -70,7 +78,7 @@ def load_checkpoint(path: str | Path, trainer: Trainer) -> dict[str, object]:
     trainer.generator.set_state(group.tensors["chance/torch"])
     trainer.rng.bit_generator.state = stored.facts["chance"]
     trainer.step = int(stored.facts["step"])
-    facts: dict[str, object] = stored.facts["facts"]
+    facts: SoFar = stored.facts["facts"]
     return facts
 
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save as to_bytes
 
@@ -41,7 +40,7 @@ class Weights:
     """
 
     mechanism: str
-    arrays: Mapping[str, NDArray[Any]]
+    arrays: Mapping[str, np.ndarray]
     facts: Mapping[str, Any]
 
 
