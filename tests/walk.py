@@ -1,9 +1,12 @@
 """Counts the functions and modules of privmarket that one client's bid passes in one round.
 
-`python -m tests.walk` prints the counts and the walk, in the simulation and on Flower's in-process grid. A round of
-three clients is traced with `sys.setprofile` from its terms to its record, in the second round of a run, when
-caches are warm: what is counted is what a reader has to follow. Comprehensions and lambdas count with the function
-they stand in.
+`python -m tests.walk` prints the counts and the walk, in the simulation and on Flower's in-process grid;
+`python -m tests.walk --write` puts the counts into docs/architecture.md. A round of three clients is traced with
+`sys.setprofile` from its terms to its record, in the second round of a run, when caches are warm: what is counted
+is what a reader has to follow. Comprehensions and lambdas count with the function they stand in.
+
+`PARTS` names what the tree of 16 November 2026 (commit e7818cb) did not have, so that the rest can be compared
+with `BEFORE`, which this file measured there.
 """
 
 from __future__ import annotations
@@ -17,6 +20,32 @@ from types import CodeType, FrameType
 from typing import Any
 
 Walk = dict[tuple[str, str], int]
+
+# (functions, those of them that made floating-point noise) at commit e7818cb.
+BEFORE = {"simulation": (115, 4), "Flower": (188, 4)}
+# What came since: module → its functions, or all of them.
+EVERY = ("",)
+PARTS: dict[str, dict[str, tuple[str, ...]]] = {
+    "exact noise and its error bounds": {
+        "privacy.release": EVERY,
+        "privacy.integer_noise": EVERY,
+        "privacy.noise": ("NoiseSource.cells", "NoiseSource.more_bytes"),
+        "federated.local": ("NoisySum.of", "NoisySum.write", "_each"),
+        "federated.gradients": ("summations", "conventional_products", "rounded_down"),
+        "federated.layers": ("_add_product", "even_blocks"),
+    },
+    "a seller's policy, checks of a server's order": {
+        "privacy.policy": EVERY,
+        "flower.guard": EVERY,
+        "flower.node_seller": ("Seller._check_terms",),
+    },
+    "clients that look ahead or learn": {
+        "federated.bid_strategies": EVERY,
+        "privacy.wallet": ("Wallets.remaining_share", "Wallets.capacity"),
+    },
+}
+PAGE = Path(__file__).parents[1] / "docs/architecture.md"
+MARKS = "<!-- walk: written by `python -m tests.walk --write` -->", "<!-- end of walk -->"
 
 
 @contextmanager
@@ -93,9 +122,49 @@ def counts(walk: Walk) -> tuple[int, int]:
     return len(walk), len({module for module, _ in walk})
 
 
+def split(walk: Walk) -> dict[str, int]:
+    """Functions of each part that came since, then of the rest, which the tree before had too."""
+    found = {
+        part: sum(
+            module in homes and (homes[module] == EVERY or function in homes[module]) for module, function in walk
+        )
+        for part, homes in PARTS.items()
+    }
+    return {**found, "rest": len(walk) - sum(found.values())}
+
+
+def table(walks: dict[str, Walk]) -> str:
+    """The counts as the page shows them."""
+    rows = [f"| functions on the way of a bid | {' | '.join(walks)} |", "|---" * (1 + len(walks)) + "|"]
+    parts = {title: split(walk) for title, walk in walks.items()}
+    for part in PARTS:
+        rows.append(f"| {part} | {' | '.join(str(parts[title][part]) for title in walks)} |")
+    rows.append(f"| everything else | {' | '.join(str(parts[title]['rest']) for title in walks)} |")
+    before = [str(BEFORE[title][0] - BEFORE[title][1]) for title in walks]
+    rows.append(f"| the same in the tree before, without its noise | {' | '.join(before)} |")
+    rows.append(f"| all functions (modules) | {' | '.join('{} ({})'.format(*counts(w)) for w in walks.values())} |")
+    rows.append(f"| all in the tree before | {' | '.join(str(BEFORE[title][0]) for title in walks)} |")
+    return "\n".join(rows)
+
+
+def both() -> dict[str, Walk]:
+    """The walks by title."""
+    return {"simulation": simulation_walk(), "Flower": flower_walk()}
+
+
+def on_page() -> str:
+    """The counts that the page states."""
+    return PAGE.read_text(encoding="utf-8").split(MARKS[0])[1].split(MARKS[1])[0].strip()
+
+
 if __name__ == "__main__":
-    for title, walk in (("simulation", simulation_walk()), ("Flower", flower_walk())):
-        functions, modules = counts(walk)
-        print(f"{title}: {functions} functions in {modules} modules")
+    walks = both()
+    for title, walk in walks.items():
+        print("{}: {} functions in {} modules".format(title, *counts(walk)))
         for module, function in walk:
             print(f"  {module}: {function}")
+    print(table(walks))
+    if "--write" in sys.argv:
+        before, _, rest = PAGE.read_text(encoding="utf-8").partition(MARKS[0])
+        after = rest.partition(MARKS[1])[2]
+        PAGE.write_text(f"{before}{MARKS[0]}\n{table(walks)}\n{MARKS[1]}{after}", encoding="utf-8")

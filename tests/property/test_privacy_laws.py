@@ -10,7 +10,7 @@ from privmarket.privacy import gaussian, tables
 from privmarket.privacy.accountant import RdpAccountant, composed_epsilon
 from privmarket.privacy.calibration import ReleaseFamily
 from privmarket.privacy.certificate import certify
-from privmarket.privacy.events import SubsampledGaussian, release
+from privmarket.privacy.events import PrivacyEvent
 from privmarket.privacy.wallet import Wallet, Wallets
 
 epsilons = st.floats(0.02, 15.0)
@@ -19,7 +19,7 @@ rates = st.sampled_from([0.004, 0.05, 0.3, 0.9, 1.0])
 # A schedule whose table ships with the package.
 TABLE = ReleaseFamily(sampling_rate=0.25, steps=4)
 events = st.builds(
-    release,
+    PrivacyEvent,
     st.sampled_from([0.7, 1.0, 2.5, 8.0]),
     st.sampled_from([0.05, 0.5, 1.0]),
     st.integers(1, 30),
@@ -92,7 +92,7 @@ def test_order_of_composition_does_not_matter_and_more_costs_more(sold, random):
 @settings(max_examples=100, deadline=None)
 @given(st.lists(events, min_size=1, max_size=12))
 def test_one_event_of_n_steps_costs_n_events_of_one(sold):
-    split = [SubsampledGaussian(e.noise_multiplier, e.sampling_rate, 1) for e in sold for _ in range(e.steps)]
+    split = [PrivacyEvent(e.noise_multiplier, e.sampling_rate, 1) for e in sold for _ in range(e.steps)]
     accountant = RdpAccountant(2)
     for event in sold:
         accountant.compose([event, None])

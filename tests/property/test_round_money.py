@@ -40,7 +40,7 @@ def test_paid_plus_refunded_is_the_budget(given_offers, budget_micro, random, ru
     _, record = market.deliver(reports, refused).settle()
     check_books(record, market)
     # Spent is whatever was not refused; paid is what was delivered and can be used.
-    assert set(record.sold) == set(market.awards) - set(refused)
+    assert set(record.sold_epsilon) == set(market.awards) - set(refused)
     assert set(record.paid_micro) == {c for c, fault in reports.items() if fault is None}
     for client, award in market.awards.items():
         assert award.epsilon <= given_offers[client].epsilon * (1 + 1e-9)

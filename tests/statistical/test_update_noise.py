@@ -76,13 +76,12 @@ def test_sold_epsilon_sets_the_noise_of_a_market_round():
     with Federation(config) as federation:
         state = federation.start()
         market = Round.publish(Terms(0, 3_000_000, federation.family, 5.0))
-        market = market.bid(SimulatedClients(federation, state).offers(federation.terms(state))).clear(
+        market = market.bid(SimulatedClients(federation, state).offers(federation.pacing.terms(0, 0))).clear(
             federation.mechanism
         )
         assert len(market.awards) >= 2
-        clients = [int(c) for c in market.awards]
-        noisy = federation.run_clients(state, clients, list(market.awards.values()))
-        quiet = federation.run_clients(state, clients, [Award(0.0, 0.0, 0)] * len(clients))
+        noisy = federation.run_clients(state, market.awards)
+        quiet = federation.run_clients(state, dict.fromkeys(market.awards, Award(0.0, 0.0, 0)))
         plan = federation.pool.plan
     for row, award in enumerate(market.awards.values()):
         sum_noise = (noisy - quiet)[row] * plan.expected_batch / plan.learning_rate

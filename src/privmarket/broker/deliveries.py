@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from privmarket.broker.http_errors import ConflictError
 from privmarket.broker.stored_rows import AwardRow, RoundRow, TaskRow
-from privmarket.rounds import Award, Phase, Round, Settlement, Terms
+from privmarket.rounds import Award, Phase, Round, RoundRecord, Terms
 
 
 class Standing(StrEnum):
@@ -94,7 +94,7 @@ def decided_at(claimed: bool, judged: bool, disputed: bool, until: Deadlines) ->
     return until.ruling_ms if disputed else until.dispute_ms
 
 
-def settlement(terms: Terms, awards: Iterable[AwardRow], until: Deadlines, now_ms: int) -> Settlement:
+def settlement(terms: Terms, awards: Iterable[AwardRow], until: Deadlines, now_ms: int) -> RoundRecord:
     """Who is paid, by the same machine that every engine settles with. No award may still be waiting."""
     rows = list(awards)
     worth = {row.seller_id: standing(row, until, now_ms) for row in rows}

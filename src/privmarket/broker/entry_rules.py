@@ -32,7 +32,7 @@ from privmarket.broker.log import Entry
 from privmarket.broker.projection import Change, Rebuilt, changes
 from privmarket.broker.stored_rows import AwardRow, BidRow, PartyRow, RoundRow, TaskRow
 from privmarket.errors import PrivmarketError
-from privmarket.privacy.events import PrivacyEvent, release
+from privmarket.privacy.events import PrivacyEvent
 from privmarket.rounds import Offer
 
 Fields = dict[str, Any]  # of an entry: JSON that anybody may have written
@@ -133,7 +133,7 @@ class EntryRules:
     def _imported_row(self, entry: Entry, fields: Fields) -> None:
         if entry.subject == "awards" and fields["charge"] != "void":
             _, task = self._round_of(fields["round_id"])
-            event = release(fields["noise_multiplier"], task.sampling_rate, task.steps)
+            event = PrivacyEvent(fields["noise_multiplier"], task.sampling_rate, task.steps)
             self.sold[fields["seller_id"]][fields["round_id"]] = event
         if entry.subject == "parties":
             self.measures[fields["id"]] = fields["measure"]
@@ -287,7 +287,7 @@ class EntryRules:
         yield from self._same_auction(entry, fields, round_, task, made)
         family = clearing.terms_of(round_, task).family
         for award in made:
-            event = release(award.noise_multiplier, family.sampling_rate, family.steps)
+            event = PrivacyEvent(award.noise_multiplier, family.sampling_rate, family.steps)
             self.sold[award.seller_id][entry.subject] = event
             self.measures[award.seller_id] = self._party(award.seller_id).measure
 
@@ -428,7 +428,7 @@ class EntryRules:
         terms = clearing.terms_of(round_, task)
         owed = deliveries.settlement(terms, rows, until, entry.at_ms)
         for row in rows:
-            charge = "charged" if row.seller_id in owed.sold else "void"
+            charge = "charged" if row.seller_id in owed.sold_epsilon else "void"
             due = owed.paid_micro.get(row.seller_id, 0)
             if (row.charge, row.paid_micro) != (charge, due):
                 yield f"{row.seller_id} is {row.charge} and paid {row.paid_micro} µ; owed: {charge}, {due} µ"

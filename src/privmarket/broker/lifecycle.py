@@ -259,7 +259,7 @@ def settle(tx: Transaction, round_: RoundRow, task: TaskRow) -> Step:
     settled = deliveries.settlement(clearing.terms_of(round_, task), rows, until, tx.over_ms)
     keys = tx.vault.of_round(round_.id) if task.delivery == "sealed" else {}
     for row in rows:
-        words: dict[str, str | None] = {"charge": "charged" if row.seller_id in settled.sold else "void"}
+        words: dict[str, str | None] = {"charge": "charged" if row.seller_id in settled.sold_epsilon else "void"}
         if row.key_sha256 is not None and row.seller_id in settled.paid_micro:
             words["key"] = keys.get(row.seller_id)
             if words["key"] is None:

@@ -21,7 +21,7 @@ from privmarket.broker import sql
 from privmarket.market.bids import Array
 from privmarket.privacy.accountant import COLUMNS, composed_cost, epsilon_of_cost
 from privmarket.privacy.calibration import ReleaseFamily
-from privmarket.privacy.events import PrivacyEvent, release
+from privmarket.privacy.events import PrivacyEvent
 from privmarket.privacy.gaussian import mu_of
 from privmarket.privacy.renyi import ORDERS, conversion_cost
 from privmarket.privacy.wallet import Wallets
@@ -66,7 +66,7 @@ def of_sellers(connection: Connection, seller_ids: Sequence[str]) -> dict[str, W
     chosen = list(seller_ids)
     events: dict[str, list[PrivacyEvent]] = defaultdict(list)
     for seller, noise, rate, steps in sql.run(connection, _SOLD, chosen):
-        events[seller].append(release(noise, rate, steps))
+        events[seller].append(PrivacyEvent(noise, rate, steps))
     fresh = lru_cache(WalletRecord)  # very many sellers, few kinds of untouched wallets
     return {
         seller: WalletRecord(cap, delta, measure, tuple(events[seller]))

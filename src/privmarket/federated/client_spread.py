@@ -104,7 +104,7 @@ def _accuracy(run: Federation, clients: np.ndarray, noise: float) -> float:
     members, state = [int(i) for i in clients], run.start()
     deviation = noise * _unit(run)
     for number in range(run.config.rounds):
-        update = run.run_clients(state, members, [Award(0.0, 0.0, 0)] * len(members)).mean(axis=0)
+        update = run.run_clients(state, {run.names[i]: Award(0.0, 0.0, 0) for i in members}).mean(axis=0)
         update = (update + deviation * rng.standard_normal(update.size)).astype(np.float32)
         progress = number / run.config.rounds
         server = server_step(state.server, torch.from_numpy(update), run.server_plan, progress)
@@ -115,7 +115,7 @@ def _accuracy(run: Federation, clients: np.ndarray, noise: float) -> float:
 def _equal_noise(run: Federation, clients: np.ndarray) -> float:
     """The s whose noise is as long as the mean update of the first round."""
     members = [int(i) for i in clients]
-    update = run.run_clients(run.start(), members, [Award(0.0, 0.0, 0)] * len(members)).mean(axis=0)
+    update = run.run_clients(run.start(), {run.names[i]: Award(0.0, 0.0, 0) for i in members}).mean(axis=0)
     return float(np.linalg.norm(update) / (_unit(run) * update.size**0.5))
 
 

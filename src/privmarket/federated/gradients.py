@@ -8,6 +8,7 @@ Implements: per-example clipping of [Abadi2016], by ghost norms where a layer is
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -152,7 +153,8 @@ def clipped_sums(
             rows = slice(first, last)
             mine = weights if len(weights[0]) == 1 else [copies[clients] for copies in weights]
             gradients = _gradients(model, mine, batch.images[rows], batch.labels[rows], counts, batch.sampled)
-            squared = _squared_norms(model, gradients)
+            norms = (layer.squared_norms(g) for layer, g in zip(model.layers, gradients, strict=True) if layer.size)
+            squared = functools.reduce(torch.add, norms)  # never below each record's squared norm over all layers
             present = None if batch.present is None else batch.present[rows]
             persons = None if batch.persons is None or batch.sampled else batch.persons[rows]
             if batch.places is not None:
@@ -262,12 +264,6 @@ def _gradients(
         if i > first:  # nobody needs the derivative by the pixels
             slope = layer.backward(weights[i], kept[i], slope, copies)
     return gradients
-
-
-def _squared_norms(model: Model, gradients: list[Factors]) -> Tensor:
-    """(rows,) float64, never below each record's squared norm over all layers."""
-    norms = [layer.squared_norms(g) for layer, g in zip(model.layers, gradients, strict=True) if layer.size]
-    return sum(norms[1:], start=norms[0])
 
 
 def _clip(

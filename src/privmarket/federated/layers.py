@@ -110,14 +110,18 @@ class Linear(Layer):
     def forward(self, parts: Sequence[Part], rows: Tensor, sizes: list[int]) -> tuple[Tensor, Kept]:
         """(rows, inputs) → (rows, outputs)."""
         out = rows.new_empty(rows.shape[0], self.outputs)
-        for (matrix, bias), mine, target in zip(parts, _cut(rows, sizes), _cut(out, sizes), strict=True):
+        for (matrix, bias), mine, target in zip(
+            parts, rows.split_with_sizes(sizes), out.split_with_sizes(sizes), strict=True
+        ):
             torch.addmm(bias, mine, matrix, out=target)
         return out, (rows,)
 
     def backward(self, parts: Sequence[Part], kept: Kept, slope: Tensor, sizes: list[int]) -> Tensor:
         """(rows, outputs) → (rows, inputs)."""
         out = slope.new_empty(slope.shape[0], self.inputs)
-        for (matrix, _), mine, target in zip(parts, _cut(slope, sizes), _cut(out, sizes), strict=True):
+        for (matrix, _), mine, target in zip(
+            parts, slope.split_with_sizes(sizes), out.split_with_sizes(sizes), strict=True
+        ):
             torch.mm(mine, matrix.t(), out=target)
         return out
 
@@ -152,9 +156,9 @@ class Linear(Layer):
         scaled = slope * factor[:, None]
         if bad is not None:
             scaled.masked_fill_(bad[:, None], 0.0)
-        out: Sequence[Tensor | None] = [None] * len(sizes) if bad is None else _cut(bad, sizes)
+        out: Sequence[Tensor | None] = [None] * len(sizes) if bad is None else bad.split_with_sizes(sizes)
         for (matrix, bias), mine, steep, left_out, way in zip(
-            sums, _cut(activation, sizes), _cut(scaled, sizes), out, how, strict=True
+            sums, activation.split_with_sizes(sizes), scaled.split_with_sizes(sizes), out, how, strict=True
         ):
             _add_product(matrix, mine, steep, way, left_out)
             if way is Summation.FEW:
@@ -208,12 +212,6 @@ def even_blocks(rows: int, most: int = BLOCK_RECORDS) -> Iterator[slice]:
         yield slice(k * rows // count, (k + 1) * rows // count)
 
 
-def _cut(rows: Tensor, sizes: list[int]) -> tuple[Tensor, ...]:
-    """One view per client."""
-    views: tuple[Tensor, ...] = torch.split_with_sizes(rows, sizes)
-    return views
-
-
 def row_energy(rows: Tensor) -> Tensor:
     """(rows, n) float32 → (rows,) float64, never below Σ squares; infinite beyond 2^126 and for what is no number.
 
@@ -252,7 +250,7 @@ class Convolution(Layer):
         """(rows, inputs, h, w) → (rows, outputs, h, w)."""
         done = [
             F.conv2d(mine, kernel, bias, padding=self.kernel // 2)
-            for (kernel, bias, _), mine in zip(parts, _cut(rows, sizes), strict=True)
+            for (kernel, bias, _), mine in zip(parts, rows.split_with_sizes(sizes), strict=True)
         ]
         return torch.cat(done) if len(done) > 1 else done[0], (rows,)
 
@@ -261,7 +259,7 @@ class Convolution(Layer):
         # The adjoint of a same-size convolution is the convolution with the kernel turned round.
         done = [
             F.conv2d(mine, kernel.flip(2, 3).transpose(0, 1), padding=self.kernel // 2)
-            for (kernel, *_), mine in zip(parts, _cut(slope, sizes), strict=True)
+            for (kernel, *_), mine in zip(parts, slope.split_with_sizes(sizes), strict=True)
         ]
         return torch.cat(done) if len(done) > 1 else done[0]
 
@@ -296,7 +294,9 @@ class Convolution(Layer):
         (rows,) = gradient
         if bad is not None:
             rows.masked_fill_(bad[:, None], 0.0)  # made by `gradient`, used for nothing else
-        for (*_, flat), mine, share, way in zip(sums, _cut(rows, sizes), _cut(factor, sizes), how, strict=True):
+        for (*_, flat), mine, share, way in zip(
+            sums, rows.split_with_sizes(sizes), factor.split_with_sizes(sizes), how, strict=True
+        ):
             _add_product(flat, mine, share, way)
 
 

@@ -156,7 +156,7 @@ def private_updates(
         # All clients share the global weights, so that a forward pass is one product for all of them.
         batch = _batch(records, plan, randomness)
         sums = clipped_sums(model, model.parts(global_weights[None]), batch, plan.clip_norm)
-        updates = torch.empty(records.clients, model.parameters)
+        updates = torch.empty_like(sums, dtype=torch.float32)
         for release, total, update in zip(noisy, _each(sums, batch), updates, strict=True):
             release.write(update, total, rate, fresh=True)
         return updates
@@ -223,8 +223,7 @@ class NoisySum:
     def write(self, target: Tensor, total: Tensor, scale: float, *, fresh: bool = False) -> None:
         """Adds scale·(total + noise) to `target`, (parameters,) float32 and public, or overwrites it if `fresh`."""
         if self.grid is not None:
-            release = self.grid.noisy if fresh else self.grid.add_noisy
-            release(total.numpy(), self.source, target.numpy(), scale)
+            self.grid.noisy(total.numpy(), self.source, target.numpy(), scale, add=not fresh)
             return
         noisy = total.float().contiguous()
         if self.float_deviation:

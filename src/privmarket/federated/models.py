@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -26,7 +27,7 @@ class Model:
     name: str
     layers: tuple[Layer, ...]
 
-    @property
+    @cached_property
     def parameters(self) -> int:
         """How many numbers the weights consist of."""
         return sum(layer.size for layer in self.layers)

@@ -6,7 +6,7 @@ Implements: Algorithm 2 of [Sun2026] over many rounds, with composition (its lim
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -45,7 +45,6 @@ from privmarket.rounds import (
     Pacing,
     Round,
     RoundRecord,
-    Settlement,
     Terms,
     play_round,
 )
@@ -94,7 +93,7 @@ class Federation:
         if not self.sizes.any():
             raise DataError("no client has any records", "use fewer clients or a larger data set")
         self.names = tuple(str(i) for i in range(config.clients))
-        self._place = {name: i for i, name in enumerate(self.names)}
+        self.place = {name: i for i, name in enumerate(self.names)}
         self._test_images = torch.from_numpy(featured.test_images)
         self._test_labels = torch.from_numpy(featured.test_labels)
         self.law = scenario(config.scenario)
@@ -104,7 +103,6 @@ class Federation:
         self.mechanism = mechanism
         self.family = ReleaseFamily(training.sampling_rate, training.steps, config.delta)
         self.pacing = Pacing(config, self.family, self.law.epsilon_max)
-        self._budget_micro = self.pacing.total_micro
         self.auctioneer = LocalAuctioneer(self.mechanism)
         self.objective = AggregationError(config.kappa, config.heterogeneity)
         self.bidding = bidding_of(config, self.law, self.family, strategy)
@@ -136,34 +134,34 @@ class Federation:
 
     def types(self, number: int) -> Bids:
         """(clients,) the clients' true valuations and caps in a round."""
-        return self._persistent or self._types(number)
+        return self._types(number) if self._persistent is None else self._persistent
 
     def _types(self, number: int) -> Bids:
         if self.config.valuations == "measured":
             return measured_types(self.config, number, self.pool.labels.numpy(), self.pool.parts)
         return client_types(self.config, number)
 
-    def terms(self, state: RunState) -> Terms:
-        """What is published before the next round."""
-        return self.pacing.terms(state.next_round, self._budget_micro - state.remaining_micro)
-
     def step(self, state: RunState) -> RunState:
         """One round: auction, training, settlement, and the model moved by what was bought."""
         clients = SimulatedClients(self, state)
         if not self.mode.holds_auctions:
-            return self._after(state, clients.train_all(), Settlement(state.next_round, 0, {}, {}, {}), bidders=0)
+            return self._after(state, clients.train_all(), RoundRecord(state.next_round))
         store = MemoryStore(self.names, state.wallets)
         purses = store if self.mode.counts_epsilon else ReleaseBook()
-        market, settlement, delivered = play_round(self.terms(state), clients, self.auctioneer, clients, purses)
-        left = state.remaining_micro - settlement.spent_micro
-        state = replace(state, wallets=store.wallets, remaining_micro=left)
-        return self._after(state, delivered.update, settlement, bidders=len(market.offers))
+        terms = self.pacing.terms(state.next_round, self.pacing.total_micro - state.remaining_micro)
+        _, record, delivered = play_round(terms, clients, self.auctioneer, clients, purses)
+        left = state.remaining_micro - record.spent_micro
+        return self._after(replace(state, wallets=store.wallets, remaining_micro=left), delivered.update, record)
 
-    def run_clients(
-        self, state: RunState, clients: Sequence[int], awards: Sequence[Award], grids: Sequence[Grid] = ()
-    ) -> np.ndarray:
-        """(clients, parameters): what each of these clients releases in the next round, see `ClientPool.train`."""
+    def run_clients(self, state: RunState, sales: Mapping[str, Award], grids: Sequence[Grid] = ()) -> np.ndarray:
+        """(sellers, parameters): what each of these clients releases in the next round, see `ClientPool.train`.
+
+        Args:
+            sales: client → what it sold.
+            grids: of each client's share, where a secure sum adds them up.
+        """
         weights, chunk = state.server.weights.numpy(), self.pool.chunk
+        clients, awards = [self.place[client] for client in sales], list(sales.values())
         orders = []
         for start in range(0, len(clients), chunk):
             some = awards[start : start + chunk]
@@ -201,28 +199,24 @@ class Federation:
                 "use fewer clients a round, or a lower limit on offers",
             )
 
-    def places(self, clients: Sequence[str]) -> list[int]:
-        """Positions of the clients of these names."""
-        return [self._place[client] for client in clients]
-
     def shared_sum(self, market: Round) -> SharedSum:
         """The public numbers of a cleared round's secure sum."""
         return SharedSum.plan(
             [award.noise_multiplier for award in market.awards.values()],
-            self.sizes[self.places(list(market.awards))],
+            self.sizes[[self.place[client] for client in market.awards]],
             clip_norm=self.config.training.clip_norm,
             parameters=self.pool.model.parameters,
             honest_share=market.terms.honest_share,
         )
 
-    def _after(self, state: RunState, update: np.ndarray | None, settlement: Settlement, bidders: int) -> RunState:
+    def _after(self, state: RunState, update: np.ndarray | None, record: RoundRecord) -> RunState:
         """The state after a settled round: weights moved by `update`, (parameters,), and one record more."""
         number, rounds = state.next_round, self.config.rounds
         if update is not None:
             moved = server_step(state.server, torch.from_numpy(update), self.server_plan, number / rounds)
             state = replace(state, server=moved)
-        measured = number + 1 == rounds or (number + 1) % self.config.evaluate_every == 0
-        record = RoundRecord.of(settlement, bidders, self.accuracy(state) if measured else None)
+        if number + 1 == rounds or (number + 1) % self.config.evaluate_every == 0:
+            record = replace(record, accuracy=self.accuracy(state))
         return replace(state, next_round=number + 1, records=(*state.records, record))
 
     def accuracy(self, state: RunState) -> float:
@@ -260,55 +254,53 @@ class SimulatedClients:
 
     def train(self, market: Round) -> Delivered:
         """What the sellers release, added up over those whose update is usable."""
-        sellers = [client for client in market.awards if client not in self._dropped(market)]
+        gone = self._dropped(market) if self.federation.config.dropout else set()
+        sales = {client: award for client, award in market.awards.items() if client not in gone}
         if market.terms.trust == "aggregate" and self.federation.mode.is_private:
-            return self._secure_sum(market, sellers)
-        return self._plain_sum(market, sellers)
+            return self._secure_sum(market, sales)
+        return self._plain_sum(market, sales)
 
-    def _plain_sum(self, market: Round, sellers: list[str]) -> Delivered:
+    def _plain_sum(self, market: Round, sales: Mapping[str, Award]) -> Delivered:
         """Local trust: the server sees every update and weighs it."""
         run, config = self.federation, self.federation.config
-        updates = run.run_clients(self.state, run.places(sellers), [market.awards[client] for client in sellers])
+        updates = run.run_clients(self.state, sales)
         finite = np.isfinite(updates).all(axis=1)
-        usable = {client for client, ok in zip(sellers, finite, strict=True) if ok}
+        usable = {client for client, ok in zip(sales, finite, strict=True) if ok}
         total = None
         if usable:
             # Without noise a run under aggregate trust keeps the weights of its secure sum.
             shared = "inverse-noise" if market.terms.trust == "aggregate" else None
             scheme = run.mode.aggregation or shared or config.aggregation
             total = aggregate(seller_weights(market, usable, scheme, run.objective), updates[finite])
-        reports = {client: None if client in usable else "update is not finite" for client in sellers}
+        reports = {client: None if client in usable else "update is not finite" for client in sales}
         return Delivered(reports, update=total)
 
-    def _secure_sum(self, market: Round, sellers: list[str]) -> Delivered:
+    def _secure_sum(self, market: Round, sales: Mapping[str, Award]) -> Delivered:
         """Aggregate trust: the server sees the sum of the shares that arrive, if there are enough of them."""
         run, cohort = self.federation, list(market.awards)
         plan = run.shared_sum(market)
-        arrived = [number for number, client in enumerate(cohort) if client in set(sellers)]
-        awards = [market.awards[client] for client in sellers]
-        shares = run.run_clients(self.state, run.places(sellers), awards, [plan.grid(number) for number in arrived])
+        arrived = [number for number, client in enumerate(cohort) if client in sales]
+        shares = run.run_clients(self.state, sales, [plan.grid(number) for number in arrived])
         total = plan.opened(shares, arrived)
         if total is None:
             # Shares were sent under masks that nobody takes off: nothing is seen, nobody is paid, ε stays spent.
             fault = f"only {len(arrived)} of {len(cohort)} sellers came through, {plan.needed} are needed"
-            return Delivered(dict.fromkeys(sellers, fault))
+            return Delivered(dict.fromkeys(sales, fault))
         rate = run.pool.plan.learning_rate / run.pool.plan.expected_batch
-        return Delivered(dict.fromkeys(sellers), update=(rate * total).astype(np.float32))
+        return Delivered(dict.fromkeys(sales), update=(rate * total).astype(np.float32))
 
     def _dropped(self, market: Round) -> set[str]:
         """Sellers that vanish after the auction, by chance."""
-        probability = self.federation.config.dropout
-        if not probability:
-            return set()
-        rng = np.random.default_rng([self.federation.config.seed, _DROPOUT, market.terms.number])
-        gone = rng.random(self.federation.config.clients) < probability
-        return {client for client in market.awards if gone[self.federation.places([client])[0]]}
+        run, config = self.federation, self.federation.config
+        rng = np.random.default_rng([config.seed, _DROPOUT, market.terms.number])
+        gone = rng.random(config.clients) < config.dropout
+        return {client for client in market.awards if gone[run.place[client]]}
 
     def train_all(self) -> np.ndarray:
         """(parameters,) the average over all clients with records, weighted by records, for free: FedAvg."""
         run = self.federation
-        everyone = [int(i) for i in np.flatnonzero(run.sizes)]
-        updates = run.run_clients(self.state, everyone, [Award(0.0, 0.0, 0)] * len(everyone))
+        everyone = np.flatnonzero(run.sizes)
+        updates = run.run_clients(self.state, {run.names[i]: Award(0.0, 0.0, 0) for i in everyone})
         sizes = run.sizes[everyone]
         return aggregate(sizes / sizes.sum(), updates)
 

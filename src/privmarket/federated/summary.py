@@ -15,7 +15,7 @@ from privmarket.federated.shares import alone_noise_multiplier, honest_sellers
 from privmarket.federated.state import RunResult
 from privmarket.privacy.accountant import RdpAccountant
 from privmarket.privacy.calibration import ReleaseFamily
-from privmarket.privacy.events import PrivacyEvent, release
+from privmarket.privacy.events import PrivacyEvent
 from privmarket.privacy.gaussian import Array
 from privmarket.privacy.release import FLOAT_WARNING
 from privmarket.rounds import MICRO
@@ -94,7 +94,7 @@ def _epsilon_if_others_collude(result: RunResult) -> Array | None:
         honest = honest_sellers(len(record.sold_epsilon), config.honest_share)
         for client, epsilon in record.sold_epsilon.items():
             sigma = alone_noise_multiplier(family.noise_multiplier(epsilon), honest)
-            events[int(client)] = release(float(sigma), family.sampling_rate, family.steps)
+            events[int(client)] = PrivacyEvent(float(sigma), family.sampling_rate, family.steps)
         accountant.compose(events)
     return accountant.epsilon(config.delta)
 

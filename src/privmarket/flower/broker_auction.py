@@ -9,7 +9,7 @@ from dataclasses import replace
 from privmarket.broker.http_client import BrokerCallError, BrokerClient
 from privmarket.errors import ConfigurationError
 from privmarket.flower.settings import MarketSettings
-from privmarket.rounds import Award, Offer, Phase, Round, RoundError, Settlement, Terms
+from privmarket.rounds import Award, Offer, Phase, Round, RoundError, RoundRecord, Terms
 
 _log = logging.getLogger("privmarket.flower")
 
@@ -70,7 +70,7 @@ class BrokerAuctioneer:
         """seller → the public key that it is registered with, for the sellers of a cleared round."""
         return {one["seller_id"]: one["public_key"] for one in self.client.cohort(terms.broker_round)}
 
-    def settle(self, market: Round) -> Settlement:
+    def settle(self, market: Round) -> RoundRecord:
         """Gives receipts for all claims, has the broker settle where nobody may speak any more, checks its sums."""
         settlement = market.settle()[1]
         if not market.awards:

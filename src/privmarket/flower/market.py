@@ -6,7 +6,7 @@ import logging
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from privmarket.broker.http_client import BrokerClient
 from privmarket.errors import ConfigurationError
@@ -19,7 +19,7 @@ from privmarket.flower.settings import MarketSettings
 from privmarket.flower.wire import Receipt, Sale
 from privmarket.market.bids import Array
 from privmarket.privacy.wallet_store import ReleaseBook
-from privmarket.rounds import Auctioneer, Award, LocalAuctioneer, Pacing, Round, RoundRecord, Settlement, Terms
+from privmarket.rounds import Auctioneer, Award, LocalAuctioneer, Pacing, Round, RoundRecord, Terms
 
 TOKEN_VARIABLE = "PRIVMARKET_BROKER_TOKEN"
 _log = logging.getLogger("privmarket.flower")
@@ -133,19 +133,19 @@ class GridMarket:
         """(usable,) weights of the updates that can be used, in the order of the offers."""
         return seller_weights(market, usable, self.settings.aggregation, self.objective)
 
-    def close(self, market: Round, settlement: Settlement, accuracy: float | None = None) -> RoundRecord:
+    def close(self, market: Round, record: RoundRecord, accuracy: float | None = None) -> RoundRecord:
         """Writes down a settled round, and the receipts that clients get with the next call for bids."""
         terms = market.terms
         self.fleet.receipts = {
             client: Receipt(
-                *(terms.run, terms.number, settlement.paid_micro.get(client, 0)),
-                *(settlement.dropped.get(client, ""), terms.trust),
+                *(terms.run, terms.number, record.paid_micro.get(client, 0)),
+                *(record.dropped.get(client, ""), terms.trust),
             )
             for client in market.awards
             if client in self.fleet.node_of
         }
         self.declined |= self.fleet.declined
-        record = RoundRecord.of(settlement, len(market.offers), accuracy)
+        record = replace(record, accuracy=accuracy)
         self.records.append(record)
         _log.info("round %s: %s sold, dropped %s", record.number, record.sellers, record.dropped)
         return record

@@ -166,12 +166,12 @@ class MarketRun:
         """One round: auction, training, settlement, and the model moved by what was bought."""
         market, settings, started = self.market, self.settings, time.perf_counter()
         terms = market.terms(number)
-        played, settlement, delivered = play_round(terms, self, self.auctioneer, self, market.purses)
+        played, record, delivered = play_round(terms, self, self.auctioneer, self, market.purses)
         if delivered.update is not None:
             self._move(delivered.update, number)
         measured = number + 1 == settings.rounds or (number + 1) % settings.evaluate_every == 0
         accuracy = float(self.evaluate(self.model_weights())) if self.evaluate and measured else None
-        self.on_round(market.close(played, settlement, accuracy))
+        self.on_round(market.close(played, record, accuracy))
         self.round_seconds.append(time.perf_counter() - started)
 
     def model_weights(self) -> Arrays:

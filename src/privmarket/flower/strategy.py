@@ -103,8 +103,8 @@ class AuctionStrategy(Strategy):
         shapes = {name: tuple(array.shape) for name, array in arrays.items()}
         counters = {name for name, array in arrays.items() if not array.dtype.startswith("float")}
         deliveries = run.fleet.take(sales, received, None, shapes, counters)
-        settlement = settle_round(market, Delivered(*reports_of(deliveries)), self.auctioneer, run.purses)
-        run.close(market, settlement)
+        record = settle_round(market, Delivered(*reports_of(deliveries)), self.auctioneer, run.purses)
+        run.close(market, record)
         usable = [client for client in market.offers if (d := deliveries.get(client)) and d.update is not None]
         if not usable:  # nobody offered, sold or delivered
             return None, None

@@ -6,7 +6,7 @@ data_size = d, accuracy = u in the paper's b_i = (v_i, d_i, u_i, ε_i).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from types import EllipsisType
@@ -69,20 +69,12 @@ class Bids:
         accuracy: ArrayLike | None = None,
         client_ids: Sequence[object] | None = None,
     ) -> None:
-        fields: dict[str, ArrayLike | None] = {
-            "valuation": valuation,
-            "epsilon": epsilon,
-            "data_size": data_size,
-            "accuracy": accuracy,
-        }
         names = None if client_ids is None else tuple(str(client) for client in client_ids)
         object.__setattr__(self, "client_ids", names)
-        shape: tuple[int, ...] | None = None
-        for name, given in fields.items():
-            array = None if given is None else _own(name, given)
-            if array is not None:
-                shape = array.shape if shape is None else shape
-                _validate(name, array, shape, names)
+        object.__setattr__(self, "valuation", _field("valuation", valuation, None, names))
+        others = {"epsilon": epsilon, "data_size": data_size, "accuracy": accuracy}
+        for name, given in others.items():
+            array = None if given is None else _field(name, given, self.valuation.shape, names)
             object.__setattr__(self, name, array)
         if names is not None:
             _validate_ids(names, self.clients)
@@ -211,20 +203,42 @@ class Bids:
         return frame_of(self.shape, self.client_ids, given)
 
 
-# field → (what must hold, the remedy)
-_RULES: dict[str, tuple[str, str]] = {
-    "valuation": ("finite and at least 0", "a valuation is money per unit of ε"),
-    "epsilon": ("finite and above 0", "leave out a client that sells nothing"),
-    "data_size": ("finite and above 0", "leave out a client without records"),
-    "accuracy": ("between 0 and 1", "give a share, not per cent"),
+# field → (what must hold; the same in words; the remedy). Comparisons with NaN are false, so each refuses NaN too.
+_RULES: dict[str, tuple[Callable[[Array], NDArray[np.bool_]], str, str]] = {
+    "valuation": (
+        lambda a: (a >= 0) & (a < np.inf),
+        "finite and at least 0",
+        "a valuation is money per unit of ε",
+    ),
+    "epsilon": (lambda a: (a > 0) & (a < np.inf), "finite and above 0", "leave out a client that sells nothing"),
+    "data_size": (lambda a: (a > 0) & (a < np.inf), "finite and above 0", "leave out a client without records"),
+    "accuracy": (lambda a: (a >= 0) & (a <= 1), "between 0 and 1", "give a share, not per cent"),
 }
 
 
-def _own(name: str, given: ArrayLike) -> Array:
+def _field(name: str, given: ArrayLike, shape: tuple[int, ...] | None, names: tuple[str, ...] | None) -> Array:
+    """A field as a private read-only array of `shape` that obeys its rule; any shape where None is given.
+
+    Raises:
+        BidError: it is no array of numbers, has another shape, or holds a number that the field does not allow.
+    """
     try:
         array = np.array(given, dtype=np.float64)
     except (TypeError, ValueError) as error:
         raise BidError(f"{name}: not an array of numbers: {error}", "give one number per client") from error
+    if array.ndim == 0 or array.shape[-1] == 0:
+        raise BidError(f"{name}: no clients (shape {array.shape})", "an auction needs at least one bid")
+    if shape is not None and array.shape != shape:
+        raise BidError(
+            f"{name}: shape {array.shape} differs from valuation's {shape}", "give one number per client"
+        )
+    acceptable, expectation, remedy = _RULES[name]
+    bad = ~acceptable(array)
+    if bad.any():
+        at = tuple(int(i) for i in np.argwhere(bad)[0])
+        where = at[0] if len(at) == 1 else at
+        who = f" of client {names[at[-1]]!r}" if names is not None and len(names) > at[-1] else ""
+        raise BidError(f"{name}[{where}]{who} is {array[at]!s}: must be {expectation}", remedy)
     array.setflags(write=False)
     return array
 
@@ -240,28 +254,3 @@ def _validate_ids(names: tuple[str, ...], clients: int) -> None:
     if len(set(names)) < clients:
         twice = next(name for i, name in enumerate(names) if name in names[:i])
         raise BidError(f"client_ids: {twice!r} appears twice", "keep one bid per client")
-
-
-def _validate(name: str, array: Array, shape: tuple[int, ...], names: tuple[str, ...] | None) -> None:
-    if array.ndim == 0 or array.shape[-1] == 0:
-        raise BidError(f"{name}: no clients (shape {array.shape})", "an auction needs at least one bid")
-    if array.shape != shape:
-        raise BidError(
-            f"{name}: shape {array.shape} differs from valuation's {shape}", "give one number per client"
-        )
-    expectation, remedy = _RULES[name]
-    bad = ~_acceptable(name, array)
-    if bad.any():
-        at = tuple(int(i) for i in np.argwhere(bad)[0])
-        where = at[0] if len(at) == 1 else at
-        who = f" of client {names[at[-1]]!r}" if names is not None and len(names) > at[-1] else ""
-        raise BidError(f"{name}[{where}]{who} is {array[at]!s}: must be {expectation}", remedy)
-
-
-def _acceptable(name: str, array: Array) -> NDArray[np.bool_]:
-    # Comparisons with NaN are false, so each line also refuses NaN.
-    if name == "valuation":
-        return (array >= 0) & (array < np.inf)
-    if name == "accuracy":
-        return (array >= 0) & (array <= 1)
-    return (array > 0) & (array < np.inf)

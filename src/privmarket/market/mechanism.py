@@ -80,7 +80,8 @@ class Mechanism(ABC):
             ConfigurationError: the budget is not positive or does not fit the shape of the bids.
             OutcomeError: the rule returned something that is no outcome of these bids; the client is named.
         """
-        return self._cleared(bids, budget_column(budget, bids.shape))
+        outcome = self.clear(bids, budget_column(budget, bids.shape))
+        return checked(outcome, bids, self.name, may_exceed_offers=self.sells_beyond_offers)
 
     @abstractmethod
     def clear(self, bids: Bids, budget: Array) -> Outcome:
@@ -95,9 +96,6 @@ class Mechanism(ABC):
             An `Outcome` with `epsilon` and `payment` of shape (..., clients): finite, at least 0, and no client
             sells more ε than it offered.
         """
-
-    def _cleared(self, bids: Bids, budget: Array) -> Outcome:
-        return checked(self.clear(bids, budget), bids, self.name, may_exceed_offers=self.sells_beyond_offers)
 
     def unilateral(self, bids: Bids, reports: Bids, budget: ArrayLike) -> Outcome:
         """What each client would get if it alone reported `reports[i]` while all others keep `bids`.
@@ -121,7 +119,9 @@ class Mechanism(ABC):
             deviators = np.arange(start, min(start + step, n))
             mine = (..., np.arange(deviators.size), deviators)
             money = np.broadcast_to(column[..., None, :], (*lead, deviators.size, 1))
-            outcome = self._cleared(_deviations(bids, reports, deviators), money)
+            moved = _deviations(bids, reports, deviators)
+            outcome = self.clear(moved, money)
+            outcome = checked(outcome, moved, self.name, may_exceed_offers=self.sells_beyond_offers)
             epsilon[..., deviators] = outcome.epsilon[mine]
             payment[..., deviators] = outcome.payment[mine]
         return Outcome(epsilon, payment)

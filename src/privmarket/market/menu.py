@@ -9,7 +9,7 @@ steps each integral below is a finite sum, so that nothing is approximated in th
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -25,6 +25,9 @@ class MenuCurve:
     Attributes:
         price: (steps,) the relative unit prices s_m > 0, strictly increasing.
         weight: (steps,) the share w_m > 0 of ε that is bought at each of them, Σ w_m ≤ 1.
+        area: ∫₀^∞ G, the most that one unit of ε can earn at price level 1.
+        share_from: (steps + 1,) entry m is the share sold by a client that sells the steps from m on.
+        pay_from: (steps + 1,) what such a client earns per unit of offered ε at price level 1.
 
     Right-continuity matters: a client exactly at a price does not sell, so total pay is left-continuous in τ
     and "the largest τ within the budget" exists.
@@ -32,6 +35,9 @@ class MenuCurve:
 
     price: Array
     weight: Array
+    area: float = field(repr=False)
+    share_from: Array = field(repr=False)
+    pay_from: Array = field(repr=False)
 
     def __init__(self, price: ArrayLike, weight: ArrayLike) -> None:
         prices, weights = np.array(price, dtype=np.float64), np.array(weight, dtype=np.float64)
@@ -49,32 +55,25 @@ class MenuCurve:
                 f"menu curve: weights must be above 0 and sum to at most 1, got {weights.sum():g}",
                 "drop steps of weight 0 and rescale",
             )
-        for name, array in (("price", prices), ("weight", weights)):
+        share_from, pay_from = (np.append(np.cumsum(t[::-1])[::-1], 0.0) for t in (weights, weights * prices))
+        arrays = {"price": prices, "weight": weights, "share_from": share_from, "pay_from": pay_from}
+        for name, array in arrays.items():
             array.setflags(write=False)
             object.__setattr__(self, name, array)
-
-    @property
-    def area(self) -> float:
-        """∫₀^∞ G: the most that one unit of ε can earn at price level 1."""
-        return float(self.price @ self.weight)
+        object.__setattr__(self, "area", float(prices @ weights))
 
     def share(self, relative: ArrayLike) -> Array:
         """G(s), same shape as `relative`."""
-        return self._sum_beyond(self.weight, relative)
+        return np.asarray(self.share_from[np.searchsorted(self.price, relative, side="right")])
 
     def unit_payment(self, relative: ArrayLike) -> Array:
         """s·G(s) + ∫_s^∞ G, Myerson's payment per unit of offered ε at price level 1."""
-        return self._sum_beyond(self.weight * self.price, relative)
+        return np.asarray(self.pay_from[np.searchsorted(self.price, relative, side="right")])
 
     def surplus(self, relative: ArrayLike) -> Array:
         """∫_s^∞ G, a truthful client's utility per unit of offered ε at price level 1; convex, decreasing."""
         s = np.asarray(relative, dtype=np.float64)
         return np.asarray(self.unit_payment(s) - s * self.share(s))
-
-    def _sum_beyond(self, terms: Array, relative: ArrayLike) -> Array:
-        """Σ of the terms whose price lies strictly above `relative`."""
-        tail = np.append(np.cumsum(terms[::-1])[::-1], 0.0)
-        return np.asarray(tail[np.searchsorted(self.price, relative, side="right")])
 
 
 POSTED_PRICE = MenuCurve([1.0], [1.0])

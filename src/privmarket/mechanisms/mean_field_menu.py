@@ -65,9 +65,8 @@ class MeanFieldMenu(Mechanism):
         levels = np.empty(bids.shape)
         for market in np.ndindex(bids.shape[:-1]):
             ranking = Ranking.by(bids.valuation[market])
-            facing, rest = self._ranked_levels(
-                ranking, ranking.sort(bids.epsilon[market]), float(column[market][0])
-            )
+            offered, money = ranking.sort(bids.epsilon[market]), float(column[market][0])
+            facing, rest = _ranked_levels(ranking.key, offered, money, self.curve, self.epsilon_max)
             levels[market][ranking.order[: facing.size]] = facing
             levels[market][ranking.order[facing.size :]] = rest
         levels.setflags(write=False)
@@ -81,8 +80,8 @@ class MeanFieldMenu(Mechanism):
         for market in np.ndindex(bids.shape[:-1]):
             # In rank order, those who can sell at all come first: the others are never touched.
             ranking = Ranking.by(bids.valuation[market])
-            offered = ranking.sort(bids.epsilon[market])
-            facing, _ = self._ranked_levels(ranking, offered, float(budget[market][0]))
+            offered, money = ranking.sort(bids.epsilon[market]), float(budget[market][0])
+            facing, _ = _ranked_levels(ranking.key, offered, money, self.curve, self.epsilon_max)
             can_sell = ranking.order[: facing.size]
             sold, paid = self._at(ranking.key[: facing.size], offered[: facing.size], facing)
             epsilon[market][can_sell], payment[market][can_sell] = sold, paid
@@ -102,20 +101,10 @@ class MeanFieldMenu(Mechanism):
             f"asks {float(bids.valuation.min()):.4g}; a lower epsilon_max leaves more for the price"
         )
 
-    def _ranked_levels(self, ranking: Ranking, offered: Array, budget: float) -> tuple[Array, float]:
-        return _ranked_levels(ranking.key, offered, budget, self.curve, self.epsilon_max)
-
     def _at(self, valuation: Array, epsilon: Array, level: Array) -> tuple[Array, Array]:
         """ε sold and pay at given price levels; all of one shape."""
         unsold = _steps_unsold(valuation, level, self.curve)
-        sold = epsilon * _suffix_sums(self.curve.weight)[unsold]
-        paid = epsilon * level * _suffix_sums(self.curve.weight * self.curve.price)[unsold]
-        return sold, paid
-
-
-def _suffix_sums(terms: Array) -> Array:
-    """(steps + 1,) entry m is the sum of the terms from m on."""
-    return np.append(np.cumsum(terms[::-1])[::-1], 0.0)
+        return epsilon * self.curve.share_from[unsold], epsilon * level * self.curve.pay_from[unsold]
 
 
 def _steps_unsold(valuation: Array, level: Array | np.float64, curve: MenuCurve) -> NDArray[np.intp]:
@@ -156,15 +145,14 @@ def _ranked_levels(
     # On (point[k], point[k+1]] everybody together plus the reserve costs rate[k]·τ.
     slack = rate - budget / point
     ends = np.append(point[1:], np.inf)
-    worth = _suffix_sums(curve.weight * curve.price)
 
     can_sell = int(last[-1])
-    own = epsilon[:can_sell] * worth[_steps_unsold(valuation[:can_sell], np.float64(low), curve)]
+    own = epsilon[:can_sell] * curve.pay_from[_steps_unsold(valuation[:can_sell], np.float64(low), curve)]
     interval = _last_below(slack, own)
     moving = np.concatenate([np.arange(a, b) for a, b in zip(first, last, strict=True)])
     if moving.size:
         interval[moving], own[moving] = _last_feasible(
-            valuation[moving], epsilon[moving], budget, point, rate, curve, worth
+            valuation[moving], epsilon[moving], budget, point, rate, curve
         )
     levels = np.minimum(ends[interval], budget / (rate[interval] - own))
     outside = int(_last_below(slack, np.zeros(1))[0])
@@ -251,7 +239,7 @@ def _breakpoints(
 
 
 def _last_feasible(
-    valuation: Array, epsilon: Array, budget: float, point: Array, rate: Array, curve: MenuCurve, worth: Array
+    valuation: Array, epsilon: Array, budget: float, point: Array, rate: Array, curve: MenuCurve
 ) -> tuple[NDArray[np.intp], Array]:
     """Clients whose own sale changes inside the bracket: the last interval that the budget reaches.
 
@@ -263,7 +251,7 @@ def _last_feasible(
 
     def own_rate(interval: NDArray[np.intp]) -> Array:
         beyond = np.nextafter(point[interval], np.inf)
-        return np.asarray(epsilon * worth[_steps_unsold(valuation, beyond, curve)])
+        return np.asarray(epsilon * curve.pay_from[_steps_unsold(valuation, beyond, curve)])
 
     while np.any(stop - start > 1):
         middle = (start + stop) // 2

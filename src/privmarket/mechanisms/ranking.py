@@ -34,13 +34,13 @@ class Ranking:
         NumPy's default sort is several times faster than its stable one, so only the ties are put in order.
         """
         order = np.argsort(key, axis=-1)
-        ranked = _take(key, order)
+        ranked = np.take_along_axis(key, order, axis=-1)
         _order_ties(order, ranked)
         return cls(order, ranked)
 
     def sort(self, values: Array) -> Array:
         """(..., clients) values in rank order."""
-        return _take(values, self.order)
+        return np.take_along_axis(values, self.order, axis=-1)
 
     def first(self, count: NDArray[np.intp]) -> Mask:
         """(..., clients) true for the `count` lowest ranks; count: (..., 1)."""
@@ -52,10 +52,6 @@ class Ranking:
         mask = np.empty(self.order.shape, dtype=np.bool_)
         np.put_along_axis(mask, self.order, inside, axis=-1)
         return mask
-
-
-def _take(values: Array, order: NDArray[np.intp]) -> Array:
-    return values[order] if values.ndim == 1 else np.take_along_axis(values, order, axis=-1)
 
 
 def _order_ties(order: NDArray[np.intp], ranked: Array) -> None:

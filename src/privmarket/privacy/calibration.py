@@ -11,6 +11,7 @@ sensitivity is not charged here but in `release.Grid.for_release`, which adds σ
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import overload
 
 import numpy as np
@@ -18,13 +19,7 @@ from numpy.typing import ArrayLike
 
 from privmarket.errors import PrivacyError
 from privmarket.privacy import gaussian, tables
-from privmarket.privacy.events import (
-    DEFAULT_DELTA,
-    PrivacyEvent,
-    release,
-    require_delta,
-    require_schedule,
-)
+from privmarket.privacy.events import DEFAULT_DELTA, PrivacyEvent, require_delta, require_schedule
 from privmarket.privacy.gaussian import Array, literal_noise_multiplier
 from privmarket.privacy.release import release_distance
 
@@ -52,12 +47,12 @@ class ReleaseFamily:
         require_schedule(self.sampling_rate, self.steps)
         require_delta(self.delta)
 
-    @property
+    @cached_property
     def exact_delta(self) -> float:
         """The δ of the Gaussian mechanism in exact arithmetic; the rest of δ is for finite arithmetic."""
         return self.delta * (1.0 - tables.ARITHMETIC_SHARE)
 
-    @property
+    @cached_property
     def epsilon_ceiling(self) -> float:
         """The largest ε for which (1 + e^ε)·steps·distance fits into the share of δ for finite arithmetic."""
         kept = self.delta * tables.ARITHMETIC_SHARE
@@ -71,8 +66,15 @@ class ReleaseFamily:
 
     def noise_multiplier(self, epsilon: ArrayLike) -> Array:
         """For each ε > 0 the noise multiplier that makes the release (ε, δ)-DP. Any shape."""
+        try:
+            asked = np.asarray(epsilon, dtype=np.float64)
+        except (TypeError, ValueError) as error:
+            raise PrivacyError(f"epsilon is {epsilon!r}: not a number", "give the ε that is sold") from error
+        if not (asked > 0).all():
+            first = asked[~(asked > 0)].flat[0]
+            raise PrivacyError(f"epsilon is {first}: must be above 0", "leave out clients that sell nothing")
         # An ε beyond the ceiling is treated as the ceiling: more noise than asked for is always allowed.
-        asked = np.minimum(_checked(epsilon), self.epsilon_ceiling)
+        asked = np.minimum(asked, self.epsilon_ceiling)
         if self.sampling_rate == 1.0:
             # T full-batch steps are one Gaussian of T times the squared sensitivity.
             return np.asarray(np.sqrt(self.steps) / gaussian.mu_of(asked, self.exact_delta))
@@ -114,7 +116,7 @@ class ReleaseFamily:
 
     def event(self, epsilon: float) -> PrivacyEvent:
         """The release that sells ε."""
-        return release(float(self.noise_multiplier(epsilon)), self.sampling_rate, self.steps)
+        return PrivacyEvent(float(self.noise_multiplier(epsilon)), self.sampling_rate, self.steps)
 
     def events(self, epsilon: ArrayLike) -> list[PrivacyEvent | None]:
         """One release per entry of (clients,) sold ε; None where nothing is sold (ε = 0)."""
@@ -123,7 +125,7 @@ class ReleaseFamily:
         selling = np.flatnonzero(sold != 0)
         if selling.size:
             for client, sigma in zip(selling, self.noise_multiplier(sold[selling]), strict=True):
-                made[client] = release(float(sigma), self.sampling_rate, self.steps)
+                made[client] = PrivacyEvent(float(sigma), self.sampling_rate, self.steps)
         return made
 
     def _table(self) -> tables.NoiseTable:
@@ -174,15 +176,3 @@ def release_epsilon(event: PrivacyEvent, delta: float = DEFAULT_DELTA) -> float:
     """The ε of one release alone, by the same closed forms and tables."""
     family = ReleaseFamily(event.sampling_rate, event.steps, delta)
     return float(family.epsilon(event.noise_multiplier))
-
-
-def _checked(epsilon: ArrayLike) -> Array:
-    try:
-        asked = np.asarray(epsilon, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise PrivacyError(f"epsilon is {epsilon!r}: not a number", "give the ε that is sold") from error
-    good = asked > 0
-    if not good.all():
-        first = asked[~good].flat[0]
-        raise PrivacyError(f"epsilon is {first}: must be above 0", "leave out clients that sell nothing")
-    return asked

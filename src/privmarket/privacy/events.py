@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from privmarket.errors import PrivacyError
 from privmarket.lazy import late
@@ -25,34 +25,24 @@ DEFAULT_DELTA = 1e-5
 
 
 @dataclass(frozen=True, slots=True)
-class GaussianRelease:
-    """One sum over all of a client's records, plus Gaussian noise.
+class PrivacyEvent:
+    """`steps` noisy sums, each over a fresh Poisson sample: every record with probability `sampling_rate`.
 
-    `noise_multiplier` is the noise's standard deviation over the sum's L2 sensitivity.
+    `noise_multiplier` is the noise's standard deviation over the sum's L2 sensitivity. By default one sum over all
+    records.
     """
 
     noise_multiplier: float
-    sampling_rate: ClassVar[float] = 1.0
-    steps: ClassVar[int] = 1
-
-    def __post_init__(self) -> None:
-        _require_noise(self.noise_multiplier)
-
-
-@dataclass(frozen=True, slots=True)
-class SubsampledGaussian:
-    """`steps` sums, each over a fresh Poisson sample (every record with probability `sampling_rate`)."""
-
-    noise_multiplier: float
-    sampling_rate: float
+    sampling_rate: float = 1.0
     steps: int = 1
 
     def __post_init__(self) -> None:
-        _require_noise(self.noise_multiplier)
+        if not 0 < self.noise_multiplier < math.inf:
+            raise PrivacyError(
+                f"noise multiplier is {self.noise_multiplier}: must be finite and above 0",
+                "a release without noise has no finite ε; sell nothing instead",
+            )
         require_schedule(self.sampling_rate, self.steps)
-
-
-PrivacyEvent = GaussianRelease | SubsampledGaussian
 
 
 class Step(NamedTuple):
@@ -60,13 +50,6 @@ class Step(NamedTuple):
 
     noise_multiplier: float
     sampling_rate: float
-
-
-def release(noise_multiplier: float, sampling_rate: float = 1.0, steps: int = 1) -> PrivacyEvent:
-    """The event of `steps` noisy sums; the plain Gaussian where nothing is sampled or repeated."""
-    if sampling_rate == 1.0 and steps == 1:
-        return GaussianRelease(noise_multiplier)
-    return SubsampledGaussian(noise_multiplier, sampling_rate, steps)
 
 
 def step_counts(events: Iterable[PrivacyEvent | None]) -> dict[Step, int]:
@@ -115,7 +98,7 @@ def from_json(fields: Mapping[str, float]) -> PrivacyEvent:
         raise PrivacyError(
             f"a stored privacy event has fields {sorted(fields)}", f"expected {', '.join(sorted(known))}"
         )
-    return release(float(fields["noise_multiplier"]), float(fields["sampling_rate"]), int(fields["steps"]))
+    return PrivacyEvent(float(fields["noise_multiplier"]), float(fields["sampling_rate"]), int(fields["steps"]))
 
 
 def require_schedule(sampling_rate: float, steps: int) -> None:
@@ -135,12 +118,4 @@ def require_delta(delta: float) -> None:
         raise PrivacyError(
             f"delta is {delta}: must lie between 1e-12 and 0.5",
             f"choose it well below 1 / number of records; the default is {DEFAULT_DELTA}",
-        )
-
-
-def _require_noise(noise_multiplier: float) -> None:
-    if not (noise_multiplier > 0 and math.isfinite(noise_multiplier)):
-        raise PrivacyError(
-            f"noise multiplier is {noise_multiplier}: must be finite and above 0",
-            "a release without noise has no finite ε; sell nothing instead",
         )

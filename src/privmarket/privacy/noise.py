@@ -73,9 +73,11 @@ class NoiseSource:
         self._start(key)
 
     def _start(self, key: bytes) -> None:
+        # Counters start at 0 for every key; keys are never reused for anything else.
+        bits, tail = (algorithms.AES(one) for one in (key, _derive(key, "tail")))
         self._key = key
-        self._bits = _stream(key)
-        self._tail_bits = _stream(_derive(key, "tail"))
+        self._bits: CipherContext = Cipher(bits, modes.CTR(bytes(16))).encryptor()
+        self._tail_bits: CipherContext = Cipher(tail, modes.CTR(bytes(16))).encryptor()
 
     @classmethod
     def from_system(cls) -> Self:
@@ -193,11 +195,6 @@ class NoiseSource:
             fine = words[coarse].astype(np.float64) + (more.astype(np.float64) + 0.5) * 2.0**-32
             uniform[coarse] = fine * 2.0**-32
         return uniform
-
-
-def _stream(key: bytes) -> CipherContext:
-    # The counter starts at 0 for every key; keys are never reused for anything else.
-    return Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
 
 
 def _derive(key: bytes, *labels: int | str) -> bytes:

@@ -204,23 +204,21 @@ class Grid:
         return out.reshape(sums.shape)
 
     def noisy(
-        self, sums: NDArray[np.floating], source: Words, out: NDArray[np.float32], scale: float = 1.0
+        self,
+        sums: NDArray[np.floating],
+        source: Words,
+        out: NDArray[np.float32],
+        scale: float = 1.0,
+        *,
+        add: bool = False,
     ) -> NDArray[np.float32]:
-        """Writes scale·γ·(K + N) into `out`, (parameters,) as `sums`; they may be the same array.
+        """Writes scale·γ·(K + N) into `out`, (parameters,) as `sums`, or adds it to what is there.
 
-        `scale` is a public number: what the released integers are multiplied by is post-processing.
+        Args:
+            scale: a public number; what the released integers are multiplied by is post-processing.
+            out: may be `sums` itself.
+            add: `out` holds public numbers, such as weights, and keeps them.
         """
-        return self._released(sums, source, out, scale, keep=False)
-
-    def add_noisy(
-        self, sums: NDArray[np.floating], source: Words, out: NDArray[np.float32], scale: float
-    ) -> NDArray[np.float32]:
-        """Adds scale·γ·(K + N) to `out`, public numbers such as weights."""
-        return self._released(sums, source, out, scale, keep=True)
-
-    def _released(
-        self, sums: NDArray[np.floating], source: Words, out: NDArray[np.float32], scale: float, keep: bool
-    ) -> NDArray[np.float32]:
         if sums.ndim != 1 or sums.shape != out.shape:
             raise PrivacyError(
                 f"a sum of shape {sums.shape} into {out.shape}", "give one flat vector and its place"
@@ -228,7 +226,7 @@ class Grid:
         for part, values in self._noisy_chunks(sums, source):
             # From here on everything is a function of the released integers and of public numbers.
             values *= values.dtype.type(scale * self.spacing)
-            if keep:
+            if add:
                 np.add(out[part], values, out=out[part], casting="same_kind")
             else:
                 np.copyto(out[part], values, casting="same_kind")

@@ -15,7 +15,7 @@ from privmarket.errors import PrivacyError
 from privmarket.privacy.accountant import renyi_epsilon
 from privmarket.privacy.calibration import ReleaseFamily, literal_noise_multiplier
 from privmarket.privacy.certificate import Certificate, certify
-from privmarket.privacy.events import DEFAULT_DELTA, PrivacyEvent, release, require_delta, require_schedule
+from privmarket.privacy.events import DEFAULT_DELTA, PrivacyEvent, require_delta, require_schedule
 from privmarket.privacy.wallet import Wallet
 from privmarket.privacy.words import Promise, Trust, Unit, lifetime_promise, promise
 
@@ -191,7 +191,7 @@ def _sale_of(fields: dict[str, str], count: str | None, where: str) -> Sale:
 
 def _repeated(sale: Sale, noise: float, times: int) -> PrivacyEvent:
     """`times` of the sale's releases, as one event."""
-    return release(noise, sale.sampling_rate, sale.steps * times)
+    return PrivacyEvent(noise, sale.sampling_rate, sale.steps * times)
 
 
 def _sell(wallet: Wallet, sale: Sale, noise: float) -> int:

@@ -30,7 +30,7 @@ from privmarket.privacy.accountant import (
     release_costs,
 )
 from privmarket.privacy.calibration import ReleaseFamily
-from privmarket.privacy.events import DEFAULT_DELTA, PrivacyEvent, from_json, release, require_delta, to_json
+from privmarket.privacy.events import DEFAULT_DELTA, PrivacyEvent, from_json, require_delta, to_json
 from privmarket.privacy.gaussian import Array
 from privmarket.privacy.renyi import ORDERS, conversion_cost
 
@@ -54,6 +54,7 @@ class Wallets:
     """The wallets of many clients, charged together.
 
     Attributes:
+        clients: how many wallets there are.
         cap_epsilon: (clients,) lifetime caps; infinite means no cap.
         delta: the δ at which the caps hold.
         capacity: (clients,) how much of the watched measure may be spent in all.
@@ -76,6 +77,7 @@ class Wallets:
             raise PrivacyError(f"wallet caps are {cap_epsilon!r}", "give one ε above 0 per client")
         caps.setflags(write=False)
         self.cap_epsilon: Array = caps
+        self.clients = int(caps.size)
         self.delta = delta
         self.spent: Array = np.zeros(caps.size)
         # Until its first sale a wallet shows the order that suits many small Gaussian releases, ρ(α) ∝ α.
@@ -85,11 +87,6 @@ class Wallets:
         self._fixed: NDArray[np.bool_] = np.full(caps.size, bool(expected))
         self._history: list[tuple[PrivacyEvent | None, ...]] = []
         _require_room(self)
-
-    @property
-    def clients(self) -> int:
-        """How many wallets there are."""
-        return int(self.cap_epsilon.size)
 
     @property
     def capacity(self) -> Array:
@@ -125,7 +122,7 @@ class Wallets:
 
     def share(self, rounds: int) -> Wallets:
         """Wallets with an even share of what is left, so that as much can be sold in each of `rounds` rounds."""
-        purse, free = self.copy(), self._free()
+        purse, free = self.copy(), ~self._fixed
         left = (purse.capacity - purse.spent) / rounds
         # A wallet that has sold nothing has not chosen its measure: it gets an even share of each.
         purse._capacities = np.where(free[:, None], self._capacities / rounds, self._capacities)
@@ -134,7 +131,7 @@ class Wallets:
 
     def can_spend(self, events: Sequence[PrivacyEvent | None]) -> NDArray[np.bool_]:
         """(clients,) whether each client's event still fits; None always does. Changes nothing."""
-        return np.asarray((self._costs(events) <= self._room()).any(axis=1))
+        return np.asarray((release_costs(events) <= self._room(len(events))).any(axis=1))
 
     def spend(self, events: Sequence[PrivacyEvent | None]) -> int:
         """Charges one event (or None) per client: all of them, or, if one does not fit, none.
@@ -143,8 +140,9 @@ class Wallets:
             The position of this entry in `history`.
         """
         entry = tuple(events)
-        costs, sells = self._costs(entry), np.array([event is not None for event in entry])
-        over = np.flatnonzero((costs > self._room()).all(axis=1) & sells)
+        room, costs = self._room(len(entry)), release_costs(entry)
+        sells = np.array([event is not None for event in entry])
+        over = np.flatnonzero((costs > room).all(axis=1) & sells)
         if over.size:
             who = int(over[0])
             raise WalletError(
@@ -152,7 +150,7 @@ class Wallets:
                 f" at δ = {self.delta:g} ({over.size} client(s) in all); nothing was charged",
                 "trim the offer first: wallet.trim(family, epsilon)",
             )
-        first = self._free() & sells
+        first = ~self._fixed & sells
         if first.any():
             column = self._column.copy()
             column[first] = _best_columns(self._capacities[first], costs[first])
@@ -210,13 +208,13 @@ class Wallets:
     def is_empty(self, family: ReleaseFamily) -> NDArray[np.bool_]:
         """(clients,) where not even the smallest release on the family's menu fits any more."""
         _, cost = _menu_with_costs(family)
-        return np.asarray((cost[-1] > self._room()).all(axis=1))
+        return np.asarray((cost[-1] > self._room(self.clients)).all(axis=1))
 
     def _largest_on_menu(self, family: ReleaseFamily, who: NDArray[np.intp], asked: Array) -> Array:
         """(who,) the first, hence largest, entry of the family's menu that fits, below what was asked."""
         menu, cost = _menu_with_costs(family)
         end = np.append(menu, 0.0)  # one past the menu: nothing
-        room = self._room()[who]
+        room = self._room(self.clients)[who]
         first = np.searchsorted(-menu, -asked, side="left")
         found = np.maximum(first, _first_that_fits(cost, room))
         for _ in range(_TRIM_RETRIES):
@@ -227,21 +225,16 @@ class Wallets:
             found = np.minimum(found + bad, menu.size)
         return np.where(bad, 0.0, end[found])
 
-    def _free(self) -> NDArray[np.bool_]:
-        """(clients,) which wallets have sold nothing and may still choose what to watch."""
-        return np.asarray(~self._fixed & (self.spent == 0))
+    def _room(self, events: int) -> Array:
+        """(clients, columns) what is left in each measure for one of so many events per client.
 
-    def _room(self) -> Array:
-        """(clients, columns) what is left in each measure; −∞ in those that a wallet does not watch."""
+        −∞ in the measures that a wallet does not watch; one that has sold nothing may still choose its measure.
+        """
+        if events != self.clients:
+            raise PrivacyError(f"{events} events for {self.clients} wallets", "give one per client")
         capacity = self._capacities * _ROUNDING
-        watched = self._free()[:, None] | (np.arange(COLUMNS) == self._column[:, None])
+        watched = ~self._fixed[:, None] | (np.arange(COLUMNS) == self._column[:, None])
         return np.asarray(np.where(watched, capacity - self.spent[:, None], -np.inf))
-
-    def _costs(self, events: Sequence[PrivacyEvent | None]) -> Array:
-        """The cost of each client's event, (clients, columns)."""
-        if len(events) != self.clients:
-            raise PrivacyError(f"{len(events)} events for {self.clients} wallets", "give one per client")
-        return release_costs(events)
 
     def to_json(self) -> str:
         """Caps, δ, measures and the events; what was spent is recomputed from them."""
@@ -411,7 +404,7 @@ def _first_that_fits(cost: Array, room: Array) -> NDArray[np.intp]:
 def _menu_with_costs(family: ReleaseFamily) -> tuple[Array, Array]:
     """(points,) ε on offer, falling, and (points, columns) what each costs."""
     noise, epsilon = family.menu()
-    return epsilon, release_costs([release(float(s), family.sampling_rate, family.steps) for s in noise])
+    return epsilon, release_costs([PrivacyEvent(float(s), family.sampling_rate, family.steps) for s in noise])
 
 
 def _measure_name(column: int) -> str:

@@ -20,7 +20,7 @@ from privmarket.rounds.driver import (
 )
 from privmarket.rounds.machine import Phase, Round
 from privmarket.rounds.pacing import Pacing
-from privmarket.rounds.settlement import RoundRecord, Settlement
+from privmarket.rounds.settlement import RoundRecord
 from privmarket.rounds.terms import MICRO, RoundError, Terms
 
 __all__ = [
@@ -37,7 +37,6 @@ __all__ = [
     "Round",
     "RoundError",
     "RoundRecord",
-    "Settlement",
     "Terms",
     "Trainers",
     "hold_auction",

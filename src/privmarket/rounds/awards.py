@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from privmarket.privacy.calibration import ReleaseFamily
-from privmarket.privacy.events import PrivacyEvent, release
+from privmarket.privacy.events import PrivacyEvent
 from privmarket.rounds.terms import RoundError, Terms
 
 
@@ -48,4 +48,4 @@ class Award:
 
     def event(self, family: ReleaseFamily) -> PrivacyEvent:
         """The release that this award buys, as the client's wallet and the accountant count it."""
-        return release(self.noise_multiplier, family.sampling_rate, family.steps)
+        return PrivacyEvent(self.noise_multiplier, family.sampling_rate, family.steps)

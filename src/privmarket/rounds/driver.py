@@ -24,7 +24,7 @@ from privmarket.market.mechanism import Mechanism
 from privmarket.privacy.events import PrivacyEvent
 from privmarket.rounds.awards import Offer
 from privmarket.rounds.machine import Round
-from privmarket.rounds.settlement import Settlement
+from privmarket.rounds.settlement import RoundRecord
 from privmarket.rounds.terms import RoundError, Terms
 
 _log = logging.getLogger("privmarket.rounds")
@@ -51,7 +51,7 @@ class Auctioneer(Protocol):
     def clear(self, terms: Terms, offers: Mapping[str, Offer | None]) -> Round:
         """Ends bidding and runs the auction; returns a cleared round. Bad offers do not hold up good ones."""
 
-    def settle(self, market: Round) -> Settlement:
+    def settle(self, market: Round) -> RoundRecord:
         """Pays what was delivered and refunds the rest, once per round."""
 
 
@@ -94,11 +94,11 @@ class Purses(Protocol):
 
 def play_round(
     terms: Terms, bidders: Bidders, auctioneer: Auctioneer, trainers: Trainers, purses: Purses
-) -> tuple[Round, Settlement, Delivered]:
+) -> tuple[Round, RoundRecord, Delivered]:
     """Plays a round from its terms to its settlement.
 
     Returns:
-        The round with its awards, what it came to, and what was delivered (its `update` moves the model).
+        The round with its awards, its record, and what was delivered (its `update` moves the model).
     """
     market = hold_auction(terms, bidders, auctioneer, purses)
     delivered = trainers.train(market) if market.awards else Delivered()
@@ -114,12 +114,12 @@ def hold_auction(terms: Terms, bidders: Bidders, auctioneer: Auctioneer, purses:
     return market
 
 
-def settle_round(market: Round, delivered: Delivered, auctioneer: Auctioneer, purses: Purses) -> Settlement:
+def settle_round(market: Round, delivered: Delivered, auctioneer: Auctioneer, purses: Purses) -> RoundRecord:
     """The second half: from what came back to money paid, and ε given back to clients that released nothing."""
-    settlement = auctioneer.settle(market.deliver(delivered.reports, delivered.refused))
+    record = auctioneer.settle(market.deliver(delivered.reports, delivered.refused))
     if delivered.refused:
         purses.void(market.terms.sale, delivered.refused)
-    return settlement
+    return record
 
 
 class LocalAuctioneer:
@@ -148,6 +148,6 @@ class LocalAuctioneer:
                     _log.warning("round %s: offer left out: %s", terms.number, error)
         return Round(terms, offers=good).clear(self.mechanism)
 
-    def settle(self, market: Round) -> Settlement:
-        """The machine's settlement."""
+    def settle(self, market: Round) -> RoundRecord:
+        """Closes the round in this process."""
         return market.settle()[1]

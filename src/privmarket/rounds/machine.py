@@ -9,6 +9,7 @@ Deviation: pay on delivery, in integer micro-units rounded down; an update that 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -19,7 +20,7 @@ import numpy as np
 from privmarket.market.bids import Bids
 from privmarket.market.mechanism import Mechanism
 from privmarket.rounds.awards import Award, Offer
-from privmarket.rounds.settlement import Settlement
+from privmarket.rounds.settlement import RoundRecord
 from privmarket.rounds.terms import MICRO, RoundError, Terms
 
 
@@ -119,21 +120,27 @@ class Round:
                 )
         return replace(self, deliveries={**self.deliveries, **reports}, voided={**self.voided, **voided})
 
-    def settle(self) -> tuple[Round, Settlement]:
+    def settle(self) -> tuple[Round, RoundRecord]:
         """Closes the round: usable updates are paid, everything else is refunded."""
         self._require(Phase.CLEARED, "settle")
         dropped = {c: "delivered nothing" for c in self.awards if c not in self.deliveries and c not in self.voided}
         dropped |= {c: fault for c, fault in self.deliveries.items() if fault is not None}
         dropped |= self.voided
-        settlement = Settlement(
+        paid = {c: award.payment_micro for c, award in self.awards.items() if c not in dropped}
+        spent = sum(paid.values())
+        record = RoundRecord(
             number=self.terms.number,
-            budget_micro=self.terms.budget_micro,
+            bidders=len(self.offers),
+            sellers=len(paid),
+            total_epsilon=math.fsum(self.awards[c].epsilon for c in paid),
+            spent_micro=spent,
+            refunded_micro=self.terms.budget_micro - spent,
             # Neither silence nor a bad update proves that nothing was released: ε is spent, though not paid.
-            sold={c: award for c, award in self.awards.items() if c not in self.voided},
-            paid_micro={c: a.payment_micro for c, a in self.awards.items() if c not in dropped},
+            sold_epsilon={c: award.epsilon for c, award in self.awards.items() if c not in self.voided},
+            paid_micro=paid,
             dropped=dropped,
         )
-        return replace(self, phase=Phase.SETTLED), settlement
+        return replace(self, phase=Phase.SETTLED), record
 
     @cached_property
     def bids(self) -> Bids:

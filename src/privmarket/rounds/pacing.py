@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import cast
 
 from privmarket.plans import MarketPlan
@@ -27,7 +28,7 @@ class Pacing:
     epsilon_max: float
     run: str = ""
 
-    @property
+    @cached_property
     def total_micro(self) -> int:
         """The most that the whole run may spend, micro-units."""
         plan = self.plan

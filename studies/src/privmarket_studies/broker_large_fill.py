@@ -14,7 +14,7 @@ import psycopg
 
 from privmarket.market.bids import Array
 from privmarket.privacy.calibration import ReleaseFamily
-from privmarket.privacy.events import release
+from privmarket.privacy.events import PrivacyEvent
 from privmarket.privacy.wallet import Wallets
 
 _PAST_SHARE = 0.7  # of all sellers, each in one of two earlier rounds
@@ -74,7 +74,7 @@ def _measures(caps: Array, noise: Array) -> list[str]:
     for group in groups:
         middle = group[group.size // 2]
         wallet = Wallets([caps[middle]])
-        wallet.spend([release(float(noise[middle]))])
+        wallet.spend([PrivacyEvent(float(noise[middle]))])
         for i in group.tolist():
             found[i] = wallet.measure[0]
     return found

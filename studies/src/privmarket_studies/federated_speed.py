@@ -31,7 +31,7 @@ from privmarket.federated.models import Model, mlp
 from privmarket.federated.workers import one_thread
 from privmarket.privacy import integer_noise
 from privmarket.privacy.accountant import RdpAccountant
-from privmarket.privacy.events import release
+from privmarket.privacy.events import PrivacyEvent
 from privmarket.privacy.noise import NoiseSource
 from privmarket.privacy.release import Grid
 
@@ -177,7 +177,7 @@ def accounting_seconds(clients: int, rounds: int) -> float:
     """Time to account for every client selling a different ε in every round."""
     rng = np.random.default_rng(0)
     sigmas = 2.0 ** (rng.integers(0, 128, (rounds, clients)) / 64.0)
-    events = [[release(float(s)) for s in row] for row in sigmas]
+    events = [[PrivacyEvent(float(s)) for s in row] for row in sigmas]
     RdpAccountant(clients).compose(*events)  # the curves of the noise grid are computed once per process
     start = time.perf_counter()
     accountant = RdpAccountant(clients)

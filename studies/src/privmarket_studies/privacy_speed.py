@@ -11,7 +11,7 @@ import numpy as np
 from privmarket.privacy import integer_noise
 from privmarket.privacy.accountant import RdpAccountant
 from privmarket.privacy.calibration import ReleaseFamily
-from privmarket.privacy.events import SubsampledGaussian, to_dp_event
+from privmarket.privacy.events import PrivacyEvent, to_dp_event
 from privmarket.privacy.noise import NoiseSource
 from privmarket.privacy.release import Grid
 
@@ -67,11 +67,11 @@ def _integer_noise(seed: int, draws: int, turns: int) -> SpeedRow:
     return SpeedRow(task, ours * draws / sums.size, f"OpenDP discrete Gaussian, from {few:,}", theirs * draws / few)
 
 
-def _sales(seed: int) -> list[list[SubsampledGaussian]]:
+def _sales(seed: int) -> list[list[PrivacyEvent]]:
     """(rounds, clients) sales of ε ~ U[0.1, 5] by one sampled step."""
     epsilon = np.random.default_rng(seed).uniform(0.1, 5.0, (ROUNDS, CLIENTS))
     noise = ReleaseFamily(RATE).noise_multiplier(epsilon)
-    return [[SubsampledGaussian(float(s), RATE) for s in row] for row in noise]
+    return [[PrivacyEvent(float(s), RATE) for s in row] for row in noise]
 
 
 def _accounting(seed: int, turns: int) -> SpeedRow:
@@ -109,7 +109,7 @@ def _calibration(seed: int, turns: int) -> SpeedRow:
     family.noise_multiplier(1.0)  # the table is read once
 
     def event(sigma: float) -> dp_accounting.DpEvent:
-        return to_dp_event([SubsampledGaussian(sigma, 0.25, 4)])
+        return to_dp_event([PrivacyEvent(sigma, 0.25, 4)])
 
     def fresh() -> dp_accounting.PrivacyAccountant:
         # Ten times coarser than its default, to its advantage: the answer is the same to four digits.

@@ -10,7 +10,7 @@ from privmarket.errors import PrivacyError
 from privmarket.privacy import accountant as accountant_module
 from privmarket.privacy import gaussian
 from privmarket.privacy.accountant import RdpAccountant, composed_epsilon, release_cost, renyi_epsilon
-from privmarket.privacy.events import GaussianRelease, Step, SubsampledGaussian, to_dp_event
+from privmarket.privacy.events import PrivacyEvent, Step, to_dp_event
 from privmarket.privacy.renyi import ORDERS, epsilon_from_divergence, step_divergence
 
 WHOLE = ORDERS.round() == ORDERS
@@ -39,7 +39,7 @@ def _events(seed, clients, rounds):
     sigma = rng.choice(np.geomspace(0.6, 8.0, 12), size=(rounds, clients))
     absent = rng.random((rounds, clients)) < 0.3
     return [
-        [None if gone else SubsampledGaussian(float(s), 0.1, 5) for s, gone in zip(row, out, strict=True)]
+        [None if gone else PrivacyEvent(float(s), 0.1, 5) for s, gone in zip(row, out, strict=True)]
         for row, out in zip(sigma, absent, strict=True)
     ]
 
@@ -60,7 +60,7 @@ def test_many_clients_equal_dp_accounting_client_by_client():
 
 def test_the_comparison_catches_an_accountant_that_forgets_counts(monkeypatch):
     """The broken subject: every event counted as a single step."""
-    event = SubsampledGaussian(1.0, 0.1, 25)
+    event = PrivacyEvent(1.0, 0.1, 25)
     theirs = their_rdp.RdpAccountant()
     theirs.compose(to_dp_event([event]))
     expected = theirs.get_epsilon(1e-5)
@@ -77,12 +77,12 @@ def test_totals_are_recomputed_from_the_events():
 
 
 def test_gaussian_composition_has_its_closed_form():
-    cost = 10 * release_cost(GaussianRelease(2.0))
+    cost = 10 * release_cost(PrivacyEvent(2.0))
     np.testing.assert_allclose(cost, np.append(ORDERS * 10 / (2 * 2.0**2), 10 / 2.0**2))
     exact = float(gaussian.epsilon_of(np.sqrt(10) / 2.0, 1e-5))
-    assert composed_epsilon([GaussianRelease(2.0)] * 10) == pytest.approx(exact)
-    assert exact < renyi_epsilon([GaussianRelease(2.0)] * 10)
-    assert composed_epsilon([GaussianRelease(2.0)] * 10) == composed_epsilon([SubsampledGaussian(2.0, 1.0, 10)])
+    assert composed_epsilon([PrivacyEvent(2.0)] * 10) == pytest.approx(exact)
+    assert exact < renyi_epsilon([PrivacyEvent(2.0)] * 10)
+    assert composed_epsilon([PrivacyEvent(2.0)] * 10) == composed_epsilon([PrivacyEvent(2.0, 1.0, 10)])
 
 
 def test_nothing_released_costs_nothing():
@@ -93,7 +93,7 @@ def test_nothing_released_costs_nothing():
 def test_a_bad_round_changes_nothing():
     accountant = RdpAccountant(2)
     with pytest.raises(PrivacyError):
-        accountant.compose(GaussianRelease(1.0), [GaussianRelease(1.0)])
+        accountant.compose(PrivacyEvent(1.0), [PrivacyEvent(1.0)])
     assert (accountant.divergence == 0).all()
     assert accountant.history == ()
 
@@ -102,7 +102,7 @@ def test_cumulative_epsilon_of_the_papers_table_is_far_from_its_claim():
     """Row 18: 200 rounds of ε = 0.1 to 5 are claimed to add up to 2 to 100; basic composition says 20 to 1000."""
     from privmarket.privacy.calibration import noise_multiplier
 
-    low, high = (composed_epsilon([GaussianRelease(noise_multiplier(e))] * 200) for e in (0.1, 5.0))
+    low, high = (composed_epsilon([PrivacyEvent(noise_multiplier(e))] * 200) for e in (0.1, 5.0))
     assert low < 20  # real accounting beats basic composition of the smallest sale …
     assert high > 100  # … and the largest sale is well beyond the paper's range
 

@@ -8,7 +8,7 @@ from dp_accounting.pld import privacy_loss_distribution as pld
 from privmarket.errors import PrivacyError
 from privmarket.privacy import gaussian, tables
 from privmarket.privacy.calibration import ReleaseFamily, noise_multiplier, release_epsilon
-from privmarket.privacy.events import SubsampledGaussian
+from privmarket.privacy.events import PrivacyEvent
 from privmarket.privacy.release import Grid, release_distance, sum_inflation
 
 SHIPPED = sorted((Path(tables.__file__).parent / "noise_tables").glob("noise-*.npz"))
@@ -76,7 +76,7 @@ def test_events_of_many_clients_are_those_of_each():
 
 def test_release_epsilon_is_what_the_family_says():
     family = ReleaseFamily(0.05)
-    assert 1.0327906757 <= release_epsilon(SubsampledGaussian(1.0, 0.05)) <= 1.0327906757 * 1.0003
+    assert 1.0327906757 <= release_epsilon(PrivacyEvent(1.0, 0.05)) <= 1.0327906757 * 1.0003
     assert family.epsilon(family.noise_multiplier(0.7)) <= 0.7
 
 

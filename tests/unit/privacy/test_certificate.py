@@ -4,11 +4,11 @@ import pytest
 
 from privmarket.privacy import gaussian
 from privmarket.privacy.certificate import certify
-from privmarket.privacy.events import GaussianRelease, SubsampledGaussian, to_dp_event
+from privmarket.privacy.events import PrivacyEvent, to_dp_event
 
 
 def test_gaussians_have_their_closed_form():
-    events = [GaussianRelease(3.0)] * 5 + [GaussianRelease(1.5)]
+    events = [PrivacyEvent(3.0)] * 5 + [PrivacyEvent(1.5)]
     mu = np.sqrt(5 / 9 + 1 / 2.25)
     assert certify(events).epsilon == pytest.approx(float(gaussian.epsilon_of(mu, 1e-5)), rel=1e-9)
     theirs = dp_accounting.pld.PLDAccountant()
@@ -17,7 +17,7 @@ def test_gaussians_have_their_closed_form():
 
 
 def test_agrees_with_dp_accounting_and_is_never_above_renyi():
-    events = [SubsampledGaussian(1.1, 0.05, 20), None, SubsampledGaussian(0.9, 0.05, 20), GaussianRelease(5.0)]
+    events = [PrivacyEvent(1.1, 0.05, 20), None, PrivacyEvent(0.9, 0.05, 20), PrivacyEvent(5.0)]
     theirs = dp_accounting.pld.PLDAccountant()
     theirs.compose(to_dp_event(events))
     ours = certify(events)
@@ -31,7 +31,7 @@ def test_nothing_released_is_certified_as_nothing():
 
 
 def test_a_certificate_names_its_unit_and_arithmetic():
-    plain = certify([GaussianRelease(3.0)])
+    plain = certify([PrivacyEvent(3.0)])
     assert (plain.unit, plain.arithmetic) == ("record", "exact")
-    other = certify([GaussianRelease(3.0)], unit="person", arithmetic="float")
+    other = certify([PrivacyEvent(3.0)], unit="person", arithmetic="float")
     assert (other.unit, other.arithmetic, other.epsilon) == ("person", "float", plain.epsilon)

@@ -73,7 +73,7 @@ def test_what_leaves_are_whole_steps_near_the_sum(kind, levels):
     # float32 may round to the neighbouring step, as the proof allows; integers are always exact
     np.testing.assert_allclose(out, integers * 0.3e-5, rtol=3e-7, atol=0.3e-5)
     onto = np.ones(40_000, dtype=np.float32)
-    grid.add_noisy(sums, NoiseSource.from_seed(1), onto, scale=-0.3)
+    grid.noisy(sums, NoiseSource.from_seed(1), onto, scale=-0.3, add=True)
     np.testing.assert_allclose(onto, 1 - 0.3e-5 * integers, rtol=1e-5, atol=1e-5)
 
 

@@ -3,7 +3,7 @@ import pytest
 
 from privmarket.errors import PrivacyError
 from privmarket.privacy.certificate import certify
-from privmarket.privacy.events import GaussianRelease
+from privmarket.privacy.events import PrivacyEvent
 from privmarket.privacy.statement import Sale, parse_sale, read_sales, running_epsilon, statement
 
 
@@ -65,7 +65,7 @@ def test_bad_files_are_refused_and_the_place_named(tmp_path, text, named):
 def test_statement_equals_the_certificate_of_its_events():
     account = statement([Sale(1.0, count=30), Sale(2.0, count=2)])
     first, second = account.lines
-    events = [GaussianRelease(first.noise_multiplier)] * 30 + [GaussianRelease(second.noise_multiplier)] * 2
+    events = [PrivacyEvent(first.noise_multiplier)] * 30 + [PrivacyEvent(second.noise_multiplier)] * 2
     assert account.certificate.epsilon_rdp == pytest.approx(certify(events).epsilon_rdp, rel=1e-9)
     assert account.certificate.epsilon_pld == pytest.approx(certify(events).epsilon_pld, rel=1e-6)
     assert second.epsilon_so_far == pytest.approx(account.certificate.epsilon_rdp)

@@ -3,10 +3,11 @@ import pytest
 
 from privmarket.errors import PrivacyError, WalletError
 from privmarket.privacy import gaussian
-from privmarket.privacy.accountant import composed_epsilon
+from privmarket.privacy import wallet as wallets
+from privmarket.privacy.accountant import composed_epsilon, release_costs
 from privmarket.privacy.calibration import ReleaseFamily
 from privmarket.privacy.certificate import certify
-from privmarket.privacy.events import GaussianRelease, SubsampledGaussian
+from privmarket.privacy.events import PrivacyEvent
 from privmarket.privacy.wallet import Wallet, Wallets
 
 FULL_BATCH, ONE_STEP = ReleaseFamily(), ReleaseFamily(sampling_rate=0.05)
@@ -34,8 +35,8 @@ def test_selling_until_empty_never_passes_the_cap(family, cap):
 
 def test_the_check_catches_a_wallet_that_charges_half(monkeypatch):
     """The broken subject: the same sales through a wallet that loses half of every charge."""
-    honest = Wallets._costs
-    monkeypatch.setattr(Wallets, "_costs", lambda self, events: 0.5 * honest(self, events))
+    wallets._menu_with_costs(FULL_BATCH)  # remembered as it is before the charges are broken
+    monkeypatch.setattr(wallets, "release_costs", lambda events: 0.5 * release_costs(events))
     assert sell_until_empty(Wallet(5.0), FULL_BATCH) > 5.0
 
 
@@ -81,14 +82,14 @@ def test_the_first_sale_fixes_the_measure_for_good():
 def test_looking_does_not_fix_the_measure():
     wallet = Wallet(8.0)
     wallet.trim(FULL_BATCH, 20.0)
-    wallet.can_spend(GaussianRelease(1.0))
+    wallet.can_spend(PrivacyEvent(1.0))
     assert wallet.measure == "open"
 
 
 def test_a_copy_is_independent():
     wallets = Wallets([8.0, 8.0])
     twin = wallets.copy()
-    twin.spend([GaussianRelease(2.0), None])
+    twin.spend([PrivacyEvent(2.0), None])
     assert wallets.history == ()
     assert (wallets.spent == 0).all()
     assert wallets.measure == ("open", "open")
@@ -96,7 +97,7 @@ def test_a_copy_is_independent():
 
 
 def test_a_sale_past_the_cap_is_refused_and_nothing_is_charged():
-    event = GaussianRelease(0.5)
+    event = PrivacyEvent(0.5)
     wallet = Wallet(2.0)
     assert not wallet.can_spend(event)
     with pytest.raises(WalletError) as caught:
@@ -120,9 +121,9 @@ def test_an_offer_that_fits_is_left_alone_and_nothing_stays_nothing():
 
 
 def test_expected_release_decides_the_measure_before_the_first_sale():
-    event = SubsampledGaussian(2.0, 0.02)
+    event = PrivacyEvent(2.0, 0.02)
     assert Wallet(1.0, expected=[event]).measure.startswith("renyi")
-    assert Wallet(1.0, expected=[GaussianRelease(3.0)]).measure == "gaussian"
+    assert Wallet(1.0, expected=[PrivacyEvent(3.0)]).measure == "gaussian"
 
     def copies(wallet):
         n = 0
@@ -131,7 +132,7 @@ def test_expected_release_decides_the_measure_before_the_first_sale():
             n += 1
         return n
 
-    tuned, mistaken = Wallet(1.0, expected=[event]), Wallet(1.0, expected=[GaussianRelease(3.0)])
+    tuned, mistaken = Wallet(1.0, expected=[event]), Wallet(1.0, expected=[PrivacyEvent(3.0)])
     assert copies(tuned) == copies(Wallet(1.0)) > copies(mistaken)
 
 
@@ -157,14 +158,14 @@ def test_many_wallets_equal_single_ones():
 def test_one_client_over_its_cap_stops_the_charge_of_all():
     wallets = Wallets([8.0, 0.5])
     with pytest.raises(WalletError, match="client 1"):
-        wallets.spend([GaussianRelease(2.0), GaussianRelease(2.0)])
+        wallets.spend([PrivacyEvent(2.0), PrivacyEvent(2.0)])
     assert (wallets.spent == 0).all()
     assert wallets.history == ()
 
 
 def test_json_round_trip_keeps_what_is_left():
-    wallet = Wallet(3.0, 1e-6, expected=[SubsampledGaussian(1.0, 0.02)])
-    wallet.spend(GaussianRelease(4.0))
+    wallet = Wallet(3.0, 1e-6, expected=[PrivacyEvent(1.0, 0.02)])
+    wallet.spend(PrivacyEvent(4.0))
     again = Wallet.from_json(wallet.to_json())
     assert again.history == wallet.history
     assert (again.cap_epsilon, again.delta, again.measure) == (3.0, 1e-6, wallet.measure)
@@ -176,7 +177,7 @@ def test_json_round_trip_keeps_what_is_left():
 def _overdrawn():
     """A stored wallet whose file was changed to hold more than its cap allows."""
     wallet = Wallet(4.0)
-    wallet.spend(GaussianRelease(1.0))
+    wallet.spend(PrivacyEvent(1.0))
     return wallet.to_json().replace("4.0", "2.0")
 
 

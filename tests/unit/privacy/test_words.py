@@ -9,7 +9,7 @@ from privmarket.errors import PrivacyError
 from privmarket.privacy import gaussian
 from privmarket.privacy.calibration import ReleaseFamily
 from privmarket.privacy.certificate import certify, group_epsilon, guess_accuracy
-from privmarket.privacy.events import GaussianRelease, SubsampledGaussian
+from privmarket.privacy.events import PrivacyEvent
 from privmarket.privacy.wallet import Wallet
 from privmarket.privacy.words import Promise, lifetime_promise, promise, rounded_up_percent
 
@@ -65,7 +65,7 @@ def test_a_sampled_releases_guess_is_the_overlap_of_its_two_worlds():
     step = x[1] - x[0]
     absent = norm.pdf(x, scale=sigma) * step
     present = (1 - rate) * absent + rate * norm.pdf(x, loc=1.0, scale=sigma) * step
-    found = certify([SubsampledGaussian(sigma, rate)]).guess_accuracy
+    found = certify([PrivacyEvent(sigma, rate)]).guess_accuracy
     assert best_guess(absent, present) <= found <= best_guess(absent, present) + 1e-3
 
 
@@ -81,17 +81,17 @@ def test_a_sampled_groups_epsilon_is_that_of_the_mixture():
     absent = norm.pdf(x, scale=sigma) * step
     weights = [math.comb(k, j) * rate**j * (1 - rate) ** (k - j) for j in range(k + 1)]
     present = sum(w * norm.pdf(x, loc=j, scale=sigma) * step for j, w in enumerate(weights))
-    found = group_epsilon([SubsampledGaussian(sigma, rate)], delta, records=k)
+    found = group_epsilon([PrivacyEvent(sigma, rate)], delta, records=k)
     worst = max(np.maximum(a - math.exp(found) * b, 0).sum() for a, b in ((absent, present), (present, absent)))
     assert 0.95 * delta < worst <= 1.01 * delta
-    assert group_epsilon([SubsampledGaussian(sigma, rate)], records=1) == pytest.approx(
-        certify([SubsampledGaussian(sigma, rate)]).epsilon_pld, rel=1e-6
+    assert group_epsilon([PrivacyEvent(sigma, rate)], records=1) == pytest.approx(
+        certify([PrivacyEvent(sigma, rate)]).epsilon_pld, rel=1e-6
     )
 
 
 def test_a_wallets_words_hold_for_its_whole_capacity():
     wallet = Wallet(8.0)
-    wallet.spend(GaussianRelease(3.0))
+    wallet.spend(PrivacyEvent(3.0))
     shown = lifetime_promise(wallet.cap_epsilon, measure=wallet.measure)
     mu = float(gaussian.mu_of(8.0, 1e-5))
     assert shown.guess == pytest.approx(norm.cdf(mu / 2), abs=2e-5)
@@ -110,16 +110,16 @@ def test_a_renyi_wallets_words_cover_what_it_lets_through(cap):
 
 
 def test_every_promise_names_unit_trust_arithmetic_and_group():
-    text = "\n".join(promise([GaussianRelease(3.0)]).lines())
+    text = "\n".join(promise([PrivacyEvent(3.0)]).lines())
     for word in ("unit: record", "public", "trust: local", "arithmetic: exact", "5 of the records"):
         assert word in text
-    assert "together" in promise([GaussianRelease(3.0)], unit="person").group_line
-    assert "not private in floating point" in "\n".join(promise([GaussianRelease(3.0)], arithmetic="float").lines())
+    assert "together" in promise([PrivacyEvent(3.0)], unit="person").group_line
+    assert "not private in floating point" in "\n".join(promise([PrivacyEvent(3.0)], arithmetic="float").lines())
 
 
 def test_seeded_noise_is_warned_about():
-    assert "seed" in promise([GaussianRelease(3.0)], seeded=True).lines()[-1]
-    assert "seed" not in "".join(promise([GaussianRelease(3.0)]).lines())
+    assert "seed" in promise([PrivacyEvent(3.0)], seeded=True).lines()[-1]
+    assert "seed" not in "".join(promise([PrivacyEvent(3.0)]).lines())
 
 
 def test_no_limit_promises_nothing():

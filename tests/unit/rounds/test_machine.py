@@ -49,10 +49,10 @@ def test_faulty_updates_and_silence_are_unpaid_but_charged_and_only_a_refusal_is
     _, record = cleared.deliver({"a": None, "b": "update is not finite"}).settle()
     assert set(record.paid_micro) == {"a"}
     assert record.dropped == {"b": "update is not finite", "c": "delivered nothing"}
-    assert set(record.sold) == {"a", "b", "c"}  # what may have left the client costs privacy, paid or not
+    assert set(record.sold_epsilon) == {"a", "b", "c"}  # what may have left the client costs privacy, paid or not
     _, record = cleared.deliver({"a": None, "b": "update is not finite"}, {"c": "refused"}).settle()
     assert record.dropped["c"] == "refused"
-    assert set(record.sold) == {"a", "b"}
+    assert set(record.sold_epsilon) == {"a", "b"}
     assert record.spent_micro + record.refunded_micro == 10 * MICRO
 
 

@@ -4,8 +4,8 @@ import pytest
 
 from privmarket.plans import MarketPlan
 from privmarket.privacy.calibration import ReleaseFamily
-from privmarket.privacy.events import GaussianRelease, SubsampledGaussian
-from privmarket.rounds import Award, Pacing, RoundRecord, Settlement
+from privmarket.privacy.events import PrivacyEvent
+from privmarket.rounds import Award, Offer, Pacing, Phase, Round, Terms
 
 
 def test_a_budget_per_round_does_not_depend_on_what_was_spent():
@@ -32,8 +32,8 @@ def test_an_empty_purse_still_opens_a_round_of_one_micro_unit():
 @pytest.mark.parametrize(
     ("family", "event"),
     [
-        (ReleaseFamily(), GaussianRelease(3.0)),
-        (ReleaseFamily(0.25, 4, 1e-6), SubsampledGaussian(3.0, 0.25, 4)),
+        (ReleaseFamily(), PrivacyEvent(3.0)),
+        (ReleaseFamily(0.25, 4, 1e-6), PrivacyEvent(3.0, 0.25, 4)),
     ],
 )
 def test_an_award_is_the_release_of_its_family(family, event):
@@ -41,10 +41,12 @@ def test_an_award_is_the_release_of_its_family(family, event):
 
 
 def test_a_record_counts_the_paid_and_keeps_the_released():
-    sold = {"a": Award(1.0, 3.0, 40), "b": Award(2.0, 2.0, 50)}
-    settlement = Settlement(5, 100, sold, {"a": 40}, {"b": "update is not finite"})
-    record = RoundRecord.of(settlement, bidders=3, accuracy=0.5)
-    assert (record.number, record.bidders, record.sellers, record.accuracy) == (5, 3, 1, 0.5)
+    terms = Terms(5, 100, ReleaseFamily(), 5.0)
+    awards = {"a": Award(1.0, 3.0, 40), "b": Award(2.0, 2.0, 50), "c": Award(3.0, 1.0, 10)}
+    offers = {name: Offer(0.1, 5.0) for name in "abcd"}
+    market = Round(terms, Phase.CLEARED, offers, awards)
+    _, record = market.deliver({"a": None, "b": "update is not finite"}, {"c": "refused"}).settle()
+    assert (record.number, record.bidders, record.sellers, record.accuracy) == (5, 4, 1, None)
     assert (record.total_epsilon, record.spent_micro, record.refunded_micro) == (1.0, 40, 60)
     assert record.sold_epsilon == {"a": 1.0, "b": 2.0}
-    assert record.dropped == {"b": "update is not finite"}
+    assert record.dropped == {"b": "update is not finite", "c": "refused"}
