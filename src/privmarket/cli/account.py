@@ -85,7 +85,6 @@ def _as_json(result: Statement) -> dict[str, object]:
 
 
 def _print(result: Statement) -> None:
-
     total = result.certificate
     columns = ["sale ε", "rate", "steps", "count", "noise multiplier", "the paper's", "ε so far (RDP)"]
     columns.append("right guesses")

@@ -87,7 +87,6 @@ def show_attacks(results: list[AttackResult]) -> None:
 
 
 def _draw(results: list[AttackResult], path: Path) -> None:
-
     try:
         attack_figure.attack_figure(results).savefig(path, dpi=150)
     except (OSError, ValueError) as error:

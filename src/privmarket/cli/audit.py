@@ -31,29 +31,34 @@ from privmarket.mechanisms import resolve
 from privmarket.reports.comparison import COLUMNS, LEGEND, Comparison, compare
 from privmarket.reports.comparison import audit as run
 
+_Mechanism = Annotated[
+    str,
+    typer.Option(
+        metavar="RULE",
+        help="A name from `privmarket mechanisms`, package.module:Rule, file.py:Rule, or `all` for one "
+        "table of the registered rules without paper-literal forms.",
+    ),
+]
+_Scenario = Annotated[
+    str, typer.Option(help="uniform, bimodal, lognormal, valuation-function, or a CSV file of past bids.")
+]
+_Objective = Annotated[
+    str,
+    typer.Option(help="total-epsilon, aggregation-error or aggregate-error:heterogeneity=0.3 (or without)."),
+]
+_Coalition = Annotated[
+    int | None, typer.Option(min=2, help="Also search joint lies of coalitions of so many clients.")
+]
+
 
 def audit(
-    mechanism: Annotated[
-        str,
-        typer.Option(
-            metavar="RULE",
-            help="A name from `privmarket mechanisms`, package.module:Rule, file.py:Rule, or `all` for one "
-            "table of the registered rules without paper-literal forms.",
-        ),
-    ],
-    scenario: Annotated[
-        str, typer.Option(help="uniform, bimodal, lognormal, valuation-function, or a CSV file of past bids.")
-    ] = "uniform",
+    mechanism: _Mechanism,
+    scenario: _Scenario = "uniform",
     clients: Annotated[int, typer.Option(help="Clients in each market.")] = 100,
     budget: Budget = 50.0,
     profiles: Annotated[int, typer.Option(help="Markets to sample and attack.")] = 5,
-    objective: Annotated[
-        str,
-        typer.Option(help="total-epsilon, aggregation-error or aggregate-error:heterogeneity=0.3 (or without)."),
-    ] = "total-epsilon",
-    coalition: Annotated[
-        int | None, typer.Option(min=2, help="Also search joint lies of coalitions of so many clients.")
-    ] = None,
+    objective: _Objective = "total-epsilon",
+    coalition: _Coalition = None,
     settings: Settings = None,
     out: Annotated[Path, typer.Option(help="Folder for the figure of `--mechanism all`.")] = Path("out"),
     seed: Seed = 0,
@@ -107,7 +112,6 @@ def audit(
 
 
 def _compare_all(law: Law, clients: int, budget: float, profiles: int, seed: int, out: Path, json: bool) -> None:
-
     with Console(stderr=True).status("starting") as status:
         comparison = compare(
             scenario=law,
@@ -134,7 +138,6 @@ def _compare_all(law: Law, clients: int, budget: float, profiles: int, seed: int
 
 
 def _comparison_table(comparison: Comparison) -> Table:
-
     table = Table(title=comparison.title, caption=LEGEND)
     table.add_column("rule")
     for column in COLUMNS:
@@ -145,7 +148,6 @@ def _comparison_table(comparison: Comparison) -> Table:
 
 
 def _table(report: AuditReport) -> Table:
-
     table = Table(
         title=f"{report.mechanism} on {report.scenario}: {report.clients} clients, budget {report.budget:g}, "
         f"{report.profiles} markets attacked, {report.markets} averaged, seed {report.seed}",
@@ -197,7 +199,6 @@ def _table(report: AuditReport) -> Table:
 
 
 def _quintile_table(report: AuditReport) -> Table:
-
     table = Table(title="By valuation, a fifth of the clients per row")
     for column in ("valuation up to", "sell something", "mean ε", "mean pay"):
         table.add_column(column, justify="right")

@@ -19,6 +19,8 @@ from privmarket.market.scenarios import scenario as law_called
 from privmarket.meanfield import Equilibrium, Grid, MenuMarket, Problem, Result, solve
 from privmarket.reports.equilibrium_figure import figure
 
+_Volatility = Annotated[float, typer.Option(help="Noise of valuations per √round, over their standard deviation.")]
+
 
 def equilibrium(
     scenario: Annotated[str, typer.Option(help="A scenario of Table II, or past bids as a CSV.")] = "uniform",
@@ -28,9 +30,7 @@ def equilibrium(
     menu: Annotated[str, typer.Option(help="posted: one price; linear: more from lower bids.")] = "posted",
     kinds: Annotated[int, typer.Option(help="Groups of clients, each with its own mean valuation.")] = 1,
     reversion: Annotated[float, typer.Option(help="How fast valuations return to their mean, per round.")] = 0.3,
-    volatility: Annotated[
-        float, typer.Option(help="Noise of valuations per √round, over their standard deviation.")
-    ] = 0.35,
+    volatility: _Volatility = 0.35,
     grid: Annotated[str, typer.Option(help="Valuation cells x budget nodes x time steps.")] = "64x64x50",
     scheme: Annotated[str, typer.Option(help="explicit, or implicit: slower, stable for every step.")] = "explicit",
     tolerance: Annotated[float, typer.Option(help="Share of price and payment that may be off.")] = 1e-6,
@@ -80,6 +80,11 @@ def equilibrium(
         print_json(solved.summary())
     else:
         print_table(_table(solved))
+    _judge(solved)
+
+
+def _judge(solved: Equilibrium) -> None:
+    """Says on stderr what a reader must know; ends the command with exit code 1 where there is no solution."""
     for remark in solved.notes:
         note(f"note: {remark.message} ({remark.remedy})")
     if solved.result is not Result.CONVERGED:
@@ -88,7 +93,6 @@ def equilibrium(
 
 
 def _curve(name: str) -> MenuCurve:
-
     if name == "posted":
         return POSTED_PRICE
     if name == "linear":
@@ -97,7 +101,6 @@ def _curve(name: str) -> MenuCurve:
 
 
 def _write(solved: Equilibrium, out: Path) -> None:
-
     out.mkdir(parents=True, exist_ok=True)
     solved.save(out / "equilibrium.npz")
     for path in [out / "equilibrium.npz", *figure(solved, out / "equilibrium")]:

@@ -48,6 +48,20 @@ else:
 _ATTACK = 9  # keeps the attacker's random numbers apart from the run's
 
 
+_MechanismSet = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME=VALUE", help="A setting of the mechanism, e.g. objective=aggregation-error."),
+]
+_Training = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="NAME=VALUE", help="A training setting, e.g. --set clip_norm=0.5."),
+]
+_Attack = Annotated[
+    bool, typer.Option("--attack", help="Then attack the largest sale and the model; shown, and in the report.")
+]
+_Checkpoint = Annotated[Path | None, typer.Option(help="File to save to every few rounds and to resume from.")]
+
+
 @takes_settings(
     FederationConfig,
     *("dataset", "clients", "alpha", "mechanism", "budget", "total_budget", "rounds", "aggregation"),
@@ -56,26 +70,16 @@ _ATTACK = 9  # keeps the attacker's random numbers apart from the run's
 )
 def federate(
     settings: dict[str, Any],
-    mechanism_set: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME=VALUE", help="A setting of the mechanism, e.g. objective=aggregation-error."),
-    ] = None,
+    mechanism_set: _MechanismSet = None,
     literal: Annotated[bool, typer.Option("--literal", help="Paper-literal: noise on the weights.")] = False,
     no_dp: Annotated[bool, typer.Option("--no-dp", help="Plain FedAvg with everyone, for free.")] = False,
     no_noise: Annotated[bool, typer.Option("--no-noise", help="The same run with the noise left out.")] = False,
-    training: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="NAME=VALUE", help="A training setting, e.g. --set clip_norm=0.5."),
-    ] = None,
+    training: _Training = None,
     workers: Annotated[int, typer.Option(help="Processes that train; the result does not depend on it.")] = 1,
     save: Annotated[Path | None, typer.Option(help="Also write a short result file (JSON) here.")] = None,
     report: Annotated[Path | None, typer.Option(help="Also write an HTML report here.")] = None,
-    attack: Annotated[
-        bool, typer.Option("--attack", help="Then attack the largest sale and the model; shown, and in the report.")
-    ] = False,
-    checkpoint: Annotated[
-        Path | None, typer.Option(help="File to save to every few rounds and to resume from.")
-    ] = None,
+    attack: _Attack = False,
+    checkpoint: _Checkpoint = None,
     watch: Watch = None,
     json: Json = False,
 ) -> None:
@@ -117,8 +121,13 @@ def federate(
         write_atomically(save, dumps(summaries.brief(result, _command()), indent=1, ensure_ascii=False) + "\n")
     if json:
         print_json({**summary, "attacks": [one.to_json() for one in attacks]})
-        return
-    promised = verdicts.worst_promise(result)
+    else:
+        _show(result, summary, attacks)
+
+
+def _show(result: RunResult, summary: RunSummary, attacks: list[AttackResult]) -> None:
+    """The run for people: tables, the verdict in words, and what to beware of."""
+    config, promised = result.config, verdicts.worst_promise(result)
     print_table(_totals_table(config, summary, promised))
     print_table(clients_table(summary["clients"]))
     print(verdicts.verdict({"": result}))

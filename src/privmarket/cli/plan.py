@@ -30,31 +30,37 @@ _MONEY_PER_CLIENT = (1.0, 2.5, 6.0, 15.0)
 Number = TypeVar("Number", int, float)
 
 
+_Proxy = Annotated[
+    Path | None,
+    typer.Option(help="Public records to plan on (.npz: images, labels) in place of --dataset's own."),
+]
+_Money = Annotated[
+    str | None, typer.Option(help="Totals to try, e.g. 100,500,2000; by default 1 to 15 per client.")
+]
+_Training = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="NAME=VALUE", help="A training setting, e.g. --set model=logistic."),
+]
+_Plot = Annotated[
+    Path | None, typer.Option(help="Also draw money → accuracy, ε and pay (.png, .svg, .pdf or .html).")
+]
+
+
 @takes_settings(
     FederationConfig, "dataset", "clients", "alpha", "scenario", "trust", "honest_share", "wallet", "delta"
 )
 def plan(
     settings: dict[str, Any],
-    proxy: Annotated[
-        Path | None,
-        typer.Option(help="Public records to plan on (.npz: images, labels) in place of --dataset's own."),
-    ] = None,
+    proxy: _Proxy = None,
     target: Annotated[float | None, typer.Option(help="Find the least money for this accuracy, e.g. 0.95.")] = None,
     total: Annotated[float | None, typer.Option(help="Plan for this much money in all.")] = None,
-    money: Annotated[
-        str | None, typer.Option(help="Totals to try, e.g. 100,500,2000; by default 1 to 15 per client.")
-    ] = None,
+    money: _Money = None,
     rounds: Annotated[str | None, typer.Option(help="Numbers of rounds to try, e.g. 50,100,200.")] = None,
     effort: Annotated[str, typer.Option(help="quick, normal or full: how many settings and seeds.")] = "normal",
-    training: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="NAME=VALUE", help="A training setting, e.g. --set model=logistic."),
-    ] = None,
+    training: _Training = None,
     workers: Annotated[int, typer.Option(help="Processes; the plan does not depend on it.")] = 1,
     folder: Annotated[Path, typer.Option(help="Where runs are kept; a stopped plan goes on.")] = Path("out/plan"),
-    plot: Annotated[
-        Path | None, typer.Option(help="Also draw money → accuracy, ε and pay (.png, .svg, .pdf or .html).")
-    ] = None,
+    plot: _Plot = None,
     json: Json = False,
 ) -> None:
     """Say what a model will cost: money → accuracy, largest lifetime ε, pay per client.

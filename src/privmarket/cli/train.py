@@ -43,24 +43,28 @@ RecipeSettings = Annotated[
 ]
 
 
+_Mechanism = Annotated[
+    str,
+    typer.Argument(help="mfg-menunet, mfg-regretnet, regretnet, dm-regretnet or mfg-regretnet:literal."),
+]
+_Scenario = Annotated[
+    list[str] | None,
+    typer.Option(help="A law of clients by name, or a CSV file of past bids; may be given several times."),
+]
+_Budget = Annotated[float | None, typer.Option(help="Money per round for that many clients; by default a range.")]
+_Objective = Annotated[
+    str,
+    typer.Option(help="total-epsilon, aggregation-error, aggregate-error (menus), or revenue (networks)."),
+]
+
+
 def train(
-    mechanism: Annotated[
-        str,
-        typer.Argument(help="mfg-menunet, mfg-regretnet, regretnet, dm-regretnet or mfg-regretnet:literal."),
-    ],
-    scenario: Annotated[
-        list[str] | None,
-        typer.Option(help="A law of clients by name, or a CSV file of past bids; may be given several times."),
-    ] = None,
+    mechanism: _Mechanism,
+    scenario: _Scenario = None,
     clients: Annotated[int | None, typer.Option(help="Clients in each market; by default 10 to 1,000.")] = None,
-    budget: Annotated[
-        float | None, typer.Option(help="Money per round for that many clients; by default a range.")
-    ] = None,
+    budget: _Budget = None,
     profile: Annotated[str, typer.Option(help="quick (under 3 minutes) or full.")] = "full",
-    objective: Annotated[
-        str,
-        typer.Option(help="total-epsilon, aggregation-error, aggregate-error (menus), or revenue (networks)."),
-    ] = "",
+    objective: _Objective = "",
     kappa: Annotated[float, typer.Option(help="Weight of noise in either error.")] = 1.0,
     heterogeneity: Annotated[float, typer.Option(help="Weight of bias in either error.")] = 0.1,
     settings: RecipeSettings = None,
@@ -104,10 +108,7 @@ def train(
         changes: dict[str, object] = {"scenarios": tuple(names), "seed": seed}
         if objective:
             changes |= {"objective": objective, "kappa": kappa, "heterogeneity": heterogeneity}
-        if clients is not None:
-            changes |= recipes.market_size(mechanism, clients)
-        if budget is not None:
-            changes["budget_per_client"] = _around(budget, clients or 100)
+        changes |= _market(mechanism, clients, budget)
         result = _train_network(mechanism, profile, laws, changes, parse_settings(settings), place, watch)
     if json:
         print_json(result)
@@ -181,9 +182,14 @@ def _train_network(
     }
 
 
-def _around(budget: float, clients: int) -> tuple[float, float]:
-    """Budgets a quarter up and down, so that the rule is not tied to one figure."""
-    return 0.8 * budget / clients, 1.25 * budget / clients
+def _market(mechanism: str, clients: int | None, budget: float | None) -> dict[str, object]:
+    """Changes of a recipe for markets of this size and money; what is None stays as the recipe has it."""
+    changes = {} if clients is None else recipes.market_size(mechanism, clients)
+    if budget is not None:
+        # A quarter up and down, so that the rule is not tied to one figure.
+        per_client = budget / (clients or 100)
+        changes["budget_per_client"] = (0.8 * per_client, 1.25 * per_client)
+    return changes
 
 
 def _objective(name: str, kappa: float, heterogeneity: float) -> Objective:
