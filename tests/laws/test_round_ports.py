@@ -101,11 +101,11 @@ def test_a_bad_offer_does_not_hold_up_the_others(house):
 def test_settlement_pays_the_usable_and_adds_up(house):
     market = cleared(house)
     first, second, third = market.awards
-    settlement = house.auctioneer.settle(market.deliver({first: None, second: "spoiled"}))
-    assert settlement.paid_micro == {first: market.awards[first].payment_micro}
-    assert settlement.spent_micro + settlement.refunded_micro == TERMS.budget_micro
-    assert set(settlement.dropped) == {second, third}
-    assert set(settlement.sold) == {first, second, third}  # silence is no proof that nothing left
+    record = house.auctioneer.settle(market.deliver({first: None, second: "spoiled"}))
+    assert record.paid_micro == {first: market.awards[first].payment_micro}
+    assert record.spent_micro + record.refunded_micro == TERMS.budget_micro
+    assert set(record.dropped) == {second, third}
+    assert set(record.sold_epsilon) == {first, second, third}  # silence is no proof that nothing left
 
 
 @pytest.mark.parametrize(
@@ -237,8 +237,8 @@ def test_the_order_of_a_round():
 def test_the_two_halves_are_the_whole():
     whole, halves = Diary(), Diary()
     market = hold_auction(TERMS, halves, halves, halves)
-    settlement = settle_round(market, halves.train(market), halves, halves)
-    assert play(whole)[1] == settlement
+    record = settle_round(market, halves.train(market), halves, halves)
+    assert play(whole)[1] == record
     assert whole.said == halves.said
 
 
@@ -251,10 +251,10 @@ def test_a_crash_in_training_has_spent():
 
 def test_only_a_refusal_gives_back():
     diary = Diary({"a": "no answer before the deadline"}, {"b": "refused: too much"})
-    _, settlement, _ = play(diary)
-    assert set(diary.book.releases()) == {"a", "d"} == set(settlement.sold)
-    assert settlement.paid_micro == {}
-    assert settlement.dropped == {
+    _, record, _ = play(diary)
+    assert set(diary.book.releases()) == {"a", "d"} == set(record.sold_epsilon)
+    assert record.paid_micro == {}
+    assert record.dropped == {
         "a": "no answer before the deadline",
         "b": "refused: too much",
         "d": "delivered nothing",
@@ -264,8 +264,8 @@ def test_only_a_refusal_gives_back():
 def test_nothing_is_trained_when_nobody_sells():
     diary = Diary()
     diary.offers = lambda terms: dict.fromkeys(OFFERS)
-    market, settlement, delivered = play(diary)
-    assert (market.awards, delivered.update, settlement.refunded_micro) == ({}, None, TERMS.budget_micro)
+    market, record, delivered = play(diary)
+    assert (market.awards, delivered.update, record.refunded_micro) == ({}, None, TERMS.budget_micro)
     assert "train" not in diary.said
 
 
@@ -310,5 +310,5 @@ def test_a_round_with_sixteen_thousand_offers_is_cleared_in_one_pass():
 
 def test_awards_from_elsewhere_settle_like_our_own():
     awards = {"a": Award(1.0, 3.7, 10)}
-    settlement = Round(TERMS, Phase.CLEARED, awards=awards).deliver({"a": None}).settle()[1]
-    assert settlement.paid_micro == {"a": 10}
+    record = Round(TERMS, Phase.CLEARED, awards=awards).deliver({"a": None}).settle()[1]
+    assert record.paid_micro == {"a": 10}

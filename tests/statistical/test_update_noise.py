@@ -76,7 +76,7 @@ def test_sold_epsilon_sets_the_noise_of_a_market_round():
     with Federation(config) as federation:
         state = federation.start()
         market = Round.publish(Terms(0, 3_000_000, federation.family, 5.0))
-        market = market.bid(SimulatedClients(federation, state).offers(federation.pacing.terms(0, 0))).clear(
+        market = market.bid(SimulatedClients(federation, state).offers(federation.terms(state))).clear(
             federation.mechanism
         )
         assert len(market.awards) >= 2

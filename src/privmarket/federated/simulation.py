@@ -141,6 +141,10 @@ class Federation:
             return measured_types(self.config, number, self.pool.labels.numpy(), self.pool.parts)
         return client_types(self.config, number)
 
+    def terms(self, state: RunState) -> Terms:
+        """What is published before the next round."""
+        return self.pacing.terms(state.next_round, self.pacing.total_micro - state.remaining_micro)
+
     def step(self, state: RunState) -> RunState:
         """One round: auction, training, settlement, and the model moved by what was bought."""
         clients = SimulatedClients(self, state)
@@ -148,8 +152,7 @@ class Federation:
             return self._after(state, clients.train_all(), RoundRecord(state.next_round))
         store = MemoryStore(self.names, state.wallets)
         purses = store if self.mode.counts_epsilon else ReleaseBook()
-        terms = self.pacing.terms(state.next_round, self.pacing.total_micro - state.remaining_micro)
-        _, record, delivered = play_round(terms, clients, self.auctioneer, clients, purses)
+        _, record, delivered = play_round(self.terms(state), clients, self.auctioneer, clients, purses)
         left = state.remaining_micro - record.spent_micro
         return self._after(replace(state, wallets=store.wallets, remaining_micro=left), delivered.update, record)
 

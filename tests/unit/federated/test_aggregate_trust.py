@@ -59,7 +59,7 @@ def test_updates_are_weighed_by_what_was_sold():
         store = MemoryStore(federation.names, state.wallets)
         market = hold_auction(federation.terms(state), clients, LocalAuctioneer(federation.mechanism), store)
         sellers = list(market.awards)
-        quiet = federation.run_clients(state, federation.places(sellers), [Award(0.0, 0.0, 0)] * len(sellers))
+        quiet = federation.run_clients(state, dict.fromkeys(sellers, Award(0.0, 0.0, 0)))
         strength = np.array([1 / award.noise_multiplier for award in market.awards.values()])
         assert strength.max() > 1.5 * strength.min()
         mean = (strength / strength.sum()) @ quiet
