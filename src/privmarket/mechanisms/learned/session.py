@@ -30,7 +30,14 @@ _SAVE_EVERY_SECONDS = 20.0
 _CURVE_POINTS = 500
 
 
-class CaseRow(TypedDict):
+class FluidRatio(TypedDict):
+    """ε bought over the fluid bound, a mean over markets, and its standard error."""
+
+    fluid_ratio: float
+    fluid_ratio_error: float
+
+
+class CaseRow(FluidRatio):
     """What an attack found in markets of one kind."""
 
     scenario: str
@@ -38,8 +45,6 @@ class CaseRow(TypedDict):
     budget: float
     profiles: int
     regret_share: float
-    fluid_ratio: float
-    fluid_ratio_error: float
     spend_over_budget: float
     underpaid: float
     over_budget: float
@@ -145,12 +150,12 @@ def _as_csv(curve: list[list[float]]) -> str:
     return text.getvalue()
 
 
-def value(rule: Mechanism, law: Law, clients: int, budget: float, seed: int) -> tuple[float, float]:
+def value(rule: Mechanism, law: Law, clients: int, budget: float, seed: int) -> FluidRatio:
     """ε bought over the fluid bound with its standard error: more markets than can be attacked."""
     markets = max(20, 30_000 // clients)
     types = law.sample(np.random.default_rng([seed, 1]), clients, (markets,))
     ratio = rule.run(types, budget).total_epsilon / fluid_bound(law, clients, budget)
-    return float(ratio.mean()), float(ratio.std() / markets**0.5)
+    return {"fluid_ratio": float(ratio.mean()), "fluid_ratio_error": float(ratio.std() / markets**0.5)}
 
 
 def measure(
@@ -174,15 +179,13 @@ def measure(
         types = law.sample(rng, clients, (profiles,))
         merit = judge(types, rule.run(types, budget), budget)
         regret = attack(rule, types, budget, rng)
-        fluid_ratio, fluid_ratio_error = value(rule, law, clients, budget, seed)
         row: CaseRow = {
             "scenario": law.name,
             "clients": clients,
             "budget": budget,
             "profiles": profiles,
             "regret_share": float(regret.gain.mean() / merit.mean_payment),
-            "fluid_ratio": fluid_ratio,
-            "fluid_ratio_error": fluid_ratio_error,
+            **value(rule, law, clients, budget, seed),
             "spend_over_budget": merit.spend / budget,
             "underpaid": merit.underpaid,
             "over_budget": merit.over_budget,

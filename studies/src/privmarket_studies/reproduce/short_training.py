@@ -54,7 +54,7 @@ def run(config: Mapping[str, Any], seed: int, scratch: Path) -> dict[str, Any]:
         gain = attack(rule, types, budget, rng).gain
         found = {
             "regret": float(gain.mean() / rule.run(types, budget).payment.mean()),
-            "fluid_ratio": value(rule, law, clients, budget, seed)[0],
+            "fluid_ratio": value(rule, law, clients, budget, seed)["fluid_ratio"],
         }
     shutil.rmtree(scratch, ignore_errors=True)
     return found
