@@ -14,6 +14,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from fastapi.staticfiles import StaticFiles
 from starlette.exceptions import HTTPException
+from starlette.routing import Route
 
 from privmarket.broker import account_pages, market_pages
 from privmarket.broker.broker import Broker
@@ -21,7 +22,7 @@ from privmarket.broker.deadline_thread import Scheduler
 from privmarket.broker.group_commit import GroupCommit
 from privmarket.broker.http_errors import BrokerError
 from privmarket.broker.limits import Counters, Gate, Limits, RateLimit, error_body
-from privmarket.broker.market_routes import market
+from privmarket.broker.market_routes import market, place_bid
 from privmarket.broker.operator_routes import health, operators
 from privmarket.broker.page_frame import error_page, is_page
 from privmarket.errors import PrivmarketError
@@ -73,13 +74,8 @@ def create_app(broker: Broker, settings: ServiceSettings | None = None) -> FastA
     app.state.bidders = {}
     app.state.bids = GroupCommit(lambda: app.state.broker)
     # As they are: `include_router` would analyse every route again, a quarter of a second at the first request.
-    app.router.routes += [
-        *market.routes,
-        *operators.routes,
-        *health.routes,
-        *market_pages.pages.routes,
-        *account_pages.pages.routes,
-    ]
+    dashboard = [*market_pages.pages.routes, *account_pages.pages.routes]
+    app.router.routes += [_bids_first(), *market.routes, *operators.routes, *health.routes, *dashboard]
     app.openapi = lambda: _described(app)  # type: ignore[method-assign]
     app.mount("/static", StaticFiles(directory=_STATIC), name="static")
     app.add_exception_handler(PrivmarketError, _known)
@@ -95,6 +91,12 @@ def create_app(broker: Broker, settings: ServiceSettings | None = None) -> FastA
         access_log=chosen.access_log,
     )
     return app
+
+
+def _bids_first() -> Route:
+    """The route that is asked for most, before all others and without FastAPI's steps, which it does not need:
+    it reads the request by hand. The same route among `market.routes` describes it."""
+    return Route("/v1/rounds/{round_id}/bids", place_bid, methods=["POST"], include_in_schema=False)
 
 
 def _described(app: FastAPI) -> dict[str, Any]:

@@ -5,7 +5,10 @@ The HTTP API, the demo, the simulation and the tests all call these methods; not
 
 from __future__ import annotations
 
-from privmarket.broker import lifecycle, noise_tables, parties, sql
+import logging
+import threading
+
+from privmarket.broker import elsewhere, lifecycle, noise_tables, parties, sql
 from privmarket.broker.account_commands import AccountCommands
 from privmarket.broker.answers import Step
 from privmarket.broker.http_errors import ConflictError
@@ -15,6 +18,7 @@ from privmarket.broker.stored_rows import RoundRow, round_and_task
 from privmarket.broker.task_commands import TaskCommands
 from privmarket.privacy.calibration import ReleaseFamily
 
+_log = logging.getLogger(__name__)
 _DUE = (
     f"SELECT {', '.join(RoundRow._fields)} FROM rounds WHERE (state = 'open' AND bid_deadline_ms <= ?) "
     "OR state IN ('closed', 'revealing', 'delivered') OR (state = 'cleared' AND delivery_deadline_ms <= ?)"
@@ -41,11 +45,14 @@ class Broker(AccountCommands, TaskCommands, RoundCommands):
             return round_and_task(connection, round_id)[0].state
 
     def tick(self) -> list[Step]:
-        """Does what deadlines demand: closes rounds, holds auctions, settles where nobody may speak any more."""
+        """Does what deadlines demand: closes rounds, holds auctions, settles where nobody may speak any more.
+
+        Very large auctions go on in a thread of their own, so that other rounds keep their deadlines meanwhile.
+        """
         now = self.database.now_ms() - self.database.grace_ms
         with self.database.read() as connection:
             waiting = [RoundRow(*row) for row in sql.run(connection, _DUE, now, now)]
-        done = []
+        done: list[Step] = []
         for round_ in waiting:
             # Awards are looked at once per deadline, not with every tick: there may be a hundred thousand.
             passed = sum((at or now + 1) <= now for at in _deadlines(round_))
@@ -55,21 +62,38 @@ class Broker(AccountCommands, TaskCommands, RoundCommands):
                 continue
             if round_.state == "revealing" and not lifecycle.may_clear(round_, now):
                 continue
-            step = self.settle_round if round_.state in ("cleared", "delivered") else self.close_round
-            try:
-                done.append(step(SYSTEM, round_.id, f"deadline:{round_.state}:{passed}:{round_.id}"))
-                self._looked.pop(round_.id, None)
-            except ConflictError:  # another broker, or the buyer, was faster; or somebody may still speak
-                self._looked[round_.id] = passed
+            if round_.state in lifecycle.TAKING_BIDS and round_.bids >= elsewhere.WORTH_A_PROCESS:
+                self._clearing.add(round_.id)
+                threading.Thread(target=self._move_on_alone, args=(round_, passed), daemon=True).start()
+            else:
+                done += self._move_on(round_, passed)
         return done
+
+    def _move_on(self, round_: RoundRow, passed: int) -> list[Step]:
+        """The next step of a round whose deadlines have `passed`, where there is one."""
+        step = self.settle_round if round_.state in ("cleared", "delivered") else self.close_round
+        try:
+            made = step(SYSTEM, round_.id, f"deadline:{round_.state}:{passed}:{round_.id}")
+            self._looked.pop(round_.id, None)
+        except ConflictError:  # another broker, or the buyer, was faster; or somebody may still speak
+            self._looked[round_.id] = passed
+            return []
+        return [made]
+
+    def _move_on_alone(self, round_: RoundRow, passed: int) -> None:
+        try:
+            self._move_on(round_, passed)
+        except Exception as error:  # a database that is away for a moment: the next tick tries again
+            _log.warning("auction of %s: %s", round_.id, type(error).__name__)
+        finally:
+            self._clearing.discard(round_.id)
 
     def first_operator(self) -> str | None:
         """Makes the first operator and returns its token; None where one exists already."""
         with self.database.write(SYSTEM.party_id) as tx:
             if sql.run(tx.connection, "SELECT 1 FROM parties WHERE role = 'operator' LIMIT 1"):
                 return None
-            made = parties.register(tx, self.entropy, {"role": "operator", "name": "operator"})
-            return str(parties.mint(tx, self.entropy, made["id"], "full")["token"])
+            return parties.register(tx, self.entropy, {"role": "operator", "name": "operator"})["token"]
 
     def new_operator_token(self) -> str:
         """A fresh token for the first operator, for someone who holds the database but lost the token."""

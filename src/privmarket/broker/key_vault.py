@@ -6,6 +6,7 @@ They are wrapped with a secret of the broker's signing key: a holder of the data
 from __future__ import annotations
 
 import secrets
+from functools import cached_property
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
@@ -20,8 +21,12 @@ class Vault:
 
     def __init__(self, connection: Connection, key: SigningKey | None) -> None:
         """`key`: the broker's; without one, keys are stored as they are."""
-        self._connection = connection
-        self._wrapping = None if key is None else ChaCha20Poly1305(key.secret("deliveries"))
+        self._connection, self._key = connection, key
+
+    @cached_property
+    def _wrapping(self) -> ChaCha20Poly1305 | None:
+        """Made when it is first needed: most writes need none, and it costs as much as a look into the database."""
+        return None if self._key is None else ChaCha20Poly1305(self._key.secret("deliveries"))
 
     def put(self, round_id: str, seller_id: str, key: str) -> None:
         """Keeps a seller's key."""

@@ -43,8 +43,7 @@ from privmarket.rounds import Offer
 market = APIRouter(prefix="/v1", responses=ERRORS)
 
 
-# First, because routes are tried in order and this one is asked for most; and read by hand, because that halves
-# what a bid costs outside the database.
+# Read by hand, because that halves what a bid costs outside the database; `api.create_app` calls it directly.
 @market.post(
     "/rounds/{round_id}/bids", status_code=201, response_model=answers.Bid, openapi_extra=bid_route.DESCRIPTION
 )

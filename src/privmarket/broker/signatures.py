@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from cryptography.exceptions import InvalidSignature
@@ -120,10 +121,15 @@ def is_public_key(text: str) -> bool:
 def is_signed(public: str, message: bytes, signature: str) -> bool:
     """Whether the holder of the public key signed the message."""
     try:
-        Ed25519PublicKey.from_public_bytes(bytes.fromhex(public)).verify(bytes.fromhex(signature), message)
+        _public_key(public).verify(bytes.fromhex(signature), message)
     except (InvalidSignature, ValueError):
         return False
     return True
+
+
+@lru_cache(maxsize=10_000)
+def _public_key(text: str) -> Ed25519PublicKey:
+    return Ed25519PublicKey.from_public_bytes(bytes.fromhex(text))
 
 
 # ---- bids -----------------------------------------------------------------------------------------------------

@@ -150,7 +150,7 @@ def _claim(broker: Broker, round_id: str, sellers: Sequence[str]) -> None:
 
 
 def _enter_many(broker: Broker, caps: Sequence[float]) -> list[Actor]:
-    """Registered and logged as by the API, but in one transaction and without tokens."""
+    """Registered and logged as by the API, but in one transaction."""
     with broker.database.write(SYSTEM.party_id) as tx:
         forms = (
             {"role": "seller", "name": f"seller {i}", "cap_epsilon": c, "delta": 1e-5} for i, c in enumerate(caps)

@@ -95,9 +95,9 @@ def _enter(broker: Broker, sellers: int, keys: list[str] | None = None) -> tuple
         for i in range(sellers):
             form: dict[str, Any] = {"role": "seller", "name": f"seller {i}", "cap_epsilon": 50.0, "delta": 1e-5}
             form["public_key"] = keys[i] if keys else None
-            party_id = str(parties.register(tx, broker.entropy, form)["id"])
-            tokens.append(str(parties.mint(tx, broker.entropy, party_id, "full")["token"]))
-            actors.append(Actor(party_id, "seller"))
+            made = parties.register(tx, broker.entropy, form)
+            tokens.append(made["token"])
+            actors.append(Actor(made["id"], "seller"))
     return actors, tokens
 
 

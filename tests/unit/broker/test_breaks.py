@@ -211,6 +211,40 @@ def test_a_large_auction_is_computed_in_a_process_of_its_own(
     assert market.broker._prepared(round_id) == here  # where it cannot be started, it is done here
 
 
+def test_a_large_auction_at_its_deadline_holds_up_no_other_deadline(
+    market: Market, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1: the thread that looks after deadlines computed auctions itself, one after the other."""
+    large, small = market.open(), market.open()
+    market.bid_all(large)
+    market.broker.bid(market.sellers[0], small, Offer(0.2, 1.0), key())
+    monkeypatch.setattr(elsewhere, "WORTH_A_PROCESS", 3)
+    begun, done = threading.Event(), threading.Event()
+    honest = market.broker._prepared
+
+    def slow(round_id: str) -> Any:
+        if round_id == large:
+            begun.set()
+            done.wait(20)
+        return honest(round_id)
+
+    monkeypatch.setattr(market.broker, "_prepared", slow)
+    market.clock.now_ms += 61_000
+    try:
+        assert [one["round_id"] for one in market.broker.tick()] == [small]
+        assert begun.wait(20)
+        assert market.broker.tick() == []  # it is not begun twice
+    finally:
+        done.set()
+    deadline = time.monotonic() + 20
+    while market.broker.round_state(large) != "cleared" and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert market.broker.round_state(large) == "cleared"
+    while market.broker._clearing and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert verify(market.broker).differences == ()
+
+
 def test_the_file_is_its_owners_alone(tmp_path: Path) -> None:
     """7: the database was 0644, with open bids in clear."""
     file = tmp_path / "m.db"
