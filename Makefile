@@ -48,8 +48,10 @@ docs: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "open out/site/index.html"
 
+# Servers, deadlines and browsers make tests wait: on two cores a third worker computes meanwhile.
+WORKERS ?= 3
 test: lint
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 # Wheel and source archive, installed and used in a fresh environment outside the checkout. Needs a package index.
 # PYTHONS="python3.11 python3.12" tries other interpreters; the last line runs every page's commands from the wheel.

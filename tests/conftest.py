@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 
@@ -24,6 +26,12 @@ def awkward_markets(rng: np.random.Generator, markets: int, clients: int) -> Bid
 def awkward_budgets(rng: np.random.Generator, markets: int) -> np.ndarray:
     """(markets,) from next to nothing to more than everybody together asks."""
     return 10.0 ** rng.uniform(-3, 3, markets)
+
+
+def pytest_collection_finish() -> None:
+    """Before the first test: the product would start it with less imported."""
+    if (forked := sys.modules.get("tests.forked")) is not None:
+        forked.start_server()
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ what a fresh interpreter imports: tests about that start one.
 from __future__ import annotations
 
 import multiprocessing
+import multiprocessing.forkserver
 import os
 import subprocess
 import sys
@@ -24,7 +25,12 @@ _PRELOADED = (
     "privmarket.market.audit_report",
 )
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload([*_PRELOADED])
+
+
+def start_server() -> None:
+    """Starts the process that others are forked from; the product's workers are forked from it, too."""
+    _context.set_forkserver_preload([*_PRELOADED])
+    multiprocessing.forkserver.ensure_running()
 
 
 class Forked:

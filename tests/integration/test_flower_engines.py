@@ -14,7 +14,7 @@ def test_a_deployed_round_with_a_killed_a_late_a_broken_and_a_greedy_client(tmp_
     plan = Plan(
         clients=4,
         rounds=1,
-        deadline_seconds=40.0,
+        deadline_seconds=30.0,
         faults=(Fault(1, "nan", 0), Fault(2, "killed", 0), Fault(3, "late", 0)),
         light=True,
     )

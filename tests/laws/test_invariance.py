@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import privmarket as pm
+from privmarket.market.menu import MenuCurve, from_function
 from privmarket.market.scenarios import scenario
 from tests.conftest import awkward_budgets, awkward_markets
 
@@ -46,6 +47,30 @@ def test_a_batch_is_its_markets_one_by_one(name, clients, rng):
         np.testing.assert_array_equal(together.epsilon[market], alone.epsilon)
         np.testing.assert_array_equal(together.payment[market], alone.payment)
         np.testing.assert_array_equal(stacked.payment[market // 6, market % 6], alone.payment)
+
+
+SMOOTH = from_function(lambda s: np.clip(1.2 - s, 0, 1) ** 0.7, limit=1.2, steps=40)
+CURVES = {
+    "menu, two steps": pm.mechanism("mean-field-menu", curve=MenuCurve([0.6, 1.7], [0.35, 0.65])),
+    "menu, smooth": pm.mechanism("mean-field-menu", curve=SMOOTH),
+    "ration, given": pm.mechanism("two-step", unit_price=0.7, bulk_price=0.4, bulk_multiple=3.0),
+    "ration, floor": pm.mechanism(
+        "two-step", unit_price=0.7, bulk_price=0.4, bulk_multiple=30.0, service_amount=0.2
+    ),
+}
+
+
+@pytest.mark.parametrize("rule", CURVES.values(), ids=CURVES)
+@pytest.mark.parametrize("clients", [1, 3, 20, 70])
+def test_menus_of_many_steps_clear_a_batch_as_each_market_alone(rule, clients, rng):
+    """Many small markets are cleared together by code of their own; large ones one by one."""
+    bids, budgets = awkward_markets(rng, 20, clients), awkward_budgets(rng, 20)
+    bids = bids.replace(valuation=bids.valuation * 10.0 ** rng.integers(-8, 7, (20, 1)))
+    together = rule.run(bids, budgets)
+    for market in range(20):
+        alone = rule.run(bids[market], budgets[market])
+        np.testing.assert_array_equal(together.epsilon[market], alone.epsilon)
+        np.testing.assert_array_equal(together.payment[market], alone.payment)
 
 
 @pytest.mark.parametrize("name", CLASSICAL)

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +22,7 @@ from privmarket.errors import ConfigurationError, DataError
 from privmarket.federated.config import FederationConfig
 from privmarket.federated.datasets import FILES, Dataset, load_dataset
 from privmarket.federated.plan_runs import Outcome, PublicProxy, run_cell
+from privmarket.federated.workers import process_context
 from privmarket.files import write_atomically
 from privmarket.market.objectives import AggregateError
 from privmarket.market.ration_design import Marginals
@@ -236,8 +236,7 @@ class Planner:
         if self.workers == 1:
             yield
             return
-        # A fresh interpreter each: a fork of a process that runs threads (progress bars) may hang.
-        with ProcessPoolExecutor(self.workers, mp_context=get_context("spawn")) as self._pool:
+        with ProcessPoolExecutor(self.workers, mp_context=process_context()) as self._pool:
             try:
                 yield
             finally:

@@ -8,10 +8,12 @@ two OpenMP threads on shared cores were seen 70 times slower.
 from __future__ import annotations
 
 import multiprocessing
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from functools import partial
+from multiprocessing.context import BaseContext
 from typing import Generic, Self, TypeVar
 
 import numpy as np
@@ -36,6 +38,19 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+def process_context() -> BaseContext:
+    """How worker processes are started: not by a fork of this one, which may run threads (a progress bar) and hang.
+
+    On Linux they are forked from a helper that has imported torch and runs no threads: the first worker takes as
+    long as a fresh interpreter, every further one hundredths of a second. Elsewhere each is a fresh interpreter.
+    """
+    if sys.platform != "linux":
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["privmarket.federated.simulation"])
+    return context
+
+
 class Workers(Generic[Task]):
     """Maps chunks of work over processes; one worker means this process.
 
@@ -56,9 +71,7 @@ class Workers(Generic[Task]):
         if count == 1:
             self._work = partial(work, build(argument))
         else:
-            # A fresh interpreter each: a fork of a process that runs threads (progress bars) may hang.
-            context = multiprocessing.get_context("spawn")
-            self._pool = ProcessPoolExecutor(count, context, _start, (build, argument, work))
+            self._pool = ProcessPoolExecutor(count, process_context(), _start, (build, argument, work))
 
     def map(self, tasks: Sequence[Task]) -> list[np.ndarray]:
         """The results in the order of the tasks."""

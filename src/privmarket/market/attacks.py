@@ -7,8 +7,9 @@ client, the best one. What is found is a lower bound on the true regret.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Protocol
 
 import numpy as np
@@ -19,6 +20,8 @@ from privmarket.market.mechanism import Mechanism
 
 # Offers below this share of the cap are not searched: they sell next to nothing.
 _LEAST_SHARE = 1e-3
+# Reports are tried together as long as their auctions hold no more bids than this.
+_BIDS_AT_ONCE = 50_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,6 +64,26 @@ def utility_of(mechanism: Mechanism, types: Bids, reports: Bids, budget: ArrayLi
     outcome = mechanism.unilateral(types, reports, budget)
     deliverable = outcome.epsilon <= types.epsilon * (1 + 1e-12)
     return np.where(deliverable, outcome.utility(types), -np.inf)
+
+
+def _at_once(mechanism: Mechanism, types: Bids) -> int:
+    """How many reports per client are worth one call, so that small markets do not cost a call each.
+
+    One where the rule has its own fast answer about deviations, or may answer a larger batch differently.
+    """
+    if type(mechanism).unilateral is not Mechanism.unilateral or not mechanism.exact_in_batches:
+        return 1
+    return max(1, _BIDS_AT_ONCE // (types.valuation.size * types.clients))
+
+
+def _stacked(bids: Sequence[Bids]) -> Bids:
+    """(len(bids), ..., clients) from bids of one shape."""
+
+    def stack(name: str) -> Array | None:
+        found = [getattr(one, name) for one in bids]
+        return None if found[0] is None else np.stack(found)
+
+    return bids[0].replace(**{name: stack(name) for name in ("valuation", "epsilon", "data_size", "accuracy")})
 
 
 def truthful_utility(mechanism: Mechanism, types: Bids, budget: ArrayLike) -> Array:
@@ -128,21 +151,22 @@ class AscentAttack:
         """Types have shape (..., clients)."""
         best = _truth(types)
         truth = truthful_utility(mechanism, types, budget)
-        for start in range(self.starts):
-            for report, utility in self._climb(mechanism, types, budget, rng, near_truth=start % 2 == 0):
-                best = best.worst_of(Regret(utility - truth, report.valuation, report.epsilon))
+        starts = (self._start(types, rng, near_truth=start % 2 == 0) for start in range(self.starts))
+        size = _at_once(mechanism, types)
+        while group := list(islice(starts, size)):
+            if size == 1:
+                paths = [[*self._climb(mechanism, types, budget, group[0])]]
+            else:
+                together = [*self._climb(mechanism, _stacked([types] * len(group)), budget, _joined(group))]
+                paths = [
+                    [Regret(step.gain[i], step.valuation[i], step.epsilon[i]) for step in together]
+                    for i in range(len(group))
+                ]
+            for step in (step for path in paths for step in path):
+                best = best.worst_of(Regret(step.gain - truth, step.valuation, step.epsilon))
         return best
 
-    def _climb(
-        self,
-        mechanism: Mechanism,
-        types: Bids,
-        budget: ArrayLike,
-        rng: np.random.Generator,
-        *,
-        near_truth: bool,
-    ) -> Iterator[tuple[Bids, Array]]:
-        """Yields (reports, utilities) along one path. Coordinates: v/(2·max v) and ε/cap, both in [0, 1]."""
+    def _start(self, types: Bids, rng: np.random.Generator, *, near_truth: bool) -> _Start:
         top = 2.0 * np.maximum(types.valuation.max(axis=-1, keepdims=True), 1e-12)
         x, y = types.valuation / top, np.ones(types.shape)
         if near_truth:
@@ -151,6 +175,17 @@ class AscentAttack:
         else:
             x = rng.random(types.shape) if self.over_valuation else x
             y = 1.0 - rng.random(types.shape) * self.over_epsilon
+        searched = (self.over_valuation, self.over_epsilon)
+        coins = [
+            [rng.choice([-1.0, 1.0], types.shape) if one else np.zeros(types.shape) for one in searched]
+            for _ in range(self.steps)
+        ]
+        return _Start(x, y, coins)
+
+    def _climb(self, mechanism: Mechanism, types: Bids, budget: ArrayLike, start: _Start) -> Iterator[Regret]:
+        """Yields the reports along one path, with the utility that each gives in place of the gain."""
+        top = 2.0 * np.maximum(types.valuation.max(axis=-1, keepdims=True), 1e-12)
+        x, y = start.x, start.y
 
         def evaluate(x: Array, y: Array) -> tuple[Bids, Array]:
             report = types.replace(
@@ -159,17 +194,38 @@ class AscentAttack:
             return report, utility_of(mechanism, types, report, budget)
 
         width = self.first_step
-        for _ in range(self.steps):
+        for x_coin, y_coin in start.coins:
             report, here = evaluate(x, y)
-            yield report, here
+            yield Regret(here, report.valuation, report.epsilon)
             probe = 0.1 * width
             x_next, y_next = x, y
             if self.over_valuation:
-                x_next = np.clip(x + width * _uphill(here, evaluate(x + probe, y)[1], rng), 0.0, 1.0)
+                x_next = np.clip(x + width * _uphill(here, evaluate(x + probe, y)[1], x_coin), 0.0, 1.0)
             if self.over_epsilon:
-                y_next = np.clip(y - width * _uphill(here, evaluate(x, y - probe)[1], rng), _LEAST_SHARE, 1.0)
+                y_next = np.clip(y - width * _uphill(here, evaluate(x, y - probe)[1], y_coin), _LEAST_SHARE, 1.0)
             x, y = x_next, y_next
             width *= 0.85
+
+
+@dataclass(frozen=True, eq=False)
+class _Start:
+    """Where an ascent begins, and which way it goes on plateaus.
+
+    Attributes:
+        x, y: (..., clients) v/(2·max v) and ε/cap, both in [0, 1].
+        coins: for every step −1 or 1 for x and for y, (..., clients) each.
+    """
+
+    x: Array
+    y: Array
+    coins: list[list[Array]]
+
+
+def _joined(starts: Sequence[_Start]) -> _Start:
+    """Several starts along a new first axis."""
+    steps = zip(*(start.coins for start in starts), strict=True)
+    coins = [[np.stack(coin) for coin in zip(*step, strict=True)] for step in steps]
+    return _Start(np.stack([start.x for start in starts]), np.stack([start.y for start in starts]), coins)
 
 
 def combined(*attacks: Attack) -> Attack:
@@ -227,16 +283,21 @@ def _truth(types: Bids) -> Regret:
     return Regret(np.zeros(types.shape), types.valuation, types.epsilon)
 
 
-def _uphill(here: Array, there: Array, rng: np.random.Generator) -> Array:
-    """+1 where `there` is better, −1 where it is worse, by chance on plateaus. Same shape as both."""
+def _uphill(here: Array, there: Array, coin: Array) -> Array:
+    """+1 where `there` is better, −1 where it is worse, the coin on plateaus. All of one shape."""
     direction = (there > here).astype(np.float64) - (there < here)
-    return np.where(direction == 0, rng.choice([-1.0, 1.0], direction.shape), direction)
+    return np.where(direction == 0, coin, direction)
 
 
 def _best_of(mechanism: Mechanism, types: Bids, budget: ArrayLike, reports: Iterator[Bids]) -> Regret:
     truth = truthful_utility(mechanism, types, budget)
     best = _truth(types)
-    for report in reports:
-        gain = utility_of(mechanism, types, report, budget) - truth
-        best = best.worst_of(Regret(gain, report.valuation, report.epsilon))
+    size = _at_once(mechanism, types)
+    while group := list(islice(reports, size)):
+        if size == 1:
+            utilities = utility_of(mechanism, types, group[0], budget)[None]
+        else:
+            utilities = utility_of(mechanism, _stacked([types] * len(group)), _stacked(group), budget)
+        for report, utility in zip(group, utilities, strict=True):
+            best = best.worst_of(Regret(utility - truth, report.valuation, report.epsilon))
     return best

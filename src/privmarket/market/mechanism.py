@@ -58,6 +58,8 @@ class Mechanism(ABC):
         market_facts: fields of `MarketFacts` that the constructor takes under the same name.
         sells_beyond_offers: True for a rule that may award more ε than a client offered, as two rules printed
             in the literature do; `run` refuses such an outcome from any other rule.
+        exact_in_batches: False for a rule whose outcome may differ in its last digits with the markets beside it,
+            as products of matrices do; attacks ask it about one report at a time.
     """
 
     name: ClassVar[str]
@@ -65,6 +67,7 @@ class Mechanism(ABC):
     guarantees: tuple[Guarantee, ...] = ()
     market_facts: ClassVar[tuple[str, ...]] = ()
     sells_beyond_offers: ClassVar[bool] = False
+    exact_in_batches: ClassVar[bool] = True
 
     def run(self, bids: Bids, budget: ArrayLike) -> Outcome:
         """Clears one auction per leading index of `bids` and checks the outcome.

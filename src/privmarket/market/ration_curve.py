@@ -11,6 +11,7 @@ that who offers more also counts for more in the aggregate.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -70,13 +71,11 @@ class RationCurve:
 
     def amount(self, step: int, level: ArrayLike) -> Array:
         """a_m(ℓ), same shape as `level`."""
-        ration = np.asarray(level, dtype=np.float64)
-        return ration + (float(self.multiple[step]) - 1.0) * np.maximum(ration - self.floor, 0.0)
+        return _amount(self.multiple[step], self.floor, np.asarray(level, dtype=np.float64))
 
     def level_of(self, step: int, amount: ArrayLike) -> Array:
         """The level ℓ at which a_m(ℓ) reaches `amount`, same shape."""
-        a, k = np.asarray(amount, dtype=np.float64), float(self.multiple[step])
-        return np.asarray(np.where(a <= self.floor, a, (a + (k - 1.0) * self.floor) / k))
+        return _level_of(self.multiple[step], self.floor, np.asarray(amount, dtype=np.float64))
 
     def first_step(self, valuation: ArrayLike) -> NDArray[np.intp]:
         """j, the number of steps whose price does not exceed v; M for clients that sell nothing."""
@@ -84,15 +83,65 @@ class RationCurve:
 
     def trade(self, valuation: Array, epsilon: Array, level: Array) -> tuple[Array, Array]:
         """ε sold and pay of clients that face `level`; all of one shape."""
-        sold, paid = np.zeros(np.shape(valuation)), np.zeros(np.shape(valuation))
-        for step in reversed(range(self.steps)):
-            sells = valuation < self.price[step]
-            amount = np.where(sells, np.minimum(epsilon, self.amount(step, level)), sold)
-            paid = paid + self.price[step] * (amount - sold)
-            sold = amount
-        return sold, paid
+        return _trade(self.price, self.multiple, self.floor, valuation, epsilon, level)
 
     def most_pay(self, epsilon_max: float, level: ArrayLike) -> Array:
         """The most that one client can be paid at `level`: who asks nothing and offers ε_max."""
         shape = np.shape(level)
         return self.trade(np.zeros(shape), np.full(shape, epsilon_max), np.asarray(level, dtype=np.float64))[1]
+
+
+@dataclass(frozen=True, eq=False)
+class StackedCurves:
+    """The curves of many markets, so that one pass over the steps trades in all of them.
+
+    Attributes:
+        price, multiple: (steps, markets, 1); a market with fewer steps has steps in front at which nobody sells.
+        floor: (markets, 1).
+    """
+
+    price: Array
+    multiple: Array
+    floor: Array
+
+    @staticmethod
+    def of(curves: Sequence[RationCurve]) -> StackedCurves:
+        """One curve per market."""
+        steps = max(curve.steps for curve in curves)
+        price, multiple = np.zeros((steps, len(curves), 1)), np.ones((steps, len(curves), 1))
+        for market, curve in enumerate(curves):
+            price[steps - curve.steps :, market, 0] = curve.price
+            multiple[steps - curve.steps :, market, 0] = curve.multiple
+        return StackedCurves(price, multiple, np.array([[curve.floor] for curve in curves]))
+
+    def amount(self, step: int, level: Array) -> Array:
+        """a_m(ℓ) of each market, (markets, levels)."""
+        return _amount(self.multiple[step], self.floor, level)
+
+    def level_of(self, step: int, amount: Array) -> Array:
+        """The levels at which a_m(ℓ) reaches the amounts, (markets, amounts)."""
+        return _level_of(self.multiple[step], self.floor, amount)
+
+    def trade(self, valuation: Array, epsilon: Array, level: Array) -> tuple[Array, Array]:
+        """ε sold and pay of clients that face `level`; all (markets, clients). Bit for bit `RationCurve.trade`."""
+        return _trade(self.price, self.multiple, self.floor, valuation, epsilon, level)
+
+
+def _amount(multiple: Array | np.float64, floor: Array | float, level: Array) -> Array:
+    return level + (multiple - 1.0) * np.maximum(level - floor, 0.0)
+
+
+def _level_of(multiple: Array | np.float64, floor: Array | float, amount: Array) -> Array:
+    return np.asarray(np.where(amount <= floor, amount, (amount + (multiple - 1.0) * floor) / multiple))
+
+
+def _trade(
+    price: Array, multiple: Array, floor: Array | float, valuation: Array, epsilon: Array, level: Array
+) -> tuple[Array, Array]:
+    sold, paid = np.zeros(np.shape(valuation)), np.zeros(np.shape(valuation))
+    for step in reversed(range(len(price))):
+        sells = valuation < price[step]
+        amount = np.where(sells, np.minimum(epsilon, _amount(multiple[step], floor, level)), sold)
+        paid = paid + price[step] * (amount - sold)
+        sold = amount
+    return sold, paid

@@ -91,6 +91,7 @@ def bias_to_noise(objective: AggregateError, clients: int) -> float:
     return objective.heterogeneity**2 * clients**2 * objective.honest_share / objective.kappa
 
 
+@lru_cache(maxsize=4096)
 def _grid_point(clients: int, budget: float, objective: AggregateError) -> tuple[float, float]:
     """Money per client and bias-to-noise ratio, both rounded to a grid."""
 

@@ -22,6 +22,7 @@ from privmarket.market.guarantees import BudgetFeasible, IndividuallyRational, T
 from privmarket.market.mechanism import Mechanism, budget_column
 from privmarket.market.menu import POSTED_PRICE, MenuCurve
 from privmarket.market.outcome import Outcome
+from privmarket.mechanisms.menu_levels import last_level_unsold, levels_of_small_markets, steps_unsold
 from privmarket.mechanisms.ranking import Ranking
 
 # Above this many breakpoints, the price level is bracketed first, so that few of them are ever listed.
@@ -62,13 +63,7 @@ class MeanFieldMenu(Mechanism):
         if self._last is not None and self._last[0]() is bids and np.array_equal(self._last[1], column):
             return self._last[2]
         bids.refuse_above(self.epsilon_max)
-        levels = np.empty(bids.shape)
-        for market in np.ndindex(bids.shape[:-1]):
-            ranking = Ranking.by(bids.valuation[market])
-            offered, money = ranking.sort(bids.epsilon[market]), float(column[market][0])
-            facing, rest = _ranked_levels(ranking.key, offered, money, self.curve, self.epsilon_max)
-            levels[market][ranking.order[: facing.size]] = facing
-            levels[market][ranking.order[facing.size :]] = rest
+        levels = self._levels(bids, column)
         levels.setflags(write=False)
         self._last = (weakref.ref(bids), column, levels)
         return levels
@@ -76,6 +71,8 @@ class MeanFieldMenu(Mechanism):
     def clear(self, bids: Bids, budget: Array) -> Outcome:
         """Each client meets the price level that the others' bids allow."""
         bids.refuse_above(self.epsilon_max)
+        if len(bids.shape) > 1 and self._lists_all(bids):
+            return Outcome(*self._at(bids.valuation, bids.epsilon, self._levels(bids, budget)))
         epsilon, payment = np.zeros(bids.shape), np.zeros(bids.shape)
         for market in np.ndindex(bids.shape[:-1]):
             # In rank order, those who can sell at all come first: the others are never touched.
@@ -101,23 +98,27 @@ class MeanFieldMenu(Mechanism):
             f"asks {float(bids.valuation.min()):.4g}; a lower epsilon_max leaves more for the price"
         )
 
+    def _lists_all(self, bids: Bids) -> bool:
+        """Whether a market has so few breakpoints that all are listed; then many are cleared together."""
+        return bids.clients * self.curve.price.size <= _LIST_ALL
+
+    def _levels(self, bids: Bids, budget: Array) -> Array:
+        """(..., clients) τ_{−i}. budget: (..., 1)."""
+        if len(bids.shape) > 1 and self._lists_all(bids):
+            return levels_of_small_markets(bids.valuation, bids.epsilon, budget, self.curve, self.epsilon_max)
+        levels = np.empty(bids.shape)
+        for market in np.ndindex(bids.shape[:-1]):
+            ranking = Ranking.by(bids.valuation[market])
+            offered, money = ranking.sort(bids.epsilon[market]), float(budget[market][0])
+            facing, rest = _ranked_levels(ranking.key, offered, money, self.curve, self.epsilon_max)
+            levels[market][ranking.order[: facing.size]] = facing
+            levels[market][ranking.order[facing.size :]] = rest
+        return levels
+
     def _at(self, valuation: Array, epsilon: Array, level: Array) -> tuple[Array, Array]:
         """ε sold and pay at given price levels; all of one shape."""
-        unsold = _steps_unsold(valuation, level, self.curve)
+        unsold = steps_unsold(valuation, level, self.curve)
         return epsilon * self.curve.share_from[unsold], epsilon * level * self.curve.pay_from[unsold]
-
-
-def _steps_unsold(valuation: Array, level: Array | np.float64, curve: MenuCurve) -> NDArray[np.intp]:
-    """How many steps a client does not sell: those with τ·s_m ≤ v. Same shape as `valuation`.
-
-    The product decides, not the quotient v/τ that finds it quickly: breakpoints below are exact for it.
-    """
-    if curve.price.size == 1:
-        return np.asarray(valuation >= level * curve.price[0], dtype=np.intp)
-    found = np.searchsorted(curve.price, valuation / level, side="right")
-    padded = np.concatenate([[-np.inf], curve.price, [np.inf]])
-    found = found - (valuation < level * padded[found])
-    return np.asarray(found + (valuation >= level * padded[found + 1]), dtype=np.intp)
 
 
 def _ranked_levels(
@@ -147,7 +148,7 @@ def _ranked_levels(
     ends = np.append(point[1:], np.inf)
 
     can_sell = int(last[-1])
-    own = epsilon[:can_sell] * curve.pay_from[_steps_unsold(valuation[:can_sell], np.float64(low), curve)]
+    own = epsilon[:can_sell] * curve.pay_from[steps_unsold(valuation[:can_sell], np.float64(low), curve)]
     interval = _last_below(slack, own)
     moving = np.concatenate([np.arange(a, b) for a, b in zip(first, last, strict=True)])
     if moving.size:
@@ -221,13 +222,7 @@ def _breakpoints(
     size = np.concatenate([epsilon[a:b] for a, b in zip(first, last, strict=True)])
     step = np.repeat(np.arange(curve.price.size), last - first)
     price = curve.price[step]
-    point = value / price
-    # The largest float at which the client does not sell yet; the quotient may be an ulp or two off either way.
-    for _ in range(3):
-        point = np.where(point * price > value, np.nextafter(point, 0.0), point)
-    for _ in range(3):
-        above = np.nextafter(point, np.inf)
-        point = np.where(above * price <= value, above, point)
+    point = last_level_unsold(value, price)
     order = np.argsort(point, kind="stable")
     jump = (size * curve.weight[step] * price)[order]
     base = (curve.weight * curve.price) @ prefix[first]
@@ -251,7 +246,7 @@ def _last_feasible(
 
     def own_rate(interval: NDArray[np.intp]) -> Array:
         beyond = np.nextafter(point[interval], np.inf)
-        return np.asarray(epsilon * curve.pay_from[_steps_unsold(valuation, beyond, curve)])
+        return np.asarray(epsilon * curve.pay_from[steps_unsold(valuation, beyond, curve)])
 
     while np.any(stop - start > 1):
         middle = (start + stop) // 2

@@ -24,12 +24,12 @@ from privmarket.market.facts import offer_limit
 from privmarket.market.guarantees import BudgetFeasible, IndividuallyRational, Truthful, WithinOffer
 from privmarket.market.mechanism import Mechanism, budget_column
 from privmarket.market.outcome import Outcome
-from privmarket.market.ration_curve import RationCurve
+from privmarket.market.ration_curve import RationCurve, StackedCurves
 from privmarket.mechanisms.mean_field_menu import MeanFieldMenu
+from privmarket.mechanisms.ration_levels import CUTS, PARTS, levels_of_small_markets
 
-# The levels in question are bracketed by cutting an interval into so many parts, so many times.
-_PARTS = 64
-_CUTS = 4
+# Up to so many clients, many markets are cleared together; above, sorting each of them alone is faster.
+_SMALL_MARKET = 64
 
 
 class RationMenu(Mechanism):
@@ -53,7 +53,7 @@ class RationMenu(Mechanism):
 
     def __init__(self, epsilon_max: float = 5.0) -> None:
         self.epsilon_max = offer_limit(epsilon_max)
-        self._last: tuple[weakref.ref[Bids], Array, list[Facing]] | None = None
+        self._last: tuple[weakref.ref[Bids], Array, Facing] | None = None
 
     @abstractmethod
     def ration_curve(self, clients: int, budget: float) -> RationCurve:
@@ -61,7 +61,7 @@ class RationMenu(Mechanism):
 
     def clear(self, bids: Bids, budget: Array) -> Outcome:
         """Each client meets the ration that the others' bids leave money for."""
-        return _answer(self.facing(bids, budget), bids)
+        return Outcome(*self.facing(bids, budget).trade(bids.valuation, bids.epsilon))
 
     def unilateral(self, bids: Bids, reports: Bids, budget: ArrayLike) -> Outcome:
         """All N deviations at once in O(N): no report moves what its own client faces."""
@@ -70,48 +70,44 @@ class RationMenu(Mechanism):
         # An attack asks thousands of times about the same bids, which cannot change.
         if self._last is None or self._last[0]() is not bids or not np.array_equal(self._last[1], column):
             self._last = weakref.ref(bids), column, self.facing(bids, column)
-        return _answer(self._last[2], reports)
+        return Outcome(*self._last[2].trade(reports.valuation, reports.epsilon))
 
-    def facing(self, bids: Bids, budget: Array) -> list[Facing]:
-        """For each market what its clients face, whatever they report themselves. budget: (..., 1)."""
+    def facing(self, bids: Bids, budget: Array) -> Facing:
+        """What the clients of each market face, whatever they report themselves. budget: (..., 1)."""
         bids.refuse_above(self.epsilon_max)
-        found = []
-        for market in np.ndindex(bids.shape[:-1]):
-            money, offers = float(budget[market][0]), bids[market]
-            found.append(face(self.ration_curve(bids.clients, money), offers, money, self.epsilon_max))
-        return found
+        money = budget.reshape(-1, 1)
+        curves = [self.ration_curve(bids.clients, float(amount)) for amount in money[:, 0]]
+        if len(bids.shape) == 1:
+            return face(curves[0], bids, float(money[0, 0]), self.epsilon_max)
+        return _face_all(curves, bids, money, self.epsilon_max)
 
 
 @dataclass(frozen=True, eq=False)
 class Facing:
-    """What the clients of one market face, whatever they report.
+    """What clients face, whatever they report, in one market or in many.
 
     Attributes:
-        curve: the menu.
-        ration: (clients,) ℓ_{−i}.
-        unit_price: (clients,) what a unit of ε earns where ℓ_{−i} is ε_max, so that all can be sold; 0 elsewhere.
+        curve: the menu, or the menus of all markets.
+        ration: (..., clients) ℓ_{−i}.
+        unit_price: (..., clients) what a unit of ε earns where ℓ_{−i} is ε_max, so that all can be sold; 0
+            elsewhere.
     """
 
-    curve: RationCurve
+    curve: RationCurve | StackedCurves
     ration: Array
     unit_price: Array
 
     def trade(self, valuation: Array, epsilon: Array) -> tuple[Array, Array]:
-        """(clients,) ε sold and pay of these reports."""
-        sold, paid = self.curve.trade(valuation, epsilon, self.ration)
+        """(..., clients) ε sold and pay of these reports."""
+        flat = (-1, valuation.shape[-1]) if isinstance(self.curve, StackedCurves) else valuation.shape
+        found = self.curve.trade(valuation.reshape(flat), epsilon.reshape(flat), self.ration.reshape(flat))
+        sold, paid = (array.reshape(valuation.shape) for array in found)
         everything = self.unit_price > 0
         sells = valuation < self.unit_price
         return (
             np.where(everything, np.where(sells, epsilon, 0.0), sold),
             np.where(everything, np.where(sells, epsilon * self.unit_price, 0.0), paid),
         )
-
-
-def _answer(facing: list[Facing], reports: Bids) -> Outcome:
-    epsilon, payment = np.empty(reports.shape), np.empty(reports.shape)
-    for menu, market in zip(facing, np.ndindex(reports.shape[:-1]), strict=True):
-        epsilon[market], payment[market] = menu.trade(reports.valuation[market], reports.epsilon[market])
-    return Outcome(epsilon, payment)
 
 
 def face(curve: RationCurve, bids: Bids, budget: float, epsilon_max: float) -> Facing:
@@ -123,6 +119,23 @@ def face(curve: RationCurve, bids: Bids, budget: float, epsilon_max: float) -> F
         # Equal to p_M or above in exact arithmetic.
         unit_price = np.where(saturated, np.maximum(levels, curve.price[-1]), 0.0)
     return Facing(curve, ration, unit_price)
+
+
+def _face_all(curves: list[RationCurve], bids: Bids, budget: Array, epsilon_max: float) -> Facing:
+    """What each client of many markets, (..., clients), faces. budget: (markets, 1)."""
+    stacked = StackedCurves.of(curves)
+    if bids.clients > _SMALL_MARKET:
+        flat = (bids[market] for market in np.ndindex(bids.shape[:-1]))
+        found = [face(*row, epsilon_max) for row in zip(curves, flat, budget[:, 0].tolist(), strict=True)]
+        ration, unit_price = (
+            np.reshape([getattr(menu, name) for menu in found], bids.shape) for name in ("ration", "unit_price")
+        )
+        return Facing(stacked, ration, unit_price)
+    rows = Bids(bids.valuation.reshape(-1, bids.clients), bids.epsilon.reshape(-1, bids.clients))
+    ration, saturated = levels_of_small_markets(curves, rows.valuation, rows.epsilon, budget, epsilon_max)
+    levels = MeanFieldMenu(epsilon_max=epsilon_max).price_levels(rows, budget[:, 0])
+    unit_price = np.where(saturated, np.maximum(levels, stacked.price[-1]), 0.0)
+    return Facing(stacked, ration.reshape(bids.shape), unit_price.reshape(bids.shape))
 
 
 def _levels(
@@ -217,10 +230,10 @@ def _bracket(fits: Callable[[Array], NDArray[np.bool_]], low: float, top: float)
     The second is `top` where that fits too.
     """
     high = top
-    for _ in range(_CUTS):
-        points = np.linspace(low, high, _PARTS + 1)
+    for _ in range(CUTS):
+        points = np.linspace(low, high, PARTS + 1)
         fitting = int(np.count_nonzero(np.logical_and.accumulate(fits(points[1:]))))
-        if fitting == _PARTS:
+        if fitting == PARTS:
             return high, high
         low, high = float(points[fitting]), float(points[fitting + 1])
     return low, high

@@ -103,6 +103,21 @@ def test_greedy_slices_solve_the_linear_programme(law, share, rng):
     assert found == pytest.approx(least_bias_by_programme(types, goal, strength, money), abs=0.01)
 
 
+def test_the_least_bias_where_only_a_few_can_sell():
+    """One in a thousand is cheap and offers much: it sells alone, D = (1 − q) + q·(1/q − 1) = 2·(1 − q)."""
+    share = 0.001
+    types = Types(
+        cost=np.array([1e-6, 1e6]),
+        epsilon=np.array([1 / share + 1.5, 1.5]),
+        records=np.ones(2),
+        probability=np.array([share, 1 - share]),
+    )
+    slices = _Slices.of(types, AggregateError(delta=None))
+    assert slices.least_bias(1.0, 0.01) == pytest.approx(2 * (1 - share), rel=1e-6)
+    assert slices.least_bias(1.0, 1e-12) == 2.0, "the money does not buy that strength"
+    assert slices.least_bias(100.0, 1e12) == 2.0, "nobody has that much to sell"
+
+
 def test_costs_known_is_never_worse_than_truthful_buying():
     for law in ("uniform", "lognormal", "bimodal", "valuation-function"):
         goal = AggregateError()

@@ -3,6 +3,8 @@ import pytest
 
 import privmarket as pm
 from privmarket.market import attacks
+from privmarket.market.mechanism import Mechanism
+from privmarket.market.outcome import nothing
 from privmarket.market.scenarios import scenario
 from tests.laws.broken import FirstPrice
 
@@ -51,3 +53,71 @@ def test_an_attack_on_valuations_leaves_epsilon_alone(rng):
     # Who is paid its cost gains nothing by withholding, and a lot by asking for more.
     assert level.epsilon(FirstPrice(), types, 2.0, rng).gain.max() <= 1e-9
     assert level.valuation(FirstPrice(), types, 2.0, rng).gain.max() > 1e-3
+
+
+class Listener(Mechanism):
+    """Buys nothing and remembers every report that it is asked about."""
+
+    name = "listener"
+
+    def __init__(self):
+        self.heard = []
+
+    def clear(self, bids, budget):
+        return nothing(bids.shape)
+
+    def unilateral(self, bids, reports, budget):
+        self.heard.append(reports)
+        return nothing(reports.shape)
+
+
+def test_an_ascent_starts_beside_the_truth_and_then_anywhere(rng):
+    types = pm.Bids(np.full(4000, 0.5), np.full(4000, 2.0))
+    rule = Listener()
+    attacks.AscentAttack(starts=2, steps=1)(rule, types, 1.0, rng)
+    # Asked about at each start: the report itself, then a step in v, then one in ε.
+    near, far = rule.heard[0], rule.heard[3]
+    assert len(rule.heard) == 6
+    # Coordinates v/(2·max v) = 1/2 and ε/cap = 1, moved by normals of width 0.1; ε only downwards.
+    assert np.mean(near.valuation) == pytest.approx(0.5, abs=0.01)
+    assert np.std(near.valuation) == pytest.approx(0.1, abs=0.01)
+    assert np.mean(near.epsilon / 2) == pytest.approx(1 - 0.1 * np.sqrt(2 / np.pi), abs=0.01)
+    assert np.mean(near.epsilon < 2) > 0.99
+    # Uniform on [0, 2·max v] and on [0, cap].
+    for coordinate in (far.valuation, far.epsilon / 2):
+        assert np.quantile(coordinate, [0.1, 0.5, 0.9]) == pytest.approx([0.1, 0.5, 0.9], abs=0.03)
+
+
+def test_an_ascent_over_one_coordinate_leaves_the_other_truthful(rng):
+    types = scenario("uniform").sample(rng, 50)
+    for over in ("valuation", "epsilon"):
+        rule = Listener()
+        other = "epsilon" if over == "valuation" else "valuation"
+        attacks.AscentAttack(starts=2, steps=3, **{f"over_{other}": False})(rule, types, 1.0, rng)
+        moved = [not np.allclose(getattr(report, over), getattr(types, over)) for report in rule.heard]
+        assert all(moved)
+        for report in rule.heard:
+            np.testing.assert_allclose(getattr(report, other), getattr(types, other))
+
+
+def test_a_grid_tries_every_pair_and_both_sides_of_other_bids(rng):
+    types = pm.Bids([0.2, 0.4, 0.8], [1.0, 2.0, 4.0])
+    rule = Listener()
+    attacks.GridAttack()(rule, types, 1.0, rng)
+    valuations = np.array([report.valuation for report in rule.heard])
+    shares = np.array([report.epsilon for report in rule.heard]) / types.epsilon
+    # The truth, 41 points and one far above; each of three bids from below, exactly, and from above.
+    assert len(rule.heard) == (1 + 41 + 1 + 3 * 3) * 20
+    assert np.unique(shares.round(12)) == pytest.approx(np.arange(1, 21) / 20)
+    assert valuations.max() == pytest.approx(100 * 0.8)
+    assert np.sort(np.unique(valuations))[-2] == pytest.approx(2 * 0.8)
+    for bid in types.valuation:
+        beside = np.unique(valuations[np.isclose(valuations, bid, rtol=1e-6)])
+        assert beside.min() < bid < beside.max()
+
+
+def test_where_everybody_asks_nothing_lies_are_on_the_scale_of_one(rng):
+    rule = Listener()
+    attacks.GridAttack(shares=1)(rule, pm.Bids([0.0, 0.0], [1.0, 1.0]), 1.0, rng)
+    tried = np.unique([report.valuation for report in rule.heard])
+    assert tried[-2:].tolist() == [2.0, 100.0]

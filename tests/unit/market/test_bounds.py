@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 
 import privmarket as pm
-from privmarket.market.bounds import SupplyCurve, first_best_bound, fluid_bound, supply_curve
+from privmarket.market.aggregate_bound import Types
+from privmarket.market.bounds import SupplyCurve, _dual, first_best_bound, fluid_bound, supply_curve
 from privmarket.market.menu import from_function
 from privmarket.market.objectives import AggregationError
 from privmarket.market.scenarios import SCENARIOS, EmpiricalLaw, IndependentLaw, scenario
@@ -84,3 +85,29 @@ def test_the_price_that_spends_a_budget_by_hand():
     budgets = [0.1, 0.2, 0.3, 0.5, 0.9, 1.0, 1.5, 3.0, 4.0, 10.0]
     prices = [0.2, 0.2, 0.3, 0.5, 0.5, 0.5, 0.75, 1.0, 1.0, 2.5]
     np.testing.assert_allclose(curve.price_that_spends(budgets), prices)
+
+
+def least_by_search(cost, epsilon, lam, mu, nu, noise):
+    """min over a ≥ 0, 0 ≤ g ≤ 1 of noise·(a/(ε·g))² + ν·|a − 1| − μ·(a − 1) + λ·cost·ε·g, and the best a."""
+    a, g = np.linspace(0, 7, 1401)[:, None], np.geomspace(1e-3, 1, 300)
+    value = noise * (a / (epsilon * g)) ** 2 + nu * np.abs(a - 1) - mu * (a - 1) + lam * cost * epsilon * g
+    value[0] = nu + mu  # a = 0 needs no sale
+    at = np.unravel_index(np.argmin(value), value.shape)
+    return value[at], float(a[at[0], 0])
+
+
+def test_the_dual_is_the_least_of_every_type(rng):
+    """Each kind of minimum comes up: nothing, a part of the offer, a = 1, and either side of the kink."""
+    noise, bias, budget = 0.35, 0.5, 0.3
+    seen = set()
+    for _ in range(40):
+        cost, epsilon = rng.uniform(0.05, 1, 1), rng.uniform(0.3, 1.5, 1)
+        lam, mu, nu = 10.0 ** rng.uniform(-2, 0.3, 3) * [1.0, 1.0, 0.3]
+        found, gradient = _dual(Types(cost, epsilon, np.ones(1), np.ones(1)), [lam, mu, nu], noise, bias, budget)
+        least, a = least_by_search(cost[0], epsilon[0], lam, mu, nu, noise)
+        expected = least - lam * budget - nu**2 / (4 * bias)
+        assert found == pytest.approx(expected, abs=2e-3)
+        assert found <= expected + 1e-12, "above the least: no valid bound"
+        assert gradient[1] == pytest.approx(1 - a, abs=0.01)
+        seen.add("0" if a == 0 else "1" if abs(a - 1) < 1e-3 else "below" if a < 1 else "above")
+    assert seen == {"0", "1", "below", "above"}

@@ -132,6 +132,15 @@ def test_flat_price_falls_short_of_everybody_only_where_noise_counts():
     assert rich > 0.5
 
 
+@pytest.mark.parametrize("ratio", [10.0, 100.0])
+def test_the_flat_price_of_a_skewed_law_has_a_closed_form(ratio):
+    """p(u) = u², μ = ε, b = 0.1: X = u·b/p = b/u, D = 2(1 − u): E = u²/b² + r·D² is least at 4rb²/(1 + 4rb²)."""
+    law = IndependentLaw("square", lambda u: np.asarray(u) ** 2, lambda u: np.full(np.shape(u), 1e6))
+    goal = AggregateError(kappa=1e4 / ratio, heterogeneity=1.0, honest_share=1.0, delta=None)
+    share = 4 * ratio * 0.01 / (1 + 4 * ratio * 0.01)
+    assert flat_price(law, 100, 10.0, goal) == pytest.approx(share**2, rel=0.01)
+
+
 def test_designs_from_past_bids(rng):
     law = EmpiricalLaw("past", scenario("lognormal").sample(rng, 3000))
     for heterogeneity in (0.05, 0.3):
@@ -197,13 +206,15 @@ def test_curves_that_no_market_can_offer_are_refused(settings, words):
 
 @pytest.mark.parametrize("budget", [5.0, 40.0])
 def test_the_flat_price_is_the_best_of_all_flat_prices(budget):
-    """Found again by drawing ten thousand clients and trying every price, with money/price as the ration."""
+    """Found again by trying every price on a grid of clients, with money/price as the ration."""
     law, clients, objective = scenario("uniform"), 20, AggregateError()
-    types = law.sample(np.random.default_rng(3), 10_000)
+    valuation, offers = (
+        law.valuation((np.arange(400) + 0.5) / 400)[:, None],
+        law.epsilon((np.arange(50) + 0.5) / 50),
+    )
 
     def error(price):
-        joins = types.valuation < price
-        strength = np.where(joins, objective.mu(np.minimum(types.epsilon, budget / clients / price)), 0.0)
+        strength = (valuation < price) * objective.mu(np.minimum(offers, budget / clients / price))
         mean = strength.mean()
         return 1 / mean**2 + bias_to_noise(objective, clients) * np.abs(strength / mean - 1).mean() ** 2
 

@@ -45,6 +45,7 @@ class LearnedMechanism(Mechanism):
     """
 
     market_facts: ClassVar[tuple[str, ...]] = ("epsilon_max",)
+    exact_in_batches: ClassVar[bool] = False
     network_class: ClassVar[type[AuctionNetwork]]
     kept_by_construction: ClassVar[tuple[Guarantee, ...]] = (
         IndividuallyRational(),
