@@ -51,6 +51,7 @@ def demo(
     print_table(clients_table(summaries.client_table(result.private), limit=20, names=federated_demo.NAMES))
     print(verdicts.verdict(result.runs, result.lies))
     print(verdicts.strength_sentence(verdicts.worst_promise(result.private)))
+    print(verdicts.other_trust_sentence(result.runs))
     command = f"privmarket demo --seed {seed}"
     path = federated_report.write_report(
         out / "demo.html", result.runs, command=command, lies=result.lies, names=federated_demo.NAMES

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from privmarket.cli.options import Json, parse_settings, print_json
+from privmarket.errors import ConfigurationError
 from privmarket.lazy import late
 
 if TYPE_CHECKING:
@@ -20,6 +22,7 @@ else:
 
 app = typer.Typer(help="The market on Flower: run an app, rehearse a deployment.", no_args_is_help=True)
 
+_WINDOWS = os.name == "nt"
 _ENGINES = ("in-process", "simulation", "deployment")
 
 
@@ -45,6 +48,8 @@ def run(
 
       privmarket flower run flower-quickstart --engine deployment --nodes 3 --set rounds=2
     """
+    if engine == "deployment":
+        _require_processes()
     # Flower writes run-config keys with dashes.
     given = {name.replace("_", "-"): value for name, value in parse_settings(setting).items()}
     report = app_folder.run_app(folder, engine, nodes, given, out, timeout)
@@ -77,6 +82,8 @@ def rehearse(
       privmarket flower rehearse --json
       privmarket flower rehearse --sums --in-process
     """
+    if not (sums and in_process):
+        _require_processes()
     shutil.rmtree(out, ignore_errors=True)
     if sums:
         tried = sum_rehearsal.IN_PROCESS_ATTACKS if in_process else sum_rehearsal.SumPlan.attacks
@@ -92,3 +99,12 @@ def rehearse(
         for promise, kept in report["verdicts"].items():
             print(f"{'kept  ' if kept else 'BROKEN'} {promise}")
     raise typer.Exit(0 if all(report["verdicts"].values()) else 1)
+
+
+def _require_processes() -> None:
+    """SuperLink and SuperNodes are started and ended here by means that Windows does not have."""
+    if _WINDOWS:
+        raise ConfigurationError(
+            "starting SuperLink and SuperNodes on this machine needs Linux or macOS",
+            "use --engine in-process or simulation, or `flwr run` on a deployment of your own",
+        )

@@ -16,15 +16,16 @@ from privmarket.market.attacks import STRONG
 from privmarket.reports.verdict import LieCheck
 
 # One run per line of the closing table: the label, and how it differs from the private run.
+PRIVATE = "private, local trust"
 COMPARED: dict[str, dict[str, Any]] = {
-    "private": {},
-    "private, the server sees only sums, half the money": {
+    PRIVATE: {},
+    "private, aggregate trust, half the money": {
         "trust": "aggregate",
         "mechanism": "ration",
         "mechanism_settings": {"unit_price": 1.0},
         "budget": 7.5,
     },
-    "the same without noise": {"mode": "no-noise"},
+    "local trust without its noise": {"mode": "no-noise"},
     "no privacy, everyone for free": {"mode": "no-dp"},
     "paper-literal noise (not private)": {"mode": "literal"},
 }
@@ -52,7 +53,7 @@ class DemoResult:
     @property
     def private(self) -> RunResult:
         """The run that the demo is about."""
-        return self.runs["private"]
+        return self.runs[PRIVATE]
 
 
 def demo_config(seed: int = 0) -> FederationConfig:
@@ -79,10 +80,10 @@ def run_demo(
     runs: dict[str, RunResult] = {}
     for label, changes in COMPARED.items():
         progress(f"run: {label}")
-        runs[label] = run(config.replace(**changes), on_round=on_round if label == "private" else lambda _: None)
+        runs[label] = run(config.replace(**changes), on_round=on_round if label == PRIVATE else lambda _: None)
     progress("attacking the auction")
     with Federation(config) as federation:
         types = federation.types(0)
         regret = STRONG(federation.mechanism, types, config.budget, np.random.default_rng(seed))
-    paid = [micro / 1e6 for micro in runs["private"].records[0].paid_micro.values()]
+    paid = [micro / 1e6 for micro in runs[PRIVATE].records[0].paid_micro.values()]
     return DemoResult(runs, LieCheck(float(regret.gain.max()), float(np.mean(paid)) if paid else 0.0))

@@ -27,7 +27,9 @@ from privmarket.reports.verdict import (
     CURRENCY,
     LieCheck,
     accuracy_takeaway,
+    both_trusts,
     money_takeaway,
+    other_trust_sentence,
     percent,
     sales_takeaway,
     strength,
@@ -50,6 +52,10 @@ else:
 _RUN_COLOURS = (charts.ORANGE, charts.BLUE, charts.GREEN, charts.GREY, charts.PINK)
 _MOST_ROWS = 100  # clients in a chart: more would be thinner than a line
 _MOST_COLUMNS = 60  # rounds in the map of sales: longer runs show the mean of several rounds
+_SEES = {
+    "local": "Local trust: the server sees every update",
+    "aggregate": "Aggregate trust: the server sees only sums",
+}
 
 
 def write_report(
@@ -81,8 +87,9 @@ def write_report(
     page = template.render(
         style=charts.STYLE,
         verdict=verdict(runs, lies, currency),
+        other_trust=other_trust_sentence(runs, currency),
         strength=strength_sentence(worst_promise(main)),
-        trusts=[_trust_column(run, currency) for run in _both_trusts(runs)],
+        trusts=[_trust_column(run, currency) for run in both_trusts(runs)],
         figures=_figures(runs, summary, called, currency),
         runs=[(label, _line(run)) for label, run in runs.items()],
         clients=sorted(summary["clients"], key=lambda row: -row["paid"]),
@@ -100,13 +107,6 @@ def write_report(
     return path
 
 
-def _both_trusts(runs: Mapping[str, RunResult]) -> list[RunResult]:
-    """The private runs that differ in whom sellers trust; empty where only one was made."""
-    private = [run for run in runs.values() if run.config.privacy.is_private]
-    found = {run.config.trust: run for run in reversed(private)}
-    return [found[trust] for trust in ("local", "aggregate")] if len(found) == 2 else []
-
-
 def _trust_column(run: RunResult, currency: str) -> dict[str, str]:
     """One side of the comparison of both trust models."""
     summary = summarise(run, rounds=False)
@@ -114,7 +114,7 @@ def _trust_column(run: RunResult, currency: str) -> dict[str, str]:
     alone = summary["largest_epsilon_if_others_collude"]
     sums = run.config.trust == "aggregate"
     return {
-        "title": "The server sees only sums" if sums else "The server sees every update",
+        "title": _SEES["aggregate" if sums else "local"],
         "trust": TRUSTS["aggregate" if sums else "local"],
         "rule": run.config.mechanism,
         "accuracy": percent(run.accuracy),

@@ -99,6 +99,7 @@ def verdict(runs: Mapping[str, RunResult], lies: LieCheck | None = None, currenc
     parts = [
         f"For {main.spent:,.0f} of a budget of {main.config.money_in_all:,.0f} {currency} you got a model that is "
         f"right on {percent(main.accuracy)} of the test"
+        + (f", under {main.config.trust} trust" if main.config.privacy.is_private else "")
     ]
     twin = noise_free_twin(runs)
     if twin is not None:
@@ -109,6 +110,27 @@ def verdict(runs: Mapping[str, RunResult], lies: LieCheck | None = None, currenc
         parts.append(lies.sentence)
     parts.append(_most_spent(main))
     return "; ".join(parts) + "."
+
+
+def both_trusts(runs: Mapping[str, RunResult]) -> list[RunResult]:
+    """The private runs that differ in whom sellers trust, local first; empty where only one was made."""
+    private = [run for run in runs.values() if run.config.privacy.is_private]
+    found = {run.config.trust: run for run in reversed(private)}
+    return [found[trust] for trust in ("local", "aggregate")] if len(found) == 2 else []
+
+
+def other_trust_sentence(runs: Mapping[str, RunResult], currency: str = CURRENCY) -> str:
+    """What the same clients gave under the trust that the first run does not have; empty where that was not run."""
+    main = next(iter(runs.values()))
+    other = next((run for run in both_trusts(runs) if run.config.trust != main.config.trust), None)
+    if other is None:
+        return ""
+    sees = "only sums of updates" if other.config.trust == "aggregate" else "every update"
+    most = max(row["epsilon_spent"] or 0.0 for row in client_table(other))
+    return (
+        f"Under {other.config.trust} trust, where the server sees {sees}, {other.spent:,.0f} {currency} bought "
+        f"{percent(other.accuracy)}, and nobody sold more than {epsilon_text(most)}."
+    )
 
 
 def _most_spent(result: RunResult) -> str:

@@ -8,7 +8,7 @@ from privmarket.federated.config import FederationConfig, Training
 from privmarket.federated.simulation import run
 from privmarket.reports.federated_demo import NAMES, demo_config
 from privmarket.reports.federated_report import write_report
-from privmarket.reports.verdict import LieCheck, percent, strength, verdict, worst_promise
+from privmarket.reports.verdict import LieCheck, other_trust_sentence, percent, strength, verdict, worst_promise
 
 CONFIG = FederationConfig(
     clients=6, rounds=3, budget=5.0, wallet=4.0, evaluate_every=1, training=Training(model="logistic")
@@ -79,7 +79,14 @@ def test_both_trusts_stand_side_by_side(result, tmp_path):
     sums = run(CONFIG.replace(trust="aggregate", mechanism="ration", mechanism_settings={"unit_price": 1.0}))
     page = write_report(tmp_path / "p.html", {"a": result, "b": sums}, command="").read_text(encoding="utf-8")
     sides = re.findall(r'<section class="side"><h2>(.*?)</h2>', page)
-    assert sides == ["The server sees every update", "The server sees only sums"]
+    assert sides == ["Local trust: the server sees every update", "Aggregate trust: the server sees only sums"]
+    said = other_trust_sentence({"a": result, "b": sums})
+    assert said.startswith("Under aggregate trust, where the server sees only sums of updates,")
+    assert said in page
+    assert percent(sums.accuracy) in said
+    assert "under aggregate trust" in verdict({"b": sums})
+    assert "under local trust" in other_trust_sentence({"b": sums, "a": result}).lower()
+    assert other_trust_sentence({"a": result}) == ""
 
 
 def test_the_demo_is_small_and_names_its_clients():

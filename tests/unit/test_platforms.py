@@ -1,0 +1,61 @@
+"""Nothing that only POSIX systems have is used without a fallback, except where Flower's processes are started."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from privmarket.cli import app
+from privmarket.errors import ConfigurationError
+
+SOURCE = Path(__file__).parents[2] / "src/privmarket"
+_POSIX = re.compile(
+    r"^\s*(?:import|from) (?:fcntl|resource|pwd|grp|termios|pty|syslog|posix)\b"
+    r"|os\.(?:fork|killpg|getpgid|setsid|getuid|geteuid|sched_\w+|uname|mkfifo)\b"
+    r"|signal\.(?:SIGKILL|SIGHUP|SIGUSR\d|SIGALRM|alarm|setitimer)\b|preexec_fn|\"/proc|\"/dev/",
+    flags=re.M,
+)
+# file → why it may: the first has a branch for Windows, the second is refused there with one line.
+ALLOWED = {"privacy/wallet_file.py", "flower/engine.py"}
+
+
+def test_posix_only_calls_stand_only_where_they_may():
+    used = {str(path.relative_to(SOURCE)) for path in SOURCE.rglob("*.py") if _POSIX.search(path.read_text())}
+    assert used == ALLOWED
+
+
+def test_such_a_call_is_noticed():
+    assert _POSIX.search("import fcntl\n")
+    assert _POSIX.search("os.fork()")
+    assert not _POSIX.search("import resources\nsignal.SIGTERM")
+
+
+def test_a_wallet_works_without_fcntl(tmp_path):
+    """As on Windows: the other branch of the lock, with a stand-in for the module that is only there."""
+    code = (
+        "import sys, types\n"
+        "import privmarket, privmarket.privacy.calibration as calibration\n"
+        "locked = []\n"
+        "sys.modules['msvcrt'] = types.SimpleNamespace(LK_LOCK=1, locking=lambda *a: locked.append(a))\n"
+        "sys.modules['fcntl'] = None\n"
+        "sys.platform = 'win32'\n"
+        "from privmarket.privacy.wallet_file import WalletFile\n"
+        "wallet = WalletFile('wallet.jsonl', 8.0)\n"
+        "with wallet.open() as book:\n"
+        "    book.reserve('run/0', 1.0, calibration.ReleaseFamily().event(1.0))\n"
+        "assert locked and len(wallet.statement()) == 1\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_deployment_on_windows_is_one_line(monkeypatch):
+    monkeypatch.setattr("privmarket.cli.flower._WINDOWS", True)
+    for words in (["run", ".", "--engine", "deployment"], ["rehearse"], ["rehearse", "--sums"]):
+        done = CliRunner().invoke(app, ["flower", *words])
+        assert isinstance(done.exception, ConfigurationError)
+        assert "Linux or macOS" in str(done.exception)
