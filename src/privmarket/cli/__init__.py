@@ -91,7 +91,7 @@ def _place_in_own_code(error: Exception) -> str | None:
 def main() -> None:
     """The `privmarket` command. Errors that a user can mend end in one line and exit code 2."""
     warnings.showwarning = _warn
-    # On a busy machine two OpenMP threads made an audit of a network several times slower than one does.
+    # More OpenMP threads than free cores make an audit of a network several times slower.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     try:
         result = app(standalone_mode=False)

@@ -27,7 +27,7 @@ def account(
         Path | None, typer.Option("--file", help="CSV of sales: epsilon[,sampling_rate][,steps][,count].")
     ] = None,
     delta: Annotated[float, typer.Option(help="Keep it below 1 / number of records.")] = 1e-5,
-    cap: Annotated[float | None, typer.Option(help="Lifetime ε of a wallet: how many sales fit?")] = None,
+    cap: Annotated[float | None, typer.Option(help="Lifetime ε of a wallet; says how many sales fit.")] = None,
     unit: Annotated[str, typer.Option(help="What is protected: a record, or all records of a person.")] = "record",
     trust: Annotated[str, typer.Option(help="local, or aggregate: only a secure sum is seen.")] = "local",
     plot: Annotated[Path | None, typer.Option(help="Draw cumulative ε to this file (.png, .svg, .pdf).")] = None,

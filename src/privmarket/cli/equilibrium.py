@@ -23,7 +23,7 @@ _Volatility = Annotated[float, typer.Option(help="Noise of valuations per √rou
 
 
 def equilibrium(
-    scenario: Annotated[str, typer.Option(help="A scenario of Table II, or past bids as a CSV.")] = "uniform",
+    scenario: Annotated[str, typer.Option(help="uniform, bimodal, lognormal, or a CSV of past bids.")] = "uniform",
     budget: Annotated[float, typer.Option(help="Money per client and round.")] = 0.1,
     horizon: Annotated[float, typer.Option(help="Rounds that the game lasts.")] = 12.0,
     sale_cap: Annotated[float, typer.Option(help="The most ε that a client sells in a round.")] = 0.3,
@@ -33,9 +33,9 @@ def equilibrium(
     volatility: _Volatility = 0.35,
     grid: Annotated[str, typer.Option(help="Valuation cells x budget nodes x time steps.")] = "64x64x50",
     scheme: Annotated[str, typer.Option(help="explicit, or implicit: slower, stable for every step.")] = "explicit",
-    tolerance: Annotated[float, typer.Option(help="Share of price and payment that may be off.")] = 1e-6,
-    max_iterations: Annotated[int, typer.Option(help="Strategies that may be tried.")] = 200,
-    start: Annotated[str, typer.Option(help="truthful or patient: the flow that is answered first.")] = "truthful",
+    tolerance: Annotated[float, typer.Option(help="Relative error of prices that is accepted.")] = 1e-6,
+    max_iterations: Annotated[int, typer.Option(help="Iterations before it gives up.")] = 200,
+    start: Annotated[str, typer.Option(help="Strategy to start from: truthful or patient.")] = "truthful",
     out: Annotated[Path | None, typer.Option(help="Folder for equilibrium.npz and the figure.")] = None,
     json: Json = False,
 ) -> None:

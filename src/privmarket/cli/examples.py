@@ -18,7 +18,7 @@ Target = Annotated[Path | None, typer.Option("--to", help="Where to; the working
 
 
 def sample(
-    name: Annotated[str | None, typer.Argument(help="Such as bids.csv; without a name: what there is.")] = None,
+    name: Annotated[str | None, typer.Argument(help="E.g. bids.csv; lists all samples if left out.")] = None,
     to: Target = None,
 ) -> None:
     """Copy a sample file: bids to auction, sales to account for, a rule of your own.
@@ -34,7 +34,7 @@ def sample(
 
 def example(
     name: Annotated[
-        str | None, typer.Argument(help="Such as flower-quickstart; without a name: what there is.")
+        str | None, typer.Argument(help="E.g. flower-quickstart; lists all examples if left out.")
     ] = None,
     to: Target = None,
 ) -> None:

@@ -57,7 +57,8 @@ _Training = Annotated[
     typer.Option("--set", metavar="NAME=VALUE", help="A training setting, e.g. --set clip_norm=0.5."),
 ]
 _Attack = Annotated[
-    bool, typer.Option("--attack", help="Then attack the largest sale and the model; shown, and in the report.")
+    bool,
+    typer.Option("--attack", help="Attack the largest sale and the model afterwards; also in the report."),
 ]
 _Checkpoint = Annotated[Path | None, typer.Option(help="File to save to every few rounds and to resume from.")]
 

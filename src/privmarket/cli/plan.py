@@ -59,7 +59,7 @@ def plan(
     effort: Annotated[str, typer.Option(help="quick, normal or full: how many settings and seeds.")] = "normal",
     training: _Training = None,
     workers: Annotated[int, typer.Option(help="Processes; the plan does not depend on it.")] = 1,
-    folder: Annotated[Path, typer.Option(help="Where runs are kept; a stopped plan goes on.")] = Path("out/plan"),
+    folder: Annotated[Path, typer.Option(help="Where runs are saved; a stopped plan resumes.")] = Path("out/plan"),
     plot: _Plot = None,
     json: Json = False,
 ) -> None:

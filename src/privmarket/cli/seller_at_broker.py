@@ -39,9 +39,9 @@ def init(key: Key = DEFAULT_KEY) -> None:
 
 def register(
     url: Url,
-    name: Annotated[str, typer.Option(help="What others see.")],
+    name: Annotated[str, typer.Option(help="The name that others see.")],
     cap_epsilon: Annotated[float, typer.Option(help="The most ε that you ever sell.", min=0)],
-    delta: Annotated[float, typer.Option(help="At this δ.", min=0, max=0.5)] = 1e-5,
+    delta: Annotated[float, typer.Option(help="The δ of that lifetime limit.", min=0, max=0.5)] = 1e-5,
     key: Key = DEFAULT_KEY,
 ) -> None:
     """Register at a broker with your key and print your token; it is made here and shown once.

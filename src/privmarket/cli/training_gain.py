@@ -34,9 +34,9 @@ class Gain(TypedDict):
 
 
 def network_gain(recipe: Recipe, laws: Sequence[Law], weights: Path) -> Gain:
-    """Both networks on the first law: ε bought over the fluid bound, and the mean gain of lies over the mean pay.
+    """Both networks on the first law: ε bought over the fluid bound, mean gain of misreports over mean pay.
 
-    The attack is the quick one: it finds gross lies. `privmarket audit` looks harder.
+    The attack is the quick one: it finds gross misreports. `privmarket audit` looks harder.
     """
     low, high = recipe.clients
     clients = min(max(_CLIENTS, low), high)
@@ -48,7 +48,7 @@ def network_gain(recipe: Recipe, laws: Sequence[Law], weights: Path) -> Gain:
         before = session.measure(start, recipe.mechanism, case, QUICK)["cases"][0]
     after = session.measure(weights, recipe.mechanism, case, QUICK)["cases"][0]
     return {
-        "measure": {"fluid_ratio": "ε bought / fluid bound", "regret_share": "mean gain of lies / mean pay"},
+        "measure": {"fluid_ratio": "ε bought / fluid bound", "regret_share": "mean gain of misreports / mean pay"},
         "market": {"scenario": law.name, "clients": clients, "budget": round(clients * per_client, 4)},
         "untrained": {"fluid_ratio": before["fluid_ratio"], "regret_share": before["regret_share"]},
         "trained": {"fluid_ratio": after["fluid_ratio"], "regret_share": after["regret_share"]},

@@ -21,12 +21,10 @@ else:
 
 def witness(
     url: Annotated[str, typer.Argument(help="The broker's address.")],
-    file: Annotated[Path, typer.Option(help="Where heads are kept; a new file pins the broker's key.")] = Path(
-        "heads.txt"
-    ),
-    key: Annotated[str | None, typer.Option(help="The broker's public key, learnt elsewhere.")] = None,
-    every: Annotated[float, typer.Option(help="Seconds between looks; 0 looks once.", min=0)] = 60.0,
-    compare: Annotated[Path | None, typer.Option(help="Another witness's file: look for forks once.")] = None,
+    file: Annotated[Path, typer.Option(help="Where heads and the broker's key are saved.")] = Path("heads.txt"),
+    key: Annotated[str | None, typer.Option(help="The broker's public key, from another source.")] = None,
+    every: Annotated[float, typer.Option(help="Seconds between two checks; 0 checks once.", min=0)] = 60.0,
+    compare: Annotated[Path | None, typer.Option(help="Another witness's file: compare with it once.")] = None,
 ) -> None:
     """Keep the heads of a broker's log and check that each continues the last.
 

@@ -35,7 +35,7 @@ from privmarket.privacy.noise import NoiseSource
 _WEIGHTS, _SHUFFLE, _LITERAL_NOISE = 2, 3, 4
 
 # The paper's local training, Table III of [Sun2026]: used by `no-dp` (one epoch) and `literal`.
-PLAIN_RATE = 0.5  # of 0.05, 0.5 and 2 on validation records: an undertrained reference would flatter the market
+PLAIN_RATE = 0.5  # the best of 0.05, 0.5 and 2 on validation records
 _PLAIN_BATCH = 32
 _LITERAL_EPOCHS = 5
 _LITERAL_RATE = 0.01

@@ -1,8 +1,8 @@
 """Training the sellers of a round, in this process or in several, with the same result to the last bit.
 
 Clients are cut into chunks in their fixed order, and a chunk is the unit of work: what it computes depends on
-nothing but the chunk, so it does not matter which process takes it. Every process computes in one thread:
-two OpenMP threads on shared cores were seen 70 times slower.
+nothing but the chunk, so it does not matter which process takes it. Every process computes in one
+thread: more OpenMP threads than free cores slow training down many times.
 """
 
 from __future__ import annotations

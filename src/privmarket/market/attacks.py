@@ -1,4 +1,4 @@
-"""How misreports are searched: what is the most a client can gain by lying?
+"""How misreports are searched: what is the most that a client can gain by one?
 
 A client's type is (v, ε). It may report any valuation, and any ε up to its own: more than it has it cannot
 deliver. Every attack tries reports for all clients at once through `Mechanism.unilateral` and keeps, client by
@@ -26,7 +26,7 @@ _BIDS_AT_ONCE = 50_000
 
 @dataclass(frozen=True, eq=False)
 class Regret:
-    """The best lie found for each client. All arrays (..., clients).
+    """The best misreport found for each client. All arrays (..., clients).
 
     Attributes:
         gain: utility gained over truth, ≥ 0.
@@ -39,7 +39,7 @@ class Regret:
     epsilon: Array
 
     def worst_of(self, other: Regret) -> Regret:
-        """Client by client, the better of two lies."""
+        """Client by client, the better of two misreports."""
         better = other.gain > self.gain
         return Regret(
             np.where(better, other.gain, self.gain),
@@ -245,8 +245,8 @@ class Level:
     """One strength of attack in three forms.
 
     Attributes:
-        joint: lies about valuation and ε together.
-        valuation: lies about the valuation while ε is truthful.
+        joint: misreports of valuation and ε together.
+        valuation: misreports of the valuation while ε is truthful.
         epsilon: withheld ε while the valuation is truthful.
     """
 
@@ -271,7 +271,7 @@ LEVELS: dict[str, Level] = {
     "strong": _level(valuations=41, shares=20, neighbours=16, starts=20, steps=25),
 }
 """`strong` is what evaluation uses: a 41 × 20 grid with values beside the others' bids, and 20 starts of ascent.
-`quick` does a twentieth of that work and finds gross lies, not the last per mille; it is for comparisons."""
+`quick` does a twentieth of that work and finds gross misreports, not the last per mille; it is for comparisons."""
 
 QUICK: Attack = LEVELS["quick"].joint
 STRONG: Attack = LEVELS["strong"].joint

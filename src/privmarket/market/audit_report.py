@@ -25,7 +25,7 @@ _VALUE_CELLS = 2_000_000
 
 @dataclass(frozen=True)
 class RegretSummary:
-    """What lies gain per client and round: in money, and as a share of the mean payment."""
+    """What misreports gain per client and round: in money, and as a share of the mean payment."""
 
     mean: float
     percentile_99: float
@@ -37,7 +37,7 @@ class RegretSummary:
 
 @dataclass(frozen=True)
 class CoalitionSummary:
-    """What coalitions of `size` clients gain by lying together, in money and as a share of their truthful pay."""
+    """What coalitions of `size` clients gain by joint misreports, in money and as a share of their truthful pay."""
 
     size: int
     mean: float
@@ -61,13 +61,13 @@ class AuditReport:
 
     Attributes:
         profiles: markets that were attacked; markets: markets that the other figures are averaged over.
-        regret: gains from lies about valuation and ε together.
-        regret_in_valuation: gains from lies about the valuation alone.
-        regret_in_epsilon: gains from lies about ε alone.
+        regret: gains from misreports of valuation and ε together.
+        regret_in_valuation: gains from misreports of the valuation alone.
+        regret_in_epsilon: gains from misreports of ε alone.
         rationality_violations: share of (client, market) pairs paid less than their cost.
         budget_violations: share of markets that spend more than the budget.
         offer_violations: share of (client, market) pairs that sell more than they offered.
-        collusion: gains from joint lies of coalitions; None where none were attacked.
+        collusion: gains from joint misreports of coalitions; None where none were attacked.
         fluid_ratio: objective over the fluid bound (for an error: bound over objective; 1 is the limit).
         declared: what the mechanism promises; broken: which of these the audit saw broken.
     """
@@ -109,13 +109,13 @@ class AuditReport:
         return asdict(self)
 
     def __str__(self) -> str:
-        lie = f"{self.regret.maximum_share:.2%} of the mean payment"
+        gains = beyond_rounding(self.regret.maximum, self.budget)
+        gain = f"{self.regret.maximum_share:.2%} of the mean payment" if gains else "nothing"
         return "\n".join(
             (
                 f"{self.mechanism} on {self.scenario}: {self.clients} clients, budget {self.budget:g}",
                 f"  buys {self.epsilon_bought:.4g} ε for {self.spend:.4g}: {self.fluid_ratio:.1%} of the bound",
-                f"  best lie found gains {lie if beyond_rounding(self.regret.maximum, self.budget) else 'nothing'} "
-                f"({self.profiles} markets attacked)",
+                f"  best misreport found gains {gain} ({self.profiles} markets attacked)",
                 f"  underpaid {self.rationality_violations:.2%} of clients, over budget "
                 f"{self.budget_violations:.2%} of markets, beyond the offer {self.offer_violations:.2%} of clients",
                 f"  promises: {', '.join(self.declared) or 'none'}",
@@ -142,7 +142,7 @@ def audit(
     Args:
         attack: a level of `attacks.LEVELS`, or one attack on (v, ε) beside which the strong attacks on v alone
             and on ε alone run.
-        coalition: also search joint lies of coalitions of so many clients.
+        coalition: also search joint misreports of coalitions of so many clients.
     """
     strong = attacks.LEVELS["strong"]
     level = attack if isinstance(attack, attacks.Level) else attacks.Level(attack, strong.valuation, strong.epsilon)

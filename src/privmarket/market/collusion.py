@@ -1,4 +1,4 @@
-"""What a coalition gains by lying together: joint misreports with side payments among its members.
+"""What a coalition gains by joint misreports, with side payments among its members.
 
 A rule can be truthful for every client alone and still be beaten by several who agree on their reports, because
 one member's report may move another member's price. The paper names collusion as future work; here it is measured.
@@ -25,7 +25,7 @@ _OUT_OF_REACH = 100.0  # times the dearest valuation: nobody buys at that
 
 @dataclass(frozen=True, eq=False)
 class Collusion:
-    """The best joint lie found for each coalition.
+    """The best joint misreport found for each coalition.
 
     Attributes:
         members: (markets, coalitions, size) client numbers.

@@ -90,7 +90,7 @@ class WithinOffer(OutcomeGuarantee):
 
 @dataclass(frozen=True)
 class Truthful(Guarantee):
-    """No lie pays. `in_="valuation"`: lies about v alone; `in_="epsilon"`: about ε, with v free to move too."""
+    """No misreport pays. `in_="valuation"`: of v alone; `in_="epsilon"`: of ε, with v free to move too."""
 
     in_: Literal["valuation", "epsilon"]
 
@@ -105,7 +105,7 @@ class Truthful(Guarantee):
 
     @property
     def attack(self) -> attacks.Attack:
-        """The strong attack, restricted to the lies that this promise is about."""
+        """The strong attack, restricted to the misreports that this promise is about."""
         return attacks.STRONG if self.in_ == "epsilon" else attacks.VALUATION_ONLY
 
     def check(self, mechanism: Mechanism, types: Bids, budget: ArrayLike, rng: np.random.Generator) -> Finding:
@@ -118,7 +118,7 @@ class Truthful(Guarantee):
 
 @dataclass(frozen=True)
 class ApproximatelyTruthful(Guarantee):
-    """The mean gain from the best lie about (v, ε) is at most `max_regret` times the mean payment."""
+    """The mean gain from the best misreport of (v, ε) is at most `max_regret` times the mean payment."""
 
     max_regret: float
 
@@ -137,7 +137,7 @@ class ApproximatelyTruthful(Guarantee):
 
 @dataclass(frozen=True)
 class CollusionProof(Guarantee):
-    """No coalition gains by lying together, even if its members share what they gain."""
+    """No coalition gains by joint misreports, even if its members share what they gain."""
 
     @property
     def label(self) -> str:

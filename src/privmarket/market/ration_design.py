@@ -2,7 +2,7 @@
 
 Everything here is computed from public facts (a law or past bids, the number of clients, the budget), never from
 the bids of the round that is cleared. It is a choice, not a promise: a wrong belief about the law costs value,
-never truth.
+never truthfulness.
 
 Notation: u = share of clients below a price, p(u) = the u-quantile of valuations, ℓ = ration, b = money per
 client, X = mean strength E[μ], D = E|μ/X − 1|. Valuations are taken as independent of offers.

@@ -34,7 +34,8 @@ class Grid:
         for name, least in smallest.items():
             if getattr(self, name) < least:
                 raise ConfigurationError(
-                    f"grid: {name} is {getattr(self, name)}, at least {least} needed", "refine the grid"
+                    f"grid: {name} is {getattr(self, name)}, at least {least} needed",
+                    "e.g. 64x64x50",
                 )
 
     @classmethod

@@ -59,10 +59,14 @@ class Problem:
     def __post_init__(self) -> None:
         for name in ("budget_per_client", "horizon", "valuation_limit", "price_ceiling", "kinds"):
             if not 0 < getattr(self, name) < np.inf:
-                raise ConfigurationError(f"{name} is {getattr(self, name)}: must be above 0", f"raise {name}")
+                raise ConfigurationError(
+                    f"{name} is {getattr(self, name)}: must be above 0", "give a finite number"
+                )
         for name in ("reversion", "volatility"):
             if not 0 <= getattr(self, name) < np.inf:
-                raise ConfigurationError(f"{name} is {getattr(self, name)}: must not be negative", "use 0 or more")
+                raise ConfigurationError(
+                    f"{name} is {getattr(self, name)}: must be 0 or more", "give a finite number"
+                )
 
     @classmethod
     def from_scenario(cls, name: str = "uniform", **settings: Any) -> Problem:

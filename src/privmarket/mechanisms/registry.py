@@ -64,7 +64,7 @@ def mechanism(name: str, *, market: MarketFacts | None = None, **settings: objec
     Args:
         name: one of `mechanism_names()`. Nothing else is ever imported, so a name may come from a stranger.
         market: what is publicly known about the market. A rule is told the facts that it lists in
-            `market_facts`, where they are known; the others are not for it.
+            `market_facts`, where they are known, and not the others.
         settings: arguments of the rule's constructor. They win over `market`.
 
     >>> mechanism("proportional-share")

@@ -59,7 +59,7 @@ def audit(
         profiles: markets to attack; the other figures are averaged over more.
         objective: what the buyer wants: `total-epsilon`, `aggregation-error` or `aggregate-error`, or an objective.
         attack: `strong`, `quick`, or an attack of your own.
-        coalition: also search joint lies of coalitions of so many clients.
+        coalition: also search joint misreports of coalitions of so many clients.
         progress: called with the number of markets attacked so far.
         settings: settings of the rule.
     """
@@ -135,7 +135,7 @@ def _attack(given: str | attacks.Attack | attacks.Level) -> attacks.Attack | att
     return attacks.LEVELS[given]
 
 
-COLUMNS = ("bought ε", "spent", "surplus", "worst lie", "underpaid", "over budget", "over offer", "of fluid")
+COLUMNS = ("bought ε", "spent", "surplus", "worst misreport", "underpaid", "over budget", "over offer", "of fluid")
 
 
 @dataclass(frozen=True)
@@ -214,7 +214,7 @@ class Comparison:
 
 
 LEGEND = (
-    "worst lie: the largest gain found for any client, over the mean payment. "
+    "worst misreport: the largest gain found for any client, over the mean payment. "
     "of fluid: ε bought over the limit of truthful buying."
 )
 
@@ -247,7 +247,7 @@ def _row(report: AuditReport) -> tuple[str, ...]:
 
 
 def figure(reports: Iterable[AuditReport]) -> Figure:
-    """Value beside incentive: ε bought over the fluid bound, and the worst lie found, a bar per rule."""
+    """Value beside incentive: ε bought over the fluid bound, and the worst misreport found, a bar per rule."""
     shown = sorted(reports, key=lambda r: r.fluid_ratio)
     made = new_figure(9.0, 1.2 + 0.34 * len(shown))
     value, incentive = made.subplots(1, 2, sharey=True)
@@ -272,7 +272,7 @@ def figure(reports: Iterable[AuditReport]) -> Figure:
     value.axvline(1.0, color="#555555", linestyle="--", linewidth=1)
     value.set_yticks(range(len(shown)), [report.mechanism for report in shown])
     value.set(xlim=(0, 1.95), xlabel="ε bought / fluid bound (dashed: limit of truthful buying)")
-    incentive.set(xscale="log", xlim=(floor, 300), xlabel="largest gain from a lie / mean payment")
+    incentive.set(xscale="log", xlim=(floor, 300), xlabel="largest gain from a misreport / mean payment")
     first = shown[0]
     made.suptitle(f"{first.scenario}, {first.clients} clients, budget {first.budget:g}", fontsize=10)
     for axes in (value, incentive):

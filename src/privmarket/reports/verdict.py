@@ -40,12 +40,12 @@ class LieCheck:
 
     @property
     def sentence(self) -> str:
-        """Whether a lie paid."""
+        """Whether a misreport paid."""
         if self.largest_gain <= 1e-9:
-            return "no lie paid in the round that was attacked"
+            return "no misreport paid in the round that was attacked"
         share = self.largest_gain / self.mean_payment if self.mean_payment else 0.0
         gained = f"{self.largest_gain:.2g}, {percent(share)} of a mean payment"
-        return f"the best lie in the round that was attacked gained {gained}"
+        return f"the best misreport in the round that was attacked gained {gained}"
 
 
 def worst_promise(result: RunResult) -> Promise | None:
@@ -92,7 +92,7 @@ def strength_sentence(promised: Promise | None) -> str:
 
 
 def verdict(runs: Mapping[str, RunResult], lies: LieCheck | None = None, currency: str = CURRENCY) -> str:
-    """One sentence about the first run: what was paid, reached, lost to noise, gained by lies, and sold at most."""
+    """One sentence about the first run: money, accuracy, what noise cost, what misreports gained, most ε sold."""
     main = next(iter(runs.values()))
     if not main.config.privacy.holds_auctions:
         return f"Without a market and without privacy the model got {percent(main.accuracy)} of the test right."

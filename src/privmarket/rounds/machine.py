@@ -94,7 +94,9 @@ class Round:
         noise = terms.family.noise_multiplier(epsilon[sellers]) if sellers.size else np.zeros(0)
         names = list(self.offers)
         # Lists first: picking single numbers out of arrays costs more than the auction where thousands sell.
-        sales = zip(sellers.tolist(), epsilon[sellers].tolist(), noise.tolist(), micro[sellers].tolist(), strict=True)
+        sales = zip(
+            sellers.tolist(), epsilon[sellers].tolist(), noise.tolist(), micro[sellers].tolist(), strict=True
+        )
         awards = {names[i]: Award(sold, sigma, pay) for i, sold, sigma, pay in sales}
         return replace(self, phase=Phase.CLEARED, awards=awards)
 

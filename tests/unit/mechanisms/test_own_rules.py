@@ -167,7 +167,7 @@ def test_settings_of_the_right_type_pass():
 def test_audit_and_compare_take_rules_of_any_kind(tmp_path):
     report = pm.audit(posted_price, clients=6, budget=2.0, profiles=1, attack="quick", price=0.4)
     assert report.mechanism == "posted_price"
-    assert "best lie found gains" in str(report)
+    assert "best misreport found gains" in str(report)
     found = pm.compare([posted_price, Half, "proportional-share"], clients=6, budget=2.0, profiles=1)
     assert [r.mechanism for r in found] == ["posted_price", "half", "proportional-share"]
     assert len(found) == 3

@@ -50,7 +50,7 @@ def test_the_verdict_says_money_accuracy_noise_lies_and_the_cap(result, quiet):
     assert f"For {result.spent:,.0f} of a budget of 15 pounds" in said
     assert percent(result.accuracy) in said
     assert "privacy noise cost" in said
-    assert "no lie paid" in said
+    assert "no misreport paid" in said
     assert "nobody passed the lifetime cap" in said
 
 

@@ -147,8 +147,8 @@ class LiteralNetwork(AuctionNetwork):
 class MfgRegretNetLiteral(LearnedMechanism):
     """Paper-literal: pays at most the bid, cuts pay but not ε, and shares *one* unit among all clients.
 
-    Implements: Algorithm 2 of [Sun2026]. Promises no individual rationality, because it has none; with several
-    levels nor that nobody sells more than was offered, because one client may win most of every column.
+    Implements: Algorithm 2 of [Sun2026]. It is not individually rational and does not promise to be. With several
+    levels a client may win most of every column and sell more than it offered, so that is not promised either.
     """
 
     name: ClassVar[str] = "mfg-regretnet:literal"

@@ -83,7 +83,7 @@ class MeanFieldNetwork(AuctionNetwork):
     def __init__(self, menus: int = 20, hidden: int = 128, gate_hidden: int = 32, mean_field: bool = True) -> None:
         super().__init__()
         self.menus, self.hidden, self.gate_hidden, self.mean_field = menus, hidden, gate_hidden, mean_field
-        # No biases: the first feature is constant. At a million clients, adding them cost a fifth of a product.
+        # No biases: the first feature is constant. Adding them would cost a fifth of a product.
         self.row = multilayer((ROW_FEATURES, hidden, hidden, hidden, 2 * menus), last_gain=0.05, bias=False)
         self.gate = multilayer((ROW_FEATURES + menus + 1, gate_hidden, gate_hidden, 2 * menus), 0.05)
         self.log_threshold = nn.Parameter(torch.linspace(math.log(1.4), math.log(32.0), menus))

@@ -2,7 +2,7 @@
 
 The curve is a softmax over a grid of relative prices. Sampled markets are cleared at the price level that
 spends the budget, with thresholds smoothed so that the objective has a gradient; the width of the smoothing
-shrinks to nothing much. The objective has several local optima (one posted price is one of them whenever the
+shrinks to almost nothing. The objective has several local optima (one posted price is one of them whenever the
 bias counts), so the search starts from the best of a small family of two-step curves, and the exact mechanism
 on fresh markets decides between where it started, where it ended and a posted price.
 """

@@ -65,7 +65,7 @@ class MfgMenuNet(MeanFieldMenu):
         objective: what the buyer wants, an objective or its name.
         kappa, heterogeneity: of the aggregation error or the aggregate error, when it is given by its name.
         honest_share, delta: of the aggregate error.
-        scenario: the buyer's public belief about the law of clients. A wrong belief costs value, never truth.
+        scenario: the buyer's public belief about the law of clients; a wrong one costs value, never truthfulness.
         epsilon_max: public limit on offers.
         service_share, service_valuation, unit_compensation: floors, see `Floors`; not for the aggregate error.
         service_amount: floor for the aggregate error: ε that everybody below the highest price can sell before
