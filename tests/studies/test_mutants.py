@@ -128,7 +128,7 @@ def body(found):
     print(*(item.name for item in found.quick))
     for fault in faults(path, root):
         tests = found.coverage.of_line(path, fault.line)
-        verdict, _ = found.try_code("tiny", tree_with(fault, root), "test_tiny.py", tests)
+        verdict, _ = found.try_code("tiny", tree_with(fault, root), tests)
         print(f"{fault.before} → {fault.after}: {' '.join(sorted(tests))}: {verdict}")
 
 print(bench.run(["test_tiny.py"], root, body, slow_seconds=0.3, endless_seconds=0.5).error)

@@ -79,7 +79,7 @@ class RationMenu(Mechanism):
         curves = [self.ration_curve(bids.clients, float(amount)) for amount in money[:, 0]]
         if len(bids.shape) == 1:
             return face(curves[0], bids, float(money[0, 0]), self.epsilon_max)
-        return _face_all(curves, bids, money, self.epsilon_max)
+        return face_all(curves, bids, money, self.epsilon_max)
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,7 +121,7 @@ def face(curve: RationCurve, bids: Bids, budget: float, epsilon_max: float) -> F
     return Facing(curve, ration, unit_price)
 
 
-def _face_all(curves: list[RationCurve], bids: Bids, budget: Array, epsilon_max: float) -> Facing:
+def face_all(curves: list[RationCurve], bids: Bids, budget: Array, epsilon_max: float) -> Facing:
     """What each client of many markets, (..., clients), faces. budget: (markets, 1)."""
     stacked = StackedCurves.of(curves)
     if bids.clients > _SMALL_MARKET:

@@ -13,6 +13,7 @@ Runs on NumPy: torch is needed to learn a curve, not to use one.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, NotRequired, TypedDict
@@ -32,7 +33,7 @@ from privmarket.market.ration_design import bias_to_noise as ration_bias_to_nois
 from privmarket.mechanisms.learned.floors import Floors, Ladder, levels
 from privmarket.mechanisms.learned.weights import Weights, WeightsError, load, shipped
 from privmarket.mechanisms.mean_field_menu import MeanFieldMenu
-from privmarket.mechanisms.ration_menu import Facing, face
+from privmarket.mechanisms.ration_menu import face_all
 
 AGGREGATE_WEIGHTS = "mfg-menunet-aggregate"
 """The file of the curves for the error under aggregate trust, beside that of the others."""
@@ -75,7 +76,7 @@ class MfgMenuNet(MeanFieldMenu):
 
     name: ClassVar[str] = "mfg-menunet"
     market_facts: ClassVar[tuple[str, ...]] = ("scenario", "epsilon_max")
-    _last_facing: tuple[Bids, Array, list[_Facing | Facing]] | None = None
+    _last_facing: tuple[Bids, Array, list[_Facing]] | None = None
 
     def __init__(
         self,
@@ -145,47 +146,59 @@ class MfgMenuNet(MeanFieldMenu):
             self._last_facing = bids, column, self._facing(bids, column)
         return self._answer(self._last_facing[2], reports)
 
-    def _facing(self, bids: Bids, budget: Array) -> list[_Facing | Facing]:
-        """For each market what its clients face, whatever they report themselves."""
+    def _facing(self, bids: Bids, budget: Array) -> list[_Facing]:
+        """What the clients of each market face, whatever they report themselves; markets of one curve together."""
         bids.refuse_above(self.epsilon_max)
-        found: list[_Facing | Facing] = []
-        for market in np.ndindex(bids.shape[:-1]):
-            money, offers = float(budget[market][0]), bids[market]
-            curve = self.curve_for(bids.clients, money / bids.clients)
-            if isinstance(curve, RationCurve):
-                found.append(face(curve, offers, money, self.epsilon_max))
-                continue
-            if self.floors:
-                ladder = Ladder(curve, self.floors)
-                fraction, level = levels(ladder, offers.valuation, offers.epsilon, money, self.epsilon_max)
-            else:
-                level = MeanFieldMenu(curve, self.epsilon_max).price_levels(offers, money)
-                fraction = level
-            found.append(_Facing(curve, fraction, level))
-        return found
+        money = budget.reshape(-1)
+        curves = [self.curve_for(bids.clients, amount / bids.clients) for amount in money.tolist()]
+        rows_of: dict[int, list[int]] = {}
+        for row, curve in enumerate(curves):
+            rows_of.setdefault(id(curve), []).append(row)
+        valuation, epsilon = (a.reshape(-1, bids.clients) for a in (bids.valuation, bids.epsilon))
+        return [
+            _Facing(rows, self._menu(curves[rows[0]], Bids(valuation[rows], epsilon[rows]), money[rows]))
+            for rows in rows_of.values()
+        ]
 
-    def _answer(self, facing: list[_Facing | Facing], reports: Bids) -> Outcome:
-        epsilon, payment = np.empty(reports.shape), np.empty(reports.shape)
-        for menu, market in zip(facing, np.ndindex(reports.shape[:-1]), strict=True):
-            valuation, offered = reports.valuation[market], reports.epsilon[market]
-            if isinstance(menu, Facing):
-                sold, paid = menu.trade(valuation, offered)
-            elif self.floors:
-                ladder = Ladder(menu.curve, self.floors)
-                sold, paid = ladder.trade(valuation, offered, menu.fraction, menu.level)
-            else:
-                sold, paid = MeanFieldMenu(menu.curve, self.epsilon_max)._at(valuation, offered, menu.level)
-            epsilon[market], payment[market] = sold, paid
-        return Outcome(epsilon, payment)
+    def _menu(self, curve: MenuCurve | RationCurve, bids: Bids, budget: Array) -> Trade:
+        """What a report gives in markets (markets, clients) of one curve. budget: (markets,)."""
+        if isinstance(curve, RationCurve):
+            return face_all([curve] * len(bids), bids, budget[:, None], self.epsilon_max).trade
+        if not self.floors:
+            menu = MeanFieldMenu(curve, self.epsilon_max)
+            level = menu.price_levels(bids, budget)
+            return lambda valuation, epsilon: menu._at(valuation, epsilon, level)
+        ladder = Ladder(curve, self.floors)
+        found = [
+            levels(ladder, valuation, epsilon, money, self.epsilon_max)
+            for valuation, epsilon, money in zip(bids.valuation, bids.epsilon, budget.tolist(), strict=True)
+        ]
+        fraction, at = (np.array(part) for part in zip(*found, strict=True))
+        return lambda valuation, epsilon: ladder.trade(valuation, epsilon, fraction, at)
+
+    def _answer(self, facing: list[_Facing], reports: Bids) -> Outcome:
+        flat = (-1, reports.clients)
+        valuation, offered = reports.valuation.reshape(flat), reports.epsilon.reshape(flat)
+        epsilon, payment = np.empty(valuation.shape), np.empty(valuation.shape)
+        for group in facing:
+            epsilon[group.rows], payment[group.rows] = group.trade(valuation[group.rows], offered[group.rows])
+        return Outcome(epsilon.reshape(reports.shape), payment.reshape(reports.shape))
+
+
+Trade = Callable[[Array, Array], tuple[Array, Array]]
 
 
 @dataclass(frozen=True, eq=False)
 class _Facing:
-    """What the clients of one market face: the curve, and per client the floor's fraction and the level."""
+    """Markets that have one curve.
 
-    curve: MenuCurve
-    fraction: Array
-    level: Array
+    Attributes:
+        rows: which markets.
+        trade: reports (markets, clients), valuation and ε → what is sold and paid.
+    """
+
+    rows: list[int]
+    trade: Trade
 
 
 def _objective(

@@ -2,7 +2,7 @@
 
 Importing the package and collecting its tests takes longer than running most of them. A bench collects the tests
 of a target once, then forks a child per fault; the child exchanges the code of the changed functions in place and
-runs the tests that call them (`coverage`), the module's own first; slow ones are left out. What a test module
+runs the tests that call them (`coverage`), the quickest first; slow ones are left out. What a test module
 computed while it was imported still comes from the code without the fault, so a fault that survives here is tried
 again in a fresh process (`trial`); a killed one is dead either way.
 """
@@ -31,7 +31,7 @@ from privmarket_studies.mutants.trial import KILLED, SURVIVED, TIMED_OUT
 SLOW_SECONDS = 1.0  # with every call noted
 ENDLESS_SECONDS = 5.0
 # Processor time for all tests of one fault. A fault that is not noticed by then counts as a survivor.
-PATIENCE_SECONDS = 8.0
+PATIENCE_SECONDS = 6.0
 _WALL_SECONDS = 900.0
 Body = Callable[["Bench"], None]
 NOTHING = Coverage(set(), {})
@@ -50,11 +50,10 @@ class Bench:
         place: Path,
         known: Coverage,
         keep: Callable[[Coverage], None],
-        before: Body,
         slow_seconds: float,
         endless_seconds: float,
     ) -> None:
-        self._body, self._place, self._known, self._keep, self._before = body, place, known, keep, before
+        self._body, self._place, self._known, self._keep = body, place, known, keep
         self._slow, self._endless = slow_seconds, endless_seconds
         self._failed = False
         self.quick: list[pytest.Item] = []
@@ -69,7 +68,6 @@ class Bench:
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Instead of running the tests: runs the body."""
         sys.settrace(None)  # from here on, tests alone are watched
-        self._before(self)
         self._measure()
         self.quick = [item for item in self.quick if item.nodeid in self.coverage.tests]
         if not self.quick:
@@ -84,7 +82,8 @@ class Bench:
 
     def _measure(self) -> None:
         """Runs every test that is not known yet in a process of its own, without a fault: what does it call?"""
-        tests, left_out = dict(self._known.tests), [*self._known.left_out]
+        tests, seconds = dict(self._known.tests), dict(self._known.seconds)
+        left_out = [*self._known.left_out]
         with tempfile.TemporaryDirectory() as folder:
             noted = Path(folder) / "calls.json"
             for number, item in enumerate(self.quick):
@@ -92,34 +91,34 @@ class Bench:
                     continue
 
                 def child(item: pytest.Item = item) -> int:
+                    started = time.process_time()
                     with calls_below(self._place) as calls:
                         verdict = self._run(item, self._slow)
-                    noted.write_text(json.dumps(sorted(calls)), encoding="utf-8")
+                    used = time.process_time() - started
+                    noted.write_text(json.dumps([used, sorted(calls)]), encoding="utf-8")
                     return 0 if verdict == SURVIVED else 1
 
                 if _forked(child) == 0:
-                    tests[item.nodeid] = {(path, line) for path, line in json.loads(noted.read_text())}
+                    seconds[item.nodeid], calls = json.loads(noted.read_text())
+                    tests[item.nodeid] = {(path, line) for path, line in calls}
                 else:
                     left_out.append(item.nodeid)
                 if number % 50 == 0:
-                    self._keep(Coverage(self.imports, tests, left_out))
-        self.coverage = Coverage(self.imports, tests, left_out)
+                    self._keep(Coverage(self.imports, tests, left_out, seconds))
+        self.coverage = Coverage(self.imports, tests, left_out, seconds)
         self._keep(self.coverage)
 
-    def try_code(
-        self, module: str, tree: ast.Module, first: str, tests: Collection[str] | None = None
-    ) -> tuple[str, float]:
-        """Whether the quick tests notice a changed module.
+    def try_code(self, module: str, tree: ast.Module, tests: Collection[str] | None = None) -> tuple[str, float]:
+        """Whether the quick tests notice a changed module; the quickest run first.
 
         Args:
-            first: a file name; tests of this file run first, then those that call few functions.
             tests: only these; all quick ones if left out.
 
         Returns:
             `killed`, `survived` or `timed out`, and the seconds that it took.
         """
         chosen = [item for item in self.quick if tests is None or item.nodeid in tests]
-        order = sorted(chosen, key=lambda item: (item.path.name != first, self.coverage.breadth(item.nodeid)))
+        order = sorted(chosen, key=lambda item: self.coverage.seconds[item.nodeid])
 
         def child() -> int:
             exchange(module, tree)
@@ -135,21 +134,6 @@ class Bench:
         started = time.monotonic()
         code = _forked(child)
         return {0: SURVIVED, 2: TIMED_OUT}.get(code, KILLED), time.monotonic() - started
-
-    def try_own(self, module: str, tree: ast.Module, file: str) -> tuple[str, float]:
-        """Whether the tests of one file notice a changed module: `killed` or `survived`, and the seconds.
-
-        Nothing is known about these tests yet: one that takes long is passed over, and says nothing.
-        """
-
-        def child() -> int:
-            exchange(module, tree)
-            until = time.process_time() + PATIENCE_SECONDS
-            own = [item for item in self.quick if item.path.name == file]
-            return int(any(time.process_time() < until and self._run(item, self._slow) == KILLED for item in own))
-
-        started = time.monotonic()
-        return KILLED if _forked(child) == 1 else SURVIVED, time.monotonic() - started
 
     def _run(self, item: pytest.Item, limit_seconds: float) -> str:
         self._failed = False
@@ -168,7 +152,6 @@ def run(
     place: Path | None = None,
     known: Coverage = NOTHING,
     keep: Callable[[Coverage], None] = lambda coverage: None,
-    before: Body = lambda bench: None,
     slow_seconds: float = SLOW_SECONDS,
     endless_seconds: float = ENDLESS_SECONDS,
 ) -> Bench:
@@ -178,12 +161,11 @@ def run(
         place: folder or file whose functions are watched; everything below `root` if left out.
         known: what an earlier bench measured with the same code and tests.
         keep: gets what is measured, now and then and at the end.
-        before: is run before anything is measured.
         slow_seconds: processor time of a test above which it is left out.
         endless_seconds: processor time above which a quick test must be in an endless loop.
     """
     os.chdir(root)
-    bench = Bench(body, place or root, known, keep, before, slow_seconds, endless_seconds)
+    bench = Bench(body, place or root, known, keep, slow_seconds, endless_seconds)
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     with tempfile.TemporaryDirectory() as folder:
         os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = folder

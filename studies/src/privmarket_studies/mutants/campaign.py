@@ -18,7 +18,7 @@ from privmarket_studies.mutants.bench import run as run_bench
 from privmarket_studies.mutants.coverage import Coverage, in_function
 from privmarket_studies.mutants.faults import Fault, behaviour, faults, tree_with
 from privmarket_studies.mutants.targets import NAMED, TARGETS, Target
-from privmarket_studies.mutants.trial import KILLED, NO_TESTS, NOT_TRIED, SURVIVED, Only, preload, try_fault
+from privmarket_studies.mutants.trial import NO_TESTS, NOT_TRIED, SURVIVED, Only, preload, try_fault
 
 LIMIT_SECONDS = 900.0
 
@@ -132,35 +132,21 @@ class _Work:
         return self._coverage_file(target).exists()
 
     def on_a_bench(self, target: Target, waiting: Sequence[Fault]) -> None:
-        """Faults in functions, against tests that are imported once: the module's own, then all that call it.
+        """Faults in functions, against tests that are imported once.
 
         What survives here is tried afresh only where code that runs at import may see the fault.
         """
         modules = target.modules(self.root)
-        noticed: set[Fault] = set()
         stored = self._coverage_file(target)
         place = self.root / "src" / "privmarket" / target.path
-
-        def before(bench: Bench) -> None:
-            for fault in waiting:
-                if self.late():
-                    return
-                path = self.root / fault.path
-                tree = tree_with(fault, self.root)
-                verdict, seconds = bench.try_own(_module(path, self.root), tree, target.own(path, self.root))
-                if verdict == KILLED:
-                    noticed.add(fault)
-                self._note(fault, verdict, seconds, fresh=verdict == KILLED)
 
         def body(bench: Bench) -> None:
             for fault in waiting:
                 if self.late():
                     return
-                if fault in noticed:
-                    continue
                 path = self.root / fault.path
                 tree, tests = tree_with(fault, self.root), bench.coverage.of_line(path, fault.line)
-                verdict, seconds = bench.try_code(_module(path, self.root), tree, f"test_{path.stem}.py", tests)
+                verdict, seconds = bench.try_code(_module(path, self.root), tree, tests)
                 self._note(fault, verdict, seconds, fresh=verdict != SURVIVED or tests is not None)
 
         def keep(coverage: Coverage) -> None:
@@ -169,7 +155,7 @@ class _Work:
             part.replace(stored)
 
         tests = target.tests(modules[0], self.root)
-        found = run_bench(tests, self.root, body, place=place, known=_stored(stored), keep=keep, before=before)
+        found = run_bench(tests, self.root, body, place=place, known=_stored(stored), keep=keep)
         if found.error is not None:
             self.say(f"{target.path}: the tests cannot judge faults: {found.error}")
 
@@ -179,9 +165,7 @@ class _Work:
         coverage = _stored(self._coverage_file(target))
         only = coverage.of_line(path, fault.line)
         chosen = set(coverage.tests) if only is None else only
-        own = f"/test_{path.stem}.py::"
-        order = sorted(chosen, key=lambda name: (own not in name, coverage.breadth(name)))
-        kept = Only(order, PATIENCE_SECONDS)
+        kept = Only(sorted(chosen, key=lambda name: coverage.seconds[name]), PATIENCE_SECONDS)
         tree, tests = tree_with(fault, self.root), target.tests(path, self.root)
         verdict, seconds = try_fault(_module(path, self.root), path, tree, tests, self.root, LIMIT_SECONDS, [kept])
         if verdict == NO_TESTS:

@@ -7,7 +7,7 @@ import contextlib
 import sys
 import threading
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -46,11 +46,13 @@ class Coverage:
         imports: while the tests were imported.
         tests: by each test.
         left_out: tests that are slow, or fail on a busy machine.
+        seconds: processor time of each test, with every call noted.
     """
 
     imports: Calls
     tests: Mapping[str, Calls]
     left_out: Collection[str] = ()
+    seconds: Mapping[str, float] = field(default_factory=dict)
 
     def of_line(self, path: Path, line: int) -> set[str] | None:
         """Tests that call the function around a line; None if any test may depend on it.
@@ -62,20 +64,22 @@ class Coverage:
             return None
         return {name for name, calls in self.tests.items() if _touches(calls, path, span)}
 
-    def breadth(self, test: str) -> int:
-        """How many functions a test calls."""
-        return len(self.tests[test])
-
     def to_json(self) -> dict[str, Any]:
         """For `from_json`."""
         tests = {name: sorted(calls) for name, calls in self.tests.items()}
-        return {"imports": sorted(self.imports), "tests": tests, "left_out": sorted(self.left_out)}
+        return {
+            "imports": sorted(self.imports),
+            "tests": tests,
+            "left_out": sorted(self.left_out),
+            "seconds": {name: round(used, 3) for name, used in self.seconds.items()},
+        }
 
     @staticmethod
     def from_json(given: Mapping[str, Any]) -> Coverage:
         """What `to_json` made."""
         tests = {name: {(path, line) for path, line in calls} for name, calls in given["tests"].items()}
-        return Coverage({(path, line) for path, line in given["imports"]}, tests, given["left_out"])
+        imports = {(path, line) for path, line in given["imports"]}
+        return Coverage(imports, tests, given["left_out"], given["seconds"])
 
 
 def _touches(calls: Calls, path: Path, span: range) -> bool:

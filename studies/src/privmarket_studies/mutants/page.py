@@ -22,7 +22,7 @@ _HEAD = """# Do the tests bite?
 
 {extent}{faults} small faults (a changed operator, comparison, constant or call, a guard that never fires) were
 put one at a time into the packages that decide about money and privacy, and the tests that call the changed
-function were run against it: those of less than a second, the most specific first, for at most {patience:g} seconds
+function were run against it: those of less than a second, the quickest first, for at most {patience:g} seconds
 of one core.
 **{dead} were noticed, {alive} survived.** Of the survivors {equivalent} change no behaviour at all; of the other
 {real} faults {share:.1%} were noticed. Made by `make mutants`, which is not part of `make test`; every fault is in
@@ -54,7 +54,7 @@ def render(sample: Sequence[Mapping[str, Any]], judged: Mapping[str, Mapping[str
     counts = figures(sample, judged)
     unfinished = (
         f"**This campaign is not finished: {len(results)} of the {len(sample)} faults of its sample were tried** "
-        "to the end;\nfaults that only a module's own tests were tried on do not count yet.\n\n"
+        "to the end.\n\n"
     )
     extent = unfinished if len(results) < len(sample) else ""
     rows = []

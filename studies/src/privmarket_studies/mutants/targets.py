@@ -20,26 +20,18 @@ class Target:
         unit: folder of its unit tests; `test_<module>.py` in it comes first.
         more: further tests that cover it, the quick ones first.
         faults: how many are tried.
-        general: the file in `unit` that tests modules without a file of their own.
     """
 
     path: str
     unit: str
     more: tuple[str, ...]
     faults: int
-    general: str = ""
 
     def modules(self, root: Path) -> list[Path]:
         """The files that get faults."""
         place = root / "src" / "privmarket" / self.path
         found = [place] if place.suffix == ".py" else sorted(place.glob("*.py"))
         return [path for path in found if path.name != "__init__.py"]
-
-    def own(self, module: Path, root: Path) -> str:
-        """The file of the module's own tests, or the folder's general one."""
-        unit = root / self.unit
-        name = f"test_{module.stem}.py"
-        return unit.name if unit.suffix == ".py" else name if (unit / name).exists() else self.general
 
     def tests(self, module: Path, root: Path) -> list[str]:
         """Arguments for pytest, the module's own tests first."""
@@ -69,10 +61,10 @@ _BROKER = (
 )
 
 TARGETS = (
-    Target("market", "tests/unit/market", (*_RULES, *_MARKETS), 90, "test_facts_and_contract.py"),
-    Target("mechanisms", "tests/unit/mechanisms", (*_MARKETS, *_LAWS), 90, "test_known_answers.py"),
-    Target("privacy", "tests/unit/privacy", (*_PRIVACY, *_NOISE), 100, "test_wallet.py"),
-    Target("rounds", "tests/unit/rounds", _ROUNDS, 40, "test_machine.py"),
+    Target("market", "tests/unit/market", (*_RULES, *_MARKETS), 90),
+    Target("mechanisms", "tests/unit/mechanisms", (*_MARKETS, *_LAWS), 90),
+    Target("privacy", "tests/unit/privacy", (*_PRIVACY, *_NOISE), 100),
+    Target("rounds", "tests/unit/rounds", _ROUNDS, 40),
     Target("broker/ledger.py", "tests/unit/broker/test_broker.py", _BROKER[1:], 10),
     Target("broker/verify.py", "tests/unit/broker/test_verify.py", _BROKER[:2], 20),
 )

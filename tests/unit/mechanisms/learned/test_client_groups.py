@@ -87,12 +87,16 @@ def test_levels_at_a_price_that_nobody_moves_are_truthful(levels, truthful):
         net.net[-1].bias[-5:] = 0.1  # the money head
     unit = 3.0 / (5 * 5.0)
     relative = torch.tensor([[0.5, 9.0, 9.0, 9.0, 9.0]]).double() + torch.linspace(0, 4.5, 200).double()[:, None]
-    seated = net.prepare(replace(market(5, profiles=200), valuation=relative * unit))
+    one = replace(market(5, profiles=200), valuation=relative * unit)
+    # Fifty copies of every market, so that fifty lies are tried at once.
+    tensors = ("valuation", "epsilon", "data_size", "accuracy", "budget")
+    copies = {name: getattr(one, name).repeat(50, 1) for name in tensors}
+    seated = net.prepare(replace(one, **copies))
     utility = net.final(seated, seated.valuation, seated.epsilon).utility(seated.valuation)[:, 0]
     best = torch.zeros_like(utility)
-    for lie in torch.linspace(0.1, 6.0, 300):
+    for lies in torch.linspace(0.1, 6.0, 300).reshape(6, 50):
         answered = seated.valuation.clone()
-        answered[:, 0] = lie * unit
+        answered[:, 0] = lies.repeat_interleave(200) * unit
         trade = net.final(seated, answered, seated.epsilon)
         best = torch.maximum(best, trade.utility(seated.valuation)[:, 0])
     gain = ((best - utility) / (unit * seated.epsilon[:, 0])).max().item()
