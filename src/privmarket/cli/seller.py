@@ -16,7 +16,8 @@ from privmarket.cli.options import Json, print_json, print_table
 from privmarket.privacy.calibration import ReleaseFamily
 from privmarket.privacy.certificate import certify
 from privmarket.privacy.events import from_json
-from privmarket.privacy.policy import TEMPLATE, SellerPolicy
+from privmarket.privacy.policy import SellerPolicy
+from privmarket.privacy.policy_file import TEMPLATE
 from privmarket.privacy.wallet_file import SaleLine, WalletFile
 from privmarket.privacy.words import (
     GROUP_RECORDS,

@@ -29,7 +29,8 @@ from privmarket.flower.node_seller import (
 )
 from privmarket.flower.wire import Arrays
 from privmarket.lazy import late
-from privmarket.privacy.policy import UNLIMITED, Reason, SellerPolicy
+from privmarket.privacy.policy import Reason, SellerPolicy
+from privmarket.privacy.policy_file import UNLIMITED
 from privmarket.privacy.release import Grid
 from privmarket.privacy.wallet_file import WalletFile
 from privmarket.privacy.words import SEEDED_WARNING, Trust

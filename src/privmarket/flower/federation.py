@@ -31,7 +31,8 @@ from privmarket.market.facts import MarketFacts
 from privmarket.market.scenarios import scenario
 from privmarket.mechanisms import resolve
 from privmarket.plans import MarketPlan, TrainingPlan
-from privmarket.privacy.policy import UNLIMITED, SellerPolicy
+from privmarket.privacy.policy import SellerPolicy
+from privmarket.privacy.policy_file import UNLIMITED
 from privmarket.privacy.release import Grid
 from privmarket.privacy.wallet_file import WalletFile
 from privmarket.rounds import Offer, Terms

@@ -24,7 +24,8 @@ from privmarket.flower.wire import Arrays, Receipt, Sale
 from privmarket.privacy.calibration import ReleaseFamily
 from privmarket.privacy.events import PrivacyEvent
 from privmarket.privacy.noise import NoiseSource
-from privmarket.privacy.policy import UNLIMITED, PolicyRefusal, Reason, SellerPolicy
+from privmarket.privacy.policy import PolicyRefusal, Reason, SellerPolicy
+from privmarket.privacy.policy_file import UNLIMITED
 from privmarket.privacy.release import Grid
 from privmarket.privacy.wallet_file import OpenWallet, WalletFile
 from privmarket.rounds import Offer, Terms

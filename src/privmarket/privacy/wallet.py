@@ -14,25 +14,24 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 from typing import TypedDict
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from privmarket.errors import PrivacyError, WalletError
-from privmarket.privacy import gaussian
-from privmarket.privacy.accountant import (
-    COLUMNS,
-    GAUSSIAN,
-    composed_cost,
-    composed_epsilon,
-    release_costs,
-)
+from privmarket.privacy.accountant import COLUMNS, composed_cost, composed_epsilon, release_costs
 from privmarket.privacy.calibration import ReleaseFamily
 from privmarket.privacy.events import DEFAULT_DELTA, PrivacyEvent, from_json, require_delta, to_json
 from privmarket.privacy.gaussian import Array
-from privmarket.privacy.renyi import ORDERS, conversion_cost
+from privmarket.privacy.renyi import ORDERS
+from privmarket.privacy.wallet_measures import (
+    best_columns,
+    capacities,
+    first_that_fits,
+    measure_name,
+    menu_with_costs,
+)
 
 # A sale of exactly the cap must fit although μ(ε) and its square are rounded: one part in 10^12 of slack.
 _ROUNDING = 1.0 + 1e-12
@@ -82,8 +81,8 @@ class Wallets:
         self.spent: Array = np.zeros(caps.size)
         # Until its first sale a wallet shows the order that suits many small Gaussian releases, ρ(α) ∝ α.
         typical = composed_cost(expected) if expected else np.append(ORDERS, np.inf)
-        self._capacities: Array = _capacities(caps, delta)  # (clients, columns)
-        self._column: NDArray[np.intp] = _best_columns(self._capacities, typical)
+        self._capacities: Array = capacities(caps, delta)  # (clients, columns)
+        self._column: NDArray[np.intp] = best_columns(self._capacities, typical)
         self._fixed: NDArray[np.bool_] = np.full(caps.size, bool(expected))
         self._history: list[tuple[PrivacyEvent | None, ...]] = []
         _require_room(self)
@@ -97,7 +96,7 @@ class Wallets:
     def measure(self) -> tuple[str, ...]:
         """What each wallet watches: `gaussian`, or `renyi` and the order; `open` before the first sale."""
         return tuple(
-            _measure_name(int(c)) if fixed else "open" for c, fixed in zip(self._column, self._fixed, strict=True)
+            measure_name(int(c)) if fixed else "open" for c, fixed in zip(self._column, self._fixed, strict=True)
         )
 
     @property
@@ -153,7 +152,7 @@ class Wallets:
         first = ~self._fixed & sells
         if first.any():
             column = self._column.copy()
-            column[first] = _best_columns(self._capacities[first], costs[first])
+            column[first] = best_columns(self._capacities[first], costs[first])
             self._column, self._fixed = column, self._fixed | first
         self.spent = self.spent + costs[np.arange(self.clients), self._column]
         self._history.append(entry)
@@ -207,16 +206,16 @@ class Wallets:
 
     def is_empty(self, family: ReleaseFamily) -> NDArray[np.bool_]:
         """(clients,) where not even the smallest release on the family's menu fits any more."""
-        _, cost = _menu_with_costs(family)
+        _, cost = menu_with_costs(family)
         return np.asarray((cost[-1] > self._room(self.clients)).all(axis=1))
 
     def _largest_on_menu(self, family: ReleaseFamily, who: NDArray[np.intp], asked: Array) -> Array:
         """(who,) the first, hence largest, entry of the family's menu that fits, below what was asked."""
-        menu, cost = _menu_with_costs(family)
+        menu, cost = menu_with_costs(family)
         end = np.append(menu, 0.0)  # one past the menu: nothing
         room = self._room(self.clients)[who]
         first = np.searchsorted(-menu, -asked, side="left")
-        found = np.maximum(first, _first_that_fits(cost, room))
+        found = np.maximum(first, first_that_fits(cost, room))
         for _ in range(_TRIM_RETRIES):
             events = family.events(end[found])
             bad = (release_costs(events) > room).all(axis=1)
@@ -285,7 +284,7 @@ class Wallets:
 
     def _watch(self, measures: Sequence[str]) -> None:
         """Takes the measures that were fixed when the wallets made their first sales."""
-        columns = {_measure_name(c): c for c in range(COLUMNS)}
+        columns = {measure_name(c): c for c in range(COLUMNS)}
         if len(measures) != self.clients or not set(measures) <= {*columns, "open"}:
             raise PrivacyError(f"stored wallets watch {measures}", "restore the file from a copy")
         self._fixed = np.array([name != "open" for name in measures])
@@ -355,60 +354,6 @@ class Wallet:
         if wallet._one.clients != 1:
             raise PrivacyError(f"stored: {wallet._one.clients} wallets, not one", "use Wallets.from_json")
         return wallet
-
-
-def _capacities(caps: Array, delta: float) -> Array:
-    """(clients, columns) how much of each measure converts to the cap; not above 0 where none does."""
-    distinct, where = np.unique(caps, return_inverse=True)
-    if distinct.size == 1:  # one client's wallet is looked at again and again
-        return _capacity_of_one(float(distinct[0]), delta)[where]
-    return _capacity_rows(distinct, delta)[where]
-
-
-@lru_cache(maxsize=4096)
-def _capacity_of_one(cap_epsilon: float, delta: float) -> Array:
-    """What a wallet with this cap may spend in each column, (1, columns)."""
-    return _capacity_rows(np.array([cap_epsilon]), delta)
-
-
-def _capacity_rows(caps: Array, delta: float) -> Array:
-    """(caps, columns), all in one pass; each row is the same whichever others are asked for with it."""
-    rows = np.full((caps.size, COLUMNS), np.inf)
-    finite = np.isfinite(caps)
-    rows[finite, :GAUSSIAN] = caps[finite, None] - conversion_cost(ORDERS, delta)
-    rows[finite, GAUSSIAN] = gaussian.mu_of(caps[finite], delta) ** 2
-    return rows
-
-
-def _best_columns(capacity: Array, cost: Array) -> NDArray[np.intp]:
-    """(clients,) the measure that admits most copies of a release that costs `cost`, (columns,) or one each."""
-    with np.errstate(invalid="ignore"):
-        copies = np.where(np.isfinite(capacity), np.maximum(capacity, 0.0) / cost, 0.0)
-    return np.asarray(np.argmax(copies, axis=1))
-
-
-def _first_that_fits(cost: Array, room: Array) -> NDArray[np.intp]:
-    """(clients,) where along a menu, (points, columns), costs first fall within the room of some column.
-
-    A free wallet, with room in many columns, takes whichever lets it sell most.
-    """
-    first = np.full(room.shape[0], cost.shape[0])
-    for column in np.flatnonzero((room > -np.inf).any(axis=0)):
-        # Costs fall along the menu, so the first that fits is found by bisection.
-        fits = np.searchsorted(-cost[:, column], -room[:, column], side="left")
-        first = np.minimum(first, fits)
-    return np.asarray(first, dtype=np.intp)
-
-
-@lru_cache(maxsize=64)
-def _menu_with_costs(family: ReleaseFamily) -> tuple[Array, Array]:
-    """(points,) ε on offer, falling, and (points, columns) what each costs."""
-    noise, epsilon = family.menu()
-    return epsilon, release_costs([PrivacyEvent(float(s), family.sampling_rate, family.steps) for s in noise])
-
-
-def _measure_name(column: int) -> str:
-    return "gaussian" if column == GAUSSIAN else f"renyi {ORDERS[column]:g}"
 
 
 def _require_room(wallets: Wallets) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -17,7 +16,7 @@ from privmarket.reports.verdict import LieCheck
 
 # One run per line of the closing table: the label, and how it differs from the private run.
 PRIVATE = "private, local trust"
-COMPARED: dict[str, dict[str, Any]] = {
+COMPARED: dict[str, dict[str, object]] = {
     PRIVATE: {},
     "private, aggregate trust, half the money": {
         "trust": "aggregate",

@@ -7,15 +7,8 @@ import numpy as np
 import pytest
 
 from privmarket.errors import ConfigurationError
-from privmarket.privacy.policy import (
-    MEANINGS,
-    TEMPLATE,
-    Order,
-    PolicyRefusal,
-    Reason,
-    SellerPolicy,
-    model_fingerprint,
-)
+from privmarket.privacy.policy import MEANINGS, Order, PolicyRefusal, Reason, SellerPolicy, model_fingerprint
+from privmarket.privacy.policy_file import TEMPLATE, read_policy_file
 
 GOOD = Order(
     delta=1e-5, epsilon=0.5, clip_norm=1.0, learning_rate=0.5, expected_batch=600.0, buyer="b1", broker="http://b"
@@ -194,3 +187,9 @@ def test_prices_per_trust(tmp_path):
 def test_every_reason_has_a_meaning_and_fits_a_word():
     assert set(MEANINGS) == set(Reason)
     assert all(" " not in reason and len(reason) < 20 for reason in Reason)
+
+
+def test_every_field_of_a_policy_is_a_key_of_its_file(tmp_path):
+    file = tmp_path / "seller.toml"
+    file.write_text(TEMPLATE, encoding="utf-8")
+    assert set(read_policy_file(file)) == {one.name for one in fields(SellerPolicy)}

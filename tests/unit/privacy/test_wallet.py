@@ -35,7 +35,7 @@ def test_selling_until_empty_never_passes_the_cap(family, cap):
 
 def test_the_check_catches_a_wallet_that_charges_half(monkeypatch):
     """The broken subject: the same sales through a wallet that loses half of every charge."""
-    wallets._menu_with_costs(FULL_BATCH)  # remembered as it is before the charges are broken
+    wallets.menu_with_costs(FULL_BATCH)  # remembered as it is before the charges are broken
     monkeypatch.setattr(wallets, "release_costs", lambda events: 0.5 * release_costs(events))
     assert sell_until_empty(Wallet(5.0), FULL_BATCH) > 5.0
 
