@@ -17,7 +17,7 @@ import numpy as np
 
 from privmarket import __version__
 from privmarket.meanfield import DiscreteGame, Equilibrium, Grid, Problem, exploitability, solve
-from privmarket_studies.nash_gap import SIZES
+from privmarket_studies.nash_gap import SIZES, recorded_time
 
 EQUILIBRIUM, NASH_GAP = "equilibrium", "nash-gap"
 FINE = Grid(128, 127, 100)
@@ -109,6 +109,7 @@ def render_nash_gap(report: dict[str, Any]) -> str:
         searched=_searched(report),
         setting=report["setting"],
         largest=max(SIZES),
+        time=recorded_time(report),
         proxy_sizes=report["setting"]["proxy_sizes"],
     )
 

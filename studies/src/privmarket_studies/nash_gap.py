@@ -10,6 +10,7 @@ mechanism that is asked for.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,16 +110,30 @@ def run(setting: Setting, path: Path, progress: Callable[[str], None] = lambda t
             report["equilibria"][f"{population}/{name}"] = _headline(solved)
             for n in missing:
                 progress(f"{population}, {name}: N = {n}")
-                report["cells"][f"{population}/{name}/{n}"] = _cell(solved, rule, n, setting.seeds)
+                report["cells"][f"{population}/{name}/{n}"] = _timed(_cell, solved, rule, n, setting.seeds)
                 _write(report, path)
             for n in wants_search:
                 progress(f"{population}: shadings at N = {n}")
-                report["search"][f"{population}/{n}"] = _searched(solved, rule, n, setting.search_seeds)
+                report["search"][f"{population}/{n}"] = _timed(_searched, solved, rule, n, setting.search_seeds)
                 _write(report, path)
     _measure_proxies(setting, report, path, progress)
     report["slopes"] = slopes(report)
     _write(report, path)
     return report
+
+
+def _timed(measured: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
+    """What `measured` returns, with the seconds that it took."""
+    started = time.monotonic()
+    found = measured(*arguments)
+    return {**found, "seconds": time.monotonic() - started}
+
+
+def recorded_time(report: dict[str, Any]) -> dict[str, float]:
+    """Minutes that are recorded, of how many parts, and how many parts there are."""
+    parts = [part for name in ("equilibria", "cells", "search") for part in report[name].values()]
+    seconds = [part["seconds"] for part in parts if "seconds" in part]
+    return {"minutes": sum(seconds) / 60, "timed": len(seconds), "parts": len(parts)}
 
 
 def slopes(report: dict[str, Any]) -> dict[str, Any]:
