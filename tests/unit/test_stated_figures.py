@@ -87,7 +87,7 @@ def literal_row(clients: int) -> str:
     bought, bound = outcome.epsilon.sum(axis=-1).mean(), fluid_bound(law, clients, clients / 2)
     spent = outcome.payment.sum(axis=-1).mean() / (clients / 2)
     cases = load(shipped(name), name).facts["measured"]["cases"]
-    regret = next((f"{case['regret_share']:.0%}" for case in cases if case["clients"] == clients), "–")
+    regret = next((f"{case['regret_share']:.0%}" for case in cases if case["clients"] == clients), "not attacked")
     return f"| {clients:,} | {shares:.3f} | {underpaid:.1%} | {bought:.2f} ({bound:.1f}) | {spent:.2f} | {regret} |"
 
 
