@@ -145,11 +145,10 @@ def _trust_words(found: _Found) -> Text:
 
 def _learned(found: _Found) -> Text:
     def price(row: str, strategy: str) -> str:
-        spent, bought = (found.by_seed(name, row, {"strategy": strategy}) for name in ("spent", "mean_epsilon"))
-        cell = runs.run_of(found.scale, row, 0)
-        sales = cell.config["clients"] * cell.config["rounds"]
-        each = {s: spent[s] / (bought[s] * sales) for s in spent.keys() & bought.keys() if bought[s] > 0}
-        return _text(each, ".3f", NOT_COMPUTED)
+        plans: list[dict[str, Any]] = [{"strategy": way} for way in ("truthful", "learning")]
+        each = {plan["strategy"]: _prices(found, row, plan) for plan in plans}
+        shared = each["truthful"].keys() & each["learning"].keys()
+        return _text({seed: each[strategy][seed] for seed in shared}, ".3f", NOT_COMPUTED)
 
     def against(row: str, plan: dict[str, Any]) -> str:
         return _difference(found.by_seed("accuracy", row, plan), found.by_seed("accuracy", row))
@@ -174,19 +173,30 @@ def _strategy_row(found: _Found, row: str, plan: dict[str, Any], **where: Any) -
     def text(name: str, spec: str, factor: float = 1.0) -> str:
         return _text(found.by_seed(name, row, plan, **where), spec, absent, factor)
 
-    cell = runs.run_of(found.scale, row, 0, plan, **where)
-    sales = cell.config["clients"] * cell.config["rounds"]
-    spent, mean = (found.by_seed(name, row, plan, **where) for name in ("spent", "mean_epsilon"))
-    price = {s: spent[s] / (sales * mean[s]) for s in spent.keys() & mean.keys() if mean[s] > 0}
+    spent, surplus = (found.by_seed(name, row, plan, **where) for name in ("spent", "surplus"))
     return [
         text("accuracy", ".2f", 100),
-        _text(price, ".3f", absent),
-        text("mean_epsilon", ",.0f", sales),
+        _text(_prices(found, row, plan, **where), ".3f", absent),
+        text("mean_epsilon", ",.0f", _sales(found, row, plan, **where)),
         text("spent", ",.0f"),
-        text("surplus", ",.0f"),
+        # Some cells of RQ4 are older than this figure.
+        _text(surplus, ",.0f", "not recorded" if spent else absent),
         text("largest_epsilon_spent", ".1f"),
         _seeds(spent),
     ]
+
+
+def _sales(found: _Found, row: str, plan: dict[str, Any], **where: Any) -> int:
+    """Clients times rounds."""
+    cell = runs.run_of(found.scale, row, 0, plan, **where)
+    return int(cell.config["clients"] * cell.config["rounds"])
+
+
+def _prices(found: _Found, row: str, plan: dict[str, Any], **where: Any) -> dict[int, float]:
+    """Money per unit of ε, by seed."""
+    sales = _sales(found, row, plan, **where)
+    spent, mean = (found.by_seed(name, row, plan, **where) for name in ("spent", "mean_epsilon"))
+    return {s: spent[s] / (sales * mean[s]) for s in spent.keys() & mean.keys() if mean[s] > 0}
 
 
 _STRATEGY_COLUMNS = (
