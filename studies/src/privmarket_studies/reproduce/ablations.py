@@ -183,9 +183,13 @@ def _training_words(results: Results) -> Text:
     lines = []
     for name in VARIANTS:
         pairs = [(_seeds_of(results, name, f), _seeds_of(results, "default", f)) for f in ("regret", "fluid_ratio")]
-        if name != "default" and all(a and b for a, b in pairs):
-            regret, value = (compared(a, b) for a, b in pairs)
-            lines.append(f"- {name}: regret {regret} the default's, value {value} the default's.")
+        if name == "default" or not all(a and b for a, b in pairs):
+            continue
+        if any(len(a.keys() & b.keys()) < 2 for a, b in pairs):
+            lines.append(f"- {name}: one seed, not compared.")
+            continue
+        regret, value = (compared(a, b) for a, b in pairs)
+        lines.append(f"- {name}: regret {regret} the default's, value {value} the default's.")
     return Text("Seed by seed against the default (paired t test at 95 %):\n\n" + "\n".join(lines))
 
 
@@ -240,7 +244,11 @@ def _learned(results: Results) -> Text:
         epsilon=epsilon and (epsilon.text("+.4f"), _sign(epsilon)),
         words=[name for name in VARIANTS if _within(results, name)],
         mixed=_pair(results, "ζ = 0.5, Φ at the best report"),
+        equation=_pair(results, "ζ = 0.5, largest u − Φ"),
+        frozen=_pair(results, "ζ = 0.5, critic frozen after 100 steps"),
         strict=_pair(results, "a tenth of the regret budget"),
+        one_level=_pair(results, "paper-literal, m = 1 level"),
+        more_levels=_pair(results, "paper-literal, m = 4 levels"),
     )
 
 
@@ -263,7 +271,9 @@ def _difference(results: Results, figure: str, clients: int) -> Measured | None:
 def _within(results: Results, name: str) -> bool:
     """Whether a variant cannot be told from the default in either figure."""
     pairs = [(_seeds_of(results, name, f), _seeds_of(results, "default", f)) for f in ("regret", "fluid_ratio")]
-    return name != "default" and all(a and b and compared(a, b) == "within noise of" for a, b in pairs)
+    if name == "default" or any(len(a.keys() & b.keys()) < 2 for a, b in pairs):
+        return False
+    return all(compared(a, b) == "within noise of" for a, b in pairs)
 
 
 def _draw(results: Results) -> Drawing:
