@@ -8,6 +8,7 @@ from __future__ import annotations
 import shlex
 import sys
 
+import numpy as np
 import pytest
 
 from privmarket.cli import main
@@ -116,6 +117,9 @@ BAD = {
     "audit --mechanism pac --coalition 1 --clients 5 --profiles 1": "Invalid value for '--coalition': 1 is not in the range x>=2.",
     "audit --mechanism pac --coalition -1 --clients 5 --profiles 1": "Invalid value for '--coalition': -1 is not in the range x>=2",
     "audit --mechanism pac --attack fierce": "No such option '--attack'.",
+    "audit --mechanism pac --seed -1 --clients 5 --profiles 1": "Invalid value for '--seed': -1 is not in the range x>=0.",
+    "audit --mechanism pac --coalition 50 --clients 5 --profiles 1": "coalitions of 50 among 5 clients",
+    "auction bids.csv --budget 1 --mechanism PAC": "did you mean 'pac'?",
     "account": "no sales to account for",
     "account --sale one": "sale 'one': could not convert string to float: 'one'",
     "account --sale 1x": "sale '1x'",
@@ -134,6 +138,7 @@ BAD = {
     "account --sale 1 --plot folder": "--plot folder is a folder",
     "equilibrium --grid 3": "grid '3' is not of the form 64x64x50",
     "equilibrium --grid 0x0x0": "grid: valuation_cells is 0, at least 4 needed",
+    "equilibrium --grid 1000000x1000000x1000000": "not enough memory",
     "equilibrium --budget 0": "budget_per_client is 0.0: must be above 0",
     "equilibrium --horizon -1": "horizon is -1.0: must be above 0",
     "equilibrium --scheme magic": "unknown scheme 'magic'",
@@ -177,6 +182,15 @@ BAD = {
     "plan --plot x.doc": "a plot called 'x.doc'",
     "plan --dataset nobody": "unknown data set 'nobody'",
     "plan --total -5": "money to plan for: [-5.0]",
+    "plan --clients 0": "clients is 0",
+    "plan --money ''": "money to plan for: []",
+    "plan --rounds 0": "rounds and rates must be above 0",
+    "plan --workers 0": "Invalid value for '--workers'",
+    "plan --folder bids.csv --effort quick": "--folder bids.csv/a-run.json: bids.csv is not a folder",
+    "plan --dataset digits --proxy shape.npz": "the proxy's images have shape (1, 9, 9), those of digits (1, 8, 8)",
+    "plan --dataset digits --proxy words.npz": "labels are no whole numbers from 0 on",
+    "plan --dataset digits --proxy nan.npz": "images are not all finite numbers",
+    "plan --dataset digits --proxy one.npy": "one.npy: not a proxy",
     "attack --epsilon 0": "epsilon is 0.0",
     "attack --epsilon abc": "Invalid value for '--epsilon': 'abc' is not a valid float.",
     "attack --trials 0": "trials is 0",
@@ -188,6 +202,7 @@ BAD = {
     "train mfg-regretnet --clients 1": "--clients is 1: must be at least 2",
     "train mfg-menunet --scenario bids.csv": "bids: 3 past bids are too few to learn from",
     "train mfg-menunet --kappa -1 --objective aggregation-error --profile quick": "aggregation error: kappa -1.0 and heterogeneity 0.1",
+    "train MFG-MENUNET": "choose one of: dm-regretnet, mfg-menunet",
     "train": "Missing argument 'MECHANISM'.",
     "audit --mechanism mfg-regretnet --set weights=nowhere.safetensors": "no weights at nowhere.safetensors",
     "audit --mechanism mfg-regretnet --set weights=text.safetensors": "text.safetensors is not a whole safetensors file: Error whil",
@@ -218,8 +233,9 @@ BAD = {
     "flower run folder --nodes 0": "0 nodes (give --nodes at least 1)",
     "flower run folder --engine pigeon": "unknown engine 'pigeon'",
     "flower nothing": "No such command 'nothing'.",
+    "flower rehearse --deadline -1": "Invalid value for '--deadline'",
     "demo --out bids.csv": "--out bids.csv/demo.html: bids.csv is not a folder",
-    "demo --seed x": "Invalid value for '--seed': 'x' is not a valid integer.",
+    "demo --seed x": "Invalid value for '--seed': 'x' is not a valid integer",
     "demo --watch folder": "--watch folder is a folder",
     "mechanisms --verbose": "No such option '--verbose'.",
 }
@@ -230,6 +246,11 @@ def here(tmp_path, monkeypatch):
     for name, text in FILES.items():
         (tmp_path / name).write_bytes(text.encode("utf-8", "surrogateescape"))
     (tmp_path / "folder").mkdir()
+    images, labels = np.zeros((100, 8, 8)), np.arange(100) % 10
+    np.savez(tmp_path / "shape.npz", images=np.zeros((100, 9, 9)), labels=labels)
+    np.savez(tmp_path / "words.npz", images=images, labels=np.full(100, "seven"))
+    np.savez(tmp_path / "nan.npz", images=np.full((100, 8, 8), np.nan), labels=labels)
+    np.save(tmp_path / "one.npy", images)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     return tmp_path

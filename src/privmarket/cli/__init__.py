@@ -31,6 +31,7 @@ app = typer.Typer(
     cls=CommandTable,
     help="A market in which federated-learning clients sell differential-privacy budget (ε) and are paid for it.",
     no_args_is_help=True,
+    context_settings={"help_option_names": ["--help", "-h"]},
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
@@ -85,7 +86,8 @@ def _place_in_own_code(error: Exception) -> str | None:
     last = traceback.extract_tb(error.__traceback__)[-1]
     file = Path(last.filename).absolute()
     ours = Path(__file__).parents[1] in file.parents or "site-packages" in file.parts
-    return f"{file.name}, line {last.lineno}" if Path.cwd() in file.parents and not ours else None
+    mendable = Path.cwd() in file.parents and file.is_file() and not ours
+    return f"{file.name}, line {last.lineno}" if mendable else None
 
 
 def main() -> None:
@@ -112,6 +114,9 @@ def main() -> None:
         if missing is None:
             raise
         print(f"error: {missing}", file=sys.stderr)
+        sys.exit(2)
+    except MemoryError as error:
+        print(f"error: not enough memory: {error} (use fewer clients, cells, bids or workers)", file=sys.stderr)
         sys.exit(2)
     except Exception as error:
         place = _place_in_own_code(error)

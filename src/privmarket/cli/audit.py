@@ -20,7 +20,7 @@ from privmarket.cli.options import (
     print_table,
 )
 from privmarket.cli.progress import ProgressBar
-from privmarket.errors import MissingPartError
+from privmarket.errors import ConfigurationError, MissingPartError
 from privmarket.extras import require
 from privmarket.files import check_writable
 from privmarket.market.audit_report import AuditReport, RegretSummary
@@ -84,6 +84,8 @@ def audit(
       privmarket audit --mechanism all --clients 50 --budget 25 --profiles 3
     """
     law = law_called(scenario)
+    if coalition is not None and coalition > clients:
+        raise ConfigurationError(f"coalitions of {coalition} among {clients} clients", "give at most --clients")
     if mechanism == "all":
         check_writable(out / "auction-comparison.png")
         _compare_all(law, clients, budget, profiles, seed, out, json)

@@ -33,7 +33,7 @@ def run(
     engine: Annotated[str, typer.Option(help=f"One of: {', '.join(_ENGINES)}.")] = "in-process",
     setting: Annotated[list[str] | None, typer.Option("--set", help="NAME=VALUE of the app's run config.")] = None,
     out: Annotated[Path, typer.Option(help="Folder for Flower's home, logs and the result.")] = Path("out/flower"),
-    timeout: Annotated[float, typer.Option(help="Seconds after which the run is given up.")] = 600.0,
+    timeout: Annotated[float, typer.Option(help="Seconds after which the run is given up.", min=1)] = 600.0,
     json: Json = False,
 ) -> None:
     """Run a market app in this process, on Flower's simulation (Ray), or on SuperLink and SuperNodes on loopback.
@@ -65,7 +65,7 @@ def run(
 @app.command("rehearse")
 def rehearse(
     out: Annotated[Path, typer.Option(help="Folder for logs, wallets and Flower's home.")] = Path("out/rehearsal"),
-    deadline: Annotated[float, typer.Option(help="Seconds the server waits for updates.")] = 40.0,
+    deadline: Annotated[float, typer.Option(help="Seconds the server waits for updates.", min=1)] = 40.0,
     light: Annotated[bool, typer.Option(help="Updates are noise alone: the market without the learning.")] = False,
     sums: Annotated[
         bool, typer.Option(help="Secure sums: a server that cheats, round by round, and a seller that is killed.")

@@ -16,7 +16,7 @@ from rich.table import Table
 from privmarket.errors import ConfigurationError
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of a table.")]
-Seed = Annotated[int, typer.Option(help="Seed of everything that is drawn by chance.")]
+Seed = Annotated[int, typer.Option(help="Seed of everything that is drawn by chance.", min=0)]
 Budget = Annotated[float, typer.Option(help="Money that may be spent in one round.")]
 SCHEMA_VERSION = 1
 """Of every JSON document that a command prints; raised when a field changes its meaning or goes away."""

@@ -58,7 +58,7 @@ def plan(
     rounds: Annotated[str | None, typer.Option(help="Numbers of rounds to try, e.g. 50,100,200.")] = None,
     effort: Annotated[str, typer.Option(help="quick, normal or full: how many settings and seeds.")] = "normal",
     training: _Training = None,
-    workers: Annotated[int, typer.Option(help="Processes; the plan does not depend on it.")] = 1,
+    workers: Annotated[int, typer.Option(help="Processes; the plan does not depend on it.", min=1)] = 1,
     folder: Annotated[Path, typer.Option(help="Where runs are saved; a stopped plan resumes.")] = Path("out/plan"),
     plot: _Plot = None,
     json: Json = False,
@@ -81,11 +81,10 @@ def plan(
         raise ConfigurationError("--target and --total exclude each other", "give one of them")
     if target is not None and not 0 < target < 1:
         raise ConfigurationError(f"--target is {target:g}", "give a share between 0 and 1, e.g. 0.95")
-    totals = _totals(money, total, settings["clients"])
-    if any(not amount > 0 for amount in totals):
-        raise ConfigurationError(f"money to plan for: {totals}", "give totals above 0, e.g. 100,500,2000")
     options = _options(effort, rounds)
     base = FederationConfig(**settings, training=training_of(settings["dataset"], training))
+    totals = planning.checked_totals(_totals(money, total, base.clients))
+    check_writable(folder / "a-run.json", "--folder")
     stand_in = None if proxy is None else plan_runs.PublicProxy.at(proxy)
     if stand_in is not None:
         planning.check_proxy(stand_in.load("test"), base.dataset)

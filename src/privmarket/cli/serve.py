@@ -181,5 +181,6 @@ def _listen(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
         raise BrokerError(
-            f"cannot listen on {host}:{port}: {error.strerror}", "is another broker running? choose another --port"
+            f"cannot listen on {host}:{port}: {error.strerror}",
+            "is another broker running there? choose another --port, or check --host",
         ) from None

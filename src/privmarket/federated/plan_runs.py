@@ -57,7 +57,7 @@ class PublicProxy:
         try:
             with np.load(self.path, allow_pickle=False) as file:
                 images, labels = np.asarray(file["images"]), np.asarray(file["labels"])
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise DataError(
                 f"{self.path}: not a proxy ({error})", "save it by numpy.savez(path, images=…, labels=…)"
             ) from error
@@ -68,6 +68,10 @@ class PublicProxy:
                 f"{self.path}: images {images.shape} and labels {labels.shape}",
                 f"give at least {10 * _HELD_OUT_EVERY} images and one whole-number label for each",
             )
+        if labels.dtype.kind not in "iu" or labels.min() < 0:
+            raise DataError(f"{self.path}: labels are no whole numbers from 0 on", "number the classes 0, 1, 2 …")
+        if images.dtype.kind not in "iuf" or not np.isfinite(images).all():
+            raise DataError(f"{self.path}: images are not all finite numbers", "leave out or mend such records")
         scale = 255.0 if images.dtype == np.uint8 else 1.0
         pixels = np.asarray(images / scale, dtype=np.float32)
         place = np.arange(labels.size) % _HELD_OUT_EVERY

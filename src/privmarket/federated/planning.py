@@ -146,8 +146,8 @@ class Options:
                 raise ConfigurationError(f"plan: no {name} to try", "give at least one")
         if min(self.rounds) < 1 or min(self.rates) <= 0 or SEARCH_SEED in self.seeds or min(self.seeds) < 0:
             raise ConfigurationError(
-                f"plan: rounds {self.rounds}, rates {self.rates}, seeds {self.seeds}",
-                f"rounds and rates above 0; seeds other than {SEARCH_SEED}, with which settings are chosen",
+                f"plan: rounds {list(self.rounds)}, rates {list(self.rates)}, seeds {list(self.seeds)}",
+                f"rounds and rates must be above 0, seeds other than {SEARCH_SEED}, which chooses the settings",
             )
 
 
@@ -206,7 +206,7 @@ class Planner:
     def for_totals(self, totals: Sequence[float]) -> Plan:
         """A point for every total, settings chosen for each."""
         with self._processes():
-            points = self._points(_checked(totals))
+            points = self._points(checked_totals(totals))
         chosen = points[0] if len(points) == 1 else None
         return self._plan(points, None, chosen, None)
 
@@ -215,7 +215,7 @@ class Planner:
         if not 0 < target < 1:
             raise ConfigurationError(f"target accuracy is {target:g}", "give a share between 0 and 1, e.g. 0.95")
         with self._processes():
-            points = self._points(_checked(totals))
+            points = self._points(checked_totals(totals))
             good = [point for point in points if point.accuracy >= target]
             if not good:
                 return self._plan(points, target, None, self._ceiling(points))
@@ -366,7 +366,8 @@ def rule_choices(base: FederationConfig, options: Options) -> list[Choice]:
     return found
 
 
-def _checked(totals: Sequence[float]) -> list[float]:
+def checked_totals(totals: Sequence[float]) -> list[float]:
+    """The totals in order, each once; refuses what is no money."""
     if not totals or not all(0 < total < np.inf for total in totals):
         raise ConfigurationError(f"money to plan for: {list(totals)}", "give totals above 0, e.g. 100,500,2000")
     return sorted({float(total) for total in totals})

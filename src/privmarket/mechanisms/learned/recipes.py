@@ -190,7 +190,8 @@ def recipe(mechanism: str, profile: str = "full", **changes: Any) -> Recipe:
     """The recipe of a mechanism; `quick` is sized for under three minutes on two cores."""
     if mechanism not in _DEFAULTS:
         raise ConfigurationError(
-            f"{mechanism!r} is not a mechanism that is trained", f"choose one of: {', '.join(_DEFAULTS)}"
+            f"{mechanism!r} is not a mechanism that is trained",
+            f"choose one of: {', '.join(sorted({*_DEFAULTS, 'mfg-menunet'}))}",
         )
     base = _DEFAULTS[mechanism]
     if profile == "quick":
