@@ -94,6 +94,8 @@ BAD = {
     "auction bids.csv --budget 1 --set epsilon_max=0": "epsilon_max is 0: must be finite and above 0",
     "auction bids.csv --budget 1 --set epsilon_max=nan": "mean-field-menu: setting epsilon_max is 'nan'",
     "auction bids.csv --budget 1 --set =3": "mean-field-menu: unknown setting ''",
+    "auction bids.csv --budget 1 --set market=5": "--set market=5: nothing has a setting 'market'",
+    "auction bids.csv --budget 1 --set rule=5": "mean-field-menu: unknown setting 'rule'",
     "auction bids.csv --budget 1 --out folder": "--out folder is a folder",
     "auction bids.csv --budget 1 --out bids.csv/x.csv": "--out bids.csv/x.csv: bids.csv is not a folder",
     "auction bids.csv --budget 1 --jsn": "No such option '--jsn'.",

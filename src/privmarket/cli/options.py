@@ -73,6 +73,8 @@ def parse_settings(pairs: list[str] | None) -> dict[str, Any]:
         name, separator, text = pair.partition("=")
         if not separator:
             raise ConfigurationError(f"--set {pair!r}", "write NAME=VALUE, e.g. epsilon_max=10")
+        if name.strip() == "market":  # what rules are told of the market is not a setting
+            raise ConfigurationError(f"--set {pair}: nothing has a setting 'market'", "see `privmarket mechanisms`")
         try:
             settings[name.strip().replace("-", "_")] = json.loads(text)
         except json.JSONDecodeError:

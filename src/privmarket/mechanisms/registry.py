@@ -58,7 +58,7 @@ def mechanism_names() -> tuple[str, ...]:
     return (*_REGISTRY, *sorted(_added()))
 
 
-def mechanism(name: str, *, market: MarketFacts | None = None, **settings: object) -> Mechanism:
+def mechanism(name: str, /, *, market: MarketFacts | None = None, **settings: object) -> Mechanism:
     """The rule called `name`.
 
     Args:
@@ -79,7 +79,7 @@ def mechanism(name: str, *, market: MarketFacts | None = None, **settings: objec
     return _build(name, found, market, settings)
 
 
-def resolve(rule: Rule, *, market: MarketFacts | None = None, **settings: object) -> Mechanism:
+def resolve(rule: Rule, /, *, market: MarketFacts | None = None, **settings: object) -> Mechanism:
     """The mechanism that `rule` means. This is how every command and function of the front door takes a rule.
 
     Args:
