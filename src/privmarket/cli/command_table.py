@@ -10,7 +10,9 @@ from importlib import import_module
 
 import click
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperArgument, TyperCommand, TyperGroup
+from typer.models import ArgumentInfo
+from typer.utils import get_params_from_function
 
 # command → module:attribute, a function or a `typer.Typer`, and its first line of help
 COMMANDS = {
@@ -94,4 +96,18 @@ def load(name: str) -> click.Command:
         alone.command(name)(found)
         command = typer.main.get_command(alone)
     command.name = name
+    _restore_argument_help(command)
     return command
+
+
+def _restore_argument_help(command: click.Command) -> None:
+    """Gives arguments their help back: Typer sets it before Click 8.4 and later set their own, which is none."""
+    for inner in command.commands.values() if isinstance(command, click.Group) else ():
+        _restore_argument_help(inner)
+    if isinstance(command, click.Group) or command.callback is None:
+        return
+    declared = get_params_from_function(command.callback)
+    for parameter in command.params:
+        if isinstance(parameter, TyperArgument) and parameter.name in declared:
+            info = declared[parameter.name].default
+            parameter.help = info.help if isinstance(info, ArgumentInfo) else None

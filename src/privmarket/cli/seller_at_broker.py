@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 else:
     http_client = late("privmarket.broker.http_client")
 
+RoundId = Annotated[str, typer.Argument(help="The round, as the broker names it.")]
 Key = Annotated[Path, typer.Option(help="The file of your private key.", envvar="PRIVMARKET_SELLER_KEY")]
 Url = Annotated[str, typer.Option(help="The broker's address.", envvar="PRIVMARKET_BROKER")]
 Token = Annotated[str, typer.Option(help="Your token.", envvar="PRIVMARKET_BROKER_TOKEN")]
@@ -76,7 +77,7 @@ def attest(
 
 
 def deliver(
-    round_id: str,
+    round_id: RoundId,
     update: Annotated[Path, typer.Argument(help="Your update, as one file.", exists=True, dir_okay=False)],
     url: Url,
     token: Token,
@@ -101,7 +102,7 @@ def deliver(
 
 
 def bid(
-    round_id: str,
+    round_id: RoundId,
     valuation: Annotated[float, typer.Option(help="Money that you ask per unit of ε.", min=0)],
     epsilon: Annotated[float, typer.Option(help="The most ε that you sell in this round.", min=0)],
     url: Url,
@@ -124,7 +125,7 @@ def bid(
     print_json(answer) if json else print(f"bid {answer['commitment']} is entry {answer['entry']} of the log")
 
 
-def reveal(round_id: str, url: Url, token: Token, key: Key = DEFAULT_KEY, json: Json = False) -> None:
+def reveal(round_id: RoundId, url: Url, token: Token, key: Key = DEFAULT_KEY, json: Json = False) -> None:
     """Open a bid that you sealed, once bidding has ended. A bid that is not revealed in time does not count.
 
     [bold]Example[/bold]
@@ -137,7 +138,12 @@ def reveal(round_id: str, url: Url, token: Token, key: Key = DEFAULT_KEY, json: 
     print_json(answer) if json else print(f"revealed: {answer['epsilon']:g} ε at {answer['valuation']:g} a unit")
 
 
-def prove(entry: int, url: Url, token: Token, json: Json = False) -> None:
+def prove(
+    entry: Annotated[int, typer.Argument(help="Number of the entry, as a bid or a claim was told it.")],
+    url: Url,
+    token: Token,
+    json: Json = False,
+) -> None:
     """Fetch an entry of the log that concerns you, and the proof that it is in the log; exit code 1 if it is not.
 
     [bold]Example[/bold]

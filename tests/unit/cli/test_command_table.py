@@ -61,3 +61,17 @@ def test_help_loads_neither_torch_nor_a_server(name):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def arguments(command):
+    if isinstance(command, click.Group):
+        return [one for inner in command.commands.values() for one in arguments(inner)]
+    return [(command.name, one) for one in command.params if isinstance(one, click.Argument)]
+
+
+def test_arguments_show_their_help():
+    """Click 8.5 drops the help that Typer gives an argument."""
+    found = [(command, one.name, one.help) for name in COMMANDS for command, one in arguments(load(name))]
+    assert len(found) > 10
+    assert [(command, name) for command, name, text in found if not text] == []
+    assert "client,valuation,epsilon" in runner.invoke(app, ["auction", "--help"]).output
