@@ -101,7 +101,7 @@ def load(name: str) -> click.Command:
 
 
 def _restore_argument_help(command: click.Command) -> None:
-    """Gives arguments their help back: Typer sets it before Click 8.4 and later set their own, which is none."""
+    """Gives arguments their help back, which Click 8.5 overwrites after Typer has set it."""
     for inner in command.commands.values() if isinstance(command, click.Group) else ():
         _restore_argument_help(inner)
     if isinstance(command, click.Group) or command.callback is None:

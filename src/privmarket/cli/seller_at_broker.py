@@ -139,7 +139,7 @@ def reveal(round_id: RoundId, url: Url, token: Token, key: Key = DEFAULT_KEY, js
 
 
 def prove(
-    entry: Annotated[int, typer.Argument(help="Number of the entry, as a bid or a claim was told it.")],
+    entry: Annotated[int, typer.Argument(help="Number of the entry, as `bid` and `deliver` print it.")],
     url: Url,
     token: Token,
     json: Json = False,
