@@ -4,6 +4,7 @@ import json
 
 from privmarket.federated.config import FederationConfig, Training
 from privmarket.federated.simulation import run
+from privmarket.flower import wire
 from privmarket.flower.engine import Engine, write_app
 from privmarket.flower.rehearsal import Fault, Plan, rehearse, verdicts
 from tests.json_fields import check_fields
@@ -31,12 +32,21 @@ def test_a_deployed_round_with_a_killed_a_late_a_broken_and_a_greedy_client(tmp_
     assert len(failed) == 3
 
 
-def test_ray_gives_the_plain_market(tmp_path):
-    config = FederationConfig(clients=4, rounds=1, budget=4.0, training=Training(model="logistic"), seed=3)
+def test_ray_gives_the_plain_market_and_the_same_secure_sum(tmp_path):
+    """Under aggregate trust: payments to the micro-unit, and a model to the last bit."""
+    config = FederationConfig(
+        clients=4,
+        rounds=1,
+        budget=4.0,
+        training=Training(model="logistic"),
+        seed=3,
+        trust="aggregate",
+        mechanism="ration",
+        mechanism_settings={"unit_price": 1.0},
+    )
     code = f"""import json
 from privmarket.federated.config import FederationConfig
 from privmarket.flower.federation import federation_client, federation_server
-from tests.json_fields import check_fields
 CONFIG = FederationConfig.from_json(json.loads({json.dumps(json.dumps(config.to_json()))}))
 server = federation_server(CONFIG, receipts=False)
 client = federation_client(CONFIG)
@@ -44,7 +54,10 @@ client = federation_client(CONFIG)
     app = write_app(tmp_path / "app", code, {"budget": 1.0})
     with Engine(tmp_path, config.clients, simulation=True) as engine:
         result = engine.run(app, {"budget": config.budget}, timeout_seconds=200.0)
-    for mine, its in zip(result["rounds"], run(config).records, strict=True):
+    plain = run(config)
+    assert plain.records[0].sellers >= 2
+    assert result["weights_sha256"] == wire.digest({"weights": plain.weights})
+    for mine, its in zip(result["rounds"], plain.records, strict=True):
         assert mine["paid_micro"] == its.paid_micro
         assert mine["sold_epsilon"] == its.sold_epsilon
         assert mine["accuracy"] == its.accuracy

@@ -2,12 +2,15 @@
 
 import copy
 import json
+import math
 from pathlib import Path
 
 import pytest
 
 from privmarket.errors import PrivacyError
 from privmarket.federated.shares import honest_sellers, require_covered
+from privmarket.flower.hash_tree import HASH_BYTES, HashTree
+from privmarket.flower.neighbours import ring_order
 from privmarket_studies import secure_scale
 from privmarket_studies.secure_rounds import HONEST_SHARE, measure_rounds, measured_round
 
@@ -40,7 +43,7 @@ def test_a_changed_figure_would_be_seen(parts, page):
 def test_computed_rounds_are_like_those_measured(parts):
     """Bytes to a tenth; seconds to a factor, as parts leave out what Flower does around them."""
     for row in parts["rounds"]:
-        cost, kept = secure_scale.secure_cost(row["sellers"], row["weights"], parts), row["secure"]
+        cost, kept = secure_scale.measured_cost(row, parts), row["secure"]
         assert cost.bytes_up == pytest.approx(kept["bytes_up"], rel=0.1)
         assert cost.bytes_down == pytest.approx(kept["bytes_down"], rel=0.1)
         assert 0.4 < cost.client_seconds / kept["client_seconds"] < 1.6
@@ -69,10 +72,23 @@ def test_the_largest_sum_is_the_last_that_is_not_refused():
             require_covered(honest_sellers(most + 1, HONEST_SHARE), weights)
 
 
-def test_growth_and_failure(parts):
-    costs = [secure_scale.secure_cost(n, secure_scale.WEIGHTS, parts) for n in secure_scale.SELLERS]
-    without_list = [cost.client_seconds - cost.list_seconds for cost in costs]
-    assert without_list[-1] < 6 * without_list[0]  # ten thousand times as many sellers
+def test_a_round_grows_no_faster_than_n_log_n(parts):
+    """From 1,000 sellers to a million: what a client computes, sends and gets, and what the server computes."""
+    first, last = (secure_scale.secure_cost(n, secure_scale.WEIGHTS, parts) for n in (1_000, 1_000_000))
+    logarithm = math.log(1_000_000) / math.log(1_000)
+    assert last.server_seconds / first.server_seconds < 1.1 * 1000 * logarithm
+    for figure in ("client_seconds", "bytes_up", "bytes_down"):
+        assert getattr(last, figure) / getattr(first, figure) < 1.1 * logarithm, figure
+
+
+@pytest.mark.parametrize(("size", "places"), [(1000, 200), (5000, 512)])
+def test_proofs_have_the_length_that_is_computed(size, places):
+    tree = HashTree([bytes([number % 256]) for number in range(size)])
+    proof = tree.prove(ring_order(b"some", size)[:places].tolist())
+    assert secure_scale.proof_hashes(size, places) == pytest.approx(len(proof) / HASH_BYTES, rel=0.1)
+
+
+def test_failure(parts):
     for n in secure_scale.SELLERS:
         assert secure_scale.privacy_failure(n) <= 2.0**-40
         chances = [secure_scale.not_opened(n, dropout) for dropout in (0.01, 0.05, 0.3)]

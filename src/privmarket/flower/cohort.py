@@ -5,6 +5,9 @@ with one seller in it and without. So every seller makes a signing key for each 
 cohort; before anyone helps to open the sum, survivors sign the cohort and the list of survivors, and a seller helps
 only if enough of them signed the very lists that it was shown (`shares.survivors_needed`).
 
+In a large sum a seller is shown only its neighbours, with a proof of where they stand in the list (`hash_tree`),
+and the signatures of some survivors that are picked at random (`neighbours.Neighbourhood.sample`).
+
 Where sellers are registered somewhere, each also signs its keys of the sum with its registered key, and every
 seller checks that the cohort consists of different registered parties. Else a server could fill a round with its
 own.
@@ -17,16 +20,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from numpy.typing import NDArray
 
+from privmarket.flower.hash_tree import HashTree, root_of
 from privmarket.flower.neighbours import ring_order
 
 KEY_BYTES, SIGNATURE_BYTES = 32, 64
 _NODE = 8
 _ENTRY = _NODE + 2 * KEY_BYTES
 _NOTHING = bytes(KEY_BYTES)
-_SUM, _MEMBER = b"privmarket sum\x00", b"privmarket member\x00"
+_SUM, _MEMBER, _SAMPLE = b"privmarket sum\x00", b"privmarket member\x00", b"privmarket sample\x00"
 
 
 class CohortError(ValueError):
@@ -52,6 +58,10 @@ class Member:
         """Whether it sent keys."""
         return self.signing != _NOTHING
 
+    def write(self) -> bytes:
+        """72 bytes."""
+        return self.node.to_bytes(_NODE, "little") + self.signing + self.masking
+
     def statement(self, sale: str) -> bytes:
         """What a registered party signs: these keys are mine, in the round that `sale` names."""
         return _MEMBER + hashlib.sha256(sale.encode()).digest() + self.signing + self.masking
@@ -59,86 +69,156 @@ class Member:
 
 @dataclass(frozen=True, eq=False)
 class Cohort:
-    """All sellers of a sum, by node number; those that sent no keys count as dropped out."""
+    """All sellers of a sum, or those of them that one seller was shown.
 
-    members: tuple[Member, ...]
+    Attributes:
+        size: how many sellers there are.
+        shown: place in the list of all sellers → the seller that stands there. Those without keys have dropped out.
+        root: names the whole list, see `hash_tree`.
+    """
+
+    size: int
+    shown: Mapping[int, Member]
+    root: bytes
 
     @classmethod
     def of(cls, members: Iterable[Member]) -> Cohort:
-        """Sorted by node."""
-        return cls(tuple(sorted(members, key=lambda member: member.node)))
+        """All sellers, in the order of their nodes."""
+        return cls.listed(sorted(members, key=lambda member: member.node))
+
+    @classmethod
+    def listed(cls, members: Sequence[Member]) -> Cohort:
+        """All sellers, in the order that is given."""
+        return cls(len(members), dict(enumerate(members)), HashTree([member.write() for member in members]).root)
 
     @classmethod
     def read(cls, text: bytes) -> Cohort:
-        """From `write`.
+        """All sellers, from `write`.
 
         Raises:
             CohortError: it is no list of different sellers with different keys.
         """
-        if len(text) % _ENTRY:
-            raise CohortError(f"a cohort of {len(text)} bytes")
-        members = []
-        for at in range(0, len(text), _ENTRY):
-            node, keys = text[at : at + _NODE], text[at + _NODE : at + _ENTRY]
-            members.append(Member(int.from_bytes(node, "little"), keys[:KEY_BYTES], keys[KEY_BYTES:]))
+        members = _read_members(text)
         numbers = [member.node for member in members]
-        used = [key for member in members if member.present for key in (member.signing, member.masking)]
-        if numbers != sorted(set(numbers)) or len(used) != len(set(used)):
-            raise CohortError("a cohort with a seller or a key twice")
-        return cls(tuple(members))
+        if not members or numbers != sorted(set(numbers)):
+            raise CohortError("a cohort with a seller twice, or with none")
+        return cls.listed(members)
 
-    def write(self) -> bytes:
-        """72 bytes a seller."""
-        return b"".join(m.node.to_bytes(_NODE, "little") + m.signing + m.masking for m in self.members)
+    @classmethod
+    def read_part(cls, size: int, places: Sequence[int], text: bytes, proof: bytes) -> Cohort:
+        """Some of the sellers, from `write` and `prove`; whether `root` is the right one is for the reader to say.
+
+        Raises:
+            CohortError: it is no list of different sellers with different keys, or the proof does not fit.
+        """
+        members = _read_members(text)
+        if len(members) != len(places) or len({member.node for member in members}) != len(set(places)):
+            raise CohortError(f"{len(members)} sellers for {len(places)} places, or one twice")
+        shown = dict(zip(places, members, strict=True))
+        try:
+            return cls(size, shown, root_of(size, {at: one.write() for at, one in shown.items()}, proof))
+        except ValueError as error:
+            raise CohortError(str(error)) from error
+
+    @classmethod
+    def remembered(cls, size: int, places: Sequence[int], text: bytes, root: bytes) -> Cohort:
+        """Some of the sellers, from `write`, of a cohort whose root was checked before."""
+        return cls(size, dict(zip(places, _read_members(text), strict=True)), root)
+
+    def write(self, places: Iterable[int] | None = None) -> bytes:
+        """72 bytes a seller: of all that are shown, or of those at some places."""
+        return b"".join(self.shown[at].write() for at in (self.shown if places is None else places))
+
+    @cached_property
+    def tree(self) -> HashTree:
+        """The tree over the whole list."""
+        return HashTree([member.write() for member in self.members])
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """Those that are shown, in their order."""
+        return tuple(self.shown.values())
 
     @cached_property
     def digest(self) -> bytes:
         """Names the cohort; the order of the ring follows from it."""
-        return hashlib.sha256(_SUM + self.write()).digest()
+        return hashlib.sha256(_SUM + self.root).digest()
 
     @cached_property
-    def ring(self) -> list[int]:
-        """All nodes in the order in which they stand on the ring."""
-        return ring_order(self.digest, [member.node for member in self.members])
+    def place_of(self) -> dict[int, int]:
+        """node → its place in the list."""
+        return {member.node: place for place, member in self.shown.items()}
 
     @cached_property
     def by_node(self) -> dict[int, Member]:
         """node → its keys."""
-        return {member.node: member for member in self.members}
+        return {member.node: member for member in self.shown.values()}
+
+    @cached_property
+    def ring(self) -> NDArray[np.int64]:
+        """(size,) all places in the order in which they stand on the ring."""
+        return ring_order(self.digest, self.size)
 
     def write_survivors(self, nodes: Iterable[int]) -> bytes:
         """One bit a seller."""
-        alive, bits = set(nodes), bytearray(-(-len(self.members) // 8))
-        for at, member in enumerate(self.members):
-            if member.node in alive:
-                bits[at // 8] |= 1 << at % 8
-        return bytes(bits)
+        alive = np.zeros(self.size, dtype=bool)
+        alive[[self.place_of[node] for node in nodes]] = True
+        return np.packbits(alive, bitorder="little").tobytes()
 
-    def read_survivors(self, bits: bytes) -> frozenset[int]:
-        """The survivors' nodes.
+    def read_survivors(self, bits: bytes) -> NDArray[np.bool_]:
+        """(size,) who survived, by place.
 
         Raises:
             CohortError: the list has another length, or names someone who sent no keys.
         """
-        if len(bits) != -(-len(self.members) // 8):
-            raise CohortError(f"a list of survivors of {len(bits)} bytes for {len(self.members)} sellers")
-        alive = [m for at, m in enumerate(self.members) if bits[at // 8] >> at % 8 & 1]
-        if not all(member.present for member in alive):
+        if len(bits) != -(-self.size // 8):
+            raise CohortError(f"a list of survivors of {len(bits)} bytes for {self.size} sellers")
+        unpacked = np.unpackbits(np.frombuffer(bits, dtype=np.uint8), bitorder="little")
+        alive: NDArray[np.bool_] = unpacked[: self.size].astype(bool)
+        if unpacked[self.size :].any() or not all(self.shown[at].present for at in self.shown if alive[at]):
             raise CohortError("a survivor that is not in the cohort")
-        return frozenset(member.node for member in alive)
+        return alive
 
     def statement(self, survivors: bytes) -> bytes:
         """What survivors sign."""
         return _SUM + self.digest + survivors
 
     def confirmations(self, survivors: bytes, signatures: Mapping[int, bytes]) -> int:
-        """How many survivors signed this very cohort with this very list of survivors."""
+        """How many survivors signed this very cohort with this very list of survivors.
+
+        Args:
+            signatures: place → what its seller signed.
+        """
         alive, statement = self.read_survivors(survivors), self.statement(survivors)
         return sum(
-            verifies(self.by_node[node].signing, signature, statement)
-            for node, signature in signatures.items()
-            if node in alive
+            verifies(self.shown[place].signing, signature, statement)
+            for place, signature in signatures.items()
+            if place in self.shown and alive[place]
         )
+
+
+def _read_members(text: bytes) -> list[Member]:
+    if len(text) % _ENTRY:
+        raise CohortError(f"a cohort of {len(text)} bytes")
+    members = []
+    for at in range(0, len(text), _ENTRY):
+        node, keys = text[at : at + _NODE], text[at + _NODE : at + _ENTRY]
+        members.append(Member(int.from_bytes(node, "little"), keys[:KEY_BYTES], keys[KEY_BYTES:]))
+    used = [key for member in members if member.present for key in (member.signing, member.masking)]
+    if len(used) != len(set(used)):
+        raise CohortError("a cohort with a key twice")
+    return members
+
+
+def sampled_places(root: bytes, node: int, alive: NDArray[np.bool_], count: int) -> NDArray[np.int64]:
+    """(count,) the places of survivors whose signatures a seller looks at, ascending; all where there are no more.
+
+    Args:
+        root: names the list of all signatures: whoever made it could not know which of them would be looked at.
+    """
+    there = np.flatnonzero(alive)
+    order = ring_order(hashlib.sha256(_SAMPLE + root + node.to_bytes(_NODE, "little")).digest(), there.size)
+    return np.sort(there[order[:count]])
 
 
 def masking_digest(keys: Sequence[bytes]) -> bytes:

@@ -5,7 +5,8 @@ whoever sees a masked vector can try all seeds. Here the same protocol runs with
 under a hash of the whole key, on both sides. Moduli above 2³² become possible, too. Where a step of the quantiser
 is one, it only moves integers above zero: they are not rounded by chance, nor limited to 32 bits.
 
-Keys are cut and restored by `key_pieces`, a hundred times faster than by Flower's own scheme.
+Keys are cut and restored by `key_pieces`, a hundred times faster than by Flower's own scheme. A masked weight takes
+as many bytes as the modulus needs, where Flower sends eight.
 
 The hash also takes in the public numbers of the sum. Two sellers that were told different ones (fewer digits of
 noise for some, say) draw different masks for each other, and the sum cannot be opened.
@@ -53,8 +54,20 @@ class Masking:
     modulus: int = 2**32
 
 
+def masked_width(largest: int, sellers: int) -> int:
+    """Bytes of a masked weight in an exact sum of so many sellers whose integers are at most `largest`."""
+    return _width(exact_masking(largest, sellers).modulus)
+
+
+def exact_masking(largest: int, sellers: int) -> Masking:
+    """Settings under which integers of at most `largest` go into a sum of so many sellers as they are."""
+    reach = 1 << largest.bit_length()
+    # One step per integer: the quantiser changes nothing.
+    return Masking(float(reach), 2 * reach, 1 << (2 * reach * sellers).bit_length())
+
+
 def packed(array: Integers, *, modulus: int) -> bytes:
-    """Integers from 0 to modulus − 1 as bytes."""
+    """Integers from 0 to modulus − 1, in as few whole bytes each as hold them."""
     return np.ascontiguousarray(array, dtype="<i8").view(np.uint8).reshape(-1, 8)[:, : _width(modulus)].tobytes()
 
 
@@ -73,8 +86,8 @@ def unpacked(text: bytes, shape: Sequence[int], modulus: int) -> Integers:
 
 
 def _width(modulus: int) -> int:
-    """Bytes of an integer below the modulus, as Flower sends it."""
-    return 8
+    """Bytes of an integer below the modulus."""
+    return -(-(modulus - 1).bit_length() // 8)
 
 
 def strong_masks(

@@ -1,8 +1,9 @@
 """Who shares masks with whom in a secure sum: everybody with everybody, or a ring of neighbours of order log n.
 
 Sellers stand on a ring in an order that follows from a hash of all their keys, so nobody chooses his neighbours or
-another's. Each shares masks and pieces of its keys with the `window` sellers nearest to it, itself included. A
-sixth of every neighbourhood may drop out; where more do, the sum is not opened.
+another's; who has the root of the list of all sellers can work out at which places of it his neighbours stand. Each
+shares masks and pieces of its keys with the `window` sellers nearest to it, itself included. A sixth of every
+neighbourhood may drop out; where more do, the sum is not opened.
 
 What could go wrong is that colluding sellers happen to stand together: (window − 1)/2 sellers in a row that collude
 or dropped out cut the ring, and a sum over one arc could be read; a neighbourhood with `threshold` colluders gives
@@ -17,11 +18,14 @@ Implements: the neighbour graph of [BellEtAl2020], as a ring, with exact hyperge
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 
-from scipy.stats import hypergeom
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from numpy.typing import NDArray
+from scipy.special import gammaln
 
 from privmarket.federated.shares import honest_sellers, survivors_needed
 
@@ -29,6 +33,10 @@ FAILURE = 2.0**-40
 _MAY_DROP = 6  # one in so many of a neighbourhood
 # Below this many sellers the ring saves little, and everybody with everybody survives more drop-outs.
 _RING_FROM = 100
+# From so many sellers on, nobody reads the list of all or looks at every signature. A list of which at most a share
+# of `_SIGNED` of the survivors signed passes a sample with probability 2⁻⁸¹; a server that tries 2⁴⁰ of them, 2⁻⁴¹.
+SAMPLE_FROM, SAMPLE, MISSING = 2000, 512, 22
+_SIGNED = 0.8
 
 
 @dataclass(frozen=True)
@@ -40,44 +48,48 @@ class Neighbourhood:
         window: into how many pieces each key is cut: the seller's own and one for each neighbour; n, or odd.
         threshold: how many pieces restore a key.
         needed: how many sellers must come through, see `shares.survivors_needed`.
+        sample: how many survivors' signatures a seller looks at, at random; 0 for all of them, and then as many as
+            are needed must be good. Of a sample all but `MISSING` must.
     """
 
     sellers: int
     window: int
     threshold: int
     needed: int
+    sample: int = 0
 
     @property
     def everybody(self) -> bool:
         """Whether everybody is everybody's neighbour."""
         return self.window >= self.sellers
 
-    def windows(self, ring: Sequence[int]) -> dict[int, frozenset[int]]:
-        """node → its neighbours and itself, for sellers in the order of `ring`."""
+    def windows(self, ring: NDArray[np.int64]) -> dict[int, frozenset[int]]:
+        """place → the places of its neighbours and its own, for sellers in the order of `ring`."""
         if self.everybody:
-            return dict.fromkeys(ring, frozenset(ring))
+            return dict.fromkeys(range(self.sellers), frozenset(range(self.sellers)))
         reach = self.window // 2
-        places = range(-reach, reach + 1)
-        return {
-            node: frozenset(ring[(at + place) % self.sellers] for place in places) for at, node in enumerate(ring)
-        }
+        around = np.concatenate([ring[self.sellers - reach :], ring, ring[:reach]])
+        return {int(place): frozenset(around[at : at + self.window].tolist()) for at, place in enumerate(ring)}
 
-    def window_of(self, node: int, ring: Sequence[int]) -> frozenset[int]:
-        """The neighbours of one node and itself."""
+    def window_of(self, place: int, ring: NDArray[np.int64]) -> frozenset[int]:
+        """The places of one seller's neighbours and its own."""
         if self.everybody:
-            return frozenset(ring)
-        at, reach = ring.index(node), self.window // 2
-        return frozenset(ring[(at + place) % self.sellers] for place in range(-reach, reach + 1))
+            return frozenset(range(self.sellers))
+        at, reach = int(np.flatnonzero(ring == place)[0]), self.window // 2
+        return frozenset(ring[np.arange(at - reach, at + reach + 1) % self.sellers].tolist())
 
 
 @lru_cache(maxsize=256)
 def neighbourhood(sellers: int, honest_share: float) -> Neighbourhood:
     """The neighbourhood that a sum of so many sellers needs; server and sellers compute the same."""
-    needed = survivors_needed(sellers, honest_share)
+    needed, honest = survivors_needed(sellers, honest_share), honest_sellers(sellers, honest_share)
     if sellers >= _RING_FROM:
-        most_colluders = sellers - honest_sellers(sellers, honest_share)
-        window = smallest_window(sellers, most_colluders)
+        window = smallest_window(sellers, sellers - honest)
         if window < sellers:
+            # Two lists that more than `_SIGNED` of so many survivors signed each have an honest signer in common.
+            more = math.floor((sellers - honest / 2) / _SIGNED) + 1
+            if sellers >= SAMPLE_FROM and more <= sellers - sellers // _MAY_DROP:
+                return Neighbourhood(sellers, window, window - window // _MAY_DROP, more, SAMPLE)
             return Neighbourhood(sellers, window, window - window // _MAY_DROP, needed)
     return Neighbourhood(sellers, sellers, needed, needed)
 
@@ -112,14 +124,34 @@ def failure_probability(sellers: int, colluders: int, window: int) -> float:
     reach, may_drop = window // 2, window // _MAY_DROP
     # Somewhere `reach` sellers in a row of whom x dropped out and all others collude: the ring may be cut there.
     cut = max(
-        float(hypergeom.sf(reach - dropped - 1, sellers, colluders - dropped, reach))
+        _chance_of(reach - dropped, reach, colluders - dropped, sellers)
         for dropped in range(min(may_drop, colluders) + 1)
     )
     # Some neighbourhood holds enough colluders to restore its centre's keys.
-    betrayed = float(hypergeom.sf(window - may_drop - 1, sellers, colluders, window))
+    betrayed = _chance_of(window - may_drop, window, colluders, sellers)
     return sellers * (cut + betrayed)
 
 
-def ring_order(seed: bytes, nodes: Sequence[int]) -> list[int]:
-    """The nodes in an order that follows from the seed and looks random to whoever did not choose it."""
-    return sorted(nodes, key=lambda node: hashlib.sha256(seed + node.to_bytes(8, "little")).digest())
+def _chance_of(least: int, drawn: int, colluders: int, sellers: int) -> float:
+    """The probability that at least so many of some sellers, drawn at random, collude: a hypergeometric tail."""
+    found = np.arange(max(0, least, drawn - (sellers - colluders)), min(drawn, colluders) + 1)
+    others = sellers - colluders
+    logs = _log_binomial(colluders, found) + _log_binomial(others, drawn - found) - _log_binomial(sellers, drawn)
+    return float(np.exp(logs).sum())
+
+
+def _log_binomial(n: int, k: NDArray[np.int64] | int) -> NDArray[np.float64]:
+    """log of "n choose k"."""
+    found: NDArray[np.float64] = gammaln(n + 1.0) - gammaln(k + 1.0) - gammaln(n - k + 1.0)
+    return found
+
+
+def ring_order(seed: bytes, size: int) -> NDArray[np.int64]:
+    """(size,) the numbers from 0 in an order that follows from the seed: every order has the same probability.
+
+    The smaller of two 64-bit numbers from AES goes first; equal ones, of which there are none below a million
+    sellers but for a chance of 2⁻²⁵, go in their own order.
+    """
+    stream = Cipher(algorithms.AES(hashlib.sha256(seed).digest()[:16]), modes.CTR(bytes(16))).encryptor()
+    keys = np.frombuffer(stream.update(bytes(8 * size)), dtype="<u8")
+    return np.argsort(keys, kind="stable").astype(np.int64)

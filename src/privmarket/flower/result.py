@@ -15,6 +15,7 @@ import numpy as np
 from flwr.app import ConfigRecord, Context
 
 from privmarket.files import write_atomically
+from privmarket.flower import wire
 from privmarket.flower.settings import MarketSettings
 from privmarket.privacy.accountant import RdpAccountant
 from privmarket.privacy.certificate import Certificate, certify
@@ -96,6 +97,7 @@ class MarketResult:
             "epsilon_spent_is": f"{ODOMETER_LABEL}; {ODOMETER_NOTE}",
             "certificate": {key: _finite(value) for key, value in asdict(self.certificate()).items()},
             "declined": dict(self.declined),
+            "weights_sha256": wire.digest(self.weights),
             "summary": self.summary(),
             "rounds": [asdict(record) for record in self.records],
             "bid_seconds": [round(one, 4) for one in self.bid_seconds],

@@ -19,7 +19,7 @@ import numpy as np
 from flwr.serverapp import Grid
 
 from privmarket.flower.fleet import Delivery, Fleet, in_policy_terms
-from privmarket.flower.masks import SUM_BITS, Integers, Masking
+from privmarket.flower.masks import SUM_BITS, Integers, Masking, exact_masking
 from privmarket.flower.neighbours import neighbourhood
 from privmarket.flower.secure_seller import largest_share
 from privmarket.flower.sum_server import SumServer
@@ -41,15 +41,6 @@ def clipping_range(sales: Iterable[Sale], deviations: float = 8.0) -> float:
     return float(max(largest(sale) for sale in sales))
 
 
-def exact_masking(sales: Mapping[str, Sale], records: Mapping[str, float]) -> Masking | None:
-    """Settings under which every integer goes into the sum as it is; None where the sum is too large for that."""
-    reach = 1 << max(largest_share(sale, records[client]) for client, sale in sales.items()).bit_length()
-    if reach * len(sales) > LARGEST_SUM:
-        return None
-    # One step per integer: the quantiser changes nothing.
-    return Masking(float(reach), 2 * reach, 1 << (2 * reach * len(sales)).bit_length())
-
-
 def secure_sum(
     grid: Grid,
     fleet: Fleet,
@@ -69,8 +60,9 @@ def secure_sum(
         What each client delivered (without its share), and the sum over those that did, int64 by name; None where
         fewer than are needed came through, or the sum would be too large: then nothing is uncovered.
     """
-    masking = exact_masking(sales, records)
-    if masking is None:
+    largest = max(largest_share(sale, records[client]) for client, sale in sales.items())
+    masking = exact_masking(largest, len(sales))
+    if masking.reach * len(sales) > LARGEST_SUM:
         fault = f"a sum beyond ±{LARGEST_SUM}: sell less ε a round, or use fewer records a client"
         return {client: Delivery(fault=fault, refused=True) for client in sales}, None
     server = _server(grid, fleet, sales, weights, masking, timeout_seconds, parties)

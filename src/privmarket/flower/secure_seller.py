@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ from flwr.common import Code, FitRes, Status, ndarrays_to_parameters, parameters
 from flwr.common.constant import ErrorCode
 from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, RECORD_KEY_STATE, Key, Stage
 from flwr.compat.common import recorddict_compat as compat
+from numpy.typing import NDArray
 
 from privmarket.federated.shares import honest_sellers, largest_weights
 from privmarket.flower import guard, wire
@@ -34,13 +35,15 @@ from privmarket.flower.cohort import (
     masking_digest,
     new_signing_key,
     public_key,
+    sampled_places,
     sign,
     verifies,
 )
+from privmarket.flower.hash_tree import root_of
 from privmarket.flower.masks import SUM_BITS, Handler, Masking, secure_mod
-from privmarket.flower.neighbours import Neighbourhood, neighbourhood
+from privmarket.flower.neighbours import MISSING, Neighbourhood, neighbourhood
 from privmarket.flower.node_seller import MEMORY, MarketClientApp, Seller, event_of, trained
-from privmarket.flower.sum_replies import PARTY, PROOF, SIGNATURES, SIGNING_KEY
+from privmarket.flower.sum_replies import PARTY, PROOF, SIGNATURES, SIGNING_KEY, BadReplyError, ints, text, texts
 from privmarket.flower.wire import Arrays, Sale
 from privmarket.privacy import integer_noise
 from privmarket.privacy.integer_noise import MAX_LEVELS, MIN_LEVELS
@@ -51,8 +54,9 @@ _ORDER = "fitins.config"
 AGREE = "agree"  # our step between masked vectors and opening
 NAMES = "names"  # the names of the arrays in an order, one a line
 COHORT = "privmarket-cohort"  # the record that carries cohort and signatures
-LIST, PARTIES, PROOFS = "list", "parties", "proofs"
-SURVIVORS, SIGNERS = "survivors", "signers"
+LIST, PLACES, BRANCHES = "list", "places", "branches"  # sellers, where they stand, the proof that they stand there
+PARTIES, PROOFS = "parties", "proofs"
+SURVIVORS, SIGNATURE_BRANCHES = "survivors", "signature-branches"
 _SUM = "privmarket-sum"  # what a node remembers of the sum that it takes part in
 
 
@@ -119,7 +123,7 @@ class SumSteps:
         if configs is None:
             raise PolicyRefusal(Reason.MESSAGE, "an order outside the protocol of the secure sum")
         stage, public, modulus = configs.get(Key.STAGE), b"", 0
-        with guard.becomes(Reason.COHORT, CohortError):
+        with guard.becomes(Reason.COHORT, CohortError, BadReplyError):
             if stage == Stage.SETUP:
                 _begin(configs, context)
             elif stage == Stage.SHARE_KEYS:
@@ -139,11 +143,19 @@ class SumSteps:
 
 @dataclass(frozen=True)
 class _Sum:
-    """What a node remembers of the sum that it takes part in; messages may be handled by different processes."""
+    """What a node remembers of the sum that it takes part in; messages may be handled by different processes.
+
+    Attributes:
+        private: its signing key.
+        listed, places, root: the sellers that it was shown; no places where these are all.
+        view: the list of survivors that it signed.
+    """
 
     plan: Neighbourhood
-    private: bytes
-    cohort: bytes = b""
+    private: bytes = b""
+    listed: bytes = b""
+    places: tuple[int, ...] = ()
+    root: bytes = b""
     view: bytes = b""
 
     @classmethod
@@ -151,19 +163,33 @@ class _Sum:
         memory = context.state.get(_SUM)
         if not isinstance(memory, ConfigRecord):
             raise PolicyRefusal(Reason.MESSAGE, "a step of a sum that has not begun")
-        known: dict[str, Any] = dict(memory)
-        return cls(Neighbourhood(*known["plan"]), known["private"], known["cohort"], known["view"])
+        plan = Neighbourhood(*ints(memory, "plan"))
+        private, listed, root, view = (text(memory, key) for key in ("private", "listed", "root", "view"))
+        return cls(plan, private, listed, tuple(ints(memory, "places")), root, view)
 
     def keep(self, context: Context) -> None:
         plan = self.plan
-        numbers = [plan.sellers, plan.window, plan.threshold, plan.needed]
-        context.state[_SUM] = ConfigRecord(
-            {"plan": numbers, "private": self.private, "cohort": self.cohort, "view": self.view}
-        )
+        known = {"private": self.private, "listed": self.listed, "root": self.root, "view": self.view}
+        record = ConfigRecord({**known})
+        record["plan"] = [plan.sellers, plan.window, plan.threshold, plan.needed, plan.sample]
+        record["places"] = list(self.places)
+        context.state[_SUM] = record
 
-    def window(self, cohort: Cohort, context: Context) -> frozenset[int]:
-        """This node's neighbours and itself."""
-        return self.plan.window_of(context.node_id, cohort.ring)
+    def cohort(self) -> Cohort:
+        """The sellers that this node was shown."""
+        if not self.plan.sample:
+            return Cohort.read(self.listed)
+        return Cohort.remembered(self.plan.sellers, self.places, self.listed, self.root)
+
+    def window(self, cohort: Cohort, context: Context) -> dict[int, int]:
+        """place → node, of this node's neighbours and itself."""
+        own = cohort.place_of.get(context.node_id)
+        if own is None:
+            raise PolicyRefusal(Reason.COHORT, "a cohort without this seller")
+        places = self.plan.window_of(own, cohort.ring)
+        if not places <= set(cohort.shown):
+            raise PolicyRefusal(Reason.COHORT, "other neighbours than those that follow from the keys")
+        return {place: cohort.shown[place].node for place in places}
 
 
 def _begin(configs: ConfigRecord, context: Context) -> None:
@@ -184,7 +210,7 @@ def _begin(configs: ConfigRecord, context: Context) -> None:
         )
     if memory["trust"] == "aggregate":
         _check_integers(configs, sellers)
-    _Sum(Neighbourhood(sellers, pieces, threshold, plan.needed), b"").keep(context)
+    _Sum(Neighbourhood(sellers, pieces, threshold, plan.needed, plan.sample)).keep(context)
 
 
 def _check_integers(configs: ConfigRecord, sellers: int) -> None:
@@ -219,20 +245,20 @@ def _add_keys(seller: Seller, reply: Message, context: Context) -> None:
 def _check_cohort(seller: Seller, message: Message, configs: ConfigRecord, context: Context) -> None:
     """Step 2: who is in the sum, and who are the neighbours."""
     extra = message.content.config_records.get(COHORT)
-    text = extra.get(LIST) if extra is not None else None
-    if extra is None or not isinstance(text, bytes):
+    if extra is None:
         raise PolicyRefusal(Reason.COHORT, "keys of neighbours without the list of all sellers")
-    known, cohort = _Sum.of(context), Cohort.read(text)
-    if len(cohort.members) != known.plan.sellers:
-        raise PolicyRefusal(Reason.COHORT, f"{len(cohort.members)} sellers where {known.plan.sellers} were named")
+    known = _Sum.of(context)
+    cohort = _read_cohort(known.plan, extra)
+    window = known.window(cohort, context)
     state = context.state.config_records[RECORD_KEY_STATE]
-    mine = cohort.by_node.get(context.node_id)
-    keys = public_key(known.private), masking_digest([state["pk1"], state["pk2"]])  # type: ignore[list-item]
-    if mine is None or (mine.signing, mine.masking) != keys:
+    mine = cohort.by_node[context.node_id]
+    if (mine.signing, mine.masking) != (
+        public_key(known.private),
+        masking_digest([text(state, "pk1"), text(state, "pk2")]),
+    ):
         raise PolicyRefusal(Reason.COHORT, "a cohort without this seller's own keys")
     offered = {int(key): value for key, value in configs.items() if key != Key.STAGE}
-    neighbours = {node for node in known.window(cohort, context) if cohort.by_node[node].present}
-    if set(offered) != neighbours:
+    if set(offered) != {node for place, node in window.items() if cohort.shown[place].present}:
         raise PolicyRefusal(Reason.COHORT, "other neighbours than those that follow from the keys")
     for node, theirs in offered.items():
         if not isinstance(theirs, list) or masking_digest(theirs) != cohort.by_node[node].masking:  # type: ignore[arg-type]
@@ -240,7 +266,18 @@ def _check_cohort(seller: Seller, message: Message, configs: ConfigRecord, conte
     parties = seller.registered_parties(context, str(context.state.config_records[MEMORY]["broker-round"]))
     if parties is not None:
         _check_parties(parties, cohort, extra, context)
-    _Sum(known.plan, known.private, text).keep(context)
+    places = tuple(cohort.shown) if known.plan.sample else ()
+    _Sum(known.plan, known.private, cohort.write(), places, cohort.root).keep(context)
+
+
+def _read_cohort(plan: Neighbourhood, extra: ConfigRecord) -> Cohort:
+    """All sellers, or in a large sum those at some places, with the root that follows from them."""
+    if plan.sample:
+        return Cohort.read_part(plan.sellers, ints(extra, PLACES), text(extra, LIST), text(extra, BRANCHES))
+    cohort = Cohort.read(text(extra, LIST))
+    if cohort.size != plan.sellers:
+        raise PolicyRefusal(Reason.COHORT, f"{cohort.size} sellers where {plan.sellers} were named")
+    return cohort
 
 
 def _offered_round(context: Context) -> str:
@@ -253,14 +290,18 @@ def _check_parties(registered: Collection[str], cohort: Cohort, extra: ConfigRec
     """Every seller that sent keys is a registered party, each another one, and signed these keys for this round."""
     sale = _offered_round(context)
     parties, proofs = extra.get(PARTIES), extra.get(PROOFS)
-    present = [member for member in cohort.members if member.present]
+    present = {place: member for place, member in cohort.shown.items() if member.present}
     if not (isinstance(parties, list) and isinstance(proofs, list) and len(parties) == len(proofs) == len(present)):
         raise PolicyRefusal(Reason.COHORT, "a cohort without every seller's registered key")
     if len(set(parties)) != len(parties):
         raise PolicyRefusal(Reason.COHORT, "one registered party is in the cohort twice")
-    allowed = set(registered)
-    for member, party, proof in zip(present, parties, proofs, strict=True):
-        public = bytes.fromhex(str(party)) if party in allowed else b""
+    allowed, in_order = set(registered), sorted(registered)
+    if cohort.size > len(cohort.shown) and cohort.size != len(in_order):
+        raise PolicyRefusal(Reason.COHORT, f"{cohort.size} sellers where {len(in_order)} registered parties sold")
+    for (place, member), party, proof in zip(present.items(), parties, proofs, strict=True):
+        # Who sees only some of the sellers knows that no party stands twice in the list by the place of each.
+        misplaced = cohort.size > len(cohort.shown) and in_order[place] != party
+        public = bytes.fromhex(str(party)) if party in allowed and not misplaced else b""
         if not isinstance(proof, bytes) or not verifies(public, proof, member.statement(sale)):
             raise PolicyRefusal(Reason.COHORT, f"node {member.node} is no registered party of this round")
 
@@ -278,7 +319,7 @@ def _check_sources(sources: Any, context: Context) -> None:
 def _bound_to(message: Message, context: Context) -> tuple[bytes, int]:
     """What this seller was told of the sum, and its modulus."""
     sale, _ = _read_order(message.content.config_records[_ORDER])
-    cohort = Cohort.read(_Sum.of(context).cohort)
+    cohort = _Sum.of(context).cohort()
     state: dict[str, Any] = dict(context.state.config_records[RECORD_KEY_STATE])
     masking = Masking(state["clipping_range"], state["target_range"], state["mod_range"])
     return public_numbers(sale, cohort, state["threshold"], masking), masking.modulus
@@ -304,40 +345,57 @@ def _confirm(configs: ConfigRecord, context: Context) -> RecordDict:
     state = context.state.config_records[RECORD_KEY_STATE]
     if state.get("current_stage") != Stage.COLLECT_MASKED_VECTORS or known.view or not isinstance(survivors, bytes):
         raise PolicyRefusal(Reason.COHORT, "a list of survivors at the wrong time, or a second one")
-    cohort = Cohort.read(known.cohort)
+    cohort = known.cohort()
     alive, window = cohort.read_survivors(survivors), known.window(cohort, context)
-    if context.node_id not in alive:
+    if not alive[cohort.place_of[context.node_id]]:
         raise PolicyRefusal(Reason.COHORT, "a list of survivors without this seller, whose part has left")
-    if len(alive) < known.plan.needed or len(alive & window) < known.plan.threshold:
+    came, near = int(alive.sum()), int(alive[list(window)].sum())
+    if came < known.plan.needed or near < known.plan.threshold:
         raise PolicyRefusal(
             Reason.HONEST_SHARE,
-            f"{len(alive)} of {known.plan.sellers} sellers came through, {known.plan.needed} are needed",
+            f"{came} of {known.plan.sellers} sellers came through, {known.plan.needed} are needed",
         )
     signature = sign(known.private, cohort.statement(survivors))
-    _Sum(known.plan, known.private, known.cohort, survivors).keep(context)
+    replace(known, view=survivors).keep(context)
     return RecordDict({RECORD_KEY_CONFIGS: ConfigRecord({SIGNATURES: [signature]})})
 
 
 def _check_opening(message: Message, configs: ConfigRecord, context: Context) -> None:
     """Step 5: enough survivors signed the lists that this seller was shown, and the server asks for these."""
     known, extra = _Sum.of(context), message.content.config_records.get(COHORT)
-    signers, signatures = (extra.get(SIGNERS), extra.get(SIGNATURES)) if extra is not None else (None, None)
-    if not known.view or not isinstance(signers, list) or not isinstance(signatures, list):
+    if not known.view or extra is None:
         raise PolicyRefusal(Reason.COHORT, "a sum is to be opened that the survivors have not confirmed")
-    cohort = Cohort.read(known.cohort)
-    given = dict(zip(signers, signatures, strict=False))
-    confirmed = cohort.confirmations(known.view, given)  # type: ignore[arg-type]
-    if confirmed < known.plan.needed:
-        raise PolicyRefusal(
-            Reason.COHORT, f"{confirmed} survivors confirmed this sum, {known.plan.needed} are needed"
-        )
-    alive, window = cohort.read_survivors(known.view), known.window(cohort, context)
+    cohort = known.cohort()
+    alive = cohort.read_survivors(known.view)
+    _check_confirmed(known, cohort, alive, extra, context.node_id)
+    window = known.window(cohort, context)
+    living = {node for place, node in window.items() if alive[place]}
     active, dead = (configs.get(key) for key in (Key.ACTIVE_NODE_ID_LIST, Key.DEAD_NODE_ID_LIST))
     if not isinstance(active, list) or not isinstance(dead, list) or len(dead) != len(set(dead)):
         raise PolicyRefusal(Reason.MESSAGE, "no lists of survivors and drop-outs")
     # Both secrets of one seller would take the mask off its own vector.
-    if sorted(active) != sorted(alive & window) or not set(dead) <= window - alive:
+    if sorted(active) != sorted(living) or not set(dead) <= set(window.values()) - living:
         raise PolicyRefusal(Reason.COHORT, "keys of other sellers than the confirmed survivors and drop-outs")
+
+
+def _check_confirmed(known: _Sum, cohort: Cohort, alive: NDArray[np.bool_], extra: ConfigRecord, node: int) -> None:
+    """Enough survivors signed: of all, or of those that the list of signatures itself says to look at."""
+    places, signatures, needed = ints(extra, PLACES), texts(extra, SIGNATURES), known.plan.needed
+    if len(places) != len(signatures):
+        raise PolicyRefusal(Reason.COHORT, f"{len(signatures)} signatures of {len(places)} survivors")
+    given = dict(zip(places, signatures, strict=True))
+    if known.plan.sample:
+        part = Cohort.read_part(cohort.size, places, text(extra, LIST), text(extra, BRANCHES))
+        if part.root != cohort.root:
+            raise PolicyRefusal(Reason.COHORT, "signatures of sellers that are not in the list of all sellers")
+        with guard.becomes(Reason.COHORT, ValueError):
+            root = root_of(cohort.size, given, text(extra, SIGNATURE_BRANCHES))
+        if sampled_places(root, node, alive, known.plan.sample).tolist() != places:
+            raise PolicyRefusal(Reason.COHORT, "other signatures than those that this seller looks at")
+        cohort, needed = part, len(places) - MISSING
+    confirmed = cohort.confirmations(known.view, given)
+    if confirmed < needed:
+        raise PolicyRefusal(Reason.COHORT, f"{confirmed} survivors confirmed this sum, {needed} are needed")
 
 
 def _share(seller: Seller, sale: Sale, weights: Arrays, context: Context) -> Arrays:
@@ -371,4 +429,9 @@ def _share(seller: Seller, sale: Sale, weights: Arrays, context: Context) -> Arr
 
 def largest_share(sale: Sale, records: float) -> int:
     """The largest integer that a seller with so many records may have to send."""
-    return math.ceil(1.02 * sale.weight * sale.clip_norm * records) + 2 + integer_noise.largest(sale.levels)
+    return largest_integer(sale.weight * sale.clip_norm * records, sale.levels)
+
+
+def largest_integer(signal: float, levels: int) -> int:
+    """The largest integer that a clipped sum of at most `signal` steps becomes, with noise of so many digits."""
+    return math.ceil(1.02 * signal) + 2 + integer_noise.largest(levels)

@@ -14,14 +14,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, Key, Stage
 from flwr.serverapp import Grid
 
 from privmarket.federated.config import FederationConfig, Training
-from privmarket.federated.simulation import run as simulate
 from privmarket.files import write_atomically
 from privmarket.flower.cohort import Cohort, new_signing_key
 from privmarket.flower.engine import Engine, write_app
@@ -32,9 +31,15 @@ from privmarket.flower.rehearsal import kill_on_marker, marker
 from privmarket.flower.secure_seller import AGREE, COHORT, LIST, SURVIVORS
 from privmarket.flower.server import MarketServerApp
 from privmarket.flower.wire import Arrays
+from privmarket.lazy import late
 from privmarket.privacy.release import Grid as ReleaseGrid
 from privmarket.privacy.wallet_file import WalletFile
 from privmarket.rounds import MICRO
+
+if TYPE_CHECKING:
+    from privmarket.federated import simulation
+else:
+    simulation = late("privmarket.federated.simulation")  # torch: most messages to a client need none
 
 Tamper = Callable[[Message, list[Message]], None]
 """Changes one message of a step in place; all messages of the step are there to look at."""
@@ -287,7 +292,7 @@ def sum_verdicts(
     """Promise → whether it was kept."""
     budget = int(plan.config.budget * MICRO)
     tried = {number: attack for number, attack in enumerate(plan.attacks) if attack in ATTACKS}
-    plain = simulate(plan.config.replace(rounds=1)).records[0]
+    plain = simulation.run(plan.config.replace(rounds=1)).records[0]
     first = rounds[0]
     verdicts = {
         "every round ended": len(rounds) == len(plan.attacks),

@@ -108,6 +108,21 @@ def _by_node(configs: ConfigRecord, names: str, values: str, wanted: Collection[
     return dict(zip(nodes, texts, strict=True))
 
 
+def text(record: ConfigRecord, key: str) -> bytes:
+    """Bytes."""
+    return _value(record, key, bytes)
+
+
+def texts(record: ConfigRecord, key: str) -> list[bytes]:
+    """A list of bytes."""
+    return _list(record, key, bytes)
+
+
+def ints(record: ConfigRecord, key: str) -> list[int]:
+    """A list of whole numbers."""
+    return _list(record, key, int)
+
+
 def _value(configs: ConfigRecord, key: str, kind: type[Kind]) -> Kind:
     value = configs.get(key)
     if not isinstance(value, kind) or isinstance(value, bool):

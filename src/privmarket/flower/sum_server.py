@@ -14,7 +14,7 @@ the survivors agree on who survived (`cohort`). A seller that does not answer a 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -28,17 +28,20 @@ from flwr.serverapp import Grid
 from flwr.supercore.primitives.asymmetric import bytes_to_private_key, bytes_to_public_key
 
 from privmarket.flower import key_pieces, sum_replies, wire
-from privmarket.flower.cohort import Cohort, Member, masking_digest, verifies
+from privmarket.flower.cohort import Cohort, Member, masking_digest, sampled_places, verifies
+from privmarket.flower.hash_tree import HashTree
 from privmarket.flower.masks import Integers, Masking, strong_masks
 from privmarket.flower.neighbours import Neighbourhood
 from privmarket.flower.secure_seller import (
     AGREE,
+    BRANCHES,
     COHORT,
     LIST,
     NAMES,
     PARTIES,
+    PLACES,
     PROOFS,
-    SIGNERS,
+    SIGNATURE_BRANCHES,
     SURVIVORS,
     public_numbers,
 )
@@ -89,7 +92,11 @@ class SumServer:
         """
         keys = self._setup()
         cohort = self._cohort(keys)
-        windows = self.plan.windows(cohort.ring)
+        node_at = [member.node for member in cohort.members]
+        windows = {
+            node_at[place]: frozenset(node_at[other] for other in window)
+            for place, window in self.plan.windows(cohort.ring).items()
+        }
         pieces = self._share_keys(keys, cohort, windows)
         if pieces is None:
             return None
@@ -102,7 +109,7 @@ class SumServer:
         signed = self._agree(cohort)
         if signed is None:
             return None
-        secrets = self._restore(near, signed)
+        secrets = self._restore(cohort, near, signed)
         if secrets is None:
             return None
         public = public_numbers(self._sale, cohort, self.plan.threshold, self.masking)
@@ -148,8 +155,13 @@ class SumServer:
         return verifies(public, keys.proof, _member(node, keys).statement(sale))
 
     def _cohort(self, keys: Mapping[int, SellerKeys]) -> Cohort:
-        """All sellers; those without keys have dropped out."""
-        return Cohort.of(_member(node, keys[node]) if node in keys else Member(node) for node in self.orders)
+        """All sellers; those without keys have dropped out.
+
+        A seller of a large sum, who does not see them all, expects registered parties in the order of their keys.
+        """
+        parties = self.parties if self.plan.sample else None
+        nodes = sorted(self.orders, key=lambda node: ("" if parties is None else parties.get(node, ""), node))
+        return Cohort.listed([_member(node, keys[node]) if node in keys else Member(node) for node in nodes])
 
     def _share_keys(
         self, keys: Mapping[int, SellerKeys], cohort: Cohort, windows: Mapping[int, frozenset[int]]
@@ -158,17 +170,26 @@ class SumServer:
         near = {node: windows[node] & set(keys) for node in keys}
         if not self._enough(keys, near):
             return None
-        extra = ConfigRecord({LIST: cohort.write()})
-        present = [keys[member.node] for member in cohort.members if member.present]
-        if all(one.proof for one in present):
-            extra[PARTIES], extra[PROOFS] = [one.party for one in present], [one.proof for one in present]
+        extra = self._shown(cohort, range(cohort.size), keys)
         messages = {}
         for node in keys:
+            if self.plan.sample:
+                extra = self._shown(cohort, sorted(cohort.place_of[other] for other in windows[node]), keys)
             theirs = ConfigRecord({str(other): [keys[other].masking, keys[other].messages] for other in near[node]})
             theirs[Key.STAGE] = Stage.SHARE_KEYS
             messages[node] = RecordDict({RECORD_KEY_CONFIGS: theirs, COHORT: extra})
         pieces = self._ask(messages, lambda node, c: sum_replies.read_pieces(c, near[node] - {node}))
         return pieces if self._enough(pieces, {node: near[node] for node in pieces}) else None
+
+    def _shown(self, cohort: Cohort, places: Sequence[int], keys: Mapping[int, SellerKeys]) -> ConfigRecord:
+        """The sellers at some places of the cohort, with a proof where these are not all."""
+        extra = ConfigRecord({LIST: cohort.write(places)})
+        if self.plan.sample:
+            extra[PLACES], extra[BRANCHES] = list(places), cohort.tree.prove(places)
+        present = [keys[cohort.shown[at].node] for at in places if cohort.shown[at].present]
+        if all(one.proof for one in present):
+            extra[PARTIES], extra[PROOFS] = [one.party for one in present], [one.proof for one in present]
+        return extra
 
     def _collect(
         self, near: Mapping[int, frozenset[int]], pieces: Mapping[int, Mapping[int, bytes]]
@@ -198,15 +219,17 @@ class SumServer:
         signed = self._ask(messages, lambda _, configs: sum_replies.read_signature(configs))
         return signed if len(signed) >= self.plan.needed else None
 
-    def _restore(self, near: Mapping[int, frozenset[int]], signed: Mapping[int, bytes]) -> dict[int, bytes] | None:
+    def _restore(
+        self, cohort: Cohort, near: Mapping[int, frozenset[int]], signed: Mapping[int, bytes]
+    ) -> dict[int, bytes] | None:
         """node → the seed of its own mask, or the masking key of one that dropped out; None where pieces miss."""
-        extra = ConfigRecord({SIGNERS: list(signed), SIGNATURES: list(signed.values())})
+        confirmed = self._confirmed(cohort, signed)
         messages = {}
         for node in self.came:
             active, dead = sorted(near[node] & self.came), sorted(near[node] - self.came)
             asked = ConfigRecord({Key.STAGE: Stage.UNMASK})
             asked[Key.ACTIVE_NODE_ID_LIST], asked[Key.DEAD_NODE_ID_LIST] = active, dead
-            messages[node] = RecordDict({RECORD_KEY_CONFIGS: asked, COHORT: extra})
+            messages[node] = RecordDict({RECORD_KEY_CONFIGS: asked, COHORT: confirmed(node)})
         opened = self._ask(messages, lambda node, configs: sum_replies.read_opened(configs, near[node]))
         collected: dict[int, list[bytes]] = {node: [] for node in near}
         for pieces in opened.values():
@@ -217,6 +240,24 @@ class SumServer:
         except ValueError as error:
             _log.warning("a secure sum stays closed: %s", error)
             return None
+
+    def _confirmed(self, cohort: Cohort, signed: Mapping[int, bytes]) -> Callable[[int], ConfigRecord]:
+        """node → the signatures that it is shown: all of them, or a sample that it could not be prepared for."""
+        by_place = {cohort.place_of[node]: signature for node, signature in signed.items()}
+        if not self.plan.sample:
+            everything = ConfigRecord({PLACES: list(by_place), SIGNATURES: list(by_place.values())})
+            return lambda node: everything
+        signatures = [by_place.get(place, b"") for place in range(cohort.size)]
+        tree, alive = HashTree(signatures), cohort.read_survivors(cohort.write_survivors(self.came))
+
+        def sample(node: int) -> ConfigRecord:
+            places = sampled_places(tree.root, node, alive, self.plan.sample).tolist()
+            extra = ConfigRecord({LIST: cohort.write(places), BRANCHES: cohort.tree.prove(places)})
+            extra[PLACES], extra[SIGNATURES] = places, [signatures[place] for place in places]
+            extra[SIGNATURE_BRANCHES] = tree.prove(places)
+            return extra
+
+        return sample
 
     def _unmask(
         self,

@@ -23,6 +23,7 @@ import numpy as np
 
 from privmarket.errors import PrivmarketError, WalletError
 from privmarket.files import force_folder
+from privmarket.privacy.accountant import composed_epsilon
 from privmarket.privacy.calibration import ReleaseFamily
 from privmarket.privacy.events import DEFAULT_DELTA, PrivacyEvent, from_json, to_json
 from privmarket.privacy.wallet import Wallets
@@ -141,6 +142,19 @@ class WalletFile:
         """The part of the wallet that is left."""
         wallets = self._read().wallets
         return 1.0 if wallets is None else float(wallets.remaining_share[0])
+
+    @property
+    def epsilon_spent(self) -> float:
+        """ε at δ of all sales so far, as the accountant reports it; the wallet's own count is stricter."""
+        return composed_epsilon(self.spent(), self.delta)
+
+    @property
+    def epsilon_remaining(self) -> float:
+        """The most ε that one more sale of one full step may have: `inf` without a cap, 0 if none fits."""
+        if math.isinf(self.cap_epsilon):
+            return math.inf
+        wallets = self._read().wallets or Wallets(self.cap_epsilon, self.delta)
+        return float(wallets.affordable(ReleaseFamily(1.0, 1, self.delta), self.cap_epsilon)[0])
 
     def statement(self) -> list[SaleLine]:
         """Every sale: its ε and release, what ε means, whether it was released, and what was paid for it."""

@@ -21,6 +21,7 @@ from privmarket.flower.result import MarketResult
 from privmarket_studies.flower_speed import simulation_seconds
 
 HONEST_SHARE = FederationConfig().honest_share
+MEASURED_RECORDS = 100  # that every seller declares
 ROUNDS = tuple((sellers, weights) for weights in (10_000, 100_000) for sellers in (10, 20, 40, 100))
 
 
@@ -81,7 +82,7 @@ class _Drawn:
 
     def records(self, context: Context) -> int:
         """How many records the seller holds."""
-        return 100
+        return MEASURED_RECORDS
 
     def share(self, weights: Any, job: Any, grid: Any) -> Mapping[str, np.ndarray]:
         """The integers."""
@@ -97,7 +98,7 @@ def measured_round(sellers: int, weights: int, *, secure: bool) -> Measured:
         lambda w, job: {"w": updates[int(job.client)]},
         valuation=0.1,
         epsilon=1.0,
-        data_size=100.0,
+        data_size=float(MEASURED_RECORDS),
         wallet="unlimited",
         secure_aggregation=secure,
         share=drawn,

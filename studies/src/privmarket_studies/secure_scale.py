@@ -37,15 +37,29 @@ from flwr.supercore.primitives.asymmetric import (
 )
 from scipy.stats import binom
 
-from privmarket.federated.shares import MOST_DRAWS, bits_at_most, honest_sellers
+from privmarket.federated.shares import MOST_DRAWS, SharedSum, bits_at_most, honest_sellers
 from privmarket.flower import key_pieces
 from privmarket.flower.cohort import Cohort, Member, new_signing_key, sign, verifies
-from privmarket.flower.masks import quantize, strong_masks
-from privmarket.flower.neighbours import failure_probability, neighbourhood
+from privmarket.flower.hash_tree import HASH_BYTES, HashTree, root_of
+from privmarket.flower.masks import masked_width, packed, quantize, strong_masks, unpacked
+from privmarket.flower.neighbours import (
+    MISSING,
+    SAMPLE_FROM,
+    failure_probability,
+    neighbourhood,
+    ring_order,
+)
+from privmarket.flower.secure_seller import largest_integer
 from privmarket.privacy.calibration import ReleaseFamily
 from privmarket.privacy.noise import NoiseSource
 from privmarket.privacy.release import Grid
-from privmarket_studies.secure_rounds import HONEST_SHARE, ROUNDS, measure_rounds, measure_simulation
+from privmarket_studies.secure_rounds import (
+    HONEST_SHARE,
+    MEASURED_RECORDS,
+    ROUNDS,
+    measure_rounds,
+    measure_simulation,
+)
 
 WEIGHTS = 100_000
 SELLERS = (100, 1_000, 10_000, 100_000, 1_000_000)
@@ -53,7 +67,8 @@ DROPOUT = 0.02
 RECORDS, EPSILON = 600, 1.0
 PARTS = Path("results") / "secure-scale" / "parts.json"
 LOSSES = (0.05, 0.08, 0.1, 0.15)  # shares of sellers that vanish, at which rounds are simulated
-_LIST_READS = 4  # how often a client reads the list of all sellers in a round
+_LIST_READS = 4  # how often a client reads the list of sellers in a round
+_RING_READS = 3  # how often it works out the ring
 _FLOWER_WINDOW = (58, 69)  # threshold and pieces at which Flower's own scheme is timed
 
 
@@ -122,6 +137,21 @@ def _key_parts(own: bytes) -> dict[str, float]:
         "decrypt": _best(lambda: decrypt(shared, ciphertext), 100),
         "verify": _best(lambda: verifies(verifying, signature, b"x"), 100),
         "list_entry": _best(lambda: Cohort.read(listed).ring, 3) / 1000,
+        **_tree_parts(),
+    }
+
+
+def _tree_parts(size: int = 10_000, places: int = 300) -> dict[str, float]:
+    """Seconds of a place on the ring, of a leaf of the tree over all sellers, and of a hash in a proof."""
+    items = [number.to_bytes(72, "little") for number in range(size)]
+    tree, some = HashTree(items), sorted(ring_order(b"", size)[:places].tolist())
+    proof, shown = tree.prove(some), {place: items[place] for place in some}
+    hashes = len(proof) // HASH_BYTES
+    return {
+        "ring_place": _best(lambda: ring_order(b"", 100 * size), 1, runs=3) / (100 * size),
+        "tree_leaf": _best(lambda: HashTree(items), 1, runs=3) / size,
+        "prove_hash": _best(lambda: tree.prove(some), 5) / hashes,
+        "check_hash": _best(lambda: root_of(size, shown, proof), 5) / hashes,
     }
 
 
@@ -129,13 +159,16 @@ def _vector_parts(weights: int) -> dict[str, float]:
     """Seconds per weight."""
     rng, modulus = np.random.default_rng(0), 2**44
     integers = [rng.integers(0, 2**40, weights)]
-    floats, reach, written = [integers[0].astype(np.float64)], 2.0**41, ndarray_to_bytes(integers[0])
+    floats, reach = [integers[0].astype(np.float64)], 2.0**41
+    written, shape = packed(integers[0], modulus=modulus), (weights,)
     sums, source = np.zeros(weights, dtype=np.float32), NoiseSource.from_seed(0)
     plain = ndarray_to_bytes(sums)
     work: dict[str, Callable[[], object]] = {
         "mask": lambda: parameters_addition(integers, strong_masks(bytes(32), modulus, [(weights,)])),
-        "send": lambda: ndarray_to_bytes(parameters_mod(quantize(floats, reach, int(2 * reach)), modulus)[0]),
-        "add": lambda: parameters_addition(integers, [bytes_to_ndarray(written)]),
+        "send": lambda: packed(
+            parameters_mod(quantize(floats, reach, int(2 * reach)), modulus)[0], modulus=modulus
+        ),
+        "add": lambda: parameters_addition(integers, [unpacked(written, shape, modulus)]),
         "noise": lambda: Grid(1.0, 2).noisy_integers(sums, source),
         "send_plain": lambda: ndarray_to_bytes(sums),
         "add_plain": lambda: sums + np.float32(0.5) * bytes_to_ndarray(plain),
@@ -173,7 +206,6 @@ def _bytes(seed: bytes, key: bytes) -> dict[str, int]:
         "piece_of_key": len(of_key),
         "list_entry": len(Cohort.of([Member(1)]).write()),
         "signature": len(sign(new_signing_key()[0], b"x")),
-        "weight_masked": np.dtype(np.int64).itemsize,
         "weight_plain": np.dtype(np.float32).itemsize,
         "number": 8,
     }
@@ -202,24 +234,68 @@ def plain_cost(sellers: int, weights: int, parts: Mapping[str, Any]) -> Cost:
     return Cost(weights * seconds["send_plain_per_weight"], server, vector, vector)
 
 
-def secure_cost(sellers: int, weights: int, parts: Mapping[str, Any], dropout: float = 0.0) -> Cost:
+def weight_bytes(sellers: int, weights: int, records: int = RECORDS) -> int:
+    """Bytes of a masked weight, where everybody sells ε = 1 with so many records."""
+    sigma = float(ReleaseFamily().noise_multiplier(EPSILON))
+    # Sums of more draws than δ covers are refused; their integers are as large as those of the largest that is not.
+    covered = min(sellers, most_sellers(weights))
+    plan = SharedSum.plan(
+        np.full(covered, sigma), records, clip_norm=1.0, parameters=weights, honest_share=HONEST_SHARE
+    )
+    signal = float(plan.weights[0]) * records * math.sqrt(sellers / covered)
+    return masked_width(largest_integer(signal, plan.levels), sellers)
+
+
+def proof_hashes(size: int, places: int) -> float:
+    """About how many hashes prove that so many random places of a list hold what they hold."""
+    total, width = 0.0, float(size)
+    while width > 1.0:
+        known = 1.0 - (1.0 - 1.0 / width) ** places  # of a node on this level
+        total, width = total + width * known * (1.0 - known), width / 2.0
+    return total
+
+
+def list_cost(sellers: int, parts: Mapping[str, Any], dropout: float = 0.0) -> tuple[float, float, float]:
+    """What a seller's view of the others costs: its seconds and bytes, and the server's seconds for all sellers."""
+    plan, s, b = neighbourhood(sellers, HONEST_SHARE), parts["seconds"], parts["bytes"]
+    came, entry, number = (1.0 - dropout) * sellers, b["list_entry"], b["number"]
+    signature = b["signature"] + number
+    tree = sellers * s["tree_leaf"]
+    if not plan.sample:
+        seconds = _LIST_READS * sellers * s["list_entry"] + came * s["verify"]
+        return seconds, sellers * (entry + 1 / 8) + came * signature, tree
+    window, sample = proof_hashes(sellers, plan.window), proof_hashes(sellers, plan.sample)
+    hashes = window + 2.0 * sample
+    seconds = (
+        _RING_READS * sellers * s["ring_place"]
+        + (_LIST_READS * plan.window + plan.sample) * s["list_entry"]
+        + hashes * s["check_hash"]
+        + plan.sample * s["verify"]
+    )
+    seen = plan.window * (entry + number) + plan.sample * (entry + signature) + HASH_BYTES * hashes
+    return seconds, seen + sellers / 8, 2.0 * tree + sellers * hashes * s["prove_hash"]
+
+
+def secure_cost(
+    sellers: int, weights: int, parts: Mapping[str, Any], dropout: float = 0.0, records: int = RECORDS
+) -> Cost:
     """A secure round, without training and noise, in which a share of the sellers vanish after keys are shared."""
     plan = neighbourhood(sellers, HONEST_SHARE)
     s, b, pieces = parts["seconds"], parts["bytes"], parts["pieces"][f"{plan.threshold} of {plan.window}"]
     window, others, came = plan.window, plan.window - 1, (1.0 - dropout) * sellers
     mask = weights * s["mask_per_weight"]
-    list_seconds = _LIST_READS * sellers * s["list_entry"] + came * s["verify"]
+    list_seconds, list_bytes, list_server = list_cost(sellers, parts, dropout)
     keys = 2 * (s["key_pair"] + s["read_private_key"]) + pieces["cut_seed"] + pieces["cut_key"]
     meeting = others * (2 * s["agreement"] + s["encrypt"] + s["decrypt"])
     client = keys + meeting + window * mask + weights * s["send_per_weight"] + list_seconds
     # A survivor's own mask comes off; of one that vanished all masks that its neighbours have put on against it.
     open_one = pieces["restore_seed"] + mask
     open_gone = pieces["restore_key"] + s["read_private_key"] + (1.0 - dropout) * others * (s["agreement"] + mask)
-    server = came * (open_one + weights * s["add_per_weight"]) + (sellers - came) * open_gone
+    server = came * (open_one + weights * s["add_per_weight"]) + (sellers - came) * open_gone + list_server
     number, sent = b["number"], b["encrypted_pieces"] + b["number"]
     opening = window * ((1.0 - dropout) * b["piece_of_seed"] + dropout * b["piece_of_key"] + number)
-    up = weights * b["weight_masked"] + 2 * b["public_key"] + others * sent + opening + b["signature"]
-    list_bytes = sellers * (b["list_entry"] + 1 / 8) + came * (b["signature"] + number)
+    vector = weights * weight_bytes(sellers, weights, records)
+    up = vector + 2 * b["public_key"] + others * sent + opening + b["signature"]
     neighbours = window * (2 * b["public_key"] + 2 * number) + others * sent + window * number
     down = weights * b["weight_plain"] + neighbours + list_bytes
     return Cost(client, server, up, down, list_seconds, list_bytes)
@@ -253,6 +329,11 @@ def privacy_failure(sellers: int) -> float:
     return 0.0 if plan.everybody else failure_probability(sellers, colluders, plan.window)
 
 
+def measured_cost(row: Mapping[str, Any], parts: Mapping[str, Any]) -> Cost:
+    """What the arithmetic gives for a round that was measured."""
+    return secure_cost(row["sellers"], row["weights"], parts, records=MEASURED_RECORDS)
+
+
 def cohort_row(sellers: int, weights: int, parts: Mapping[str, Any]) -> dict[str, Any]:
     """All that the page says of a sum of so many sellers."""
     sigma = float(ReleaseFamily().noise_multiplier(EPSILON))
@@ -262,6 +343,7 @@ def cohort_row(sellers: int, weights: int, parts: Mapping[str, Any]) -> dict[str
         "plain": plain_cost(sellers, weights, parts),
         "secure": secure_cost(sellers, weights, parts, DROPOUT),
         "bits": bits_at_most(sellers, RECORDS, sigma, weights, HONEST_SHARE),
+        "weight_bytes": weight_bytes(sellers, weights),
         "privacy_failure": privacy_failure(sellers),
         "not_opened": {dropout: not_opened(sellers, dropout) for dropout in (0.01, 0.02, 0.05)},
         "refused": honest_sellers(sellers, HONEST_SHARE) * weights > MOST_DRAWS,
@@ -274,6 +356,11 @@ def growth(rows: list[dict[str, Any]], by: str, fixed: Mapping[str, int], figure
     some.sort(key=lambda row: row[by])
     first, last = some[0], some[-1]
     return math.log(last["secure"][figure] / first["secure"][figure]) / math.log(last[by] / first[by])
+
+
+def computed_growth(first: Cost, last: Cost, figure: str, ratio: float = 1000.0) -> str:
+    """The exponent by which a computed figure grows from one number of sellers to `ratio` times as many."""
+    return f"{math.log(getattr(last, figure) / getattr(first, figure)) / math.log(ratio):.2f}"
 
 
 def measure(progress: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
@@ -297,7 +384,7 @@ def render(parts: Mapping[str, Any]) -> str:
     environment.filters["chance"] = _chance
     template = environment.from_string(text)
     rows = {n: cohort_row(n, WEIGHTS, parts) for n in sizes()}
-    computed = [secure_cost(row["sellers"], row["weights"], parts) for row in parts["rounds"]]
+    computed = [measured_cost(row, parts) for row in parts["rounds"]]
     most, largest = most_sellers(WEIGHTS), max(SELLERS)
     page: str = template.render(
         parts=parts,
@@ -322,6 +409,11 @@ def render(parts: Mapping[str, Any]) -> str:
         flower_window=_FLOWER_WINDOW,
         time=_time,
         size=_size,
+        sample=neighbourhood(largest, HONEST_SHARE).sample,
+        sample_from=SAMPLE_FROM,
+        missing=MISSING,
+        computed_exponent=lambda figure: computed_growth(rows[1000]["secure"], rows[largest]["secure"], figure),
+        n_log_n_computed=1.0 + math.log(math.log(largest) / math.log(1000)) / math.log(largest / 1000),
         less_noise=lambda sellers, cohorts: math.sqrt(HONEST_SHARE * sellers / cohorts),
     )
     return page.strip() + "\n"

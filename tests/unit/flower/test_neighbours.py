@@ -1,12 +1,15 @@
 """Who shares masks with whom: the window is large enough, and grows with log n."""
 
+import itertools
 import math
 
 import numpy as np
 import pytest
+from scipy.stats import binom
 
 from privmarket.flower import neighbours
 from privmarket.flower.cohort import Cohort, CohortError, Member, new_signing_key, sign
+from privmarket.flower.hash_tree import HashTree, root_of
 from privmarket.flower.neighbours import failure_probability, neighbourhood, ring_order
 
 
@@ -46,32 +49,109 @@ def test_the_failure_probability_is_that_of_random_rings():
 
 
 def test_a_ring_is_symmetric_and_follows_from_the_keys():
-    plan, nodes = neighbourhood(120, 2 / 3), list(range(1000, 1120))
-    ring = ring_order(b"one", nodes)
+    plan = neighbourhood(120, 2 / 3)
+    ring = ring_order(b"one", 120)
     windows = plan.windows(ring)
-    assert all(len(window) == plan.window and node in window for node, window in windows.items())
-    assert all(node in windows[other] for node, window in windows.items() for other in window)
-    assert all(plan.window_of(node, ring) == windows[node] for node in nodes[:5])
-    assert ring_order(b"other", nodes) != ring == ring_order(b"one", nodes[::-1])
+    assert sorted(ring) == list(range(120))
+    assert all(len(window) == plan.window and place in window for place, window in windows.items())
+    assert all(place in windows[other] for place, window in windows.items() for other in window)
+    assert all(plan.window_of(place, ring) == windows[place] for place in range(5))
+    assert np.array_equal(ring, ring_order(b"one", 120))
+    assert not np.array_equal(ring, ring_order(b"other", 120))
+
+
+def test_every_order_of_a_ring_is_as_likely():
+    """Six orders of three, 6,000 seeds: each comes within five deviations of 1,000."""
+    counts = np.zeros(6, dtype=int)
+    orders = list(itertools.permutations(range(3)))
+    for number in range(6000):
+        counts[orders.index(tuple(ring_order(number.to_bytes(4, "little"), 3)))] += 1
+    assert np.abs(counts - 1000).max() < 5 * math.sqrt(1000 * 5 / 6)
+
+
+def test_a_sample_of_signatures_is_worth_all_of_them():
+    """What the constants say: 2⁻⁸¹ for a list that too few signed, and no two lists that enough signed."""
+    signed, least = neighbours._SIGNED, neighbours.SAMPLE - neighbours.MISSING
+    assert binom.sf(least - 1, neighbours.SAMPLE, signed) < 2.0**-81
+    assert binom.sf(least - 2, neighbours.SAMPLE, signed) > 2.0**-81
+    for sellers in (neighbours.SAMPLE_FROM, 5000, 123_457):
+        plan, honest = neighbourhood(sellers, 2 / 3), math.ceil(2 * sellers / 3)
+        assert plan.sample == neighbours.SAMPLE
+        assert 2 * signed * plan.needed > honest + 2 * (sellers - honest)
+        # Where a neighbourhood may lose a sixth, all may.
+        assert plan.needed <= sellers - sellers // 6
+    assert neighbourhood(neighbours.SAMPLE_FROM - 1, 2 / 3).sample == 0
+    assert neighbourhood(5000, 0.5).sample == 0  # too many would have to come through: everybody reads everything
+
+
+def members(nodes):
+    keys = {node: new_signing_key() for node in nodes}
+    return keys, [Member(n, public, public[::-1]) for n, (_, public) in keys.items()]
 
 
 def test_a_cohort_is_read_as_it_was_written_and_nothing_else():
-    keys = {node: new_signing_key() for node in (5, 3, 9)}
-    cohort = Cohort.of([*(Member(n, public, public[::-1]) for n, (_, public) in keys.items()), Member(7)])
+    keys, present = members((5, 3, 9))
+    cohort = Cohort.of([*present, Member(7)])
     again = Cohort.read(cohort.write())
     assert again.members == cohort.members
     assert again.digest == cohort.digest
     survivors = cohort.write_survivors([3, 9])
-    assert again.read_survivors(survivors) == {3, 9}
-    signed = {node: sign(keys[node][0], cohort.statement(survivors)) for node in (3, 9)}
+    assert again.read_survivors(survivors).tolist() == [True, False, False, True]  # 3, 5, 7, 9
+    signed = {at: sign(keys[node][0], cohort.statement(survivors)) for at, node in ((0, 3), (3, 9))}
     assert again.confirmations(survivors, signed) == 2
-    assert again.confirmations(survivors, {3: signed[9], 9: signed[9]}) == 1
+    assert again.confirmations(survivors, {0: signed[3], 3: signed[3]}) == 1
     assert again.confirmations(cohort.write_survivors([3, 5]), signed) == 0
     twice = cohort.write()[:72] * 2
-    for text in (b"x", twice):
+    for text in (b"", b"x", twice):
         with pytest.raises(CohortError):
             Cohort.read(text)
     with pytest.raises(CohortError):
         again.read_survivors(cohort.write_survivors([7]))  # sent no keys
     with pytest.raises(CohortError):
         again.read_survivors(b"12")
+    with pytest.raises(CohortError):
+        again.read_survivors(bytes([0b11001]))  # a fifth seller of four
+
+
+def test_a_part_of_a_cohort_leads_to_its_root_or_to_another():
+    _, present = members(range(1000, 1021))
+    cohort, places = Cohort.of(present), [0, 3, 4, 20]
+    text, proof = cohort.write(places), cohort.tree.prove(places)
+    part = Cohort.read_part(cohort.size, places, text, proof)
+    assert (part.root, part.digest) == (cohort.root, cohort.digest)
+    assert np.array_equal(part.ring, cohort.ring)
+    assert part.place_of == {1000 + at: at for at in places}
+    for size, where, what, why in (
+        (21, [0, 3, 5, 20], text, proof),  # elsewhere
+        (22, places, text, proof),  # of another list
+        (21, places, text[:72] + cohort.write([2, 4, 20]), proof),  # somebody else
+        (21, places, text, proof[:-1] + bytes([proof[-1] ^ 1])),
+    ):
+        try:
+            other = Cohort.read_part(size, where, what, why)
+        except CohortError:
+            continue
+        assert other.root != cohort.root
+    for where, what, why in (
+        (places, text, proof + bytes(32)),
+        (places, text[:-1], proof),
+        ([0, 3, 4, 4], text, proof),
+        ([0, 3, 4, 21], text, proof),
+        ([], b"", proof),
+    ):
+        with pytest.raises(CohortError):
+            Cohort.read_part(cohort.size, where, what, why)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 8, 33])
+def test_a_proof_for_any_places_of_any_list(size):
+    items = [bytes([at]) for at in range(size)]
+    tree, rng = HashTree(items), np.random.default_rng(size)
+    for _ in range(20):
+        places = sorted(set(rng.integers(0, size, rng.integers(1, size + 1)).tolist()))
+        proof = tree.prove(places)
+        assert root_of(size, {at: items[at] for at in places}, proof) == tree.root
+        assert root_of(size, dict.fromkeys(places, b"other"), proof) != tree.root
+        if proof:
+            with pytest.raises(ValueError, match="proof"):
+                root_of(size, {at: items[at] for at in places}, proof + proof[:32])

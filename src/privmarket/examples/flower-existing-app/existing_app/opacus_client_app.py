@@ -1,0 +1,54 @@
+"""After, for an app that keeps its own optimiser: Opacus adds the noise that was sold.
+
+What is new beside `plain`: the mod, as in `client_app`, and Opacus around model and optimiser, told by the mod's
+record how much noise, which clipping, and how many steps were sold. Opacus draws noise from a torch generator and
+adds it in floating point: weaker than `train_privately`, whose noise is exact in the bits that leave.
+
+To run it, name `existing_app.opacus_client_app:app` as clientapp in pyproject.toml.
+"""
+
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+import privmarket as pm
+from existing_app.client_app import build_model, price
+
+market = pm.flower.WalletMod(
+    valuation=price, epsilon=3.0, data_size=140.0, wallet=20.0, noise="app", model=build_model
+)
+app = ClientApp(mods=[market])
+market.answer_bids(app)
+
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    """The steps that were sold, by the app's own optimiser behind Opacus."""
+    import torch
+    from opacus import GradSampleModule
+    from opacus.optimizers import DPOptimizer
+
+    from existing_app.task import load_data
+
+    sold = message.content["privmarket-job"]
+    model = build_model()
+    model.load_state_dict(message.content["arrays"].to_torch_state_dict())
+    node = context.node_config
+    images, labels = load_data(node["partition-id"], node["num-partitions"])
+    # A generator of its own: `build_model` seeds torch's, and every client would add the same, known noise.
+    chance = torch.Generator()
+    chance.seed()
+    private = GradSampleModule(model)
+    optimizer = DPOptimizer(
+        torch.optim.SGD(private.parameters(), lr=sold["learning-rate"]),
+        noise_multiplier=sold["noise-multiplier"],
+        max_grad_norm=sold["clip-norm"],
+        expected_batch_size=round(sold["expected-batch"]),  # public: never the private number of records
+        generator=chance,
+    )
+    for _ in range(sold["steps"]):
+        batch = torch.rand(len(labels), generator=chance) < sold["sampling-rate"]  # all records where the rate is 1
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(private(images[batch]), labels[batch]).backward()
+        optimizer.step()
+    metrics = MetricRecord({"num-examples": len(labels)})
+    return Message(RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}), reply_to=message)
