@@ -15,7 +15,8 @@ from torch.nn import functional as F
 import privmarket as pm
 from privmarket.federated.model_check import ModelError, plausible_inputs
 from privmarket.flower import wire
-from privmarket.flower.training import clipped_sum, trainable_arrays
+from privmarket.flower.record_gradients import clipped_sum
+from privmarket.flower.training import trainable_arrays
 from privmarket.privacy.calibration import ReleaseFamily
 from privmarket.privacy.policy import SellerPolicy
 from privmarket.rounds import Terms

@@ -28,7 +28,7 @@ def test_a_deployed_round_with_a_killed_a_late_a_broken_and_a_greedy_client(tmp_
     assert (tmp_path / "flwr-home" / "apps").is_dir()  # Flower's home is the test's folder
     # The verdicts can fail: somebody who misbehaved is paid, and somebody's money is gone.
     wrong = {**only, "paid_micro": {"0": 1, "1": 5}, "dropped": {}}
-    failed = {promise for promise, kept in verdicts(plan, {"rounds": [wrong]}, tmp_path).items() if not kept}
+    failed = {promise for promise, kept in verdicts(plan, [wrong], tmp_path).items() if not kept}
     assert len(failed) == 3
 
 

@@ -10,18 +10,27 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from flwr.app import UserConfigValue
+
 from privmarket.errors import ConfigurationError, UnknownNameError
 from privmarket.files import write_atomically
 from privmarket.flower.engine import Engine
 from privmarket.flower.in_process import play_in_process
-from privmarket.flower.result import kept_result
+from privmarket.flower.result import ResultJson, kept_result
+
+RunConfig = Mapping[str, UserConfigValue]
 
 ENGINES = ("in-process", "simulation", "deployment")
 
 
 def run_app(
-    folder: Path, engine: str, nodes: int, settings: Mapping[str, Any], out: Path, timeout_seconds: float
-) -> dict[str, Any]:
+    folder: Path,
+    engine: str,
+    nodes: int,
+    settings: RunConfig,
+    out: Path,
+    timeout_seconds: float,
+) -> ResultJson:
     """Runs the app in `folder` and returns its result.
 
     Args:
@@ -50,7 +59,7 @@ def run_app(
         return running.run(folder.absolute(), settings, timeout_seconds=timeout_seconds)
 
 
-def _in_process(folder: Path, app: Mapping[str, Any], nodes: int, settings: Mapping[str, Any]) -> dict[str, Any]:
+def _in_process(folder: Path, app: Mapping[str, Any], nodes: int, settings: RunConfig) -> ResultJson:
     sys.path.insert(0, str(folder.absolute()))
     try:
         server, client = (_component(app["components"][kind]) for kind in ("serverapp", "clientapp"))

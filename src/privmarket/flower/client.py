@@ -7,8 +7,9 @@ import warnings
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+import numpy as np
 from flwr.app import Context
 from flwr.clientapp import ClientApp
 
@@ -37,12 +38,19 @@ from privmarket.privacy.words import SEEDED_WARNING, Trust
 from privmarket.rounds import Offer, Terms
 
 if TYPE_CHECKING:
+    from flwr.clientapp.typing import Mod
+    from torch import nn
+
     from privmarket.broker.http_client import BrokerClient
     from privmarket.broker.signatures import SigningKey
     from privmarket.federated import model_check
-    from privmarket.flower import secure_seller, training
+    from privmarket.flower import secure_seller, training, training_checks
+    from privmarket.flower.record_gradients import Column, Loss
+
+    RecordsOf = Callable[[Context], tuple[Column, Column] | tuple[Column, Column, Column]]
 else:
     model_check = late("privmarket.federated.model_check")
+    training_checks = late("privmarket.flower.training_checks")
     secure_seller = late("privmarket.flower.secure_seller")
     training = late("privmarket.flower.training")
 
@@ -54,9 +62,9 @@ def client_app(
     train: TrainFunction | None = None,
     *,
     train_many: TrainMany | None = None,
-    model: Callable[[], Any] | None = None,
-    data: Callable[[Context], tuple[Any, ...]] | None = None,
-    loss: Callable[[Any, Any], Any] | None = None,
+    model: Callable[[], nn.Module] | None = None,
+    data: RecordsOf | None = None,
+    loss: Loss | None = None,
     valuation: PerClient | None = None,
     epsilon: PerClient = 1.0,
     data_size: PerClient = 1.0,
@@ -71,7 +79,7 @@ def client_app(
     share: ShareTraining | None = None,
     identity: Callable[[Context], SigningKey] | None = None,
     parties: Callable[[Context], Collection[str]] | None = None,
-    mods: list[Any] | None = None,
+    mods: list[Mod] | None = None,
 ) -> ClientApp:
     """A Flower `ClientApp` that sells ε.
 
@@ -191,9 +199,9 @@ def fixed_offer(valuation: PerClient, epsilon: PerClient, data_size: PerClient =
 class ModuleTraining:
     """Private training of any module; torch is imported when the first sale comes in, not for bids."""
 
-    model: Callable[[], Any]
-    data: Callable[[Context], tuple[Any, ...]]
-    loss: Callable[[Any, Any], Any] | None = None
+    model: Callable[[], nn.Module]
+    data: RecordsOf
+    loss: Loss | None = None
     _checked: bool = field(default=False, init=False)
 
     def __call__(self, weights: Arrays, job: Job) -> Arrays:
@@ -203,7 +211,7 @@ class ModuleTraining:
 
     def records(self, context: Context) -> int:
         """See `ShareTraining`."""
-        return len(self.data(context)[1])
+        return int(np.shape(self.data(context)[1])[0])
 
     def share(self, weights: Arrays, job: Job, grid: Grid) -> Arrays:
         """See `ShareTraining`."""
@@ -220,9 +228,11 @@ class ModuleTraining:
         policy.check_weights(weights, guard.array_shapes(training.trainable_arrays(module)))
         inputs, labels, persons = (*self.data(job.context), None)[:3]
         with guard.becomes(Reason.MODEL, model_check.ModelError):
-            training.require_trainable(module, inputs, labels, self.loss, weights, quick=self._checked)
+            training_checks.require_trainable(module, inputs, labels, self.loss, weights, quick=self._checked)
         with guard.becomes(Reason.RECORDS, PrivmarketError, ValueError, TypeError):
-            training.require_records(module, inputs, labels, persons, job, self.loss)
+            training_checks.require_records(module, inputs, labels, persons, job, self.loss)
         with guard.becomes(Reason.NOISE, PrivmarketError):
-            training.require_noise(job, len(labels), sum(array.size for array in weights.values()))
+            training_checks.require_noise(
+                job, int(np.shape(labels)[0]), sum(array.size for array in weights.values())
+            )
         self._checked = True

@@ -21,11 +21,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import httpx
+from flwr.app import UserConfigValue
 
 from privmarket.errors import PrivmarketError
+from privmarket.flower.result import ResultJson
 
 _CONNECTION = "loopback"
 _POLL_SECONDS = 0.2
@@ -105,7 +106,7 @@ class Engine(AbstractContextManager["Engine"]):
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def start_node(self, number: int, node_config: Mapping[str, Any] | None = None) -> None:
+    def start_node(self, number: int, node_config: Mapping[str, UserConfigValue] | None = None) -> None:
         """Starts a SuperNode that holds partition `number`."""
         config = {"partition-id": number, "num-partitions": self.nodes, **(node_config or {})}
         text = " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
@@ -117,8 +118,8 @@ class Engine(AbstractContextManager["Engine"]):
         self._kill(self._processes.pop(f"node-{number}"), signal.SIGKILL)
 
     def run(
-        self, app: Path, run_config: Mapping[str, Any] | None = None, *, timeout_seconds: float
-    ) -> dict[str, Any]:
+        self, app: Path, run_config: Mapping[str, UserConfigValue] | None = None, *, timeout_seconds: float
+    ) -> ResultJson:
         """Runs the app in folder `app` and returns the result that its server wrote.
 
         The app's `[tool.flwr.app.config]` must name `result-file` and all keys of `run_config`: others are refused.
@@ -128,7 +129,7 @@ class Engine(AbstractContextManager["Engine"]):
         self.submit(app, {**(run_config or {}), "result-file": str(result)})
         return self.await_result(result, timeout_seconds)
 
-    def submit(self, app: Path, run_config: Mapping[str, Any]) -> None:
+    def submit(self, app: Path, run_config: Mapping[str, UserConfigValue]) -> None:
         """Hands an app to the SuperLink, once all nodes have logged in."""
         self._await_nodes()
         overrides = " ".join(f"{key}={json.dumps(value)}" for key, value in run_config.items())
@@ -145,7 +146,7 @@ class Engine(AbstractContextManager["Engine"]):
             raise EngineError(f"flwr run said: {(done.stdout + done.stderr)[-800:]}", "see the folder's logs")
         self._run = started[1]
 
-    def await_result(self, result: Path, timeout_seconds: float) -> dict[str, Any]:
+    def await_result(self, result: Path, timeout_seconds: float) -> ResultJson:
         """What the server wrote, once it is there."""
         end = time.monotonic() + timeout_seconds
         ended = False
@@ -156,7 +157,7 @@ class Engine(AbstractContextManager["Engine"]):
                 raise EngineError(f"no result, and the run's log says: {self._run_log()}", "see the folder's logs")
             ended = _FINISHED.search(self.log("superlink")) is not None
             time.sleep(_POLL_SECONDS)
-        found: dict[str, Any] = json.loads(result.read_text())
+        found: ResultJson = json.loads(result.read_text())
         return found
 
     def stop(self) -> None:
@@ -240,7 +241,7 @@ class Engine(AbstractContextManager["Engine"]):
             os.killpg(process.pid, signal.SIGKILL)
 
 
-def write_app(folder: Path, code: str, config: Mapping[str, Any]) -> Path:
+def write_app(folder: Path, code: str, config: Mapping[str, UserConfigValue]) -> Path:
     """A Flower app in `folder` whose one module, `code`, defines `server` and `client`."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "market_app.py").write_text(code)

@@ -27,6 +27,7 @@ from privmarket.flower.node_seller import Job, MarketClientApp, Purse, partition
 from privmarket.flower.server import MarketServerApp, server_app
 from privmarket.flower.wire import Arrays
 from privmarket.lazy import late
+from privmarket.market.bids import Bids
 from privmarket.market.facts import MarketFacts
 from privmarket.market.scenarios import scenario
 from privmarket.mechanisms import resolve
@@ -162,7 +163,6 @@ def _train_many(config: FrozenConfig, weights: Arrays, jobs: Sequence[Job]) -> l
 
 
 def _accuracy(config: FrozenConfig, weights: Arrays) -> float:
-
     images, labels = _test_records(config)
     with workers.one_thread():
         return _pool(config).model.accuracy(torch.from_numpy(weights[_FLAT]), images, labels)
@@ -181,7 +181,7 @@ def _thawed(text: FrozenConfig) -> FederationConfig:
 
 
 @lru_cache(maxsize=4)
-def _types(config: FrozenConfig, number: int) -> Any:
+def _types(config: FrozenConfig, number: int) -> Bids:
     return client_types(_thawed(config), number)
 
 
@@ -193,13 +193,11 @@ def _sizes(config: FrozenConfig) -> list[int]:
 
 @lru_cache(maxsize=2)
 def _pool(config: FrozenConfig) -> ClientPool:
-
     return pool.build_pool(_thawed(config))
 
 
 @lru_cache(maxsize=2)
-def _test_records(config: FrozenConfig) -> tuple[Any, Any]:
-
+def _test_records(config: FrozenConfig) -> tuple[torch.Tensor, torch.Tensor]:
     run = _thawed(config)
     dataset = features.with_features(load_dataset(run.dataset), run.training.features)
     return torch.from_numpy(dataset.test_images), torch.from_numpy(dataset.test_labels)

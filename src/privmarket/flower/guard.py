@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from flwr.app import ConfigRecord, Context, Message
@@ -31,6 +31,7 @@ _REFUSALS = "privmarket-refusals"  # how often a node refused, by reason
 _TOLERANCE = 1e-9
 
 Handler = Callable[[Message, Context], Message]
+Read = TypeVar("Read")
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ def reason_of(error: Exception) -> Reason:
     return Reason.FAILED
 
 
-def readable(read: Callable[[], Any]) -> Any:
+def readable(read: Callable[[], Read]) -> Read:
     """What `read` takes from a message; whatever is wrong with its values is the message's fault."""
     with becomes(Reason.MESSAGE, PrivmarketError):
         return read()

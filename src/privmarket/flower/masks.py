@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from importlib import import_module
@@ -24,15 +24,13 @@ from types import FunctionType
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
-from flwr.app import Context, Message
+from flwr.clientapp.typing import Mod
 from numpy.typing import NDArray
 
 from privmarket.errors import PrivacyError
 from privmarket.flower import key_pieces
 
 Integers = NDArray[np.int64]
-Handler = Callable[[Message, Context], Message]
-Mod = Callable[[Message, Context, Handler], Message]
 
 _AES_KEY_BYTES = 16
 # A seller's integers reach Flower's quantiser as 64-bit floats, which hold them exactly up to 2⁵³.

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
@@ -29,6 +29,8 @@ from privmarket.privacy.release import Grid
 NOISE = ("update", "app")
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from privmarket.federated import model_check
 else:
     model_check = late("privmarket.federated.model_check")  # torch: bids are answered without it
@@ -62,7 +64,7 @@ class WalletMod:
         noise: str = "update",
         allow: Collection[str] = (),
         metric: str = "num-examples",
-        model: Callable[[], Any] | None = None,
+        model: Callable[[], nn.Module] | None = None,
     ) -> None:
         if noise not in NOISE:
             raise UnknownNameError(f"unknown noise {noise!r}", f"choose one of: {', '.join(NOISE)}")
@@ -183,7 +185,7 @@ def noisy_weights(sent: Arrays, trained: Arrays, sale: Sale, job: Job) -> Arrays
 class _AppTraining:
     """The app behind the mod trains; before anything is reserved its model is looked at, where it is known."""
 
-    model: Callable[[], Any] | None
+    model: Callable[[], nn.Module] | None
 
     def __call__(self, weights: Arrays, job: Job) -> Arrays:
         raise NotImplementedError("the app behind the mod trains")

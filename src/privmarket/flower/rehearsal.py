@@ -25,6 +25,7 @@ from privmarket.federated.config import FederationConfig, Training
 from privmarket.flower.engine import Engine, write_app
 from privmarket.flower.federation import federation_client, federation_server
 from privmarket.flower.node_seller import Job, MarketClientApp, TrainFunction, partition_name
+from privmarket.flower.result import RoundJson
 from privmarket.flower.server import MarketServerApp, server_app
 from privmarket.flower.wire import Arrays
 from privmarket.lazy import late
@@ -83,8 +84,8 @@ class Plan:
         )
 
 
-def server(plan: Mapping[str, Any]) -> MarketServerApp:
-    """The server app of a rehearsal."""
+def server(plan: str) -> MarketServerApp:
+    """The server app of a rehearsal; the plan as JSON."""
     chosen = read_plan(plan)
     extra: dict[str, Any] = {
         "bid_seconds": chosen.deadline_seconds,
@@ -102,7 +103,7 @@ def server(plan: Mapping[str, Any]) -> MarketServerApp:
     )
 
 
-def client(plan: Mapping[str, Any], folder: str) -> MarketClientApp:
+def client(plan: str, folder: str) -> MarketClientApp:
     """The client app of a rehearsal: an honest client whose training a fault may spoil."""
     chosen = read_plan(plan)
     app = federation_client(chosen.config, Path(folder) / "wallets")
@@ -171,13 +172,12 @@ def rehearse(folder: Path, plan: Plan | None = None, *, timeout_seconds: float =
         "versions": {name: version(name) for name in ("privmarket", "flwr", "torch")},
         "seconds": round(time.perf_counter() - started, 1),
         "rounds": result["rounds"],
-        "verdicts": verdicts(chosen, result, folder),
+        "verdicts": verdicts(chosen, result["rounds"], folder),
     }
 
 
-def verdicts(plan: Plan, result: Mapping[str, Any], folder: Path) -> dict[str, bool]:
+def verdicts(plan: Plan, rounds: list[RoundJson], folder: Path) -> dict[str, bool]:
     """Promise → whether it was kept."""
-    rounds = result["rounds"]
     gone = _expected_drops(plan)
     budget = int(plan.config.budget * MICRO)
     killed = [f for f in plan.faults if f.kind == "killed"]
@@ -208,7 +208,7 @@ def verdicts(plan: Plan, result: Mapping[str, Any], folder: Path) -> dict[str, b
     }
 
 
-def _plain_payments(plan: Plan, record: Mapping[str, Any]) -> dict[str, int]:
+def _plain_payments(plan: Plan, record: RoundJson) -> dict[str, int]:
     """client → what it sells for in the plain simulation's auction, held among those who bid here.
 
     A client that is dead, or still busy with a late update, does not bid, and prices move. Everybody who bids sells
@@ -250,18 +250,16 @@ def kill_on_marker(engine: Engine, waiting: set[int], folder: Path) -> None:
         time.sleep(_POLL_SECONDS)
 
 
-def read_plan(fields: Mapping[str, Any]) -> Plan:
-    """The plan that `asdict` wrote."""
+def read_plan(text: str) -> Plan:
+    """The plan that `asdict` gave, from JSON."""
+    fields = json.loads(text)
     return Plan(**{**fields, "faults": tuple(Fault(**fault) for fault in fields["faults"])})
 
 
 def _app_code(plan: Plan, folder: Path) -> str:
-    text = json.dumps(json.dumps(asdict(plan)))
-    return f"""import json
+    return f"""from privmarket.flower import rehearsal
 
-from privmarket.flower import rehearsal
-
-PLAN = json.loads({text})
+PLAN = {json.dumps(asdict(plan))!r}
 server = rehearsal.server(PLAN)
 client = rehearsal.client(PLAN, {str(folder.absolute())!r})
 """

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TypedDict, cast
 
 import numpy as np
 from flwr.app import ConfigRecord, Context
@@ -26,6 +26,40 @@ from privmarket.rounds import MICRO, RoundRecord
 _log = logging.getLogger("flwr")  # what `flwr run` and `flwr log` show
 RESULT_KEY = "result-file"  # in a run's configuration: where the result is written
 RESULT = "privmarket-result"  # in the server's state
+
+
+class RoundJson(TypedDict):
+    """A round in a result file; see `rounds.RoundRecord`."""
+
+    number: int
+    bidders: int
+    sellers: int
+    total_epsilon: float
+    spent_micro: int
+    refunded_micro: int
+    sold_epsilon: dict[str, float]
+    paid_micro: dict[str, int]
+    dropped: dict[str, str]
+    accuracy: float | None
+
+
+class ResultJson(TypedDict):
+    """A result file; every field is described in docs/reference/json.md."""
+
+    settings: dict[str, object]
+    accuracy: float | None
+    spent: float
+    paid_micro: dict[str, int]
+    epsilon_spent: dict[str, float]
+    epsilon_spent_is: str
+    certificate: dict[str, float | str | None]
+    declined: dict[str, str]
+    weights_sha256: str
+    summary: list[str]
+    rounds: list[RoundJson]
+    bid_seconds: list[float]
+    round_seconds: list[float]
+    seconds: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,7 +120,7 @@ class MarketResult:
             client = max(self.epsilon_spent, key=self.epsilon_spent.__getitem__, default="")
         return certify(self.releases.get(client, ()), self.settings.delta)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> ResultJson:
         """Plain data, without the model."""
         return {
             "settings": self.settings.to_json(),
@@ -99,7 +133,7 @@ class MarketResult:
             "declined": dict(self.declined),
             "weights_sha256": wire.digest(self.weights),
             "summary": self.summary(),
-            "rounds": [asdict(record) for record in self.records],
+            "rounds": [cast(RoundJson, asdict(record)) for record in self.records],
             "bid_seconds": [round(one, 4) for one in self.bid_seconds],
             "round_seconds": [round(one, 3) for one in self.round_seconds],
             "seconds": round(self.seconds, 3),
@@ -140,10 +174,10 @@ def keep_result(context: Context, result: MarketResult, place: Path | str | None
     context.state[RESULT] = ConfigRecord({"json": json.dumps(result.to_json())})
 
 
-def kept_result(context: Context) -> dict[str, Any] | None:
+def kept_result(context: Context) -> ResultJson | None:
     """The result that a server app left in its state; None if it ran no market."""
     record = context.state.get(RESULT)
-    return json.loads(str(record["json"])) if isinstance(record, ConfigRecord) else None
+    return cast(ResultJson, json.loads(str(record["json"]))) if isinstance(record, ConfigRecord) else None
 
 
 def _finite(value: float | str) -> float | str | None:

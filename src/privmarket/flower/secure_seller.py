@@ -15,11 +15,11 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
-from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
+from flwr.app import ConfigRecord, ConfigRecordValues, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.clientapp.typing import ClientAppCallable
 from flwr.common import Code, FitRes, Status, ndarrays_to_parameters, parameters_to_ndarrays
 from flwr.common.constant import ErrorCode
 from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, RECORD_KEY_STATE, Key, Stage
@@ -40,10 +40,21 @@ from privmarket.flower.cohort import (
     verifies,
 )
 from privmarket.flower.hash_tree import root_of
-from privmarket.flower.masks import SUM_BITS, Handler, Masking, secure_mod
+from privmarket.flower.masks import SUM_BITS, Masking, secure_mod
 from privmarket.flower.neighbours import MISSING, Neighbourhood, neighbourhood
 from privmarket.flower.node_seller import MEMORY, MarketClientApp, Seller, event_of, trained
-from privmarket.flower.sum_replies import PARTY, PROOF, SIGNATURES, SIGNING_KEY, BadReplyError, ints, text, texts
+from privmarket.flower.sum_replies import (
+    PARTY,
+    PROOF,
+    SIGNATURES,
+    SIGNING_KEY,
+    BadReplyError,
+    ints,
+    number,
+    text,
+    texts,
+    whole,
+)
 from privmarket.flower.wire import Arrays, Sale
 from privmarket.privacy import integer_noise
 from privmarket.privacy.integer_noise import MAX_LEVELS, MIN_LEVELS
@@ -108,7 +119,7 @@ class SumSteps:
 
     seller: Seller
 
-    def __call__(self, message: Message, context: Context, call_next: Handler) -> Message:
+    def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         """Follows a step of the protocol, or refuses it.
 
         Raises:
@@ -306,7 +317,7 @@ def _check_parties(registered: Collection[str], cohort: Cohort, extra: ConfigRec
             raise PolicyRefusal(Reason.COHORT, f"node {member.node} is no registered party of this round")
 
 
-def _check_sources(sources: Any, context: Context) -> None:
+def _check_sources(sources: object, context: Context) -> None:
     """Refuses to mask a vector against too few others: the same one named twice is one, and may know the mask."""
     state = context.state.config_records.get(RECORD_KEY_STATE, ConfigRecord())
     known, threshold = state.get("ss2_dict:K"), state.get("threshold")
@@ -320,9 +331,9 @@ def _bound_to(message: Message, context: Context) -> tuple[bytes, int]:
     """What this seller was told of the sum, and its modulus."""
     sale, _ = _read_order(message.content.config_records[_ORDER])
     cohort = _Sum.of(context).cohort()
-    state: dict[str, Any] = dict(context.state.config_records[RECORD_KEY_STATE])
-    masking = Masking(state["clipping_range"], state["target_range"], state["mod_range"])
-    return public_numbers(sale, cohort, state["threshold"], masking), masking.modulus
+    state = context.state.config_records[RECORD_KEY_STATE]
+    masking = Masking(number(state, "clipping_range"), whole(state, "target_range"), whole(state, "mod_range"))
+    return public_numbers(sale, cohort, whole(state, "threshold"), masking), masking.modulus
 
 
 def public_numbers(sale: Sale, cohort: Cohort, threshold: int, masking: Masking) -> bytes:
@@ -331,7 +342,7 @@ def public_numbers(sale: Sale, cohort: Cohort, threshold: int, masking: Masking)
     return repr((*of_sum, threshold, masking.reach, masking.steps, masking.modulus)).encode() + cohort.digest
 
 
-def _read_order(fields: Mapping[str, Any]) -> tuple[Sale, list[str]]:
+def _read_order(fields: Mapping[str, ConfigRecordValues]) -> tuple[Sale, list[str]]:
     """The sale, and the names of the weights that come with it."""
     config = dict(fields)
     names = str(config.pop(NAMES)).split("\n")

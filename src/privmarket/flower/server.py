@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from flwr.app import Context
@@ -26,6 +26,7 @@ from privmarket.rounds import Auctioneer, Delivered, Offer, Round, RoundRecord, 
 
 if TYPE_CHECKING:
     import torch
+    from torch import nn
 
     from privmarket.federated import global_model, model_check
     from privmarket.flower import secure, training
@@ -41,8 +42,8 @@ __all__ = ["TOKEN_VARIABLE", "MarketRun", "MarketServerApp", "server_app"]
 BROKER_KEY = "broker-url"
 
 InitialWeights = Callable[[], Mapping[str, np.ndarray]]
-Evaluate = Callable[[Any], float]
-"""The model, with the weights that are tested ↦ a figure of merit. Arrays by name where no module is given."""
+Evaluate = Callable[[Arrays], float]
+"""The weights that are tested, array by array ↦ a figure of merit."""
 
 
 class MarketServerApp(ServerApp):
@@ -53,9 +54,9 @@ class MarketServerApp(ServerApp):
 
 def server_app(
     *,
-    model: Callable[[], Any] | None = None,
+    model: Callable[[], nn.Module] | None = None,
     initial_weights: InitialWeights | None = None,
-    evaluate: Evaluate | None = None,
+    evaluate: Evaluate | Callable[[nn.Module], float] | None = None,
     broker: str | BrokerClient | None = None,
     token: str | None = None,
     result_file: Path | str | None = None,
@@ -80,7 +81,9 @@ def server_app(
     if (model is None) == (initial_weights is None):
         raise ConfigurationError("server_app wants a model, or initial weights", "give exactly one of them")
     start: InitialWeights = initial_weights if initial_weights is not None else _module_start(model)
-    measure = evaluate if model is None or evaluate is None else _module_evaluation(model, evaluate)
+    measure = cast("Evaluate | None", evaluate)
+    if model is not None and evaluate is not None:
+        measure = _module_evaluation(model, cast("Callable[[nn.Module], float]", evaluate))
     app = MarketServerApp()
 
     @app.main()
@@ -95,9 +98,8 @@ def server_app(
     return app
 
 
-def _module_start(model: Callable[[], Any] | None) -> InitialWeights:
+def _module_start(model: Callable[[], nn.Module] | None) -> InitialWeights:
     def start() -> Arrays:
-
         assert model is not None
         module = model()
         # Before any bid: every client would refuse such a model, one by one.
@@ -107,9 +109,8 @@ def _module_start(model: Callable[[], Any] | None) -> InitialWeights:
     return start
 
 
-def _module_evaluation(model: Callable[[], Any], evaluate: Evaluate) -> Evaluate:
+def _module_evaluation(model: Callable[[], nn.Module], evaluate: Callable[[nn.Module], float]) -> Evaluate:
     def measure(weights: Arrays) -> float:
-
         module = model()
         training.load_arrays(module, weights)
         module.eval()
@@ -132,8 +133,6 @@ class MarketRun:
     round_seconds: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        # torch is the server's optimiser; importing it here keeps modules that only name an app quick to load.
-
         settings = self.settings
         self.fleet = Fleet(self.grid, settings.bid_seconds)
         self.market = GridMarket(settings, self.auctioneer, self.fleet, str(self.grid.run.run_id))
@@ -238,7 +237,6 @@ class MarketRun:
         return Delivered(*reports_of(deliveries), total)
 
     def _move(self, update: np.ndarray, number: int) -> None:
-
         settings = self.settings
         self.state = global_model.server_step(
             self.state, torch.from_numpy(update), settings, number / settings.rounds
@@ -251,7 +249,7 @@ class MarketRun:
         return {name: part.reshape(shape) for part, (name, shape) in zip(parts, self.shapes.items(), strict=True)}
 
 
-def flatten(arrays: Mapping[str, np.ndarray], order: Mapping[str, Any] | None = None) -> np.ndarray:
+def flatten(arrays: Mapping[str, np.ndarray], order: Iterable[str] | None = None) -> np.ndarray:
     """(parameters,) float32, the arrays one after the other, in the order of `order`."""
     names = arrays if order is None else order
     return np.concatenate([np.asarray(arrays[name], dtype=np.float32).ravel() for name in names])

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass, fields
+
+from flwr.app import UserConfigValue
 
 from privmarket.market.facts import MarketFacts
 from privmarket.market.mechanism import Mechanism
@@ -45,12 +46,13 @@ class MarketSettings(MarketPlan, TrainingPlan):
         """The auction rule, told the public limit on offers where it wants to know it."""
         return resolve(self.mechanism, market=MarketFacts(epsilon_max=self.epsilon_max), **self.mechanism_settings)
 
-    def overridden(self, run_config: Mapping[str, Any]) -> MarketSettings:
+    def overridden(self, run_config: Mapping[str, UserConfigValue]) -> MarketSettings:
         """These settings with those of Flower's run configuration that bear their names, `-` for `_`."""
         names = {f.name.replace("_", "-"): f.name for f in fields(self) if f.name != "mechanism_settings"}
-        return replace(self, **{names[key]: value for key, value in run_config.items() if key in names})
+        given = {names[key]: value for key, value in run_config.items() if key in names}
+        return type(self)(**{**vars(self), **given})  # checked there, as every setting is
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Plain data."""
         plain = {f.name: getattr(self, f.name) for f in fields(self)}
         plain["mechanism"] = self.mechanism if isinstance(self.mechanism, str) else self.rule().name

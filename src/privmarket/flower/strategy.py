@@ -28,6 +28,8 @@ from privmarket.lazy import late
 from privmarket.rounds import Delivered, Round, RoundRecord, hold_auction, settle_round
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from privmarket.federated import model_check
 else:
     model_check = late("privmarket.federated.model_check")
@@ -55,7 +57,7 @@ class AuctionStrategy(Strategy):
         weighted_by_key: str | None = "num-examples",
         broker: str | BrokerClient | None = None,
         token: str | None = None,
-        model: Callable[[], Any] | None = None,
+        model: Callable[[], nn.Module] | None = None,
         **settings: Any,
     ) -> None:
         if model is not None:

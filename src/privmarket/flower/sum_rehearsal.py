@@ -16,6 +16,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, Key, Stage
 from flwr.serverapp import Grid
@@ -28,6 +29,7 @@ from privmarket.flower.federation import federation_client, federation_server
 from privmarket.flower.in_process import InProcessGrid, run_in_process
 from privmarket.flower.node_seller import Job, MarketClientApp, ShareTraining
 from privmarket.flower.rehearsal import kill_on_marker, marker
+from privmarket.flower.result import RoundJson
 from privmarket.flower.secure_seller import AGREE, COHORT, LIST, SURVIVORS
 from privmarket.flower.server import MarketServerApp
 from privmarket.flower.wire import Arrays
@@ -59,9 +61,11 @@ def _at(stage: str, change: Callable[[ConfigRecord, Message, list[Message]], Non
     return tamper
 
 
-def _set(key: str, value: Any) -> Callable[[ConfigRecord, Message, list[Message]], None]:
+def _set(
+    key: str, change_value: Callable[[float], float]
+) -> Callable[[ConfigRecord, Message, list[Message]], None]:
     def change(configs: ConfigRecord, _: Message, __: list[Message]) -> None:
-        configs[key] = value(configs[key]) if callable(value) else value
+        configs[key] = change_value(cast(float, configs[key]))
 
     return change
 
@@ -98,20 +102,20 @@ def _both_ways(configs: ConfigRecord, message: Message, together: list[Message])
     configs[Key.DEAD_NODE_ID_LIST] = configs[Key.ACTIVE_NODE_ID_LIST][:1]  # type: ignore[index]
 
 
-def _order(**changes: Callable[[Any], Any]) -> Tamper:
+def _order(**changes: Callable[[float], float]) -> Tamper:
     """Changes fields of every order."""
 
     def tamper(message: Message, _: list[Message]) -> None:
         order = message.content.config_records.get("fitins.config")
         if order is not None:
             for key, change in changes.items():
-                order[key] = change(order[key])
+                order[key] = change(cast(float, order[key]))
 
     return tamper
 
 
 ATTACKS: dict[str, tuple[Tamper, set[str]]] = {
-    "a lower threshold": (_at(Stage.SETUP, _set(Key.THRESHOLD, 2)), {"honest-share"}),
+    "a lower threshold": (_at(Stage.SETUP, _set(Key.THRESHOLD, lambda _: 2)), {"honest-share"}),
     "keys in fewer pieces": (_at(Stage.SETUP, _set(Key.SHARE_NUMBER, lambda n: n - 1)), {"honest-share"}),
     "a cohort with a seller swapped": (_at(Stage.SHARE_KEYS, _swap_cohort), {"cohort"}),
     "integers cut off": (_at(Stage.SETUP, _set(Key.CLIPPING_RANGE, lambda r: r / 1024)), {"noise"}),
@@ -142,7 +146,7 @@ class HostileGrid:
     answers: dict[int, dict[str, int]] = field(default_factory=dict)
     _first: list[Message] = field(default_factory=list)
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         return getattr(self.grid, name)
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
@@ -205,7 +209,7 @@ class SumPlan:
         )
 
 
-def server(plan: Mapping[str, Any], folder: str) -> MarketServerApp:
+def server(plan: str, folder: str) -> MarketServerApp:
     """The server app of a rehearsal: the honest one, behind a hostile grid."""
     chosen = read_sum_plan(plan)
     honest = federation_server(
@@ -225,7 +229,7 @@ def server(plan: Mapping[str, Any], folder: str) -> MarketServerApp:
     return app
 
 
-def client(plan: Mapping[str, Any], folder: str) -> MarketClientApp:
+def client(plan: str, folder: str) -> MarketClientApp:
     """The client app of a rehearsal: honest; the last client says when it may be killed."""
     chosen = read_sum_plan(plan)
     app = federation_client(chosen.config, Path(folder) / "wallets")
@@ -245,7 +249,7 @@ class _Mortal:
     def records(self, context: Context) -> int:
         return self.inner.records(context)
 
-    def share(self, weights: Arrays, job: Job, grid: ReleaseGrid) -> Mapping[str, Any]:
+    def share(self, weights: Arrays, job: Job, grid: ReleaseGrid) -> Mapping[str, np.ndarray]:
         last = job.client == str(self.plan.clients - 1)
         if last and self.plan.attacks[job.sale.number] == KILLED:
             marker(self.folder, job.client).touch()
@@ -269,10 +273,10 @@ def rehearse_sums(
                 threading.Thread(target=kill_on_marker, args=(engine, waiting, folder), daemon=True).start()
             result = engine.run(app, timeout_seconds=timeout_seconds)
     else:
-        fields = asdict(chosen)
-        sellers = client(fields, str(folder))
+        text = json.dumps(asdict(chosen))
+        sellers = client(text, str(folder))
         grid = InProcessGrid(sellers, chosen.clients)
-        result = run_in_process(server(fields, str(folder)), sellers, chosen.clients, grid=grid).to_json()
+        result = run_in_process(server(text, str(folder)), sellers, chosen.clients, grid=grid).to_json()
     answers = {int(k): v for k, v in json.loads((folder / _NOTES).read_text()).items()}
     return {
         "plan": asdict(chosen),
@@ -287,7 +291,7 @@ def rehearse_sums(
 
 
 def sum_verdicts(
-    plan: SumPlan, rounds: list[dict[str, Any]], answers: Mapping[int, Mapping[str, int]], folder: Path
+    plan: SumPlan, rounds: list[RoundJson], answers: Mapping[int, Mapping[str, int]], folder: Path
 ) -> dict[str, bool]:
     """Promise → whether it was kept."""
     budget = int(plan.config.budget * MICRO)
@@ -326,18 +330,16 @@ def sum_verdicts(
     return verdicts
 
 
-def read_sum_plan(fields: Mapping[str, Any]) -> SumPlan:
-    """The plan that `asdict` wrote."""
+def read_sum_plan(text: str) -> SumPlan:
+    """The plan that `asdict` gave, from JSON."""
+    fields = json.loads(text)
     return SumPlan(**{**fields, "attacks": tuple(fields["attacks"])})
 
 
 def _app_code(plan: SumPlan, folder: Path) -> str:
-    text = json.dumps(json.dumps(asdict(plan)))
-    return f"""import json
+    return f"""from privmarket.flower import sum_rehearsal
 
-from privmarket.flower import sum_rehearsal
-
-PLAN = json.loads({text})
+PLAN = {json.dumps(asdict(plan))!r}
 server = sum_rehearsal.server(PLAN, {str(folder)!r})
 client = sum_rehearsal.client(PLAN, {str(folder)!r})
 """

@@ -21,7 +21,7 @@ from privmarket.flower.masks import Integers, unpacked
 SIGNING_KEY, PARTY, PROOF = "signing_key", "party", "proof"
 SIGNATURES = "signatures"
 
-Kind = TypeVar("Kind", bytes, int, str)
+Kind = TypeVar("Kind", bytes, float, int, str)
 
 
 class BadReplyError(ValueError):
@@ -111,6 +111,16 @@ def _by_node(configs: ConfigRecord, names: str, values: str, wanted: Collection[
 def text(record: ConfigRecord, key: str) -> bytes:
     """Bytes."""
     return _value(record, key, bytes)
+
+
+def number(record: ConfigRecord, key: str) -> float:
+    """A number with a fraction."""
+    return _value(record, key, float)
+
+
+def whole(record: ConfigRecord, key: str) -> int:
+    """A whole number."""
+    return _value(record, key, int)
 
 
 def texts(record: ConfigRecord, key: str) -> list[bytes]:

@@ -31,6 +31,7 @@ JOB = "privmarket-job"  # in which an app behind `WalletMod` finds its noise mul
 _OFFER, _REFUSAL = "privmarket-offer", "privmarket-no"
 
 Arrays = dict[str, np.ndarray]
+Scalar = bool | bytes | float | int | str
 
 
 class WireError(PrivmarketError):
@@ -95,7 +96,7 @@ _FAMILY: dict[str, type] = {"sampling_rate": float, "steps": int, "delta": float
 
 def put(content: RecordDict, record: Terms | Sale | Receipt) -> RecordDict:
     """Writes a record into a message's content, which is returned."""
-    content[_NAMES[type(record)]] = ConfigRecord(fields_of(record))
+    content[_NAMES[type(record)]] = ConfigRecord({**fields_of(record)})
     return content
 
 
@@ -129,7 +130,7 @@ def take(content: RecordDict, kind: type[Record]) -> Record:
     return kind(**fields)
 
 
-def fields_of(record: Terms | Sale | Receipt) -> dict[str, Any]:
+def fields_of(record: Terms | Sale | Receipt) -> dict[str, Scalar]:
     """A record as numbers and text by name; a release family as its three numbers."""
     fields = dict(vars(record))
     if (family := fields.pop("family", None)) is not None:

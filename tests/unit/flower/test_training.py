@@ -14,7 +14,8 @@ from privmarket.errors import ConfigurationError, PrivacyError
 from privmarket.flower import training
 from privmarket.flower.known_layers import fast_model
 from privmarket.flower.node_seller import Job
-from privmarket.flower.training import clipped_sum, load_arrays, private_module_update, trainable_arrays
+from privmarket.flower.record_gradients import clipped_sum
+from privmarket.flower.training import load_arrays, private_module_update, trainable_arrays
 from privmarket.flower.wire import Sale
 from privmarket.privacy.calibration import ReleaseFamily
 from privmarket.privacy.noise import NoiseSource
@@ -104,7 +105,7 @@ def test_clipped_sums_are_those_of_torch_func(name):
     weights = trainable_arrays(module)
     assert (fast_model(module) is not None) == (name in FAST)
     update = private_module_update(build(name), weights, x, y, job())
-    flat = clipped_sum(module, x, y, 0.5, training._cross_entropy)
+    flat = clipped_sum(module, x, y, 0.5, training.cross_entropy)
     general = training._named(flat, {n: p for n, p in module.named_parameters() if p.requires_grad})
     for key, want in expected.items():
         np.testing.assert_allclose(update[key], want, atol=2e-5)
@@ -114,7 +115,7 @@ def test_clipped_sums_are_those_of_torch_func(name):
 def test_a_sum_that_is_not_clipped_is_caught():
     module = build("residual")
     x, y = records("residual")
-    loose = clipped_sum(module, x, y, 1e9, training._cross_entropy)
+    loose = clipped_sum(module, x, y, 1e9, training.cross_entropy)
     expected = reference(module, x, y, 0.5)
     assert any(not np.allclose(a.detach(), b, atol=1e-2) for a, b in zip(loose, expected.values(), strict=True))
 
@@ -147,9 +148,9 @@ def test_no_record_counts_for_more_than_the_clip_norm():
     """One record added moves the sum by at most C, also when its gradient is infinite or not a number."""
     module = build("residual")
     x, y = records("residual")
-    base = clipped_sum(module, x, y, 0.5, training._cross_entropy)
+    base = clipped_sum(module, x, y, 0.5, training.cross_entropy)
     for outlier in (torch.full((1, 1, 6, 6), 1e20), torch.full((1, 1, 6, 6), math.nan), 100 * x[:1]):
-        more = clipped_sum(module, torch.cat([x, outlier]), torch.cat([y, y[:1]]), 0.5, training._cross_entropy)
+        more = clipped_sum(module, torch.cat([x, outlier]), torch.cat([y, y[:1]]), 0.5, training.cross_entropy)
         moved = math.sqrt(sum(float((a - b).square().sum()) for a, b in zip(more, base, strict=True)))
         assert moved <= 0.5 + 1e-4
 
