@@ -24,7 +24,11 @@ def privmarket(*words, cwd):
 
 @pytest.mark.parametrize(
     ("example", "rounds", "wallets"),
-    [("flower-quickstart", 10, 10), ("flower-own-model", 5, 0), ("flower-existing-app", 8, 10)],
+    [
+        ("flower-quickstart", 10, {"flower-wallets": 10}),
+        ("flower-own-model", 5, {}),
+        ("flower-existing-app", 8, {"existing-app-wallets": 10}),
+    ],
 )
 def test_an_example_learns_and_pays(example, rounds, wallets, tmp_path):
     fewer = ("--set", f"num-server-rounds={rounds}") if example == "flower-existing-app" else ()
@@ -38,7 +42,8 @@ def test_an_example_learns_and_pays(example, rounds, wallets, tmp_path):
     assert result["accuracy"] > 0.5
     assert result["spent"] > 0
     assert all(not row["dropped"] for row in result["rounds"])
-    assert len(list((tmp_path / "out" / "flower-wallets").glob("*.jsonl"))) == wallets
+    for folder, number in wallets.items():
+        assert len(list((tmp_path / "out" / folder).glob("*.jsonl"))) == number
 
 
 @pytest.mark.parametrize(

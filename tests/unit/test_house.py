@@ -11,7 +11,7 @@ from pathlib import Path
 import privmarket
 
 HOME = Path(privmarket.__file__).parent
-MOST_ANY = 145  # 463 at first, 231 was the aim; lower it, never raise it
+MOST_ANY = 72  # 463 at first, 231 was the aim; lower it, never raise it
 
 # A function fits on a screen, a module in a head; the longest of each may shrink, not grow.
 MOST_LINES_OF_A_FUNCTION, MOST_LINES_OF_A_MODULE = 77, 440

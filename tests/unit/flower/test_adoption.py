@@ -2,6 +2,7 @@
 
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from flwr.serverapp.strategy import FedAvg
 import privmarket as pm
 from privmarket.errors import PrivacyError, UnknownNameError
 from privmarket.flower import wire
+from privmarket.flower.in_process import play_in_process
 from privmarket.flower.mod import noisy_weights
 from privmarket.flower.node_seller import Job
 from privmarket.flower.result import kept_result
@@ -256,3 +258,21 @@ def test_private_training_needs_a_sale():
     build, _, _ = digits_like()
     with pytest.raises(wire.WireError):
         pm.flower.train_privately(Message(RecordDict(), 1, "train"), None, build(), None, None)
+
+
+def test_the_example_with_opacus_learns_and_its_noise_is_its_own(monkeypatch, tmp_path):
+    """Its model seeds torch's generator; noise from there would be the same in every client and in every round."""
+    monkeypatch.syspath_prepend(str(Path(pm.__file__).parent / "examples" / "flower-existing-app"))
+    from existing_app import opacus_client_app, server_app
+
+    config = {"num-server-rounds": 5, "budget": 10.0, "wallets": str(tmp_path)}
+    runs = []
+    for number in range(2):
+        grid = Wire(opacus_client_app.app, 6, run_config={**config, "wallets": str(tmp_path / str(number))})
+        context = play_in_process(server_app.app, opacus_client_app.app, 6, config, grid)
+        runs.append(kept_result(context))
+    assert all(one["accuracy"] > 0.3 for one in runs)  # by chance 0.1
+    assert runs[0]["weights_sha256"] != runs[1]["weights_sha256"]
+    wallet = pm.flower.WalletFile.existing(tmp_path / "0" / "client-0.jsonl")
+    assert wallet.epsilon_spent == pytest.approx(runs[0]["epsilon_spent"]["0"])
+    assert 0.0 < wallet.epsilon_remaining < wallet.cap_epsilon == 20.0

@@ -23,6 +23,7 @@ from privmarket_studies.reproduce.cache import read_bundle
 NAME = "manifest.json"
 _FOLDERS = ("federated/runs",)  # a result per file
 _LISTS = ("learned/tuning.json", "broker/kills.json", "broker/simulation.json", "broker/fuzz.json")
+_ROWS = {"secure-scale/parts.json": "rounds"}  # files in which one field is a list of results
 _REMEDY = "bring the cells back, or say why they are gone: publish --fewer REASON"
 
 
@@ -65,6 +66,11 @@ def inventory(folder: Path) -> dict[str, Inventory]:
         if (folder / name).exists():
             rows = json.loads((folder / name).read_text(encoding="utf-8"))
             found[name] = _inventory([name] * len(rows), [json.dumps(row, sort_keys=True) for row in rows])
+    for name, field in _ROWS.items():
+        if (folder / name).exists():
+            rows = json.loads((folder / name).read_text(encoding="utf-8"))[field]
+            names = [json.dumps({key: row[key] for key in ("sellers", "weights")}) for row in rows]
+            found[name] = _inventory([name] * len(rows), names)
     return found
 
 
