@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
+from functools import lru_cache
 
 _BITS = 521
 _PRIME = (1 << _BITS) - 1
 _BLOCK, _VALUE, _NUMBER, _LENGTH = 64, 66, 4, 4  # bytes
+_MOST_SPREAD = 4  # numbers of honest pieces go no further than this times how many restore a key
 
 
 def cut(secret: bytes, threshold: int, pieces: int) -> list[bytes]:
@@ -57,10 +59,12 @@ def restore(pieces: Sequence[bytes], threshold: int | None = None) -> bytes:
     used = {piece[:_NUMBER]: piece for piece in pieces}
     if threshold is not None and len(used) < threshold:
         raise ValueError(f"{len(used)} pieces of a key that needs {threshold}")
-    chosen = list(used.values())[:threshold]
+    chosen = [used[name] for name in sorted(used, key=lambda name: int.from_bytes(name, "little"))[:threshold]]
     sizes = {len(piece) for piece in chosen}
     if len(sizes) != 1 or (size := sizes.pop()) <= _NUMBER or (size - _NUMBER) % _VALUE:
         raise ValueError("pieces of different keys, or cut short")
+    if bytes(_NUMBER) in used:
+        raise ValueError("a piece of number 0, which would be the key itself")
     factors = _factors_at_zero([int.from_bytes(piece[:_NUMBER], "little") for piece in chosen])
     written = b""
     for at in range(_NUMBER, size, _VALUE):
@@ -76,15 +80,53 @@ def restore(pieces: Sequence[bytes], threshold: int | None = None) -> bytes:
 
 
 def _factors_at_zero(numbers: Sequence[int]) -> list[int]:
-    """Lagrange's factors: a polynomial's value at 0 is the sum of these times its values at `numbers`."""
+    """Lagrange's factors: a polynomial's value at 0 is the sum of these times its values at `numbers`.
+
+    For pieces 1 to k the products of differences are products of factorials; those of the few that are missing are
+    divided out. So the work grows with the number of pieces times that of the missing ones, not with its square.
+    """
+    last, chosen = max(numbers), set(numbers)
+    if last > _MOST_SPREAD * len(numbers):
+        return _factors_one_by_one(numbers)
+    missing = [number for number in range(1, last + 1) if number not in chosen]
     product = 1
     for number in numbers:
         product = product * number % _PRIME
     factors = []
     for own in numbers:
-        below = own
+        value = product * _inverse_factorials(last)[own] * _factorials(last)[own - 1] % _PRIME
+        value = value * _inverse_factorials(last)[own - 1] * _inverse_factorials(last)[last - own] % _PRIME
+        for number in missing:
+            value = value * (number - own) % _PRIME
+        factors.append(value if own % 2 else -value % _PRIME)
+    return factors
+
+
+def _factors_one_by_one(numbers: Sequence[int]) -> list[int]:
+    """The same for numbers that are far apart, as only a seller that lies about its piece would give."""
+    factors = []
+    for own in numbers:
+        above = below = 1
         for other in numbers:
             if other != own:
-                below = below * (other - own) % _PRIME
-        factors.append(product * pow(below, -1, _PRIME) % _PRIME)
+                above, below = above * other % _PRIME, below * (other - own) % _PRIME
+        factors.append(above * pow(below, -1, _PRIME) % _PRIME)
     return factors
+
+
+@lru_cache(maxsize=512)
+def _factorials(last: int) -> list[int]:
+    """0! to last!, modulo the prime."""
+    found = [1]
+    for number in range(1, last + 1):
+        found.append(found[-1] * number % _PRIME)
+    return found
+
+
+@lru_cache(maxsize=512)
+def _inverse_factorials(last: int) -> list[int]:
+    """1/0! to 1/last!, modulo the prime."""
+    found = [pow(_factorials(last)[-1], -1, _PRIME)]
+    for number in range(last, 0, -1):
+        found.append(found[-1] * number % _PRIME)
+    return found[::-1]

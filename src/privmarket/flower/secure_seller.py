@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from flwr.app import ConfigRecord, ConfigRecordValues, Context, Error, Message, RecordDict
@@ -24,7 +24,6 @@ from flwr.common import Code, FitRes, Status, ndarrays_to_parameters, parameters
 from flwr.common.constant import ErrorCode
 from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, RECORD_KEY_STATE, Key, Stage
 from flwr.compat.common import recorddict_compat as compat
-from numpy.typing import NDArray
 
 from privmarket.federated.shares import honest_sellers, largest_weights
 from privmarket.flower import guard, wire
@@ -35,24 +34,31 @@ from privmarket.flower.cohort import (
     masking_digest,
     new_signing_key,
     public_key,
-    sampled_places,
-    sign,
     verifies,
 )
-from privmarket.flower.hash_tree import root_of
 from privmarket.flower.masks import SUM_BITS, Masking, secure_mod
-from privmarket.flower.neighbours import MISSING, Neighbourhood, neighbourhood
+from privmarket.flower.neighbours import Neighbourhood, neighbourhood
 from privmarket.flower.node_seller import MEMORY, MarketClientApp, Seller, event_of, trained
+from privmarket.flower.sum_memory import (
+    AGREE,
+    BRANCHES,
+    COHORT,
+    LIST,
+    NAMES,
+    PARTIES,
+    PLACES,
+    PROOFS,
+    RememberedSum,
+)
+from privmarket.flower.sum_opening import check_opening, confirm
 from privmarket.flower.sum_replies import (
     PARTY,
     PROOF,
-    SIGNATURES,
     SIGNING_KEY,
     BadReplyError,
     ints,
     number,
     text,
-    texts,
     whole,
 )
 from privmarket.flower.wire import Arrays, Sale
@@ -62,13 +68,6 @@ from privmarket.privacy.policy import PolicyRefusal, Reason
 from privmarket.privacy.release import Grid as ReleaseGrid
 
 _ORDER = "fitins.config"
-AGREE = "agree"  # our step between masked vectors and opening
-NAMES = "names"  # the names of the arrays in an order, one a line
-COHORT = "privmarket-cohort"  # the record that carries cohort and signatures
-LIST, PLACES, BRANCHES = "list", "places", "branches"  # sellers, where they stand, the proof that they stand there
-PARTIES, PROOFS = "parties", "proofs"
-SURVIVORS, SIGNATURE_BRANCHES = "survivors", "signature-branches"
-_SUM = "privmarket-sum"  # what a node remembers of the sum that it takes part in
 
 
 class SecureClientApp(MarketClientApp):
@@ -143,64 +142,13 @@ class SumSteps:
                 _check_sources(configs.get(Key.SOURCE_LIST), context)
                 public, modulus = _bound_to(message, context)
             elif stage == AGREE:
-                return Message(_confirm(configs, context), reply_to=message)
+                return Message(confirm(configs, context), reply_to=message)
             elif stage == Stage.UNMASK:
-                _check_opening(message, configs, context)
+                check_opening(message, configs, context)
         reply = secure_mod(public, modulus)(message, context, call_next)
         if stage == Stage.SETUP:
             _add_keys(self.seller, reply, context)
         return reply
-
-
-@dataclass(frozen=True)
-class _Sum:
-    """What a node remembers of the sum that it takes part in; messages may be handled by different processes.
-
-    Attributes:
-        private: its signing key.
-        listed, places, root: the sellers that it was shown; no places where these are all.
-        view: the list of survivors that it signed.
-    """
-
-    plan: Neighbourhood
-    private: bytes = b""
-    listed: bytes = b""
-    places: tuple[int, ...] = ()
-    root: bytes = b""
-    view: bytes = b""
-
-    @classmethod
-    def of(cls, context: Context) -> _Sum:
-        memory = context.state.get(_SUM)
-        if not isinstance(memory, ConfigRecord):
-            raise PolicyRefusal(Reason.MESSAGE, "a step of a sum that has not begun")
-        plan = Neighbourhood(*ints(memory, "plan"))
-        private, listed, root, view = (text(memory, key) for key in ("private", "listed", "root", "view"))
-        return cls(plan, private, listed, tuple(ints(memory, "places")), root, view)
-
-    def keep(self, context: Context) -> None:
-        plan = self.plan
-        known = {"private": self.private, "listed": self.listed, "root": self.root, "view": self.view}
-        record = ConfigRecord({**known})
-        record["plan"] = [plan.sellers, plan.window, plan.threshold, plan.needed, plan.sample]
-        record["places"] = list(self.places)
-        context.state[_SUM] = record
-
-    def cohort(self) -> Cohort:
-        """The sellers that this node was shown."""
-        if not self.plan.sample:
-            return Cohort.read(self.listed)
-        return Cohort.remembered(self.plan.sellers, self.places, self.listed, self.root)
-
-    def window(self, cohort: Cohort, context: Context) -> dict[int, int]:
-        """place → node, of this node's neighbours and itself."""
-        own = cohort.place_of.get(context.node_id)
-        if own is None:
-            raise PolicyRefusal(Reason.COHORT, "a cohort without this seller")
-        places = self.plan.window_of(own, cohort.ring)
-        if not places <= set(cohort.shown):
-            raise PolicyRefusal(Reason.COHORT, "other neighbours than those that follow from the keys")
-        return {place: cohort.shown[place].node for place in places}
 
 
 def _begin(configs: ConfigRecord, context: Context) -> None:
@@ -221,7 +169,7 @@ def _begin(configs: ConfigRecord, context: Context) -> None:
         )
     if memory["trust"] == "aggregate":
         _check_integers(configs, sellers)
-    _Sum(Neighbourhood(sellers, pieces, threshold, plan.needed, plan.sample)).keep(context)
+    RememberedSum(Neighbourhood(sellers, pieces, threshold, plan.needed, plan.sample)).keep(context)
 
 
 def _check_integers(configs: ConfigRecord, sellers: int) -> None:
@@ -243,7 +191,7 @@ def _check_integers(configs: ConfigRecord, sellers: int) -> None:
 def _add_keys(seller: Seller, reply: Message, context: Context) -> None:
     """The signing key of this sum goes out with the other keys, signed by the seller's registered key if any."""
     private, public = new_signing_key()
-    _Sum(_Sum.of(context).plan, private).keep(context)
+    RememberedSum(RememberedSum.of(context).plan, private).keep(context)
     keys = reply.content.config_records[RECORD_KEY_CONFIGS]
     keys[SIGNING_KEY] = public
     identity = seller.registered_key(context)
@@ -258,7 +206,7 @@ def _check_cohort(seller: Seller, message: Message, configs: ConfigRecord, conte
     extra = message.content.config_records.get(COHORT)
     if extra is None:
         raise PolicyRefusal(Reason.COHORT, "keys of neighbours without the list of all sellers")
-    known = _Sum.of(context)
+    known = RememberedSum.of(context)
     cohort = _read_cohort(known.plan, extra)
     window = known.window(cohort, context)
     state = context.state.config_records[RECORD_KEY_STATE]
@@ -278,7 +226,7 @@ def _check_cohort(seller: Seller, message: Message, configs: ConfigRecord, conte
     if parties is not None:
         _check_parties(parties, cohort, extra, context)
     places = tuple(cohort.shown) if known.plan.sample else ()
-    _Sum(known.plan, known.private, cohort.write(), places, cohort.root).keep(context)
+    RememberedSum(known.plan, known.private, cohort.write(), places, cohort.root).keep(context)
 
 
 def _read_cohort(plan: Neighbourhood, extra: ConfigRecord) -> Cohort:
@@ -330,7 +278,7 @@ def _check_sources(sources: object, context: Context) -> None:
 def _bound_to(message: Message, context: Context) -> tuple[bytes, int]:
     """What this seller was told of the sum, and its modulus."""
     sale, _ = _read_order(message.content.config_records[_ORDER])
-    cohort = _Sum.of(context).cohort()
+    cohort = RememberedSum.of(context).cohort()
     state = context.state.config_records[RECORD_KEY_STATE]
     masking = Masking(number(state, "clipping_range"), whole(state, "target_range"), whole(state, "mod_range"))
     return public_numbers(sale, cohort, whole(state, "threshold"), masking), masking.modulus
@@ -350,71 +298,12 @@ def _read_order(fields: Mapping[str, ConfigRecordValues]) -> tuple[Sale, list[st
     return guard.readable(lambda: wire.take(content, Sale)), names
 
 
-def _confirm(configs: ConfigRecord, context: Context) -> RecordDict:
-    """Step 4: signs the list of survivors, once, if enough came through."""
-    known, survivors = _Sum.of(context), configs.get(SURVIVORS)
-    state = context.state.config_records[RECORD_KEY_STATE]
-    if state.get("current_stage") != Stage.COLLECT_MASKED_VECTORS or known.view or not isinstance(survivors, bytes):
-        raise PolicyRefusal(Reason.COHORT, "a list of survivors at the wrong time, or a second one")
-    cohort = known.cohort()
-    alive, window = cohort.read_survivors(survivors), known.window(cohort, context)
-    if not alive[cohort.place_of[context.node_id]]:
-        raise PolicyRefusal(Reason.COHORT, "a list of survivors without this seller, whose part has left")
-    came, near = int(alive.sum()), int(alive[list(window)].sum())
-    if came < known.plan.needed or near < known.plan.threshold:
-        raise PolicyRefusal(
-            Reason.HONEST_SHARE,
-            f"{came} of {known.plan.sellers} sellers came through, {known.plan.needed} are needed",
-        )
-    signature = sign(known.private, cohort.statement(survivors))
-    replace(known, view=survivors).keep(context)
-    return RecordDict({RECORD_KEY_CONFIGS: ConfigRecord({SIGNATURES: [signature]})})
-
-
-def _check_opening(message: Message, configs: ConfigRecord, context: Context) -> None:
-    """Step 5: enough survivors signed the lists that this seller was shown, and the server asks for these."""
-    known, extra = _Sum.of(context), message.content.config_records.get(COHORT)
-    if not known.view or extra is None:
-        raise PolicyRefusal(Reason.COHORT, "a sum is to be opened that the survivors have not confirmed")
-    cohort = known.cohort()
-    alive = cohort.read_survivors(known.view)
-    _check_confirmed(known, cohort, alive, extra, context.node_id)
-    window = known.window(cohort, context)
-    living = {node for place, node in window.items() if alive[place]}
-    active, dead = (configs.get(key) for key in (Key.ACTIVE_NODE_ID_LIST, Key.DEAD_NODE_ID_LIST))
-    if not isinstance(active, list) or not isinstance(dead, list) or len(dead) != len(set(dead)):
-        raise PolicyRefusal(Reason.MESSAGE, "no lists of survivors and drop-outs")
-    # Both secrets of one seller would take the mask off its own vector.
-    if sorted(active) != sorted(living) or not set(dead) <= set(window.values()) - living:
-        raise PolicyRefusal(Reason.COHORT, "keys of other sellers than the confirmed survivors and drop-outs")
-
-
-def _check_confirmed(known: _Sum, cohort: Cohort, alive: NDArray[np.bool_], extra: ConfigRecord, node: int) -> None:
-    """Enough survivors signed: of all, or of those that the list of signatures itself says to look at."""
-    places, signatures, needed = ints(extra, PLACES), texts(extra, SIGNATURES), known.plan.needed
-    if len(places) != len(signatures):
-        raise PolicyRefusal(Reason.COHORT, f"{len(signatures)} signatures of {len(places)} survivors")
-    given = dict(zip(places, signatures, strict=True))
-    if known.plan.sample:
-        part = Cohort.read_part(cohort.size, places, text(extra, LIST), text(extra, BRANCHES))
-        if part.root != cohort.root:
-            raise PolicyRefusal(Reason.COHORT, "signatures of sellers that are not in the list of all sellers")
-        with guard.becomes(Reason.COHORT, ValueError):
-            root = root_of(cohort.size, given, text(extra, SIGNATURE_BRANCHES))
-        if sampled_places(root, node, alive, known.plan.sample).tolist() != places:
-            raise PolicyRefusal(Reason.COHORT, "other signatures than those that this seller looks at")
-        cohort, needed = part, len(places) - MISSING
-    confirmed = cohort.confirmations(known.view, given)
-    if confirmed < needed:
-        raise PolicyRefusal(Reason.COHORT, f"{confirmed} survivors confirmed this sum, {needed} are needed")
-
-
 def _share(seller: Seller, sale: Sale, weights: Arrays, context: Context) -> Arrays:
     """Step 3: this client's part of a secure sum, integers as float64; checked before anything is reserved."""
     if seller.share is None:
         raise PolicyRefusal(Reason.TRUST, "this client cannot train for a secure sum")
     protocol = context.state.config_records[RECORD_KEY_STATE]
-    if _Sum.of(context).plan.sellers != sale.sellers:
+    if RememberedSum.of(context).plan.sellers != sale.sellers:
         raise PolicyRefusal(Reason.HONEST_SHARE, f"{sale.sellers} sellers, and another number in the protocol")
     sigma, records = event_of(sale.family, sale.epsilon).noise_multiplier, seller.share.records(context)
     if sale.family.steps != 1 or not MIN_LEVELS <= sale.levels <= MAX_LEVELS:

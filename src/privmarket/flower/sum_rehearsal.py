@@ -30,8 +30,8 @@ from privmarket.flower.in_process import InProcessGrid, run_in_process
 from privmarket.flower.node_seller import Job, MarketClientApp, ShareTraining
 from privmarket.flower.rehearsal import kill_on_marker, marker
 from privmarket.flower.result import RoundJson
-from privmarket.flower.secure_seller import AGREE, COHORT, LIST, SURVIVORS
 from privmarket.flower.server import MarketServerApp
+from privmarket.flower.sum_memory import AGREE, COHORT, LIST, SURVIVORS
 from privmarket.flower.wire import Arrays
 from privmarket.lazy import late
 from privmarket.privacy.release import Grid as ReleaseGrid

@@ -32,7 +32,8 @@ from privmarket.flower.cohort import Cohort, Member, masking_digest, sampled_pla
 from privmarket.flower.hash_tree import HashTree
 from privmarket.flower.masks import Integers, Masking, strong_masks
 from privmarket.flower.neighbours import Neighbourhood
-from privmarket.flower.secure_seller import (
+from privmarket.flower.secure_seller import public_numbers
+from privmarket.flower.sum_memory import (
     AGREE,
     BRANCHES,
     COHORT,
@@ -43,7 +44,6 @@ from privmarket.flower.secure_seller import (
     PROOFS,
     SIGNATURE_BRANCHES,
     SURVIVORS,
-    public_numbers,
 )
 from privmarket.flower.sum_replies import SIGNATURES, BadReplyError, SellerKeys
 from privmarket.flower.wire import Arrays, Sale

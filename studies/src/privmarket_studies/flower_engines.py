@@ -61,14 +61,14 @@ def plain(config: FederationConfig) -> dict[str, Any]:
 def in_process(config: FederationConfig) -> dict[str, Any]:
     """A grid in this process."""
     client = federation_client(config)
-    return run_in_process(federation_server(config, receipts=False), client, config.clients).to_json()
+    return {**run_in_process(federation_server(config, receipts=False), client, config.clients).to_json()}
 
 
 def on_engine(config: FederationConfig, folder: Path, *, ray: bool) -> dict[str, Any]:
     """Ray, or SuperLink and SuperNodes that are processes of their own."""
     app = write_app(folder / "app", app_code(config), {})
     with Engine(folder, config.clients, simulation=ray, start_seconds=240.0) as engine:
-        return engine.run(app, timeout_seconds=_PATIENCE_SECONDS)
+        return {**engine.run(app, timeout_seconds=_PATIENCE_SECONDS)}
 
 
 def measure(place: Path, config: FederationConfig = CONFIG) -> dict[str, Any]:

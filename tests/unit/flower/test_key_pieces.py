@@ -65,7 +65,7 @@ def test_damaged_and_mixed_pieces_are_refused():
         restore([piece[:-1] for piece in made])
     with pytest.raises(ValueError, match="do not restore"):
         restore([*made[:2], made[2][:-3] + b"abc"])
-    with pytest.raises(ValueError, match="not invertible"):
+    with pytest.raises(ValueError, match="number 0"):
         restore([*made[:2], bytes(4) + made[2][4:]])
     with pytest.raises(ValueError, match="different keys"):
         restore([])
@@ -75,3 +75,11 @@ def test_damaged_and_mixed_pieces_are_refused():
 def test_a_threshold_that_nobody_can_meet_is_refused(threshold, pieces):
     with pytest.raises(ValueError, match="cannot restore"):
         cut(b"k", threshold, pieces)
+
+
+@pytest.mark.parametrize(
+    "numbers", [[1], [1, 2, 3], [2, 3, 5, 9], [7, 1, 4], list(range(3, 60, 2)), [1, 2**32 - 1]]
+)
+def test_factors_by_factorials_are_those_one_by_one(numbers):
+    """Also for numbers that no honest seller's piece has, for which the slow way is taken."""
+    assert key_pieces._factors_at_zero(numbers) == key_pieces._factors_one_by_one(numbers)

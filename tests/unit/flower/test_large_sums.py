@@ -6,7 +6,7 @@ import pytest
 import privmarket as pm
 from privmarket.broker.signatures import SigningKey
 from privmarket.federated.simulation import run
-from privmarket.flower import secure, secure_seller
+from privmarket.flower import secure, secure_seller, sum_opening
 from privmarket.flower.neighbours import Neighbourhood
 from tests.unit.flower.test_aggregate_trust import CONFIG, STEPS, refused
 from tests.unit.flower.toy import Wire, partition
@@ -21,7 +21,7 @@ def small_plan(monkeypatch):
     """Windows of five, of which four are needed; samples of four, all of them good."""
     for side in (secure, secure_seller):
         monkeypatch.setattr(side, "neighbourhood", lambda sellers, share: Neighbourhood(sellers, 5, 4, 8, 4))
-    monkeypatch.setattr(secure_seller, "MISSING", 0)
+    monkeypatch.setattr(sum_opening, "MISSING", 0)
 
 
 def play(tamper=None, parties=None, keys=None):

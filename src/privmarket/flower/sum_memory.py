@@ -1,0 +1,73 @@
+"""What a node remembers of the secure sum that it takes part in, and the names of the records of its steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flwr.app import ConfigRecord, Context
+
+from privmarket.flower.cohort import Cohort
+from privmarket.flower.neighbours import Neighbourhood
+from privmarket.flower.sum_replies import ints, text
+from privmarket.privacy.policy import PolicyRefusal, Reason
+
+AGREE = "agree"  # our step between masked vectors and opening
+NAMES = "names"  # the names of the arrays in an order, one a line
+COHORT = "privmarket-cohort"  # the record that carries cohort and signatures
+LIST, PLACES, BRANCHES = "list", "places", "branches"  # sellers, where they stand, the proof that they stand there
+PARTIES, PROOFS = "parties", "proofs"
+SURVIVORS, SIGNATURE_BRANCHES = "survivors", "signature-branches"
+_SUM = "privmarket-sum"  # in the node's state
+
+
+@dataclass(frozen=True)
+class RememberedSum:
+    """What a node remembers of the sum that it takes part in; messages may be handled by different processes.
+
+    Attributes:
+        private: its signing key.
+        listed, places, root: the sellers that it was shown; no places where these are all.
+        view: the list of survivors that it signed.
+    """
+
+    plan: Neighbourhood
+    private: bytes = b""
+    listed: bytes = b""
+    places: tuple[int, ...] = ()
+    root: bytes = b""
+    view: bytes = b""
+
+    @classmethod
+    def of(cls, context: Context) -> RememberedSum:
+        """What this node remembers; a refusal if no sum has begun."""
+        memory = context.state.get(_SUM)
+        if not isinstance(memory, ConfigRecord):
+            raise PolicyRefusal(Reason.MESSAGE, "a step of a sum that has not begun")
+        plan = Neighbourhood(*ints(memory, "plan"))
+        private, listed, root, view = (text(memory, key) for key in ("private", "listed", "root", "view"))
+        return cls(plan, private, listed, tuple(ints(memory, "places")), root, view)
+
+    def keep(self, context: Context) -> None:
+        """Writes it into the node's state."""
+        plan = self.plan
+        known = {"private": self.private, "listed": self.listed, "root": self.root, "view": self.view}
+        record = ConfigRecord({**known})
+        record["plan"] = [plan.sellers, plan.window, plan.threshold, plan.needed, plan.sample]
+        record["places"] = list(self.places)
+        context.state[_SUM] = record
+
+    def cohort(self) -> Cohort:
+        """The sellers that this node was shown."""
+        if not self.plan.sample:
+            return Cohort.read(self.listed)
+        return Cohort.remembered(self.plan.sellers, self.places, self.listed, self.root)
+
+    def window(self, cohort: Cohort, context: Context) -> dict[int, int]:
+        """place → node, of this node's neighbours and itself."""
+        own = cohort.place_of.get(context.node_id)
+        if own is None:
+            raise PolicyRefusal(Reason.COHORT, "a cohort without this seller")
+        places = self.plan.window_of(own, cohort.ring)
+        if not places <= set(cohort.shown):
+            raise PolicyRefusal(Reason.COHORT, "other neighbours than those that follow from the keys")
+        return {place: cohort.shown[place].node for place in places}
