@@ -1,8 +1,6 @@
 """The examples and commands of the Flower part, as a stranger would type them."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,16 +8,10 @@ import pytest
 from privmarket.errors import ConfigurationError
 from privmarket.flower.app_folder import run_app
 from privmarket_studies.flower_speed import measure
+from tests.forked import privmarket
 from tests.json_fields import check_fields
 
 ROOT = Path(__file__).resolve().parents[2]
-MAIN = "from privmarket.cli import main; main()"
-
-
-def privmarket(*words, cwd):
-    return subprocess.run(
-        [sys.executable, "-c", MAIN, *words], cwd=cwd, capture_output=True, text=True, timeout=200, check=False
-    )
 
 
 @pytest.mark.parametrize(
@@ -33,7 +25,7 @@ def privmarket(*words, cwd):
 def test_an_example_learns_and_pays(example, rounds, wallets, tmp_path):
     fewer = ("--set", f"num-server-rounds={rounds}") if example == "flower-existing-app" else ()
     folder = str(ROOT / "src/privmarket/examples" / example)
-    done = privmarket("flower", "run", folder, "--json", *fewer, cwd=tmp_path)
+    done = privmarket("flower", "run", folder, "--json", *fewer, cwd=tmp_path).end(200)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     check_fields("flower run", result)

@@ -146,6 +146,15 @@ def edited(file: Path, to: Path, *edits: str) -> int:
     return changed
 
 
+def test_a_head_noted_earlier_is_found_again_and_another_is_not(eventful_file: tuple[Path, str]) -> None:
+    file, head = eventful_file
+    size, _, root = head.rpartition(":")
+    assert checked(file, head).differences == ()
+    assert checked(file, root).differences == (), "without its size"
+    other = f"{size}:{root[::-1]}" if size else root[::-1]
+    assert ["noted earlier" in one for one in checked(file, other).differences] == [True]
+
+
 def test_the_eventful_market_fills_every_column(eventful_file: tuple[Path, str]) -> None:
     file, _ = eventful_file
     with sqlite3.connect(file) as connection:
