@@ -22,7 +22,7 @@ from privmarket.market.bids import Array
 from privmarket.privacy.accountant import COLUMNS, composed_cost, epsilon_of_cost
 from privmarket.privacy.calibration import ReleaseFamily
 from privmarket.privacy.events import PrivacyEvent
-from privmarket.privacy.gaussian import mu_of
+from privmarket.privacy.gaussian import delta_of
 from privmarket.privacy.renyi import ORDERS, conversion_cost
 from privmarket.privacy.wallet import Wallets
 
@@ -38,6 +38,7 @@ class WalletRecord:
 
 
 _MARGIN = 1e-9
+_DELTA_MARGIN = 1e-6  # of μ²: far more than what rounding does to δ
 _TOGETHER = 4000
 _WORTH_HALVING = 16
 _AT_ONCE = 50_000
@@ -240,7 +241,8 @@ def _fits_by_bound(rows: Sequence[tuple[Any, ...]], family: ReleaseFamily, offer
         fits[renyi] = bound[renyi] * order[renyi] / 2 * (1 + _MARGIN) <= room
         gauss = np.flatnonzero((delta == one) & np.isposinf(order))
         if gauss.size:
-            fits[gauss] = bound[gauss] * (1 + _MARGIN) <= mu_of(cap[gauss], float(one)) ** 2
+            # Asked of δ rather than of μ, which would have to be searched for.
+            fits[gauss] = delta_of(cap[gauss], np.sqrt(bound[gauss] * (1 + _DELTA_MARGIN))) <= one
     return fits
 
 

@@ -31,6 +31,7 @@ class BrokerProcess:
         self.database, self.log, self.port = database, log, free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.operator_token = ""
+        self.rate = 100_000.0  # requests per second of one account
         self.patience_seconds = 300.0  # a machine that others load, or that stands still for a while, is no failure
         self.process: subprocess.Popen[bytes] | None = None
         self.starts = 0
@@ -40,7 +41,7 @@ class BrokerProcess:
         code = "from privmarket.cli import main; main()"
         command = [sys.executable, "-c", code, "serve", "--database", self.database, "--port", str(self.port)]
         with self.log.open("ab") as out:
-            arguments = [*command, "--rate", "100000"]
+            arguments = [*command, "--rate", str(self.rate)]
             self.process = subprocess.Popen(arguments, stderr=out, stdout=out, env=self.environment)
         self.starts += 1
         deadline = time.monotonic() + self.patience_seconds

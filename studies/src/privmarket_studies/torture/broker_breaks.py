@@ -1,0 +1,398 @@
+"""The breaks that were reported of the broker of commit e7818cb, each as an attack over HTTP, SQL or the command line.
+
+An attack knows nothing of the code that it attacks: it starts `privmarket serve` of a tree in a process of its own,
+and says whether it succeeded and what it saw. So the same attack runs on the tree of then and on today's:
+
+    python -m privmarket_studies.torture.broker_breaks --before CHECKOUT --out docs/results/broker/breaks.json
+
+The numbers are those of the report: 1 a write path that waits, 2 ε burnt for nothing, 3 a blind `verify`, 4 accounts
+taken over, 5 no review, no dispute, 6 bids that the holder of the database reads, 7 edges.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import json
+import os
+import socket
+import sqlite3
+import stat
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+
+from privmarket.broker.http_client import BrokerClient
+from privmarket.broker.signatures import SigningKey
+from privmarket_studies.torture.broker_process import BrokerProcess
+from privmarket_studies.torture.runs import broker_code
+
+_HERE = os.pathsep.join(sys.path)
+_REQUEST_SECONDS = 1.0  # what today's broker is told to wait for slow callers; the one of then waits for ever
+_TERMS: dict[str, Any] = {
+    "title": "digits",
+    "budget_micro": 1_000_000,
+    "mechanism": "proportional-share",
+    "rounds": 10,
+    "bid_seconds": 600,
+    "delivery_seconds": 600,
+}
+
+
+class Seen(NamedTuple):
+    """Whether an attack succeeded, and what was seen."""
+
+    succeeded: bool
+    what: str
+
+
+class Attack(NamedTuple):
+    """One attack: the number of its break, a name, what today's tests of the same thing are called, what to do."""
+
+    number: int
+    name: str
+    test: str
+    run: Callable[[Market], Seen]
+
+
+@dataclass
+class Market:
+    """A server of some tree, with an operator, a buyer with money and sellers."""
+
+    server: BrokerProcess
+    source: str  # the PYTHONPATH of the tree
+    folder: Path
+    operator: str
+    buyer: str = ""
+    sellers: tuple[str, ...] = ()
+
+    def ask(self, method: str, path: str, token: str, form: Any = None, key: str = "") -> httpx.Response:
+        """One request."""
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        headers["Idempotency-Key"] = key or str(uuid.uuid4())
+        return httpx.request(method, f"{self.server.url}{path}", json=form, headers=headers, timeout=120)
+
+    def must(self, method: str, path: str, token: str, form: Any = None) -> dict[str, Any]:
+        """The answer to a request that has to be taken."""
+        reply = self.ask(method, path, token, form)
+        if not reply.is_success:
+            raise RuntimeError(f"{method} {path} answered {reply.status_code}: {reply.text}")
+        found: dict[str, Any] = reply.json()
+        return found
+
+    def enter(self, role: str, **wallet: float) -> str:
+        """A new party's token."""
+        return str(self.must("POST", "/v1/register", "", {"role": role, "name": role, **wallet})["token"])
+
+    def open(self, **terms: Any) -> str:
+        """A round of a new task; what the tree's tasks do not know is left out."""
+        reply = self.ask("POST", "/v1/tasks", self.buyer, {**_TERMS, **terms})
+        if reply.status_code == 422:
+            known = {"sampling_rate", "steps", "delta", *_TERMS}
+            reply = self.ask("POST", "/v1/tasks", self.buyer,
+                             {**_TERMS, **{name: value for name, value in terms.items() if name in known}})  # fmt: skip
+        return str(self.must("POST", f"/v1/tasks/{reply.json()['id']}/rounds", self.buyer)["id"])
+
+    def bid(self, seller: str, round_id: str, valuation: float = 0.2) -> httpx.Response:
+        """A bid of one unit of ε."""
+        return self.ask("POST", f"/v1/rounds/{round_id}/bids", seller, {"valuation": valuation, "epsilon": 1.0})
+
+    def party(self, token: str) -> dict[str, Any]:
+        """What a party sees of itself."""
+        return self.must("GET", "/v1/me", token)
+
+    def sold(self, **terms: Any) -> str:
+        """A round in which the first seller sold."""
+        round_id = self.open(buyer_may_close=True, **terms)
+        self.bid(self.sellers[0], round_id).raise_for_status()
+        self.bid(self.sellers[1], round_id, 0.9).raise_for_status()
+        self.must("POST", f"/v1/rounds/{round_id}/close", self.buyer)
+        return round_id
+
+    def reject(self, round_id: str) -> httpx.Response:
+        """The buyer rejects the first seller's update."""
+        form = {"receipts": {self.party(self.sellers[0])["id"]: "no good"}}
+        return self.ask("POST", f"/v1/rounds/{round_id}/receipts", self.buyer, form)
+
+    def command(self, *words: str) -> int:
+        """The exit code of a command of this tree."""
+        code = "from privmarket.cli import main; main()"
+        environment = {**os.environ, "PYTHONPATH": self.source}
+        done = subprocess.run([sys.executable, "-c", code, *words], env=environment, capture_output=True)
+        return done.returncode
+
+    def edited(self, statement: str) -> str:
+        """The address of a copy of the database in which somebody ran a statement."""
+        copy = self.folder / f"{uuid.uuid4().hex}.db"
+        with sqlite3.connect(self.folder / "m.db") as stored, sqlite3.connect(copy) as other:
+            stored.backup(other)
+            other.execute(statement)
+        return f"sqlite:///{copy}"
+
+
+# ---- the attacks ----------------------------------------------------------------------------------------------
+
+
+def new_schedule(market: Market) -> Seen:
+    """A buyer closes a round of a schedule that nobody used before; a seller bids elsewhere meanwhile."""
+    other = market.open()
+    delta = 1e-6 * (1 + int(uuid.uuid4().hex[:6], 16) / 2**26)
+    form = {**_TERMS, "sampling_rate": 0.0625, "steps": 40, "delta": delta}
+    reply = market.ask("POST", "/v1/tasks", market.buyer, form)
+    if not reply.is_success:
+        took = _seconds(lambda: market.bid(market.sellers[1], other))
+        return Seen(took > 5, f"publishing answered {reply.status_code}; a bid elsewhere took {took:.1f} s")
+    round_id = market.must("POST", f"/v1/tasks/{reply.json()['id']}/rounds", market.buyer)["id"]
+    market.bid(market.sellers[0], round_id)
+    path = f"/v1/rounds/{round_id}/close"
+    closing = threading.Thread(target=lambda: market.ask("POST", path, market.buyer), daemon=True)
+    closing.start()
+    time.sleep(0.5)
+    took = _seconds(lambda: market.bid(market.sellers[1], other))
+    closing.join()
+    return Seen(took > 5, f"a bid elsewhere took {took:.1f} s")
+
+
+def burnt(market: Market) -> Seen:
+    """A buyer rejects an update that was never claimed, and the seller's wallet is charged."""
+    before = market.party(market.sellers[0])["wallet"]["spent_epsilon"]
+    round_id = market.sold()
+    refused = market.reject(round_id)
+    market.ask("POST", f"/v1/rounds/{round_id}/receipts", market.buyer, {"receipts": {}})
+    market.ask("POST", f"/v1/rounds/{round_id}/settle", market.buyer)
+    after = market.party(market.sellers[0])
+    burnt = after["wallet"]["spent_epsilon"] - before
+    said = f"the rejection answered {refused.status_code}"
+    state = market.must("GET", f"/v1/rounds/{round_id}", market.buyer)["state"]
+    return Seen(refused.is_success, f"{said}; round {state}; ε spent {burnt:.2f}, paid {after['balance_micro']} µ")
+
+
+def _unseen(statement: str) -> Callable[[Market], Seen]:
+    """An edit of the database that `verify` does not find."""
+
+    def run(market: Market) -> Seen:
+        market.sold()
+        code = market.command("broker", "verify", "--database", market.edited(statement))
+        return Seen(code == 0, f"verify ended with exit code {code}")
+
+    return run
+
+
+def no_database(market: Market) -> Seen:
+    """`verify` of a database that does not exist."""
+    missing = market.folder / "missing.db"
+    code = market.command("broker", "verify", "--database", f"sqlite:///{missing}")
+    made = "made it" if missing.exists() else "did not make it"
+    return Seen(code == 0, f"verify ended with exit code {code} and {made}")
+
+
+def taken_over(market: Market) -> Seen:
+    """A stranger repeats somebody's registration under the same key."""
+    key, form = str(uuid.uuid4()), {"role": "buyer", "name": "victim"}
+    victim = market.ask("POST", "/v1/register", "", form, key).json()
+    again = market.ask("POST", "/v1/register", "", form, key)
+    same = again.is_success and market.party(again.json()["token"])["id"] == victim["id"]
+    return Seen(same, f"answered {again.status_code}" + ("; the token opens the victim's account" if same else ""))
+
+
+def no_dispute(market: Market) -> Seen:
+    """A seller delivers and is rejected: has it any way to object?"""
+    round_id = market.sold()
+    seller, path = market.sellers[0], f"/v1/rounds/{round_id}"
+    market.must("POST", f"{path}/delivery", seller, {"update_sha256": "ab" * 32})
+    market.reject(round_id).raise_for_status()
+    reply = market.ask("POST", f"{path}/disputes", seller, {"reason": "it was fine"})
+    return Seen(not reply.is_success, f"the dispute answered {reply.status_code}")
+
+
+def late_rejection(market: Market) -> Seen:
+    """A buyer settles with a rejection although every time that it had is over."""
+    round_id = market.sold(delivery_seconds=2, review_seconds=1, dispute_seconds=1, ruling_seconds=1)
+    path = f"/v1/rounds/{round_id}"
+    market.must("POST", f"{path}/delivery", market.sellers[0], {"update_sha256": "ab" * 32})
+    until = market.must("GET", path, market.buyer)
+    over = until.get("review_deadline_ms") or until["delivery_deadline_ms"]
+    while time.time() * 1000 < over:
+        time.sleep(0.05)
+    reply = market.reject(round_id)
+    return Seen(reply.is_success, f"the rejection after its deadline answered {reply.status_code}")
+
+
+def read_bids(market: Market) -> Seen:
+    """Whoever holds the database reads a bid of an open round."""
+    round_id = market.open(sealing="bidder")
+    task = market.must("GET", f"/v1/rounds/{round_id}", market.buyer)["task_id"]
+    if market.must("GET", f"/v1/tasks/{task}", market.buyer).get("sealing") == "bidder":
+        client = BrokerClient(market.server.url).register(
+            "seller", "s", cap_epsilon=9.0, delta=1e-5, key=SigningKey.generate()
+        )
+        client.bid(round_id, valuation=0.123, epsilon=1.0)
+    else:
+        market.bid(market.sellers[0], round_id, 0.123).raise_for_status()
+    with sqlite3.connect(market.folder / "m.db") as stored:
+        query = "SELECT valuation FROM bids WHERE round_id = ?"
+        found = [valuation for (valuation,) in stored.execute(query, (round_id,))]
+    return Seen(0.123 in found, f"the table of bids shows {found[0]}")
+
+
+def early_close(market: Market) -> Seen:
+    """A buyer ends bidding right after a friend's bid, long before the deadline that it published."""
+    round_id = market.open()
+    market.bid(market.sellers[0], round_id).raise_for_status()
+    reply = market.ask("POST", f"/v1/rounds/{round_id}/close", market.buyer)
+    return Seen(reply.is_success, f"closing answered {reply.status_code}")
+
+
+def made_up_tokens(market: Market) -> Seen:
+    """One address sends many requests, each with another token of its own making."""
+    with httpx.Client(base_url=market.server.url) as http:
+        answers = {http.get("/v1/me", headers={"Authorization": f"Bearer pm_{i}"}).status_code for i in range(600)}
+    return Seen(429 not in answers, f"600 requests were answered {', '.join(map(str, sorted(answers)))}")
+
+
+def slow_body(market: Market) -> Seen:
+    """A body that never comes keeps its connection."""
+    head = b"POST /v1/register HTTP/1.1\r\nHost: x\r\nIdempotency-Key: 12345678\r\nContent-Length: 1000\r\n\r\n{"
+    with socket.create_connection(("127.0.0.1", market.server.port), timeout=4 * _REQUEST_SECONDS) as slow:
+        slow.sendall(head)
+        try:
+            return Seen(False, f"answered {slow.recv(100).split(b' ')[1].decode()}")
+        except TimeoutError:
+            return Seen(True, f"still open after {4 * _REQUEST_SECONDS:g} s")
+
+
+def readable_file(market: Market) -> Seen:
+    """Other users of the machine read the database."""
+    mode = stat.S_IMODE((market.folder / "m.db").stat().st_mode)
+    return Seen(bool(mode & 0o077), f"the file's mode is {mode:o}")
+
+
+def file_oracle(market: Market) -> Seen:
+    """A buyer learns from a rule's settings whether a file exists on the server."""
+    said = [
+        market.ask("POST", "/v1/tasks", market.buyer, {**_TERMS, "mechanism": "mfg-menunet", "settings": {"weights": w}})
+        for w in ("/etc/passwd", "/no/such/file")
+    ]  # fmt: skip
+    there, gone = (one.text.replace("/etc/passwd", "F").replace("/no/such/file", "F") for one in said)
+    return Seen(
+        there != gone, "different answers" if there != gone else f"answered {said[0].status_code} both times"
+    )
+
+
+def odd_title(market: Market) -> Seen:
+    """A title that is no text."""
+    headers = {"Authorization": f"Bearer {market.buyer}", "Idempotency-Key": str(uuid.uuid4())}
+    content = json.dumps({**_TERMS, "title": "\ud800"})
+    reply = httpx.post(f"{market.server.url}/v1/tasks", content=content, headers=headers)
+    return Seen(reply.status_code >= 500, f"answered {reply.status_code}")
+
+
+def unwarned(market: Market) -> Seen:
+    """A rule that may exceed its budget is offered without a warning."""
+    reply = market.ask("GET", "/v1/mechanisms/vcg", market.buyer)
+    warned = reply.is_success and bool(reply.json().get("warnings"))
+    return Seen(not warned, f"answered {reply.status_code}" + (", with a warning" if warned else ""))
+
+
+_UNIT = "tests/unit/broker"
+_SERVICE = "tests/integration/test_broker_service.py"
+ATTACKS = (
+    Attack(1, "a new schedule freezes all writes", f"{_UNIT}/test_breaks.py", new_schedule),
+    Attack(2, "ε burnt by a rejection without a claim", f"{_UNIT}/test_broker.py", burnt),
+    Attack(3, "verify: a back-door operator", f"{_UNIT}/test_verify.py",
+           _unseen("UPDATE parties SET role = 'operator' WHERE role = 'seller'")),
+    Attack(3, "verify: a claim erased", f"{_UNIT}/test_verify.py", _unseen("UPDATE awards SET claim_sha256 = 'x'")),
+    Attack(3, "verify: a deadline extended", f"{_UNIT}/test_verify.py",
+           _unseen("UPDATE rounds SET bid_deadline_ms = bid_deadline_ms + 1")),
+    Attack(3, "verify: a token's scope raised", f"{_UNIT}/test_verify.py",
+           _unseen("UPDATE tokens SET scope = 'everything'")),
+    Attack(3, "verify of a missing database", f"{_UNIT}/test_verify.py", no_database),
+    Attack(4, "a registration key takes an account over", f"{_UNIT}/test_broker.py", taken_over),
+    Attack(5, "rejected, with no way to object", f"{_UNIT}/test_broker.py", no_dispute),
+    Attack(5, "rejected after the deadline", f"{_UNIT}/test_broker.py", late_rejection),
+    Attack(6, "open bids in the database", f"{_UNIT}/test_trust.py", read_bids),
+    Attack(7, "bidding closed right after a friend's bid", f"{_UNIT}/test_broker.py", early_close),
+    Attack(7, "rate limit evaded by made-up tokens", f"{_UNIT}/test_api.py", made_up_tokens),
+    Attack(7, "a body that never comes holds its connection", _SERVICE, slow_body),
+    Attack(7, "the database file readable for others", f"{_UNIT}/test_breaks.py", readable_file),
+    Attack(7, "settings.weights tells which files exist", f"{_UNIT}/test_breaks.py", file_oracle),
+    Attack(7, "an odd title gives 500", f"{_UNIT}/test_breaks.py", odd_title),
+    Attack(7, "no warning of a rule that may exceed its budget", f"{_UNIT}/test_breaks.py", unwarned),
+)  # fmt: skip
+
+
+# ---- running them ---------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def market_of(source: str = _HERE) -> Iterator[Market]:
+    """A market at a server of the tree whose PYTHONPATH is `source`."""
+    with tempfile.TemporaryDirectory(prefix="privmarket-breaks-") as name:
+        folder = Path(name)
+        settings = {"PYTHONPATH": source, "PRIVMARKET_REQUEST_SECONDS": str(_REQUEST_SECONDS)}
+        server = BrokerProcess(f"sqlite:///{folder}/m.db", folder / "log", **settings)
+        server.rate = 20
+        server.start()
+        try:
+            market = Market(server, source, folder, server.operator_token)
+            market.buyer = market.enter("buyer")
+            market.sellers = tuple(market.enter("seller", cap_epsilon=50.0, delta=1e-5) for _ in range(2))
+            path = f"/v1/parties/{market.party(market.buyer)['id']}/deposits"
+            market.must("POST", path, market.operator, {"amount_micro": 100_000_000})
+            yield market
+        finally:
+            server.kill()
+
+
+def _seconds(step: Callable[[], object]) -> float:
+    begun = time.monotonic()
+    step()
+    return time.monotonic() - begun
+
+
+def run(source: str = _HERE) -> dict[str, Seen]:
+    """Every attack on one tree, each on a market of its own."""
+    found = {}
+    for attack in ATTACKS:
+        with market_of(source) as market:
+            found[attack.name] = attack.run(market)
+    return found
+
+
+def _tree(source: str) -> str:
+    """Sixteen digits over the broker's files of a tree."""
+    seen = hashlib.sha256()
+    for file in sorted((Path(source) / "privmarket" / "broker").glob("*.py")):
+        seen.update(file.read_bytes())
+    return seen.hexdigest()[:16]
+
+
+def main() -> None:
+    """Runs the attacks on both trees and writes what was seen."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--before", type=Path, required=True, help="a checkout of commit e7818cb")
+    parser.add_argument("--out", type=Path, required=True)
+    arguments = parser.parse_args()
+    old = str(arguments.before / "src")
+    seen = {"before": run(old), "now": run()}
+    rows = [
+        {"break": one.number, "name": one.name, "test": one.test}
+        | {when: found[one.name]._asdict() for when, found in seen.items()}
+        for one in ATTACKS
+    ]
+    result = {"code": broker_code(), "before": _tree(old), "attacks": rows}
+    arguments.out.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+
+
+if __name__ == "__main__":
+    main()
