@@ -26,7 +26,6 @@ from privmarket.broker.broker import Broker
 from privmarket.broker.parties import SYSTEM, Actor
 from privmarket.broker.schema import awards, rounds
 from privmarket.broker.signatures import SigningKey
-from privmarket.cli.serve import key_file
 from privmarket.rounds import Offer
 from privmarket_studies import broker_large_fill, broker_speed, processes
 from privmarket_studies.broker_load import LoadError, call, free_port, server
@@ -63,6 +62,7 @@ class LargeRound:
     copied: bool = False
     server_memory_mb: float = 0.0
     auction_memory_mb: float = 0.0
+    auction_cpu_seconds: float = 0.0  # of the auction's process alone: what a busy machine changes least
     readers_before: dict[str, Latency] = field(default_factory=dict)
     readers_during_clear: dict[str, Latency] = field(default_factory=dict)
     pages_ms: dict[str, float] = field(default_factory=dict)
@@ -110,9 +110,14 @@ def measure(
             _fill(broker, round_id, sellers, seed)
         broker.database.close()
         port = free_port()
-        with server(serve_arguments(address, port), port, place / "log"), _Memory(port, found):
+        own_key = place / "key"
+        with server(serve_arguments(address, port, own_key), port, place / "log"), _Use(port, found):
             tokens = {"operator": operator, "buyer": buyer, "seller": seller}
-            return _live(found, address, port, (round_id, other), tokens, progress)
+            _live(found, port, (round_id, other), tokens, progress)
+            progress("settling")
+            _deliver_and_settle(found, Broker(address, key=SigningKey.read(own_key)), port, round_id, buyer)
+            _time_pages(found, port, round_id, tokens, "settled")
+        return found
 
 
 def _another_task(broker: Broker, token: str) -> tuple[Actor, str]:
@@ -173,34 +178,38 @@ def _fill(broker: Broker, round_id: str, sellers: Sequence[Actor], seed: int) ->
 
 def _live(
     found: LargeRound,
-    database: str,
     port: int,
     round_ids: tuple[str, str],
     tokens: dict[str, str],
     progress: Callable[[str], None],
-) -> LargeRound:
+) -> None:
+    """Pages and callers before the round closes, while it is cleared, and after."""
     round_id = round_ids[0]
-    path = f"/v1/rounds/{round_id}"
-    task_id = _ask(port, "GET", path, tokens["buyer"])["task_id"]
     progress("pages, before")
-    _time_pages(found, port, round_id, task_id, tokens, "open")
+    _time_pages(found, port, round_id, tokens, "open")
     with _Callers(port, round_ids, tokens) as quiet:
         time.sleep(2.0)
     found.readers_before = quiet.latencies()
     progress("clearing")
     with _Callers(port, round_ids, tokens) as busy:
         begun = time.perf_counter()
-        found.sellers = _ask(port, "POST", f"{path}/close", tokens["buyer"])["sellers"]
+        _close(port, f"/v1/rounds/{round_id}", tokens["buyer"])
         found.clear_seconds = time.perf_counter() - begun
     found.readers_during_clear = busy.latencies()
-    _time_pages(found, port, round_id, task_id, tokens, "cleared")
-    progress("settling")
-    _deliver_and_settle(found, database, port, round_id, tokens["buyer"])
-    _time_pages(found, port, round_id, task_id, tokens, "settled")
-    return found
+    found.sellers = _ask(port, "GET", f"/v1/rounds/{round_id}", tokens["buyer"])["sellers"]
+    _time_pages(found, port, round_id, tokens, "cleared")
 
 
-def _deliver_and_settle(found: LargeRound, database: str, port: int, round_id: str, buyer: str) -> None:
+def _close(port: int, path: str, buyer: str) -> None:
+    """Closes a round and returns when it is cleared, which may take longer than a server answers."""
+    status, body = call(port, "POST", f"{path}/close", buyer)
+    if status not in (200, 503):
+        raise LoadError(f"closing answered {status}", body[:300].decode(errors="replace"))
+    while _ask(port, "GET", path, buyer)["state"] != "cleared":
+        time.sleep(0.1)
+
+
+def _deliver_and_settle(found: LargeRound, broker: Broker, port: int, round_id: str, buyer: str) -> None:
     path, winners, after = f"/v1/rounds/{round_id}", [], ""
     while True:
         page = _ask(port, "GET", f"{path}/awards?limit=200{after}", buyer)
@@ -208,7 +217,6 @@ def _deliver_and_settle(found: LargeRound, database: str, port: int, round_id: s
         if page["next"] is None:
             break
         after = f"&after={page['next']}"
-    broker = Broker(database, key=SigningKey.read_or_make(key_file(database)))
     _claim(broker, round_id, winners)
     broker.database.close()
     begun = time.perf_counter()
@@ -229,10 +237,9 @@ def _ask(port: int, method: str, path: str, token: str, form: Any = None) -> dic
     return answer
 
 
-def _time_pages(
-    found: LargeRound, port: int, round_id: str, task_id: str, tokens: dict[str, str], state: str
-) -> None:
+def _time_pages(found: LargeRound, port: int, round_id: str, tokens: dict[str, str], state: str) -> None:
     """Every page as everybody, the median of five."""
+    task_id = _ask(port, "GET", f"/v1/rounds/{round_id}", tokens["buyer"])["task_id"]
     pages = ["/", f"/tasks/{task_id}", f"/rounds/{round_id}", "/money", "/privacy"]
     for role, token in tokens.items():
         for page in [*pages, "/people", "/audit"] if role == "operator" else pages:
@@ -249,8 +256,8 @@ def _one_read(port: int, path: str, token: str) -> float:
     return 1e3 * (time.perf_counter() - begun)
 
 
-class _Memory:
-    """Notes the largest resident memory of the server and of the process that it starts for the auction."""
+class _Use:
+    """Notes the memory of the server and of the process that it starts for the auction, and what that computes."""
 
     def __init__(self, port: int, found: LargeRound) -> None:
         self._port, self._found, self._stop = port, found, threading.Event()
@@ -262,6 +269,7 @@ class _Memory:
             self._found.server_memory_mb = max(self._found.server_memory_mb, processes.resident_mb(ours))
             for child in processes.children(ours):
                 self._found.auction_memory_mb = max(self._found.auction_memory_mb, processes.resident_mb(child))
+                self._found.auction_cpu_seconds = max(self._found.auction_cpu_seconds, processes.cpu_seconds(child))
 
     def __enter__(self) -> None:
         self._thread.start()

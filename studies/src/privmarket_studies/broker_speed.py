@@ -101,10 +101,11 @@ def _enter(broker: Broker, sellers: int, keys: list[str] | None = None) -> tuple
     return actors, tokens
 
 
-def serve_arguments(database: str, port: int) -> list[str]:
-    """The broker's process, with a rate limit that a single caller does not reach."""
+def serve_arguments(database: str, port: int, key: Path) -> list[str]:
+    """The broker's process, with a rate limit that a single caller does not reach; `key`: where its key is made."""
     code = "from privmarket.cli import main; main()"
-    return ["-c", code, "serve", "--database", database, "--port", str(port), "--rate", "1000000"]
+    where = ["--database", database, "--port", str(port), "--key", str(key)]
+    return ["-c", code, "serve", *where, "--rate", "1000000"]
 
 
 def measure(
@@ -134,7 +135,7 @@ def measure(
             if style != "broker"
         }
         with (
-            server(serve_arguments(database, ports["broker"]), ports["broker"], log),
+            server(serve_arguments(database, ports["broker"], place / "key"), ports["broker"], log),
             server(bare["loop"], ports["loop"], log),
             server(bare["threads"], ports["threads"], log),
         ):

@@ -29,8 +29,10 @@ def resident_mb(pid: int) -> float:
 
 
 def cpu_seconds(pid: int) -> float:
-    """What a process has used of the processor so far, in user and system mode."""
+    """What a process has used of the processor so far, in user and system mode; 0 once it has ended."""
     fields = _read(pid, "stat").rpartition(")")[2].split()
+    if not fields:
+        return 0.0
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
