@@ -20,6 +20,7 @@ import uvicorn
 from privmarket.broker.api import ServiceSettings, create_app
 from privmarket.broker.broker import Broker
 from privmarket.broker.parties import SYSTEM
+from privmarket.rounds import Offer
 from privmarket_studies.torture.broker_process import free_port
 from privmarket_studies.torture.market import TASK, key
 
@@ -30,6 +31,8 @@ from selenium.webdriver.common.keys import Keys  # noqa: E402
 
 SHOTS = os.environ.get("PRIVMARKET_SCREENSHOTS")
 AXE = "axe-core@4.10.2"
+# Deadlines that no slow machine meets.
+LONG = {**TASK, "bid_seconds": 3600, "delivery_seconds": 3600, "review_seconds": 3600, "dispute_seconds": 3600}
 NASTY = "<script>alert(1)</script> & Söhne"
 
 
@@ -157,7 +160,7 @@ def test_a_round_with_the_keyboard_only(browser: Any, site: tuple[str, Broker]) 
     made = broker.register({"role": "buyer", "name": "lab"}, key())
     buyer = broker.authenticate(made["token"])
     broker.deposit(SYSTEM, buyer.party_id, 5_000_000, key())
-    task = broker.publish_task(buyer, {**TASK, "title": NASTY, "mechanism": "proportional-share"}, key())
+    task = broker.publish_task(buyer, {**LONG, "title": NASTY}, key())
     rival = broker.register({"role": "seller", "name": "rival", "cap_epsilon": 9.0, "delta": 1e-5}, key())
     round_id = broker.open_round(buyer, task["id"], key())["id"]
 
@@ -180,8 +183,6 @@ def test_a_round_with_the_keyboard_only(browser: Any, site: tuple[str, Broker]) 
     # News may replace an element between finding and reading it, so both are tried again.
     until(lambda: page.find_element(By.ID, "bids").text == "1")
     until(lambda: not page.find_element(By.ID, "settle").is_displayed())  # only what applies
-    from privmarket.rounds import Offer
-
     broker.bid(broker.authenticate(rival["token"]), round_id, Offer(0.4, 0.5), key())
     until(lambda: page.find_element(By.ID, "bids").text == "2")  # live, without reloading
     shoot(page, "buyer-open")
@@ -256,3 +257,37 @@ def test_an_error_is_shown_and_a_lost_broker_is_noticed(browser: Any, site: tupl
     (noted,) = page.get_log("browser")
     assert "/audit" in noted["message"]
     assert "403" in noted["message"]
+
+
+def test_a_dispute_from_all_sides_at_both_widths(browser: Any, site: tuple[str, Broker]) -> None:
+    (url, broker), page = site, browser
+    court = broker.register({"role": "arbiter", "name": "court"}, key(), SYSTEM)
+    lab = broker.register({"role": "buyer", "name": "lab"}, key())
+    clinic = broker.register({"role": "seller", "name": "clinic", "cap_epsilon": 9.0, "delta": 1e-5}, key())
+    other = broker.register({"role": "seller", "name": "other", "cap_epsilon": 9.0, "delta": 1e-5}, key())
+    buyer, seller, rival = (broker.authenticate(one["token"]) for one in (lab, clinic, other))
+    broker.deposit(SYSTEM, buyer.party_id, 5_000_000, key())
+    task = broker.publish_task(buyer, {**LONG, "budget_micro": 2_000_000, "arbiter_id": court["id"]}, key())
+    round_id = broker.open_round(buyer, task["id"], key())["id"]
+    for one in (seller, rival):
+        broker.bid(one, round_id, Offer(0.2, 1.0), key())
+    broker.close_round(buyer, round_id, key())
+    for one in (seller, rival):
+        broker.claim_delivery(one, round_id, "ab" * 32, key())
+    broker.give_receipts(buyer, round_id, {seller.party_id: "wrong shape"}, key())
+    broker.dispute(seller, round_id, "the shape is as asked", key())
+    for role, token in (("buyer", lab["token"]), ("seller", clinic["token"]), ("arbiter", court["token"])):
+        sign_in(page, url, token)
+        page.get(f"{url}/rounds/{round_id}")
+        assert "the shape is as asked" in page.page_source
+        shoot(page, f"{role}-disputed")
+    page.get(f"{url}/tokens")
+    shoot(page, "tokens")
+    page.set_window_size(390, 900)
+    reach = "return document.querySelector('button.bad').getBoundingClientRect().right <= window.innerWidth"
+    assert page.execute_script(reach), "a token cannot be ended on a phone without scrolling sideways"
+    page.get(f"{url}/rounds/{round_id}")
+    assert page.execute_script(reach), "an arbiter cannot rule on a phone without scrolling sideways"
+    page.find_element(By.CSS_SELECTOR, "input[name=reason]").send_keys("it is")
+    page.find_element(By.CSS_SELECTOR, "button[value=pay]").click()
+    until(lambda: "ruled: pay" in page.page_source)

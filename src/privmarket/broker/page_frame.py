@@ -27,6 +27,7 @@ from privmarket.errors import PrivmarketError
 _templates = Jinja2Templates(Path(__file__).parent / "templates")
 _templates.env.filters["money"] = lambda micro: shown_money(micro)
 _templates.env.filters["until"] = lambda ms, now: until(ms - now)
+_templates.env.filters["duration"] = lambda seconds: until(1000 * seconds).removeprefix("in ")
 _templates.env.filters["moment"] = lambda ms: (
     datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S") if ms else "–"
 )
@@ -90,7 +91,18 @@ def error_page(request: Request, status: int, error: PrivmarketError) -> Respons
         response: Response = RedirectResponse("/sign-in", 303)
         sessions.end(response)
         return response
-    return _filled(request, "error.html", status, {"error": error, "actor": None})
+    hint = "" if error.hint.startswith("GET ") else error.hint  # routes of the API help nobody who reads a page
+    return _filled(
+        request, "error.html", status, {"message": error.message, "hint": hint, "actor": _perhaps(request)}
+    )
+
+
+def _perhaps(request: Request) -> Actor | None:
+    """Who is signed in, for the navigation of an error's page; None where that cannot be said."""
+    try:
+        return sessions.signed_in(request)
+    except PrivmarketError:
+        return None
 
 
 def money_typed(name: str, text: str) -> int:
