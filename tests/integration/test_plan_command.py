@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import subprocess
+from dataclasses import replace
 
 from typer.testing import CliRunner
 
 from privmarket.cli import app
+from privmarket.cli.plan import _command
 from privmarket.errors import PrivmarketError
+from privmarket.federated.planning import Choice, Point
+from privmarket.federated.recommended import recommended_training
 from tests.forked import privmarket
 from tests.json_fields import check_fields
 
@@ -47,3 +51,26 @@ def test_wrong_words_are_refused(tmp_path):
         assert isinstance(done.exception, PrivmarketError)
         assert expected in str(done.exception)
     assert not list(tmp_path.glob("*.json"))
+
+
+def test_what_is_planned_is_what_federate_would_run(monkeypatch):
+    """The plan starts from what is recommended for data set and trust, and its last line names what differs."""
+
+    class Stop(Exception):
+        pass
+
+    def keep(base, *_, **__):
+        raise Stop(base)
+
+    monkeypatch.setattr("privmarket.federated.planning.Planner", keep)
+    words = ["plan", "--dataset", "mnist", "--trust", "aggregate", "--delta", "1e-6", "--set", "clip_norm=0.7"]
+    stopped = CliRunner().invoke(app, words).exception
+    assert isinstance(stopped, Stop)
+    base = stopped.args[0]
+    assert base.training == replace(recommended_training("mnist", "aggregate"), clip_norm=0.7)
+    choice = Choice(5, "ration", (("unit_price", 1.0),), "ration", 4.0)
+    point = Point(10.0, choice, 2.0, *[0.0] * 4, 1, *[0.0] * 5)
+    said = _command(base, point)
+    assert "--set clip_norm=0.7" in said
+    assert "--delta 1e-06" in said
+    assert said.count("--set ") == 2

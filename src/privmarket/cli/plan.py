@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -82,7 +82,9 @@ def plan(
     if target is not None and not 0 < target < 1:
         raise ConfigurationError(f"--target is {target:g}", "give a share between 0 and 1, e.g. 0.95")
     options = _options(effort, rounds)
-    base = FederationConfig(**settings, training=training_of(settings["dataset"], training))
+    base = FederationConfig(
+        **settings, training=training_of(settings["dataset"], training, trust=settings["trust"])
+    )
     totals = planning.checked_totals(_totals(money, total, base.clients))
     check_writable(folder / "a-run.json", "--folder")
     stand_in = None if proxy is None else plan_runs.PublicProxy.at(proxy)
@@ -176,10 +178,12 @@ def _advice(made: Plan) -> list[str]:
     """What to do, in words."""
     if made.target is not None and made.chosen is None:
         best = max(made.points, key=lambda point: point.accuracy)
+        below = made.ceiling is not None and made.target < made.ceiling
+        other = "another model or features (--set) or more rounds (--rounds)"
         return [
             f"{made.target:.2%} is out of reach: {best.accuracy:.2%} for {best.total:,.0f} was the best.",
             f"Without any noise these settings reach {made.ceiling:.2%}: no money passes that. "
-            "Try another model or features (--set), more rounds (--rounds), or more money (--money).",
+            + (f"Try more money (--money), {other}." if below else f"Try {other}."),
         ]
     if made.chosen is None:
         return []
@@ -196,7 +200,15 @@ def _command(base: FederationConfig, point: Point) -> str:
     words += [f"--scenario {base.scenario} --rounds {point.choice.rounds} --budget {point.budget_per_round:.6g}"]
     words += [f"--mechanism {point.choice.rule}"]
     words += [f"--mechanism-set {name}={value}" for name, value in point.choice.settings]
-    words += [f"--set server_rate={point.choice.server_rate:g}"]
+    words += [f"--set server_rate={point.choice.server_rate:g}", *_training_words(base)]
     words += [] if base.trust == "local" else [f"--trust {base.trust} --honest-share {base.honest_share:.6g}"]
     words += [] if base.wallet is None else [f"--wallet {base.wallet:g}"]
+    words += [] if base.delta == FederationConfig.delta else [f"--delta {base.delta:g}"]
     return " ".join(words)
+
+
+def _training_words(base: FederationConfig) -> list[str]:
+    """The training's settings that are not what `federate` takes by itself; the rate is the plan's choice."""
+    usual, chosen = training_of(base.dataset, None, trust=base.trust), base.training
+    names = [one.name for one in fields(chosen) if one.name != "server_rate"]
+    return [f"--set {n}={getattr(chosen, n)}" for n in names if getattr(chosen, n) != getattr(usual, n)]

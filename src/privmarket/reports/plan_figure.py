@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -54,11 +55,12 @@ def plan_figure(plan: Plan) -> Figure:
     for axes, title, values in zip(panels, _PANELS, _values(plan.points), strict=True):
         axes.plot(money, values, "o-", color="#D55E00")
         axes.set(xscale="log", xlabel="money in all", title=title)
-        axes.set_xticks(money, [f"{total:,.4g}" for total in money], minor=False)
+        axes.set_xticks(money, _labels(money), minor=False)
         axes.set_xticks([], minor=True)
         axes.grid(alpha=0.25)
     low, high = ([getattr(point, name) for point in plan.points] for name in ("lowest", "highest"))
     panels[0].fill_between(money, low, high, color="#D55E00", alpha=0.2, lw=0)
+    panels[0].yaxis.set_major_formatter(lambda share, _: f"{100 * share:g}%")
     panels[1].set_yscale("log")
     panels[1].yaxis.set_major_formatter("{x:g}")
     panels[1].yaxis.set_minor_formatter("{x:g}")
@@ -69,6 +71,16 @@ def plan_figure(plan: Plan) -> Figure:
     if plan.chosen is not None:
         panels[0].plot([plan.chosen.total], [plan.chosen.accuracy], "s", color="k", ms=7)
     return figure
+
+
+def _labels(money: Sequence[float]) -> list[str]:
+    """Amounts below their ticks; none where the next one to the left is too near on the logarithmic scale."""
+    apart, last, said = 0.12 * math.log(money[-1] / money[0]), -math.inf, []
+    for total in money:
+        near = math.log(total) - last < apart
+        said.append("" if near else f"{total:,.3g}")
+        last = last if near else math.log(total)
+    return said
 
 
 def _values(points: Sequence[Point]) -> tuple[list[float], list[float], list[float]]:
