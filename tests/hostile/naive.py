@@ -8,6 +8,7 @@ import hashlib
 
 import numpy as np
 import torch
+from opacus.grad_sample import GradSampleModule
 
 from privmarket.federated.gradients import loss_slope
 from privmarket.privacy.noise import NoiseSource, _derive
@@ -66,3 +67,14 @@ def uniform(words: np.ndarray) -> np.ndarray:
 def table_digest(noise: np.ndarray, epsilon: np.ndarray) -> str:
     """A digest of a noise table's figures that forgets for which schedule they hold."""
     return hashlib.sha256(noise.tobytes() + epsilon.tobytes()).hexdigest()
+
+
+def hooked_sum(module, inputs, labels, clip, loss):
+    """Clips the rows that the hooks of Opacus hold, as many as there are records, and asks not whose they are."""
+    hooked = GradSampleModule(module, loss_reduction="sum", strict=False)
+    try:
+        loss(hooked(inputs), labels).sum().backward()
+        rows = torch.cat([p.grad_sample.flatten(1)[: len(labels)] for p in module.parameters()], dim=1)
+        return (rows * (clip / rows.norm(dim=1).clamp_min(clip))[:, None]).sum(0)
+    finally:
+        hooked.to_standard_module()

@@ -14,8 +14,8 @@ from torch.nn import functional as F
 
 import privmarket as pm
 from privmarket.federated.model_check import ModelError, plausible_inputs
+from privmarket.federated.record_gradients import clipped_sum
 from privmarket.flower import wire
-from privmarket.flower.record_gradients import clipped_sum
 from privmarket.flower.training import trainable_arrays
 from privmarket.privacy.calibration import ReleaseFamily
 from privmarket.privacy.policy import SellerPolicy
@@ -62,7 +62,7 @@ def test_without_the_check_one_record_moves_the_sum_by_many_clip_norms(name):
     loss = lambda out, y: F.cross_entropy(out, y, reduction="none")  # noqa: E731
     near, far = (clipped_sum(module, *records(outlier), CLIP, loss) for outlier in (False, True))
     moved = math.sqrt(sum(float((a - b).square().sum()) for a, b in zip(near, far, strict=True)))
-    assert moved > 5 * CLIP  # replacing one record may move a sum of clipped gradients by 2 clip norms
+    assert moved > 4 * CLIP  # replacing one record may move a sum of clipped gradients by 2 clip norms
 
 
 def selling(module, tmp_path, **options):
@@ -134,9 +134,9 @@ def test_a_server_guesses_inputs_for_common_first_layers():
     assert plausible_inputs(nn.Bilinear(3, 3, 2)) is None
 
 
-def answers(tmp_path, data, **options):
+def answers(tmp_path, data, module=None, **options):
     """A client's answer to an order for its records, and its wallet."""
-    module = nn.Sequential(nn.Linear(12, 8), nn.GELU(), nn.Linear(8, 3))
+    module = module or nn.Sequential(nn.Linear(12, 8), nn.GELU(), nn.Linear(8, 3))
     wallet = pm.flower.WalletFile(tmp_path / "w.jsonl", 8.0)
     app = pm.flower.client_app(
         model=lambda: module, data=lambda context: data, valuation=0.1, wallet=wallet, **options
@@ -147,31 +147,6 @@ def answers(tmp_path, data, **options):
     sale = wire.Sale("r", 0, 0.5, 1, ReleaseFamily(), CLIP, 1.0, float(ROWS))
     content = wire.put(RecordDict({wire.WEIGHTS: wire.write_arrays(trainable_arrays(module))}), sale)
     return grid.answer(Message(content, node, wire.TRAIN)), wallet
-
-
-def with_label_seven():
-    x, y = records(False)
-    y = y.clone()
-    y[0] = 7
-    return x, y
-
-
-def test_a_label_out_of_range_is_one_word_and_costs_nothing(tmp_path, caplog):
-    """The error's text would be a label ("Target 7 is out of bounds"); the server hears `records`."""
-    answer, wallet = answers(tmp_path, with_label_seven())
-    assert wire.read_refusal(answer.content) == "records"
-    assert "7" not in str(answer.content)
-    assert wallet.statement() == []
-    assert "labels" in caplog.text
-
-
-def test_a_label_that_breaks_the_owners_loss_is_one_word_and_is_charged(tmp_path, caplog):
-    loss = lambda out, y: F.nll_loss(F.log_softmax(out, 1), y, reduction="none")  # noqa: E731
-    answer, wallet = answers(tmp_path, with_label_seven(), loss=loss)
-    assert wire.read_refusal(answer.content) == "failed"
-    assert "7" not in str(answer.content)
-    assert len(wallet.statement()) == 1  # training had begun, and that it broke is something the records told
-    assert "out of bounds" in caplog.text
 
 
 PERSONS = SellerPolicy(epsilon_per_sale=math.inf, epsilon_lifetime=math.inf, unit="person")

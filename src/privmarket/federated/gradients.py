@@ -339,12 +339,13 @@ def rounded_down(factor: Tensor) -> Tensor:
 
 @contextmanager
 def conventional_products() -> Iterator[None]:
-    """float32 products are float32 inside, even where the caller allowed bfloat16 or TF32 for speed."""
+    """float32 products are float32 inside, even where the caller allowed bfloat16 or TF32 or set up autocast."""
     before = torch.get_float32_matmul_precision()
     if before != "highest":
         torch.set_float32_matmul_precision("highest")
     try:
-        yield
+        with torch.autocast("cpu", enabled=False):
+            yield
     finally:
         if before != "highest":
             torch.set_float32_matmul_precision(before)

@@ -7,8 +7,10 @@ record then moves the clipped sum by tens of clip norms. Two looks are taken:
 - `layer_findings` names layers that are known to mix records, or that have no per-record gradients;
 - `row_findings` runs the module on random numbers and watches: changing row i must leave every other row's output
   as it was, to the last bit; a row alone must give the output and gradient that it gives among others; and no call
-  may leave a trace in the next one. It is run with the weights that a server sent, too: what a forward pass does
-  may depend on them. A module that mixes records only for inputs that random ones never reach is not caught.
+  may leave a trace in the next one. The same in blocks of just the sizes in which training computes, where what
+  the hooks hold for each record is compared with the gradient of that record alone. It is run with the weights
+  that a server sent, too: what a forward pass does may depend on them. A module that mixes records only for inputs
+  that random ones never reach is not caught.
 
 Values of records are never used, only their shape and type, so that the answer tells nothing about them.
 """
@@ -16,7 +18,7 @@ Values of records are never used, only their shape and type, so that the answer 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,8 +27,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from privmarket.errors import PrivacyError
-
-Loss = Callable[[Tensor, Tensor], Tensor]
+from privmarket.federated.record_gradients import BLOCK_ROWS, TILE_ROWS, Loss, block_gradients
 
 _ROWS = 5
 # Rounding differs between one row and several; a record that reads others differs by far more than this.
@@ -159,7 +160,7 @@ def _layer_findings(module: nn.Module, name: str, layer: nn.Module) -> Iterator[
         yield Finding(
             shown,
             "has no gradients record by record",
-            "opacus.layers.DPMultiheadAttention, in an encoder layer of your own with LayerNorm",
+            "opacus.layers.DPMultiheadAttention with batch_first=True, in an encoder layer of your own",
         )
     elif isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.max_norm is not None:
         yield Finding(shown, "with max_norm rewrites weights while it reads records", "max_norm=None")
@@ -209,8 +210,8 @@ def row_findings(
             try:
                 found = _probe(subject, torch.as_tensor(inputs), labels, loss, scale, generator)
             except Exception as error:  # a module is anybody's code
-                kind = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-                found = [Finding("forward", f"fails on random records ({kind})", "a module that fits the records")]
+                why = f"fails on random records ({_first_line(error)})"
+                found = [Finding("forward", why, "a module that fits the records")]
             if found:
                 return found
     return []
@@ -251,7 +252,49 @@ def _probe(
         if not _same(_run(subject, changed)[rest], out[rest]):
             why = f"record {row} changes the output of other records"
             return [Finding("forward", why, "nothing that reads across the first axis, such as x.mean(0)")]
-    return _gradient_findings(subject, x, _random_labels(out, labels, generator), loss)
+    found = _gradient_findings(subject, x, _random_labels(out, labels, generator), loss)
+    for rows in (TILE_ROWS, BLOCK_ROWS):
+        found = found or _block_findings(subject, like, labels, loss or _cross_entropy, scale, rows, generator)
+    return found
+
+
+def _block_findings(
+    subject: nn.Module,
+    like: Tensor,
+    labels: object,
+    loss: Loss,
+    scale: float,
+    rows: int,
+    generator: torch.Generator,
+) -> list[Finding]:
+    """One block as training computes it: rows that keep to themselves, and what the hooks hold for some of them."""
+    x, other = (_random_rows(like, scale, generator, rows) for _ in range(2))
+    out = _run(subject, x)
+    for row in (0, rows - 1):
+        changed = x.clone()
+        changed[row] = other[row]
+        rest = torch.arange(rows) != row
+        if not _same(_run(subject, changed)[rest], out[rest]):
+            why = f"record {row} of {rows} changes the output of other records"
+            return [Finding("forward", why, "nothing that reads across the first axis, such as x.mean(0)")]
+    y = _random_labels(out, labels, generator)
+    parameters = [p for p in subject.parameters() if p.requires_grad]
+    advice = "layers that Opacus supports, with the records along the first axis of all that passes them"
+    dropout = [part for part in subject.modules() if not any(True for _ in part.parameters(recurse=False))]
+    for part in dropout:  # hooks need layers in training mode; what draws at random is switched off
+        part.training = False
+    try:
+        held = block_gradients(subject, parameters, x, y, loss)
+        for row in (0, rows // 2, rows - 1):
+            one = slice(row, row + 1)
+            alone = _gradients(loss(subject(x[one]), y[one])[0], parameters)
+            if not _close(held[row], alone):
+                return [Finding("backward", f"gives record {row} of {rows} another gradient than its own", advice)]
+        return []
+    except Exception as error:  # a hook on anybody's code
+        return [Finding("backward", f"has no gradients record by record ({_first_line(error)})", advice)]
+    finally:
+        subject.train()
 
 
 def _gradient_findings(subject: nn.Module, x: Tensor, y: Tensor, loss: Loss | None) -> list[Finding]:
@@ -294,9 +337,13 @@ def _run(subject: nn.Module, x: Tensor, seed: int = _SEED) -> Tensor:
     return out
 
 
-def _random_rows(like: Tensor, scale: float, generator: torch.Generator) -> Tensor:
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+
+
+def _random_rows(like: Tensor, scale: float, generator: torch.Generator, rows: int = _ROWS) -> Tensor:
     """(rows, ...) random numbers of the records' shape and type; whole ones are 0 and 1, which any table holds."""
-    shape = (_ROWS, *like.shape[1:])
+    shape = (rows, *like.shape[1:])
     if like.dtype.is_floating_point:
         return (torch.randn(shape, generator=generator) * scale).to(like.dtype)
     return torch.randint(0, 2, shape, generator=generator).to(like.dtype)
@@ -305,8 +352,8 @@ def _random_rows(like: Tensor, scale: float, generator: torch.Generator) -> Tens
 def _random_labels(out: Tensor, labels: object, generator: torch.Generator) -> Tensor:
     if labels is None:
         classes = out.shape[1] if out.ndim > 1 else 1
-        return torch.randint(0, classes, (_ROWS, *out.shape[2:]), generator=generator)
-    return _random_rows(torch.as_tensor(labels), 1.0, generator)
+        return torch.randint(0, classes, (out.shape[0], *out.shape[2:]), generator=generator)
+    return _random_rows(torch.as_tensor(labels), 1.0, generator, out.shape[0])
 
 
 def _same(one: Tensor, other: Tensor) -> bool:

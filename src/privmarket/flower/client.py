@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from privmarket.broker.http_client import BrokerClient
     from privmarket.broker.signatures import SigningKey
     from privmarket.federated import model_check
+    from privmarket.federated.record_gradients import Column, Loss
     from privmarket.flower import secure_seller, training, training_checks
-    from privmarket.flower.record_gradients import Column, Loss
 
     RecordsOf = Callable[[Context], tuple[Column, Column] | tuple[Column, Column, Column]]
 else:
@@ -230,7 +230,7 @@ class ModuleTraining:
         with guard.becomes(Reason.MODEL, model_check.ModelError):
             training_checks.require_trainable(module, inputs, labels, self.loss, weights, quick=self._checked)
         with guard.becomes(Reason.RECORDS, PrivmarketError, ValueError, TypeError):
-            training_checks.require_records(module, inputs, labels, persons, job, self.loss)
+            training_checks.require_records(inputs, labels, persons, job, self.loss)
         with guard.becomes(Reason.NOISE, PrivmarketError):
             training_checks.require_noise(
                 job, int(np.shape(labels)[0]), sum(array.size for array in weights.values())

@@ -2,7 +2,8 @@
 
 Whatever goes wrong in a client, its answer is a word out of `Reason`; texts of errors, which may quote a label or a
 record ("index 7 is out of bounds"), stay in the client's own log. A refusal before training says nothing about the
-records. `failed` does: it says that training on these records broke. So what was reserved for it stays spent.
+records' values; one record that cannot be used adds nothing and is not told. `failed` says that training broke all
+the same, as on a full disk, and no ε covers that; what was reserved for it stays spent.
 """
 
 from __future__ import annotations

@@ -5,15 +5,19 @@ Those run several times faster than per-example gradients by hooks; every other 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import logging
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from privmarket.federated.layers import Convolution, Flatten, Layer, Linear, MaxPool, Relu, Tanh
+from privmarket.federated.local import ClientRecords
 from privmarket.federated.models import Model
 from privmarket.flower.wire import Arrays
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,28 +48,58 @@ class FastModel:
             start += layer.size
         return arrays
 
+    def usable(self, records: ClientRecords) -> ClientRecords:
+        """The records in float32; one whose label names no class becomes one that is not finite and adds nothing.
+
+        An error would tell the buyer that there is such a record; the client's own log tells its owner.
+        """
+        last = self.model.layers[-1]
+        assert isinstance(last, Linear)
+        wrong = (records.labels < 0) | (records.labels >= last.outputs)
+        images = records.images.float()
+        if bool(wrong.any()):
+            _LOG.warning("%d records whose labels name no class add nothing", int(wrong.sum()))
+            images = images.clone()
+            images[wrong] = torch.nan
+            records = replace(records, labels=records.labels.masked_fill(wrong, 0))
+        return replace(records, images=images)
+
 
 def fast_model(module: nn.Module) -> FastModel | None:
-    """The module in our form; None where it is more than one trainable layer that we know, or a stack of them."""
-    if not all(p.requires_grad and p.dtype == torch.float32 for p in module.parameters()):
+    """The module in our form; None where it is more than one trainable layer that we know, or a stack of them.
+
+    A stack with a forward pass of its own, with hooks, with one layer in two places or with parameters that the
+    layers do not have by themselves is more than that.
+    """
+    stack = list(module.named_children()) if type(module) is nn.Sequential else [("", module)]
+    if type(module) is nn.Sequential and len(stack) != len(module):
         return None
-    parts = module.named_children() if isinstance(module, nn.Sequential) else [("", module)]
     layers: list[Layer] = []
     names: list[tuple[str, str]] = []
-    for name, part in parts:
-        layer = _layer(part)
+    for name, part in stack:
+        layer = None if _has_hooks(part) else _layer(part)
         if layer is None:
             return None
         layers.append(layer)
         if layer.size:
             prefix = f"{name}." if name else ""
             names.append((f"{prefix}weight", f"{prefix}bias"))
-    if not names or not isinstance(layers[-1], Linear):
+    # All there is must be trained, and nothing twice: tied weights have one name.
+    own = {n for n, p in module.named_parameters() if p.requires_grad and p.dtype == torch.float32}
+    if not names or _has_hooks(module) or own != {one for pair in names for one in pair}:
+        return None
+    if len(own) != len(list(module.parameters())) or not isinstance(layers[-1], Linear):
         return None
     # Our activations work in place: on the input itself they would change the client's records.
     if isinstance(next(layer for layer in layers if not isinstance(layer, Flatten)), (Relu, Tanh)):
         return None
     return FastModel(Model("module", tuple(layers)), tuple(names))
+
+
+def _has_hooks(part: nn.Module) -> bool:
+    """Whether something of the owner's runs when the part does."""
+    hooks = (part._forward_hooks, part._forward_pre_hooks, part._backward_hooks, part._backward_pre_hooks)
+    return any(hooks) or "forward" in vars(part)
 
 
 def _layer(part: nn.Module) -> Layer | None:

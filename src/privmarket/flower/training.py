@@ -9,7 +9,6 @@ Implements: DP-SGD of [Abadi2016].
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,11 +28,11 @@ from privmarket.federated.local import (
     private_updates,
 )
 from privmarket.federated.model_check import require_per_record
+from privmarket.federated.record_gradients import Column, Loss, clipped_sum
 from privmarket.federated.workers import one_thread
 from privmarket.flower import wire
 from privmarket.flower.known_layers import fast_model
 from privmarket.flower.node_seller import Job
-from privmarket.flower.record_gradients import Column, Loss, clipped_sum
 from privmarket.flower.training_checks import job_plan, require_trainable
 from privmarket.flower.wire import Arrays
 from privmarket.privacy.noise import NoiseSource
@@ -90,7 +89,7 @@ def private_module_update(
     with one_thread(), conventional_products():
         fast = fast_model(module) if loss is None and y.dtype == torch.int64 else None
         if fast is not None:
-            flat, records = fast.pack(weights), replace(records, images=records.images.float())
+            flat, records = fast.pack(weights), fast.usable(records)
             return fast.unpack(
                 private_updates(fast.model, flat, records, plan, [job.noise_multiplier], [job.noise])[0]
             )
@@ -154,7 +153,7 @@ def private_module_share(
     with one_thread(), conventional_products():
         fast = fast_model(module) if loss is None and y.dtype == torch.int64 else None
         if fast is not None:
-            flat, records = fast.pack(weights), replace(records, images=records.images.float())
+            flat, records = fast.pack(weights), fast.usable(records)
             integers = private_shares(fast.model, flat, records, plan, [grid], [job.noise])[0]
             return fast.unpack(torch.from_numpy(integers))
         load_arrays(module, weights)
@@ -174,7 +173,10 @@ def _step_sum(module: nn.Module, records: ClientRecords, plan: LocalPlan, job: J
     persons, drawn = records.persons if plan.unit == "person" else None, None
     if plan.sampling_rate < 1.0:
         drawn = drawn_rows(job.noise, plan.sampling_rate, records.labels.shape[0], persons)
-    return clipped_sum(module, records.images, records.labels, plan.clip_norm, loss, persons, drawn=drawn)
+    with torch.random.fork_rng(devices=[]):
+        # Masks of dropout are secret and new in every step: which one a record gets may depend on who was drawn.
+        torch.manual_seed(int.from_bytes(job.noise.more_bytes(8).tobytes(), "little"))
+        return clipped_sum(module, records.images, records.labels, plan.clip_norm, loss, persons, drawn=drawn)
 
 
 def _general_update(module: nn.Module, records: ClientRecords, plan: LocalPlan, job: Job, loss: Loss) -> Arrays:

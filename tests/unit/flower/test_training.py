@@ -11,10 +11,10 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 
 from privmarket.errors import ConfigurationError, PrivacyError
+from privmarket.federated.record_gradients import clipped_sum
 from privmarket.flower import training
 from privmarket.flower.known_layers import fast_model
 from privmarket.flower.node_seller import Job
-from privmarket.flower.record_gradients import clipped_sum
 from privmarket.flower.training import load_arrays, private_module_update, trainable_arrays
 from privmarket.flower.wire import Sale
 from privmarket.privacy.calibration import ReleaseFamily
