@@ -84,11 +84,13 @@ def literal_row(clients: int) -> str:
     outcome = pm.mechanism(name).run(types, clients / 2)
     shares = (outcome.epsilon / types.epsilon).sum(axis=-1).mean()
     underpaid = (outcome.payment < types.valuation * types.epsilon).mean()
+    below_sold = (outcome.payment < types.valuation * outcome.epsilon * (1 - 1e-9)).mean()
     bought, bound = outcome.epsilon.sum(axis=-1).mean(), fluid_bound(law, clients, clients / 2)
     spent = outcome.payment.sum(axis=-1).mean() / (clients / 2)
     cases = load(shipped(name), name).facts["measured"]["cases"]
     regret = next((f"{case['regret_share']:.0%}" for case in cases if case["clients"] == clients), "not attacked")
-    return f"| {clients:,} | {shares:.3f} | {underpaid:.1%} | {bought:.2f} ({bound:.1f}) | {spent:.2f} | {regret} |"
+    paid = f"{underpaid:.1%} | {below_sold:.1%}"
+    return f"| {clients:,} | {shares:.3f} | {paid} | {bought:.2f} ({bound:.1f}) | {spent:.2f} | {regret} |"
 
 
 @pytest.mark.parametrize("clients", [10, 30, 100, 1000])
