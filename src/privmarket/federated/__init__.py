@@ -6,7 +6,8 @@ trains needs torch.
 - `config`, `modes`, `recommended`: what a run is, what it does with privacy, settings that were found to work.
 - `datasets`, `downloads`, `features`, `scattering`, `whitening`: records, and fixed transforms of them.
 - `clients`, `bid_strategies`: who the clients are, and how they report.
-- `models`, `layers`, `gradients`, `model_check`: networks with per-record gradients, and whether a module has them.
+- `models`, `layers`, `gradients`: networks of our own with per-record gradients.
+- `record_gradients`, `model_check`: per-record gradients of any module, and whether it has them.
 - `local`, `pool`, `workers`: private training of one client, of a run's clients, in several processes.
 - `aggregation`, `shares`, `global_model`: weights of updates, shares of a secure sum, the server's step.
 - `simulation`, `state`, `checkpoint`, `summary`, `entry_point`: a whole run, saved, summed up, by one call.
