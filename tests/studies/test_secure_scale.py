@@ -2,6 +2,7 @@
 
 import copy
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -53,7 +54,7 @@ def test_bytes_of_a_round_today_are_those_kept(parts):
     (row,) = measure_rounds(((10, 10_000),), turns=1)
     (kept,) = (one for one in parts["rounds"] if (one["sellers"], one["weights"]) == (10, 10_000))
     for kind in ("plain", "secure"):
-        for figure in ("bytes_up", "bytes_down"):
+        for figure in ("bytes_up", "bytes_down", "client_seconds"):
             assert row[kind][figure] == pytest.approx(kept[kind][figure], rel=0.01)
 
 
@@ -69,6 +70,15 @@ def test_the_largest_sum_is_the_last_that_is_not_refused():
         require_covered(honest_sellers(most, HONEST_SHARE), weights)
         with pytest.raises(PrivacyError):
             require_covered(honest_sellers(most + 1, HONEST_SHARE), weights)
+
+
+def test_a_round_grows_no_faster_than_the_page_says(parts):
+    """From 1,000 sellers to a million: n log n for clients, n (log n)² for the server's seconds."""
+    first, last = (secure_scale.secure_cost(n, secure_scale.WEIGHTS, parts) for n in (1_000, 1_000_000))
+    logarithm = math.log(1_000_000) / math.log(1_000)
+    for figure in ("bytes_up", "bytes_down", "client_seconds"):
+        assert getattr(last, figure) / getattr(first, figure) < logarithm, figure
+    assert last.server_seconds / first.server_seconds < 1000 * logarithm**2
 
 
 @pytest.mark.parametrize(("size", "places"), [(1000, 200), (5000, 512)])

@@ -64,6 +64,8 @@ class RememberedSum:
 
     def window(self, cohort: Cohort, context: Context) -> dict[int, int]:
         """place → node, of this node's neighbours and itself."""
+        if self.places:  # of a large sum it was shown its window and nothing else, which it checked then
+            return {place: member.node for place, member in cohort.shown.items()}
         own = cohort.place_of.get(context.node_id)
         if own is None:
             raise PolicyRefusal(Reason.COHORT, "a cohort without this seller")

@@ -68,7 +68,6 @@ RECORDS, EPSILON = 600, 1.0
 PARTS = Path("results") / "secure-scale" / "parts.json"
 LOSSES = (0.05, 0.08, 0.1, 0.15)  # shares of sellers that vanish, at which rounds are simulated
 _LIST_READS = 4  # how often a client reads the list of sellers in a round
-_RING_READS = 3  # how often it works out the ring
 _FLOWER_WINDOW = (58, 69)  # threshold and pieces at which Flower's own scheme is timed
 
 
@@ -267,7 +266,7 @@ def list_cost(sellers: int, parts: Mapping[str, Any], dropout: float = 0.0) -> t
     window, sample = proof_hashes(sellers, plan.window), proof_hashes(sellers, plan.sample)
     hashes = window + 2.0 * sample
     seconds = (
-        _RING_READS * sellers * s["ring_place"]
+        sellers * s["ring_place"]
         + (_LIST_READS * plan.window + plan.sample) * s["list_entry"]
         + hashes * s["check_hash"]
         + plan.sample * s["verify"]
