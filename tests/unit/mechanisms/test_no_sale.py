@@ -51,3 +51,9 @@ def test_every_rule_can_be_asked(name):
     for budget in (1e-6, 0.5, 50.0):
         text = why_nothing_sold(rule, THREE, budget)
         assert (text == "") == (rule.run(THREE, budget).total_epsilon > 0)
+
+
+def test_a_rules_own_reason_comes_before_the_price_of_the_cheapest_offer():
+    said = why_nothing_sold(pm.mechanism("mean-field-menu"), pm.Bids([5.0, 6.0], [5.0, 5.0]), 1.0)
+    assert "epsilon_max" in said
+    assert "cheapest whole offer" not in said

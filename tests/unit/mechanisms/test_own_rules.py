@@ -211,3 +211,9 @@ def test_rules_whose_extra_is_missing_are_skipped_and_named(monkeypatch):
     assert "regretnet" not in [report.mechanism for report in found]
     assert any(line.startswith("regretnet: torch is not installed") for line in found.skipped)
     assert "skipped: regretnet" in str(found)
+
+
+@pytest.mark.parametrize("answer", [lambda sold: sold, lambda sold: (sold, sold, sold), lambda sold: [sold]])
+def test_a_rule_returns_two_arrays(answer):
+    with pytest.raises(OutcomeError, match="not a pair"):
+        FunctionRule(lambda bids, budget: answer(bids.epsilon)).run(pm.Bids([0.2, 0.4], [1.0, 1.0]), 1.0)

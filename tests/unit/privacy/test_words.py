@@ -141,3 +141,9 @@ def test_unknown_words_are_refused():
         Promise(1.0, 1e-5, 0.7, unit="family")
     with pytest.raises(PrivacyError):
         lifetime_promise(0.0)
+
+
+@pytest.mark.parametrize("records", [0, -1])
+def test_a_group_has_at_least_one_record(records):
+    with pytest.raises(PrivacyError, match="a group of"):
+        group_epsilon([ReleaseFamily().event(1.0)], records=records)

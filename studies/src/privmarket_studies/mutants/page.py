@@ -54,7 +54,7 @@ def render(sample: Sequence[Mapping[str, Any]], judged: Mapping[str, Mapping[str
     counts = figures(sample, judged)
     unfinished = (
         f"**This campaign is not finished: {len(results)} of the {len(sample)} faults of its sample were tried** "
-        "to the end.\n\n"
+        "so far,\nsome of them by the tests of their own module alone: others may notice a survivor still.\n\n"
     )
     extent = unfinished if len(results) < len(sample) else ""
     rows = []
