@@ -94,3 +94,18 @@ def test_only_the_proxy_says_where_somebody_is(behind: tuple[BrokerProcess, str,
         time.sleep(0.05)
     (line,) = [one for one in server.log.read_text().splitlines() if "through-the-proxy" in one]
     assert re.search(r'"from": "127\.0\.0\.1"', line), line
+
+
+def test_systemd_takes_the_unit(tmp_path: Path) -> None:
+    analyze = shutil.which("systemd-analyze")
+    if analyze is None:
+        pytest.skip("systemd-analyze is not installed")
+    unit = EXAMPLE.with_name("privmarket.service").read_text()
+
+    def complaints(text: str) -> str:
+        (tmp_path / "privmarket.service").write_text(text.replace("/opt/privmarket/bin/privmarket", "/bin/true"))
+        words = [analyze, "verify", str(tmp_path / "privmarket.service")]
+        return subprocess.run(words, capture_output=True, text=True).stderr
+
+    assert complaints(unit) == ""
+    assert "Restrat" in complaints(unit.replace("Restart=", "Restrat="))  # what it does not know it names
