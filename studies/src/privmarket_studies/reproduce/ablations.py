@@ -185,8 +185,8 @@ def _training_words(results: Results) -> Text:
         pairs = [(_seeds_of(results, name, f), _seeds_of(results, "default", f)) for f in ("regret", "fluid_ratio")]
         if name == "default" or not all(a and b for a, b in pairs):
             continue
-        if any(len(a.keys() & b.keys()) < 2 for a, b in pairs):
-            lines.append(f"- {name}: one seed, not compared.")
+        if any(len(a.keys() & b.keys()) < 3 for a, b in pairs):
+            lines.append(f"- {name}: fewer than three seeds, not compared.")
             continue
         regret, value = (compared(a, b) for a, b in pairs)
         lines.append(f"- {name}: regret {regret} the default's, value {value} the default's.")
@@ -271,7 +271,7 @@ def _difference(results: Results, figure: str, clients: int) -> Measured | None:
 def _within(results: Results, name: str) -> bool:
     """Whether a variant cannot be told from the default in either figure."""
     pairs = [(_seeds_of(results, name, f), _seeds_of(results, "default", f)) for f in ("regret", "fluid_ratio")]
-    if name == "default" or any(len(a.keys() & b.keys()) < 2 for a, b in pairs):
+    if name == "default" or any(len(a.keys() & b.keys()) < 3 for a, b in pairs):
         return False
     return all(compared(a, b) == "within noise of" for a, b in pairs)
 
