@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
     [
         ("flower-quickstart", 10, {"flower-wallets": 10}),
         ("flower-own-model", 5, {}),
-        ("flower-existing-app", 8, {"existing-app-wallets": 10}),
+        ("flower-existing-app", 8, {"flower-wallets": 10}),
     ],
 )
 def test_an_example_learns_and_pays(example, rounds, wallets, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import warnings
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
@@ -54,7 +55,8 @@ else:
     secure_seller = late("privmarket.flower.secure_seller")
     training = late("privmarket.flower.training")
 
-WALLETS_KEY = "wallets"  # in a run's configuration: the folder of the nodes' wallets
+WALLETS_KEY = "wallets"  # in a node's configuration: the folder of its wallet
+WALLETS_VARIABLE = "PRIVMARKET_WALLETS"  # in the environment of the process in which a node's app runs
 _WALLETS = "out/flower-wallets"
 
 
@@ -96,7 +98,7 @@ def client_app(
         offer: instead of the three, what to offer in a round.
         policy: what the client accepts, or the file that says so (`privmarket seller policy` prints one). Without
             one the defaults of `SellerPolicy` hold; `epsilon` is the most in a sale, `wallet` the most in all.
-        wallet: the most ε in a lifetime, kept in a file per node below the run config's `wallets`; or a wallet, or
+        wallet: the most ε in a lifetime, kept in a file per node, see `docs/how-to/flower.md`; or a wallet, or
             a function of the node's context that makes one. Left out, the policy's;
             "unlimited" sells without limit and remembers nothing, and must be written out.
         spread: keep enough in the wallet to sell as much in all rounds to come; else offer all that is left.
@@ -180,8 +182,11 @@ def rules_and_wallet(
 
 
 def _wallet_place(context: Context, client: str) -> Path:
-    """A wallet file of the node's own, below the run config's `wallets`."""
-    folder = str(context.run_config.get(WALLETS_KEY) or _WALLETS)
+    """A wallet file of the node's own, in a folder that the node's owner named.
+
+    Never one from the run's configuration: who submits a run writes that, and a new folder is a new lifetime.
+    """
+    folder = str(context.node_config.get(WALLETS_KEY) or os.environ.get(WALLETS_VARIABLE) or _WALLETS)
     return Path(folder).absolute() / f"client-{client}.jsonl"
 
 

@@ -13,8 +13,8 @@ A seller does not trust the server to run SecAgg+ as agreed. Before each step it
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from flwr.app import ConfigRecord, ConfigRecordValues, Context, Error, Message, RecordDict
@@ -49,6 +49,7 @@ from privmarket.flower.sum_memory import (
     PLACES,
     PROOFS,
     RememberedSum,
+    offer_of,
 )
 from privmarket.flower.sum_opening import check_opening, confirm
 from privmarket.flower.sum_replies import (
@@ -169,7 +170,8 @@ def _begin(configs: ConfigRecord, context: Context) -> None:
         )
     if memory["trust"] == "aggregate":
         _check_integers(configs, sellers)
-    RememberedSum(Neighbourhood(sellers, pieces, threshold, plan.needed, plan.sample)).keep(context)
+    known = Neighbourhood(sellers, pieces, threshold, plan.needed, plan.sample)
+    RememberedSum(known, offer_of(memory)).keep(context)
 
 
 def _check_integers(configs: ConfigRecord, sellers: int) -> None:
@@ -191,7 +193,7 @@ def _check_integers(configs: ConfigRecord, sellers: int) -> None:
 def _add_keys(seller: Seller, reply: Message, context: Context) -> None:
     """The signing key of this sum goes out with the other keys, signed by the seller's registered key if any."""
     private, public = new_signing_key()
-    RememberedSum(RememberedSum.of(context).plan, private).keep(context)
+    replace(RememberedSum.of(context), private=private).keep(context)
     keys = reply.content.config_records[RECORD_KEY_CONFIGS]
     keys[SIGNING_KEY] = public
     identity = seller.registered_key(context)
@@ -207,6 +209,7 @@ def _check_cohort(seller: Seller, message: Message, configs: ConfigRecord, conte
     if extra is None:
         raise PolicyRefusal(Reason.COHORT, "keys of neighbours without the list of all sellers")
     known = RememberedSum.of(context)
+    known.check_offer(context.state.config_records.get(MEMORY))
     cohort = _read_cohort(known.plan, extra)
     window = known.window(cohort, context)
     state = context.state.config_records[RECORD_KEY_STATE]
@@ -226,7 +229,7 @@ def _check_cohort(seller: Seller, message: Message, configs: ConfigRecord, conte
     if parties is not None:
         _check_parties(parties, cohort, extra, context)
     places = tuple(cohort.shown) if known.plan.sample else ()
-    RememberedSum(known.plan, known.private, cohort.write(), places, cohort.root).keep(context)
+    replace(known, listed=cohort.write(), places=places, root=cohort.root).keep(context)
 
 
 def _read_cohort(plan: Neighbourhood, extra: ConfigRecord) -> Cohort:
@@ -246,7 +249,7 @@ def _offered_round(context: Context) -> str:
 
 
 def _check_parties(registered: Collection[str], cohort: Cohort, extra: ConfigRecord, context: Context) -> None:
-    """Every seller that sent keys is a registered party, each another one, and signed these keys for this round."""
+    """The sellers are the round's; each that sent keys is another party and signed these keys for this round."""
     sale = _offered_round(context)
     parties, proofs = extra.get(PARTIES), extra.get(PROOFS)
     present = {place: member for place, member in cohort.shown.items() if member.present}
@@ -255,7 +258,10 @@ def _check_parties(registered: Collection[str], cohort: Cohort, extra: ConfigRec
     if len(set(parties)) != len(parties):
         raise PolicyRefusal(Reason.COHORT, "one registered party is in the cohort twice")
     allowed, in_order = set(registered), sorted(registered)
-    if cohort.size > len(cohort.shown) and cohort.size != len(in_order):
+    # A broker names the round's sellers, a register of the client's own may name more. With a part of the round's a
+    # buyer would choose who is in the sum, and how many must be honest.
+    of_round = bool(context.state.config_records[MEMORY]["broker-round"]) or cohort.size > len(cohort.shown)
+    if of_round and cohort.size != len(in_order):
         raise PolicyRefusal(Reason.COHORT, f"{cohort.size} sellers where {len(in_order)} registered parties sold")
     for (place, member), party, proof in zip(present.items(), parties, proofs, strict=True):
         # Who sees only some of the sellers knows that no party stands twice in the list by the place of each.
@@ -277,23 +283,38 @@ def _check_sources(sources: object, context: Context) -> None:
 
 def _bound_to(message: Message, context: Context) -> tuple[bytes, int]:
     """What this seller was told of the sum, and its modulus."""
-    sale, _ = _read_order(message.content.config_records[_ORDER])
-    cohort = RememberedSum.of(context).cohort()
+    known = RememberedSum.of(context)
+    known.check_offer(context.state.config_records.get(MEMORY))
+    order = compat.recorddict_to_fitins(message.content, keep_input=True)
+    sale, names = _read_order(order.config)
+    shapes = [array.shape for array in parameters_to_ndarrays(order.parameters)]
     state = context.state.config_records[RECORD_KEY_STATE]
     masking = Masking(number(state, "clipping_range"), whole(state, "target_range"), whole(state, "mod_range"))
-    return public_numbers(sale, cohort, whole(state, "threshold"), masking), masking.modulus
+    plan = replace(known.plan, threshold=whole(state, "threshold"))
+    return public_numbers(sale, known.cohort(), plan, masking, layout(names, shapes)), masking.modulus
 
 
-def public_numbers(sale: Sale, cohort: Cohort, threshold: int, masking: Masking) -> bytes:
-    """What all sellers of a sum must have been told alike: the noise of each is what the others count on."""
+def layout(names: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> str:
+    """Which arrays a vector holds, in which order: an array in two places would be a second look at its numbers."""
+    return repr([(name, tuple(map(int, shape))) for name, shape in zip(names, shapes, strict=True)])
+
+
+def public_numbers(sale: Sale, cohort: Cohort, plan: Neighbourhood, masking: Masking, arrays: str) -> bytes:
+    """What all sellers of a sum must have been told alike: the noise of each is what the others count on.
+
+    Masks follow from it, so that those of sellers who were told different things do not cancel.
+    """
     of_sum = (sale.run, sale.number, sale.trust, sale.honest_share, sale.sellers, sale.levels)
-    return repr((*of_sum, threshold, masking.reach, masking.steps, masking.modulus)).encode() + cohort.digest
+    of_masks = (plan.threshold, plan.needed, masking.reach, masking.steps, masking.modulus)
+    return repr((*of_sum, *of_masks, arrays)).encode() + cohort.digest
 
 
 def _read_order(fields: Mapping[str, ConfigRecordValues]) -> tuple[Sale, list[str]]:
     """The sale, and the names of the weights that come with it."""
     config = dict(fields)
     names = str(config.pop(NAMES)).split("\n")
+    if len(set(names)) != len(names):
+        raise PolicyRefusal(Reason.WEIGHTS, "one array is named twice")
     content = RecordDict({wire.SALE: ConfigRecord(config)})
     return guard.readable(lambda: wire.take(content, Sale)), names
 

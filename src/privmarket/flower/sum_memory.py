@@ -20,17 +20,24 @@ SURVIVORS, SIGNATURE_BRANCHES = "survivors", "signature-branches"
 _SUM = "privmarket-sum"  # in the node's state
 
 
+def offer_of(memory: ConfigRecord) -> str:
+    """All that a node remembers of its offer, in one line."""
+    return repr(sorted(memory.items()))
+
+
 @dataclass(frozen=True)
 class RememberedSum:
     """What a node remembers of the sum that it takes part in; messages may be handled by different processes.
 
     Attributes:
+        offer: the offer that it began with, see `offer_of`; a sum serves one offer to its end.
         private: its signing key.
         listed, places, root: the sellers that it was shown; no places where these are all.
         view: the list of survivors that it signed.
     """
 
     plan: Neighbourhood
+    offer: str
     private: bytes = b""
     listed: bytes = b""
     places: tuple[int, ...] = ()
@@ -45,7 +52,7 @@ class RememberedSum:
             raise PolicyRefusal(Reason.MESSAGE, "a step of a sum that has not begun")
         plan = Neighbourhood(*ints(memory, "plan"))
         private, listed, root, view = (text(memory, key) for key in ("private", "listed", "root", "view"))
-        return cls(plan, private, listed, tuple(ints(memory, "places")), root, view)
+        return cls(plan, str(memory["offer"]), private, listed, tuple(ints(memory, "places")), root, view)
 
     def keep(self, context: Context) -> None:
         """Writes it into the node's state."""
@@ -53,8 +60,17 @@ class RememberedSum:
         known = {"private": self.private, "listed": self.listed, "root": self.root, "view": self.view}
         record = ConfigRecord({**known})
         record["plan"] = [plan.sellers, plan.window, plan.threshold, plan.needed, plan.sample]
-        record["places"] = list(self.places)
+        record["places"], record["offer"] = list(self.places), self.offer
         context.state[_SUM] = record
+
+    def check_offer(self, offer: ConfigRecord | None) -> None:
+        """Refuses to go on for another offer: what was checked when the sum began was checked for this one.
+
+        Raises:
+            PolicyRefusal: `offer`.
+        """
+        if offer is None or offer_of(offer) != self.offer:
+            raise PolicyRefusal(Reason.OFFER, "another offer than the one for which the sum began")
 
     def cohort(self) -> Cohort:
         """The sellers that this node was shown."""

@@ -32,7 +32,7 @@ from privmarket.flower.cohort import Cohort, Member, masking_digest, sampled_pla
 from privmarket.flower.hash_tree import HashTree
 from privmarket.flower.masks import Integers, Masking, strong_masks
 from privmarket.flower.neighbours import Neighbourhood
-from privmarket.flower.secure_seller import public_numbers
+from privmarket.flower.secure_seller import layout, public_numbers
 from privmarket.flower.sum_memory import (
     AGREE,
     BRANCHES,
@@ -112,7 +112,8 @@ class SumServer:
         secrets = self._restore(cohort, near, signed)
         if secrets is None:
             return None
-        public = public_numbers(self._sale, cohort, self.plan.threshold, self.masking)
+        arrays = layout(list(self.weights), [array.shape for array in self.weights.values()])
+        public = public_numbers(self._sale, cohort, self.plan, self.masking, arrays)
         return self._unmask(vectors, secrets, keys, near, public)
 
     # ---- the steps ------------------------------------------------------------------------------------------

@@ -43,7 +43,7 @@ UNITS: dict[Unit, str] = {
 }
 TRUSTS: dict[Trust, str] = {
     "local": "nobody: each update is private before it leaves the seller",
-    "aggregate": "the secure sum and enough honest sellers: the promise is about what the sum shows",
+    "aggregate": "the secure sum and enough honest sellers that come through: the promise is about the sum",
 }
 ARITHMETICS: dict[Arithmetic, str] = {
     "exact": "the promise holds for the bits that leave the machine",

@@ -212,7 +212,10 @@ def retrofit(folder, model=None):
         content = RecordDict({"arrays": ArrayRecord(net.state_dict()), "metrics": metrics})
         return Message(content, reply_to=message)
 
-    return Wire(app, NODES, run_config={"wallets": str(folder)})
+    grid = Wire(app, NODES)
+    for context in grid.contexts.values():
+        context.node_config["wallets"] = str(folder)
+    return grid
 
 
 def strategy(**options):
@@ -265,10 +268,11 @@ def test_the_example_with_opacus_learns_and_its_noise_is_its_own(monkeypatch, tm
     monkeypatch.syspath_prepend(str(Path(pm.__file__).parent / "examples" / "flower-existing-app"))
     from existing_app import opacus_client_app, server_app
 
-    config = {"num-server-rounds": 5, "budget": 10.0, "wallets": str(tmp_path)}
+    config = {"num-server-rounds": 5, "budget": 10.0}
     runs = []
     for number in range(2):
-        grid = Wire(opacus_client_app.app, 6, run_config={**config, "wallets": str(tmp_path / str(number))})
+        monkeypatch.setenv("PRIVMARKET_WALLETS", str(tmp_path / str(number)))
+        grid = Wire(opacus_client_app.app, 6, run_config=config)
         context = play_in_process(server_app.app, opacus_client_app.app, 6, config, grid)
         runs.append(kept_result(context))
     assert all(one["accuracy"] > 0.3 for one in runs)  # by chance 0.1

@@ -1,7 +1,5 @@
 """The sellers: each has its own price, its own records, and a wallet on its own disk that outlives the run."""
 
-from pathlib import Path
-
 import privmarket as pm
 from quickstart.task import build_model, client_records
 
@@ -11,12 +9,11 @@ def price(context):
     return 0.1 + 0.1 * context.node_config["partition-id"]
 
 
-def wallet(context):
-    """At most ε = 20 in a lifetime, whoever asks and however often."""
-    folder = Path(str(context.run_config["wallets"])).absolute()
-    return pm.flower.WalletFile(folder / f"client-{context.node_config['partition-id']}.jsonl", cap_epsilon=20.0)
-
-
 app = pm.flower.client_app(
-    model=build_model, data=client_records, valuation=price, epsilon=3.0, data_size=140.0, wallet=wallet
+    model=build_model,
+    data=client_records,
+    valuation=price,
+    epsilon=3.0,  # at most so much a round
+    data_size=140.0,
+    wallet=20.0,  # at most ε = 20 in a lifetime, whoever asks and however often
 )

@@ -1,0 +1,252 @@
+"""A server that changes, between the steps of a secure sum, what is added, by whom and for which offer."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.common import FitIns, ndarrays_to_parameters
+from flwr.compat.common import recorddict_compat as compat
+
+import privmarket as pm
+from privmarket.federated.shares import honest_sellers
+from privmarket.flower import guard, masks, secure, secure_seller, sum_server, wire
+from privmarket.flower.fleet import Delivery
+from privmarket.flower.sum_memory import NAMES, RememberedSum
+from privmarket.privacy.calibration import ReleaseFamily
+from privmarket.rounds import Terms
+from tests.hostile.test_secure_sums import OTHERS, STEPS, VICTIM, attacked, reasons
+from tests.unit.flower.test_at_a_broker import refused, service, sum_at, with_keys  # noqa: F401
+from tests.unit.flower.toy import START, Wire, train
+
+COLLECT = "collect_masked_vectors"
+
+
+def stage_of(message):
+    configs = message.content.config_records.get(STEPS)
+    return None if configs is None else configs.get("stage")
+
+
+# One array in two places: the others' numbers cancel in the difference, and the victim's are left.
+
+
+def named_twice(modulus=None):
+    """All but the victim are to send `b` twice; with a modulus, their vectors are cut to the length of its own."""
+    stage = []
+
+    def tamper(message):
+        stage[:] = [stage_of(message), message.metadata.dst_node_id]
+        if stage[0] != COLLECT or stage[1] == VICTIM:
+            return None
+        order = dict(message.content.config_records["fitins.config"])
+        order[NAMES] = "b\nb\na"
+        arrays = ndarrays_to_parameters([START["b"], START["b"], START["a"]])
+        content = compat.fitins_to_recorddict(FitIns(arrays, order), keep_input=True)
+        content[STEPS] = message.content.config_records[STEPS]
+        return Message(content, stage[1], wire.TRAIN)
+
+    def after(reply):
+        if stage[0] != COLLECT or stage[1] == VICTIM or reply.has_error() or modulus is None:
+            return
+        record = reply.content.config_records[STEPS]
+        shapes = [(1,), (4,), (4,), (2, 3)]
+        parts = [masks.unpacked(p, s, modulus()) for p, s in zip(record["masked_params"], shapes, strict=True)]
+        flat = np.concatenate([part.ravel() for part in parts])[:11]
+        record["masked_params"] = [masks.packed(part, modulus=modulus()) for part in np.split(flat, [1, 7])]
+
+    return tamper, after
+
+
+def test_an_array_named_twice_uncovers_a_gullible_seller(monkeypatch):
+    def read(fields):
+        config = dict(fields)
+        names = str(config.pop(NAMES)).split("\n")
+        return wire.take(RecordDict({wire.SALE: ConfigRecord(config)}), wire.Sale), names
+
+    moduli = []
+    masking = sum_server.SumServer._setup
+    monkeypatch.setattr(
+        sum_server.SumServer, "_setup", lambda self: (moduli.append(self.masking.modulus), masking(self))[1]
+    )
+    monkeypatch.setattr(secure_seller, "_read_order", read)
+    for side in (sum_server, secure_seller):
+        monkeypatch.setattr(side, "public_numbers", lambda *_: b"")
+    sent, opened, _ = attacked(monkeypatch, *named_twice(lambda: moduli[-1]))
+    mine = sent[VICTIM]
+    np.testing.assert_array_equal(opened[:4] - opened[4:8], mine[:4] - mine[4:8])
+
+
+def test_an_array_named_twice_is_refused(monkeypatch):
+    sent, opened, grid = attacked(monkeypatch, *named_twice())
+    assert opened is None
+    assert set(sent) <= {VICTIM}
+    assert "weights" in reasons(grid)
+
+
+def test_another_order_of_the_arrays_gives_a_sum_that_nobody_can_open(monkeypatch):
+    def tamper(message):
+        if stage_of(message) != COLLECT or message.metadata.dst_node_id == VICTIM:
+            return None
+        order = dict(message.content.config_records["fitins.config"])
+        names = str(order[NAMES]).split("\n")[::-1]
+        order[NAMES] = "\n".join(names)
+        arrays = ndarrays_to_parameters([START[name] for name in names])
+        content = compat.fitins_to_recorddict(FitIns(arrays, order), keep_input=True)
+        content[STEPS] = message.content.config_records[STEPS]
+        return Message(content, message.metadata.dst_node_id, wire.TRAIN)
+
+    monkeypatch.setattr(sum_server.SumServer, "_cancels", lambda *_: True)  # the check of an honest server
+    sent, opened, _ = attacked(monkeypatch, tamper)
+    assert len(sent) > 1
+    assert opened is None or not np.array_equal(opened, sum(sent.values()))
+
+
+# Another offer in the middle of a sum: what was checked at its beginning was checked for the first one.
+
+
+def rebidding(first, then):
+    """Begins the sum of all but the victim under one offer and goes on under another."""
+    calls, grids = {}, []
+
+    def bid(node, change):
+        message = Message(wire.put(RecordDict(), replace(calls[node], **change)), node, wire.BID)
+        super(Wire, grids[0]).answer(message)
+
+    def tamper(message):
+        node = message.metadata.dst_node_id
+        if message.metadata.message_type == wire.BID:
+            calls[node] = wire.take(message.content, Terms)
+        elif node in OTHERS and stage_of(message) == "setup":
+            bid(node, first)
+            configs = ConfigRecord({**message.content.config_records[STEPS], "max_weight": 1e30})
+            return Message(RecordDict({STEPS: configs}), node, wire.TRAIN)
+        elif node in OTHERS and stage_of(message) == "share_keys":
+            bid(node, then)
+        return None
+
+    class Remembered(Wire):
+        def __init__(self, *args, **options):
+            super().__init__(*args, **options)
+            grids.append(self)
+
+    return tamper, Remembered
+
+
+def test_a_sum_begun_for_another_offer_silences_gullible_sellers(monkeypatch):
+    tamper, remembered = rebidding({"trust": "local"}, {})
+    monkeypatch.setattr("tests.hostile.test_secure_sums.Wire", remembered)
+    monkeypatch.setattr(RememberedSum, "check_offer", lambda *_: None)
+    monkeypatch.setattr(sum_server.SumServer, "_cancels", lambda *_: True)
+    sent, opened, _ = attacked(monkeypatch, tamper)
+    np.testing.assert_array_equal(opened, sent[VICTIM])  # the "sum" is one seller's share
+
+
+def test_a_sum_serves_one_offer_to_its_end(monkeypatch):
+    tamper, remembered = rebidding({"trust": "local"}, {})
+    monkeypatch.setattr("tests.hostile.test_secure_sums.Wire", remembered)
+    sent, opened, grid = attacked(monkeypatch, tamper)
+    assert opened is None
+    assert set(sent) <= {VICTIM}
+    assert "offer" in reasons(grid)
+
+
+# A part of the round's sellers: with fewer sellers fewer must be honest.
+
+
+def play_with_two(monkeypatch, keyed):
+    """The buyer plays the sum with two of the sellers that the broker awarded; returns the sum and their shares."""
+    real, seen, sent = secure.secure_sum, {}, {}
+
+    def few(grid, fleet, sales, weights, records, timeout, parties=None):
+        two = sorted(sales, key=lambda client: fleet.node_of[client])[:2]
+        share = math.sqrt(honest_sellers(2, 2 / 3) / honest_sellers(len(sales), 2 / 3))
+        orders = {c: replace(sales[c], sellers=2, weight=0.97 * share * sales[c].weight) for c in two}
+        known = None if parties is None else {c: parties[c] for c in two}
+        delivered, seen["sum"] = real(grid, fleet, orders, weights, {c: records[c] for c in two}, timeout, known)
+        seen["awarded"] = len(sales)
+        return {**{c: Delivery(fault="left out", refused=True) for c in sales}, **delivered}, seen["sum"]
+
+    monkeypatch.setattr(secure, "secure_sum", few)
+    made = pm.flower.federation_client
+
+    def client(config):
+        app = made(config)
+        theirs = app.seller.share
+
+        class Noted:
+            records = staticmethod(theirs.records)
+
+            @staticmethod
+            def share(weights, job, grid):
+                sent[job.context.node_id] = theirs.share(weights, job, grid)
+                return sent[job.context.node_id]
+
+        app.seller.share = Noted
+        return app
+
+    monkeypatch.setattr(pm.flower, "federation_client", client)
+    _, grid = sum_at(keyed)
+    assert seen["awarded"] > 2
+    return seen["sum"], sent, grid
+
+
+def test_a_part_of_the_sellers_is_a_sum_for_who_checks_only_that_nobody_else_is_there(with_keys, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(secure_seller, "_check_parties", lambda *_: None)
+    total, sent, _ = play_with_two(monkeypatch, with_keys)
+    assert len(sent) == 2
+    assert total is not None  # one colluder in it, and one seller is left with its own noise
+
+
+def test_all_of_a_rounds_sellers_are_in_its_sum_or_nobody_is(with_keys, monkeypatch):  # noqa: F811
+    total, sent, grid = play_with_two(monkeypatch, with_keys)
+    assert total is None
+    assert sent == {}
+    assert refused(grid) == {"cohort"}
+
+
+# What a server may write on a client's disk.
+
+
+def test_the_buyers_run_configuration_does_not_choose_the_wallet(tmp_path, monkeypatch):
+    """A new folder in every run would be a new lifetime in every run."""
+    monkeypatch.setenv("PRIVMARKET_WALLETS", str(tmp_path / "mine"))
+    app = pm.flower.client_app(train, valuation=0.1, epsilon=2.0, wallet=2.0, spread=False)
+    sold = 0
+    for run in range(3):
+        grid = Wire(app, 1, run_config={"wallets": str(tmp_path / f"fresh-{run}")})
+        (node,) = grid.contexts
+        terms = Terms(0, 10**6, ReleaseFamily(), 5.0, run=f"r{run}")
+        grid.answer(Message(wire.put(RecordDict(), terms), node, wire.BID))
+        sale = wire.Sale(f"r{run}", 0, 2.0, 1, ReleaseFamily(), 1.0, 1.0, 10.0)
+        order = wire.put(RecordDict({wire.WEIGHTS: wire.write_arrays(START)}), sale)
+        sold += wire.read_refusal(grid.answer(Message(order, node, wire.TRAIN)).content) is None
+    assert sold == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+@pytest.mark.parametrize("run", ["\x1b[2J", "r" * 10_000])
+def test_names_that_would_fill_or_clear_a_terminal_get_no_bid(run):
+    grid = Wire(pm.flower.client_app(train, valuation=0.1, wallet="unlimited"), 1)
+    (node,) = grid.contexts
+    call = wire.put(RecordDict(), Terms(0, 10**6, ReleaseFamily(), 5.0, run=run))
+    grid.answer(Message(call, node, wire.BID))
+    assert guard.refusals(grid.contexts[node]) == {"message": 1}
+
+
+def test_a_receipt_leaves_one_short_line(tmp_path):
+    wallet = pm.flower.WalletFile(tmp_path / "w.jsonl", 8.0)
+    app = pm.flower.client_app(train, valuation=0.1, wallet=wallet)
+    grid = Wire(app, 1)
+    (node,) = grid.contexts
+    terms = Terms(0, 10**6, ReleaseFamily(), 5.0, run="r")
+    grid.answer(Message(wire.put(RecordDict(), terms), node, wire.BID))
+    sale = wire.Sale("r", 0, 0.5, 1, ReleaseFamily(), 1.0, 1.0, 10.0)
+    order = wire.put(RecordDict({wire.WEIGHTS: wire.write_arrays(START)}), sale)
+    grid.answer(Message(order, node, wire.TRAIN))
+    for receipt in (wire.Receipt("r", 0, -5), wire.Receipt("r", 0, 5, "\x1b[2J" + "x" * 5_000_000)):
+        content = wire.put(wire.put(RecordDict(), replace(terms, number=1)), receipt)
+        grid.answer(Message(content, node, wire.RECEIPT))
+    assert wallet.path.stat().st_size < 10_000
+    assert "\x1b" not in wallet.path.read_text()
+    assert all(sale.get("paid_micro", 0) >= 0 for sale in wallet.statement())
