@@ -11,6 +11,7 @@ import pytest
 import privmarket as pm
 from privmarket.errors import BidError, MissingPartError
 from privmarket.market.bid_file import read_bids
+from privmarket.market.frames import frame_of
 
 FRAME = pandas.DataFrame(
     {"client": ["ann", "bob", "cyd"], "valuation": [0.2, 0.9, 0.4], "epsilon": [1.0, 2.0, 0.5], "city": list("abc")}
@@ -115,3 +116,9 @@ def test_csv_as_spreadsheets_write_it(tmp_path, text):
     path = tmp_path / "bids.csv"
     path.write_text(text, encoding="utf-8")
     assert read_bids(path).bids == BIDS
+
+
+def test_a_batch_of_named_clients_is_a_frame_by_market_and_client():
+    frame = frame_of((2, 3), ["a", "b", "c"], {"x": np.arange(6.0).reshape(2, 3)})
+    assert frame.index.tolist() == [(m, c) for m in (0, 1) for c in "abc"]
+    assert frame.loc[(1, "b"), "x"] == 4.0

@@ -4,6 +4,7 @@ from scipy.integrate import quad
 
 from privmarket.errors import ConfigurationError
 from privmarket.market.menu import POSTED_PRICE, MenuCurve, from_function
+from privmarket.market.ration_curve import RationCurve
 
 
 def test_posted_price_is_all_or_nothing():
@@ -48,3 +49,9 @@ def test_bad_curves_are_refused(price, weight):
 def test_rising_functions_are_refused():
     with pytest.raises(ConfigurationError, match="fall"):
         from_function(lambda s: s, limit=1.0)
+
+
+def test_a_ration_may_have_a_floor_below_one():
+    assert RationCurve([0.5], [1.0], floor=0.5).floor == 0.5
+    with pytest.raises(ConfigurationError, match="floor"):
+        RationCurve([0.5], [1.0], floor=-0.1)

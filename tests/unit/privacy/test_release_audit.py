@@ -115,3 +115,7 @@ def test_bad_input_is_refused_with_a_remedy(make):
     with pytest.raises(PrivacyError) as caught:
         make()
     assert caught.value.hint
+
+
+def test_a_guess_that_is_never_and_always_wrong_shows_nothing():
+    assert audit._gaussian_mu_lower(np.array([0.0]), np.array([1.0])) == [-np.inf]

@@ -91,3 +91,9 @@ def test_running_epsilon_ends_at_the_total():
 def test_no_sales_are_refused():
     with pytest.raises(PrivacyError):
         statement([])
+
+
+def test_a_plot_of_sales_begins_with_none():
+    sales, renyi, added = running_epsilon(statement([Sale(0.5, count=3)]))
+    assert (sales[0], renyi[0], added[0]) == (0, 0.0, 0.0)
+    assert (sales[-1], added[-1]) == (3, 1.5)

@@ -163,3 +163,11 @@ def test_a_file_that_watches_what_was_announced_of_old_is_not_fuller(wallet):
     odd.path.write_bytes(json.dumps(first).encode() + b"\n" + b"".join(lines[1:2]))
     with odd.open() as book:
         assert book.wallets.measure[0].startswith("renyi")  # as it was: a measure once fixed stays
+
+
+def test_a_wallet_that_was_never_opened_is_full(tmp_path):
+    fresh = WalletFile(tmp_path / "fresh.jsonl", 8.0)
+    assert fresh.remaining_share == 1.0
+    with fresh.open() as opened:
+        opened.reserve("r/0", 1.0, ReleaseFamily().event(1.0))
+    assert 0.9 < fresh.remaining_share < 1.0
