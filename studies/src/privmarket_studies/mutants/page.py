@@ -54,9 +54,9 @@ def render(sample: Sequence[Mapping[str, Any]], judged: Mapping[str, Mapping[str
     counts = figures(sample, judged)
     unfinished = (
         f"**This campaign is not finished: {len(results)} of the {len(sample)} faults of its sample were tried** "
-        "so far.\nIt ran in pieces on a busy machine, and not as `make mutants` runs it: many faults met the quick tests of "
-        "their own module\nalone, for 3 to 6 seconds, and survivors were tried again on test files chosen by hand. "
-        "Others may notice a survivor still.\n\n"
+        "so far.\nIt ran in pieces on a busy machine, and not as `make mutants` runs it: many faults met the quick "
+        "tests of their own module\nalone, for 3 to 6 seconds, and survivors were tried again on test files "
+        "chosen by hand. Others may notice a survivor still.\n\n"
     )
     extent = unfinished if len(results) < len(sample) else ""
     rows = []
