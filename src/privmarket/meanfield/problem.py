@@ -60,12 +60,12 @@ class Problem:
         for name in ("budget_per_client", "horizon", "valuation_limit", "price_ceiling", "kinds"):
             if not 0 < getattr(self, name) < np.inf:
                 raise ConfigurationError(
-                    f"{name} is {getattr(self, name)}: must be above 0", "give a finite number"
+                    f"{name} is {getattr(self, name)}: must be above 0", f"raise {name}, to a finite number"
                 )
         for name in ("reversion", "volatility"):
             if not 0 <= getattr(self, name) < np.inf:
                 raise ConfigurationError(
-                    f"{name} is {getattr(self, name)}: must be 0 or more", "give a finite number"
+                    f"{name} is {getattr(self, name)}: must be 0 or more", "use 0 or more, a finite number"
                 )
 
     @classmethod
