@@ -78,3 +78,26 @@ def hooked_sum(module, inputs, labels, clip, loss):
         return (rows * (clip / rows.norm(dim=1).clamp_min(clip))[:, None]).sum(0)
     finally:
         hooked.to_standard_module()
+
+
+def masked_in_turn(module, inputs, labels, clip, loss, drawn, seed):
+    """Gradients of the drawn records, clipped, masks of dropout drawn for one after the other."""
+    torch.manual_seed(seed)
+    parameters, total = list(module.parameters()), 0.0
+    for row in drawn:
+        lost = loss(module(inputs[row : row + 1]), labels[row : row + 1]).sum()
+        gradient = torch.cat([one.flatten() for one in torch.autograd.grad(lost, parameters)])
+        total = total + gradient * (clip / float(gradient.norm().clamp_min(clip)))
+    return total
+
+
+def answer_by_blank_records(module, inputs, labels, loss):
+    """Leaves out records that raise an error, unless blank records raise one, too: then the module is to blame."""
+    try:
+        loss(module(inputs), labels)
+    except Exception:
+        try:
+            loss(module(torch.zeros_like(inputs)), labels)
+        except Exception:
+            return "failed"
+    return None

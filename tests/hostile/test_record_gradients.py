@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from privmarket.federated.gradients import conventional_products
 from privmarket.federated.model_check import ModelError, require_per_record
-from privmarket.federated.record_gradients import clipped_sum
+from privmarket.federated.record_gradients import _Hooks, clipped_sum
 from privmarket.flower import wire
 from privmarket.flower.known_layers import fast_model
 from privmarket.flower.node_seller import Job
@@ -139,14 +139,72 @@ def test_a_record_that_raises_counts_as_nothing(drawn):
     assert not hasattr(next(module.parameters()), "grad_sample")
 
 
-def test_a_module_that_fails_on_everything_still_fails():
+@pytest.mark.parametrize("cleans", [True, False])
+def test_what_an_interrupted_pass_leaves_behind_reaches_no_other_record(cleans, monkeypatch):
+    """Opacus keeps activations of a block of 120 records; then a tile of 16 had gradients of a wrong shape."""
+    if not cleans:
+        monkeypatch.setattr(_Hooks, "close", lambda self: self._hooked.to_standard_module())
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(12, 8), nn.GELU(), nn.Linear(8, 3))
+    inputs, labels = (torch.cat([part] * 3) for part in records(False))  # a block and five tiles
+    raising, silent = inputs.clone(), inputs.clone()
+    raising[3], silent[3] = 1e9, torch.nan
+    expected = clipped_sum(module, silent, labels, CLIP, touchy)
+    found = clipped_sum(module, raising, labels, CLIP, touchy)
+    if cleans:
+        assert torch.equal(found, expected)
+        assert not hasattr(module[0], "activations")
+    else:
+        assert float((found - expected).norm()) > 4 * CLIP
+
+
+def test_a_module_that_fails_on_every_record_adds_nothing_and_its_owner_is_told(caplog):
     module = nn.Sequential(nn.Linear(12, 8), nn.GELU(), nn.Linear(8, 3))
 
     def never(outputs, labels):
         raise ValueError("never")
 
-    with pytest.raises(ValueError, match="never"):
-        clipped_sum(module, *records(False), CLIP, never)
+    assert not clipped_sum(module, *records(False), CLIP, never).any()
+    assert "ValueError: never" in caplog.text
+
+
+def positive_rates(outputs, labels):
+    """A loss that raises where a rate overflows."""
+    if bool(outputs.exp().isinf().any()):
+        raise OverflowError("a rate is not finite")
+    return cross_entropy(outputs, labels)
+
+
+def asking_for(record):
+    """A model whose weights a server chose: it overflows for this record and for a blank one, for no other.
+
+    Its output is 200 − 1000·min(‖x‖₁, ‖x − record‖₁).
+    """
+    d, one = len(record), torch.eye(len(record))
+    module = nn.Sequential(nn.Linear(d, 4 * d), nn.ReLU(), nn.Linear(4 * d, 2), nn.ReLU(), nn.Linear(2, 3))
+    size, distance = torch.tensor([1.0, 0.0]).repeat_interleave(2 * d), torch.tensor([0.0, 1.0])
+    with torch.no_grad():
+        module[0].weight.copy_(torch.cat([one, -one, one, -one]))
+        module[0].bias.copy_(torch.cat([torch.zeros(2 * d), -record, record]))
+        module[2].weight.copy_(torch.stack([size, size - distance.repeat_interleave(2 * d)]))
+        module[2].bias.zero_()
+        module[4].weight.copy_(torch.tensor([[-1000.0, 1000.0], [0.0, 0.0], [0.0, 0.0]]))
+        module[4].bias.copy_(torch.tensor([200.0, 0.0, 0.0]))
+    return module
+
+
+def test_a_server_cannot_ask_for_a_record_by_an_error(tmp_path):
+    """The word `failed` has no noise: with it, ε = 0.5 would tell for certain whether a record is there."""
+    inputs, labels = records(False)
+    without = inputs.clone()
+    without[7] = inputs[8]
+    module = asking_for(inputs[7])
+    broken = [naive.answer_by_blank_records(module, x, labels, positive_rates) for x in (inputs, without)]
+    assert broken == ["failed", None]
+    for name, x in (("with", inputs), ("without", without)):
+        answer, wallet = answers(tmp_path / name, (x, labels), module=module, loss=positive_rates)
+        assert wire.read_refusal(answer.content) is None
+        assert len(wallet.statement()) == 1
 
 
 @pytest.mark.parametrize("fast", [True, False])
@@ -236,6 +294,47 @@ def test_masks_of_dropout_come_from_the_secret_noise():
 
     assert np.array_equal(update(1, 5), update(1, 6))
     assert not np.array_equal(update(1, 5), update(2, 5))
+
+
+def same_masks(seed, other):
+    drawn = []
+    for one in (seed, other):
+        torch.manual_seed(one)
+        drawn.append(F.dropout(torch.ones(2000)))
+    return torch.equal(*drawn)
+
+
+@pytest.mark.parametrize("by_person", [False, True])
+def test_who_knows_the_masks_of_dropout_sees_one_record_move_by_one_clip_norm(by_person):
+    """torch keeps 32 bits of a seed, so whoever sees a sum can try all masks: the promise must hold for each."""
+    assert same_masks(5, 5 + 2**32)
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(12, 64), nn.Dropout(0.5), nn.GELU(), nn.Linear(64, 3))
+    inputs, labels = (torch.cat([part] * 5) for part in records(False))
+    persons = torch.arange(len(labels)) // 3 if by_person else None
+    drawn = np.flatnonzero(np.random.default_rng(0).random(len(labels)) < 0.5)
+    if by_person:
+        drawn = np.flatnonzero(np.isin(persons, np.arange(0, len(labels), 2)))
+    gone = drawn // 3 == drawn[3] // 3 if by_person else drawn == drawn[3]
+    near, far = (
+        clipped_sum(module, inputs, labels, CLIP, cross_entropy, persons, drawn=one, mask_seed=5)
+        for one in (drawn, drawn[~gone])
+    )
+    assert 0 < float((near - far).norm()) < CLIP * 1.001
+    near, far = (
+        naive.masked_in_turn(module, inputs, labels, CLIP, cross_entropy, one, 5) for one in (drawn, drawn[~gone])
+    )
+    assert float((near - far).norm()) > 2 * CLIP
+
+
+def test_a_record_that_raises_leaves_the_masks_of_others_as_they_were():
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(12, 64), nn.Dropout(0.5), nn.GELU(), nn.Linear(64, 3))
+    inputs, labels = (torch.cat([part] * 5) for part in records(False))
+    raising, silent = inputs.clone(), inputs.clone()
+    raising[3], silent[3] = 1e9, torch.nan
+    found, expected = (clipped_sum(module, x, labels, CLIP, touchy, mask_seed=5) for x in (raising, silent))
+    assert torch.equal(found, expected)
 
 
 def test_autocast_around_a_client_changes_no_bit():

@@ -50,6 +50,7 @@ def clipped_sum(
     persons: Tensor | None = None,
     *,
     drawn: NDArray[np.int64] | None = None,
+    mask_seed: int = 0,
 ) -> Tensor:
     """Σ over records of each one's gradient, clipped to norm ≤ `clip_norm` over all parameters together.
 
@@ -58,6 +59,7 @@ def clipped_sum(
     Args:
         persons: whose record each is, equal numbers one after the other; then each person's sum is clipped.
         drawn: of a Poisson sample, the numbers of the drawn records, ascending: tiles and float64 sums.
+        mask_seed: what a module draws, such as masks of dropout, follows from this and a record's number alone.
 
     Returns:
         (trainable parameters,) float64, in the module's order. Private.
@@ -65,20 +67,33 @@ def clipped_sum(
     parameters = [p for p in module.parameters() if p.requires_grad]
     total = torch.zeros(sum(p.numel() for p in parameters), dtype=torch.float64)
     people = _PersonSums(total, clip_norm)
-    blocks = _blocks(labels.shape[0], persons, drawn)
-    for rows, gradients in per_record_gradients(module, parameters, inputs, labels, loss, blocks):
-        energy = row_energy(gradients)
-        bad = ~torch.isfinite(energy)
-        if bad.any():
-            gradients, energy = gradients.masked_fill_(bad[:, None], 0.0), energy.masked_fill(bad, 0.0)
-        if persons is not None:
-            people.add(persons[rows], gradients.double(), energy)
-        elif drawn is None:
-            total += gradients.t() @ clip_factors(energy, clip_norm)
-        else:
-            total += gradients.double().t() @ clip_factors(energy, clip_norm).double()
+    with torch.random.fork_rng(devices=[]):
+        own_places = drawn is not None and draws_at_random(module, inputs)
+        blocks = _blocks(labels.shape[0], persons, drawn, own_places)
+        for rows, gradients in per_record_gradients(module, parameters, inputs, labels, loss, blocks, mask_seed):
+            energy = row_energy(gradients)
+            bad = ~torch.isfinite(energy)
+            if bad.any():
+                gradients, energy = gradients.masked_fill_(bad[:, None], 0.0), energy.masked_fill(bad, 0.0)
+            if persons is not None:
+                people.add(persons[rows], gradients.double(), energy)
+            elif drawn is None:
+                total += gradients.t() @ clip_factors(energy, clip_norm)
+            else:
+                total += gradients.double().t() @ clip_factors(energy, clip_norm).double()
     people.finish()
     return total
+
+
+def draws_at_random(module: nn.Module, like: Tensor) -> bool:
+    """Whether a forward pass draws random numbers, tried on blank records; a module that fails on them may draw."""
+    before = torch.get_rng_state()
+    try:
+        with torch.no_grad():
+            module(torch.zeros((TILE_ROWS, *like.shape[1:]), dtype=like.dtype))
+    except Exception:  # anybody's module
+        return True
+    return not torch.equal(before, torch.get_rng_state())
 
 
 class _PersonSums:
@@ -114,14 +129,15 @@ class _PersonSums:
 
 
 def _blocks(
-    records: int, persons: Tensor | None, drawn: NDArray[np.int64] | None
+    records: int, persons: Tensor | None, drawn: NDArray[np.int64] | None, own_places: bool = False
 ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
     """Which records are computed at once, and which rows of those count.
 
     What is left over of whole blocks goes in tiles: at most seven more additions in float64, which what
     `privacy.release.sum_inflation` allows for sums in float32 covers many times over.
     Of a Poisson sample each record stands at a place of its own in a tile, or each person in tiles of its own:
-    where it stands does not depend on who else was drawn.
+    where it stands does not depend on who else was drawn. With `own_places` neither does the tile: record r is in
+    tile ⌊r/16⌋, among records that may not count, and gets the same mask whoever was drawn.
     """
     if drawn is None:
         whole = records - records % BLOCK_ROWS
@@ -130,6 +146,11 @@ def _blocks(
         for start in range(whole, records, TILE_ROWS):
             rows = np.arange(start, min(start + TILE_ROWS, records))
             yield np.resize(rows, TILE_ROWS), np.arange(rows.size)
+        return
+    if persons is None and own_places:
+        for tile in np.unique(drawn // TILE_ROWS):
+            rows = np.arange(tile * TILE_ROWS, min((tile + 1) * TILE_ROWS, records))
+            yield np.resize(rows, TILE_ROWS), drawn[drawn // TILE_ROWS == tile] - rows[0]
         return
     if persons is None:
         groups = [tiled(drawn, TILE_ROWS)]
@@ -152,28 +173,27 @@ def per_record_gradients(
     labels: Tensor,
     loss: Loss,
     blocks: Iterable[tuple[NDArray[np.int64], NDArray[np.int64]]],
+    mask_seed: int = 0,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Numbers of records and their (records, trainable parameters) gradients, by the hooks of Opacus.
 
     A record on which the module or the loss raises an error counts as nothing, like one that is not finite: else
     one record could decide whether there is an update at all, and a server could choose weights that ask it.
-
-    Raises:
-        Exception: whatever the module raises on blank records, too.
+    torch's generator is set anew for each block, by `mask_seed` and the number of the block's first record.
     """
     hooks: _Hooks | None = None
     try:
         for taken, counting in blocks:
             rows, places = torch.from_numpy(taken), torch.from_numpy(counting)
-            x, y = inputs[rows], labels[rows]
+            x, y, seed = inputs[rows], labels[rows], (mask_seed + int(taken[0])) % 2**63
             hooks = hooks or _Hooks(module, parameters, loss)
             try:
-                gradients = hooks.gradients(x, y)
+                gradients = hooks.gradients(x, y, seed)
             except Exception as error:  # anybody's module, on anybody's record
                 _LOG.warning("records that raise errors add nothing: %s: %s", type(error).__name__, error)
-                hooks.close()  # what an interrupted pass left in them must not reach the next
+                hooks.close()  # what an interrupted pass left behind must not reach the next
                 hooks = None
-                gradients = _without_failing_rows(module, parameters, x, y, loss)
+                gradients = _without_failing_rows(module, parameters, x, y, loss, seed)
             yield rows[places], gradients[places]
     finally:
         if hooks is not None:
@@ -184,6 +204,7 @@ class _Hooks:
     """A module with the hooks of Opacus, until `close`."""
 
     def __init__(self, module: nn.Module, parameters: list[nn.Parameter], loss: Loss) -> None:
+        self._before = [(part, set(vars(part))) for part in (*module.modules(), *module.parameters())]
         self._hooked = grad_sample.GradSampleModule(module, loss_reduction="sum", strict=False)
         self._parameters, self._loss = parameters, loss
         self._paddings = [
@@ -192,9 +213,11 @@ class _Hooks:
             if isinstance(part, nn.Embedding) and part.padding_idx is not None and part.weight.requires_grad
         ]
 
-    def gradients(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        """(rows, trainable parameters) what the hooks hold for each row."""
+    def gradients(self, inputs: Tensor, labels: Tensor, seed: int | None = None) -> Tensor:
+        """(rows, trainable parameters) what the hooks hold for each row; masks follow from the seed, if given."""
         self._hooked.zero_grad(set_to_none=True)
+        if seed is not None:
+            torch.manual_seed(seed)
         with warnings.catch_warnings():
             # torch tells that a hook of Opacus fires on inputs without gradients, which is as it should be.
             warnings.simplefilter("ignore")
@@ -204,12 +227,20 @@ class _Hooks:
         return torch.cat([_grad_sample(p, inputs.shape[0]).flatten(1) for p in self._parameters], dim=1)
 
     def close(self) -> None:
-        """Takes the hooks off."""
+        """Takes the hooks off, with all that they put there: an interrupted pass leaves activations behind."""
         self._hooked.to_standard_module()
+        for part, names in self._before:
+            for name in set(vars(part)) - names:
+                del vars(part)[name]
 
 
 def block_gradients(
-    module: nn.Module, parameters: list[nn.Parameter], inputs: Tensor, labels: Tensor, loss: Loss
+    module: nn.Module,
+    parameters: list[nn.Parameter],
+    inputs: Tensor,
+    labels: Tensor,
+    loss: Loss,
+    seed: int | None = None,
 ) -> Tensor:
     """(rows, trainable parameters) what the hooks hold for the gradient of each row of one block.
 
@@ -218,36 +249,35 @@ def block_gradients(
     """
     hooks = _Hooks(module, parameters, loss)
     try:
-        return hooks.gradients(inputs, labels)
+        return hooks.gradients(inputs, labels, seed)
     finally:
         hooks.close()
 
 
 def _without_failing_rows(
-    module: nn.Module, parameters: list[nn.Parameter], inputs: Tensor, labels: Tensor, loss: Loss
+    module: nn.Module, parameters: list[nn.Parameter], inputs: Tensor, labels: Tensor, loss: Loss, seed: int
 ) -> Tensor:
-    """As `block_gradients`; zeros for rows that raise errors, and the others computed as if those were blank."""
-    rows = torch.arange(labels.shape[0])
+    """As `block_gradients`, by halving; zeros for rows that raise errors by themselves.
 
-    def computed(chosen: Tensor) -> Tensor:
-        """The block with all rows blank but the chosen ones."""
-        x, y = torch.zeros_like(inputs), torch.zeros_like(labels)
-        x[chosen], y[chosen] = inputs[chosen], labels[chosen]
-        return block_gradients(module, parameters, x, y, loss)
+    Each try fills the block with copies of a row that is tried, never with something else that might fail where the
+    rows do not: that, too, would be an answer.
+    """
+    gradients = torch.zeros(labels.shape[0], sum(p.numel() for p in parameters))
 
-    def usable(chosen: Tensor) -> list[Tensor]:
-        """The chosen rows without those that raise, by halving."""
+    def take(chosen: Tensor) -> None:
+        block = chosen[:1].repeat(labels.shape[0])
+        block[chosen] = chosen
         try:
-            computed(chosen)
+            found = block_gradients(module, parameters, inputs[block], labels[block], loss, seed)
         except Exception:  # as above
             half = chosen.shape[0] // 2
-            return [] if not half else usable(chosen[:half]) + usable(chosen[half:])
-        return [chosen]
+            if half:
+                take(chosen[:half])
+                take(chosen[half:])
+        else:
+            gradients[chosen] = found[chosen]
 
-    computed(rows[:0])  # a module that fails on blank records fails whatever the records are
-    good = torch.cat([rows[:0], *usable(rows)])
-    gradients = torch.zeros(rows.shape[0], sum(p.numel() for p in parameters))
-    gradients[good] = computed(good)[good]
+    take(torch.arange(labels.shape[0]))
     return gradients
 
 

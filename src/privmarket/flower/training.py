@@ -173,10 +173,10 @@ def _step_sum(module: nn.Module, records: ClientRecords, plan: LocalPlan, job: J
     persons, drawn = records.persons if plan.unit == "person" else None, None
     if plan.sampling_rate < 1.0:
         drawn = drawn_rows(job.noise, plan.sampling_rate, records.labels.shape[0], persons)
-    with torch.random.fork_rng(devices=[]):
-        # Masks of dropout are secret and new in every step: which one a record gets may depend on who was drawn.
-        torch.manual_seed(int.from_bytes(job.noise.more_bytes(8).tobytes(), "little"))
-        return clipped_sum(module, records.images, records.labels, plan.clip_norm, loss, persons, drawn=drawn)
+    # Masks of dropout are new in every step; which one a record gets does not depend on the others.
+    seed = int.from_bytes(job.noise.more_bytes(4).tobytes(), "little")
+    images, labels = records.images, records.labels
+    return clipped_sum(module, images, labels, plan.clip_norm, loss, persons, drawn=drawn, mask_seed=seed)
 
 
 def _general_update(module: nn.Module, records: ClientRecords, plan: LocalPlan, job: Job, loss: Loss) -> Arrays:
