@@ -23,6 +23,9 @@ from privmarket.rounds.awards import Award, Offer
 from privmarket.rounds.settlement import RoundRecord
 from privmarket.rounds.terms import MICRO, RoundError, Terms
 
+# How far rounding may carry what a rule decides beyond its limit, relative.
+_ROUNDING = 1e-9
+
 
 class Phase(StrEnum):
     """Where a round stands."""
@@ -66,30 +69,34 @@ class Round:
         """Runs the auction on all offers. Nobody bidding, or nobody winning, is a valid outcome.
 
         Raises:
-            RoundError: the rule sells more than was offered, charges a seller, or spends more than the budget.
+            RoundError: the rule sells more than was offered, or spends more than the budget.
         """
         self._require(Phase.OPEN, "clear")
         if not self.offers:
             return replace(self, phase=Phase.CLEARED)
         terms, bids = self.terms, self.bids
-        outcome = mechanism.run(bids, terms.budget_micro / MICRO)
+        budget = terms.budget_micro / MICRO
+        outcome = mechanism.run(bids, budget)
         epsilon, payment = outcome.epsilon, outcome.payment
-        bad = (epsilon > bids.epsilon * (1 + 1e-9)) | ~(payment >= 0) | ~(epsilon >= 0)
-        if bad.any():
-            i = int(np.flatnonzero(bad)[0])
+        above = epsilon > bids.epsilon * (1 + _ROUNDING)
+        if above.any():
+            i = int(np.flatnonzero(above)[0])
             raise RoundError(
                 f"round {terms.number}: {mechanism.name} sells ε = {epsilon[i]} for {payment[i]} on an offer of "
                 f"ε = {bids.epsilon[i]}",
-                "use another mechanism, or correct this one: ε sold is at most ε offered, and pay at least 0",
+                "use another mechanism, or correct this one: ε sold is at most ε offered",
             )
-        # x·10⁶ may round up by one part in 10¹⁶, which cannot lift a sum of integers over an integer budget.
-        micro = np.floor(payment * MICRO).astype(np.int64)
-        if int(micro.sum()) > terms.budget_micro:
+        # Compared before it is counted in integers: a sum beyond 64 bits would come out negative.
+        spend = float(payment.sum())
+        if spend > budget * (1 + _ROUNDING):
             raise RoundError(
-                f"round {terms.number}: {mechanism.name} pays {int(micro.sum())} µ of a budget of "
-                f"{terms.budget_micro} µ",
+                f"round {terms.number}: {mechanism.name} pays {spend:.12g} of a budget of {budget:.12g}",
                 "this mechanism is not budget feasible; use another",
             )
+        micro = np.floor(payment * MICRO).astype(np.int64)
+        excess = int(micro.sum()) - terms.budget_micro
+        if excess > 0:  # a rule's own rounding, in very large budgets: the largest payment bears it
+            micro[np.argmax(micro)] -= excess
         sellers = np.flatnonzero(epsilon > 0)
         noise = terms.family.noise_multiplier(epsilon[sellers]) if sellers.size else np.zeros(0)
         names = list(self.offers)

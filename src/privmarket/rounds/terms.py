@@ -9,6 +9,7 @@ from privmarket.privacy.calibration import ReleaseFamily
 from privmarket.privacy.words import TRUSTS, Trust
 
 MICRO = 1_000_000  # micro-units of money in one unit
+_MOST_MICRO = 10**18  # that much, and a rule's rounding, can be counted in 64 bits
 
 
 class RoundError(PrivmarketError):
@@ -23,7 +24,7 @@ class Terms:
 
     Attributes:
         number: which round this is, from 0.
-        budget_micro: money held in escrow for this round, micro-units, > 0.
+        budget_micro: money held in escrow for this round, micro-units, from 1 to 10¹⁸.
         family: the release each seller will make, up to its noise; holds δ.
         epsilon_max: the public limit on offers.
         rounds: how many rounds the run has; a client that spreads its wallet needs it.
@@ -46,6 +47,11 @@ class Terms:
     def __post_init__(self) -> None:
         if self.budget_micro <= 0:
             raise RoundError(f"round {self.number}: budget of {self.budget_micro} µ", "give a budget above 0")
+        if self.budget_micro > _MOST_MICRO:
+            raise RoundError(
+                f"round {self.number}: budget of {self.budget_micro} µ",
+                f"give at most {_MOST_MICRO // MICRO:,} units",
+            )
         if self.trust not in TRUSTS or not 0 < self.honest_share <= 1:
             raise RoundError(
                 f"round {self.number}: trust {self.trust!r} with an honest share of {self.honest_share}",

@@ -99,6 +99,8 @@ def test_steps_out_of_turn():
         ([1, 0, 0], [-0.1, 0, 0], "payment of client 0 is -0.1"),
         ([float("nan"), 0, 0], [0, 0, 0], "nan"),
         ([1, 2, 4], [4, 4, 4], "not budget feasible"),
+        ([1, 2, 4], [1e13, 1e13, 0], "not budget feasible"),  # 10¹⁹ µ: more than 64 bits hold
+        ([1, 2, 4], [9e12, 9e12, 9e12], "not budget feasible"),  # each fits, their sum does not
     ],
 )
 def test_a_broken_mechanism_is_stopped(epsilon, payment, message):
@@ -109,6 +111,28 @@ def test_a_broken_mechanism_is_stopped(epsilon, payment, message):
 def test_no_budget():
     with pytest.raises(RoundError, match="above 0"):
         opened(budget_micro=0)
+
+
+def test_a_budget_that_64_bits_cannot_count():
+    opened(budget_micro=10**18)
+    with pytest.raises(RoundError, match="at most 1,000,000,000,000 units"):
+        opened(budget_micro=10**18 + 1)
+
+
+@pytest.mark.parametrize("budget_micro", [10**15 - 14, 10**18])
+def test_a_rule_that_rounds_up_by_the_last_digit_spends_the_budget_and_no_more(budget_micro):
+    # A thousand times 0.1 adds up to a little less than 100, so a share of the budget is a little too large.
+    offers = {str(i): Offer(0.0, 0.1) for i in range(1000)}
+    rule = mechanism("proportional-share")
+    awards = opened(budget_micro).bid(offers).clear(rule).awards.values()
+    paid = [award.payment_micro for award in awards]
+    exact = [
+        int(p)
+        for p in np.floor(rule.run(opened(budget_micro).bid(offers).bids, budget_micro / MICRO).payment * MICRO)
+    ]
+    assert sum(exact) > budget_micro  # the rule's own figures, rounded down, would spend more
+    assert sum(paid) == budget_micro
+    assert max(paid) - min(paid) <= 1e-9 * budget_micro
 
 
 @pytest.mark.parametrize(("trust", "share"), [("blind", 0.5), ("aggregate", 0.0), ("aggregate", 1.5)])
