@@ -12,6 +12,8 @@ from privmarket.errors import ConfigurationError, WriteError
 def write_atomically(path: str | Path, data: bytes | str, *, previous: Path | None = None) -> None:
     """Puts `data` at `path` in one step: a reader sees the old file or the new one, also after a power cut.
 
+    A device or a pipe (`/dev/stdout`) is written to, never replaced. Of a link, the file behind it is replaced.
+
     Args:
         path: the target; its folder is made where it is missing.
         data: bytes, or text that is stored as UTF-8.
@@ -21,11 +23,16 @@ def write_atomically(path: str | Path, data: bytes | str, *, previous: Path | No
         WriteError: the file could not be written; what was at `path` is untouched.
     """
     path = Path(path)
+    path = path.resolve() if path.is_symlink() else path
+    content = data.encode() if isinstance(data, str) else data
     beside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            path.write_bytes(content)
+            return
         path.parent.mkdir(parents=True, exist_ok=True)
         with beside.open("wb") as stream:
-            stream.write(data.encode() if isinstance(data, str) else data)
+            stream.write(content)
             stream.flush()
             os.fsync(stream.fileno())
         if previous is not None and path.exists():

@@ -53,6 +53,28 @@ def test_a_reader_never_sees_half_a_file(tmp_path):
     assert all(len(content) == 100_000 and len(set(content)) == 1 for content in seen)
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+def test_a_pipe_is_written_to_and_stays_one(tmp_path):
+    """As root, renaming a file over /dev/stdout would take it from everybody."""
+    pipe, read = tmp_path / "pipe", []
+    os.mkfifo(pipe)
+    reader = threading.Thread(target=lambda: read.append(pipe.read_bytes()), daemon=True)
+    reader.start()
+    write_atomically(pipe, "hello")
+    reader.join(timeout=10)
+    assert read == [b"hello"]
+    assert pipe.is_fifo()
+
+
+def test_of_a_link_the_file_behind_it_is_replaced(tmp_path):
+    file, link = tmp_path / "file", tmp_path / "link"
+    file.write_text("old")
+    link.symlink_to(file)
+    write_atomically(link, "new")
+    assert link.is_symlink()
+    assert file.read_text() == "new"
+
+
 def test_places_are_checked_before_the_work(tmp_path):
     (tmp_path / "file").write_text("")
     check_writable(None)
