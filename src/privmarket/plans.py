@@ -158,7 +158,9 @@ class AttackPlan:
     records: int = setting(100, "Records of the client that is attacked.", at_least=1)
     sampling_rate: float = setting(1.0, "Share of records in a step, by Poisson sampling.", above=0, at_most=1)
     steps: int = setting(1, "Noisy steps in a sale.", at_least=1)
-    trials: int = setting(1000, "canary: releases with, and as many without, the record.", at_least=1)
+    trials: int = setting(
+        1000, "canary: releases with, and as many without, the record.", at_least=50, at_most=10_000_000
+    )
     canaries: int = setting(500, "one-run: planted records.", at_least=1)
     targets: int = setting(200, "membership: records in question.", at_least=1)
     rounds: int = setting(30, "membership: rounds that train the model, a sale each.", at_least=1)

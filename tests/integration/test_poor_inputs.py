@@ -5,6 +5,9 @@ They run in this process, through `main`, as the shell would start it.
 
 from __future__ import annotations
 
+import errno
+import io
+import os
 import shlex
 import sys
 
@@ -23,6 +26,10 @@ def greedy(bids, budget):
 def crash(bids, budget): return 1 / 0
 def shapes(bids, budget):
     return bids.epsilon[:1], bids.valuation
+def below(bids, budget): return -bids.epsilon, bids.valuation
+def nothing(bids, budget): return None
+def texts(bids, budget): return "much", "little"
+def one(bids): return bids
 """
 HEADER = "client,valuation,epsilon\n"
 FILES = {
@@ -51,6 +58,17 @@ FILES = {
     "w.jsonl": "not json\n",
     "syntax.py": "def (\n",
     "rules.py": RULES,
+    "blank.csv": "\n\n\n",
+    "columns.csv": "client,valuation,valuation,epsilon\nann,1,2,1\n",
+    "json.json": '{"a": 1}',
+    "quote.csv": HEADER + '"ann,0.2,1\n',
+    "latin.csv": HEADER + "j\udcf6rg,0.2,1\n",
+    "nameless.csv": HEADER + ",0.2,1\n",
+    "beyond.csv": HEADER + "ann,1e309,1\n",
+    "list.toml": "federate = [1]\n",
+    "wallet.jsonl": "",
+    "empty.npz": "",
+    "broken.npz": "PK\x03\x04",
     "bin.csv": "\udcff\udcfe\x00\x01" * 20,
 }
 # what is typed after `privmarket` → what the line must say
@@ -222,7 +240,7 @@ BAD = {
     "seller statement nowhere.jsonl": "nowhere.jsonl: not a wallet file",
     "seller statement w.jsonl": "w.jsonl: not a wallet file",
     "seller bid x --valuation 1": "Missing option '--epsilon'.",
-    "seller register --url nonsense --name x": "Missing option '--cap-epsilon'.",
+    "seller register --url http://127.0.0.1:1 --name x": "Missing option '--cap-epsilon'.",
     "serve --port 99999": "Invalid value for '--port'",
     "serve --rate -1": "Invalid value for '--rate'",
     "witness nonsense --file x.txt": "'nonsense' is no address",
@@ -240,6 +258,50 @@ BAD = {
     "demo --seed x": "Invalid value for '--seed': 'x' is not a valid integer",
     "demo --watch folder": "--watch folder is a folder",
     "mechanisms --verbose": "No such option '--verbose'.",
+    "auction blank.csv --budget 1": "blank.csv, line 1: missing column 'client' (found: nothing)",
+    "auction columns.csv --budget 1": "columns.csv, line 1: column 'valuation' appears twice",
+    "auction json.json --budget 1": "json.json, line 1: missing column 'client'",
+    "auction quote.csv --budget 1": "quote.csv, line 2: 1 fields where the header has 3",
+    "auction latin.csv --budget 1": "latin.csv: not a CSV text file",
+    "auction nameless.csv --budget 1": "nameless.csv, line 2, field client: empty",
+    "auction beyond.csv --budget 1": "beyond.csv, line 2, field valuation: '1e309'",
+    "auction '' --budget 1": "Is a directory",
+    "auction bids.csv --budget 1,5": "'1,5' is not a valid float",
+    "auction bids.csv --budget 1 --mechanism ''": "unknown mechanism ''",
+    "auction bids.csv --budget 1 --mechanism rules.py": "unknown mechanism 'rules.py'",
+    "auction bids.csv --budget 1 --mechanism rules.py:below": "below: epsilon of client 'ann' is -1",
+    "auction bids.csv --budget 1 --mechanism rules.py:nothing": "nothing returned NoneType, not a pair",
+    "auction bids.csv --budget 1 --mechanism rules.py:texts": "epsilon: not an array of numbers",
+    "auction bids.csv --budget 1 --mechanism rules.py:one": "one(bids) is no auction rule",
+    "auction bids.csv --budget 1 --mechanism graded-ration --set heterogeneity=-1": "heterogeneity -1",
+    "auction bids.csv --budget 1 --mechanism ration --set unit_price=free": "ration: setting unit_price is 'free'",
+    "auction bids.csv --budget 1 --out ''": "is a folder",
+    "--config empty.csv": "Missing command.",
+    "--config list.toml federate": "--config list.toml: federate is [1]",
+    "--config bids.csv federate": "--config bids.csv: not TOML",
+    "help": "No such command 'help'.",
+    "audit --mechanism pac --clients 99999999999999 --profiles 1": "not enough memory",
+    "account --sale 1xx2": "sale '1xx2'",
+    "account --sale nan": "a sale of ε = nan",
+    "account --sale 1,0.5": "write EPS, EPSxCOUNT or EPS,RATE,STEPSxCOUNT",
+    "account --sale 1e-300": "needs more noise than numbers can hold",
+    "account --sale 1x99999999999999999999": "give a count of at most 1e+12",
+    "account --file folder": "folder: cannot be read as CSV",
+    "equilibrium --grid axbxc": "grid 'axbxc' is not of the form 64x64x50",
+    "equilibrium --out bids.csv": "bids.csv is not a folder",
+    "attack --trials 1": "trials is 1 (must be finite and at least 50",
+    "attack --trials 99999999999": "trials is 99999999999",
+    "plan --dataset digits --proxy empty.npz": "empty.npz: not a proxy",
+    "plan --dataset digits --proxy broken.npz": "broken.npz: not a proxy",
+    "seller check folder": "folder: ",
+    "seller statement wallet.jsonl": "wallet.jsonl: not a wallet file",
+    "seller register --url nonsense --name x --cap-epsilon 3": "'nonsense' is no address of a broker",
+    "serve --database sqlite:///nowhere/market.db": "no folder nowhere",
+    "broker operator-token --database sqlite:///nowhere.db": "no database at nowhere.db",
+    "broker forget --idle-days 3 --database sqlite:///nowhere.db": "no database at nowhere.db",
+    "broker restore bids.csv --database sqlite:///new.db": "bids.csv cannot be read: BadGzipFile",
+    "flower run folder --nodes 99999999": "99999999 nodes",
+    "flower rehearse --out .": "--out . holds other files",
 }
 
 
@@ -259,7 +321,7 @@ def here(tmp_path, monkeypatch):
 
 
 def test_there_are_more_than_a_hundred():
-    assert len(BAD) > 150
+    assert len(BAD) > 200
 
 
 @pytest.mark.timeout(60)
@@ -275,6 +337,47 @@ def test_a_poor_input_ends_in_one_clear_line(typed, words, here, capfd, monkeypa
     assert len(lines) == 1, lines
     assert lines[0].startswith("error: ")
     assert words in lines[0]
+
+
+def _run(monkeypatch, *words):
+    monkeypatch.setattr(sys, "argv", ["privmarket", *words])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return ended.value.code
+
+
+def test_a_full_disk_is_one_line(here, monkeypatch, capfd):
+    def full(data):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "figure.png")
+
+    monkeypatch.setattr("privmarket.cli.auction.print_json", full)
+    assert _run(monkeypatch, "auction", "bids.csv", "--budget", "3", "--json") == 2
+    assert capfd.readouterr().err == (
+        "error: figure.png: No space left on device (run with --verbose to see where)\n"
+    )
+
+
+def test_ctrl_c_says_that_it_stopped(here, monkeypatch, capfd):
+    def interrupted(path):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("privmarket.cli.auction.read_bids", interrupted)
+    assert _run(monkeypatch, "auction", "bids.csv", "--budget", "3") == 130
+    assert capfd.readouterr().err == "stopped\n"
+
+
+@pytest.mark.parametrize("encoding", ["cp1252", "ascii"])
+def test_output_into_a_file_is_utf8_where_the_system_has_no_epsilon(encoding, here, monkeypatch):
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding=encoding))
+    assert _run(monkeypatch, "seller", "policy") == 0
+    sys.stdout.flush()
+    assert "ε" in written.getvalue().decode("utf-8")
+
+
+def test_output_may_be_closed(here, monkeypatch):
+    monkeypatch.setattr(sys, "stdout", None)
+    assert _run(monkeypatch, "seller", "policy") == 0
 
 
 def test_a_fault_of_ours_is_not_called_the_users(here, monkeypatch):

@@ -7,13 +7,16 @@ to stderr.
 
 from __future__ import annotations
 
+import codecs
+import io
 import logging
 import os
 import sys
 import traceback
 import warnings
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated, TextIO, cast
 
 import click
 import typer
@@ -25,6 +28,8 @@ from privmarket.errors import PrivmarketError
 from privmarket.extras import explain
 from privmarket.version import __version__
 
+STOPPED = 130
+"""Exit code after Ctrl-C, as shells have it."""
 _LOG = logging.getLogger("privmarket")
 app = typer.Typer(
     name="privmarket",
@@ -90,20 +95,46 @@ def _place_in_own_code(error: Exception) -> str | None:
     return f"{file.name}, line {last.lineno}" if mendable else None
 
 
+def _writable(stream: TextIO | None) -> TextIO:
+    """A stream that takes every character, also where its encoding has no ε (Windows' cp1252).
+
+    A terminal shows `?` for what it cannot show; a file or a pipe gets UTF-8, which our own readers expect. What is
+    written to a closed stream (`>&-`, or a Windows program without a console) is dropped.
+    """
+    if stream is None:
+        return Path(os.devnull).open("w", encoding="utf-8")
+    if isinstance(stream, io.TextIOWrapper) and not codecs.lookup(stream.encoding).name.startswith("utf"):
+        if stream.isatty():
+            stream.reconfigure(errors="replace")
+        else:
+            stream.reconfigure(encoding="utf-8")
+    return stream
+
+
+def _forget_unwritten_output() -> None:
+    """Keeps Python from trying again at exit what could not be written, such as to a full disk."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def main() -> None:
     """The `privmarket` command. Errors that a user can mend end in one line and exit code 2."""
+    sys.stdout, sys.stderr = _writable(sys.stdout), _writable(sys.stderr)
     warnings.showwarning = _warn
     # More OpenMP threads than free cores make an audit of a network several times slower.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     try:
         result = app(standalone_mode=False)
+        if result == STOPPED:
+            print("stopped", file=sys.stderr)
+        sys.stdout.flush()
         sys.exit(result if isinstance(result, int) else 0)  # a command that ends by `typer.Exit` gives its code
     except click.UsageError as error:
         _show_usage_error(error)
         sys.exit(2)
     except click.Abort:
         print("stopped", file=sys.stderr)
-        sys.exit(130)
+        sys.exit(STOPPED)
     except PrivmarketError as error:
         if _LOG.isEnabledFor(logging.DEBUG):
             traceback.print_exc()
@@ -117,6 +148,13 @@ def main() -> None:
         sys.exit(2)
     except MemoryError as error:
         print(f"error: not enough memory: {error} (use fewer clients, cells, bids or workers)", file=sys.stderr)
+        sys.exit(2)
+    except OSError as error:
+        if _LOG.isEnabledFor(logging.DEBUG):
+            raise
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"error: {where}{error.strerror or error} (run with --verbose to see where)", file=sys.stderr)
+        _forget_unwritten_output()
         sys.exit(2)
     except Exception as error:
         place = _place_in_own_code(error)

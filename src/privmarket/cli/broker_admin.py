@@ -44,6 +44,11 @@ def _key(database: str, key: Path | None) -> SigningKey | None:
     return SigningKey.read(file) if file.exists() else None
 
 
+def _require_there(database: str) -> None:
+    """Refuses to make a new database where an existing one was meant."""
+    databases.Database(database, read_only=True).close()
+
+
 @app.command("verify")
 def verify(
     database: Database = DEFAULT_DATABASE,
@@ -90,6 +95,7 @@ def operator_token(database: Database = DEFAULT_DATABASE, key: Key = None) -> No
 
       privmarket broker operator-token --database sqlite:///market.db
     """
+    _require_there(database)
     broker = service.Broker(database, key=_key(database, key))
     print(broker.first_operator() or broker.new_operator_token())
     broker.database.close()
@@ -111,6 +117,7 @@ def forget(
 
       privmarket broker forget --idle-days 730 --database sqlite:///market.db
     """
+    _require_there(database)
     broker = service.Broker(database, key=_key(database, key))
     erased = broker.forget_idle(idle_days)
     broker.database.close()

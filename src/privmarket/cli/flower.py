@@ -23,6 +23,7 @@ else:
 app = typer.Typer(help="The market on Flower: run an app, rehearse a deployment.", no_args_is_help=True)
 
 _WINDOWS = os.name == "nt"
+_MOST_NODES = 100_000
 _ENGINES = ("in-process", "simulation", "deployment")
 
 
@@ -50,6 +51,8 @@ def run(
     """
     if engine == "deployment":
         _require_processes()
+    if nodes > _MOST_NODES:
+        raise ConfigurationError(f"{nodes} nodes", f"give --nodes at most {_MOST_NODES:,}")
     # Flower writes run-config keys with dashes.
     given = {name.replace("_", "-"): value for name, value in parse_settings(setting).items()}
     report = app_folder.run_app(folder, engine, nodes, given, out, timeout)
@@ -84,7 +87,7 @@ def rehearse(
     """
     if not (sums and in_process):
         _require_processes()
-    shutil.rmtree(out, ignore_errors=True)
+    _empty(out)
     if sums:
         tried = sum_rehearsal.IN_PROCESS_ATTACKS if in_process else sum_rehearsal.SumPlan.attacks
         plan = sum_rehearsal.SumPlan(attacks=tried, deadline_seconds=deadline)
@@ -99,6 +102,16 @@ def rehearse(
         for promise, kept in report["verdicts"].items():
             print(f"{'kept  ' if kept else 'BROKEN'} {promise}")
     raise typer.Exit(0 if all(report["verdicts"].values()) else 1)
+
+
+def _empty(out: Path) -> None:
+    """Makes the folder of a rehearsal empty; whatever an earlier rehearsal did not make there stays untouched."""
+    mark = out / ".privmarket-rehearsal"
+    if out.exists() and not mark.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigurationError(f"--out {out} holds other files", "give a new folder: a rehearsal empties its own")
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True)
+    mark.touch()
 
 
 def _require_processes() -> None:

@@ -35,6 +35,13 @@ Settings = Annotated[
 ]
 
 
+def broker_address(url: str) -> str:
+    """The address of a broker as it was typed; refuses what is none."""
+    if not url.startswith(("http://", "https://")):
+        raise ConfigurationError(f"{url!r} is no address of a broker", "give it as https://HOST")
+    return url
+
+
 def takes_settings(record: type, *names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Gives a command one option per named field of a settings record, with the field's type, default and help.
 

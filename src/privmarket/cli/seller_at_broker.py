@@ -10,7 +10,7 @@ import typer
 
 from privmarket.broker.sealed import seal
 from privmarket.broker.signatures import SigningKey
-from privmarket.cli.options import Json, note, print_json
+from privmarket.cli.options import Json, broker_address, note, print_json
 from privmarket.lazy import late
 
 if TYPE_CHECKING:
@@ -20,7 +20,9 @@ else:
 
 RoundId = Annotated[str, typer.Argument(help="The round, as the broker names it.")]
 Key = Annotated[Path, typer.Option(help="The file of your private key.", envvar="PRIVMARKET_SELLER_KEY")]
-Url = Annotated[str, typer.Option(help="The broker's address.", envvar="PRIVMARKET_BROKER")]
+Url = Annotated[
+    str, typer.Option(help="The broker's address.", envvar="PRIVMARKET_BROKER", callback=broker_address)
+]
 Token = Annotated[str, typer.Option(help="Your token.", envvar="PRIVMARKET_BROKER_TOKEN")]
 DEFAULT_KEY = Path("seller.pem")
 

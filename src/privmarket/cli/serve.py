@@ -15,6 +15,7 @@ import typer
 from privmarket.broker.http_errors import BrokerError
 from privmarket.broker.signatures import SigningKey
 from privmarket.cli.options import Seed, note
+from privmarket.errors import ConfigurationError
 from privmarket.lazy import late
 
 if TYPE_CHECKING:
@@ -146,6 +147,8 @@ def serve(
 
 def _open(database: str, key: Path) -> Broker:
     """The broker over a database, with an operator and a signing key; both are made on the first start."""
+    if not key.parent.is_dir():
+        raise ConfigurationError(f"no folder {key.parent}", "make it first, or choose another --database or --key")
     broker = service.Broker(database, key=SigningKey.read_or_make(key), closing_grace_ms=2000)
     broker.prepare_schedules()
     token = broker.first_operator()

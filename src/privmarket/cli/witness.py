@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from privmarket.cli.options import note
-from privmarket.errors import ConfigurationError
+from privmarket.cli.options import broker_address, note
 from privmarket.lazy import late
 
 if TYPE_CHECKING:
@@ -38,9 +37,7 @@ def witness(
 
       privmarket witness https://market.example --file heads.txt --compare theirs.txt
     """
-    if not url.startswith(("http://", "https://")):
-        raise ConfigurationError(f"{url!r} is no address of a broker", "give it as https://HOST")
-    with http_client.BrokerClient(url) as client:
+    with http_client.BrokerClient(broker_address(url)) as client:
         watching = log_witness.Witness(client, file, key)
         while True:
             try:

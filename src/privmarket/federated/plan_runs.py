@@ -8,6 +8,7 @@ import time
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -57,7 +58,7 @@ class PublicProxy:
         try:
             with np.load(self.path, allow_pickle=False) as file:
                 images, labels = np.asarray(file["images"]), np.asarray(file["labels"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, EOFError, ValueError, KeyError, TypeError, BadZipFile) as error:
             raise DataError(
                 f"{self.path}: not a proxy ({error})", "save it by numpy.savez(path, images=…, labels=…)"
             ) from error

@@ -21,6 +21,7 @@ from privmarket.privacy.words import Promise, Trust, Unit, lifetime_promise, pro
 
 _SALE = re.compile(r"^\s*(?P<terms>[^x×]+?)\s*(?:[x×]\s*(?P<count>\S+)\s*)?$")
 _FIELDS = ("epsilon", "sampling_rate", "steps", "count")
+_LEAST_EPSILON, _MOST_SALES = 1e-12, 10**12  # beyond them the figures overflow
 _POINTS_PER_LINE = 40
 
 
@@ -36,9 +37,16 @@ class Sale:
     def __post_init__(self) -> None:
         if not (self.epsilon > 0 and math.isfinite(self.epsilon)):
             raise PrivacyError(f"a sale of ε = {self.epsilon}: must be finite and above 0", "leave it out")
+        if self.epsilon < _LEAST_EPSILON:
+            raise PrivacyError(
+                f"a sale of ε = {self.epsilon}: needs more noise than numbers can hold",
+                f"sell at least {_LEAST_EPSILON:g}",
+            )
         require_schedule(self.sampling_rate, self.steps)
         if self.count < 1:
             raise PrivacyError(f"a sale repeated {self.count} times", "give a count of at least 1")
+        if self.count > _MOST_SALES:
+            raise PrivacyError(f"a sale repeated {self.count} times", f"give a count of at most {_MOST_SALES:g}")
 
 
 @dataclass(frozen=True)
