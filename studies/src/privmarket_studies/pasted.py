@@ -10,6 +10,8 @@ its words only, and says why (`ELSEWHERE`). What takes more than a few seconds i
 from __future__ import annotations
 
 import argparse
+import os
+import platform
 import re
 import shlex
 import subprocess
@@ -154,9 +156,26 @@ Run = Callable[[Pasted, Path], tuple[int, str]]
 """Runs a command in a folder: its exit code, and what it said."""
 
 
-def failures(places: dict[str, list[Pasted]], run: Run, *, slow: bool) -> list[str]:
-    """What did not run as it should: each place in an empty folder of its own."""
-    said = []
+@dataclass(frozen=True)
+class Tried:
+    """A command that was run: what came of it."""
+
+    pasted: Pasted
+    seconds: float
+    code: int
+    output: str
+
+    @property
+    def failed(self) -> bool:
+        """Whether it ended with another code than its page says."""
+        return self.code != self.pasted.code
+
+    def __str__(self) -> str:
+        return f"{self.pasted.where}: {self.pasted.line}: exit {self.code}: {self.output.strip()[-300:]}"
+
+
+def tried(places: dict[str, list[Pasted]], run: Run, *, slow: bool) -> Iterator[Tried]:
+    """Runs the commands of each place in an empty folder of its own."""
     for where, lines in places.items():
         with tempfile.TemporaryDirectory() as folder:
             for pasted in lines:
@@ -164,20 +183,46 @@ def failures(places: dict[str, list[Pasted]], run: Run, *, slow: bool) -> list[s
                     continue
                 started = time.monotonic()
                 code, output = run(pasted, Path(folder))
-                print(f"{time.monotonic() - started:6.1f} s  {where}: {pasted.line}", file=sys.stderr)
-                if code != pasted.code:
-                    said.append(f"{where}: {pasted.line}: exit {code}: {output.strip()[-300:]}")
-    return said
+                seconds = time.monotonic() - started
+                print(f"{seconds:6.1f} s  {where}: {pasted.line}", file=sys.stderr)
+                yield Tried(pasted, seconds, code, output)
+
+
+def failures(places: dict[str, list[Pasted]], run: Run, *, slow: bool) -> list[str]:
+    """What did not run as it should."""
+    return [str(one) for one in tried(places, run, slow=slow) if one.failed]
+
+
+def record(found: Sequence[Pasted], results: Sequence[Tried], about: str) -> str:
+    """A page that lists what was run and how long it took, and what was not run and why."""
+    failed = sum(one.failed for one in results)
+    lines = ["# Every command of the pages, tried", "", about, ""]
+    lines += [f"{len(results)} commands ran, {failed} failed.", ""]
+    lines += ["| where | command | seconds | ended with |", "| --- | --- | ---: | ---: |"]
+    lines += [f"| {_cell(one.pasted)} | {one.seconds:.1f} | {one.code} |" for one in results]
+    left = [one for one in found if one.elsewhere]
+    lines += ["", f"Not run from here ({len(left)}), only checked for their words:", ""]
+    lines += ["| where | command | why |", "| --- | --- | --- |"]
+    lines += [f"| {_cell(one)} | {one.elsewhere} |" for one in left]
+    return "\n".join(lines) + "\n"
+
+
+def _cell(pasted: Pasted) -> str:
+    words = pasted.line.partition(" #")[0].strip().replace("|", "\\|")
+    return f"{pasted.where} | `{words}`"
 
 
 def with_program(program: str) -> Run:
-    """Runs commands with an installed `privmarket`."""
+    """Runs commands with an installed `privmarket`, without a checkout on its path."""
+    clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 
     def run(pasted: Pasted, folder: Path) -> tuple[int, str]:
         words = [program, *pasted.words[1:]]
         if _RUNS_UNTIL_STOPPED.search(pasted.line):
-            return _serve(words, folder)
-        done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=900, check=False)
+            return _serve(words, folder, clean)
+        done = subprocess.run(
+            words, cwd=folder, env=clean, capture_output=True, text=True, timeout=900, check=False
+        )
         if pasted.target is not None:
             (folder / pasted.target).write_text(done.stdout, encoding="utf-8")
         return done.returncode, done.stderr + done.stdout
@@ -185,11 +230,11 @@ def with_program(program: str) -> Run:
     return run
 
 
-def _serve(words: list[str], folder: Path, seconds: float = 20.0) -> tuple[int, str]:
+def _serve(words: list[str], folder: Path, environment: dict[str, str], seconds: float = 20.0) -> tuple[int, str]:
     """A service is right if it says its address and ends cleanly when it is asked to."""
     log = folder / "serve.log"
     with log.open("w") as stream:
-        process = subprocess.Popen(words, cwd=folder, stdout=stream, stderr=stream)
+        process = subprocess.Popen(words, cwd=folder, env=environment, stdout=stream, stderr=stream)
     try:
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and process.poll() is None and "http://" not in log.read_text():
@@ -209,12 +254,26 @@ def main() -> None:
     parser.add_argument("--program", required=True, help="the installed `privmarket`")
     parser.add_argument("--slow", action="store_true", help="also run what takes more than a few seconds")
     parser.add_argument("--only", help="only places with this in their name")
+    parser.add_argument("--record", type=Path, help="write what ran and how long to this Markdown file")
     options = parser.parse_args()
     found = [one for one in commands(options.checkout) if not options.only or options.only in one.where]
     said = [f"{one.where}: {one.line}: {why}" for one in found if (why := misread(one))]
-    said += failures(by_place(found), with_program(str(Path(options.program).absolute())), slow=options.slow)
+    program = str(Path(options.program).absolute())
+    results = list(tried(by_place(found), with_program(program), slow=options.slow))
+    said += [str(one) for one in results if one.failed]
+    if options.record is not None:
+        options.record.write_text(record(found, results, _about(program)), encoding="utf-8")
     print("\n".join(said) or f"{len(found)} commands, all right")
     sys.exit(bool(said))
+
+
+def _about(program: str) -> str:
+    version = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout.strip()
+    return (
+        f"Written by `python -m privmarket_studies.pasted`, with {version} on Python {platform.python_version()}, "
+        f"{platform.system()}, {os.cpu_count()} cores. A page starts in an empty folder, and its "
+        "commands run one after the other. Seconds are wall time on a machine that also did other work."
+    )
 
 
 if __name__ == "__main__":
