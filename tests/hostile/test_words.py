@@ -1,19 +1,27 @@
 """What sellers are told: words, wallets and seeds that promise more than they hold, and what holds instead."""
 
+import json
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
+from typer.testing import CliRunner
 
 import privmarket as pm
+from privmarket.cli import app as cli
 from privmarket.errors import ConfigurationError
+from privmarket.federated.shares import alone_noise_multiplier
 from privmarket.flower import wire
 from privmarket.privacy import gaussian
+from privmarket.privacy.accountant import composed_epsilon
 from privmarket.privacy.calibration import ReleaseFamily
+from privmarket.privacy.events import PrivacyEvent
 from privmarket.privacy.policy import SellerPolicy
 from privmarket.privacy.wallet import Wallets
-from privmarket.privacy.words import ODOMETER_LABEL, ODOMETER_NOTE
+from privmarket.privacy.words import ODOMETER_LABEL, ODOMETER_NOTE, lifetime_promise
 from tests.unit.flower.toy import VALUATIONS, Wire, client, partition, play, server
 
 # --- "ε so far" is not a promise -------------------------------------------------------------------------
@@ -58,6 +66,25 @@ def test_the_sum_so_far_is_called_what_it_is(tmp_path):
     assert ODOMETER_LABEL in told
     assert "only the wallet's cap holds" in ODOMETER_NOTE
     assert ODOMETER_NOTE in told
+
+
+def test_a_lifetime_with_a_secure_sum_in_it_is_not_called_local(tmp_path):
+    """Against all others together a share in a sum of a hundred protects with σ/√67 only."""
+    wallet = pm.flower.WalletFile(tmp_path / "w.jsonl", 4.0)
+    event = ReleaseFamily().event(1.0)
+    with wallet.open() as book:
+        book.reserve("run/0", 1.0, event)
+        book.reserve("run/1", 1.0, event, trust="aggregate")
+    claimed = lifetime_promise(4.0, measure=wallet.measure)  # the subject of old: whatever the sales were
+    alone = PrivacyEvent(float(alone_noise_multiplier(event.noise_multiplier, 67)))
+    assert claimed.trust == "local"
+    assert composed_epsilon([event, alone]) > 2 * claimed.epsilon
+
+    shown = CliRunner().invoke(cli, ["seller", "statement", str(wallet.path), "--json"]).stdout
+    assert json.loads(shown)["lifetime"]["trust"] == "aggregate"
+    (tmp_path / "seller.toml").write_text('trust = ["local", "aggregate"]\n')
+    shown = CliRunner().invoke(cli, ["seller", "check", str(tmp_path / "seller.toml"), "--json"]).stdout
+    assert [json.loads(shown)[scope]["trust"] for scope in ("sale", "lifetime")] == ["aggregate", "aggregate"]
 
 
 # --- a wallet is not optional ----------------------------------------------------------------------------
@@ -136,13 +163,24 @@ def releases_of(secret, **options):
 
 def test_who_knows_the_seed_sees_through_the_noise():
     """A server that runs the client's code with its seed, once for each guess, reads the secret off the bits."""
-    with pytest.warns(UserWarning, match="holds only against those who do not know it"):
+    with pytest.warns(UserWarning, match="no ε here holds against those who know the seed"):
         guesses = {secret: releases_of(secret, noise_seed=3) for secret in (0.0, 1.0)}
     assert guesses[1.0]
     for secret in guesses:
         with pytest.warns(UserWarning, match="seed"):
             sent = releases_of(secret, noise_seed=3)
         assert [guess for guess, bits in guesses.items() if bits == sent] == [secret]
+
+
+@pytest.mark.parametrize("noise_seed", [3, None])
+def test_two_runs_with_one_seed_are_seen_through_without_it(noise_seed):
+    """A server that does not know the seed orders the same rounds in two runs and subtracts."""
+    with nullcontext() if noise_seed is None else pytest.warns(UserWarning, match="or who see two runs"):
+        first, second = (
+            np.frombuffer(releases_of(secret, noise_seed=noise_seed), dtype=np.float32) for secret in (0.0, 1.0)
+        )
+    uncovered = np.abs(second - first - 1.0).max() < 1e-5
+    assert uncovered == (noise_seed is not None)
 
 
 def test_noise_of_the_system_cannot_be_computed_again():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -25,6 +25,7 @@ from privmarket.privacy.words import (
     ODOMETER_NOTE,
     TRUSTS,
     Promise,
+    Trust,
     lifetime_promise,
     promise,
     rounded_up_percent,
@@ -59,7 +60,7 @@ def check(
       privmarket seller check seller.toml
     """
     found = SellerPolicy.read(file)
-    trust = "local" if "local" in found.trust else found.trust[0]
+    trust = _weakest(found.trust)
     life = lifetime_promise(found.epsilon_lifetime, found.delta, unit=found.unit, trust=trust)
     sale = None
     if math.isfinite(found.epsilon_per_sale):
@@ -74,7 +75,7 @@ def check(
     for text in sale.lines() if sale is not None else ["no limit: whatever the client offers may be bought"]:
         print(f"  {text}")
     print("a lifetime, however sales are chosen:")
-    print(f"  {life.sentence}")
+    _print_lifetime(life)
     print("whom it trusts, and what it asks for that:")
     for one in found.trust:
         price = found.price_under(one)
@@ -95,7 +96,8 @@ def statement(
     """
     wallet = WalletFile.existing(file)
     sales = [(sale, _promise(sale, wallet.delta)) for sale in wallet.statement()]
-    life = lifetime_promise(wallet.cap_epsilon, wallet.delta, measure=wallet.measure)
+    trust = _weakest(words.trust for _, words in sales)
+    life = lifetime_promise(wallet.cap_epsilon, wallet.delta, measure=wallet.measure, trust=trust)
     so_far = certify(wallet.spent(), wallet.delta)
     if json:
         print_json(
@@ -112,7 +114,17 @@ def statement(
     print(f"\n{ODOMETER_LABEL}: {so_far.epsilon:.3g} at δ = {wallet.delta:g}")
     print(f"  {ODOMETER_NOTE}")
     print(f"the wallet's cap: ε = {wallet.cap_epsilon:g}, {wallet.remaining_share:.0%} of it left")
+    _print_lifetime(life)
+
+
+def _weakest(trusts: Iterable[Trust]) -> Trust:
+    """What sales under several trusts rest on together: one secure sum among them, and the whole rests on it."""
+    return "aggregate" if "aggregate" in trusts else "local"
+
+
+def _print_lifetime(life: Promise) -> None:
     print(f"  {life.sentence}")
+    print(f"  trust: {life.trust} ({TRUSTS[life.trust]})")
 
 
 def _promise(sale: SaleLine, delta: float) -> Promise:

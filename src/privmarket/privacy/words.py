@@ -29,8 +29,8 @@ Arithmetic = Literal["exact", "float"]
 GROUP_RECORDS = 5
 
 SEEDED_WARNING = (
-    "the noise comes from a seed: every ε here holds only against those who do not know it. "
-    "Leave the seed out to draw noise from the operating system"
+    "the noise comes from a seed and is the same in every run: no ε here holds against those who know the seed, "
+    "or who see two runs. Leave the seed out to draw noise from the operating system"
 )
 ODOMETER_LABEL = "ε of the sales so far, had they been fixed in advance"
 ODOMETER_NOTE = (
