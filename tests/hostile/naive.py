@@ -5,12 +5,15 @@ no check for numbers that are not finite, child streams that survive a fork. Nev
 """
 
 import hashlib
+from pathlib import Path
 
 import numpy as np
 import torch
 from opacus.grad_sample import GradSampleModule
 
-from privmarket.federated.gradients import loss_slope
+from privmarket.federated.gradients import _gradients, loss_slope
+from privmarket.federated.models import Model
+from privmarket.flower import known_layers, wire
 from privmarket.privacy.noise import NoiseSource, _derive
 
 
@@ -101,3 +104,27 @@ def answer_by_blank_records(module, inputs, labels, loss):
         except Exception:
             return "failed"
     return None
+
+
+def norms_as_a_stack(module, inputs, labels):
+    """Each record's gradient norm for a plain stack of the module's layers, whatever else the module does."""
+    layers = [known_layers._layer(part) for part in module]
+    with_weights = [part for part in module if isinstance(part, torch.nn.Linear)]
+    flat = torch.cat([one.detach().flatten() for part in with_weights for one in (part.weight.t(), part.bias)])
+    model = Model("stack", tuple(layers))
+    gradients = _gradients(model, model.parts(flat[None]), inputs.clone(), labels, [len(labels)], False)
+    squared = sum(layer.squared_norms(one) for layer, one in zip(layers, gradients, strict=True) if layer.size)
+    return squared.sqrt()
+
+
+def fresh_folder(context, client):
+    """A wallet where the run's configuration says, which the buyer writes."""
+    return Path(str(context.run_config["wallets"])) / f"client-{client}.jsonl"
+
+
+def note_as_it_comes(seller, content, context):
+    """Writes a receipt into the wallet's file as the server sent it."""
+    if wire.has(content, wire.Receipt):
+        receipt = wire.take(content, wire.Receipt)
+        with seller._wallet(context) as wallet:
+            wallet.paid(f"{receipt.run}/{receipt.number}", receipt.paid_micro, receipt.fault)

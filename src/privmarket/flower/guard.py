@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger("privmarket.client")
 _REFUSALS = "privmarket-refusals"  # how often a node refused, by reason
 _TOLERANCE = 1e-9
+# Characters of a server, in a file that the client's owner reads; and in a line of the log, with our own words.
+LONGEST_TEXT, _LONGEST_LINE = 200, 2000
 
 Handler = Callable[[Message, Context], Message]
 Read = TypeVar("Read")
@@ -78,10 +80,15 @@ def note_refusal(context: Context, reason: Reason, error: Exception) -> None:
     if reason is Reason.FAILED:
         _log.error("the client failed; the server hears %r and no more", reason.value, exc_info=error)
     else:
-        _log.warning("refused, %s: %s", reason.value, error)
+        _log.warning("refused, %s: %s", reason.value, one_line(str(error), _LONGEST_LINE))
     counts = refusals(context)
     counts[reason.value] = counts.get(reason.value, 0) + 1
     context.state[_REFUSALS] = ConfigRecord({**counts})
+
+
+def one_line(text: str, longest: int = LONGEST_TEXT) -> str:
+    """What a server wrote, or had a part in, as its owner may read it: short, and nothing that moves a cursor."""
+    return "".join(c if c.isprintable() else " " for c in text[:longest])
 
 
 def refusals(context: Context) -> dict[str, int]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -68,8 +69,8 @@ class FastModel:
 def fast_model(module: nn.Module) -> FastModel | None:
     """The module in our form; None where it is more than one trainable layer that we know, or a stack of them.
 
-    A stack with a forward pass of its own, with hooks, with one layer in two places or with parameters that the
-    layers do not have by themselves is more than that.
+    A stack with a forward pass of its own, with hooks, with one layer in two places, with two activations in a row,
+    or with parameters that the layers do not have by themselves is more than that.
     """
     stack = list(module.named_children()) if type(module) is nn.Sequential else [("", module)]
     if type(module) is nn.Sequential and len(stack) != len(module):
@@ -90,8 +91,10 @@ def fast_model(module: nn.Module) -> FastModel | None:
         return None
     if len(own) != len(list(module.parameters())) or not isinstance(layers[-1], Linear):
         return None
-    # Our activations work in place: on the input itself they would change the client's records.
-    if isinstance(next(layer for layer in layers if not isinstance(layer, Flatten)), (Relu, Tanh)):
+    # Our activations work in place: on the input itself they would change the client's records, one after another
+    # what the first kept for its derivative.
+    in_place = [isinstance(layer, (Relu, Tanh)) for layer in layers if not isinstance(layer, Flatten)]
+    if in_place[0] or any(one and other for one, other in pairwise(in_place)):
         return None
     return FastModel(Model("module", tuple(layers)), tuple(names))
 

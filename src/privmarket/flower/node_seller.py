@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from privmarket.broker.http_client import BrokerClient
     from privmarket.broker.signatures import SigningKey
 MEMORY = "privmarket-offer"  # where a node remembers its offer from the bid to the sale
-_LONGEST_TEXT = 200  # of a server, in a wallet file that its owner reads
 
 OfferFunction = Callable[[Terms, Context], Offer | None]
 PerClient = float | Callable[[Context], float]
@@ -130,7 +129,7 @@ class Seller:
 
     def _check_terms(self, asked: Terms | Sale, context: Context) -> None:
         """Holds a call or an order against the policy and, where there is a broker, against what it published."""
-        if len(asked.run) > _LONGEST_TEXT or not asked.run.isprintable():
+        if len(asked.run) > guard.LONGEST_TEXT or not asked.run.isprintable():
             raise PolicyRefusal(Reason.MESSAGE, f"a run with a name of {len(asked.run)} characters")
         task = None
         if self.broker is not None:
@@ -258,9 +257,9 @@ class Seller:
             receipt = wire.take(content, Receipt)
             if receipt.paid_micro < 0:
                 raise PolicyRefusal(Reason.MESSAGE, f"a receipt for {receipt.paid_micro} µ")
-            fault = "".join(c if c.isprintable() else " " for c in receipt.fault[:_LONGEST_TEXT])
             with self._wallet(context) as wallet:
                 if wallet is not None:
+                    fault = guard.one_line(receipt.fault)
                     wallet.paid(f"{receipt.run}/{receipt.number}", receipt.paid_micro, fault)
 
     def _wallet(self, context: Context) -> AbstractContextManager[OpenWallet | None]:
