@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import privmarket as pm
+from tests.once import made_once
 
 ROOT = Path(__file__).parents[2]
 
@@ -17,7 +18,10 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     pytest.importorskip("mkdocs", reason="the site's tools are in the extra `docs`")
-    folder = tmp_path_factory.mktemp("site")
+    return made_once(tmp_path_factory, "site", build)
+
+
+def build(folder):
     built = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)],
         cwd=ROOT,
@@ -26,7 +30,6 @@ def site(tmp_path_factory):
         timeout=240,
     )
     assert built.returncode == 0, built.stderr
-    return folder
 
 
 def test_every_command_is_in_the_reference(site):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from privmarket_studies.reproduce.document import Results
 from privmarket_studies.reproduce.markets import EXACT, LITERAL, RULES
 from privmarket_studies.reproduce.questions import QUESTIONS
 from privmarket_studies.reproduce.scale import Scale
+from tests.once import made_once
 
 # The fixture computes everything, and the machine may be busy with other tests.
 pytestmark = pytest.mark.timeout(900)
@@ -21,13 +23,15 @@ pytestmark = pytest.mark.timeout(900)
 
 @pytest.fixture(scope="module")
 def out(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("reproduce")
+    return made_once(tmp_path_factory, "reproduce-quick", reproduce_all)
+
+
+def reproduce_all(folder: Path) -> None:
     done = CliRunner().invoke(app, ["reproduce", "all", "--quick", "--out", str(folder), "--json"])
     assert done.exit_code == 0, done.output
     report = json.loads(done.stdout)
     assert report["failed"] == 0, done.stderr
     assert report["not_started"] == 0
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -95,8 +99,9 @@ def test_the_learned_menu_posts_the_same_price_for_total_epsilon(results):
         assert pair[0] == pytest.approx(pair[1], rel=1e-9), figure
 
 
-def test_a_second_run_computes_nothing(out):
-    before = {path: path.stat().st_mtime_ns for path in (out / "cells").iterdir()}
-    done = CliRunner().invoke(app, ["reproduce", "rq3", "--quick", "--out", str(out)])
+def test_a_second_run_computes_nothing(out, tmp_path):
+    again = shutil.copytree(out, tmp_path / "again")
+    before = {path: path.stat().st_mtime_ns for path in (again / "cells").iterdir()}
+    done = CliRunner().invoke(app, ["reproduce", "rq3", "--quick", "--out", str(again)])
     assert done.exit_code == 0
-    assert {path: path.stat().st_mtime_ns for path in (out / "cells").iterdir()} == before
+    assert {path: path.stat().st_mtime_ns for path in (again / "cells").iterdir()} == before
