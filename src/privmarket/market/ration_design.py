@@ -137,6 +137,9 @@ def _two_step(law: Law, money: float, ratio: float, delta: float | None) -> Rati
 def _graded(law: Law, money: float, ratio: float, delta: float | None) -> RationCurve:
     types, facts = virtual_types(law, _COSTS), _marginals(law)
     best = least_typical_error(types, 1, money, TypicalAggregateError(1.0, ratio**0.5, 1.0, delta))
+    if best.amount.min() == best.amount.max():
+        # Money is left over: nobody is to sell more than this, even where others sell less than was foreseen.
+        return RationCurve([float(facts.price(np.array(_MOST)))], [1.0], ceiling=float(best.amount[0]))
     # Virtual costs rise with valuations, so both have the same quantiles.
     order = np.argsort(types.cost, kind="stable")
     reached = np.cumsum(types.probability[order])

@@ -9,15 +9,18 @@ a convex function over a positive linear one, so what is stationary is best:
     m + s·c·ε'(m) = θ  where that has a solution m ≥ 0, else m = 0; never more than the client offers.
 
 ε(·) is convex, so m falls with c. Where ε(·) is linear, m falls along a straight line: everybody below a cost sells
-in proportion to how far below it is. Derivation: docs/theory/aggregate-trust.md.
+in proportion to how far below it is. Where the money does not bind, s = 0: everybody sells the same and money is
+left, because more from those who offer more would cost more in bias than it saves in noise. Where bias hardly
+counts, θ is far beyond what anybody offers: everybody below a cost sells everything. Derivation:
+docs/theory/aggregate-trust.md.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import minimize_scalar
 
 from privmarket.market.aggregate_bound import Types
 from privmarket.market.bids import Array
@@ -25,8 +28,12 @@ from privmarket.market.objectives import TypicalAggregateError
 
 _NODES = 96
 _SMALLEST = 1e-6
-_COARSE = 21
 _BISECTIONS = 28
+# A minimum is searched on a grid of so many points, so many times, always between the neighbours of the best one.
+_POINTS = 21
+_GRIDS = 3
+# Largest θ that is tried, over what it is where the cheapest sell the largest offer.
+_BEYOND = 1e4
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,26 +58,43 @@ def least_typical_error(
 ) -> GradedOptimum:
     """The fluid optimum of `objective` for a population whose costs per unit of ε are given.
 
-    Takes costs as independent of records, and every client's records as the mean: other sizes change no α/W.
+    Takes every client's records as the mean: a limit for rules that do not look at numbers of records.
     """
     menu = _Menus(types, objective)
     noise = objective.kappa / objective.honest_share / clients**2
     squared, money = objective.heterogeneity**2, budget / clients
 
-    def error(log_cutoff: float) -> float:
-        mean, square = menu.moments(menu.affordable(float(np.exp(log_cutoff)), money))
+    def error(amount: Array) -> float:
+        mean, square = menu.moments(amount)
         return float((noise + squared * square) / mean**2 - squared) if mean > 0 else np.inf
 
+    def found(amount: Array) -> GradedOptimum:
+        return GradedOptimum(error(amount), menu.moments(amount)[0], menu.cost, amount)
+
+    # s = 0: the best equal amounts, were money no matter. If they can be paid, nothing is better.
+    least, most = float(np.log(menu.epsilon[0])), float(np.log(menu.epsilon[-1]))
+    equal = np.full(
+        menu.cost.shape, np.exp(_lowest(lambda x: error(np.full(menu.cost.shape, np.exp(x))), least, most))
+    )
+    if menu.paid(equal) <= money:
+        return found(equal)
     # The cost at which nobody sells any more: from the cheapest few to so high that all sell nearly the same.
     cheapest, dearest = max(float(types.cost.min()), 1e-9), max(float(types.cost.max()), 1e-9)
-    logs = np.linspace(np.log(1.02 * cheapest), np.log(300.0 * dearest), _COARSE)
-    tried = [error(float(x)) for x in logs]
-    best = int(np.argmin(tried))
-    bounds = (logs[max(best - 1, 0)], logs[min(best + 1, logs.size - 1)])
-    near = minimize_scalar(lambda x: error(float(x)), bounds=bounds, method="bounded")
-    at = float(near.x if near.fun < tried[best] else logs[best])
-    amount = menu.affordable(float(np.exp(at)), money)
-    return GradedOptimum(error(at), menu.moments(amount)[0], menu.cost, amount)
+    low, high = float(np.log(1.02 * cheapest)), float(np.log(300.0 * dearest))
+    best = _lowest(lambda x: error(menu.affordable(float(np.exp(x)), money)), low, high)
+    return found(menu.affordable(float(np.exp(best)), money))
+
+
+def _lowest(function: Callable[[float], float], low: float, high: float) -> float:
+    """Where a function is least between two numbers, to a ten-thousandth of their distance.
+
+    Grids, because a search that compares values near a flat minimum ends elsewhere on every kind of processor.
+    """
+    for _ in range(_GRIDS):
+        points = np.linspace(low, high, _POINTS)
+        best = int(np.argmin([function(float(x)) for x in points]))
+        low, high = float(points[max(best - 1, 0)]), float(points[min(best + 1, _POINTS - 1)])
+    return float(points[best])
 
 
 class _Menus:
@@ -88,10 +112,10 @@ class _Menus:
 
     def affordable(self, cutoff: float, money: float) -> Array:
         """(costs,) the amounts of the largest menu with this cutoff that costs at most `money` per client."""
-        low, high = np.log(self.epsilon[0]), np.log(2 * self.epsilon[-1])
+        low, high = np.log(self.epsilon[0]), np.log(_BEYOND * self.epsilon[-1])
         for _ in range(_BISECTIONS):
             middle = 0.5 * (low + high)
-            fits = self._paid(self._amounts(cutoff, float(np.exp(middle)))) <= money
+            fits = self.paid(self._amounts(cutoff, float(np.exp(middle)))) <= money
             low, high = (middle, high) if fits else (low, middle)
         return self._amounts(cutoff, float(np.exp(low)))
 
@@ -102,12 +126,13 @@ class _Menus:
         m = np.where(sold > 0, np.exp(log_mu), 0.0)
         return float(self.probability @ m), float(self.probability @ m**2)
 
-    def _paid(self, amount: Array) -> float:
+    def paid(self, amount: Array) -> float:
+        """E[c·ε], money per client."""
         return float(self.probability @ (self.price * np.minimum(self.offer, amount[self.place])))
 
     def _amounts(self, cutoff: float, cheap: float) -> Array:
-        """(costs,) ε sold at each cost; a client that costs nothing sells `cheap`."""
-        theta = float(np.interp(np.log(cheap), np.log(self.epsilon), self.mu))
+        """(costs,) ε sold at each cost; a client that costs nothing sells `cheap`, or all that anybody offers."""
+        theta = float(np.interp(np.log(cheap), np.log(self.epsilon), self.mu)) * max(1.0, cheap / self.epsilon[-1])
         below = self.mu < theta
         s = theta / (cutoff * self.slope[0])  # m = 0 at the cutoff
         # The condition solved for c at every node: c falls as m rises, to 0 at m = θ.

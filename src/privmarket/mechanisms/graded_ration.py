@@ -16,7 +16,8 @@ class GradedRation(RationMenu):
 
     Prices and the ratios of the amounts are fixed before the bids; the ration that a client faces is what the
     *others'* bids leave money for. Exactly truthful in v and ε, individually rational and within budget: see
-    `RationMenu`. How many clients it buys from is its own choice: few where noise counts, all where bias does.
+    `RationMenu`. How many clients it buys from is its own choice: few where noise counts, all where bias does; and
+    it leaves money over where more ε from those who offer more would make the sum less accurate.
 
     Args:
         law: public belief about clients, a law or its name.
@@ -28,6 +29,7 @@ class GradedRation(RationMenu):
     """
 
     name: ClassVar[str] = "graded-ration"
+    version = "1.1.0"
     market_facts: ClassVar[tuple[str, ...]] = ("law", "epsilon_max")
 
     def __init__(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from scipy.optimize import minimize
 
 import privmarket as pm
+from privmarket.market.aggregate_bound import Types
 from privmarket.market.bids import Bids
 from privmarket.market.bounds import first_best_bound, fluid_bound, virtual_types
 from privmarket.market.objectives import AggregateError, TypicalAggregateError, objective
@@ -63,6 +65,69 @@ def test_closed_form_of_the_uniform_law(budget, heterogeneity):
     for bound, cost in ((fluid_bound, 2.0), (first_best_bound, 1.0)):
         found = bound(WIDE, 100, budget, goal)
         assert found == pytest.approx(closed_form(budget, heterogeneity, cost), rel=2e-3)
+
+
+def solved_directly(types: Types, money: float, noise: float, squared: float) -> float:
+    """The least error over one amount per type, μ = ε, by a general method that knows nothing of menus."""
+    p, cost = types.probability, types.cost
+
+    def value(m):
+        return (noise + squared * float(p @ m**2)) / float(p @ m) ** 2
+
+    def logarithm_and_slope(m):
+        return np.log(value(m)), 2 * p * (squared * m / float(p @ m) ** 2 / value(m) - 1 / float(p @ m))
+
+    best = np.inf
+    for first in (np.full(cost.shape, 0.05), 0.2 * types.epsilon, np.where(cost < 0.3, types.epsilon, 1e-3)):
+        found = minimize(
+            logarithm_and_slope,
+            first * min(1.0, money / float(p @ (cost * first))),
+            jac=True,
+            bounds=[(1e-12, most) for most in types.epsilon],
+            constraints=[
+                {"type": "ineq", "fun": lambda m: 1 - p @ (cost * m) / money, "jac": lambda m: -p * cost / money}
+            ],
+            method="SLSQP",
+            options={"maxiter": 500, "ftol": 1e-12},
+        )
+        if p @ (cost * found.x) <= money * (1 + 1e-9):
+            best = min(best, value(found.x) - squared)
+    return best
+
+
+@pytest.mark.parametrize("heterogeneity", [0.0, 0.03, 0.3, 3.0])
+@pytest.mark.parametrize("money", [0.05, 0.5, 3.0])
+def test_a_general_method_finds_the_same_optimum(money, heterogeneity):
+    # Offers limit much here: with much money or much bias it is best to leave money over, without bias to buy all.
+    cost, epsilon = (a.ravel() for a in np.meshgrid((np.arange(12) + 0.5) / 12, [0.3, 1.0, 4.5], indexing="ij"))
+    types = Types(cost, epsilon, np.ones(cost.shape), np.full(cost.shape, 1 / cost.size))
+    goal = TypicalAggregateError(heterogeneity=heterogeneity, delta=None)
+    found = least_typical_error(types, 100, 100 * money, goal)
+    assert found.error == pytest.approx(solved_directly(types, money, 1.5e-4, heterogeneity**2), rel=1e-3)
+
+
+@pytest.mark.parametrize("law", ["uniform", "bimodal"])
+def test_more_money_never_makes_the_error_larger(law):
+    goal = TypicalAggregateError(heterogeneity=1.0)
+    bounds = [fluid_bound(scenario(law), 100, money, goal) for money in (1.0, 10.0, 50.0, 100.0, 1000.0)]
+    assert np.all(np.diff(bounds) <= 1e-9)
+    assert first_best_bound(scenario(law), 100, 50.0, goal) <= bounds[2]
+    types = scenario(law).sample(np.random.default_rng(3), 100, (20,))
+    rule = pm.mechanism("graded-ration", law=law)
+    rich, richer = (rule.run(types, money) for money in (100.0, 1000.0))
+    assert goal.value(richer, types).mean() <= goal.value(rich, types).mean() * 1.001
+    assert richer.spend.max() < 100.0  # the rest of the money would buy bias
+
+
+def test_without_bias_no_exact_rule_beats_the_bound():
+    goal = TypicalAggregateError(heterogeneity=0.0)
+    types = scenario("uniform").sample(np.random.default_rng(4), 500, (10,))
+    bound = fluid_bound(scenario("uniform"), 500, 250.0, goal)
+    assert bound == pytest.approx(
+        fluid_bound(scenario("uniform"), 500, 250.0, AggregateError(heterogeneity=0.0)), rel=0.01
+    )
+    for name in ("mean-field-menu", "proportional-share"):
+        assert goal.value(pm.mechanism(name).run(types, 250.0), types).mean() > 0.99 * bound
 
 
 @pytest.mark.parametrize("law", ["uniform", "bimodal", "lognormal"])
