@@ -166,7 +166,7 @@ class Claim(Form):
 
 
 class Attestation(Form):
-    """Which data set a seller sells from: a digest of it that nobody else can know, signed, once for all.
+    """Which data set a seller sells from: a digest of it and of a secret salt, signed, once for all.
 
     `signature`: Ed25519 over the three lines "privmarket dataset v1", seller id, dataset_sha256, each ended by a
     line feed.

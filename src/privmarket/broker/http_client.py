@@ -141,7 +141,12 @@ class BrokerClient:
         return answer
 
     def attest(self, dataset_sha256: str) -> Answer:
-        """Says, signed with one's key, which data set one sells from (sellers)."""
+        """Says, signed with one's key, which data set one sells from (sellers).
+
+        Args:
+            dataset_sha256: a digest with a secret salt in it, as `privmarket seller attest` makes it: of the bare
+                records it would confirm every guess.
+        """
         if self.key is None:
             raise BrokerError("an attestation is signed", "give BrokerClient a key")
         message = signatures.dataset_message(str(self.me()["id"]), dataset_sha256)

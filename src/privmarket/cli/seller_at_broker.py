@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import secrets
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from privmarket.broker.http_errors import BrokerError
 from privmarket.broker.sealed import seal
 from privmarket.broker.signatures import SigningKey
 from privmarket.cli.options import Json, broker_address, note, print_json
@@ -66,16 +70,32 @@ def attest(
 ) -> None:
     """Attest, signed with your key, which data set you sell from: one account and one lifetime wallet per data set.
 
-    Only the SHA-256 of the file leaves, and it cannot be changed later. Tasks may ask for it.
+    Only a SHA-256 of the file and of a secret salt leaves, and it cannot be changed later. The salt is made beside
+    the file (FILE.salt) and belongs to it: keep both. Without a salt, whoever knows all records but one could try
+    out that one. Tasks may ask for an attestation.
 
     [bold]Example[/bold]
 
       privmarket seller attest records.csv --url … --token …
     """
-    with file.open("rb") as content:
-        digest = hashlib.file_digest(content, "sha256").hexdigest()
+    digest = dataset_digest(file)
     with http_client.BrokerClient(url, token, key=SigningKey.read(key)) as client:
         print(client.attest(digest)["dataset_sha256"])
+
+
+def dataset_digest(file: Path) -> str:
+    """SHA-256 of a salt, kept in a file beside the data set and made where there is none, and of the data set."""
+    salt = file.with_name(f"{file.name}.salt")
+    with suppress(FileExistsError):
+        handle = os.open(salt, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(handle, "w", encoding="ascii") as made:
+            made.write(secrets.token_hex(32))
+    written = salt.read_text(encoding="ascii").strip()
+    if len(written) != 64:
+        raise BrokerError(f"{salt} is no salt of 64 digits", "restore it from a copy; it belongs to the data set")
+    with file.open("rb") as content:
+        salted = hashlib.sha256(f"privmarket dataset v1\n{written}\n".encode())
+        return hashlib.file_digest(content, lambda: salted).hexdigest()
 
 
 def deliver(
