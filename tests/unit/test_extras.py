@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -85,8 +86,9 @@ def test_all_is_everything_but_the_simulation_engine_and_the_tools():
     assert mine == set(extras.EXTRA_OF) - {"ray"}
 
 
-# A process in which the optional packages cannot be found.
+# A process in which the optional packages cannot be found, and one forked from it for each command.
 WITHOUT = """
+import os
 import sys
 from importlib.machinery import PathFinder
 
@@ -96,69 +98,77 @@ class Hiding(PathFinder):
         return None if name.partition(".")[0] in {missing!r} else super().find_spec(name, path, target)
 
 sys.meta_path = [Hiding if finder is PathFinder else finder for finder in sys.meta_path]
-sys.argv = ["privmarket", *{arguments!r}]
 from privmarket.cli import main
-main()
+import numpy
+for number, arguments in enumerate({commands!r}):
+    if os.fork() == 0:
+        for descriptor, name in ((1, "stdout"), (2, "stderr")):
+            os.dup2(os.open(f"{{number}}.{{name}}", os.O_WRONLY | os.O_CREAT), descriptor)
+        sys.argv = ["privmarket", *arguments]
+        sys.exit(main())
+    _, status = os.wait()
+    print(os.waitstatus_to_exitcode(status), flush=True)
 """
-
-
-def run(arguments: list[str], missing: set[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    code = WITHOUT.format(missing=sorted(missing), arguments=arguments)
-    return subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=folder, timeout=120, check=False
-    )
 
 
 OPTIONAL = set(extras.EXTRA_OF) - {"pydantic"}  # newer releases of typer need pydantic themselves
 BIDS = "client,valuation,epsilon\na,0.2,1\nb,0.9,2\nc,0.4,0.5\n"
 
 
-@pytest.fixture
-def folder(tmp_path):
+WORKS = [
+    ["--help"],
+    ["auction", "bids.csv", "--mechanism", "proportional-share", "--budget", "1"],
+    ["auction", "bids.csv", "--mechanism", "mfg-menunet", "--budget", "1"],
+    ["audit", "--mechanism", "pac", "--clients", "3", "--budget", "5", "--profiles", "1"],
+    ["account", "--sale", "1.0x20"],
+    ["equilibrium", "--grid", "16x16x16"],
+]
+NEEDS = [
+    (["auction", "bids.csv", "--mechanism", "mfg-regretnet", "--budget", "1"], "learn"),
+    (["train", "mfg-regretnet"], "learn"),
+    (["demo"], "federated"),
+    (["federate", "--dataset", "digits"], "federated"),
+    (["serve"], "broker"),
+    (["broker", "verify"], "broker"),
+    (["flower", "run", "."], "flower"),
+    (["account", "--sale", "1", "--plot", "figure.png"], "plots"),
+    (["equilibrium", "--out", "solved"], "plots"),
+]
+
+
+@dataclass(frozen=True)
+class Done:
+    code: int
+    stdout: str
+    stderr: str
+
+
+def run_all(commands: list[list[str]], missing: set[str], folder: Path) -> list[Done]:
+    """Each command in a process of its own, forked from one in which the missing packages cannot be found."""
+    code = WITHOUT.format(missing=sorted(missing), commands=commands)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=folder, timeout=240, check=True
+    )
+    found = []
+    for number, ended in enumerate(done.stdout.split()):
+        output, errors = ((folder / f"{number}.{name}").read_text() for name in ("stdout", "stderr"))
+        found.append(Done(int(ended), output, errors))
+    return found
+
+
+def test_the_core_works_without_any_extra_and_names_the_one_that_it_needs(tmp_path):
     (tmp_path / "bids.csv").write_text(BIDS)
-    return tmp_path
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["--help"],
-        ["auction", "bids.csv", "--mechanism", "proportional-share", "--budget", "1"],
-        ["auction", "bids.csv", "--mechanism", "mfg-menunet", "--budget", "1"],
-        ["audit", "--mechanism", "pac", "--clients", "3", "--budget", "5", "--profiles", "1"],
-        ["account", "--sale", "1.0x20"],
-        ["equilibrium", "--grid", "16x16x16"],
-    ],
-    ids=lambda arguments: " ".join(arguments[:4:3]),
-)
-def test_the_core_works_without_any_extra(arguments, folder):
-    result = run(arguments, OPTIONAL, folder)
-    assert result.returncode == 0, result.stderr
-    assert result.stdout
-
-
-@pytest.mark.parametrize(
-    ("arguments", "extra"),
-    [
-        (["auction", "bids.csv", "--mechanism", "mfg-regretnet", "--budget", "1"], "learn"),
-        (["train", "mfg-regretnet"], "learn"),
-        (["demo"], "federated"),
-        (["federate", "--dataset", "digits"], "federated"),
-        (["serve"], "broker"),
-        (["broker", "verify"], "broker"),
-        (["flower", "run", "."], "flower"),
-        (["account", "--sale", "1", "--plot", "figure.png"], "plots"),
-        (["equilibrium", "--out", "solved"], "plots"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else " ".join(value[:2]),
-)
-def test_a_missing_extra_is_one_line_that_names_it(arguments, extra, folder):
-    result = run(arguments, OPTIONAL, folder)
-    assert result.returncode == 2
-    assert result.stdout == ""
-    (line,) = result.stderr.splitlines()
-    assert line.startswith("error: ")
-    assert line.endswith(f'is not installed (pip install "privmarket[{extra}]")')
+    commands = [*WORKS, *(arguments for arguments, _ in NEEDS)]
+    found = run_all(commands, OPTIONAL, tmp_path)
+    assert len(found) == len(commands)
+    for arguments, result in zip(WORKS, found[: len(WORKS)], strict=True):
+        assert result.code == 0, (arguments, result.stderr)
+        assert result.stdout, arguments
+    for (arguments, extra), result in zip(NEEDS, found[len(WORKS) :], strict=True):
+        assert (result.code, result.stdout) == (2, ""), (arguments, result)
+        (line,) = result.stderr.splitlines()
+        assert line.startswith("error: "), arguments
+        assert line.endswith(f'is not installed (pip install "privmarket[{extra}]")'), arguments
 
 
 def test_from_python_it_is_an_error_of_ours_and_an_import_error(monkeypatch):
