@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 
 import numpy as np
@@ -29,7 +30,12 @@ def awkward_budgets(rng: np.random.Generator, markets: int) -> np.ndarray:
 
 
 def pytest_collection_finish() -> None:
-    """Before the first test: the product would start it with less imported."""
+    """Before the first test: the garbage collector is spared what was imported and collected.
+
+    The server of `tests.forked` starts now, because the product would start it with less imported.
+    """
+    gc.collect()
+    gc.freeze()
     if (forked := sys.modules.get("tests.forked")) is not None:
         forked.start_server()
 
