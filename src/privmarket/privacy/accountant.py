@@ -6,21 +6,25 @@ in a last column the squared parameter μ² of Gaussian differential privacy. Ea
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from privmarket.errors import PrivacyError
-from privmarket.privacy.events import DEFAULT_DELTA, PrivacyEvent, Step, require_delta, step_counts
+from privmarket.privacy.events import DEFAULT_DELTA, PrivacyEvent, require_delta, step_counts
 from privmarket.privacy.gaussian import Array, epsilon_of
 from privmarket.privacy.renyi import ORDERS, epsilon_from_divergence, step_divergence
 
 COLUMNS = ORDERS.size + 1
 GAUSSIAN = ORDERS.size  # the column of μ²
 
-# Rows of steps already seen. Multipliers come from a grid, so a long run meets few; cleared when it grows.
-_ROWS: dict[Step, Array] = {}
+# Costs of releases already met, and the row of each: a round of a thousand clients is one lookup. Noise multipliers
+# come from a grid, so a long run meets few different releases; both are emptied when there are too many.
+_COSTS: Array = np.empty((0, COLUMNS))
+_ROW_OF: dict[PrivacyEvent | None, int] = {}
 _MAX_ROWS = 50_000
+_LOCK = threading.Lock()
 
 
 def release_cost(event: PrivacyEvent) -> Array:
@@ -35,13 +39,17 @@ def composed_cost(events: Iterable[PrivacyEvent | None]) -> Array:
     [DongRothSu2022] for μ²: in every column costs add up.
     """
     counts = step_counts(events)
-    rows = _step_rows(list(counts))
-    return np.array(list(counts.values()), dtype=np.float64) @ rows  # the composition theorem is this line
+    steps = release_costs([PrivacyEvent(*step) for step in counts])
+    return np.array(list(counts.values()), dtype=np.float64) @ steps  # the composition theorem is this line
 
 
 def release_costs(events: Sequence[PrivacyEvent | None]) -> Array:
     """(events, columns) the cost of each release on its own; zero for None."""
-    return _COSTS.rows(events)
+    with _LOCK:  # a broker answers in many threads, and rows must not move while one of them reads
+        missing = [event for event in dict.fromkeys(events) if event not in _ROW_OF]
+        if missing:
+            _remember(missing, events)
+        return _COSTS[[_ROW_OF[event] for event in events]]
 
 
 def epsilon_of_cost(cost: Array, delta: float = DEFAULT_DELTA) -> Array:
@@ -127,50 +135,22 @@ class RdpAccountant:
         return entry
 
 
-class _CostTable:
-    """Costs of events already met, so that a round of a thousand clients is one lookup and one addition.
+def _remember(missing: Sequence[PrivacyEvent | None], events: Sequence[PrivacyEvent | None]) -> None:
+    """Computes the costs of missing releases, in one pass for all of a sampling rate, and keeps them.
 
-    Noise multipliers come from a grid, so that a long run meets few different events.
+    Where that would be too many, all are forgotten and those of `events` are computed anew.
     """
-
-    def __init__(self, max_rows: int) -> None:
-        self._max_rows = max_rows
-        self._place: dict[PrivacyEvent | None, int] = {}
-        self._rows: Array = np.empty((0, COLUMNS))
-
-    def rows(self, events: Sequence[PrivacyEvent | None]) -> Array:
-        """(events, columns) the cost of each; zero for None."""
-        place = self._place
-        missing = [event for event in dict.fromkeys(events) if event not in place]
-        if missing:
-            self._add(missing if len(place) + len(missing) <= self._max_rows else self._forget(events))
-        return self._rows[[self._place[event] for event in events]]
-
-    def _forget(self, events: Sequence[PrivacyEvent | None]) -> list[PrivacyEvent | None]:
-        self._place.clear()
-        self._rows = np.empty((0, COLUMNS))
-        return list(dict.fromkeys(events))
-
-    def _add(self, events: Sequence[PrivacyEvent | None]) -> None:
-        _step_rows(list(step_counts(events)))  # all new curves in one vectorised pass
-        new = np.stack([composed_cost([event]) for event in events])
-        self._place.update(zip(events, range(len(self._place), len(self._place) + len(events)), strict=True))
-        self._rows = np.concatenate([self._rows, new])
-
-
-_COSTS = _CostTable(_MAX_ROWS)
-
-
-def _step_rows(steps: Sequence[Step]) -> Array:
-    """(steps, columns) the cost of each step, from memory where it was met before."""
-    missing = [step for step in steps if step not in _ROWS]
-    if missing and len(_ROWS) + len(missing) > _MAX_ROWS:
-        _ROWS.clear()
-        missing = list(steps)
-    for rate in dict.fromkeys(step.sampling_rate for step in missing):
-        same = [step for step in missing if step.sampling_rate == rate]
-        noise = np.array([step.noise_multiplier for step in same])
+    global _COSTS
+    if len(_ROW_OF) + len(missing) > _MAX_ROWS:
+        _ROW_OF.clear()
+        _COSTS, missing = np.empty((0, COLUMNS)), list(dict.fromkeys(events))
+    costs = np.zeros((len(missing), COLUMNS))
+    rates = np.array([0.0 if event is None else event.sampling_rate for event in missing])
+    for rate in dict.fromkeys(rates[rates > 0].tolist()):
+        places = np.flatnonzero(rates == rate)
+        same = [event for event in missing if event is not None and event.sampling_rate == rate]
+        noise, steps = np.array([(event.noise_multiplier, event.steps) for event in same]).T
         # Sampling never costs privacy, so a sampled step is also 1/σ-Gaussian.
-        rows = np.column_stack([step_divergence(noise, rate), noise**-2])
-        _ROWS.update(zip(same, rows, strict=True))
-    return np.array([_ROWS[step] for step in steps]).reshape(len(steps), COLUMNS)
+        costs[places] = steps[:, None] * np.column_stack([step_divergence(noise, rate), noise**-2])
+    _ROW_OF.update({event: len(_COSTS) + row for row, event in enumerate(missing)})
+    _COSTS = np.concatenate([_COSTS, costs])
