@@ -7,7 +7,7 @@ data_size = d, accuracy = u in the paper's b_i = (v_i, d_i, u_i, ε_i).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from html import escape
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -49,6 +49,7 @@ class Bids:
         accuracy: (..., clients) local accuracy in [0, 1], public; None means unknown.
         client_ids: (clients,) names, the same in every market of a batch; None means that clients are known by
             their positions.
+        shape: (..., clients).
 
     The arrays are private read-only copies: bids cannot change after they were made. Two bids are equal when all
     their fields are. `len(bids)` and iteration go over the first axis: over the clients of one market (each a
@@ -60,6 +61,7 @@ class Bids:
     data_size: Array | None = None
     accuracy: Array | None = None
     client_ids: tuple[str, ...] | None = None
+    shape: tuple[int, ...] = field(init=False, repr=False, compare=False)
 
     def __init__(
         self,
@@ -71,18 +73,35 @@ class Bids:
     ) -> None:
         names = None if client_ids is None else tuple(str(client) for client in client_ids)
         object.__setattr__(self, "client_ids", names)
-        object.__setattr__(self, "valuation", _field("valuation", valuation, None, names))
-        others = {"epsilon": epsilon, "data_size": data_size, "accuracy": accuracy}
-        for name, given in others.items():
-            array = None if given is None else _field(name, given, self.valuation.shape, names)
+        shape: tuple[int, ...] | None = None  # of the valuations, which come first
+        for name, given in zip(_RULES, (valuation, epsilon, data_size, accuracy), strict=True):
+            if given is None and name in ("data_size", "accuracy"):
+                object.__setattr__(self, name, None)
+                continue
+            try:
+                array = np.array(given, dtype=np.float64)
+            except (TypeError, ValueError) as error:
+                hint = "give one number per client"
+                raise BidError(f"{name}: not an array of numbers: {error}", hint) from error
+            if array.ndim == 0 or array.shape[-1] == 0:
+                raise BidError(f"{name}: no clients (shape {array.shape})", "an auction needs at least one bid")
+            if shape is not None and array.shape != shape:
+                raise BidError(
+                    f"{name}: shape {array.shape} differs from valuation's {shape}", "give one number per client"
+                )
+            acceptable, expectation, remedy = _RULES[name]
+            bad = ~acceptable(array)
+            if bad.any():
+                at = tuple(int(i) for i in np.argwhere(bad)[0])
+                where = at[0] if len(at) == 1 else at
+                who = f" of client {names[at[-1]]!r}" if names is not None and len(names) > at[-1] else ""
+                raise BidError(f"{name}[{where}]{who} is {array[at]!s}: must be {expectation}", remedy)
+            array.setflags(write=False)
             object.__setattr__(self, name, array)
+            shape = array.shape
+        object.__setattr__(self, "shape", shape)
         if names is not None:
             _validate_ids(names, self.clients)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """(..., clients)."""
-        return self.valuation.shape
 
     @property
     def clients(self) -> int:
@@ -214,33 +233,6 @@ _RULES: dict[str, tuple[Callable[[Array], NDArray[np.bool_]], str, str]] = {
     "data_size": (lambda a: (a > 0) & (a < np.inf), "finite and above 0", "leave out a client without records"),
     "accuracy": (lambda a: (a >= 0) & (a <= 1), "between 0 and 1", "give a share, not per cent"),
 }
-
-
-def _field(name: str, given: ArrayLike, shape: tuple[int, ...] | None, names: tuple[str, ...] | None) -> Array:
-    """A field as a private read-only array of `shape` that obeys its rule; any shape where None is given.
-
-    Raises:
-        BidError: it is no array of numbers, has another shape, or holds a number that the field does not allow.
-    """
-    try:
-        array = np.array(given, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise BidError(f"{name}: not an array of numbers: {error}", "give one number per client") from error
-    if array.ndim == 0 or array.shape[-1] == 0:
-        raise BidError(f"{name}: no clients (shape {array.shape})", "an auction needs at least one bid")
-    if shape is not None and array.shape != shape:
-        raise BidError(
-            f"{name}: shape {array.shape} differs from valuation's {shape}", "give one number per client"
-        )
-    acceptable, expectation, remedy = _RULES[name]
-    bad = ~acceptable(array)
-    if bad.any():
-        at = tuple(int(i) for i in np.argwhere(bad)[0])
-        where = at[0] if len(at) == 1 else at
-        who = f" of client {names[at[-1]]!r}" if names is not None and len(names) > at[-1] else ""
-        raise BidError(f"{name}[{where}]{who} is {array[at]!s}: must be {expectation}", remedy)
-    array.setflags(write=False)
-    return array
 
 
 def _span(array: Array) -> str:

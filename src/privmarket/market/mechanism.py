@@ -8,18 +8,20 @@ same declaration.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from privmarket.errors import ConfigurationError
+from privmarket.errors import ConfigurationError, OutcomeError
 from privmarket.market.bids import Array, Bids
-from privmarket.market.outcome import Outcome, checked
+from privmarket.market.outcome import Outcome
 
 # How many numbers the default `unilateral` may hold in one field at once.
 _CHUNK_CELLS = 2_000_000
+# How far rounding may carry a sold ε beyond the offer, relative.
+_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
@@ -81,10 +83,43 @@ class Mechanism(ABC):
 
         Raises:
             ConfigurationError: the budget is not positive or does not fit the shape of the bids.
-            OutcomeError: the rule returned something that is no outcome of these bids; the client is named.
+            OutcomeError: the rule returned no `Outcome`, one of another shape than the bids, or some client's ε or
+                payment is negative, infinite, not a number, or more ε than that client offered.
         """
         outcome = self.clear(bids, budget_column(budget, bids.shape))
-        return checked(outcome, bids, self.name, may_exceed_offers=self.sells_beyond_offers)
+        if not isinstance(outcome, Outcome):
+            raise OutcomeError(
+                f"{self.name}: clear returned {type(outcome).__name__}, not an Outcome",
+                "return privmarket.Outcome(epsilon, payment)",
+            )
+        for field in ("epsilon", "payment"):
+            array = getattr(outcome, field)
+            if array.shape != bids.shape:
+                raise OutcomeError(
+                    f"{self.name}: {field} has shape {array.shape} where the bids have {bids.shape}",
+                    "give one number per client and market",
+                )
+            # min and max carry a NaN along, and every comparison with it is false.
+            if not (array.min() >= 0 and array.max() < np.inf):
+                bad = ~((array >= 0) & (array < np.inf))
+                raise self._refusal(bad, field, array, bids, "finite and at least 0")
+        if not self.sells_beyond_offers and not bool((outcome.epsilon <= bids.epsilon).all()):
+            above = outcome.epsilon > bids.epsilon * (1 + _ROUNDING)
+            if above.any():
+                most = "at most the ε that the client offered"
+                raise self._refusal(above, "epsilon", outcome.epsilon, bids, most)
+        if bids.client_ids is not None and outcome.client_ids is None:
+            return replace(outcome, client_ids=bids.client_ids)
+        return outcome
+
+    def _refusal(self, bad: np.ndarray, field: str, array: Array, bids: Bids, expectation: str) -> OutcomeError:
+        """Names the first client for whom the rule decided something that it may not decide."""
+        at = tuple(int(i) for i in np.argwhere(bad)[0])
+        offer = f"valuation {bids.valuation[at]:g}, offered ε {bids.epsilon[at]:g}"
+        return OutcomeError(
+            f"{self.name}: {field} of {bids.label(at)} is {array[at]:g} ({offer}): must be {expectation}",
+            "mend the rule: the outcome was not used",
+        )
 
     @abstractmethod
     def clear(self, bids: Bids, budget: Array) -> Outcome:
@@ -121,10 +156,8 @@ class Mechanism(ABC):
         for start in range(0, n, step):
             deviators = np.arange(start, min(start + step, n))
             mine = (..., np.arange(deviators.size), deviators)
-            money = np.broadcast_to(column[..., None, :], (*lead, deviators.size, 1))
-            moved = _deviations(bids, reports, deviators)
-            outcome = self.clear(moved, money)
-            outcome = checked(outcome, moved, self.name, may_exceed_offers=self.sells_beyond_offers)
+            money = np.broadcast_to(column, (*lead, deviators.size))
+            outcome = self.run(_deviations(bids, reports, deviators), money)
             epsilon[..., deviators] = outcome.epsilon[mine]
             payment[..., deviators] = outcome.payment[mine]
         return Outcome(epsilon, payment)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
 
@@ -14,9 +14,6 @@ from privmarket.market.frames import frame_of
 
 if TYPE_CHECKING:
     import pandas
-
-# How far rounding may carry a sold ε beyond the offer, relative.
-_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,49 +126,3 @@ class Outcome:
 def nothing(shape: tuple[int, ...]) -> Outcome:
     """The outcome in which nobody sells. Shape (..., clients)."""
     return Outcome(np.zeros(shape), np.zeros(shape))
-
-
-def checked(outcome: object, bids: Bids, rule: str, *, may_exceed_offers: bool = False) -> Outcome:
-    """The outcome itself, if a rule could have decided it on these bids.
-
-    Args:
-        outcome: what the rule returned.
-        bids: what it was given, (..., clients).
-        rule: the rule's name, for the error.
-        may_exceed_offers: whether this rule may award more ε than was offered.
-
-    Raises:
-        OutcomeError: it is no `Outcome`, has another shape than the bids, or some client's ε or payment is
-            negative, infinite, not a number, or more ε than that client offered.
-    """
-    if not isinstance(outcome, Outcome):
-        raise OutcomeError(
-            f"{rule}: clear returned {type(outcome).__name__}, not an Outcome",
-            "return privmarket.Outcome(epsilon, payment)",
-        )
-    for name in ("epsilon", "payment"):
-        array = getattr(outcome, name)
-        if array.shape != bids.shape:
-            raise OutcomeError(
-                f"{rule}: {name} has shape {array.shape} where the bids have {bids.shape}",
-                "give one number per client and market",
-            )
-        # min and max carry a NaN along, and every comparison with it is false.
-        if not (array.min() >= 0 and array.max() < np.inf):
-            _refuse(~((array >= 0) & (array < np.inf)), array, bids, f"{rule}: {name}", "finite and at least 0")
-    if not may_exceed_offers and not bool((outcome.epsilon <= bids.epsilon).all()):
-        above = outcome.epsilon > bids.epsilon * (1 + _ROUNDING)
-        if above.any():
-            _refuse(above, outcome.epsilon, bids, f"{rule}: epsilon", "at most the ε that the client offered")
-    if bids.client_ids is not None and outcome.client_ids is None:
-        return replace(outcome, client_ids=bids.client_ids)
-    return outcome
-
-
-def _refuse(bad: np.ndarray, array: Array, bids: Bids, what: str, expectation: str) -> None:
-    at = tuple(int(i) for i in np.argwhere(bad)[0])
-    offer = f"valuation {bids.valuation[at]:g}, offered ε {bids.epsilon[at]:g}"
-    raise OutcomeError(
-        f"{what} of {bids.label(at)} is {array[at]:g} ({offer}): must be {expectation}",
-        "mend the rule: the outcome was not used",
-    )

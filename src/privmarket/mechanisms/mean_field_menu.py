@@ -77,7 +77,7 @@ class MeanFieldMenu(Mechanism):
         for market in np.ndindex(bids.shape[:-1]):
             # In rank order, those who can sell at all come first: the others are never touched.
             ranking = Ranking.by(bids.valuation[market])
-            offered, money = ranking.sort(bids.epsilon[market]), float(budget[market][0])
+            offered, money = bids.epsilon[market][ranking.order], float(budget[market][0])
             facing, _ = _ranked_levels(ranking.key, offered, money, self.curve, self.epsilon_max)
             can_sell = ranking.order[: facing.size]
             sold, paid = self._at(ranking.key[: facing.size], offered[: facing.size], facing)
@@ -109,7 +109,7 @@ class MeanFieldMenu(Mechanism):
         levels = np.empty(bids.shape)
         for market in np.ndindex(bids.shape[:-1]):
             ranking = Ranking.by(bids.valuation[market])
-            offered, money = ranking.sort(bids.epsilon[market]), float(budget[market][0])
+            offered, money = bids.epsilon[market][ranking.order], float(budget[market][0])
             facing, rest = _ranked_levels(ranking.key, offered, money, self.curve, self.epsilon_max)
             levels[market][ranking.order[: facing.size]] = facing
             levels[market][ranking.order[facing.size :]] = rest
@@ -138,7 +138,11 @@ def _ranked_levels(
     """
     prefix = np.zeros(valuation.size + 1)
     np.cumsum(epsilon, out=prefix[1:])
-    low, high = _bracket(valuation, prefix, budget, curve, epsilon_max)
+    # Below `low` nobody's level can lie, above `high` neither.
+    low = 0.5 * budget / (curve.area * (prefix[-1] + epsilon_max))
+    high = 2.0 * max(valuation[-1] / curve.price[0], budget / (curve.area * prefix[-1]))
+    if valuation.size * curve.price.size > _LIST_ALL:
+        low, high = _narrowed(low, high, valuation, prefix, budget, curve, epsilon_max)
     first = np.searchsorted(valuation, low * curve.price, side="left")
     last = np.searchsorted(valuation, high * curve.price, side="left")
     point, rate = _breakpoints(valuation, epsilon, prefix, first, last, low, curve)
@@ -149,36 +153,26 @@ def _ranked_levels(
 
     can_sell = int(last[-1])
     own = epsilon[:can_sell] * curve.pay_from[steps_unsold(valuation[:can_sell], np.float64(low), curve)]
-    interval = _last_below(slack, own)
+    own = np.append(own, 0.0)  # and one for all the others, who are paid nothing
+    if slack.size > 8:
+        interval = np.searchsorted(slack, own, side="left") - 1
+    else:  # a few whole-array comparisons beat a binary search
+        interval = np.zeros(own.shape, dtype=np.intp)
+        for entry in slack[1:]:
+            interval += entry < own
     moving = np.concatenate([np.arange(a, b) for a, b in zip(first, last, strict=True)])
     if moving.size:
         interval[moving], own[moving] = _last_feasible(
             valuation[moving], epsilon[moving], budget, point, rate, curve
         )
     levels = np.minimum(ends[interval], budget / (rate[interval] - own))
-    outside = int(_last_below(slack, np.zeros(1))[0])
-    return levels, float(min(ends[outside], budget / rate[outside]))
+    return levels[:-1], float(levels[-1])
 
 
-def _last_below(ascending: Array, values: Array) -> NDArray[np.intp]:
-    """The last index whose entry lies below each value. A few whole-array comparisons beat a binary search."""
-    if ascending.size > 8:
-        return np.searchsorted(ascending, values, side="left") - 1
-    found = np.zeros(values.shape, dtype=np.intp)
-    for entry in ascending[1:]:
-        found += entry < values
-    return found
-
-
-def _bracket(
-    ranked: Array, prefix: Array, budget: float, curve: MenuCurve, epsilon_max: float
+def _narrowed(
+    low: float, high: float, ranked: Array, prefix: Array, budget: float, curve: MenuCurve, epsilon_max: float
 ) -> tuple[float, float]:
-    """Levels (low, high) with low below every τ_{−i} and high above: by bisection on total pay."""
-    total = prefix[-1]
-    low = 0.5 * budget / (curve.area * (total + epsilon_max))
-    high = 2.0 * max(ranked[-1] / curve.price[0], budget / (curve.area * total))
-    if ranked.size * curve.price.size <= _LIST_ALL:
-        return low, high
+    """Levels (low, high) with low still below every τ_{−i} and high above: by bisection on total pay."""
 
     def pay_rate(level: float) -> float:
         sellers = np.searchsorted(ranked, level * curve.price, side="left")
@@ -243,13 +237,10 @@ def _last_feasible(
     """
     start = np.zeros(valuation.shape, dtype=np.intp)
     stop = np.full(valuation.shape, point.size, dtype=np.intp)
-
-    def own_rate(interval: NDArray[np.intp]) -> Array:
-        beyond = np.nextafter(point[interval], np.inf)
-        return np.asarray(epsilon * curve.pay_from[steps_unsold(valuation, beyond, curve)])
-
-    while np.any(stop - start > 1):
-        middle = (start + stop) // 2
-        reached = point[middle] * (rate[middle] - own_rate(middle)) < budget
+    while True:
+        middle = (start + stop) // 2  # of neighbours, the lower one
+        own = epsilon * curve.pay_from[steps_unsold(valuation, np.nextafter(point[middle], np.inf), curve)]
+        if np.all(stop - start <= 1):
+            return middle, own
+        reached = point[middle] * (rate[middle] - own) < budget
         start, stop = np.where(reached, middle, start), np.where(reached, stop, middle)
-    return start, own_rate(start)

@@ -35,7 +35,15 @@ class Ranking:
         """
         order = np.argsort(key, axis=-1)
         ranked = np.take_along_axis(key, order, axis=-1)
-        _order_ties(order, ranked)
+        same = ranked[..., 1:] == ranked[..., :-1]
+        if same.any():
+            edge = np.zeros((*same.shape[:-1], 1), dtype=np.bool_)
+            after, before = np.concatenate([edge, same], axis=-1), np.concatenate([same, edge], axis=-1)
+            tied = np.flatnonzero(after | before)
+            run = np.cumsum(~after.ravel()[tied])
+            flat, n = order.reshape(-1), order.shape[-1]
+            # Runs follow each other, so sorting (run, index) as one integer keeps every index in its own run.
+            flat[tied] = np.sort(run * n + flat[tied]) % n
         return cls(order, ranked)
 
     def sort(self, values: Array) -> Array:
@@ -52,20 +60,6 @@ class Ranking:
         mask = np.empty(self.order.shape, dtype=np.bool_)
         np.put_along_axis(mask, self.order, inside, axis=-1)
         return mask
-
-
-def _order_ties(order: NDArray[np.intp], ranked: Array) -> None:
-    """Sorts, in place, the indices inside each run of equal keys."""
-    same = ranked[..., 1:] == ranked[..., :-1]
-    if not same.any():
-        return
-    edge = np.zeros((*same.shape[:-1], 1), dtype=np.bool_)
-    after, before = np.concatenate([edge, same], axis=-1), np.concatenate([same, edge], axis=-1)
-    tied = np.flatnonzero(after | before)
-    run = np.cumsum(~after.ravel()[tied])
-    flat, n = order.reshape(-1), order.shape[-1]
-    # Runs follow each other, so sorting (run, index) as one integer keeps every index in its own run.
-    flat[tied] = np.sort(run * n + flat[tied]) % n
 
 
 def count_prefix(holds: Mask) -> NDArray[np.intp]:
