@@ -55,11 +55,6 @@ class Batch:
     places: Tensor | None = None
     drawn: list[int] | None = None
 
-    @property
-    def sampled(self) -> bool:
-        """Whether which rows are here was drawn."""
-        return self.places is not None
-
     def counting(self, first: int, last: int) -> tuple[Tensor, list[int]]:
         """Which drawn rows stand among the rows `first` to `last` of the tiles, and how many of each client."""
         assert self.places is not None
@@ -139,7 +134,7 @@ def clipped_sums(
         (clients, parameters), float32 where no client has many rows, else float64; the numbers of a client with
         few rows are float32 numbers in either case.
     """
-    how = summations(batch)
+    how, sampled = summations(batch), batch.places is not None
     if all(one is Summation.FEW for one in how):
         sums = out if out is not None else torch.empty(len(batch.sizes), model.parameters)
     else:
@@ -152,11 +147,11 @@ def clipped_sums(
                 continue
             rows = slice(first, last)
             mine = weights if len(weights[0]) == 1 else [copies[clients] for copies in weights]
-            gradients = _gradients(model, mine, batch.images[rows], batch.labels[rows], counts, batch.sampled)
+            gradients = _gradients(model, mine, batch.images[rows], batch.labels[rows], counts, sampled)
             norms = (layer.squared_norms(g) for layer, g in zip(model.layers, gradients, strict=True) if layer.size)
             squared = functools.reduce(torch.add, norms)  # never below each record's squared norm over all layers
             present = None if batch.present is None else batch.present[rows]
-            persons = None if batch.persons is None or batch.sampled else batch.persons[rows]
+            persons = None if batch.persons is None or sampled else batch.persons[rows]
             if batch.places is not None:
                 inside, whose = batch.counting(first, last)
                 counts = whose[clients]
@@ -164,10 +159,17 @@ def clipped_sums(
                 squared = squared[chosen]
                 gradients = [tuple(factor[chosen] for factor in factors) for factors in gradients]
                 persons = None if batch.persons is None else batch.persons[inside]
-            factor, bad = _clip(model, gradients, squared, clip_norm, present, persons)
+            bad = ~torch.isfinite(squared)
+            if persons is None:
+                factor = clip_factors(squared, clip_norm)
+            else:
+                factor = _person_factors(model, gradients, squared, bad, clip_norm, persons)
+            if present is not None:
+                factor = factor.masked_fill_(~present, 0.0)
+            left_out = bad if bool(bad.any()) else None
             for layer, target, gradient in zip(model.layers, targets, gradients, strict=True):
                 if layer.size:
-                    layer.add_sums(target[clients], gradient, factor, counts, how[clients], bad)
+                    layer.add_sums(target[clients], gradient, factor, counts, how[clients], left_out)
     return sums
 
 
@@ -176,9 +178,10 @@ def summations(batch: Batch) -> list[Summation]:
 
     Blocks of a sample shift when one record more is drawn, so there only a single block may be added in float32.
     """
-    limit = BLOCK_RECORDS if batch.sampled else BLOCK_RECORDS * BLOCKS_IN_FLOAT32
-    many = Summation.DOUBLE if batch.sampled or batch.persons is not None else Summation.BLOCKS
-    counts = zip(batch.sizes if batch.drawn is None else batch.drawn, batch.sizes, strict=True)
+    sampled = batch.drawn is not None
+    limit = BLOCK_RECORDS if sampled else BLOCK_RECORDS * BLOCKS_IN_FLOAT32
+    many = Summation.DOUBLE if sampled or batch.persons is not None else Summation.BLOCKS
+    counts = zip(batch.drawn or batch.sizes, batch.sizes, strict=True)
     few = [batch.persons is None and n <= limit and rows <= BLOCK_ROWS for n, rows in counts]
     return [Summation.FEW if one else many for one in few]
 
@@ -231,7 +234,7 @@ def _pieces(batch: Batch, first: int, size: int) -> Iterator[tuple[int, int]]:
     if batch.persons is None:
         step = -(-BLOCK_ROWS // TILE_ROWS) * TILE_ROWS
         cuts = list(range(first, first + size, step))
-    elif batch.sampled:
+    elif batch.places is not None:
         cuts = [first]
     else:
         mine = batch.persons[first : first + size]
@@ -266,26 +269,6 @@ def _gradients(
     return gradients
 
 
-def _clip(
-    model: Model,
-    gradients: list[Factors],
-    squared: Tensor,
-    clip_norm: float,
-    present: Tensor | None,
-    persons: Tensor | None,
-) -> tuple[Tensor, Tensor | None]:
-    """(rows,) float32 factors that clip, and (rows,) which records are not finite; None if all are."""
-    bad = ~torch.isfinite(squared)
-    if persons is None:
-        factor = clip_factors(squared, clip_norm)
-    else:
-        finite = [tuple(factor.masked_fill(bad[:, None], 0.0) for factor in factors) for factors in gradients]
-        factor = _person_factors(model, finite, squared.masked_fill(bad, 0.0), clip_norm, persons)
-    if present is not None:
-        factor = factor.masked_fill_(~present, 0.0)
-    return factor, bad if bool(bad.any()) else None
-
-
 def clip_factors(squared_norms: Tensor, clip_norm: float) -> Tensor:
     """(rows,) float32, at most min(1, C/‖g‖) for float64 bounds ‖g‖² from above; 0 where they are not finite."""
     limit = clip_norm * (1.0 - _RECORD_MARGIN)
@@ -295,9 +278,14 @@ def clip_factors(squared_norms: Tensor, clip_norm: float) -> Tensor:
 
 
 def _person_factors(
-    model: Model, gradients: list[Factors], squared: Tensor, clip_norm: float, persons: Tensor
+    model: Model, gradients: list[Factors], squared: Tensor, bad: Tensor, clip_norm: float, persons: Tensor
 ) -> Tensor:
-    """(rows,) float32: the same factor for all records of a person, which clips the norm of their sum."""
+    """(rows,) float32: the same factor for all records of a person, which clips the norm of their sum.
+
+    Records that are `bad`, (rows,) booleans, count as zeros.
+    """
+    gradients = [tuple(factor.masked_fill(bad[:, None], 0.0) for factor in factors) for factors in gradients]
+    squared = squared.masked_fill(bad, 0.0)
     factor = torch.empty(persons.shape[0], dtype=torch.float64)
     _, counts = torch.unique_consecutive(persons, return_counts=True)
     starts = counts.cumsum(0) - counts

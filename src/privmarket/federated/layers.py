@@ -56,7 +56,7 @@ class Layer(ABC):
 
     def views(self, flat: Tensor) -> Part:
         """This layer's weights, shaped, as views of its slice (size,) of the flat vector."""
-        return ()
+        raise NotImplementedError
 
     @abstractmethod
     def forward(self, parts: Sequence[Part], rows: Tensor, sizes: list[int]) -> tuple[Tensor, Kept]:

@@ -11,7 +11,7 @@ Deviation: the noise is on clipped gradient sums; the paper adds it to weights w
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -105,16 +105,6 @@ class ClientRecords:
     sizes: list[int]
     persons: Tensor | None = None
 
-    def __post_init__(self) -> None:
-        if self.persons is None:
-            return
-        ids = torch.as_tensor(self.persons)
-        if ids.dtype.is_floating_point or ids.shape != (self.labels.shape[0],) or bool((ids < 0).any()):
-            raise ConfigurationError(
-                f"person numbers of shape {tuple(ids.shape)}, {ids.dtype}, for {self.labels.shape[0]} records",
-                "give one whole number ≥ 0 per record, without gaps",
-            )
-
     @property
     def clients(self) -> int:
         """How many clients."""
@@ -152,28 +142,22 @@ def private_updates(
         NoisySum.of(sigma, source, plan, size, model.parameters)
         for sigma, source, size in zip(noise_multiplier, randomness, records.sizes, strict=True)
     ]
-    if plan.steps == 1:
-        # All clients share the global weights, so that a forward pass is one product for all of them.
-        batch = _batch(records, plan, randomness)
-        sums = clipped_sums(model, model.parts(global_weights[None]), batch, plan.clip_norm)
-        updates = torch.empty_like(sums, dtype=torch.float32)
-        for release, total, update in zip(noisy, _each(sums, batch), updates, strict=True):
-            release.write(update, total, rate, fresh=True)
-        return updates
-    weights = global_weights.repeat(records.clients, 1)
-    parts, buffer = model.parts(weights), torch.empty(records.clients, model.parameters)
+    # In a single step all clients share the global weights, so that a forward pass is one product for all of them.
+    single = plan.steps == 1
+    weights = global_weights[None] if single else global_weights.repeat(len(noisy), 1)
+    parts, updates = model.parts(weights), torch.empty(len(noisy), model.parameters)
     for _ in range(plan.steps):
         batch = _batch(records, plan, randomness)
-        sums = clipped_sums(model, parts, batch, plan.clip_norm, out=buffer)
-        for release, total, row in zip(noisy, _each(sums, batch), weights, strict=True):
-            release.write(row, total, -rate)
-    return global_weights - weights
-
-
-def _each(sums: Tensor, batch: Batch) -> Iterator[Tensor]:
-    """Each client's sum in the precision in which it was added up, so that it is released as if it were alone."""
-    for total, how in zip(sums, summations(batch), strict=True):
-        yield total.float() if how is Summation.FEW else total
+        # After several steps the weights are what is released, so that `updates` is free for the sums.
+        sums = clipped_sums(model, parts, batch, plan.clip_norm, out=None if single else updates)
+        for client, how in enumerate(summations(batch)):
+            # In the precision in which it was added up, so that each client releases what it would alone.
+            total = sums[client].float() if how is Summation.FEW else sums[client]
+            if single:
+                noisy[client].write(updates[client], total, rate, fresh=True)
+            else:
+                noisy[client].write(weights[client], total, -rate)
+    return updates if single else global_weights - weights
 
 
 def private_shares(
@@ -275,10 +259,19 @@ def by_person(records: ClientRecords) -> ClientRecords:
     """The same records, each client's sorted by person; no two clients share a person's number any more.
 
     Somebody whose records several clients hold is one person for each of them, clipped by each on its own.
+
+    Raises:
+        ConfigurationError: there are no person numbers, or they are not one whole number ≥ 0 per record.
     """
     if records.persons is None:
         raise ConfigurationError('unit="person" without person numbers', "give ClientRecords(persons=…)")
-    persons = records.persons.numpy()
+    ids = torch.as_tensor(records.persons)
+    if ids.dtype.is_floating_point or ids.shape != (records.labels.shape[0],) or bool((ids < 0).any()):
+        raise ConfigurationError(
+            f"person numbers of shape {tuple(ids.shape)}, {ids.dtype}, for {records.labels.shape[0]} records",
+            "give one whole number ≥ 0 per record",
+        )
+    persons = ids.numpy()
     order = np.concatenate(
         [
             start + np.argsort(persons[start : start + size], kind="stable")
@@ -287,9 +280,9 @@ def by_person(records: ClientRecords) -> ClientRecords:
         or [np.zeros(0, dtype=np.int64)]
     )
     chosen = torch.from_numpy(order)
-    ids, owner = persons[order], np.repeat(np.arange(records.clients), records.sizes)
-    begins = np.ones(ids.size, dtype=np.bool_)
-    begins[1:] = (ids[1:] != ids[:-1]) | (owner[1:] != owner[:-1])
+    whose, owner = persons[order], np.repeat(np.arange(records.clients), records.sizes)
+    begins = np.ones(whose.size, dtype=np.bool_)
+    begins[1:] = (whose[1:] != whose[:-1]) | (owner[1:] != owner[:-1])
     numbers = torch.from_numpy(np.cumsum(begins) - 1)
     return ClientRecords(records.images[chosen], records.labels[chosen], records.sizes, numbers)
 

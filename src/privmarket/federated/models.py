@@ -36,7 +36,7 @@ class Model:
         """(copies, parameters) → for each layer, for each copy, the layer's shaped views of the flat weights."""
         ends = itertools.accumulate(layer.size for layer in self.layers)
         return [
-            [layer.views(copy[end - layer.size : end]) for copy in flat]
+            [layer.views(copy[end - layer.size : end]) if layer.size else () for copy in flat]
             for layer, end in zip(self.layers, ends, strict=True)
         ]
 

@@ -27,7 +27,8 @@ from privmarket.federated.local import (
     private_updates,
 )
 from privmarket.federated.models import Model, build_model
-from privmarket.federated.modes import ChunkOrder
+from privmarket.federated.modes import ChunkOrder, Mode
+from privmarket.federated.workers import one_thread
 from privmarket.privacy.gaussian import literal_noise_multiplier
 from privmarket.privacy.noise import NoiseSource
 
@@ -74,9 +75,14 @@ class ClientPool:
         )
 
     @cached_property
+    def mode(self) -> Mode:
+        """What the run does with privacy."""
+        return self.config.privacy
+
+    @cached_property
     def chunk(self) -> int:
         """How many clients train together: what fits the processor's caches, by measurement."""
-        one_step = self.config.training.steps == 1 and self.config.privacy.counts_epsilon
+        one_step = self.config.training.steps == 1 and self.mode.counts_epsilon
         return FULL_BATCH_CHUNK if one_step else SMALL_BATCH_CHUNK
 
     def initial_weights(self) -> Tensor:
@@ -84,11 +90,12 @@ class ClientPool:
         return self.model.initial_weights(np.random.default_rng([self.config.seed, _WEIGHTS]))
 
     def train(self, order: ChunkOrder) -> np.ndarray:
-        """(clients, parameters): what each client of the chunk releases, in the run's mode.
+        """(clients, parameters): what each client of the chunk releases, in the run's mode; computed in one thread.
 
         float32, or int64 where the order names the grids of a secure sum.
         """
-        return self.shares(order) if order.grids else self.config.privacy.updates(self, order)
+        with one_thread():
+            return self.shares(order) if order.grids else self.mode.updates(self, order)
 
     def private_updates(self, order: ChunkOrder, *, noise: bool) -> np.ndarray:
         """Noisy steps on clipped gradients; see `local.private_updates`."""

@@ -1,8 +1,8 @@
 """Training the sellers of a round, in this process or in several, with the same result to the last bit.
 
 Clients are cut into chunks in their fixed order, and a chunk is the unit of work: what it computes depends on
-nothing but the chunk, so it does not matter which process takes it. Every process computes in one
-thread: more OpenMP threads than free cores slow training down many times.
+nothing but the chunk, so it does not matter which process takes it. Clients train in one thread (`one_thread`):
+more OpenMP threads than free cores slow training down many times.
 """
 
 from __future__ import annotations
@@ -78,8 +78,7 @@ class Workers(Generic[Task]):
         if self._pool is not None:
             return list(self._pool.map(_run, tasks))
         assert self._work is not None
-        with one_thread():
-            return [self._work(task) for task in tasks]
+        return [self._work(task) for task in tasks]
 
     def __enter__(self) -> Self:
         return self

@@ -105,9 +105,17 @@ def draw_digits(cells: NDArray[np.uint16], levels: int, source: Words) -> NDArra
     np.copyto(places, cells)
     places[total - total // levels :] += 2**_CELL_BITS  # the lowest digit has the second table
     law.guide.take(places, out=digits, mode="clip")
-    open_ = np.flatnonzero(np.less(digits, -_REACH, out=_WORKSPACE.undecided[:total]))
-    if open_.size:
-        digits[open_] = law.resolve(digits[open_], source)
+    undecided = np.flatnonzero(np.less(digits, -_REACH, out=_WORKSPACE.undecided[:total]))
+    if undecided.size:  # 8 further bits each
+        numbers = digits[undecided].astype(np.intp) - _OPEN
+        digits[undecided] = law.fine.take(numbers * 2**_OCTET_BITS + source.more_bytes(undecided.size))
+        undecided = undecided[digits[undecided] < -_REACH]
+    if undecided.size:  # then 64
+        numbers = digits[undecided].astype(np.intp) - _OPEN
+        words, threshold = source.more_bytes(8 * undecided.size).view("<u8"), law.threshold[numbers]
+        digits[undecided] = law.first[numbers] + (words >= threshold)
+        for k in np.flatnonzero(law.crowded[numbers] | (words == threshold)):  # and then 56, as far as needed
+            digits[undecided[k]] = law.invert(int(law.part[numbers[k]]), int(words[k]), source)
     return digits.reshape(levels, -1)
 
 
@@ -135,21 +143,7 @@ class DigitTables:
     crowded: NDArray[np.bool_]
     part: NDArray[np.int64]
 
-    def resolve(self, entries: NDArray[np.int16], source: Words) -> NDArray[np.int16]:
-        """The digits of open cells: by 8 further bits each, then 64, then 56, as far as needed."""
-        parts = (entries.astype(np.intp) - _OPEN) * 2**_OCTET_BITS + source.more_bytes(entries.size)
-        digits: NDArray[np.int16] = self.fine.take(parts)
-        open_ = np.flatnonzero(digits < -_REACH)
-        if open_.size:
-            numbers = digits[open_].astype(np.intp) - _OPEN
-            words = source.more_bytes(8 * open_.size).view("<u8")
-            threshold = self.threshold[numbers]
-            digits[open_] = self.first[numbers] + (words >= threshold)
-            for k in np.flatnonzero(self.crowded[numbers] | (words == threshold)):
-                digits[open_[k]] = self._invert(int(self.part[numbers[k]]), int(words[k]), source)
-        return digits
-
-    def _invert(self, part: int, word: int, source: Words) -> int:
+    def invert(self, part: int, word: int, source: Words) -> int:
         """The digit of the uniform number made of a part's 24 bits, 64 further bits and the last 56."""
         kind, top = divmod(part, 2 ** (_CELL_BITS + _OCTET_BITS))
         tail = int.from_bytes(source.more_bytes(_TAIL_BITS // 8).tobytes(), "little")

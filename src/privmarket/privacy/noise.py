@@ -70,9 +70,6 @@ class NoiseSource:
         if len(key) != 16:
             raise PrivacyError(f"a noise key of {len(key)} bytes", "AES-128 takes 16; use from_seed or from_system")
         self._process: int | None = None  # the process that a system-keyed stream belongs to
-        self._start(key)
-
-    def _start(self, key: bytes) -> None:
         # Counters start at 0 for every key; keys are never reused for anything else.
         bits, tail = (algorithms.AES(one) for one in (key, _derive(key, "tail")))
         self._key = key
@@ -103,7 +100,9 @@ class NoiseSource:
 
     def cells(self, count: int) -> NDArray[np.uint16]:
         """The next `count` ≤ 2·_CHUNK words of 16 random bits; overwritten by the next call in this thread."""
-        return self._take((count + 1) // 2).view(np.uint16)[:count]
+        self._renew_after_fork()
+        self._bits.update_into(_ZEROS[: 4 * ((count + 1) // 2)], _WORKSPACE.bytes)
+        return _WORKSPACE.words.view(np.uint16)[:count]
 
     def more_bytes(self, count: int) -> NDArray[np.uint8]:
         """`count` random bytes from a second stream, so that the first keeps its pace."""
@@ -153,15 +152,15 @@ class NoiseSource:
 
     def _take(self, words: int) -> NDArray[np.uint32]:
         """The next `words` ≤ _CHUNK words of 32 random bits; overwritten by the next call in this thread."""
-        self._renew_after_fork()
-        self._bits.update_into(_ZEROS[: 4 * words], _WORKSPACE.bytes)
-        return _WORKSPACE.words[:words]
+        return self.cells(2 * words).view(np.uint32)
 
     def _renew_after_fork(self) -> None:
-        """A forked copy would repeat its parent's noise, and the difference of two releases would be bare."""
+        """A forked copy starts with a new key: else it would repeat its parent's noise.
+
+        Two releases with the same noise, subtracted, would be bare of any.
+        """
         if self._process is not None and self._process != os.getpid():
-            self._process = os.getpid()
-            self._start(os.urandom(16))
+            vars(self).update(vars(self.from_system()))
 
     def _polar(self, count: int) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
         """r, cos θ and sin θ of `count` ≤ _CHUNK normals r cos θ and r sin θ, where r² = −2 ln u (Box–Muller).

@@ -88,7 +88,7 @@ MEANINGS: dict[Reason, str] = {
 
 
 class PolicyRefusal(PrivmarketError):
-    """A client's no. `reason` is what leaves; the message stays in the client's own log."""
+    """A client refuses. `reason` is what leaves; the message stays in the client's own log."""
 
     code = "refused"
 
@@ -204,7 +204,14 @@ class SellerPolicy:
             raise _refusal(Reason.EPSILON, f"asked for ε = {order.epsilon}, policy {self.epsilon_per_sale}")
         if not 0 < order.delta <= self.delta * _TOLERANCE:
             raise _refusal(Reason.DELTA, f"asked for δ = {order.delta}, policy at most {self.delta}")
-        self._check_schedule(order)
+        rate, steps = order.sampling_rate, order.steps
+        asked = f"asked for {steps} steps at sampling rate {rate}"
+        if not (0 < rate <= 1 and 1 <= steps <= self.steps):
+            raise _refusal(Reason.SCHEDULE, f"{asked}, policy at most {self.steps} steps")
+        if self.schedules is not None and (rate, steps) not in self.schedules:
+            raise _refusal(Reason.SCHEDULE, f"{asked}, policy {list(self.schedules)}")
+        if self.schedules is None and not is_ready(order.delta, rate, steps):
+            raise _refusal(Reason.SCHEDULE, f"{asked}: no noise table is at hand and building one takes a minute")
         for reason, name in (
             (Reason.CLIP_NORM, "clip_norm"),
             (Reason.LEARNING_RATE, "learning_rate"),
@@ -250,17 +257,6 @@ class SellerPolicy:
                 raise _refusal(Reason.WEIGHTS, f"{name} is not finite or above {self.weight_magnitude:g}")
         if self.models is not None and model_fingerprint(weights) not in self.models:
             raise _refusal(Reason.MODEL, f"model {model_fingerprint(weights)} is not on the policy's list")
-
-    def _check_schedule(self, order: Order) -> None:
-        rate, steps = order.sampling_rate, order.steps
-        asked = f"asked for {steps} steps at sampling rate {rate}"
-        if not (0 < rate <= 1 and 1 <= steps <= self.steps):
-            raise _refusal(Reason.SCHEDULE, f"{asked}, policy at most {self.steps} steps")
-        if self.schedules is not None:
-            if (rate, steps) not in self.schedules:
-                raise _refusal(Reason.SCHEDULE, f"{asked}, policy {list(self.schedules)}")
-        elif not is_ready(order.delta, rate, steps):
-            raise _refusal(Reason.SCHEDULE, f"{asked}: no noise table is at hand and building one takes a minute")
 
     @classmethod
     def read(cls, path: Path | str) -> SellerPolicy:

@@ -46,6 +46,8 @@ CANCELLATION = 64.0
 CLIP_NORM_RANGE = (2.0**-40, 2.0**40)
 
 _UNIT32 = 2.0**-24
+# What float64 adds per record when S is divided by γ, and what underflow may add anywhere.
+_DIVIDING, _UNDERFLOW = 2.0**-51, 2.0**-40
 
 
 class _Buffers:
@@ -82,7 +84,7 @@ def sum_inflation(records: int, block_records: int = BLOCK_RECORDS) -> float:
     onto_grid = 6.0 * _UNIT32 * min(records, BLOCKS_IN_FLOAT32 * block_records)
     totals = 2.0 * records / block_records + 2.0
     in_total = 1.01 * totals * records * 2.0**-52
-    return in_block + among_blocks + onto_grid + in_total + _rounding_to_grid(records)
+    return in_block + among_blocks + onto_grid + in_total + (records * _DIVIDING + _UNDERFLOW)
 
 
 def double_sum_inflation(records: int, block_records: int = 4096) -> float:
@@ -93,12 +95,7 @@ def double_sum_inflation(records: int, block_records: int = 4096) -> float:
     """
     blocks = 2.0 * records / block_records + 2.0
     in_sums = 1.01 * (block_records + blocks) * records * 2.0**-52
-    return CANCELLATION * in_sums + _rounding_to_grid(records)
-
-
-def _rounding_to_grid(records: int) -> float:
-    """What float64 adds when S is divided by γ, and what underflow may add anywhere."""
-    return records * 2.0**-51 + 2.0**-40
+    return CANCELLATION * in_sums + (records * _DIVIDING + _UNDERFLOW)
 
 
 def rounded_sensitivity(sensitivity: float, parameters: int) -> float:

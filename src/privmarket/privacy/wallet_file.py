@@ -27,6 +27,7 @@ from privmarket.privacy.accountant import composed_epsilon
 from privmarket.privacy.calibration import ReleaseFamily
 from privmarket.privacy.events import DEFAULT_DELTA, PrivacyEvent, from_json, to_json
 from privmarket.privacy.wallet import Wallets
+from privmarket.privacy.wallet_store import SoldBeforeError
 from privmarket.privacy.words import Trust, Unit
 
 
@@ -105,19 +106,19 @@ class WalletFile:
         with self.path.open("a+b") as stream:
             _lock(stream)
             replay = self._replay(stream)
-            book = OpenWallet(stream, replay)
             if replay.wallets is None:
                 cap = None if np.isinf(self.cap_epsilon) else self.cap_epsilon
-                book._append({"kind": "opened", "cap_epsilon": cap, "delta": self.delta})
+                _append(stream, replay, {"kind": "opened", "cap_epsilon": cap, "delta": self.delta})
                 force_folder(self.path.parent)
-            wallets = book.wallets
+            wallets = replay.wallets
+            assert wallets is not None
             if float(wallets.cap_epsilon[0]) != self.cap_epsilon or wallets.delta != self.delta:
                 raise WalletError(
                     f"{self.path.name} was opened with a cap of ε = {wallets.cap_epsilon[0]:g}, "
                     f"δ = {wallets.delta:g}, not {self.cap_epsilon:g} at {self.delta:g}",
                     "a lifetime cap is for life; give the first one",
                 )
-            yield book
+            yield OpenWallet(stream, replay, wallets)
 
     @classmethod
     def existing(cls, path: Path | str) -> WalletFile:
@@ -241,25 +242,21 @@ class WalletFolder:
         return [WalletFile(path, self.cap_epsilon, self.delta) for path in sorted(self.folder.glob("*.jsonl"))]
 
 
+@dataclass(frozen=True, eq=False)
 class OpenWallet:
-    """A wallet file while it is locked: what may be offered, what is sold, what was paid."""
+    """A wallet file while it is locked: what may be offered, what is sold, what was paid.
 
-    def __init__(self, stream: IO[bytes], replay: _Replay) -> None:
-        self._stream, self._state = stream, replay
+    Attributes:
+        wallets: the filter, of one client.
+    """
 
-    @property
-    def wallets(self) -> Wallets:
-        """The filter, of one client."""
-        assert self._state.wallets is not None
-        return self._state.wallets
+    _stream: IO[bytes]
+    _state: _Replay
+    wallets: Wallets
 
     def affordable(self, family: ReleaseFamily, wanted: float, rounds_left: int = 1) -> float:
         """The most ε up to `wanted` that fits in each of `rounds_left` rounds; 0 if nothing does."""
         return float(self.wallets.affordable(family, wanted, rounds_left)[0])
-
-    def sold(self, sale: str) -> bool:
-        """Whether this sale was made before, void or not."""
-        return sale in self._state.sales
 
     def reserve(
         self, sale: str, epsilon: float, event: PrivacyEvent, *, unit: str = "record", trust: str = "local"
@@ -269,19 +266,17 @@ class OpenWallet:
         `unit` and `trust` say what ε means; they are noted for the seller's statement.
 
         Raises:
-            WalletError: it does not fit, or was sold before: a second release would be a second cost.
+            WalletError: it does not fit.
+            SoldBeforeError: it was sold before, void or not.
         """
         if sale in self._state.sales:
-            raise WalletError(
-                f"sale {sale} was made before",
-                "sell in another round: each is sold once, even if its reply was lost",
-            )
+            raise SoldBeforeError(sale)
         if not self.wallets.can_spend([event])[0]:
             raise WalletError(
                 f"ε = {epsilon:g} does not fit: {self.remaining_share:.1%} of the wallet is left", "offer less"
             )
-        words = {"unit": unit, "trust": trust}
-        self._append({"kind": "reserved", "sale": sale, "epsilon": epsilon, "event": to_json(event), **words})
+        line = {"kind": "reserved", "sale": sale, "epsilon": epsilon, "event": to_json(event)}
+        _append(self._stream, self._state, {**line, "unit": unit, "trust": trust})
 
     def void(self, sale: str) -> None:
         """Gives a sale back for which nothing was released. The sale cannot be made again.
@@ -294,29 +289,32 @@ class OpenWallet:
             raise WalletError(
                 f"sale {sale} cannot be void", "void only a sale that was reserved and released nothing"
             )
-        self._append({"kind": "void", "sale": sale})
+        _append(self._stream, self._state, {"kind": "void", "sale": sale})
 
     def released(self, sale: str, update_sha256: str) -> None:
         """Notes that the update of a sale left."""
-        self._append({"kind": "released", "sale": sale, "update_sha256": update_sha256})
+        _append(self._stream, self._state, {"kind": "released", "sale": sale, "update_sha256": update_sha256})
 
     def paid(self, sale: str, paid_micro: int, fault: str) -> None:
         """Notes what the server said it paid; a receipt that comes twice is noted once."""
         if sale in self._state.sales and "paid_micro" not in self._state.sales[sale]:
-            self._append({"kind": "paid", "sale": sale, "paid_micro": paid_micro, "fault": fault})
+            line = {"kind": "paid", "sale": sale, "paid_micro": paid_micro, "fault": fault}
+            _append(self._stream, self._state, line)
 
     @property
     def remaining_share(self) -> float:
         """The part of the wallet that is left."""
         return float(self.wallets.remaining_share[0])
 
-    def _append(self, entry: Mapping[str, object]) -> None:
-        line = json.dumps(entry).encode() + b"\n"
-        self._stream.write(line)
-        self._stream.flush()
-        os.fsync(self._stream.fileno())
-        _apply(self._state, line, "a new line")
-        self._state.offset += len(line)
+
+def _append(stream: IO[bytes], state: _Replay, entry: Mapping[str, object]) -> None:
+    """Writes a line, forces it to disk, and does to the state what reading it would do."""
+    line = json.dumps(entry).encode() + b"\n"
+    stream.write(line)
+    stream.flush()
+    os.fsync(stream.fileno())
+    _apply(state, line, "a new line")
+    state.offset += len(line)
 
 
 def _apply(state: _Replay, line: bytes, place: str) -> None:

@@ -21,6 +21,15 @@ from privmarket.privacy.events import PrivacyEvent
 from privmarket.privacy.wallet import Wallets
 
 
+class SoldBeforeError(WalletError):
+    """A second sale under one name: a second release would be a second cost."""
+
+    def __init__(self, sale: str) -> None:
+        super().__init__(
+            f"sale {sale} was made before", "sell in another round: each is sold once, even if its reply was lost"
+        )
+
+
 class WalletStore(Protocol):
     """What clients sold, kept by clients' names; see the module for the rule."""
 
@@ -69,7 +78,7 @@ class MemoryStore:
     def reserve(self, sale: str, events: Mapping[str, PrivacyEvent]) -> None:
         """See `WalletStore`; all clients or none."""
         if sale in self._sales:
-            raise sold_before(sale)
+            raise SoldBeforeError(sale)
         entry: list[PrivacyEvent | None] = [None] * self.wallets.clients
         for client, event in events.items():
             entry[self._place[client]] = event
@@ -108,7 +117,7 @@ class ReleaseBook:
     def reserve(self, sale: str, events: Mapping[str, PrivacyEvent]) -> None:
         """See `WalletStore`; without a cap everything fits."""
         if sale in self._sales:
-            raise sold_before(sale)
+            raise SoldBeforeError(sale)
         self._sales[sale] = dict(events)
 
     def charge(self, sale: str) -> None:
@@ -137,13 +146,6 @@ class ReleaseBook:
             for client, event in events.items():
                 found.setdefault(client, []).append(event)
         return {client: tuple(events) for client, events in found.items()}
-
-
-def sold_before(sale: str) -> WalletError:
-    """What a store says to a second sale under one name."""
-    return WalletError(
-        f"sale {sale} was made before", "sell in another round: each is sold once, even if its reply was lost"
-    )
 
 
 def not_reserved(sale: str) -> WalletError:

@@ -7,7 +7,7 @@ import torch
 from privmarket.errors import ConfigurationError
 from privmarket.federated import gradients, local
 from privmarket.federated.gradients import gradient_sums
-from privmarket.federated.local import ClientRecords, LocalPlan, plain_updates, private_updates
+from privmarket.federated.local import ClientRecords, LocalPlan, by_person, plain_updates, private_updates
 from privmarket.federated.models import cnn, mlp
 from privmarket.privacy.noise import NoiseSource
 from privmarket.privacy.release import Grid, sum_inflation
@@ -95,7 +95,7 @@ def test_persons_with_gaps_are_refused():
     images, labels = torch.zeros(3, 1, 6, 6), torch.zeros(3, dtype=torch.int64)
     for bad in (torch.tensor([0, 1]), torch.tensor([0.0, 1.0, float("nan")]), torch.tensor([0, -1, 2])):
         with pytest.raises(ConfigurationError, match="person"):
-            ClientRecords(images, labels, [3], bad)
+            by_person(ClientRecords(images, labels, [3], bad))
     plan, weights = LocalPlan(unit="person"), MODEL.initial_weights(np.random.default_rng(0))
     nobody, source = ClientRecords(images, labels, [3]), NoiseSource.from_seed(0)
     with pytest.raises(ConfigurationError, match="person"):
