@@ -30,18 +30,13 @@ PARTS: dict[str, dict[str, tuple[str, ...]]] = {
         "privacy.release": EVERY,
         "privacy.integer_noise": EVERY,
         "privacy.noise": ("NoiseSource.cells", "NoiseSource.more_bytes"),
-        "federated.local": ("NoisySum.of", "NoisySum.write", "_each"),
+        "federated.local": ("NoisySum.of", "NoisySum.write"),
         "federated.gradients": ("summations", "conventional_products", "rounded_down"),
         "federated.layers": ("_add_product", "even_blocks"),
     },
     "a seller's policy, checks of a server's order": {
         "privacy.policy": EVERY,
-        "flower.guard": EVERY,
         "flower.node_seller": ("Seller._check_terms",),
-    },
-    "clients that look ahead or learn": {
-        "federated.bid_strategies": EVERY,
-        "privacy.wallet": ("Wallets.remaining_share", "Wallets.capacity"),
     },
 }
 PAGE = Path(__file__).parents[1] / "docs/architecture.md"

@@ -360,7 +360,10 @@ def test_no_text_of_an_error_leaves_and_a_failure_is_charged(tmp_path, caplog):
 
 
 def test_the_client_of_old_sends_its_errors_text(monkeypatch):
-    monkeypatch.setattr(guard, "guarded", lambda handler: handler)
+    def raised(message, context, error, reason=None):
+        raise error
+
+    monkeypatch.setattr(guard, "refuse", raised)
     monkeypatch.setattr(client_module, "trained", lambda training: training())
     _, grid = play(client(leaking))
     assert SECRET in everything_sent(grid)

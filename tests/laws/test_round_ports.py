@@ -79,9 +79,15 @@ def house(request, tmp_path):
     return request.param(tmp_path)
 
 
+class Asked:
+    """Bidders whose answer is known."""
+
+    def __init__(self, answer):
+        self.offers = answer
+
+
 def cleared(house, offers=OFFERS, terms=TERMS):
-    opened = house.auctioneer.open(terms)
-    return house.auctioneer.clear(opened, house.bid(opened, offers))
+    return house.auctioneer.clear(terms, Asked(lambda opened: house.bid(opened, offers)))
 
 
 def test_an_auction_clears_within_offers_and_budget(house):
@@ -121,7 +127,8 @@ def test_settlement_pays_the_usable_and_adds_up(house):
     ],
 )
 def test_every_number_of_an_offer_is_checked(bad):
-    market = LocalAuctioneer(mechanism("proportional-share")).clear(TERMS, {**OFFERS, "b": bad})
+    bidders = Asked(lambda _: {**OFFERS, "b": bad})
+    market = LocalAuctioneer(mechanism("proportional-share")).clear(TERMS, bidders)
     assert set(market.offers) == {"a", "d", "e"}
 
 
@@ -141,8 +148,8 @@ SMALL = FederationConfig(
 class InSimulation:
     def __init__(self):
         self.federation = Federation(SMALL)
-        self.party = SimulatedClients(self.federation, self.federation.start())
-        self.terms = self.federation.terms(self.party.state)
+        self.bidders = self.party = SimulatedClients(self.federation, self.federation.start())
+        self.terms = self.federation.pacing.terms(())
 
 
 class OnAGrid:
@@ -150,7 +157,7 @@ class OnAGrid:
         grid = Wire(client())
         settings = MarketSettings(mechanism="proportional-share", budget=4.0, rounds=2, deadline_seconds=5.0)
         self.party = MarketRun(grid, settings, LocalAuctioneer(settings.rule()), START, None, lambda _: None)
-        self.terms = self.party.market.terms(0)
+        self.bidders, self.terms = self.party.fleet, self.party.market.pacing.terms(())
 
 
 @pytest.fixture(params=[InSimulation, OnAGrid])
@@ -159,16 +166,16 @@ def crowd(request):
 
 
 def test_bidders_answer_by_name_in_a_fixed_order_within_the_terms(crowd):
-    offers = crowd.party.offers(crowd.terms)
-    assert list(offers) == [str(i) for i in range(CLIENTS)] == list(crowd.party.offers(crowd.terms))
+    offers = crowd.bidders.offers(crowd.terms)
+    assert list(offers) == [str(i) for i in range(CLIENTS)] == list(crowd.bidders.offers(crowd.terms))
     for name, offer in offers.items():
         offer.check(name, crowd.terms)
-    smaller = crowd.party.offers(replace(crowd.terms, epsilon_max=0.3))
+    smaller = crowd.bidders.offers(replace(crowd.terms, epsilon_max=0.3))
     assert all(offer.epsilon <= 0.3 for offer in smaller.values())
 
 
 def test_trainers_report_on_every_award_and_add_up(crowd):
-    market = LocalAuctioneer(mechanism("proportional-share")).clear(crowd.terms, crowd.party.offers(crowd.terms))
+    market = LocalAuctioneer(mechanism("proportional-share")).clear(crowd.terms, crowd.bidders)
     delivered = crowd.party.train(market)
     assert {**delivered.reports, **delivered.refused}.keys() == market.awards.keys()
     assert not delivered.reports.keys() & delivered.refused.keys()
@@ -192,13 +199,9 @@ class Diary:
         self.said.append("offers")
         return OFFERS
 
-    def open(self, terms):
-        self.said.append("open")
-        return terms
-
-    def clear(self, terms, offers):
+    def clear(self, terms, bidders):
         self.said.append("clear")
-        return self.local.clear(terms, offers)
+        return self.local.clear(terms, bidders)
 
     def settle(self, market):
         self.said.append("settle")
@@ -231,7 +234,7 @@ def play(diary, terms=TERMS):
 def test_the_order_of_a_round():
     diary = Diary()
     play(diary)
-    assert diary.said == ["open", "offers", "clear", "reserve", "charge", "train", "settle"]
+    assert diary.said == ["clear", "offers", "reserve", "charge", "train", "settle"]
 
 
 def test_the_two_halves_are_the_whole():
@@ -272,7 +275,7 @@ def test_nothing_is_trained_when_nobody_sells():
 def test_the_order_check_catches_a_driver_that_charges_after_training():
     """The broken subject: trains first, as the simulation once did, and a crash would spend nothing."""
     diary = Diary(dies=True)
-    market = diary.clear(TERMS, OFFERS)
+    market = diary.clear(TERMS, diary)
     with pytest.raises(AssertionError):
         diary.train(market)
 
@@ -304,7 +307,7 @@ def test_a_round_with_sixteen_thousand_offers_is_cleared_in_one_pass():
             super().check(name, terms)
 
     offers = {str(i): Counted(0.001 * (i % 997), 1.0) for i in range(16_000)}
-    market = LocalAuctioneer(mechanism("proportional-share")).clear(TERMS, offers)
+    market = LocalAuctioneer(mechanism("proportional-share")).clear(TERMS, Asked(lambda _: offers))
     assert len(counted) == len(offers) == len(market.offers)
 
 

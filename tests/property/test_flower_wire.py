@@ -50,4 +50,4 @@ def test_calls_sales_and_receipts(call, sale, receipt):
 
 @given(names, offers)
 def test_offers(client, offer):
-    assert wire.read_offer(sent(wire.write_offer(client, offer))) == (client, offer)
+    assert wire.read_offer(sent(wire.write_offer(client, offer))) == (client, offer, None)

@@ -76,9 +76,9 @@ def test_sold_epsilon_sets_the_noise_of_a_market_round():
     with Federation(config) as federation:
         state = federation.start()
         market = Round.publish(Terms(0, 3_000_000, federation.family, 5.0))
-        market = market.bid(SimulatedClients(federation, state).offers(federation.terms(state))).clear(
-            federation.mechanism
-        )
+        market = market.bid(
+            SimulatedClients(federation, state).offers(federation.pacing.terms(state.records))
+        ).clear(federation.mechanism)
         assert len(market.awards) >= 2
         noisy = federation.run_clients(state, market.awards)
         quiet = federation.run_clients(state, dict.fromkeys(market.awards, Award(0.0, 0.0, 0)))

@@ -52,7 +52,8 @@ def attack_client(
     images, labels = torch.from_numpy(data.train_images), torch.from_numpy(data.train_labels)
     own = plan.records
     if own > labels.shape[0]:
-        raise ConfigurationError(f"records is {own}: {plan.dataset} has {labels.shape[0]}", "ask for fewer")
+        has = labels.shape[0]
+        raise ConfigurationError(f"records is {own}: {plan.dataset} has {has}", f"give at most {has}")
     model = build_model(plan.model or training.model, data.image_shape, data.classes)
     rng = np.random.default_rng(plan.seed)
     clip = training.clip_norm

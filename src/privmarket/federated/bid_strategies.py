@@ -101,8 +101,10 @@ class Learning:
         self._learned += 1
 
 
-def bidding_of(config: FederationConfig, law: Law, family: ReleaseFamily, strategy: Strategy | None) -> Bidding:
-    """The way of reporting that a run asks for; a `strategy` given in code goes before the configured name.
+def bidding_of(
+    config: FederationConfig, law: Law, family: ReleaseFamily, strategy: Strategy | None
+) -> Bidding | None:
+    """The way of reporting that a run asks for, None for the truth; a `strategy` given in code goes first.
 
     Raises:
         ConfigurationError: `equilibrium` without a wallet, or with a law that has no valuations of its own.
@@ -113,7 +115,7 @@ def bidding_of(config: FederationConfig, law: Law, family: ReleaseFamily, strate
         return Learning(config.clients, config.seed)
     if config.strategy == "equilibrium":
         return Fixed(_equilibrium(config, law, family))
-    return Fixed(lambda valuation, left, number: valuation)
+    return None
 
 
 def _equilibrium(config: FederationConfig, law: Law, family: ReleaseFamily) -> Strategy:

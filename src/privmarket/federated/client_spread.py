@@ -120,6 +120,6 @@ def _equal_noise(run: Federation, clients: np.ndarray) -> float:
 
 
 def _unit(run: Federation) -> float:
-    """What a clip norm of a client's sum is in its update."""
+    """How far a client's update moves where its clipped sum moves by one clip norm."""
     plan = run.pool.plan
     return float(plan.clip_norm * plan.learning_rate / plan.expected_batch)

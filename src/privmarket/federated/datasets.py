@@ -142,7 +142,7 @@ def has_checksum(path: Path, md5: str) -> bool:
 def load_dataset(name: str, folder: Path | None = None, measured_on: str = "test") -> Dataset:
     """The data set called `name`; files are verified against their checksums before they are read.
 
-    Clients get the same records whatever accuracy is measured on: the validation records are nobody's.
+    Clients get the same records whatever accuracy is measured on: no client holds validation records.
     """
     if measured_on not in MEASURED_ON:
         raise UnknownNameError(

@@ -2,7 +2,7 @@
 
 Clipping bounds what one record adds to a sum only if a record's output and gradient depend on that record alone. A
 layer that normalises over the batch, or a forward pass that subtracts the batch's mean, breaks this silently: one
-record then moves the clipped sum by tens of clip norms. Two looks are taken:
+record then moves the clipped sum by tens of clip norms. Two checks are made:
 
 - `layer_findings` names layers that are known to mix records, or that have no per-record gradients;
 - `row_findings` runs the module on random numbers and watches: changing row i must leave every other row's output

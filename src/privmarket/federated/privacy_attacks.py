@@ -250,7 +250,8 @@ def membership_attack(
     [SteinkeNasrJagielski2023].
     """
     if labels.shape[0] < targets:
-        raise ConfigurationError(f"{targets} records in question of {labels.shape[0]}", "ask for fewer")
+        has = labels.shape[0]
+        raise ConfigurationError(f"targets is {targets}: there are {has} records", f"give at most {has}")
     coins = rng.random(targets) < 0.5
     labels = labels.clone()
     labels[:targets] = torch.from_numpy(rng.integers(0, _classes(subject), targets))

@@ -141,20 +141,23 @@ class Federation:
             return measured_types(self.config, number, self.pool.labels.numpy(), self.pool.parts)
         return client_types(self.config, number)
 
-    def terms(self, state: RunState) -> Terms:
-        """What is published before the next round."""
-        return self.pacing.terms(state.next_round, self.pacing.total_micro - state.remaining_micro)
-
     def step(self, state: RunState) -> RunState:
         """One round: auction, training, settlement, and the model moved by what was bought."""
-        clients = SimulatedClients(self, state)
-        if not self.mode.holds_auctions:
-            return self._after(state, clients.train_all(), RoundRecord(state.next_round))
-        store = MemoryStore(self.names, state.wallets)
-        purses = store if self.mode.counts_epsilon else ReleaseBook()
-        _, record, delivered = play_round(self.terms(state), clients, self.auctioneer, clients, purses)
-        left = state.remaining_micro - record.spent_micro
-        return self._after(replace(state, wallets=store.wallets, remaining_micro=left), delivered.update, record)
+        clients, number, rounds = SimulatedClients(self, state), state.next_round, self.config.rounds
+        if self.mode.holds_auctions:
+            terms, store = self.pacing.terms(state.records), MemoryStore(self.names, state.wallets)
+            purses = store if self.mode.counts_epsilon else ReleaseBook()
+            _, record, delivered = play_round(terms, clients, self.auctioneer, clients, purses)
+            update, left = delivered.update, state.remaining_micro - record.spent_micro
+            state = replace(state, wallets=store.wallets, remaining_micro=left)
+        else:
+            update, record = clients.train_all(), RoundRecord(number)
+        if update is not None:
+            moved = server_step(state.server, torch.from_numpy(update), self.server_plan, number / rounds)
+            state = replace(state, server=moved)
+        if number + 1 == rounds or (number + 1) % self.config.evaluate_every == 0:
+            record = replace(record, accuracy=self.accuracy(state))
+        return replace(state, next_round=number + 1, records=(*state.records, record))
 
     def run_clients(self, state: RunState, sales: Mapping[str, Award], grids: Sequence[Grid] = ()) -> np.ndarray:
         """(sellers, parameters): what each of these clients releases in the next round, see `ClientPool.train`.
@@ -212,16 +215,6 @@ class Federation:
             honest_share=market.terms.honest_share,
         )
 
-    def _after(self, state: RunState, update: np.ndarray | None, record: RoundRecord) -> RunState:
-        """The state after a settled round: weights moved by `update`, (parameters,), and one record more."""
-        number, rounds = state.next_round, self.config.rounds
-        if update is not None:
-            moved = server_step(state.server, torch.from_numpy(update), self.server_plan, number / rounds)
-            state = replace(state, server=moved)
-        if number + 1 == rounds or (number + 1) % self.config.evaluate_every == 0:
-            record = replace(record, accuracy=self.accuracy(state))
-        return replace(state, next_round=number + 1, records=(*state.records, record))
-
     def accuracy(self, state: RunState) -> float:
         """Accuracy of the model as it stands, on the records that the run is measured on."""
         with one_thread():
@@ -247,25 +240,24 @@ class SimulatedClients:
         if run.mode.counts_epsilon:
             rounds_left = terms.rounds - terms.number if config.wallet_policy == "spread" else 1
             epsilon = state.wallets.affordable(terms.family, epsilon, rounds_left)
-        wallet = np.inf if config.wallet is None else config.wallet
-        left = state.wallets.remaining_share * wallet
-        valuation = np.maximum(run.bidding.reports(valuation, left, terms.number, state.records), 0.0)
+        if run.bidding is not None:
+            left = state.wallets.remaining_share * (np.inf if config.wallet is None else config.wallet)
+            valuation = np.maximum(run.bidding.reports(valuation, left, terms.number, state.records), 0.0)
         return {
             run.names[i]: Offer(float(valuation[i]), float(epsilon[i]), float(run.sizes[i]))
             for i in np.flatnonzero((run.sizes > 0) & (epsilon > 0))
         }
 
     def train(self, market: Round) -> Delivered:
-        """What the sellers release, added up over those whose update is usable."""
-        gone = self._dropped(market) if self.federation.config.dropout else set()
-        sales = {client: award for client, award in market.awards.items() if client not in gone}
-        if market.terms.trust == "aggregate" and self.federation.mode.is_private:
-            return self._secure_sum(market, sales)
-        return self._plain_sum(market, sales)
+        """What the sellers release, added up over those whose update is usable.
 
-    def _plain_sum(self, market: Round, sales: Mapping[str, Award]) -> Delivered:
-        """Local trust: the server sees every update and weighs it."""
+        Under local trust the server sees every update and weighs it; under aggregate trust only their sum.
+        """
         run, config = self.federation, self.federation.config
+        gone = self._dropped(market) if config.dropout else set()
+        sales = {client: award for client, award in market.awards.items() if client not in gone}
+        if market.terms.trust == "aggregate" and run.mode.is_private:
+            return self._secure_sum(market, sales)
         updates = run.run_clients(self.state, sales)
         finite = np.isfinite(updates).all(axis=1)
         usable = {client for client, ok in zip(sales, finite, strict=True) if ok}

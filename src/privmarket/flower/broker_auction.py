@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from dataclasses import replace
 
 from privmarket.broker.http_client import BrokerCallError, BrokerClient
 from privmarket.errors import ConfigurationError
 from privmarket.flower.settings import MarketSettings
-from privmarket.rounds import Award, Offer, Phase, Round, RoundError, RoundRecord, Terms
+from privmarket.rounds import Award, Bidders, Offer, Phase, Round, RoundError, RoundRecord, Terms
 
 _log = logging.getLogger("privmarket.flower")
 
@@ -28,8 +27,11 @@ class BrokerAuctioneer:
         self.client, self.settings, self.title = client, settings, title
         self._task = ""
 
-    def open(self, terms: Terms) -> Terms:
-        """Publishes the task before the first round, and opens a round with its money in escrow."""
+    def clear(self, terms: Terms, bidders: Bidders) -> Round:
+        """Opens a round with its money in escrow, has the clients bid there, and fetches who sold what.
+
+        The task is published before the first round. Prices that were asked stay with the broker.
+        """
         if not self._task:
             settings = self.settings
             self._task = self.client.publish_task(
@@ -49,10 +51,8 @@ class BrokerAuctioneer:
                 bid_seconds=int(2 * settings.bid_seconds) + 1,
                 delivery_seconds=int(2 * settings.deadline_seconds) + 1,
             )["id"]
-        return replace(terms, broker_round=self.client.open_round(self._task)["id"])
-
-    def clear(self, terms: Terms, offers: Mapping[str, Offer | None]) -> Round:
-        """Closes bidding and fetches who sold what; prices that were asked stay with the broker."""
+        terms = replace(terms, broker_round=self.client.open_round(self._task)["id"])
+        offers = bidders.offers(terms)
         self.client.close_round(terms.broker_round)
         sold = {award["seller_id"]: award for award in self.client.awards(terms.broker_round)}
         awards = {

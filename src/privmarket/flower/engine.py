@@ -143,7 +143,8 @@ class Engine(AbstractContextManager["Engine"]):
         )
         started = re.search(r"Successfully started run (\d+)", done.stdout + done.stderr)
         if done.returncode != 0 or started is None:
-            raise EngineError(f"flwr run said: {(done.stdout + done.stderr)[-800:]}", "see the folder's logs")
+            said = (done.stdout + done.stderr)[-800:]
+            raise EngineError(f"flwr run said: {said}", f"see the logs in {self.folder}")
         self._run = started[1]
 
     def await_result(self, result: Path, timeout_seconds: float) -> ResultJson:
@@ -154,7 +155,8 @@ class Engine(AbstractContextManager["Engine"]):
             self._check_link()
             # Looked for again after the run has ended: the result is written shortly before.
             if ended or time.monotonic() > end:
-                raise EngineError(f"no result, and the run's log says: {self._run_log()}", "see the folder's logs")
+                why = f"no result, and the run's log says: {self._run_log()}"
+                raise EngineError(why, f"see the logs in {self.folder}")
             ended = _FINISHED.search(self.log("superlink")) is not None
             time.sleep(_POLL_SECONDS)
         found: ResultJson = json.loads(result.read_text())
@@ -163,7 +165,7 @@ class Engine(AbstractContextManager["Engine"]):
     def stop(self) -> None:
         """Ends every process that was started here."""
         for name in reversed(self._processes):
-            # The SuperLink may end a simulation in its own time; nodes have nothing to lose.
+            # The SuperLink gets time to end a simulation; nodes keep nothing that a sudden end could spoil.
             self._kill(self._processes[name], signal.SIGTERM if name == "superlink" else signal.SIGKILL)
         self._processes.clear()
 
@@ -211,7 +213,8 @@ class Engine(AbstractContextManager["Engine"]):
             except httpx.HTTPError:
                 pass
             if time.monotonic() > end:
-                raise EngineError(f"no SuperLink after {self.start_seconds:g} s", "see superlink.log")
+                why = f"no SuperLink after {self.start_seconds:g} s"
+                raise EngineError(why, f"see {self.folder}/superlink.log")
             time.sleep(_POLL_SECONDS)
 
     def _await_nodes(self) -> None:
@@ -220,7 +223,8 @@ class Engine(AbstractContextManager["Engine"]):
         while (there := self.log("superlink").count(_ACTIVATED)) < wanted:
             self._check_link()
             if time.monotonic() > end:
-                raise EngineError(f"{there} of {wanted} nodes after {self.start_seconds:g} s", "see node-0.log")
+                why = f"{there} of {wanted} nodes after {self.start_seconds:g} s"
+                raise EngineError(why, f"see {self.folder}/node-0.log")
             time.sleep(_POLL_SECONDS)
 
     def _check_link(self) -> None:

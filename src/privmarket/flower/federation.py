@@ -119,7 +119,9 @@ def federation_client(config: FederationConfig, wallet_folder: Path | str | None
 
 def _offer(config: FrozenConfig, terms: Terms, context: Context) -> Offer | None:
     client = int(partition_name(context))
-    types, size = _types(config, terms.number), _sizes(config)[client]
+    # Persistent types are those of the first round in every round.
+    persistent = _thawed(config).types == "persistent"
+    types, size = _types(config, 0 if persistent else terms.number), _sizes(config)[client]
     if not size:
         return None
     return Offer(float(types.valuation[client]), min(float(types.epsilon[client]), terms.epsilon_max), float(size))
@@ -141,24 +143,22 @@ class _PoolShares:
             *(job.sale.number, (int(job.client),), (job.sale.epsilon,), (job.noise_multiplier,)),
             *(weights[_FLAT], (grid,)),
         )
-        with workers.one_thread():
-            return {_FLAT: _pool(self.config).train(order)[0]}
+        return {_FLAT: _pool(self.config).train(order)[0]}
 
 
 def _train_many(config: FrozenConfig, weights: Arrays, jobs: Sequence[Job]) -> list[Arrays]:
     """What each client releases; the same bits whether clients train alone or together."""
     pool, updates = _pool(config), []
-    with workers.one_thread():
-        for at in range(0, len(jobs), pool.chunk):
-            some = jobs[at : at + pool.chunk]
-            order = ChunkOrder(
-                some[0].sale.number,
-                tuple(int(job.client) for job in some),
-                tuple(job.sale.epsilon for job in some),
-                tuple(job.noise_multiplier for job in some),
-                weights[_FLAT],
-            )
-            updates += list(pool.train(order))
+    for at in range(0, len(jobs), pool.chunk):
+        some = jobs[at : at + pool.chunk]
+        order = ChunkOrder(
+            some[0].sale.number,
+            tuple(int(job.client) for job in some),
+            tuple(job.sale.epsilon for job in some),
+            tuple(job.noise_multiplier for job in some),
+            weights[_FLAT],
+        )
+        updates += list(pool.train(order))
     return [{_FLAT: update} for update in updates]
 
 

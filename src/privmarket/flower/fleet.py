@@ -55,6 +55,7 @@ class Fleet:
         node_of: client → the node that bids for it.
         seen: digests of updates that were delivered; the same one is never taken again.
         declined: client → why it did not bid in the last round, in policy terms.
+        waited_seconds: how long each call for bids took.
     """
 
     grid: Grid
@@ -64,6 +65,7 @@ class Fleet:
     node_of: dict[str, int] = field(default_factory=dict)
     seen: set[str] = field(default_factory=set)
     declined: dict[str, str] = field(default_factory=dict)
+    waited_seconds: list[float] = field(default_factory=list)
 
     def wait(self, nodes: int, timeout_seconds: float) -> int:
         """Waits until so many nodes are there; returns how many are."""
@@ -74,7 +76,7 @@ class Fleet:
 
     def offers(self, terms: Terms) -> dict[str, Offer | None]:
         """Every client's offer, sorted by name; None for those that answered without one."""
-        there = set(self.grid.get_node_ids())
+        started, there = time.perf_counter(), set(self.grid.get_node_ids())
         # A client whose node is gone may come back on another.
         self.node_of = {client: node for client, node in self.node_of.items() if node in there}
         owner = {node: client for client, node in self.node_of.items()}
@@ -91,6 +93,7 @@ class Fleet:
             client, offer = self._offer(reply)
             if client is not None and client not in answers:
                 answers[client] = offer
+        self.waited_seconds.append(time.perf_counter() - started)
         return dict(sorted(answers.items(), key=lambda item: by_name(item[0])))
 
     def order(
@@ -120,7 +123,7 @@ class Fleet:
         shapes: Mapping[str, tuple[int, ...]],
         integers: Collection[str] = (),
     ) -> dict[str, Delivery]:
-        """client → what it delivered; a node's first word counts, and only for its own sale.
+        """client → what it delivered; a node's first reply counts, and only for its own sale.
 
         `integers` names arrays, such as counters among a model's buffers, that need not hold fractions.
         """
@@ -151,11 +154,11 @@ class Fleet:
             if (refused := wire.read_refusal(reply.content)) is not None:
                 _log.warning("node %s does not bid: %s", node, in_policy_terms(refused))
                 return None, None
-            client, offer = wire.read_offer(reply.content)
+            client, offer, reason = wire.read_offer(reply.content)
         except PrivmarketError as error:
             _log.warning("node %s sent no offer: %s", node, error)
             return None, None
-        if (reason := wire.read_declined(reply.content)) is not None:
+        if reason is not None:
             self.declined[client] = in_policy_terms(reason)
             _log.warning("client %s does not bid: %s", client, self.declined[client])
         if self.node_of.setdefault(client, node) != node:
@@ -170,6 +173,7 @@ class Fleet:
         shapes: Mapping[str, tuple[int, ...]],
         integers: Collection[str],
     ) -> Delivery:
+        """What one reply brings: an update that can be used, or what is wrong with it."""
         if reply.has_error():
             return Delivery(fault=f"client failed: {reply.error.reason}")
         try:
@@ -179,36 +183,27 @@ class Fleet:
             update = wire.read_arrays(reply.content, record)
         except PrivmarketError as error:
             return Delivery(fault=str(error))
-        fault = update_fault(update, shapes, integers)
-        if fault is None:
-            name = wire.digest(update, _NAMING_VALUES)
-            if name in self.seen:
-                return Delivery(fault="the same update was delivered before")
-            self.seen.add(name)
-        return Delivery(update if fault is None else None, fault)
-
-
-def update_fault(
-    update: Mapping[str, np.ndarray], shapes: Mapping[str, tuple[int, ...]], integers: Collection[str] = ()
-) -> str | None:
-    """What is wrong with an update; None if it can be used."""
-    if set(update) != set(shapes):
-        return f"update has arrays {sorted(update)[:5]}, not {sorted(shapes)[:5]}"
-    for name, array in update.items():
-        if array.shape != shapes[name]:
-            return f"{name} has shape {array.shape}, not {shapes[name]}"
-        if name in integers:
-            continue
-        if array.dtype.kind != "f":
-            return f"{name} holds {array.dtype}, not floating-point numbers"
-        with np.errstate(over="ignore"):
-            if not np.isfinite(array.astype(np.float32, copy=False)).all():
-                return "update is not finite"
-    return None
+        if set(update) != set(shapes):
+            return Delivery(fault=f"update has arrays {sorted(update)[:5]}, not {sorted(shapes)[:5]}")
+        for name, array in update.items():
+            if array.shape != shapes[name]:
+                return Delivery(fault=f"{name} has shape {array.shape}, not {shapes[name]}")
+            if name in integers:
+                continue
+            if array.dtype.kind != "f":
+                return Delivery(fault=f"{name} holds {array.dtype}, not floating-point numbers")
+            with np.errstate(over="ignore"):
+                if not np.isfinite(array.astype(np.float32, copy=False)).all():
+                    return Delivery(fault="update is not finite")
+        named = wire.digest(update, _NAMING_VALUES)
+        if named in self.seen:
+            return Delivery(fault="the same update was delivered before")
+        self.seen.add(named)
+        return Delivery(update)
 
 
 def in_policy_terms(word: str) -> str:
-    """A client's one word with its meaning; a word that we do not know is cut short, not repeated."""
+    """The word of a refusal with its meaning. An unknown one may hold anything, and is not repeated."""
     try:
         return f"{word} ({Reason(word).meaning})"
     except ValueError:

@@ -2,17 +2,18 @@
 
 Whatever goes wrong in a client, its answer is a word out of `Reason`; texts of errors, which may quote a label or a
 record ("index 7 is out of bounds"), stay in the client's own log. A refusal before training says nothing about the
-records' values; one record that cannot be used adds nothing and is not told. `failed` says that training broke all
-the same, as on a full disk, and no ε covers that; what was reserved for it stays spent.
+records' values; a single record that cannot be used adds nothing to the sum, and the server does not hear of it.
+`failed` says that training itself broke, for instance on a full disk: that word may depend on the records and no ε
+accounts for it, so what was reserved stays spent.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 from flwr.app import ConfigRecord, Context, Message
@@ -21,7 +22,8 @@ from privmarket.errors import PrivmarketError, WalletError
 from privmarket.flower import wire
 from privmarket.flower.wire import Sale
 from privmarket.privacy.calibration import ReleaseFamily
-from privmarket.privacy.policy import Order, PolicyRefusal, Reason
+from privmarket.privacy.policy import PolicyRefusal, Reason
+from privmarket.privacy.wallet_store import SoldBeforeError
 from privmarket.rounds import Terms
 
 if TYPE_CHECKING:
@@ -32,9 +34,6 @@ _REFUSALS = "privmarket-refusals"  # how often a node refused, by reason
 _TOLERANCE = 1e-9
 # Characters of a server, in a file that the client's owner reads; and in a line of the log, with our own words.
 LONGEST_TEXT, _LONGEST_LINE = 200, 2000
-
-Handler = Callable[[Message, Context], Message]
-Read = TypeVar("Read")
 
 
 @dataclass(frozen=True)
@@ -57,22 +56,15 @@ class Task:
     plan: Mapping[str, float]
 
 
-def guarded(handler: Handler) -> Handler:
-    """The handler, with every refusal and every error turned into one word; counted in the node's state."""
+def refuse(message: Message, context: Context, error: Exception, reason: Reason | None = None) -> Message:
+    """The answer to whatever went wrong: one word, counted in the node's state; details go to the client's own log.
 
-    def answer(message: Message, context: Context) -> Message:
-        try:
-            return handler(message, context)
-        except Exception as error:
-            return refuse(message, context, reason_of(error), error)
-
-    return answer
-
-
-def refuse(message: Message, context: Context, reason: Reason, error: Exception) -> Message:
-    """The constant answer; the details go to the client's own log."""
-    note_refusal(context, reason, error)
-    return Message(wire.write_refusal(reason), reply_to=message)
+    Args:
+        reason: the word; that of the error unless given.
+    """
+    word = reason or reason_of(error)
+    note_refusal(context, word, error)
+    return Message(wire.write_refusal(word), reply_to=message)
 
 
 def note_refusal(context: Context, reason: Reason, error: Exception) -> None:
@@ -103,16 +95,10 @@ def reason_of(error: Exception) -> Reason:
     if isinstance(error, PolicyRefusal):
         return error.reason
     if isinstance(error, WalletError):
-        return Reason.WALLET
+        return Reason.SOLD if isinstance(error, SoldBeforeError) else Reason.WALLET
     if isinstance(error, wire.WireError):
         return Reason.MESSAGE
     return Reason.FAILED
-
-
-def readable(read: Callable[[], Read]) -> Read:
-    """What `read` takes from a message; whatever is wrong with its values is the message's fault."""
-    with becomes(Reason.MESSAGE, PrivmarketError):
-        return read()
 
 
 @contextmanager
@@ -122,30 +108,6 @@ def becomes(reason: Reason, *kinds: type[Exception]) -> Iterator[None]:
         yield
     except kinds as error:
         raise PolicyRefusal(reason, str(error)) from error
-
-
-def order_of(asked: Terms | Sale, unit: str, task: Task | None) -> Order:
-    """The facts that a policy judges: of a call for bids, or of an order."""
-    family = asked.family
-    plan = {}
-    if isinstance(asked, Sale):
-        plan = {
-            "epsilon": asked.epsilon,
-            "clip_norm": asked.clip_norm,
-            "learning_rate": asked.learning_rate,
-            "expected_batch": asked.expected_batch,
-        }
-    return Order(
-        delta=family.delta,
-        sampling_rate=family.sampling_rate,
-        steps=family.steps,
-        trust=asked.trust,
-        supposed_honest=asked.honest_share,
-        unit=unit,
-        buyer=None if task is None else task.buyer,
-        broker=None if task is None else task.broker,
-        **plan,
-    )
 
 
 def fetch_task(broker: BrokerClient, round_id: str) -> Task:

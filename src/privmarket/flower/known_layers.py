@@ -129,10 +129,10 @@ def _layer(part: nn.Module) -> Layer | None:
 
 
 def _both(value: object) -> object:
-    """2 for (2, 2) and for 2."""
+    """The number that both entries of a pair have, e.g. 2 for (2, 2); anything else as it is."""
     return value[0] if isinstance(value, tuple) and len(set(value)) == 1 else value
 
 
 def _turned(array: np.ndarray) -> np.ndarray:
-    """A matrix turned; a kernel as it is."""
+    """A matrix transposed; a convolution's kernel as it is."""
     return array.T if array.ndim == 2 else array

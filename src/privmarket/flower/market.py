@@ -10,16 +10,14 @@ from dataclasses import dataclass, field, replace
 
 from privmarket.broker.http_client import BrokerClient
 from privmarket.errors import ConfigurationError
-from privmarket.federated.aggregation import seller_weights
 from privmarket.federated.shares import SharedSum, bits_at_most
 from privmarket.flower.broker_auction import BrokerAuctioneer
 from privmarket.flower.fleet import Delivery, Fleet
 from privmarket.flower.masks import SUM_BITS
 from privmarket.flower.settings import MarketSettings
 from privmarket.flower.wire import Receipt, Sale
-from privmarket.market.bids import Array
 from privmarket.privacy.wallet_store import ReleaseBook
-from privmarket.rounds import Auctioneer, Award, LocalAuctioneer, Pacing, Round, RoundRecord, Terms
+from privmarket.rounds import Auctioneer, Award, LocalAuctioneer, Pacing, Round, RoundRecord
 
 TOKEN_VARIABLE = "PRIVMARKET_BROKER_TOKEN"
 _log = logging.getLogger("privmarket.flower")
@@ -85,10 +83,6 @@ class GridMarket:
                 "lower epsilon_max, or train on fewer records a client",
             )
 
-    def terms(self, number: int) -> Terms:
-        """What is published before round `number`, from 0."""
-        return self.pacing.terms(number, sum(record.spent_micro for record in self.records))
-
     def sales(
         self, market: Round, shares: Mapping[str, float] | None = None, total: SharedSum | None = None
     ) -> dict[str, Sale]:
@@ -128,10 +122,6 @@ class GridMarket:
         """client → its key at the broker that held the auction; None without a broker."""
         broker = self.auctioneer
         return broker.registered_keys(market.terms) if isinstance(broker, BrokerAuctioneer) else None
-
-    def weights(self, market: Round, usable: list[str]) -> Array:
-        """(usable,) weights of the updates that can be used, in the order of the offers."""
-        return seller_weights(market, usable, self.settings.aggregation, self.objective)
 
     def close(self, market: Round, record: RoundRecord, accuracy: float | None = None) -> RoundRecord:
         """Writes down a settled round, and the receipts that clients get with the next call for bids."""

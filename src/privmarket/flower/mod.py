@@ -85,8 +85,7 @@ class WalletMod:
     ) -> Message:
         """Flower's mod interface."""
         kind = message.metadata.message_type
-
-        def answer(message: Message, context: Context) -> Message:
+        try:
             if kind == wire.BID:
                 return self.seller.bid(message, context)
             if kind == wire.RECEIPT:
@@ -96,15 +95,15 @@ class WalletMod:
             if not wire.has(message.content, Sale):
                 raise PolicyRefusal(Reason.UNSOLD, f"{kind} without a sale")
             return self._sold(message, context, call_next)
-
-        return guard.guarded(answer)(message, context)
+        except Exception as error:
+            return guard.refuse(message, context, error)
 
     def _sold(
         self, message: Message, context: Context, call_next: Callable[[Message, Context], Message]
     ) -> Message:
-        sale = guard.readable(lambda: wire.take(message.content, Sale))
+        sale = wire.take(message.content, Sale)
         # What the app gets may be changed by it; the clipping is against what the server sent.
-        sent = guard.readable(lambda: wire.read_arrays(message.content, None))
+        sent = wire.read_arrays(message.content, None)
         floats = {name: array for name, array in sent.items() if array.dtype.kind == "f"}
         job = self.seller.accept(sale, context, floats)
         family = sale.family

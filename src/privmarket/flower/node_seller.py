@@ -25,7 +25,7 @@ from privmarket.flower.wire import Arrays, Receipt, Sale
 from privmarket.privacy.calibration import ReleaseFamily
 from privmarket.privacy.events import PrivacyEvent
 from privmarket.privacy.noise import NoiseSource
-from privmarket.privacy.policy import PolicyRefusal, Reason, SellerPolicy
+from privmarket.privacy.policy import Order, PolicyRefusal, Reason, SellerPolicy
 from privmarket.privacy.policy_file import UNLIMITED
 from privmarket.privacy.release import Grid
 from privmarket.privacy.wallet_file import OpenWallet, WalletFile
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from privmarket.broker.http_client import BrokerClient
     from privmarket.broker.signatures import SigningKey
 MEMORY = "privmarket-offer"  # where a node remembers its offer from the bid to the sale
+_PLAN = ("epsilon", "clip_norm", "learning_rate", "expected_batch")  # what only an order says, not a call for bids
 
 OfferFunction = Callable[[Terms, Context], Offer | None]
 PerClient = float | Callable[[Context], float]
@@ -79,13 +80,16 @@ class ShareTraining(Protocol):
 
 
 class MarketClientApp(ClientApp):
-    """A Flower `ClientApp` that sells ε; `seller` holds its handlers. No error's text ever leaves it."""
+    """A Flower `ClientApp` that sells ε; `seller` holds its handlers. The text of an error never leaves it."""
 
     seller: Seller
 
     def __call__(self, message: Message, context: Context) -> Message:
-        """Answers a message; what a mod or Flower itself raises becomes one word, too."""
-        return guard.guarded(super().__call__)(message, context)
+        """Answers a message; an error of a mod or of Flower itself becomes a one-word refusal, too."""
+        try:
+            return super().__call__(message, context)
+        except Exception as error:
+            return guard.refuse(message, context, error)
 
 
 def partition_name(context: Context) -> str:
@@ -117,7 +121,7 @@ class Seller:
 
     def bid(self, message: Message, context: Context) -> Message:
         """Answers a call for bids; a call outside the policy is answered with the reason instead of an offer."""
-        terms = guard.readable(lambda: wire.take(message.content, Terms))
+        terms = wire.take(message.content, Terms)
         try:
             self._check_terms(terms, context)
             self._note_receipt(message.content, context)
@@ -137,7 +141,22 @@ class Seller:
             with self.broker(context) as broker:
                 task = guard.fetch_task(broker, asked.broker_round)
                 guard.check_task(asked, task)
-        self.policy.check(guard.order_of(asked, self.policy.unit, task))
+        plan = {}
+        if isinstance(asked, Sale):
+            plan = {name: getattr(asked, name) for name in _PLAN}
+        self.policy.check(
+            Order(
+                delta=asked.family.delta,
+                sampling_rate=asked.family.sampling_rate,
+                steps=asked.family.steps,
+                trust=asked.trust,
+                supposed_honest=asked.honest_share,
+                unit=self.policy.unit,
+                buyer=None if task is None else task.buyer,
+                broker=None if task is None else task.broker,
+                **plan,
+            )
+        )
 
     def make_offer(self, terms: Terms, context: Context) -> tuple[str, Offer | None]:
         """The client's name and what it offers in a round, within policy and wallet; remembered until the sale."""
@@ -161,13 +180,12 @@ class Seller:
 
     def sell(self, message: Message, context: Context) -> Message:
         """Trains for a sale, or refuses it."""
-        return guard.guarded(self._sell)(message, context)
-
-    def _sell(self, message: Message, context: Context) -> Message:
-        sale = guard.readable(lambda: wire.take(message.content, Sale))
-        weights = guard.readable(lambda: wire.read_arrays(message.content, wire.WEIGHTS))
-        job = self.accept(sale, context, weights)
-        return self._reply(message, job, trained(lambda: self.train(weights, job)))
+        try:
+            sale, weights = wire.take(message.content, Sale), wire.read_arrays(message.content, wire.WEIGHTS)
+            job = self.accept(sale, context, weights)
+            return self._reply(message, job, trained(lambda: self.train(weights, job)))
+        except Exception as error:
+            return guard.refuse(message, context, error)
 
     def sell_many(self, orders: Sequence[tuple[Message, Context]]) -> list[Message]:
         """As `sell`, for orders of one round to several nodes that live in this process."""
@@ -177,19 +195,19 @@ class Seller:
         weights: Arrays | None = None
         for at, (message, context) in enumerate(orders):
             try:
-                sale = guard.readable(lambda message=message: wire.take(message.content, Sale))  # type: ignore[misc]
+                sale = wire.take(message.content, Sale)
                 if weights is None:
                     weights = wire.read_arrays(message.content, wire.WEIGHTS)
                 jobs[at] = self.accept(sale, context, weights)
             except Exception as error:
-                replies[at] = guard.refuse(message, context, guard.reason_of(error), error)
+                replies[at] = guard.refuse(message, context, error)
         if jobs and weights is not None:
             sent = weights
             try:
                 updates = list(self.train_many(sent, list(jobs.values())))
             except Exception as error:
                 for at in jobs:
-                    replies[at] = guard.refuse(*orders[at], Reason.FAILED, error)
+                    replies[at] = guard.refuse(*orders[at], error, Reason.FAILED)
                 return [replies[at] for at in range(len(orders))]
             for (at, job), update in zip(jobs.items(), updates, strict=True):
                 replies[at] = self._reply(orders[at][0], job, update)
@@ -218,8 +236,9 @@ class Seller:
         self.policy.check_weights(weights)
         event = event_of(sale.family, sale.epsilon)
         client = self.name(context)
-        noise = NoiseSource.from_system()
-        if self.noise_seed is not None:
+        if self.noise_seed is None:
+            noise = NoiseSource.from_system()
+        else:
             number = int(client) if client.isdigit() else client
             noise = NoiseSource.from_seed(self.noise_seed, "update", sale.number, number)
         job = Job(sale, event.noise_multiplier, noise, client, context, self.policy.unit)
@@ -228,8 +247,6 @@ class Seller:
             check(weights, job, self.policy)
         with self._wallet(context) as wallet:
             if wallet is not None:
-                if wallet.sold(sale.name):
-                    raise PolicyRefusal(Reason.SOLD, f"sale {sale.name} was made before")
                 wallet.reserve(sale.name, sale.epsilon, event, unit=self.policy.unit, trust=sale.trust)
         # Without a wallet file the node's own memory keeps a round from being sold twice.
         del context.state[MEMORY]
@@ -251,7 +268,7 @@ class Seller:
 
     def receive(self, message: Message, context: Context) -> Message:
         """Takes the receipt of the last round."""
-        guard.readable(lambda: wire.take(message.content, Terms))
+        wire.take(message.content, Terms)
         self._note_receipt(message.content, context)
         return Message(RecordDict(), reply_to=message)
 
@@ -317,7 +334,7 @@ class Seller:
 
 @lru_cache(maxsize=4096)
 def event_of(family: ReleaseFamily, epsilon: float) -> PrivacyEvent:
-    """Calibration takes a millisecond, and a client often sells the same ε again."""
+    """The release that sells ε; remembered, since calibration takes a millisecond and the same ε is often sold."""
     return family.event(epsilon)
 
 
@@ -338,6 +355,7 @@ def _memory(terms: Terms | Sale, epsilon: float) -> ConfigRecord:
 
 
 def _check_against_offer(sale: Sale, context: Context) -> None:
+    """Refuses an order for which nothing was offered, or more than was offered, or under other terms."""
     memory, asked = context.state.get(MEMORY), _memory(sale, sale.epsilon)
     named = ("run", "number", "broker-round")
     if not isinstance(memory, ConfigRecord) or any(memory.get(key) != asked[key] for key in named):

@@ -316,7 +316,7 @@ def _read_order(fields: Mapping[str, ConfigRecordValues]) -> tuple[Sale, list[st
     if len(set(names)) != len(names):
         raise PolicyRefusal(Reason.WEIGHTS, "one array is named twice")
     content = RecordDict({wire.SALE: ConfigRecord(config)})
-    return guard.readable(lambda: wire.take(content, Sale)), names
+    return wire.take(content, Sale), names
 
 
 def _share(seller: Seller, sale: Sale, weights: Arrays, context: Context) -> Arrays:

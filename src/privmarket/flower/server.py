@@ -14,7 +14,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from privmarket.broker.http_client import BrokerClient
 from privmarket.errors import ConfigurationError, PrivacyError
-from privmarket.federated.aggregation import aggregate
+from privmarket.federated.aggregation import aggregate, seller_weights
 from privmarket.flower import wire
 from privmarket.flower.fleet import RECEIPT_SECONDS, Fleet
 from privmarket.flower.market import TOKEN_VARIABLE, GridMarket, auctioneer_for, reports_of
@@ -22,7 +22,7 @@ from privmarket.flower.result import MarketResult, keep_result
 from privmarket.flower.settings import MarketSettings
 from privmarket.flower.wire import Arrays
 from privmarket.lazy import late
-from privmarket.rounds import Auctioneer, Delivered, Offer, Round, RoundRecord, Terms, play_round
+from privmarket.rounds import Auctioneer, Delivered, Round, RoundRecord, play_round
 
 if TYPE_CHECKING:
     import torch
@@ -121,7 +121,7 @@ def _module_evaluation(model: Callable[[], nn.Module], evaluate: Callable[[nn.Mo
 
 @dataclass(eq=False)
 class MarketRun:
-    """One run: its market, and the model as it stands. It bids for nobody; it has the winners train."""
+    """One run: its market, and the model as it stands. It has the winners train, as `rounds.driver` asks."""
 
     grid: Grid
     settings: MarketSettings
@@ -129,7 +129,6 @@ class MarketRun:
     start_weights: Mapping[str, np.ndarray]
     evaluate: Evaluate | None
     on_round: Callable[[RoundRecord], None]
-    bid_seconds: list[float] = field(default_factory=list)
     round_seconds: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -153,9 +152,9 @@ class MarketRun:
         for number in range(self.settings.rounds):
             self.step(number)
         if self.settings.receipts and self.fleet.receipts:
-            self.fleet.send_receipts(self.market.terms(self.settings.rounds - 1), RECEIPT_SECONDS)
+            self.fleet.send_receipts(self.market.pacing.terms(self.market.records[:-1]), RECEIPT_SECONDS)
         releases, records = self.market.purses.releases(), tuple(self.market.records)
-        seconds, calls = time.perf_counter() - started, tuple(self.bid_seconds)
+        seconds, calls = time.perf_counter() - started, tuple(self.fleet.waited_seconds)
         weights, declined = self.model_weights(), self.market.declined
         return MarketResult(
             self.settings, records, weights, releases, calls, seconds, declined, tuple(self.round_seconds)
@@ -164,10 +163,11 @@ class MarketRun:
     def step(self, number: int) -> None:
         """One round: auction, training, settlement, and the model moved by what was bought."""
         market, settings, started = self.market, self.settings, time.perf_counter()
-        terms = market.terms(number)
-        played, record, delivered = play_round(terms, self, self.auctioneer, self, market.purses)
+        terms = market.pacing.terms(market.records)
+        played, record, delivered = play_round(terms, self.fleet, self.auctioneer, self, market.purses)
         if delivered.update is not None:
-            self._move(delivered.update, number)
+            update, progress = torch.from_numpy(delivered.update), number / settings.rounds
+            self.state = global_model.server_step(self.state, update, settings, progress)
         measured = number + 1 == settings.rounds or (number + 1) % settings.evaluate_every == 0
         accuracy = float(self.evaluate(self.model_weights())) if self.evaluate and measured else None
         self.on_round(market.close(played, record, accuracy))
@@ -177,13 +177,6 @@ class MarketRun:
         """The model that is tested and kept: averaged over rounds where the plan says so."""
         chosen = self.state.averaged if self.settings.averaging > 0 else self.state.weights
         return self._arrays(chosen.numpy())
-
-    def offers(self, terms: Terms) -> dict[str, Offer | None]:
-        """What the fleet offers; how long that took is noted."""
-        started = time.perf_counter()
-        offers = self.fleet.offers(terms)
-        self.bid_seconds.append(time.perf_counter() - started)
-        return offers
 
     def train(self, market: Round) -> Delivered:
         """Every seller's delivery, and Σ α·update over those that can be used."""
@@ -198,7 +191,8 @@ class MarketRun:
         total = None
         if usable:
             updates = np.stack([flatten(deliveries[c].update or {}, self.shapes) for c in usable])
-            total = aggregate(self.market.weights(market, usable), updates)
+            shares = seller_weights(market, usable, self.settings.aggregation, self.market.objective)
+            total = aggregate(shares, updates)
         return Delivered(*reports_of(deliveries), total)
 
     def _train_sum(self, market: Round) -> Delivered:
@@ -225,7 +219,8 @@ class MarketRun:
     def _train_secure(self, market: Round) -> Delivered:
         """The same without seeing a single update: clients multiply by n·α, the server divides what came by Σ α."""
         sellers = [client for client in market.offers if client in market.awards]
-        alpha = dict(zip(sellers, map(float, self.market.weights(market, sellers)), strict=True))
+        shares = seller_weights(market, sellers, self.settings.aggregation, self.market.objective)
+        alpha = dict(zip(sellers, shares.tolist(), strict=True))
         sales = self.market.sales(market, {client: len(sellers) * one for client, one in alpha.items()})
         weights, patience = self._arrays(self.state.weights.numpy()), self.settings.deadline_seconds
         deliveries, mean = secure.secure_order(self.grid, self.fleet, sales, weights, patience)
@@ -235,12 +230,6 @@ class MarketRun:
             scale = len(came) / len(sellers) / sum(alpha[client] for client in came)
             total = flatten(mean, self.shapes) * np.float32(scale)
         return Delivered(*reports_of(deliveries), total)
-
-    def _move(self, update: np.ndarray, number: int) -> None:
-        settings = self.settings
-        self.state = global_model.server_step(
-            self.state, torch.from_numpy(update), settings, number / settings.rounds
-        )
 
     def _arrays(self, flat: np.ndarray) -> Arrays:
         """The flat vector as named arrays."""

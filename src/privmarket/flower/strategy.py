@@ -18,6 +18,7 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from privmarket.broker.http_client import BrokerClient
 from privmarket.errors import ConfigurationError
+from privmarket.federated.aggregation import seller_weights
 from privmarket.flower import wire
 from privmarket.flower.fleet import RECEIPT_SECONDS, Fleet
 from privmarket.flower.market import GridMarket, auctioneer_for, reports_of
@@ -89,7 +90,7 @@ class AuctionStrategy(Strategy):
         run = self._market
         picked = {m.metadata.dst_node_id: m for m in self.inner.configure_train(server_round, arrays, config, grid)}
         run.fleet.chosen = picked.keys()
-        market = hold_auction(run.terms(server_round - 1), run.fleet, self.auctioneer, run.purses)
+        market = hold_auction(run.pacing.terms(run.records), run.fleet, self.auctioneer, run.purses)
         sales = run.sales(market)
         self._open = market, sales, arrays
         return [self._with_order(picked[run.fleet.node_of[client]], sale) for client, sale in sales.items()]
@@ -110,9 +111,10 @@ class AuctionStrategy(Strategy):
         usable = [client for client in market.offers if (d := deliveries.get(client)) and d.update is not None]
         if not usable:  # nobody offered, sold or delivered
             return None, None
-        first = {m.metadata.src_node_id: m for m in reversed(received)}  # the first word of each node
+        first = {m.metadata.src_node_id: m for m in reversed(received)}  # the first reply of each node
         good = [first[run.fleet.node_of[client]] for client in usable]
-        for message, weight in zip(good, run.weights(market, usable), strict=True):
+        weights = seller_weights(market, usable, self.settings.aggregation, run.objective)
+        for message, weight in zip(good, weights, strict=True):
             self._weigh(message.content, float(weight))
         return self.inner.aggregate_train(server_round, good)
 
@@ -138,7 +140,7 @@ class AuctionStrategy(Strategy):
         if run is None:
             raise ConfigurationError("a report of a market that has not run", "call start first")
         if run.fleet.receipts:
-            run.fleet.send_receipts(run.terms(len(run.records) - 1), RECEIPT_SECONDS)
+            run.fleet.send_receipts(run.pacing.terms(run.records[:-1]), RECEIPT_SECONDS)
         measured = {} if result is None else result.evaluate_metrics_serverapp
         records = tuple(
             replace(r, accuracy=float(str(measured[r.number + 1][_ACCURACY])))

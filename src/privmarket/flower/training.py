@@ -169,7 +169,7 @@ def private_module_share(
 
 
 def _step_sum(module: nn.Module, records: ClientRecords, plan: LocalPlan, job: Job, loss: Loss) -> Tensor:
-    """One step's clipped sum, over all records or a Poisson sample of the units. Private."""
+    """One step's clipped sum over all records or a Poisson sample of the units: private until noise is added."""
     persons, drawn = records.persons if plan.unit == "person" else None, None
     if plan.sampling_rate < 1.0:
         drawn = drawn_rows(job.noise, plan.sampling_rate, records.labels.shape[0], persons)

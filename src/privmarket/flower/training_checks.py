@@ -50,10 +50,11 @@ def require_trainable(
 
 
 def require_records(inputs: Column, labels: Column, persons: Column | None, job: Job, loss: Loss | None) -> None:
-    """Refuses records that training would stumble over: unequal lengths, labels of another type, persons with gaps.
+    """Refuses records that cannot be trained on: unequal lengths, labels of another type, bad person numbers.
 
-    What can be told from shapes and types is public. That somebody's person number is missing is not, and no ε
-    covers that word; values of inputs and labels are never looked at: a record that cannot be used adds nothing.
+    What follows from shapes and types is public. That a person number is missing or negative is not: such a refusal
+    tells the server so, and no ε accounts for it. Values of inputs and labels are never looked at; a record that
+    cannot be used adds nothing to the sum.
 
     Raises:
         PrivacyError, ConfigurationError: what is wrong; for the client's own log only.

@@ -109,7 +109,8 @@ def take(content: RecordDict, kind: type[Record]) -> Record:
     """The record of that kind in a message.
 
     Raises:
-        WireError: there is none, a field is missing or of another type, or there are fields that we do not know.
+        WireError: there is none, a field is missing, of another type or out of its range, or there are fields that
+            we do not know.
     """
     name = _NAMES[kind]
     record = content.get(name)
@@ -125,9 +126,12 @@ def take(content: RecordDict, kind: type[Record]) -> Record:
     fields: dict[str, Any] = {
         field: _value(record, field.replace("_", "-"), type_) for field, type_ in wanted.items()
     }
-    if with_family:
-        fields["family"] = ReleaseFamily(*(fields.pop(key) for key in _FAMILY))
-    return kind(**fields)
+    try:
+        if with_family:
+            fields["family"] = ReleaseFamily(*(fields.pop(key) for key in _FAMILY))
+        return kind(**fields)
+    except PrivmarketError as error:
+        raise WireError(f"{name}: {error.message}", error.hint) from error
 
 
 def fields_of(record: Terms | Sale | Receipt) -> dict[str, Scalar]:
@@ -154,28 +158,22 @@ def write_offer(client: str, offer: Offer | None, reason: str = "") -> RecordDic
     return RecordDict({_OFFER: record})
 
 
-def read_offer(content: RecordDict) -> tuple[str, Offer | None]:
-    """A client's name and its offer."""
+def read_offer(content: RecordDict) -> tuple[str, Offer | None, str | None]:
+    """A client's name, its offer, and why it makes none, a word of `privacy.policy.Reason` where it gave one."""
     record = content.get(_OFFER)
     if not isinstance(record, ConfigRecord):
         raise WireError(f"a message without {_OFFER}", "run a privmarket app on both sides")
-    client = _value(record, "client", str)
+    client, reason = _value(record, "client", str), record.get("reason")
+    word = reason if isinstance(reason, str) else None
     if not record.get("bids"):
-        return client, None
+        return client, None, word
     valuation, epsilon, size = (_value(record, key, float) for key in ("valuation", "epsilon", "data-size"))
     accuracy = _value(record, "accuracy", float) if "accuracy" in record else None
-    return client, Offer(valuation, epsilon, size, accuracy)
-
-
-def read_declined(content: RecordDict) -> str | None:
-    """Why a client does not bid, in the words of `privacy.policy.Reason`; None if it gave no reason."""
-    record = content.get(_OFFER)
-    reason = record.get("reason") if isinstance(record, ConfigRecord) else None
-    return reason if isinstance(reason, str) else None
+    return client, Offer(valuation, epsilon, size, accuracy), word
 
 
 def write_refusal(reason: str) -> RecordDict:
-    """A client's no, in one word of `privacy.policy.Reason`."""
+    """A client's refusal, as one word of `privacy.policy.Reason`."""
     return RecordDict({_REFUSAL: ConfigRecord({"reason": str(reason)})})
 
 

@@ -1,6 +1,6 @@
 """One function that plays a round, wherever its four parties are.
 
-    terms → bidders.offers → auctioneer.clear → purses.reserve → purses.charge → trainers.train
+    terms → auctioneer.clear (bidders.offers) → purses.reserve → purses.charge → trainers.train
           → auctioneer.settle → purses.void
 
 The simulation, the Flower app and the Flower strategy all play their rounds through this module; what differs
@@ -45,11 +45,12 @@ class Bidders(Protocol):
 class Auctioneer(Protocol):
     """Who holds the auction: this process, or a broker."""
 
-    def open(self, terms: Terms) -> Terms:
-        """Opens a round; returns its terms, with the round's name at a broker if there is one."""
+    def clear(self, terms: Terms, bidders: Bidders) -> Round:
+        """Asks everybody for offers and runs the auction; bad offers do not hold up good ones.
 
-    def clear(self, terms: Terms, offers: Mapping[str, Offer | None]) -> Round:
-        """Ends bidding and runs the auction; returns a cleared round. Bad offers do not hold up good ones."""
+        Returns:
+            A cleared round. Its terms are those that the bidders saw: a broker adds its own name of the round.
+        """
 
     def settle(self, market: Round) -> RoundRecord:
         """Pays what was delivered and refunds the rest, once per round."""
@@ -107,8 +108,7 @@ def play_round(
 
 def hold_auction(terms: Terms, bidders: Bidders, auctioneer: Auctioneer, purses: Purses) -> Round:
     """The first half: from the terms to awards that the purses have paid for, ready for training."""
-    terms = auctioneer.open(terms)
-    market = auctioneer.clear(terms, bidders.offers(terms))
+    market = auctioneer.clear(terms, bidders)
     purses.reserve(terms.sale, {client: award.event(terms.family) for client, award in market.awards.items()})
     purses.charge(terms.sale)
     return market
@@ -132,14 +132,10 @@ class LocalAuctioneer:
     def __init__(self, mechanism: Mechanism) -> None:
         self.mechanism = mechanism
 
-    def open(self, terms: Terms) -> Terms:
-        """Does nothing: the auction is held in this process."""
-        return terms
-
-    def clear(self, terms: Terms, offers: Mapping[str, Offer | None]) -> Round:
+    def clear(self, terms: Terms, bidders: Bidders) -> Round:
         """Runs the auction, in time linear in the offers. An offer that breaks the terms is left out and logged."""
         good: dict[str, Offer] = {}
-        for client, offer in offers.items():
+        for client, offer in bidders.offers(terms).items():
             if offer is not None:
                 try:
                     offer.check(client, terms)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import cast
@@ -9,6 +10,7 @@ from typing import cast
 from privmarket.plans import MarketPlan
 from privmarket.privacy.calibration import ReleaseFamily
 from privmarket.privacy.words import Trust
+from privmarket.rounds.settlement import RoundRecord
 from privmarket.rounds.terms import MICRO, Terms
 
 
@@ -34,17 +36,16 @@ class Pacing:
         plan = self.plan
         return int((plan.budget * plan.rounds if plan.total_budget is None else plan.total_budget) * MICRO)
 
-    def terms(self, number: int, spent_micro: int) -> Terms:
-        """What is published before round `number`, from 0.
+    def terms(self, past: Sequence[RoundRecord]) -> Terms:
+        """What is published before the round that follows `past`, the records of all rounds so far.
 
-        Its escrow is the budget per round, or an even share of what is left of a total.
-
-        Args:
-            spent_micro: what the rounds before have paid; what they did not pay is shared by the rounds to come.
+        Its escrow is the budget per round, or an even share of what is left of a total: what earlier rounds did not
+        pay is shared by the rounds to come.
         """
-        plan, budget_micro = self.plan, int(self.plan.budget * MICRO)
+        plan, number, budget_micro = self.plan, len(past), int(self.plan.budget * MICRO)
         if plan.total_budget is not None:
-            budget_micro = max(1, (int(plan.total_budget * MICRO) - spent_micro) // (plan.rounds - number))
+            left = int(plan.total_budget * MICRO) - sum(record.spent_micro for record in past)
+            budget_micro = max(1, left // (plan.rounds - number))
         return Terms(
             *(number, budget_micro, self.family, self.epsilon_max, plan.rounds, self.run),
             trust=cast("Trust", plan.trust),

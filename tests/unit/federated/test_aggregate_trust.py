@@ -57,7 +57,9 @@ def test_updates_are_weighed_by_what_was_sold():
         state = federation.start()
         clients = SimulatedClients(federation, state)
         store = MemoryStore(federation.names, state.wallets)
-        market = hold_auction(federation.terms(state), clients, LocalAuctioneer(federation.mechanism), store)
+        market = hold_auction(
+            federation.pacing.terms(state.records), clients, LocalAuctioneer(federation.mechanism), store
+        )
         sellers = list(market.awards)
         quiet = federation.run_clients(state, dict.fromkeys(sellers, Award(0.0, 0.0, 0)))
         strength = np.array([1 / award.noise_multiplier for award in market.awards.values()])

@@ -50,7 +50,7 @@ def test_a_learner_that_starts_again_from_the_records_asks_the_same():
 def asks(**changes):
     with Federation(CONFIG.replace(**changes)) as federation:
         state = federation.start()
-        offers = SimulatedClients(federation, state).offers(federation.terms(state))
+        offers = SimulatedClients(federation, state).offers(federation.pacing.terms(state.records))
         return {c: o.valuation for c, o in offers.items()}, federation.types(0).valuation
 
 

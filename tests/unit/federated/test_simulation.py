@@ -221,7 +221,7 @@ def test_literal_noise_is_the_papers(monkeypatch):
         monkeypatch.setattr(simulation, "aggregate", capture)
         federation.step(state)
         weights, updates = captured[0]
-        offers = SimulatedClients(federation, state).offers(federation.terms(state))
+        offers = SimulatedClients(federation, state).offers(federation.pacing.terms(state.records))
     assert weights.sum() == pytest.approx(1.0)
     sold = weights / weights.max()
     spread = updates.std(axis=1)

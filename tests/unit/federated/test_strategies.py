@@ -50,7 +50,7 @@ def test_the_strategy_sees_what_the_wallets_have_left():
 
 def test_without_a_wallet_there_is_nothing_to_save(bid):
     with Federation(CONFIG.replace(wallet=None), strategy=bid) as federation:
-        offers = SimulatedClients(federation, state := federation.start()).offers(federation.terms(state))
+        offers = SimulatedClients(federation, federation.start()).offers(federation.pacing.terms(()))
         types = federation.types(0)
     for client, offer in offers.items():
         assert offer.valuation == pytest.approx(types.valuation[int(client)], abs=1e-12)

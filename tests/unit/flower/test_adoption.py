@@ -142,7 +142,7 @@ def test_sales_that_the_mod_cannot_keep_are_refused(tmp_path):
     assert strategy.records[0].paid_micro == {}
     bids = [reply for reply in grid.answered if reply.metadata.message_type == wire.BID]
     assert len(bids) == NODES
-    assert all(wire.read_declined(reply.content) == "schedule" for reply in bids)
+    assert all(wire.read_offer(reply.content)[2] == "schedule" for reply in bids)
     with pytest.raises(UnknownNameError, match="noise"):
         mod(tmp_path, noise="none")
 

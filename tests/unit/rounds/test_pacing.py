@@ -5,28 +5,32 @@ import pytest
 from privmarket.plans import MarketPlan
 from privmarket.privacy.calibration import ReleaseFamily
 from privmarket.privacy.events import PrivacyEvent
-from privmarket.rounds import Award, Offer, Pacing, Phase, Round, Terms
+from privmarket.rounds import Award, Offer, Pacing, Phase, Round, RoundRecord, Terms
+
+
+def after(*spent_micro):
+    return [RoundRecord(number, spent_micro=spent) for number, spent in enumerate(spent_micro)]
 
 
 def test_a_budget_per_round_does_not_depend_on_what_was_spent():
     pacing = Pacing(MarketPlan(rounds=4, budget=2.5), ReleaseFamily(), 5.0)
-    assert [pacing.terms(n, spent_micro=n * 10**6).budget_micro for n in range(4)] == [2_500_000] * 4
+    assert [pacing.terms(after(*[10**6] * n)).budget_micro for n in range(4)] == [2_500_000] * 4
     assert pacing.total_micro == 10_000_000
 
 
 def test_a_total_is_shared_evenly_and_what_is_not_spent_comes_back():
     pacing = Pacing(MarketPlan(rounds=4, budget=99.0, total_budget=10.0), ReleaseFamily(), 5.0)
     assert pacing.total_micro == 10_000_000
-    assert pacing.terms(0, 0).budget_micro == 2_500_000
-    assert pacing.terms(1, 2_500_000).budget_micro == 2_500_000
-    assert pacing.terms(2, 2_500_000).budget_micro == 3_750_000  # round 1 paid nothing
-    assert pacing.terms(3, 2_500_001).budget_micro == 7_499_999
+    assert pacing.terms(after()).budget_micro == 2_500_000
+    assert pacing.terms(after(2_500_000)).budget_micro == 2_500_000
+    assert pacing.terms(after(2_500_000, 0)).budget_micro == 3_750_000  # round 1 paid nothing
+    assert pacing.terms(after(2_500_000, 0, 1)).budget_micro == 7_499_999
+    assert [pacing.terms(after(*[0] * n)).number for n in range(4)] == [0, 1, 2, 3]
 
 
 def test_an_empty_purse_still_opens_a_round_of_one_micro_unit():
-    assert (
-        Pacing(MarketPlan(rounds=2, total_budget=1.0), ReleaseFamily(), 5.0).terms(1, 1_000_000).budget_micro == 1
-    )
+    pacing = Pacing(MarketPlan(rounds=2, total_budget=1.0), ReleaseFamily(), 5.0)
+    assert pacing.terms(after(1_000_000)).budget_micro == 1
 
 
 @pytest.mark.parametrize(
