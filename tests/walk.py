@@ -137,6 +137,10 @@ def table(walks: dict[str, Walk]) -> str:
     rows.append(f"| everything else | {' | '.join(str(parts[title]['rest']) for title in walks)} |")
     before = [str(BEFORE[title][0] - BEFORE[title][1]) for title in walks]
     rows.append(f"| the same in the tree before, without its noise | {' | '.join(before)} |")
+    packages = sorted({module.split(".")[0] for walk in walks.values() for module, _ in walk})
+    for package in packages:
+        inside = [sum(module.split(".")[0] == package for module, _ in walk) for walk in walks.values()]
+        rows.append(f"| of all, in `{package}` | {' | '.join(map(str, inside))} |")
     rows.append(f"| all functions (modules) | {' | '.join('{} ({})'.format(*counts(w)) for w in walks.values())} |")
     rows.append(f"| all in the tree before | {' | '.join(str(BEFORE[title][0]) for title in walks)} |")
     return "\n".join(rows)

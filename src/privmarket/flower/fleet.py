@@ -7,6 +7,7 @@ none under another's name. Every client's message is its own; only the weights a
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -94,7 +95,9 @@ class Fleet:
             if client is not None and client not in answers:
                 answers[client] = offer
         self.waited_seconds.append(time.perf_counter() - started)
-        return dict(sorted(answers.items(), key=lambda item: by_name(item[0])))
+        # Client 2 before client 10, and names after numbers: never by who answered first.
+        order = {name: (float(name) if name.isdecimal() else math.inf, name) for name in answers}
+        return {name: answers[name] for name in sorted(answers, key=order.__getitem__)}
 
     def order(
         self, sales: Mapping[str, Sale], weights: ArrayRecord, shapes: Mapping[str, tuple[int, ...]], timeout: float
@@ -208,8 +211,3 @@ def in_policy_terms(word: str) -> str:
         return f"{word} ({Reason(word).meaning})"
     except ValueError:
         return "for a reason of its own"
-
-
-def by_name(client: str) -> tuple[float, str]:
-    """Sorts client 2 before client 10, and names after numbers: never by who answered first."""
-    return (float(client), client) if client.isdecimal() else (float("inf"), client)

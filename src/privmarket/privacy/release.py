@@ -19,8 +19,8 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,6 +44,8 @@ _DITHER_BITS = 16
 CANCELLATION = 64.0
 # Clip norms outside this range could meet float32's underflow or overflow.
 CLIP_NORM_RANGE = (2.0**-40, 2.0**40)
+
+Out = TypeVar("Out", NDArray[np.float32], NDArray[np.int64])
 
 _UNIT32 = 2.0**-24
 # What float64 adds per record when S is divided by γ, and what underflow may add anywhere.
@@ -195,48 +197,25 @@ class Grid:
         would no longer be a function of the sum of the exact ones.
         """
         flat = np.ascontiguousarray(sums).reshape(-1)
-        out = np.empty(flat.size, dtype=np.int64)
-        for part, values in self._noisy_chunks(flat, source, exact=True):
-            np.copyto(out[part], values, casting="unsafe")
-        return out.reshape(sums.shape)
+        return self.noisy(flat, source, np.empty(flat.size, dtype=np.int64)).reshape(sums.shape)
 
     def noisy(
-        self,
-        sums: NDArray[np.floating],
-        source: Words,
-        out: NDArray[np.float32],
-        scale: float = 1.0,
-        *,
-        add: bool = False,
-    ) -> NDArray[np.float32]:
+        self, sums: NDArray[np.floating], source: Words, out: Out, scale: float = 1.0, *, add: bool = False
+    ) -> Out:
         """Writes scale·γ·(K + N) into `out`, (parameters,) as `sums`, or adds it to what is there.
+
+        Computed in float32 where `sums` and `out` are float32 and two digits of noise suffice, else in float64.
 
         Args:
             scale: a public number; what the released integers are multiplied by is post-processing.
-            out: may be `sums` itself.
+            out: float32, and may be `sums` itself; or int64, which gets K + N itself, exactly.
             add: `out` holds public numbers, such as weights, and keeps them.
         """
         if sums.ndim != 1 or sums.shape != out.shape:
             raise PrivacyError(
                 f"a sum of shape {sums.shape} into {out.shape}", "give one flat vector and its place"
             )
-        for part, values in self._noisy_chunks(sums, source):
-            # From here on everything is a function of the released integers and of public numbers.
-            values *= values.dtype.type(scale * self.spacing)
-            if add:
-                np.add(out[part], values, out=out[part], casting="same_kind")
-            else:
-                np.copyto(out[part], values, casting="same_kind")
-        return out
-
-    def _noisy_chunks(
-        self, sums: NDArray[np.floating], source: Words, *, exact: bool = False
-    ) -> Iterator[tuple[slice, NDArray[np.floating]]]:
-        """Parts of `sums` and their K + N: whole numbers, exact while they fit, else rounded as a whole.
-
-        Computed in float32 where the sum is float32 and two digits of noise fit into it, unless the integers must
-        be exact beyond 2^24; else in float64.
-        """
+        exact = out.dtype == np.int64
         single = sums.dtype == np.float32 and self.levels == 2 and not exact
         work = _WORKSPACE.single if single else _WORKSPACE.double
         per_value: np.floating = np.float64(1.0 / self.spacing)
@@ -244,8 +223,7 @@ class Grid:
             # Rounded down, so that neighbours come no further apart.
             per_value = np.nextafter(np.float32(per_value), np.float32(0.0))
         for start in range(0, sums.size, CHUNK):
-            part = slice(start, start + CHUNK)
-            given = sums[part]
+            given, target = sums[start : start + CHUNK], out[start : start + CHUNK]
             values, spare = work.values[: given.size], work.spare[: given.size]
             cells = source.cells((self.levels + 1) * given.size)
             np.copyto(spare, cells[: given.size])
@@ -260,4 +238,13 @@ class Grid:
                 np.copyto(work.digit[: given.size], digit)
                 spare += work.digit[: given.size]
             values += spare
-            yield part, values
+            # From here on everything is a function of the released integers and of public numbers.
+            if exact:
+                np.copyto(target, values, casting="unsafe")
+                continue
+            values *= values.dtype.type(scale * self.spacing)
+            if add:
+                np.add(target, values, out=target, casting="same_kind")
+            else:
+                np.copyto(target, values, casting="same_kind")
+        return out
