@@ -36,6 +36,7 @@ PARTS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "a seller's policy, checks of a server's order": {
         "privacy.policy": EVERY,
+        "flower.guard": EVERY,
         "flower.node_seller": ("Seller._check_terms",),
     },
 }
