@@ -2,12 +2,15 @@
 
 import json
 from contextlib import nullcontext
+from pathlib import Path
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
+from opacus.optimizers.optimizer import _generate_noise
 from typer.testing import CliRunner
 
 import privmarket as pm
@@ -242,3 +245,31 @@ def test_a_job_says_for_which_rate_and_steps_its_noise_is(tmp_path):
         assert float(sold.epsilon(job["noise-multiplier"])) <= job["epsilon"] * (1 + 1e-9)
         assert float(ReleaseFamily(delta=job["delta"]).epsilon(job["noise-multiplier"])) > 3 * job["epsilon"]
     assert jobs
+
+
+def test_noise_of_the_example_with_opacus_is_not_one_of_few(monkeypatch):
+    """A torch generator keeps 32 bits of its seed: who tries them all has the noise that Opacus drew from it."""
+    few = [_generate_noise(1.0, torch.zeros(9), torch.Generator().manual_seed(5 + k * 2**32)) for k in range(3)]
+    assert torch.equal(few[0], few[1])
+    assert torch.equal(few[0], few[2])
+
+    class Found(torch.Generator):
+        """One whose seed was found."""
+
+        def seed(self):
+            return self.manual_seed(5).initial_seed()
+
+    monkeypatch.setattr(torch, "Generator", Found)
+    monkeypatch.syspath_prepend(str(Path(pm.__file__).parent / "examples" / "flower-existing-app"))
+    from existing_app import opacus_client_app
+
+    sold = {"noise-multiplier": 1.0, "clip-norm": 1.0, "learning-rate": 1.0, "expected-batch": 64.0, "steps": 1}
+    weights = ArrayRecord(opacus_client_app.build_model().state_dict())
+    sent = []
+    for _ in range(2):
+        job = ConfigRecord({**sold, "sampling-rate": 1.0})
+        message = Message(RecordDict({"arrays": weights, wire.JOB: job}), 1, wire.TRAIN)
+        context = Context(1, 1, {"partition-id": 0, "num-partitions": 10}, RecordDict(), {})
+        sent.append(opacus_client_app.train(message, context).content["arrays"].to_torch_state_dict())
+    noise = torch.cat([(one - other).flatten() for one, other in zip(*(s.values() for s in sent), strict=True)])
+    assert float(noise.std()) == pytest.approx(2**0.5 / 64, rel=0.1)
