@@ -1,7 +1,8 @@
-"""The attacks of the reported breaks 2 to 7, on today's broker: none succeeds.
+"""The attacks of the reported breaks, on today's broker: none succeeds.
 
-docs/results/broker/breaks.json holds what the same attacks saw on the broker of then, where each succeeded. Break 1
-is in tests/unit/broker/test_breaks.py; made-up tokens need a broker of their own.
+docs/results/broker/breaks.json holds what the same attacks saw on the broker of then, where each succeeded. That of
+break 1 takes a minute: here a test with a slowed calibration stands for it, in tests/unit/broker/test_breaks.py.
+Made-up tokens need a broker of their own.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import pytest
 from privmarket_studies.torture.broker_breaks import ATTACKS, Attack, Market, market_of
 
 KEPT = Path(__file__).parents[2] / "docs/results/broker/breaks.json"
-TOGETHER = [one for one in ATTACKS if one.rate > 100]
+TOGETHER = [one for one in ATTACKS if one.rate > 100 and one.number > 1]
 
 
 @pytest.fixture(scope="module")
@@ -33,5 +34,5 @@ def test_the_attack_fails(attacked: Market, attack: Attack) -> None:
 def test_each_attack_succeeded_on_the_broker_of_then() -> None:
     rows = {row["name"]: row for row in json.loads(KEPT.read_text())["attacks"]}
     assert set(rows) == {one.name for one in ATTACKS}
-    assert {row["break"] for row in rows.values()} == set(range(2, 8))
+    assert {row["break"] for row in rows.values()} == set(range(1, 8))
     assert all(row["before"]["succeeded"] and not row["now"]["succeeded"] for row in rows.values())

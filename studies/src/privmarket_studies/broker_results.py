@@ -53,10 +53,9 @@ The rows *before* were taken alone; two more runs then gave, with one caller, ra
 _BREAKS = """
 ## The reported breaks, then and now
 `python -m privmarket_studies.torture.broker_breaks --before CHECKOUT` ([breaks.json](breaks.json)): the breaks
-2 to 7 of the report as attacks over HTTP, SQL and the command line, on a server of commit e7818cb and on one of
-today's code (*{code}*). tests/integration/test_broker_breaks.py runs them in the suite; *test* is where else
-the same thing is held. Break 1, writes that wait while noise is calibrated, takes minutes to show and is not
-among them; a test with a slowed calibration is in tests/unit/broker/test_breaks.py.
+of the report as attacks over HTTP, SQL and the command line, on a server of commit e7818cb and on one of
+today's code (*{code}*). tests/integration/test_broker_breaks.py runs them in the suite, but for break 1, which takes
+a minute; *test* is where else the same thing is held.
 
 | break | attack | then | now | test |
 |---|---|---|---|---|
