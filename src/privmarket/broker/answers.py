@@ -198,7 +198,8 @@ class Step(State):
     """A round after a step.
 
     Of an auction: `bids`, and who sells how much for how much; `reveal_deadline_ms` where bids must be revealed
-    first. Of receipts: how many are `missing`. Of an end: what was paid and refunded, and the `fault` of an abort.
+    first; `state` is `closed` while the auction of a very large round is computed. Of receipts: how many are
+    `missing`. Of an end: what was paid and refunded, and the `fault` of an abort.
     """
 
     bids: NotRequired[int]

@@ -13,7 +13,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import insert, select
+from sqlalchemy import Connection, Table, select
 
 from privmarket.broker import log, merkle, projection, sql
 from privmarket.broker.database import Database
@@ -66,8 +66,7 @@ def restore(database: Database, file: str | Path) -> Head:
                 if "entry" in found:
                     entries.append(Entry(*found["entry"]))
                 else:
-                    table = _BESIDE[found["table"]]
-                    connection.execute(insert(table), found["row"])
+                    _put(connection, _BESIDE[found["table"]], found["row"])
                 if len(entries) == _CHUNK:
                     _store(connection, entries, frontier)
                     entries = []
@@ -85,6 +84,12 @@ def restore(database: Database, file: str | Path) -> Head:
     return head
 
 
-def _store(connection: Any, entries: list[Entry], frontier: merkle.Frontier) -> None:
+def _put(connection: Connection, table: Table, row: dict[str, Any]) -> None:
+    columns = [column.name for column in table.c]
+    statement = f"INSERT INTO {table.name} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"
+    sql.run(connection, statement, *(row[name] for name in columns))
+
+
+def _store(connection: Connection, entries: list[Entry], frontier: merkle.Frontier) -> None:
     log.insert(connection, entries, frontier)
     projection.store(connection, [change for entry in entries for change in projection.changes(entry)])

@@ -230,8 +230,12 @@ class BrokerClient:
         return self.pages(f"/v1/rounds/{round_id}/bids")
 
     def close_round(self, round_id: str) -> Answer:
-        """Ends bidding and runs the auction."""
-        return self.write("POST", f"/v1/rounds/{round_id}/close")
+        """Ends bidding and runs the auction; of a very large round the broker computes it after its answer."""
+        answer = self.write("POST", f"/v1/rounds/{round_id}/close")
+        while answer["state"] == "closed":
+            time.sleep(_PAUSES_SECONDS[-1])
+            answer = self.round(round_id)
+        return answer
 
     def awards(self, round_id: str) -> Iterator[Answer]:
         """Who sells what, as far as one may see it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 import socket
 import sys
@@ -80,6 +81,7 @@ class ServerSettings:
 def run_server(app: ASGIApp, listening: socket.socket, settings: ServerSettings) -> None:
     """Serves until SIGTERM or SIGINT; requests under way get some seconds to finish."""
     sys.setswitchinterval(THREAD_TURN_SECONDS)
+    gc.freeze()  # what was imported stays: the garbage collector need not look at it again and again
 
     class Protocol(PatientProtocol):
         header_seconds = settings.header_seconds

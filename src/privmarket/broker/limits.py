@@ -122,11 +122,18 @@ class Gate:
             await send(message)
 
         self.counters.under_way += 1
+        body = None
         try:
-            async with asyncio.timeout(self.limits.answer_seconds):
-                await self._serve(scope, headers, receive, send_with_headers)
+            async with asyncio.timeout(self.limits.body_seconds) as limit:
+                body = await self._admitted(scope, headers, receive, send_with_headers)
+                if body is not None:
+                    limit.reschedule(asyncio.get_running_loop().time() + self.limits.answer_seconds)
+                    await self.app(scope, _replay(body, receive), send_with_headers)
         except TimeoutError:
-            if not status:
+            if body is None:
+                hint = f"send the whole request within {self.limits.body_seconds:g} s"
+                await _refuse(send_with_headers, 408, "too-slow", "the request took too long to arrive", hint)
+            elif not status:
                 await _refuse(send_with_headers, 503, "timeout", "the answer took too long", "send the same again")
         finally:
             self.counters.under_way -= 1
@@ -139,27 +146,23 @@ class Gate:
                     json.dumps({**line, "status": status, "ms": round(1000 * seconds, 1), "from": address})
                 )
 
-    async def _serve(self, scope: Scope, headers: dict[bytes, bytes], receive: Receive, send: Send) -> None:
+    async def _admitted(
+        self, scope: Scope, headers: dict[bytes, bytes], receive: Receive, send: Send
+    ) -> bytes | None:
+        """The body of a request that may go on; None for one that was refused."""
         if self.counters.under_way > self.limits.requests:
             await _refuse(send, 503, "busy", "too many requests at once", "wait a second and try again")
-            return
+            return None
         if not self.rate.allows(str(scope["client"][0]) if scope.get("client") else "local"):
             await _refuse(send, 429, "too-many-requests", "slow down", "wait a second and try again")
-            return
+            return None
         declared = headers.get(b"content-length", b"0")
         too_long = not declared.isdigit() or len(declared) > 12 or int(declared) > self.limits.body_bytes
-        try:
-            async with asyncio.timeout(self.limits.body_seconds):
-                body = None if too_long else await _whole_body(scope, headers, receive, self.limits.body_bytes)
-        except TimeoutError:
-            hint = f"send the whole request within {self.limits.body_seconds:g} s"
-            await _refuse(send, 408, "too-slow", "the request took too long to arrive", hint)
-            return
+        body = None if too_long else await _whole_body(scope, headers, receive, self.limits.body_bytes)
         if body is None:
             hint = f"send at most {self.limits.body_bytes} bytes"
             await _refuse(send, 413, "body-too-large", "the request is too large", hint)
-            return
-        await self.app(scope, _replay(body, receive), send)
+        return body
 
 
 async def _whole_body(scope: Scope, headers: dict[bytes, bytes], receive: Receive, limit: int) -> bytes | None:

@@ -199,7 +199,10 @@ def outcome(broker: TheBroker, caller: Caller, round_id: Id) -> answers.Outcome:
 
 @market.post("/rounds/{round_id}/close")
 def close_round(broker: TheBroker, caller: Caller, round_id: Id, key: Key) -> answers.Step:
-    """End bidding where it may end, and run the auction (its buyer, operators)."""
+    """End bidding where it may end, and run the auction (its buyer, operators).
+
+    A very large round is answered as `closed`; its auction is computed meanwhile, and its state then is `cleared`.
+    """
     return broker.close_round(caller, round_id, key)
 
 

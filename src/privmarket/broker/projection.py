@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
+from itertools import chain
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Table
@@ -254,22 +255,22 @@ KINDS = tuple(_STEPS)
 
 
 def store(connection: Connection, made: Sequence[Change]) -> None:
-    """Writes changes in their order; neighbours of one form go together, counts are summed."""
+    """Writes changes, those of each table in their order; neighbours of one form go together, counts are summed."""
     added: Counter[tuple[str, tuple[Any, ...], str]] = Counter()
-    statement = ""
-    rows: list[tuple[Any, ...]] = []
+    forms: dict[str, list[tuple[str, list[tuple[Any, ...]]]]] = {}  # table → (statement, rows), one after the other
     for change in made:
         if change.verb == "add":
             for column, amount in change.values.items():
                 added[change.table, change.key, column] += amount
             continue
-        wanted = _statement(change.verb, change.table, tuple(change.values))
-        if wanted != statement:
-            sql.run_many(connection, statement, rows)
-            statement, rows = wanted, []
+        statement = _statement(change.verb, change.table, tuple(change.values))
+        of_table = forms.setdefault(change.table, [])
+        if not of_table or of_table[-1][0] != statement:
+            of_table.append((statement, []))
         values = tuple(change.values.values())
-        rows.append(values if change.verb in ("insert", "put") else (*values, *change.key))
-    sql.run_many(connection, statement, rows)
+        of_table[-1][1].append(values if change.verb in ("insert", "put") else (*values, *change.key))
+    for statement, rows in chain.from_iterable(forms.values()):
+        sql.run_many(connection, statement, rows)
     for (table, key, column), amount in added.items():
         where = " AND ".join(f"{name} = ?" for name in KEYS[table])
         sql.run(connection, f"UPDATE {table} SET {column} = {column} + ? WHERE {where}", amount, *key)

@@ -65,7 +65,11 @@ class RoundCommands(WritePath):
         return self._write(actor, key, ("reveal", round_id, bidding.offer_fields(offer), nonce), command)
 
     def close_round(self, actor: Actor, round_id: str, key: str) -> Step:
-        """Ends bidding where it may end now, and runs the auction as soon as all bids are open."""
+        """Ends bidding where it may end now, and runs the auction as soon as all bids are open.
+
+        Who ends the bidding of a very large round is answered at once: the next `tick` begins its auction, or
+        whoever calls this again.
+        """
         require(actor, "buyer", "operator")
         parties.require_full_scope(actor)
         asked = idempotency.request(actor.party_id, key, ("close", round_id))
@@ -78,10 +82,11 @@ class RoundCommands(WritePath):
             if round_.state == "open":
                 lifecycle.close(tx, round_, task, by_buyer=actor.party_id == task.buyer_id)
                 round_, _ = round_and_task(tx.connection, round_id)
-            if not lifecycle.may_clear(round_, tx.over_ms):
-                until = round_.reveal_deadline_ms
-                answer: Step = {"round_id": round_id, "state": "revealing", "bids": round_.bids}
-                answer["reveal_deadline_ms"] = until
+            waits = not lifecycle.may_clear(round_, tx.over_ms)
+            large = actor is not SYSTEM and round_.bids >= elsewhere.WORTH_A_PROCESS
+            if waits or (tx.entries and large):
+                answer: Step = {"round_id": round_id, "state": round_.state, "bids": round_.bids}
+                answer["reveal_deadline_ms"] = round_.reveal_deadline_ms
                 if tx.entries:
                     tx.answer(0, asked.key_hash, asked.request_hash, canonical(answer))
                 return answer

@@ -6,6 +6,7 @@ statements are few, fixed, and the same on SQLite and PostgreSQL but for the mar
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any
@@ -15,16 +16,18 @@ from sqlalchemy import Connection
 # What a simulation does before each statement; it has the same hook for SQLAlchemy's own.
 BEFORE_STATEMENT = "privmarket_before_statement"
 _FETCH = 20_000
+_WORTH_COPYING = 50  # rows
+_PLAIN_INSERT = re.compile(r"INSERT INTO (\w+ \([^()]*\)) VALUES \([?, ]*\)")
 
 
 def run(connection: Connection, statement: str, *parameters: object) -> list[tuple[Any, ...]]:
     """The rows of one statement. Parameters are marked `?`; for a list write `(?*)`, it may not be empty."""
-    lengths = tuple(len(value) for value in parameters if isinstance(value, list))
-    flat: list[object] = []
-    for value in parameters:
-        flat += value if isinstance(value, list) else [value]
+    lengths: tuple[int, ...] = ()
+    if "?*" in statement:
+        lengths = tuple(len(value) for value in parameters if isinstance(value, list))
+        parameters = tuple(one for value in parameters for one in (value if isinstance(value, list) else (value,)))
     cursor = _cursor(connection)
-    cursor.execute(_in_dialect(statement, lengths, connection.dialect.name), flat)
+    cursor.execute(_in_dialect(statement, lengths, connection.dialect.name), parameters)
     return list(cursor.fetchall()) if cursor.description else []
 
 
@@ -46,9 +49,17 @@ def stream(connection: Connection, statement: str, *parameters: object) -> Itera
 
 
 def run_many(connection: Connection, statement: str, rows: Sequence[tuple[object, ...]]) -> None:
-    """The same statement for every row of parameters."""
-    if rows:
-        _cursor(connection).executemany(_in_dialect(statement, (), connection.dialect.name), rows)
+    """The same statement for every row of parameters. PostgreSQL takes many plain inserts as one COPY."""
+    if not rows:
+        return
+    cursor, dialect = _cursor(connection), connection.dialect.name
+    plain = _PLAIN_INSERT.fullmatch(statement) if dialect == "postgresql" and len(rows) >= _WORTH_COPYING else None
+    if plain is None:
+        cursor.executemany(_in_dialect(statement, (), dialect), rows)
+        return
+    with cursor.copy(f"COPY {plain[1]} FROM STDIN") as copy:
+        for row in rows:
+            copy.write_row(row)
 
 
 def _cursor(connection: Connection) -> Any:

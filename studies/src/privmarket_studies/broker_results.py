@@ -54,8 +54,8 @@ _BREAKS = """
 ## The reported breaks, then and now
 `python -m privmarket_studies.torture.broker_breaks --before CHECKOUT` ([breaks.json](breaks.json)): the breaks
 of the report as attacks over HTTP, SQL and the command line, on a server of commit e7818cb and on one of
-today's code (*{code}*). tests/integration/test_broker_breaks.py runs them in the suite, but for break 1, which takes
-a minute; *test* is where else the same thing is held.
+today's code (*{code}*). tests/integration/test_broker_breaks.py runs them in the suite, but for break 1, which
+takes a minute; *test* is where else the same thing is held.
 
 | break | attack | then | now | test |
 |---|---|---|---|---|

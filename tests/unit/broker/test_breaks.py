@@ -245,6 +245,33 @@ def test_a_large_auction_at_its_deadline_holds_up_no_other_deadline(
     assert verify(market.broker).differences == ()
 
 
+def test_closing_a_large_round_is_answered_before_its_auction(
+    market: Market, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1: a million bids took longer to clear than a server may take to answer."""
+    round_id, again = market.open(), key()
+    market.bid_all(round_id)
+    monkeypatch.setattr(elsewhere, "WORTH_A_PROCESS", 3)
+    answer = market.broker.close_round(market.buyer, round_id, again)
+    assert answer["state"] == market.broker.round_state(round_id) == "closed"
+    assert market.broker.close_round(market.buyer, round_id, again) == answer
+    market.broker.tick()
+    deadline = time.monotonic() + 20
+    while market.broker._clearing and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert market.broker.round_state(round_id) == "cleared"
+    assert verify(market.broker).differences == ()
+
+
+def test_whoever_asks_again_runs_a_large_auction_itself(market: Market, monkeypatch: pytest.MonkeyPatch) -> None:
+    """1: without a clock that ticks, a second call holds the auction."""
+    round_id = market.open()
+    market.bid_all(round_id)
+    monkeypatch.setattr(elsewhere, "WORTH_A_PROCESS", 3)
+    assert market.broker.close_round(market.buyer, round_id, key())["state"] == "closed"
+    assert market.broker.close_round(market.buyer, round_id, key())["state"] == "cleared"
+
+
 def test_the_file_is_its_owners_alone(tmp_path: Path) -> None:
     """7: the database was 0644, with open bids in clear."""
     file = tmp_path / "m.db"
