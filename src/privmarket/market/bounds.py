@@ -5,9 +5,9 @@ that is truthful, individually rational and within budget in expectation, and th
 to everybody, beats it; where v and ε are independent, different prices for different ε would not help. The
 first-best bound pays each client exactly its cost, which nobody can without knowing it.
 
-For the error under aggregate trust the fluid bound takes v as independent of ε and of the number of records. For
-laws where they depend on each other it is a point of reference there, not a proven bound; the first best is one
-always.
+For errors of an aggregate the fluid bound takes v as independent of ε and of the number of records. For laws where
+they depend on each other it is a point of reference there, not a proven bound; the first best is one always. The
+bound of the typical error takes all clients to hold equally many records.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ from privmarket.market.typical_bound import least_typical_error
 
 _QUANTILES = 1 << 16
 _SAMPLE_CLIENTS = 200_000
+# Clients are grouped by records at these shares: the few with very many of them count most.
+_SIZE_GROUPS = (0.25, 0.5, 0.75, 0.9, 0.97, 0.99, 0.999)
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,10 +119,10 @@ def _least_error(types: Types, clients: int, budget: float, objective: Objective
 def _least_aggregation_error(types: Types, clients: int, budget: float, objective: AggregationError) -> float:
     """A lower bound on the P2 error in the fluid limit, by Lagrangian duality.
 
-    With α_i = a_i/N the problem is: minimise κ/N·E[a²/(ε g)²] + H²·(E|a − 1|)² over weights a ≥ 0, E a = 1, and
-    shares sold g ∈ [0, 1], with E[cost·ε·g] ≤ B/N. For given multipliers it separates by type, and each type's
-    minimum has five candidates (see `_dual`). Every multiplier gives a valid bound; the best is searched by the
-    ellipsoid method, the dual being concave in three variables.
+    With α_i = a_i·W_i and r = records over their mean the problem is: minimise κ/N·E[a²/(ε g)²] +
+    H²·(E[r·|a − 1|])² over weights a ≥ 0, E[r·a] = 1, and shares sold g ∈ [0, 1], with E[cost·ε·g] ≤ B/N. For given
+    multipliers it separates by type, and each type's minimum has five candidates (see `_dual`). Every multiplier
+    gives a valid bound; the best is searched by the ellipsoid method, the dual being concave in three variables.
     """
     noise, bias, per_client = objective.kappa / clients, objective.heterogeneity**2, budget / clients
     full = float(noise * np.sum(types.probability / types.epsilon**2)) + 4 * bias
@@ -154,9 +156,9 @@ def _dual(types: Types, multipliers: Array, noise: float, bias: float, budget: f
     """
     lam, mu, nu = (float(m) for m in multipliers)
     lam, nu = max(lam, 1e-300), max(nu, 0.0)
-    unit_cost, epsilon = np.maximum(types.cost, 1e-12), types.epsilon
+    unit_cost, epsilon, records = np.maximum(types.cost, 1e-12), types.epsilon, types.records
     reach = np.sqrt(lam * unit_cost * epsilon**3 / (2 * noise))
-    stationary = epsilon**2 / (2 * noise)
+    stationary = records * epsilon**2 / (2 * noise)
     a = np.stack(
         [
             np.zeros_like(reach),
@@ -168,13 +170,13 @@ def _dual(types: Types, multipliers: Array, noise: float, bias: float, budget: f
     )
     g = np.minimum(1.0, np.cbrt(a**2 / reach**2))
     variance = noise * np.divide(a, epsilon * g, out=np.zeros_like(a), where=g > 0) ** 2
-    value = variance + nu * np.abs(a - 1) - mu * (a - 1) + lam * unit_cost * epsilon * g
+    value = variance + records * (nu * np.abs(a - 1) - mu * (a - 1)) + lam * unit_cost * epsilon * g
     pick = np.argmin(value, axis=0)[None]
     a, g, value = (np.take_along_axis(x, pick, axis=0)[0] for x in (a, g, value))
-    p = types.probability
+    p, weight = types.probability, types.probability * records
     spread = nu / (2 * bias) if bias > 0 else 0.0
     dual = float(p @ value) - lam * budget - bias * spread**2
-    gradient = np.array([p @ (unit_cost * epsilon * g) - budget, 1 - p @ a, p @ np.abs(a - 1) - spread])
+    gradient = np.array([p @ (unit_cost * epsilon * g) - budget, weight @ (1 - a), weight @ np.abs(a - 1) - spread])
     return dual, gradient
 
 
@@ -200,11 +202,16 @@ def true_types(law: Law | Bids, quantiles: int = 128) -> Types:
     return _thinned(rows.valuation, rows)
 
 
-def _product(cost: Array, law: IndependentLaw, epsilons: int = 16, sizes: int = 8) -> Types:
+def _product(cost: Array, law: IndependentLaw, epsilons: int = 16) -> Types:
     epsilon = law.epsilon((np.arange(epsilons) + 0.5) / epsilons)
-    records = np.ones(1) if law.data_size is None else law.data_size((np.arange(sizes) + 0.5) / sizes)
-    rows = np.stack(np.meshgrid(cost, epsilon, records / records.mean(), indexing="ij")).reshape(3, -1)
-    return Types(rows[0], rows[1], rows[2], np.full(rows.shape[1], 1.0 / rows.shape[1]))
+    records, share = np.ones(1), np.ones(1)
+    if law.data_size is not None:
+        sizes = law.data_size((np.arange(_QUANTILES) + 0.5) / _QUANTILES)
+        groups = np.split(sizes, [int(edge * _QUANTILES) for edge in _SIZE_GROUPS])
+        records = np.array([group.mean() for group in groups]) / sizes.mean()
+        share = np.array([group.size for group in groups]) / _QUANTILES
+    rows = np.stack(np.meshgrid(cost, epsilon, records, indexing="ij")).reshape(3, -1)
+    return Types(rows[0], rows[1], rows[2], np.tile(share, cost.size * epsilons) / (cost.size * epsilons))
 
 
 def _thinned(cost: Array, rows: Bids, limit: int = 4_000) -> Types:

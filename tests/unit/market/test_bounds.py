@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+from scipy.special import ndtri
 
 import privmarket as pm
 from privmarket.market.aggregate_bound import Types
@@ -69,6 +70,35 @@ def test_the_p2_bound_is_tight_where_the_optimum_is_known():
     # 0.06·(1 − p) + H²·(2p)², so the bound must lie at or below its minimum.
     p = np.linspace(0, 1, 1001)
     assert first_best_bound(law, 50, 25.0, goal) <= (0.06 * (1 - p) + 0.16 * 4 * p**2).min()
+
+
+def test_the_p2_bound_knows_that_clients_hold_different_numbers_of_records():
+    # Half hold 1, half 3: r = 1/2 or 3/2. Without bias the best weights are α ∝ (r ε)², so E = κ/(N·E[r²]·ε²).
+    two = IndependentLaw(
+        "two sizes", lambda u: u, lambda u: 0 * u + 2.0, 5.0, lambda u: np.where(u < 0.5, 1.0, 3.0)
+    )
+    for bound in (fluid_bound, first_best_bound):
+        found = bound(two, 400, 1e9, AggregationError(kappa=3.0, heterogeneity=0.0))
+        assert found == pytest.approx(3.0 / (400 * 1.25 * 2.0**2), rel=1e-3)
+
+
+def _many_sizes(u):
+    return np.exp(0.7 * ndtri(u))
+
+
+UNEQUAL = IndependentLaw("unequal", lambda u: u, lambda u: 0.1 + 4.9 * u, 5.0, _many_sizes)
+
+
+# In the valuation function v falls with ε, so the fluid bound is no bound there; the first best always is.
+@pytest.mark.parametrize(
+    ("law", "bound_of"), [(UNEQUAL, fluid_bound), (SCENARIOS["valuation-function"], first_best_bound)]
+)
+def test_rules_that_look_at_records_do_not_beat_the_p2_bound(law, bound_of):
+    types = law.sample(np.random.default_rng(1), 400, (20,))
+    goal = AggregationError(heterogeneity=0.0)
+    bound = bound_of(law, 400, 200.0, goal)
+    for rule in ("csra", "mean-field-menu", "proportional-share"):
+        assert goal.value(pm.mechanism(rule).run(types, 200.0), types).mean() > bound
 
 
 def test_bounds_improve_with_money_and_first_best_is_best():
