@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -54,4 +55,9 @@ def _plain(text: str) -> str:
     text = text.replace("[bold]", "**").replace("[/bold]", "**")
     # Example commands stand indented in help texts: code on a page.
     lines = (line.strip() for line in text.splitlines())
-    return "\n".join(f"    {line}" if line.startswith("privmarket ") else line for line in lines)
+    return "\n".join(f"    {line}" if line.startswith("privmarket ") else _literal(line) for line in lines)
+
+
+def _literal(line: str) -> str:
+    """Brackets of a help text are brackets, not links; what stands between backticks is left alone."""
+    return re.sub(r"`[^`]*`|\[", lambda found: "\\[" if found.group() == "[" else found.group(), line)

@@ -96,8 +96,8 @@ def compare(
         rules: each as for `audit`; if left out, all registered rules except the paper-literal forms. Of these,
             rules that need something that is not installed are skipped and named in `Comparison.skipped`.
         progress: called with the name of the rule that is next.
-        scenario, clients, budget, profiles, seed, objective, attack: as for `audit`; the attack is quick unless
-            told otherwise.
+
+    The other arguments are those of `audit`; the attack is quick unless told otherwise.
     """
     law = law_of(scenario)
     facts, skipped, made = MarketFacts.of(law), [], []
