@@ -8,12 +8,12 @@ import math
 import numpy as np
 import pytest
 import torch
-from flwr.app import Message, RecordDict
+from flwr.app import ConfigRecord, Message, RecordDict
 from torch import nn
 from torch.nn import functional as F
 
 import privmarket as pm
-from privmarket.federated.model_check import ModelError, plausible_inputs
+from privmarket.federated.model_check import ModelError, plausible_inputs, row_findings
 from privmarket.federated.record_gradients import clipped_sum
 from privmarket.flower import wire
 from privmarket.flower.training import trainable_arrays
@@ -110,6 +110,38 @@ def test_a_model_that_treats_records_alone_is_trained_and_charged(tmp_path):
     assert wire.read_refusal(answer.content) is None
     assert len(wallet.statement()) == 1
     assert all(np.isfinite(a).all() for a in wire.read_arrays(answer.content, wire.UPDATE).values())
+
+
+class Gated(nn.Module):
+    """Mixes records behind two gates: with both closed neither an output nor a gradient shows it."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.gate = nn.Linear(12, 12, bias=False), nn.Linear(12, 12, bias=False)
+        self.last = nn.Linear(12, 3)
+
+    def forward(self, x):
+        return self.last(x + self.gate(self.first(x) - self.first(x).mean(0)))
+
+
+def test_weights_that_hide_for_one_step_that_records_mix_are_seen_through():
+    torch.manual_seed(0)
+    module, loss = Gated(), lambda out, y: F.cross_entropy(out, y, reduction="none")
+    for gate in (module.first, module.gate):  # as a server sends them, for an order of two steps
+        nn.init.zeros_(gate.weight)
+    weights = trainable_arrays(module)
+    assert row_findings(module, *records(False), weights=weights, random_weights=False) == []  # looks at these only
+    sale = wire.Sale("r", 0, 0.5, 1, ReleaseFamily(steps=2), CLIP, 1.0, float(ROWS))
+    job = ConfigRecord({"noise-multiplier": 1.0, "unit": "record"})
+    Wire(None, 1)  # messages are made in a run
+    order = Message(wire.put(RecordDict({wire.JOB: job}), sale), 1, wire.TRAIN)
+    with pytest.raises(ModelError, match="changes the output of other records"):
+        pm.flower.train_privately(order, None, module, *records(False))
+
+    for parameter in module.parameters():  # the second step, of a client that looked no further
+        parameter.data.add_(torch.randn(parameter.shape))
+    near, far = (clipped_sum(module, *records(outlier), CLIP, loss) for outlier in (False, True))
+    assert float((near - far).norm()) > 4 * CLIP
 
 
 @pytest.mark.parametrize("name", [*MIXING, "LSTM", "TransformerEncoder", "nothing to train"])

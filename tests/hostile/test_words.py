@@ -263,6 +263,7 @@ def test_noise_of_the_example_with_opacus_is_not_one_of_few(monkeypatch):
     monkeypatch.syspath_prepend(str(Path(pm.__file__).parent / "examples" / "flower-existing-app"))
     from existing_app import opacus_client_app
 
+    Wire(opacus_client_app.app, 1)  # messages are made in a run
     sold = {"noise-multiplier": 1.0, "clip-norm": 1.0, "learning-rate": 1.0, "expected-batch": 64.0, "steps": 1}
     weights = ArrayRecord(opacus_client_app.build_model().state_dict())
     sent = []

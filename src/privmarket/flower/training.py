@@ -124,7 +124,8 @@ def train_privately(
     job = Job(
         sale, float(str(record["noise-multiplier"])), NoiseSource.from_system(), "", context, str(record["unit"])
     )
-    require_trainable(model, inputs, labels, loss, weights := trainable_arrays(model), quick=True)
+    # Also with other weights than those that came: after the first noisy step it has others.
+    require_trainable(model, inputs, labels, loss, weights := trainable_arrays(model))
     update = private_module_update(model, weights, inputs, labels, job, loss, persons)
     load_arrays(model, {name: weights[name] - update[name] for name in weights})
 

@@ -259,6 +259,7 @@ def test_a_model_that_mixes_records_is_refused_before_anything_is_reserved(tmp_p
 
 def test_private_training_needs_a_sale():
     build, _, _ = digits_like()
+    Wire(None, 1)  # messages are made in a run
     with pytest.raises(wire.WireError):
         pm.flower.train_privately(Message(RecordDict(), 1, "train"), None, build(), None, None)
 
