@@ -67,6 +67,17 @@ class RoundsDownTooMuch(Mechanism):
         return Outcome(outcome.epsilon.copy(), np.floor(outcome.payment))
 
 
+class PaysHalfTheCost(ProportionalShare):
+    """Pays half of what each winner asked."""
+
+    name = "broken:half"
+    guarantees = (IndividuallyRational(),)
+
+    def clear(self, bids, budget):
+        outcome = super().clear(bids, budget)
+        return Outcome(outcome.epsilon.copy(), 0.5 * bids.valuation * outcome.epsilon)
+
+
 class ClaimsEpsilonTruth(ProportionalShare):
     """Proportional share, claiming what it is not: truthful in ε."""
 
@@ -138,6 +149,7 @@ BROKEN = (
     OffByOneThreshold,
     RoundsUp,
     RoundsDownTooMuch,
+    PaysHalfTheCost,
     ClaimsEpsilonTruth,
     TakesMoreThanOffered,
     LooksAtOwnReport,

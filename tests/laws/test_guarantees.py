@@ -7,7 +7,15 @@ import pytest
 import privmarket as pm
 from privmarket.market.scenarios import scenario
 from tests.conftest import awkward_budgets, awkward_markets
-from tests.laws.broken import BROKEN
+from tests.laws.broken import (
+    BROKEN,
+    ClaimsCollusionProof,
+    ClaimsEpsilonTruth,
+    FirstPrice,
+    LooksAtOwnReport,
+    OffByOneThreshold,
+    PaysHalfTheCost,
+)
 
 CLASSICAL = [name for name in pm.mechanism_names() if "net" not in name]
 PROMISES = [(name, promise) for name in CLASSICAL for promise in pm.mechanism(name).guarantees]
@@ -34,6 +42,26 @@ def test_broken_rules_are_caught(cls, rng):
     rule = cls()
     types = scenario("uniform").sample(rng, 8, (20,))
     assert not any(promise.check(rule, types, 4.0, rng).held for promise in rule.guarantees)
+
+
+# The others round to cents, or post prices of their own.
+IN_ANY_CURRENCY = [
+    FirstPrice,
+    OffByOneThreshold,
+    PaysHalfTheCost,
+    ClaimsEpsilonTruth,
+    LooksAtOwnReport,
+    ClaimsCollusionProof,
+]
+
+
+@pytest.mark.parametrize("cls", IN_ANY_CURRENCY, ids=lambda cls: cls.name)
+@pytest.mark.parametrize("unit", [1e-12, 1e12])
+def test_broken_rules_are_caught_in_any_currency(cls, unit, rng):
+    rule = cls()
+    types = scenario("uniform").sample(rng, 8, (20,))
+    types = types.replace(valuation=types.valuation * unit)
+    assert not any(promise.check(rule, types, 4.0 * unit, rng).held for promise in rule.guarantees)
 
 
 def test_every_rule_that_is_not_literal_promises_something():

@@ -70,7 +70,7 @@ def _share(excess: Array) -> float:
 
 def beyond_rounding(gain: float, budget: float) -> bool:
     """Whether a gain in a market of this budget is more than rounding can make."""
-    return gain > TOLERANCE * max(1.0, budget)
+    return gain > TOLERANCE * budget
 
 
 def gain_shares(gain: Array, mean_payment: float, budget: float) -> Array:
@@ -78,5 +78,5 @@ def gain_shares(gain: Array, mean_payment: float, budget: float) -> Array:
 
     Where nobody was paid, the gains themselves.
     """
-    real = np.where(gain > TOLERANCE * max(1.0, budget), gain, 0.0)
+    real = np.where(gain > TOLERANCE * budget, gain, 0.0)
     return real / mean_payment if mean_payment > 0 else real

@@ -17,11 +17,13 @@ from privmarket.errors import ConfigurationError
 from privmarket.market import attacks
 from privmarket.market.bids import Array, Bids
 from privmarket.market.collusion import CoalitionAttack
-from privmarket.market.mechanism import Finding, Guarantee, Mechanism
+from privmarket.market.mechanism import Finding, Guarantee, Mechanism, budget_column
 from privmarket.market.outcome import Outcome
 
 TOLERANCE = 1e-9
-"""How far rounding may carry a figure beyond its limit, relative to the figure's own scale."""
+"""How far rounding may carry a figure beyond its limit, relative to the figure's own scale (a cost, a budget, an
+offer), so that a change of currency changes no finding."""
+_SMALLEST = 1e-300  # below this, numbers have fewer digits
 
 
 class OutcomeGuarantee(Guarantee):
@@ -55,9 +57,9 @@ class IndividuallyRational(OutcomeGuarantee):
         return "individually rational"
 
     def excess(self, types: Bids, outcome: Outcome, budget: Array) -> Array:
-        """(..., clients) shortfall over cost."""
+        """(..., clients) shortfall over cost; where nothing was given up, nothing is short."""
         cost = types.valuation * outcome.epsilon
-        return (cost - outcome.payment) / np.maximum(cost, 1.0)
+        return (cost - outcome.payment) / np.maximum(cost, _SMALLEST)
 
 
 @dataclass(frozen=True)
@@ -111,8 +113,7 @@ class Truthful(Guarantee):
     def check(self, mechanism: Mechanism, types: Bids, budget: ArrayLike, rng: np.random.Generator) -> Finding:
         """Attacks the mechanism; a gain beyond rounding breaks the promise."""
         regret = self.attack(mechanism, types, budget, rng)
-        scale = max(1.0, float(np.max(np.asarray(budget, dtype=np.float64))))
-        worst = float(regret.gain.max()) / scale
+        worst = float((regret.gain / budget_column(budget, types.shape)).max())
         return Finding(self.label, worst <= TOLERANCE, worst, "" if worst <= TOLERANCE else _lie(regret, types))
 
 
@@ -147,7 +148,7 @@ class CollusionProof(Guarantee):
     def check(self, mechanism: Mechanism, types: Bids, budget: ArrayLike, rng: np.random.Generator) -> Finding:
         """Attacks with pairs, and with coalitions of five."""
         found = [CoalitionAttack(size)(mechanism, types, budget, rng).gain for size in (2, 5)]
-        worst = max(float(gain.max()) for gain in found) / max(1.0, float(np.max(np.asarray(budget))))
+        worst = max(float(gain.max()) for gain in found) / float(np.min(np.asarray(budget)))
         return Finding(self.label, worst <= TOLERANCE, worst)
 
 
