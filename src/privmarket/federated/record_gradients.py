@@ -148,9 +148,10 @@ def _blocks(
             yield np.resize(rows, TILE_ROWS), np.arange(rows.size)
         return
     if persons is None and own_places:
-        for tile in np.unique(drawn // TILE_ROWS):
+        tiles, starts = np.unique(drawn // TILE_ROWS, return_index=True)
+        for tile, inside in zip(tiles, np.split(drawn, starts[1:]), strict=False):  # of no tile there is one part
             rows = np.arange(tile * TILE_ROWS, min((tile + 1) * TILE_ROWS, records))
-            yield np.resize(rows, TILE_ROWS), drawn[drawn // TILE_ROWS == tile] - rows[0]
+            yield np.resize(rows, TILE_ROWS), inside - rows[0]
         return
     if persons is None:
         groups = [tiled(drawn, TILE_ROWS)]
