@@ -67,6 +67,8 @@ def _options(
     if verbose:
         logging.basicConfig(level=logging.INFO, stream=sys.stderr)
         _LOG.setLevel(logging.DEBUG)
+    else:  # a library that configures logging when it is imported (Opacus) would make Flower's lines appear twice
+        logging.getLogger().addHandler(logging.NullHandler())
     if config is not None:
         context.default_map = defaults_from(config, cast("click.Group", context.command), context)
 

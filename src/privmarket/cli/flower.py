@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 from pathlib import Path
@@ -15,8 +16,10 @@ from privmarket.lazy import late
 
 if TYPE_CHECKING:
     from privmarket.flower import app_folder, rehearsal, sum_rehearsal
+    from privmarket.flower import result as flower_result
 else:
     app_folder = late("privmarket.flower.app_folder")
+    flower_result = late("privmarket.flower.result")
     rehearsal = late("privmarket.flower.rehearsal")
     sum_rehearsal = late("privmarket.flower.sum_rehearsal")
 
@@ -55,6 +58,8 @@ def run(
         raise ConfigurationError(f"{nodes} nodes", f"give --nodes at most {_MOST_NODES:,}")
     # Flower writes run-config keys with dashes.
     given = {name.replace("_", "-"): value for name, value in parse_settings(setting).items()}
+    if engine == "in-process":  # the summary is printed below
+        logging.getLogger(flower_result.SUMMARY_LOG).setLevel(logging.WARNING)
     report = app_folder.run_app(folder, engine, nodes, given, out, timeout)
     if json:
         print_json(report)

@@ -23,7 +23,9 @@ from privmarket.privacy.events import PrivacyEvent
 from privmarket.privacy.words import ODOMETER_LABEL, ODOMETER_NOTE
 from privmarket.rounds import MICRO, RoundRecord
 
-_log = logging.getLogger("flwr")  # what `flwr run` and `flwr log` show
+SUMMARY_LOG = "flwr.privmarket"
+"""The logger of a run's summary; below Flower's own, so that `flwr run` and `flwr log` show it."""
+_log = logging.getLogger(SUMMARY_LOG)
 RESULT_KEY = "result-file"  # in a run's configuration: where the result is written
 RESULT = "privmarket-result"  # in the server's state
 
@@ -155,7 +157,10 @@ class MarketResult:
             paid = paid_micro.get(client, 0) / MICRO
             sales = len(self.releases[client])
             lines.append(f"client {client}: {sales} sales, ε = {epsilon:.2f} in all, paid {paid:.6f}")
-        if not self.paid_micro:
+        if self.paid_micro:
+            spent, offered = sum(paid_micro.values()) / MICRO, self.settings.budget * len(self.records)
+            lines.append(f"in all: {spent:.2f} paid, of {offered:g} offered in {len(self.records)} rounds")
+        else:
             lines.append("nothing was bought in any round")
         return lines
 
