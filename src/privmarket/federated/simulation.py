@@ -297,7 +297,13 @@ class SimulatedClients:
         everyone = np.flatnonzero(run.sizes)
         updates = run.run_clients(self.state, {run.names[i]: Award(0.0, 0.0, 0) for i in everyone})
         sizes = run.sizes[everyone]
-        return aggregate(sizes / sizes.sum(), updates)
+        total = aggregate(sizes / sizes.sum(), updates)
+        if not np.isfinite(total).all():
+            raise ConfigurationError(
+                f"training without privacy diverged in round {self.state.next_round + 1}",
+                f"model {run.config.training.model!r} needs a smaller step here, see `federated.pool.PIXEL_RATES`",
+            )
+        return total
 
 
 def run(

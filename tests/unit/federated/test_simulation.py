@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from privmarket.errors import CheckpointError, ConfigurationError, DataError, UnknownNameError
-from privmarket.federated import simulation
+from privmarket.federated import pool, simulation
 from privmarket.federated.checkpoint import load_checkpoint
 from privmarket.federated.config import FederationConfig, Training
 from privmarket.federated.datasets import Dataset
@@ -273,3 +273,29 @@ def test_float_arithmetic_is_stamped_on_the_result():
     assert FederationConfig().digest() == FederationConfig(training=Training(arithmetic="exact")).digest()
     with pytest.raises(UnknownNameError, match="arithmetic"):
         Training(arithmetic="double")
+
+
+def without_privacy(model, rounds=4):
+    """Accuracy after training on 28 × 28 images with a shared background and deviation 1, as pixels have."""
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 10, 1200)
+    own, shared = rng.normal(size=(10, 1, 28, 28)), rng.normal(size=(1, 1, 28, 28))
+    images = 0.3 * own[labels] + 0.45 * shared + 0.3 * rng.normal(size=(labels.size, 1, 28, 28))
+    data = Dataset("toy", *[(images / images.std()).astype(np.float32), labels] * 2, 10)
+    config = FederationConfig(clients=2, rounds=rounds, mode="no-dp", training=Training(model=model))
+    with Federation(config, dataset=data, parts=[np.arange(600), np.arange(600, 1200)]) as federation:
+        return federation.accuracy(step_all(federation))
+
+
+def test_without_privacy_a_network_learns_from_pixels(monkeypatch):
+    assert without_privacy("logistic") > 0.9
+    assert without_privacy("mlp") > 0.9
+    monkeypatch.setitem(pool.PIXEL_RATES, "mlp", pool.PLAIN_RATE)  # the linear model's step, as it once was
+    assert without_privacy("mlp") < 0.3
+
+
+def test_training_that_diverges_says_so(monkeypatch):
+    """Weights that are no numbers would guess class 0 and look like a bad result."""
+    monkeypatch.setitem(pool.PIXEL_RATES, "mlp", 1e6)
+    with pytest.raises(ConfigurationError, match="diverged in round"):
+        without_privacy("mlp")
