@@ -12,5 +12,5 @@ trains needs torch.
 - `aggregation`, `shares`, `global_model`: weights of updates, shares of a secure sum, the server's step.
 - `simulation`, `state`, `checkpoint`, `summary`, `entry_point`: a whole run, saved, summed up, by one call.
 - `planning`, `plan_runs`, `client_spread`: what a model will cost, and what leaving clients out costs.
-- `privacy_attacks`, `attack_suite`: attacks on what clients release and on finished models.
+- `privacy_attacks`, `gradient_inversion`, `attack_suite`: attacks on what clients release and on finished models.
 """

@@ -80,7 +80,7 @@ def literal_noise_multiplier(epsilon: ArrayLike, delta: float, *, form: str = "a
 
     `algorithm-2` is √(2 ln(1.25/δ))/ε, `definition` is 2√ln(1.25/δ)/ε: they differ by √2.
 
-    Implements: the noise of Algorithm 2 and of the DP definition in [Sun2026], row 15 of the error table.
+    Implements: the noise of Algorithm 2 and of the DP definition in [Sun2026]; see docs/fidelity.md.
     Deviation: none; the classical theorem behind it needs ε < 1, and above that it under-noises.
     """
     factors = {"algorithm-2": np.sqrt(2.0), "definition": 2.0}

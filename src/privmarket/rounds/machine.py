@@ -3,7 +3,7 @@
 Every step returns a new round; nothing is stored, sent or trained here. Clients have names here; the auction itself
 sees arrays in the order of the offers.
 
-Implements: the six steps of PAG-FL, Sec. IV of [Sun2026]; payments as Algorithm 2 decides them.
+Implements: the six steps of PAG-FL, Sec. V of [Sun2026]; payments as Algorithm 2 decides them.
 Deviation: pay on delivery, in integer micro-units rounded down; an update that cannot be used is not paid.
 """
 
