@@ -32,10 +32,14 @@ def _figures(results: Results) -> dict[str, object]:
         found = results.all("regret", mechanism=rule, **_MARKET, attack="strong")
         return {r.cell.seed: r.result["levels"][name]["mean"] for r in found if r.result}
 
-    def accuracy(rule: str, trust: str) -> dict[int, float]:
-        cells = (run_of(Scale(), rule, seed, {"trust": trust}) for seed in _SEEDS)
+    def accuracy(rule: str, trust: str, budget: float = 50.0) -> dict[int, float]:
+        cells = (run_of(Scale(), rule, seed, {"trust": trust}, budget=budget) for seed in _SEEDS)
         pairs = ((cell.seed, results.get(cell)) for cell in cells)
         return {seed: 100 * float(result["accuracy"]) for seed, result in pairs if result is not None}
+
+    def pictures(rule: str) -> dict[int, float]:
+        where = {"mechanism": rule, "dataset": "cifar10", "alpha": 0.5, "rounds": 100}
+        return {seed: 100 * v for seed, v in results.by_seed("accuracy", "federated", **where).items()}
 
     def matched(rule: str) -> dict[int, float]:
         where = {"mechanism": rule, "dataset": "mnist", "alpha": 0.1, "matched": MATCHED_EPSILON}
@@ -60,6 +64,9 @@ def _figures(results: Results) -> dict[str, object]:
         "harder": _difference(strong, weak, "+.2%"),
         "jsam_ahead": _difference(accuracy(menu, "local"), accuracy("jsam", "local"), "+.2f"),
         "pac_behind": _difference(accuracy("pac", "local"), accuracy("jsam", "local"), "+.2f"),
+        "menu_pictures": _difference(pictures(menu), pictures("jsam"), "+.2f"),
+        "pac_pictures": _difference(pictures("pac"), pictures("jsam"), "+.2f"),
+        "fifth": _difference(accuracy("ration", "aggregate", 10.0), accuracy("pac", "local"), "+.2f"),
         "matched": _difference(matched("pac"), matched(menu), "+.2f"),
         "menu_aggregate": _difference(accuracy(menu, "aggregate"), accuracy("jsam", "aggregate"), "+.2f"),
         "ration_ahead": _difference(accuracy("ration", "aggregate"), accuracy("jsam", "aggregate"), "+.2f"),

@@ -46,11 +46,7 @@ def curves(runs: Runs) -> Drawing:
 
 
 def _panel(axes: Axes, found: dict[str, dict[int, Measured]]) -> list[float]:
-    """Draws curves; returns where each is at its second point.
-
-    Plain FedAvg has fewer rounds: where it ends, its last accuracy is drawn on, without markers.
-    """
-    last = max((max(curve) for curve in found.values() if curve), default=0)
+    """Draws curves; returns where each is at its second point."""
     started = []
     for row, curve in found.items():
         if not curve:
@@ -60,8 +56,6 @@ def _panel(axes: Axes, found: dict[str, dict[int, Measured]]) -> list[float]:
         style = {**line_look(row), **({"ls": "--"} if row == "no-dp" else {})}
         axes.plot(n, 100 * mean, lw=1.2, label=row, **style)
         axes.fill_between(n, 100 * (mean - std), 100 * (mean + std), color=style["color"], alpha=0.1, lw=0)
-        if n[-1] < last:
-            axes.plot([n[-1], last], [100 * mean[-1]] * 2, color=style["color"], ls=":", lw=1.2)
         started.append(100 * float(mean[min(1, len(mean) - 1)]))
     axes.grid(alpha=0.25)
     return started

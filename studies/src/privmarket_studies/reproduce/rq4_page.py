@@ -57,12 +57,15 @@ def render(results: Results) -> Page:
 
 
 _CURVES = (
-    "Test accuracy against rounds, mean over seeds; bands: one standard deviation. One rule of each kind; No-DP "
-    "has 40 rounds, and its last accuracy is drawn on."
+    "Test accuracy against rounds, mean over seeds; bands: one standard deviation. One rule of each kind. The "
+    "paper's Fig. 6 (a), (b); its images are missing from its source."
 )
-_CIFAR = "CIFAR-10 (the paper's Fig. RQ4 on CIFAR-10, a): as above, mean over seeds."
+_CIFAR = "CIFAR-10, the paper's Fig. 7 (b): as above, mean over seeds."
 _FINAL = "Final accuracy, mean over the last five rounds; bars: mean ± std over seeds, dots: seeds."
-_NASH = "Gain from leaving the solved strategy, as a share of the mean payment; bars: standard error over seeds."
+_NASH = (
+    "Gain from leaving the solved strategy, as a share of the mean payment; bars: standard error over seeds. The "
+    "paper's Figs. 6 and 7 (c), (d)."
+)
 
 
 def _per_cent(value: Measured | None, absent: str = NOT_COMPUTED) -> str:

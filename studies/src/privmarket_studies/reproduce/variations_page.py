@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from privmarket.reports.palette import line_look, new_figure
+from privmarket_studies.reproduce import models_section
 from privmarket_studies.reproduce import variations as runs
 from privmarket_studies.reproduce.cells import Cell
 from privmarket_studies.reproduce.document import (
@@ -51,8 +52,7 @@ def render(results: Results) -> Page:
         Text("## A thousand clients"),
         _scale_table(found),
         Text("## The paper's models"),
-        prose("variations-models"),
-        _models_table(found),
+        *models_section.blocks(results),
         _learned(found),
         *failure_text(results),
     ]
@@ -174,13 +174,14 @@ def _strategy_row(found: _Found, row: str, plan: dict[str, Any], **where: Any) -
         return _text(found.by_seed(name, row, plan, **where), spec, absent, factor)
 
     spent, surplus = (found.by_seed(name, row, plan, **where) for name in ("spent", "surplus"))
+    partly = f" ({len(surplus)} of {len(spent)} seeds)" if 0 < len(surplus) < len(spent) else ""
     return [
         text("accuracy", ".2f", 100),
         _text(_prices(found, row, plan, **where), ".3f", absent),
         text("mean_epsilon", ",.0f", _sales(found, row, plan, **where)),
         text("spent", ",.0f"),
         # Some cells of RQ4 are older than this figure.
-        _text(surplus, ",.0f", "not recorded" if spent else absent),
+        _text(surplus, ",.0f", "not recorded" if spent else absent) + partly,
         text("largest_epsilon_spent", ".1f"),
         _seeds(spent),
     ]
@@ -278,25 +279,6 @@ def _scale_table(found: _Found) -> Table:
     columns = ("mechanism", "100 clients, %", "1,000 clients, %", "sellers of 1,000", "largest total ε", "seeds")
     caption = "MNIST, α = 0.5, 100 rounds, the same money per client (B = 50 and 500)"
     return Table("variations-scale", caption, columns, rows)
-
-
-def _models_table(found: _Found) -> Table:
-    rows = []
-    for cell in runs.model_cells(Scale()):
-        if cell.seed == 0:
-            config = cell.config
-            result = found.results.get(cell)
-            figures = [NOT_COMPUTED, NOT_COMPUTED, "0"]
-            if result is not None:
-                largest = result["largest_epsilon_spent"]
-                spent = "no guarantee" if largest is None else f"{largest:.1f}"
-                figures = [f"{100 * result['accuracy']:.2f}", spent, "1"]
-            rows.append(
-                [config["dataset"], config["training"]["model"], config["mode"], str(config["rounds"]), *figures]
-            )
-    columns = ("data set", "model, on pixels", "mode", "rounds", "accuracy, %", "largest total ε", "seeds")
-    caption = "mean-field-menu, α = 0.5, 100 clients, B = 50; CNN: a tenth of each seller's records a round"
-    return Table("variations-models", caption, columns, rows)
 
 
 def _draw(found: _Found) -> Drawing:
