@@ -102,7 +102,8 @@ class MarketPlan:
     )
     honest_share: float = setting(
         2 / 3,
-        "Under aggregate trust, the share of a round's sellers that must be honest and present.",
+        "Under aggregate trust, the share of a round's sellers whose noise protects each of them. Of the others "
+        "half may collude with the server and half may drop out.",
         above=0,
         at_most=1,
         added=True,

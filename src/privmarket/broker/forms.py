@@ -80,8 +80,9 @@ class TaskForm(Form):
 
     `delivery` = sealed: updates travel encrypted, and the buyer gets the key when the round is settled and paid.
     `attested`: only sellers that attest their data set may bid, so that one data set has one lifetime wallet.
-    `trust` = aggregate: the buyer sees only a secure sum of the updates; the share `honest_share` of a round's
-    sellers must be honest and present, and only sellers with a registered key may bid.
+    `trust` = aggregate: the buyer sees only a secure sum of the updates, and only sellers with a registered key may
+    bid. The noise of the share `honest_share` of a round's sellers protects each of them; of the others half may
+    collude with the buyer and half may drop out.
     """
 
     model_config = ConfigDict(

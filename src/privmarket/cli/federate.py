@@ -254,7 +254,9 @@ def _totals_table(config: FederationConfig, summary: RunSummary, promised: Promi
         table.add_row("unit, arithmetic", f"one {promised.unit} zeroed out, {promised.arithmetic}")
     alone = summary["largest_epsilon_if_others_collude"]
     if alone is not None:
-        table.add_row("trust", f"aggregate, {config.honest_share:.3g} of sellers honest")
+        share = config.honest_share
+        table.add_row("trust: aggregate, if of a round's sellers no more collude than", f"{(1 - share) / 2:.1%}")
+        table.add_row("sums are opened if so many come through", f"{(1 + share) / 2:.1%}")
         table.add_row("the same if all other sellers collude", f"{alone:.2f}")
     table.add_row("seconds", f"{summary['seconds']:.1f}")
     return table

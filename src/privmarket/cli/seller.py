@@ -23,12 +23,12 @@ from privmarket.privacy.words import (
     GROUP_RECORDS,
     ODOMETER_LABEL,
     ODOMETER_NOTE,
-    TRUSTS,
     Promise,
     Trust,
     lifetime_promise,
     promise,
     rounded_up_percent,
+    trust_words,
 )
 
 app = typer.Typer(help="For sellers: write a policy, check it, and read what was sold.", no_args_is_help=True)
@@ -65,7 +65,8 @@ def check(
     sale = None
     if math.isfinite(found.epsilon_per_sale):
         event = ReleaseFamily(delta=found.delta).event(found.epsilon_per_sale)
-        sale = promise([event], found.delta, epsilon=found.epsilon_per_sale, unit=found.unit, trust=trust)
+        largest, share = found.epsilon_per_sale, found.honest_share
+        sale = promise([event], found.delta, epsilon=largest, unit=found.unit, trust=trust, honest_share=share)
     if json:
         plain = {k: sorted(v) if isinstance(v, frozenset) else v for k, v in asdict(found).items()}
         print_json({"policy": plain, "sale": None if sale is None else sale.to_json(), "lifetime": life.to_json()})
@@ -80,7 +81,7 @@ def check(
     for one in found.trust:
         price = found.price_under(one)
         asks = "what the client values it at" if price is None else f"{price:g} per unit of ε"
-        print(f"  {one} ({TRUSTS[one]}): {asks}")
+        print(f"  {one} ({trust_words(one, found.honest_share)}): {asks}")
 
 
 @app.command("statement")
@@ -129,8 +130,9 @@ def _print_lifetime(life: Promise) -> None:
 
 def _promise(sale: SaleLine, delta: float) -> Promise:
     """What a sale promises, in words; wallets of old did not note what ε means."""
-    unit, trust = sale.get("unit", "record"), sale.get("trust", "local")
-    return promise([from_json(sale["event"])], delta, epsilon=sale["epsilon"], unit=unit, trust=trust)
+    unit, trust, share = sale.get("unit", "record"), sale.get("trust", "local"), sale.get("honest_share")
+    event = from_json(sale["event"])
+    return promise([event], delta, epsilon=sale["epsilon"], unit=unit, trust=trust, honest_share=share)
 
 
 def _print_sales(sales: Sequence[tuple[SaleLine, Promise]]) -> None:
@@ -147,3 +149,5 @@ def _print_sales(sales: Sequence[tuple[SaleLine, Promise]]) -> None:
             *(words.unit, words.trust, state, "not yet" if paid is None else f"{paid / 1_000_000:.6g}"),
         )
     print_table(table)
+    for share in sorted({words.honest_share for _, words in sales if words.honest_share is not None}):
+        print(f"aggregate trust: {trust_words('aggregate', share)}")

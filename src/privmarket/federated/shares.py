@@ -5,7 +5,11 @@ N_i of deviation D; whoever sees Y, also together with all but h honest sellers,
 record of client i moves the sum by w_i·C, so w_i = √h·D/(σ_i·C) makes this a Gaussian release of noise multiplier
 σ_i, whatever the others sold. The server divides by Σ w: updates are averaged with weights ∝ 1/σ_i.
 
-Notation: n sellers, h of them honest and present, d parameters, C the clip norm, S_i client i's clipped sum.
+A sum is opened only if at least h + c sellers are in it. If at most c of the round's sellers work together with the
+server, at least h of those in the sum are honest, also where the server pretends that others dropped out.
+
+Notation: n sellers, c of them colluding, h honest ones in every opened sum, d parameters, C the clip norm, S_i the
+clipped sum of client i.
 Proof, also of what finite arithmetic costs: docs/theory/secure-sums.md.
 """
 
@@ -36,19 +40,25 @@ MOST_DRAWS = 2**30
 
 
 def honest_sellers(sellers: int, honest_share: float) -> int:
-    """h = ⌈share·n⌉: so many of a round's n sellers must be honest and present."""
+    """h = ⌈share·n⌉: so many honest sellers' noise is in every sum of n sellers that is opened."""
     # A share such as 2/3 is a rounded number: 2/3·3 must give 2, not 3.
     return min(sellers, max(1, math.ceil(honest_share * sellers - 1e-9)))
 
 
-def survivors_needed(sellers: int, honest_share: float) -> int:
-    """How many of a round's n sellers must come through before the sum may be opened: h, or more.
+def colluders_allowed(sellers: int, honest_share: float) -> int:
+    """c = ⌈(n − h)/2⌉: so many of a round's n sellers may collude with the server; the other half may drop out."""
+    return -(-(sellers - honest_sellers(sellers, honest_share)) // 2)
 
-    A seller confirms one list of survivors. Two lists with so many confirmations each would need more than h honest
-    sellers even if all other n − h confirm both: nobody can have two different sums opened in one round.
+
+def survivors_needed(sellers: int, honest_share: float) -> int:
+    """How many of a round's n sellers must come through before the sum may be opened: h + c, or more.
+
+    At most c of them collude, so at least h are honest, whoever else is said to have dropped out. And a seller
+    confirms one list of survivors: two lists with so many confirmations each would need more than n − c honest
+    sellers even if all c colluders confirm both, so nobody can have two different sums opened in one round.
     """
-    honest = honest_sellers(sellers, honest_share)
-    return max(honest, (2 * sellers - honest) // 2 + 1)
+    colluders = colluders_allowed(sellers, honest_share)
+    return max(honest_sellers(sellers, honest_share) + colluders, (sellers + colluders) // 2 + 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,7 +67,7 @@ class SharedSum:
 
     Attributes:
         honest: h; so many sellers' noise protects each of them.
-        needed: fewer survivors than that reveal nothing.
+        needed: fewer survivors than that reveal nothing, see `survivors_needed`.
         levels: digits of each seller's integer noise.
         weights: (sellers,) w, steps of the sum's grid per unit of a clipped sum.
         bits: sums are taken modulo 2^bits, and cannot wrap.

@@ -2,23 +2,22 @@
 
 Sellers stand on a ring in an order that follows from a hash of all their keys, so nobody chooses his neighbours or
 another's; who has the root of the list of all sellers can work out at which places of it his neighbours stand. Each
-shares masks and pieces of its keys with the `window` sellers nearest to it, itself included. A sixth of every
+shares masks and pieces of its keys with the `window` sellers nearest to it, itself included. A quarter of every
 neighbourhood may drop out; where more do, the sum is not opened.
 
 What could go wrong is that colluding sellers happen to stand together: (window − 1)/2 sellers in a row that collude
 or dropped out cut the ring, and a sum over one arc could be read; a neighbourhood with `threshold` colluders gives
-away its centre's keys. The window is the smallest for which that has probability below 2⁻⁴⁰ when all n − h sellers
-that need not be honest collude, or drop out where it hurts most. Whatever the masks do, each seller's own share of
-the noise stays on its vector.
+away its centre's keys. The window is the smallest for which that has probability below 2⁻⁴⁰ when as many sellers
+collude as may (`shares.colluders_allowed`) and as many of a neighbourhood as may drop out where it hurts most.
+Whatever the masks do, each seller's own share of the noise stays on its vector.
 
-Notation: n sellers, h of them honest and present, m = (window − 1)/2.
+Notation: n sellers, c of them colluding, m = (window − 1)/2.
 Implements: the neighbour graph of [BellEtAl2020], as a ring, with exact hypergeometric tails.
 """
 
 from __future__ import annotations
 
 import hashlib
-import math
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -27,10 +26,10 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 from scipy.special import gammaln
 
-from privmarket.federated.shares import honest_sellers, survivors_needed
+from privmarket.federated.shares import colluders_allowed, survivors_needed
 
 FAILURE = 2.0**-40
-_MAY_DROP = 6  # one in so many of a neighbourhood
+_MAY_DROP = 4  # one in so many of a neighbourhood
 # Below this many sellers the ring saves little, and everybody with everybody survives more drop-outs.
 _RING_FROM = 100
 # From so many sellers on, nobody reads the list of all or looks at every signature. A list of which at most a share
@@ -82,16 +81,13 @@ class Neighbourhood:
 @lru_cache(maxsize=256)
 def neighbourhood(sellers: int, honest_share: float) -> Neighbourhood:
     """The neighbourhood that a sum of so many sellers needs; server and sellers compute the same."""
-    needed, honest = survivors_needed(sellers, honest_share), honest_sellers(sellers, honest_share)
-    if sellers >= _RING_FROM:
-        window = smallest_window(sellers, sellers - honest)
-        if window < sellers:
-            # Two lists that more than `_SIGNED` of so many survivors signed each have an honest signer in common.
-            more = math.floor((sellers - honest / 2) / _SIGNED) + 1
-            if sellers >= SAMPLE_FROM and more <= sellers - sellers // _MAY_DROP:
-                return Neighbourhood(sellers, window, window - window // _MAY_DROP, more, SAMPLE)
-            return Neighbourhood(sellers, window, window - window // _MAY_DROP, needed)
-    return Neighbourhood(sellers, sellers, needed, needed)
+    needed, colluders = survivors_needed(sellers, honest_share), colluders_allowed(sellers, honest_share)
+    window = smallest_window(sellers, colluders) if sellers >= _RING_FROM else sellers
+    if window == sellers:
+        return Neighbourhood(sellers, sellers, needed, needed)
+    # Two lists that more than `_SIGNED` of so many survivors signed each have an honest signer in common.
+    sampled = sellers >= SAMPLE_FROM and 2 * _SIGNED * needed >= sellers + colluders
+    return Neighbourhood(sellers, window, window - window // _MAY_DROP, needed, SAMPLE if sampled else 0)
 
 
 def smallest_window(sellers: int, colluders: int) -> int:
@@ -119,14 +115,11 @@ def failure_probability(sellers: int, colluders: int, window: int) -> float:
     """A bound on the probability that a ring in random order gives more away than one sum.
 
     Args:
-        colluders: how many sellers collude or drop out, in all; those that drop out are the worst possible ones.
+        colluders: c. Others drop out where it hurts most: which ones a server can say when it knows the order.
     """
     reach, may_drop = window // 2, window // _MAY_DROP
-    # Somewhere `reach` sellers in a row of whom x dropped out and all others collude: the ring may be cut there.
-    cut = max(
-        _chance_of(reach - dropped, reach, colluders - dropped, sellers)
-        for dropped in range(min(may_drop, colluders) + 1)
-    )
+    # Somewhere `reach` sellers in a row of whom `may_drop` dropped out and all others collude: the ring may be cut.
+    cut = _chance_of(reach - may_drop, reach, colluders, sellers)
     # Some neighbourhood holds enough colluders to restore its centre's keys.
     betrayed = _chance_of(window - may_drop, window, colluders, sellers)
     return sellers * (cut + betrayed)

@@ -247,7 +247,8 @@ class Seller:
             check(weights, job, self.policy)
         with self._wallet(context) as wallet:
             if wallet is not None:
-                wallet.reserve(sale.name, sale.epsilon, event, unit=self.policy.unit, trust=sale.trust)
+                unit, share = self.policy.unit, sale.honest_share
+                wallet.reserve(sale.name, sale.epsilon, event, unit=unit, trust=sale.trust, honest_share=share)
         # Without a wallet file the node's own memory keeps a round from being sold twice.
         del context.state[MEMORY]
         return job

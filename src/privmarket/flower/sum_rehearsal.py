@@ -22,6 +22,7 @@ from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFI
 from flwr.serverapp import Grid
 
 from privmarket.federated.config import FederationConfig, Training
+from privmarket.federated.shares import honest_sellers
 from privmarket.files import write_atomically
 from privmarket.flower.cohort import Cohort, new_signing_key
 from privmarket.flower.engine import Engine, write_app
@@ -92,9 +93,12 @@ def _two_sums(configs: ConfigRecord, message: Message, together: list[Message]) 
         configs[SURVIVORS] = bytes(bits)
 
 
-def _too_few(configs: ConfigRecord, message: Message, together: list[Message]) -> None:
-    """Only every other seller is said to have come through."""
-    configs[SURVIVORS] = bytes(byte & 0x55 for byte in cast(bytes, configs[SURVIVORS]))
+def _pretended_drop_outs(configs: ConfigRecord, message: Message, together: list[Message]) -> None:
+    """All sellers but as many as must be honest are said to have dropped out: those left could collude."""
+    bits = np.unpackbits(np.frombuffer(cast(bytes, configs[SURVIVORS]), dtype=np.uint8), bitorder="little")
+    there = np.flatnonzero(bits)
+    bits[there[honest_sellers(there.size, FederationConfig.honest_share) :]] = 0
+    configs[SURVIVORS] = np.packbits(bits, bitorder="little").tobytes()
 
 
 def _both_ways(configs: ConfigRecord, message: Message, together: list[Message]) -> None:
@@ -121,7 +125,7 @@ ATTACKS: dict[str, tuple[Tamper, set[str]]] = {
     "integers cut off": (_at(Stage.SETUP, _set(Key.CLIPPING_RANGE, lambda r: r / 1024)), {"noise"}),
     "more weight than the sold ε allows": (_order(weight=lambda w: 1.001 * w), {"noise"}),
     "noise of sellers that are not there": (_order(sellers=lambda n: n + 1), {"honest-share"}),
-    "a sum over too few": (_at(AGREE, _too_few), {"honest-share", "cohort"}),
+    "drop-outs pretended": (_at(AGREE, _pretended_drop_outs), {"honest-share", "cohort"}),
     "two sums, one seller in and out": (_at(AGREE, _two_sums), {"cohort"}),
     "keys of one seller both ways": (_at(Stage.UNMASK, _both_ways), {"cohort"}),
 }

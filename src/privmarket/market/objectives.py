@@ -145,7 +145,7 @@ class AggregateError(Objective):
     Attributes:
         kappa: weight of the noise; (clip norm·√parameters/mean records)² for a model of that many parameters.
         heterogeneity: H, how much clients' mean gradients differ.
-        honest_share: h/n, the share of a round's sellers that must be honest and present; sellers add noise for it.
+        honest_share: h/n, the share of a round's sellers whose noise protects each of them.
         delta: δ of every sale. None takes μ = ε, the limit of small ε up to a constant: with H = 0 the objective
             then ranks outcomes exactly as total ε does.
 

@@ -106,7 +106,7 @@ class Order:
         sampling_rate, steps: the schedule.
         clip_norm, learning_rate, expected_batch: the training plan.
         trust: "local" or "aggregate".
-        supposed_honest: under aggregate trust, the share of the sellers that must be honest and come through.
+        supposed_honest: under aggregate trust, the share of the sellers whose noise must protect each of them.
         unit: "record" or "person".
         buyer: who buys, as a broker says it; None where no broker is asked.
         broker: the broker's address; None without one.

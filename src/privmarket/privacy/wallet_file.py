@@ -45,6 +45,7 @@ class SaleEntry(TypedDict):
     released: bool
     unit: NotRequired[Unit]
     trust: NotRequired[Trust]
+    honest_share: NotRequired[float]
     void: NotRequired[bool]
     update_sha256: NotRequired[str]
     paid_micro: NotRequired[int]
@@ -259,11 +260,19 @@ class OpenWallet:
         return float(self.wallets.affordable(family, wanted, rounds_left)[0])
 
     def reserve(
-        self, sale: str, epsilon: float, event: PrivacyEvent, *, unit: str = "record", trust: str = "local"
+        self,
+        sale: str,
+        epsilon: float,
+        event: PrivacyEvent,
+        *,
+        unit: str = "record",
+        trust: str = "local",
+        honest_share: float | None = None,
     ) -> None:
         """Sets a sale aside, on disk when this returns; nothing more has to be written before training starts.
 
-        `unit` and `trust` say what ε means; they are noted for the seller's statement.
+        `unit`, `trust` and, under aggregate trust, `honest_share` say what ε means; they are noted for the seller's
+        statement.
 
         Raises:
             WalletError: it does not fit.
@@ -275,8 +284,11 @@ class OpenWallet:
             raise WalletError(
                 f"ε = {epsilon:g} does not fit: {self.remaining_share:.1%} of the wallet is left", "offer less"
             )
-        line = {"kind": "reserved", "sale": sale, "epsilon": epsilon, "event": to_json(event)}
-        _append(self._stream, self._state, {**line, "unit": unit, "trust": trust})
+        line: dict[str, object] = {"kind": "reserved", "sale": sale, "epsilon": epsilon, "event": to_json(event)}
+        line |= {"unit": unit, "trust": trust}
+        if trust == "aggregate" and honest_share is not None:
+            line["honest_share"] = honest_share
+        _append(self._stream, self._state, line)
 
     def void(self, sale: str) -> None:
         """Gives a sale back for which nothing was released. The sale cannot be made again.

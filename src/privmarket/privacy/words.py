@@ -43,7 +43,7 @@ UNITS: dict[Unit, str] = {
 }
 TRUSTS: dict[Trust, str] = {
     "local": "nobody: each update is private before it leaves the seller",
-    "aggregate": "the secure sum and enough honest sellers that come through: the promise is about the sum",
+    "aggregate": "the secure sum, and that few of its sellers work together with the server: it sees only the sum",
 }
 ARITHMETICS: dict[Arithmetic, str] = {
     "exact": "the promise holds for the bits that leave the machine",
@@ -59,6 +59,7 @@ class Promise:
         epsilon, delta: everything that is covered is (ε, δ)-DP.
         guess: the largest share of right guesses on whether a unit was used, for someone who starts at 50:50.
         unit, trust, arithmetic: see `UNITS`, `TRUSTS`, `ARITHMETICS`.
+        honest_share: under aggregate trust, what was agreed on; None where that is not known.
         group_epsilon: ε at δ for `GROUP_RECORDS` records of one person; None where the unit is a person already, or
             where nothing better than infinity is known.
         seeded: whether the noise came from a seed.
@@ -74,6 +75,7 @@ class Promise:
     group_epsilon: float | None = None
     seeded: bool = False
     scope: Literal["sale", "lifetime"] = "sale"
+    honest_share: float | None = None
 
     def __post_init__(self) -> None:
         for name, known in (("unit", UNITS), ("trust", TRUSTS), ("arithmetic", ARITHMETICS)):
@@ -110,7 +112,7 @@ class Promise:
             self.sentence,
             f"ε = {self.epsilon:.4g} at δ = {self.delta:g}",
             f"unit: {self.unit} ({UNITS[self.unit]})",
-            f"trust: {self.trust} ({TRUSTS[self.trust]})",
+            f"trust: {self.trust} ({trust_words(self.trust, self.honest_share)})",
             f"arithmetic: {self.arithmetic} ({ARITHMETICS[self.arithmetic]})",
             self.group_line,
         ]
@@ -131,6 +133,7 @@ def promise(
     trust: Trust = "local",
     arithmetic: Arithmetic = "exact",
     seeded: bool = False,
+    honest_share: float | None = None,
 ) -> Promise:
     """What releases promise that were fixed in advance: a sale, or a finished list of them.
 
@@ -144,6 +147,21 @@ def promise(
         *(sold, delta, min(accuracy, guess_accuracy(sold, delta)), unit, trust, arithmetic),
         group if unit == "record" else None,
         seeded,
+        honest_share=honest_share if trust == "aggregate" else None,
+    )
+
+
+def trust_words(trust: Trust, honest_share: float | None = None) -> str:
+    """Whom a seller trusts, with what was agreed on for a secure sum: see `federated.shares.colluders_allowed`.
+
+    Args:
+        honest_share: the share of a round's sellers whose noise must be in every sum; None where it is not known.
+    """
+    if trust != "aggregate" or honest_share is None:
+        return TRUSTS[trust]
+    return (
+        f"the secure sum, and that at most {50 * (1 - honest_share):.3g} % of a round's sellers work together with "
+        f"the server; a sum of less than {50 * (1 + honest_share):.3g} % of them is not opened"
     )
 
 

@@ -20,7 +20,7 @@ from privmarket.federated.state import RunResult
 from privmarket.federated.summary import ClientRow, RunSummary, summarise
 from privmarket.files import write_atomically
 from privmarket.lazy import late
-from privmarket.privacy.words import TRUSTS, rounded_up_percent
+from privmarket.privacy.words import rounded_up_percent, trust_words
 from privmarket.reports import run_charts as charts
 from privmarket.reports.run_charts import Bars, Line
 from privmarket.reports.verdict import (
@@ -115,7 +115,7 @@ def _trust_column(run: RunResult, currency: str) -> dict[str, str]:
     sums = run.config.trust == "aggregate"
     return {
         "title": _SEES["aggregate" if sums else "local"],
-        "trust": TRUSTS["aggregate" if sums else "local"],
+        "trust": trust_words("aggregate" if sums else "local", run.config.honest_share),
         "rule": run.config.mechanism,
         "accuracy": percent(run.accuracy),
         "paid": f"{run.spent:,.0f} of {run.config.money_in_all:,.0f} {currency}",

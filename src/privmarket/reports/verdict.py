@@ -58,11 +58,12 @@ def worst_promise(result: RunResult) -> Promise | None:
     if not most:
         return None
     trust = cast("Trust", config.trust)
+    share = config.honest_share if trust == "aggregate" else None
     if config.training.sampling_rate < 1.0:  # the whole curve of many sampled sales takes minutes; ε and δ do not
         epsilon = composed_epsilon(most, config.delta)
         guess = guess_accuracy(epsilon, config.delta)
-        return Promise(epsilon, config.delta, guess, trust=trust, seeded=True)
-    return promise(most, config.delta, trust=trust, seeded=True)
+        return Promise(epsilon, config.delta, guess, trust=trust, seeded=True, honest_share=share)
+    return promise(most, config.delta, trust=trust, seeded=True, honest_share=share)
 
 
 def percent(share: float) -> str:

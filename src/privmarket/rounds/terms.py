@@ -31,7 +31,8 @@ class Terms:
         run: names the run. A wallet counts sales by run and round.
         broker_round: the round's name at a broker, where one holds the auction.
         trust: against whom a sale protects: "local", or "aggregate" where the server sees only a secure sum.
-        honest_share: under aggregate trust, the share of a round's sellers that must be honest and present.
+        honest_share: under aggregate trust, the share of a round's sellers whose noise protects each of them; of
+            the others half may collude with the server and half may drop out.
     """
 
     number: int

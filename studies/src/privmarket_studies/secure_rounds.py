@@ -23,6 +23,8 @@ from privmarket_studies.flower_speed import simulation_seconds
 HONEST_SHARE = FederationConfig().honest_share
 MEASURED_RECORDS = 100  # that every seller declares
 ROUNDS = tuple((sellers, weights) for weights in (10_000, 100_000) for sellers in (10, 20, 40, 100))
+# A ring of neighbours, and every signature read: enough to see how a round grows. Some ten minutes on a quiet core.
+LARGE_ROUNDS = ((300, 10_000), (1_000, 10_000))
 
 
 @dataclass(frozen=True)

@@ -1,19 +1,18 @@
 """What a secure round costs for a hundred to a million sellers: computed from parts that were measured one by one.
 
 `python -m privmarket_studies.secure_scale docs` writes the page `scale.md` again from
-`results/secure-scale/parts.json`; with `--measure` parts and rounds are measured anew, in some minutes on one core.
+`results/secure-scale/parts.json`; `--measure parts rounds 300-sellers 1000-sellers simulation losses`, or some of
+these, measures that anew and keeps the rest. Parts and rounds take some minutes on one core, large rounds some ten.
 
 Notation: n sellers, each of whom cuts its keys into W pieces (`flower.neighbours`), d weights.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
-import os
 import platform
-import sys
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -23,38 +22,24 @@ from typing import Any
 
 import jinja2
 import numpy as np
-from flwr.common import bytes_to_ndarray, ndarray_to_bytes
-from flwr.common.secure_aggregation.crypto.shamir import combine_shares, create_shares
-from flwr.common.secure_aggregation.crypto.symmetric_encryption import decrypt, encrypt, generate_shared_key
-from flwr.common.secure_aggregation.ndarrays_arithmetic import parameters_addition, parameters_mod
-from flwr.common.secure_aggregation.secaggplus_utils import share_keys_plaintext_concat
-from flwr.supercore.primitives.asymmetric import (
-    bytes_to_private_key,
-    bytes_to_public_key,
-    generate_key_pairs,
-    private_key_to_bytes,
-    public_key_to_bytes,
-)
 from scipy.stats import binom
 
-from privmarket.federated.shares import MOST_DRAWS, SharedSum, bits_at_most, honest_sellers
-from privmarket.flower import key_pieces
-from privmarket.flower.cohort import Cohort, Member, new_signing_key, sign, verifies
-from privmarket.flower.hash_tree import HASH_BYTES, HashTree, root_of
-from privmarket.flower.masks import masked_width, packed, quantize, strong_masks, unpacked
-from privmarket.flower.neighbours import (
-    MISSING,
-    SAMPLE_FROM,
-    failure_probability,
-    neighbourhood,
-    ring_order,
+from privmarket.federated.shares import (
+    MOST_DRAWS,
+    SharedSum,
+    bits_at_most,
+    colluders_allowed,
+    honest_sellers,
 )
+from privmarket.flower.hash_tree import HASH_BYTES
+from privmarket.flower.masks import masked_width
+from privmarket.flower.neighbours import MISSING, SAMPLE_FROM, failure_probability, neighbourhood
 from privmarket.flower.secure_seller import largest_integer
 from privmarket.privacy.calibration import ReleaseFamily
-from privmarket.privacy.noise import NoiseSource
-from privmarket.privacy.release import Grid
+from privmarket_studies.secure_parts import FLOWER_WINDOW, measure_parts
 from privmarket_studies.secure_rounds import (
     HONEST_SHARE,
+    LARGE_ROUNDS,
     MEASURED_RECORDS,
     ROUNDS,
     measure_rounds,
@@ -68,7 +53,6 @@ RECORDS, EPSILON = 600, 1.0
 PARTS = Path("results") / "secure-scale" / "parts.json"
 LOSSES = (0.05, 0.08, 0.1, 0.15)  # shares of sellers that vanish, at which rounds are simulated
 _LIST_READS = 4  # how often a client reads the list of sellers in a round
-_FLOWER_WINDOW = (58, 69)  # threshold and pieces at which Flower's own scheme is timed
 
 
 def most_sellers(weights: int) -> int:
@@ -83,131 +67,6 @@ def most_sellers(weights: int) -> int:
 def sizes() -> tuple[int, ...]:
     """The numbers of sellers on the page."""
     return tuple(sorted({*SELLERS, most_sellers(WEIGHTS)}))
-
-
-def _best(action: Callable[[], object], times: int, runs: int = 7) -> float:
-    """Processor seconds of one call, in the fastest of some runs of so many."""
-
-    def once() -> float:
-        started = time.process_time()
-        for _ in range(times):
-            action()
-        return (time.process_time() - started) / times
-
-    return min(once() for _ in range(runs))
-
-
-def measure_parts(
-    weights: int = WEIGHTS, windows: tuple[tuple[int, int], ...] | None = None, *, flower: bool = True
-) -> dict[str, Any]:
-    """Processor seconds of what a round is made of, and bytes of what is sent.
-
-    Args:
-        windows: (threshold, pieces) for which keys are cut and restored; what the page needs unless given.
-        flower: time Flower's own scheme for pieces, too.
-    """
-    if windows is None:
-        plans = [neighbourhood(n, HONEST_SHARE) for n in {*sizes(), *(sellers for sellers, _ in ROUNDS)}]
-        windows = tuple(sorted({(plan.threshold, plan.window) for plan in plans}))
-    seed, key = os.urandom(32), private_key_to_bytes(generate_key_pairs()[0])
-    return {
-        "seconds": {**_key_parts(key), **_vector_parts(weights)},
-        "pieces": {
-            f"{threshold} of {pieces}": _piece_parts(seed, key, threshold, pieces) for threshold, pieces in windows
-        },
-        "flower": _flower_parts(key) if flower else {},
-        "bytes": _bytes(seed, key),
-    }
-
-
-def _key_parts(own: bytes) -> dict[str, float]:
-    (_, public), private = generate_key_pairs(), bytes_to_private_key(own)
-    other, plaintext = public_key_to_bytes(public), bytes(424)
-    shared = generate_shared_key(private, public)
-    ciphertext = encrypt(shared, plaintext)
-    signing, verifying = new_signing_key()
-    signature = sign(signing, b"x")
-    listed = Cohort.of(Member(i, os.urandom(32), os.urandom(32)) for i in range(1000)).write()
-    return {
-        "key_pair": _best(generate_key_pairs, 20),
-        "read_private_key": _best(lambda: bytes_to_private_key(own), 20),
-        "agreement": _best(lambda: generate_shared_key(private, bytes_to_public_key(other)), 50),
-        "encrypt": _best(lambda: encrypt(shared, plaintext), 100),
-        "decrypt": _best(lambda: decrypt(shared, ciphertext), 100),
-        "verify": _best(lambda: verifies(verifying, signature, b"x"), 100),
-        "list_entry": _best(lambda: Cohort.read(listed).ring, 3) / 1000,
-        **_tree_parts(),
-    }
-
-
-def _tree_parts(size: int = 10_000, places: int = 300) -> dict[str, float]:
-    """Seconds of a place on the ring, of a leaf of the tree over all sellers, and of a hash in a proof."""
-    items = [number.to_bytes(72, "little") for number in range(size)]
-    tree, some = HashTree(items), sorted(ring_order(b"", size)[:places].tolist())
-    proof, shown = tree.prove(some), {place: items[place] for place in some}
-    hashes = len(proof) // HASH_BYTES
-    return {
-        "ring_place": _best(lambda: ring_order(b"", 100 * size), 1, runs=3) / (100 * size),
-        "tree_leaf": _best(lambda: HashTree(items), 1, runs=3) / size,
-        "prove_hash": _best(lambda: tree.prove(some), 5) / hashes,
-        "check_hash": _best(lambda: root_of(size, shown, proof), 5) / hashes,
-    }
-
-
-def _vector_parts(weights: int) -> dict[str, float]:
-    """Seconds per weight."""
-    rng, modulus = np.random.default_rng(0), 2**44
-    integers = [rng.integers(0, 2**40, weights)]
-    floats, reach = [integers[0].astype(np.float64)], 2.0**41
-    written, shape = packed(integers[0], modulus=modulus), (weights,)
-    sums, source = np.zeros(weights, dtype=np.float32), NoiseSource.from_seed(0)
-    plain = ndarray_to_bytes(sums)
-    work: dict[str, Callable[[], object]] = {
-        "mask": lambda: parameters_addition(integers, strong_masks(bytes(32), modulus, [(weights,)])),
-        "send": lambda: packed(
-            parameters_mod(quantize(floats, reach, int(2 * reach)), modulus)[0], modulus=modulus
-        ),
-        "add": lambda: parameters_addition(integers, [unpacked(written, shape, modulus)]),
-        "noise": lambda: Grid(1.0, 2).noisy_integers(sums, source),
-        "send_plain": lambda: ndarray_to_bytes(sums),
-        "add_plain": lambda: sums + np.float32(0.5) * bytes_to_ndarray(plain),
-    }
-    return {f"{name}_per_weight": _best(action, 5) / weights for name, action in work.items()}
-
-
-def _piece_parts(seed: bytes, key: bytes, threshold: int, pieces: int) -> dict[str, float]:
-    of_seed, of_key = key_pieces.cut(seed, threshold, pieces), key_pieces.cut(key, threshold, pieces)
-    return {
-        "cut_seed": _best(lambda: key_pieces.cut(seed, threshold, pieces), 1),
-        "cut_key": _best(lambda: key_pieces.cut(key, threshold, pieces), 1),
-        "restore_seed": _best(lambda: key_pieces.restore(of_seed, threshold), 1),
-        "restore_key": _best(lambda: key_pieces.restore(of_key, threshold), 1),
-    }
-
-
-def _flower_parts(key: bytes) -> dict[str, float]:
-    """Flower's own scheme, for the smallest ring."""
-    pieces = create_shares(key, *_FLOWER_WINDOW)
-    return {
-        "cut_key": _best(lambda: create_shares(key, *_FLOWER_WINDOW), 1, runs=2),
-        "restore_key": _best(lambda: combine_shares(pieces[: _FLOWER_WINDOW[0]]), 1, runs=2),
-    }
-
-
-def _bytes(seed: bytes, key: bytes) -> dict[str, int]:
-    private, public = generate_key_pairs()
-    of_seed, of_key = key_pieces.cut(seed, 2, 3)[0], key_pieces.cut(key, 2, 3)[0]
-    plaintext = share_keys_plaintext_concat(1, 2, of_seed, of_key)
-    return {
-        "public_key": len(public_key_to_bytes(public)),
-        "encrypted_pieces": len(encrypt(generate_shared_key(private, public), plaintext)),
-        "piece_of_seed": len(of_seed),
-        "piece_of_key": len(of_key),
-        "list_entry": len(Cohort.of([Member(1)]).write()),
-        "signature": len(sign(new_signing_key()[0], b"x")),
-        "weight_plain": np.dtype(np.float32).itemsize,
-        "number": 8,
-    }
 
 
 @dataclass(frozen=True)
@@ -324,7 +183,7 @@ def simulated_loss(sellers: int, dropout: float, rounds: int = 1000) -> float:
 def privacy_failure(sellers: int) -> float:
     """A bound on the probability that colluders stand where they see more than the sum; 0 without a ring."""
     plan = neighbourhood(sellers, HONEST_SHARE)
-    colluders = sellers - honest_sellers(sellers, HONEST_SHARE)
+    colluders = colluders_allowed(sellers, HONEST_SHARE)
     return 0.0 if plan.everybody else failure_probability(sellers, colluders, plan.window)
 
 
@@ -349,11 +208,17 @@ def cohort_row(sellers: int, weights: int, parts: Mapping[str, Any]) -> dict[str
     }
 
 
-def growth(rows: list[dict[str, Any]], by: str, fixed: Mapping[str, int], figure: str) -> float:
-    """The exponent by which a secure round's figure grew from the first to the last measured row of that kind."""
-    some = [row for row in rows if all(row[name] == value for name, value in fixed.items())]
+def growth(rows: list[dict[str, Any]], by: str, fixed: Mapping[str, int], figure: str, least: int = 0) -> float:
+    """The exponent by which a secure round's figure grew from the first to the last measured row of that kind.
+
+    Args:
+        least: rows with less than that of what grows are left out.
+    """
+    some = [row for row in rows if all(row[name] == value for name, value in fixed.items()) and row[by] >= least]
     some.sort(key=lambda row: row[by])
     first, last = some[0], some[-1]
+    if first is last:
+        return math.nan
     return math.log(last["secure"][figure] / first["secure"][figure]) / math.log(last[by] / first[by])
 
 
@@ -362,18 +227,42 @@ def computed_growth(first: Cost, last: Cost, figure: str, ratio: float = 1000.0)
     return f"{math.log(getattr(last, figure) / getattr(first, figure)) / math.log(ratio):.2f}"
 
 
-def measure(progress: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
-    """All that is measured."""
-    progress("parts")
-    parts = measure_parts()
+def needed_windows() -> list[tuple[int, int]]:
+    """(threshold, pieces) of every sum on the page."""
+    sellers = {*sizes(), *(n for n, _ in (*ROUNDS, *LARGE_ROUNDS))}
+    return sorted({(plan.threshold, plan.window) for plan in (neighbourhood(n, HONEST_SHARE) for n in sellers)})
+
+
+MEASUREMENTS: dict[str, Callable[[Mapping[str, Any]], Mapping[str, Any]]] = {
+    "parts": lambda _: measure_parts(WEIGHTS, needed_windows()),
+    "rounds": lambda kept: {"rounds": _rounds(kept, measure_rounds(progress=print))},
+    **{
+        f"{sellers}-sellers": lambda kept, one=(sellers, weights): {
+            "rounds": _rounds(kept, measure_rounds((one,), turns=1, progress=print))
+        }
+        for sellers, weights in LARGE_ROUNDS
+    },
+    "simulation": lambda _: {"simulation": measure_simulation()},
+    "losses": lambda _: {
+        "lost": {str(n): {str(p): simulated_loss(n, p) for p in LOSSES} for n in sizes() if n <= 20_000}
+    },
+}
+
+
+def measure(kept: Mapping[str, Any], what: str) -> dict[str, Any]:
+    """What was measured before, with one kind of measurement made anew."""
     return {
-        **parts,
-        "rounds": measure_rounds(progress=progress),
-        "simulation": measure_simulation(),
-        "lost": {str(n): {str(p): simulated_loss(n, p) for p in LOSSES} for n in sizes() if n <= 20_000},
+        **kept,
+        **MEASUREMENTS[what](kept),
         "versions": {name: version(name) for name in ("privmarket", "flwr", "cryptography", "numpy")},
         "python": platform.python_version(),
     }
+
+
+def _rounds(kept: Mapping[str, Any], new: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Measured rounds by weights and sellers, new ones in place of old ones."""
+    found = {(row["weights"], row["sellers"]): row for row in (*kept.get("rounds", ()), *new)}
+    return [found[key] for key in sorted(found)]
 
 
 def render(parts: Mapping[str, Any]) -> str:
@@ -385,6 +274,7 @@ def render(parts: Mapping[str, Any]) -> str:
     rows = {n: cohort_row(n, WEIGHTS, parts) for n in sizes()}
     computed = [measured_cost(row, parts) for row in parts["rounds"]]
     most, largest = most_sellers(WEIGHTS), max(SELLERS)
+    measured = max(row["sellers"] for row in parts["rounds"])
     page: str = template.render(
         parts=parts,
         rows=rows,
@@ -399,23 +289,36 @@ def render(parts: Mapping[str, Any]) -> str:
         epsilon=EPSILON,
         simulation=_simulation(parts["simulation"]["turns"]),
         exponent=lambda *what: f"{growth(*what):.2f}".replace("-", "−"),
-        n_log_n=1.0 + math.log10(math.log(100) / math.log(10)),
+        n_log_n=_n_log_n(10, 100),
+        n_log_n_large=_n_log_n(100, measured),
+        most_measured=measured,
+        large_growth={
+            figure: growth(parts["rounds"], "sellers", {"weights": 10_000}, figure, 100)
+            for figure in ("client_seconds", "server_seconds", "bytes_up")
+        },
         large=next(row for row in parts["rounds"] if (row["sellers"], row["weights"]) == (100, WEIGHTS)),
         found=[
             c.client_seconds / row["secure"]["client_seconds"]
             for row, c in zip(parts["rounds"], computed, strict=True)
         ],
-        flower_window=_FLOWER_WINDOW,
+        flower_window=FLOWER_WINDOW,
         time=_time,
         size=_size,
         sample=neighbourhood(largest, HONEST_SHARE).sample,
         sample_from=SAMPLE_FROM,
         missing=MISSING,
         computed_exponent=lambda figure: computed_growth(rows[1000]["secure"], rows[largest]["secure"], figure),
-        n_log_n_computed=1.0 + math.log(math.log(largest) / math.log(1000)) / math.log(largest / 1000),
+        n_log_n_computed=_n_log_n(1000, largest),
         less_noise=lambda sellers, cohorts: math.sqrt(HONEST_SHARE * sellers / cohorts),
     )
     return page.strip() + "\n"
+
+
+def _n_log_n(first: int, last: int) -> float:
+    """The exponent by which n log n grows between two numbers; of a number itself, n's."""
+    if first == last:
+        return 1.0
+    return 1.0 + math.log(math.log(last) / math.log(first)) / math.log(last / first)
 
 
 def _simulation(turns: list[dict[str, float]]) -> dict[str, float]:
@@ -452,10 +355,20 @@ def _chance(value: float) -> str:
     return f"2{power}" if value < 1e-3 else f"{value:.2g}"
 
 
+def main() -> None:
+    """Measures what is asked for, a kind at a time, and writes the page."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("docs", type=Path)
+    parser.add_argument("--measure", nargs="+", choices=tuple(MEASUREMENTS), default=[])
+    given = parser.parse_args()
+    kept = given.docs / PARTS
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    for what in given.measure:
+        before = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
+        kept.write_text(json.dumps(measure(before, what), indent=1) + "\n", encoding="utf-8")
+    page = render(json.loads(kept.read_text(encoding="utf-8")))
+    (given.docs / "scale.md").write_text(page, encoding="utf-8")
+
+
 if __name__ == "__main__":
-    docs = Path(sys.argv[1])
-    if "--measure" in sys.argv[2:]:
-        (docs / PARTS).parent.mkdir(parents=True, exist_ok=True)
-        (docs / PARTS).write_text(json.dumps(measure(print), indent=1) + "\n", encoding="utf-8")
-    (docs / "scale.md").write_text(render(json.loads((docs / PARTS).read_text(encoding="utf-8"))), encoding="utf-8")
-    print(docs / "scale.md")
+    main()

@@ -33,7 +33,7 @@ _HEAD = """# Money and accuracy under local and aggregate trust
 
 Valid record-level DP throughout: every sale is (ε, δ = 1e-5)-DP for each record of its client, and every figure
 is of the exact integers that sellers would send. 100 clients, Uniform law, persistent types; under aggregate
-trust two thirds of a round's sellers are counted on as honest and present ([what that
+trust the noise of two thirds of a round's sellers protects each of them ([what that
 means](../../theory/secure-sums.md)). Both trusts train the same model on the same public features. Test
 accuracy, mean ± standard deviation over the seeds.
 

@@ -91,7 +91,7 @@ def test_too_few_survivors_reveal_nothing_and_the_budget_goes_back():
     assert record.paid_micro == {}
     assert record.spent_micro == 0
     assert after.remaining_micro == state_before.remaining_micro
-    assert "21 are needed" in next(why for why in record.dropped.values() if "needed" in why)
+    assert "25 are needed" in next(why for why in record.dropped.values() if "needed" in why)
     np.testing.assert_array_equal(after.server.weights.numpy(), state_before.server.weights.numpy())
     # who started stays charged
     assert len(record.sold_epsilon) == 30

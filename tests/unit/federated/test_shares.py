@@ -10,8 +10,10 @@ from privmarket.federated.shares import (
     SharedSum,
     alone_noise_multiplier,
     bits_at_most,
+    colluders_allowed,
     honest_sellers,
     modular_sum,
+    survivors_needed,
 )
 from privmarket.privacy import integer_noise
 
@@ -26,6 +28,16 @@ def _plan(sigma=SIGMA, records=50, **changes) -> SharedSum:
 @pytest.mark.parametrize(("sellers", "share", "honest"), [(3, 2 / 3, 2), (100, 2 / 3, 67), (1, 0.1, 1), (7, 1, 7)])
 def test_honest_sellers_are_counted_upwards(sellers, share, honest):
     assert honest_sellers(sellers, share) == honest
+
+
+@pytest.mark.parametrize(
+    ("sellers", "share", "colluders", "needed"),
+    [(1, 2 / 3, 0, 1), (3, 2 / 3, 1, 3), (7, 2 / 3, 1, 6), (100, 2 / 3, 17, 84), (7, 1.0, 0, 7), (10, 0.1, 5, 8)],
+)
+def test_of_those_that_need_not_be_honest_half_may_collude_and_half_drop_out(sellers, share, colluders, needed):
+    assert colluders_allowed(sellers, share) == colluders
+    assert survivors_needed(sellers, share) == needed
+    assert needed - colluders >= honest_sellers(sellers, share)
 
 
 def test_a_record_moves_the_sum_by_no_more_than_the_honest_noise_allows():
@@ -55,7 +67,7 @@ def test_the_noise_on_the_mean_is_what_the_theory_says():
 def test_below_the_threshold_nothing_is_opened():
     plan = _plan()
     shares = np.ones((6, 1000), dtype=np.int64)
-    assert (plan.honest, plan.needed) == (4, 5)  # with 4, two sums of 6 could both be confirmed
+    assert (plan.honest, plan.needed) == (4, 5)  # one may collude, one may drop out
     assert plan.opened(shares[:4], [0, 1, 2, 3]) is None
     opened = plan.opened(shares[:5], [0, 1, 2, 3, 4])
     np.testing.assert_allclose(opened, 5 / plan.weights[:5].sum())
