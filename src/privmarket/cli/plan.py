@@ -21,7 +21,7 @@ from privmarket.reports.plan_figure import check_plot, write_plan
 
 if TYPE_CHECKING:
     from privmarket.federated import plan_runs, planning
-    from privmarket.federated.planning import Options, Plan, Point
+    from privmarket.federated.planning import Options, Plan, Planner, Point
 else:
     plan_runs = late("privmarket.federated.plan_runs")
     planning = late("privmarket.federated.planning")
@@ -94,7 +94,7 @@ def plan(
         check_plot(plot)
         check_writable(plot, "--plot")
     planner = planning.Planner(base, folder, options, proxy=stand_in, workers=workers)
-    with ProgressBar("planning", planning.expected_cells(options, len(totals), len(planner.rules))) as bar:
+    with ProgressBar("planning", _expected(planner, totals)) as bar:
         planner.on_cell = bar.advance
         made = planner.for_target(target, totals) if target is not None else planner.for_totals(totals)
     if plot is not None:
@@ -107,6 +107,10 @@ def plan(
             print(line)
     if not made.reached:
         raise typer.Exit(1)
+
+
+def _expected(planner: Planner, totals: list[float]) -> int:
+    return planning.expected_cells(planner.options, len(totals), len(planner.rules), planner.base.trust)
 
 
 def _totals(money: str | None, total: float | None, clients: int) -> list[float]:
@@ -135,7 +139,7 @@ def _table(made: Plan) -> Table:
     base = made.base
     title = (
         f"{base.dataset}, {base.clients} clients, α = {base.alpha:g}, law {base.scenario}, {base.trust} trust, "
-        f"{made.cells} runs"
+        f"{made.cells} runs" + ("" if made.heterogeneity is None else f", H = {made.heterogeneity:g} measured")
     )
     table = Table(title=title)
     columns = (

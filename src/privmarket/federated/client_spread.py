@@ -13,7 +13,7 @@ H²/κ = s²/(1/u − 1) at equal accuracy. Derivation: docs/theory/aggregate-tr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -72,6 +72,7 @@ def measure_spread(
     shares: Sequence[float] = (0.2, 0.35, 0.5),
     draws: int = 3,
     octaves: Sequence[int] = range(-4, 4),
+    on_training: Callable[[], None] = lambda: None,
 ) -> ClientSpread:
     """Trains several times and compares.
 
@@ -81,6 +82,7 @@ def measure_spread(
         shares: of clients that take part, above 0 and below 1.
         draws: random parts for each share.
         octaves: noise that is tried, as powers of 2 around noise as large as the first round's mean gradient.
+        on_training: called after each training.
     """
     if not shares or not all(0 < share < 1 for share in shares):
         raise ConfigurationError(f"shares of clients {list(shares)}", "give shares above 0 and below 1")
@@ -88,13 +90,19 @@ def measure_spread(
     with one_thread(), Federation(ready, dataset=dataset) as run:
         everyone = np.flatnonzero(run.sizes)
         rng = np.random.default_rng([config.seed, _PARTS])
+
+        def accuracy(part: np.ndarray, noise: float) -> float:
+            found = _accuracy(run, part, noise)
+            on_training()
+            return found
+
         share_accuracy = []
         for share in shares:
             parts = [rng.permutation(everyone)[: max(1, round(share * everyone.size))] for _ in range(draws)]
-            share_accuracy.append(float(np.mean([_accuracy(run, part, 0.0) for part in parts])))
+            share_accuracy.append(float(np.mean([accuracy(part, 0.0) for part in parts])))
         equal = _equal_noise(run, everyone)
         noise = [equal * 2.0**octave for octave in octaves]
-        noise_accuracy = [_accuracy(run, everyone, s) for s in noise]
+        noise_accuracy = [accuracy(everyone, s) for s in noise]
     return ClientSpread(tuple(shares), tuple(share_accuracy), tuple(noise), tuple(noise_accuracy))
 
 

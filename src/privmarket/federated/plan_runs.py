@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -13,6 +14,7 @@ from zipfile import BadZipFile
 import numpy as np
 
 from privmarket.errors import DataError
+from privmarket.federated.client_spread import ClientSpread, measure_spread
 from privmarket.federated.config import FederationConfig
 from privmarket.federated.datasets import Dataset, load_dataset
 from privmarket.federated.features import with_features
@@ -21,6 +23,9 @@ from privmarket.federated.state import RunResult
 from privmarket.federated.summary import client_table
 from privmarket.federated.workers import one_thread
 
+# Trainings that tell how different clients are: parts of them without noise, and all of them with noise.
+SPREAD_SHARES, SPREAD_DRAWS, SPREAD_OCTAVES = (0.15, 0.4), 2, (-2, 0, 1, 2, 3)
+SPREAD_TRAININGS = len(SPREAD_SHARES) * SPREAD_DRAWS + len(SPREAD_OCTAVES)
 # Of a proxy's records every sixth is test and every sixth validation: a proxy has no test file of its own.
 _HELD_OUT_EVERY = 6
 
@@ -87,6 +92,14 @@ def _records(dataset: str, proxy: PublicProxy | None, measured_on: str, features
     """Records with their features computed, the same for most runs of a plan."""
     raw = load_dataset(dataset, measured_on=measured_on) if proxy is None else proxy.load(measured_on)
     return with_features(raw, features)
+
+
+def spread_of(config: FederationConfig, proxy: PublicProxy | None, on_training: Callable[[], None]) -> ClientSpread:
+    """How different clients are, measured on the plan's records; see `client_spread`."""
+    records = _records(config.dataset, proxy, config.measured_on, config.training.features)
+    return measure_spread(
+        config, records, shares=SPREAD_SHARES, draws=SPREAD_DRAWS, octaves=SPREAD_OCTAVES, on_training=on_training
+    )
 
 
 def run_cell(config: FederationConfig, proxy: PublicProxy | None) -> Outcome:

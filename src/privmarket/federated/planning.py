@@ -19,9 +19,10 @@ from pathlib import Path
 import numpy as np
 
 from privmarket.errors import ConfigurationError, DataError
+from privmarket.federated.client_spread import ClientSpread
 from privmarket.federated.config import FederationConfig
 from privmarket.federated.datasets import FILES, Dataset, load_dataset
-from privmarket.federated.plan_runs import Outcome, PublicProxy, run_cell
+from privmarket.federated.plan_runs import SPREAD_TRAININGS, Outcome, PublicProxy, run_cell, spread_of
 from privmarket.federated.workers import process_context
 from privmarket.files import write_atomically
 from privmarket.market.objectives import AggregateError
@@ -31,7 +32,7 @@ from privmarket.version import __version__
 
 SEARCH_SEED = 0
 _REFINEMENTS = 2
-# Near what was measured on MNIST at the recommended rate.
+# Under local trust, where H means something else and is not measured.
 _GRADED_HETEROGENEITY = 1.0
 
 
@@ -101,6 +102,7 @@ class Plan:
             asked for, or None.
         ceiling: accuracy of the best settings without any noise, measured where the target was not reached.
         cells, computed: runs that the plan stands on, and how many of them this call made.
+        heterogeneity: H as it was measured on the plan's records; None under local trust.
     """
 
     base: FederationConfig
@@ -110,6 +112,7 @@ class Plan:
     ceiling: float | None
     cells: int
     computed: int
+    heterogeneity: float | None = None
 
     @property
     def reached(self) -> bool:
@@ -124,6 +127,7 @@ class Plan:
             "ceiling": self.ceiling,
             "chosen": None if self.chosen is None else asdict(self.chosen),
             "points": [asdict(point) for point in self.points],
+            "heterogeneity": self.heterogeneity,
             "cells": self.cells,
             "computed": self.computed,
             "config": self.base.to_json(),
@@ -187,6 +191,7 @@ class Planner:
         self.base, self.folder, self.options = base, folder, options or Options()
         self.proxy, self.workers, self.on_cell = proxy, workers, on_cell
         self.rules = rule_choices(base, self.options)
+        self.heterogeneity: float | None = None
         self._seen: set[str] = set()
         self._computed = 0
         self._pool: ProcessPoolExecutor | None = None
@@ -247,10 +252,14 @@ class Planner:
         self, points: Iterable[Point], target: float | None, chosen: Point | None, ceiling: float | None
     ) -> Plan:
         ordered = tuple(sorted(points, key=lambda point: point.total))
-        return Plan(self.base, ordered, target, chosen, ceiling, len(self._seen), self._computed)
+        ran = len(self._seen), self._computed
+        return Plan(self.base, ordered, target, chosen, ceiling, *ran, self.heterogeneity)
 
     def _points(self, totals: list[float]) -> list[Point]:
         """Settings are searched widely at the middle total, and near those at the others."""
+        if self.base.trust == "aggregate":
+            self.heterogeneity = float(f"{self._spread().heterogeneity:.3g}")
+            self.rules = rule_choices(self.base, self.options, self.heterogeneity)
         middle = totals[len(totals) // 2]
         anchor = self._search(middle)
         points = {middle: self._point(middle, [anchor])}
@@ -259,6 +268,19 @@ class Planner:
                 nearest = min(points, key=lambda t: abs(np.log(t / total)))
                 points[total] = self._point(total, self._near(points[nearest].choice))
         return [points[total] for total in totals]
+
+    def _spread(self) -> ClientSpread:
+        """How different clients are, in the shortest of the trainings that are tried; from disk or measured now."""
+        base = self.base.replace(seed=SEARCH_SEED, measured_on="validation", mode="no-noise")
+        config = Choice(min(self.options.rounds), "ration", (), "", base.training.server_rate).config(base, 1.0)
+        path = self._path(config).with_suffix(".spread.json")
+        try:
+            kept = json.loads(path.read_text(encoding="utf-8"))
+            return ClientSpread(**{name: tuple(values) for name, values in kept.items()})
+        except (OSError, ValueError, TypeError, AttributeError):
+            spread = spread_of(config, self.proxy, lambda: self.on_cell(1, "how different clients are"))
+            write_atomically(path, json.dumps(asdict(spread)) + "\n")
+            return spread
 
     def _search(self, total: float) -> Choice:
         """One setting at a time: the rule with its price, then the rounds, then the server rate."""
@@ -341,10 +363,13 @@ class Planner:
         return self.folder / f"{hashlib.sha256(text.encode()).hexdigest()[:20]}.json"
 
 
-def rule_choices(base: FederationConfig, options: Options) -> list[Choice]:
+def rule_choices(base: FederationConfig, options: Options, measured: float | None = None) -> list[Choice]:
     """The rules that a plan tries: all exact, so that the plan holds when clients look after themselves.
 
     Rounds and rate of the result are those of the base configuration.
+
+    Args:
+        measured: H where it was measured; else rules that need it are tried with those of the options.
     """
     facts = Marginals.of(scenario(base.scenario))
     rounds, rate = base.rounds, base.training.server_rate
@@ -353,14 +378,14 @@ def rule_choices(base: FederationConfig, options: Options) -> list[Choice]:
         price = float(f"{float(facts.price(np.array(share))):.4g}")
         settings = (("unit_price", price),)
         found.append(Choice(rounds, "two-step", settings, f"two-step, one ration at {price:g}", rate))
-    for heterogeneity in options.heterogeneities:
+    for heterogeneity in options.heterogeneities if measured is None else (measured,):
         learned = (("objective", AggregateError.name), ("heterogeneity", heterogeneity))
         if base.scenario in SCENARIOS:
             found.append(Choice(rounds, "mfg-menunet", learned, f"mfg-menunet for H = {heterogeneity:g}", rate))
         else:
             found.append(Choice(rounds, "two-step", learned[1:], f"two-step for H = {heterogeneity:g}", rate))
-    graded = (("heterogeneity", _GRADED_HETEROGENEITY),)
-    label = f"graded-ration for H = {_GRADED_HETEROGENEITY:g}"
+    grade = _GRADED_HETEROGENEITY if measured is None else measured
+    graded, label = (("heterogeneity", grade),), f"graded-ration for H = {grade:g}"
     found.append(Choice(rounds, "graded-ration", graded, label, rate))
     found.append(Choice(rounds, "mean-field-menu", (), "mean-field-menu", rate))
     return found
@@ -381,11 +406,12 @@ def _read(path: Path) -> Outcome | None:
         return None
 
 
-def expected_cells(options: Options, totals: int, rules: int) -> int:
-    """About how many runs a plan for so many totals makes."""
+def expected_cells(options: Options, totals: int, rules: int, trust: str) -> int:
+    """About how many runs and trainings a plan for so many totals makes."""
     search = rules + len(options.rounds) + len(options.rates) - 2
     near = min(3, len(options.rounds)) + min(2, rules - 1)
-    return search + (totals - 1) * near + totals * len(options.seeds)
+    spread = SPREAD_TRAININGS if trust == "aggregate" else 0
+    return spread + search + (totals - 1) * near + totals * len(options.seeds)
 
 
 def check_proxy(proxy: Dataset, dataset: str) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from privmarket.errors import ConfigurationError, DataError
 from privmarket.federated import planning
+from privmarket.federated.client_spread import ClientSpread
 from privmarket.federated.config import FederationConfig
 from privmarket.federated.datasets import load_dataset
 from privmarket.federated.plan_runs import Outcome, PublicProxy, run_cell
@@ -95,7 +96,7 @@ def test_progress_is_told_run_by_run(law, tmp_path):
     told = []
     plan = Planner(BASE, tmp_path, OPTIONS, on_cell=lambda done, text: told.append(done)).for_totals([20.0])
     assert sum(told) == plan.computed
-    expected = planning.expected_cells(OPTIONS, 1, len(rule_choices(BASE, OPTIONS)))
+    expected = planning.expected_cells(OPTIONS, 1, len(rule_choices(BASE, OPTIONS)), "local")
     assert plan.computed <= expected
 
 
@@ -205,6 +206,39 @@ def test_aggregate_trust_goes_further(tmp_path):
         for trust in ("local", "aggregate")
     )
     assert aggregate.accuracy > local.accuracy + 0.05
+
+
+def test_under_aggregate_trust_h_is_measured_once_and_rules_are_made_for_it(law, tmp_path, monkeypatch):
+    asked = []
+
+    def spread(config, proxy, on_training):
+        asked.append(config)
+        on_training()
+        # Half of the clients do as much harm as noise of s = 0.5: H = 0.5.
+        return ClientSpread((0.5,), (0.8,), (0.25, 0.5, 1.0), (0.9, 0.8, 0.7))
+
+    monkeypatch.setattr(planning, "spread_of", spread)
+    base = BASE.replace(trust="aggregate")
+    told = []
+    planner = Planner(base, tmp_path, OPTIONS, on_cell=lambda done, text: told.append(text))
+    plan = planner.for_totals([20.0, 60.0])
+    assert plan.heterogeneity == plan.to_json()["heterogeneity"] == pytest.approx(0.5)
+    assert told[0] == "how different clients are"
+    (config,) = asked
+    assert (config.measured_on, config.mode, config.rounds, config.seed) == ("validation", "no-noise", 10, 0)
+    tried = {dict(config.mechanism_settings).get("heterogeneity") for config in law.calls} - {None}
+    assert tried == {plan.heterogeneity}
+    again = Planner(base, tmp_path, OPTIONS).for_totals([20.0, 60.0])
+    assert (again.heterogeneity, again.computed, len(asked)) == (plan.heterogeneity, 0, 1)
+    assert Planner(BASE, tmp_path, OPTIONS).for_totals([20.0]).heterogeneity is None
+
+
+def test_a_measured_h_is_one_that_trainings_gave(tmp_path):
+    """A real measurement on digits: positive, finite, and the plan says so."""
+    options = Options(rounds=(4,), rates=(1.0,), price_shares=(0.9,), heterogeneities=(), seeds=(1,))
+    plan = Planner(BASE.replace(trust="aggregate", alpha=0.1), tmp_path, options).for_totals([30.0])
+    assert plan.heterogeneity is not None
+    assert 0.01 < plan.heterogeneity < 100
 
 
 def test_a_lifetime_cap_is_kept(tmp_path):
