@@ -140,7 +140,7 @@ def _learn(
         found = learn_ration_curve(*market, point.objective, rng, rations, report)
         return found.curve, {
             "value": found.value,
-            "two_step_value": found.two_step_value,
+            "two_step_value": found.start_value,
             "posted_price_value": found.posted_price_value,
         }
     learned = learn_curve(*market, point.objective, rng, search, report)

@@ -2,8 +2,8 @@
 
 Prices and multiples of a few steps move together. Sampled markets are cleared at the ration that spends the budget,
 with prices smoothed so that the error has a gradient; the width of the smoothing shrinks. The search starts from
-the best two steps in the fluid limit, and the exact mechanism on fresh markets decides between where it started,
-where it ended and a posted price for everything.
+the best menu in the fluid limit (two steps, or graded ones for the typical error), and the exact mechanism on fresh
+markets decides between where it started, where it ended and a posted price for everything.
 
 Notation: see `market.ration_curve`; A_m = min(ε, a_m(ℓ)), L = markets, N = clients, M = steps.
 """
@@ -19,10 +19,10 @@ from torch import Tensor
 
 from privmarket.market.bids import Bids
 from privmarket.market.menu import POSTED_PRICE, MenuCurve
-from privmarket.market.objectives import AggregateError
+from privmarket.market.objectives import AggregateError, TypicalAggregateError
 from privmarket.market.outcome import Outcome
 from privmarket.market.ration_curve import RationCurve
-from privmarket.market.ration_design import two_step_curve
+from privmarket.market.ration_design import graded_curve, two_step_curve
 from privmarket.market.scenarios import Law
 from privmarket.mechanisms.mean_field_menu import MeanFieldMenu
 from privmarket.mechanisms.ration_menu import face
@@ -59,7 +59,7 @@ class LearnedRation:
 
     curve: RationCurve | MenuCurve
     value: float
-    two_step_value: float
+    start_value: float
     posted_price_value: float
 
 
@@ -76,13 +76,20 @@ def learn_ration_curve(
 
     `report(step, objective)` is called after each gradient step.
     """
-    start = two_step_curve(law, clients, budget, objective)
+    start = fluid_design(law, clients, budget, objective)
     refined = _descend(law, clients, budget, objective, start, rng, search, report)
     fresh = law.sample(rng, clients, (search.validation,))
     tried: list[RationCurve | MenuCurve] = [POSTED_PRICE, start, refined]
     values = [curve_value(curve, fresh, budget, objective, law.epsilon_max) for curve in tried]
     best = int(np.argmin(values))
     return LearnedRation(tried[best], values[best], values[1], values[0])
+
+
+def fluid_design(law: Law, clients: int, budget: float, objective: AggregateError) -> RationCurve:
+    """The best menu for very many clients: where a search starts."""
+    if isinstance(objective, TypicalAggregateError):
+        return graded_curve(law, clients, budget, objective)
+    return two_step_curve(law, clients, budget, objective)
 
 
 def curve_value(
@@ -127,6 +134,21 @@ def _descend(
     return curve.exact()
 
 
+def _more_steps(start: RationCurve) -> tuple[list[float], list[float]]:
+    """Log-prices and log-ratios of multiples for a curve of one or two steps, with room for more around them."""
+    ration = float(np.log(start.price[-1]))
+    bulk = float(np.log(start.price[0])) if start.steps > 1 else ration - 2.0
+    jump = float(np.log(start.multiple[0])) if start.steps > 1 else 0.1
+    prices = [*np.linspace(bulk - 1.0, bulk, _BELOW), *np.linspace(bulk, ration, _ABOVE + 2)[1:-1], ration]
+    return prices, [0.05] * (_BELOW - 1) + [max(jump, 0.05)] + [0.03] * _ABOVE
+
+
+def _same_steps(start: RationCurve) -> tuple[list[float], list[float]]:
+    """Log-prices and log-ratios of multiples, as they are."""
+    ratios = np.log(start.multiple[:-1] / start.multiple[1:])
+    return np.log(start.price).tolist(), np.maximum(ratios, np.log(_LEAST_RATIO)).tolist()
+
+
 class _SmoothCurve:
     """A ration curve whose error has a gradient.
 
@@ -136,11 +158,7 @@ class _SmoothCurve:
     """
 
     def __init__(self, start: RationCurve, epsilon_max: float, objective: AggregateError) -> None:
-        ration = float(np.log(start.price[-1]))
-        bulk = float(np.log(start.price[0])) if start.steps > 1 else ration - 2.0
-        jump = float(np.log(start.multiple[0])) if start.steps > 1 else 0.1
-        prices = [*np.linspace(bulk - 1.0, bulk, _BELOW), *np.linspace(bulk, ration, _ABOVE + 2)[1:-1], ration]
-        ratios = [0.05] * (_BELOW - 1) + [max(jump, 0.05)] + [0.03] * _ABOVE
+        prices, ratios = _more_steps(start) if start.steps <= 2 else _same_steps(start)
         self.log_price = torch.tensor(prices, dtype=torch.float64).requires_grad_()
         self.log_ratio = torch.tensor(np.log(np.expm1(ratios)), dtype=torch.float64).requires_grad_()
         self.ceiling, self.epsilon_max = start.ceiling, epsilon_max
@@ -198,9 +216,12 @@ class _SmoothCurve:
         share = torch.tensor(bids.data_share)
         strength = (chosen * self._mu(sold)).sum(-1) * share * bids.clients
         total = strength.sum(-1)
-        bias = (strength / total[:, None] - share).abs().sum(-1)
-        goal = self.objective
-        return goal.kappa / goal.honest_share / total.square() + goal.heterogeneity**2 * bias.square()
+        excess, goal = strength / total[:, None] - share, self.objective
+        if isinstance(goal, TypicalAggregateError):
+            bias = bids.clients * excess.square().sum(-1)
+        else:
+            bias = excess.abs().sum(-1).square()
+        return goal.kappa / goal.honest_share / total.square() + goal.heterogeneity**2 * bias
 
     def _spending(self, spend: Callable[[Tensor], Tensor], budget: float, markets: int) -> Tensor:
         """(L,) log of the level that spends the budget: bisection, then one Newton step that carries gradients."""

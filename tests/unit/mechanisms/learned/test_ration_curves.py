@@ -11,11 +11,18 @@ import pytest
 import privmarket as pm
 from privmarket.errors import ConfigurationError
 from privmarket.market.attacks import AscentAttack, GridAttack, combined
-from privmarket.market.objectives import AggregateError
+from privmarket.market.objectives import AggregateError, TypicalAggregateError
 from privmarket.market.ration_curve import RationCurve
+from privmarket.market.ration_design import graded_curve
 from privmarket.market.scenarios import scenario
 from privmarket.mechanisms.learned.menunet import AGGREGATE_WEIGHTS, curve_arrays, read_curves
-from privmarket.mechanisms.learned.ration_learning import RationSearch, curve_value, learn_ration_curve
+from privmarket.mechanisms.learned.ration_learning import (
+    RationSearch,
+    _SmoothCurve,
+    curve_value,
+    fluid_design,
+    learn_ration_curve,
+)
 from privmarket.mechanisms.learned.weights import Weights, load, shipped
 from tests.conftest import awkward_budgets, awkward_markets
 
@@ -70,9 +77,29 @@ def test_learning_improves_on_its_start(rng):
     steps = []
     found = learn_ration_curve(law, 40, 4.0, goal, rng, search, lambda step, _: steps.append(step))
     assert steps == list(range(1, 41))
-    assert found.value < 0.97 * found.two_step_value
+    assert found.value < 0.97 * found.start_value
     fresh = law.sample(np.random.default_rng(5), 40, (60,))
     assert curve_value(found.curve, fresh, 4.0, goal, 5.0) < 1.2 * found.value
+
+
+def test_for_the_typical_error_learning_starts_from_the_graded_design_and_loses_nothing(rng):
+    goal, law = TypicalAggregateError(heterogeneity=1.0), scenario("uniform")
+    search = RationSearch(steps=30, markets=8, validation=30)
+    found = learn_ration_curve(law, 50, 1.0, goal, rng, search)
+    fresh = law.sample(np.random.default_rng(5), 50, (40,))
+    graded = curve_value(graded_curve(law, 50, 1.0, goal), fresh, 1.0, goal, law.epsilon_max)
+    assert found.value <= found.start_value
+    assert curve_value(found.curve, fresh, 1.0, goal, law.epsilon_max) < 1.02 * graded
+
+
+def test_the_smooth_error_is_the_exact_one_for_narrow_steps():
+    """Both objectives, one market: the smoothed error at the level that spends the budget, but for one reserve."""
+    law, bids = scenario("uniform"), scenario("uniform").sample(np.random.default_rng(2), 400, (1,))
+    for goal in (AggregateError(heterogeneity=0.3), TypicalAggregateError(heterogeneity=0.3)):
+        start = fluid_design(law, 400, 40.0, goal)
+        curve = _SmoothCurve(start, law.epsilon_max, goal)
+        smooth = float(curve.errors(bids, 40.0, 1e-4)[0].detach())
+        assert smooth == pytest.approx(curve_value(curve.exact(), bids, 40.0, goal, law.epsilon_max), rel=0.05)
 
 
 def test_curves_survive_their_file():
