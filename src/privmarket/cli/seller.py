@@ -125,7 +125,7 @@ def _weakest(trusts: Iterable[Trust]) -> Trust:
 
 def _print_lifetime(life: Promise) -> None:
     print(f"  {life.sentence}")
-    print(f"  trust: {life.trust} ({TRUSTS[life.trust]})")
+    print(f"  trust: {life.trust} ({trust_words(life.trust, life.honest_share)})")
 
 
 def _promise(sale: SaleLine, delta: float) -> Promise:
