@@ -233,15 +233,15 @@ def needed_windows() -> list[tuple[int, int]]:
     return sorted({(plan.threshold, plan.window) for plan in (neighbourhood(n, HONEST_SHARE) for n in sellers)})
 
 
+def _large(one: tuple[int, int]) -> Callable[[Mapping[str, Any]], Mapping[str, Any]]:
+    """Measures one of the large rounds, once."""
+    return lambda kept: {"rounds": _rounds(kept, measure_rounds((one,), turns=1, progress=print))}
+
+
 MEASUREMENTS: dict[str, Callable[[Mapping[str, Any]], Mapping[str, Any]]] = {
     "parts": lambda _: measure_parts(WEIGHTS, needed_windows()),
     "rounds": lambda kept: {"rounds": _rounds(kept, measure_rounds(progress=print))},
-    **{
-        f"{sellers}-sellers": lambda kept, one=(sellers, weights): {
-            "rounds": _rounds(kept, measure_rounds((one,), turns=1, progress=print))
-        }
-        for sellers, weights in LARGE_ROUNDS
-    },
+    **{f"{sellers}-sellers": _large((sellers, weights)) for sellers, weights in LARGE_ROUNDS},
     "simulation": lambda _: {"simulation": measure_simulation()},
     "losses": lambda _: {
         "lost": {str(n): {str(p): simulated_loss(n, p) for p in LOSSES} for n in sizes() if n <= 20_000}
