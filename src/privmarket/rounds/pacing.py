@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import cached_property
 from typing import cast
 
@@ -33,19 +34,24 @@ class Pacing:
     @cached_property
     def total_micro(self) -> int:
         """The most that the whole run may spend, micro-units."""
-        plan = self.plan
-        return int((plan.budget * plan.rounds if plan.total_budget is None else plan.total_budget) * MICRO)
+        plan, rounds = self.plan, self.plan.rounds if self.plan.total_budget is None else 1
+        money = plan.budget if plan.total_budget is None else plan.total_budget
+        # As it is written: 4.146558 has 4,146,558 of them, though its float lies below.
+        return rounds * int(Decimal(str(money)) * MICRO)
 
     def terms(self, past: Sequence[RoundRecord]) -> Terms:
         """What is published before the round that follows `past`, the records of all rounds so far.
 
         Its escrow is the budget per round, or an even share of what is left of a total: what earlier rounds did not
-        pay is shared by the rounds to come.
+        pay is shared by the rounds to come, and no share is below the first.
+
+        Raises:
+            RoundError: the money is less than one micro-unit per round.
         """
-        plan, number, budget_micro = self.plan, len(past), int(self.plan.budget * MICRO)
+        plan, number, budget_micro = self.plan, len(past), self.total_micro // self.plan.rounds
         if plan.total_budget is not None:
-            left = int(plan.total_budget * MICRO) - sum(record.spent_micro for record in past)
-            budget_micro = max(1, left // (plan.rounds - number))
+            left = self.total_micro - sum(record.spent_micro for record in past)
+            budget_micro = left // (plan.rounds - number)
         return Terms(
             *(number, budget_micro, self.family, self.epsilon_max, plan.rounds, self.run),
             trust=cast("Trust", plan.trust),

@@ -1,11 +1,13 @@
 """The one pacing rule and the one record, against sums done by hand."""
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from privmarket.plans import MarketPlan
 from privmarket.privacy.calibration import ReleaseFamily
 from privmarket.privacy.events import PrivacyEvent
-from privmarket.rounds import Award, Offer, Pacing, Phase, Round, RoundRecord, Terms
+from privmarket.rounds import MICRO, Award, Offer, Pacing, Phase, Round, RoundError, RoundRecord, Terms
 
 
 def after(*spent_micro):
@@ -28,9 +30,30 @@ def test_a_total_is_shared_evenly_and_what_is_not_spent_comes_back():
     assert [pacing.terms(after(*[0] * n)).number for n in range(4)] == [0, 1, 2, 3]
 
 
-def test_an_empty_purse_still_opens_a_round_of_one_micro_unit():
-    pacing = Pacing(MarketPlan(rounds=2, total_budget=1.0), ReleaseFamily(), 5.0)
-    assert pacing.terms(after(1_000_000)).budget_micro == 1
+def test_less_than_a_micro_unit_per_round_is_refused_instead_of_overspent():
+    with pytest.raises(RoundError, match="budget of 0 µ"):
+        Pacing(MarketPlan(rounds=10, total_budget=9e-6), ReleaseFamily(), 5.0).terms(after())
+    with pytest.raises(RoundError, match="budget of 0 µ"):
+        Pacing(MarketPlan(rounds=10, budget=9e-7), ReleaseFamily(), 5.0).terms(after())
+
+
+def test_money_is_counted_as_it_is_written():
+    assert int(4.146558 * MICRO) == 4_146_557  # the float lies below the number
+    pacing = Pacing(MarketPlan(rounds=3, budget=4.146558), ReleaseFamily(), 5.0)
+    assert pacing.terms(after()).budget_micro == 4_146_558
+    assert pacing.total_micro == 3 * 4_146_558
+    assert Pacing(MarketPlan(rounds=1, total_budget=8.227063), ReleaseFamily(), 5.0).total_micro == 8_227_063
+
+
+@settings(deadline=None)
+@given(st.integers(1, 30), st.floats(3e-5, 1e6), st.randoms(use_true_random=False))
+def test_no_run_spends_more_than_its_total(rounds, total, random):
+    pacing = Pacing(MarketPlan(rounds=rounds, total_budget=total), ReleaseFamily(), 5.0)
+    past = []
+    for number in range(rounds):
+        escrow = pacing.terms(past).budget_micro
+        past.append(RoundRecord(number, spent_micro=random.choice([0, escrow, random.randint(0, escrow)])))
+    assert sum(record.spent_micro for record in past) <= pacing.total_micro <= total * MICRO * (1 + 1e-12)
 
 
 @pytest.mark.parametrize(
