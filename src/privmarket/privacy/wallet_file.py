@@ -355,5 +355,6 @@ def _apply(state: _Replay, line: bytes, place: str) -> None:
             raise ValueError(f"unexpected {kind}")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise WalletFileError(
-            f"{place}: {line[:80]!r} ({error})", "restore the file from a copy; never edit it"
+            f"{place}: {line[:80]!r} ({error})",
+            "restore a copy that holds every sale (an older one would sell the same ε again); never edit it",
         ) from error
