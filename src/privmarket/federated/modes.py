@@ -37,10 +37,7 @@ class ChunkOrder:
 
 
 class Pool(Protocol):
-    """Clients that can train in three ways; each returns (clients, parameters) float32, what each one releases."""
-
-    def private_updates(self, order: ChunkOrder, *, noise: bool) -> np.ndarray:
-        """Clipped gradients with the sold noise, or without it."""
+    """Clients that can also train as a reference does; (clients, parameters) float32, what each one releases."""
 
     def plain_updates(self, order: ChunkOrder) -> np.ndarray:
         """Ordinary local training, without clipping and noise."""
@@ -55,16 +52,16 @@ class Mode:
 
     Attributes:
         name: as in configurations.
-        updates: has some clients train, see `Pool`.
+        reference: how clients train instead of by clipped gradients, in a reference that is no private training.
         holds_auctions: False trains everyone with records, for free.
         counts_epsilon: wallets limit what is offered and are charged for what is sold.
-        is_private: the stated ε is true; else no ε is stated.
+        is_private: the sold noise is added and the stated ε is true; else no ε is stated.
         uses_server_plan: the server's momentum and averaging are used; else it takes the average as it is.
         aggregation: weights of the updates that replace the configured ones.
     """
 
     name: str
-    updates: Callable[[Pool, ChunkOrder], np.ndarray]
+    reference: Callable[[Pool, ChunkOrder], np.ndarray] | None = None
     holds_auctions: bool = True
     counts_epsilon: bool = False
     is_private: bool = False
@@ -73,20 +70,9 @@ class Mode:
 
 
 _ALL = (
-    Mode(
-        "private",
-        lambda pool, order: pool.private_updates(order, noise=True),
-        counts_epsilon=True,
-        is_private=True,
-        uses_server_plan=True,
-    ),
+    Mode("private", counts_epsilon=True, is_private=True, uses_server_plan=True),
     # Without noise the wallets are charged as if there were some, so that the same clients sell.
-    Mode(
-        "no-noise",
-        lambda pool, order: pool.private_updates(order, noise=False),
-        counts_epsilon=True,
-        uses_server_plan=True,
-    ),
+    Mode("no-noise", counts_epsilon=True, uses_server_plan=True),
     Mode("no-dp", lambda pool, order: pool.plain_updates(order), holds_auctions=False),
     Mode("literal", lambda pool, order: pool.literal_updates(order), aggregation="epsilon"),
 )

@@ -99,17 +99,16 @@ class ClientPool:
         float32, or int64 where the order names the grids of a secure sum.
         """
         with one_thread():
-            return self.shares(order) if order.grids else self.mode.updates(self, order)
-
-    def private_updates(self, order: ChunkOrder, *, noise: bool) -> np.ndarray:
-        """Noisy steps on clipped gradients; see `local.private_updates`."""
-        seed, number = self.config.seed, order.round_number
-        # For simulations only: whoever knows the seed knows the noise. A real client uses the system's key.
-        sources = [NoiseSource.from_seed(seed, "update", number, client) for client in order.clients]
-        sigma = order.noise_multiplier if noise else (0.0,) * len(order.clients)
-        weights = torch.from_numpy(order.weights)
-        records = self._records(order.clients)
-        return private_updates(self.model, weights, records, self.plan, sigma, sources).numpy()
+            if self.mode.reference is not None:
+                return self.mode.reference(self, order)
+            if order.grids:
+                return self.shares(order)
+            # For simulations only: whoever knows the seed knows the noise. A real client uses the system's key.
+            key = self.config.seed, "update", order.round_number
+            sources = [NoiseSource.from_seed(*key, client) for client in order.clients]
+            sigma = order.noise_multiplier if self.mode.is_private else (0.0,) * len(order.clients)
+            weights, records = torch.from_numpy(order.weights), self._records(order.clients)
+            return private_updates(self.model, weights, records, self.plan, sigma, sources).numpy()
 
     def shares(self, order: ChunkOrder) -> np.ndarray:
         """(clients, parameters) int64: what each client adds to a secure sum; see `shares.SharedSum`.

@@ -156,14 +156,14 @@ def test_a_record_with_nan_counts_as_nothing():
 
 
 def test_an_update_that_is_not_finite_is_dropped_unpaid_and_named(monkeypatch):
-    whole = ClientPool.private_updates
+    whole = ClientPool.train
 
-    def broken(self, order, *, noise):
-        updates = whole(self, order, noise=noise)
+    def broken(self, order):
+        updates = whole(self, order)
         updates[[client == 2 for client in order.clients]] = np.nan
         return updates
 
-    monkeypatch.setattr(ClientPool, "private_updates", broken)
+    monkeypatch.setattr(ClientPool, "train", broken)
     data, parts = toy([40] * 5)
     config = SMALL.replace(clients=5, rounds=2, budget=100.0)
     with Federation(config, dataset=data, parts=parts) as federation:

@@ -1,4 +1,7 @@
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 
 import dp_accounting
 import numpy as np
@@ -122,3 +125,41 @@ def test_an_accountant_needs_one_client_and_no_more():
     assert RdpAccountant().clients == RdpAccountant(1).clients == 1
     with pytest.raises(PrivacyError, match="0 clients"):
         RdpAccountant(0)
+
+
+class SlowNumPy:
+    """NumPy, but for a pause where the table of costs grows: long enough for another thread to grow it, too."""
+
+    def __getattr__(self, name):
+        return getattr(np, name)
+
+    def concatenate(self, parts):
+        longer = np.concatenate(parts)
+        time.sleep(0.02)
+        return longer
+
+
+def require_own_costs(monkeypatch, lock):
+    """Four threads meet a new release each, all at once: then and later each release has its own cost."""
+    monkeypatch.setattr(accountant_module, "np", SlowNumPy())
+    monkeypatch.setattr(accountant_module, "_LOCK", lock)
+    monkeypatch.setattr(accountant_module, "_ROW_OF", {})
+    monkeypatch.setattr(accountant_module, "_COSTS", np.empty((0, accountant_module.COLUMNS)))
+    noise = [2.0, 4.0, 8.0, 16.0]
+
+    def ask(sigma):
+        return float(accountant_module.release_costs([PrivacyEvent(sigma)])[0, accountant_module.GAUSSIAN])
+
+    with ThreadPoolExecutor(4) as threads:
+        at_once = list(threads.map(ask, noise))
+    assert at_once == [ask(sigma) for sigma in noise] == [sigma**-2 for sigma in noise]
+
+
+def test_threads_that_meet_new_releases_at_once_get_their_own_costs(monkeypatch):
+    require_own_costs(monkeypatch, threading.Lock())
+
+
+def test_without_its_lock_the_table_mixes_releases_up(monkeypatch):
+    """The broken subject: the table as it was."""
+    with pytest.raises((AssertionError, IndexError)):
+        require_own_costs(monkeypatch, nullcontext())
