@@ -45,7 +45,7 @@ STATED: list[tuple[str, str, Callable[[], float]]] = [
         "adds {:.0%} too much noise at ε = 1",
         lambda: literal_noise_multiplier(1.0, DELTA) / noise_multiplier(1.0) - 1.0,
     ),
-    ("docs/theory/privacy.md", "and from ε = {:.1f} on too little", first_underestimate),
+    ("docs/theory/privacy.md", "and from about ε = {:.1f} on too little", first_underestimate),
     ("docs/fidelity.md", "it under-noises from ε = {:.1f} on", first_underestimate),
     (
         "docs/fidelity.md",
