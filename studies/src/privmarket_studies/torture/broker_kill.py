@@ -30,7 +30,7 @@ from privmarket.broker.schema import awards, log, rounds
 from privmarket.broker.signatures import SigningKey, bid_message, commitment
 from privmarket.broker.verify import verify
 from privmarket.rounds import Offer
-from privmarket_studies.torture.broker_process import BrokerProcess
+from privmarket_studies.torture.broker_process import BrokerProcess, ForkedBroker
 from privmarket_studies.torture.postgres import postgres
 from privmarket_studies.torture.runs import append, broker_code
 
@@ -261,7 +261,7 @@ def check(load: Load, database: str) -> dict[str, int]:
 
 def run(database: str, folder: Path, kills: int, seed: int, brokers: int = 1) -> dict[str, int]:
     """The whole test on one database, with one broker or two."""
-    servers = [BrokerProcess(database, folder / f"server-{number}.log") for number in range(brokers)]
+    servers = [ForkedBroker(database, folder / f"server-{number}.log") for number in range(brokers)]
     try:
         for server in servers:
             server.operator_token = servers[0].operator_token

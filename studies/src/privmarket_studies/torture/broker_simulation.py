@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from sqlalchemy import event, select
 
+from privmarket.broker import sql
 from privmarket.broker.bidding import BidRequest, offer_fields
 from privmarket.broker.broker import Broker
 from privmarket.broker.parties import Actor
@@ -413,9 +414,9 @@ class Simulation:
         """Cheap invariants, after every step; in plain SQL, so that the broker's own sums are not asked."""
         with self.broker.database.read() as connection:
             for fault, query in FAULTS.items():
-                if connection.exec_driver_sql(query).first():
+                if sql.run(connection, query):
                     raise InvariantError(fault)
-            kept = connection.exec_driver_sql(DEPOSITED).scalar_one()
+            ((kept,),) = sql.run(connection, DEPOSITED)
             if not self.lost and kept != self.deposited:
                 raise InvariantError(f"ledger: {kept} µ deposited, {self.deposited} µ acknowledged")
 
