@@ -123,7 +123,11 @@ class EntryRules:
 
     # ---- one method per kind of entry -------------------------------------------------------------------
 
-    def _log_key(self, entry: Entry, fields: Fields) -> None:
+    def _log_key(self, entry: Entry, fields: Fields) -> Iterator[str]:
+        if entry.actor != "system":
+            yield f"{entry.actor} announced a key"
+        if self.public_key:
+            self.notes.append(f"log entry {entry.seq}: another key signs from here; ask the operator about it")
         self.public_key = fields["public_key"]
 
     def _log_imported(self, entry: Entry, fields: Fields) -> None:
@@ -149,6 +153,15 @@ class EntryRules:
         known = entry.actor == entry.subject or (entry.actor == "anonymous" and role in ("buyer", "seller"))
         if not known and not self._is_operator(entry.actor):
             yield f"a token of {entry.subject} was made by {entry.actor}"
+
+    def _token_revoked(self, entry: Entry, fields: Fields) -> Iterator[str]:
+        owner = self._row("tokens", fields["id"])["party_id"]
+        if owner != entry.subject or (entry.actor != owner and not self._is_operator(entry.actor)):
+            yield f"a token of {owner} was ended by {entry.actor}"
+
+    def _party_key(self, entry: Entry, fields: Fields) -> Iterator[str]:
+        if entry.actor != entry.subject or self._party(entry.subject).role != "seller":
+            yield f"the key of {entry.subject} was changed by {entry.actor}"
 
     def _party_dataset(self, entry: Entry, fields: Fields) -> Iterator[str]:
         seller, digest = self._party(entry.subject), fields["dataset_sha256"]
@@ -227,8 +240,7 @@ class EntryRules:
         numbers = {name: fields[name] for name in _OFFER}
         if signatures.commitment(entry.subject, entry.actor, numbers, fields["nonce"]) != committed:
             yield "the bid is not the one that was committed to"
-        terms = clearing.terms_of(round_, task)
-        bidding.check_offer(Offer(**numbers), entry.actor, terms)
+        bidding.check_offer(Offer(**numbers), entry.actor, clearing.terms_of(round_, task))
 
     def _bid_revealed(self, entry: Entry, fields: Fields) -> Iterator[str]:
         round_, task = self._round_of(entry.subject)
@@ -279,10 +291,9 @@ class EntryRules:
         round_, task = self._round_of(entry.subject)
         if not lifecycle.may_clear(round_, entry.at_ms):
             yield "no auction was due"
-        made = [self._award(entry.subject, seller) for seller in self.in_round["awards"][entry.subject]]
-        if {name: fields[name] for name in Deadlines.after(0, task).columns()} != Deadlines.after(
-            entry.at_ms, task
-        ).columns():
+        made = self._awards(round_)
+        due = Deadlines.after(entry.at_ms, task).columns()
+        if {name: fields[name] for name in due} != due:
             yield "its deadlines are not those of the task"
         yield from self._same_auction(entry, fields, round_, task, made)
         family = clearing.terms_of(round_, task).family
@@ -345,11 +356,8 @@ class EntryRules:
         award = self._award(entry.subject, entry.actor)
         if (task.delivery == "sealed") != ("key_sha256" in fields):
             yield f"updates of this task travel {task.delivery}"
-        if (
-            round_.state != "cleared"
-            or _arrived(entry, fields) >= Deadlines.of(round_).delivery_ms
-            or award.claim_sha256 is not None
-        ):
+        late = _arrived(entry, fields) >= Deadlines.of(round_).delivery_ms
+        if round_.state != "cleared" or late or award.claim_sha256 is not None:
             yield "nothing could be claimed then"
 
     def _delivery_judged(self, entry: Entry, fields: Fields) -> Iterator[str]:
@@ -357,13 +365,9 @@ class EntryRules:
         award = self._award(entry.subject, fields["seller_id"])
         if entry.actor != task.buyer_id:
             yield f"judged by {entry.actor}, who is not the buyer"
-        if (
-            round_.state != "cleared"
-            or _arrived(entry, fields) >= Deadlines.of(round_).review_ms
-            or award.claim_sha256 is None
-            or award.usable is not None
-            or fields["usable"] == (fields["fault"] is not None)
-        ):
+        late = _arrived(entry, fields) >= Deadlines.of(round_).review_ms
+        waits = round_.state == "cleared" and award.claim_sha256 is not None and award.usable is None
+        if late or not waits or fields["usable"] == (fields["fault"] is not None):
             yield "the buyer had no word then"
 
     def _dispute_opened(self, entry: Entry, fields: Fields) -> Iterator[str]:
@@ -395,14 +399,15 @@ class EntryRules:
 
     def _round_delivered(self, entry: Entry, fields: Fields) -> Iterator[str]:
         round_, _ = self._round_of(entry.subject)
-        if round_.state != "cleared" or any(self._waits(round_, row, entry.at_ms) for row in self._awards(round_)):
+        if round_.state != "cleared" or self._waits(round_, entry.at_ms):
             yield "somebody could still speak"
 
     def _awards(self, round_: RoundRow) -> list[AwardRow]:
         return [self._award(round_.id, seller) for seller in self.in_round["awards"][round_.id]]
 
-    def _waits(self, round_: RoundRow, award: AwardRow, at_ms: int) -> bool:
-        return deliveries.standing(award, Deadlines.of(round_), at_ms) is Standing.WAITING
+    def _waits(self, round_: RoundRow, at_ms: int) -> bool:
+        until = Deadlines.of(round_)
+        return any(deliveries.standing(row, until, at_ms) is Standing.WAITING for row in self._awards(round_))
 
     def _award_settled(self, entry: Entry, fields: Fields) -> Iterator[str]:
         round_, _ = self._round_of(entry.subject)
@@ -420,13 +425,10 @@ class EntryRules:
 
     def _round_settled(self, entry: Entry, fields: Fields) -> Iterator[str]:
         round_, task = self._round_of(entry.subject)
-        rows, until = self._awards(round_), Deadlines.of(round_)
-        if round_.state not in ("cleared", "delivered") or any(
-            self._waits(round_, row, entry.at_ms) for row in rows
-        ):
+        rows = self._awards(round_)
+        if round_.state not in ("cleared", "delivered") or self._waits(round_, entry.at_ms):
             yield "it was settled while somebody could still speak"
-        terms = clearing.terms_of(round_, task)
-        owed = deliveries.settlement(terms, rows, until, entry.at_ms)
+        owed = deliveries.settlement(clearing.terms_of(round_, task), rows, Deadlines.of(round_), entry.at_ms)
         for row in rows:
             charge = "charged" if row.seller_id in owed.sold_epsilon else "void"
             due = owed.paid_micro.get(row.seller_id, 0)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, Table, inspect, select
+from sqlalchemy import Connection, Inspector, Table, UniqueConstraint, inspect, select
 from sqlalchemy.exc import SQLAlchemyError
 
 from privmarket.broker import ledger, log, merkle, parties, sealed, sql
@@ -89,16 +89,23 @@ class _Check:
         self.market.differences.append(difference)
 
     def _schema(self, connection: Connection) -> None:
+        stored = inspect(connection)
+        triggers = "SELECT tgname FROM pg_trigger WHERE NOT tgisinternal"
+        strange = set(stored.get_view_names())
         wanted = {table.name for table in metadata.sorted_tables} | {"alembic_version"}
-        found = set(inspect(connection).get_table_names())
+        found = set(stored.get_table_names())
         for name in sorted(wanted ^ found):
             self._say(f"database: table {name} {'is missing' if name in wanted else 'does not belong here'}")
+        for table in metadata.sorted_tables:
+            if table.name in found and _form(stored, table.name) != _due_form(table):
+                self._say(f"database: table {table.name} has other columns or indexes than it was made with")
         if connection.dialect.name == "sqlite":
             for (text,) in sql.run(connection, "PRAGMA integrity_check"):
                 if text != "ok":
                     self._say(f"database file: {text}")
-            for (name,) in sql.run(connection, "SELECT name FROM sqlite_master WHERE type IN ('trigger', 'view')"):
-                self._say(f"database: {name} does not belong here")
+            triggers = "SELECT name FROM sqlite_master WHERE type = 'trigger'"
+        for name in sorted(strange | {name for (name,) in sql.run(connection, triggers)}):
+            self._say(f"database: {name} does not belong here")
 
     def _log(
         self, connection: Connection, expected: str | None
@@ -144,20 +151,24 @@ class _Check:
     def _compare(self, connection: Connection, table: Table) -> None:
         """Every column of every stored row against what the log gives, and what the log gives and nobody stored."""
         expected = self.market.tables.tables[table.name]
-        keys = [column.name for column in table.primary_key]
+        names = [column.name for column in table.c]
+        keys = [names.index(column.name) for column in table.primary_key]
+        as_number = connection.dialect.name == "sqlite"  # it has no booleans, and would store 2 for one
         seen = set()
-        for row in connection.execute(select(table)).mappings():
-            key = tuple(row[name] for name in keys)
+        for row in sql.stream(connection, f"SELECT {', '.join(names)} FROM {table.name}"):
+            key = tuple(row[at] for at in keys)
             seen.add(key)
             given = expected.get(key)
             shown = f"{table.name} {' '.join(map(str, key))}"
             if given is None:
                 self._say(f"{shown}: stored, but not in the log")
                 continue
-            for column in table.c:
-                stored, wanted = row[column.name], given.get(column.name)
+            for name, stored in zip(names, row, strict=True):
+                wanted = given.get(name)
+                if as_number and isinstance(wanted, bool):
+                    wanted = int(wanted)
                 if stored != wanted or type(stored) is not type(wanted):
-                    self._say(f"{shown}: {column.name} is {stored!r}, the log says {wanted!r}")
+                    self._say(f"{shown}: {name} is {stored!r}, the log says {wanted!r}")
         for key in expected:
             if key not in seen:
                 self._say(f"{table.name} {' '.join(map(str, key))}: in the log, but not stored")
@@ -209,3 +220,22 @@ class _Check:
         noted = (self.market.imported.get("entries", 0), self.market.imported.get("head", "0" * 64))
         if (count, previous) != noted:
             self._say(f"old log: it has {count} entries, {noted[0]} were imported, or their head differs")
+
+
+def _form(stored: Inspector, name: str) -> tuple[set[str], set[tuple[str | None, bool]], set[tuple[str, ...]]]:
+    """Columns, indexes and the columns that must be unique, of a table as it is stored."""
+    indexes = [one for one in stored.get_indexes(name) if "duplicates_constraint" not in one]
+    return (
+        {column["name"] for column in stored.get_columns(name)},
+        {(index["name"], bool(index["unique"])) for index in indexes},
+        {tuple(one["column_names"]) for one in stored.get_unique_constraints(name)},
+    )
+
+
+def _due_form(table: Table) -> tuple[set[str], set[tuple[str | None, bool]], set[tuple[str, ...]]]:
+    """The same as it should be."""
+    return (
+        {column.name for column in table.c},
+        {(index.name, bool(index.unique)) for index in table.indexes},
+        {tuple(one.columns.keys()) for one in table.constraints if isinstance(one, UniqueConstraint)},
+    )

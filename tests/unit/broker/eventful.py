@@ -35,10 +35,10 @@ def _sealed_updates(market: Market, keys: list[SigningKey]) -> None:
             market.broker.settle_round(market.buyer, round_id, key())
 
 
-def eventful_market(url: str) -> Market:
+def eventful_market(url: str, signing: SigningKey | None = None) -> Market:
     """Bids replaced, rejected, disputed, ruled on; bids sealed by bidders, one of them never revealed; an abort;
     updates that travel sealed, one round of them settled and one not."""
-    market = make_market(url, sellers=4, caps=(10.0, 6.0), key=SigningKey.generate())
+    market = make_market(url, sellers=4, caps=(10.0, 6.0), key=signing or SigningKey.generate())
     broker, buyer, sellers = market.broker, market.buyer, market.sellers
     made = broker.register({"role": "arbiter", "name": "court"}, key(), market.operator)
     arbiter = broker.authenticate(made["token"])

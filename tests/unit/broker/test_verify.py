@@ -236,7 +236,7 @@ def rewritten(file: Path, to: Path, change: Any) -> None:
     connection.close()
 
 
-def _appended(kind: str, subject: str, actor: str, details: dict[str, Any]) -> Any:
+def appended(kind: str, subject: str, actor: str, details: dict[str, Any]) -> Any:
     return lambda entries: [
         *entries,
         Entry(0, entries[-1].at_ms, actor, kind, subject or entries[-1].subject, canonical(details)),
@@ -248,7 +248,7 @@ def test_a_rewritten_log_is_not_signed(eventful_file: tuple[Path, str], tmp_path
     rewritten(file, tmp_path / "same.db", list)
     assert checked(tmp_path / "same.db").differences == ()  # the rewriting itself is faithful
     buyer = next(e.subject for e in _entries(file) if e.kind == "party.registered" and "buyer" in e.subject)
-    deposit = _appended("money.deposit", buyer, "system", {"amount_micro": 5})
+    deposit = appended("money.deposit", buyer, "system", {"amount_micro": 5})
     rewritten(file, tmp_path / "deposit.db", deposit)
     assert checked(tmp_path / "deposit.db").differences == (
         "head: it is not signed by the key that the log announces",
@@ -262,6 +262,21 @@ def _entries(file: Path) -> list[Entry]:
     with sqlite3.connect(file) as connection:
         query = "SELECT seq, at_ms, actor, kind, subject, details FROM log ORDER BY seq"
         return [Entry(*row) for row in connection.execute(query)]
+
+
+def known_names(file: Path) -> dict[str, str]:
+    """Who and what there is in an eventful market, under names for tests."""
+    with sqlite3.connect(file) as connection:
+        rounds = dict(connection.execute("SELECT state, id FROM rounds"))
+        (seller,) = connection.execute(
+            "SELECT seller_id FROM awards JOIN parties ON id = seller_id "
+            "WHERE round_id = ? AND parties.public_key IS NOT NULL",
+            (rounds["cleared"],),
+        ).fetchone()
+        people = {str(role).upper(): one for role, one in connection.execute("SELECT role, id FROM parties")}
+        query = "SELECT id FROM tokens WHERE party_id = ? AND revoked_ms IS NULL"
+        (token,) = connection.execute(query, (people["OPERATOR"],)).fetchone()
+    return {**people, "OPEN": rounds["open"], "CLEARED": rounds["cleared"], "SELLER": seller, "TOKEN": token}
 
 
 @pytest.mark.parametrize(
@@ -293,19 +308,9 @@ def test_an_operator_that_forges_entries_is_found_by_the_rules(
 ) -> None:
     """Even with the signing key: what no honest broker would have logged shows in the replay."""
     file, _ = eventful_file
-    entries = _entries(file)
-    with sqlite3.connect(file) as connection:
-        rounds = dict(connection.execute("SELECT state, id FROM rounds"))
-        (seller,) = connection.execute(
-            "SELECT seller_id FROM awards JOIN parties ON id = seller_id "
-            "WHERE round_id = ? AND parties.public_key IS NOT NULL",
-            (rounds["cleared"],),
-        ).fetchone()
-    known = {role.upper(): e.subject for e in entries for role in ("buyer", "operator")
-             if e.kind == "party.registered" and e.subject.startswith(role)}  # fmt: skip
-    known |= {"OPEN": rounds["open"], "CLEARED": rounds["cleared"], "SELLER": seller}
+    known = known_names(file)
     named = {name: known.get(value, value) if isinstance(value, str) else value for name, value in details.items()}
-    forged = _appended(kind, known.get(subject, subject), known.get(actor, actor), named)
+    forged = appended(kind, known.get(subject, subject), known.get(actor, actor), named)
     database = tmp_path / "forged.db"
     if kind == "no.such.kind":
         edited(file, database, "UPDATE log SET kind = 'no.such.kind' WHERE kind = 'round.aborted'")
