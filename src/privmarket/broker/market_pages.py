@@ -186,7 +186,7 @@ def _what_applies(
     if role == "arbiter":
         return can
     early = role == "buyer" and task["buyer_may_close"]
-    over = state in ("open", "closed", "revealing") and not bidding
+    over = state in ("open", "revealing") and not bidding  # a closed one is being cleared
     can |= {"close"} if over or (bidding and early) else set()
     can |= {"accept"} if claims and state == "cleared" and role == "buyer" else set()
     waits = state == "cleared" and now_ms < (round_["ruling_deadline_ms"] or 0)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from privmarket.broker import bid_preview
+from privmarket.broker import bid_preview, elsewhere
 from privmarket.broker.api import create_app
 from privmarket.broker.http_errors import UnauthenticatedError
 from privmarket_studies.torture.market import TASK, Market, key
@@ -213,6 +213,21 @@ def test_only_the_steps_that_apply_are_offered(market: Market, tokens: dict[str,
     assert offered() == ({"settle"}, {"settle", "report"}, set())
     people["buyer"].post(f"/rounds/{round_id}/settle", data={"key": key(), "mark": good})
     assert offered() == (set(), {"report"}, set())
+
+
+def test_a_round_whose_bidding_has_ended_does_not_say_that_nobody_sold(
+    market: Market, tokens: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    round_id = market.open()
+    market.bid_all(round_id)
+    monkeypatch.setattr(elsewhere, "WORTH_A_PROCESS", 3)
+    market.broker.close_round(market.buyer, round_id, key())
+    for role in ("operator", "buyer", "seller"):
+        page = browser(market, tokens[role]).get(f"/rounds/{round_id}").text
+        assert "The auction is being computed." in page
+        assert "Nobody sold" not in page
+        assert "You sold nothing" not in page
+        assert "close" not in steps(page)
 
 
 def test_a_buyer_sees_no_losing_bid_in_a_plot_but_an_operator_does(market: Market, tokens: dict[str, str]) -> None:
