@@ -263,7 +263,7 @@ def early_close(market: Market) -> Seen:
 
 def made_up_tokens(market: Market) -> Seen:
     """One address sends many requests, each with another token of its own making."""
-    with httpx.Client(base_url=market.server.url) as http:
+    with httpx.Client(base_url=market.server.url, timeout=60) as http:
         answers = {http.get("/v1/me", headers={"Authorization": f"Bearer pm_{i}"}).status_code for i in range(600)}
     return Seen(429 not in answers, f"600 requests were answered {', '.join(map(str, sorted(answers)))}")
 
