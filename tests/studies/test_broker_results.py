@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from privmarket import broker
 from privmarket_studies.broker_results import DATABASES, render
+from privmarket_studies.torture.runs import broker_code
 
 FOLDER = Path(__file__).parents[2] / "docs/results/broker"
 
@@ -31,3 +33,13 @@ def test_a_failed_run_cannot_hide_among_good_ones(tmp_path: Path) -> None:
     (tmp_path / "kills.json").write_text(json.dumps(runs))
     with pytest.raises(ValueError, match="too many values"):
         render(tmp_path)
+
+
+def test_a_digest_is_of_what_the_code_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(broker, "__file__", str(tmp_path / "__init__.py"))
+    code = 'def f():\n    """One."""\n    return 1\n'
+    digests = []
+    for text in (code, code.replace("One.", "Two.").replace("1\n", "1  # more\n"), code.replace("1\n", "2\n")):
+        (tmp_path / "rules.py").write_text(text)
+        digests.append(broker_code())
+    assert digests[0] == digests[1] != digests[2]

@@ -26,7 +26,7 @@ _PAGE_AIM_MS, _CLEAR_AIM_SECONDS, _RATE_AIM = 200.0, 60.0, 0.5
 _BIDS = """# The broker, measured
 
 Two cores. *Code* is a digest of the broker's Python files but those of pages and clients
-(`privmarket_studies.torture.runs.broker_code`): which code a figure is of. *before* stands for the broker of
+(`privmarket_studies.torture.runs.broker_code`; words do not count): which code a figure is of. *before* is that of
 commit e7818cb, before every table followed from one log; those runs had neither signatures nor reveals,
 disputes or sealed updates. How to run a broker, and what it defends against: [run a
 broker](../../how-to/run-a-broker.md).
