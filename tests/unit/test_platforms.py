@@ -6,11 +6,15 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import pytest
 from typer.testing import CliRunner
 
 from privmarket.cli import app
 from privmarket.errors import ConfigurationError
+from privmarket.federated.workers import process_context
+from privmarket.files import force_folder
 
 SOURCE = Path(__file__).parents[2] / "src/privmarket"
 _POSIX = re.compile(
@@ -59,3 +63,21 @@ def test_a_deployment_on_windows_is_one_line(monkeypatch):
         done = CliRunner().invoke(app, ["flower", *words])
         assert isinstance(done.exception, ConfigurationError)
         assert "Linux or macOS" in str(done.exception)
+
+
+@pytest.mark.parametrize(("platform", "method"), [("linux", "forkserver"), ("darwin", "spawn"), ("win32", "spawn")])
+def test_workers_are_started_as_the_system_can(platform, method, monkeypatch):
+    monkeypatch.setattr("privmarket.federated.workers.sys", SimpleNamespace(platform=platform))
+    assert process_context().get_start_method() == method
+
+
+def test_where_folders_cannot_be_opened_a_file_is_written_all_the_same(tmp_path, monkeypatch):
+    def refused(*_):
+        raise PermissionError(13, "folders cannot be opened here")
+
+    windows = SimpleNamespace(name="nt", open=refused, O_RDONLY=0)
+    monkeypatch.setattr("privmarket.files.os", windows)
+    force_folder(tmp_path)
+    windows.name = "posix"
+    with pytest.raises(PermissionError):  # the stand-in is the one that is called
+        force_folder(tmp_path)

@@ -39,7 +39,8 @@ def prepare_elsewhere(database: Database, round_id: str) -> Prepared | None:
 
 def main() -> None:
     """Reads what to compute, computes it, writes the result."""
-    os.nice(5)
+    if hasattr(os, "nice"):  # not on Windows
+        os.nice(5)
     url, round_id = pickle.load(sys.stdin.buffer)
     database = Database(url, read_only=True)
     with database.read() as connection:

@@ -38,7 +38,7 @@ ELSEWHERE = {
     r"wallet-0\.jsonl": "needs the wallet of an earlier sale",
     r"^privmarket (reproduce|bench|nash-gap)": "part of the studies, run by their own tests",
     r"--engine (simulation|deployment)": "needs Ray or SuperNodes: test_flower_engines.py",
-    r"broker (verify|operator-token|backup|restore)": "needs a broker's file: test_broker_service.py",
+    r"broker (verify|operator-token|backup|restore|forget)": "needs a broker's file: test_broker_service.py",
 }
 # Takes more than a few seconds.
 SLOW = (

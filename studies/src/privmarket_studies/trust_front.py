@@ -27,8 +27,8 @@ def caption(folder: Path) -> str:
     seeds = max(len(results) for rule in RULES for _, results in curve(runs, "aggregate", rule))
     text = (
         "Handwritten digits (MNIST) spread very unevenly over 100 clients, every record protected: test accuracy "
-        "against all the money paid. One line per auction rule; bold, with mean and standard deviation over up to "
-        f"{seeds} seeds, the cheapest rule of each kind."
+        "against all the money paid (clients ask between 0 and 1 for a unit of ε). One line per auction rule; "
+        f"bold, with mean and standard deviation over up to {seeds} seeds, the cheapest rule of each kind."
     )
     if len(cheapest) == 2:
         (mine, less), (theirs, more) = cheapest["aggregate"], cheapest["local"]
