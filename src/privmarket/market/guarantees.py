@@ -138,7 +138,10 @@ class ApproximatelyTruthful(Guarantee):
 
 @dataclass(frozen=True)
 class CollusionProof(Guarantee):
-    """No coalition gains by joint misreports, even if its members share what they gain."""
+    """No coalition of bidders gains by joint misreports, even if its members share what they gain.
+
+    Who bids is taken as given: a rule that divides money by the number of bidders gives more to those who stay.
+    """
 
     @property
     def label(self) -> str:
