@@ -85,9 +85,9 @@ def train(
 
       privmarket train mfg-menunet --scenario uniform --clients 100 --budget 50 --objective aggregation-error
 
-      privmarket train mfg-regretnet --profile quick --set alignment.weight=0 --set network.mean_field=false
+      privmarket audit --mechanism mfg-regretnet --set weights=out/train/mfg-regretnet.safetensors --profiles 1
 
-      privmarket audit --mechanism mfg-regretnet --set weights=out/train/mfg-regretnet.safetensors
+      privmarket train mfg-regretnet --profile quick --set network.mean_field=false --out out/plain.safetensors
     """
     check_writable(out)
     check_writable(watch, "--watch")

@@ -165,7 +165,7 @@ class _State:
         stored = load(path, MfgMenuNet.name + SUFFIX)
         if stored.facts["recipe"] != _plain(recipe):
             raise WeightsError(
-                f"{path} belongs to a run with other settings", "repeat those settings, or choose another place"
+                f"{path} belongs to a run with other settings", "repeat those settings, or choose another --out"
             )
         kept = stored.facts
         return _State(path, recipe, dict(stored.arrays), kept["facts"], kept["trace"], kept["seconds"])

@@ -60,7 +60,7 @@ def load_checkpoint(path: str | Path, trainer: Trainer) -> SoFar:
     stored = load(path, trainer.recipe.mechanism + SUFFIX)
     if json.loads(stored.facts["recipe"]) != json.loads(trainer.recipe.to_json()):
         raise WeightsError(
-            f"{path} belongs to a run with other settings", "repeat those settings, or choose another place"
+            f"{path} belongs to a run with other settings", "repeat those settings, or choose another --out"
         )
     group = _Groups({name: torch.from_numpy(np.array(array)) for name, array in stored.arrays.items()})
     trainer.network.load_state_dict(group.below("network"))
