@@ -117,5 +117,5 @@ def test_bad_subjects_are_refused():
     good = subject()
     with pytest.raises(ConfigurationError, match="one client"):
         Subject(good.model, good.weights, ClientRecords(*records(4), [2, 2]), good.plan, 1.0)
-    with pytest.raises(ConfigurationError, match="in question"):
+    with pytest.raises(ConfigurationError, match="targets is 20: there are 10 records"):
         membership_attack(good, *records(10), records(10), np.random.default_rng(0), targets=20)
