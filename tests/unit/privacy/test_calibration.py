@@ -244,6 +244,12 @@ def test_shipped_table_is_whole_and_holds_at_finer_bins(file):
         assert fresh == pytest.approx(stored, rel=5e-3)
 
 
+def test_a_multiplier_just_above_a_grid_point_gets_the_next_one():
+    """Rounding of the logarithm takes some of them for the point itself; they must not get less noise."""
+    grid = tables.grid_between(0.3, 300.0)
+    np.testing.assert_array_equal(tables.on_grid_above(np.nextafter(grid[:-1], np.inf)), grid[1:])
+
+
 def test_epsilon_is_the_entry_at_or_below_the_multiplier(cache, quick_build):
     family = ReleaseFamily(RATE, STEPS)
     table = tables.noise_table(1e-5, RATE, STEPS)

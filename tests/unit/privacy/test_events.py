@@ -21,6 +21,8 @@ def test_dp_event_holds_the_same_counts():
     assert part.count == 6
     assert part.event == dp_accounting.PoissonSampledDpEvent(0.25, dp_accounting.GaussianDpEvent(1.0))
     assert isinstance(to_dp_event([None]), dp_accounting.NoOpDpEvent)
+    (part,) = to_dp_event([PrivacyEvent(1.0)]).events
+    assert part.event == dp_accounting.GaussianDpEvent(1.0)  # nothing is sampled
 
 
 @pytest.mark.parametrize("event", [PrivacyEvent(1.25), PrivacyEvent(0.7, 0.05, 19)])

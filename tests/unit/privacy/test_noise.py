@@ -135,3 +135,9 @@ def test_bernoulli_ends():
     assert source.bernoulli(1.0, 1000).all()
     assert not source.bernoulli(0.0, 1000).any()
     assert source.bernoulli(0.5, 0).shape == (0,)
+
+
+def test_cells_follow_each_other_without_a_gap():
+    whole, pieces = NoiseSource.from_seed(3), NoiseSource.from_seed(3)
+    parts = [pieces.cells(4).copy() for _ in range(3)]
+    np.testing.assert_array_equal(np.concatenate(parts), whole.cells(12))

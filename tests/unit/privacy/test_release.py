@@ -11,6 +11,7 @@ from privmarket.privacy.noise import NoiseSource
 from privmarket.privacy.release import (
     BLOCK_RECORDS,
     BLOCKS_IN_FLOAT32,
+    CANCELLATION,
     Grid,
     double_sum_inflation,
     rounded_sensitivity,
@@ -36,6 +37,14 @@ def test_sum_errors():
     assert sum_inflation(600) == pytest.approx((2 * b**2 + 2 * (k - 1) * k * b + 6 * k * b) * 2.0**-24, rel=2e-3)
     assert sum_inflation(1_000_000) < 0.0023
     assert double_sum_inflation(1_000_000) < 2e-4
+
+
+def test_sum_errors_of_so_many_records_that_float64_counts():
+    """The part of the bounds that is for float64; with fewer records it is lost among the others."""
+    n = 10**10
+    assert sum_inflation(n) == pytest.approx(1.01 * (2 * n / BLOCK_RECORDS) * n * 2.0**-52, rel=1e-3)
+    in_blocks = 1.01 * (4096 + 2 * n / 4096) * n * 2.0**-52
+    assert double_sum_inflation(n) == pytest.approx(CANCELLATION * in_blocks, rel=1e-5)
 
 
 @pytest.mark.parametrize("parameters", [1, 60, 3000])
