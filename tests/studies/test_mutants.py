@@ -13,6 +13,7 @@ import pytest
 from privmarket_studies.mutants import page
 from privmarket_studies.mutants.coverage import Coverage
 from privmarket_studies.mutants.faults import behaviour, faults, tree_with
+from privmarket_studies.mutants.targets import NAMED
 
 SOURCE = '''"""Docstring with 1 + 1."""
 
@@ -89,16 +90,16 @@ from privmarket_studies.mutants.trial import try_fault
 root = Path(sys.argv[1])
 path = root / "src" / "tiny.py"
 sys.path.insert(0, str(root / "src"))
-print(try_fault("tiny", path, None, ["test_tiny.py"], root, 60)[0])
+print(try_fault("tiny", path, None, ["test_tiny.py"], root, 60.0).word)
 for fault in faults(path, root)[: int(sys.argv[2])]:
-    verdict, _ = try_fault("tiny", path, tree_with(fault, root), ["test_tiny.py"], root, 60)
-    print(f"{fault.before} → {fault.after}: {verdict}")
+    verdict = try_fault("tiny", path, tree_with(fault, root), ["test_tiny.py"], root, float(sys.argv[3]))
+    print(f"{fault.before} → {fault.after}: {verdict.word} {verdict.test}".strip())
 """
 
 
-def run(folder: Path, faults: int) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", TRY, str(folder), str(faults)]
-    return subprocess.run(command, capture_output=True, text=True, check=True)
+def run(folder: Path, faults: int, limit_seconds: float = 60) -> list[str]:
+    command = [sys.executable, "-c", TRY, str(folder), str(faults), str(limit_seconds)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
 
 
 def test_faults_that_tests_notice_are_killed_and_others_survive(tmp_path):
@@ -106,12 +107,20 @@ def test_faults_that_tests_notice_are_killed_and_others_survive(tmp_path):
     (tmp_path / "src" / "tiny.py").write_text("def add(a, b):\n    return a + b if b > 0 else a\n")
     (tmp_path / "test_tiny.py").write_text("from tiny import add\n\ndef test_add():\n    assert add(2, 3) == 5\n")
     before = (tmp_path / "src" / "tiny.py").read_text()
-    first, *verdicts = run(tmp_path, 20).stdout.splitlines()
+    first, *verdicts = run(tmp_path, 20)
     assert first == "survived", "tests pass without a fault"
     found = dict(line.rsplit(": ", 1) for line in verdicts)
     # Adding nothing and leaving as it is are the same: that fault is equivalent.
-    assert found == {"a + b → a - b": "killed", "b > 0 → b >= 0": "survived", "0 → 1": "survived"}
+    assert found.pop("a + b → a - b") == "killed test_tiny.py::test_add"
+    assert found == {"b > 0 → b >= 0": "survived", "0 → 1": "survived"}
     assert (tmp_path / "src" / "tiny.py").read_text() == before
+
+
+def test_an_endless_loop_ends_when_its_processor_time_is_used_up(tmp_path):
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "tiny.py").write_text("def spin(n):\n    while n:\n        n -= n\n    return n\n")
+    (tmp_path / "test_tiny.py").write_text("from tiny import spin\n\ndef test_spin():\n    assert spin(3) == 0\n")
+    assert run(tmp_path, 1, limit_seconds=2) == ["survived", "n -= n → n += n: timed out"]
 
 
 BENCH = """
@@ -128,8 +137,8 @@ def body(found):
     print(*(item.name for item in found.quick))
     for fault in faults(path, root):
         tests = found.coverage.of_line(path, fault.line)
-        verdict, _ = found.try_code("tiny", tree_with(fault, root), tests)
-        print(f"{fault.before} → {fault.after}: {' '.join(sorted(tests))}: {verdict}")
+        verdict = found.try_code("tiny", tree_with(fault, root), tests)
+        print(f"{fault.before} → {fault.after}: {' '.join(sorted(tests))}: {verdict.word}")
 
 print(bench.run(["test_tiny.py"], root, body, slow_seconds=0.3, endless_seconds=0.5).error)
 """
@@ -153,8 +162,12 @@ def spin(n):
     while n:
         n -= n
     return n
+
+def double(n):
+    return n * 2
 """
-TEST_TINY = """from tiny import Sum, spin
+TEST_TINY = """from pathlib import Path
+from tiny import Sum, double, spin
 
 def test_total():
     assert Sum(2, 3).total == 5
@@ -164,6 +177,10 @@ def test_of():
 
 def test_spin():
     assert spin(3) == 0
+
+def test_moody():
+    assert double(3) and not Path("moody").exists()
+    Path("moody").touch()
 
 def test_slow():
     assert sum(i % 7 for i in range(10_000_000)) > 0
@@ -176,12 +193,14 @@ def test_a_bench_exchanges_methods_in_place_and_leaves_slow_tests_out(tmp_path):
     (tmp_path / "test_tiny.py").write_text(TEST_TINY)
     command = [sys.executable, "-c", BENCH, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
-    assert done[0] == "test_total test_of test_spin"
+    assert done[0] == "test_total test_of test_spin test_moody"
     assert done[-1] == "None"
     found = {line.split(": ")[0]: line.split(": ")[1:] for line in done[1:-1]}
     assert found["self.a + self.b → self.a - self.b"] == ["test_tiny.py::test_total", "killed"]
     assert found["a - 1 → a + 1"] == ["test_tiny.py::test_of", "killed"]
     assert found["n -= n → n += n"] == ["test_tiny.py::test_spin", "timed out"]
+    assert found.pop("n * 2 → n / 2") == ["test_tiny.py::test_moody", "survived"], "it fails without the fault, too"
+    assert found.pop("2 → 3") == ["test_tiny.py::test_moody", "survived"]
     assert all(verdict != "survived" for _, verdict in found.values())
     (tmp_path / "test_tiny.py").write_text("def test_wrong():\n    assert 1 == 2\n")
     done = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
@@ -199,6 +218,16 @@ def test_code_that_runs_at_import_may_matter_to_every_test(tmp_path):
     assert coverage.of_line(path, 7) is None, "a test module calls it while it is imported"
 
 
+def test_tests_are_measured_again_when_their_file_changes():
+    calls = {"a.py::test_a": {("tiny.py", 3)}, "b.py::test_b": {("tiny.py", 3)}}
+    seconds = dict.fromkeys(calls, 0.1)
+    coverage = Coverage(set(), calls, ["a.py::test_slow", "b.py::test_slow"], seconds, {"a.py": "1", "b.py": "1"})
+    left = coverage.of_files({"a.py": "1", "b.py": "2"})
+    assert set(left.tests) == set(left.seconds) == {"a.py::test_a"}
+    assert left.left_out == ["a.py::test_slow"]
+    assert left.files == {"a.py": "1", "b.py": "2"}
+
+
 def test_the_share_counts_every_survivor_that_is_not_equivalent():
     names = ["a", "b", "c", "d"]
     verdicts = ["killed", "timed out", "survived", "survived"]
@@ -208,26 +237,34 @@ def test_the_share_counts_every_survivor_that_is_not_equivalent():
     ]
     judged = {"c": {"kind": "equivalent", "why": "no input can tell"}}
     assert page.figures(results, judged)["share"] == 2 / 3
-    text = page.render(results, judged)
+    text = page.render(results, judged, "abc1234")
     assert "not finished" not in text
-    assert "3 of the 4 faults" in page.render([*results[:3], {**results[3], "verdict": "not tried"}], judged)
+    unfinished = [*results[:3], {**results[3], "verdict": "not tried"}]
+    assert "3 of the 4 faults were tried" in page.render(unfinished, judged, "abc1234")
     assert "| `c` | equivalent | no input can tell |" in text
     assert "| `d` | not judged |" in text
     assert "66.7%" in text
+    assert "commit abc1234" in text
+    assert "in another way" not in text
+    assert "1 of the 4 were tried in another way" in page.render(
+        [{**results[0], "earlier": True}, *results[1:]], judged, "abc1234"
+    )
 
 
 KEPT = Path(__file__).parents[2] / "docs" / "results" / "mutants"
 
 
 def test_the_kept_page_says_what_was_tried_and_every_survivor_is_judged():
-    sample, judged = page.load(KEPT)
+    commit, sample, judged = page.load(KEPT)
     alive = {entry["name"] for entry in sample if entry["verdict"] == "survived"}
     assert len(sample) >= 300
     assert alive <= set(judged), "a survivor without a judgement"
     assert all(judged[name]["kind"] in page.KINDS and judged[name]["why"] for name in alive)
-    assert (KEPT / "README.md").read_text(encoding="utf-8") == page.render(sample, judged)
+    assert (KEPT / "README.md").read_text(encoding="utf-8") == page.render(sample, judged, commit)
     # Of a finished campaign more is asked; an unfinished one says so in its first line.
     if any(entry["verdict"] == "not tried" for entry in sample):
         assert "This campaign is not finished" in (KEPT / "README.md").read_text(encoding="utf-8")
     else:
         assert page.figures(sample, judged)["share"] >= 0.95
+        assert {entry["verdict"] for entry in sample if entry.get("named")} <= {"killed", "timed out"}
+        assert sum(bool(entry.get("named")) for entry in sample) == len(NAMED)

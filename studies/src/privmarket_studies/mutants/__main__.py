@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import subprocess
 from pathlib import Path
 
 from privmarket_studies.mutants import campaign, page
@@ -30,7 +31,9 @@ def main() -> None:
         options.out.parent.mkdir(parents=True, exist_ok=True)
         campaign.run(root, options.out.resolve(), minutes=options.minutes, again=options.again, only=options.only)
     else:
-        page.write(options.page, campaign.of_sample(root, options.out))
+        git = ["git", "-C", str(root), "rev-parse", "--short", "HEAD"]
+        commit = subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
+        page.write(options.page, campaign.of_sample(root, options.out), commit)
 
 
 if __name__ == "__main__":

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
+import itertools
 import json
 import os
 import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +20,9 @@ from privmarket_studies.mutants.bench import run as run_bench
 from privmarket_studies.mutants.coverage import Coverage, in_function
 from privmarket_studies.mutants.faults import Fault, behaviour, faults, tree_with
 from privmarket_studies.mutants.targets import NAMED, TARGETS, Target
-from privmarket_studies.mutants.trial import NO_TESTS, NOT_TRIED, SURVIVED, Only, preload, try_fault
+from privmarket_studies.mutants.trial import NO_TESTS, NOT_TRIED, SURVIVED, Only, Verdict, preload, try_fault
 
-LIMIT_SECONDS = 900.0
+_IMPORT_AND_ENDLESS_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -100,13 +102,15 @@ def run(
         mine = [a.fault for a in attempts if TARGETS[a.target] is target]
         done = {entry["key"]: entry for entry in read(out)}
         waiting = [fault for fault in mine if _waits(done.get(_key(fault, root)), again)]
+        waiting.sort(key=lambda fault: _key(fault, root) in done)
         say(f"{target.path}: {len(waiting)} of {len(mine)} faults to try")
         if not waiting or work.late():
             continue
         unseen = [
             fault
             for fault in waiting
-            if in_function(root / fault.path, fault.line) and (again or _key(fault, root) not in done)
+            if in_function(root / fault.path, fault.line)
+            and (again or _is_earlier(done.get(_key(fault, root), {"earlier": True})))
         ]
         _in_a_process(lambda target=target, unseen=unseen: work.on_a_bench(target, unseen))  # type: ignore[misc]
         if not work.measured(target):
@@ -137,7 +141,7 @@ class _Work:
         What survives here is tried afresh only where code that runs at import may see the fault.
         """
         modules = target.modules(self.root)
-        stored = self._coverage_file(target)
+        stored, files = self._coverage_file(target), self._test_files()
         place = self.root / "src" / "privmarket" / target.path
 
         def body(bench: Bench) -> None:
@@ -146,16 +150,16 @@ class _Work:
                     return
                 path = self.root / fault.path
                 tree, tests = tree_with(fault, self.root), bench.coverage.of_line(path, fault.line)
-                verdict, seconds = bench.try_code(_module(path, self.root), tree, tests)
-                self._note(fault, verdict, seconds, fresh=verdict != SURVIVED or tests is not None)
+                verdict = bench.try_code(_module(path, self.root), tree, tests)
+                self._note(fault, verdict, final=verdict.word != SURVIVED or tests is not None)
 
         def keep(coverage: Coverage) -> None:
             part = stored.with_suffix(".part")
-            part.write_text(json.dumps(coverage.to_json()), encoding="utf-8")
+            part.write_text(json.dumps(replace(coverage, files=files).to_json()), encoding="utf-8")
             part.replace(stored)
 
-        tests = target.tests(modules[0], self.root)
-        found = run_bench(tests, self.root, body, place=place, known=_stored(stored), keep=keep)
+        known = _stored(stored).of_files(files)
+        found = run_bench(target.tests(modules[0], self.root), self.root, body, place=place, known=known, keep=keep)
         if found.error is not None:
             self.say(f"{target.path}: the tests cannot judge faults: {found.error}")
 
@@ -165,32 +169,56 @@ class _Work:
         coverage = _stored(self._coverage_file(target))
         only = coverage.of_line(path, fault.line)
         chosen = set(coverage.tests) if only is None else only
-        kept = Only(sorted(chosen, key=lambda name: coverage.seconds[name]), PATIENCE_SECONDS)
-        tree, tests = tree_with(fault, self.root), target.tests(path, self.root)
-        verdict, seconds = try_fault(_module(path, self.root), path, tree, tests, self.root, LIMIT_SECONDS, [kept])
-        if verdict == NO_TESTS:
-            verdict = SURVIVED  # no test calls this code
-        self._note(fault, verdict, seconds, fresh=True)
+        order = _within(PATIENCE_SECONDS, sorted(chosen, key=lambda name: coverage.seconds[name]), coverage)
+        tree = tree_with(fault, self.root)
 
-    def _note(self, fault: Fault, verdict: str, seconds: float, fresh: bool) -> None:
-        entry = {"key": _key(fault, self.root), **asdict(fault), "name": fault.name, "verdict": verdict}
-        entry |= {"seconds": round(seconds, 1), "fresh": fresh}
+        def attempt(tree: ast.Module | None, names: Sequence[str]) -> Verdict:
+            files = list(dict.fromkeys(name.partition("::")[0] for name in names))
+            if not files:
+                return Verdict(NO_TESTS, 0.0)
+            kept = Only(names, PATIENCE_SECONDS)
+            limit = PATIENCE_SECONDS + _IMPORT_AND_ENDLESS_SECONDS
+            return try_fault(_module(path, self.root), path, tree, files, self.root, limit, [kept])
+
+        verdict = attempt(tree, order)
+        while verdict.test and attempt(None, [verdict.test]).word != SURVIVED:
+            order.remove(verdict.test)  # fails without the fault as well: it can judge nothing now
+            verdict = attempt(tree, order)
+        if verdict.word == NO_TESTS:
+            verdict = Verdict(SURVIVED, verdict.seconds)  # no test calls this code
+        self._note(fault, verdict, final=True)
+
+    def _note(self, fault: Fault, verdict: Verdict, final: bool) -> None:
+        entry = {"key": _key(fault, self.root), **asdict(fault), "name": fault.name, "verdict": verdict.word}
+        entry |= {"seconds": round(verdict.seconds, 1), "test": verdict.test, "final": final}
         with self.out.open("a", encoding="utf-8") as stream:
             stream.write(json.dumps(entry, ensure_ascii=False) + "\n")
-        self.say(f"{verdict if fresh else 'to be tried on'} ({seconds:.1f} s) {fault.name}")
+        self.say(f"{verdict.word if final else 'to be tried on'} ({verdict.seconds:.1f} s) {fault.name}")
 
     def _coverage_file(self, target: Target) -> Path:
-        """Where to keep which tests call what, as long as neither code nor tests change."""
+        """Where to keep which tests call what, as long as neither code nor what tests share changes."""
         digest = hashlib.sha256()
-        for folder in ("src", "tests"):
-            for path in sorted((self.root / folder).rglob("*.py")):
-                digest.update(path.read_bytes())
+        shared = [path for path in (self.root / "tests").rglob("*.py") if not path.name.startswith("test_")]
+        for path in sorted([*(self.root / "src").rglob("*.py"), *shared]):
+            digest.update(path.read_bytes())
         name = target.path.replace("/", "-")
         return self.out.with_name(f"{self.out.stem}-{name}-{digest.hexdigest()[:12]}.json")
+
+    def _test_files(self) -> dict[str, str]:
+        return {
+            str(path.relative_to(self.root)): hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+            for path in (self.root / "tests").rglob("test_*.py")
+        }
 
 
 def _stored(path: Path) -> Coverage:
     return Coverage.from_json(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else NOTHING
+
+
+def _within(seconds: float, order: Sequence[str], coverage: Coverage) -> list[str]:
+    """The first tests, as long as those before them took less than twice so long when they were measured."""
+    before = itertools.accumulate((coverage.seconds[name] for name in order), initial=0.0)
+    return [name for name, used in zip(order, before, strict=False) if used < 2 * seconds]
 
 
 def _in_a_process(work: Callable[[], None]) -> None:
@@ -218,15 +246,21 @@ def read(out: Path) -> list[dict[str, Any]]:
 
 def of_sample(root: Path, out: Path) -> list[dict[str, Any]]:
     """Today's sample, each fault with its verdict on today's code, or `not tried` (to the end)."""
-    done = {entry["key"]: entry for entry in read(out) if entry["fresh"]}
+    done = {entry["key"]: entry for entry in read(out) if entry["final"]}
     return [
         done.get(_key(fault, root), {**asdict(fault), "name": fault.name, "verdict": NOT_TRIED})
+        | {"named": _named(fault)}
         for fault in (attempt.fault for attempt in sample(root))
     ]
 
 
 def _waits(entry: dict[str, Any] | None, again: bool) -> bool:
-    return entry is None or not entry["fresh"] or (again and entry["verdict"] == SURVIVED)
+    return entry is None or not entry["final"] or _is_earlier(entry) or (again and entry["verdict"] == SURVIVED)
+
+
+def _is_earlier(entry: dict[str, Any]) -> bool:
+    """Whether it comes from a campaign that ran in another way."""
+    return bool(entry.get("earlier"))
 
 
 def _key(fault: Fault, root: Path) -> str:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import sys
+import cProfile
 import threading
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 Calls = set[tuple[str, int]]  # (file, first line) of every function that was called
@@ -17,25 +17,31 @@ Calls = set[tuple[str, int]]  # (file, first line) of every function that was ca
 
 @contextlib.contextmanager
 def calls_below(place: Path) -> Iterator[Calls]:
-    """Notes the functions of a file, or of the files below a folder, that are called meanwhile."""
+    """Notes the functions of a file, or of the files below a folder, that are called meanwhile, in any thread.
+
+    This thread is watched by the interpreter's own profiler, which costs little; the set is complete at the end.
+    """
     noted: Calls = set()
-    seen: set[object] = set()
     prefix = str(place)
 
-    def note(frame: FrameType, event: str, argument: object) -> None:
-        code = frame.f_code
-        if event == "call" and code not in seen:
-            seen.add(code)
-            if code.co_filename.startswith(prefix):
-                noted.add((code.co_filename, code.co_firstlineno))
+    def note(code: CodeType) -> None:
+        if code.co_filename.startswith(prefix):
+            noted.add((code.co_filename, code.co_firstlineno))
 
-    threading.settrace(note)
-    sys.settrace(note)
+    def in_thread(frame: FrameType, event: str, argument: object) -> None:
+        note(frame.f_code)
+
+    profile = cProfile.Profile(builtins=False)
+    threading.setprofile(in_thread)
+    profile.enable()
     try:
         yield noted
     finally:
-        sys.settrace(None)
-        threading.settrace(None)
+        profile.disable()
+        threading.setprofile(None)
+        for entry in profile.getstats():
+            if isinstance(entry.code, CodeType):
+                note(entry.code)
 
 
 @dataclass(frozen=True)
@@ -45,14 +51,16 @@ class Coverage:
     Attributes:
         imports: while the tests were imported.
         tests: by each test.
-        left_out: tests that are slow, or fail on a busy machine.
+        left_out: tests that are very slow, or fail on a busy machine.
         seconds: processor time of each test, with every call noted.
+        files: digest of each test file when its tests were measured.
     """
 
     imports: Calls
     tests: Mapping[str, Calls]
     left_out: Collection[str] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)
 
     def of_line(self, path: Path, line: int) -> set[str] | None:
         """Tests that call the function around a line; None if any test may depend on it.
@@ -64,6 +72,17 @@ class Coverage:
             return None
         return {name for name, calls in self.tests.items() if _touches(calls, path, span)}
 
+    def of_files(self, files: Mapping[str, str]) -> Coverage:
+        """What is still true of tests in files with these digests."""
+
+        def same(name: str) -> bool:
+            file = name.partition("::")[0]
+            return file in files and self.files.get(file) == files[file]
+
+        tests = {name: calls for name, calls in self.tests.items() if same(name)}
+        seconds = {name: used for name, used in self.seconds.items() if same(name)}
+        return Coverage(self.imports, tests, [name for name in self.left_out if same(name)], seconds, files)
+
     def to_json(self) -> dict[str, Any]:
         """For `from_json`."""
         tests = {name: sorted(calls) for name, calls in self.tests.items()}
@@ -72,6 +91,7 @@ class Coverage:
             "tests": tests,
             "left_out": sorted(self.left_out),
             "seconds": {name: round(used, 3) for name, used in self.seconds.items()},
+            "files": dict(self.files),
         }
 
     @staticmethod
@@ -79,7 +99,7 @@ class Coverage:
         """What `to_json` made."""
         tests = {name: {(path, line) for path, line in calls} for name, calls in given["tests"].items()}
         imports = {(path, line) for path, line in given["imports"]}
-        return Coverage(imports, tests, given["left_out"], given["seconds"])
+        return Coverage(imports, tests, given["left_out"], given["seconds"], given["files"])
 
 
 def _touches(calls: Calls, path: Path, span: range) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from privmarket_studies.mutants.bench import PATIENCE_SECONDS
+from privmarket_studies.mutants.bench import PATIENCE_SECONDS, SLOW_SECONDS
 from privmarket_studies.mutants.trial import NOT_TRIED, SURVIVED
 
 RESULTS, JUDGED = "mutants.json", "judgements.json"
@@ -21,16 +21,37 @@ KINDS = ("equivalent", "harmless", "gap")
 _HEAD = """# Do the tests bite?
 
 {extent}{faults} small faults (a changed operator, comparison, constant or call, a guard that never fires) were
-put one at a time into the packages that decide about money and privacy, and the tests that call the changed
-function were run against it: those of less than a second, the quickest first, for at most {patience:g} seconds
-of one core.
+put one at a time into the packages that decide about money and privacy, as they were in commit {commit}, and the
+tests that call the changed function were run against each.
 **{dead} were noticed, {alive} survived.** Of the survivors {equivalent} change no behaviour at all; of the other
-{real} faults {share:.1%} were noticed. Made by `make mutants`, which is not part of `make test`; every fault is in
-[{results}]({results}), our judgement of the survivors in [{judged}]({judged}).
+{real} faults {share:.1%} were noticed.
 
 | where | faults | noticed | endless loop | survived | of these equivalent | harmless | a gap |
 | --- | --- | --- | --- | --- | --- | --- | --- |
 {rows}
+
+## How it ran
+`make mutants`, which is not part of `make test`, tries every fault of a fixed sample in the same way:
+
+1. Which tests call which function is measured first, each test alone. Those that take more than {slow:g} seconds
+   are left out.
+2. The tests that call the changed function are run against the fault, the quickest first, for at most
+   {patience:g} seconds (the test under way is let finish). They are imported once; a child per fault exchanges the
+   changed functions. A fault outside functions, or in one that is called while modules are imported, is loaded in a
+   fresh process if it survives so.
+3. A fault counts as noticed only if the test that noticed it passes right afterwards without the fault.
+
+{earlier}All seconds are processor time, so that a busy machine changes no verdict. A test that runs into an endless
+loop has noticed the fault. With `--again` survivors are tried once more, after tests were written for them.
+Every fault, with the test that noticed it, is in [{results}]({results}), our judgement of the survivors in
+[{judged}]({judged}).
+
+## Faults that once survived
+Every sample holds these; they lived in an earlier one.
+
+| fault | today |
+| --- | --- |
+{named}
 
 ## Survivors
 A fault that survives is one of three things: *equivalent* (no input can tell), *harmless* (an input can tell, but
@@ -42,23 +63,29 @@ nothing that is promised changes), or a *gap* in the tests.
 """
 
 
-def render(sample: Sequence[Mapping[str, Any]], judged: Mapping[str, Mapping[str, str]]) -> str:
+_EARLIER = """{count} of the {faults} were tried in another way by an earlier campaign: against quick tests of
+their own module, for 3 to 6 seconds, and survivors again on test files chosen by hand. They are marked `earlier` in
+[{results}]({results}).
+
+"""
+
+
+def render(sample: Sequence[Mapping[str, Any]], judged: Mapping[str, Mapping[str, str]], commit: str) -> str:
     """The page.
 
     Args:
-        sample: one entry per fault, with `name`, `path` and `verdict`; the verdict may be `not tried`.
+        commit: whose code got the faults.
+        sample: one entry per fault, with `name`, `path` and `verdict` (which may be `not tried`), and `named` if it
+            once survived.
         judged: name of a survivor → its `kind` and `why`.
     """
     results = [entry for entry in sample if entry["verdict"] != NOT_TRIED]
     alive = [entry for entry in results if entry["verdict"] == SURVIVED]
     counts = figures(sample, judged)
-    unfinished = (
-        f"**This campaign is not finished: {len(results)} of the {len(sample)} faults of its sample were tried** "
-        "so far.\nIt ran in pieces on a busy machine, and not as `make mutants` runs it: many faults met the quick "
-        "tests of their own module\nalone, for 3 to 6 seconds, and survivors were tried again on test files "
-        "chosen by hand. Others may notice a survivor still.\n\n"
-    )
-    extent = unfinished if len(results) < len(sample) else ""
+    earlier = sum(bool(entry.get("earlier")) for entry in results)
+    extent = ""
+    if len(results) < len(sample):
+        extent = f"**This campaign is not finished: {len(results)} of the {len(sample)} faults were tried.**\n\n"
     rows = []
     for where in sorted({_where(entry) for entry in results}):
         mine = [entry for entry in results if _where(entry) == where]
@@ -73,8 +100,12 @@ def render(sample: Sequence[Mapping[str, Any]], judged: Mapping[str, Mapping[str
         lines.append(f"| `{_cell(entry['name'])}` | {verdict['kind']} | {_cell(verdict['why'])} |")
     return _HEAD.format(
         extent=extent,
+        earlier=_EARLIER.format(count=earlier, faults=len(results), results=RESULTS) if earlier else "",
+        commit=commit,
         **counts,
+        slow=SLOW_SECONDS,
         patience=PATIENCE_SECONDS,
+        named="\n".join(f"| `{_cell(e['name'])}` | {e['verdict']} |" for e in sample if e.get("named")),
         results=RESULTS,
         judged=JUDGED,
         rows="\n".join(rows),
@@ -107,22 +138,24 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("`", "'")
 
 
-def load(folder: Path) -> tuple[list[dict[str, Any]], dict[str, dict[str, str]]]:
-    """The kept results and judgements; both empty where there are none."""
+def load(folder: Path) -> tuple[str, list[dict[str, Any]], dict[str, dict[str, str]]]:
+    """Commit, kept results and judgements; all empty where there are none."""
 
     def read(name: str, empty: Any) -> Any:
         path = folder / name
         return json.loads(path.read_text(encoding="utf-8")) if path.exists() else empty
 
-    return read(RESULTS, []), read(JUDGED, {})
+    kept = read(RESULTS, {"commit": "", "faults": []})
+    return kept["commit"], kept["faults"], read(JUDGED, {})
 
 
-def write(folder: Path, results: Sequence[Mapping[str, Any]]) -> None:
+def write(folder: Path, results: Sequence[Mapping[str, Any]], commit: str) -> None:
     """Keeps the results of a sample and renders the page."""
     folder.mkdir(parents=True, exist_ok=True)
-    shown = ("name", "path", "line", "verdict")
-    kept = [{key: entry[key] for key in shown} for entry in results]
-    _, judged = load(folder)
-    lines = ",\n".join(f" {json.dumps(entry, ensure_ascii=False)}" for entry in kept)
-    (folder / RESULTS).write_text(f"[\n{lines}\n]\n", encoding="utf-8")
-    (folder / "README.md").write_text(render(kept, judged), encoding="utf-8")
+    shown = ("name", "path", "line", "verdict", "test", "named", "earlier")
+    kept = [{key: entry[key] for key in shown if entry.get(key)} for entry in results]
+    lines = ",\n".join(f"  {json.dumps(entry, ensure_ascii=False)}" for entry in kept)
+    text = f'{{\n "commit": {json.dumps(commit)},\n "faults": [\n{lines}\n ]\n}}\n'
+    (folder / RESULTS).write_text(text, encoding="utf-8")
+    _, _, judged = load(folder)
+    (folder / "README.md").write_text(render(kept, judged, commit), encoding="utf-8")

@@ -2,36 +2,59 @@
 
 The fault exists in memory only: a loader hands the changed syntax tree to the interpreter, and no file is written.
 A parent that has imported the heavy third-party packages forks a child per fault; tests that start further
-processes see the code without the fault.
+processes see the code without the fault. Every limit is processor time, so that a busy machine changes nothing.
 """
 
 from __future__ import annotations
 
 import ast
+import contextlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import math
 import os
+import resource
 import signal
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import CodeType, ModuleType
 
 import pytest
+from hypothesis import Phase, settings
 
-_PLUGINS = ("_hypothesis_pytestplugin", "pytest_timeout")
+PLUGINS = ("_hypothesis_pytestplugin", "pytest_timeout")
 _PRELOADED = (
     *("numpy", "scipy.special", "scipy.stats", "scipy.optimize", "dp_accounting.pld.privacy_loss_distribution"),
     *("hypothesis", "hypothesis.strategies", "pytest", "sqlalchemy", "cryptography.hazmat.primitives.ciphers"),
-    *_PLUGINS,
+    *PLUGINS,
 )
-_POLL_SECONDS = 0.02
+_POLL_SECONDS = 0.01
+# For a child that only waits. Counted in polls: a machine that is paused meanwhile does not use it up.
+_WAIT_SECONDS = 600.0
+ENDLESS = 99  # exit code of a child that had to be ended; pytest has others
 KILLED, SURVIVED, TIMED_OUT, NO_TESTS = "killed", "survived", "timed out", "no tests"
 NOT_TRIED = "not tried"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What came of a fault.
+
+    Attributes:
+        word: `killed`, `survived`, `timed out` or `no tests`.
+        seconds: processor time.
+        test: the test that noticed the fault.
+    """
+
+    word: str
+    seconds: float
+    test: str = ""
 
 
 class _FaultyLoader(importlib.machinery.SourceFileLoader):
@@ -86,6 +109,17 @@ class Only:
         return True if time.process_time() > self.until else None
 
 
+class _Failed:
+    """Writes down the test that failed first, as a plugin of pytest."""
+
+    def __init__(self, note: Path) -> None:
+        self.note = note
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed and not self.note.exists():
+            self.note.write_text(report.nodeid, encoding="utf-8")
+
+
 def try_fault(
     module: str,
     path: Path,
@@ -94,7 +128,7 @@ def try_fault(
     root: Path,
     limit_seconds: float,
     plugins: Sequence[object] = (),
-) -> tuple[str, float]:
+) -> Verdict:
     """Whether the tests notice.
 
     Args:
@@ -102,46 +136,77 @@ def try_fault(
         path: its file.
         tree: what to run instead; None to run the tests against the code as it is.
         tests: arguments for pytest: files and options.
+        limit_seconds: processor time, imports included, after which a test must be in an endless loop.
         plugins: for pytest.
-
-    Returns:
-        `killed`, `survived`, `timed out` or `no tests`, and the seconds that it took.
     """
-    started = time.monotonic()
-    child = os.fork()
-    if child == 0:
-        os._exit(_child(module, path, tree, tests, root, plugins))
-    while True:
-        ended, status = os.waitpid(child, os.WNOHANG)
-        seconds = time.monotonic() - started
-        if ended:
-            break
-        if seconds > limit_seconds:
-            os.killpg(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-            return TIMED_OUT, seconds
-        time.sleep(_POLL_SECONDS)
-    code = os.waitstatus_to_exitcode(status)
-    return {0: SURVIVED, 5: NO_TESTS}.get(code, KILLED), seconds
-
-
-def _child(
-    module: str, path: Path, tree: ast.Module | None, tests: Sequence[str], root: Path, plugins: Sequence[object]
-) -> int:
-    os.setpgid(0, 0)
-    os.chdir(root)
     with tempfile.TemporaryDirectory() as folder:
-        os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = folder
-        silent = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(silent, 1)
-        os.dup2(silent, 2)
-        if tree is not None:
-            sys.meta_path.insert(0, _FaultyFinder(module, path, tree))
-        # Other plugins take a second to load, and none of these tests needs them.
-        os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
-        named = [part for plugin in _PLUGINS for part in ("-p", plugin)]
-        quiet = ["-x", "-q", "--no-header", "-p", "no:cacheprovider", "--hypothesis-seed=0", *named]
+        note = Path(folder) / "failed"
+
+        def child() -> int:
+            os.chdir(root)
+            if tree is not None:
+                sys.meta_path.insert(0, _FaultyFinder(module, path, tree))
+            with pytest_options(folder) as options:
+                quiet = ["-x", "-q", "--no-header", "--tb=no", *options, *tests]
+                return int(pytest.main(quiet, plugins=[*plugins, _Failed(note)]))
+
+        code, seconds = forked(child, limit_seconds)
+        if code == pytest.ExitCode.USAGE_ERROR:
+            raise RuntimeError(f"pytest cannot run {' '.join(tests)}")
+        failed = note.read_text(encoding="utf-8") if note.exists() else ""
+    return Verdict({0: SURVIVED, ENDLESS: TIMED_OUT, 5: NO_TESTS}.get(code, KILLED), seconds, failed)
+
+
+@contextlib.contextmanager
+def pytest_options(folder: str) -> Iterator[list[str]]:
+    """Options that both ways of trying a fault share; everything is written to `folder`.
+
+    Other plugins take a second to load, and no test needs them. Time limits of tests count wall time, and a failing
+    example need not be made small.
+    """
+    os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = folder
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    phases = (Phase.explicit, Phase.reuse, Phase.generate)
+    settings.register_profile("mutants", settings.get_profile("default"), deadline=None, phases=phases)
+    settings.load_profile("mutants")
+    named = [part for plugin in PLUGINS for part in ("-p", plugin)]
+    yield [*named, "-p", "no:cacheprovider", "--hypothesis-seed=0", "--timeout=0", f"--basetemp={folder}/pytest"]
+    settings.load_profile("default")
+
+
+def forked(child: Callable[[], int], limit_seconds: float) -> tuple[int, float]:
+    """The exit code of `child` in a process of its own, and the processor time that it used.
+
+    The code is 1 if it ended badly, `ENDLESS` if it used up its processor time or waited for ever.
+    """
+    sys.stdout.flush()
+    before = _children_seconds()
+    pid = os.fork()
+    if pid == 0:
+        code = 1
         try:
-            return int(pytest.main([*quiet, f"--basetemp={folder}/pytest", *tests], plugins=list(plugins)))
-        except BaseException:  # a fault may break anything, the test runner included
-            return 1
+            os.setpgid(0, 0)
+            resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(limit_seconds),) * 2)
+            silent = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(silent, 1)
+            os.dup2(silent, 2)
+            code = child()
+        finally:
+            os._exit(code)
+    ended, status, waited = 0, 0, 0.0
+    while not ended and waited < _WAIT_SECONDS:
+        time.sleep(_POLL_SECONDS)
+        waited += _POLL_SECONDS
+        ended, status = os.waitpid(pid, os.WNOHANG)
+    if not ended:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
+        _, status = os.waitpid(pid, 0)
+    code = os.waitstatus_to_exitcode(status)
+    endless = code in (-signal.SIGXCPU, -signal.SIGKILL)
+    return (ENDLESS if endless else 1 if code < 0 else code), _children_seconds() - before
+
+
+def _children_seconds() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
