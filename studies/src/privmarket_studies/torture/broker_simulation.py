@@ -25,7 +25,7 @@ from privmarket.broker import sql
 from privmarket.broker.bidding import BidRequest, offer_fields
 from privmarket.broker.broker import Broker
 from privmarket.broker.parties import Actor
-from privmarket.broker.schema import awards, bids, log, rounds, tasks
+from privmarket.broker.schema import awards, log
 from privmarket.broker.signatures import SigningKey, bid_message, commitment, dataset_message
 from privmarket.broker.sql import BEFORE_STATEMENT
 from privmarket.broker.verify import verify
@@ -182,10 +182,13 @@ class Simulation:
 
     # ---- what people do ---------------------------------------------------------------------------------
 
-    def _some(self, column: Any, *where: Any) -> Any:
+    def _some(self, column: str, where: str, *values: object) -> str:
+        """One of those that there are, by a condition in SQL."""
+        table = "rounds" if column == "id" else "awards"
+        query = f"SELECT {column} FROM {table} WHERE {where} ORDER BY {column}"
         with self.broker.database.read() as connection:
-            found = connection.execute(select(column).where(*where).order_by(column)).scalars().all()
-        return self.rng.choice(found) if found else "round-none"
+            found = sql.run(connection, query, *values)
+        return str(self.rng.choice(found)[0]) if found else "round-none"
 
     def request(self) -> Request:
         """Somebody's next wish; many are refused, as in life."""
@@ -265,7 +268,7 @@ class Simulation:
         return Request(self._key(), send, note)
 
     def _bid_request(self) -> BidRequest:
-        round_id = self._some(rounds.c.id, rounds.c.state == "open")
+        round_id = self._some("id", "state = 'open'")
         odd = self.rng.random() < 0.15
         v = self.rng.choice([float("nan"), -1.0, -0.0, 1e300, float("inf")]) if odd else self.rng.random()
         offer = Offer(v, self.rng.choice([0.1, 0.5, 1.0, 1.7]))
@@ -278,42 +281,43 @@ class Simulation:
         signature = self.signing[number].sign(bid_message(round_id, seller.party_id, committed))
         if self.rng.random() < 0.05:
             signature = "00" * 64
-        if self._of_task(round_id, tasks.c.sealing) == "bidder":
+        if self._of_task(round_id, "sealing") == "bidder":
             self.openings[round_id, committed] = (offer, nonce)
             return replace(plain, offer=None, commitment=committed, signature=signature)
         return replace(plain, nonce=nonce, signature=signature)
 
-    def _of_task(self, round_id: str, column: Any) -> Any:
+    def _of_task(self, round_id: str, column: str) -> str | None:
+        query = f"SELECT t.{column} FROM tasks t JOIN rounds r ON r.task_id = t.id WHERE r.id = ?"
         with self.broker.database.read() as connection:
-            query = select(column).join(rounds, rounds.c.task_id == tasks.c.id)
-            return connection.execute(query.where(rounds.c.id == round_id)).scalar()
+            found = sql.run(connection, query, round_id)
+        return str(found[0][0]) if found else None
 
     def _reveal(self) -> Request:
-        round_id = self._some(rounds.c.id, rounds.c.state == "revealing")
+        round_id = self._some("id", "state = 'revealing'")
         seller = self.sellers[self.rng.randrange(KEYED)]
         with self.broker.database.read() as connection:
-            mine = (bids.c.round_id == round_id) & (bids.c.seller_id == seller.party_id)
-            committed = connection.execute(select(bids.c.commitment).where(mine)).scalar()
-        offer, nonce = self.openings.get((round_id, str(committed)), (Offer(0.5, 0.5), "00" * 16))
+            query = "SELECT commitment FROM bids WHERE round_id = ? AND seller_id = ?"
+            committed = [str(row[0]) for row in sql.run(connection, query, round_id, seller.party_id)] or [""]
+        offer, nonce = self.openings.get((round_id, committed[0]), (Offer(0.5, 0.5), "00" * 16))
         return Request(self._key(), lambda b, k: b.reveal(seller, round_id, offer, nonce, k))
 
     def _dispute(self) -> Request:
-        round_id = self._some(awards.c.round_id, awards.c.usable.is_(False), awards.c.dispute.is_(None))
+        round_id = self._some("round_id", "usable = FALSE AND dispute IS NULL")
         seller = self.rng.choice(self.sellers)
         return Request(self._key(), lambda b, k: b.dispute(seller, round_id, "it is not", k))
 
     def _rule(self) -> Request:
-        round_id = self._some(awards.c.round_id, awards.c.dispute.is_not(None), awards.c.ruling.is_(None))
+        round_id = self._some("round_id", "dispute IS NOT NULL AND ruling IS NULL")
         seller, pays = self.rng.choice(self.sellers).party_id, self.rng.random() < 0.5
         return Request(self._key(), lambda b, k: b.rule(self.operator, round_id, seller, pays, "looked", k))
 
     def _close(self) -> Request:
-        buyer, round_id = self.rng.choice(self.buyers), self._some(rounds.c.id, rounds.c.state == "open")
+        buyer, round_id = self.rng.choice(self.buyers), self._some("id", "state = 'open'")
         return Request(self._key(), lambda b, k: b.close_round(buyer, round_id, k))
 
     def _claim(self) -> Request:
-        seller, round_id = self.rng.choice(self.sellers), self._some(rounds.c.id, rounds.c.state == "cleared")
-        sealed = (self._of_task(round_id, tasks.c.delivery) == "sealed") != (self.rng.random() < 0.05)
+        seller, round_id = self.rng.choice(self.sellers), self._some("id", "state = 'cleared'")
+        sealed = (self._of_task(round_id, "delivery") == "sealed") != (self.rng.random() < 0.05)
         opening = self.rng.randbytes(32).hex() if sealed else None
 
         def note(answer: Mapping[str, Any]) -> None:
@@ -326,29 +330,29 @@ class Simulation:
         return Request(self._key(), send, note)
 
     def _show(self) -> Request:
-        disputed = (awards.c.dispute.is_not(None), awards.c.ruling.is_(None), awards.c.key_sha256.is_not(None))
-        round_id = self._some(awards.c.round_id, *disputed)
-        seller = self._some(awards.c.seller_id, awards.c.round_id == round_id, *disputed)
+        disputed = "dispute IS NOT NULL AND ruling IS NULL AND key_sha256 IS NOT NULL"
+        round_id = self._some("round_id", disputed)
+        seller = self._some("seller_id", f"round_id = ? AND {disputed}", round_id)
         return Request(self._key(), lambda b, k: b.show_key(self.operator, round_id, seller, k))
 
     def _progress(self) -> Request:
-        round_id, accuracy = self._some(rounds.c.id, rounds.c.state == "settled"), self.rng.random()
+        round_id, accuracy = self._some("id", "state = 'settled'"), self.rng.random()
         buyer = self.rng.choice(self.buyers)
         return Request(self._key(), lambda b, k: b.report_progress(buyer, round_id, accuracy, k))
 
     def _receipt(self) -> Request:
-        round_id = self._some(rounds.c.id, rounds.c.state == "cleared")
-        seller = self._some(awards.c.seller_id, awards.c.round_id == round_id, awards.c.usable.is_(None))
+        round_id = self._some("id", "state = 'cleared'")
+        seller = self._some("seller_id", "round_id = ? AND usable IS NULL", round_id)
         buyer, fault = self.rng.choice(self.buyers), self.rng.choice([None, None, None, "wrong shape"])
         return Request(self._key(), lambda b, k: b.give_receipts(buyer, round_id, {seller: fault}, k))
 
     def _settle(self) -> Request:
-        round_id = self._some(rounds.c.id, rounds.c.state.in_(["cleared", "delivered"]))
+        round_id = self._some("id", "state IN ('cleared', 'delivered')")
         buyer = self.rng.choice(self.buyers)
         return Request(self._key(), lambda b, k: b.settle_round(buyer, round_id, k))
 
     def _abort(self) -> Request:
-        round_id = self._some(rounds.c.id, rounds.c.state != "settled")
+        round_id = self._some("id", "state <> 'settled'")
         return Request(self._key(), lambda b, k: b.abort_round(self.operator, round_id, "halt", k))
 
     # ---- what happens to it -----------------------------------------------------------------------------
