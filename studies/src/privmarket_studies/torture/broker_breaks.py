@@ -338,6 +338,7 @@ def market_of(source: str = _HERE, rate: float = 1000.0) -> Iterator[Market]:
     with tempfile.TemporaryDirectory(prefix="privmarket-breaks-") as name:
         folder = Path(name)
         settings = {"PYTHONPATH": source, "PRIVMARKET_REQUEST_SECONDS": str(_REQUEST_SECONDS)}
+        settings["PRIVMARKET_CACHE"] = str(folder)  # no noise table from an earlier run
         server = BrokerProcess(f"sqlite:///{folder}/m.db", folder / "log", **settings)
         server.rate = rate
         server.start()
