@@ -321,7 +321,7 @@ ATTACKS = (
     Attack(5, "paid for nothing: no time to review", f"{_UNIT}/test_broker.py", late_claim),
     Attack(6, "open bids in the database", f"{_UNIT}/test_trust.py", read_bids),
     Attack(7, "bidding closed right after a friend's bid", f"{_UNIT}/test_broker.py", early_close),
-    Attack(7, "rate limit evaded by made-up tokens", f"{_UNIT}/test_api.py", made_up_tokens, 4.0),
+    Attack(7, "rate limit evaded by made-up tokens", f"{_UNIT}/test_api.py", made_up_tokens, 1.0),
     Attack(7, "a body that never comes holds its connection", _SERVICE, slow_body),
     Attack(7, "the database file readable for others", f"{_UNIT}/test_breaks.py", readable_file),
     Attack(7, "settings.weights tells which files exist", f"{_UNIT}/test_breaks.py", file_oracle),
