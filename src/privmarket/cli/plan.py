@@ -66,8 +66,8 @@ def plan(
     """Say what a model will cost: money → accuracy, largest lifetime ε, pay per client.
 
     Runs the whole market and training on the data set or a public stand-in, spends nobody's money, and picks
-    rounds, budget a round, rule, price and server rate. Settings are chosen on validation records with one seed;
-    figures come from other seeds and test records. Ends with exit code 1 if the target is out of reach.
+    rounds, budget a round, rule, price and server rate. Settings are chosen on validation records with seeds of
+    their own; figures come from other seeds and test records. Ends with exit code 1 if the target is out of reach.
 
     [bold]Examples[/bold]
 
@@ -89,7 +89,7 @@ def plan(
     check_writable(folder / "a-run.json", "--folder")
     stand_in = None if proxy is None else plan_runs.PublicProxy.at(proxy)
     if stand_in is not None:
-        planning.check_proxy(stand_in.load("test"), base.dataset)
+        plan_runs.check_proxy(stand_in.load("test"), base.dataset)
     if plot is not None:
         check_plot(plot)
         check_writable(plot, "--plot")
@@ -186,7 +186,7 @@ def _advice(made: Plan) -> list[str]:
         other = "another model or features (--set) or more rounds (--rounds)"
         return [
             f"{made.target:.2%} is out of reach: {best.accuracy:.2%} for {best.total:,.0f} was the best.",
-            f"Without any noise these settings reach {made.ceiling:.2%}: no money passes that. "
+            f"With all clients and no noise these rounds reach {made.ceiling:.2%}: money alone does not pass that. "
             + (f"Try more money (--money), {other}." if below else f"Try {other}."),
         ]
     if made.chosen is None:

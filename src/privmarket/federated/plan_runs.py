@@ -16,7 +16,7 @@ import numpy as np
 from privmarket.errors import DataError
 from privmarket.federated.client_spread import ClientSpread, measure_spread
 from privmarket.federated.config import FederationConfig
-from privmarket.federated.datasets import Dataset, load_dataset
+from privmarket.federated.datasets import FILES, Dataset, load_dataset
 from privmarket.federated.features import with_features
 from privmarket.federated.simulation import Federation
 from privmarket.federated.state import RunResult
@@ -85,6 +85,16 @@ class PublicProxy:
         whole = labels.astype(np.int64)
         classes = int(whole.max()) + 1
         return Dataset("proxy", pixels[train], whole[train], pixels[measured], whole[measured], classes)
+
+
+def check_proxy(proxy: Dataset, dataset: str) -> None:
+    """Refuses a proxy whose images have another shape than the data set that it stands for."""
+    wanted = (1, 8, 8) if dataset == "digits" else FILES[dataset].image_shape
+    if proxy.image_shape != wanted:
+        raise DataError(
+            f"the proxy's images have shape {proxy.image_shape}, those of {dataset} {wanted}",
+            "give a proxy of the same channels, height and width, or name the data set that it resembles",
+        )
 
 
 @lru_cache(maxsize=2)

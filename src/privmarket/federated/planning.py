@@ -1,9 +1,9 @@
 """What a model will cost: runs of the whole simulation on a data set or a public proxy, over money and settings.
 
 A plan spends nobody's money and touches nobody's data but the data set that it is given. Settings (rounds, rule
-and price, server rate) are chosen on validation records with one seed; what is reported comes from other seeds
-and test records. Every run is kept on disk under a digest of its configuration, so a plan that was stopped goes
-on.
+and price, server rate) are chosen on validation records with seeds of their own; what is reported comes from other
+seeds and test records. Every run is kept on disk under a digest of its configuration, so a plan that was stopped
+goes on.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from pathlib import Path
 
 import numpy as np
 
-from privmarket.errors import ConfigurationError, DataError
+from privmarket.errors import ConfigurationError
 from privmarket.federated.client_spread import ClientSpread
 from privmarket.federated.config import FederationConfig
-from privmarket.federated.datasets import FILES, Dataset, load_dataset
+from privmarket.federated.datasets import load_dataset
 from privmarket.federated.plan_runs import SPREAD_TRAININGS, Outcome, PublicProxy, run_cell, spread_of
 from privmarket.federated.workers import process_context
 from privmarket.files import write_atomically
@@ -30,8 +30,10 @@ from privmarket.market.ration_design import Marginals
 from privmarket.market.scenarios import SCENARIOS, scenario
 from privmarket.version import __version__
 
-SEARCH_SEED = 0
+# Settings are chosen with these, first ones first; figures come from others.
+SEARCH_SEEDS = (0, 101, 102)
 _REFINEMENTS = 2
+_NEARLY_ALL = 0.999  # of clients sell at the price of a ceiling
 # Under local trust, where H means something else and is not measured.
 _GRADED_HETEROGENEITY = 1.0
 
@@ -100,7 +102,8 @@ class Plan:
         points: by rising money.
         target: the accuracy asked for; `chosen` is the cheapest point that reaches it, or the point of the total
             asked for, or None.
-        ceiling: accuracy of the best settings without any noise, measured where the target was not reached.
+        ceiling: accuracy of the best rounds and rate with all clients and without noise, measured where the target
+            was not reached.
         cells, computed: runs that the plan stands on, and how many of them this call made.
         heterogeneity: H as it was measured on the plan's records; None under local trust.
     """
@@ -143,22 +146,29 @@ class Options:
     price_shares: tuple[float, ...] = (0.5, 0.75, 0.95)
     heterogeneities: tuple[float, ...] = (0.3, 1.0)
     seeds: tuple[int, ...] = (1, 2)
+    search_seeds: int = 2
 
     def __post_init__(self) -> None:
         for name in ("rounds", "rates", "seeds"):
             if not getattr(self, name):
                 raise ConfigurationError(f"plan: no {name} to try", "give at least one")
-        if min(self.rounds) < 1 or min(self.rates) <= 0 or SEARCH_SEED in self.seeds or min(self.seeds) < 0:
+        if not 1 <= self.search_seeds <= len(SEARCH_SEEDS):
+            raise ConfigurationError(
+                f"plan: settings chosen by {self.search_seeds} seeds", f"give 1 to {len(SEARCH_SEEDS)}"
+            )
+        if min(self.rounds) < 1 or min(self.rates) <= 0 or {*SEARCH_SEEDS} & {*self.seeds} or min(self.seeds) < 0:
             raise ConfigurationError(
                 f"plan: rounds {list(self.rounds)}, rates {list(self.rates)}, seeds {list(self.seeds)}",
-                f"rounds and rates must be above 0, seeds other than {SEARCH_SEED}, which chooses the settings",
+                f"rounds and rates must be above 0, seeds other than {SEARCH_SEEDS}, which choose the settings",
             )
 
 
 EFFORTS = {
-    "quick": Options((50, 100), (1.0,), (0.6, 0.95), (0.3,), (1,)),
+    "quick": Options((50, 100), (1.0,), (0.6, 0.95), (0.3,), (1,), 1),
     "normal": Options(),
-    "full": Options((50, 100, 200, 400), (0.25, 0.5, 1.0, 2.0), (0.4, 0.6, 0.8, 0.95), (0.1, 0.3, 1.0), (1, 2, 3)),
+    "full": Options(
+        (50, 100, 200, 400), (0.25, 0.5, 1.0, 2.0), (0.4, 0.6, 0.8, 0.95), (0.1, 0.3, 1.0), (1, 2, 3), 3
+    ),
 }
 
 OnCell = Callable[[int, str], None]
@@ -271,7 +281,7 @@ class Planner:
 
     def _spread(self) -> ClientSpread:
         """How different clients are, in the shortest of the trainings that are tried; from disk or measured now."""
-        base = self.base.replace(seed=SEARCH_SEED, measured_on="validation", mode="no-noise")
+        base = self.base.replace(seed=SEARCH_SEEDS[0], measured_on="validation", mode="no-noise")
         config = Choice(min(self.options.rounds), "ration", (), "", base.training.server_rate).config(base, 1.0)
         path = self._path(config).with_suffix(".spread.json")
         try:
@@ -301,12 +311,19 @@ class Planner:
         return found
 
     def _best(self, total: float, choices: Sequence[Choice]) -> Choice:
-        """The choice with the best accuracy on validation records, by one seed."""
+        """The choice with the best accuracy on validation records, in the mean over the search's seeds.
+
+        With skewed data it is luck who asks too much and is left out; one seed may favour a rule by that luck.
+        """
         if len(choices) == 1:
             return choices[0]
-        base = self.base.replace(seed=SEARCH_SEED, measured_on="validation")
-        results = self._run([choice.config(base, total) for choice in choices])
-        return choices[int(np.argmax([result.accuracy for result in results]))]
+        bases = [
+            self.base.replace(seed=seed, measured_on="validation")
+            for seed in SEARCH_SEEDS[: self.options.search_seeds]
+        ]
+        results = self._run([choice.config(base, total) for choice in choices for base in bases])
+        accuracy = np.reshape([result.accuracy for result in results], (len(choices), len(bases)))
+        return choices[int(np.argmax(accuracy.mean(axis=1)))]
 
     def _point(self, total: float, choices: Sequence[Choice]) -> Point:
         choice = self._best(total, choices)
@@ -330,10 +347,13 @@ class Planner:
         )
 
     def _ceiling(self, points: Sequence[Point]) -> float:
-        """Accuracy of the best point's settings with the noise left out: what no money could pass."""
+        """Accuracy of the best point's rounds and rate with all clients and no noise."""
         best = max(points, key=lambda point: point.accuracy)
-        base = self.base.replace(measured_on="test", mode="no-noise", seed=self.options.seeds[0])
-        return self._run([best.choice.config(base, best.total)])[0].accuracy
+        dearest = float(Marginals.of(scenario(self.base.scenario)).price(np.array(_NEARLY_ALL)))
+        everybody = replace(best.choice, rule="ration", settings=(("unit_price", dearest),))
+        base = self.base.replace(measured_on="test", mode="no-noise")
+        configs = [everybody.config(base.replace(seed=seed), best.total) for seed in self.options.seeds]
+        return max(best.accuracy, float(np.mean([run.accuracy for run in self._run(configs)])))
 
     def _run(self, configs: Sequence[FederationConfig]) -> list[Outcome]:
         """The outcome of every configuration, from disk or computed now."""
@@ -408,17 +428,7 @@ def _read(path: Path) -> Outcome | None:
 
 def expected_cells(options: Options, totals: int, rules: int, trust: str) -> int:
     """About how many runs and trainings a plan for so many totals makes."""
-    search = rules + len(options.rounds) + len(options.rates) - 2
-    near = min(3, len(options.rounds)) + min(2, rules - 1)
+    search = options.search_seeds * (rules + len(options.rounds) + len(options.rates) - 2)
+    near = options.search_seeds * (min(3, len(options.rounds)) + min(2, rules - 1))
     spread = SPREAD_TRAININGS if trust == "aggregate" else 0
     return spread + search + (totals - 1) * near + totals * len(options.seeds)
-
-
-def check_proxy(proxy: Dataset, dataset: str) -> None:
-    """Refuses a proxy whose images have another shape than the data set that it stands for."""
-    wanted = (1, 8, 8) if dataset == "digits" else FILES[dataset].image_shape
-    if proxy.image_shape != wanted:
-        raise DataError(
-            f"the proxy's images have shape {proxy.image_shape}, those of {dataset} {wanted}",
-            "give a proxy of the same channels, height and width, or name the data set that it resembles",
-        )
