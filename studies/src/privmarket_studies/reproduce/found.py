@@ -66,6 +66,7 @@ def _figures(results: Results) -> dict[str, object]:
         "pac_behind": _difference(accuracy("pac", "local"), accuracy("jsam", "local"), "+.2f"),
         "menu_pictures": _difference(pictures(menu), pictures("jsam"), "+.2f"),
         "pac_pictures": _difference(pictures("pac"), pictures("jsam"), "+.2f"),
+        "menu_small": _difference(accuracy(menu, "local", 10.0), accuracy("jsam", "local", 10.0), "+.2f"),
         "fifth": _difference(accuracy("ration", "aggregate", 10.0), accuracy("pac", "local"), "+.2f"),
         "matched": _difference(matched("pac"), matched(menu), "+.2f"),
         "menu_aggregate": _difference(accuracy(menu, "aggregate"), accuracy("jsam", "aggregate"), "+.2f"),
