@@ -16,7 +16,7 @@ from privmarket.flower.fleet import Delivery
 from privmarket.flower.node_seller import Seller
 from privmarket.flower.sum_memory import NAMES, RememberedSum
 from privmarket.privacy.calibration import ReleaseFamily
-from privmarket.privacy.policy import PolicyRefusal, SellerPolicy
+from privmarket.privacy.policy import Order, PolicyRefusal, SellerPolicy
 from privmarket.rounds import Terms
 from tests.hostile import naive
 from tests.hostile.test_secure_sums import OTHERS, STEPS, VICTIM, attacked, reasons
@@ -250,7 +250,7 @@ def test_what_a_server_wrote_stands_in_a_clients_log_as_one_short_line(trust, ca
     assert "\x1b" not in caplog.text
     assert len(caplog.text) < 10_000
     with pytest.raises(PolicyRefusal) as caught:  # the text as it is, which was logged before
-        SellerPolicy().check(guard.order_of(sale, "record", None))
+        SellerPolicy().check(Order(delta=sale.family.delta, trust=trust))
     assert trust in str(caught.value)
 
 

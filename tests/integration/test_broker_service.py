@@ -206,6 +206,7 @@ def test_a_port_that_somebody_has_costs_no_database(tmp_path: Path) -> None:
 
 def test_operator_token_command(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/m.db"
+    Broker(url).database.close()
     first = CliRunner().invoke(app, ["broker", "operator-token", "--database", url]).stdout.strip()
     second = CliRunner().invoke(app, ["broker", "operator-token", "--database", url]).stdout.strip()
     broker = Broker(url)

@@ -76,7 +76,7 @@ def attest(
 
     [bold]Example[/bold]
 
-      privmarket seller attest records.csv --url … --token …
+      privmarket seller attest records.csv --url https://HOST --token TOKEN
     """
     digest = dataset_digest(file)
     with http_client.BrokerClient(url, token, key=SigningKey.read(key)) as client:
@@ -109,7 +109,7 @@ def deliver(
 
     [bold]Example[/bold]
 
-      privmarket seller deliver round-0123456789abcdef update.npz --url … --token …
+      privmarket seller deliver round-0123456789abcdef update.npz --url https://HOST --token TOKEN
     """
     content, to_send, opening = update.read_bytes(), update, None
     with http_client.BrokerClient(url, token) as client:
@@ -139,7 +139,7 @@ def bid(
 
     [bold]Example[/bold]
 
-      privmarket seller bid round-0123456789abcdef --valuation 0.4 --epsilon 1 --url … --token …
+      privmarket seller bid round-0123456789abcdef --valuation 0.4 --epsilon 1 --url https://HOST --token TOKEN
     """
     openings = key.with_suffix(".openings.json")
     with http_client.BrokerClient(url, token, key=SigningKey.read(key), openings=openings) as client:
@@ -152,7 +152,7 @@ def reveal(round_id: RoundId, url: Url, token: Token, key: Key = DEFAULT_KEY, js
 
     [bold]Example[/bold]
 
-      privmarket seller reveal round-0123456789abcdef --url … --token …
+      privmarket seller reveal round-0123456789abcdef --url https://HOST --token TOKEN
     """
     openings = key.with_suffix(".openings.json")
     with http_client.BrokerClient(url, token, key=SigningKey.read(key), openings=openings) as client:
@@ -170,7 +170,7 @@ def prove(
 
     [bold]Example[/bold]
 
-      privmarket seller prove 1234 --url … --token …
+      privmarket seller prove 1234 --url https://HOST --token TOKEN
     """
     with http_client.BrokerClient(url, token) as client:
         answer = client.prove(entry)
