@@ -77,6 +77,7 @@ def test_one_run_bound_stays_below_the_claim_and_a_cheat_is_caught():
     sigma = float(ReleaseFamily().noise_multiplier(claim))
     included = rng.random(canaries) < 0.5
     honest = audit_one_run(included + sigma * rng.standard_normal(canaries), included, guesses=200)
+    assert honest.trials == 200
     assert 0.2 * claim < honest.epsilon_lower <= claim
     assert audit_one_run(included + 0.1 * sigma * rng.standard_normal(canaries), included).refutes(claim)
 

@@ -163,6 +163,15 @@ def test_one_client_over_its_cap_stops_the_charge_of_all():
     assert wallets.history == ()
 
 
+def test_a_cap_cannot_be_raised():
+    given = np.array([1.0, 2.0])
+    pair = Wallets(given)
+    with pytest.raises(ValueError, match="read-only"):
+        pair.cap_epsilon[0] = 9.0
+    given[0] = 9.0
+    assert pair.cap_epsilon[0] == 1.0
+
+
 def test_json_round_trip_keeps_what_is_left():
     wallet = Wallet(3.0, 1e-6, expected=[PrivacyEvent(1.0, 0.02)])
     wallet.spend(PrivacyEvent(4.0))
