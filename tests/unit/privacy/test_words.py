@@ -122,6 +122,13 @@ def test_seeded_noise_is_warned_about():
     assert "seed" not in "".join(promise([PrivacyEvent(3.0)]).lines())
 
 
+def test_a_lifetime_says_what_five_records_of_one_person_have():
+    """k records of a Gaussian curve of μ have one of k·μ; where a person is the unit, that is said already."""
+    of_five = float(gaussian.epsilon_of(5 * gaussian.mu_of(2.0, 1e-5), 1e-5))
+    assert lifetime_promise(2.0, measure="gaussian").group_epsilon == pytest.approx(of_five)
+    assert lifetime_promise(2.0, measure="gaussian", unit="person").group_epsilon is None
+
+
 def test_no_limit_promises_nothing():
     shown = lifetime_promise(math.inf)
     assert "nothing is promised" in shown.sentence
