@@ -24,6 +24,7 @@ from sqlalchemy import event, select
 from privmarket.broker import sql
 from privmarket.broker.bidding import BidRequest, offer_fields
 from privmarket.broker.broker import Broker
+from privmarket.broker.database import Database
 from privmarket.broker.parties import Actor
 from privmarket.broker.schema import awards, log
 from privmarket.broker.signatures import SigningKey, bid_message, commitment, dataset_message
@@ -435,7 +436,10 @@ class Simulation:
             raise InvariantError("an acknowledged bid is lost")
         if any(opened.get(place, key) != key for place, key in self.update_keys.items()):
             raise InvariantError("the key of a paid update is lost")
-        verdict = verify(self.broker)
+        # As `broker verify` opens it: PostgreSQL ends others' transactions that stand idle, as on a busy machine.
+        reader = Database(self.url, read_only=True, key=self.broker.database.key)
+        verdict = verify(Broker(reader, make_mechanism=make))
+        reader.close()
         if verdict.difference:
             raise InvariantError(verdict.difference)
 
