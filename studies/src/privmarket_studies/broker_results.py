@@ -50,6 +50,11 @@ disk and other jobs on the machine make the rates differ that much from run to r
 The rows *before* were taken alone; two more runs then gave, with one caller, ratios of {ratios}
 ([bids-other-runs.json](bids-other-runs.json)).
 """
+_SINGLE = """
+One run of *{quiet}* was taken in a window that was kept quiet, one of *{busy}*, the newest code, while more than
+thirty other processes wanted the two cores: there only the processor time says something. No quiet window could be
+had for the newest code.
+"""
 _BREAKS = """
 ## The reported breaks, then and now
 `python -m privmarket_studies.torture.broker_breaks --before CHECKOUT` ([breaks.json](breaks.json)): the breaks
@@ -119,8 +124,11 @@ def render(folder: Path) -> str:
     now = [_read(file) for file in files]
     page = _BIDS.format(aim=_RATE_AIM)
     page += "".join(_rate_row(_code(run), rate) for run in now for rate in run["bids"])
+    single = {name: _read(folder / f"bids-{name}.json") for name in ("quiet", "busy")}
+    page += "".join(_rate_row(_code(run), rate) for run in single.values() for rate in run["bids"])
     page += "".join(_rate_row(_BEFORE, rate) for rate in _read(folder / "bids-before.json")["bids"])
     page += _ranges(now, _other_ratios(_read(folder / "bids-other-runs.json")))
+    page += _SINGLE.format(quiet=_code(single["quiet"]), busy=_code(single["busy"]))
     page += _breaks(_read(folder / "breaks.json"))
     page += _large(folder) + _KILLS + _kill_rows(_read(folder / "kills.json")) + _ONCE
     page += _SIMULATED + _simulated_rows(_read(folder / "simulation.json"))
