@@ -62,15 +62,26 @@ def plan_figure(plan: Plan) -> Figure:
     panels[0].fill_between(money, low, high, color="#D55E00", alpha=0.2, lw=0)
     panels[0].yaxis.set_major_formatter(lambda share, _: f"{100 * share:g}%")
     panels[1].set_yscale("log")
-    panels[1].yaxis.set_major_formatter("{x:g}")
-    panels[1].yaxis.set_minor_formatter("{x:g}")
+    ticks = _round_numbers([point.lifetime_epsilon for point in plan.points])
+    panels[1].set_yticks(ticks, [f"{tick:g}" for tick in ticks], minor=False)
+    panels[1].set_yticks([], minor=True)
     if plan.target is not None:
-        panels[0].axhline(plan.target, color="k", ls="--", lw=0.8)
+        panels[0].axhline(plan.target, color="k", ls="--", lw=0.8, label="target")
     if plan.ceiling is not None:
-        panels[0].axhline(plan.ceiling, color="#777777", ls=":", lw=1.0)
+        panels[0].axhline(plan.ceiling, color="#777777", ls=":", lw=1.0, label="all clients, no noise")
     if plan.chosen is not None:
-        panels[0].plot([plan.chosen.total], [plan.chosen.accuracy], "s", color="k", ms=7)
+        panels[0].plot([plan.chosen.total], [plan.chosen.accuracy], "s", color="k", ms=7, label="chosen")
+    if panels[0].get_legend_handles_labels()[0]:
+        panels[0].legend(loc="lower right", fontsize=8)
     return figure
+
+
+def _round_numbers(values: Sequence[float]) -> list[float]:
+    """1, 2 and 5 times powers of ten around the values, for an axis whose labels do not overlap."""
+    low, high = min(values), max(values)
+    powers = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1)
+    steps = [digit * 10.0**power for power in powers for digit in (1, 2, 5)]
+    return [step for step in steps if low / 2.5 <= step <= high * 2.5]
 
 
 def _labels(money: Sequence[float]) -> list[str]:

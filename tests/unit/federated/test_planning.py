@@ -17,7 +17,7 @@ from privmarket.federated.plan_runs import Outcome, PublicProxy, check_proxy, ru
 from privmarket.federated.planning import Options, Planner, rule_choices
 from privmarket.federated.recommended import recommended_training
 from privmarket.federated.simulation import run
-from privmarket.reports.plan_figure import write_plan
+from privmarket.reports.plan_figure import _round_numbers, plan_figure, write_plan
 
 BASE = FederationConfig(dataset="digits", clients=10, training=recommended_training("digits"))
 OPTIONS = Options(rounds=(10, 20), rates=(0.5, 1.0), price_shares=(0.5, 0.9), heterogeneities=(0.3,), seeds=(1, 2))
@@ -267,6 +267,29 @@ def test_a_lifetime_cap_is_kept(tmp_path):
     options = Options(rounds=(6,), rates=(1.0,), price_shares=(0.9,), heterogeneities=(), seeds=(1,))
     point = Planner(BASE.replace(wallet=1.0), tmp_path, options).for_totals([100.0]).points[0]
     assert 0 < point.lifetime_epsilon <= 1.0
+
+
+def test_the_axis_of_epsilon_has_few_round_numbers():
+    assert _round_numbers([0.035, 1.14]) == pytest.approx([0.02, 0.05, 0.1, 0.2, 0.5, 1, 2])
+    assert _round_numbers([7.96, 7.96]) == pytest.approx([5, 10])
+    figure = plan_figure(_drawn())
+    figure.canvas.draw()
+    boxes = [label.get_window_extent() for label in figure.axes[1].get_yticklabels() if label.get_text()]
+    assert not any(a.y0 < b.y1 and b.y0 < a.y1 for i, a in enumerate(boxes) for b in boxes[:i])
+    assert [text.get_text() for text in figure.axes[0].get_legend().get_texts()] == [
+        "target",
+        "all clients, no noise",
+    ]
+
+
+def _drawn() -> planning.Plan:
+    """A plan over two decades of ε whose target is out of reach."""
+    choice = rule_choices(BASE, OPTIONS)[0]
+    points = tuple(
+        planning.Point(money, choice, money / 10, 0.8, 0.0, 0.8, 0.8, 1, money, epsilon, 0.1, 0.2, 9.0)
+        for money, epsilon in ((3.0, 0.035), (10.0, 0.114), (30.0, 0.338), (100.0, 1.14))
+    )
+    return planning.Plan(BASE, points, 0.94, None, 0.85, 4, 4)
 
 
 def test_a_real_plan_on_digits(tmp_path):
