@@ -72,7 +72,7 @@ def plan_figure(plan: Plan) -> Figure:
     if plan.chosen is not None:
         panels[0].plot([plan.chosen.total], [plan.chosen.accuracy], "s", color="k", ms=7, label="chosen")
     if panels[0].get_legend_handles_labels()[0]:
-        panels[0].legend(loc="lower right", fontsize=8)
+        panels[0].legend(loc="best", fontsize=8)
     return figure
 
 
