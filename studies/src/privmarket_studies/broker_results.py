@@ -28,7 +28,8 @@ _BIDS = """# The broker, measured
 Two cores. *Code* is a digest of the broker's Python files but those of pages and clients
 (`privmarket_studies.torture.runs.broker_code`; words do not count): which code a figure is of. *before* is that of
 commit e7818cb, before every table followed from one log; those runs had neither signatures nor reveals,
-disputes or sealed updates. How to run a broker, and what it defends against: [run a
+disputes or sealed updates. The code of today differs from *dc7e4ae172819876* in one line: on Windows, which has no
+priorities of that kind, the auction's process keeps its own. How to run a broker, what it defends against: [run a
 broker](../../how-to/run-a-broker.md).
 
 ## Sealed bids per second
