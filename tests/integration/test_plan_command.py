@@ -35,7 +35,7 @@ def test_plan_resumes_and_says_what_is_out_of_reach(tmp_path):
     again = plan(*place, "--target", "0.999")
     assert again.returncode == 1
     assert "out of reach" in again.stdout
-    assert "Without any noise" in again.stdout
+    assert "With all clients and no noise these rounds reach" in again.stdout
 
 
 def test_wrong_words_are_refused(tmp_path):
