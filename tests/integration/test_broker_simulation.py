@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from privmarket.broker import idempotency, projection
+from privmarket.broker import idempotency, projection, sql
 from privmarket.broker.database import Transaction
 from privmarket_studies.torture.broker_simulation import Crash, InvariantError, Simulation
 
@@ -36,7 +36,7 @@ def test_it_catches_a_ledger_that_loses_a_micro_unit(tmp_path: Path, monkeypatch
         honest(connection, made)
         if any(change.table == "postings" for change in made):
             last = "SELECT max(seq) FROM postings"
-            connection.exec_driver_sql(f"UPDATE postings SET amount_micro = amount_micro - 1 WHERE seq = ({last})")
+            sql.run(connection, f"UPDATE postings SET amount_micro = amount_micro - 1 WHERE seq = ({last})")
 
     monkeypatch.setattr(projection, "store", leaky)
     with pytest.raises(InvariantError, match="ledger"):
@@ -56,8 +56,8 @@ def test_it_catches_refunds_outside_the_transaction(tmp_path: Path, monkeypatch:
     def hasty(connection, made):
         honest(connection, made)
         if any(change.table == "postings" for change in made):  # money is committed before the log is
-            connection.exec_driver_sql("COMMIT")
-            connection.exec_driver_sql("BEGIN IMMEDIATE")
+            sql.run(connection, "COMMIT")
+            sql.run(connection, "BEGIN IMMEDIATE")
             raise Crash
 
     monkeypatch.setattr(projection, "store", hasty)
