@@ -33,8 +33,9 @@ priorities of that kind, the auction's process keeps its own. How to run a broke
 broker](../../how-to/run-a-broker.md).
 
 ## Sealed bids per second
-`privmarket bench broker --bids 0 --callers 1 --callers 16`, run three times on a nearly idle machine:
-over HTTP, beside FastAPI + SQLite that insert one row and commit it, in two forms (on the event loop, in threads),
+`privmarket bench broker --bids 0 --callers 1 --callers 16`, run three times on a mostly idle machine (other
+jobs ran beside parts of the first and the third run): over HTTP, beside FastAPI + SQLite that insert one row and
+commit it, in two forms (on the event loop, in threads),
 same uvicorn, client, callers and durability (WAL, `synchronous=FULL`). *Signed* bids carry an Ed25519 signature
 that the broker checks; every bid is a leaf of the log's tree, whose head is signed with each commit. Ratios are to
 the faster bare form; the aim was {aim}. Most of these bids replace an earlier one of the same seller; the
