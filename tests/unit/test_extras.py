@@ -203,3 +203,25 @@ def test_one_version_everywhere():
     cited = re.search(r"^version: (\S+)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
     assert cited is not None
     assert privmarket.__version__ == studies == cited[1]
+
+
+def newest_release(changelog: str) -> tuple[str, str]:
+    """Version and date of the newest release; "Unreleased" must stand above it."""
+    headings = re.findall(r"^## (.+)$", changelog, re.MULTILINE)
+    assert headings[0] == "Unreleased", "new lines need an Unreleased section on top"
+    version, _, day = headings[1].partition(" – ")
+    return version, day
+
+
+def test_the_changelog_has_a_dated_section_for_this_version():
+    import privmarket
+
+    version, day = newest_release((ROOT / "CHANGELOG.md").read_text(encoding="utf-8"))
+    assert version == privmarket.__version__
+    assert re.fullmatch(r"\d{4}-\d{2}-\d{2}", day)
+
+
+@pytest.mark.parametrize("broken", ["## 9.9.9 – 2026-01-01\n", "## 9.9.9 – 2026-01-01\n## Unreleased\n"])
+def test_a_changelog_without_room_for_new_lines_is_noticed(broken):
+    with pytest.raises(AssertionError, match="Unreleased"):
+        newest_release(broken)
