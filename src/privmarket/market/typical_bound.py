@@ -86,7 +86,7 @@ def least_typical_error(
 
 
 def _lowest(function: Callable[[float], float], low: float, high: float) -> float:
-    """Where a function is least between two numbers, to a ten-thousandth of their distance.
+    """Where a function is least between two numbers, to a four-thousandth of their distance.
 
     Grids, because a search that compares values near a flat minimum ends elsewhere on every kind of processor.
     """

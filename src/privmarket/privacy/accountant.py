@@ -149,7 +149,7 @@ def _remember(missing: Sequence[PrivacyEvent | None], events: Sequence[PrivacyEv
     for rate in dict.fromkeys(rates[rates > 0].tolist()):
         places = np.flatnonzero(rates == rate)
         same = [event for event in missing if event is not None and event.sampling_rate == rate]
-        noise, steps = np.array([(event.noise_multiplier, event.steps) for event in same]).T
+        noise, steps = np.array([(event.noise_multiplier, event.steps) for event in same], dtype=np.float64).T
         # Sampling never costs privacy, so a sampled step is also 1/σ-Gaussian.
         costs[places] = steps[:, None] * np.column_stack([step_divergence(noise, rate), noise**-2])
     _ROW_OF.update({event: len(_COSTS) + row for row, event in enumerate(missing)})

@@ -9,7 +9,8 @@ import pytest
 
 import privmarket as pm
 from privmarket.errors import ConfigurationError
-from privmarket.market.collusion import CoalitionAttack
+from privmarket.market import guarantees
+from privmarket.market.collusion import CoalitionAttack, Collusion
 from privmarket.market.scenarios import scenario
 
 
@@ -65,3 +66,14 @@ def test_a_coalition_that_is_larger_than_the_market_is_everybody(rng):
 def test_no_coalition_is_refused():
     with pytest.raises(ConfigurationError, match="coalitions of 0"):
         CoalitionAttack(0)
+
+
+@pytest.mark.parametrize(("gain", "held"), [(guarantees.TOLERANCE, True), (1.01 * guarantees.TOLERANCE, False)])
+def test_a_gain_counts_as_soon_as_it_passes_what_rounding_may_do(monkeypatch, gain, held):
+    """The best of two coalitions in two markets decides, as a share of the smallest budget."""
+    members = np.zeros((2, 2, 1), dtype=np.intp)
+    found = Collusion(members, 2.0 * np.array([[0.0, gain], [gain / 2, 0.0]]), np.ones((2, 2)))
+    monkeypatch.setattr(guarantees, "CoalitionAttack", lambda size: lambda *_: found)
+    types = scenario("uniform").sample(np.random.default_rng(0), 3, (2,))
+    finding = guarantees.CollusionProof().check(pm.mechanism("pac"), types, [2.0, 7.0], np.random.default_rng(0))
+    assert (finding.held, finding.worst) == (held, gain)

@@ -104,6 +104,13 @@ def test_an_outcome_is_made_of_numbers_of_one_shape():
         pm.Outcome(["much"], [1.0])
 
 
+def test_an_outcome_cannot_be_changed():
+    outcome = pm.Outcome([1.0, 2.0], [0.5, 0.5])
+    for column in (outcome.epsilon, outcome.payment):
+        with pytest.raises(ValueError, match="read-only"):
+            column[0] = 9.0
+
+
 @pytest.mark.parametrize("name", ["pac:literal", "vcg:literal"])
 def test_rules_printed_without_caps_may_sell_more_than_offered(name):
     outcome = pm.mechanism(name).run(pm.Bids([0.1, 0.5], [0.2, 0.2]), 5.0)

@@ -7,10 +7,10 @@ from privmarket.market.scenarios import SCENARIOS, EmpiricalLaw, ValuationFuncti
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_offers_stay_within_the_public_limit(name, rng):
+def test_offers_stay_within_the_public_limit_and_come_close_to_it(name, rng):
     bids = scenario(name).sample(rng, 500, (3,))
     assert bids.shape == (3, 500)
-    assert bids.epsilon.max() <= scenario(name).epsilon_max
+    assert 0.98 * scenario(name).epsilon_max < bids.epsilon.max() <= scenario(name).epsilon_max
 
 
 def test_table_one(rng):

@@ -12,9 +12,9 @@ from privmarket.market.bids import Bids
 from privmarket.market.bounds import first_best_bound, fluid_bound, virtual_types
 from privmarket.market.objectives import AggregateError, TypicalAggregateError, objective
 from privmarket.market.outcome import Outcome
-from privmarket.market.ration_design import graded_curve
+from privmarket.market.ration_design import _error, graded_curve
 from privmarket.market.scenarios import EmpiricalLaw, IndependentLaw, scenario
-from privmarket.market.typical_bound import least_typical_error
+from privmarket.market.typical_bound import _lowest, least_typical_error
 
 WIDE = IndependentLaw("wide", lambda u: np.asarray(u), lambda u: np.full(np.shape(u), 1000.0))
 
@@ -106,6 +106,36 @@ def test_a_general_method_finds_the_same_optimum(money, heterogeneity):
     assert found.error == pytest.approx(solved_directly(types, money, 1.5e-4, heterogeneity**2), rel=1e-3)
 
 
+def population(cost: list[float], epsilon: float) -> Types:
+    """Equally many clients of each cost."""
+    same = np.ones(len(cost))
+    return Types(np.array(cost), epsilon * same, same, same / len(cost))
+
+
+@pytest.mark.parametrize("second", [1.1, 1.5, 1.9])
+def test_without_bias_all_money_goes_to_the_cheapest_however_close_the_next_is(second):
+    """Half of the clients sell 2·money at cost 1, so that X is what the money buys there: E = κ'/money²."""
+    types = population([1.0, second], 1000.0)
+    found = least_typical_error(types, 10, 10 * 0.3, TypicalAggregateError(heterogeneity=0.0, delta=None))
+    assert found.error == pytest.approx(1.5 / 10**2 / 0.3**2, rel=1e-3)
+
+
+@pytest.mark.parametrize("unit", [1e-4, 1e4])
+def test_a_change_of_currency_changes_no_error(unit):
+    cost = [0.1, 0.4, 0.7, 1.0]
+    goal = TypicalAggregateError(heterogeneity=1.0, delta=None)
+    ours = least_typical_error(population(cost, 2.0), 50, 5.0, goal)
+    theirs = least_typical_error(population([unit * c for c in cost], 2.0), 50, 5.0 * unit, goal)
+    assert theirs.error == pytest.approx(ours.error, rel=1e-6)
+    np.testing.assert_allclose(theirs.amount, ours.amount, rtol=1e-4)
+
+
+@pytest.mark.parametrize("lowest", np.linspace(-2.99, 6.99, 13))
+def test_a_minimum_is_found_to_a_four_thousandth_of_the_search(lowest):
+    """Three grids of 21 points, each between the neighbours of the last one's best: half a step of the last."""
+    assert abs(_lowest(lambda x: abs(x - lowest), -3.0, 7.0) - lowest) <= 10 / 4000 * (1 + 1e-9)
+
+
 @pytest.mark.parametrize("law", ["uniform", "bimodal"])
 def test_more_money_never_makes_the_error_larger(law):
     goal = TypicalAggregateError(heterogeneity=1.0)
@@ -161,3 +191,10 @@ def test_past_bids_serve_as_a_law(rng):
     curve = graded_curve(past, 100, 1.0, TypicalAggregateError(heterogeneity=1.0))
     known = graded_curve(scenario("uniform"), 100, 1.0, TypicalAggregateError(heterogeneity=1.0))
     assert curve.price[-1] == pytest.approx(known.price[-1], rel=0.15)
+
+
+def test_a_design_that_buys_nothing_is_worse_than_any_that_buys():
+    """Not a number would be taken for the least of all."""
+    bought = np.array([0.0, 1e-6, 1.0])[:, None, None]
+    np.testing.assert_array_equal(np.argsort(_error(bought, np.full((3, 1, 1), 0.5), 1.0)), [2, 1, 0])
+    assert _error(bought, np.full((3, 1, 1), 0.5), 1.0)[0] == np.inf

@@ -163,3 +163,21 @@ def test_without_its_lock_the_table_mixes_releases_up(monkeypatch):
     """The broken subject: the table as it was."""
     with pytest.raises((AssertionError, IndexError)):
         require_own_costs(monkeypatch, nullcontext())
+
+
+def test_remembered_costs_stay_few_and_right(monkeypatch):
+    monkeypatch.setattr(accountant_module, "_ROW_OF", {})
+    monkeypatch.setattr(accountant_module, "_COSTS", np.empty((0, accountant_module.COLUMNS)))
+    monkeypatch.setattr(accountant_module, "_MAX_ROWS", 10)
+    for first in range(1, 40, 3):
+        noise = [float(sigma) for sigma in range(first, first + 4)]
+        costs = accountant_module.release_costs([PrivacyEvent(sigma) for sigma in noise])
+        assert costs[:, accountant_module.GAUSSIAN].tolist() == [sigma**-2 for sigma in noise]
+        assert len(accountant_module._ROW_OF) == len(accountant_module._COSTS) <= 10
+
+
+def test_noise_in_whole_numbers_costs_what_it_costs_in_decimals():
+    whole, decimal = ([PrivacyEvent(sigma, 0.5, 3) for sigma in noise] for noise in ((2, 3), (2.0, 3.0)))
+    accountant_module._ROW_OF.clear()  # an equal release that was met before would be found
+    accountant_module._COSTS = np.empty((0, accountant_module.COLUMNS))
+    assert composed_epsilon(whole) == composed_epsilon(decimal)

@@ -270,3 +270,30 @@ def test_noise_below_the_table_keeps_each_step_private_and_no_more(cache, quick_
 
     assert failure(sigma) <= delta / steps
     assert failure(sigma * 0.97) > delta / steps
+
+
+def test_a_schedule_is_refused_only_where_no_epsilon_is_left_for_it():
+    """(1 + e^ε)·steps·distance ≤ the share of δ: ε = log(ratio) is above 0 as soon as the ratio is above 1."""
+    kept, each = 1e-9 * tables.ARITHMETIC_SHARE, release_distance(2**28)
+    for ratio in (1.1, 1.5, 3.0):
+        family = ReleaseFamily(steps=round(kept / (each * (ratio + 1))), delta=1e-9)
+        assert family.epsilon_ceiling == pytest.approx(np.log(ratio), rel=1e-6)
+    with pytest.raises(PrivacyError, match="finite arithmetic"):
+        _ = ReleaseFamily(steps=round(kept / (each * 1.9)), delta=1e-9).epsilon_ceiling
+
+
+def test_a_menu_of_full_batches_needs_no_table(monkeypatch):
+    monkeypatch.setattr(tables, "noise_table", lambda *_: pytest.fail("a table was asked for"))
+    family = ReleaseFamily(1.0, 4)
+    noise, epsilon = family.menu()
+    np.testing.assert_allclose(epsilon, gaussian.epsilon_of(2.0 / noise, family.exact_delta), rtol=1e-12)
+    assert epsilon[0] <= tables.EPSILON_MAX * 1.05
+    assert epsilon[-1] <= tables.EPSILON_MIN < epsilon[-2]
+
+
+@pytest.mark.parametrize("meets", [3.0, 20.0, 21.9])
+def test_a_table_begins_at_most_a_tenth_below_the_noise_that_meets_its_largest_epsilon(monkeypatch, meets):
+    monkeypatch.setattr(tables, "pld_epsilon", lambda noise, *_: meets / noise)
+    start = tables._last_above(1.0, 1e-5, RATE, STEPS, 0.5)
+    assert meets / 1.1 <= start * (1 + 1e-12)
+    assert start < meets
