@@ -1,11 +1,15 @@
 """Flower's own engines: Ray gives the plain simulation's market, and a deployment survives its clients."""
 
 import json
+import os
+import signal
+
+import pytest
 
 from privmarket.federated.config import FederationConfig, Training
 from privmarket.federated.simulation import run
 from privmarket.flower import wire
-from privmarket.flower.engine import Engine, write_app
+from privmarket.flower.engine import Engine, EngineError, write_app
 from privmarket.flower.rehearsal import Fault, Plan, rehearse, verdicts
 from tests.json_fields import check_fields
 
@@ -19,7 +23,7 @@ def test_a_deployed_round_with_a_killed_a_late_a_broken_and_a_greedy_client(tmp_
         faults=(Fault(1, "nan", 0), Fault(2, "killed", 0), Fault(3, "late", 0)),
         light=True,
     )
-    report = rehearse(tmp_path, plan, timeout_seconds=200.0)
+    report = rehearse(tmp_path, plan, stretch=True)
     assert all(report["verdicts"].values()), json.dumps(report, indent=1)
     check_fields("flower rehearse", {"schema_version": 1, **report})
     (only,) = report["rounds"]
@@ -61,3 +65,33 @@ client = federation_client(CONFIG)
         assert mine["paid_micro"] == its.paid_micro
         assert mine["sold_epsilon"] == its.sold_epsilon
         assert mine["accuracy"] == its.accuracy
+
+
+BROKEN_APP = """from flwr.clientapp import ClientApp
+from flwr.serverapp import ServerApp
+
+server = ServerApp()
+client = ClientApp()
+
+@server.main()
+def main(grid, context):
+    raise RuntimeError("this server app breaks on purpose")
+"""
+
+
+def test_a_failed_run_names_who_failed_and_shows_the_end_of_its_log(tmp_path):
+    app = write_app(tmp_path / "app", BROKEN_APP, {})
+    with Engine(tmp_path, 1) as engine:
+        engine.await_nodes()
+        assert 0 < engine.ready_seconds < engine.start_seconds
+        assert engine.ended_alone() == {}
+        node = engine._processes["node-0"]
+        os.killpg(node.pid, signal.SIGKILL)
+        node.wait()
+        with pytest.raises(EngineError) as caught:
+            engine.run(app, timeout_seconds=120.0)
+    text = str(caught.value)
+    assert text.startswith("the run ended without a result (see the logs in ")
+    assert "node-0 ended by itself with code -9; node-0.log ends:\n  " in text
+    assert "this server app breaks on purpose" in text
+    assert "\x1b" not in text

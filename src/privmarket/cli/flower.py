@@ -27,6 +27,7 @@ app = typer.Typer(help="The market on Flower: run an app, rehearse a deployment.
 
 _WINDOWS = os.name == "nt"
 _MOST_NODES = 100_000
+_DEADLINE_SECONDS = 40.0
 _ENGINES = ("in-process", "simulation", "deployment")
 
 
@@ -73,7 +74,12 @@ def run(
 @app.command("rehearse")
 def rehearse(
     out: Annotated[Path, typer.Option(help="Folder for logs, wallets and Flower's home.")] = Path("out/rehearsal"),
-    deadline: Annotated[float, typer.Option(help="Seconds the server waits for updates.", min=1)] = 40.0,
+    deadline: Annotated[
+        float | None,
+        typer.Option(
+            help="Seconds that the server waits for clients; 40, or more where SuperNodes start slowly.", min=1
+        ),
+    ] = None,
     light: Annotated[bool, typer.Option(help="Updates are noise alone: the market without the learning.")] = False,
     sums: Annotated[
         bool, typer.Option(help="Secure sums: a server that cheats, round by round, and a seller that is killed.")
@@ -93,12 +99,14 @@ def rehearse(
     if not (sums and in_process):
         _require_processes()
     _empty(out)
+    seconds, stretch = deadline or _DEADLINE_SECONDS, deadline is None
     if sums:
         tried = sum_rehearsal.IN_PROCESS_ATTACKS if in_process else sum_rehearsal.SumPlan.attacks
-        plan = sum_rehearsal.SumPlan(attacks=tried, deadline_seconds=deadline)
-        report = sum_rehearsal.rehearse_sums(out, plan, deployment=not in_process)
+        sum_plan = sum_rehearsal.SumPlan(attacks=tried, deadline_seconds=seconds)
+        report = sum_rehearsal.rehearse_sums(out, sum_plan, deployment=not in_process, stretch=stretch)
     else:
-        report = rehearsal.rehearse(out.absolute(), rehearsal.Plan(deadline_seconds=deadline, light=light))
+        plan = rehearsal.Plan(deadline_seconds=seconds, light=light)
+        report = rehearsal.rehearse(out.absolute(), plan, stretch=stretch)
     if json:
         print_json(report)
     else:
@@ -108,7 +116,12 @@ def rehearse(
             print(f"{'kept  ' if kept else 'BROKEN'} {promise}")
     if all(report["verdicts"].values()):
         return
-    note(f"a busy machine answers late: try again with --deadline {4 * deadline:g} before you blame the code")
+    for name, code in report["ended_alone"].items():
+        note(f"{name} ended by itself with code {code}")
+    for text in report["logs"].values():
+        note(text)
+    used = report["plan"]["deadline_seconds"]
+    note(f"logs: {out}; a busy machine answers late: try --deadline {4 * used:g} before you blame the code")
     raise typer.Exit(1)
 
 

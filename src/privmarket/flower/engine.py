@@ -31,16 +31,25 @@ from privmarket.flower.result import ResultJson
 _CONNECTION = "loopback"
 _POLL_SECONDS = 0.2
 _STOP_SECONDS = 5.0
+_TAIL_LINES = 12
 _ACTIVATED = "Activated node_id="
-# A run ends well or badly, or is given up because its process sent no sign of life for too long.
-_FINISHED = re.compile(r"Finished task \d+ of run|Run is finished|task-token authentication failed")
+_FINISHED = re.compile(r"Finished task \d+ of run|Run is finished")
+# Flower takes away the token of a server app that sent no sign of life for two of its intervals, and ends the run.
+_GIVEN_UP = "task-token authentication failed"
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 
 
 class EngineError(PrivmarketError):
-    """An engine that did not start, or a run that did not end well."""
+    """An engine that did not start, or a run that did not end well; `evidence` is what its processes wrote."""
 
     code = "bad-engine"
+
+    def __init__(self, message: str, hint: str = "", evidence: str = "") -> None:
+        super().__init__(message, hint)
+        self.evidence = evidence
+
+    def __str__(self) -> str:
+        return f"{super().__str__()}\n{self.evidence}".rstrip()
 
 
 @dataclass(eq=False)
@@ -52,6 +61,7 @@ class Engine(AbstractContextManager["Engine"]):
         nodes: how many nodes; processes of their own, or virtual ones where `simulation` is set.
         simulation: whether Flower's simulation (Ray) runs the clients.
         environment: further variables for all processes.
+        start_seconds: how long SuperLink, nodes and `flwr run` may take to start.
     """
 
     folder: Path
@@ -64,6 +74,8 @@ class Engine(AbstractContextManager["Engine"]):
         self.folder = Path(self.folder).absolute()
         self.port = _free_port()
         self._run = ""
+        self.ready_seconds = 0.0
+        self._entered = time.monotonic()
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
     @property
@@ -84,6 +96,7 @@ class Engine(AbstractContextManager["Engine"]):
         }
 
     def __enter__(self) -> Engine:
+        self._entered = time.monotonic()
         home = self.folder / "flwr-home"
         home.mkdir(parents=True, exist_ok=True)
         # Flower's command line finds SuperLinks by name in its home.
@@ -131,36 +144,69 @@ class Engine(AbstractContextManager["Engine"]):
 
     def submit(self, app: Path, run_config: Mapping[str, UserConfigValue]) -> None:
         """Hands an app to the SuperLink, once all nodes have logged in."""
-        self._await_nodes()
+        self.await_nodes()
         overrides = " ".join(f"{key}={json.dumps(value)}" for key, value in run_config.items())
         command = ["flwr", "run", str(app), _CONNECTION, "--run-config", overrides]
         if self.simulation:
             # Ray is told how many processors it may use, else it takes the machine's.
             federation = f"num-supernodes={self.nodes} client-resources-num-cpus=1 init-args-num-cpus=1"
             command += ["--federation-config", federation]
-        done = subprocess.run(
-            command, env=self.variables, capture_output=True, text=True, timeout=self.start_seconds, check=False
-        )
+        try:
+            done = subprocess.run(
+                command, env=self.variables, capture_output=True, text=True, timeout=self.start_seconds, check=False
+            )
+        except subprocess.TimeoutExpired:
+            why = f"flwr run gave no answer in {self.start_seconds:g} s"
+            raise EngineError(why, "try again when the machine is less busy", self.evidence()) from None
         started = re.search(r"Successfully started run (\d+)", done.stdout + done.stderr)
         if done.returncode != 0 or started is None:
-            said = (done.stdout + done.stderr)[-800:]
-            raise EngineError(f"flwr run said: {said}", f"see the logs in {self.folder}")
+            said = _last_lines(done.stdout + done.stderr)
+            raise EngineError("flwr run refused the app", self._all_logs(), f"it said:\n{said}")
         self._run = started[1]
 
     def await_result(self, result: Path, timeout_seconds: float) -> ResultJson:
-        """What the server wrote, once it is there."""
+        """What the server wrote, once it is there.
+
+        A run that ends without a result, or does not end in time, is an error that shows what its processes wrote.
+        """
         end = time.monotonic() + timeout_seconds
-        ended = False
+        ended = given_up = False
         while not result.exists():
             self._check_link()
             # Looked for again after the run has ended: the result is written shortly before.
-            if ended or time.monotonic() > end:
-                why = f"no result, and the run's log says: {self._run_log()}"
-                raise EngineError(why, f"see the logs in {self.folder}")
-            ended = _FINISHED.search(self.log("superlink")) is not None
+            if ended:
+                raise EngineError("the run ended without a result", self._all_logs(), self.evidence())
+            if given_up:
+                why = "Flower gave the run up: its server app sent no sign of life for a minute"
+                hint = "the machine slept, or paused or starved that process: run it again when it is less busy"
+                raise EngineError(why, hint, self.evidence())
+            if time.monotonic() > end:
+                why = f"the run had not ended after {timeout_seconds:g} s"
+                raise EngineError(why, f"allow it more time, or {self._all_logs()}", self.evidence())
+            log = self.log("superlink")
+            ended, given_up = _FINISHED.search(log) is not None, _GIVEN_UP in log
             time.sleep(_POLL_SECONDS)
         found: ResultJson = json.loads(result.read_text())
         return found
+
+    def ended_alone(self) -> dict[str, int]:
+        """Name → exit code of the processes that ended although nobody here ended them."""
+        codes = {name: process.poll() for name, process in list(self._processes.items())}
+        return {name: code for name, code in codes.items() if code is not None}
+
+    def evidence(self) -> str:
+        """Which processes ended by themselves, each with the end of its log, and the end of the run's own log."""
+        ended = self.ended_alone()
+        parts = [f"{name} ended by itself with code {code}; {self.tail(name)}" for name, code in ended.items()]
+        if self._run:
+            parts.append(f"the server app's log ends:\n{_last_lines(self._run_log())}")
+        elif "superlink" in self._processes:
+            parts.append(self.tail("superlink"))
+        return "\n".join(parts)
+
+    def tail(self, name: str) -> str:
+        """The end of what a process wrote, with the file's name."""
+        return f"{name}.log ends:\n{_last_lines(self.log(name))}"
 
     def stop(self) -> None:
         """Ends every process that was started here."""
@@ -180,8 +226,11 @@ class Engine(AbstractContextManager["Engine"]):
             done = subprocess.run(
                 command, env=self.variables, capture_output=True, text=True, timeout=30.0, check=False
             )
-            return (done.stdout + done.stderr)[-1500:]
-        return self.log("superlink")[-600:]
+            return done.stdout + done.stderr
+        return self.log("superlink")
+
+    def _all_logs(self) -> str:
+        return f"see the logs in {self.folder}"
 
     @staticmethod
     def _address(port: int) -> list[str]:
@@ -214,23 +263,25 @@ class Engine(AbstractContextManager["Engine"]):
                 pass
             if time.monotonic() > end:
                 why = f"no SuperLink after {self.start_seconds:g} s"
-                raise EngineError(why, f"see {self.folder}/superlink.log")
+                raise EngineError(why, "try again when the machine is less busy", self.tail("superlink"))
             time.sleep(_POLL_SECONDS)
 
-    def _await_nodes(self) -> None:
+    def await_nodes(self) -> None:
+        """Waits until every node that was started has logged in; `ready_seconds` says how long all took."""
         end = time.monotonic() + self.start_seconds
         wanted = 0 if self.simulation else sum(name.startswith("node-") for name in self._processes)
         while (there := self.log("superlink").count(_ACTIVATED)) < wanted:
             self._check_link()
             if time.monotonic() > end:
-                why = f"{there} of {wanted} nodes after {self.start_seconds:g} s"
-                raise EngineError(why, f"see {self.folder}/node-0.log")
+                why = f"{there} of {wanted} nodes came in {self.start_seconds:g} s"
+                raise EngineError(why, self._all_logs(), self.evidence())
             time.sleep(_POLL_SECONDS)
+        self.ready_seconds = self.ready_seconds or time.monotonic() - self._entered
 
     def _check_link(self) -> None:
         code = self._processes["superlink"].poll()
         if code is not None:
-            raise EngineError(f"the SuperLink ended with code {code}", f"see {self.folder}/superlink.log")
+            raise EngineError(f"the SuperLink ended with code {code}", self._all_logs(), self.tail("superlink"))
 
     @staticmethod
     def _kill(process: subprocess.Popen[bytes], first: signal.Signals) -> None:
@@ -273,6 +324,13 @@ def write_app(folder: Path, code: str, config: Mapping[str, UserConfigValue]) ->
         )
     )
     return folder
+
+
+def _last_lines(text: str) -> str:
+    """The last lines that say something, without colours and frames, indented."""
+    plain = [re.sub(r"\x1b\[[0-9;]*m|[│╭╮╰╯─]+", "", line).rstrip() for line in text.splitlines()]
+    said = [line for line in plain if line and not line.endswith(": ") and not re.fullmatch(r"[A-Z]+ *:", line)]
+    return "\n".join(f"  {line}" for line in said[-_TAIL_LINES:]) or "  (nothing)"
 
 
 def _die_with_parent() -> None:

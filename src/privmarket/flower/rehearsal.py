@@ -12,7 +12,7 @@ import json
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,6 +40,9 @@ else:
 KINDS = ("nan", "shape", "late", "killed", "replay")
 _SEED = 11
 _POLL_SECONDS = 0.1
+# A message to a SuperNode starts a process that imports more than the node itself did; all of them start at once.
+_DEADLINE_OVER_START = 5.0
+_START_SECONDS = 300.0
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,11 @@ class Plan:
     )
     impostor: bool = True
     light: bool = False
+
+    @property
+    def timeout_seconds(self) -> float:
+        """When a rehearsal is given up: later than all deadlines of its rounds together, and the start."""
+        return run_timeout(self.rounds, 2, self.deadline_seconds)
 
     @property
     def config(self) -> FederationConfig:
@@ -155,25 +163,59 @@ def marker(folder: Path, client: str) -> Path:
     return folder / f"training-{client}"
 
 
-def rehearse(folder: Path, plan: Plan | None = None, *, timeout_seconds: float = 540.0) -> dict[str, Any]:
-    """Runs a rehearsal in `folder` and returns what came out, with a verdict on every promise."""
+def rehearse(folder: Path, plan: Plan | None = None, *, stretch: bool = False) -> dict[str, Any]:
+    """Runs a rehearsal in `folder` and returns what came out, with a verdict on every promise.
+
+    Args:
+        stretch: whether the deadline grows with the time that the SuperNodes take to start: a busy machine answers
+            late, and would break promises that the code keeps.
+    """
     chosen = plan or Plan()
     folder.mkdir(parents=True, exist_ok=True)
-    app = write_app(folder / "app", _app_code(chosen, folder), {})
     started = time.perf_counter()
     with Engine(folder, chosen.clients) as engine:
         if chosen.impostor:
             engine.start_node(chosen.clients, {"partition-id": 0})
+        engine.await_nodes()
+        if stretch:
+            chosen = replace(chosen, deadline_seconds=stretched(chosen.deadline_seconds, engine.ready_seconds))
+        app = write_app(folder / "app", _app_code(chosen, folder), {})
         waiting = {fault.client for fault in chosen.faults if fault.kind == "killed"}
         threading.Thread(target=kill_on_marker, args=(engine, waiting, folder), daemon=True).start()
-        result = engine.run(app, timeout_seconds=timeout_seconds)
+        result = engine.run(app, timeout_seconds=chosen.timeout_seconds)
+        ended = engine.ended_alone()
+        logs = {name: engine.tail(name) for name in [*ended, *_nodes_to_ask(chosen, result["rounds"])]}
+    found = verdicts(chosen, result["rounds"], folder)
     return {
         "plan": asdict(chosen),
         "versions": {name: version(name) for name in ("privmarket", "flwr", "torch")},
         "seconds": round(time.perf_counter() - started, 1),
         "rounds": result["rounds"],
-        "verdicts": verdicts(chosen, result["rounds"], folder),
+        "verdicts": found,
+        "ended_alone": ended,
+        "logs": {} if all(found.values()) else logs,
     }
+
+
+def stretched(deadline_seconds: float, ready_seconds: float) -> float:
+    """A deadline for a machine on which SuperLink and SuperNodes took so long to start."""
+    return float(np.ceil(max(deadline_seconds, _DEADLINE_OVER_START * ready_seconds)))
+
+
+def run_timeout(rounds: int, waits: int, deadline_seconds: float) -> float:
+    """When a run is given up in which every round waits so many times for clients, for the whole deadline."""
+    return _START_SECONDS + rounds * (waits * deadline_seconds + 60.0)
+
+
+def _nodes_to_ask(plan: Plan, rounds: list[RoundJson]) -> list[str]:
+    """Nodes of clients that were to be paid in a round and were not: their logs may say why."""
+    gone, everybody = _expected_drops(plan), {str(c) for c in range(plan.clients)}
+    missing = {
+        client
+        for r in rounds
+        for client in everybody - gone[r["number"]] - set(r["paid_micro"]) - _busy(plan, r["number"])
+    }
+    return [f"node-{client}" for client in sorted(missing, key=int)]
 
 
 def verdicts(plan: Plan, rounds: list[RoundJson], folder: Path) -> dict[str, bool]:

@@ -29,7 +29,7 @@ from privmarket.flower.engine import Engine, write_app
 from privmarket.flower.federation import federation_client, federation_server
 from privmarket.flower.in_process import InProcessGrid, run_in_process
 from privmarket.flower.node_seller import Job, MarketClientApp, ShareTraining
-from privmarket.flower.rehearsal import kill_on_marker, marker
+from privmarket.flower.rehearsal import kill_on_marker, marker, run_timeout, stretched
 from privmarket.flower.result import RoundJson
 from privmarket.flower.server import MarketServerApp
 from privmarket.flower.sum_memory import AGREE, COHORT, LIST, SURVIVORS
@@ -48,6 +48,7 @@ Tamper = Callable[[Message, list[Message]], None]
 """Changes one message of a step in place; all messages of the step are there to look at."""
 
 _NOTES = "answers.json"
+_WAITS_PER_ROUND = 6  # bids, set-up, keys, masked sums, survivors, opening
 _SEED = 11
 
 
@@ -262,26 +263,39 @@ class _Mortal:
 
 
 def rehearse_sums(
-    folder: Path, plan: SumPlan | None = None, *, deployment: bool = True, timeout_seconds: float = 1500.0
+    folder: Path, plan: SumPlan | None = None, *, deployment: bool = True, stretch: bool = False
 ) -> dict[str, Any]:
-    """Runs a rehearsal in `folder`, on SuperNodes or in this process; what came out, a verdict on every promise."""
+    """Runs a rehearsal in `folder`, on SuperNodes or in this process; what came out, a verdict on every promise.
+
+    Args:
+        stretch: whether the deadline grows with the time that the SuperNodes take to start.
+    """
     chosen = plan or SumPlan()
     folder = folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)
     started = time.perf_counter()
+    ended: dict[str, int] = {}
+    logs: dict[str, str] = {}
     if deployment:
-        app = write_app(folder / "app", _app_code(chosen, folder), {})
         with Engine(folder, chosen.clients) as engine:
+            engine.await_nodes()
+            if stretch:
+                chosen = replace(chosen, deadline_seconds=stretched(chosen.deadline_seconds, engine.ready_seconds))
+            app = write_app(folder / "app", _app_code(chosen, folder), {})
             if KILLED in chosen.attacks:
                 waiting = {chosen.clients - 1}
                 threading.Thread(target=kill_on_marker, args=(engine, waiting, folder), daemon=True).start()
-            result = engine.run(app, timeout_seconds=timeout_seconds)
+            patience = run_timeout(len(chosen.attacks), _WAITS_PER_ROUND, chosen.deadline_seconds)
+            result = engine.run(app, timeout_seconds=patience)
+            ended = engine.ended_alone()
+            logs = {name: engine.tail(name) for name in ended}
     else:
         text = json.dumps(asdict(chosen))
         sellers = client(text, str(folder))
         grid = InProcessGrid(sellers, chosen.clients)
         result = run_in_process(server(text, str(folder)), sellers, chosen.clients, grid=grid).to_json()
     answers = {int(k): v for k, v in json.loads((folder / _NOTES).read_text()).items()}
+    found = sum_verdicts(chosen, result["rounds"], answers, folder)
     return {
         "plan": asdict(chosen),
         "engine": f"SuperLink and {chosen.clients} SuperNodes" if deployment else "in-process",
@@ -290,7 +304,9 @@ def rehearse_sums(
         "round_seconds": result.get("round_seconds", []),
         "answers": answers,
         "rounds": result["rounds"],
-        "verdicts": sum_verdicts(chosen, result["rounds"], answers, folder),
+        "verdicts": found,
+        "ended_alone": ended,
+        "logs": {} if all(found.values()) else logs,
     }
 
 

@@ -1,0 +1,108 @@
+"""What is said when an engine fails, without starting one, and how long a rehearsal waits."""
+
+import json
+import threading
+from subprocess import CompletedProcess
+
+import pytest
+
+from privmarket.cli import flower as flower_commands
+from privmarket.flower import engine as engine_module
+from privmarket.flower.engine import Engine, EngineError
+from privmarket.flower.rehearsal import Plan, run_timeout, stretched
+
+GIVEN_UP = "ERROR : [/v1/runtime/get-nodes][ApiError:1008] Runtime task-token authentication failed."
+
+
+class Running:
+    """A process that has not ended, or did with a code."""
+
+    def __init__(self, code=None):
+        self.code = code
+
+    def poll(self):
+        return self.code
+
+
+def engine_with(folder, superlink_log, **processes):
+    engine = Engine(folder, 1)
+    engine._processes = {"superlink": Running(), **{k.replace("_", "-"): v for k, v in processes.items()}}
+    (folder / "superlink.log").write_text(superlink_log)
+    return engine
+
+
+def test_a_run_that_flower_gave_up_is_told_from_one_that_failed(tmp_path):
+    with pytest.raises(EngineError, match="no sign of life for a minute") as given_up:
+        engine_with(tmp_path, f"INFO : started\n{GIVEN_UP}\n").await_result(tmp_path / "none", 60.0)
+    assert "run it again" in str(given_up.value)
+    assert given_up.value.evidence.endswith(GIVEN_UP)
+    with pytest.raises(EngineError, match="ended without a result"):
+        engine_with(tmp_path, "Finished task 7 of run 8").await_result(tmp_path / "none", 60.0)
+
+
+def test_a_run_that_takes_too_long_says_how_long_and_names_dead_nodes(tmp_path):
+    (tmp_path / "node-3.log").write_text("\x1b[92mINFO \x1b[0m:      \nkilled by the kernel\n")
+    engine = engine_with(tmp_path, "", node_3=Running(-9), node_4=Running())
+    with pytest.raises(EngineError, match=r"had not ended after 0\.1 s \(allow it more time") as caught:
+        engine.await_result(tmp_path / "none", 0.1)
+    assert "node-3 ended by itself with code -9; node-3.log ends:\n  killed by the kernel" in str(caught.value)
+    assert "node-4" not in str(caught.value)
+
+
+def test_an_app_that_flower_refuses_shows_its_words_without_the_frame(tmp_path, monkeypatch):
+    said = "╭─ Error ───╮\n│ no attribute server   │\n╰───────────╯\n"
+    engine = engine_with(tmp_path, "")
+    monkeypatch.setattr(engine_module.subprocess, "run", lambda *_, **__: CompletedProcess([], 1, said, ""))
+    with pytest.raises(EngineError, match="flwr run refused the app") as caught:
+        engine.submit(tmp_path, {})
+    assert caught.value.evidence.splitlines()[-1].strip() == "no attribute server"
+
+
+def test_a_result_that_is_there_ends_the_wait(tmp_path):
+    engine, file = engine_with(tmp_path, ""), tmp_path / "result.json"
+    threading.Timer(0.3, lambda: file.write_text(json.dumps({"rounds": []}))).start()
+    assert engine.await_result(file, 60.0) == {"rounds": []}
+
+
+def test_a_slow_machine_gets_a_longer_deadline_and_a_quick_one_the_usual():
+    assert stretched(40.0, 3.0) == 40.0
+    assert stretched(40.0, 30.0) == 150.0
+
+
+@pytest.mark.parametrize("deadline", [1.0, 40.0, 300.0])
+def test_a_rehearsal_is_not_given_up_before_its_deadlines_have_passed(deadline):
+    plan = Plan(deadline_seconds=deadline)
+    assert plan.timeout_seconds > plan.rounds * 2 * deadline + 120.0  # the server itself waits 120 s for nodes
+    assert run_timeout(4, 6, deadline) > 24 * deadline
+
+
+def test_a_rehearsal_that_breaks_a_promise_shows_who_and_why(tmp_path, monkeypatch, capsys):
+    report = {
+        "plan": {"deadline_seconds": 50.0},
+        "rounds": [],
+        "verdicts": {"every round ended": True, "who delivered is paid": False},
+        "ended_alone": {"node-2": -9},
+        "logs": {"node-2": "node-2.log ends:\n  killed by the kernel"},
+    }
+    seen = {}
+
+    class Stub:
+        @staticmethod
+        def Plan(**fields):
+            return seen.update(fields)
+
+        @staticmethod
+        def rehearse(folder, plan, *, stretch):
+            seen["stretch"] = stretch
+            return report
+
+    monkeypatch.setattr(flower_commands, "rehearsal", Stub)
+    for given, stretch, seconds in ((None, True, 40.0), (7.0, False, 7.0)):
+        with pytest.raises(flower_commands.typer.Exit):
+            flower_commands.rehearse(tmp_path / "out", given, False, False, False, False)
+        assert (seen["stretch"], seen["deadline_seconds"]) == (stretch, seconds)
+    shown = capsys.readouterr()
+    assert "BROKEN who delivered is paid" in shown.out
+    assert "node-2 ended by itself with code -9" in shown.err
+    assert "killed by the kernel" in shown.err
+    assert "try --deadline 200" in shown.err
