@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from privmarket.market.objectives import AggregateError
 from privmarket_studies.reproduce import found, publish, rq3, summary
 from privmarket_studies.reproduce.cache import write_bundle
 from privmarket_studies.reproduce.document import Figure, Results, Table
@@ -24,7 +26,7 @@ def differences(folder: Path) -> list[str]:
     """Files whose text is not what the kept cells give."""
     expected: dict[Path, str] = {folder / "README.md": publish.index(folder)}
     expected[folder / "summary.md"] = summary.block(publish.all_kept(folder))
-    expected[folder / found.NAME] = found.page(publish.all_kept(folder))
+    expected[folder / found.NAME] = found.page(publish.all_kept(folder), folder)
     for question in publish.kept_questions(folder):
         page = publish.render_kept(question, folder)
         expected[folder / question.name / "README.md"] = markdown(page)
@@ -32,6 +34,22 @@ def differences(folder: Path) -> list[str]:
             if isinstance(block, Table):
                 expected[folder / question.name / f"{block.name}.csv"] = block.csv()
     return [str(p.relative_to(folder)) for p, text in expected.items() if not p.exists() or p.read_text() != text]
+
+
+def test_the_words_of_the_findings_are_those_of_their_figures(results):
+    """Headlines say "a tenth", "more than twice", "a third": they have to follow from what is shown below them."""
+    text = (KEPT / found.NAME).read_text()
+    titles = ("costs about a tenth", "lose a third to twenty", "more than twice as truthful")
+    assert all(title in text for title in titles)
+
+    def shown(pattern: str) -> float:
+        return float(re.search(pattern, text)[1])
+
+    assert 1 / 12 < shown(r"Seed by seed that is \*\*([0-9.]+)") < 1 / 8
+    assert 0.30 < shown(r"Coalitions of 20 take \*\*([0-9.]+)%") / 100 < 0.40
+    assert shown(r"many ascents ([0-9.]+)%") > 2 * shown(r"ascent steps find ([0-9.]+)%")
+    assert "Two thirds of a round's sellers" in text
+    assert AggregateError().honest_share == pytest.approx(2 / 3)
 
 
 @pytest.fixture(scope="module")

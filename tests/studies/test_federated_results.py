@@ -69,15 +69,15 @@ def test_noise_on_the_weights_ruins_the_model():
     assert mean_accuracy("mnist-0.5-literal") < 0.15
 
 
-def test_a_difference_is_called_noise_unless_its_interval_leaves_zero_out():
+def test_a_difference_is_claimed_only_where_its_interval_leaves_zero_out():
     def runs(*accuracy):
         return [{"accuracy": a, "config": {"seed": seed}} for seed, a in enumerate(accuracy)]
 
     base = runs(0.90, 0.92, 0.91)
-    assert "within noise" in paired_difference(runs(0.91, 0.91, 0.92), base)
-    assert "better" in paired_difference(runs(0.93, 0.95, 0.9401), base)
-    assert "worse" in paired_difference(runs(0.87, 0.89, 0.8801), base)
-    assert paired_difference(runs(0.95), base) == "too few common seeds"
+    assert paired_difference(runs(0.91, 0.91, 0.92), base).endswith("(above in 2 of 3)")
+    assert "**+" in paired_difference(runs(0.93, 0.95, 0.9401), base)
+    assert "**-" in paired_difference(runs(0.87, 0.89, 0.8801), base)
+    assert paired_difference(runs(0.95), base) == "+5.00 (one seed)"
 
 
 def test_the_learned_menu_buys_the_same_in_these_markets():

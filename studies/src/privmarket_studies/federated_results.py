@@ -7,7 +7,6 @@ argument, writes README.md there.
 from __future__ import annotations
 
 import json
-import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from privmarket_studies.federated_runs import (
     curve_name,
 )
 from privmarket_studies.federated_selection import render_selection
+from privmarket_studies.reproduce.statistics import DECIDED, compare
 
 Result = dict[str, Any]
 Kept = dict[str, list[Result]]
@@ -45,22 +45,31 @@ Made by `python -m privmarket_studies.federated_runs docs/results/federated/runs
 _COLUMNS = """| run | accuracy | seeds | mode | types | sellers | ever sold | paid | largest total ε |
 |---|---|---|---|---|---|---|---|---|
 """
-_AGGREGATION = """
+_AGGREGATION = (
+    """
 ## How updates are weighed
-MNIST, α = 0.1, persistent types; the same sellers and noise, other weights.
+MNIST, α = 0.1, persistent types; the same sellers and noise, other weights. Points of accuracy,
+"""
+    + DECIDED
+    + """.
 
 | weights | accuracy | seeds | against ε² on the same seeds |
 |---|---|---|---|
 """
-_CURVE = """
+)
+_CURVE = (
+    """
 ## Does the curve learned for the P2 error earn its keep?
 MNIST, α = 0.1, persistent types, equal budgets. The threshold rules buy all that the cheapest clients offer; the
-P2 curve (learned for H = 0.2) buys from more clients, less from the dearer ones. Difference to the posted price on
-the same seeds, with its 95 % interval; where that holds 0 the two are within noise of each other.
+P2 curve (learned for H = 0.2) buys from more clients, less from the dearer ones. Points of accuracy against the
+posted price, """
+    + DECIDED
+    + """.
 
 | budget a round | rule | accuracy | seeds | sellers a round | ε bought a round | against the posted price |
 |---|---|---|---|---|---|---|
 """
+)
 _HETEROGENEITY = """
 What P2 weighs against each other, measured along a training on the validation records
 (`python -m privmarket_studies.federated_heterogeneity FILE`): clients' gradients differ much in the first
@@ -125,15 +134,9 @@ def accuracy_text(results: list[Result]) -> str:
 
 def paired_difference(ours: list[Result], theirs: list[Result]) -> str:
     """Mean difference in accuracy on common seeds, in points, with its 95 % interval by Student's t."""
-    from scipy.special import stdtrit
-
-    first, second = ({r["config"]["seed"]: r["accuracy"] for r in group} for group in (ours, theirs))
-    gaps = 100 * np.array([first[seed] - second[seed] for seed in sorted(first.keys() & second.keys())])
-    if gaps.size < 2:
-        return "too few common seeds"
-    reach = float(stdtrit(gaps.size - 1, 0.975)) * gaps.std(ddof=1) / math.sqrt(gaps.size)
-    verdict = "within noise" if abs(gaps.mean()) <= reach else ("better" if gaps.mean() > 0 else "worse")
-    return f"{gaps.mean():+.2f} ± {reach:.2f}, {verdict}"
+    first, second = ({r["config"]["seed"]: 100 * r["accuracy"] for r in group} for group in (ours, theirs))
+    found = compare(first, second)
+    return "no common seed" if found is None else found.entry()
 
 
 def _row(run: KeptRun, results: list[Result]) -> str:
@@ -159,7 +162,7 @@ def _row(run: KeptRun, results: list[Result]) -> str:
 
 def _aggregation_rows(kept: Kept) -> str:
     base = kept["mnist-0.1"]
-    rows = f"| ε² (inverse variance; the default) | {accuracy_text(base)} | {len(base)} | |\n"
+    rows = f"| ε² (inverse variance; the default) | {accuracy_text(base)} | {len(base)} | the reference |\n"
     for run in AGGREGATION:
         if run.name in kept:
             results = kept[run.name]
@@ -177,7 +180,11 @@ def _curve_rows(kept: Kept) -> str:
             if results is None:
                 continue
             bought = np.mean([r["epsilon_bought"] / r["config"]["rounds"] for r in results])
-            gap = "" if rule == "posted" else paired_difference(results, kept.get(curve_name(budget, "posted"), []))
+            gap = (
+                "the reference"
+                if rule == "posted"
+                else paired_difference(results, kept.get(curve_name(budget, "posted"), []))
+            )
             cells = [
                 str(budget),
                 _RULE_NAMES[rule],

@@ -48,6 +48,9 @@ def figure(rows: list[dict[str, Any]], stem: Path) -> list[Path]:
     axes = made.subplots()
     regret, value = [100 * row["regret_share"] for row in rows], [row["fluid_ratio"] for row in rows]
     axes.plot(regret, value, "o-", color=colour("mfg-regretnet"))
+    for row, x, y in zip(rows, regret, value, strict=True):
+        axes.annotate(f"λ = {row['multiplier']:g}", (x, y), (8, -3), textcoords="offset points", fontsize=9)
+    axes.set_xlim(right=1.18 * max(regret))
     axes.axhline(1.0, color="#555555", linewidth=0.8)
     axes.set(xlabel="regret / pay, % (grid and ascent)", ylabel="ε bought / fluid bound")
     axes.grid(alpha=0.25)

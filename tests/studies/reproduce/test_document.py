@@ -26,7 +26,7 @@ from privmarket_studies.reproduce.paper import printed
 from privmarket_studies.reproduce.prose import prose
 from privmarket_studies.reproduce.questions import questions
 from privmarket_studies.reproduce.report import markdown, write_html, write_page
-from privmarket_studies.reproduce.statistics import Measured, compared, within_noise
+from privmarket_studies.reproduce.statistics import Measured, compare
 
 
 def record(result: dict | None, failure: str | None = None, seed: int = 0, **config: object) -> Record:
@@ -44,35 +44,60 @@ def seeds(*values: float) -> dict[int, float]:
     return dict(enumerate(values))
 
 
-def test_noise_is_called_noise():
+def verdict(a: dict[int, float], b: dict[int, float]) -> str:
+    found = compare(a, b)
+    assert found is not None
+    return found.verdict
+
+
+def test_a_difference_is_claimed_only_where_its_interval_leaves_zero_out():
     steady = seeds(1.0, 1.01, 0.99, 1.0)
-    assert compared(seeds(1.2, 1.21, 1.19, 1.21), steady) == "above"
-    assert compared(seeds(0.8, 0.81, 0.79, 0.8), steady) == "below"
-    assert compared(seeds(1.2, 0.7, 1.6, 0.9), steady) == "within noise of"
-    assert within_noise(seeds(5.0), steady), "one seed knows nothing about noise"
+    assert verdict(seeds(1.2, 1.21, 1.19, 1.21), steady) == "above"
+    assert verdict(seeds(0.8, 0.81, 0.79, 0.8), steady) == "below"
+    assert verdict(seeds(1.2, 0.7, 1.6, 0.9), steady) == "open"
+    assert verdict(seeds(5.0), steady) == "open", "one seed knows nothing about noise"
 
 
 def test_what_seeds_share_is_not_noise():
     """Two rules in the same markets: one is better in each, though both vary far more from market to market."""
     worse = seeds(1.0, 5.0, 9.0, 3.0)
     better = seeds(1.11, 5.1, 9.09, 3.1)
-    assert compared(better, worse) == "above"
-    assert compared({seed + 10: value for seed, value in better.items()}, worse) == "within noise of"
+    assert verdict(better, worse) == "above"
+    assert compare({seed + 10: value for seed, value in better.items()}, worse) is None, "no seed in common"
 
 
 @pytest.mark.parametrize("gap", [0.01, 0.1, 0.2, 0.3, 0.5])
-def test_noise_is_what_the_paired_test_says(gap):
+def test_the_verdict_is_that_of_the_paired_test(gap):
     from scipy.stats import ttest_rel
 
     rng = np.random.default_rng(3)
     a = rng.normal(size=5)
     b = a + gap + 0.2 * rng.normal(size=5)
-    assert within_noise(seeds(*a), seeds(*b)) == (ttest_rel(a, b).pvalue > 0.05)
+    test = ttest_rel(a, b)
+    found = compare(seeds(*a), seeds(*b))
+    assert found is not None
+    assert (found.verdict == "open") == (test.pvalue > 0.05)
+    low, high = test.confidence_interval()
+    assert found.text("+.4f") == f"{np.mean(a - b):+.4f} [{low:+.4f}, {high:+.4f}]"
 
 
 def test_exact_figures_differ_without_noise():
-    assert compared(seeds(0.0, 0.0, 0.0), seeds(0.0, 0.0, 0.0)) == "within noise of"
-    assert compared(seeds(0.1, 0.1, 0.1), seeds(0.0, 0.0, 0.0)) == "above"
+    assert verdict(seeds(0.0, 0.0, 0.0), seeds(0.0, 0.0, 0.0)) == "the same"
+    assert verdict(seeds(0.1, 0.1, 0.1), seeds(0.0, 0.0, 0.0)) == "above"
+
+
+def test_few_seeds_with_a_wide_interval_are_not_called_equal():
+    """Short trainings at ζ = 0.5: far above the default in every seed, and three seeds prove nothing."""
+    wild, calm = seeds(0.14, 0.50, 0.65), seeds(0.001, 0.003, 0.006)
+    found = compare(wild, calm)
+    assert found is not None
+    assert found.verdict == "open"
+    assert found.words("+.0%").endswith("3 seeds cannot tell (above in 3 of 3)")
+    assert "[-" in found.words("+.0%"), "the interval is shown"
+    assert "**" not in found.entry("+.0%")
+    assert compare(seeds(0.2, 0.21, 0.22), calm).entry("+.2f").startswith("**+0.2")  # type: ignore[union-attr]
+    assert compare(seeds(0.5), calm).words("+.1f") == "+0.5 (one seed), which cannot tell"  # type: ignore[union-attr]
+    assert compare(calm, calm).words() == "the same in every seed"  # type: ignore[union-attr]
 
 
 def test_a_cell_of_two_questions_counts_once():

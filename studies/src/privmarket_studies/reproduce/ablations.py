@@ -7,11 +7,20 @@ from typing import TYPE_CHECKING, Any
 from privmarket.reports.palette import colour, new_figure
 from privmarket_studies.reproduce import fairness, rq1, rq3
 from privmarket_studies.reproduce.cells import Cell
-from privmarket_studies.reproduce.document import Block, Figure, Page, Results, Table, Text, failure_text
+from privmarket_studies.reproduce.document import (
+    NOT_COMPUTED,
+    Block,
+    Figure,
+    Page,
+    Results,
+    Table,
+    Text,
+    failure_text,
+)
 from privmarket_studies.reproduce.markets import LITERAL
 from privmarket_studies.reproduce.prose import prose
 from privmarket_studies.reproduce.scale import Scale
-from privmarket_studies.reproduce.statistics import Measured, compared, interval, paired
+from privmarket_studies.reproduce.statistics import DECIDED, Comparison, Measured, compare
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
@@ -42,6 +51,8 @@ LEVELS: dict[str, dict[str, Any]] = {
 }
 STRATEGIES = ("truthful", "equilibrium")
 NETWORKS = ("mfg-regretnet", "regretnet", "dm-regretnet")
+# Goals for which `mfg-menunet` learns the shape of its menu, and the H of a curve that ships for each.
+MENU_GOALS = {"aggregation-error": 0.2, "aggregate-error": 0.1}
 TITLE = "Ablations: what is each part worth?"
 
 
@@ -76,10 +87,18 @@ def _reseeded_cells(scale: Scale) -> list[Cell]:
     clients, markets = (10, 1) if scale.quick else (100, 3)
     config = {"scenario": "uniform", "clients": clients, "budget": clients // 2, "markets": markets}
     config |= {"attack": "training" if scale.quick else "quick", "steps": 5 if scale.quick else None}
-    return [
+    seeds = scale.seeds_or(3, 2)
+    networks = [
         Cell("reseeded", {"mechanism": name, **config}, seed, 10.0)
-        for seed in scale.seeds_or(3, 2)
+        for seed in seeds
         for name in (NETWORKS[:1] if scale.quick else NETWORKS)
+    ]
+    menu = {**config, "mechanism": "mfg-menunet", "markets": scale.pick(200, 10)}
+    del menu["attack"]
+    return networks + [
+        Cell("reseeded-menu", {**menu, "objective": goal, "heterogeneity": h}, seed)
+        for goal, h in MENU_GOALS.items()
+        for seed in seeds
     ]
 
 
@@ -115,9 +134,8 @@ def render(results: Results) -> Page:
         prose("ablations-set-up", steps=steps),
         Figure("ablations-training", _CAPTION, lambda: _draw(results)),
         _training_table(results),
-        _training_words(results),
         Text("## The shipped recipes with other seeds"),
-        prose("ablations-reseeded"),
+        prose("ablations-reseeded", goals=MENU_GOALS),
         _reseeded_table(results),
         Text("## Paper-literal against the default"),
         _literal_table(results),
@@ -151,15 +169,34 @@ def _seeds_of(results: Results, name: str, figure: str) -> dict[int, float]:
     return results.by_seed(figure, "training", **_where(name))
 
 
+def _reference(name: str) -> str:
+    """The training of the same market that a variant is compared with: the first of its group."""
+    return next(iter(next(group for group in (VARIANTS, CONCATENATED, LEVELS) if name in group)))
+
+
+def _against(results: Results, name: str, figure: str) -> Comparison | None:
+    """A variant against the first of its group, seed by seed."""
+    return compare(_seeds_of(results, name, figure), _seeds_of(results, _reference(name), figure))
+
+
 def _training_table(results: Results) -> Table:
     rows = []
     for name in (*VARIANTS, *CONCATENATED, *LEVELS):
-        regret, ratio = _variant(results, name, "regret"), _variant(results, name, "fluid_ratio")
-        absent = results.absent("training", **_where(name))
-        texts = [absent if m is None else m.text(spec) for m, spec in ((regret, ".2%"), (ratio, ".3f"))]
-        rows.append([name, *texts, "0" if regret is None else str(regret.seeds)])
-    columns = ("training", "regret / mean payment", "ε bought / fluid bound", "seeds")
-    caption = "Uniform, N = 100, B = 50; concatenated and paper-literal: N = 10, B = 5; mean ± std over seeds"
+        texts = []
+        for figure, spec in (("regret", ".2%"), ("fluid_ratio", ".3f")):
+            found, gap = _variant(results, name, figure), _against(results, name, figure)
+            texts.append(results.absent("training", **_where(name)) if found is None else found.text(spec))
+            if name == _reference(name):
+                texts.append("the reference")
+            else:
+                texts.append(NOT_COMPUTED if gap is None else gap.entry(f"+{spec}"))
+        rows.append([name, *texts, str(len(_seeds_of(results, name, "regret")))])
+    beside = "against the reference [95 %]"
+    columns = ("training", "regret / mean payment", beside, "ε bought / fluid bound", beside, "seeds")
+    caption = (
+        "Uniform, N = 100, B = 50; concatenated and paper-literal: N = 10, B = 5, against the first of their kind; "
+        f"mean ± std over seeds, {DECIDED}"
+    )
     return Table("ablations-training", caption, columns, rows)
 
 
@@ -172,25 +209,19 @@ def _reseeded_table(results: Results) -> Table:
             each = [format(found[seed], spec) if seed in found else absent for seed in range(3)]
             spread = Measured.of(found.values()).text(spec) if len(found) > 1 else absent
             rows.append([name, _RESEEDED[figure], *each, spread])
+    for goal in MENU_GOALS:
+        found = results.by_seed("error_ratio", "reseeded-menu", objective=goal)
+        absent = results.absent("reseeded-menu", objective=goal)
+        each = [f"{found[seed]:.4f}" if seed in found else absent for seed in range(3)]
+        spread = Measured.of(found.values()).text(".4f") if len(found) > 1 else absent
+        rows.append(["mfg-menunet", f"{goal} / that of a posted price", *each, spread])
     columns = ("network", "figure", "seed 0 (ships)", "seed 1", "seed 2", "mean ± std over trainings")
-    return Table("ablations-reseeded", "Uniform, N = 100, B = 50, three markets", columns, rows)
+    return Table(
+        "ablations-reseeded", "Uniform, N = 100, B = 50; three markets attacked, 200 for menus", columns, rows
+    )
 
 
 _RESEEDED = {"regret": "gain from lies / mean payment", "fluid_ratio": "ε bought / fluid bound"}
-
-
-def _training_words(results: Results) -> Text:
-    lines = []
-    for name in VARIANTS:
-        pairs = [(_seeds_of(results, name, f), _seeds_of(results, "default", f)) for f in ("regret", "fluid_ratio")]
-        if name == "default" or not all(a and b for a, b in pairs):
-            continue
-        if any(len(a.keys() & b.keys()) < 3 for a, b in pairs):
-            lines.append(f"- {name}: fewer than three seeds, not compared.")
-            continue
-        regret, value = (compared(a, b) for a, b in pairs)
-        lines.append(f"- {name}: regret {regret} the default's, value {value} the default's.")
-    return Text("Seed by seed against the default (paired t test at 95 %):\n\n" + "\n".join(lines))
 
 
 def _literal_table(results: Results) -> Table:
@@ -236,13 +267,13 @@ def _strategic_table(results: Results) -> Table:
 
 def _learned(results: Results) -> Text:
     largest = max((r.cell.config["clients"] for r in results.all("strategic")), default=0)
-    utility, epsilon = (_difference(results, name, largest) for name in ("utility", "epsilon"))
     return prose(
         "ablations-learned",
         clients=largest,
-        utility=utility and (utility.text("+.4f"), _sign(utility)),
-        epsilon=epsilon and (epsilon.text("+.4f"), _sign(epsilon)),
-        words=[name for name in VARIANTS if _within(results, name)],
+        utility=_ahead(results, "utility", largest),
+        epsilon=_ahead(results, "epsilon", largest),
+        open=[name for name in VARIANTS if _open(results, name)],
+        seeds=len(_seeds_of(results, "default", "regret")),
         mixed=_pair(results, "ζ = 0.5, Φ at the best report"),
         equation=_pair(results, "ζ = 0.5, largest u − Φ"),
         frozen=_pair(results, "ζ = 0.5, critic frozen after 100 steps"),
@@ -257,49 +288,58 @@ def _pair(results: Results, name: str) -> tuple[str, str] | None:
     return None if regret is None or ratio is None else (regret.text(".2%"), ratio.text(".3f"))
 
 
-def _sign(difference: Measured) -> str:
-    low, high = interval(difference)
-    return "within noise of" if low <= 0.0 <= high else "above" if low > 0 else "below"
-
-
-def _difference(results: Results, figure: str, clients: int) -> Measured | None:
-    """Equilibrium minus truthful, seed by seed: both play in the same drawn markets."""
+def _ahead(results: Results, figure: str, clients: int) -> str | None:
+    """Equilibrium against truthful, seed by seed: both play in the same drawn markets."""
     now, ahead = (results.by_seed(figure, "strategic", strategy=s, clients=clients) for s in STRATEGIES)
-    return paired(ahead, now)
+    found = compare(ahead, now)
+    return None if found is None else found.words("+.4f")
 
 
-def _within(results: Results, name: str) -> bool:
-    """Whether a variant cannot be told from the default in either figure."""
-    pairs = [(_seeds_of(results, name, f), _seeds_of(results, "default", f)) for f in ("regret", "fluid_ratio")]
-    if name == "default" or any(len(a.keys() & b.keys()) < 3 for a, b in pairs):
-        return False
-    return all(compared(a, b) == "within noise of" for a, b in pairs)
+def _open(results: Results, name: str) -> bool:
+    """Whether the seeds tell a variant from the default in neither figure."""
+    gaps = [_against(results, name, figure) for figure in ("regret", "fluid_ratio")]
+    return name != "default" and all(gap is not None and gap.verdict in ("open", "the same") for gap in gaps)
 
 
 def _draw(results: Results) -> Drawing:
-    drawing = new_figure(7.5, 4.4)
-    axes = drawing.subplots()
-    shades = (
-        colour("mfg-regretnet"),
-        "#D55E00",
-        "#009E73",
-        "#CC79A7",
-        "#8C6D46",
-        "#882255",
-        "#56B4E9",
-        "#000000",
-        "#E69F00",
-    )
-    for name, shade, marker in zip(VARIANTS, shades, "osD^<vPX*", strict=True):
+    """All variants on the left, those that buy nearly the bound on the right."""
+    drawing = new_figure(11.0, 4.4)
+    panels = drawing.subplots(1, 2)
+    seen = []
+    for name, shade, marker in zip(VARIANTS, _SHADES, "osD^<vPX*", strict=True):
         regret = results.values("regret", "training", **_where(name))
         ratio = results.values("fluid_ratio", "training", **_where(name))
-        if regret:
+        if not regret:
+            continue
+        means = sum(regret) / len(regret), sum(ratio) / len(ratio)
+        seen += [(means[0], means[1]), *zip(regret, ratio, strict=True)]
+        for axes in panels:
             axes.plot(regret, ratio, marker, color=shade, ms=4, alpha=0.5, ls="none")
-            axes.plot(
-                sum(regret) / len(regret), sum(ratio) / len(ratio), marker, color=shade, ms=9, label=name, ls="none"
-            )
-    axes.axhline(1.0, color="#555555", ls="--", lw=1)
-    axes.set(xscale="log", xlabel="mean gain from lies / mean payment", ylabel="ε bought / fluid bound")
-    axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
-    axes.grid(alpha=0.25)
+            axes.plot(*means, marker, color=shade, ms=9, label=name, ls="none", markeredgecolor="white")
+    for axes in panels:
+        axes.axhline(1.0, color="#555555", ls="--", lw=1)
+        axes.set(xscale="log", xlabel="mean gain from lies / mean payment")
+        axes.grid(alpha=0.25)
+    near = [point for point in seen if point[1] > _NEAR]
+    if near:
+        panels[1].set_xlim(0.6 * min(x for x, _ in near), 1.6 * max(x for x, _ in near))
+        panels[1].set_ylim(min(y for _, y in near) - 0.005, max(y for _, y in near) + 0.005)
+    panels[0].set(ylabel="ε bought / fluid bound", title="all")
+    panels[1].set_title("near the bound")
+    handles, labels = panels[0].get_legend_handles_labels()
+    drawing.legend(handles, labels, loc="outside right center", fontsize=8, frameon=False)
     return drawing
+
+
+_NEAR = 0.95
+_SHADES = (
+    colour("mfg-regretnet"),
+    "#D55E00",
+    "#009E73",
+    "#CC79A7",
+    "#8C6D46",
+    "#882255",
+    "#56B4E9",
+    "#000000",
+    "#E69F00",
+)

@@ -43,6 +43,7 @@ KINDS: dict[str, Kind] = {
     "nash": Kind(f"{_HERE}.nash:run"),
     "fairness": Kind(f"{_HERE}.fairness_cell:run"),
     "reseeded": Kind(f"{_HERE}.reseeded:run"),
+    "reseeded-menu": Kind(f"{_HERE}.reseeded:run_menu"),
     "training": Kind(f"{_HERE}.short_training:run"),
     "strategic": Kind(f"{_HERE}.strategic:run"),
     "ascent": Kind(f"{_HERE}.ascent_starts:run"),

@@ -62,8 +62,8 @@ def render(results: Results) -> Page:
 
 _CAPTION = (
     "Gain of a coalition over what its members are paid when all are truthful, mean over coalitions, markets and "
-    "seeds. In the table only: `jsam`, which a single liar robs already, `vcg`, which runs beside "
-    "`k-plus-one-price`, and `mfg-menunet`, which for this goal is the menu."
+    "seeds; a gain of 0 (`pac` in twos) has no place on this scale. In the table only: `jsam`, which a single liar "
+    "robs already, `vcg`, which runs beside `k-plus-one-price`, and `mfg-menunet`, which for this goal is the menu."
 )
 _ALIKE = ("vcg", "mfg-menunet")
 

@@ -1,23 +1,70 @@
-"""What we found: five findings for a reader with five minutes, every figure from the kept cells."""
+"""What we found: six findings for a reader with five minutes, every figure from kept cells and runs."""
 
 from __future__ import annotations
 
+import math
+from pathlib import Path
+
+from privmarket_studies import trust_results
 from privmarket_studies.reproduce import collusion_page
 from privmarket_studies.reproduce.document import NOT_COMPUTED, Results
 from privmarket_studies.reproduce.prose import prose
-from privmarket_studies.reproduce.rq4 import MATCHED_EPSILON
 from privmarket_studies.reproduce.scale import Scale
-from privmarket_studies.reproduce.statistics import Measured, interval, paired
-from privmarket_studies.reproduce.variations import run_of
+from privmarket_studies.reproduce.statistics import Comparison, Measured, compare, interval
+from privmarket_studies.reproduce.variations import TRUSTS, run_of
+from privmarket_studies.trust_runs import BARS
 
 NAME = "found.md"
 _MARKET = {"scenario": "uniform", "clients": 100, "budget": 50}
 _SEEDS = range(10)
+_CAPPED = next(run for run in BARS if run.name == "mnist-0.1-epsilon-3")
 
 
-def page(results: Results) -> str:
-    """The page, as Markdown."""
-    return prose("found", **_figures(results)).markdown + "\n"
+def page(results: Results, folder: Path) -> str:
+    """The page, as Markdown.
+
+    Args:
+        results: the kept cells of all questions.
+        folder: docs/results, for the runs under both trusts.
+    """
+    return prose("found", **_figures(results), trust=_trust(folder / "trust" / "runs")).markdown + "\n"
+
+
+def _trust(runs: Path) -> dict[str, str]:
+    """What one accuracy costs under each trust with its cheapest truthful rule, and what the promise rests on."""
+    cheapest = trust_results.cheapest_rules(runs)
+    capped = trust_results.load(runs, _CAPPED)
+    names = [f"{trust}_{what}" for trust in TRUSTS for what in ("rule", "money", "epsilon")]
+    if len(cheapest) < len(TRUSTS) or not capped:
+        return dict.fromkeys((*names, "target", "ratio", "promised", "exposed"), NOT_COMPUTED)
+    found = {
+        "target": f"{trust_results.TARGET:.0%}",
+        "promised": f"{max(run['largest_epsilon_spent'] for run in capped):.1f}",
+        "exposed": f"{max(run['largest_epsilon_if_others_collude'] for run in capped):.0f}",
+    }
+    money: dict[str, dict[int, float]] = {}
+    for trust, (rule, needed) in cheapest.items():
+        points = trust_results.curve(runs, trust, rule)
+        _, nearest = min(points, key=lambda point: abs(_accuracy(point[1]) - trust_results.TARGET))
+        found |= {f"{trust}_rule": rule, f"{trust}_money": f"{needed:.2g}"}
+        spent = max(result["largest_epsilon_spent"] for result in nearest)
+        found[f"{trust}_epsilon"] = f"{spent:.2f} at {_accuracy(nearest):.1%}"
+        per_seed = {seed: trust_results.money_for(own) for seed, own in trust_results.by_seed(points).items()}
+        money[trust] = {seed: math.log(needed) for seed, needed in per_seed.items() if needed is not None}
+    return {**found, "ratio": _ratio(compare(money["aggregate"], money["local"]))}
+
+
+def _accuracy(runs: list[trust_results.Result]) -> float:
+    return Measured.of(run["accuracy"] for run in runs).mean
+
+
+def _ratio(logs: Comparison | None) -> str:
+    """A ratio with its interval, from differences of logarithms."""
+    if logs is None or logs.difference.seeds < 2:
+        return NOT_COMPUTED
+    low, high = interval(logs.difference)
+    seeds = logs.difference.seeds
+    return f"{math.exp(logs.difference.mean):.3f} [{math.exp(low):.3f}, {math.exp(high):.3f}] ({seeds} seeds)"
 
 
 def _figures(results: Results) -> dict[str, object]:
@@ -39,10 +86,6 @@ def _figures(results: Results) -> dict[str, object]:
 
     def pictures(rule: str) -> dict[int, float]:
         where = {"mechanism": rule, "dataset": "cifar10", "alpha": 0.5, "rounds": 100}
-        return {seed: 100 * v for seed, v in results.by_seed("accuracy", "federated", **where).items()}
-
-    def matched(rule: str) -> dict[int, float]:
-        where = {"mechanism": rule, "dataset": "mnist", "alpha": 0.1, "matched": MATCHED_EPSILON}
         return {seed: 100 * v for seed, v in results.by_seed("accuracy", "federated", **where).items()}
 
     def beliefs(rule: str, figure: str, believed: str, truth: str) -> dict[int, float]:
@@ -67,10 +110,9 @@ def _figures(results: Results) -> dict[str, object]:
         "menu_pictures": _difference(pictures(menu), pictures("jsam"), "+.2f"),
         "pac_pictures": _difference(pictures("pac"), pictures("jsam"), "+.2f"),
         "menu_small": _difference(accuracy(menu, "local", 10.0), accuracy("jsam", "local", 10.0), "+.2f"),
-        "fifth": _difference(accuracy("ration", "aggregate", 10.0), accuracy("pac", "local"), "+.2f"),
-        "matched": _difference(matched("pac"), matched(menu), "+.2f"),
         "menu_aggregate": _difference(accuracy(menu, "aggregate"), accuracy("jsam", "aggregate"), "+.2f"),
         "ration_ahead": _difference(accuracy("ration", "aggregate"), accuracy("jsam", "aggregate"), "+.2f"),
+        "ration_menu": _difference(accuracy("ration", "aggregate"), accuracy(menu, "aggregate"), "+.2f"),
         "pac_together": _text(together["pac"], ".1%"),
         "menu_together": _text(together[menu], ".2%"),
         "told_wrong": _text(beliefs("mfg-pricing", "over_budget", "lognormal", "uniform"), ".1%"),
@@ -85,8 +127,8 @@ def _text(values: dict[int, float], spec: str) -> str:
 
 
 def _difference(a: dict[int, float], b: dict[int, float], spec: str) -> str:
-    difference = paired(a, b)
-    return NOT_COMPUTED if difference is None else _interval(difference, spec)
+    found = compare(a, b)
+    return NOT_COMPUTED if found is None else found.text(spec)
 
 
 def _interval(measured: Measured, spec: str) -> str:

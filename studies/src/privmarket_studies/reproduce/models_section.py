@@ -90,10 +90,12 @@ def _draw(results: Results) -> Drawing:
             axes.plot(at, mean, lw=1.3, label=_NAMES.get(row, row), **style)
             axes.fill_between(at, mean - std, mean + std, color=style["color"], alpha=0.12, lw=0)
         axes.set(title=_TITLES[model], xlabel="round")
+        axes.xaxis.get_major_locator().set_params(integer=True)
         axes.grid(alpha=0.25)
     panels[0].set_ylabel("test accuracy, %")
-    handles, labels = panels[0].get_legend_handles_labels()
-    drawing.legend(handles, labels, loc="outside right center", fontsize=8, frameon=False)
+    drawn = [pair for axes in panels for pair in zip(*axes.get_legend_handles_labels(), strict=True)]
+    named = {label: handle for handle, label in drawn}
+    drawing.legend(named.values(), named.keys(), loc="outside right center", fontsize=8, frameon=False)
     return drawing
 
 

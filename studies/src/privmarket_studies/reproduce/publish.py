@@ -99,7 +99,7 @@ def publish(folder: Path, fewer: str = "") -> list[Path]:
     for kind in ("png", "svg"):
         (folder / f"{summary.NAME}.{kind}").write_bytes(drawn(drawing, kind))
     texts = ((f"{summary.NAME}.md", summary.block(results)), ("README.md", index(folder)))
-    for name, text in (*texts, (found.NAME, found.page(results))):
+    for name, text in (*texts, (found.NAME, found.page(results, folder))):
         (folder / name).write_text(text, encoding="utf-8")
         written.append(folder / name)
     if summary.update_readme(folder.parents[1] / "README.md", results):

@@ -1,4 +1,4 @@
-"""One cell about chance in training: a shipped network's recipe run again with another seed, then attacked."""
+"""Cells about chance in training: what ships is learned again with another seed, then judged like the original."""
 
 from __future__ import annotations
 
@@ -12,14 +12,20 @@ import numpy as np
 
 from privmarket.market.attacks import combined
 from privmarket.market.evaluation import gain_shares, judge
+from privmarket.market.objectives import AggregateError, AggregationError
 from privmarket.market.scenarios import scenario
+from privmarket.mechanisms.learned.menu_learning import DEFAULT_SEARCH
+from privmarket.mechanisms.learned.menu_session import DesignPoint, learn_menus
+from privmarket.mechanisms.learned.menunet import MfgMenuNet
 from privmarket.mechanisms.learned.recipes import Recipe
 from privmarket.mechanisms.learned.session import train, value
 from privmarket.mechanisms.learned.trained_weights import mechanism_class
 from privmarket.mechanisms.learned.weights import load, shipped
+from privmarket.mechanisms.mean_field_menu import MeanFieldMenu
 from privmarket_studies.reproduce.attack_strengths import STRENGTHS
 from privmarket_studies.reproduce.markets import outside_training
 
+MENU_GOALS = {goal.name: goal for goal in (AggregationError, AggregateError)}
 _MARKETS_SEED = 7  # the same markets judge every training
 
 
@@ -45,6 +51,27 @@ def run(config: Mapping[str, Any], seed: int, scratch: Path) -> dict[str, Any]:
         }
     shutil.rmtree(scratch, ignore_errors=True)
     return found
+
+
+def run_menu(config: Mapping[str, Any], seed: int, scratch: Path) -> dict[str, Any]:
+    """The same for a curve of `mfg-menunet` that minimises an error; its shape is learned, lies gain nothing.
+
+    Config: mechanism, objective (a name of `MENU_GOALS`), heterogeneity, scenario, clients, budget, markets, steps
+    (None: all).
+    """
+    law, clients, budget = scenario(config["scenario"]), config["clients"], float(config["budget"])
+    goal = MENU_GOALS[config["objective"]](heterogeneity=config["heterogeneity"])
+    weights = None
+    if seed:
+        search = DEFAULT_SEARCH if config["steps"] is None else replace(DEFAULT_SEARCH, steps=config["steps"])
+        scratch.mkdir(parents=True, exist_ok=True)
+        weights = scratch / "weights.safetensors"
+        learn_menus([DesignPoint(law, clients, budget, goal)], weights, seed, search)
+    types = law.sample(np.random.default_rng([_MARKETS_SEED, clients]), clients, (config["markets"],))
+    menu = MfgMenuNet(goal, scenario=law.name, weights=weights)
+    learned, posted = (goal.value(rule.run(types, budget), types).mean() for rule in (menu, MeanFieldMenu()))
+    shutil.rmtree(scratch, ignore_errors=True)
+    return {"error_ratio": float(learned / posted)}
 
 
 def _weights(name: str, seed: int, steps: int | None, scratch: Path) -> Path:

@@ -23,7 +23,7 @@ from privmarket_studies.reproduce.document import (
 from privmarket_studies.reproduce.markets import LITERAL, RULES
 from privmarket_studies.reproduce.prose import prose
 from privmarket_studies.reproduce.scale import Scale
-from privmarket_studies.reproduce.statistics import Measured, compared
+from privmarket_studies.reproduce.statistics import Measured, compare
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -251,9 +251,9 @@ def _learned(results: Results, setting: Setting) -> Text:
     net = means.get("mfg-regretnet")
     mine = _seeds_of(results, "mfg-regretnet", setting)
     others = [
-        f"{compared(mine, seeds)} `{rule}` ({_share(means[rule])}; paired over {len(seeds)} seeds)"
+        f"against `{rule}` ({_share(means[rule])}) {found.words('+.3%')}"
         for rule in ("regretnet", "dm-regretnet")
-        if net and (seeds := _seeds_of(results, rule, setting))
+        if (found := compare(mine, _seeds_of(results, rule, setting))) is not None
     ]
     return prose(
         "rq1-learned",

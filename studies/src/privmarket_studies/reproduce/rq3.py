@@ -6,12 +6,21 @@ from typing import TYPE_CHECKING
 
 from privmarket.reports.palette import line_look, new_figure
 from privmarket_studies.reproduce.cells import Cell
-from privmarket_studies.reproduce.document import Block, Figure, Page, Results, Table, Text, failure_text
+from privmarket_studies.reproduce.document import (
+    NOT_COMPUTED,
+    Block,
+    Figure,
+    Page,
+    Results,
+    Table,
+    Text,
+    failure_text,
+)
 from privmarket_studies.reproduce.markets import LITERAL, RULES
 from privmarket_studies.reproduce.paper import printed
 from privmarket_studies.reproduce.prose import prose
 from privmarket_studies.reproduce.scale import Scale
-from privmarket_studies.reproduce.statistics import Measured, compared
+from privmarket_studies.reproduce.statistics import Measured, compare
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -183,7 +192,8 @@ def _learned(results: Results) -> Text:
     def against(rule: str, other: str) -> str:
         where = {"scenario": "uniform", "clients": 100, "budget": 50}
         a, b = (results.by_seed("fluid_ratio", "efficiency", mechanism=name, **where) for name in (rule, other))
-        return compared(a, b)
+        found = compare(a, b)
+        return NOT_COMPUTED if found is None else found.text("+.3f")
 
     return prose(
         "rq3-learned",

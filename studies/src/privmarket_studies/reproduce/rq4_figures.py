@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,7 +26,7 @@ _NASH_LOOK = {
 
 
 # One rule of each kind: those left out run beside one of these, and are in the tables.
-CURVES = ("pac", "k-plus-one-price", "jsam", "mean-field-menu", "mfg-menunet", "mfg-regretnet", "no-dp")
+CURVES = ("pac", "jsam", "mean-field-menu", "mfg-regretnet", "no-dp")
 
 
 def curves(runs: Runs) -> Drawing:
@@ -51,14 +52,23 @@ def _panel(axes: Axes, found: dict[str, dict[int, Measured]]) -> list[float]:
     for row, curve in found.items():
         if not curve:
             continue
-        n = np.array(list(curve))
+        n = list(curve)
         mean, std = (np.array([getattr(m, name) for m in curve.values()]) for name in ("mean", "std"))
         style = {**line_look(row), **({"ls": "--"} if row == "no-dp" else {})}
-        axes.plot(n, 100 * mean, lw=1.2, label=row, **style)
+        axes.plot(n, 100 * mean, lw=1.2, label=row, markevery=_apart(n), **style)
         axes.fill_between(n, 100 * (mean - std), 100 * (mean + std), color=style["color"], alpha=0.1, lw=0)
         started.append(100 * float(mean[min(1, len(mean) - 1)]))
     axes.grid(alpha=0.25)
     return started
+
+
+def _apart(rounds: Sequence[int]) -> list[int]:
+    """Where markers go: the last five rounds are all measured, their markers would lie on each other."""
+    least, chosen = (rounds[-1] - rounds[0]) / 15, [0]
+    for place, number in enumerate(rounds):
+        if number - rounds[chosen[-1]] > least:
+            chosen.append(place)
+    return chosen
 
 
 def other_curves(runs: Runs, group: Group) -> Drawing:

@@ -17,7 +17,7 @@ from privmarket_studies.reproduce.paper import printed
 from privmarket_studies.reproduce.prose import prose
 from privmarket_studies.reproduce.rq4 import ALPHAS, FEW, ROWS
 from privmarket_studies.reproduce.rq4_runs import Runs, partition_name
-from privmarket_studies.reproduce.statistics import Measured, compared, within_noise
+from privmarket_studies.reproduce.statistics import Comparison, Measured, compare
 
 TITLE = "RQ4: how good a model does the market buy?"
 _PAPER_ROWS = {"vcg": "k-plus-one-price", "mfg-pricing": "mfg-pricing:literal"}
@@ -57,10 +57,10 @@ def render(results: Results) -> Page:
 
 
 _CURVES = (
-    "Test accuracy against rounds, mean over seeds; bands: one standard deviation. One rule of each kind. The "
-    "paper's Fig. 6 (a), (b); its images are missing from its source."
+    "Test accuracy against rounds, mean over seeds; bands: one standard deviation. One rule of each kind; the "
+    "others run beside one of these. The paper's Fig. 6 (a), (b); its images are missing from its source."
 )
-_CIFAR = "CIFAR-10, the paper's Fig. 7 (b): as above, mean over seeds."
+_CIFAR = "CIFAR-10, the paper's Fig. 7 (b): mean over seeds; bands: one standard deviation."
 _FINAL = "Final accuracy, mean over the last five rounds; bars: mean ± std over seeds, dots: seeds."
 _NASH = (
     "Gain from leaving the solved strategy, as a share of the mean payment; bars: standard error over seeds. The "
@@ -261,6 +261,17 @@ def _with_error(gap: Measured) -> str:
     return f"{gap.mean:.1e} ± {gap.standard_error:.0e}" if gap.seeds > 1 else f"{gap.mean:.1e} (one seed)"
 
 
+def _points(runs: Runs, row: str, other: str) -> Comparison | None:
+    """Accuracy at α = 0.1 of one rule against another's, in points, seed by seed."""
+    a, b = ({s: 100 * v for s, v in runs.by_seed("accuracy", name, 0.1).items()} for name in (row, other))
+    return compare(a, b)
+
+
+def _difference(runs: Runs, row: str, other: str) -> str | None:
+    found = _points(runs, row, other)
+    return None if found is None else found.words("+.2f")
+
+
 def _learned(runs: Runs, results: Results) -> Text:
     def best(rows: list[str]) -> tuple[str, Measured] | None:
         found = [(row, m) for row in rows if row != "no-dp" and (m := runs.measured("accuracy", row, 0.1))]
@@ -274,8 +285,8 @@ def _learned(runs: Runs, results: Results) -> Text:
             row
             for row in runs.rows
             if row not in ("no-dp", severe[0])
-            and (mine := runs.by_seed("accuracy", row, 0.1))
-            and within_noise(mine, runs.by_seed("accuracy", severe[0], 0.1))
+            and (found := _points(runs, row, severe[0])) is not None
+            and found.verdict not in ("above", "below")
         ]
     bought = {row: m for row in runs.rows if row != "no-dp" and (m := runs.measured("mean_epsilon", row, 0.1))}
     most = max(bought, key=lambda row: bought[row].mean) if bought else None
@@ -287,15 +298,13 @@ def _learned(runs: Runs, results: Results) -> Text:
         severe=None if severe is None else (severe[0], _per_cent(severe[1])),
         underpaid=None if severe is None or not underpaid.get(severe[0]) else f"{underpaid[severe[0]]:.0%}",
         fair=None if fair is None else (fair[0], _per_cent(fair[1])),
-        tied=", ".join(f"`{row}`" for row in tied),
+        tied=[] if severe is None else [(row, _difference(runs, row, severe[0])) for row in tied],
         most=(most, bought[most].text(".2f"), _per_cent(runs.measured("accuracy", most, 0.1)))
         if most and loses
         else None,
         net=_per_cent(net),
         menu=_per_cent(menu),
-        relation=None
-        if net is None or menu is None
-        else compared(*(runs.by_seed("accuracy", row, 0.1) for row in ("mfg-regretnet", "mean-field-menu"))),
+        relation=_difference(runs, "mfg-regretnet", "mean-field-menu"),
         plain=_per_cent(runs.measured("accuracy", "no-dp", 0.1)),
         literal=runs.literal(),
         slope=None if slope == rq4_figures.TOO_FEW_SEEDS else slope,

@@ -1,4 +1,4 @@
-"""Means over seeds with their spread, and the honest comparison of two of them."""
+"""Means over seeds with their spread, and how two of them are compared on every page."""
 
 from __future__ import annotations
 
@@ -57,22 +57,77 @@ def interval(difference: Measured, level: float = 0.95) -> tuple[float, float]:
     return difference.mean - half, difference.mean + half
 
 
-def within_noise(a: Mapping[int, float], b: Mapping[int, float], level: float = 0.95) -> bool:
-    """Whether the paired t test over shared seeds leaves open that the means are the same.
+DECIDED = (
+    "differences seed by seed [95 %], in bold where the interval leaves 0 out; elsewhere these seeds cannot tell"
+)
 
-    With fewer than two shared seeds nothing is known about the noise, so no difference can be claimed. Without any
-    spread of the differences (exact rules) every difference counts.
+
+@dataclass(frozen=True)
+class Comparison:
+    """One figure of two rules (or trainings) over the seeds that both have.
+
+    Attributes:
+        difference: the first minus the second, seed by seed.
+        above, below: in how many of the seeds the first is above or below the second.
+    """
+
+    difference: Measured
+    above: int
+    below: int
+
+    @property
+    def verdict(self) -> str:
+        """`above`, `below`, `the same` (equal in every seed), or `open` (the 95 % interval holds 0)."""
+        if self.above == self.below == 0:
+            return "the same"
+        low, high = interval(self.difference)
+        return "above" if low > 0.0 else "below" if high < 0.0 else "open"
+
+    def text(self, spec: str = "+.2f") -> str:
+        """`+0.08 [-0.23, +0.39]`: the mean difference with its 95 % interval; one seed has none."""
+        mean = format(self.difference.mean, spec)
+        if self.difference.seeds < 2:
+            return f"{mean} (one seed)"
+        low, high = interval(self.difference)
+        return f"{mean} [{format(low, spec)}, {format(high, spec)}]"
+
+    def words(self, spec: str = "+.2f") -> str:
+        """The difference, its interval and what may be said of it.
+
+        An interval that holds 0 is no proof that two figures are equal, so it is never called that: it is said how
+        many seeds could not decide, and on which side they fell.
+        """
+        seeds = self.difference.seeds
+        if self.verdict == "the same":
+            return "the same in every seed" if seeds > 1 else "the same (one seed)"
+        if self.verdict != "open":
+            return f"{self.text(spec)}, {self.verdict}"
+        if seeds < 2:
+            return f"{self.text(spec)}, which cannot tell"
+        return f"{self.text(spec)}, {seeds} seeds cannot tell ({self._side()})"
+
+    def entry(self, spec: str = "+.2f") -> str:
+        """For a table that says `DECIDED` in its caption: bold where the interval leaves 0 out."""
+        if self.verdict in ("above", "below"):
+            return f"**{self.text(spec)}**"
+        if self.verdict == "the same" or self.difference.seeds < 2:
+            return self.words(spec).removesuffix(", which cannot tell")
+        return f"{self.text(spec)} ({self._side()})"
+
+    def _side(self) -> str:
+        """On which side of the second the first lies in how many seeds."""
+        side, count = ("above", self.above) if self.difference.mean > 0 else ("below", self.below)
+        return f"{side} in {count} of {self.difference.seeds}"
+
+
+def compare(a: Mapping[int, float], b: Mapping[int, float]) -> Comparison | None:
+    """a against b over shared seeds by Student's paired test at 95 %; None where no seed is shared.
+
+    Without any spread of the differences (exact rules) every difference counts.
     """
     difference = paired(a, b)
-    if difference is None or difference.seeds < 2:
-        return True
-    low, high = interval(difference, level)
-    return low <= 0.0 <= high
-
-
-def compared(a: Mapping[int, float], b: Mapping[int, float]) -> str:
-    """`above`, `below` or `within noise of`, seed by seed."""
-    difference = paired(a, b)
-    if difference is None or within_noise(a, b):
-        return "within noise of"
-    return "above" if difference.mean > 0 else "below"
+    if difference is None:
+        return None
+    shared = a.keys() & b.keys()
+    above, below = (sum(sign * (a[seed] - b[seed]) > 0 for seed in shared) for sign in (1, -1))
+    return Comparison(difference, above, below)

@@ -21,7 +21,7 @@ from privmarket_studies.reproduce.document import (
 )
 from privmarket_studies.reproduce.prose import prose
 from privmarket_studies.reproduce.scale import Scale
-from privmarket_studies.reproduce.statistics import Measured, interval, paired
+from privmarket_studies.reproduce.statistics import DECIDED, Measured, compare
 from privmarket_studies.reproduce.variations import TITLE
 
 if TYPE_CHECKING:
@@ -98,13 +98,14 @@ def _seeds(values: dict[int, float]) -> str:
 
 def _difference(a: dict[int, float], b: dict[int, float]) -> str:
     """a − b in points with its 95 % interval, over shared seeds."""
-    points = paired({s: 100 * v for s, v in a.items()}, {s: 100 * v for s, v in b.items()})
-    if points is None:
-        return NOT_COMPUTED
-    if points.seeds < 2:
-        return f"{points.mean:+.2f} (one seed)"
-    low, high = interval(points)
-    return f"{points.mean:+.2f} [{low:+.2f}, {high:+.2f}]"
+    points = compare({s: 100 * v for s, v in a.items()}, {s: 100 * v for s, v in b.items()})
+    return NOT_COMPUTED if points is None else points.text()
+
+
+def _entry(a: dict[int, float], b: dict[int, float]) -> str:
+    """The same for a table."""
+    points = compare({s: 100 * v for s, v in a.items()}, {s: 100 * v for s, v in b.items()})
+    return NOT_COMPUTED if points is None else points.entry()
 
 
 def _trust_table(found: _Found) -> Table:
@@ -122,16 +123,16 @@ def _trust_table(found: _Found) -> Table:
                         f"{budget:g}",
                         row,
                         _text(accuracy, ".2f", absent, 100),
-                        _REFERENCE if row == "jsam" else _difference(accuracy, best),
+                        _REFERENCE if row == "jsam" else _entry(accuracy, best),
                         _text(found.by_seed("spent", row, **where), ",.0f", absent),
                         _text(found.by_seed("sellers_per_round", row, **where), ".0f", absent),
                         _text(found.by_seed("largest_epsilon_spent", row, **where), ".1f", absent),
                         _seeds(accuracy),
                     ]
                 )
-    head = ("trust", "budget a round", "mechanism", "accuracy, %", "points against jsam [95 %]")
+    head = ("trust", "budget a round", "mechanism", "accuracy, %", "points against jsam")
     columns = (*head, "spent", "sellers a round", "largest total ε", "seeds")
-    caption = "MNIST, α = 0.1, 100 clients, 100 rounds, logistic model on fixed features; differences seed by seed"
+    caption = f"MNIST, α = 0.1, 100 clients, 100 rounds, logistic model on fixed features; {DECIDED}"
     return Table("variations-trust", caption, columns, rows)
 
 
@@ -253,10 +254,10 @@ def _weights_table(found: _Found) -> Table:
     rows = []
     for name in runs.AGGREGATIONS:
         accuracy = found.by_seed("accuracy", "mean-field-menu", {"aggregation": name})
-        against = _REFERENCE if name == "epsilon-squared" else _difference(accuracy, base)
+        against = _REFERENCE if name == "epsilon-squared" else _entry(accuracy, base)
         rows.append([name, _text(accuracy, ".2f", NOT_COMPUTED, 100), against, _seeds(accuracy)])
-    columns = ("weights", "accuracy, %", "points against ε² [95 %]", "seeds")
-    caption = "mean-field-menu, local trust, MNIST, α = 0.1, 100 clients, B = 50, 100 rounds"
+    columns = ("weights", "accuracy, %", "points against ε²", "seeds")
+    caption = f"mean-field-menu, local trust, MNIST, α = 0.1, 100 clients, B = 50, 100 rounds; {DECIDED}"
     return Table("variations-weights", caption, columns, rows)
 
 
