@@ -19,10 +19,16 @@ from privmarket.market.bounds import fluid_bound
 from privmarket.market.facts import MarketFacts
 from privmarket.market.scenarios import scenario
 from privmarket.mechanisms import mechanism
-from privmarket.mechanisms.learned.make_weights import BUDGET_PER_CLIENT
+from privmarket.mechanisms.learned.make_weights import BASELINE_CASES, BUDGET_PER_CLIENT, CASES, LITERAL_CASES
 from privmarket.mechanisms.learned.weights import load, shipped
 
-NETWORKS = ("mfg-regretnet", "regretnet", "dm-regretnet")
+# Networks that ship, and the markets in which each is attacked.
+SHIPPED_CASES = {
+    "mfg-regretnet": CASES,
+    "regretnet": BASELINE_CASES,
+    "dm-regretnet": BASELINE_CASES,
+    "mfg-regretnet:literal": LITERAL_CASES,
+}
 COMPARED = ("mfg-regretnet", "regretnet", "dm-regretnet", "mfg-menunet", "proportional-share", "pac")
 SIZES = (10, 30, 100, 1000)
 COMMANDS = {
@@ -84,7 +90,7 @@ def _table(header: list[str], rows: list[list[str]]) -> str:
 
 def _measured() -> str:
     rows = []
-    for name in NETWORKS:
+    for name in SHIPPED_CASES:
         for case in load(shipped(name), name).facts["measured"]["cases"]:
             bought = f"{case['fluid_ratio']:.3f} ± {case['fluid_ratio_error']:.3f}"
             rows.append(
@@ -118,7 +124,20 @@ def _measured() -> str:
         "and 20 starts of ascent; client by client the worst counts. Value is measured in more markets than are "
         "attacked. Made by `python -m privmarket.mechanisms.learned.make_weights NAME`."
     )
-    return f"{text}\n\n{_table(header, rows)}"
+    return f"{text}\n\n{_table(header, rows)}{_unmeasured()}"
+
+
+def _unmeasured() -> str:
+    """Which listed markets no attack was run in, so that no row is missing without a word."""
+    missing = []
+    for name, cases in SHIPPED_CASES.items():
+        found = load(shipped(name), name).facts["measured"]["cases"]
+        seen = {(case["scenario"], case["clients"]) for case in found}
+        missing += [f"`{name}`, {law}, N = {clients:,}" for law, clients, *_ in cases if (law, clients) not in seen]
+    if not missing:
+        return ""
+    why = "each deviation costs a whole auction; the command above goes on with it"
+    return f"\n\nNot attacked yet ({why}): {'; '.join(missing)}."
 
 
 def _comparison(rows: list[dict[str, Any]]) -> str:

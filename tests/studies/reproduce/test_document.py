@@ -182,6 +182,10 @@ def test_the_papers_figures_have_their_place():
     source = printed("efficiency")
     assert "1877" in source.where
     assert source.rows["pac"]["spend"] == 8.1694
+    for row in source.rows.values():
+        assert row["revenue_share"] == pytest.approx(row["spend"] / 50, abs=6e-5), (
+            "the page leaves n_rev out for this"
+        )
     assert printed("accuracy").rows["no-dp"]["cifar10/0.5"] == 36.7
     assert printed("latency").rows["pac"][-1] == [500, 0.14, 0.16]
 

@@ -248,15 +248,19 @@ def _spread(results: Results, kind: str, rule: str, clients: int) -> str:
         return results.absent(kind, mechanism=rule, clients=clients)
     unit, size = next(((u, s) for u, s in _UNITS if found.mean >= s), _UNITS[-1])
     mean = _three_digits(found.mean / size)
-    return f"{mean} ± {found.std / size:.1g} {unit}" if found.seeds > 1 else f"{mean} {unit}"
+    digits = len(mean.partition(".")[2])
+    return f"{mean} ± {found.std / size:.{digits}f} {unit}" if found.seeds > 1 else f"{mean} {unit}"
 
 
 def _three_digits(value: float) -> str:
-    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+    """Three digits at least, and never an exponent."""
+    if value >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
 _UNITS = (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6))
 
 
 def _megabytes(size: float, least: float = 1e6) -> str:
-    return "< 1" if size < least else f"{size / 1e6:.3g}"
+    return "< 1" if size < least else _three_digits(size / 1e6)
