@@ -239,7 +239,11 @@ def test_weights_that_overflow_tell_nothing(steps):
         update = private_updates(model, weights, records, plan, [2.0], [NoiseSource.from_seed(0)])
         if steps == 1:
             assert torch.isfinite(update).all()
-            assert float(update.std()) == pytest.approx(2.0, rel=0.5)
+            assert float(update.std()) == pytest.approx(2.0, rel=0.1)  # 50 numbers of a fixed seed
+        if bad != 3e38:  # where all records overflow, other records give the same bits
+            other = ClientRecords(torch.randn(30, 1, 3, 3), 1 - labels, [30])
+            same = private_updates(model, weights, other, plan, [2.0], [NoiseSource.from_seed(0)])
+            torch.testing.assert_close(same, update, rtol=0, atol=0, equal_nan=True)
 
 
 # 8. Streams after a fork, tables of another schedule.

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-from schemathesis import GenerationMode
 
 from privmarket.broker import bidding
-from privmarket_studies.torture.broker_fuzz import ROLES, Fuzz
 from tests.postgres import new_database
 
+if TYPE_CHECKING:
+    from privmarket_studies.torture.broker_fuzz import Fuzz
+
+# Schemathesis takes two seconds to load, and every worker loads every test file: it is imported by the tests.
 # It is schemathesis that hands cookies to each request, a thousand times.
 pytestmark = pytest.mark.filterwarnings("ignore:Setting per-request cookies:DeprecationWarning")
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def fuzz(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Fuzz]:
+    from privmarket_studies.torture.broker_fuzz import Fuzz
+
     if request.param == "sqlite":
         made = Fuzz(f"sqlite:///{tmp_path}/market.db")
     else:
@@ -27,6 +32,10 @@ def fuzz(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Fuzz]:
 
 
 def test_no_failure_and_one_error_shape(fuzz: Fuzz) -> None:
+    from schemathesis import GenerationMode
+
+    from privmarket_studies.torture.broker_fuzz import ROLES
+
     modes = [GenerationMode.POSITIVE]
     if fuzz.market.broker.database.is_embedded:  # malformed ones end before the database; the long form tries them
         modes.append(GenerationMode.NEGATIVE)
@@ -37,6 +46,10 @@ def test_no_failure_and_one_error_shape(fuzz: Fuzz) -> None:
 
 
 def test_it_catches_a_service_that_breaks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from schemathesis import GenerationMode
+
+    from privmarket_studies.torture.broker_fuzz import Fuzz
+
     fuzz = Fuzz(f"sqlite:///{tmp_path}/market.db")
     monkeypatch.setattr(bidding, "_check", lambda *_: 1 // 0)
     (bids,) = [o for o in fuzz.operations() if o.path.endswith("/bids") and o.method.upper() == "POST"]

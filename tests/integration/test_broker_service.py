@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from privmarket.broker.broker import Broker
 from privmarket.broker.demo_market import DemoMarket
 from privmarket.broker.http_client import BrokerClient
-from privmarket.broker.http_errors import BrokerError, ConflictError, DatabaseError
+from privmarket.broker.http_errors import BrokerError, ConflictError, DatabaseError, UnauthenticatedError
 from privmarket.broker.schema import log
 from privmarket.broker.verify import verify
 from privmarket.cli import app
@@ -211,7 +211,7 @@ def test_operator_token_command(tmp_path: Path) -> None:
     second = CliRunner().invoke(app, ["broker", "operator-token", "--database", url]).stdout.strip()
     broker = Broker(url)
     assert broker.authenticate(second).role == "operator"
-    with pytest.raises(Exception, match="unknown, expired or revoked"):
+    with pytest.raises(UnauthenticatedError, match="unknown, expired or revoked"):
         broker.authenticate(first)
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import privmarket as pm
+from privmarket.market.guarantees import OutcomeGuarantee
 from privmarket.market.menu import MenuCurve, from_function
 from privmarket.market.scenarios import scenario
 from tests.conftest import awkward_budgets, awkward_markets
@@ -86,5 +87,9 @@ def test_outcomes_are_finite_and_not_negative(name, rng):
 @pytest.mark.parametrize("name", CLASSICAL)
 def test_a_million_identical_bids_are_an_ordinary_market(name):
     bids = pm.Bids(np.full(1_000_000, 0.5), np.full(1_000_000, 1.0))
-    outcome = pm.mechanism(name).run(bids, 250_000.0)
+    rule = pm.mechanism(name)
+    outcome = rule.run(bids, 250_000.0)
     assert np.isfinite(outcome.spend)
+    for promise in rule.guarantees:
+        if isinstance(promise, OutcomeGuarantee):
+            assert promise.holds(bids, outcome, 250_000.0).held, promise.label

@@ -26,17 +26,19 @@ def test_the_page_is_rendered_from_the_files():
     assert (FOLDER / "README.md").read_text(encoding="utf-8") == render(FOLDER)
 
 
-@pytest.mark.parametrize("run", KEPT, ids=lambda run: run.name)
-def test_kept_runs_are_complete_and_of_todays_settings(run):
-    for result in RESULTS.get(run.name, []):
-        config = FederationConfig.from_json(result["config"])
-        assert result["command"] == command_of(run, config.seed)
-        assert settings_are_recommended(run, result["config"])
-        assert config.measured_on == "test"
-        assert str(config.rounds) in result["accuracy_by_round"]
-        assert result["spent"] <= config.budget * config.rounds
-        if config.wallet is not None:
-            assert result["largest_epsilon_spent"] <= config.wallet + 1e-9
+THERE = [(run, result) for run in KEPT for result in RESULTS.get(run.name, [])]
+
+
+@pytest.mark.parametrize(("run", "result"), THERE, ids=[f"{r.name}-{one['config']['seed']}" for r, one in THERE])
+def test_kept_runs_are_whole_and_of_todays_settings(run, result):
+    config = FederationConfig.from_json(result["config"])
+    assert result["command"] == command_of(run, config.seed)
+    assert settings_are_recommended(run, result["config"])
+    assert config.measured_on == "test"
+    assert str(config.rounds) in result["accuracy_by_round"]
+    assert result["spent"] <= config.budget * config.rounds
+    if config.wallet is not None:
+        assert result["largest_epsilon_spent"] <= config.wallet + 1e-9
 
 
 def test_no_file_lies_about_that_nobody_reads():

@@ -35,10 +35,24 @@ def test_conditions_of_pac():
 
 
 def test_too_little_money_for_anybody():
-    dear = pm.Bids([10.0, 20.0], [1.0, 1.0])
+    dear = pm.Bids([10.0, 20.0], [0.4, 2.0])
     text = why_nothing_sold(pm.mechanism("csra"), dear, 1.0)
-    assert "the cheapest whole offer costs 10" in text
+    assert "the cheapest whole offer costs 4," in text
     assert "would sell" not in text
+
+
+class SellsNothing(pm.Mechanism):
+    name = "sells nothing"
+
+    def clear(self, bids, budget):
+        return pm.Outcome(0 * bids.epsilon, 0 * bids.epsilon)
+
+
+@pytest.mark.parametrize(("budget", "named"), [(3.99, True), (4.0, False), (4.01, False)])
+def test_money_is_the_reason_only_where_it_is_less_than_the_cheapest_offer(budget, named):
+    text = why_nothing_sold(SellsNothing(), pm.Bids([10.0, 20.0], [0.4, 2.0]), budget)
+    assert text.startswith("sells nothing sold nothing")
+    assert ("more than the budget" in text) == named
 
 
 def test_a_market_that_sells_needs_no_explanation():

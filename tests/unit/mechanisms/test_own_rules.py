@@ -56,6 +56,8 @@ def test_a_function_takes_settings_and_facts():
         resolve(posted_price, prise=0.3)
     with pytest.raises(ConfigurationError, match=r"price is 'high'.*must be a number"):
         resolve(posted_price, price="high")
+    with pytest.raises(UnknownNameError, match="budget"):  # an argument that every auction gives is no setting
+        resolve(posted_price, budget=3.0)
 
     def limit(bids, budget, epsilon_max=1.0):
         return np.minimum(bids.epsilon, epsilon_max), np.zeros(bids.clients)

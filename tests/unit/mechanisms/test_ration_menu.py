@@ -11,7 +11,7 @@ from privmarket.market.objectives import AggregateError
 from privmarket.market.ration_curve import RationCurve
 from privmarket.market.ration_design import bias_to_noise, flat_price, two_step_curve
 from privmarket.market.scenarios import EmpiricalLaw, IndependentLaw, scenario
-from privmarket.mechanisms.ration_menu import RationMenu, face
+from privmarket.mechanisms.ration_menu import RationMenu, face, face_all
 from tests.conftest import awkward_budgets, awkward_markets
 
 CURVES = {
@@ -82,6 +82,19 @@ def test_levels_match_a_search_that_knows_no_breakpoints(curve, rng):
                 low, high = (middle, high) if cost(middle) <= budget else (low, middle)
             assert facing.ration[client] == pytest.approx(low, rel=1e-9, abs=1e-12)
             assert (facing.unit_price[client] > 0) == (low >= 5.0)
+
+
+@pytest.mark.parametrize("clients", [1, 2, 7, 40])
+def test_many_markets_of_unequal_curves_are_each_as_if_alone(clients, rng):
+    """To the last bit, with curves of one to four steps, floors and ceilings side by side."""
+    curves = [*CURVES.values()] * 8
+    bids, budgets = awkward_markets(rng, len(curves), clients), awkward_budgets(rng, len(curves))
+    together = face_all(curves, bids, budgets[:, None], 5.0)
+    for market, curve in enumerate(curves):
+        alone = face(curve, bids[market], float(budgets[market]), 5.0)
+        np.testing.assert_array_equal(together.ration[market], alone.ration)
+        np.testing.assert_array_equal(together.unit_price[market], alone.unit_price)
+        assert alone.ration.max() <= min(5.0, curve.ceiling)
 
 
 def test_plentiful_money_raises_the_price_like_the_mean_field_menu(rng):
