@@ -12,6 +12,7 @@ import privmarket as pm
 from privmarket.errors import ConfigurationError, OutcomeError
 from privmarket.market.facts import MarketFacts
 from privmarket.market.scenarios import EmpiricalLaw, scenario
+from privmarket.plans import EPSILON_MAX
 
 BIDS = pm.Bids([0.2, 0.9, 0.4], [1.0, 2.0, 0.5])
 LIMIT_OF_RULES = {"mean-field-menu", "mfg-menunet", "mfg-regretnet", "regretnet", "dm-regretnet"}
@@ -35,6 +36,11 @@ def test_a_rule_is_told_the_limit_and_settings_win(name):
     assert pm.mechanism(name, market=MarketFacts(epsilon_max=7.0)).epsilon_max == 7.0
     assert pm.mechanism(name, market=MarketFacts(epsilon_max=7.0), epsilon_max=3.0).epsilon_max == 3.0
     assert pm.mechanism(name, market=MarketFacts()).epsilon_max == 5.0
+
+
+@pytest.mark.parametrize("name", pm.mechanism_names())
+def test_rules_that_have_a_limit_start_with_the_products(name):
+    assert getattr(pm.mechanism(name), "epsilon_max", EPSILON_MAX) == EPSILON_MAX
 
 
 def test_a_rule_is_told_the_law_and_the_scenario():

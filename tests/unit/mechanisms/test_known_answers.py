@@ -67,6 +67,14 @@ def test_a_budget_that_buys_nobody_pays_nobody(name):
     assert outcome.total_epsilon == 0
 
 
+def test_proportional_share_spends_the_last_cent():
+    """v_2·(ε_1 + ε_2) is the budget exactly: the second client still sells; a hair less money, and it does not."""
+    bids = pm.Bids([0.25, 0.5, 2.0], [1.0, 3.0, 1.0])
+    assert pm.mechanism("proportional-share").run(bids, 2.0).epsilon.tolist() == [1.0, 3.0, 0.0]
+    assert pm.mechanism("proportional-share").run(bids, 2.0).payment.tolist() == [0.5, 1.5, 0.0]
+    assert pm.mechanism("proportional-share").run(bids, np.nextafter(2.0, 0)).epsilon.tolist() == [1.0, 0.0, 0.0]
+
+
 def test_proportional_share_almost_reaches_the_fluid_bound(rng):
     bids = UNIFORM.sample(rng, 100, (4_000,))
     bought = pm.mechanism("proportional-share").run(bids, 50.0).total_epsilon

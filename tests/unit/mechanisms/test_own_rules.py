@@ -219,3 +219,9 @@ def test_rules_whose_extra_is_missing_are_skipped_and_named(monkeypatch):
 def test_a_rule_returns_two_arrays(answer):
     with pytest.raises(OutcomeError, match="not a pair"):
         FunctionRule(lambda bids, budget: answer(bids.epsilon)).run(pm.Bids([0.2, 0.4], [1.0, 1.0]), 1.0)
+
+
+def test_a_misspelt_name_is_no_module():
+    for wrong in ("pak", "pac:literall"):
+        with pytest.raises(UnknownNameError, match="did you mean 'pac"):
+            resolve(wrong)

@@ -7,7 +7,7 @@ import pytest
 
 import privmarket as pm
 from privmarket.errors import BidError, ConfigurationError
-from privmarket.market.objectives import AggregateError
+from privmarket.market.objectives import AggregateError, TypicalAggregateError
 from privmarket.market.ration_curve import RationCurve
 from privmarket.market.ration_design import bias_to_noise, flat_price, two_step_curve
 from privmarket.market.scenarios import EmpiricalLaw, IndependentLaw, scenario
@@ -168,11 +168,19 @@ def test_market_facts_reach_the_rules():
     assert pm.mechanism("ration", market=facts).law.name == "lognormal"
 
 
+def test_unless_told_rules_aim_at_the_objectives_own_settings():
+    assert pm.mechanism("ration").objective == pm.mechanism("two-step").objective == AggregateError()
+    assert pm.mechanism("graded-ration").objective == TypicalAggregateError(heterogeneity=1.0)
+    told = pm.mechanism("ration", kappa=2.0, heterogeneity=0.3, honest_share=0.5, delta=1e-6)
+    assert told.objective == AggregateError(2.0, 0.3, 0.5, 1e-6)
+
+
 @pytest.mark.parametrize(
     "settings",
     [
         {"unit_price": 0.0},
         {"unit_price": -1.0},
+        {"unit_price": float("inf")},
         {"bulk_price": 0.2},
         {"unit_price": 0.2, "bulk_price": 0.3},
         {"unit_price": 0.5, "bulk_price": 0.3, "bulk_multiple": 1.0},
@@ -184,6 +192,11 @@ def test_market_facts_reach_the_rules():
 def test_wrong_settings_are_refused(settings):
     with pytest.raises(ConfigurationError):
         pm.mechanism("two-step", **settings)
+
+
+def test_a_bulk_that_costs_no_less_is_refused_by_name():
+    with pytest.raises(ConfigurationError, match=r"bulk_price 0\.3 with unit_price 0\.3"):
+        pm.mechanism("two-step", unit_price=0.3, bulk_price=0.3)
 
 
 @pytest.mark.parametrize(
