@@ -147,7 +147,8 @@ def test_the_bid_of_the_example_is_that_of_the_sentence():
     """docs/how-to/forward-looking-clients.md: the snippet itself is run elsewhere."""
     page = (ROOT / "docs/how-to/forward-looking-clients.md").read_text(encoding="utf-8")
     assert "array([0.51, 0.6 ])" in page
-    assert "asks 0.51 where it would sell at 0.2" in page
+    assert "costs it only 0.2, it asks 0.51" in page
+    assert "reports its true 0.6" in " ".join(page.split())
 
 
 def test_uniform_offers_lie_where_the_share_of_clients_below_one_was_computed():
