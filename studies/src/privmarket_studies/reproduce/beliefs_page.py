@@ -68,7 +68,7 @@ def cells(scale: Scale) -> list[Cell]:
             steps / 100,
         )
         for law in (list(BUDGETS)[:1] if scale.quick else BUDGETS)
-        for seed in scale.seeds_or(1, 1)
+        for seed in scale.seeds_or(3, 1)
     ]
     return list({cell.slot: cell for cell in made}.values())
 

@@ -62,7 +62,7 @@ def cells(scale: Scale) -> list[Cell]:
         for seed in scale.seeds_or(5, 2)
     ]
     if not scale.quick:
-        made += [_cell(_SLOW, "uniform", 100, 50, "quick", "quick", seed) for seed in scale.seeds_or(3, 1)]
+        made += [_cell(_SLOW, "uniform", 100, 50, "quick", "quick", seed) for seed in scale.seeds_or(5, 1)]
         made += [_cell(rule, "uniform", 100, 50, "strongest", None, 0) for rule in _STRONGEST]
     return made
 

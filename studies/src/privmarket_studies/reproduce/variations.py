@@ -7,7 +7,7 @@ from typing import Any
 from privmarket.federated.config import Training
 from privmarket.plans import identity
 from privmarket_studies.reproduce.cells import Cell
-from privmarket_studies.reproduce.rq4 import MATRIX_TRAINING, federated_cell
+from privmarket_studies.reproduce.rq4 import MATRIX_TRAINING, ROWS, federated_cell
 from privmarket_studies.reproduce.scale import Scale
 
 TITLE = "Variations: other trust, other clients, other models"
@@ -58,14 +58,18 @@ _DEFAULTS = {"trust": "local", "strategy": "truthful", "aggregation": "epsilon-s
 
 
 def trust_cells(scale: Scale) -> list[Cell]:
-    """What truthfulness costs against full information, under both trusts, for two budgets."""
-    return [
+    """What truthfulness costs against full information, under both trusts, for two budgets.
+
+    Runs that are also in RQ4's matrix have its five seeds.
+    """
+    made = [
         run_of(scale, row, seed, {"trust": trust}, budget=budget)
         for seed in scale.seeds_or(3, 1)
         for trust in TRUSTS[::-1]
         for budget in (BUDGETS[1:] if scale.quick else BUDGETS[::-1])
         for row in TRUTHFUL
     ]
+    return made + [run_of(scale, row, seed) for row in TRUTHFUL if row in ROWS for seed in scale.seeds_or(5, 1)]
 
 
 def strategy_cells(scale: Scale) -> list[Cell]:
