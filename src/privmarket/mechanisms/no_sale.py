@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from privmarket.errors import PrivmarketError
 from privmarket.market.bids import Bids
 from privmarket.market.mechanism import Mechanism
@@ -24,10 +26,10 @@ def why_nothing_sold(rule: Mechanism, bids: Bids, budget: float) -> str:
     reason = rule.why_nothing_sold(bids, budget)
     if not reason and cheapest > budget:
         reason = f"the cheapest whole offer costs {cheapest:.4g}, more than the budget"
-    parts = [f"{rule.name} sold nothing to a budget of {budget:g}" + (f": {reason}" if reason else "")]
+    parts = [f"{rule.name} sold nothing at a budget of {budget:g}" + (f": {reason}" if reason else "")]
     enough = _budget_that_sells(rule, bids, budget)
     if enough is not None:
-        parts.append(f"it sells from a budget of about {enough:.3g}")
+        parts.append(f"it sells from a budget of about {_rounded_up(enough):g}")
     for name in _ALTERNATIVES:
         if name != rule.name and (sold := _sold(mechanism(name), bids, budget)) > 0:
             parts.append(f"{name} would sell {sold:.4g} ε here")
@@ -40,6 +42,14 @@ def _sold(rule: Mechanism, bids: Bids, budget: float) -> float:
         return float(rule.run(bids, budget).total_epsilon)
     except PrivmarketError:  # a rule that refuses this market sells nothing in it
         return 0.0
+
+
+def _rounded_up(value: float) -> float:
+    """To three digits, upwards: a budget that sells, and is not printed as the one that did not."""
+    if not 0 < value < math.inf:
+        return value
+    step = 10.0 ** (math.floor(math.log10(value)) - 2)
+    return float(f"{math.ceil(value / step) * step:.3g}")
 
 
 def _budget_that_sells(rule: Mechanism, bids: Bids, budget: float) -> float | None:

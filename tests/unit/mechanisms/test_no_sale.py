@@ -71,3 +71,10 @@ def test_a_rules_own_reason_comes_before_the_price_of_the_cheapest_offer():
     said = why_nothing_sold(pm.mechanism("mean-field-menu"), pm.Bids([5.0, 6.0], [5.0, 5.0]), 1.0)
     assert "epsilon_max" in said
     assert "cheapest whole offer" not in said
+
+
+def test_the_budget_that_it_names_sells_and_is_not_the_one_that_did_not():
+    rule = pm.mechanism("mean-field-menu")
+    named = float(re.search(r"from a budget of about ([\d.e+-]+)", why_nothing_sold(rule, THREE, 1.0))[1])
+    assert named == 1.01
+    assert rule.run(THREE, named).total_epsilon > 0
