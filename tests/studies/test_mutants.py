@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from privmarket_studies.mutants import page
+from privmarket_studies.mutants import campaign, page
 from privmarket_studies.mutants.coverage import Coverage
 from privmarket_studies.mutants.faults import behaviour, faults, tree_with
 from privmarket_studies.mutants.targets import NAMED
@@ -245,22 +245,42 @@ def test_the_share_counts_every_survivor_that_is_not_equivalent():
     assert "| `d` | not judged |" in text
     assert "66.7%" in text
     assert "commit abc1234" in text
-    assert "in another way" not in text
-    assert "1 of the 4 were tried in another way" in page.render(
-        [{**results[0], "earlier": True}, *results[1:]], judged, "abc1234"
+    assert "survived the tests of that commit" not in text
+    later = page.render([{**results[0], "later": True}, *results[1:]], judged, "abc1234", "def5678")
+    assert "1 of the noticed ones survived the tests of that commit" in later
+    assert "are in commit def5678" in later
+
+
+def test_what_survived_at_first_and_is_noticed_now_is_marked(project, monkeypatch):
+    made = faults(project / "src" / "tiny.py", project)
+    monkeypatch.setattr(campaign, "sample", lambda root: [campaign.Attempt(fault, 0) for fault in made])
+    lines = [(made[0], "survived"), (made[1], "survived"), (made[2], "killed"), (made[0], "killed")]
+    out = project / "out.jsonl"
+    out.write_text(
+        "".join(
+            json.dumps({"key": campaign._key(f, project), "name": f.name, "verdict": verdict, "final": True}) + "\n"
+            for f, verdict in lines
+        )
     )
+    found = campaign.of_sample(project, out)
+    assert [(one["verdict"], one.get("later")) for one in found[:3]] == [
+        ("killed", True),
+        ("survived", False),
+        ("killed", False),
+    ]
+    assert {one["verdict"] for one in found[3:]} == {"not tried"}
 
 
 KEPT = Path(__file__).parents[2] / "docs" / "results" / "mutants"
 
 
 def test_the_kept_page_says_what_was_tried_and_every_survivor_is_judged():
-    commit, sample, judged = page.load(KEPT)
+    commit, tests, sample, judged = page.load(KEPT)
     alive = {entry["name"] for entry in sample if entry["verdict"] == "survived"}
     assert len(sample) >= 300
     assert alive <= set(judged), "a survivor without a judgement"
     assert all(judged[name]["kind"] in page.KINDS and judged[name]["why"] for name in alive)
-    assert (KEPT / "README.md").read_text(encoding="utf-8") == page.render(sample, judged, commit)
+    assert (KEPT / "README.md").read_text(encoding="utf-8") == page.render(sample, judged, commit, tests)
     # Of a finished campaign more is asked; an unfinished one says so in its first line.
     if any(entry["verdict"] == "not tried" for entry in sample):
         assert "This campaign is not finished" in (KEPT / "README.md").read_text(encoding="utf-8")

@@ -1,3 +1,4 @@
+from functools import lru_cache
 from pathlib import Path
 
 import dp_accounting
@@ -27,9 +28,18 @@ def cache(tmp_path, monkeypatch):
 
 @pytest.fixture
 def quick_build(monkeypatch):
-    """Tables over a short stretch, so that building one takes a fraction of a second."""
+    """Tables over a short stretch, each computed once: that takes a second, and ten tests want the same one."""
     monkeypatch.setattr(tables, "EPSILON_MIN", 1.2)
     monkeypatch.setattr(tables, "EPSILON_MAX", 1.4)
+    monkeypatch.setattr(tables, "build_table", lambda *schedule: _built(*schedule, tables._PER_OCTAVE))
+
+
+BUILD = tables.build_table
+
+
+@lru_cache
+def _built(delta, rate, steps, points_per_octave):
+    return BUILD(delta, rate, steps)
 
 
 def test_known_answer_of_the_analytic_gaussian():

@@ -39,6 +39,14 @@ def test_the_defaults_take_a_plain_order():
     SellerPolicy().check(Order(delta=1e-6, sampling_rate=0.05))
 
 
+@pytest.mark.parametrize(("field", "reason"), [("epsilon", Reason.EPSILON), ("delta", Reason.DELTA)])
+def test_a_limit_is_met_up_to_rounding_and_no_further(field, reason):
+    limits = {"epsilon": SellerPolicy().epsilon_per_sale, "delta": SellerPolicy().delta}
+    most = limits[field] * (1.0 + 1e-9)
+    SellerPolicy().check(replace(GOOD, **{field: most}))
+    assert refused(SellerPolicy(), replace(GOOD, **{field: np.nextafter(most, np.inf)})) is reason
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [

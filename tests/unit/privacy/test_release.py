@@ -102,3 +102,10 @@ def test_bad_input():
         Grid.for_shares(1e9, 10_000_000, 1e-9)
     with pytest.raises(PrivacyError, match="flat"):
         Grid(1.0).noisy(np.zeros((2, 2)), NoiseSource.from_seed(0), np.zeros((2, 2), dtype=np.float32))
+
+
+def test_dividing_and_underflow_are_charged():
+    """n·2^−51 for the division of n records by γ, 2^−40 for underflow, beside the sums themselves."""
+    n, block = 1_000_000, 4096
+    in_sums = 1.01 * (block + 2 * n / block + 2) * n * 2.0**-52
+    assert double_sum_inflation(n) - CANCELLATION * in_sums == pytest.approx(n * 2.0**-51 + 2.0**-40, rel=1e-3)

@@ -97,3 +97,10 @@ def test_a_plot_of_sales_begins_with_none():
     sales, renyi, added = running_epsilon(statement([Sale(0.5, count=3)]))
     assert (sales[0], renyi[0], added[0]) == (0, 0.0, 0.0)
     assert (sales[-1], added[-1]) == (3, 1.5)
+
+
+def test_a_million_millions_are_the_most_sales_of_one_kind():
+    assert parse_sale("1e-12x1000000000000") == Sale(1e-12, count=10**12)
+    with pytest.raises(PrivacyError, match="repeated 1000000000001 times") as caught:
+        parse_sale("1x1000000000001")
+    assert "1e+12" in caught.value.hint

@@ -51,6 +51,12 @@ def test_gaussian_sales_use_the_whole_cap():
     assert float(gaussian.epsilon_of(mu, 1e-5)) <= 8.0 * (1 + 1e-9)
 
 
+@pytest.mark.parametrize(("excess", "fits"), [(0.0, True), (0.5e-12, True), (1.5e-12, False)])
+def test_rounding_may_use_one_part_in_a_million_millions(excess, fits):
+    mu = float(gaussian.mu_of(3.0, 1e-5))
+    assert Wallet(3.0).can_spend(PrivacyEvent(1.0 / (mu * np.sqrt(1.0 + excess)))) == fits
+
+
 def test_a_single_sale_of_the_cap_fits_and_empties_the_wallet():
     wallet = Wallet(3.0)
     assert wallet.trim(FULL_BATCH, 3.0) == 3.0

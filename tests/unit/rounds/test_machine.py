@@ -8,7 +8,7 @@ from privmarket.market.mechanism import Mechanism
 from privmarket.market.outcome import Outcome
 from privmarket.mechanisms import mechanism
 from privmarket.privacy.calibration import ReleaseFamily, noise_multiplier
-from privmarket.rounds import MICRO, Offer, Phase, Round, RoundError, Terms
+from privmarket.rounds import MICRO, Offer, Phase, Round, RoundError, RoundRecord, Terms
 
 
 class Fixed(Mechanism):
@@ -153,3 +153,8 @@ def test_accuracies_from_none_to_all_are_taken(accuracy, taken):
     else:
         with pytest.raises(RoundError, match="accuracy"):
             offer.check("a", terms)
+
+
+def test_a_round_without_a_market_has_moved_nothing():
+    """What training without privacy keeps of a round."""
+    assert RoundRecord(3) == RoundRecord(3, 0, 0, 0.0, 0, 0, {}, {}, {}, None)

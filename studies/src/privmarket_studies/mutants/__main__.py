@@ -20,6 +20,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, help="start no further fault after so many minutes")
     parser.add_argument("--again", action="store_true", help="try survivors once more")
     parser.add_argument("--only", action="append", default=[], metavar="PATH", help="only this target; repeatable")
+    parser.add_argument("--tests", default="", metavar="COMMIT", help="of the newest tests, if newer than the code")
     parser.add_argument("--page", type=Path, default=Path("docs/results/mutants"), help="folder of the page")
     options = parser.parse_args()
     root = options.root.resolve()
@@ -33,7 +34,7 @@ def main() -> None:
     else:
         git = ["git", "-C", str(root), "rev-parse", "--short", "HEAD"]
         commit = subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
-        page.write(options.page, campaign.of_sample(root, options.out), commit)
+        page.write(options.page, campaign.of_sample(root, options.out), commit, options.tests)
 
 
 if __name__ == "__main__":

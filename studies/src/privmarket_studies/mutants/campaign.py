@@ -109,8 +109,7 @@ def run(
         unseen = [
             fault
             for fault in waiting
-            if in_function(root / fault.path, fault.line)
-            and (again or _is_earlier(done.get(_key(fault, root), {"earlier": True})))
+            if in_function(root / fault.path, fault.line) and (again or _key(fault, root) not in done)
         ]
         _in_a_process(lambda target=target, unseen=unseen: work.on_a_bench(target, unseen))  # type: ignore[misc]
         if not work.measured(target):
@@ -238,15 +237,23 @@ def _in_a_process(work: Callable[[], None]) -> None:
 
 def read(out: Path) -> list[dict[str, Any]]:
     """What was tried; of a fault that was tried twice, the last attempt."""
-    if not out.exists():
-        return []
-    entries = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
-    return list({entry["key"]: entry for entry in entries}.values())
+    return list({entry["key"]: entry for entry in _all(out)}.values())
+
+
+def _all(out: Path) -> list[dict[str, Any]]:
+    """Every attempt, in order."""
+    return [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()] if out.exists() else []
 
 
 def of_sample(root: Path, out: Path) -> list[dict[str, Any]]:
-    """Today's sample, each fault with its verdict on today's code, or `not tried` (to the end)."""
+    """Today's sample, each fault with its verdict on today's code, or `not tried` (to the end).
+
+    `later` says that it survived at first and is noticed now.
+    """
     done = {entry["key"]: entry for entry in read(out) if entry["final"]}
+    survived = {entry["key"] for entry in _all(out) if entry["final"] and entry["verdict"] == SURVIVED}
+    for key, entry in done.items():
+        entry["later"] = key in survived and entry["verdict"] != SURVIVED
     return [
         done.get(_key(fault, root), {**asdict(fault), "name": fault.name, "verdict": NOT_TRIED})
         | {"named": _named(fault)}
@@ -255,12 +262,7 @@ def of_sample(root: Path, out: Path) -> list[dict[str, Any]]:
 
 
 def _waits(entry: dict[str, Any] | None, again: bool) -> bool:
-    return entry is None or not entry["final"] or _is_earlier(entry) or (again and entry["verdict"] == SURVIVED)
-
-
-def _is_earlier(entry: dict[str, Any]) -> bool:
-    """Whether it comes from a campaign that ran in another way."""
-    return bool(entry.get("earlier"))
+    return entry is None or not entry["final"] or (again and entry["verdict"] == SURVIVED)
 
 
 def _key(fault: Fault, root: Path) -> str:

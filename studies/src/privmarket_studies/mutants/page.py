@@ -10,7 +10,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from privmarket_studies.mutants.bench import PATIENCE_SECONDS, SLOW_SECONDS
 from privmarket_studies.mutants.trial import NOT_TRIED, SURVIVED
@@ -23,8 +23,8 @@ _HEAD = """# Do the tests bite?
 {extent}{faults} small faults (a changed operator, comparison, constant or call, a guard that never fires) were
 put one at a time into the packages that decide about money and privacy, as they were in commit {commit}, and the
 tests that call the changed function were run against each.
-**{dead} were noticed, {alive} survived.** Of the survivors {equivalent} change no behaviour at all; of the other
-{real} faults {share:.1%} were noticed.
+**{dead} were noticed, {alive} survived.** {later}Of
+the survivors {equivalent} change no behaviour at all; of the other {real} faults {share:.1%} were noticed.
 
 | where | faults | noticed | endless loop | survived | of these equivalent | harmless | a gap |
 | --- | --- | --- | --- | --- | --- | --- | --- |
@@ -41,7 +41,7 @@ tests that call the changed function were run against each.
    fresh process if it survives so.
 3. A fault counts as noticed only if the test that noticed it passes right afterwards without the fault.
 
-{earlier}All seconds are processor time, so that a busy machine changes no verdict. A test that runs into an endless
+All seconds are processor time, so that a busy machine changes no verdict. A test that runs into an endless
 loop has noticed the fault. With `--again` survivors are tried once more, after tests were written for them.
 Every fault, with the test that noticed it, is in [{results}]({results}), our judgement of the survivors in
 [{judged}]({judged}).
@@ -63,26 +63,26 @@ nothing that is promised changes), or a *gap* in the tests.
 """
 
 
-_EARLIER = """{count} of the {faults} were tried in another way by an earlier campaign: against quick tests of
-their own module, for 3 to 6 seconds, and survivors again on test files chosen by hand. They are marked `earlier` in
-[{results}]({results}).
-
-"""
+_LATER = """{count} of the noticed ones survived the tests of that commit and were tried
+again, on the same code, after tests had been written for them; those tests are in commit {tests}. """
 
 
-def render(sample: Sequence[Mapping[str, Any]], judged: Mapping[str, Mapping[str, str]], commit: str) -> str:
+def render(
+    sample: Sequence[Mapping[str, Any]], judged: Mapping[str, Mapping[str, str]], commit: str, tests: str = ""
+) -> str:
     """The page.
 
     Args:
-        commit: whose code got the faults.
-        sample: one entry per fault, with `name`, `path` and `verdict` (which may be `not tried`), and `named` if it
-            once survived.
+        sample: one entry per fault, with `name`, `path` and `verdict` (which may be `not tried`), `named` if it
+            once survived an earlier sample, `later` if it survived this one at first.
         judged: name of a survivor → its `kind` and `why`.
+        commit: whose code got the faults.
+        tests: the commit of the newest tests, where some are newer than the code.
     """
     results = [entry for entry in sample if entry["verdict"] != NOT_TRIED]
     alive = [entry for entry in results if entry["verdict"] == SURVIVED]
     counts = figures(sample, judged)
-    earlier = sum(bool(entry.get("earlier")) for entry in results)
+    later = sum(bool(entry.get("later")) for entry in results)
     extent = ""
     if len(results) < len(sample):
         extent = f"**This campaign is not finished: {len(results)} of the {len(sample)} faults were tried.**\n\n"
@@ -100,7 +100,7 @@ def render(sample: Sequence[Mapping[str, Any]], judged: Mapping[str, Mapping[str
         lines.append(f"| `{_cell(entry['name'])}` | {verdict['kind']} | {_cell(verdict['why'])} |")
     return _HEAD.format(
         extent=extent,
-        earlier=_EARLIER.format(count=earlier, faults=len(results), results=RESULTS) if earlier else "",
+        later=_LATER.format(count=later, tests=tests) if later else "",
         commit=commit,
         **counts,
         slow=SLOW_SECONDS,
@@ -138,24 +138,33 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("`", "'")
 
 
-def load(folder: Path) -> tuple[str, list[dict[str, Any]], dict[str, dict[str, str]]]:
-    """Commit, kept results and judgements; all empty where there are none."""
+class Kept(NamedTuple):
+    """Commits of the code and of newer tests, results and judgements; all empty where there are none."""
+
+    commit: str
+    tests: str
+    faults: list[dict[str, Any]]
+    judged: dict[str, dict[str, str]]
+
+
+def load(folder: Path) -> Kept:
+    """What a folder keeps."""
 
     def read(name: str, empty: Any) -> Any:
         path = folder / name
         return json.loads(path.read_text(encoding="utf-8")) if path.exists() else empty
 
     kept = read(RESULTS, {"commit": "", "faults": []})
-    return kept["commit"], kept["faults"], read(JUDGED, {})
+    return Kept(kept["commit"], kept.get("tests", ""), kept["faults"], read(JUDGED, {}))
 
 
-def write(folder: Path, results: Sequence[Mapping[str, Any]], commit: str) -> None:
+def write(folder: Path, results: Sequence[Mapping[str, Any]], commit: str, tests: str = "") -> None:
     """Keeps the results of a sample and renders the page."""
     folder.mkdir(parents=True, exist_ok=True)
-    shown = ("name", "path", "line", "verdict", "test", "named", "earlier")
+    shown = ("name", "path", "line", "verdict", "test", "named", "later")
     kept = [{key: entry[key] for key in shown if entry.get(key)} for entry in results]
     lines = ",\n".join(f"  {json.dumps(entry, ensure_ascii=False)}" for entry in kept)
-    text = f'{{\n "commit": {json.dumps(commit)},\n "faults": [\n{lines}\n ]\n}}\n'
+    commits = f' "commit": {json.dumps(commit)},\n "tests": {json.dumps(tests)},\n'
+    text = f'{{\n{commits} "faults": [\n{lines}\n ]\n}}\n'
     (folder / RESULTS).write_text(text, encoding="utf-8")
-    _, _, judged = load(folder)
-    (folder / "README.md").write_text(render(kept, judged, commit), encoding="utf-8")
+    (folder / "README.md").write_text(render(kept, load(folder).judged, commit, tests), encoding="utf-8")
