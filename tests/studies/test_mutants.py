@@ -245,10 +245,9 @@ def test_the_share_counts_every_survivor_that_is_not_equivalent():
     assert "| `d` | not judged |" in text
     assert "66.7%" in text
     assert "commit abc1234" in text
-    assert "survived the tests of that commit" not in text
+    assert "newer than the code" not in text
     later = page.render([{**results[0], "later": True}, *results[1:]], judged, "abc1234", "def5678")
-    assert "1 of the noticed ones survived the tests of that commit" in later
-    assert "are in commit def5678" in later
+    assert "the newest of commit def5678: 1 of the noticed faults survived" in later
 
 
 def test_what_survived_at_first_and_is_noticed_now_is_marked(project, monkeypatch):

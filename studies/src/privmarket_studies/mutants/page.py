@@ -23,9 +23,9 @@ _HEAD = """# Do the tests bite?
 {extent}{faults} small faults (a changed operator, comparison, constant or call, a guard that never fires) were
 put one at a time into the packages that decide about money and privacy, as they were in commit {commit}, and the
 tests that call the changed function were run against each.
-**{dead} were noticed, {alive} survived.** {later}Of
-the survivors {equivalent} change no behaviour at all; of the other {real} faults {share:.1%} were noticed.
-
+**{dead} were noticed, {alive} survived.** Of the survivors {equivalent} change no behaviour at all; of the other
+{real} faults {share:.1%} were noticed.
+{newer}
 | where | faults | noticed | endless loop | survived | of these equivalent | harmless | a gap |
 | --- | --- | --- | --- | --- | --- | --- | --- |
 {rows}
@@ -63,8 +63,10 @@ nothing that is promised changes), or a *gap* in the tests.
 """
 
 
-_LATER = """{count} of the noticed ones survived the tests of that commit and were tried
-again, on the same code, after tests had been written for them; those tests are in commit {tests}. """
+_NEWER = """
+Some tests are newer than the code, the newest of commit {tests}: {count} of the noticed faults survived
+at first and were tried again, in the same code, after tests had been written for them.
+"""
 
 
 def render(
@@ -100,7 +102,7 @@ def render(
         lines.append(f"| `{_cell(entry['name'])}` | {verdict['kind']} | {_cell(verdict['why'])} |")
     return _HEAD.format(
         extent=extent,
-        later=_LATER.format(count=later, tests=tests) if later else "",
+        newer=_NEWER.format(count=later, tests=tests) if tests else "",
         commit=commit,
         **counts,
         slow=SLOW_SECONDS,
