@@ -136,8 +136,10 @@ def table(walks: dict[str, Walk]) -> str:
     for part in PARTS:
         rows.append(f"| {part} | {' | '.join(str(parts[title][part]) for title in walks)} |")
     rows.append(f"| everything else | {' | '.join(str(parts[title]['rest']) for title in walks)} |")
-    before = [str(BEFORE[title][0] - BEFORE[title][1]) for title in walks]
-    rows.append(f"| the same in the tree before, without its noise | {' | '.join(before)} |")
+    before = {title: BEFORE[title][0] - BEFORE[title][1] for title in walks}
+    rows.append(f"| the same in the tree before, without its noise | {' | '.join(map(str, before.values()))} |")
+    shares = [f"{parts[title]['rest'] / before[title]:.0%}" for title in walks]
+    rows.append(f"| everything else, as a share of that | {' | '.join(shares)} |")
     packages = sorted({module.split(".")[0] for walk in walks.values() for module, _ in walk})
     for package in packages:
         inside = [sum(module.split(".")[0] == package for module, _ in walk) for walk in walks.values()]

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from opacus.grad_sample import GradSampleModule
 
-from privmarket.federated.gradients import _gradients, loss_slope
+from privmarket.federated.gradients import _gradients
 from privmarket.federated.models import Model
 from privmarket.flower import known_layers, wire
 from privmarket.privacy.noise import NoiseSource, _derive
@@ -20,8 +20,10 @@ from privmarket.privacy.noise import NoiseSource, _derive
 def clipped_sum(weights, inputs, labels, clip, *, block=4096, into=None, scale=1.0):
     """Σ clipped gradients of a linear model, (inputs, classes), in float32, added to `into`."""
     total = torch.zeros_like(weights) if into is None else into
+    one_hot = torch.nn.functional.one_hot(labels, weights.shape[1])
     slopes = [
-        loss_slope(inputs[a : a + block] @ weights, labels[a : a + block]) for a in range(0, len(labels), block)
+        torch.softmax(inputs[a : a + block] @ weights, dim=1) - one_hot[a : a + block]
+        for a in range(0, len(labels), block)
     ]
     for at, slope in enumerate(slopes):
         rows = inputs[at * block : at * block + len(slope)]
@@ -124,7 +126,7 @@ def fresh_folder(context, client):
 
 def note_as_it_comes(seller, content, context):
     """Writes a receipt into the wallet's file as the server sent it."""
-    if wire.has(content, wire.Receipt):
+    if wire.NAMES[wire.Receipt] in content:
         receipt = wire.take(content, wire.Receipt)
         with seller._wallet(context) as wallet:
             wallet.paid(f"{receipt.run}/{receipt.number}", receipt.paid_micro, receipt.fault)

@@ -156,8 +156,9 @@ def product_sum(contributions):
     """The same contributions through the product's sums: a linear layer with one input and one output."""
     layer, rows = Linear(1, 1), len(contributions)
     totals = torch.zeros(2, dtype=torch.float64)
+    targets = Model("one", (layer,)).parts(totals[None])
     factors = torch.from_numpy(contributions)[:, None], torch.ones(rows, 1)
-    layer.add_sums([layer.views(totals)], factors, torch.ones(rows), [rows], [Summation.BLOCKS])
+    layer.add_sums(targets[0], factors, torch.ones(rows), [rows], [Summation.BLOCKS])
     return float(totals[0])
 
 

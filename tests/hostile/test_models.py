@@ -20,7 +20,7 @@ from privmarket.flower.training import trainable_arrays
 from privmarket.privacy.calibration import ReleaseFamily
 from privmarket.privacy.policy import SellerPolicy
 from privmarket.rounds import Terms
-from tests.unit.flower.toy import Wire
+from tests.unit.flower.toy import Wire, refusal_of
 
 ROWS, CLIP = 64, 0.1
 
@@ -84,7 +84,7 @@ def selling(module, tmp_path, **options):
 def test_a_client_refuses_before_it_reserves(name, tmp_path):
     torch.manual_seed(0)
     wallet, _, answer = selling(MIXING[name](), tmp_path)
-    assert wire.read_refusal(answer.content) == "model"
+    assert refusal_of(answer) == "model"
     assert wallet.statement() == []
 
 
@@ -101,13 +101,13 @@ REFUSED = {
 def test_other_models_that_cannot_be_trained_are_refused_too(name, tmp_path):
     options = {"loss": F.cross_entropy} if name == "a loss over the batch" else {}
     wallet, _, answer = selling(REFUSED[name](), tmp_path, **options)
-    assert wire.read_refusal(answer.content) in ("model", "weights")
+    assert refusal_of(answer) in ("model", "weights")
     assert wallet.statement() == []
 
 
 def test_a_model_that_treats_records_alone_is_trained_and_charged(tmp_path):
     wallet, _, answer = selling(nn.Sequential(nn.Linear(12, 8), nn.GELU(), nn.Linear(8, 3)), tmp_path)
-    assert wire.read_refusal(answer.content) is None
+    assert refusal_of(answer) is None
     assert len(wallet.statement()) == 1
     assert all(np.isfinite(a).all() for a in wire.read_arrays(answer.content, wire.UPDATE).values())
 
@@ -192,25 +192,25 @@ PERSONS = SellerPolicy(epsilon_per_sale=math.inf, epsilon_lifetime=math.inf, uni
 def test_a_person_column_with_gaps_sells_nothing(persons, tmp_path):
     data = records(False) if persons is None else (*records(False), persons)
     answer, wallet = answers(tmp_path, data, policy=PERSONS)
-    assert wire.read_refusal(answer.content) == "records"
+    assert refusal_of(answer) == "records"
     assert wallet.statement() == []
 
 
 def test_persons_are_sold_together(tmp_path):
     answer, wallet = answers(tmp_path, (*records(False), torch.arange(ROWS) // 5), policy=PERSONS)
-    assert wire.read_refusal(answer.content) is None
+    assert refusal_of(answer) is None
     assert len(wallet.statement()) == 1
 
 
 def test_noise_beyond_the_exact_is_refused_before_it_is_charged(tmp_path, monkeypatch):
     monkeypatch.setattr("privmarket.privacy.release.MAX_LEVELS", 0)  # as for a model too large for its noise
     answer, wallet = answers(tmp_path, records(False))
-    assert wire.read_refusal(answer.content) == "noise"
+    assert refusal_of(answer) == "noise"
     assert wallet.statement() == []
 
 
 def test_unequal_lengths_sell_nothing(tmp_path):
     x, y = records(False)
     answer, wallet = answers(tmp_path, (x, y[:-1]))
-    assert wire.read_refusal(answer.content) == "records"
+    assert refusal_of(answer) == "records"
     assert wallet.statement() == []

@@ -23,7 +23,7 @@ from privmarket.flower import node_seller as client_module
 from privmarket.flower.training import private_module_update, trainable_arrays
 from privmarket.privacy.calibration import ReleaseFamily
 from privmarket.privacy.policy import PolicyRefusal, Reason, SellerPolicy
-from tests.unit.flower.toy import CLIENTS, START, Wire, client, partition, play, server, train
+from tests.unit.flower.toy import CLIENTS, START, Wire, client, partition, play, refusal_of, server, train
 
 VICTIM = 1001
 
@@ -32,7 +32,7 @@ def altered(change, kind=wire.Sale):
     """A server that changes one client's order, or its call for bids."""
 
     def tamper(message):
-        if message.metadata.dst_node_id == VICTIM and wire.has(message.content, kind):
+        if message.metadata.dst_node_id == VICTIM and wire.NAMES[kind] in message.content:
             record = wire.take(message.content, kind)
             wire.put(message.content, type(record)(**{**vars(record), **change(record)}))
 
@@ -124,7 +124,7 @@ def test_orders_outside_policy_or_offer_are_refused_in_one_word(name, tmp_path):
     for record in result.records:
         assert record.dropped["1"].startswith(f"refused: {reason.value} (")
     assert "1" not in result.releases  # nothing released, nothing counted
-    words = {wire.read_refusal(m.content) for m in grid.answered} - {None}
+    words = {refusal_of(m) for m in grid.answered} - {None}
     assert words == {reason.value}
     assert guard.refusals(grid.contexts[VICTIM]) == {reason.value: 2}  # accounted for, on the client
 
@@ -138,7 +138,7 @@ def test_a_gullible_client_trains_for_them(name, tmp_path, gullible):
 
 def bad_weights(change):
     def tamper(message):
-        if message.metadata.dst_node_id == VICTIM and wire.has(message.content, wire.Sale):
+        if message.metadata.dst_node_id == VICTIM and wire.NAMES[wire.Sale] in message.content:
             arrays = {name: array.copy() for name, array in wire.read_arrays(message.content, wire.WEIGHTS).items()}
             message.content[wire.WEIGHTS] = wire.write_arrays(change(arrays))
 
@@ -191,7 +191,7 @@ def test_the_policys_limits_trim_what_is_offered_and_its_price_is_asked(tmp_path
 
     def after(reply):
         if reply.metadata.message_type == wire.BID:
-            offers.append(wire.read_offer(reply.content)[1])
+            offers.append(wire.take(reply.content, wire.Answer))
 
     app = client(wallet=None, policy=policy, spread=False)
     result, _ = play(app, server(budget=50.0), after=after)
@@ -279,7 +279,7 @@ def sell_again(service, tmp_path):
     grid.answer(Message(again, VICTIM, wire.BID))
     order = wire.put(RecordDict({wire.WEIGHTS: seen[wire.TRAIN][wire.WEIGHTS]}), replace(sale, run="another"))
     answer = grid.answer(Message(order, VICTIM, wire.TRAIN))
-    assert wire.read_refusal(answer.content) is not None
+    assert refusal_of(answer) is not None
     return [job.sale.run for job in jobs if job.client == "1"], wallet
 
 
@@ -292,7 +292,9 @@ def test_an_award_is_sold_once(service, tmp_path):
 
 def test_a_client_that_remembers_offers_too_early_burns_epsilon(service, tmp_path, monkeypatch):
     def early(self, terms, context, wanted):
-        context.state[client_module.MEMORY] = client_module._memory(terms, wanted.epsilon)
+        of_round = terms.run, terms.number, terms.broker_round
+        kept = *of_round, wanted.epsilon, terms.family, terms.trust, terms.honest_share
+        wire.put(context.state, wire.Offered(*kept))
         return honest(self, terms, context, wanted)
 
     honest = client_module.Seller._bid_at_broker
@@ -411,7 +413,7 @@ def test_garbage_gets_one_word(kind):
     ):
         reply = grid.answer(Message(content, VICTIM, kind))
         assert not reply.has_error()
-        assert wire.read_refusal(reply.content) in set(Reason)
+        assert refusal_of(reply) in set(Reason)
 
 
 def test_terms_that_are_no_terms_are_a_message_that_cannot_be_read():
@@ -419,7 +421,7 @@ def test_terms_that_are_no_terms_are_a_message_that_cannot_be_read():
     bad = {"number": 0, "budget-micro": 5, "epsilon-max": 5.0, "sampling-rate": 7.0, "steps": 1, "delta": 1e-5}
     bad |= {"rounds": 1, "run": "r", "broker-round": "", "trust": "local", "honest-share": 0.6}
     content = RecordDict({"privmarket-call": ConfigRecord(bad)})
-    assert wire.read_refusal(grid.answer(Message(content, VICTIM, wire.BID)).content) == "message"
+    assert refusal_of(grid.answer(Message(content, VICTIM, wire.BID))) == "message"
 
 
 def test_the_market_goes_on_without_the_clients_that_refuse():

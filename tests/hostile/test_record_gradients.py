@@ -13,7 +13,6 @@ from torch.nn import functional as F
 from privmarket.federated.gradients import conventional_products
 from privmarket.federated.model_check import ModelError, require_per_record
 from privmarket.federated.record_gradients import _Hooks, clipped_sum
-from privmarket.flower import wire
 from privmarket.flower.known_layers import fast_model
 from privmarket.flower.node_seller import Job
 from privmarket.flower.training import private_module_update, trainable_arrays
@@ -22,6 +21,7 @@ from privmarket.privacy.calibration import ReleaseFamily
 from privmarket.privacy.noise import NoiseSource
 from tests.hostile import naive
 from tests.hostile.test_models import answers, records, selling
+from tests.unit.flower.toy import refusal_of
 
 CLIP, TOKENS = 0.1, 16
 
@@ -110,7 +110,7 @@ def test_such_a_client_neither_sells_nor_is_charged(tmp_path):
             return super().forward(x.view(len(x), 2, 6))
 
     wallet, _, answer = selling(FoldedPairs(), tmp_path)
-    assert wire.read_refusal(answer.content) == "model"
+    assert refusal_of(answer) == "model"
     assert wallet.statement() == []
 
 
@@ -203,7 +203,7 @@ def test_a_server_cannot_ask_for_a_record_by_an_error(tmp_path):
     assert broken == ["failed", None]
     for name, x in (("with", inputs), ("without", without)):
         answer, wallet = answers(tmp_path / name, (x, labels), module=module, loss=positive_rates)
-        assert wire.read_refusal(answer.content) is None
+        assert refusal_of(answer) is None
         assert len(wallet.statement()) == 1
 
 
@@ -216,7 +216,7 @@ def test_a_label_out_of_range_leaves_an_update_as_any_other(fast, tmp_path, capl
     module = nn.Sequential(nn.Linear(12, 8), nn.Tanh() if fast else nn.GELU(), nn.Linear(8, 3))
     assert (fast_model(module) is not None) == fast
     answer, wallet = answers(tmp_path, (inputs, wrong), module=module)
-    assert wire.read_refusal(answer.content) is None
+    assert refusal_of(answer) is None
     assert len(wallet.statement()) == 1
     assert "add nothing" in caplog.text  # in the log of its owner
 

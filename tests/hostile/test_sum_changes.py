@@ -21,7 +21,7 @@ from privmarket.rounds import Terms
 from tests.hostile import naive
 from tests.hostile.test_secure_sums import OTHERS, STEPS, VICTIM, attacked, reasons
 from tests.unit.flower.test_at_a_broker import refused, service, sum_at, with_keys  # noqa: F401
-from tests.unit.flower.toy import START, Wire, train
+from tests.unit.flower.toy import START, Wire, refusal_of, train
 
 COLLECT = "collect_masked_vectors"
 
@@ -226,7 +226,7 @@ def test_the_buyers_run_configuration_does_not_choose_the_wallet(gullible, tmp_p
         grid.answer(Message(wire.put(RecordDict(), terms), node, wire.BID))
         sale = wire.Sale(f"r{run}", 0, 2.0, 1, ReleaseFamily(), 1.0, 1.0, 10.0)
         order = wire.put(RecordDict({wire.WEIGHTS: wire.write_arrays(START)}), sale)
-        sold += wire.read_refusal(grid.answer(Message(order, node, wire.TRAIN)).content) is None
+        sold += refusal_of(grid.answer(Message(order, node, wire.TRAIN))) is None
     assert sold == (3 if gullible else 1)
     assert gullible or [path.name for path in tmp_path.iterdir()] == ["mine"]
 

@@ -18,6 +18,7 @@ from privmarket.flower.server import MarketRun
 from privmarket.flower.settings import MarketSettings
 from privmarket.mechanisms import mechanism
 from privmarket.privacy.calibration import ReleaseFamily
+from privmarket.privacy.events import PrivacyEvent
 from privmarket.privacy.wallet_store import ReleaseBook
 from privmarket.rounds import (
     Award,
@@ -25,11 +26,11 @@ from privmarket.rounds import (
     LocalAuctioneer,
     Offer,
     Phase,
+    Report,
     Round,
     Terms,
-    hold_auction,
     play_round,
-    settle_round,
+    round_steps,
 )
 from tests.unit.flower.toy import CLIENTS, START, Wire, client
 
@@ -96,7 +97,7 @@ def test_an_auction_clears_within_offers_and_budget(house):
     assert len(market.awards) == 3
     assert sum(award.payment_micro for award in market.awards.values()) <= TERMS.budget_micro
     for award in market.awards.values():
-        assert award.noise_multiplier == pytest.approx(float(FAMILY.noise_multiplier(award.epsilon)))
+        assert award.event.noise_multiplier == pytest.approx(float(FAMILY.noise_multiplier(award.epsilon)))
     assert set(market.awards) <= set(market.offers)
 
 
@@ -107,7 +108,7 @@ def test_a_bad_offer_does_not_hold_up_the_others(house):
 def test_settlement_pays_the_usable_and_adds_up(house):
     market = cleared(house)
     first, second, third = market.awards
-    record = house.auctioneer.settle(market.deliver({first: None, second: "spoiled"}))
+    record = house.auctioneer.settle(market, {first: None, second: "spoiled"}, {}).record
     assert record.paid_micro == {first: market.awards[first].payment_micro}
     assert record.spent_micro + record.refunded_micro == TERMS.budget_micro
     assert set(record.dropped) == {second, third}
@@ -135,7 +136,7 @@ def test_every_number_of_an_offer_is_checked(bad):
 def test_nobody_bids(house):
     market = cleared(house, {})
     assert market.awards == {}
-    assert house.auctioneer.settle(market).refunded_micro == TERMS.budget_micro
+    assert house.auctioneer.settle(market, {}, {}).record.refunded_micro == TERMS.budget_micro
 
 
 # ---- bidders and trainers: a simulation and a fleet -------------------------------------------------------
@@ -177,8 +178,8 @@ def test_bidders_answer_by_name_in_a_fixed_order_within_the_terms(crowd):
 def test_trainers_report_on_every_award_and_add_up(crowd):
     market = LocalAuctioneer(mechanism("proportional-share")).clear(crowd.terms, crowd.bidders)
     delivered = crowd.party.train(market)
-    assert {**delivered.reports, **delivered.refused}.keys() == market.awards.keys()
-    assert not delivered.reports.keys() & delivered.refused.keys()
+    assert delivered.reports.keys() == market.awards.keys()
+    assert all((report.fault, report.refused) == (None, False) for report in delivered.reports.values())
     assert delivered.update.dtype == np.float32
     assert delivered.update.ndim == 1
     assert np.isfinite(delivered.update).all()
@@ -192,7 +193,9 @@ class Diary:
 
     def __init__(self, reports=None, refused=None, dies=False):
         self.said, self.book, self.dies = [], ReleaseBook(), dies
-        self.delivered = Delivered(reports or {"a": None, "b": None, "d": None}, refused or {})
+        faults = reports or {"a": None, "b": None, "d": None}
+        refusals = {client: Report(why, refused=True) for client, why in (refused or {}).items()}
+        self.delivered = Delivered({client: Report(fault) for client, fault in faults.items()} | refusals)
         self.local = LocalAuctioneer(mechanism("proportional-share"))
 
     def offers(self, terms):
@@ -203,17 +206,13 @@ class Diary:
         self.said.append("clear")
         return self.local.clear(terms, bidders)
 
-    def settle(self, market):
+    def settle(self, market, reports, voided):
         self.said.append("settle")
-        return self.local.settle(market)
+        return self.local.settle(market, reports, voided)
 
     def reserve(self, sale, events):
         self.said.append("reserve")
         self.book.reserve(sale, events)
-
-    def charge(self, sale):
-        self.said.append("charge")
-        self.book.charge(sale)
 
     def void(self, sale, clients):
         self.said.append("void")
@@ -234,14 +233,14 @@ def play(diary, terms=TERMS):
 def test_the_order_of_a_round():
     diary = Diary()
     play(diary)
-    assert diary.said == ["clear", "offers", "reserve", "charge", "train", "settle"]
+    assert diary.said == ["clear", "offers", "reserve", "train", "settle"]
 
 
 def test_the_two_halves_are_the_whole():
     whole, halves = Diary(), Diary()
-    market = hold_auction(TERMS, halves, halves, halves)
-    record = settle_round(market, halves.train(market), halves, halves)
-    assert play(whole)[1] == record
+    steps = round_steps(TERMS, halves, halves, halves)
+    settled = steps.send(halves.train(next(steps)))
+    assert play(whole)[:2] == (settled, settled.record)
     assert whole.said == halves.said
 
 
@@ -312,6 +311,6 @@ def test_a_round_with_sixteen_thousand_offers_is_cleared_in_one_pass():
 
 
 def test_awards_from_elsewhere_settle_like_our_own():
-    awards = {"a": Award(1.0, 3.7, 10)}
-    record = Round(TERMS, Phase.CLEARED, awards=awards).deliver({"a": None}).settle()[1]
+    awards = {"a": Award(1.0, PrivacyEvent(3.7), 10)}
+    record = Round(TERMS, Phase.CLEARED, awards=awards).settle({"a": None}).record
     assert record.paid_micro == {"a": 10}

@@ -1,4 +1,4 @@
-"""Every store of wallets keeps the one rule for when ε is spent: reserved, charged, void only if nothing left."""
+"""Every store of wallets keeps the one rule for when ε is spent: reserved, and void only if nothing left."""
 
 import pytest
 
@@ -11,10 +11,11 @@ from privmarket.privacy.wallet_store import MemoryStore, ReleaseBook
 
 FAMILY, CAP = ReleaseFamily(), 3.0
 CLIENTS = ("anna", "ben", "carl")
+PLACES = {client: at for at, client in enumerate(CLIENTS)}
 
 
 def in_memory(folder):
-    return MemoryStore(CLIENTS, Wallets([CAP] * 3, expected=[FAMILY.event(1.0)]))
+    return MemoryStore(PLACES, Wallets([CAP] * 3, expected=[FAMILY.event(1.0)]))
 
 
 def in_files(folder):
@@ -55,15 +56,6 @@ def test_what_is_reserved_counts_as_spent_at_once(store):
     check_reserved_counts_at_once(store)
 
 
-def test_charging_changes_nothing_and_may_be_said_twice(store):
-    store.reserve("run/0", sold(1.0, None, None))
-    store.charge("run/0")
-    store.charge("run/0")
-    assert store.spent("anna") == (FAMILY.event(1.0),)
-    with pytest.raises(WalletError, match="run/1"):
-        store.charge("run/1")
-
-
 def test_a_round_is_sold_once(store):
     store.reserve("run/0", sold(1.0, None, None))
     with pytest.raises(WalletError, match="made before"):
@@ -74,7 +66,6 @@ def test_a_round_is_sold_once(store):
 def test_void_gives_back_one_client_and_leaves_the_others(store):
     store.reserve("run/0", sold(1.0, 1.0, None))
     store.reserve("run/1", sold(0.25, 0.5, 0.5))
-    store.charge("run/1")
     store.void("run/0", ["anna"])
     assert store.spent("anna") == (FAMILY.event(0.25),)
     assert store.spent("ben") == (FAMILY.event(1.0), FAMILY.event(0.5))
@@ -147,7 +138,19 @@ def test_an_update_that_left_cannot_be_void(tmp_path):
     assert store.spent("anna") == (FAMILY.event(1.0),)
 
 
-def test_the_checks_catch_a_store_that_counts_only_when_charged():
+def test_the_wallets_that_a_store_was_given_stay_as_they_were():
+    """A run's state before a round is still what it was after it."""
+    given = Wallets([CAP] * 3)
+    store = MemoryStore(PLACES, given)
+    store.reserve("run/0", sold(1.0, 0.5, None))
+    after = store.wallets
+    store.void("run/0", ["ben"])
+    assert given.history == ()
+    assert after.history == ((FAMILY.event(1.0), FAMILY.event(0.5), None),)
+    assert store.wallets.history == ((FAMILY.event(1.0), None, None),)
+
+
+def test_the_checks_catch_a_store_that_counts_only_later():
     """The broken subject: between award and training a second sale could use the same ε."""
 
     class Late(ReleaseBook):

@@ -30,7 +30,7 @@ calls = st.builds(
 )
 sales = st.builds(wire.Sale, names, counts, numbers, counts, families, *(4 * [numbers]), names, trusts)
 receipts = st.builds(wire.Receipt, names, counts, counts, names, trusts)
-offers = st.none() | st.builds(Offer, numbers, numbers, numbers, st.none() | numbers)
+offers = st.builds(Offer, numbers, numbers, numbers, st.none() | numbers)
 
 
 def sent(content):
@@ -50,4 +50,15 @@ def test_calls_sales_and_receipts(call, sale, receipt):
 
 @given(names, offers)
 def test_offers(client, offer):
-    assert wire.read_offer(sent(wire.write_offer(client, offer))) == (client, offer, None)
+    answer = wire.Answer(client, True, None, offer.valuation, offer.epsilon, offer.data_size, offer.accuracy)
+    assert wire.take(sent(wire.put(RecordDict(), answer)), wire.Answer) == answer
+
+
+@given(names, st.none() | names)
+def test_answers_without_an_offer_and_refusals(client, reason):
+    answer = wire.Answer(client, bids=False, reason=reason)
+    arrived = sent(wire.put(RecordDict(), answer))
+    assert set(arrived[wire.NAMES[wire.Answer]]) == {"client", "bids"} | (set() if reason is None else {"reason"})
+    assert wire.take(arrived, wire.Answer) == answer
+    assert wire.take(arrived, wire.Refusal, None) is None
+    assert wire.take(sent(wire.put(RecordDict(), wire.Refusal(client))), wire.Refusal).reason == client

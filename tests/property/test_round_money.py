@@ -37,14 +37,14 @@ def test_paid_plus_refunded_is_the_budget(given_offers, budget_micro, random, ru
     market = Round.publish(Terms(0, budget_micro, ReleaseFamily(), 5.0)).bid(given_offers).clear(mechanism(rule))
     reports = {c: random.choice([None, "update is not finite"]) for c in market.awards if random.random() < 0.8}
     refused = {c: "refused" for c in market.awards if c not in reports and random.random() < 0.5}
-    _, record = market.deliver(reports, refused).settle()
+    record = market.settle(reports, refused).record
     check_books(record, market)
     # Spent is whatever was not refused; paid is what was delivered and can be used.
     assert set(record.sold_epsilon) == set(market.awards) - set(refused)
     assert set(record.paid_micro) == {c for c, fault in reports.items() if fault is None}
     for client, award in market.awards.items():
         assert award.epsilon <= given_offers[client].epsilon * (1 + 1e-9)
-        assert award.noise_multiplier > 0
+        assert award.event.noise_multiplier > 0
 
 
 def test_books_that_lose_a_micro_unit_are_caught():
@@ -52,7 +52,7 @@ def test_books_that_lose_a_micro_unit_are_caught():
     market = (
         Round.publish(terms).bid({"a": Offer(0.1, 1.0), "b": Offer(0.2, 2.0)}).clear(mechanism("mean-field-menu"))
     )
-    _, record = market.deliver(dict.fromkeys(market.awards)).settle()
+    record = market.settle(dict.fromkeys(market.awards)).record
     check_books(record, market)
     first = next(iter(record.paid_micro))
     short = replace(record, paid_micro={**record.paid_micro, first: record.paid_micro[first] - 1})

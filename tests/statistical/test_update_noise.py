@@ -14,7 +14,7 @@ from privmarket.federated.models import cnn, logistic, mlp
 from privmarket.federated.simulation import Federation, SimulatedClients
 from privmarket.privacy.calibration import noise_multiplier
 from privmarket.privacy.noise import NoiseSource
-from privmarket.rounds import Award, Round, Terms
+from privmarket.rounds import Round, Terms
 
 SHAPE = (1, 8, 8)
 
@@ -81,7 +81,7 @@ def test_sold_epsilon_sets_the_noise_of_a_market_round():
         ).clear(federation.mechanism)
         assert len(market.awards) >= 2
         noisy = federation.run_clients(state, market.awards)
-        quiet = federation.run_clients(state, dict.fromkeys(market.awards, Award(0.0, 0.0, 0)))
+        quiet = federation.run_clients(state, dict.fromkeys(market.awards))
         plan = federation.pool.plan
     for row, award in enumerate(market.awards.values()):
         sum_noise = (noisy - quiet)[row] * plan.expected_batch / plan.learning_rate

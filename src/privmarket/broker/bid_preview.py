@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from functools import lru_cache
 
 from privmarket.broker import wallets
@@ -33,7 +34,7 @@ def at_worst(
     fits = float(before.trim(family, [offered])[0])
     if fits == 0:
         return "Your lifetime wallet has nothing left for this kind of release."
-    after = before.copy()
+    after = copy(before)
     after.spend(family.events([fits]))
     share = [f"{100 * float(one.remaining_share[0]):.0f} %" for one in (before, after)]
     cut = "" if fits == offered else f" (your wallet allows no more than ε = {fits:.3g})"

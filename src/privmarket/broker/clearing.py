@@ -151,7 +151,7 @@ def auction(
     order = np.random.default_rng(seed).permutation(len(sellers)).tolist()
     offers = {sellers[i]: bids.offer(i, kept[i]) for i in order if kept[i] > 0}
     machine = Round.publish(terms).bid(offers).clear(Guarded(mechanism))
-    sold = {seller: award.event(terms.family) for seller, award in machine.awards.items()}
+    sold = {seller: award.event for seller, award in machine.awards.items()}
     cut = np.flatnonzero(fitting != bids.numbers[:, 1]).tolist()
     return Auction(
         machine.awards, {sellers[i]: kept[i] for i in cut}, purses.reserve(sold), seed, version_of(mechanism)
@@ -222,6 +222,6 @@ def still_valid(connection: Connection, round_id: str, prepared: Prepared) -> Pr
     purses = wallets.Stored(connection, round_id)
     if any(kept != found.trimmed.get(seller, moved[seller]) for seller, kept in purses.trim_some(family, moved)):
         return None
-    sold = {seller: found.awards[seller].event(family) for seller in moved if seller in found.awards}
+    sold = {seller: found.awards[seller].event for seller in moved if seller in found.awards}
     measures = {seller: measure for seller, measure in found.measures.items() if seller not in moved}
     return replace(prepared, auction=replace(found, measures=measures | purses.reserve(sold)))

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from privmarket.broker.http_errors import ConflictError
 from privmarket.broker.stored_rows import AwardRow, RoundRow, TaskRow
+from privmarket.privacy.events import PrivacyEvent
 from privmarket.rounds import Award, Phase, Round, RoundRecord, Terms
 
 
@@ -98,7 +99,11 @@ def settlement(terms: Terms, awards: Iterable[AwardRow], until: Deadlines, now_m
     """Who is paid, by the same machine that every engine settles with. No award may still be waiting."""
     rows = list(awards)
     worth = {row.seller_id: standing(row, until, now_ms) for row in rows}
-    sold = {row.seller_id: Award(row.epsilon, row.noise_multiplier, row.payment_micro) for row in rows}
+    rate, steps = terms.family.sampling_rate, terms.family.steps
+    sold = {
+        row.seller_id: Award(row.epsilon, PrivacyEvent(row.noise_multiplier, rate, steps), row.payment_micro)
+        for row in rows
+    }
     reports = {
         row.seller_id: None if worth[row.seller_id] is Standing.USABLE else row.fault or "rejected"
         for row in rows
@@ -106,5 +111,6 @@ def settlement(terms: Terms, awards: Iterable[AwardRow], until: Deadlines, now_m
     }
     # A claim comes before the update leaves: whoever made none has released nothing.
     silent = {seller: "claimed nothing" for seller in sold if seller not in reports}
-    _, settled = Round(terms, Phase.CLEARED, awards=sold).deliver(reports, silent).settle()
-    return settled
+    settled = Round(terms, Phase.CLEARED, awards=sold).settle(reports, silent)
+    assert settled.record is not None
+    return settled.record

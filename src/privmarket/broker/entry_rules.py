@@ -312,7 +312,7 @@ class EntryRules:
         except _REASONS as error:
             self._cannot_replay(round_, f"{task.mechanism} fails here: {error}")
             return
-        again = {name: (a.epsilon, a.noise_multiplier, a.payment_micro) for name, a in found.awards.items()}
+        again = {n: (a.epsilon, a.event.noise_multiplier, a.payment_micro) for n, a in found.awards.items()}
         summary = {"trimmed": dict(found.trimmed), **found.summary()}
         same = stored == again and found.measures == self.chosen[round_.id]
         if same and all(summary[name] == value for name, value in recorded.items()):

@@ -74,7 +74,7 @@ def clear(tx: Transaction, round_id: str, prepared: Prepared) -> Step | None:
             round_id,
             seller_id=seller,
             epsilon=award.epsilon,
-            noise_multiplier=award.noise_multiplier,
+            noise_multiplier=award.event.noise_multiplier,
             payment_micro=award.payment_micro,
             measure=found.measures.get(seller),
         )

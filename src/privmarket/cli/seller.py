@@ -79,7 +79,7 @@ def check(
     _print_lifetime(life)
     print("whom it trusts, and what it asks for that:")
     for one in found.trust:
-        price = found.price_under(one)
+        price = found.price.get(one)
         asks = "what the client values it at" if price is None else f"{price:g} per unit of ε"
         print(f"  {one} ({trust_words(one, found.honest_share)}): {asks}")
 

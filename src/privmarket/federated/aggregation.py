@@ -14,7 +14,7 @@ from collections.abc import Collection
 import numpy as np
 
 from privmarket.errors import UnknownNameError
-from privmarket.market.bids import Array, Bids
+from privmarket.market.bids import Array
 from privmarket.market.objectives import AggregationError
 from privmarket.plans import AGGREGATIONS
 from privmarket.rounds import Round
@@ -22,54 +22,39 @@ from privmarket.rounds import Round
 _CLIENTS_AT_ONCE = 32
 
 
-def aggregation_weights(
-    scheme: str,
-    epsilon: Array,
-    bids: Bids,
-    *,
-    noise_multiplier: Array,
-    objective: AggregationError | None = None,
-) -> Array:
-    """Weights of the sellers' updates, ≥ 0, adding up to 1; all zero where nobody sells.
-
-    Args:
-        scheme: epsilon (α ∝ ε), inverse-noise (α ∝ 1/σ, the weights of a secure sum), epsilon-squared
-            (α ∝ 1/variance, which is ∝ ε² while σ ∝ 1/ε), or optimal.
-        epsilon: (clients,) ε sold, 0 for clients that sell nothing.
-        bids: the offers, for the declared data sizes.
-        noise_multiplier: (clients,) σ of each update, any number where ε is 0.
-        objective: κ and H of P2, for `optimal`.
-
-    Returns:
-        (clients,).
-    """
-    if scheme not in AGGREGATIONS:
-        raise UnknownNameError(f"unknown aggregation {scheme!r}", f"choose one of: {', '.join(AGGREGATIONS)}")
-    sells = epsilon > 0
-    if not sells.any():
-        return np.zeros_like(epsilon)
-    if scheme == "epsilon":
-        raw = epsilon
-    elif scheme == "inverse-noise":
-        raw = np.where(sells, 1.0 / np.where(sells, noise_multiplier, 1.0), 0.0)
-    elif scheme == "epsilon-squared":
-        raw = np.where(sells, 1.0 / np.where(sells, noise_multiplier, 1.0) ** 2, 0.0)
-    else:
-        # P2 weighs clients' means; divided by the relative size that is a weight of their sums.
-        relative_size = bids.data_share * bids.clients
-        raw = (objective or AggregationError()).optimal_weights(epsilon, bids) / relative_size
-    return np.asarray(raw / raw.sum())
-
-
 def seller_weights(
     market: Round, usable: Collection[str], scheme: str, objective: AggregationError | None = None
 ) -> Array:
-    """(usable updates,) weights of a cleared round's sellers whose updates can be used, in the order of offers."""
+    """Weights of the updates of a cleared round that can be used, ≥ 0, adding up to 1.
+
+    Args:
+        usable: the sellers who delivered such an update.
+        scheme: epsilon (α ∝ ε), inverse-noise (α ∝ 1/σ, the weights of a secure sum), epsilon-squared
+            (α ∝ 1/variance, which is ∝ ε² while σ ∝ 1/ε), or optimal.
+        objective: κ and H of P2, for `optimal`.
+
+    Returns:
+        (usable updates,) in the order of the offers.
+    """
+    if scheme not in AGGREGATIONS:
+        raise UnknownNameError(f"unknown aggregation {scheme!r}", f"choose one of: {', '.join(AGGREGATIONS)}")
     awards = [market.awards.get(client) if client in usable else None for client in market.offers]
     epsilon = np.array([0.0 if award is None else award.epsilon for award in awards])
-    noise = np.array([1.0 if award is None else award.noise_multiplier for award in awards])
-    weights = aggregation_weights(scheme, epsilon, market.bids, noise_multiplier=noise, objective=objective)
-    return weights[epsilon > 0]
+    noise = np.array([1.0 if award is None else award.event.noise_multiplier for award in awards])
+    sells = epsilon > 0
+    if not sells.any():
+        return np.zeros(0)
+    if scheme == "epsilon":
+        raw = epsilon
+    elif scheme == "inverse-noise":
+        raw = np.where(sells, 1.0 / noise, 0.0)
+    elif scheme == "epsilon-squared":
+        raw = np.where(sells, 1.0 / noise**2, 0.0)
+    else:
+        # P2 weighs clients' means; divided by the relative size that is a weight of their sums.
+        relative_size = market.bids.data_share * market.bids.clients
+        raw = (objective or AggregationError()).optimal_weights(epsilon, market.bids) / relative_size
+    return np.asarray((raw / raw.sum())[sells])
 
 
 def aggregate(weights: Array, updates: np.ndarray) -> np.ndarray:

@@ -17,15 +17,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import torch
 
 from privmarket.errors import ConfigurationError
 from privmarket.federated.config import FederationConfig
 from privmarket.federated.datasets import Dataset
-from privmarket.federated.global_model import server_step
 from privmarket.federated.simulation import Federation
 from privmarket.federated.workers import one_thread
-from privmarket.rounds import Award
 
 # Random streams of a measurement, apart from those of a run.
 _PARTS, _NOISE = 11, 12
@@ -112,10 +109,10 @@ def _accuracy(run: Federation, clients: np.ndarray, noise: float) -> float:
     members, state = [int(i) for i in clients], run.start()
     deviation = noise * _unit(run)
     for number in range(run.config.rounds):
-        update = run.run_clients(state, {run.names[i]: Award(0.0, 0.0, 0) for i in members}).mean(axis=0)
+        update = run.run_clients(state, dict.fromkeys(run.names[i] for i in members)).mean(axis=0)
         update = (update + deviation * rng.standard_normal(update.size)).astype(np.float32)
         progress = number / run.config.rounds
-        server = server_step(state.server, torch.from_numpy(update), run.server_plan, progress)
+        server = state.server.moved(update, run.server_plan, progress)
         state = replace(state, server=server, next_round=number + 1)
     return run.accuracy(state)
 
@@ -123,7 +120,7 @@ def _accuracy(run: Federation, clients: np.ndarray, noise: float) -> float:
 def _equal_noise(run: Federation, clients: np.ndarray) -> float:
     """The s whose noise is as long as the mean update of the first round."""
     members = [int(i) for i in clients]
-    update = run.run_clients(run.start(), {run.names[i]: Award(0.0, 0.0, 0) for i in members}).mean(axis=0)
+    update = run.run_clients(run.start(), dict.fromkeys(run.names[i] for i in members)).mean(axis=0)
     return float(np.linalg.norm(update) / (_unit(run) * update.size**0.5))
 
 

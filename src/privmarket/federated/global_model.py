@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,11 +30,10 @@ class ServerState:
         """Before the first round."""
         return cls(weights, torch.zeros_like(weights), weights.clone())
 
-
-def server_step(state: ServerState, update: Tensor, plan: TrainingPlan, progress: float) -> ServerState:
-    """Moves the global weights against `update`, (parameters,); `progress` runs from 0 to 1 over the run."""
-    rate = plan.server_rate * (1.0 - (1.0 - plan.final_rate) * progress)
-    direction = plan.momentum * state.direction + update
-    weights = state.weights - rate * direction
-    averaged = plan.averaging * state.averaged + (1.0 - plan.averaging) * weights
-    return ServerState(weights, direction, averaged)
+    def moved(self, update: np.ndarray, plan: TrainingPlan, progress: float) -> ServerState:
+        """The global weights moved against `update`, (parameters,); `progress` runs from 0 to 1 over the run."""
+        rate = plan.server_rate * (1.0 - (1.0 - plan.final_rate) * progress)
+        direction = plan.momentum * self.direction + torch.from_numpy(update)
+        weights = self.weights - rate * direction
+        averaged = plan.averaging * self.averaged + (1.0 - plan.averaging) * weights
+        return ServerState(weights, direction, averaged)

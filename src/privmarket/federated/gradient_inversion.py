@@ -7,8 +7,6 @@ the image.
 
 from __future__ import annotations
 
-import itertools
-
 import torch
 from torch import Tensor
 
@@ -26,13 +24,13 @@ def inverted(model: Model, update: Tensor) -> Tensor:
     Raises:
         ConfigurationError: the model does not begin with a fully connected layer.
     """
-    ends = itertools.accumulate(layer.size for layer in model.layers)
-    layer, end = next((layer, end) for layer, end in zip(model.layers, ends, strict=True) if layer.size)
+    parts = zip(model.layers, model.parts(update.double()[None]), strict=True)
+    layer, (weights,) = next((layer, part) for layer, part in parts if layer.size)
     if not isinstance(layer, Linear):
         raise ConfigurationError(
             f"model {model.name!r} begins with a {type(layer).__name__}", "use mlp or logistic"
         )
-    matrix, slope = layer.views(update[end - layer.size : end].double())
+    matrix, slope, _ = weights
     return matrix @ slope / (slope @ slope).clamp_min(1e-30)
 
 

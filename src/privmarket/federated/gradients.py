@@ -89,13 +89,6 @@ def tiled(drawn: NDArray[np.int64], tile: int = TILE_ROWS) -> tuple[NDArray[np.i
     return rows, places
 
 
-def loss_slope(logits: Tensor, labels: Tensor) -> Tensor:
-    """(rows, classes) derivative of each record's cross-entropy by its logits: softmax − one-hot."""
-    slope = torch.softmax(logits, dim=1)
-    slope[torch.arange(labels.shape[0]), labels] -= 1.0
-    return slope
-
-
 def gradient_sums(
     model: Model, weights: Tensor, images: Tensor, labels: Tensor, sizes: list[int], clip_norm: float | None
 ) -> Tensor:
@@ -258,7 +251,9 @@ def _gradients(
         copies = [TILE_ROWS] * sum(tiles)
     logits, kept = model.forward(weights, images, copies)
     gradients: list[Factors] = [()] * len(model.layers)
-    slope = loss_slope(logits, labels)
+    # The derivative of each record's cross-entropy by its logits is softmax − one-hot.
+    slope = torch.softmax(logits, dim=1)
+    slope[torch.arange(labels.shape[0]), labels] -= 1.0
     first = next(i for i, layer in enumerate(model.layers) if layer.size)
     for i in range(len(model.layers) - 1, first - 1, -1):
         layer = model.layers[i]

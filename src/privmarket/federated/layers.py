@@ -23,7 +23,8 @@ from torch.nn import functional as F
 
 from privmarket.privacy.release import BLOCK_RECORDS, BLOCKS_IN_FLOAT32
 
-# One copy of a layer's weights: (matrix or kernel, bias), views of a flat vector; empty without parameters.
+# One copy of a layer's weights: views of a flat vector in the layer's shapes, then all of it; empty without
+# parameters. `Model.parts` makes them.
 Part = tuple[Tensor, ...]
 # What a layer's forward pass keeps for its backward pass.
 Kept = tuple[Tensor, ...]
@@ -49,14 +50,16 @@ class Layer(ABC):
     """One step of a network. Layers without parameters only pass rows on.
 
     `parts` holds one copy of the weights per entry of `sizes`.
+
+    Attributes:
+        shapes: of the weights, in the order in which they lie in the flat vector.
+        size: how many weights there are.
+        fan_in: how many numbers each output is made of.
     """
 
+    shapes: tuple[tuple[int, ...], ...] = ()
     size: int = 0
     fan_in: int = 1
-
-    def views(self, flat: Tensor) -> Part:
-        """This layer's weights, shaped, as views of its slice (size,) of the flat vector."""
-        raise NotImplementedError
 
     @abstractmethod
     def forward(self, parts: Sequence[Part], rows: Tensor, sizes: list[int]) -> tuple[Tensor, Kept]:
@@ -100,17 +103,13 @@ class Linear(Layer):
 
     def __init__(self, inputs: int, outputs: int) -> None:
         self.inputs, self.outputs, self.fan_in = inputs, outputs, inputs
+        self.shapes = (inputs, outputs), (outputs,)
         self.size = (inputs + 1) * outputs
-
-    def views(self, flat: Tensor) -> Part:
-        """(matrix (inputs, outputs), bias (outputs,))."""
-        cut = self.inputs * self.outputs
-        return flat[:cut].view(self.inputs, self.outputs), flat[cut:]
 
     def forward(self, parts: Sequence[Part], rows: Tensor, sizes: list[int]) -> tuple[Tensor, Kept]:
         """(rows, inputs) → (rows, outputs)."""
         out = rows.new_empty(rows.shape[0], self.outputs)
-        for (matrix, bias), mine, target in zip(
+        for (matrix, bias, _), mine, target in zip(
             parts, rows.split_with_sizes(sizes), out.split_with_sizes(sizes), strict=True
         ):
             torch.addmm(bias, mine, matrix, out=target)
@@ -119,7 +118,7 @@ class Linear(Layer):
     def backward(self, parts: Sequence[Part], kept: Kept, slope: Tensor, sizes: list[int]) -> Tensor:
         """(rows, outputs) → (rows, inputs)."""
         out = slope.new_empty(slope.shape[0], self.inputs)
-        for (matrix, _), mine, target in zip(
+        for (matrix, *_), mine, target in zip(
             parts, slope.split_with_sizes(sizes), out.split_with_sizes(sizes), strict=True
         ):
             torch.mm(mine, matrix.t(), out=target)
@@ -157,7 +156,7 @@ class Linear(Layer):
         if bad is not None:
             scaled.masked_fill_(bad[:, None], 0.0)
         out: Sequence[Tensor | None] = [None] * len(sizes) if bad is None else bad.split_with_sizes(sizes)
-        for (matrix, bias), mine, steep, left_out, way in zip(
+        for (matrix, bias, _), mine, steep, left_out, way in zip(
             sums, activation.split_with_sizes(sizes), scaled.split_with_sizes(sizes), out, how, strict=True
         ):
             _add_product(matrix, mine, steep, way, left_out)
@@ -239,12 +238,8 @@ class Convolution(Layer):
     def __init__(self, inputs: int, outputs: int, kernel: int = 3) -> None:
         self.inputs, self.outputs, self.kernel = inputs, outputs, kernel
         self.fan_in = inputs * kernel * kernel
+        self.shapes = (outputs, inputs, kernel, kernel), (outputs,)
         self.size = outputs * (self.fan_in + 1)
-
-    def views(self, flat: Tensor) -> Part:
-        """(kernel (outputs, inputs, k, k), bias (outputs,), both of them flat)."""
-        cut = self.outputs * self.fan_in
-        return flat[:cut].view(self.outputs, self.inputs, self.kernel, self.kernel), flat[cut:], flat
 
     def forward(self, parts: Sequence[Part], rows: Tensor, sizes: list[int]) -> tuple[Tensor, Kept]:
         """(rows, inputs, h, w) → (rows, outputs, h, w)."""

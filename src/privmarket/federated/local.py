@@ -12,7 +12,7 @@ Deviation: the noise is on clipped gradient sums; the paper adds it to weights w
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -136,8 +136,7 @@ def private_updates(
         (clients, parameters) float32; for one step learning_rate·(clipped sum + noise)/expected_batch.
     """
     rate = plan.learning_rate / plan.expected_batch
-    if plan.unit == "person":
-        records = by_person(records)
+    records = by_person(records) if plan.unit == "person" else replace(records, persons=None)
     noisy = [
         NoisySum.of(sigma, source, plan, size, model.parameters)
         for sigma, source, size in zip(noise_multiplier, randomness, records.sizes, strict=True)
@@ -146,8 +145,9 @@ def private_updates(
     single = plan.steps == 1
     weights = global_weights[None] if single else global_weights.repeat(len(noisy), 1)
     parts, updates = model.parts(weights), torch.empty(len(noisy), model.parameters)
+    everybody = Batch(records.images, records.labels, records.sizes, persons=records.persons)
     for _ in range(plan.steps):
-        batch = _batch(records, plan, randomness)
+        batch = everybody if plan.sampling_rate == 1.0 else sampled(records, plan, randomness)
         # After several steps the weights are what is released, so that `updates` is free for the sums.
         sums = clipped_sums(model, parts, batch, plan.clip_norm, out=None if single else updates)
         for client, how in enumerate(summations(batch)):
@@ -176,9 +176,10 @@ def private_shares(
     Returns:
         (clients, parameters); the opened sum is multiplied by `plan.learning_rate / plan.expected_batch`.
     """
-    if plan.unit == "person":
-        records = by_person(records)
-    batch = _batch(records, plan, randomness)
+    records = by_person(records) if plan.unit == "person" else replace(records, persons=None)
+    batch = Batch(records.images, records.labels, records.sizes, persons=records.persons)
+    if plan.sampling_rate < 1.0:
+        batch = sampled(records, plan, randomness)
     sums = clipped_sums(model, model.parts(global_weights[None]), batch, plan.clip_norm)
     released = np.empty(tuple(sums.shape), dtype=np.int64)
     for row, total, grid, source in zip(released, sums.numpy(), grids, randomness, strict=True):
@@ -287,11 +288,9 @@ def by_person(records: ClientRecords) -> ClientRecords:
     return ClientRecords(records.images[chosen], records.labels[chosen], records.sizes, numbers)
 
 
-def _batch(records: ClientRecords, plan: LocalPlan, randomness: Sequence[NoiseSource]) -> Batch:
-    """This step's rows: all of them, or a Poisson sample of the units in whole tiles of rows."""
-    persons = records.persons if plan.unit == "person" else None
-    if plan.sampling_rate == 1.0:
-        return Batch(records.images, records.labels, records.sizes, persons=persons)
+def sampled(records: ClientRecords, plan: LocalPlan, randomness: Sequence[NoiseSource]) -> Batch:
+    """The rows of one step: a Poisson sample of the units, in whole tiles of rows."""
+    persons = records.persons
     rows, places, drawn, whose = [], [], list[int](), []
     at = 0  # rows of tiles so far
     for source, size, start in zip(randomness, records.sizes, records.starts, strict=True):

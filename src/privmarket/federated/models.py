@@ -33,12 +33,17 @@ class Model:
         return sum(layer.size for layer in self.layers)
 
     def parts(self, flat: Tensor) -> list[list[Part]]:
-        """(copies, parameters) → for each layer, for each copy, the layer's shaped views of the flat weights."""
-        ends = itertools.accumulate(layer.size for layer in self.layers)
-        return [
-            [layer.views(copy[end - layer.size : end]) if layer.size else () for copy in flat]
-            for layer, end in zip(self.layers, ends, strict=True)
-        ]
+        """(copies, parameters) → for each layer, for each copy, views of its weights as `Part` says."""
+        slices = flat.split_with_sizes([layer.size for layer in self.layers], dim=1)
+        made: list[list[Part]] = []
+        for layer, mine in zip(self.layers, slices, strict=True):
+            if not layer.size:
+                made.append([()] * len(flat))
+                continue
+            cuts = mine.split_with_sizes([math.prod(shape) for shape in layer.shapes], dim=1)
+            shaped = (cut.view(len(flat), *shape) for cut, shape in zip(cuts, layer.shapes, strict=True))
+            made.append(list(zip(*shaped, mine, strict=True)))
+        return made
 
     def initial_weights(self, rng: np.random.Generator) -> Tensor:
         """(parameters,) uniform within ±1/√fan-in, the usual start of such networks."""

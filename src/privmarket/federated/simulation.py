@@ -21,7 +21,7 @@ from privmarket.federated.clients import Records, client_types, measured_types
 from privmarket.federated.config import FederationConfig
 from privmarket.federated.datasets import Dataset, load_dataset
 from privmarket.federated.features import with_features
-from privmarket.federated.global_model import PLAIN_AVERAGE, ServerState, server_step
+from privmarket.federated.global_model import PLAIN_AVERAGE, ServerState
 from privmarket.federated.modes import ChunkOrder
 from privmarket.federated.pool import ClientPool, build_pool, pool_from
 from privmarket.federated.shares import MODULUS_BITS, SharedSum, bits_at_most
@@ -43,6 +43,7 @@ from privmarket.rounds import (
     LocalAuctioneer,
     Offer,
     Pacing,
+    Report,
     Round,
     RoundRecord,
     Terms,
@@ -145,7 +146,7 @@ class Federation:
         """One round: auction, training, settlement, and the model moved by what was bought."""
         clients, number, rounds = SimulatedClients(self, state), state.next_round, self.config.rounds
         if self.mode.holds_auctions:
-            terms, store = self.pacing.terms(state.records), MemoryStore(self.names, state.wallets)
+            terms, store = self.pacing.terms(state.records), MemoryStore(self.place, state.wallets)
             purses = store if self.mode.counts_epsilon else ReleaseBook()
             _, record, delivered = play_round(terms, clients, self.auctioneer, clients, purses)
             update, left = delivered.update, state.remaining_micro - record.spent_micro
@@ -153,17 +154,18 @@ class Federation:
         else:
             update, record = clients.train_all(), RoundRecord(number)
         if update is not None:
-            moved = server_step(state.server, torch.from_numpy(update), self.server_plan, number / rounds)
-            state = replace(state, server=moved)
+            state = replace(state, server=state.server.moved(update, self.server_plan, number / rounds))
         if number + 1 == rounds or (number + 1) % self.config.evaluate_every == 0:
             record = replace(record, accuracy=self.accuracy(state))
         return replace(state, next_round=number + 1, records=(*state.records, record))
 
-    def run_clients(self, state: RunState, sales: Mapping[str, Award], grids: Sequence[Grid] = ()) -> np.ndarray:
+    def run_clients(
+        self, state: RunState, sales: Mapping[str, Award | None], grids: Sequence[Grid] = ()
+    ) -> np.ndarray:
         """(sellers, parameters): what each of these clients releases in the next round, see `ClientPool.train`.
 
         Args:
-            sales: client → what it sold.
+            sales: client → what it sold; None trains for nothing and adds no noise.
             grids: of each client's share, where a secure sum adds them up.
         """
         weights, chunk = state.server.weights.numpy(), self.pool.chunk
@@ -175,13 +177,13 @@ class Federation:
                 ChunkOrder(
                     state.next_round,
                     tuple(clients[start : start + chunk]),
-                    tuple(award.epsilon for award in some),
-                    tuple(award.noise_multiplier for award in some),
+                    tuple(0.0 if award is None else award.epsilon for award in some),
+                    tuple(0.0 if award is None else award.event.noise_multiplier for award in some),
                     weights,
                     tuple(grids[start : start + chunk]),
                 )
             )
-        done = self._workers.map(orders)
+        done = list(self._workers.map(orders))
         return np.concatenate(done) if done else np.zeros((0, weights.size), dtype=np.float32)
 
     def _require_secure_sum(self) -> None:
@@ -208,7 +210,7 @@ class Federation:
     def shared_sum(self, market: Round) -> SharedSum:
         """The public numbers of a cleared round's secure sum."""
         return SharedSum.plan(
-            [award.noise_multiplier for award in market.awards.values()],
+            [award.event.noise_multiplier for award in market.awards.values()],
             self.sizes[[self.place[client] for client in market.awards]],
             clip_norm=self.config.training.clip_norm,
             parameters=self.pool.model.parameters,
@@ -267,8 +269,8 @@ class SimulatedClients:
             shared = "inverse-noise" if market.terms.trust == "aggregate" else None
             scheme = run.mode.aggregation or shared or config.aggregation
             total = aggregate(seller_weights(market, usable, scheme, run.objective), updates[finite])
-        reports = {client: None if client in usable else "update is not finite" for client in sales}
-        return Delivered(reports, update=total)
+        reports = {client: Report(None if client in usable else "update is not finite") for client in sales}
+        return Delivered(reports, total)
 
     def _secure_sum(self, market: Round, sales: Mapping[str, Award]) -> Delivered:
         """Aggregate trust: the server sees the sum of the shares that arrive, if there are enough of them."""
@@ -280,9 +282,9 @@ class SimulatedClients:
         if total is None:
             # Shares were sent under masks that nobody takes off: nothing is seen, nobody is paid, ε stays spent.
             fault = f"only {len(arrived)} of {len(cohort)} sellers came through, {plan.needed} are needed"
-            return Delivered(dict.fromkeys(sales, fault))
+            return Delivered(dict.fromkeys(sales, Report(fault)))
         rate = run.pool.plan.learning_rate / run.pool.plan.expected_batch
-        return Delivered(dict.fromkeys(sales), update=(rate * total).astype(np.float32))
+        return Delivered(dict.fromkeys(sales, Report()), (rate * total).astype(np.float32))
 
     def _dropped(self, market: Round) -> set[str]:
         """Sellers that vanish after the auction, by chance."""
@@ -295,7 +297,7 @@ class SimulatedClients:
         """(parameters,) the average over all clients with records, weighted by records, for free: FedAvg."""
         run = self.federation
         everyone = np.flatnonzero(run.sizes)
-        updates = run.run_clients(self.state, {run.names[i]: Award(0.0, 0.0, 0) for i in everyone})
+        updates = run.run_clients(self.state, dict.fromkeys(run.names[i] for i in everyone))
         sizes = run.sizes[everyone]
         total = aggregate(sizes / sizes.sum(), updates)
         if not np.isfinite(total).all():

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import multiprocessing
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -57,7 +57,12 @@ class Workers(Generic[Task]):
     Args:
         build: makes what every worker needs (data, model) from `argument`, once per process.
         work: (what `build` made, task) → array.
+
+    Attributes:
+        map: tasks → their results, in the order of the tasks.
     """
+
+    map: Callable[[Sequence[Task]], Iterable[np.ndarray]]
 
     def __init__(
         self,
@@ -66,19 +71,12 @@ class Workers(Generic[Task]):
         work: Callable[[Built, Task], np.ndarray],
         count: int = 1,
     ) -> None:
-        self._work: Callable[[Task], np.ndarray] | None = None
         self._pool: ProcessPoolExecutor | None = None
         if count == 1:
-            self._work = partial(work, build(argument))
+            self.map = partial(map, partial(work, build(argument)))
         else:
             self._pool = ProcessPoolExecutor(count, process_context(), _start, (build, argument, work))
-
-    def map(self, tasks: Sequence[Task]) -> list[np.ndarray]:
-        """The results in the order of the tasks."""
-        if self._pool is not None:
-            return list(self._pool.map(_run, tasks))
-        assert self._work is not None
-        return [self._work(task) for task in tasks]
+            self.map = partial(self._pool.map, _run)
 
     def __enter__(self) -> Self:
         return self

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import replace
 
 from privmarket.broker.http_client import BrokerCallError, BrokerClient
 from privmarket.errors import ConfigurationError
 from privmarket.flower.settings import MarketSettings
-from privmarket.rounds import Award, Bidders, Offer, Phase, Round, RoundError, RoundRecord, Terms
+from privmarket.privacy.events import PrivacyEvent
+from privmarket.rounds import Award, Bidders, Offer, Phase, Round, RoundError, Terms
 
 _log = logging.getLogger("privmarket.flower")
 
@@ -55,8 +57,11 @@ class BrokerAuctioneer:
         offers = bidders.offers(terms)
         self.client.close_round(terms.broker_round)
         sold = {award["seller_id"]: award for award in self.client.awards(terms.broker_round)}
+        rate, steps = terms.family.sampling_rate, terms.family.steps
         awards = {
-            seller: Award(award["epsilon"], award["noise_multiplier"], award["payment_micro"])
+            seller: Award(
+                award["epsilon"], PrivacyEvent(award["noise_multiplier"], rate, steps), award["payment_micro"]
+            )
             for seller, award in sold.items()
         }
         known = {seller: awards[seller] for seller in offers if seller in awards}
@@ -70,15 +75,15 @@ class BrokerAuctioneer:
         """seller → the public key that it is registered with, for the sellers of a cleared round."""
         return {one["seller_id"]: one["public_key"] for one in self.client.cohort(terms.broker_round)}
 
-    def settle(self, market: Round) -> RoundRecord:
+    def settle(self, market: Round, reports: Mapping[str, str | None], voided: Mapping[str, str]) -> Round:
         """Gives receipts for all claims, has the broker settle where nobody may speak any more, checks its sums."""
-        settlement = market.settle()[1]
-        if not market.awards:
-            return settlement
-        name = market.terms.broker_round
+        settled = market.settle(reports, voided)
+        if not market.awards or settled.record is None:
+            return settled
+        name, record = market.terms.broker_round, settled.record
         claimed = [award["seller_id"] for award in self.client.awards(name) if award["claim_sha256"]]
         if claimed:
-            self.client.give_receipts(name, {c: settlement.dropped.get(c) for c in claimed})
+            self.client.give_receipts(name, {c: record.dropped.get(c) for c in claimed})
         try:
             paid = self.client.settle_round(name)["paid_micro"]
         except BrokerCallError as error:
@@ -86,10 +91,10 @@ class BrokerAuctioneer:
                 raise
             # Somebody may still deliver or dispute: the broker settles at the deadlines that the task published.
             _log.info("round %s: the broker settles it later: %s", market.terms.number, error.message)
-            return settlement
-        if paid != settlement.spent_micro:
+            return settled
+        if paid != record.spent_micro:
             raise RoundError(
-                f"round {market.terms.number}: the broker paid {paid} µ, not {settlement.spent_micro}",
+                f"round {market.terms.number}: the broker paid {paid} µ, not {record.spent_micro}",
                 "compare the broker's awards with this run's records",
             )
-        return settlement
+        return settled

@@ -90,8 +90,7 @@ def federation_client(config: FederationConfig, wallet_folder: Path | str | None
     def wallet(context: Context) -> Purse:
         if wallet_folder is None:
             return UNLIMITED
-        cap = np.inf if config.wallet is None else config.wallet
-        return WalletFile(Path(wallet_folder) / f"client-{partition_name(context)}.jsonl", cap, config.delta)
+        return _wallet_file(frozen, wallet_folder, partition_name(context))
 
     frozen = _frozen(config)
     app = client_app(
@@ -183,6 +182,14 @@ def _thawed(text: FrozenConfig) -> FederationConfig:
 @lru_cache(maxsize=4)
 def _types(config: FrozenConfig, number: int) -> Bids:
     return client_types(_thawed(config), number)
+
+
+@lru_cache(maxsize=4096)
+def _wallet_file(config: FrozenConfig, folder: Path | str, client: str) -> WalletFile:
+    run = _thawed(config)
+    return WalletFile(
+        Path(folder) / f"client-{client}.jsonl", np.inf if run.wallet is None else run.wallet, run.delta
+    )
 
 
 @lru_cache(maxsize=2)

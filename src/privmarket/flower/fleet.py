@@ -13,14 +13,14 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
-from flwr.app import ArrayRecord, Message, RecordDict
+from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from privmarket.errors import PrivmarketError
 from privmarket.flower import wire
-from privmarket.flower.wire import Arrays, Receipt, Sale
+from privmarket.flower.wire import Answer, Arrays, Receipt, Refusal, Sale
 from privmarket.privacy.policy import Reason
-from privmarket.rounds import Offer, Terms
+from privmarket.rounds import Offer, Report, Terms
 
 _log = logging.getLogger("privmarket.flower")
 
@@ -31,18 +31,14 @@ _NAMING_VALUES = 1024
 
 
 @dataclass(frozen=True, eq=False)
-class Delivery:
+class Delivery(Report):
     """What came back for a sale: an update, or why there is none.
 
     Attributes:
         update: the arrays; None where nothing usable came.
-        fault: what was wrong; None for a usable update.
-        refused: the client said no: it certainly released nothing.
     """
 
     update: Arrays | None = None
-    fault: str | None = None
-    refused: bool = False
 
 
 @dataclass(eq=False)
@@ -99,25 +95,6 @@ class Fleet:
         order = {name: (float(name) if name.isdecimal() else math.inf, name) for name in answers}
         return {name: answers[name] for name in sorted(answers, key=order.__getitem__)}
 
-    def order(
-        self, sales: Mapping[str, Sale], weights: ArrayRecord, shapes: Mapping[str, tuple[int, ...]], timeout: float
-    ) -> dict[str, Delivery]:
-        """Sends every seller its own order and takes what comes back before the deadline.
-
-        Args:
-            sales: client → its own order.
-            weights: the global weights, the same for everybody.
-            shapes: what an update must look like.
-            timeout: seconds.
-        """
-        messages = []
-        for client, sale in sales.items():
-            content = wire.put(RecordDict({wire.WEIGHTS: weights}), sale)
-            node, group = self.node_of[client], str(sale.number)
-            messages.append(Message(content, node, wire.TRAIN, ttl=timeout, group_id=group))
-        replies = self.grid.send_and_receive(messages, timeout=timeout)
-        return self.take(sales, replies, wire.UPDATE, shapes)
-
     def take(
         self,
         sales: Mapping[str, Sale],
@@ -154,15 +131,21 @@ class Fleet:
             _log.warning("node %s could not bid: %s", node, reply.error.reason)
             return None, None
         try:
-            if (refused := wire.read_refusal(reply.content)) is not None:
-                _log.warning("node %s does not bid: %s", node, in_policy_terms(refused))
+            if (refused := wire.take(reply.content, Refusal, None)) is not None:
+                _log.warning("node %s does not bid: %s", node, in_policy_terms(refused.reason))
                 return None, None
-            client, offer, reason = wire.read_offer(reply.content)
+            answer, offer = wire.take(reply.content, Answer), None
+            if answer.bids:
+                valuation, epsilon, size = answer.valuation, answer.epsilon, answer.data_size
+                if valuation is None or epsilon is None or size is None:
+                    raise wire.WireError("an offer without price, ε or records", "send all three")
+                offer = Offer(valuation, epsilon, size, answer.accuracy)
         except PrivmarketError as error:
             _log.warning("node %s sent no offer: %s", node, error)
             return None, None
-        if reason is not None:
-            self.declined[client] = in_policy_terms(reason)
+        client = answer.client
+        if answer.reason is not None:
+            self.declined[client] = in_policy_terms(answer.reason)
             _log.warning("client %s does not bid: %s", client, self.declined[client])
         if self.node_of.setdefault(client, node) != node:
             _log.warning("node %s bids as client %s, which another node is", node, client)
@@ -180,9 +163,10 @@ class Fleet:
         if reply.has_error():
             return Delivery(fault=f"client failed: {reply.error.reason}")
         try:
-            if (reason := wire.read_refusal(reply.content)) is not None:
+            if (refusal := wire.take(reply.content, Refusal, None)) is not None:
                 # That training failed is itself something the records told: what was reserved for it is spent.
-                return Delivery(fault=f"refused: {in_policy_terms(reason)}", refused=reason != Reason.FAILED)
+                fault = f"refused: {in_policy_terms(refusal.reason)}"
+                return Delivery(fault, refused=refusal.reason != Reason.FAILED)
             update = wire.read_arrays(reply.content, record)
         except PrivmarketError as error:
             return Delivery(fault=str(error))
@@ -202,7 +186,7 @@ class Fleet:
         if named in self.seen:
             return Delivery(fault="the same update was delivered before")
         self.seen.add(named)
-        return Delivery(update)
+        return Delivery(update=update)
 
 
 def in_policy_terms(word: str) -> str:

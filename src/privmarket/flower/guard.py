@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from flwr.app import ConfigRecord, Context, Message
+from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from privmarket.errors import PrivmarketError, WalletError
 from privmarket.flower import wire
-from privmarket.flower.wire import Sale
+from privmarket.flower.wire import Refusal, Sale
 from privmarket.privacy.calibration import ReleaseFamily
 from privmarket.privacy.policy import PolicyRefusal, Reason
 from privmarket.privacy.wallet_store import SoldBeforeError
@@ -64,7 +64,7 @@ def refuse(message: Message, context: Context, error: Exception, reason: Reason 
     """
     word = reason or reason_of(error)
     note_refusal(context, word, error)
-    return Message(wire.write_refusal(word), reply_to=message)
+    return Message(wire.put(RecordDict(), Refusal(str(word))), reply_to=message)
 
 
 def note_refusal(context: Context, reason: Reason, error: Exception) -> None:

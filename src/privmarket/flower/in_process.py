@@ -97,7 +97,7 @@ class InProcessGrid(Grid):
         """
         waiting, replies, app = list(messages), [], self.client_app
         many = isinstance(app, MarketClientApp) and app.seller.train_many is not None
-        size = _TOGETHER if many and all(wire.has(m.content, wire.Sale) for m in waiting) else 1
+        size = _TOGETHER if many and all(wire.SALE in m.content for m in waiting) else 1
         for start in range(0, len(waiting), size):
             some, started = waiting[start : start + size], time.monotonic()
             for message in some:

@@ -39,14 +39,11 @@ class FastModel:
 
     def unpack(self, flat: Tensor) -> Arrays:
         """The module's named arrays from our flat weights."""
-        with_weights = [layer for layer in self.model.layers if layer.size]
+        with_weights = [part for (part,) in self.model.parts(flat[None]) if part]
         arrays: Arrays = {}
-        start = 0
-        for layer, (weight, bias) in zip(with_weights, self.names, strict=True):
-            matrix, offset = layer.views(flat[start : start + layer.size])[:2]
+        for (matrix, offset, _), (weight, bias) in zip(with_weights, self.names, strict=True):
             arrays[weight] = np.ascontiguousarray(_turned(matrix.numpy()))
             arrays[bias] = offset.numpy().copy()
-            start += layer.size
         return arrays
 
     def usable(self, records: ClientRecords) -> ClientRecords:

@@ -12,7 +12,7 @@ from privmarket.broker.http_client import BrokerClient
 from privmarket.errors import ConfigurationError
 from privmarket.federated.shares import SharedSum, bits_at_most
 from privmarket.flower.broker_auction import BrokerAuctioneer
-from privmarket.flower.fleet import Delivery, Fleet
+from privmarket.flower.fleet import Fleet
 from privmarket.flower.masks import SUM_BITS
 from privmarket.flower.settings import MarketSettings
 from privmarket.flower.wire import Receipt, Sale
@@ -111,7 +111,7 @@ class GridMarket:
         """The public numbers of a round's secure sum under aggregate trust."""
         sellers = self.sellers(market)
         return SharedSum.plan(
-            [award.noise_multiplier for award in sellers.values()],
+            [award.event.noise_multiplier for award in sellers.values()],
             [market.offers[client].data_size for client in sellers],
             clip_norm=self.settings.clip_norm,
             parameters=parameters,
@@ -139,9 +139,3 @@ class GridMarket:
         self.records.append(record)
         _log.info("round %s: %s sold, dropped %s", record.number, record.sellers, record.dropped)
         return record
-
-
-def reports_of(deliveries: Mapping[str, Delivery]) -> tuple[dict[str, str | None], dict[str, str]]:
-    """What the driver wants to know of deliveries: client → fault or None, and client → why it refused."""
-    reports = {client: d.fault for client, d in deliveries.items() if not d.refused}
-    return reports, {client: d.fault or "" for client, d in deliveries.items() if d.refused}

@@ -92,7 +92,7 @@ class WalletMod:
                 return self.seller.receive(message, context)
             if kind in self.allow:
                 return call_next(message, context)
-            if not wire.has(message.content, Sale):
+            if wire.SALE not in message.content:
                 raise PolicyRefusal(Reason.UNSOLD, f"{kind} without a sale")
             return self._sold(message, context, call_next)
         except Exception as error:

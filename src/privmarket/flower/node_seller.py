@@ -16,12 +16,12 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from privmarket.errors import ConfigurationError, PrivmarketError
 from privmarket.flower import guard, wire
-from privmarket.flower.wire import Arrays, Receipt, Sale
+from privmarket.flower.wire import Answer, Arrays, Offered, Receipt, Sale
 from privmarket.privacy.calibration import ReleaseFamily
 from privmarket.privacy.events import PrivacyEvent
 from privmarket.privacy.noise import NoiseSource
@@ -29,12 +29,12 @@ from privmarket.privacy.policy import Order, PolicyRefusal, Reason, SellerPolicy
 from privmarket.privacy.policy_file import UNLIMITED
 from privmarket.privacy.release import Grid
 from privmarket.privacy.wallet_file import OpenWallet, WalletFile
-from privmarket.rounds import Offer, Terms
+from privmarket.rounds import Offer, Terms, sale_name
 
 if TYPE_CHECKING:
     from privmarket.broker.http_client import BrokerClient
     from privmarket.broker.signatures import SigningKey
-MEMORY = "privmarket-offer"  # where a node remembers its offer from the bid to the sale
+MEMORY = wire.NAMES[Offered]  # where a node remembers its offer from the bid to the sale
 _PLAN = ("epsilon", "clip_norm", "learning_rate", "expected_batch")  # what only an order says, not a call for bids
 
 OfferFunction = Callable[[Terms, Context], Offer | None]
@@ -120,17 +120,40 @@ class Seller:
     parties: Callable[[Context], Collection[str]] | None = None
 
     def bid(self, message: Message, context: Context) -> Message:
-        """Answers a call for bids; a call outside the policy is answered with the reason instead of an offer."""
+        """Answers a call for bids with what policy and wallet allow, and remembers the offer until the sale.
+
+        A call outside the policy is answered with the reason instead of an offer.
+        """
         terms = wire.take(message.content, Terms)
         try:
             self._check_terms(terms, context)
             self._note_receipt(message.content, context)
-            client, offer = self.make_offer(terms, context)
+            wanted = self.offer(terms, context)
+            if wanted is not None:
+                price = self.policy.price.get(terms.trust, wanted.valuation)
+                most = min(wanted.epsilon, self.policy.epsilon_per_sale)
+                wanted = replace(wanted, epsilon=most, valuation=price)
+                rounds_left = max(1, terms.rounds - terms.number) if self.spread else 1
+                with self._wallet(context) as wallet:
+                    if wallet is not None:
+                        fits = float(wallet.wallets.affordable(terms.family, most, rounds_left)[0])
+                        wanted = replace(wanted, epsilon=fits) if fits > 0 else None
+            # Before the offer is remembered: an offer that the broker did not take can never be sold.
+            client = self.name(context) if self.broker is None else self._bid_at_broker(terms, context, wanted)
+            offered = 0.0 if wanted is None else float(wanted.epsilon)
+            of_round = terms.run, terms.number, terms.broker_round
+            wire.put(context.state, Offered(*of_round, offered, terms.family, terms.trust, terms.honest_share))
         except Exception as error:
             reason = guard.reason_of(error)
             guard.note_refusal(context, reason, error)
-            return Message(wire.write_offer(self.name(context), None, reason), reply_to=message)
-        return Message(wire.write_offer(client, offer), reply_to=message)
+            answer = Answer(self.name(context), bids=False, reason=str(reason))
+            return Message(wire.put(RecordDict(), answer), reply_to=message)
+        answer = Answer(client, bids=False)
+        if wanted is not None and self.broker is None:  # at a broker the bid is sealed
+            accuracy = None if wanted.accuracy is None else float(wanted.accuracy)
+            numbers = float(wanted.valuation), float(wanted.epsilon), float(wanted.data_size)
+            answer = Answer(client, True, None, *numbers, accuracy)
+        return Message(wire.put(RecordDict(), answer), reply_to=message)
 
     def _check_terms(self, asked: Terms | Sale, context: Context) -> None:
         """Holds a call or an order against the policy and, where there is a broker, against what it published."""
@@ -158,68 +181,41 @@ class Seller:
             )
         )
 
-    def make_offer(self, terms: Terms, context: Context) -> tuple[str, Offer | None]:
-        """The client's name and what it offers in a round, within policy and wallet; remembered until the sale."""
-        wanted = self.offer(terms, context)
-        if wanted is not None:
-            price = self.policy.price_under(terms.trust)
-            most = min(wanted.epsilon, self.policy.epsilon_per_sale)
-            wanted = replace(wanted, epsilon=most, valuation=wanted.valuation if price is None else price)
-            rounds_left = max(1, terms.rounds - terms.number) if self.spread else 1
-            with self._wallet(context) as wallet:
-                if wallet is not None:
-                    fits = wallet.affordable(terms.family, wanted.epsilon, rounds_left)
-                    wanted = replace(wanted, epsilon=fits) if fits > 0 else None
-        if self.broker is None:
-            client, public = self.name(context), wanted
-        else:
-            # Before the offer is remembered: an offer that the broker did not take can never be sold.
-            client, public = self._bid_at_broker(terms, context, wanted)
-        context.state[MEMORY] = _memory(terms, 0.0 if wanted is None else float(wanted.epsilon))
-        return client, public
-
     def sell(self, message: Message, context: Context) -> Message:
         """Trains for a sale, or refuses it."""
-        try:
-            sale, weights = wire.take(message.content, Sale), wire.read_arrays(message.content, wire.WEIGHTS)
-            job = self.accept(sale, context, weights)
-            return self._reply(message, job, trained(lambda: self.train(weights, job)))
-        except Exception as error:
-            return guard.refuse(message, context, error)
+        return self.sell_many([(message, context)])[0]
 
     def sell_many(self, orders: Sequence[tuple[Message, Context]]) -> list[Message]:
-        """As `sell`, for orders of one round to several nodes that live in this process."""
-        assert self.train_many is not None
+        """Trains for sales of one round, or refuses them; several go to nodes that live in this process."""
         replies: dict[int, Message] = {}
         jobs: dict[int, Job] = {}
-        weights: Arrays | None = None
+        weights: Arrays = {}
         for at, (message, context) in enumerate(orders):
             try:
                 sale = wire.take(message.content, Sale)
-                if weights is None:
-                    weights = wire.read_arrays(message.content, wire.WEIGHTS)
+                weights = weights or wire.read_arrays(message.content, wire.WEIGHTS)
                 jobs[at] = self.accept(sale, context, weights)
             except Exception as error:
                 replies[at] = guard.refuse(message, context, error)
-        if jobs and weights is not None:
-            sent = weights
+        try:
+            if self.train_many is None:
+                updates = [self.train(weights, job) for job in jobs.values()]
+            else:
+                updates = list(self.train_many(weights, list(jobs.values()))) if jobs else []
+        except Exception as error:  # whatever it raises, even a refusal, is a failure: ε is reserved by now
+            replies |= {at: guard.refuse(*orders[at], error, Reason.FAILED) for at in jobs}
+            return [replies[at] for at in range(len(orders))]
+        for (at, job), update in zip(jobs.items(), updates, strict=True):
+            message, context = orders[at]
             try:
-                updates = list(self.train_many(sent, list(jobs.values())))
+                arrays, share = dict(update), np.float32(job.sale.share)
+                if share != 1.0:
+                    arrays = {name: array * share for name, array in arrays.items()}
+                self.close(job.sale, arrays, context)
+                replies[at] = Message(RecordDict({wire.UPDATE: wire.write_arrays(arrays)}), reply_to=message)
             except Exception as error:
-                for at in jobs:
-                    replies[at] = guard.refuse(*orders[at], error, Reason.FAILED)
-                return [replies[at] for at in range(len(orders))]
-            for (at, job), update in zip(jobs.items(), updates, strict=True):
-                replies[at] = self._reply(orders[at][0], job, update)
+                replies[at] = guard.refuse(message, context, error)
         return [replies[at] for at in range(len(orders))]
-
-    def _reply(self, message: Message, job: Job, update: Mapping[str, np.ndarray]) -> Message:
-        """Sends an update, after it is noted that it leaves."""
-        arrays = dict(update)
-        if job.sale.share != 1.0:
-            arrays = {name: array * np.float32(job.sale.share) for name, array in arrays.items()}
-        self.close(job.sale, arrays, job.context)
-        return Message(RecordDict({wire.UPDATE: wire.write_arrays(arrays)}), reply_to=message)
 
     def accept(self, sale: Sale, context: Context, weights: Arrays) -> Job:
         """Checks a sale and its weights, calibrates the noise, and charges the wallet; all before training.
@@ -248,7 +244,8 @@ class Seller:
         with self._wallet(context) as wallet:
             if wallet is not None:
                 unit, share = self.policy.unit, sale.honest_share
-                wallet.reserve(sale.name, sale.epsilon, event, unit=unit, trust=sale.trust, honest_share=share)
+                name = sale_name(sale.run, sale.number)
+                wallet.reserve(name, sale.epsilon, event, unit=unit, trust=sale.trust, honest_share=share)
         # Without a wallet file the node's own memory keeps a round from being sold twice.
         del context.state[MEMORY]
         return job
@@ -262,7 +259,7 @@ class Seller:
             salt = {"": np.frombuffer(os.urandom(32), dtype=np.uint8)} if sale.trust == "aggregate" else {}
             sha256 = wire.digest({**update, **salt})
             if wallet is not None:
-                wallet.released(sale.name, sha256)
+                wallet.released(sale_name(sale.run, sale.number), sha256)
         if self.broker is not None:
             with self.broker(context) as broker:
                 broker.claim_delivery(sale.broker_round, sha256)
@@ -274,14 +271,15 @@ class Seller:
         return Message(RecordDict(), reply_to=message)
 
     def _note_receipt(self, content: RecordDict, context: Context) -> None:
-        if wire.has(content, Receipt):
-            receipt = wire.take(content, Receipt)
-            if receipt.paid_micro < 0:
-                raise PolicyRefusal(Reason.MESSAGE, f"a receipt for {receipt.paid_micro} µ")
-            with self._wallet(context) as wallet:
-                if wallet is not None:
-                    fault = guard.one_line(receipt.fault)
-                    wallet.paid(f"{receipt.run}/{receipt.number}", receipt.paid_micro, fault)
+        receipt = wire.take(content, Receipt, None)
+        if receipt is None:
+            return
+        if receipt.paid_micro < 0:
+            raise PolicyRefusal(Reason.MESSAGE, f"a receipt for {receipt.paid_micro} µ")
+        with self._wallet(context) as wallet:
+            if wallet is not None:
+                fault = guard.one_line(receipt.fault)
+                wallet.paid(sale_name(receipt.run, receipt.number), receipt.paid_micro, fault)
 
     def _wallet(self, context: Context) -> AbstractContextManager[OpenWallet | None]:
         wallet = self.wallet(context)
@@ -315,7 +313,7 @@ class Seller:
         with self.broker(context) as broker, guard.becomes(Reason.BROKER, PrivmarketError):
             return {str(seller["public_key"]) for seller in broker.cohort(broker_round)}
 
-    def _bid_at_broker(self, terms: Terms, context: Context, wanted: Offer | None) -> tuple[str, None]:
+    def _bid_at_broker(self, terms: Terms, context: Context, wanted: Offer | None) -> str:
         """The bid goes to the broker, sealed; the server of the training only hears who this is."""
         assert self.broker is not None
         with self.broker(context) as broker:
@@ -330,7 +328,7 @@ class Seller:
                     data_size=wanted.data_size,
                     **features,
                 )
-            return str(broker.me()["id"]), None
+            return str(broker.me()["id"])
 
 
 @lru_cache(maxsize=4096)
@@ -339,32 +337,16 @@ def event_of(family: ReleaseFamily, epsilon: float) -> PrivacyEvent:
     return family.event(epsilon)
 
 
-def _memory(terms: Terms | Sale, epsilon: float) -> ConfigRecord:
-    """What a node keeps of its offer; messages of one run may be handled by different processes."""
-    family = terms.family
-    return ConfigRecord(
-        {
-            "run": terms.run,
-            "number": terms.number,
-            "broker-round": terms.broker_round,
-            "epsilon": epsilon,
-            "family": [float(family.sampling_rate), float(family.steps), float(family.delta)],
-            "trust": terms.trust,
-            "honest-share": terms.honest_share,
-        }
-    )
-
-
 def _check_against_offer(sale: Sale, context: Context) -> None:
     """Refuses an order for which nothing was offered, or more than was offered, or under other terms."""
-    memory, asked = context.state.get(MEMORY), _memory(sale, sale.epsilon)
-    named = ("run", "number", "broker-round")
-    if not isinstance(memory, ConfigRecord) or any(memory.get(key) != asked[key] for key in named):
+    offered = wire.take(context.state, Offered, None)
+    of_round = sale.run, sale.number, sale.broker_round
+    if offered is None or (offered.run, offered.number, offered.broker_round) != of_round:
         raise PolicyRefusal(Reason.OFFER, f"nothing was offered in round {sale.number}, or it is sold already")
-    offered = float(memory["epsilon"])  # type: ignore[arg-type]
-    if not 0 < sale.epsilon <= offered * (1 + 1e-9):
-        raise PolicyRefusal(Reason.OFFER, f"asked for ε = {sale.epsilon:g}, offered {offered:g}")
-    if any(memory[key] != asked[key] for key in ("family", "trust", "honest-share")):
+    if not 0 < sale.epsilon <= offered.epsilon * (1 + 1e-9):
+        raise PolicyRefusal(Reason.OFFER, f"asked for ε = {sale.epsilon:g}, offered {offered.epsilon:g}")
+    release = sale.family, sale.trust, sale.honest_share
+    if (offered.family, offered.trust, offered.honest_share) != release:
         raise PolicyRefusal(
             Reason.OFFER, f"asked for {sale.family} under {sale.trust} trust, offered for another release"
         )

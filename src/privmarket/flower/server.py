@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
-from flwr.app import Context
+from flwr.app import Context, Message, RecordDict
 from flwr.serverapp import Grid, ServerApp
 
 from privmarket.broker.http_client import BrokerClient
@@ -17,12 +17,12 @@ from privmarket.errors import ConfigurationError, PrivacyError
 from privmarket.federated.aggregation import aggregate, seller_weights
 from privmarket.flower import wire
 from privmarket.flower.fleet import RECEIPT_SECONDS, Fleet
-from privmarket.flower.market import TOKEN_VARIABLE, GridMarket, auctioneer_for, reports_of
+from privmarket.flower.market import TOKEN_VARIABLE, GridMarket, auctioneer_for
 from privmarket.flower.result import MarketResult, keep_result
 from privmarket.flower.settings import MarketSettings
 from privmarket.flower.wire import Arrays
 from privmarket.lazy import late
-from privmarket.rounds import Auctioneer, Delivered, Round, RoundRecord, play_round
+from privmarket.rounds import Auctioneer, Delivered, Report, Round, RoundRecord, play_round
 
 if TYPE_CHECKING:
     import torch
@@ -166,8 +166,7 @@ class MarketRun:
         terms = market.pacing.terms(market.records)
         played, record, delivered = play_round(terms, self.fleet, self.auctioneer, self, market.purses)
         if delivered.update is not None:
-            update, progress = torch.from_numpy(delivered.update), number / settings.rounds
-            self.state = global_model.server_step(self.state, update, settings, progress)
+            self.state = self.state.moved(delivered.update, settings, number / settings.rounds)
         measured = number + 1 == settings.rounds or (number + 1) % settings.evaluate_every == 0
         accuracy = float(self.evaluate(self.model_weights())) if self.evaluate and measured else None
         self.on_round(market.close(played, record, accuracy))
@@ -179,21 +178,26 @@ class MarketRun:
         return self._arrays(chosen.numpy())
 
     def train(self, market: Round) -> Delivered:
-        """Every seller's delivery, and Σ α·update over those that can be used."""
+        """Sends every seller its own order; what comes back in time, and Σ α·update over what can be used of it."""
         if market.terms.trust == "aggregate":
             return self._train_sum(market)
         if self.settings.secure_aggregation:
             return self._train_secure(market)
         sales, weights = self.market.sales(market), self._arrays(self.state.weights.numpy())
-        patience = self.settings.deadline_seconds
-        deliveries = self.fleet.order(sales, wire.write_arrays(weights), self.shapes, patience)
+        shared, patience, messages = wire.write_arrays(weights), self.settings.deadline_seconds, []
+        for client, sale in sales.items():
+            content = wire.put(RecordDict({wire.WEIGHTS: shared}), sale)
+            node, group = self.fleet.node_of[client], str(sale.number)
+            messages.append(Message(content, node, wire.TRAIN, ttl=patience, group_id=group))
+        replies = self.grid.send_and_receive(messages, timeout=patience)
+        deliveries = self.fleet.take(sales, replies, wire.UPDATE, self.shapes)
         usable = [c for c in market.offers if (d := deliveries.get(c)) and d.update is not None]
         total = None
         if usable:
             updates = np.stack([flatten(deliveries[c].update or {}, self.shapes) for c in usable])
             shares = seller_weights(market, usable, self.settings.aggregation, self.market.objective)
             total = aggregate(shares, updates)
-        return Delivered(*reports_of(deliveries), total)
+        return Delivered(deliveries, total)
 
     def _train_sum(self, market: Round) -> Delivered:
         """Aggregate trust: the exact sum of the sellers' integers, of which each carries a share of the noise."""
@@ -201,7 +205,7 @@ class MarketRun:
         try:
             plan = self.market.shared_sum(market, sum(array.size for array in weights.values()))
         except PrivacyError as error:  # no order has gone out: nobody released anything
-            return Delivered({}, dict.fromkeys(self.market.sellers(market), str(error)))
+            return Delivered(dict.fromkeys(self.market.sellers(market), Report(str(error), refused=True)))
         sales = self.market.sales(market, total=plan)
         sizes = {client: market.offers[client].data_size for client in sales}
         deliveries, total = secure.secure_sum(
@@ -214,7 +218,7 @@ class MarketRun:
             flat = np.concatenate([total[name].ravel() for name in self.shapes])
             rate = settings.learning_rate / settings.expected_batch
             update = (rate * (flat / float(plan.weights[came].sum()))).astype(np.float32)
-        return Delivered(*reports_of(deliveries), update)
+        return Delivered(deliveries, update)
 
     def _train_secure(self, market: Round) -> Delivered:
         """The same without seeing a single update: clients multiply by n·α, the server divides what came by Σ α."""
@@ -229,7 +233,7 @@ class MarketRun:
             came = [client for client, delivery in deliveries.items() if delivery.fault is None]
             scale = len(came) / len(sellers) / sum(alpha[client] for client in came)
             total = flatten(mean, self.shapes) * np.float32(scale)
-        return Delivered(*reports_of(deliveries), total)
+        return Delivered(deliveries, total)
 
     def _arrays(self, flat: np.ndarray) -> Arrays:
         """The flat vector as named arrays."""

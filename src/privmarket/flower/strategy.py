@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,12 +21,12 @@ from privmarket.errors import ConfigurationError
 from privmarket.federated.aggregation import seller_weights
 from privmarket.flower import wire
 from privmarket.flower.fleet import RECEIPT_SECONDS, Fleet
-from privmarket.flower.market import GridMarket, auctioneer_for, reports_of
+from privmarket.flower.market import GridMarket, auctioneer_for
 from privmarket.flower.result import MarketResult, keep_result
 from privmarket.flower.settings import MarketSettings
-from privmarket.flower.wire import Sale
+from privmarket.flower.wire import Refusal, Sale
 from privmarket.lazy import late
-from privmarket.rounds import Delivered, Round, RoundRecord, hold_auction, settle_round
+from privmarket.rounds import Delivered, Round, RoundRecord, round_steps
 
 if TYPE_CHECKING:
     from torch import nn
@@ -73,7 +73,7 @@ class AuctionStrategy(Strategy):
         self.auctioneer = auctioneer_for(self.settings, broker, token)
         self._started = time.perf_counter()
         self._market: GridMarket | None = None
-        self._open: tuple[Round, dict[str, Sale], ArrayRecord] | None = None
+        self._open: tuple[Generator[Round, Delivered, None], Round, dict[str, Sale], ArrayRecord] | None = None
 
     @property
     def records(self) -> tuple[RoundRecord, ...]:
@@ -90,9 +90,10 @@ class AuctionStrategy(Strategy):
         run = self._market
         picked = {m.metadata.dst_node_id: m for m in self.inner.configure_train(server_round, arrays, config, grid)}
         run.fleet.chosen = picked.keys()
-        market = hold_auction(run.pacing.terms(run.records), run.fleet, self.auctioneer, run.purses)
+        steps = round_steps(run.pacing.terms(run.records), run.fleet, self.auctioneer, run.purses)
+        market = next(steps)
         sales = run.sales(market)
-        self._open = market, sales, arrays
+        self._open = steps, market, sales, arrays
         return [self._with_order(picked[run.fleet.node_of[client]], sale) for client, sale in sales.items()]
 
     def aggregate_train(
@@ -101,13 +102,14 @@ class AuctionStrategy(Strategy):
         """Pays for usable updates and hands them, and only them, to the inner strategy."""
         assert self._open is not None
         assert self._market is not None
-        market, sales, arrays = self._open
+        steps, market, sales, arrays = self._open
         run, received = self._market, list(replies)
         shapes = {name: tuple(array.shape) for name, array in arrays.items()}
         counters = {name for name, array in arrays.items() if not array.dtype.startswith("float")}
         deliveries = run.fleet.take(sales, received, None, shapes, counters)
-        record = settle_round(market, Delivered(*reports_of(deliveries)), self.auctioneer, run.purses)
-        run.close(market, record)
+        settled = steps.send(Delivered(deliveries))
+        assert settled.record is not None
+        run.close(market, settled.record)
         usable = [client for client in market.offers if (d := deliveries.get(client)) and d.update is not None]
         if not usable:  # nobody offered, sold or delivered
             return None, None
@@ -126,7 +128,7 @@ class AuctionStrategy(Strategy):
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """The inner strategy's, on the replies that are no refusals."""
-        answered = [m for m in replies if m.has_error() or wire.read_refusal(m.content) is None]
+        answered = [m for m in replies if m.has_error() or wire.take(m.content, Refusal, None) is None]
         return self.inner.aggregate_evaluate(server_round, answered) if answered else None
 
     def report(self, context: Context, result: Result | None = None) -> MarketResult:

@@ -152,7 +152,7 @@ class SumServer:
             public = bytes.fromhex(keys.party)
         except ValueError:
             return False
-        sale = f"{self._sale.name}/{self._sale.broker_round}"
+        sale = f"{self._sale.run}/{self._sale.number}/{self._sale.broker_round}"
         return verifies(public, keys.proof, _member(node, keys).statement(sale))
 
     def _cohort(self, keys: Mapping[int, SellerKeys]) -> Cohort:
@@ -199,7 +199,8 @@ class SumServer:
         arrays, names = ndarrays_to_parameters(list(self.weights.values())), "\n".join(self.weights)
         messages = {}
         for node in near:
-            order = FitIns(arrays, {**wire.fields_of(self.orders[node]), NAMES: names})
+            sale = wire.put(RecordDict(), self.orders[node]).config_records[wire.SALE]
+            order = FitIns(arrays, {**sale, NAMES: names})  # type: ignore[dict-item]
             content = compat.fitins_to_recorddict(order, keep_input=True)
             sources = sorted(near[node] - {node})
             asked = ConfigRecord({Key.STAGE: Stage.COLLECT_MASKED_VECTORS})

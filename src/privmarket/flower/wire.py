@@ -4,8 +4,8 @@ A message to a client holds what everybody may know (the terms of a round, the g
 client's own (the ε it sold, its money), never anything of another client. Numbers travel as 64-bit floats, so an
 auction on the other side of a wire gives the same micro-units.
 
-Terms, orders and receipts are frozen records whose fields travel under their own names: `put` writes one into a
-message, `take` reads it, checks the type of every field and refuses fields that it does not know.
+Terms, offers, orders, refusals and receipts are frozen records whose fields travel under their own names: `put`
+writes one into a message, `take` reads it, checks the type of every field and refuses fields that it does not know.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
@@ -21,17 +21,15 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from privmarket.errors import PrivmarketError
 from privmarket.privacy.calibration import ReleaseFamily
 from privmarket.privacy.words import Trust
-from privmarket.rounds import Offer, Terms
+from privmarket.rounds import Terms
 
 BID, TRAIN, RECEIPT = "query.bid", "train", "query.receipt"
 
 # Names of the records in a message.
 WEIGHTS, UPDATE = "privmarket-weights", "privmarket-update"
 JOB = "privmarket-job"  # in which an app behind `WalletMod` finds its noise multiplier, clipping, rate, steps, unit
-_OFFER, _REFUSAL = "privmarket-offer", "privmarket-no"
 
 Arrays = dict[str, np.ndarray]
-Scalar = bool | bytes | float | int | str
 
 
 class WireError(PrivmarketError):
@@ -70,11 +68,6 @@ class Sale:
     levels: int = 0
     weight: float = 0.0
 
-    @property
-    def name(self) -> str:
-        """Names the sale in a wallet; the same as `Terms.sale`."""
-        return f"{self.run}/{self.number}"
-
 
 @dataclass(frozen=True)
 class Receipt:
@@ -87,100 +80,115 @@ class Receipt:
     trust: Trust = "local"
 
 
-Record = TypeVar("Record", Terms, Sale, Receipt)
+@dataclass(frozen=True)
+class Answer:
+    """A client's answer to a call for bids.
+
+    Attributes:
+        bids: whether it offers something in this round; then price, ε and records are there.
+        reason: a word of `privacy.policy.Reason` for why it does not, where there is one.
+        accuracy: of its own model, where it declares one.
+    """
+
+    client: str
+    bids: bool
+    reason: str | None = None
+    valuation: float | None = None
+    epsilon: float | None = None
+    data_size: float | None = None
+    accuracy: float | None = None
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A client's refusal of an order, as one word of `privacy.policy.Reason`."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Offered:
+    """What a node remembers of its offer until the sale: it is kept in the node's state, never sent.
+
+    Messages of one run may be handled by different processes. Nothing was offered where ε is 0.
+    """
+
+    run: str
+    number: int
+    broker_round: str
+    epsilon: float
+    family: ReleaseFamily
+    trust: Trust
+    honest_share: float
+
+
+AnyRecord = Terms | Answer | Sale | Refusal | Receipt | Offered
+Record = TypeVar("Record", Terms, Answer, Sale, Refusal, Receipt, Offered)
 SALE = "privmarket-sale"
-_NAMES: dict[type, str] = {Terms: "privmarket-call", Sale: SALE, Receipt: "privmarket-receipt"}
-_TYPES: dict[str, type] = {"str": str, "int": int, "float": float, "Trust": str}
-_FAMILY: dict[str, type] = {"sampling_rate": float, "steps": int, "delta": float}
+NAMES: dict[type, str] = {
+    Terms: "privmarket-call",
+    Answer: "privmarket-offer",
+    Sale: SALE,
+    Refusal: "privmarket-no",
+    Receipt: "privmarket-receipt",
+    Offered: "privmarket-offer",
+}
+_TYPES: dict[str, type] = {"str": str, "int": int, "float": float, "bool": bool, "Trust": str}
+_FAMILY = {"sampling_rate": "float", "steps": "int", "delta": "float"}
 
 
-def put(content: RecordDict, record: Terms | Sale | Receipt) -> RecordDict:
-    """Writes a record into a message's content, which is returned."""
-    content[_NAMES[type(record)]] = ConfigRecord({**fields_of(record)})
+def put(content: RecordDict, record: AnyRecord) -> RecordDict:
+    """Writes a record into a message's content, which is returned; fields that are None are left out."""
+    fields = dict(vars(record))
+    if (family := fields.pop("family", None)) is not None:
+        fields |= {name: getattr(family, name) for name in _FAMILY}
+    content[NAMES[type(record)]] = ConfigRecord(
+        {
+            key.replace("_", "-"): float(value) if isinstance(value, np.floating) else value
+            for key, value in fields.items()
+            if value is not None
+        }
+    )
     return content
 
 
-def has(content: RecordDict, kind: type[Terms] | type[Sale] | type[Receipt]) -> bool:
-    """Whether a message carries a record of that kind."""
-    return _NAMES[kind] in content
-
-
-def take(content: RecordDict, kind: type[Record]) -> Record:
-    """The record of that kind in a message.
+@overload
+def take(content: RecordDict, kind: type[Record]) -> Record: ...
+@overload
+def take(content: RecordDict, kind: type[Record], default: None) -> Record | None: ...
+def take(content: RecordDict, kind: type[Record], default: object = WireError) -> Record | None:
+    """The record of that kind in a message; None, if that is given as default, where the message carries none.
 
     Raises:
         WireError: there is none, a field is missing, of another type or out of its range, or there are fields that
             we do not know.
     """
-    name = _NAMES[kind]
+    name, hint = NAMES[kind], "use the same version on both sides"
     record = content.get(name)
+    if record is None and default is None:
+        return None
     if not isinstance(record, ConfigRecord):
         raise WireError(f"a message without {name}", "run a privmarket app on both sides")
-    known = dict(kind.__annotations__)
-    if with_family := "family" in known:
-        del known["family"]
-    wanted = {field: _TYPES[text] for field, text in known.items()} | (_FAMILY if with_family else {})
+    wanted: dict[str, str] = dict(kind.__annotations__)
+    if with_family := "family" in wanted:
+        del wanted["family"]
+        wanted |= _FAMILY
     unknown = {key.replace("-", "_") for key in record} - set(wanted)
     if unknown:
-        raise WireError(f"{name} has unknown fields {sorted(unknown)}", "use the same version on both sides")
-    fields: dict[str, Any] = {
-        field: _value(record, field.replace("_", "-"), type_) for field, type_ in wanted.items()
-    }
+        raise WireError(f"{name} has unknown fields {sorted(unknown)}", hint)
+    fields: dict[str, Any] = {}
+    for field, text in wanted.items():
+        key, type_ = field.replace("_", "-"), _TYPES[text.removesuffix(" | None")]
+        value = record.get(key)
+        if type(value) is not type_ and not (value is None and text.endswith(" | None")):
+            raise WireError(f"{key} is {value!r}: not a {type_.__name__}", hint)
+        fields[field] = value
     try:
         if with_family:
             fields["family"] = ReleaseFamily(*(fields.pop(key) for key in _FAMILY))
         return kind(**fields)
     except PrivmarketError as error:
         raise WireError(f"{name}: {error.message}", error.hint) from error
-
-
-def fields_of(record: Terms | Sale | Receipt) -> dict[str, Scalar]:
-    """A record as numbers and text by name; a release family as its three numbers."""
-    fields = dict(vars(record))
-    if (family := fields.pop("family", None)) is not None:
-        fields |= {name: getattr(family, name) for name in _FAMILY}
-    return {
-        key.replace("_", "-"): float(value) if isinstance(value, np.floating) else value
-        for key, value in fields.items()
-    }
-
-
-def write_offer(client: str, offer: Offer | None, reason: str = "") -> RecordDict:
-    """A client's answer; `None` offers nothing in this round, with one word for why where there is a reason."""
-    record = ConfigRecord({"client": client, "bids": offer is not None})
-    if reason:
-        record["reason"] = str(reason)
-    if offer is not None:
-        record["valuation"], record["epsilon"] = float(offer.valuation), float(offer.epsilon)
-        record["data-size"] = float(offer.data_size)
-        if offer.accuracy is not None:
-            record["accuracy"] = float(offer.accuracy)
-    return RecordDict({_OFFER: record})
-
-
-def read_offer(content: RecordDict) -> tuple[str, Offer | None, str | None]:
-    """A client's name, its offer, and why it makes none, a word of `privacy.policy.Reason` where it gave one."""
-    record = content.get(_OFFER)
-    if not isinstance(record, ConfigRecord):
-        raise WireError(f"a message without {_OFFER}", "run a privmarket app on both sides")
-    client, reason = _value(record, "client", str), record.get("reason")
-    word = reason if isinstance(reason, str) else None
-    if not record.get("bids"):
-        return client, None, word
-    valuation, epsilon, size = (_value(record, key, float) for key in ("valuation", "epsilon", "data-size"))
-    accuracy = _value(record, "accuracy", float) if "accuracy" in record else None
-    return client, Offer(valuation, epsilon, size, accuracy), word
-
-
-def write_refusal(reason: str) -> RecordDict:
-    """A client's refusal, as one word of `privacy.policy.Reason`."""
-    return RecordDict({_REFUSAL: ConfigRecord({"reason": str(reason)})})
-
-
-def read_refusal(content: RecordDict) -> str | None:
-    """Why the client refused; None if it did not."""
-    record = content.get(_REFUSAL)
-    return _value(record, "reason", str) if isinstance(record, ConfigRecord) else None
 
 
 def write_arrays(arrays: Mapping[str, np.ndarray]) -> ArrayRecord:
@@ -215,13 +223,3 @@ def digest(arrays: Mapping[str, np.ndarray], values: int | None = None) -> str:
         total.update(f"{name} {array.dtype} {array.shape}\n".encode())
         total.update(array.reshape(-1)[:values].data)
     return total.hexdigest()
-
-
-Value = TypeVar("Value", int, float, str)
-
-
-def _value(record: ConfigRecord, key: str, kind: type[Value]) -> Value:
-    value = record.get(key)
-    if type(value) is not kind:
-        raise WireError(f"{key} is {value!r}: not a {kind.__name__}", "use the same version on both sides")
-    return value

@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike
 
 from privmarket.errors import PrivacyError
 from privmarket.privacy import gaussian, tables
-from privmarket.privacy.events import DEFAULT_DELTA, PrivacyEvent, require_delta, require_schedule
+from privmarket.privacy.events import DEFAULT_DELTA, PrivacyEvent, require_delta
 from privmarket.privacy.gaussian import Array, literal_noise_multiplier
 from privmarket.privacy.release import release_distance
 
@@ -44,7 +44,7 @@ class ReleaseFamily:
     delta: float = DEFAULT_DELTA
 
     def __post_init__(self) -> None:
-        require_schedule(self.sampling_rate, self.steps)
+        PrivacyEvent(1.0, self.sampling_rate, self.steps)  # refuses a schedule that no release can have
         require_delta(self.delta)
 
     @cached_property

@@ -42,7 +42,15 @@ class PrivacyEvent:
                 f"noise multiplier is {self.noise_multiplier}: must be finite and above 0",
                 "a release without noise has no finite ε; sell nothing instead",
             )
-        require_schedule(self.sampling_rate, self.steps)
+        if not 0.0 < self.sampling_rate <= 1.0:
+            raise PrivacyError(
+                f"sampling rate is {self.sampling_rate}: must be above 0 and at most 1",
+                "it is the probability with which a record enters a step; 1 means the full batch",
+            )
+        if self.steps != int(self.steps) or self.steps < 1:
+            raise PrivacyError(
+                f"steps is {self.steps}: must be a whole number, at least 1", "leave out the release"
+            )
 
 
 class Step(NamedTuple):
@@ -82,34 +90,14 @@ def to_dp_event(events: Iterable[PrivacyEvent | None]) -> dp_accounting.DpEvent:
     return dp_accounting.ComposedDpEvent(parts) if parts else dp_accounting.NoOpDpEvent()
 
 
-def to_json(event: PrivacyEvent) -> dict[str, float | int]:
-    """An event as plain numbers."""
-    return {
-        "noise_multiplier": event.noise_multiplier,
-        "sampling_rate": event.sampling_rate,
-        "steps": event.steps,
-    }
-
-
 def from_json(fields: Mapping[str, float]) -> PrivacyEvent:
-    """The event that `to_json` wrote."""
+    """An event from its stored fields, as `dataclasses.asdict` gives them."""
     known = {"noise_multiplier", "sampling_rate", "steps"}
     if set(fields) != known:
         raise PrivacyError(
             f"a stored privacy event has fields {sorted(fields)}", f"expected {', '.join(sorted(known))}"
         )
     return PrivacyEvent(float(fields["noise_multiplier"]), float(fields["sampling_rate"]), int(fields["steps"]))
-
-
-def require_schedule(sampling_rate: float, steps: int) -> None:
-    """Refuses a sampling rate outside (0, 1] and a step count below 1."""
-    if not 0.0 < sampling_rate <= 1.0:
-        raise PrivacyError(
-            f"sampling rate is {sampling_rate}: must be above 0 and at most 1",
-            "it is the probability with which a record enters a step; 1 means the full batch",
-        )
-    if steps != int(steps) or steps < 1:
-        raise PrivacyError(f"steps is {steps}: must be a whole number, at least 1", "leave out the release")
 
 
 def require_delta(delta: float) -> None:

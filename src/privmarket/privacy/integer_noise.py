@@ -36,6 +36,12 @@ MIN_LEVELS, MAX_LEVELS = 2, 5
 # Total-variation distance of a draw from a rounded Gaussian: 4·1.01·2^−112 + 5·2^−131, lemmas 2 and 3 of the page.
 DISTANCE = 2.0**-109
 
+# By number of digits, the deviation of the Gaussian that a draw rounds.
+DEVIATIONS = {
+    levels: DIGIT_DEVIATION * math.sqrt(sum(RADIX ** (2 * k) for k in range(levels)))
+    for levels in range(1, MAX_LEVELS + 1)
+}
+
 # Numbers drawn at once: bits, digits and sums of one chunk stay in the processor's second-level cache.
 CHUNK = 1 << 15
 
@@ -72,9 +78,9 @@ class Words(Protocol):
 
 def deviation(levels: int) -> float:
     """The deviation of the Gaussian that a draw of so many digits rounds."""
-    if not 1 <= levels <= MAX_LEVELS:
+    if levels not in DEVIATIONS:
         raise PrivacyError(f"{levels} digits of integer noise", f"must be 1 to {MAX_LEVELS}")
-    return DIGIT_DEVIATION * math.sqrt(sum(RADIX ** (2 * k) for k in range(levels)))
+    return DEVIATIONS[levels]
 
 
 def largest(levels: int) -> int:

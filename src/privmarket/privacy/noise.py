@@ -93,20 +93,23 @@ class NoiseSource:
 
         Children of a system-keyed stream belong to this process too: a forked copy of either starts afresh.
         """
-        self._renew_after_fork()
+        if self._process not in (None, os.getpid()):
+            self._renew_after_fork()
         made = NoiseSource(_derive(self._key, "child", *labels))
         made._process = self._process
         return made
 
     def cells(self, count: int) -> NDArray[np.uint16]:
         """The next `count` ≤ 2·_CHUNK words of 16 random bits; overwritten by the next call in this thread."""
-        self._renew_after_fork()
+        if self._process not in (None, os.getpid()):
+            self._renew_after_fork()
         self._bits.update_into(_ZEROS[: 4 * ((count + 1) // 2)], _WORKSPACE.bytes)
         return _WORKSPACE.words.view(np.uint16)[:count]
 
     def more_bytes(self, count: int) -> NDArray[np.uint8]:
         """`count` random bytes from a second stream, so that the first keeps its pace."""
-        self._renew_after_fork()
+        if self._process not in (None, os.getpid()):
+            self._renew_after_fork()
         return np.frombuffer(self._tail_bits.update(bytes(count)), dtype=np.uint8)
 
     def standard_normal(self, shape: int | tuple[int, ...]) -> NDArray[np.float32]:
@@ -159,8 +162,7 @@ class NoiseSource:
 
         Two releases with the same noise, subtracted, would be bare of any.
         """
-        if self._process is not None and self._process != os.getpid():
-            vars(self).update(vars(self.from_system()))
+        vars(self).update(vars(self.from_system()))
 
     def _polar(self, count: int) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
         """r, cos θ and sin θ of `count` ≤ _CHUNK normals r cos θ and r sin θ, where r² = −2 ln u (Box–Muller).

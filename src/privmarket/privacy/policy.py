@@ -190,10 +190,6 @@ class SellerPolicy:
         if any(not 0 <= price < math.inf for price in self.price.values()):
             raise ConfigurationError(f"policy: price is {dict(self.price)}", "give money per unit of ε, at least 0")
 
-    def price_under(self, trust: str) -> float | None:
-        """Money asked per unit of ε under a trust model; None where the policy leaves it to the client."""
-        return self.price.get(trust)
-
     def check(self, order: Order) -> None:
         """Refuses an order, or a call for bids, that goes beyond the policy. Needs no table and no data.
 

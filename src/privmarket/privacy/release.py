@@ -148,7 +148,7 @@ class Grid:
         """
         sensitivity = clip_norm * (1.0 + inflation)
         for levels in range(MIN_LEVELS, MAX_LEVELS + 1):
-            deviation = integer_noise.deviation(levels)
+            deviation = integer_noise.DEVIATIONS[levels]
             spacing = noise_multiplier * sensitivity / deviation
             if rounded_sensitivity(sensitivity / spacing, parameters) * spacing > (1 + GRID_SHARE) * sensitivity:
                 continue

@@ -15,7 +15,7 @@ from privmarket.errors import PrivacyError
 from privmarket.privacy.accountant import renyi_epsilon
 from privmarket.privacy.calibration import ReleaseFamily, literal_noise_multiplier
 from privmarket.privacy.certificate import Certificate, certify
-from privmarket.privacy.events import DEFAULT_DELTA, PrivacyEvent, require_delta, require_schedule
+from privmarket.privacy.events import DEFAULT_DELTA, PrivacyEvent, require_delta
 from privmarket.privacy.wallet import Wallet
 from privmarket.privacy.words import Promise, Trust, Unit, lifetime_promise, promise
 
@@ -42,7 +42,7 @@ class Sale:
                 f"a sale of ε = {self.epsilon}: needs more noise than numbers can hold",
                 f"sell at least {_LEAST_EPSILON:g}",
             )
-        require_schedule(self.sampling_rate, self.steps)
+        PrivacyEvent(1.0, self.sampling_rate, self.steps)  # refuses a schedule that no release can have
         if self.count < 1:
             raise PrivacyError(f"a sale repeated {self.count} times", "give a count of at least 1")
         if self.count > _MOST_SALES:

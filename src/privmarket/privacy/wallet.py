@@ -14,6 +14,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from typing import TypedDict
 
 import numpy as np
@@ -22,7 +23,7 @@ from numpy.typing import ArrayLike, NDArray
 from privmarket.errors import PrivacyError, WalletError
 from privmarket.privacy.accountant import COLUMNS, composed_cost, composed_epsilon, release_costs
 from privmarket.privacy.calibration import ReleaseFamily
-from privmarket.privacy.events import DEFAULT_DELTA, PrivacyEvent, from_json, require_delta, to_json
+from privmarket.privacy.events import DEFAULT_DELTA, PrivacyEvent, from_json, require_delta
 from privmarket.privacy.gaussian import Array
 from privmarket.privacy.renyi import ORDERS
 from privmarket.privacy.wallet_measures import (
@@ -64,6 +65,8 @@ class Wallets:
     [CanonneKamathSteinke2020] turns B into the cap at δ; and the Gaussian filter of [SmithThakurta2022],
     [KoskelaTobabenHonkela2023]: if Σ μ_t² ≤ B², the sequence is B-GDP.
     Assumes: what a client sells first does not depend on its own records.
+
+    No array and no list inside is changed in place, so `copy.copy` gives independent wallets with the same past.
     """
 
     def __init__(
@@ -84,7 +87,7 @@ class Wallets:
         self._capacities: Array = capacities(caps, delta)  # (clients, columns)
         self._column: NDArray[np.intp] = best_columns(self._capacities, typical)
         self._fixed: NDArray[np.bool_] = np.full(caps.size, bool(expected))
-        self._history: list[tuple[PrivacyEvent | None, ...]] = []
+        self._history: tuple[tuple[PrivacyEvent | None, ...], ...] = ()
         _require_room(self)
 
     @property
@@ -110,18 +113,11 @@ class Wallets:
     @property
     def history(self) -> tuple[tuple[PrivacyEvent | None, ...], ...]:
         """One entry per call of `spend`: each client's event, None where it sold nothing."""
-        return tuple(self._history)
-
-    def copy(self) -> Wallets:
-        """Independent wallets with the same past."""
-        twin = copy.copy(self)
-        twin.spent = self.spent.copy()
-        twin._history = list(self._history)
-        return twin
+        return self._history
 
     def share(self, rounds: int) -> Wallets:
         """Wallets with an even share of what is left, so that as much can be sold in each of `rounds` rounds."""
-        purse, free = self.copy(), ~self._fixed
+        purse, free = copy.copy(self), ~self._fixed
         left = (purse.capacity - purse.spent) / rounds
         # A wallet that has sold nothing has not chosen its measure: it gets an even share of each.
         purse._capacities = np.where(free[:, None], self._capacities / rounds, self._capacities)
@@ -155,7 +151,7 @@ class Wallets:
             column[first] = best_columns(self._capacities[first], costs[first])
             self._column, self._fixed = column, self._fixed | first
         self.spent = self.spent + costs[np.arange(self.clients), self._column]
-        self._history.append(entry)
+        self._history = (*self._history, entry)
         return len(self._history) - 1
 
     def trim(self, family: ReleaseFamily, offered: ArrayLike) -> Array:
@@ -194,15 +190,15 @@ class Wallets:
             entry: which call of `spend`, as a position in `history`.
             clients: positions.
         """
-        events = list(self._history[entry])
+        events, spent = list(self._history[entry]), self.spent.copy()
         for client in clients:
             events[client] = None
             kept = [past[client] for at, past in enumerate(self._history) if at != entry]
-            self.spent = self.spent.copy()
-            self.spent[client] = 0.0
+            spent[client] = 0.0
             for cost in release_costs(kept)[:, self._column[client]]:
-                self.spent[client] += cost
-        self._history[entry] = tuple(events)
+                spent[client] += cost
+        self.spent = spent
+        self._history = (*self._history[:entry], tuple(events), *self._history[entry + 1 :])
 
     def is_empty(self, family: ReleaseFamily) -> NDArray[np.bool_]:
         """(clients,) where not even the smallest release on the family's menu fits any more."""
@@ -244,7 +240,7 @@ class Wallets:
             "delta": self.delta,
             "measure": self.measure,
             # Long runs repeat few kinds of release: each is written once, the history as places in that list.
-            "releases": [to_json(kind) for kind in kinds],
+            "releases": [asdict(kind) for kind in kinds],
             "history": [[place.get(e) for e in entry] for entry in self._history],
         }
         return json.dumps(fields)

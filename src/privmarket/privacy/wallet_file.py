@@ -15,7 +15,8 @@ import os
 import sys
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from copy import copy
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, NotRequired, TypedDict
 
@@ -25,7 +26,7 @@ from privmarket.errors import PrivmarketError, WalletError
 from privmarket.files import force_folder
 from privmarket.privacy.accountant import composed_epsilon
 from privmarket.privacy.calibration import ReleaseFamily
-from privmarket.privacy.events import DEFAULT_DELTA, PrivacyEvent, from_json, to_json
+from privmarket.privacy.events import DEFAULT_DELTA, PrivacyEvent
 from privmarket.privacy.wallet import Wallets
 from privmarket.privacy.wallet_store import SoldBeforeError
 from privmarket.privacy.words import Trust, Unit
@@ -72,17 +73,8 @@ _REPLAYS: dict[Path, _Replay] = {}
 
 if sys.platform == "win32":
     import msvcrt
-
-    def _lock(stream: IO[bytes]) -> None:
-        """Waits until no other process has the file; the lock goes when the file is closed."""
-        stream.seek(0)
-        msvcrt.locking(stream.fileno(), msvcrt.LK_LOCK, 1)
 else:
     import fcntl
-
-    def _lock(stream: IO[bytes]) -> None:
-        """Waits until no other process has the file; the lock goes when the file is closed."""
-        fcntl.flock(stream, fcntl.LOCK_EX)
 
 
 class WalletFile:
@@ -105,7 +97,6 @@ class WalletFile:
         """
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a+b") as stream:
-            _lock(stream)
             replay = self._replay(stream)
             if replay.wallets is None:
                 cap = None if np.isinf(self.cap_epsilon) else self.cap_epsilon
@@ -175,10 +166,15 @@ class WalletFile:
         if not self.path.exists():
             return _Replay(0)
         with self.path.open("a+b") as stream:
-            _lock(stream)
             return self._replay(stream)
 
     def _replay(self, stream: IO[bytes]) -> _Replay:
+        """Waits until no other process has the file, and reads what is new. Closing the file gives it free."""
+        if sys.platform == "win32":
+            stream.seek(0)
+            msvcrt.locking(stream.fileno(), msvcrt.LK_LOCK, 1)
+        else:
+            fcntl.flock(stream, fcntl.LOCK_EX)
         inode, size = os.fstat(stream.fileno()).st_ino, os.fstat(stream.fileno()).st_size
         replay = _REPLAYS.get(self.path)
         if replay is None or replay.inode != inode or replay.offset > size:
@@ -221,11 +217,6 @@ class WalletFolder:
                 raise
             done.append(client)
 
-    def charge(self, sale: str) -> None:
-        """See `WalletStore`; a reserved line is on disk and counts as spent, so nothing is left to write."""
-        if not any(sale in wallet.sales() for wallet in self._all()):
-            raise WalletError(f"nothing is reserved for {sale}", "call reserve() first")
-
     def void(self, sale: str, clients: Collection[str]) -> None:
         """See `WalletStore`."""
         for client in clients:
@@ -239,9 +230,6 @@ class WalletFolder:
     def _open(self, client: str) -> AbstractContextManager[OpenWallet]:
         return self.file(client).open()
 
-    def _all(self) -> list[WalletFile]:
-        return [WalletFile(path, self.cap_epsilon, self.delta) for path in sorted(self.folder.glob("*.jsonl"))]
-
 
 @dataclass(frozen=True, eq=False)
 class OpenWallet:
@@ -254,10 +242,6 @@ class OpenWallet:
     _stream: IO[bytes]
     _state: _Replay
     wallets: Wallets
-
-    def affordable(self, family: ReleaseFamily, wanted: float, rounds_left: int = 1) -> float:
-        """The most ε up to `wanted` that fits in each of `rounds_left` rounds; 0 if nothing does."""
-        return float(self.wallets.affordable(family, wanted, rounds_left)[0])
 
     def reserve(
         self,
@@ -280,11 +264,13 @@ class OpenWallet:
         """
         if sale in self._state.sales:
             raise SoldBeforeError(sale)
-        if not self.wallets.can_spend([event])[0]:
+        try:
+            copy(self.wallets).spend([event])
+        except WalletError as error:
             raise WalletError(
                 f"ε = {epsilon:g} does not fit: {self.remaining_share:.1%} of the wallet is left", "offer less"
-            )
-        line: dict[str, object] = {"kind": "reserved", "sale": sale, "epsilon": epsilon, "event": to_json(event)}
+            ) from error
+        line: dict[str, object] = {"kind": "reserved", "sale": sale, "epsilon": epsilon, "event": asdict(event)}
         line |= {"unit": unit, "trust": trust}
         if trust == "aggregate" and honest_share is not None:
             line["honest_share"] = honest_share
@@ -337,10 +323,10 @@ def _apply(state: _Replay, line: bytes, place: str) -> None:
         if kind == "opened" and state.wallets is None:
             cap = np.inf if entry["cap_epsilon"] is None else entry["cap_epsilon"]
             # Files of old name a release that the first call for bids had announced, and watch what suits that.
-            expected = [from_json(entry["expected"])] if "expected" in entry else []
+            expected = [PrivacyEvent(**entry["expected"])] if "expected" in entry else []
             state.wallets = Wallets([cap], entry["delta"], expected=expected)
         elif kind == "reserved" and state.wallets is not None:
-            state.wallets.spend([from_json(entry["event"])])
+            state.wallets.spend([PrivacyEvent(**entry["event"])])
             state.sales[sale] = entry
             state.sales[sale]["released"] = False
         elif kind == "void" and state.wallets is not None:

@@ -1,10 +1,10 @@
 """Where wallets are kept, and the one rule for when ε is spent.
 
-A sale of ε goes through at most three steps, in every engine and every store:
+A sale of ε goes through at most two steps, in every engine and every store:
 
-1. *reserved* when the client has an award. From then on it counts as spent, so that no second sale can use it.
-2. *charged* before the first private byte is computed for it. A process that dies after this has spent.
-3. *void* only where it is certain that nothing was released: the client refused, or never learned of its award.
+1. *reserved* when the client has an award. From then on it counts as spent: no second sale can use it, and a
+   process that dies has spent. So it is charged before the first private byte is computed, in the same step.
+2. *void* only where it is certain that nothing was released: the client refused, or never learned of its award.
    Silence, an error and a late answer are no such certainty; they stay charged.
 
 `WalletStore` names these steps. `MemoryStore` and `ReleaseBook` hold wallets in memory, `wallet_file.WalletFolder`
@@ -13,7 +13,9 @@ in files, the broker in SQL. One set of tests, `tests/laws/test_wallet_stores.py
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
+from copy import copy
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from privmarket.errors import WalletError
@@ -44,13 +46,6 @@ class WalletStore(Protocol):
             WalletError: one does not fit, or was sold under this name before. Then nothing is set aside at all.
         """
 
-    def charge(self, sale: str) -> None:
-        """Says that work on the sale begins, for all of its clients. Doing it twice changes nothing.
-
-        Raises:
-            WalletError: nothing was reserved under this name.
-        """
-
     def void(self, sale: str, clients: Collection[str]) -> None:
         """Gives back what was set aside for clients that certainly released nothing.
 
@@ -62,18 +57,18 @@ class WalletStore(Protocol):
         """All that counts as spent by a client, oldest first; empty for a client that is not known."""
 
 
+@dataclass(eq=False)
 class MemoryStore:
     """The wallets of a fixed list of clients, in memory.
 
-    Args:
-        clients: their names, in the order of `wallets`.
-        wallets: what they have; not changed, `wallets` of the store is a copy that is charged.
+    Attributes:
+        places: client → its position in `wallets`.
+        wallets: what they have; wallets that were given are not changed, others take their place here.
     """
 
-    def __init__(self, clients: Sequence[str], wallets: Wallets) -> None:
-        self.wallets = wallets.copy()
-        self._place = {client: at for at, client in enumerate(clients)}
-        self._sales: dict[str, tuple[int, set[str]]] = {}
+    places: Mapping[str, int]
+    wallets: Wallets
+    _sales: dict[str, tuple[int, set[str]]] = field(default_factory=dict)
 
     def reserve(self, sale: str, events: Mapping[str, PrivacyEvent]) -> None:
         """See `WalletStore`; all clients or none."""
@@ -81,13 +76,10 @@ class MemoryStore:
             raise SoldBeforeError(sale)
         entry: list[PrivacyEvent | None] = [None] * self.wallets.clients
         for client, event in events.items():
-            entry[self._place[client]] = event
-        self._sales[sale] = self.wallets.spend(entry), set(events)
-
-    def charge(self, sale: str) -> None:
-        """See `WalletStore`; what is reserved here is already spent."""
-        if sale not in self._sales:
-            raise not_reserved(sale)
+            entry[self.places[client]] = event
+        charged = copy(self.wallets)
+        self._sales[sale] = charged.spend(entry), set(events)
+        self.wallets = charged
 
     def void(self, sale: str, clients: Collection[str]) -> None:
         """See `WalletStore`."""
@@ -97,14 +89,16 @@ class MemoryStore:
         for client in clients:
             if client not in sold:
                 raise not_reserved(f"{sale} of {client}")
-        self.wallets.void(entry, [self._place[client] for client in clients])
+        kept = copy(self.wallets)
+        kept.void(entry, [self.places[client] for client in clients])
+        self.wallets = kept
         sold.difference_update(clients)
 
     def spent(self, client: str) -> tuple[PrivacyEvent, ...]:
         """See `WalletStore`."""
-        if client not in self._place:
+        if client not in self.places:
             return ()
-        at = self._place[client]
+        at = self.places[client]
         return tuple(event for entry in self.wallets.history if (event := entry[at]) is not None)
 
 
@@ -119,11 +113,6 @@ class ReleaseBook:
         if sale in self._sales:
             raise SoldBeforeError(sale)
         self._sales[sale] = dict(events)
-
-    def charge(self, sale: str) -> None:
-        """See `WalletStore`."""
-        if sale not in self._sales:
-            raise not_reserved(sale)
 
     def void(self, sale: str, clients: Collection[str]) -> None:
         """See `WalletStore`."""
@@ -149,5 +138,5 @@ class ReleaseBook:
 
 
 def not_reserved(sale: str) -> WalletError:
-    """What a store says when something is charged or void that was never reserved."""
-    return WalletError(f"nothing is reserved for {sale}", "call reserve() first; a void sale cannot be charged")
+    """What a store says when something is void that was never reserved, or is void already."""
+    return WalletError(f"nothing is reserved for {sale}", "call reserve() first; a sale is void once")

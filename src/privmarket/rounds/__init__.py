@@ -13,15 +13,15 @@ from privmarket.rounds.driver import (
     Delivered,
     LocalAuctioneer,
     Purses,
+    Report,
     Trainers,
-    hold_auction,
     play_round,
-    settle_round,
+    round_steps,
 )
 from privmarket.rounds.machine import Phase, Round
 from privmarket.rounds.pacing import Pacing
 from privmarket.rounds.settlement import RoundRecord
-from privmarket.rounds.terms import MICRO, RoundError, Terms
+from privmarket.rounds.terms import MICRO, RoundError, Terms, sale_name
 
 __all__ = [
     "MICRO",
@@ -34,12 +34,13 @@ __all__ = [
     "Pacing",
     "Phase",
     "Purses",
+    "Report",
     "Round",
     "RoundError",
     "RoundRecord",
     "Terms",
     "Trainers",
-    "hold_auction",
     "play_round",
-    "settle_round",
+    "round_steps",
+    "sale_name",
 ]

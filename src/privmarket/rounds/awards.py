@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from privmarket.privacy.calibration import ReleaseFamily
 from privmarket.privacy.events import PrivacyEvent
 from privmarket.rounds.terms import RoundError, Terms
 
@@ -40,12 +39,12 @@ class Offer:
 
 @dataclass(frozen=True)
 class Award:
-    """What one client sold: ε, the noise that makes it true, and the money due on delivery."""
+    """What one client sold: ε, the release that makes it true, as wallets and accountants count it, and the money.
+
+    Attributes:
+        payment_micro: due on delivery, micro-units.
+    """
 
     epsilon: float
-    noise_multiplier: float
+    event: PrivacyEvent
     payment_micro: int
-
-    def event(self, family: ReleaseFamily) -> PrivacyEvent:
-        """The release that this award buys, as the client's wallet and the accountant count it."""
-        return PrivacyEvent(self.noise_multiplier, family.sampling_rate, family.steps)

@@ -1,12 +1,12 @@
 """One function that plays a round, wherever its four parties are.
 
-    terms → auctioneer.clear (bidders.offers) → purses.reserve → purses.charge → trainers.train
+    terms → auctioneer.clear (bidders.offers) → purses.reserve → trainers.train
           → auctioneer.settle → purses.void
 
-The simulation, the Flower app and the Flower strategy all play their rounds through this module; what differs
+The simulation, the Flower app and the Flower strategy all play their rounds through `round_steps`; what differs
 between them stands behind four ports. A Flower strategy is called twice per round, before and after training, so
-the round can be played in two halves: `hold_auction` and `settle_round`. The broker runs the same `Round` inside
-its database transactions, where clearing and reserving must succeed or fail together.
+the steps stop in between; `play_round` has the sellers train there. The broker runs the same `Round` inside its
+database transactions, where clearing and reserving must succeed or fail together.
 
 The ports' contracts are tested in `tests/laws/test_round_ports.py` and `tests/laws/test_wallet_stores.py`.
 """
@@ -14,7 +14,7 @@ The ports' contracts are tested in `tests/laws/test_round_ports.py` and `tests/l
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -25,7 +25,7 @@ from privmarket.privacy.events import PrivacyEvent
 from privmarket.rounds.awards import Offer
 from privmarket.rounds.machine import Round
 from privmarket.rounds.settlement import RoundRecord
-from privmarket.rounds.terms import RoundError, Terms
+from privmarket.rounds.terms import RoundError, Terms, sale_name
 
 _log = logging.getLogger("privmarket.rounds")
 
@@ -52,8 +52,25 @@ class Auctioneer(Protocol):
             A cleared round. Its terms are those that the bidders saw: a broker adds its own name of the round.
         """
 
-    def settle(self, market: Round) -> RoundRecord:
-        """Pays what was delivered and refunds the rest, once per round."""
+    def settle(self, market: Round, reports: Mapping[str, str | None], voided: Mapping[str, str]) -> Round:
+        """Pays what was delivered and refunds the rest, once per round; the arguments are those of `Round.settle`.
+
+        Returns:
+            The settled round, with its record.
+        """
+
+
+@dataclass(frozen=True, eq=False)
+class Report:
+    """What became of one award.
+
+    Attributes:
+        fault: what was wrong; None for a usable update.
+        refused: the client said no: it certainly released nothing, and gets its ε back.
+    """
+
+    fault: str | None = None
+    refused: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,15 +78,13 @@ class Delivered:
     """What came back for the orders of a round.
 
     Attributes:
-        reports: client → None for a usable update, else what was wrong.
-        refused: client → why it certainly released nothing. A client with an award that is in neither was silent:
-            it is not paid, and its ε is spent.
+        reports: client → what became of its award. A client with an award that is not there was silent: it is not
+            paid, and its ε is spent.
         update: (parameters,) float32, the usable updates added up with their weights; None where there is none, or
             where somebody else adds them up.
     """
 
-    reports: Mapping[str, str | None] = field(default_factory=dict)
-    refused: Mapping[str, str] = field(default_factory=dict)
+    reports: Mapping[str, Report] = field(default_factory=dict)
     update: np.ndarray | None = None
 
 
@@ -81,13 +96,10 @@ class Trainers(Protocol):
 
 
 class Purses(Protocol):
-    """Whose wallets pay: the three steps of `privacy.wallet_store.WalletStore`, which says when each is taken."""
+    """Whose wallets pay: the two steps of `privacy.wallet_store.WalletStore`, which says when each is taken."""
 
     def reserve(self, sale: str, events: Mapping[str, PrivacyEvent]) -> None:
-        """Sets aside what each client sold, for all clients or for none."""
-
-    def charge(self, sale: str) -> None:
-        """Says that work on the sale begins."""
+        """Charges each client for what it sold, for all clients or for none."""
 
     def void(self, sale: str, clients: Collection[str]) -> None:
         """Gives back what clients that released nothing had set aside."""
@@ -101,25 +113,32 @@ def play_round(
     Returns:
         The round with its awards, its record, and what was delivered (its `update` moves the model).
     """
-    market = hold_auction(terms, bidders, auctioneer, purses)
+    steps = round_steps(terms, bidders, auctioneer, purses)
+    market = next(steps)
     delivered = trainers.train(market) if market.awards else Delivered()
-    return market, settle_round(market, delivered, auctioneer, purses), delivered
+    settled = steps.send(delivered)
+    assert settled.record is not None
+    return settled, settled.record, delivered
 
 
-def hold_auction(terms: Terms, bidders: Bidders, auctioneer: Auctioneer, purses: Purses) -> Round:
-    """The first half: from the terms to awards that the purses have paid for, ready for training."""
+def round_steps(
+    terms: Terms, bidders: Bidders, auctioneer: Auctioneer, purses: Purses
+) -> Generator[Round, Delivered, None]:
+    """All of a round but the training, in two steps.
+
+    `next` holds the auction and gives the cleared round, whose awards the purses have paid for: training may begin.
+    `send(delivered)` settles it, gives ε back to clients that released nothing, and gives the settled round.
+    """
     market = auctioneer.clear(terms, bidders)
-    purses.reserve(terms.sale, {client: award.event(terms.family) for client, award in market.awards.items()})
-    purses.charge(terms.sale)
-    return market
-
-
-def settle_round(market: Round, delivered: Delivered, auctioneer: Auctioneer, purses: Purses) -> RoundRecord:
-    """The second half: from what came back to money paid, and ε given back to clients that released nothing."""
-    record = auctioneer.settle(market.deliver(delivered.reports, delivered.refused))
-    if delivered.refused:
-        purses.void(market.terms.sale, delivered.refused)
-    return record
+    sale = sale_name(terms.run, terms.number)
+    purses.reserve(sale, {client: award.event for client, award in market.awards.items()})
+    delivered = yield market
+    refused = {client: report.fault or "" for client, report in delivered.reports.items() if report.refused}
+    faults = {client: report.fault for client, report in delivered.reports.items() if not report.refused}
+    settled = auctioneer.settle(market, faults, refused)
+    if refused:
+        purses.void(sale, refused)
+    yield settled
 
 
 class LocalAuctioneer:
@@ -144,6 +163,5 @@ class LocalAuctioneer:
                     _log.warning("round %s: offer left out: %s", terms.number, error)
         return Round(terms, offers=good).clear(self.mechanism)
 
-    def settle(self, market: Round) -> RoundRecord:
-        """Closes the round in this process."""
-        return market.settle()[1]
+    # Closing a round is a step of the machine and needs no one else.
+    settle = staticmethod(Round.settle)

@@ -1,4 +1,4 @@
-"""One round of the market as a state machine without I/O: publish, bid, clear, deliver, settle.
+"""One round of the market as a state machine without I/O: publish, bid, clear, settle.
 
 Every step returns a new round; nothing is stored, sent or trained here. Clients have names here; the auction itself
 sees arrays in the order of the offers.
@@ -19,10 +19,12 @@ import numpy as np
 
 from privmarket.market.bids import Bids
 from privmarket.market.mechanism import Mechanism
+from privmarket.privacy.events import PrivacyEvent
 from privmarket.rounds.awards import Award, Offer
 from privmarket.rounds.settlement import RoundRecord
 from privmarket.rounds.terms import MICRO, RoundError, Terms
 
+_NOTHING: Mapping[str, str] = {}
 # How far rounding may carry what a rule decides beyond its limit, relative.
 _ROUNDING = 1e-9
 
@@ -42,16 +44,14 @@ class Round:
     Attributes:
         offers: client → offer.
         awards: client → what it sold, for clients that sell.
-        deliveries: client → None for a usable update, else what was wrong with it.
-        voided: client → why it certainly released nothing.
+        record: what the round came to, once it is settled.
     """
 
     terms: Terms
     phase: Phase = Phase.OPEN
     offers: Mapping[str, Offer] = field(default_factory=dict)
     awards: Mapping[str, Award] = field(default_factory=dict)
-    deliveries: Mapping[str, str | None] = field(default_factory=dict)
-    voided: Mapping[str, str] = field(default_factory=dict)
+    record: RoundRecord | None = None
 
     @classmethod
     def publish(cls, terms: Terms) -> Round:
@@ -60,7 +60,8 @@ class Round:
 
     def bid(self, offers: Mapping[str, Offer]) -> Round:
         """Takes offers; a client that bids again replaces its offer."""
-        self._require(Phase.OPEN, "take bids")
+        if self.phase is not Phase.OPEN:
+            raise self._out_of_turn(Phase.OPEN, "take bids")
         for client, offer in offers.items():
             offer.check(client, self.terms)
         return replace(self, offers={**self.offers, **offers})
@@ -71,7 +72,8 @@ class Round:
         Raises:
             RoundError: the rule sells more than was offered, or spends more than the budget.
         """
-        self._require(Phase.OPEN, "clear")
+        if self.phase is not Phase.OPEN:
+            raise self._out_of_turn(Phase.OPEN, "clear")
         if not self.offers:
             return replace(self, phase=Phase.CLEARED)
         terms, bids = self.terms, self.bids
@@ -98,42 +100,44 @@ class Round:
         if excess > 0:  # a rule's own rounding, in very large budgets: the largest payment bears it
             micro[np.argmax(micro)] -= excess
         sellers = np.flatnonzero(epsilon > 0)
-        noise = terms.family.noise_multiplier(epsilon[sellers]) if sellers.size else np.zeros(0)
+        family = terms.family
+        noise = family.noise_multiplier(epsilon[sellers]) if sellers.size else np.zeros(0)
         names = list(self.offers)
         # Lists first: picking single numbers out of arrays costs more than the auction where thousands sell.
         sales = zip(
             sellers.tolist(), epsilon[sellers].tolist(), noise.tolist(), micro[sellers].tolist(), strict=True
         )
-        awards = {names[i]: Award(sold, sigma, pay) for i, sold, sigma, pay in sales}
+        awards = {
+            names[i]: Award(sold, PrivacyEvent(sigma, family.sampling_rate, family.steps), pay)
+            for i, sold, sigma, pay in sales
+        }
         return replace(self, phase=Phase.CLEARED, awards=awards)
 
-    def deliver(self, reports: Mapping[str, str | None], voided: Mapping[str, str] | None = None) -> Round:
-        """Records what became of awards, once per client.
+    def settle(self, reports: Mapping[str, str | None] = _NOTHING, voided: Mapping[str, str] = _NOTHING) -> Round:
+        """Closes the round, once: usable updates are paid, everything else is refunded.
 
         Args:
             reports: client → None for a usable update, else what was wrong.
             voided: client → why it certainly released nothing, e.g. its refusal: its ε is not spent.
+
+        Returns:
+            The round with its `record`. A client with an award that is in neither delivered nothing.
         """
-        self._require(Phase.CLEARED, "take deliveries")
-        voided = voided or {}
+        if self.phase is not Phase.CLEARED:
+            raise self._out_of_turn(Phase.CLEARED, "settle")
         for client in (*reports, *voided):
             if client not in self.awards:
                 raise RoundError(
                     f"round {self.terms.number}: {client} delivered but sold nothing",
                     "deliver only for clients in `awards`",
                 )
-            if client in self.deliveries or client in self.voided or (client in reports and client in voided):
+            if client in reports and client in voided:
                 raise RoundError(
                     f"round {self.terms.number}: {client} delivered twice", "send one update per round"
                 )
-        return replace(self, deliveries={**self.deliveries, **reports}, voided={**self.voided, **voided})
-
-    def settle(self) -> tuple[Round, RoundRecord]:
-        """Closes the round: usable updates are paid, everything else is refunded."""
-        self._require(Phase.CLEARED, "settle")
-        dropped = {c: "delivered nothing" for c in self.awards if c not in self.deliveries and c not in self.voided}
-        dropped |= {c: fault for c, fault in self.deliveries.items() if fault is not None}
-        dropped |= self.voided
+        dropped = {c: "delivered nothing" for c in self.awards if c not in reports and c not in voided}
+        dropped |= {c: fault for c, fault in reports.items() if fault is not None}
+        dropped |= voided
         paid = {c: award.payment_micro for c, award in self.awards.items() if c not in dropped}
         spent = sum(paid.values())
         record = RoundRecord(
@@ -144,11 +148,11 @@ class Round:
             spent_micro=spent,
             refunded_micro=self.terms.budget_micro - spent,
             # Neither silence nor a bad update proves that nothing was released: ε is spent, though not paid.
-            sold_epsilon={c: award.epsilon for c, award in self.awards.items() if c not in self.voided},
+            sold_epsilon={c: award.epsilon for c, award in self.awards.items() if c not in voided},
             paid_micro=paid,
             dropped=dropped,
         )
-        return replace(self, phase=Phase.SETTLED), record
+        return replace(self, phase=Phase.SETTLED, record=record)
 
     @cached_property
     def bids(self) -> Bids:
@@ -162,8 +166,7 @@ class Round:
             accuracy=accuracy,
         )
 
-    def _require(self, phase: Phase, verb: str) -> None:
-        if self.phase is not phase:
-            raise RoundError(
-                f"round {self.terms.number} is {self.phase}: cannot {verb}", f"it must be {phase} for that"
-            )
+    def _out_of_turn(self, needed: Phase, verb: str) -> RoundError:
+        return RoundError(
+            f"round {self.terms.number} is {self.phase}: cannot {verb}", f"it must be {needed} for that"
+        )

@@ -59,7 +59,7 @@ class Terms:
                 f"trust is one of {', '.join(TRUSTS)}; the share lies above 0 and at most at 1",
             )
 
-    @property
-    def sale(self) -> str:
-        """Names what is sold in this round, in every wallet."""
-        return f"{self.run}/{self.number}"
+
+def sale_name(run: str, number: int) -> str:
+    """Names what is sold in a round of a run, in every wallet."""
+    return f"{run}/{number}"

@@ -9,7 +9,7 @@ from privmarket.federated.shares import honest_sellers
 from privmarket.federated.simulation import Federation, SimulatedClients, run
 from privmarket.federated.summary import summarise
 from privmarket.privacy.wallet_store import MemoryStore
-from privmarket.rounds import Award, LocalAuctioneer, hold_auction
+from privmarket.rounds import LocalAuctioneer, round_steps
 
 TRAINING = Training(model="logistic", clip_norm=1.0, server_rate=2.0)
 
@@ -56,13 +56,12 @@ def test_updates_are_weighed_by_what_was_sold():
     with Federation(config(budget=36.0)) as federation:
         state = federation.start()
         clients = SimulatedClients(federation, state)
-        store = MemoryStore(federation.names, state.wallets)
-        market = hold_auction(
-            federation.pacing.terms(state.records), clients, LocalAuctioneer(federation.mechanism), store
-        )
+        store = MemoryStore(federation.place, state.wallets)
+        terms, auctioneer = federation.pacing.terms(state.records), LocalAuctioneer(federation.mechanism)
+        market = next(round_steps(terms, clients, auctioneer, store))
         sellers = list(market.awards)
-        quiet = federation.run_clients(state, dict.fromkeys(sellers, Award(0.0, 0.0, 0)))
-        strength = np.array([1 / award.noise_multiplier for award in market.awards.values()])
+        quiet = federation.run_clients(state, dict.fromkeys(sellers))
+        strength = np.array([1 / award.event.noise_multiplier for award in market.awards.values()])
         assert strength.max() > 1.5 * strength.min()
         mean = (strength / strength.sum()) @ quiet
         plan = federation.shared_sum(market)

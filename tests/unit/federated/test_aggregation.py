@@ -5,17 +5,30 @@ import pytest
 from scipy.optimize import minimize
 
 from privmarket.errors import UnknownNameError
-from privmarket.federated.aggregation import AGGREGATIONS, aggregate, aggregation_weights
+from privmarket.federated.aggregation import AGGREGATIONS, aggregate, seller_weights
 from privmarket.market.bids import Bids
 from privmarket.market.objectives import AggregationError
+from privmarket.privacy.calibration import ReleaseFamily
+from privmarket.privacy.events import PrivacyEvent
+from privmarket.rounds import Award, Offer, Phase, Round, Terms
 
 EPSILON = np.array([1.0, 0.0, 2.0, 0.5])
 BIDS = Bids([0.1, 0.9, 0.2, 0.3], [1.0, 2.0, 2.0, 5.0], data_size=[100, 50, 200, 50])
 NOISE = np.array([4.0, 1.0, 2.0, 8.0])
 
 
+def cleared(epsilon=EPSILON):
+    """The round in which the clients "0" to "3" offered BIDS and sold `epsilon`."""
+    offers = {str(i): Offer(v, e, size) for i, (_, v, e, size, _) in enumerate(BIDS)}
+    awards = {str(i): Award(epsilon[i], PrivacyEvent(NOISE[i]), 1) for i in np.flatnonzero(epsilon)}
+    return Round(Terms(0, 10, ReleaseFamily(), 5.0), Phase.CLEARED, offers, awards)
+
+
 def weights(scheme, **settings):
-    return aggregation_weights(scheme, EPSILON, BIDS, noise_multiplier=NOISE, **settings)
+    """(4,) each client's weight, 0 for the one that sells nothing."""
+    market, found = cleared(), np.zeros(4)
+    found[EPSILON > 0] = seller_weights(market, market.awards, scheme, **settings)
+    return found
 
 
 @pytest.mark.parametrize("scheme", AGGREGATIONS)
@@ -23,7 +36,11 @@ def test_weights_are_a_distribution_on_sellers(scheme):
     found = weights(scheme)
     assert found.sum() == pytest.approx(1.0)
     assert (found >= 0).all()
-    assert found[1] == 0.0
+    assert seller_weights(cleared(), cleared().awards, scheme).shape == (3,)
+
+
+def test_updates_that_cannot_be_used_have_no_weight():
+    np.testing.assert_allclose(seller_weights(cleared(), {"3", "0"}, "epsilon"), [1 / 1.5, 0.5 / 1.5])
 
 
 def test_proportional_and_inverse_variance():
@@ -69,7 +86,8 @@ def test_optimal_against_a_general_solver(heterogeneity):
 
 
 def test_nobody_sells():
-    assert not aggregation_weights("epsilon", np.zeros(4), BIDS, noise_multiplier=NOISE).any()
+    assert seller_weights(cleared(np.zeros(4)), {}, "epsilon").size == 0
+    assert seller_weights(cleared(), {}, "optimal").size == 0
 
 
 def test_unknown_scheme():

@@ -21,7 +21,7 @@ from privmarket.flower.result import kept_result
 from privmarket.flower.wire import Sale
 from privmarket.privacy.calibration import ReleaseFamily
 from privmarket.privacy.noise import NoiseSource
-from tests.unit.flower.toy import VALUATIONS, Wire, partition
+from tests.unit.flower.toy import VALUATIONS, Wire, partition, refusal_of
 
 NODES = 6
 START = ArrayRecord({"w": wire.Array(np.zeros(5, dtype=np.float32)), "steps": wire.Array(np.array([3]))})
@@ -143,7 +143,7 @@ def test_sales_that_the_mod_cannot_keep_are_refused(tmp_path):
     assert strategy.records[0].paid_micro == {}
     bids = [reply for reply in grid.answered if reply.metadata.message_type == wire.BID]
     assert len(bids) == NODES
-    assert all(wire.read_offer(reply.content)[2] == "schedule" for reply in bids)
+    assert all(wire.take(reply.content, wire.Answer).reason == "schedule" for reply in bids)
     with pytest.raises(UnknownNameError, match="noise"):
         mod(tmp_path, noise="none")
 
@@ -153,7 +153,7 @@ def test_a_strategy_without_the_market_gets_nothing(tmp_path):
     grid = Wire(existing_app(mod(tmp_path)), NODES)
     with pytest.raises(AppExitException, match="one ArrayRecord"):  # FedAvg gives up on replies without arrays
         FedAvg(fraction_evaluate=0.0).start(grid, START, num_rounds=1)
-    assert all(wire.read_refusal(reply.content) for reply in grid.answered)
+    assert all(refusal_of(reply) for reply in grid.answered)
     assert not list(tmp_path.iterdir())
 
 

@@ -35,7 +35,7 @@ def ask(content, kind):
     return app(message, context)
 
 call = wire.put(RecordDict(), Terms(0, 1000, family, 5.0, 2, "run"))
-assert wire.read_offer(ask(call, wire.BID).content)[1].epsilon == 1.0
+assert wire.take(ask(call, wire.BID).content, wire.Answer).epsilon == 1.0
 wire.put(call, wire.Receipt("run", 0, 5))
 ask(call, wire.RECEIPT)
 print("torch" in sys.modules)
@@ -43,7 +43,7 @@ order = RecordDict({wire.WEIGHTS: wire.write_arrays(
     {"0.weight": __import__("numpy").zeros((2, 4), "float32"), "0.bias": __import__("numpy").zeros(2, "float32")}
 )})
 wire.put(order, wire.Sale("run", 0, 1.0, 5, family, 1.0, 1.0, 1.0))
-assert wire.read_refusal(ask(order, wire.TRAIN).content) is None
+assert wire.take(ask(order, wire.TRAIN).content, wire.Refusal, None) is None
 print("torch" in sys.modules)
 """
 

@@ -9,7 +9,18 @@ from flwr.app import Message, RecordDict
 import privmarket as pm
 from privmarket.errors import ConfigurationError
 from privmarket.flower import wire
-from tests.unit.flower.toy import BUDGET, CLIENTS, START, balanced, client, partition, play, server, train
+from tests.unit.flower.toy import (
+    BUDGET,
+    CLIENTS,
+    START,
+    balanced,
+    client,
+    partition,
+    play,
+    refusal_of,
+    server,
+    train,
+)
 
 
 def test_everybody_who_delivers_is_paid():
@@ -138,6 +149,23 @@ def test_bids_that_break_the_terms_are_left_out():
     assert {c for r in result.records for c in r.paid_micro} == {"3", "4", "5"}
 
 
+def test_answers_that_are_no_offers_are_left_out_and_the_others_sell():
+    """A number that is missing or is none, a field that nobody knows, a reason that is no word."""
+    changes = {"0": ("epsilon", None), "1": ("valuation", 1), "2": ("price", 0.5), "3": ("reason", 7.0)}
+
+    def spoil(reply):
+        if reply.metadata.message_type == wire.BID:
+            record = reply.content["privmarket-offer"]
+            key, value = changes.get(record["client"], ("bids", True))
+            if value is None:
+                del record[key]
+            else:
+                record[key] = value
+
+    result, _ = play(after=spoil)
+    assert {c for r in result.records for c in r.paid_micro} == {"4", "5"}
+
+
 def test_a_node_that_talks_nonsense_is_left_out():
     def nonsense(reply):
         if reply.metadata.src_node_id == 1002:
@@ -205,7 +233,7 @@ def test_a_server_that_sends_everybody_the_same_record_is_caught():
     first = {}
 
     def shared(message):
-        if wire.has(message.content, wire.Sale):
+        if wire.NAMES[wire.Sale] in message.content:
             sale = first.setdefault(message.metadata.group_id, wire.take(message.content, wire.Sale))
             wire.put(message.content, sale)
 
@@ -220,7 +248,7 @@ def asked(change):
     """A server that changes its orders to client 1 after clearing."""
 
     def tamper(message):
-        if wire.has(message.content, wire.Sale) and message.metadata.dst_node_id == 1001:
+        if wire.NAMES[wire.Sale] in message.content and message.metadata.dst_node_id == 1001:
             sale = wire.take(message.content, wire.Sale)
             wire.put(message.content, type(sale)(**{**vars(sale), **change(sale)}))
 
@@ -253,14 +281,14 @@ def test_an_order_sent_twice_is_released_once(tmp_path):
     wallet = pm.flower.WalletFile(tmp_path / "w.jsonl", 10.0)
     app = client(wallet=lambda context: wallet if partition(context) == 1 else "unlimited")
     _, grid = play(app)
-    order = next(m for m in grid.sent if wire.has(m.content, wire.Sale) and m.metadata.dst_node_id == 1001)
+    order = next(m for m in grid.sent if wire.NAMES[wire.Sale] in m.content and m.metadata.dst_node_id == 1001)
     again = grid.answer(Message(order.content, 1001, wire.TRAIN))
-    assert wire.read_refusal(again.content) == "offer"
+    assert refusal_of(again) == "offer"
     # Even if the node forgot, its wallet does not.
     first = next(m for m in grid.sent if m.metadata.message_type == wire.BID and m.metadata.dst_node_id == 1001)
     grid.answer(Message(first.content, 1001, wire.BID))
     again = grid.answer(Message(order.content, 1001, wire.TRAIN))
-    assert wire.read_refusal(again.content) == "sold-before"
+    assert refusal_of(again) == "sold-before"
     assert len(wallet.statement()) == 2
 
 

@@ -57,8 +57,14 @@ class Wire(pm.flower.InProcessGrid):
         return [
             (m.metadata.dst_node_id, wire.take(m.content, wire.Sale))
             for m in self.sent
-            if wire.has(m.content, wire.Sale)
+            if wire.NAMES[wire.Sale] in m.content
         ]
+
+
+def refusal_of(message):
+    """The word of a refusal; None for any other answer."""
+    found = wire.take(message.content, wire.Refusal, None)
+    return None if found is None else found.reason
 
 
 def play(app=None, market=None, **options):

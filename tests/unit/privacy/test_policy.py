@@ -188,8 +188,8 @@ def test_unlimited_must_be_written_out(tmp_path):
 
 def test_prices_per_trust(tmp_path):
     policy = read(tmp_path, 'trust = ["local", "aggregate"]\nprice = { local = 0.5, aggregate = 0.1 }')
-    assert (policy.price_under("local"), policy.price_under("aggregate")) == (0.5, 0.1)
-    assert SellerPolicy().price_under("local") is None
+    assert policy.price == {"local": 0.5, "aggregate": 0.1}
+    assert SellerPolicy().price == {}
 
 
 def test_every_reason_has_a_meaning_and_fits_a_word():

@@ -1,3 +1,5 @@
+from copy import copy
+
 import numpy as np
 import pytest
 
@@ -94,12 +96,17 @@ def test_looking_does_not_fix_the_measure():
 
 def test_a_copy_is_independent():
     wallets = Wallets([8.0, 8.0])
-    twin = wallets.copy()
+    twin = copy(wallets)
     twin.spend([PrivacyEvent(2.0), None])
     assert wallets.history == ()
     assert (wallets.spent == 0).all()
     assert wallets.measure == ("open", "open")
     assert twin.measure == ("gaussian", "open")
+    third = copy(twin)
+    third.void(0, [0])
+    assert (third.history, third.spent[0]) == (((None, None),), 0.0)
+    assert twin.history == ((PrivacyEvent(2.0), None),)
+    assert twin.spent[0] > 0
 
 
 def test_a_sale_past_the_cap_is_refused_and_nothing_is_charged():

@@ -57,8 +57,10 @@ def test_the_cap_holds_over_restarts(wallet):
         assert "does not fit" in str(error)  # noqa: PT017
     assert 3 < sold < 12  # composition beats adding up, and still the cap is finite
     with wallet.open() as book:
-        assert 0 < book.affordable(FAMILY, 5.0) < 1
-        assert book.affordable(FAMILY, 5.0, rounds_left=4) < book.affordable(FAMILY, 5.0)
+        assert 0 < float(book.wallets.affordable(FAMILY, 5.0)[0]) < 1
+        assert float(book.wallets.affordable(FAMILY, 5.0, rounds_left=4)[0]) < float(
+            book.wallets.affordable(FAMILY, 5.0)[0]
+        )
 
 
 def test_another_cap_is_refused(wallet):
@@ -129,7 +131,7 @@ time.sleep(60)
 def test_the_first_sale_fixes_what_is_watched_not_the_first_call_for_bids(wallet):
     """A call for bids costs its sender nothing; announcing an odd release must not cost the seller its wallet."""
     with wallet.open() as book:
-        book.affordable(ReleaseFamily(0.01, 1), 0.5, rounds_left=1000)  # whatever was called for
+        book.wallets.affordable(ReleaseFamily(0.01, 1), 0.5, rounds_left=1000)  # whatever was called for
     sell(wallet, "a/0")
     forget()
     with wallet.open() as book:
@@ -141,7 +143,7 @@ def test_the_first_sale_fixes_what_is_watched_not_the_first_call_for_bids(wallet
 
 def test_a_new_wallet_spreads_what_it_has_over_the_rounds_to_come(wallet):
     with wallet.open() as book:
-        share = book.affordable(FAMILY, 5.0, rounds_left=10)
+        share = float(book.wallets.affordable(FAMILY, 5.0, rounds_left=10)[0])
     for number in range(10):
         sell(wallet, f"a/{number}", share)
     with pytest.raises(WalletError):

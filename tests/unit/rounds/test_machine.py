@@ -33,10 +33,12 @@ OFFERS = {"a": Offer(0.2, 1.0), "b": Offer(0.3, 2.0), "c": Offer(0.9, 4.0)}
 def test_a_round_from_publication_to_settlement():
     cleared = opened().bid(OFFERS).clear(Fixed([1.0, 2.0, 0.0], [0.5, 1.2345678, 0.0]))
     assert cleared.phase is Phase.CLEARED
-    assert cleared.awards["b"].noise_multiplier == pytest.approx(noise_multiplier(2.0, 1e-5))
+    assert cleared.awards["b"].event.noise_multiplier == pytest.approx(noise_multiplier(2.0, 1e-5))
     assert cleared.awards["b"].payment_micro == 1_234_567  # rounded down
     assert "c" not in cleared.awards
-    settled, record = cleared.deliver({"a": None, "b": None}).settle()
+    settled = cleared.settle({"a": None, "b": None})
+    record = settled.record
+    assert cleared.record is None
     assert settled.phase is Phase.SETTLED
     assert record.paid_micro == {"a": 500_000, "b": 1_234_567}
     assert record.spent_micro + record.refunded_micro == 10 * MICRO
@@ -46,18 +48,18 @@ def test_a_round_from_publication_to_settlement():
 
 def test_faulty_updates_and_silence_are_unpaid_but_charged_and_only_a_refusal_is_not():
     cleared = opened().bid(OFFERS).clear(Fixed([1.0, 2.0, 1.0], [1.0, 1.0, 1.0]))
-    _, record = cleared.deliver({"a": None, "b": "update is not finite"}).settle()
+    record = cleared.settle({"a": None, "b": "update is not finite"}).record
     assert set(record.paid_micro) == {"a"}
     assert record.dropped == {"b": "update is not finite", "c": "delivered nothing"}
     assert set(record.sold_epsilon) == {"a", "b", "c"}  # what may have left the client costs privacy, paid or not
-    _, record = cleared.deliver({"a": None, "b": "update is not finite"}, {"c": "refused"}).settle()
+    record = cleared.settle({"a": None, "b": "update is not finite"}, {"c": "refused"}).record
     assert record.dropped["c"] == "refused"
     assert set(record.sold_epsilon) == {"a", "b"}
     assert record.spent_micro + record.refunded_micro == 10 * MICRO
 
 
 def test_nobody_bids_and_nobody_wins():
-    _, record = opened().clear(mechanism("mean-field-menu")).settle()
+    record = opened().clear(mechanism("mean-field-menu")).settle().record
     assert record.spent_micro == 0
     dear = {"a": Offer(1e6, 5.0)}
     cleared = opened(budget_micro=1).bid(dear).clear(mechanism("mean-field-menu"))
@@ -84,10 +86,14 @@ def test_steps_out_of_turn():
     with pytest.raises(RoundError, match="is open: cannot settle"):
         opened().settle()
     with pytest.raises(RoundError, match="sold nothing"):
-        cleared.deliver({"c": None})
+        cleared.settle({"c": None})
+    with pytest.raises(RoundError, match="sold nothing"):
+        cleared.settle({}, {"c": "refused"})
     with pytest.raises(RoundError, match="twice"):
-        cleared.deliver({"a": None}).deliver({"a": None})
-    settled, _ = cleared.deliver({"a": None}).settle()
+        cleared.settle({"a": None}, {"a": "refused"})
+    with pytest.raises(RoundError, match="is cleared: cannot clear"):
+        cleared.clear(Fixed([1, 0, 0], [1, 0, 0]))
+    settled = cleared.settle({"a": None})
     with pytest.raises(RoundError, match="is settled: cannot settle"):
         settled.settle()
 

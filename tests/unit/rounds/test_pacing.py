@@ -4,10 +4,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from privmarket.errors import WalletError
+from privmarket.mechanisms import mechanism
 from privmarket.plans import MarketPlan
 from privmarket.privacy.calibration import ReleaseFamily
 from privmarket.privacy.events import PrivacyEvent
-from privmarket.rounds import MICRO, Award, Offer, Pacing, Phase, Round, RoundError, RoundRecord, Terms
+from privmarket.privacy.wallet_store import ReleaseBook
+from privmarket.rounds import (
+    MICRO,
+    Award,
+    LocalAuctioneer,
+    Offer,
+    Pacing,
+    Phase,
+    Round,
+    RoundError,
+    RoundRecord,
+    Terms,
+    round_steps,
+)
 
 
 def after(*spent_micro):
@@ -56,23 +71,32 @@ def test_no_run_spends_more_than_its_total(rounds, total, random):
     assert sum(record.spent_micro for record in past) <= pacing.total_micro <= total * MICRO * (1 + 1e-12)
 
 
-@pytest.mark.parametrize(
-    ("family", "event"),
-    [
-        (ReleaseFamily(), PrivacyEvent(3.0)),
-        (ReleaseFamily(0.25, 4, 1e-6), PrivacyEvent(3.0, 0.25, 4)),
-    ],
-)
-def test_an_award_is_the_release_of_its_family(family, event):
-    assert Award(1.0, 3.0, 7).event(family) == event
+@pytest.mark.parametrize("family", [ReleaseFamily(), ReleaseFamily(0.25, 4, 1e-6)])
+def test_an_award_is_the_release_of_its_family(family):
+    """Reserved under the round's name is what the auction decided, as the family releases it."""
+
+    class Bidders:
+        def offers(self, terms):
+            return {"a": Offer(0.1, 2.0)}
+
+    book, auctioneer = ReleaseBook(), LocalAuctioneer(mechanism("proportional-share"))
+    market = next(round_steps(Terms(5, 10**6, family, 5.0, run="run"), Bidders(), auctioneer, book))
+    assert market.awards["a"].event == family.event(market.awards["a"].epsilon)
+    assert book.releases() == {"a": (market.awards["a"].event,)}
+    with pytest.raises(WalletError, match="run/5"):
+        book.reserve("run/5", {})
 
 
 def test_a_record_counts_the_paid_and_keeps_the_released():
     terms = Terms(5, 100, ReleaseFamily(), 5.0)
-    awards = {"a": Award(1.0, 3.0, 40), "b": Award(2.0, 2.0, 50), "c": Award(3.0, 1.0, 10)}
+    awards = {
+        "a": Award(1.0, PrivacyEvent(3.0), 40),
+        "b": Award(2.0, PrivacyEvent(2.0), 50),
+        "c": Award(3.0, PrivacyEvent(1.0), 10),
+    }
     offers = {name: Offer(0.1, 5.0) for name in "abcd"}
     market = Round(terms, Phase.CLEARED, offers, awards)
-    _, record = market.deliver({"a": None, "b": "update is not finite"}, {"c": "refused"}).settle()
+    record = market.settle({"a": None, "b": "update is not finite"}, {"c": "refused"}).record
     assert (record.number, record.bidders, record.sellers, record.accuracy) == (5, 4, 1, None)
     assert (record.total_epsilon, record.spent_micro, record.refunded_micro) == (1.0, 40, 60)
     assert record.sold_epsilon == {"a": 1.0, "b": 2.0}
