@@ -17,7 +17,7 @@ import torch
 from scipy import optimize, stats
 
 import privmarket as pm
-from privmarket.federated.aggregation import aggregation_weights
+from privmarket.federated.aggregation import seller_weights
 from privmarket.federated.clients import dirichlet_sizes_partition, measured_types
 from privmarket.federated.config import FederationConfig
 from privmarket.market.scenarios import scenario
@@ -35,7 +35,10 @@ from privmarket.mechanisms.learned.misreports import Misreports, ascend, uniform
 from privmarket.mechanisms.learned.networks import Trade
 from privmarket.mechanisms.learned.recipes import Recipe, recipe
 from privmarket.mechanisms.learned.weights import load, shipped
+from privmarket.privacy.calibration import ReleaseFamily
+from privmarket.privacy.events import PrivacyEvent
 from privmarket.privacy.gaussian import epsilon_of, literal_noise_multiplier, mu_of
+from privmarket.rounds import Award, Offer, Phase, Round, Terms
 
 PAGE = Path(__file__).parents[2] / "docs/fidelity.md"
 CHECKED: set[int] = set()
@@ -229,9 +232,11 @@ def test_literal_heads_by_their_equations():
 
 @item(79)
 def test_the_papers_weights_are_proportional_to_epsilon():
-    bids, epsilon = draw(2, 4), np.array([0.0, 1.0, 2.0, 5.0])
-    weights = aggregation_weights("epsilon", epsilon, bids, noise_multiplier=np.ones(4))
-    np.testing.assert_allclose(weights, epsilon / 8)
+    epsilon = {"a": 1.0, "b": 2.0, "c": 5.0}
+    offers = {client: Offer(v, 5.0) for client, v in zip(("none", *epsilon), draw(2, 4).valuation, strict=True)}
+    awards = {client: Award(sold, PrivacyEvent(1.0), 1) for client, sold in epsilon.items()}
+    market = Round(Terms(0, 10, ReleaseFamily(), 5.0), Phase.CLEARED, offers, awards)
+    np.testing.assert_allclose(seller_weights(market, awards, "epsilon"), np.array([1, 2, 5]) / 8)
 
 
 @item(81, 84)
