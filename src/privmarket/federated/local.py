@@ -183,7 +183,7 @@ def private_shares(
     sums = clipped_sums(model, model.parts(global_weights[None]), batch, plan.clip_norm)
     released = np.empty(tuple(sums.shape), dtype=np.int64)
     for row, total, grid, source in zip(released, sums.numpy(), grids, randomness, strict=True):
-        row[:] = grid.noisy_integers(total, source)
+        grid.noisy(total, source, row)
     return released
 
 

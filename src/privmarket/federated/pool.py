@@ -96,7 +96,7 @@ class ClientPool:
     def train(self, order: ChunkOrder) -> np.ndarray:
         """(clients, parameters): what each client of the chunk releases, in the run's mode; computed in one thread.
 
-        float32, or int64 where the order names the grids of a secure sum.
+        float32; where the order names the grids of a secure sum, one row of int64, the chunk's part of the sum.
         """
         with one_thread():
             if self.mode.reference is not None:
@@ -111,18 +111,16 @@ class ClientPool:
             return private_updates(self.model, weights, records, self.plan, sigma, sources).numpy()
 
     def shares(self, order: ChunkOrder) -> np.ndarray:
-        """(clients, parameters) int64: what each client adds to a secure sum; see `shares.SharedSum`.
+        """(1, parameters) int64: what the clients add to a secure sum, modulo 2⁶⁴; see `shares.SharedSum`.
 
         One client after the other: matrix products round differently when clients are stacked, and a sum must be
         the same to the last bit whether its sellers live in one process or on machines of their own.
         """
-        weights, released = torch.from_numpy(order.weights), []
+        weights, total = torch.from_numpy(order.weights), np.zeros((1, order.weights.size), dtype=np.int64)
         for client, grid in zip(order.clients, order.grids, strict=True):
             source = NoiseSource.from_seed(self.config.seed, "update", order.round_number, client)
-            released.append(
-                private_shares(self.model, weights, self._records((client,)), self.plan, [grid], [source])
-            )
-        return np.concatenate(released)
+            total += private_shares(self.model, weights, self._records((client,)), self.plan, [grid], [source])
+        return total
 
     def plain_updates(
         self, order: ChunkOrder, *, epochs: int = 1, learning_rate: float | None = None

@@ -128,7 +128,7 @@ class SharedSum:
         """(parameters,) Σ w·S / Σ w over the sellers that came through, with its noise; None for too few of them.
 
         Args:
-            shares: (sellers that came through, parameters) what they sent.
+            shares: (sellers that came through, parameters) what they sent; or sums of what some of them sent.
             sellers: their numbers.
         """
         if len(sellers) < self.needed:
@@ -174,7 +174,7 @@ def largest_weights(
 
 def modular_sum(shares: Integers, bits: int) -> Integers:
     """(sellers, parameters) → (parameters,) the sum modulo 2^bits, between −2^(bits−1) and 2^(bits−1) − 1."""
-    total = shares.astype(np.uint64).sum(axis=0, dtype=np.uint64)
+    total = shares.view(np.uint64).sum(axis=0, dtype=np.uint64)
     unused = np.uint64(64 - bits)
     # Shifting up drops what lies beyond the modulus; the arithmetic shift down restores the sign.
     signed: Integers = (total << unused).view(np.int64) >> unused.astype(np.int64)

@@ -166,7 +166,7 @@ class Federation:
 
         Args:
             sales: client → what it sold; None trains for nothing and adds no noise.
-            grids: of each client's share, where a secure sum adds them up.
+            grids: of each client's share, where a secure sum adds them up; then a row is the sum of some of them.
         """
         weights, chunk = state.server.weights.numpy(), self.pool.chunk
         clients, awards = [self.place[client] for client in sales], list(sales.values())
