@@ -26,7 +26,6 @@ else:
     plan_runs = late("privmarket.federated.plan_runs")
     planning = late("privmarket.federated.planning")
 
-_MONEY_PER_CLIENT = (1.0, 2.5, 6.0, 15.0)
 Number = TypeVar("Number", int, float)
 
 
@@ -35,7 +34,10 @@ _Proxy = Annotated[
     typer.Option(help="Public records to plan on (.npz: images, labels) in place of --dataset's own."),
 ]
 _Money = Annotated[
-    str | None, typer.Option(help="Totals to try, e.g. 100,500,2000; by default 1 to 15 per client.")
+    str | None,
+    typer.Option(
+        help="Totals to try, e.g. 100,500,2000; by default 1 to 15 per client, 0.03 to 1.5 under aggregate trust."
+    ),
 ]
 _Training = Annotated[
     list[str] | None,
@@ -81,11 +83,11 @@ def plan(
         raise ConfigurationError("--target and --total exclude each other", "give one of them")
     if target is not None and not 0 < target < 1:
         raise ConfigurationError(f"--target is {target:g}", "give a share between 0 and 1, e.g. 0.95")
-    options = _options(effort, rounds)
+    options = _options(effort, rounds, settings["trust"])
     base = FederationConfig(
         **settings, training=training_of(settings["dataset"], training, trust=settings["trust"])
     )
-    totals = planning.checked_totals(_totals(money, total, base.clients))
+    totals = planning.checked_totals(_totals(money, total, base))
     check_writable(folder / "a-run.json", "--folder")
     stand_in = None if proxy is None else plan_runs.PublicProxy.at(proxy)
     if stand_in is not None:
@@ -113,11 +115,11 @@ def _expected(planner: Planner, totals: list[float]) -> int:
     return planning.expected_cells(planner.options, len(totals), len(planner.rules), planner.base.trust)
 
 
-def _totals(money: str | None, total: float | None, clients: int) -> list[float]:
+def _totals(money: str | None, total: float | None, base: FederationConfig) -> list[float]:
     if total is not None:
         return [total]
     if money is None:
-        return [clients * amount for amount in _MONEY_PER_CLIENT]
+        return planning.usual_totals(base.clients, base.trust)
     return _numbers("--money", money, float)
 
 
@@ -128,10 +130,10 @@ def _numbers(option: str, text: str, kind: Callable[[str], Number]) -> list[Numb
         raise ConfigurationError(f"{option} {text!r}", "write numbers with commas, e.g. 50,100,200") from error
 
 
-def _options(effort: str, rounds: str | None) -> Options:
+def _options(effort: str, rounds: str | None, trust: str) -> Options:
     if effort not in planning.EFFORTS:
         raise ConfigurationError(f"unknown effort {effort!r}", f"choose one of: {', '.join(planning.EFFORTS)}")
-    chosen = planning.EFFORTS[effort]
+    chosen = planning.options_for(effort, trust)
     return chosen if rounds is None else replace(chosen, rounds=tuple(sorted(_numbers("--rounds", rounds, int))))
 
 
@@ -159,7 +161,7 @@ def _table(made: Plan) -> Table:
     for point in made.points:
         chosen = "bold" if point is made.chosen else ""
         table.add_row(
-            f"{point.total:,.0f}",
+            _amount(point.total),
             _with_deviation(point),
             f"{point.lowest:.2%}–{point.highest:.2%}" if point.seeds > 1 else "one seed",
             f"{point.lifetime_epsilon:.3g}",
@@ -174,6 +176,10 @@ def _table(made: Plan) -> Table:
     return table
 
 
+def _amount(money: float) -> str:
+    return f"{money:,.0f}" if money >= 100 else f"{money:.3g}"
+
+
 def _with_deviation(point: Point) -> str:
     return f"{point.accuracy:.2%}" + (f" ± {point.deviation:.2%}" if point.seeds > 1 else "")
 
@@ -185,15 +191,15 @@ def _advice(made: Plan) -> list[str]:
         below = made.ceiling is not None and made.target < made.ceiling
         other = "another model or features (--set) or more rounds (--rounds)"
         return [
-            f"{made.target:.2%} is out of reach: {best.accuracy:.2%} for {best.total:,.0f} was the best.",
+            f"{made.target:.2%} is out of reach: {best.accuracy:.2%} for {_amount(best.total)} was the best.",
             f"With all clients and no noise these rounds reach {made.ceiling:.2%}: money alone does not pass that. "
             + (f"Try more money (--money), {other}." if below else f"Try {other}."),
         ]
     if made.chosen is None:
         return []
     return [
-        f"For {made.chosen.total:,.0f}: {_with_deviation(made.chosen)} over {made.chosen.seeds} seed(s); nobody's "
-        f"lifetime ε above {made.chosen.lifetime_epsilon:.3g} at δ = {made.base.delta:g}.",
+        f"For {_amount(made.chosen.total)}: {_with_deviation(made.chosen)} over {made.chosen.seeds} seed(s); "
+        f"nobody's lifetime ε above {made.chosen.lifetime_epsilon:.3g} at δ = {made.base.delta:g}.",
         _command(made.base, made.chosen),
     ]
 

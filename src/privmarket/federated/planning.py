@@ -33,6 +33,7 @@ from privmarket.version import __version__
 # Settings are chosen with these, first ones first; figures come from others.
 SEARCH_SEEDS = (0, 101, 102)
 _REFINEMENTS = 2
+_STEPS_BEYOND, _FACTOR_BEYOND = 3, 4.0  # totals beyond those that were named, where a target asks for them
 _NEARLY_ALL = 0.999  # of clients sell at the price of a ceiling
 # Under local trust, where H means something else and is not measured.
 _GRADED_HETEROGENEITY = 1.0
@@ -171,6 +172,22 @@ EFFORTS = {
     ),
 }
 
+# Under aggregate trust the same model takes far less noise, money and rounds.
+_ROUNDS_UNDER_AGGREGATE_TRUST = {"quick": (10, 30), "normal": (10, 30, 90), "full": (5, 10, 30, 90)}
+_MONEY_PER_CLIENT = {"local": (1.0, 2.5, 6.0, 15.0), "aggregate": (0.03, 0.1, 0.4, 1.5)}
+
+
+def options_for(effort: str, trust: str) -> Options:
+    """What a plan of one of the `EFFORTS` tries under local or aggregate trust."""
+    options = EFFORTS[effort]
+    return replace(options, rounds=_ROUNDS_UNDER_AGGREGATE_TRUST[effort]) if trust == "aggregate" else options
+
+
+def usual_totals(clients: int, trust: str) -> list[float]:
+    """Totals of money to try where none are named."""
+    return [clients * amount for amount in _MONEY_PER_CLIENT[trust]]
+
+
 OnCell = Callable[[int, str], None]
 """Told how many more runs are done or known to be needed, and what was done last."""
 
@@ -231,6 +248,7 @@ class Planner:
             raise ConfigurationError(f"target accuracy is {target:g}", "give a share between 0 and 1, e.g. 0.95")
         with self._processes():
             points = self._points(checked_totals(totals))
+            self._reach_for(target, points)
             good = [point for point in points if point.accuracy >= target]
             if not good:
                 return self._plan(points, target, None, self._ceiling(points))
@@ -244,6 +262,16 @@ class Planner:
                 if tried.accuracy >= target:
                     good.append(tried)
         return self._plan(points, target, min(good, key=lambda point: point.total), None)
+
+    def _reach_for(self, target: float, points: list[Point]) -> None:
+        """Adds points below all others while even the least money reaches the target, or above while none does."""
+        for _ in range(_STEPS_BEYOND):
+            lowest, highest = (side(points, key=lambda point: point.total) for side in (min, max))
+            reached = any(point.accuracy >= target for point in points)
+            if lowest.accuracy < target if reached else self._ceiling(points) < target:
+                return
+            edge, factor = (lowest, 1.0 / _FACTOR_BEYOND) if reached else (highest, _FACTOR_BEYOND)
+            points.append(self._point(edge.total * factor, self._near(edge.choice)))
 
     @contextmanager
     def _processes(self) -> Iterator[None]:

@@ -86,6 +86,36 @@ def test_the_cheapest_total_for_a_target(law, tmp_path):
     assert plan.to_json()["chosen"]["total"] == plan.chosen.total
 
 
+def test_totals_below_those_named_are_tried_while_all_reach_the_target(law, tmp_path):
+    plan = Planner(BASE, tmp_path, OPTIONS).for_target(0.7, [800.0, 1600.0])
+    # From 46.5 on: 200 and 50 reach it, 12.5 does not; then two halvings between 12.5 and 50.
+    assert plan.chosen.total == pytest.approx(50.0)
+    assert min(point.total for point in plan.points) == pytest.approx(12.5)
+
+
+def test_no_more_than_three_totals_beyond_those_named_are_tried(law, tmp_path):
+    plan = Planner(BASE, tmp_path, OPTIONS).for_target(0.7, [80_000.0])
+    assert plan.chosen.total == pytest.approx(80_000 / 4**3)
+
+
+def test_totals_above_those_named_are_tried_while_the_ceiling_is_higher(law, tmp_path, monkeypatch):
+    monkeypatch.setattr(Planner, "_ceiling", lambda self, points: 0.9)
+    plan = Planner(BASE, tmp_path, OPTIONS).for_target(0.7, [5.0, 10.0])
+    assert plan.reached
+    assert 46.5 < plan.chosen.total <= 160.0
+    monkeypatch.setattr(Planner, "_ceiling", lambda self, points: 0.6)
+    plan = Planner(BASE, tmp_path, OPTIONS).for_target(0.7, [5.0, 10.0])
+    assert not plan.reached
+    assert max(point.total for point in plan.points) == 10.0  # money alone would not do
+
+
+def test_under_aggregate_trust_less_money_and_fewer_rounds_are_tried():
+    local, aggregate = (planning.options_for("normal", trust) for trust in ("local", "aggregate"))
+    assert max(aggregate.rounds) < max(local.rounds)
+    assert replace(aggregate, rounds=local.rounds) == local
+    assert max(planning.usual_totals(100, "aggregate")) < max(planning.usual_totals(100, "local"))
+
+
 def test_a_target_out_of_reach_shows_the_ceiling(law, tmp_path):
     plan = Planner(BASE, tmp_path, OPTIONS).for_target(0.97, [10.0, 40.0])
     assert not plan.reached
