@@ -10,13 +10,12 @@ import math
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Error, Message, RecordDict
-from flwr.common.secure_aggregation.crypto.symmetric_encryption import generate_shared_key
-from flwr.supercore.primitives.asymmetric import bytes_to_private_key, bytes_to_public_key
 
 import privmarket as pm
 from privmarket.errors import PrivacyError
 from privmarket.federated.shares import SharedSum, modular_sum
 from privmarket.flower import guard, key_pieces, masks, secure, secure_seller, sum_server, wire
+from privmarket.flower.sum_keys import KeyPair
 from privmarket.privacy import integer_noise
 from privmarket.privacy.noise import NoiseSource
 from privmarket.privacy.release import Grid
@@ -211,7 +210,7 @@ def uncovered(grid, replies):
         shares += [s for node, s in zip(answer["nids"], answer["shares"], strict=True) if node == VICTIM]
     state = grid.contexts[COLLUDER].state.config_records["secaggplus_state"]
     public_key = replies["setup"][VICTIM]["pk1"]
-    shared = generate_shared_key(bytes_to_private_key(state["sk1"]), bytes_to_public_key(public_key))
+    shared = KeyPair.read(state["sk1"]).agreed(public_key)
     shapes, modulus = [(1,), *(array.shape for array in START.values())], state["mod_range"]
     sent = replies["collect_masked_vectors"][VICTIM]["masked_params"]
     vector = [masks.unpacked(part, shape, modulus) for part, shape in zip(sent, shapes, strict=True)]

@@ -16,9 +16,11 @@ own.
 from __future__ import annotations
 
 import hashlib
+import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 
 import numpy as np
 from cryptography.exceptions import InvalidSignature
@@ -29,8 +31,8 @@ from privmarket.flower.hash_tree import HashTree, root_of
 from privmarket.flower.neighbours import ring_order
 
 KEY_BYTES, SIGNATURE_BYTES = 32, 64
-_NODE = 8
-_ENTRY = _NODE + 2 * KEY_BYTES
+_LAYOUT = struct.Struct(f"<Q{KEY_BYTES}s{KEY_BYTES}s")
+_ENTRY = _LAYOUT.size
 _NOTHING = bytes(KEY_BYTES)
 _SUM, _MEMBER, _SAMPLE = b"privmarket sum\x00", b"privmarket member\x00", b"privmarket sample\x00"
 
@@ -60,7 +62,7 @@ class Member:
 
     def write(self) -> bytes:
         """72 bytes."""
-        return self.node.to_bytes(_NODE, "little") + self.signing + self.masking
+        return _LAYOUT.pack(self.node, self.signing, self.masking)
 
     def statement(self, sale: str) -> bytes:
         """What a registered party signs: these keys are mine, in the round that `sale` names."""
@@ -123,7 +125,7 @@ class Cohort:
     @classmethod
     def remembered(cls, size: int, places: Sequence[int], text: bytes, root: bytes) -> Cohort:
         """Some of the sellers, from `write`, of a cohort whose root was checked before."""
-        return cls(size, dict(zip(places, _read_members(text), strict=True)), root)
+        return cls(size, dict(zip(places, _entries(text), strict=True)), root)
 
     def write(self, places: Iterable[int] | None = None) -> bytes:
         """72 bytes a seller: of all that are shown, or of those at some places."""
@@ -183,41 +185,44 @@ class Cohort:
         """What survivors sign."""
         return _SUM + self.digest + survivors
 
-    def confirmations(self, survivors: bytes, signatures: Mapping[int, bytes]) -> int:
+    def confirmations(self, survivors: bytes, signatures: Mapping[int, bytes], enough: int | None = None) -> int:
         """How many survivors signed this very cohort with this very list of survivors.
 
         Args:
             signatures: place → what its seller signed.
+            enough: look no further when there are so many.
         """
         alive, statement = self.read_survivors(survivors), self.statement(survivors)
-        return sum(
-            verifies(self.shown[place].signing, signature, statement)
+        good = (
+            place
             for place, signature in signatures.items()
-            if place in self.shown and alive[place]
+            if place in self.shown and alive[place] and verifies(self.shown[place].signing, signature, statement)
         )
+        return sum(1 for _ in islice(good, enough))
 
 
 def _read_members(text: bytes) -> list[Member]:
     if len(text) % _ENTRY:
         raise CohortError(f"a cohort of {len(text)} bytes")
-    members = []
-    for at in range(0, len(text), _ENTRY):
-        node, keys = text[at : at + _NODE], text[at + _NODE : at + _ENTRY]
-        members.append(Member(int.from_bytes(node, "little"), keys[:KEY_BYTES], keys[KEY_BYTES:]))
+    members = _entries(text)
     used = [key for member in members if member.present for key in (member.signing, member.masking)]
     if len(used) != len(set(used)):
         raise CohortError("a cohort with a key twice")
     return members
 
 
-def sampled_places(root: bytes, node: int, alive: NDArray[np.bool_], count: int) -> NDArray[np.int64]:
-    """(count,) the places of survivors whose signatures a seller looks at, ascending; all where there are no more.
+def _entries(text: bytes) -> list[Member]:
+    return [Member(node, signing, masking) for node, signing, masking in _LAYOUT.iter_unpack(text)]
+
+
+def sampled_places(root: bytes, alive: NDArray[np.bool_], count: int) -> NDArray[np.int64]:
+    """(count,) the places of survivors whose signatures sellers look at, ascending; all where there are no more.
 
     Args:
         root: names the list of all signatures: whoever made it could not know which of them would be looked at.
     """
     there = np.flatnonzero(alive)
-    order = ring_order(hashlib.sha256(_SAMPLE + root + node.to_bytes(_NODE, "little")).digest(), there.size)
+    order = ring_order(hashlib.sha256(_SAMPLE + root).digest(), there.size)
     return np.sort(there[order[:count]])
 
 

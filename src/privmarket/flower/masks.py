@@ -5,8 +5,9 @@ whoever sees a masked vector can try all seeds. Here the same protocol runs with
 under a hash of the whole key, on both sides. Moduli above 2³² become possible, too. Where a step of the quantiser
 is one, it only moves integers above zero: they are not rounded by chance, nor limited to 32 bits.
 
-Keys are cut and restored by `key_pieces`, a hundred times faster than by Flower's own scheme. A masked weight takes
-as many bytes as the modulus needs, where Flower sends eight.
+Keys are agreed on by X25519 and pieces sealed by `sum_keys`; they are cut and restored by `key_pieces`, hundreds
+of times faster than by Flower's own scheme. A masked weight takes as many bytes as the modulus needs, where Flower
+sends eight.
 
 The hash also takes in the public numbers of the sum. Two sellers that were told different ones (fewer digits of
 noise for some, say) draw different masks for each other, and the sum cannot be opened.
@@ -29,6 +30,7 @@ from numpy.typing import NDArray
 
 from privmarket.errors import PrivacyError
 from privmarket.flower import key_pieces
+from privmarket.flower.sum_keys import PROTOCOL, KeyPair, seal, unseal
 
 Integers = NDArray[np.int64]
 
@@ -101,7 +103,7 @@ def strong_masks(
     """
     if num_range & (num_range - 1) or not 1 < num_range <= 2**62:
         raise PrivacyError(f"masks in a range of {num_range}", "give a power of two, at most 2⁶²")
-    bound = b"privmarket masks" + hashlib.sha256(public).digest()
+    bound = b"privmarket masks %d\x00" % PROTOCOL + hashlib.sha256(public).digest()
     key = hashlib.sha256(bound + seed).digest()[:_AES_KEY_BYTES]
     stream = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
     drawn = []
@@ -137,15 +139,36 @@ def _with_globals(function: FunctionType, **replaced: object) -> FunctionType:
 
 
 def secure_mod(public: bytes, modulus: int) -> Mod:
-    """Flower's client mod for SecAgg+, with masks bound to the public numbers of the sum."""
+    """Flower's client mod for SecAgg+, with keys of `sum_keys` and masks bound to the public numbers of the sum."""
     # Flower reads the client's one private key again for each neighbour; the cache ends with this message.
-    read_key = lru_cache(maxsize=1)(_client.bytes_to_private_key)
-    share = _with_globals(_client._share_keys, create_shares=key_pieces.cut, bytes_to_private_key=read_key)
-    collect = _with_globals(
-        _client._collect_masked_vectors,
-        pseudo_rand_gen=partial(strong_masks, public=public),
-        quantize=quantize,
-        bytes_to_private_key=read_key,
-        ndarray_to_bytes=partial(packed, modulus=modulus),
+    keys: dict[str, object] = {
+        "generate_key_pairs": _new_pair,
+        "private_key_to_bytes": _as_it_is,
+        "public_key_to_bytes": _as_it_is,
+        "bytes_to_private_key": lru_cache(maxsize=1)(KeyPair.read),
+        "bytes_to_public_key": _as_it_is,
+        "generate_shared_key": KeyPair.agreed,
+        "create_shares": key_pieces.cut,
+        "encrypt": seal,
+        "decrypt": unseal,
+    }
+    masks = {
+        "pseudo_rand_gen": partial(strong_masks, public=public),
+        "quantize": quantize,
+        "ndarray_to_bytes": partial(packed, modulus=modulus),
+    }
+    return _with_globals(
+        _client.secaggplus_mod,
+        _setup=_with_globals(_client._setup, **keys),
+        _share_keys=_with_globals(_client._share_keys, **keys),
+        _collect_masked_vectors=_with_globals(_client._collect_masked_vectors, **keys, **masks),
     )
-    return _with_globals(_client.secaggplus_mod, _share_keys=share, _collect_masked_vectors=collect)
+
+
+def _new_pair() -> tuple[bytes, bytes]:
+    pair = KeyPair.new()
+    return pair.secret, pair.public
+
+
+def _as_it_is(key: bytes) -> bytes:
+    return key

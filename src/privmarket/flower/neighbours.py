@@ -5,11 +5,12 @@ another's; who has the root of the list of all sellers can work out at which pla
 shares masks and pieces of its keys with the `window` sellers nearest to it, itself included. A quarter of every
 neighbourhood may drop out; where more do, the sum is not opened.
 
-What could go wrong is that colluding sellers happen to stand together: (window − 1)/2 sellers in a row that collude
-or dropped out cut the ring, and a sum over one arc could be read; a neighbourhood with `threshold` colluders gives
-away its centre's keys. The window is the smallest for which that has probability below 2⁻⁴⁰ when as many sellers
-collude as may (`shares.colluders_allowed`) and as many of a neighbourhood as may drop out where it hurts most.
-Whatever the masks do, each seller's own share of the noise stays on its vector.
+What could go wrong is that colluding sellers happen to stand together: a sum over one arc could be read if on each
+side of it (window − 1)/2 sellers in a row collude or dropped out; a neighbourhood with `threshold` colluders gives
+away its centre's keys. The window is so large that this has probability below 2⁻⁴⁰ when as many sellers collude as
+may (`shares.colluders_allowed`) and as many of a neighbourhood as may drop out where it hurts most. It is also so
+large that sellers who vanish by chance, one in ten, seldom thin a neighbourhood too much. Whatever the masks do,
+each seller's own share of the noise stays on its vector.
 
 Notation: n sellers, c of them colluding, m = (window − 1)/2.
 Implements: the neighbour graph of [BellEtAl2020], as a ring, with exact hypergeometric tails.
@@ -24,18 +25,20 @@ from functools import lru_cache
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
-from scipy.special import gammaln
+from scipy.special import bdtrc, gammaln
 
 from privmarket.federated.shares import colluders_allowed, survivors_needed
 
 FAILURE = 2.0**-40
 _MAY_DROP = 4  # one in so many of a neighbourhood
+# Of sellers who vanish by chance, so many, a round is lost for a thin neighbourhood with at most this probability.
+_VANISH, _LOST = 0.1, 0.01
 # Below this many sellers the ring saves little, and everybody with everybody survives more drop-outs.
 _RING_FROM = 100
-# From so many sellers on, nobody reads the list of all or looks at every signature. A list of which at most a share
-# of `_SIGNED` of the survivors signed passes a sample with probability 2⁻⁸¹; a server that tries 2⁴⁰ of them, 2⁻⁴¹.
-SAMPLE_FROM, SAMPLE, MISSING = 2000, 512, 22
-_SIGNED = 0.8
+# In a large sum nobody reads the list of all or looks at every signature, but at a sample of them, of which one in
+# so many may miss. A list that too few signed passes with probability 2⁻⁸¹; of 2⁴⁰ such lists, 2⁻⁴¹.
+MAY_MISS, FOOLED = 20, 2.0**-81
+_LARGEST_SAMPLE = 4096
 
 
 @dataclass(frozen=True)
@@ -47,14 +50,17 @@ class Neighbourhood:
         window: into how many pieces each key is cut: the seller's own and one for each neighbour; n, or odd.
         threshold: how many pieces restore a key.
         needed: how many sellers must come through, see `shares.survivors_needed`.
-        sample: how many survivors' signatures a seller looks at, at random; 0 for all of them, and then as many as
-            are needed must be good. Of a sample all but `MISSING` must.
+        signed: how many survivors must have signed the list of survivors: more than (n + c)/2, so that no two lists
+            can have so many, if every honest seller signs one and every colluder both.
+        sample: how many signatures are looked at, at random, of which all but one in `MAY_MISS` must be good; 0 for
+            as many as must have signed.
     """
 
     sellers: int
     window: int
     threshold: int
     needed: int
+    signed: int
     sample: int = 0
 
     @property
@@ -83,32 +89,46 @@ def neighbourhood(sellers: int, honest_share: float) -> Neighbourhood:
     """The neighbourhood that a sum of so many sellers needs; server and sellers compute the same."""
     needed, colluders = survivors_needed(sellers, honest_share), colluders_allowed(sellers, honest_share)
     window = smallest_window(sellers, colluders) if sellers >= _RING_FROM else sellers
+    signed = (sellers + colluders) // 2 + 1
     if window == sellers:
-        return Neighbourhood(sellers, sellers, needed, needed)
-    # Two lists that more than `_SIGNED` of so many survivors signed each have an honest signer in common.
-    sampled = sellers >= SAMPLE_FROM and 2 * _SIGNED * needed >= sellers + colluders
-    return Neighbourhood(sellers, window, window - window // _MAY_DROP, needed, SAMPLE if sampled else 0)
+        return Neighbourhood(sellers, sellers, needed, needed, signed)
+    return Neighbourhood(
+        sellers, window, window - window // _MAY_DROP, needed, signed, smallest_sample(needed, signed)
+    )
+
+
+def smallest_sample(survivors: int, signed: int) -> int:
+    """How many signatures to look at, instead of as many as must have signed; 0 where that saves none.
+
+    A list that too few of at least so many survivors signed must pass with a probability of at most 2⁻⁸¹.
+    """
+    too_few = (signed - 1) / survivors
+    sizes = np.arange(MAY_MISS, min(signed, _LARGEST_SAMPLE))
+    missing = sizes // MAY_MISS
+    enough = sizes[bdtrc(sizes - missing - 1, sizes, too_few) <= FOOLED]
+    return int(enough[0]) if enough.size else 0
 
 
 def smallest_window(sellers: int, colluders: int) -> int:
-    """The smallest odd window whose failure has a probability of at most 2⁻⁴⁰; n where there is none.
+    """The smallest window that is safe and seldom too thin; n where there is none.
 
-    Smallest up to rounding: what may drop out of a neighbourhood jumps by one every few windows.
+    Of the numbers 3, 7, 11, … only, for which of a run of m sellers more than half must collude.
     """
-    most = (sellers - 1) // 2
-    high = min(8, most)
-    while high < most and failure_probability(sellers, colluders, 2 * high + 1) > FAILURE:
-        high = min(2 * high, most)
-    if failure_probability(sellers, colluders, 2 * high + 1) > FAILURE:
+    low, high, most = 0, 1, (sellers - 3) // 4
+    while high < most and not _suffices(sellers, colluders, 4 * high + 3):
+        low, high = high, min(2 * high, most)
+    if most < 1 or not _suffices(sellers, colluders, 4 * high + 3):
         return sellers
-    low = 1
-    while low < high:
+    while high - low > 1:
         middle = (low + high) // 2
-        if failure_probability(sellers, colluders, 2 * middle + 1) > FAILURE:
-            low = middle + 1
-        else:
-            high = middle
-    return 2 * low + 1
+        low, high = (low, middle) if _suffices(sellers, colluders, 4 * middle + 3) else (middle, high)
+    return 4 * high + 3
+
+
+def _suffices(sellers: int, colluders: int, window: int) -> bool:
+    """Whether colluders see more than the sum with probability at most 2⁻⁴⁰, and few rounds are lost by chance."""
+    lost = sellers * float(bdtrc(window // _MAY_DROP, window - 1, _VANISH))
+    return lost <= _LOST and failure_probability(sellers, colluders, window) <= FAILURE
 
 
 def failure_probability(sellers: int, colluders: int, window: int) -> float:
@@ -118,11 +138,12 @@ def failure_probability(sellers: int, colluders: int, window: int) -> float:
         colluders: c. Others drop out where it hurts most: which ones a server can say when it knows the order.
     """
     reach, may_drop = window // 2, window // _MAY_DROP
-    # Somewhere `reach` sellers in a row of whom `may_drop` dropped out and all others collude: the ring may be cut.
-    cut = _chance_of(reach - may_drop, reach, colluders, sellers)
+    # `reach` sellers in a row of whom `may_drop` dropped out and all others collude. To cut the ring in two takes
+    # two such runs; places of colluders are negatively associated, so both have at most the product's probability.
+    run = _chance_of(reach - may_drop, reach, colluders, sellers)
     # Some neighbourhood holds enough colluders to restore its centre's keys.
     betrayed = _chance_of(window - may_drop, window, colluders, sellers)
-    return sellers * (cut + betrayed)
+    return sellers * (sellers - 1) / 2.0 * run**2 + sellers * betrayed
 
 
 def _chance_of(least: int, drawn: int, colluders: int, sellers: int) -> float:

@@ -39,6 +39,7 @@ from privmarket.flower.cohort import (
 from privmarket.flower.masks import SUM_BITS, Masking, secure_mod
 from privmarket.flower.neighbours import Neighbourhood, neighbourhood
 from privmarket.flower.node_seller import MEMORY, MarketClientApp, Seller, event_of, trained
+from privmarket.flower.sum_keys import PROTOCOL, BadKeyError, check_public_key
 from privmarket.flower.sum_memory import (
     AGREE,
     BRANCHES,
@@ -48,6 +49,7 @@ from privmarket.flower.sum_memory import (
     PARTIES,
     PLACES,
     PROOFS,
+    VERSION,
     RememberedSum,
     offer_of,
 )
@@ -134,7 +136,7 @@ class SumSteps:
         if configs is None:
             raise PolicyRefusal(Reason.MESSAGE, "an order outside the protocol of the secure sum")
         stage, public, modulus = configs.get(Key.STAGE), b"", 0
-        with guard.becomes(Reason.COHORT, CohortError, BadReplyError):
+        with guard.becomes(Reason.COHORT, CohortError, BadReplyError, BadKeyError):
             if stage == Stage.SETUP:
                 _begin(configs, context)
             elif stage == Stage.SHARE_KEYS:
@@ -157,6 +159,9 @@ def _begin(configs: ConfigRecord, context: Context) -> None:
     memory = context.state.get(MEMORY)
     if not isinstance(memory, ConfigRecord) or not float(memory["epsilon"]) > 0:  # type: ignore[arg-type]
         raise PolicyRefusal(Reason.UNSOLD, "a secure sum without an offer, or a second one for the same offer")
+    if configs.get(VERSION) != PROTOCOL:
+        why = f"version {configs.get(VERSION)!r} of the secure sum, this seller speaks {PROTOCOL}"
+        raise PolicyRefusal(Reason.MESSAGE, f"{why}: install the same privmarket on both sides")
     sellers, pieces, threshold = (configs.get(key) for key in (Key.SAMPLE_NUMBER, Key.SHARE_NUMBER, Key.THRESHOLD))
     if not (isinstance(sellers, int) and isinstance(pieces, int) and isinstance(threshold, int)) or sellers < 1:
         raise PolicyRefusal(Reason.HONEST_SHARE, f"keys in {pieces!r} pieces for {sellers!r} sellers")
@@ -170,7 +175,7 @@ def _begin(configs: ConfigRecord, context: Context) -> None:
         )
     if memory["trust"] == "aggregate":
         _check_integers(configs, sellers)
-    known = Neighbourhood(sellers, pieces, threshold, plan.needed, plan.sample)
+    known = replace(plan, window=pieces, threshold=threshold)
     RememberedSum(known, offer_of(memory)).keep(context)
 
 
@@ -225,6 +230,8 @@ def _check_cohort(seller: Seller, message: Message, configs: ConfigRecord, conte
     for node, theirs in offered.items():
         if not isinstance(theirs, list) or masking_digest(theirs) != cohort.by_node[node].masking:  # type: ignore[arg-type]
             raise PolicyRefusal(Reason.COHORT, f"other keys of node {node} than in the list of all sellers")
+        for key in theirs:
+            check_public_key(key)  # type: ignore[arg-type]
     parties = seller.registered_parties(context, str(context.state.config_records[MEMORY]["broker-round"]))
     if parties is not None:
         _check_parties(parties, cohort, extra, context)
@@ -291,7 +298,8 @@ def _bound_to(message: Message, context: Context) -> tuple[bytes, int]:
     state = context.state.config_records[RECORD_KEY_STATE]
     masking = Masking(number(state, "clipping_range"), whole(state, "target_range"), whole(state, "mod_range"))
     plan = replace(known.plan, threshold=whole(state, "threshold"))
-    return public_numbers(sale, known.cohort(), plan, masking, layout(names, shapes)), masking.modulus
+    named = Cohort(plan.sellers, {}, known.root)  # what names it follows from its root
+    return public_numbers(sale, named, plan, masking, layout(names, shapes)), masking.modulus
 
 
 def layout(names: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 from flwr.app import ConfigRecord, Context
 
@@ -12,6 +12,7 @@ from privmarket.flower.sum_replies import ints, text
 from privmarket.privacy.policy import PolicyRefusal, Reason
 
 AGREE = "agree"  # our step between masked vectors and opening
+VERSION = "protocol"  # which version of the secure sum the server speaks
 NAMES = "names"  # the names of the arrays in an order, one a line
 COHORT = "privmarket-cohort"  # the record that carries cohort and signatures
 LIST, PLACES, BRANCHES = "list", "places", "branches"  # sellers, where they stand, the proof that they stand there
@@ -59,7 +60,7 @@ class RememberedSum:
         plan = self.plan
         known = {"private": self.private, "listed": self.listed, "root": self.root, "view": self.view}
         record = ConfigRecord({**known})
-        record["plan"] = [plan.sellers, plan.window, plan.threshold, plan.needed, plan.sample]
+        record["plan"] = list(astuple(plan))
         record["places"], record["offer"] = list(self.places), self.offer
         context.state[_SUM] = record
 
@@ -74,9 +75,8 @@ class RememberedSum:
 
     def cohort(self) -> Cohort:
         """The sellers that this node was shown."""
-        if not self.plan.sample:
-            return Cohort.read(self.listed)
-        return Cohort.remembered(self.plan.sellers, self.places, self.listed, self.root)
+        places = self.places or range(self.plan.sellers)
+        return Cohort.remembered(self.plan.sellers, places, self.listed, self.root)
 
     def window(self, cohort: Cohort, context: Context) -> dict[int, int]:
         """place → node, of this node's neighbours and itself."""

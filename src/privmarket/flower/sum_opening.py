@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from privmarket.flower import guard
 from privmarket.flower.cohort import Cohort, sampled_places, sign
 from privmarket.flower.hash_tree import root_of
-from privmarket.flower.neighbours import MISSING
+from privmarket.flower.neighbours import MAY_MISS
 from privmarket.flower.sum_memory import (
     BRANCHES,
     COHORT,
@@ -54,7 +54,7 @@ def check_opening(message: Message, configs: ConfigRecord, context: Context) -> 
         raise PolicyRefusal(Reason.COHORT, "a sum is to be opened that the survivors have not confirmed")
     cohort = known.cohort()
     alive = cohort.read_survivors(known.view)
-    _check_confirmed(known, cohort, alive, extra, context.node_id)
+    _check_confirmed(known, cohort, alive, extra)
     window = known.window(cohort, context)
     living = {node for place, node in window.items() if alive[place]}
     active, dead = (configs.get(key) for key in (Key.ACTIVE_NODE_ID_LIST, Key.DEAD_NODE_ID_LIST))
@@ -65,11 +65,9 @@ def check_opening(message: Message, configs: ConfigRecord, context: Context) -> 
         raise PolicyRefusal(Reason.COHORT, "keys of other sellers than the confirmed survivors and drop-outs")
 
 
-def _check_confirmed(
-    known: RememberedSum, cohort: Cohort, alive: NDArray[np.bool_], extra: ConfigRecord, node: int
-) -> None:
+def _check_confirmed(known: RememberedSum, cohort: Cohort, alive: NDArray[np.bool_], extra: ConfigRecord) -> None:
     """Enough survivors signed: of all, or of those that the list of signatures itself says to look at."""
-    places, signatures, needed = ints(extra, PLACES), texts(extra, SIGNATURES), known.plan.needed
+    places, signatures, needed = ints(extra, PLACES), texts(extra, SIGNATURES), known.plan.signed
     if len(places) != len(signatures):
         raise PolicyRefusal(Reason.COHORT, f"{len(signatures)} signatures of {len(places)} survivors")
     given = dict(zip(places, signatures, strict=True))
@@ -79,9 +77,9 @@ def _check_confirmed(
             raise PolicyRefusal(Reason.COHORT, "signatures of sellers that are not in the list of all sellers")
         with guard.becomes(Reason.COHORT, ValueError):
             root = root_of(cohort.size, given, text(extra, SIGNATURE_BRANCHES))
-        if sampled_places(root, node, alive, known.plan.sample).tolist() != places:
-            raise PolicyRefusal(Reason.COHORT, "other signatures than those that this seller looks at")
-        cohort, needed = part, len(places) - MISSING
-    confirmed = cohort.confirmations(known.view, given)
+        if sampled_places(root, alive, known.plan.sample).tolist() != places:
+            raise PolicyRefusal(Reason.COHORT, "other signatures than those that sellers look at")
+        cohort, needed = part, len(places) - len(places) // MAY_MISS
+    confirmed = cohort.confirmations(known.view, given, needed)
     if confirmed < needed:
         raise PolicyRefusal(Reason.COHORT, f"{confirmed} survivors confirmed this sum, {needed} are needed")

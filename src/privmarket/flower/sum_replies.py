@@ -13,10 +13,10 @@ from typing import TypeVar
 
 from flwr.app import ConfigRecord, Message
 from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, Key
-from flwr.supercore.primitives.asymmetric import bytes_to_public_key
 
 from privmarket.flower.cohort import KEY_BYTES, SIGNATURE_BYTES
 from privmarket.flower.masks import Integers, unpacked
+from privmarket.flower.sum_keys import BadKeyError, check_public_key
 
 SIGNING_KEY, PARTY, PROOF = "signing_key", "party", "proof"
 SIGNATURES = "signatures"
@@ -33,8 +33,8 @@ class SellerKeys:
     """A seller's public keys of one sum.
 
     Attributes:
-        masking, messages: for masks, and for what neighbours send each other; as Flower writes them.
-        signing: 32 bytes.
+        masking, messages, signing: for masks, for what neighbours send each other, for the list of survivors; 32
+            bytes each.
         party, proof: its registered key and that key's signature under the others; empty where it sent none.
     """
 
@@ -58,9 +58,9 @@ def read_keys(configs: ConfigRecord) -> SellerKeys:
     masking, messages = (_value(configs, key, bytes) for key in (Key.PUBLIC_KEY_1, Key.PUBLIC_KEY_2))
     for key in (masking, messages):
         try:
-            bytes_to_public_key(key)
-        except ValueError as error:
-            raise BadReplyError(f"a public key that is none: {error}") from error
+            check_public_key(key)
+        except BadKeyError as error:
+            raise BadReplyError(str(error)) from error
     signing = _value(configs, SIGNING_KEY, bytes)
     if len(signing) != KEY_BYTES or masking == messages:
         raise BadReplyError("keys of another length, or one key twice")

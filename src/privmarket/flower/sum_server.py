@@ -21,11 +21,9 @@ from typing import TypeVar
 import numpy as np
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.common import FitIns, ndarrays_to_parameters
-from flwr.common.secure_aggregation.crypto.symmetric_encryption import generate_shared_key
 from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, Key, Stage
 from flwr.compat.common import recorddict_compat as compat
 from flwr.serverapp import Grid
-from flwr.supercore.primitives.asymmetric import bytes_to_private_key, bytes_to_public_key
 
 from privmarket.flower import key_pieces, sum_replies, wire
 from privmarket.flower.cohort import Cohort, Member, masking_digest, sampled_places, verifies
@@ -33,6 +31,7 @@ from privmarket.flower.hash_tree import HashTree
 from privmarket.flower.masks import Integers, Masking, strong_masks
 from privmarket.flower.neighbours import Neighbourhood
 from privmarket.flower.secure_seller import layout, public_numbers
+from privmarket.flower.sum_keys import PROTOCOL, KeyPair
 from privmarket.flower.sum_memory import (
     AGREE,
     BRANCHES,
@@ -44,6 +43,7 @@ from privmarket.flower.sum_memory import (
     PROOFS,
     SIGNATURE_BRANCHES,
     SURVIVORS,
+    VERSION,
 )
 from privmarket.flower.sum_replies import SIGNATURES, BadReplyError, SellerKeys
 from privmarket.flower.wire import Arrays, Sale
@@ -123,6 +123,7 @@ class SumServer:
         plan, masking = self.plan, self.masking
         asked: dict[str, str | int | float] = {
             Key.STAGE: Stage.SETUP,
+            VERSION: PROTOCOL,
             Key.SAMPLE_NUMBER: plan.sellers,
             Key.SHARE_NUMBER: plan.window,
             Key.THRESHOLD: plan.threshold,
@@ -219,7 +220,7 @@ class SumServer:
         messages = {node: RecordDict({RECORD_KEY_CONFIGS: asked}) for node in self.came}
         # Whether a signature is good is for the sellers to say; a server may wish it were.
         signed = self._ask(messages, lambda _, configs: sum_replies.read_signature(configs))
-        return signed if len(signed) >= self.plan.needed else None
+        return signed if len(signed) >= self.plan.signed else None
 
     def _restore(
         self, cohort: Cohort, near: Mapping[int, frozenset[int]], signed: Mapping[int, bytes]
@@ -231,7 +232,7 @@ class SumServer:
             active, dead = sorted(near[node] & self.came), sorted(near[node] - self.came)
             asked = ConfigRecord({Key.STAGE: Stage.UNMASK})
             asked[Key.ACTIVE_NODE_ID_LIST], asked[Key.DEAD_NODE_ID_LIST] = active, dead
-            messages[node] = RecordDict({RECORD_KEY_CONFIGS: asked, COHORT: confirmed(node)})
+            messages[node] = RecordDict({RECORD_KEY_CONFIGS: asked, COHORT: confirmed})
         opened = self._ask(messages, lambda node, configs: sum_replies.read_opened(configs, near[node]))
         collected: dict[int, list[bytes]] = {node: [] for node in near}
         for pieces in opened.values():
@@ -243,23 +244,18 @@ class SumServer:
             _log.warning("a secure sum stays closed: %s", error)
             return None
 
-    def _confirmed(self, cohort: Cohort, signed: Mapping[int, bytes]) -> Callable[[int], ConfigRecord]:
-        """node → the signatures that it is shown: all of them, or a sample that it could not be prepared for."""
+    def _confirmed(self, cohort: Cohort, signed: Mapping[int, bytes]) -> ConfigRecord:
+        """The signatures that sellers are shown: all of them, or a sample that follows from all of them."""
         by_place = {cohort.place_of[node]: signature for node, signature in signed.items()}
         if not self.plan.sample:
-            everything = ConfigRecord({PLACES: list(by_place), SIGNATURES: list(by_place.values())})
-            return lambda node: everything
+            return ConfigRecord({PLACES: list(by_place), SIGNATURES: list(by_place.values())})
         signatures = [by_place.get(place, b"") for place in range(cohort.size)]
         tree, alive = HashTree(signatures), cohort.read_survivors(cohort.write_survivors(self.came))
-
-        def sample(node: int) -> ConfigRecord:
-            places = sampled_places(tree.root, node, alive, self.plan.sample).tolist()
-            extra = ConfigRecord({LIST: cohort.write(places), BRANCHES: cohort.tree.prove(places)})
-            extra[PLACES], extra[SIGNATURES] = places, [signatures[place] for place in places]
-            extra[SIGNATURE_BRANCHES] = tree.prove(places)
-            return extra
-
-        return sample
+        places = sampled_places(tree.root, alive, self.plan.sample).tolist()
+        extra = ConfigRecord({LIST: cohort.write(places), BRANCHES: cohort.tree.prove(places)})
+        extra[PLACES], extra[SIGNATURES] = places, [signatures[place] for place in places]
+        extra[SIGNATURE_BRANCHES] = tree.prove(places)
+        return extra
 
     def _unmask(
         self,
@@ -280,13 +276,12 @@ class SumServer:
             if node in self.came:
                 _add(total, strong_masks(secret, modulus, self._shapes, public=public), -1)
                 continue
-            try:
-                private = bytes_to_private_key(secret)
-            except ValueError:
-                _log.warning("a secure sum stays closed: node %s shared a key that is none", node)
+            pair = KeyPair.read(secret)
+            if pair.public != keys[node].masking:
+                _log.warning("a secure sum stays closed: node %s shared another key than its own", node)
                 return None
             for other in near[node] & self.came:
-                shared = generate_shared_key(private, bytes_to_public_key(keys[other].masking))
+                shared = pair.agreed(keys[other].masking)
                 _add(total, strong_masks(shared, modulus, self._shapes, public=public), 1 if node > other else -1)
         opened = [(array & np.uint64(modulus - 1)).view(np.int64) for array in total]
         if not self._cancels(int(opened[0][0])):

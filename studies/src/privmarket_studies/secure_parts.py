@@ -10,22 +10,16 @@ from typing import Any
 import numpy as np
 from flwr.common import bytes_to_ndarray, ndarray_to_bytes
 from flwr.common.secure_aggregation.crypto.shamir import combine_shares, create_shares
-from flwr.common.secure_aggregation.crypto.symmetric_encryption import decrypt, encrypt, generate_shared_key
 from flwr.common.secure_aggregation.ndarrays_arithmetic import parameters_addition, parameters_mod
 from flwr.common.secure_aggregation.secaggplus_utils import share_keys_plaintext_concat
-from flwr.supercore.primitives.asymmetric import (
-    bytes_to_private_key,
-    bytes_to_public_key,
-    generate_key_pairs,
-    private_key_to_bytes,
-    public_key_to_bytes,
-)
+from flwr.supercore.primitives.asymmetric import generate_key_pairs, private_key_to_bytes
 
 from privmarket.flower import key_pieces
 from privmarket.flower.cohort import Cohort, Member, new_signing_key, sign, verifies
 from privmarket.flower.hash_tree import HASH_BYTES, HashTree, root_of
 from privmarket.flower.masks import packed, quantize, strong_masks, unpacked
 from privmarket.flower.neighbours import ring_order
+from privmarket.flower.sum_keys import KeyPair, seal, unseal
 from privmarket.privacy.noise import NoiseSource
 from privmarket.privacy.release import Grid
 
@@ -53,31 +47,30 @@ def measure_parts(
         windows: (threshold, pieces) for which keys are cut and restored.
         flower: time Flower's own scheme for pieces, too.
     """
-    seed, key = os.urandom(32), private_key_to_bytes(generate_key_pairs()[0])
+    secret = os.urandom(32)
     return {
-        "seconds": {**_key_parts(key), **_vector_parts(weights)},
+        "seconds": {**_key_parts(), **_vector_parts(weights)},
         "pieces": {
-            f"{threshold} of {pieces}": _piece_parts(seed, key, threshold, pieces) for threshold, pieces in windows
+            f"{threshold} of {pieces}": _piece_parts(secret, threshold, pieces) for threshold, pieces in windows
         },
-        "flower": _flower_parts(key) if flower else {},
-        "bytes": _bytes(seed, key),
+        "flower": _flower_parts(private_key_to_bytes(generate_key_pairs()[0])) if flower else {},
+        "bytes": _bytes(secret),
     }
 
 
-def _key_parts(own: bytes) -> dict[str, float]:
-    (_, public), private = generate_key_pairs(), bytes_to_private_key(own)
-    other, plaintext = public_key_to_bytes(public), bytes(424)
-    shared = generate_shared_key(private, public)
-    ciphertext = encrypt(shared, plaintext)
+def _key_parts() -> dict[str, float]:
+    own, other = KeyPair.new(), KeyPair.new()
+    plaintext, shared = bytes(20 + 2 * key_pieces.PIECE_BYTES), own.agreed(other.public)
+    sealed = seal(shared, plaintext)
     signing, verifying = new_signing_key()
     signature = sign(signing, b"x")
     listed = Cohort.of(Member(i, os.urandom(32), os.urandom(32)) for i in range(1000)).write()
     return {
-        "key_pair": _best(generate_key_pairs, 20),
-        "read_private_key": _best(lambda: bytes_to_private_key(own), 20),
-        "agreement": _best(lambda: generate_shared_key(private, bytes_to_public_key(other)), 50),
-        "encrypt": _best(lambda: encrypt(shared, plaintext), 100),
-        "decrypt": _best(lambda: decrypt(shared, ciphertext), 100),
+        "key_pair": _best(KeyPair.new, 50),
+        "read_private_key": _best(lambda: KeyPair.read(own.secret), 50),
+        "agreement": _best(lambda: own.agreed(other.public), 100),
+        "encrypt": _best(lambda: seal(shared, plaintext), 100),
+        "decrypt": _best(lambda: unseal(shared, sealed), 100),
         "verify": _best(lambda: verifies(verifying, signature, b"x"), 100),
         "list_entry": _best(lambda: Cohort.read(listed).ring, 3) / 1000,
         **_tree_parts(),
@@ -119,14 +112,15 @@ def _vector_parts(weights: int) -> dict[str, float]:
     return {f"{name}_per_weight": _best(action, 5) / weights for name, action in work.items()}
 
 
-def _piece_parts(seed: bytes, key: bytes, threshold: int, pieces: int) -> dict[str, float]:
-    of_seed, of_key = key_pieces.cut(seed, threshold, pieces), key_pieces.cut(key, threshold, pieces)
-    return {
-        "cut_seed": _best(lambda: key_pieces.cut(seed, threshold, pieces), 1),
-        "cut_key": _best(lambda: key_pieces.cut(key, threshold, pieces), 1),
-        "restore_seed": _best(lambda: key_pieces.restore(of_seed, threshold), 1),
-        "restore_key": _best(lambda: key_pieces.restore(of_key, threshold), 1),
-    }
+def _piece_parts(secret: bytes, threshold: int, pieces: int) -> dict[str, float]:
+    """Restoring is that of a neighbourhood like no other: its factors are not there from another one."""
+    made = key_pieces.cut(secret, threshold, pieces)
+
+    def restore() -> None:
+        key_pieces._factors_at_zero.cache_clear()
+        key_pieces.restore(made, threshold)
+
+    return {"cut": _best(lambda: key_pieces.cut(secret, threshold, pieces), 3), "restore": _best(restore, 3)}
 
 
 def _flower_parts(key: bytes) -> dict[str, float]:
@@ -138,15 +132,12 @@ def _flower_parts(key: bytes) -> dict[str, float]:
     }
 
 
-def _bytes(seed: bytes, key: bytes) -> dict[str, int]:
-    private, public = generate_key_pairs()
-    of_seed, of_key = key_pieces.cut(seed, 2, 3)[0], key_pieces.cut(key, 2, 3)[0]
-    plaintext = share_keys_plaintext_concat(1, 2, of_seed, of_key)
+def _bytes(secret: bytes) -> dict[str, int]:
+    piece = key_pieces.cut(secret, 2, 3)[0]
     return {
-        "public_key": len(public_key_to_bytes(public)),
-        "encrypted_pieces": len(encrypt(generate_shared_key(private, public), plaintext)),
-        "piece_of_seed": len(of_seed),
-        "piece_of_key": len(of_key),
+        "public_key": len(KeyPair.new().public),
+        "encrypted_pieces": len(seal(secret, share_keys_plaintext_concat(1, 2, piece, piece))),
+        "piece": len(piece),
         "list_entry": len(Cohort.of([Member(1)]).write()),
         "signature": len(sign(new_signing_key()[0], b"x")),
         "weight_plain": np.dtype(np.float32).itemsize,

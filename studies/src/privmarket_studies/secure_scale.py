@@ -1,8 +1,8 @@
 """What a secure round costs for a hundred to a million sellers: computed from parts that were measured one by one.
 
 `python -m privmarket_studies.secure_scale docs` writes the page `scale.md` again from
-`results/secure-scale/parts.json`; `--measure parts rounds 300-sellers 1000-sellers simulation losses`, or some of
-these, measures that anew and keeps the rest. Parts and rounds take some minutes on one core, large rounds some ten.
+`results/secure-scale/parts.json`; `--measure parts rounds 300-sellers 1000-sellers 2500-sellers simulation losses`,
+or some of these, measures that anew and keeps the rest. Each takes some minutes on one core.
 
 Notation: n sellers, each of whom cuts its keys into W pieces (`flower.neighbours`), d weights.
 """
@@ -33,7 +33,7 @@ from privmarket.federated.shares import (
 )
 from privmarket.flower.hash_tree import HASH_BYTES
 from privmarket.flower.masks import masked_width
-from privmarket.flower.neighbours import MISSING, SAMPLE_FROM, failure_probability, neighbourhood
+from privmarket.flower.neighbours import MAY_MISS, failure_probability, neighbourhood
 from privmarket.flower.secure_seller import largest_integer
 from privmarket.privacy.calibration import ReleaseFamily
 from privmarket_studies.secure_parts import FLOWER_WINDOW, measure_parts
@@ -52,7 +52,7 @@ DROPOUT = 0.02
 RECORDS, EPSILON = 600, 1.0
 PARTS = Path("results") / "secure-scale" / "parts.json"
 LOSSES = (0.05, 0.08, 0.1, 0.15)  # shares of sellers that vanish, at which rounds are simulated
-_LIST_READS = 4  # how often a client reads the list of sellers in a round
+_LIST_READS = 2  # how often a client reads the list of sellers in a round; once it also looks for keys used twice
 
 
 def most_sellers(weights: int) -> int:
@@ -120,7 +120,7 @@ def list_cost(sellers: int, parts: Mapping[str, Any], dropout: float = 0.0) -> t
     signature = b["signature"] + number
     tree = sellers * s["tree_leaf"]
     if not plan.sample:
-        seconds = _LIST_READS * sellers * s["list_entry"] + came * s["verify"]
+        seconds = _LIST_READS * sellers * s["list_entry"] + plan.signed * s["verify"]
         return seconds, sellers * (entry + 1 / 8) + came * signature, tree
     window, sample = proof_hashes(sellers, plan.window), proof_hashes(sellers, plan.sample)
     hashes = window + 2.0 * sample
@@ -131,7 +131,7 @@ def list_cost(sellers: int, parts: Mapping[str, Any], dropout: float = 0.0) -> t
         + plan.sample * s["verify"]
     )
     seen = plan.window * (entry + number) + plan.sample * (entry + signature) + HASH_BYTES * hashes
-    return seconds, seen + sellers / 8, 2.0 * tree + sellers * hashes * s["prove_hash"]
+    return seconds, seen + sellers / 8, 2.0 * tree + (sellers * window + 2.0 * sample) * s["prove_hash"]
 
 
 def secure_cost(
@@ -143,15 +143,15 @@ def secure_cost(
     window, others, came = plan.window, plan.window - 1, (1.0 - dropout) * sellers
     mask = weights * s["mask_per_weight"]
     list_seconds, list_bytes, list_server = list_cost(sellers, parts, dropout)
-    keys = 2 * (s["key_pair"] + s["read_private_key"]) + pieces["cut_seed"] + pieces["cut_key"]
+    keys = 2 * (s["key_pair"] + s["read_private_key"]) + 2 * pieces["cut"]
     meeting = others * (2 * s["agreement"] + s["encrypt"] + s["decrypt"])
     client = keys + meeting + window * mask + weights * s["send_per_weight"] + list_seconds
     # A survivor's own mask comes off; of one that vanished all masks that its neighbours have put on against it.
-    open_one = pieces["restore_seed"] + mask
-    open_gone = pieces["restore_key"] + s["read_private_key"] + (1.0 - dropout) * others * (s["agreement"] + mask)
+    open_one = pieces["restore"] + mask
+    open_gone = pieces["restore"] + s["read_private_key"] + (1.0 - dropout) * others * (s["agreement"] + mask)
     server = came * (open_one + weights * s["add_per_weight"]) + (sellers - came) * open_gone + list_server
     number, sent = b["number"], b["encrypted_pieces"] + b["number"]
-    opening = window * ((1.0 - dropout) * b["piece_of_seed"] + dropout * b["piece_of_key"] + number)
+    opening = window * (b["piece"] + number)
     vector = weights * weight_bytes(sellers, weights, records)
     up = vector + 2 * b["public_key"] + others * sent + opening + b["signature"]
     neighbours = window * (2 * b["public_key"] + 2 * number) + others * sent + window * number
@@ -220,6 +220,21 @@ def growth(rows: list[dict[str, Any]], by: str, fixed: Mapping[str, int], figure
     if first is last:
         return math.nan
     return math.log(last["secure"][figure] / first["secure"][figure]) / math.log(last[by] / first[by])
+
+
+def over_n_log_n(rounds: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Measured rounds on a ring: what clients together and the server computed, over n log₂ n, in seconds."""
+    return [
+        {
+            "sellers": row["sellers"],
+            "plan": neighbourhood(row["sellers"], HONEST_SHARE),
+            "clients": row["secure"]["client_seconds"] / math.log2(row["sellers"]),
+            "server": row["secure"]["server_seconds"] / (row["sellers"] * math.log2(row["sellers"])),
+            "bytes": (row["secure"]["bytes_up"] + row["secure"]["bytes_down"]) / math.log2(row["sellers"]),
+        }
+        for row in rounds
+        if row["weights"] == 10_000 and row["sellers"] >= 100
+    ]
 
 
 def computed_growth(first: Cost, last: Cost, figure: str, ratio: float = 1000.0) -> str:
@@ -305,9 +320,11 @@ def render(parts: Mapping[str, Any]) -> str:
         time=_time,
         size=_size,
         sample=neighbourhood(largest, HONEST_SHARE).sample,
-        sample_from=SAMPLE_FROM,
-        missing=MISSING,
+        sample_from=next(n for n in range(100, 10_000) if neighbourhood(n, HONEST_SHARE).sample),
+        missing=neighbourhood(largest, HONEST_SHARE).sample // MAY_MISS,
+        over_n_log_n=over_n_log_n(parts["rounds"]),
         computed_exponent=lambda figure: computed_growth(rows[1000]["secure"], rows[largest]["secure"], figure),
+        clients_to_100_000=computed_growth(rows[1000]["secure"], rows[100_000]["secure"], "client_seconds", 100.0),
         n_log_n_computed=_n_log_n(1000, largest),
         less_noise=lambda sellers, cohorts: math.sqrt(HONEST_SHARE * sellers / cohorts),
     )

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 from fastapi.testclient import TestClient
-from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes
 
 import privmarket as pm
 from privmarket.broker.api import ServiceSettings, create_app
@@ -16,6 +15,7 @@ from privmarket.federated.config import FederationConfig, Training
 from privmarket.federated.simulation import run as simulate
 from privmarket.flower import guard, secure_seller, wire
 from privmarket.flower.cohort import Cohort, Member, masking_digest, new_signing_key
+from privmarket.flower.sum_keys import KeyPair
 from tests.unit.flower.toy import CLIENTS, VALUATIONS, Wire, client, partition, server, train
 
 
@@ -165,7 +165,7 @@ def swapped(message, keys_of, sale=""):
     first, *others = Cohort.read(extra["list"]).members
     if message.metadata.dst_node_id == first.node:
         return
-    theirs = [public_key_to_bytes(generate_key_pairs()[1]) for _ in range(2)]
+    theirs = [KeyPair.new().public for _ in range(2)]
     mine = Member(first.node, new_signing_key()[1], masking_digest(theirs))
     extra["list"] = Cohort.of([mine, *others]).write()
     configs[str(first.node)] = theirs

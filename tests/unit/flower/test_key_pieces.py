@@ -3,33 +3,58 @@
 import itertools
 import random
 
+import numpy as np
 import pytest
 
 from privmarket.flower import key_pieces
-from privmarket.flower.key_pieces import cut, restore
+from privmarket.flower.key_pieces import PIECE_BYTES, SECRET_BYTES, cut, restore
 
-PEM = 306  # bytes of the private key that Flower has its clients cut
+ONES = b"\xff" * SECRET_BYTES
 
 
-@pytest.mark.parametrize("length", [0, 1, 32, 60, 61, 64, PEM])
-@pytest.mark.parametrize(("threshold", "pieces"), [(1, 1), (1, 3), (2, 3), (7, 10), (57, 69)])
-def test_any_threshold_of_pieces_restore_the_key(length, threshold, pieces):
-    secret, rng = random.Random(length).randbytes(length), random.Random(threshold)
+def values_of(piece):
+    """(limbs,) what a piece holds beside its number."""
+    return np.frombuffer(piece, dtype="<u2")[1:].astype(int)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("threshold", "pieces"), [(1, 1), (1, 3), (2, 3), (7, 10), (57, 75), (129, 171)])
+def test_any_threshold_of_pieces_restore_the_key(seed, threshold, pieces):
+    rng = random.Random(seed)
+    secret = rng.randbytes(SECRET_BYTES)
     made = cut(secret, threshold, pieces)
-    assert len({piece[:4] for piece in made}) == pieces
-    for _ in range(3):
-        some = rng.sample(made, threshold)
-        assert restore(some) == restore(some, threshold) == secret
+    assert {len(piece) for piece in made} == {PIECE_BYTES}
+    assert len({piece[:2] for piece in made}) == pieces
+    some = rng.sample(made, threshold)
+    assert restore(some) == restore(some, threshold) == secret
     assert restore(made) == restore(made, threshold) == secret
 
 
-def test_every_choice_of_three_pieces_restores_the_same_key():
-    made = cut(b"\xff" * 64, 3, 6)
-    assert {restore(some) for some in itertools.permutations(made, 3)} == {b"\xff" * 64}
+@pytest.mark.parametrize("secret", [bytes(SECRET_BYTES), ONES, bytes(range(32))])
+def test_every_choice_of_three_pieces_restores_the_same_key(secret):
+    assert {restore(some) for some in itertools.permutations(cut(secret, 3, 6), 3)} == {secret}
+
+
+def test_values_are_those_of_polynomials_whose_constant_term_is_the_secret():
+    """By whole numbers of any size, where the product of matrices is in floating point."""
+    made, prime = cut(ONES, 150, 200), key_pieces._PRIME
+    points = [(int.from_bytes(piece[:2], "little"), values_of(piece)) for piece in made]
+    chosen = points[:150]
+    for at_zero_or_later in (0, points[-1][0]):
+        total = [0] * key_pieces._LIMBS
+        for x, values in chosen:
+            above = below = 1
+            for other, _ in chosen:
+                if other != x:
+                    above, below = above * (at_zero_or_later - other), below * (x - other)
+            factor = above % prime * pow(below, -1, prime)
+            total = [(t + factor * int(v)) % prime for t, v in zip(total, values, strict=True)]
+        expected = key_pieces._limbs(ONES) if at_zero_or_later == 0 else points[-1][1]
+        assert total == list(expected)
 
 
 def test_fewer_pieces_do_not():
-    made = cut(bytes(PEM), 5, 9)
+    made = cut(bytes(SECRET_BYTES), 5, 9)
     for some in itertools.combinations(made, 4):
         with pytest.raises(ValueError, match="do not restore"):
             restore(some)
@@ -39,47 +64,78 @@ def test_fewer_pieces_do_not():
 
 def test_fewer_pieces_fit_every_key_alike():
     """For one piece less than needed there is, for each key, exactly one further piece that completes it."""
-    first, other = b"the key", b"another"
-    prime, made = key_pieces._PRIME, cut(first, 3, 3)
-    constants = {key: int.from_bytes(len(key).to_bytes(4, "little") + key, "little") for key in (first, other)}
-    factors = key_pieces._factors_at_zero([1, 2, 3])
-    values = [int.from_bytes(piece[4:], "little") for piece in made]
-    shift = (constants[other] - constants[first]) * pow(factors[2], -1, prime)
-    forged = made[2][:4] + ((values[2] + shift) % prime).to_bytes(66, "little")
-    assert restore(made) == first
-    assert restore([*made[:2], forged]) == other
+    prime, made = key_pieces._PRIME, cut(bytes(SECRET_BYTES), 3, 3)
+    last = int(key_pieces._factors_at_zero((1, 2, 3))[2])
+    shift = key_pieces._limbs(ONES) * pow(last, -1, prime)
+    forged = np.concatenate([[3], (values_of(made[2]) + shift) % prime]).astype("<u2").tobytes()
+    assert restore(made) == bytes(SECRET_BYTES)
+    assert restore([*made[:2], forged]) == ONES
 
 
 def test_pieces_are_drawn_anew_and_look_uniform():
-    """Pieces of all zeros and of all ones look alike: the top bit of a value is set in half of each."""
-    for secret in (bytes(60), b"\xff" * 60):
-        tops = [int.from_bytes(piece[4:], "little") >> 520 for _ in range(200) for piece in cut(secret, 2, 5)]
-        assert abs(sum(tops) / len(tops) - 0.5) < 0.1  # more than six deviations
+    """Pieces of all zeros and of all ones look alike: each tenth of the field holds a tenth of the values."""
+    for secret in (bytes(SECRET_BYTES), ONES):
+        found = np.concatenate([values_of(piece) for _ in range(200) for piece in cut(secret, 2, 5)])
+        counts, _ = np.histogram(found, bins=10, range=(0, key_pieces._PRIME))
+        assert np.abs(counts / found.size - 0.1).max() < 0.02  # more than eight deviations
+
+
+def test_a_scheme_without_random_coefficients_would_not_look_uniform(monkeypatch):
+    """The subject broken on purpose for the test above: pieces then are the secret."""
+    monkeypatch.setattr(key_pieces, "_uniform", lambda rows: np.zeros((rows, key_pieces._LIMBS)))
+    assert set(values_of(cut(bytes(SECRET_BYTES), 3, 5)[0])) == {0}
+
+
+@pytest.mark.parametrize("numbers", [(1,), (1, 2, 3), (2, 3, 5, 9), (7, 1, 4), (*range(3, 60, 2),), (1, 65_520)])
+def test_factors_by_logarithms_are_those_of_lagrange(numbers):
+    expected, prime = [], key_pieces._PRIME
+    for own in numbers:
+        above = below = 1
+        for other in numbers:
+            if other != own:
+                above, below = above * other, below * (other - own)
+        expected.append(above % prime * pow(below, -1, prime) % prime)
+    assert key_pieces._factors_at_zero(numbers).tolist() == expected
+
+
+def test_every_number_but_zero_has_its_logarithm():
+    logarithms, powers = key_pieces._logarithms()
+    assert sorted(powers.tolist()) == list(range(1, key_pieces._PRIME))
+    assert np.array_equal(powers[logarithms[1:]], np.arange(1, key_pieces._PRIME))
+
+
+def test_random_elements_fill_the_field_and_stay_in_it():
+    drawn = key_pieces._uniform(20_000)
+    assert drawn.shape == (20_000, key_pieces._LIMBS)
+    assert drawn.max() == key_pieces._PRIME - 1
+    assert drawn.min() == 0
 
 
 def test_damaged_and_mixed_pieces_are_refused():
-    made, others = cut(bytes(PEM), 3, 5), cut(bytes(32), 3, 5)
-    with pytest.raises(ValueError, match="different keys"):
-        restore([*made[:2], others[2]])
+    made, others = cut(bytes(SECRET_BYTES), 3, 5), cut(ONES, 3, 5)
     with pytest.raises(ValueError, match="cut short"):
         restore([piece[:-1] for piece in made])
-    with pytest.raises(ValueError, match="do not restore"):
-        restore([*made[:2], made[2][:-3] + b"abc"])
-    with pytest.raises(ValueError, match="number 0"):
-        restore([*made[:2], bytes(4) + made[2][4:]])
     with pytest.raises(ValueError, match="different keys"):
+        restore([*made[:2], made[2] + b"x"])
+    with pytest.raises(ValueError, match="do not restore"):
+        restore([*made[:2], others[2]])
+    with pytest.raises(ValueError, match="do not restore"):
+        restore([*made[:2], made[2][:-8] + b"abcdefgh"])
+    with pytest.raises(ValueError, match="outside the field"):
+        restore([*made[:2], made[2][:-2] + b"\xff\xff"])
+    with pytest.raises(ValueError, match="number 0"):
+        restore([*made[:2], bytes(2) + made[2][2:]])
+    with pytest.raises(ValueError, match="no pieces"):
         restore([])
 
 
-@pytest.mark.parametrize(("threshold", "pieces"), [(0, 3), (4, 3)])
+@pytest.mark.parametrize(("threshold", "pieces"), [(0, 3), (4, 3), (2, 65_521)])
 def test_a_threshold_that_nobody_can_meet_is_refused(threshold, pieces):
     with pytest.raises(ValueError, match="cannot restore"):
-        cut(b"k", threshold, pieces)
+        cut(ONES, threshold, pieces)
 
 
-@pytest.mark.parametrize(
-    "numbers", [[1], [1, 2, 3], [2, 3, 5, 9], [7, 1, 4], list(range(3, 60, 2)), [1, 2**32 - 1]]
-)
-def test_factors_by_factorials_are_those_one_by_one(numbers):
-    """Also for numbers that no honest seller's piece has, for which the slow way is taken."""
-    assert key_pieces._factors_at_zero(numbers) == key_pieces._factors_one_by_one(numbers)
+@pytest.mark.parametrize("secret", [b"", b"k", bytes(31), bytes(33)])
+def test_a_secret_of_another_length_is_refused(secret):
+    with pytest.raises(ValueError, match="a secret of"):
+        cut(secret, 2, 3)

@@ -8,7 +8,7 @@ import pytest
 from scipy.stats import binom
 
 from privmarket.flower import neighbours
-from privmarket.flower.cohort import Cohort, CohortError, Member, new_signing_key, sign
+from privmarket.flower.cohort import Cohort, CohortError, Member, new_signing_key, sampled_places, sign
 from privmarket.flower.hash_tree import HashTree, root_of
 from privmarket.flower.neighbours import failure_probability, neighbourhood, ring_order
 
@@ -20,34 +20,89 @@ def test_two_lists_of_survivors_cannot_both_be_confirmed():
             honest = math.ceil(share * sellers - 1e-9)
             colluders = math.ceil((sellers - honest) / 2)
             # Each honest seller signs one list, each colluder both.
-            assert 2 * plan.needed > (sellers - colluders) + 2 * colluders
+            assert 2 * plan.signed > (sellers - colluders) + 2 * colluders
+            assert plan.signed <= plan.needed
             # Whoever is said to have dropped out, h honest ones are among the survivors.
             assert honest + colluders <= plan.needed <= sellers
             assert (plan.window, plan.threshold) == (sellers, plan.needed)
 
 
 def test_windows_grow_with_the_logarithm():
-    sizes = [neighbourhood(n, 2 / 3).window for n in (100, 1000, 10_000, 100_000)]
-    assert sizes == sorted(sizes)
-    assert sizes[0] < 75
-    assert sizes[-1] < 255
-    assert sizes[3] - sizes[2] < sizes[2] - sizes[1] < 50
+    """From the first ring on, no window is wider than 12 log₂ n, and none is narrower than 8 log₂ n."""
+    sizes = {n: neighbourhood(n, 2 / 3).window for n in (100, 200, 300, 1000, 2500, 10_000, 100_000, 1_000_000)}
+    assert list(sizes.values()) == sorted(sizes.values())
+    assert all(8 < window / math.log2(n) < 12 for n, window in sizes.items())
+
+
+@pytest.mark.parametrize("sellers", [100, 300, 1000, 10_000])
+def test_a_window_is_the_smallest_that_is_safe_and_seldom_too_thin(sellers):
+    colluders, window = math.ceil((sellers - math.ceil(2 * sellers / 3)) / 2), neighbourhood(sellers, 2 / 3).window
+
+    def good(width):
+        thin = sellers * binom.sf(width // 4, width - 1, 0.1)
+        return failure_probability(sellers, colluders, width) <= 2.0**-40 and thin <= 0.01
+
+    assert good(window)
+    assert not good(window - 4)
+
+
+def cut_in_two(bad, reach, may_drop):
+    """Whether two runs of `reach` places that do not overlap hold all but `may_drop` colluders each."""
+    sellers = bad.size
+    runs = np.convolve(np.concatenate([bad, bad[: reach - 1]]), np.ones(reach, dtype=int), "valid")
+    at = np.flatnonzero(runs >= reach - may_drop)
+    apart = np.abs(at[:, None] - at[None, :])
+    return bool(((apart >= reach) & (apart <= sellers - reach)).any())
 
 
 def test_the_failure_probability_is_that_of_random_rings():
     """A window that is far too small, where failures can be counted."""
-    sellers, colluders, window = 60, 12, 11
+    sellers, colluders, window = 60, 9, 11
     reach, may_drop = window // 2, window // neighbours._MAY_DROP
     rng, cut = np.random.default_rng(0), 0
-    for _ in range(1000):
+    for _ in range(2000):
         bad = np.zeros(sellers, dtype=int)
         bad[rng.permutation(sellers)[:colluders]] = 1
-        runs = np.convolve(np.concatenate([bad, bad[: reach - 1]]), np.ones(reach, dtype=int), "valid")
-        cut += bool((runs >= reach - may_drop).any())
+        cut += cut_in_two(bad, reach, may_drop)
     claimed = failure_probability(sellers, colluders, window)
-    assert cut / 1000 <= claimed  # a union bound
-    assert cut / 1000 > claimed / 20
+    assert cut / 2000 <= claimed  # a union bound
+    assert cut / 2000 > claimed / 30
     assert failure_probability(sellers, 0, window) == 0.0
+
+
+@pytest.mark.parametrize(("sellers", "colluders", "reach", "least"), [(12, 4, 3, 2), (14, 5, 3, 2), (30, 9, 5, 3)])
+def test_two_runs_are_no_likelier_than_their_product(sellers, colluders, reach, least):
+    """Places of colluders are negatively associated; here by the exact joint law."""
+
+    def ways(n, k):
+        return math.comb(n, k) if 0 <= k <= n else 0
+
+    both = sum(
+        ways(reach, x) * ways(reach, y) * ways(sellers - 2 * reach, colluders - x - y)
+        for x in range(least, reach + 1)
+        for y in range(least, reach + 1)
+    ) / math.comb(sellers, colluders)
+    one = neighbours._chance_of(least, reach, colluders, sellers)
+    assert 0 < both <= one**2
+
+
+def test_one_gap_leaves_the_honest_connected_and_two_do_not():
+    """By search in the graph itself: who is at most m places away masks against whom, but for those who are out."""
+
+    def parts(out, sellers, reach):
+        left, found = set(range(sellers)) - set(out), 0
+        while left:
+            found, todo = found + 1, [left.pop()]
+            while todo:
+                at = todo.pop()
+                near = {(at + step) % sellers for step in range(-reach, reach + 1)} & left
+                left -= near
+                todo += near
+        return found
+
+    assert parts(range(6), 20, 6) == 1  # one run of m
+    assert parts([*range(6), *range(9, 14)], 20, 6) == 1  # and one of m − 1
+    assert parts([*range(6), *range(9, 15)], 20, 6) == 2
 
 
 def test_a_ring_is_symmetric_and_follows_from_the_keys():
@@ -71,18 +126,37 @@ def test_every_order_of_a_ring_is_as_likely():
     assert np.abs(counts - 1000).max() < 5 * math.sqrt(1000 * 5 / 6)
 
 
-def test_a_sample_of_signatures_is_worth_all_of_them():
-    """What the constants say: 2⁻⁸¹ for a list that too few signed, and no two lists that enough signed."""
-    signed, least = neighbours._SIGNED, neighbours.SAMPLE - neighbours.MISSING
-    assert binom.sf(least - 1, neighbours.SAMPLE, signed) < 2.0**-81
-    assert binom.sf(least - 2, neighbours.SAMPLE, signed) > 2.0**-81
-    for sellers in (neighbours.SAMPLE_FROM, 5000, 123_457):
-        plan, honest = neighbourhood(sellers, 2 / 3), math.ceil(2 * sellers / 3)
-        assert plan.sample == neighbours.SAMPLE
-        assert 2 * signed * plan.needed > sellers + math.ceil((sellers - honest) / 2)
-        assert plan.needed == sellers - (sellers - honest) // 2
-    assert neighbourhood(neighbours.SAMPLE_FROM - 1, 2 / 3).sample == 0
-    assert neighbourhood(5000, 0.5).sample == 0  # too many would have to come through: everybody reads everything
+@pytest.mark.parametrize("share", [0.5, 0.6, 2 / 3, 0.9])
+@pytest.mark.parametrize("sellers", [500, 1000, 5000, 123_457])
+def test_a_sample_of_signatures_is_worth_all_of_them(sellers, share):
+    """2⁻⁸¹ for a list that too few signed, and no two lists that enough signed; one signature less would not do."""
+    plan, honest = neighbourhood(sellers, share), math.ceil(share * sellers - 1e-9)
+    colluders = math.ceil((sellers - honest) / 2)
+    assert 2 * plan.signed > sellers + colluders >= 2 * (plan.signed - 1)
+    if not plan.sample:
+        assert (sellers, share) in {(500, 0.5), (500, 0.6), (1000, 0.5)}  # the sample would be no smaller
+        return
+    too_few, missing = (plan.signed - 1) / plan.needed, plan.sample // neighbours.MAY_MISS
+    assert binom.sf(plan.sample - missing - 1, plan.sample, too_few) <= 2.0**-81
+    assert binom.sf(plan.sample - missing - 2, plan.sample, too_few) > 2.0**-81
+    assert plan.sample < plan.signed
+
+
+def test_small_sums_read_as_many_signatures_as_are_needed():
+    first = next(n for n in range(100, 1000) if neighbourhood(n, 2 / 3).sample)
+    assert 400 < first < 500
+    assert neighbourhood(5000, 0.34).sample == 0  # a sample would not be smaller
+
+
+def test_a_list_that_too_few_signed_passes_as_seldom_as_claimed():
+    """A sample that is far too small, where passing can be counted, drawn as sellers draw it."""
+    sellers, signed, count, missing = 200, 140, 12, 2
+    alive, good, passed = np.ones(sellers, dtype=bool), np.arange(sellers) < signed, 0
+    for number in range(4000):
+        drawn = sampled_places(number.to_bytes(4, "little"), alive, count)
+        passed += int(good[drawn].sum()) >= count - missing
+    claimed = binom.sf(count - missing - 1, count, signed / sellers)
+    assert passed / 4000 == pytest.approx(claimed, rel=0.15)
 
 
 def members(nodes):
@@ -100,6 +174,7 @@ def test_a_cohort_is_read_as_it_was_written_and_nothing_else():
     assert again.read_survivors(survivors).tolist() == [True, False, False, True]  # 3, 5, 7, 9
     signed = {at: sign(keys[node][0], cohort.statement(survivors)) for at, node in ((0, 3), (3, 9))}
     assert again.confirmations(survivors, signed) == 2
+    assert again.confirmations(survivors, signed, 1) == 1  # looks no further than is needed
     assert again.confirmations(survivors, {0: signed[3], 3: signed[3]}) == 1
     assert again.confirmations(cohort.write_survivors([3, 5]), signed) == 0
     twice = cohort.write()[:72] * 2
