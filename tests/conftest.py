@@ -1,9 +1,12 @@
-"""Shared by all tests: small markets of every awkward kind."""
+"""Shared by all tests: small markets of every awkward kind, and in which order several workers run them."""
 
 from __future__ import annotations
 
 import gc
+import os
 import sys
+from collections.abc import Sequence
+from typing import TypeVar
 
 import numpy as np
 import pytest
@@ -27,6 +30,53 @@ def awkward_markets(rng: np.random.Generator, markets: int, clients: int) -> Bid
 def awkward_budgets(rng: np.random.Generator, markets: int) -> np.ndarray:
     """(markets,) from next to nothing to more than everybody together asks."""
     return 10.0 ** rng.uniform(-3, 3, markets)
+
+
+# Tests that wait for servers, browsers and deadlines, or compute long. Begun last, one of them would be all that is
+# left to do; begun first, the others run meanwhile. Neighbours in this list run at the same time.
+LONG = (
+    "integration/test_flower_engines.py::test_a_deployed",
+    "browser/test_dashboard.py::test_a_round",
+    "reproduce/test_quick.py",
+    "integration/test_flower_engines.py::test_ray",
+    "integration/test_broker_fuzz.py",
+    "integration/test_flower_command.py::test_an_example",
+    "integration/test_flower_engines.py::test_a_failed_run",
+    "integration/test_broker_service.py",
+    "integration/test_notebooks.py",
+    "integration/test_site.py",
+    "integration/test_training_survives.py",
+    "browser/test_dashboard.py",
+)
+Item = TypeVar("Item")
+
+
+def long_first(items: Sequence[Item], names: Sequence[str], workers: int) -> list[Item]:
+    """The items in an order in which each worker of xdist begins with its part of the long ones.
+
+    xdist hands every worker a stretch of the list, all of one length; who is done takes from the end of another's.
+    """
+    kinds: dict[str, list[Item]] = {kind: [] for kind in LONG}
+    rest: list[Item] = []
+    for item, name in zip(items, names, strict=True):
+        kind = next((kind for kind in LONG if name.removeprefix("tests/").startswith(kind)), None)
+        (rest if kind is None else kinds[kind]).append(item)
+    found = [group for group in kinds.values() if group]
+    order: list[Item] = []
+    for worker in range(workers):
+        length = (len(items) - len(order)) // (workers - worker)
+        mine = [item for group in found[worker::workers] for item in group]
+        others = max(0, length - len(mine))
+        order += [*mine, *rest[:others]]
+        rest = rest[others:]
+    return [*order, *rest]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long tests first where several workers share the work."""
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    if workers > 1:
+        items[:] = long_first(items, [item.nodeid for item in items], workers)
 
 
 def pytest_collection_finish() -> None:
