@@ -167,11 +167,14 @@ def private_shares(
     plan: LocalPlan,
     grids: Sequence[Grid],
     randomness: Sequence[NoiseSource],
+    *,
+    parts: list[list[Part]] | None = None,
 ) -> NDArray[np.int64]:
     """What each client adds to a secure sum: its clipped sum on its grid, with its share of the noise.
 
     Args:
         grids: per client, from `shares.SharedSum.grid`.
+        parts: `model.parts(global_weights[None])`, if they are there already.
 
     Returns:
         (clients, parameters); the opened sum is multiplied by `plan.learning_rate / plan.expected_batch`.
@@ -180,7 +183,7 @@ def private_shares(
     batch = Batch(records.images, records.labels, records.sizes, persons=records.persons)
     if plan.sampling_rate < 1.0:
         batch = sampled(records, plan, randomness)
-    sums = clipped_sums(model, model.parts(global_weights[None]), batch, plan.clip_norm)
+    sums = clipped_sums(model, parts or model.parts(global_weights[None]), batch, plan.clip_norm)
     released = np.empty(tuple(sums.shape), dtype=np.int64)
     for row, total, grid, source in zip(released, sums.numpy(), grids, randomness, strict=True):
         grid.noisy(total, source, row)

@@ -117,9 +117,11 @@ class ClientPool:
         the same to the last bit whether its sellers live in one process or on machines of their own.
         """
         weights, total = torch.from_numpy(order.weights), np.zeros((1, order.weights.size), dtype=np.int64)
+        parts = self.model.parts(weights[None])
         for client, grid in zip(order.clients, order.grids, strict=True):
             source = NoiseSource.from_seed(self.config.seed, "update", order.round_number, client)
-            total += private_shares(self.model, weights, self._records((client,)), self.plan, [grid], [source])
+            records = self._records((client,))
+            total += private_shares(self.model, weights, records, self.plan, [grid], [source], parts=parts)
         return total
 
     def plain_updates(
