@@ -30,8 +30,14 @@ def below(bids, budget): return -bids.epsilon, bids.valuation
 def nothing(bids, budget): return None
 def texts(bids, budget): return "much", "little"
 def one(bids): return bids
+def needs(bids, budget, price): return bids.epsilon, bids.valuation
+def imaginary(bids, budget): return bids.epsilon * 1j, bids.valuation
+import privmarket
+class Unfinished(privmarket.Mechanism):
+    name = "unfinished"
 """
 HEADER = "client,valuation,epsilon\n"
+APP = "[tool.flwr.app]\npublisher = 'x'\n[tool.flwr.app.components]\nserverapp = '{0}'\nclientapp = '{0}'\n"
 FILES = {
     "bids.csv": HEADER + "ann,0.2,1\nbob,0.9,2\ncyd,0.4,0.5\n",
     "empty.csv": "",
@@ -58,6 +64,26 @@ FILES = {
     "w.jsonl": "not json\n",
     "syntax.py": "def (\n",
     "rules.py": RULES,
+    "nul.csv": HEADER + "ann,0.2\x00,1\n",
+    "percent.csv": HEADER + "ann,20%,1\n",
+    "size.csv": "client,valuation,epsilon,data_size\nann,0.2,1,-5\n",
+    "accuracy.csv": "client,valuation,epsilon,accuracy\nann,0.2,1,140\n",
+    "cfg6.toml": "[auction]\nbudget = [1, 2]\n",
+    "cfg7.toml": "[auction.budget]\nx = 1\n",
+    "nobody.toml": "trust = ['nobody']\n",
+    "price.toml": "price = { local = -1 }\n",
+    "again.toml": "honest_share = 0.67\nhonest_share = 0.5\n",
+    "half.csv": "epsilon,steps\n1,2.5\n",
+    "minus.csv": "epsilon,count\n1,-3\n",
+    "rate.csv": "epsilon,sampling_rate\n1,2\n",
+    "app-plain/pyproject.toml": "[project]\nname = 'x'\n",
+    "app-half/pyproject.toml": APP.format("broken:server").replace("client", "other"),
+    "app-gone/pyproject.toml": APP.format("gone:server"),
+    "app-empty/pyproject.toml": APP.format("app_of_nothing:server"),
+    "app-empty/app_of_nothing.py": "x = 1\n",
+    "app-number/pyproject.toml": APP.format("app_of_numbers:x"),
+    "app-number/app_of_numbers.py": "x = 1\n",
+    "app-text/pyproject.toml": "not toml = =\n",
     "blank.csv": "\n\n\n",
     "columns.csv": "client,valuation,valuation,epsilon\nann,1,2,1\n",
     "json.json": '{"a": 1}',
@@ -302,12 +328,42 @@ BAD = {
     "broker restore bids.csv --database sqlite:///new.db": "bids.csv cannot be read: BadGzipFile",
     "flower run folder --nodes 99999999": "99999999 nodes",
     "flower rehearse --out .": "--out . holds other files",
+    "auction nul.csv --budget 1": "nul.csv, line 2, field valuation: '0.2\\x00'",
+    "auction percent.csv --budget 1": "percent.csv, line 2, field valuation: '20%'",
+    "auction size.csv --budget 1": "size.csv, line 2, field data_size: '-5'",
+    "auction accuracy.csv --budget 1": "accuracy.csv, line 2, field accuracy: '140'",
+    "auction bids.csv --budget 1e400": "budget",
+    "auction bids.csv --budget 0x10": "Invalid value for '--budget'",
+    "auction bids.csv bids.csv --budget 1": "unexpected extra argument",
+    "auction bids.csv --budget 1 --mechanism rules.py:needs": "rules.py:needs needs the setting 'price' (give --set price=VALUE",
+    "auction bids.csv --budget 1 --mechanism rules.py:imaginary": "epsilon: not an array of numbers: complex numbers",
+    "auction bids.csv --budget 1 --mechanism rules.py:Unfinished": "rules.py:Unfinished has no method clear",
+    "--config cfg6.toml auction bids.csv": "[auction]: budget is [1, 2] (give one value)",
+    "--config cfg7.toml auction bids.csv": "[auction]: budget is {'x': 1} (give one value)",
+    "seller check nobody.toml": "nobody",
+    "seller check price.toml": "price",
+    "seller check again.toml": "again.toml",
+    "account --file half.csv": "half.csv",
+    "account --file minus.csv": "minus.csv",
+    "account --file rate.csv": "rate.csv",
+    "flower run app-plain": "no serverapp and no clientapp under [tool.flwr.app.components]",
+    "flower run app-half": "no clientapp under [tool.flwr.app.components]",
+    "flower run app-gone": "serverapp = 'gone:server': no module 'gone' in app-gone",
+    "flower run app-empty": "'server' is not in app_of_nothing",
+    "flower run app-number": "'x' is no app",
+    "flower run app-text": "pyproject.toml: not TOML",
+    "flower run app-gone --timeout nan": "--timeout nan",
+    "flower rehearse --in-process": "--in-process without --sums",
+    "flower rehearse --deadline nan": "--deadline nan",
+    "broker backup x.gz --database sqlite:///bids.csv": "bids.csv",
+    "serve --database sqlite:///bids.csv --port 0": "bids.csv",
 }
 
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
     for name, text in FILES.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(text.encode("utf-8", "surrogateescape"))
     (tmp_path / "folder").mkdir()
     images, labels = np.zeros((100, 8, 8)), np.arange(100) % 10

@@ -46,6 +46,7 @@ def _of_group(
 
 
 def _of_command(given: Mapping[str, object], command: click.Command, where: str) -> dict[str, object]:
+    several = {parameter.name for parameter in command.params if parameter.multiple or parameter.nargs != 1}
     names = {
         name.lstrip("-").replace("-", "_"): parameter.name
         for parameter in command.params
@@ -56,5 +57,8 @@ def _of_command(given: Mapping[str, object], command: click.Command, where: str)
         if key.replace("-", "_") not in names:
             unknown = UnknownNameError.among("option", key, sorted(name for name in names if name != "help"))
             raise UnknownNameError(f"--config {where}: {unknown.message}", unknown.hint)
-        found[str(names[key.replace("-", "_")])] = value
+        name = str(names[key.replace("-", "_")])
+        if isinstance(value, dict) or (isinstance(value, list) and name not in several):
+            raise ConfigurationError(f"--config {where}: {key} is {value!r}", "give one value")
+        found[name] = value
     return found

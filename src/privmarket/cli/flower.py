@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import shutil
 from pathlib import Path
@@ -55,6 +56,8 @@ def run(
     """
     if engine == "deployment":
         _require_processes()
+    if not math.isfinite(timeout):
+        raise ConfigurationError(f"--timeout {timeout}", "give a number of seconds")
     if nodes > _MOST_NODES:
         raise ConfigurationError(f"{nodes} nodes", f"give --nodes at most {_MOST_NODES:,}")
     # Flower writes run-config keys with dashes.
@@ -96,7 +99,11 @@ def rehearse(
       privmarket flower rehearse --json
       privmarket flower rehearse --sums --in-process
     """
-    if not (sums and in_process):
+    if in_process and not sums:
+        raise ConfigurationError("--in-process without --sums", "only secure sums can be rehearsed in one process")
+    if deadline is not None and not math.isfinite(deadline):
+        raise ConfigurationError(f"--deadline {deadline}", "give a number of seconds")
+    if not in_process:
         _require_processes()
     _empty(out)
     seconds, stretch = deadline or _DEADLINE_SECONDS, deadline is None

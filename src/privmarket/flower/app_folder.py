@@ -42,9 +42,7 @@ def run_app(
     if nodes < 1:
         raise ConfigurationError(f"{nodes} nodes", "give --nodes at least 1")
     project = folder / "pyproject.toml"
-    if not project.is_file():
-        raise ConfigurationError(f"{folder} has no pyproject.toml", "give the folder of a Flower app")
-    app = tomllib.loads(project.read_text())["tool"]["flwr"]["app"]
+    app = _app_table(project)
     unknown = set(settings) - set(app.get("config", {}))
     if unknown:
         raise ConfigurationError(
@@ -59,10 +57,29 @@ def run_app(
         return running.run(folder.absolute(), settings, timeout_seconds=timeout_seconds)
 
 
+def _app_table(project: Path) -> dict[str, Any]:
+    """`[tool.flwr.app]` of a project's file, which must name the two apps."""
+    if not project.is_file():
+        raise ConfigurationError(f"{project.parent} has no pyproject.toml", "give the folder of a Flower app")
+    try:
+        table = tomllib.loads(project.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{project}: not TOML: {error}", "mend that line") from error
+    app = table.get("tool", {}).get("flwr", {}).get("app", {})
+    components = app.get("components", {})
+    missing = [kind for kind in ("serverapp", "clientapp") if not isinstance(components.get(kind), str)]
+    if missing:
+        raise ConfigurationError(
+            f"{project}: no {' and no '.join(missing)} under [tool.flwr.app.components]",
+            'write for instance serverapp = "module:server"',
+        )
+    return dict(app)
+
+
 def _in_process(folder: Path, app: Mapping[str, Any], nodes: int, settings: RunConfig) -> ResultJson:
     sys.path.insert(0, str(folder.absolute()))
     try:
-        server, client = (_component(app["components"][kind]) for kind in ("serverapp", "clientapp"))
+        server, client = (_component(folder, kind, app["components"][kind]) for kind in ("serverapp", "clientapp"))
     finally:
         sys.path.remove(str(folder.absolute()))
     result = kept_result(play_in_process(server, client, nodes, {**app.get("config", {}), **settings}))
@@ -74,6 +91,20 @@ def _in_process(folder: Path, app: Mapping[str, Any], nodes: int, settings: RunC
     return result
 
 
-def _component(reference: str) -> Any:
+def _component(folder: Path, kind: str, reference: str) -> Any:
+    """The app that `module:name` means; `kind` is the key under which the project names it."""
+    where = f"{folder / 'pyproject.toml'}: {kind} = {reference!r}"
     module, _, name = reference.partition(":")
-    return getattr(importlib.import_module(module), name)
+    try:
+        imported = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise  # the module is there and misses another
+        raise ConfigurationError(f"{where}: no module {error.name!r} in {folder}", "check the name") from error
+    except ValueError as error:
+        raise ConfigurationError(f"{where} names no module", 'write "module:app"') from error
+    found = getattr(imported, name, None)
+    if not callable(found):
+        what = "is no app" if hasattr(imported, name) else f"is not in {module}"
+        raise ConfigurationError(f"{where}: {name!r} {what}", "name a ServerApp or a ClientApp of that module")
+    return found

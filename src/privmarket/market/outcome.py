@@ -36,6 +36,8 @@ class Outcome:
         for name in ("epsilon", "payment"):
             given = getattr(self, name)
             try:
+                if np.iscomplexobj(given):
+                    raise TypeError("complex numbers")
                 array = np.asarray(given, dtype=np.float64)
             except (TypeError, ValueError) as error:
                 raise OutcomeError(

@@ -12,7 +12,7 @@ from dataclasses import fields
 from functools import cache
 from importlib import import_module, util
 from importlib.metadata import EntryPoint, entry_points
-from inspect import Parameter, isclass, signature
+from inspect import Parameter, isabstract, isclass, signature
 from pathlib import Path
 from types import ModuleType
 
@@ -161,14 +161,20 @@ def _build(name: str, found: object, market: MarketFacts | None, settings: Mappi
             )
         return found
     if isclass(found) and issubclass(found, Mechanism):
+        if isabstract(found):
+            raise ConfigurationError(f"{name} has no method clear", "write clear(self, bids, budget) -> Outcome")
         parameters = dict(signature(found).parameters)
         _check_settings(name, settings, parameters, declared_types(found.__init__))
-        return found(**{**_told(found.market_facts, market), **settings})
+        given = {**_told(found.market_facts, market), **settings}
+        _check_complete(name, given, parameters)
+        return found(**given)
     if callable(found) and not isclass(found):
         parameters = function_settings(found)
         _check_settings(name, settings, parameters, declared_types(found))
         wanted = tuple(f.name for f in fields(MarketFacts) if f.name in parameters)
-        return FunctionRule(found, **{**_told(wanted, market), **settings})
+        given = {**_told(wanted, market), **settings}
+        _check_complete(name, given, parameters)
+        return FunctionRule(found, **given)
     raise ConfigurationError(
         f"{name} is {found!r}: no auction rule",
         "give a Mechanism subclass, a mechanism, or a function (bids, budget) -> (epsilon, payment)",
@@ -178,6 +184,16 @@ def _build(name: str, found: object, market: MarketFacts | None, settings: Mappi
 def _told(wanted: tuple[str, ...], market: MarketFacts | None) -> dict[str, object]:
     known = {fact: getattr(market, fact, None) for fact in wanted}
     return {fact: value for fact, value in known.items() if value is not None}
+
+
+def _check_complete(name: str, given: Mapping[str, object], parameters: Mapping[str, Parameter]) -> None:
+    """Refuses to make a rule that would miss an argument."""
+    named = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+    for setting, parameter in parameters.items():
+        if parameter.default is Parameter.empty and parameter.kind in named and setting not in given:
+            raise ConfigurationError(
+                f"{name} needs the setting {setting!r}", f"give --set {setting}=VALUE, or {setting}=… in Python"
+            )
 
 
 def _check_settings(
