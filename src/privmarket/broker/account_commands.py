@@ -69,10 +69,11 @@ class AccountCommands(WritePath):
         """Ends a token at once."""
         return self._write(actor, key, ("revoke", token_id), lambda tx: parties.revoke(tx, actor, token_id))
 
-    def change_key(self, actor: Actor, public_key: str, key: str) -> Key:
-        """Another key for the caller's bids."""
+    def change_key(self, actor: Actor, public_key: str, key: str, *, signature: str | None = None) -> Key:
+        """Another key for the caller's bids; `signature`: of the change, by the key that it had."""
         require(actor, "seller")
-        return self._write(actor, key, ("key", public_key), lambda tx: parties.change_key(tx, actor, public_key))
+        asked = ("key", public_key, *(() if signature is None else (signature,)))
+        return self._write(actor, key, asked, lambda tx: parties.change_key(tx, actor, public_key, signature))
 
     def attest(self, actor: Actor, dataset_sha256: str, signature: str, key: str) -> Dataset:
         """Says which data set a seller sells from."""

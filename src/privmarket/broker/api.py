@@ -14,15 +14,14 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from fastapi.staticfiles import StaticFiles
 from starlette.exceptions import HTTPException
-from starlette.routing import Route
 
 from privmarket.broker import account_pages, market_pages
+from privmarket.broker.bid_route import BidRoute
 from privmarket.broker.broker import Broker
 from privmarket.broker.deadline_thread import Scheduler
-from privmarket.broker.group_commit import GroupCommit
 from privmarket.broker.http_errors import BrokerError
 from privmarket.broker.limits import Counters, Gate, Limits, RateLimit, error_body
-from privmarket.broker.market_routes import market, place_bid
+from privmarket.broker.market_routes import market
 from privmarket.broker.operator_routes import health, operators
 from privmarket.broker.page_frame import error_page, is_page
 from privmarket.errors import PrivmarketError
@@ -71,17 +70,17 @@ def create_app(broker: Broker, settings: ServiceSettings | None = None) -> FastA
     key = broker.database.key
     app.state.session_secret = secrets.token_bytes(32) if key is None else key.secret("sessions")
     app.state.allowance = RateLimit(chosen.requests_per_second, chosen.burst)
-    app.state.bidders = {}
-    app.state.bids = GroupCommit(lambda: app.state.broker)
     # As they are: `include_router` would analyse every route again, a quarter of a second at the first request.
     dashboard = [*market_pages.pages.routes, *account_pages.pages.routes]
-    app.router.routes += [_bids_first(), *market.routes, *operators.routes, *health.routes, *dashboard]
+    app.router.routes += [*market.routes, *operators.routes, *health.routes, *dashboard]
     app.openapi = lambda: _described(app)  # type: ignore[method-assign]
     app.mount("/static", StaticFiles(directory=_STATIC), name="static")
     app.add_exception_handler(PrivmarketError, _known)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http)
     app.add_exception_handler(Exception, _unknown)
+    # The last that is added comes first.
+    app.add_middleware(BidRoute, broker=lambda: app.state.broker, allowance=app.state.allowance, refuse=_not_taken)
     app.add_middleware(
         Gate,
         limits=chosen.limits,
@@ -91,12 +90,6 @@ def create_app(broker: Broker, settings: ServiceSettings | None = None) -> FastA
         access_log=chosen.access_log,
     )
     return app
-
-
-def _bids_first() -> Route:
-    """The route that is asked for most, before all others and without FastAPI's steps, which it does not need:
-    it reads the request by hand. The same route among `market.routes` describes it."""
-    return Route("/v1/rounds/{round_id}/bids", place_bid, methods=["POST"], include_in_schema=False)
 
 
 def _described(app: FastAPI) -> dict[str, Any]:
@@ -126,6 +119,11 @@ def _known(request: Request, error: Exception) -> Response:
         status
     )
     return JSONResponse(error_body(error.code, error.message, error.hint), status, headers)
+
+
+def _not_taken(request: Request, error: Exception) -> Response:
+    """The answer to a bid that was refused."""
+    return _invalid(request, error) if isinstance(error, RequestValidationError) else _known(request, error)
 
 
 def _answer(request: Request, status: int, code: str, message: str, hint: str) -> Response:

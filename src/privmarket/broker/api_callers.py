@@ -11,9 +11,7 @@ from privmarket.broker import views
 from privmarket.broker.broker import Broker
 from privmarket.broker.forms import ErrorShape, Identifier
 from privmarket.broker.http_errors import TooManyRequestsError
-from privmarket.broker.parties import ANONYMOUS, Actor, actors_of, bearer_token, unknown_token
-
-_BIDDERS = 10_000
+from privmarket.broker.parties import ANONYMOUS, Actor, bearer_token
 
 
 async def _broker(request: Request) -> Broker:
@@ -35,25 +33,6 @@ def actor_of(request: Request, token: Annotated[str, Depends(token_of)]) -> Acto
     actor = broker.authenticate(token)
     take_allowance(request, actor.party_id)
     return actor
-
-
-async def bidder_of(request: Request, token_hash: str) -> str:
-    """The party behind a token, from memory where it bid before: the bid's own transaction looks whether the token
-    still holds. A token that nobody has is refused here, and limits nobody."""
-    known: dict[str, str] = request.app.state.bidders
-    if token_hash not in known:
-        if len(known) >= _BIDDERS:
-            known.clear()
-        known[token_hash] = await run_in_threadpool(_party_of, request.app.state.broker, token_hash)
-    return known[token_hash]
-
-
-def _party_of(broker: Broker, token_hash: str) -> str:
-    with broker.database.read() as connection:
-        found = actors_of(connection, [token_hash], broker.database.now_ms()).get(token_hash)
-    if found is None:
-        raise unknown_token()
-    return found.party_id
 
 
 def take_allowance(request: Request, party_id: str) -> None:

@@ -47,8 +47,7 @@ _FACTS = (
 )
 
 
-@dataclass(frozen=True)
-class BidRequest:
+class BidRequest(NamedTuple):
     """Somebody's bid. The caller is known already, or comes by the hash of its token.
 
     Attributes:

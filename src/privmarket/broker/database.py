@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -66,9 +67,14 @@ class Transaction:
     size: int  # entries in the log before this write
     arrived_ms: int  # when the request came, before it waited for other writes
     over_ms: int  # deadlines up to here are over for everybody: `now_ms` less the grace for what waits in line
-    vault: Vault
+    key: SigningKey | None  # of the broker
     entries: list[Entry] = field(default_factory=list)
-    _projected: int = 0
+    _unwritten: list[projection.Change] = field(default_factory=list)  # rows that follow from entries so far
+
+    @property
+    def vault(self) -> Vault:
+        """Where keys of sealed updates are."""
+        return Vault(self.connection, self.key)
 
     def log(self, kind: str, subject: str, **details: object) -> int:
         """Adds an entry to the log and returns its number. The tables follow at `flush`."""
@@ -82,6 +88,7 @@ class Transaction:
         key_hash, request_hash = key or (None, None)
         entry = Entry(seq, self.now_ms, actor, kind, subject, canonical(details), key_hash, request_hash)
         self.entries.append(entry)
+        self._unwritten += projection.changes(entry, details)
         return seq
 
     def in_time(self, deadline_ms: int) -> dict[str, int] | None:
@@ -98,9 +105,8 @@ class Transaction:
 
     def flush(self) -> None:
         """Brings the tables up to the entries so far; call it before reading what they changed."""
-        fresh = self.entries[self._projected :]
-        self._projected = len(self.entries)
-        projection.store(self.connection, [change for entry in fresh for change in projection.changes(entry)])
+        unwritten, self._unwritten = self._unwritten, []
+        projection.store(self.connection, unwritten)
 
 
 class Database:
@@ -119,13 +125,16 @@ class Database:
         """
         try:
             self.engine = storage.open_engine(url, read_only, PATIENCE_SECONDS, IDLE_SECONDS)
-            with self._failures_named():
-                if read_only:
-                    storage.require_current(self.engine, url)
-                else:
-                    storage.migrate(self.engine)
-                    self._mark_open()
-        except (ArgumentError, SQLAlchemyError, ImportError, UnavailableError) as error:
+            driver = self.engine.dialect.loaded_dbapi
+            self._failures = (OperationalError, TimeoutError, driver.OperationalError)
+            # Whether the database lives in this process: nothing to wait for but the disk and other writers.
+            self.is_embedded = self.engine.dialect.name == "sqlite"
+            if read_only:
+                storage.require_current(self.engine, url)
+            else:
+                storage.migrate(self.engine)
+                self._mark_open()
+        except (ArgumentError, SQLAlchemyError, ImportError, sqlite3.OperationalError) as error:
             shown = url.split("@")[-1]  # a password never reaches a message
             raise DatabaseError(
                 f"cannot open database {shown}: {type(error).__name__}",
@@ -146,42 +155,46 @@ class Database:
         if not self._writer.acquire(blocking=patient):
             raise UnavailableError("somebody else is writing", "send the same again")
         try:
-            with self._failures_named():
-                connection, tree = self._begin(patient)
-                head = None
-                try:
-                    if self.key is None and tree.head.signature:
-                        raise DatabaseError("this log is signed", "give the key that its broker signs with")
-                    now = max(arrived, self._clock(), tree.head.at_ms)
-                    # A clock that was set back brings no deadline back: the log's own time counts from then on.
-                    arrived = max(arrived, (seen or tree.head).at_ms, now - ARRIVAL_LIMIT_MS)
-                    vault = Vault(connection, self.key)
-                    transaction = Transaction(
-                        connection, now, actor, tree.head.size, arrived, now - self.grace_ms, vault
-                    )
-                    yield transaction
-                    if transaction.entries:
-                        transaction.flush()
-                        head = log.append(connection, transaction.entries, tree, self.key)
-                    connection.connection.commit()
-                except PrivmarketError:  # refused; the connection is as good as before
-                    connection.connection.rollback()
-                    raise
-                except BaseException:
-                    self._let_go()
-                    raise
-                self.head = head or self.head or tree.head
+            connection, tree = self._begin(patient)
+            head = None
+            try:
+                if self.key is None and tree.head.signature:
+                    raise DatabaseError("this log is signed", "give the key that its broker signs with")
+                now = max(arrived, self._clock(), tree.head.at_ms)
+                # A clock that was set back brings no deadline back: the log's own time counts from then on.
+                arrived = max(arrived, (seen or tree.head).at_ms, now - ARRIVAL_LIMIT_MS)
+                over = now - self.grace_ms
+                transaction = Transaction(connection, now, actor, tree.head.size, arrived, over, self.key)
+                yield transaction
+                if transaction.entries:
+                    transaction.flush()
+                    head = log.append(connection, transaction.entries, tree, self.key)
+                connection.connection.commit()
+            except PrivmarketError:  # refused; the connection is as good as before
+                connection.connection.rollback()
+                raise
+            except BaseException:
+                self._let_go()
+                raise
+            self.head = head or self.head or tree.head
+        except self._failures as error:
+            self._name(error)
+            raise
         finally:
             self._writer.release()
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
         """A consistent view of one moment."""
-        with self._failures_named(), self.engine.connect() as connection:
-            if connection.dialect.name != "sqlite":
-                connection = connection.execution_options(isolation_level="REPEATABLE READ")
-            with connection.begin():
-                yield connection
+        try:
+            with self.engine.connect() as connection:
+                if not self.is_embedded:
+                    connection = connection.execution_options(isolation_level="REPEATABLE READ")
+                with connection.begin():
+                    yield connection
+        except self._failures as error:
+            self._name(error)
+            raise
 
     def _begin(self, patient: bool) -> tuple[Connection, log.Tree]:
         """A transaction that holds the write lock, on the kept connection or a fresh one."""
@@ -227,25 +240,15 @@ class Database:
             connection.invalidate()
             connection.close()
 
-    @contextmanager
-    def _failures_named(self) -> Iterator[None]:
+    def _name(self, error: Exception) -> None:
         """A database that is busy, full or away becomes one error that says so, from whichever layer it comes."""
-        driver = self.engine.dialect.loaded_dbapi
-        try:
-            yield
-        except (OperationalError, TimeoutError, driver.OperationalError) as error:
-            origin = getattr(error, "orig", None) or error
-            if getattr(origin, "sqlite_errorcode", _SQLITE_BUSY) & 0xFF not in _SQLITE_PASSES:
-                raise  # a statement that SQLite does not understand is a fault of ours
+        origin = getattr(error, "orig", None) or error
+        # A statement that SQLite does not understand is a fault of ours.
+        if getattr(origin, "sqlite_errorcode", _SQLITE_BUSY) & 0xFF in _SQLITE_PASSES:
             raise UnavailableError(
                 f"the database did not take this: {type(origin).__name__}",
                 "it is busy, full or away; send the same again, under the same key",
             ) from error
-
-    @property
-    def is_embedded(self) -> bool:
-        """Whether the database lives in this process: nothing to wait for but the disk and other writers."""
-        return self.engine.dialect.name == "sqlite"
 
     def now_ms(self) -> int:
         """The time now, in milliseconds."""

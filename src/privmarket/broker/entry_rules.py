@@ -69,10 +69,18 @@ class EntryRules:
     )
     rounds_of: Counter[str] = field(default_factory=Counter)
     datasets: set[str] = field(default_factory=set)
+    # (round, seller) → commitments of bids that others have replaced
+    replaced: dict[tuple[str, str], set[str]] = field(default_factory=lambda: defaultdict(set))
+    is_importing: bool = True  # so far every entry was brought over from an older database
 
     def follow(self, entry: Entry, where: str) -> None:
         """Checks one entry against the market so far, then lets it change the tables."""
         try:
+            if entry.kind.startswith("imported.") or entry.kind == "log.imported":
+                if not self.is_importing:
+                    self.differences.append(f"{where}: rows are imported before anything else, never later")
+            else:
+                self.is_importing = False
             fields = entry.fields()
             rule = getattr(self, "_" + entry.kind.replace(".", "_").replace("-", "_"), None)
             if rule is not None:
@@ -162,6 +170,17 @@ class EntryRules:
     def _party_key(self, entry: Entry, fields: Fields) -> Iterator[str]:
         if entry.actor != entry.subject or self._party(entry.subject).role != "seller":
             yield f"the key of {entry.subject} was changed by {entry.actor}"
+        old, message = (
+            self._party(entry.subject).public_key,
+            signatures.key_message(entry.subject, fields["public_key"]),
+        )
+        if old is not None and fields.get("signature") is None:
+            self.notes.append(
+                f"log entry {entry.seq}: {entry.subject} has another key, and the old one did not sign the change; "
+                "ask that seller about it"
+            )
+        elif old is not None and not signatures.is_signed(old, message, fields["signature"]):
+            yield "the change is not signed by the seller's old key"
 
     def _party_dataset(self, entry: Entry, fields: Fields) -> Iterator[str]:
         seller, digest = self._party(entry.subject), fields["dataset_sha256"]
@@ -217,8 +236,16 @@ class EntryRules:
             yield f"{entry.actor} may not bid"
         if round_.state != "open" or not arrived < round_.bid_deadline_ms:
             yield "the round took no bids then"
-        if fields["replaces"] != ((entry.subject, entry.actor) in self.tables.tables["bids"]):
+        place = (entry.subject, entry.actor)
+        if fields["replaces"] != (place in self.tables.tables["bids"]):
             yield "whether it replaces a bid is not what the log says"
+        if fields["replaces"] and (before := self._bid(*place).commitment) != fields["commitment"]:
+            self.replaced[place].add(before)
+            if fields["commitment"] in self.replaced[place]:
+                self.notes.append(
+                    f"log entry {entry.seq}: a bid of {entry.actor} came back after another had replaced it; "
+                    "ask that seller whether it sent it twice"
+                )
         if (task.sealing == "bidder") == ("valuation" in fields):
             yield f"the task's bids are sealed by the {task.sealing}"
         if task.trust == "aggregate" and seller.public_key is None:

@@ -60,11 +60,16 @@ class TokenForm(Form):
 
 
 class KeyForm(Form):
-    """The Ed25519 public key that one's bids are signed with from now on."""
+    """The Ed25519 public key that one's bids are signed with from now on.
+
+    `signature`: by the key that one had, over "privmarket key v1", one's id and the new key, each with a line feed
+    after it. Without it every check of the log points at the change.
+    """
 
     model_config = _example(public_key="1f" * 32)
 
     public_key: Digest
+    signature: Annotated[str, Field(pattern=r"^[0-9a-f]{128}$")] | None = None
 
 
 class Amount(Form):

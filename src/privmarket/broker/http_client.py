@@ -135,8 +135,11 @@ class BrokerClient:
         return {**self.write("POST", "/v1/me/tokens", form), "token": token}
 
     def change_key(self, key: SigningKey) -> Answer:
-        """Another key for one's bids (sellers)."""
-        answer = self.write("PUT", "/v1/me/key", {"public_key": key.public})
+        """Another key for one's bids (sellers); the one that this client has signs the change."""
+        form = {"public_key": key.public}
+        if self.key is not None:
+            form["signature"] = self.key.sign(signatures.key_message(str(self.me()["id"]), key.public))
+        answer = self.write("PUT", "/v1/me/key", form)
         self.key = key
         return answer
 

@@ -8,6 +8,7 @@ import signal
 import socket
 import sys
 from dataclasses import dataclass
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -17,6 +18,37 @@ STOP_SECONDS = 10  # how long requests under way may take after SIGTERM
 # How long a thread may run before it lets others in. Python's own 5 ms would make a reader wait 5 ms for a running
 # auction at every statement and every row of a page.
 THREAD_TURN_SECONDS = 0.0002
+
+
+class OneSend:
+    """A transport that sends an answer's headers and body together.
+
+    uvicorn writes them one after the other, and each costs a system call and wakes the caller.
+    """
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport, self._loop = transport, loop
+        self._parts: list[bytes] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        """Sends with what follows, at the latest in the next turn of the event loop."""
+        if not self._parts:
+            self._loop.call_soon(self.flush)
+        self._parts.append(data)
+
+    def flush(self) -> None:
+        """Sends what is waiting."""
+        if self._parts:
+            self._transport.write(b"".join(self._parts))
+            self._parts.clear()
+
+    def close(self) -> None:
+        """Sends what is waiting and ends the connection."""
+        self.flush()
+        self._transport.close()
 
 
 class PatientProtocol(HttpToolsProtocol):
@@ -31,7 +63,8 @@ class PatientProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A new connection has some seconds to send its first headers."""
-        super().connection_made(transport)
+        self._sending = OneSend(transport, self.loop)
+        super().connection_made(self._sending)  # type: ignore[arg-type]
         self._wait()
 
     def on_headers_complete(self) -> None:
@@ -40,7 +73,8 @@ class PatientProtocol(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_response_complete(self) -> None:
-        """The next request may take as long again."""
+        """The answer leaves; the next request may take as long again."""
+        self._sending.flush()
         super().on_response_complete()
         self._wait()
 
@@ -89,6 +123,7 @@ def run_server(app: ASGIApp, listening: socket.socket, settings: ServerSettings)
     config = uvicorn.Config(
         app,
         log_level="warning",
+        access_log=False,  # `limits.Gate` writes one
         server_header=False,
         http=Protocol,
         limit_concurrency=settings.connections,

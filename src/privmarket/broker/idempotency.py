@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import cast
+from typing import NamedTuple, cast
 
 from privmarket.broker import answers, sql
 from privmarket.broker.database import Transaction
@@ -23,8 +22,7 @@ _KEY_LENGTHS = range(8, 201)
 _KNOWN = "SELECT actor, key_hash, request_hash, seq, subject, details, answer FROM log WHERE key_hash IN (?*)"
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(NamedTuple):
     """One write of one caller: its key and a digest of what it asks for."""
 
     actor: str

@@ -116,9 +116,8 @@ class Gate:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                head = self._head_line()
-                own = [(b"x-request-id", request_id)] + ([(b"privmarket-head", head.encode())] if head else [])
-                message["headers"] = [*message.get("headers", []), *_HEADERS, *own]
+                own = ((b"x-request-id", request_id), (b"privmarket-head", self._head_line().encode()))
+                message["headers"] = [*message.get("headers", ()), *_HEADERS, *(own if own[1][1] else own[:1])]
             await send(message)
 
         self.counters.under_way += 1

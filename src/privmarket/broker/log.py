@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection
@@ -26,6 +25,8 @@ _COLUMNS = (
 _SELECT = f"SELECT {', '.join(_COLUMNS)} FROM log"
 _INSERT = f"INSERT INTO log ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))})"
 _HEAD = "SELECT log_id, size, root, at_ms, signature, frontier FROM head"
+_LOCKED_HEAD = _HEAD + " FOR UPDATE"  # SQLite's BEGIN IMMEDIATE locks already
+_MOVE_HEAD = "UPDATE head SET size = ?, root = ?, at_ms = ?, frontier = ?, signature = ?, clean = FALSE"
 _CHUNK = 5000
 
 
@@ -58,8 +59,7 @@ class Entry(NamedTuple):
         return found
 
 
-@dataclass
-class Tree:
+class Tree(NamedTuple):
     """The head and the right edge of the tree, as locked by a write."""
 
     head: Head
@@ -68,19 +68,14 @@ class Tree:
 
 def lock(connection: Connection) -> Tree:
     """The head of the log; nobody else can write until this transaction ends."""
-    lock = "" if connection.dialect.name == "sqlite" else " FOR UPDATE"  # SQLite's BEGIN IMMEDIATE locks already
-    return _tree(sql.run(connection, _HEAD + lock))
+    ((*head, frontier),) = sql.run(connection, _HEAD if connection.dialect.name == "sqlite" else _LOCKED_HEAD)
+    return Tree(Head(*head), merkle.Frontier.load(head[1], frontier))
 
 
 def read_head(connection: Connection) -> Head:
     """The head as of this connection's snapshot."""
-    return _tree(sql.run(connection, _HEAD)).head
-
-
-def _tree(rows: Sequence[tuple[str | int, ...]]) -> Tree:
-    ((log_id, size, root, at_ms, signature, frontier),) = rows
-    head = Head(str(log_id), int(size), str(root), int(at_ms), str(signature))
-    return Tree(head, merkle.Frontier.load(int(size), str(frontier)))
+    ((*head, _),) = sql.run(connection, _HEAD)
+    return Head(*head)
 
 
 def append(connection: Connection, entries: Sequence[Entry], tree: Tree, key: SigningKey | None) -> Head:
@@ -88,11 +83,7 @@ def append(connection: Connection, entries: Sequence[Entry], tree: Tree, key: Si
     insert(connection, entries, tree.frontier)
     grown = Head(tree.head.log_id, tree.frontier.size, tree.frontier.root().hex(), entries[-1].at_ms)
     head = grown.signed(key)
-    sql.run(
-        connection,
-        "UPDATE head SET size = ?, root = ?, at_ms = ?, frontier = ?, signature = ?, clean = FALSE",
-        head.size, head.root, head.at_ms, tree.frontier.dump(), head.signature,
-    )  # fmt: skip
+    sql.run(connection, _MOVE_HEAD, head.size, head.root, head.at_ms, tree.frontier.dump(), head.signature)
     return head
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path, Request
-from fastapi.responses import JSONResponse, Response
 
 from privmarket.broker import answers, bid_route, rules, views
 from privmarket.broker.answers import Page
@@ -17,9 +16,7 @@ from privmarket.broker.api_callers import (
     Key,
     Limit,
     TheBroker,
-    bidder_of,
     perhaps_actor,
-    take_allowance,
 )
 from privmarket.broker.forms import (
     Attestation,
@@ -34,7 +31,6 @@ from privmarket.broker.forms import (
     TaskForm,
     TokenForm,
 )
-from privmarket.broker.group_commit import GroupCommit
 from privmarket.broker.http_errors import ForbiddenError, NotFoundError
 from privmarket.broker.parties import ANONYMOUS, Actor
 from privmarket.mechanisms import mechanism_names
@@ -43,17 +39,10 @@ from privmarket.rounds import Offer
 market = APIRouter(prefix="/v1", responses=ERRORS)
 
 
-# Read by hand, because that halves what a bid costs outside the database; `api.create_app` calls it directly.
-@market.post(
-    "/rounds/{round_id}/bids", status_code=201, response_model=answers.Bid, openapi_extra=bid_route.DESCRIPTION
-)
-async def place_bid(request: Request) -> Response:
+@market.post("/rounds/{round_id}/bids", status_code=201, openapi_extra=bid_route.DESCRIPTION)
+async def place_bid() -> answers.Bid:
     """A sealed bid (sellers); a later one replaces it until bidding ends."""
-    bids: GroupCommit = request.app.state.bids
-    arrived_ms = request.app.state.broker.database.now_ms()
-    bid = bid_route.read(request, await request.body(), arrived_ms)
-    take_allowance(request, await bidder_of(request, bid.token_hash))
-    return JSONResponse(await bids.take(bid), 201)
+    raise NotFoundError("bids are taken at /v1/rounds/ID/bids", "send them there")  # `BidRoute` answers before this
 
 
 @market.post("/register", status_code=201)
@@ -117,7 +106,7 @@ def mint_token(broker: TheBroker, caller: Caller, form: TokenForm, key: Key) -> 
 @market.put("/me/key")
 def change_key(broker: TheBroker, caller: Caller, form: KeyForm, key: Key) -> answers.Key:
     """Another key that one's bids must be signed with (sellers)."""
-    return broker.change_key(caller, form.public_key, key)
+    return broker.change_key(caller, form.public_key, key, signature=form.signature)
 
 
 @market.put("/me/dataset")

@@ -63,12 +63,13 @@ class Frontier:
 
     def dump(self) -> str:
         """The frontier as text, for storing."""
-        return "".join(one.hex() for one in self.hashes)
+        return b"".join(self.hashes).hex()
 
     @classmethod
     def load(cls, size: int, text: str) -> Frontier:
         """Reads what `dump` wrote."""
-        return cls(size, [bytes.fromhex(text[at : at + 64]) for at in range(0, len(text), 64)])
+        raw = bytes.fromhex(text)
+        return cls(size, [raw[at : at + 32] for at in range(0, len(raw), 32)])
 
 
 class Hashes(Protocol):

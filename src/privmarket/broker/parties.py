@@ -11,7 +11,7 @@ import hashlib
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from sqlalchemy import Connection
 
@@ -26,7 +26,7 @@ from privmarket.broker.http_errors import (
     UnauthenticatedError,
 )
 from privmarket.broker.log import digest
-from privmarket.broker.signatures import dataset_message, is_public_key, is_signed
+from privmarket.broker.signatures import dataset_message, is_public_key, is_signed, key_message
 from privmarket.privacy.wallet import Wallet
 
 Entropy = Callable[[int], bytes]
@@ -41,8 +41,7 @@ _CALLERS = (
 _HASH = re.compile(r"[0-9a-f]{64}")
 
 
-@dataclass(frozen=True)
-class Actor:
+class Actor(NamedTuple):
     """Who is asking. `scope` is "read" for a token that may look but not touch."""
 
     party_id: str
@@ -103,12 +102,15 @@ def unknown_token() -> UnauthenticatedError:
     return UnauthenticatedError("unknown, expired or revoked token", "send Authorization: Bearer TOKEN")
 
 
-def require_full_scope(actor: Actor) -> None:
-    """Refuses a write with a token that may only read, or by somebody who is suspended."""
+def require_full_scope(actor: Actor, *, even_suspended: bool = False) -> None:
+    """Refuses a write with a token that may only read, or by somebody who is suspended.
+
+    `even_suspended`: in rounds under way everybody keeps its word; an operator cannot silence one side of a deal.
+    """
     if actor.scope != "full":
         raise ForbiddenError("this token may only read", "use a token of scope full")
-    if actor.suspended:
-        raise ForbiddenError("this account is suspended", "ask the operator why; reading still works")
+    if actor.suspended and not even_suspended:
+        raise ForbiddenError("this account is suspended", "ask the operator why; rounds that you are in go on")
 
 
 def require(actor: Actor, *roles: str) -> None:
@@ -180,10 +182,21 @@ def _checked_key(public_key: object) -> str | None:
     return public_key
 
 
-def change_key(tx: Transaction, actor: Actor, public_key: str) -> Key:
-    """Another key for one's bids from now on."""
+def change_key(tx: Transaction, actor: Actor, public_key: str, signature: str | None) -> Key:
+    """Another key for one's bids from now on. The key that one had signs the change, where one still has it.
+
+    A change that the old key did not sign is a note in every check of the log: it might be the operator's.
+    """
     _checked_key(public_key)
-    tx.log("party.key", actor.party_id, public_key=public_key)
+    ((old,),) = sql.run(tx.connection, "SELECT public_key FROM parties WHERE id = ?", actor.party_id)
+    words = {"public_key": public_key}
+    if old is not None and signature is not None:
+        if not is_signed(old, key_message(actor.party_id, public_key), signature):
+            raise ForbiddenError(
+                "the change is not signed by your present key", "sign it; BrokerClient(key=…) does"
+            )
+        words["signature"] = signature
+    tx.log("party.key", actor.party_id, **words)
     return {"id": actor.party_id, "public_key": public_key}
 
 
@@ -267,7 +280,10 @@ def revoke_all(tx: Transaction, party_id: str) -> None:
 
 
 def suspend(tx: Transaction, party_id: str, reason: str | None) -> Suspended:
-    """Stops a party from writing, for a reason that the log keeps; None lets it write again."""
+    """Stops a party from new business, for a reason that the log keeps; None lets it go on.
+
+    What it has begun it may finish: reveal, deliver, accept or reject, dispute, rule.
+    """
     role_of(tx.connection, party_id)
     tx.log("party.suspended" if reason else "party.restored", party_id, suspended=reason or None)
     return {"id": party_id, "suspended": reason or None}

@@ -7,7 +7,7 @@ from the log alone in a check. A table that differs from what its log gives was 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain
 from typing import Any, NamedTuple
@@ -20,6 +20,7 @@ from privmarket.broker.log import Entry
 from privmarket.broker.schema import PROJECTIONS
 
 Row = dict[str, Any]
+Fields = Mapping[str, Any]  # of an entry
 WORLD = "world"
 TABLES: dict[str, Table] = {table.name: table for table in PROJECTIONS}
 COLUMNS: dict[str, tuple[str, ...]] = {name: tuple(c.name for c in table.c) for name, table in TABLES.items()}
@@ -50,15 +51,18 @@ def escrow(round_id: str) -> str:
     return f"escrow:{round_id}"
 
 
-def changes(entry: Entry) -> list[Change]:
-    """What an entry does to the tables; a kind that is not known here is an error."""
+def changes(entry: Entry, fields: Mapping[str, Any] | None = None) -> list[Change]:
+    """What an entry does to the tables; a kind that is not known here is an error.
+
+    `fields`: the entry's details where the caller has them at hand; else they are read from the entry.
+    """
     step = _STEPS.get(entry.kind)
     if step is None:
         raise BrokerError(
             f"log entry {entry.seq}: unknown kind {entry.kind!r}",
             "open the database with the version of privmarket that wrote it, or a newer one",
         )
-    return step(entry, entry.fields())
+    return step(entry, entry.fields() if fields is None else fields)
 
 
 def _insert(table: str, **row: Any) -> Change:
@@ -75,52 +79,52 @@ def _transfer(entry: Entry, source: str, target: str, amount_micro: int) -> list
     ]
 
 
-def _nothing(entry: Entry, fields: Row) -> list[Change]:
+def _nothing(entry: Entry, fields: Fields) -> list[Change]:
     return []
 
 
-def _imported(entry: Entry, fields: Row) -> list[Change]:
+def _imported(entry: Entry, fields: Fields) -> list[Change]:
     """A row that an older database held, as it stood when it was brought up to date."""
     return [_insert(entry.subject, **fields)]
 
 
-def _imported_postings(entry: Entry, fields: Row) -> list[Change]:
+def _imported_postings(entry: Entry, fields: Fields) -> list[Change]:
     return [_insert("postings", seq=entry.seq, account=a, amount_micro=m) for a, m in fields["postings"].items()]
 
 
-def _registered(entry: Entry, fields: Row) -> list[Change]:
+def _registered(entry: Entry, fields: Fields) -> list[Change]:
     return [_insert("parties", id=entry.subject, created_ms=entry.at_ms, **fields)]
 
 
-def _party(*columns: str) -> Callable[[Entry, Row], list[Change]]:
+def _party(*columns: str) -> Callable[[Entry, Fields], list[Change]]:
     return lambda entry, fields: [Change("set", "parties", (entry.subject,), {c: fields[c] for c in columns})]
 
 
-def _minted(entry: Entry, fields: Row) -> list[Change]:
+def _minted(entry: Entry, fields: Fields) -> list[Change]:
     return [_insert("tokens", party_id=entry.subject, created_ms=entry.at_ms, **fields)]
 
 
-def _revoked(entry: Entry, fields: Row) -> list[Change]:
+def _revoked(entry: Entry, fields: Fields) -> list[Change]:
     return [Change("set", "tokens", (fields["id"],), {"revoked_ms": entry.at_ms})]
 
 
-def _erased(entry: Entry, fields: Row) -> list[Change]:
+def _erased(entry: Entry, fields: Fields) -> list[Change]:
     return [Change("set", "parties", (entry.subject,), {"erased_ms": entry.at_ms})]
 
 
-def _deposited(entry: Entry, fields: Row) -> list[Change]:
+def _deposited(entry: Entry, fields: Fields) -> list[Change]:
     return _transfer(entry, WORLD, party(entry.subject), fields["amount_micro"])
 
 
-def _withdrawn(entry: Entry, fields: Row) -> list[Change]:
+def _withdrawn(entry: Entry, fields: Fields) -> list[Change]:
     return _transfer(entry, party(entry.subject), WORLD, fields["amount_micro"])
 
 
-def _published(entry: Entry, fields: Row) -> list[Change]:
+def _published(entry: Entry, fields: Fields) -> list[Change]:
     return [_insert("tasks", id=entry.subject, created_ms=entry.at_ms, **fields)]
 
 
-def _opened(entry: Entry, fields: Row) -> list[Change]:
+def _opened(entry: Entry, fields: Fields) -> list[Change]:
     row = {name: value for name, value in fields.items() if name != "buyer_id"}
     return [
         _insert("rounds", id=entry.subject, state="open", opened_ms=entry.at_ms, **row),
@@ -131,7 +135,7 @@ def _opened(entry: Entry, fields: Row) -> list[Change]:
 _OFFER = ("nonce", "valuation", "epsilon", "data_size", "accuracy")
 
 
-def _bid(entry: Entry, fields: Row) -> list[Change]:
+def _bid(entry: Entry, fields: Fields) -> list[Change]:
     row = {name: fields.get(name) for name in ("commitment", "signature", *_OFFER)}
     place = {"round_id": entry.subject, "seller_id": entry.actor, "trimmed_epsilon": None}
     put = Change(
@@ -140,18 +144,18 @@ def _bid(entry: Entry, fields: Row) -> list[Change]:
     return [put] if fields["replaces"] else [put, Change("add", "rounds", (entry.subject,), {"bids": 1})]
 
 
-def _revealed(entry: Entry, fields: Row) -> list[Change]:
+def _revealed(entry: Entry, fields: Fields) -> list[Change]:
     return [
         Change("set", "bids", (entry.subject, entry.actor), {name: fields[name] for name in _OFFER}),
         Change("add", "rounds", (entry.subject,), {"revealed": 1}),
     ]
 
 
-def _closed(entry: Entry, fields: Row) -> list[Change]:
+def _closed(entry: Entry, fields: Fields) -> list[Change]:
     return [Change("set", "rounds", (entry.subject,), {"closed_ms": entry.at_ms, **fields})]
 
 
-def _awarded(entry: Entry, fields: Row) -> list[Change]:
+def _awarded(entry: Entry, fields: Fields) -> list[Change]:
     row = {name: fields[name] for name in ("seller_id", "epsilon", "noise_multiplier", "payment_micro")}
     made = [_insert("awards", round_id=entry.subject, seq=entry.seq, charge="reserved", **row)]
     if fields["measure"] is not None:
@@ -159,7 +163,7 @@ def _awarded(entry: Entry, fields: Row) -> list[Change]:
     return made
 
 
-def _cleared(entry: Entry, fields: Row) -> list[Change]:
+def _cleared(entry: Entry, fields: Fields) -> list[Change]:
     row = {name: value for name, value in fields.items() if name != "trimmed"}
     cut = [
         Change("set", "bids", (entry.subject, seller), {"trimmed_epsilon": kept})
@@ -168,27 +172,27 @@ def _cleared(entry: Entry, fields: Row) -> list[Change]:
     return [Change("set", "rounds", (entry.subject,), {"state": "cleared", **row}), *cut]
 
 
-def _claimed(entry: Entry, fields: Row) -> list[Change]:
+def _claimed(entry: Entry, fields: Fields) -> list[Change]:
     claim = {"claim_sha256": fields["update_sha256"], "claimed_ms": entry.at_ms}
     claim["key_sha256"] = fields.get("key_sha256")
     return [Change("set", "awards", (entry.subject, entry.actor), claim)]
 
 
-def _award(*columns: str) -> Callable[[Entry, Row], list[Change]]:
+def _award(*columns: str) -> Callable[[Entry, Fields], list[Change]]:
     return lambda entry, fields: [
         Change("set", "awards", (entry.subject, fields["seller_id"]), {name: fields[name] for name in columns})
     ]
 
 
-def _round(state: str) -> Callable[[Entry, Row], list[Change]]:
+def _round(state: str) -> Callable[[Entry, Fields], list[Change]]:
     return lambda entry, fields: [Change("set", "rounds", (entry.subject,), {"state": state})]
 
 
-def _progress(entry: Entry, fields: Row) -> list[Change]:
+def _progress(entry: Entry, fields: Fields) -> list[Change]:
     return [Change("set", "rounds", (entry.subject,), {"model_accuracy": fields["model_accuracy"]})]
 
 
-def _award_settled(entry: Entry, fields: Row) -> list[Change]:
+def _award_settled(entry: Entry, fields: Fields) -> list[Change]:
     paid = fields["paid_micro"]
     row = {"charge": fields["charge"], "paid_micro": paid, "key": fields.get("key"), "settled_seq": entry.seq}
     return [
@@ -197,8 +201,8 @@ def _award_settled(entry: Entry, fields: Row) -> list[Change]:
     ]
 
 
-def _ended(state: str) -> Callable[[Entry, Row], list[Change]]:
-    def step(entry: Entry, fields: Row) -> list[Change]:
+def _ended(state: str) -> Callable[[Entry, Fields], list[Change]]:
+    def step(entry: Entry, fields: Fields) -> list[Change]:
         row = {
             "state": state,
             "paid_micro": fields["paid_micro"],
@@ -211,7 +215,7 @@ def _ended(state: str) -> Callable[[Entry, Row], list[Change]]:
     return step
 
 
-_STEPS: dict[str, Callable[[Entry, Row], list[Change]]] = {
+_STEPS: dict[str, Callable[[Entry, Fields], list[Change]]] = {
     "log.begun": _nothing,
     "log.key": _nothing,
     "log.imported": _nothing,

@@ -62,7 +62,9 @@ class RoundCommands(WritePath):
             round_, task = round_and_task(tx.connection, round_id)
             return bidding.reveal(tx, actor.party_id, round_, task, offer, nonce)
 
-        return self._write(actor, key, ("reveal", round_id, bidding.offer_fields(offer), nonce), command)
+        return self._write(
+            actor, key, ("reveal", round_id, bidding.offer_fields(offer), nonce), command, even_suspended=True
+        )
 
     def close_round(self, actor: Actor, round_id: str, key: str) -> Step:
         """Ends bidding where it may end now, and runs the auction as soon as all bids are open.
@@ -150,7 +152,7 @@ class RoundCommands(WritePath):
             return lifecycle.claim(tx, actor.party_id, round_, task, update_sha256, update_key)
 
         digest = None if update_key is None else sealed.key_digest(update_key)
-        return self._write(actor, key, ("claim", round_id, update_sha256, digest), command)
+        return self._write(actor, key, ("claim", round_id, update_sha256, digest), command, even_suspended=True)
 
     def show_key(self, actor: Actor, round_id: str, seller_id: str, key: str) -> UpdateKey:
         """The key of a sealed update that is disputed, for the task's arbiter."""
@@ -185,7 +187,7 @@ class RoundCommands(WritePath):
             round_, _ = self._own_round(tx, actor, round_id)
             return lifecycle.judge(tx, round_, receipts)
 
-        return self._write(actor, key, ("receipts", round_id, dict(receipts)), command)
+        return self._write(actor, key, ("receipts", round_id, dict(receipts)), command, even_suspended=True)
 
     def dispute(self, actor: Actor, round_id: str, reason: str, key: str) -> Dispute:
         """A seller objects to a rejection."""
@@ -195,7 +197,7 @@ class RoundCommands(WritePath):
             round_, _ = round_and_task(tx.connection, round_id)
             return lifecycle.dispute(tx, actor.party_id, round_, reason)
 
-        return self._write(actor, key, ("dispute", round_id, reason), command)
+        return self._write(actor, key, ("dispute", round_id, reason), command, even_suspended=True)
 
     def rule(self, actor: Actor, round_id: str, seller_id: str, pays: bool, reason: str, key: str) -> Ruled:
         """The task's arbiter decides a dispute."""
@@ -206,7 +208,7 @@ class RoundCommands(WritePath):
             lifecycle.may_rule(actor.party_id, actor.role, task)
             return lifecycle.rule(tx, round_, task, seller_id, pays, reason)
 
-        return self._write(actor, key, ("rule", round_id, seller_id, pays, reason), command)
+        return self._write(actor, key, ("rule", round_id, seller_id, pays, reason), command, even_suspended=True)
 
     def settle_round(self, actor: Actor, round_id: str, key: str) -> Step:
         """Settles a round: pays the sellers and refunds the rest to the buyer."""

@@ -11,9 +11,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import serialization
@@ -145,6 +145,11 @@ def bid_message(round_id: str, seller_id: str, committed: str) -> bytes:
     return f"privmarket bid v1\n{round_id}\n{seller_id}\n{committed}\n".encode()
 
 
+def key_message(seller_id: str, public_key: str) -> bytes:
+    """What a seller signs, with the key that it has, to change to another."""
+    return f"privmarket key v1\n{seller_id}\n{public_key}\n".encode()
+
+
 def dataset_message(seller_id: str, dataset_sha256: str) -> bytes:
     """What a seller signs to attest which data set it sells from."""
     return f"privmarket dataset v1\n{seller_id}\n{dataset_sha256}\n".encode()
@@ -153,8 +158,7 @@ def dataset_message(seller_id: str, dataset_sha256: str) -> bytes:
 # ---- heads of the log -----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Head:
+class Head(NamedTuple):
     """The state of a log at one moment: how many entries, the Merkle root over them, and when.
 
     Attributes:
@@ -175,9 +179,7 @@ class Head:
 
     def signed(self, key: SigningKey | None) -> Head:
         """The same with a signature."""
-        return (
-            self if key is None else Head(self.log_id, self.size, self.root, self.at_ms, key.sign(self.message()))
-        )
+        return self if key is None else self._replace(signature=key.sign(self.message()))
 
     def is_signed_by(self, public: str) -> bool:
         """Whether the signature is this key's."""

@@ -28,7 +28,8 @@ def run(connection: Connection, statement: str, *parameters: object) -> list[tup
         parameters = tuple(one for value in parameters for one in (value if isinstance(value, list) else (value,)))
     cursor = _cursor(connection)
     cursor.execute(_in_dialect(statement, lengths, connection.dialect.name), parameters)
-    return list(cursor.fetchall()) if cursor.description else []
+    rows: list[tuple[Any, ...]] = cursor.fetchall() if cursor.description else []
+    return rows
 
 
 def stream(connection: Connection, statement: str, *parameters: object) -> Iterator[tuple[Any, ...]]:
@@ -66,7 +67,8 @@ def _cursor(connection: Connection) -> Any:
     hook = connection.get_execution_options().get(BEFORE_STATEMENT)
     if hook is not None:
         hook()
-    return connection.connection.cursor()
+    driver: Any = connection.connection.dbapi_connection
+    return driver.cursor()
 
 
 @lru_cache(maxsize=4096)

@@ -25,6 +25,8 @@ else:
     alembic_config = late("alembic.config")
 
 REVISION = "0006"  # the newest file below migrations/versions
+# How far SQLite's WAL grows before it is moved into the file: pages that many writes touch are then moved once.
+_CHECKPOINT_PAGES = 8000
 _MIGRATIONS = Path(__file__).parent / "migrations"
 
 
@@ -91,7 +93,7 @@ def _set_up_reader(connection: sqlite3.Connection, _: object) -> None:
 
 def _set_up_sqlite(connection: sqlite3.Connection, _: object) -> None:
     connection.isolation_level = None  # transactions begin where we say, not where the driver guesses
-    for pragma in ("journal_mode=WAL", "synchronous=FULL"):
+    for pragma in ("journal_mode=WAL", "synchronous=FULL", f"wal_autocheckpoint={_CHECKPOINT_PAGES}"):
         connection.execute(f"PRAGMA {pragma}")
 
 

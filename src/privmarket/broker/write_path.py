@@ -70,12 +70,13 @@ class WritePath:
         command: Callable[[Transaction], Told],
         *,
         secret: Sequence[str] = (),
+        even_suspended: bool = False,
     ) -> Told:
         """Runs a command once per (actor, key): a repeat gets the first answer, and changes nothing.
 
         Fields of the answer that are `secret` are not stored with it, so a repeat runs the command again for them.
         """
-        parties.require_full_scope(actor)
+        parties.require_full_scope(actor, even_suspended=even_suspended)
         request = idempotency.request(actor.party_id, key, asked)
         with self.database.write(actor.party_id) as tx:
             first = idempotency.first_answer(request, idempotency.find(tx, [request]))

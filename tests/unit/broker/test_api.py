@@ -437,3 +437,30 @@ def test_the_client_repeats_what_broke_and_it_acts_once(service: Service) -> Non
     party = service.market.sellers[1].party_id
     assert operator.deposit(party, 5)["balance_micro"] == 5
     assert len(calls) == 2
+
+
+def test_a_bid_that_breaks_something_is_answered_in_the_one_shape(service: Service) -> None:
+    round_id = service.market.open()
+    path, bid = f"/v1/rounds/{round_id}/bids", {"valuation": 0.2, "epsilon": 1.0}
+
+    def fail(*arguments: object, **named: object) -> None:
+        raise RuntimeError("a fault of ours")
+
+    broker = service.market.broker
+    broker.take_bids, working = fail, broker.take_bids  # type: ignore[method-assign, assignment]
+    broken = service.call("seller", "POST", path, bid)
+    assert (broken.status_code, broken.json()["code"]) == (500, "internal")
+    broker.take_bids = working  # type: ignore[method-assign]
+    assert service.call("seller", "POST", path, bid).status_code == 201
+
+
+def test_a_revoked_token_does_not_use_up_its_owner_s_allowance(market: Market) -> None:
+    few = ServiceSettings(tick_seconds=0, requests_per_second=1e-9, burst=20, address_factor=1e12)
+    service, round_id = Service(market, few), market.open()
+    path, bid = f"/v1/rounds/{round_id}/bids", {"valuation": 0.2, "epsilon": 1.0}
+    made = market.broker.mint_token(market.sellers[0], "full", key())
+    service.tokens["lost"] = made["token"]
+    assert service.call("lost", "POST", path, bid).status_code == 201
+    market.broker.revoke_token(market.sellers[0], made["token_id"], key())
+    assert {service.call("lost", "POST", path, bid).status_code for _ in range(30)} == {401}
+    assert service.call("seller", "POST", path, bid).status_code == 201

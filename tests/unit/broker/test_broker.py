@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -101,7 +100,7 @@ def test_a_revoked_token_cannot_bid_at_another_broker(market: Market, database: 
     request = BidRequest(round_id, Offer(0.2, 1.0), key(), token_hash=hash_token(made["token"]))
     assert isinstance(other.take_bids([request])[0], dict)
     market.broker.revoke_token(market.sellers[0], made["token_id"], key())
-    (refused,) = other.take_bids([replace(request, key=key())])
+    (refused,) = other.take_bids([request._replace(key=key())])
     assert isinstance(refused, UnauthenticatedError)
     other.database.close()
 
@@ -326,10 +325,10 @@ def test_a_bid_that_arrived_in_time_counts_though_others_were_written_first(mark
     request = BidRequest(round_id, Offer(0.2, 1.0), key(), market.sellers[0], arrived_ms=arrived)
     (taken,) = market.broker.take_bids([request])
     assert isinstance(taken, dict)
-    (late,) = market.broker.take_bids([replace(request, key=key(), arrived_ms=arrived + 1)])
+    (late,) = market.broker.take_bids([request._replace(key=key(), arrived_ms=arrived + 1)])
     assert isinstance(late, ConflictError)
     assert market.broker.tick()[0]["state"] == "cleared"
-    (closed,) = market.broker.take_bids([replace(request, key=key())])
+    (closed,) = market.broker.take_bids([request._replace(key=key())])
     assert isinstance(closed, ConflictError)  # the auction is over: when it arrived no longer matters
     assert verify(market.broker).differences == ()
 

@@ -18,6 +18,8 @@ from privmarket.broker.http_errors import DatabaseError
 from privmarket.broker.log import Entry
 from privmarket.broker.signatures import Head, SigningKey, canonical
 from privmarket.broker.verify import verify
+from privmarket.rounds import Offer
+from privmarket_studies.torture.market import key, make_market
 from tests.postgres import new_database
 from tests.unit.broker.eventful import eventful_market
 from tests.unit.broker.test_verify import appended, checked, edited, known_names, rewritten
@@ -169,6 +171,11 @@ def test_a_broker_that_rewrites_what_a_witness_saw_is_found(
         ("bid.revealed", "SELLER", "CLEARED", {"valuation": 0.1, "epsilon": 1.0, "data_size": 1.0, "accuracy": None,
          "nonce": "00" * 16}, "not the one that was committed to"),
         ("round.delivered", "system", "OPEN", {}, "somebody could still speak"),
+        ("party.key", "SELLER", "SELLER", {"public_key": "ab" * 32, "signature": "00" * 64}, "seller's old key"),
+        ("imported.row", "system", "tokens", {"id": "token-x", "party_id": "OPERATOR", "token_hash": "ab" * 32,
+         "scope": "full", "created_ms": 1}, "never later"),
+        ("imported.postings", "system", "x", {"postings": {"world": -5, "party:x": 5}}, "never later"),
+        ("log.imported", "system", "log", {"note": "all is well", "entries": 0, "head": "0" * 64}, "never later"),
     ],
 )  # fmt: skip
 def test_a_word_that_nobody_could_give_is_found(
@@ -183,6 +190,40 @@ def test_a_word_that_nobody_could_give_is_found(
     _resigned(tmp_path / "forged.db", SIGNING)
     differences = checked(tmp_path / "forged.db", head).differences
     assert any(found in one for one in differences), differences
+
+
+def test_what_an_operator_can_forge_about_a_seller_is_noted(signed_file: tuple[Path, str], tmp_path: Path) -> None:
+    """A key of the operator's own in a seller's name, and an older signed bid again: allowed words, so a note."""
+    file, head = signed_file
+    seller = known_names(file)["SELLER"]
+    rewritten(file, tmp_path / "key.db", appended("party.key", seller, seller, {"public_key": "ab" * 32}))
+    _resigned(tmp_path / "key.db", SIGNING)
+    verdict = checked(tmp_path / "key.db", head)
+    assert verdict.differences == ()
+    assert ["old one did not sign" in one for one in verdict.notes] == [True]
+
+    def replayed(entries: list[Entry]) -> list[Entry]:
+        """The bid that its seller replaced comes back before bidding ends."""
+        first, second = (i for i, one in enumerate(entries) if (one.kind, one.actor) == ("bid.placed", who))
+        assert entries[first].subject == entries[second].subject
+        again = canonical({**entries[first].fields(), "replaces": True})
+        return [
+            *entries[: second + 1],
+            entries[second]._replace(details=again, key_hash=None),
+            *entries[second + 1 :],
+        ]
+
+    market = make_market(f"sqlite:///{tmp_path}/bids.db", key=SIGNING)
+    round_id, who = market.open(), market.sellers[0].party_id
+    for valuation in (0.2, 0.3):
+        market.broker.bid(market.sellers[0], round_id, Offer(valuation, 1.0), key())
+    market.broker.database.close()
+    assert checked(tmp_path / "bids.db", None).notes == ()
+    rewritten(tmp_path / "bids.db", tmp_path / "replayed.db", replayed)
+    _resigned(tmp_path / "replayed.db", SIGNING)
+    verdict = checked(tmp_path / "replayed.db", None)
+    assert verdict.differences == ()
+    assert ["came back" in one for one in verdict.notes] == [True]
 
 
 def test_a_database_without_a_head_is_refused(signed_file: tuple[Path, str], tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from privmarket.broker.http_client import BrokerCallError, BrokerClient, LogFork
 from privmarket.broker.http_errors import BrokerError, ConflictError, DatabaseError, ForbiddenError
 from privmarket.broker.log_witness import Witness, forks, read_heads
 from privmarket.broker.sealed import unseal
-from privmarket.broker.signatures import Head, SigningKey
+from privmarket.broker.signatures import Head, SigningKey, key_message
 from privmarket.broker.verify import verify
 from privmarket.rounds import Offer
 from privmarket_studies.torture.market import TASK, Clock, Market, key, make_market
@@ -376,3 +376,41 @@ def test_a_role_that_cannot_rewrite_the_log_is_enough(postgres_server: str) -> N
     ):
         connection.execute("UPDATE log SET details = '{}'")
     broker.database.close()
+
+
+def test_a_change_of_key_is_signed_by_the_old_one(signed: Market) -> None:
+    seller = signed.sellers[0]
+    client = connect(signed, signed.broker.mint_token(seller, "full", key())["token"], key=signing(0))
+    client.change_key(signing(5))
+    assert client.me()["public_key"] == signing(5).public
+    assert verify(signed.broker).notes == ()
+    message = key_message(seller.party_id, signing(6).public)
+    with pytest.raises(ForbiddenError, match="present key"):
+        signed.broker.change_key(seller, signing(6).public, key(), signature=signing(0).sign(message))
+    signed.broker.change_key(seller, signing(6).public, key())  # a key that was lost cannot sign
+    (note,) = verify(signed.broker).notes
+    assert "the old one did not sign the change" in note
+    assert seller.party_id in note
+
+
+def test_a_suspended_party_keeps_its_word_in_rounds_under_way(market: Market) -> None:
+    """An operator that sides with the buyer could else silence a seller between a rejection and its dispute."""
+    broker, round_id = market.broker, market.open()
+    for seller in market.sellers:
+        broker.bid(seller, round_id, Offer(0.2, 1.0), key())
+    broker.close_round(market.buyer, round_id, key())
+    seller = market.seller(market.winners(round_id)[0])
+    for actor in (seller, market.buyer):
+        broker.suspend(market.operator, actor.party_id, "under suspicion", key())
+    seller, buyer = seller._replace(suspended=True), market.buyer._replace(suspended=True)
+    broker.claim_delivery(seller, round_id, "ab" * 32, key())
+    broker.give_receipts(buyer, round_id, {seller.party_id: "too small"}, key())
+    broker.dispute(seller, round_id, "it is as large as asked", key())
+    for new in (
+        lambda: broker.bid(seller, round_id, Offer(0.2, 1.0), key()),
+        lambda: broker.publish_task(buyer, TASK, key()),
+        lambda: broker.change_key(seller, signing(0).public, key()),
+    ):
+        with pytest.raises(ForbiddenError, match="suspended"):
+            new()
+    assert verify(broker).differences == ()

@@ -13,7 +13,7 @@ import json
 import random
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -247,7 +247,7 @@ class Simulation:
             self.sealed.add(answer["commitment"])
 
         def send(broker: Broker, key: str) -> Mapping[str, Any]:
-            (answer,) = broker.take_bids([replace(part, key=key)])
+            (answer,) = broker.take_bids([part._replace(key=key)])
             if isinstance(answer, PrivmarketError):
                 raise answer
             return answer
@@ -284,8 +284,8 @@ class Simulation:
             signature = "00" * 64
         if self._of_task(round_id, "sealing") == "bidder":
             self.openings[round_id, committed] = (offer, nonce)
-            return replace(plain, offer=None, commitment=committed, signature=signature)
-        return replace(plain, nonce=nonce, signature=signature)
+            return plain._replace(offer=None, commitment=committed, signature=signature)
+        return plain._replace(nonce=nonce, signature=signature)
 
     def _of_task(self, round_id: str, column: str) -> str | None:
         query = f"SELECT t.{column} FROM tasks t JOIN rounds r ON r.task_id = t.id WHERE r.id = ?"
