@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from fastapi import APIRouter, Request
@@ -14,6 +15,7 @@ from privmarket.broker.parties import ANONYMOUS
 from privmarket.broker.projection import KINDS
 
 pages = APIRouter(include_in_schema=False)
+PARTY = re.compile(r"(?:operator|buyer|seller|arbiter)-[0-9a-f]{16}")
 
 
 @pages.get("/sign-in", response_class=HTMLResponse)
@@ -134,6 +136,7 @@ def audit(request: Request) -> Response:
         about = about and (views.party_named(connection, about) or about)
         entries = log_views.log_list(connection, actor, kind, about, after, ROWS)
         known = {name for item in entries["items"] for name in (item["actor"], item["subject"])}
+        known |= {who for item in entries["items"] for who in PARTY.findall(item["details"])}
         names = views.names_of(connection, sorted(known))
     return show(request, "audit.html", actor=actor, entries=entries, asked=asked, kinds=KINDS, names=names)
 

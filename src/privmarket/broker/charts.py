@@ -5,6 +5,7 @@ A chart is a box of `WIDTH` × `HEIGHT`; a template draws its marks. Colours are
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -65,7 +66,7 @@ def line(
 ) -> Chart:
     """A line through points, as stairs where the value holds until the next; `limit` is drawn across."""
     values = [y for _, y in points] + ([limit] if limit is not None else [])
-    axes = Axes((points[0][0], points[-1][0]), (min(0.0, *values), max(values) or 1.0))
+    axes = Axes((points[0][0], points[-1][0]), (min(0.0, *values), _round_up(max(values))))
     chart = _framed(label, axes, x_name, x_ends)
     drawn = []
     for before, (x, y) in zip([None, *points], points, strict=False):
@@ -85,7 +86,7 @@ def scatter(
 ) -> Chart:
     """Dots by class, (x, y, note) each, from zero."""
     every = [dot for dots in groups.values() for dot in dots]
-    axes = Axes((0.0, max(x for x, _, _ in every) or 1.0), (0.0, max(y for _, y, _ in every) or 1.0))
+    axes = Axes((0.0, _round_up(max(x for x, _, _ in every))), (0.0, _round_up(max(y for _, y, _ in every))))
     chart = _framed(label, axes, x_name)
     for kind, dots in groups.items():
         chart.dots += [(kind, *axes.place(x, y), note) for x, y, note in dots]
@@ -121,7 +122,7 @@ def stack(label: str, parts: Sequence[tuple[str, str, float, str]]) -> Chart:
 
 def columns(label: str, items: Sequence[tuple[float, float, str]], x_ends: tuple[str, str], x_name: str) -> Chart:
     """Upright bars, (filled, whole, note) each, side by side."""
-    axes = Axes((0.0, float(len(items))), (0.0, max(whole for _, whole, _ in items) or 1.0))
+    axes = Axes((0.0, float(len(items))), (0.0, _round_up(max(whole for _, whole, _ in items))))
     chart = _framed(label, axes, x_name, x_ends)
     width = min(34.0, (WIDTH - _LEFT - _RIGHT) / len(items) * 0.72)
     for i, (filled, whole, note) in enumerate(items):
@@ -131,12 +132,22 @@ def columns(label: str, items: Sequence[tuple[float, float, str]], x_ends: tuple
     return chart
 
 
+def _round_up(value: float) -> float:
+    """Where an axis ends: the next round figure whose half is round, too; 1 for nothing."""
+    if value <= 0:
+        return 1.0
+    size = 10.0 ** math.floor(math.log10(value))
+    return next(
+        step * size for step in (1, 1.2, 1.6, 2, 2.4, 3, 4, 5, 6, 8, 10) if step * size >= value * (1 - 1e-9)
+    )
+
+
 def short(value: float) -> str:
     """A figure for an axis."""
     for size, mark in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
         if abs(value) >= size:
             return f"{value / (1e3 if mark == 'k' else size):.3g}{mark}"
-    return f"{value:.3g}"
+    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
 def _joined(points: Sequence[tuple[float, float]]) -> str:

@@ -49,7 +49,7 @@ class DemoMarket:
             "buyer_may_close": True,
             "bid_seconds": 3600,
             "delivery_seconds": 3600,
-            "dispute_seconds": 0,
+            "dispute_seconds": 600,
         }
         self.task_id = str(broker.publish_task(self._buyer, fields, self._key())["id"])
 

@@ -6,7 +6,9 @@ work without it too.
 
 from __future__ import annotations
 
+import json
 import math
+import re
 import uuid
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -28,9 +30,18 @@ _templates = Jinja2Templates(Path(__file__).parent / "templates")
 _templates.env.filters["money"] = lambda micro: shown_money(micro)
 _templates.env.filters["until"] = lambda ms, now: until(ms - now)
 _templates.env.filters["duration"] = lambda seconds: until(1000 * seconds).removeprefix("in ")
-_templates.env.filters["moment"] = lambda ms: (
-    datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S") if ms else "–"
-)
+_templates.env.filters["moment"] = lambda ms: moment(ms)
+_templates.env.filters["plain"] = lambda value: f"{value:.12f}".rstrip("0").rstrip(".")
+_templates.env.filters["words"] = lambda details, names: details_in_words(details, names)
+_templates.env.filters["promise"] = lambda label: _PROMISES.get(label, label)
+_PROMISES = {
+    "individually rational": "pays every seller at least what it asks",
+    "within budget": "never pays more than the budget",
+    "within offers": "never takes more ε than was offered",
+    "truthful in v": "asking one's true price is best",
+    "truthful in ε": "offering all the ε that one would sell is best",
+    "collusion-proof": "sellers gain nothing by arranging their bids",
+}
 ROWS = 50
 Field = Annotated[str, Form(max_length=300)]
 # Drawn with the form: the same form posted twice acts once.
@@ -48,6 +59,31 @@ def shown_money(micro: int) -> str:
     """Two decimals; the exact amount, where it has more, when one points at it."""
     exact, short = money_words.exact(micro), money_words.rounded(micro)
     return short if exact == short else _Html(f'<span title="{exact}">{short}</span>')
+
+
+def details_in_words(details: str, names: Mapping[str, str | None]) -> list[tuple[str, str]]:
+    """The details of a log entry as (name, value): money in units, moments as dates, parties by their names."""
+    if not details.startswith("{"):
+        return [("", details)]
+    return [(re.sub("_(micro|ms|id)$", "", name).replace("_", " "), _in_words(name, value, names))
+            for name, value in json.loads(details).items() if value not in (None, {}, [])]  # fmt: skip
+
+
+def _in_words(name: str, value: object, names: Mapping[str, str | None]) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int) and name.endswith("_micro"):
+        return shown_money(value)
+    if isinstance(value, int) and name.endswith("_ms"):
+        return moment(value)
+    if isinstance(value, str):
+        return names.get(value) or value
+    return f"{value:.6g}" if isinstance(value, float) else json.dumps(value)
+
+
+def moment(ms: int | None) -> str:
+    """A moment as a date, in UTC."""
+    return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S") if ms else "–"
 
 
 def until(ms: int) -> str:

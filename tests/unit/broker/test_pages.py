@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from privmarket.broker import bid_preview, elsewhere
+from privmarket.broker import bid_preview, charts, elsewhere
 from privmarket.broker.api import create_app
 from privmarket.broker.http_errors import UnauthenticatedError
+from privmarket.broker.page_frame import details_in_words
+from privmarket.broker.signatures import canonical
 from privmarket_studies.torture.market import TASK, Market, key
 from tests.unit.broker.test_api import PAGE_ROUTES, SETTINGS
 
@@ -333,3 +335,26 @@ def test_the_log_is_searched_by_name(market: Market, tokens: dict[str, str]) -> 
     found = browser(market, tokens["operator"]).get("/audit", params={"about": "clinic 1"}).text
     assert market.sellers[1].party_id in found
     assert market.sellers[2].party_id not in found
+
+
+def test_details_of_the_log_are_told_in_words() -> None:
+    details = canonical(
+        {"seller_id": "seller-1", "paid_micro": 1_234_567, "bid_deadline_ms": 0, "usable": True, "fault": None,
+         "epsilon": 0.1 + 0.2, "nonce": "ab"}
+    )  # fmt: skip
+    told = details_in_words(details, {"seller-1": "North clinic"})
+    assert [(name, str(value)) for name, value in told] == [
+        ("bid deadline", "–"),
+        ("epsilon", "0.3"),
+        ("nonce", "ab"),
+        ("paid", '<span title="1.234567">1.23</span>'),
+        ("seller", "North clinic"),
+        ("usable", "yes"),
+    ]
+    assert details_in_words("sealed until the auction", {}) == [("", "sealed until the auction")]
+
+
+def test_an_axis_ends_at_a_round_figure() -> None:
+    for largest, top in ((0.975, "1"), (1.02, "1.2"), (12, "12"), (4.9, "5"), (73, "80"), (1000, "1000"), (0, "1")):
+        drawn = charts.columns("c", [(0.0, largest, "")], ("a", "b"), "x")
+        assert top in [text for _, _, anchor, text in drawn.texts if anchor == "end"]
