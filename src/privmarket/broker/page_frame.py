@@ -26,14 +26,7 @@ from privmarket.broker.http_errors import BrokerError, UnauthenticatedError
 from privmarket.broker.parties import MONEY_LIMIT_MICRO, Actor
 from privmarket.errors import PrivmarketError
 
-_templates = Jinja2Templates(Path(__file__).parent / "templates")
-_templates.env.filters["money"] = lambda micro: shown_money(micro)
-_templates.env.filters["until"] = lambda ms, now: until(ms - now)
-_templates.env.filters["duration"] = lambda seconds: until(1000 * seconds).removeprefix("in ")
-_templates.env.filters["moment"] = lambda ms: moment(ms)
-_templates.env.filters["plain"] = lambda value: f"{value:.12f}".rstrip("0").rstrip(".")
-_templates.env.filters["words"] = lambda details, names: details_in_words(details, names)
-_templates.env.filters["promise"] = lambda label: _PROMISES.get(label, label)
+# What a rule guarantees, for people.
 _PROMISES = {
     "individually rational": "pays every seller at least what it asks",
     "within budget": "never pays more than the budget",
@@ -42,6 +35,14 @@ _PROMISES = {
     "truthful in ε": "offering all the ε that one would sell is best",
     "collusion-proof": "sellers gain nothing by arranging their bids",
 }
+_templates = Jinja2Templates(Path(__file__).parent / "templates")
+_templates.env.filters["money"] = lambda micro: shown_money(micro)
+_templates.env.filters["until"] = lambda ms, now: until(ms - now)
+_templates.env.filters["duration"] = lambda seconds: until(1000 * seconds).removeprefix("in ")
+_templates.env.filters["moment"] = lambda ms: moment(ms)
+_templates.env.filters["plain"] = lambda value: f"{value:.12f}".rstrip("0").rstrip(".")
+_templates.env.filters["words"] = lambda details, names: details_in_words(details, names)
+_templates.env.filters["promise"] = lambda label: _PROMISES.get(label, label)
 ROWS = 50
 Field = Annotated[str, Form(max_length=300)]
 # Drawn with the form: the same form posted twice acts once.
