@@ -328,7 +328,7 @@ def test_errors_have_one_shape_off_the_map_too(service: Service) -> None:
         assert reply.status_code in (401, 404, 405, 422)
         assert set(reply.json()) == {"code", "message", "hint"}
     seen = service.http.get("/nowhere", headers={"Accept": "text/html"})
-    assert (seen.status_code, "That did not work" in seen.text) == (404, True)  # a person gets a page
+    assert (seen.status_code, "There is no such page" in seen.text) == (404, True)  # a person gets a page
     assert service.http.get("/health").headers["x-content-type-options"] == "nosniff"
     assert "default-src 'none'" in service.http.get("/nowhere").headers["content-security-policy"]
 
