@@ -29,8 +29,9 @@ from privmarket.rounds import (
     Report,
     Round,
     Terms,
+    hold_auction,
     play_round,
-    round_steps,
+    settle_round,
 )
 from tests.unit.flower.toy import CLIENTS, START, Wire, client
 
@@ -238,8 +239,8 @@ def test_the_order_of_a_round():
 
 def test_the_two_halves_are_the_whole():
     whole, halves = Diary(), Diary()
-    steps = round_steps(TERMS, halves, halves, halves)
-    settled = steps.send(halves.train(next(steps)))
+    market = hold_auction(TERMS, halves, halves, halves)
+    settled = settle_round(market, halves.train(market), halves, halves)
     assert play(whole)[:2] == (settled, settled.record)
     assert whole.said == halves.said
 

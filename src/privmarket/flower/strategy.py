@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,7 @@ from privmarket.flower.result import MarketResult, keep_result
 from privmarket.flower.settings import MarketSettings
 from privmarket.flower.wire import Refusal, Sale
 from privmarket.lazy import late
-from privmarket.rounds import Delivered, Round, RoundRecord, round_steps
+from privmarket.rounds import Delivered, Round, RoundRecord, hold_auction, settle_round
 
 if TYPE_CHECKING:
     from torch import nn
@@ -73,7 +73,7 @@ class AuctionStrategy(Strategy):
         self.auctioneer = auctioneer_for(self.settings, broker, token)
         self._started = time.perf_counter()
         self._market: GridMarket | None = None
-        self._open: tuple[Generator[Round, Delivered, None], Round, dict[str, Sale], ArrayRecord] | None = None
+        self._open: tuple[Round, dict[str, Sale], ArrayRecord] | None = None
 
     @property
     def records(self) -> tuple[RoundRecord, ...]:
@@ -90,10 +90,9 @@ class AuctionStrategy(Strategy):
         run = self._market
         picked = {m.metadata.dst_node_id: m for m in self.inner.configure_train(server_round, arrays, config, grid)}
         run.fleet.chosen = picked.keys()
-        steps = round_steps(run.pacing.terms(run.records), run.fleet, self.auctioneer, run.purses)
-        market = next(steps)
+        market = hold_auction(run.pacing.terms(run.records), run.fleet, self.auctioneer, run.purses)
         sales = run.sales(market)
-        self._open = steps, market, sales, arrays
+        self._open = market, sales, arrays
         return [self._with_order(picked[run.fleet.node_of[client]], sale) for client, sale in sales.items()]
 
     def aggregate_train(
@@ -102,12 +101,12 @@ class AuctionStrategy(Strategy):
         """Pays for usable updates and hands them, and only them, to the inner strategy."""
         assert self._open is not None
         assert self._market is not None
-        steps, market, sales, arrays = self._open
+        market, sales, arrays = self._open
         run, received = self._market, list(replies)
         shapes = {name: tuple(array.shape) for name, array in arrays.items()}
         counters = {name for name, array in arrays.items() if not array.dtype.startswith("float")}
         deliveries = run.fleet.take(sales, received, None, shapes, counters)
-        settled = steps.send(Delivered(deliveries))
+        settled = settle_round(market, Delivered(deliveries), self.auctioneer, run.purses)
         assert settled.record is not None
         run.close(market, settled.record)
         usable = [client for client in market.offers if (d := deliveries.get(client)) and d.update is not None]

@@ -15,8 +15,9 @@ from privmarket.rounds.driver import (
     Purses,
     Report,
     Trainers,
+    hold_auction,
     play_round,
-    round_steps,
+    settle_round,
 )
 from privmarket.rounds.machine import Phase, Round
 from privmarket.rounds.pacing import Pacing
@@ -40,7 +41,8 @@ __all__ = [
     "RoundRecord",
     "Terms",
     "Trainers",
+    "hold_auction",
     "play_round",
-    "round_steps",
     "sale_name",
+    "settle_round",
 ]

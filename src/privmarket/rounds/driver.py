@@ -3,10 +3,10 @@
     terms → auctioneer.clear (bidders.offers) → purses.reserve → trainers.train
           → auctioneer.settle → purses.void
 
-The simulation, the Flower app and the Flower strategy all play their rounds through `round_steps`; what differs
+The simulation, the Flower app and the Flower strategy all play their rounds through this module; what differs
 between them stands behind four ports. A Flower strategy is called twice per round, before and after training, so
-the steps stop in between; `play_round` has the sellers train there. The broker runs the same `Round` inside its
-database transactions, where clearing and reserving must succeed or fail together.
+it plays the two halves of `play_round`, `hold_auction` and `settle_round`, by themselves. The broker runs the same
+`Round` inside its database transactions, where clearing and reserving must succeed or fail together.
 
 The ports' contracts are tested in `tests/laws/test_round_ports.py` and `tests/laws/test_wallet_stores.py`.
 """
@@ -14,7 +14,7 @@ The ports' contracts are tested in `tests/laws/test_round_ports.py` and `tests/l
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Generator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -113,32 +113,29 @@ def play_round(
     Returns:
         The round with its awards, its record, and what was delivered (its `update` moves the model).
     """
-    steps = round_steps(terms, bidders, auctioneer, purses)
-    market = next(steps)
+    market = hold_auction(terms, bidders, auctioneer, purses)
     delivered = trainers.train(market) if market.awards else Delivered()
-    settled = steps.send(delivered)
+    settled = settle_round(market, delivered, auctioneer, purses)
     assert settled.record is not None
     return settled, settled.record, delivered
 
 
-def round_steps(
-    terms: Terms, bidders: Bidders, auctioneer: Auctioneer, purses: Purses
-) -> Generator[Round, Delivered, None]:
-    """All of a round but the training, in two steps.
-
-    `next` holds the auction and gives the cleared round, whose awards the purses have paid for: training may begin.
-    `send(delivered)` settles it, gives ε back to clients that released nothing, and gives the settled round.
-    """
+def hold_auction(terms: Terms, bidders: Bidders, auctioneer: Auctioneer, purses: Purses) -> Round:
+    """The first half: from the terms to a cleared round whose awards the purses have paid for."""
     market = auctioneer.clear(terms, bidders)
-    sale = sale_name(terms.run, terms.number)
-    purses.reserve(sale, {client: award.event for client, award in market.awards.items()})
-    delivered = yield market
+    events = {client: award.event for client, award in market.awards.items()}
+    purses.reserve(sale_name(terms.run, terms.number), events)
+    return market
+
+
+def settle_round(market: Round, delivered: Delivered, auctioneer: Auctioneer, purses: Purses) -> Round:
+    """The second half: usable updates are paid, and clients that released nothing get their ε back."""
     refused = {client: report.fault or "" for client, report in delivered.reports.items() if report.refused}
     faults = {client: report.fault for client, report in delivered.reports.items() if not report.refused}
     settled = auctioneer.settle(market, faults, refused)
     if refused:
-        purses.void(sale, refused)
-    yield settled
+        purses.void(sale_name(market.terms.run, market.terms.number), refused)
+    return settled
 
 
 class LocalAuctioneer:

@@ -9,7 +9,7 @@ from privmarket.federated.shares import honest_sellers
 from privmarket.federated.simulation import Federation, SimulatedClients, run
 from privmarket.federated.summary import summarise
 from privmarket.privacy.wallet_store import MemoryStore
-from privmarket.rounds import LocalAuctioneer, round_steps
+from privmarket.rounds import LocalAuctioneer, hold_auction
 
 TRAINING = Training(model="logistic", clip_norm=1.0, server_rate=2.0)
 
@@ -58,7 +58,7 @@ def test_updates_are_weighed_by_what_was_sold():
         clients = SimulatedClients(federation, state)
         store = MemoryStore(federation.place, state.wallets)
         terms, auctioneer = federation.pacing.terms(state.records), LocalAuctioneer(federation.mechanism)
-        market = next(round_steps(terms, clients, auctioneer, store))
+        market = hold_auction(terms, clients, auctioneer, store)
         sellers = list(market.awards)
         quiet = federation.run_clients(state, dict.fromkeys(sellers))
         strength = np.array([1 / award.event.noise_multiplier for award in market.awards.values()])

@@ -21,7 +21,7 @@ from privmarket.rounds import (
     RoundError,
     RoundRecord,
     Terms,
-    round_steps,
+    hold_auction,
 )
 
 
@@ -80,7 +80,7 @@ def test_an_award_is_the_release_of_its_family(family):
             return {"a": Offer(0.1, 2.0)}
 
     book, auctioneer = ReleaseBook(), LocalAuctioneer(mechanism("proportional-share"))
-    market = next(round_steps(Terms(5, 10**6, family, 5.0, run="run"), Bidders(), auctioneer, book))
+    market = hold_auction(Terms(5, 10**6, family, 5.0, run="run"), Bidders(), auctioneer, book)
     assert market.awards["a"].event == family.event(market.awards["a"].epsilon)
     assert book.releases() == {"a": (market.awards["a"].event,)}
     with pytest.raises(WalletError, match="run/5"):
