@@ -89,3 +89,11 @@ def test_the_page_is_rendered_from_the_files():
 def test_the_front_pages_say_what_the_runs_give(page, sentence):
     front = " ".join((FOLDER.parents[2] / page).read_text(encoding="utf-8").split())
     assert sentence(FOLDER) in front
+
+
+def test_runs_made_again_agree_with_those_kept():
+    """Today's code gives what was kept; a page of one that does not would say so."""
+    for name, accuracy in json.loads((FOLDER / "again.json").read_text(encoding="utf-8")).items():
+        kept = json.loads((FOLDER / "runs" / f"{name}.json").read_text(encoding="utf-8"))["accuracy"]
+        assert accuracy == pytest.approx(kept, abs=0.002)
+        assert f"{name} {accuracy:.2%} (kept: {kept:.2%})" in (FOLDER / "README.md").read_text(encoding="utf-8")

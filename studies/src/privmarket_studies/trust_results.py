@@ -106,7 +106,8 @@ def render(folder: Path) -> str:
     runs = folder / "runs"
     return "".join(
         [
-            *(_HEAD, _BARS_HEAD, _bars(runs), _CURVES_HEAD, _curve_table(runs), _target(runs), _paired(runs)),
+            *(_HEAD, _BARS_HEAD, _bars(runs), _again(folder)),
+            *(_CURVES_HEAD, _curve_table(runs), _target(runs), _paired(runs)),
             *(_measured_spread(folder), _rates(folder), _speed(folder)),
         ]
     )
@@ -133,6 +134,18 @@ def _bars(folder: Path) -> str:
         ]
         rows += f"| {' | '.join(cells)} |\n"
     return rows
+
+
+def _again(folder: Path) -> str:
+    """Kept runs that were made once more by later code, beside what was kept."""
+    path = folder / "again.json"
+    if not path.exists():
+        return ""
+    found = []
+    for name, accuracy in json.loads(path.read_text(encoding="utf-8")).items():
+        kept = json.loads((folder / "runs" / f"{name}.json").read_text(encoding="utf-8"))["accuracy"]
+        found.append(f"{name} {accuracy:.2%} (kept: {kept:.2%})")
+    return f"\nMade once more by later code (`trust_study again`): {', '.join(found)}.\n"
 
 
 def _curve_table(folder: Path) -> str:

@@ -2,6 +2,7 @@
 
 python -m privmarket_studies.trust_study select --minutes 12    server's rates and H, on validation records
 python -m privmarket_studies.trust_study runs --minutes 12      the kept runs
+python -m privmarket_studies.trust_study again --only NAME --seeds 0    a kept run once more, beside what was kept
 python -m privmarket_studies.trust_study speed                  a simulated round under each trust
 python -m privmarket_studies.trust_study render                 page and figure
 """
@@ -13,6 +14,7 @@ import json
 import time
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from privmarket.federated.datasets import load_dataset
 from privmarket.federated.features import with_features
@@ -42,10 +44,21 @@ def measure_speed(path: Path, rounds: int = 4) -> None:
     path.write_text(json.dumps(seconds, indent=1) + "\n", encoding="utf-8")
 
 
+def run_again(folder: Path, only: str, seeds: tuple[int, ...]) -> None:
+    """Makes kept runs once more, with today's code, and notes their accuracies in `again.json`."""
+    path = folder / "again.json"
+    with TemporaryDirectory() as fresh:
+        make(Path(fresh), BARS, 600.0, only, seeds)
+        noted = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        for file in sorted(Path(fresh).iterdir()):
+            noted[file.stem] = json.loads(file.read_text(encoding="utf-8"))["accuracy"]
+    path.write_text(json.dumps(noted, indent=1) + "\n", encoding="utf-8")
+
+
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("select", "runs", "speed", "render"))
+    parser.add_argument("what", choices=("select", "runs", "again", "speed", "render"))
     parser.add_argument("--folder", type=Path, default=FOLDER)
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--only", default="", help="Runs whose names begin with this.")
@@ -58,6 +71,8 @@ def main() -> None:
         kept = (*BARS, *curves(Selection(given.folder)))
         left = make(given.folder / "runs", kept, given.minutes, given.only, tuple(given.seeds))
         print(f"{left} runs are missing" if left else "complete")
+    elif given.what == "again":
+        run_again(given.folder, given.only, tuple(given.seeds))
     elif given.what == "speed":
         measure_speed(given.folder / "speed.json")
     else:
