@@ -7,6 +7,7 @@ training and noise, which both kinds of round need, are left out.
 from __future__ import annotations
 
 import gc
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -175,4 +176,4 @@ def measure_simulation(turns: int = 8) -> dict[str, Any]:
     base = FederationConfig(dataset="mnist", clients=100, budget=50.0, rounds=3, evaluate_every=1000)
     configs = {trust: base.replace(training=Training(model="mlp"), trust=trust) for trust in ("local", "aggregate")}
     taken = [{trust: simulation_seconds(config) for trust, config in configs.items()} for _ in range(turns)][1:]
-    return {"dataset": "mnist", "clients": 100, "turns": taken}
+    return {"dataset": "mnist", "clients": 100, "turns": taken, "load_average": round(os.getloadavg()[0], 1)}
