@@ -117,7 +117,10 @@ class Environment:
         return min(found)
 
     def megabytes(self) -> float:
-        """Size of site-packages in MB of 2^20 bytes, as `du` counts, without what every environment has."""
+        """Size of the files in site-packages in MB of 2^20 bytes, without what every environment has.
+
+        As `du --apparent-size` counts; plain `du` counts whole disk blocks, about a twentieth more.
+        """
         (packages,) = {path.parent for path in self.place.rglob("pip") if path.parent.name == "site-packages"}
         files = [
             p for p in packages.rglob("*") if p.is_file() and not _of_every_environment(p.relative_to(packages))
