@@ -14,7 +14,7 @@ from opacus.grad_sample import GradSampleModule
 from privmarket.federated.gradients import _gradients
 from privmarket.federated.models import Model
 from privmarket.flower import known_layers, wire
-from privmarket.privacy.noise import NoiseSource, _derive
+from privmarket.privacy.noise import NoiseSource
 
 
 def clipped_sum(weights, inputs, labels, clip, *, block=4096, into=None, scale=1.0):
@@ -61,7 +61,7 @@ def several_steps(weights, inputs, labels, clip, sigma, source, rate, steps):
 
 def child(source: NoiseSource, *labels):
     """A child stream that does not know to which process it belongs."""
-    return NoiseSource(_derive(source._key, "child", *labels))
+    return NoiseSource(source._key, "child", *labels)
 
 
 def uniform(words: np.ndarray) -> np.ndarray:

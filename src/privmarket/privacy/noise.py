@@ -10,7 +10,6 @@ experiments: added to floating-point sums they are not private in the last bits,
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import math
 import os
@@ -64,14 +63,21 @@ class NoiseSource:
 
     Equal keys and equal sequences of calls give equal numbers on one machine. Streams for rounds, clients or
     workers come from `child`, never from sharing one stream, so results do not depend on the order of work.
+
+    Args:
+        key: 16 bytes; of any length where there are labels.
+        labels: name a stream of its own under the key.
     """
 
-    def __init__(self, key: bytes) -> None:
+    def __init__(self, key: bytes, *labels: int | str) -> None:
+        if labels:  # repr keeps 1 and "1", ("a", "b") and ("ab",) apart
+            key = hmac.digest(key, repr(labels).encode(), "sha256")[:16]
         if len(key) != 16:
             raise PrivacyError(f"a noise key of {len(key)} bytes", "AES-128 takes 16; use from_seed or from_system")
         self._process: int | None = None  # the process that a system-keyed stream belongs to
         # Counters start at 0 for every key; keys are never reused for anything else.
-        bits, tail = (algorithms.AES(one) for one in (key, _derive(key, "tail")))
+        tail_key = hmac.digest(key, repr(("tail",)).encode(), "sha256")[:16]
+        bits, tail = algorithms.AES(key), algorithms.AES(tail_key)
         self._key = key
         self._bits: CipherContext = Cipher(bits, modes.CTR(bytes(16))).encryptor()
         self._tail_bits: CipherContext = Cipher(tail, modes.CTR(bytes(16))).encryptor()
@@ -86,7 +92,7 @@ class NoiseSource:
     @classmethod
     def from_seed(cls, seed: int, *labels: int | str) -> Self:
         """A reproducible stream, for tests and simulations: whoever knows the seed knows the noise."""
-        return cls(_derive(b"privmarket-seed", seed, *labels))
+        return cls(b"privmarket-seed", seed, *labels)
 
     def child(self, *labels: int | str) -> NoiseSource:
         """An independent stream named by `labels`, for instance (round, client).
@@ -95,7 +101,7 @@ class NoiseSource:
         """
         if self._process not in (None, os.getpid()):
             self._renew_after_fork()
-        made = NoiseSource(_derive(self._key, "child", *labels))
+        made = NoiseSource(self._key, "child", *labels)
         made._process = self._process
         return made
 
@@ -196,11 +202,6 @@ class NoiseSource:
             fine = words[coarse].astype(np.float64) + (more.astype(np.float64) + 0.5) * 2.0**-32
             uniform[coarse] = fine * 2.0**-32
         return uniform
-
-
-def _derive(key: bytes, *labels: int | str) -> bytes:
-    """A key for the labels, by HMAC-SHA-256; repr keeps 1 and "1", ("a", "b") and ("ab",) apart."""
-    return hmac.new(key, repr(labels).encode(), hashlib.sha256).digest()[:16]
 
 
 def _flat_view(out: NDArray[np.float32] | TorchTensor) -> NDArray[np.float32]:
