@@ -27,21 +27,24 @@ _BIDS = """# The broker, measured
 
 Two cores. *Code* is a digest of the broker's Python files but those of pages and clients
 (`privmarket_studies.torture.runs.broker_code`; words do not count): which code a figure is of. *before* is that of
-commit e7818cb, before every table followed from one log; those runs had neither signatures nor reveals,
-disputes or sealed updates. The code of today differs from *dc7e4ae172819876* in one line: on Windows, which has no
-priorities of that kind, the auction's process keeps its own. How to run a broker, what it defends against: [run a
-broker](../../how-to/run-a-broker.md).
+commit e7818cb, before every table followed from one log; those runs had neither signatures nor reveals, disputes
+or sealed updates. *a3c3c473e35ff7c3* differs from *dc7e4ae172819876* in one line: on Windows, which has no
+priorities of that kind, the auction's process keeps its own. From *170cf465b670d18e* on, bids are answered before
+Starlette's and FastAPI's steps, and `verify` and suspension are stricter; *b7712d14e02762ff* is the same after
+names in `privmarket.rounds` changed. The machine was too busy to try these for long. How to run a broker, what it
+defends against: [run a broker](../../how-to/run-a-broker.md).
 
 ## Sealed bids per second
-`privmarket bench broker --bids 0 --callers 1 --callers 16`, run three times on a mostly idle machine (other
-jobs ran beside parts of the first and the third run): over HTTP, beside FastAPI + SQLite that insert one row and
-commit it, in two forms (on the event loop, in threads),
-same uvicorn, client, callers and durability (WAL, `synchronous=FULL`). *Signed* bids carry an Ed25519 signature
-that the broker checks; every bid is a leaf of the log's tree, whose head is signed with each commit. Ratios are to
-the faster bare form; the aim was {aim}. Most of these bids replace an earlier one of the same seller; the
-sellers have sold nothing yet.
-*Processor* is what the server process used per answer, for signed, unsigned and both bare forms: a busy machine
-changes it least.
+`privmarket bench broker --bids 0 --callers 1 --callers 16`, three runs of each code. *a3c3c473e35ff7c3*: on a
+mostly idle machine (other jobs ran beside parts of the first and the third run). *b7712d14e02762ff*: at real-time
+priority beside others' jobs at a load of 20 to 37, so that flushing a busy disk costs the bare insert as much as
+the broker and its ratios flatter it; processor times are the fairer comparison. Over HTTP, beside FastAPI + SQLite
+that insert one row and commit it, in two forms (on the event loop, in threads), same uvicorn, client, callers and
+durability (WAL, `synchronous=FULL`). *Signed* bids carry an Ed25519 signature that the broker checks; every bid is
+a leaf of the log's tree, whose head is signed with each commit. Ratios are to the faster bare form; the aim was
+{aim}. Most of these bids replace an earlier one of the same seller; the sellers have sold nothing yet. *Processor*
+is what the server process used per answer, for signed, unsigned and both bare forms: a busy machine changes it
+least.
 
 | code | callers | signed | unsigned | bare, loop | bare, threads | signed ratio | unsigned ratio | processor, ms |
 |---|---|---|---|---|---|---|---|---|
@@ -49,7 +52,9 @@ changes it least.
 _RANGES = """
 Over the {runs} runs of *{code}* a signed bid came at {signed} of the faster bare insert's rate, an unsigned
 one at {unsigned}; by processor time a signed bid takes {costs} what the cheaper bare form does. Flushes of the
-disk make the rates with many callers differ from run to run. {verdict}
+disk make the rates differ from run to run. {verdict}
+"""
+_OTHERS = """
 The rows *before* were taken alone; two more runs then gave, with one caller, ratios of {ratios}
 ([bids-other-runs.json](bids-other-runs.json)).
 """
@@ -95,6 +100,12 @@ operator's token, and its deposit was refused unnoticed, so that the buyer had n
 server for 66 s at that moment gave it again: with that day's harness at the same line, with the next one, which
 looked at deposits, at the refused deposit; a third try met another pause and passed. The harness now stops there
 and says so, and a test holds that.
+
+**Open:** of six runs of *170cf465b670d18e* with two brokers and one paused (23 pauses, at real-time priority
+beside other jobs), two failed (seeds 411 and 412): from the 10th to the 13th second of a pause the other broker
+answered nothing. Seed 412 passed when it was run again, as did the four runs (15 pauses) of the code before,
+beside them. The cause is not known. Runs that ended because the harness itself was stopped or starved for minutes
+are not kept.
 """
 _SIMULATED = """
 ## Simulated
@@ -123,7 +134,8 @@ def render(folder: Path) -> str:
     page = _BIDS.format(aim=_RATE_AIM)
     page += "".join(_rate_row(_code(run), rate) for run in now for rate in run["bids"])
     page += "".join(_rate_row(_BEFORE, rate) for rate in _read(folder / "bids-before.json")["bids"])
-    page += _ranges(now, _other_ratios(_read(folder / "bids-other-runs.json")))
+    page += "".join(_ranges(runs) for runs in _groups(now, "code").values())
+    page += _OTHERS.format(ratios=_other_ratios(_read(folder / "bids-other-runs.json")))
     page += _breaks(_read(folder / "breaks.json"))
     page += _large(folder) + _KILLS + _kill_rows(_read(folder / "kills.json")) + _ONCE
     page += _SIMULATED + _simulated_rows(_read(folder / "simulation.json"))
@@ -144,7 +156,7 @@ def _rate_row(code: str, row: dict[str, Any]) -> str:
     return f"| {code} | {row['callers']} | {shown} | {signed} | {row['ratio']:.2f} | {spent} |\n"
 
 
-def _ranges(runs: list[dict[str, Any]], others: str) -> str:
+def _ranges(runs: list[dict[str, Any]]) -> str:
     """What the runs of one code say together: ranges, and whether the aim was met in all of them."""
     rows = [row for run in runs for row in run["bids"]]
     missed = sum(row["signed_ratio"] < _RATE_AIM for row in rows)
@@ -158,7 +170,6 @@ def _ranges(runs: list[dict[str, Any]], others: str) -> str:
         unsigned=_from_to([row["ratio"] for row in rows]),
         costs=f"{min(costs):.1f} to {max(costs):.1f} times",
         verdict=met,
-        ratios=others,
     )
 
 
