@@ -13,7 +13,7 @@ import pytest
 from privmarket_studies.mutants import campaign, page
 from privmarket_studies.mutants.coverage import Coverage
 from privmarket_studies.mutants.faults import behaviour, faults, tree_with
-from privmarket_studies.mutants.targets import NAMED
+from privmarket_studies.mutants.targets import NAMED, Target
 
 SOURCE = '''"""Docstring with 1 + 1."""
 
@@ -250,6 +250,16 @@ def test_the_share_counts_every_survivor_that_is_not_equivalent():
     assert "the newest of commit def5678: 1 of the noticed faults survived" in later
 
 
+def test_what_some_tests_call_is_not_taken_for_what_all_of_them_call(project):
+    target = Target("tiny.py", "tests", (), 1)
+    (project / "tests").mkdir()
+    places = [
+        campaign._Work(project, project / "out.jsonl", None, print, tests)._coverage_file(target)
+        for tests in ((), ("a.py",), ("b.py",))
+    ]
+    assert len(set(places)) == 3
+
+
 def test_what_survived_at_first_and_is_noticed_now_is_marked(project, monkeypatch):
     made = faults(project / "src" / "tiny.py", project)
     monkeypatch.setattr(campaign, "sample", lambda root: [campaign.Attempt(fault, 0) for fault in made])
@@ -260,6 +270,7 @@ def test_what_survived_at_first_and_is_noticed_now_is_marked(project, monkeypatc
             json.dumps({"key": campaign._key(f, project), "name": f.name, "verdict": verdict, "final": True}) + "\n"
             for f, verdict in lines
         )
+        + json.dumps({"key": campaign._key(made[1], project), "verdict": "survived", "final": False})
     )
     found = campaign.of_sample(project, out)
     assert [(one["verdict"], one.get("later")) for one in found[:3]] == [

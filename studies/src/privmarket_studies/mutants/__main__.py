@@ -20,6 +20,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, help="start no further fault after so many minutes")
     parser.add_argument("--again", action="store_true", help="try survivors once more")
     parser.add_argument("--only", action="append", default=[], metavar="PATH", help="only this target; repeatable")
+    parser.add_argument("--test", action="append", default=[], metavar="FILE[::TEST]", help="only this; repeatable")
     parser.add_argument("--tests", default="", metavar="COMMIT", help="of the newest tests, if newer than the code")
     parser.add_argument("--page", type=Path, default=Path("docs/results/mutants"), help="folder of the page")
     options = parser.parse_args()
@@ -30,7 +31,14 @@ def main() -> None:
         return
     if options.what == "run":
         options.out.parent.mkdir(parents=True, exist_ok=True)
-        campaign.run(root, options.out.resolve(), minutes=options.minutes, again=options.again, only=options.only)
+        campaign.run(
+            root,
+            options.out.resolve(),
+            minutes=options.minutes,
+            again=options.again,
+            only=options.only,
+            tests=options.test,
+        )
     else:
         git = ["git", "-C", str(root), "rev-parse", "--short", "HEAD"]
         commit = subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()

@@ -86,6 +86,7 @@ def run(
     minutes: float | None = None,
     again: bool = False,
     only: Sequence[str] = (),
+    tests: Sequence[str] = (),
     say: Callable[[str], None] = print,
 ) -> None:
     """Tries every fault of the sample that was not tried on this code yet; results go to `out`, a line each.
@@ -94,8 +95,9 @@ def run(
         minutes: start no further fault after so many.
         again: try those once more that survived, after tests were added.
         only: paths of targets; all if left out.
+        tests: files, or `file::test`: only these, such as those that were just written; all if left out.
     """
-    work = _Work(root, out, None if minutes is None else time.monotonic() + 60 * minutes, say)
+    work = _Work(root, out, None if minutes is None else time.monotonic() + 60 * minutes, say, tests)
     preload()
     attempts = [a for a in sample(root) if not only or TARGETS[a.target].path in only]
     for target in TARGETS:
@@ -126,6 +128,7 @@ class _Work:
     out: Path
     deadline: float | None
     say: Callable[[str], None]
+    tests: Sequence[str] = ()
 
     def late(self) -> bool:
         return self.deadline is not None and time.monotonic() > self.deadline
@@ -158,7 +161,8 @@ class _Work:
             part.replace(stored)
 
         known = _stored(stored).of_files(files)
-        found = run_bench(target.tests(modules[0], self.root), self.root, body, place=place, known=known, keep=keep)
+        chosen = self.tests or target.tests(modules[0], self.root)
+        found = run_bench(chosen, self.root, body, place=place, known=known, keep=keep)
         if found.error is not None:
             self.say(f"{target.path}: the tests cannot judge faults: {found.error}")
 
@@ -200,6 +204,7 @@ class _Work:
         shared = [path for path in (self.root / "tests").rglob("*.py") if not path.name.startswith("test_")]
         for path in sorted([*(self.root / "src").rglob("*.py"), *shared]):
             digest.update(path.read_bytes())
+        digest.update("\n".join(self.tests).encode())
         name = target.path.replace("/", "-")
         return self.out.with_name(f"{self.out.stem}-{name}-{digest.hexdigest()[:12]}.json")
 
@@ -250,7 +255,7 @@ def of_sample(root: Path, out: Path) -> list[dict[str, Any]]:
 
     `later` says that it survived at first and is noticed now.
     """
-    done = {entry["key"]: entry for entry in read(out) if entry["final"]}
+    done = {entry["key"]: entry for entry in _all(out) if entry["final"]}  # the last verdict that was one
     survived = {entry["key"] for entry in _all(out) if entry["final"] and entry["verdict"] == SURVIVED}
     for key, entry in done.items():
         entry["later"] = key in survived and entry["verdict"] != SURVIVED

@@ -42,7 +42,8 @@ tests that call the changed function were run against each.
 3. A fault counts as noticed only if the test that noticed it passes right afterwards without the fault.
 
 All seconds are processor time, so that a busy machine changes no verdict. A test that runs into an endless
-loop has noticed the fault. With `--again` survivors are tried once more, after tests were written for them.
+loop has noticed the fault. With `--again` survivors are tried once more, after tests were written for them;
+`--test` limits that to the new tests.
 Every fault, with the test that noticed it, is in [{results}]({results}), our judgement of the survivors in
 [{judged}]({judged}).
 
