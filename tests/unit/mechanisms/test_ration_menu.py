@@ -194,7 +194,9 @@ def test_wrong_settings_are_refused(settings):
         pm.mechanism("two-step", **settings)
 
 
-def test_a_bulk_that_costs_no_less_is_refused_by_name():
+def test_a_price_without_end_and_a_bulk_that_costs_no_less_are_refused_by_name():
+    with pytest.raises(ConfigurationError, match="ration: unit_price is inf"):
+        pm.mechanism("ration", unit_price=float("inf"))
     with pytest.raises(ConfigurationError, match=r"bulk_price 0\.3 with unit_price 0\.3"):
         pm.mechanism("two-step", unit_price=0.3, bulk_price=0.3)
 
