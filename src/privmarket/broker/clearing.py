@@ -211,7 +211,8 @@ def still_valid(connection: Connection, round_id: str, prepared: Prepared) -> Pr
     Only the wallets that moved since are looked at. Where each leaves as much of its owner's offer as before, the
     auction is the same, but for which measure those wallets watch.
     """
-    moved = dict(sql.run(connection, _MOVED, round_id, prepared.size, prepared.size, prepared.size))
+    rows = sql.run(connection, _MOVED, round_id, prepared.size, prepared.size, prepared.size)
+    moved: dict[str, float] = dict(rows)
     if not moved:
         return prepared
     found = prepared.auction

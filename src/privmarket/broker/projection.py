@@ -21,6 +21,7 @@ from privmarket.broker.schema import PROJECTIONS
 
 Row = dict[str, Any]
 Fields = Mapping[str, Any]  # of an entry
+Key = tuple[Any, ...]  # of a row; also its values in the order of a statement
 WORLD = "world"
 TABLES: dict[str, Table] = {table.name: table for table in PROJECTIONS}
 COLUMNS: dict[str, tuple[str, ...]] = {name: tuple(c.name for c in table.c) for name, table in TABLES.items()}
@@ -37,7 +38,7 @@ class Change(NamedTuple):
 
     verb: str
     table: str
-    key: tuple[Any, ...]
+    key: Key
     values: Row
 
 
@@ -51,7 +52,7 @@ def escrow(round_id: str) -> str:
     return f"escrow:{round_id}"
 
 
-def changes(entry: Entry, fields: Mapping[str, Any] | None = None) -> list[Change]:
+def changes(entry: Entry, fields: Fields | None = None) -> list[Change]:
     """What an entry does to the tables; a kind that is not known here is an error.
 
     `fields`: the entry's details where the caller has them at hand; else they are read from the entry.
@@ -260,8 +261,8 @@ KINDS = tuple(_STEPS)
 
 def store(connection: Connection, made: Sequence[Change]) -> None:
     """Writes changes, those of each table in their order; neighbours of one form go together, counts are summed."""
-    added: Counter[tuple[str, tuple[Any, ...], str]] = Counter()
-    forms: dict[str, list[tuple[str, list[tuple[Any, ...]]]]] = {}  # table → (statement, rows), one after the other
+    added: Counter[tuple[str, Key, str]] = Counter()
+    forms: dict[str, list[tuple[str, list[Key]]]] = {}  # table → (statement, rows), one after the other
     for change in made:
         if change.verb == "add":
             for column, amount in change.values.items():
@@ -307,7 +308,7 @@ class Rebuilt:
     """The tables as the log gives them: table → key → row."""
 
     def __init__(self) -> None:
-        self.tables: dict[str, dict[tuple[Any, ...], Row]] = {name: {} for name in TABLES}
+        self.tables: dict[str, dict[Key, Row]] = {name: {} for name in TABLES}
 
     def apply(self, made: Iterable[Change]) -> None:
         """Makes changes; raises KeyError where one needs a row that is not there."""

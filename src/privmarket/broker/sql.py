@@ -19,8 +19,10 @@ _FETCH = 20_000
 _WORTH_COPYING = 50  # rows
 _PLAIN_INSERT = re.compile(r"INSERT INTO (\w+ \([^()]*\)) VALUES \([?, ]*\)")
 
+Values = tuple[Any, ...]  # of one row, in the order of the statement
 
-def run(connection: Connection, statement: str, *parameters: object) -> list[tuple[Any, ...]]:
+
+def run(connection: Connection, statement: str, *parameters: object) -> list[Values]:
     """The rows of one statement. Parameters are marked `?`; for a list write `(?*)`, it may not be empty."""
     lengths: tuple[int, ...] = ()
     if "?*" in statement:
@@ -28,11 +30,11 @@ def run(connection: Connection, statement: str, *parameters: object) -> list[tup
         parameters = tuple(one for value in parameters for one in (value if isinstance(value, list) else (value,)))
     cursor = _cursor(connection)
     cursor.execute(_in_dialect(statement, lengths, connection.dialect.name), parameters)
-    rows: list[tuple[Any, ...]] = cursor.fetchall() if cursor.description else []
+    rows: list[Values] = cursor.fetchall() if cursor.description else []
     return rows
 
 
-def stream(connection: Connection, statement: str, *parameters: object) -> Iterator[tuple[Any, ...]]:
+def stream(connection: Connection, statement: str, *parameters: object) -> Iterator[Values]:
     """The rows of one statement, fetched some thousands at a time: a round may have a million."""
     hook_cursor = _cursor(connection)
     text = _in_dialect(statement, (), connection.dialect.name)

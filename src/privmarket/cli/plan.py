@@ -20,9 +20,11 @@ from privmarket.lazy import late
 from privmarket.reports.plan_figure import check_plot, write_plan
 
 if TYPE_CHECKING:
-    from privmarket.federated import plan_runs, planning
-    from privmarket.federated.planning import Options, Plan, Planner, Point
+    from privmarket.federated import plan_choices, plan_runs, planning
+    from privmarket.federated.plan_choices import Options
+    from privmarket.federated.planning import Plan, Planner, Point
 else:
+    plan_choices = late("privmarket.federated.plan_choices")
     plan_runs = late("privmarket.federated.plan_runs")
     planning = late("privmarket.federated.planning")
 
@@ -112,14 +114,14 @@ def plan(
 
 
 def _expected(planner: Planner, totals: list[float]) -> int:
-    return planning.expected_cells(planner.options, len(totals), len(planner.rules), planner.base.trust)
+    return plan_choices.expected_cells(planner.options, len(totals), len(planner.rules), planner.base.trust)
 
 
 def _totals(money: str | None, total: float | None, base: FederationConfig) -> list[float]:
     if total is not None:
         return [total]
     if money is None:
-        return planning.usual_totals(base.clients, base.trust)
+        return plan_choices.usual_totals(base.clients, base.trust)
     return _numbers("--money", money, float)
 
 
@@ -131,9 +133,9 @@ def _numbers(option: str, text: str, kind: Callable[[str], Number]) -> list[Numb
 
 
 def _options(effort: str, rounds: str | None, trust: str) -> Options:
-    if effort not in planning.EFFORTS:
-        raise ConfigurationError(f"unknown effort {effort!r}", f"choose one of: {', '.join(planning.EFFORTS)}")
-    chosen = planning.options_for(effort, trust)
+    if effort not in plan_choices.EFFORTS:
+        raise ConfigurationError(f"unknown effort {effort!r}", f"choose one of: {', '.join(plan_choices.EFFORTS)}")
+    chosen = plan_choices.options_for(effort, trust)
     return chosen if rounds is None else replace(chosen, rounds=tuple(sorted(_numbers("--rounds", rounds, int))))
 
 

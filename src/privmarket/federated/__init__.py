@@ -11,6 +11,6 @@ trains needs torch.
 - `local`, `pool`, `workers`: private training of one client, of a run's clients, in several processes.
 - `aggregation`, `shares`, `global_model`: weights of updates, shares of a secure sum, the server's step.
 - `simulation`, `state`, `checkpoint`, `summary`, `entry_point`: a whole run, saved, summed up, by one call.
-- `planning`, `plan_runs`, `client_spread`: what a model will cost, and what leaving clients out costs.
+- `planning`, `plan_choices`, `plan_runs`, `client_spread`: what a model will cost, what leaving clients out costs.
 - `privacy_attacks`, `gradient_inversion`, `attack_suite`: attacks on what clients release and on finished models.
 """

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 from privmarket.errors import ConfigurationError, DataError
-from privmarket.federated import planning
+from privmarket.federated import plan_choices, planning
 from privmarket.federated.client_spread import ClientSpread
 from privmarket.federated.config import FederationConfig
 from privmarket.federated.datasets import load_dataset
+from privmarket.federated.plan_choices import Options, rule_choices
 from privmarket.federated.plan_runs import Outcome, PublicProxy, check_proxy, run_cell
-from privmarket.federated.planning import Options, Planner, rule_choices
+from privmarket.federated.planning import Planner
 from privmarket.federated.recommended import recommended_training
 from privmarket.federated.simulation import run
 from privmarket.reports.plan_figure import _round_numbers, plan_figure, write_plan
@@ -110,10 +111,10 @@ def test_totals_above_those_named_are_tried_while_the_ceiling_is_higher(law, tmp
 
 
 def test_under_aggregate_trust_less_money_and_fewer_rounds_are_tried():
-    local, aggregate = (planning.options_for("normal", trust) for trust in ("local", "aggregate"))
+    local, aggregate = (plan_choices.options_for("normal", trust) for trust in ("local", "aggregate"))
     assert max(aggregate.rounds) < max(local.rounds)
     assert replace(aggregate, rounds=local.rounds) == local
-    assert max(planning.usual_totals(100, "aggregate")) < max(planning.usual_totals(100, "local"))
+    assert max(plan_choices.usual_totals(100, "aggregate")) < max(plan_choices.usual_totals(100, "local"))
 
 
 def test_a_target_out_of_reach_shows_the_ceiling(law, tmp_path):
@@ -146,7 +147,7 @@ def test_progress_is_told_run_by_run(law, tmp_path):
     told = []
     plan = Planner(BASE, tmp_path, OPTIONS, on_cell=lambda done, text: told.append(done)).for_totals([20.0])
     assert sum(told) == plan.computed
-    expected = planning.expected_cells(OPTIONS, 1, len(rule_choices(BASE, OPTIONS)), "local")
+    expected = plan_choices.expected_cells(OPTIONS, 1, len(rule_choices(BASE, OPTIONS)), "local")
     assert plan.computed <= expected
 
 

@@ -1,0 +1,134 @@
+"""What a plan may choose (rounds, rule, price, server rate), and how much of it a plan of some effort tries."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from privmarket.errors import ConfigurationError
+from privmarket.federated.config import FederationConfig
+from privmarket.federated.plan_runs import SPREAD_TRAININGS
+from privmarket.market.objectives import AggregateError
+from privmarket.market.ration_design import Marginals
+from privmarket.market.scenarios import SCENARIOS, scenario
+
+# Settings are chosen with these, first ones first; figures come from others.
+SEARCH_SEEDS = (0, 101, 102)
+# Under local trust, where H means something else and is not measured.
+_GRADED_HETEROGENEITY = 1.0
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a plan chooses, all of it public.
+
+    Attributes:
+        rounds: how often money is spent; the total is split evenly.
+        rule, settings: the auction rule; `label` names both for tables.
+        server_rate: step size of the server's optimiser.
+    """
+
+    rounds: int
+    rule: str
+    settings: tuple[tuple[str, object], ...]
+    label: str
+    server_rate: float
+
+    def config(self, base: FederationConfig, total: float) -> FederationConfig:
+        """The run that spends `total` in this way."""
+        return base.replace(
+            rounds=self.rounds,
+            evaluate_every=self.rounds,
+            budget=total / self.rounds,
+            total_budget=None,
+            mechanism=self.rule,
+            mechanism_settings=dict(self.settings),
+            training=replace(base.training, server_rate=self.server_rate),
+        )
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a plan tries. Rates are relative to the base configuration's, prices are shares of clients below."""
+
+    rounds: tuple[int, ...] = (50, 100, 200)
+    rates: tuple[float, ...] = (0.5, 1.0, 2.0)
+    price_shares: tuple[float, ...] = (0.5, 0.75, 0.95)
+    heterogeneities: tuple[float, ...] = (0.3, 1.0)
+    seeds: tuple[int, ...] = (1, 2)
+    search_seeds: int = 2
+
+    def __post_init__(self) -> None:
+        for name in ("rounds", "rates", "seeds"):
+            if not getattr(self, name):
+                raise ConfigurationError(f"plan: no {name} to try", "give at least one")
+        if not 1 <= self.search_seeds <= len(SEARCH_SEEDS):
+            raise ConfigurationError(
+                f"plan: settings chosen by {self.search_seeds} seeds", f"give 1 to {len(SEARCH_SEEDS)}"
+            )
+        if min(self.rounds) < 1 or min(self.rates) <= 0 or {*SEARCH_SEEDS} & {*self.seeds} or min(self.seeds) < 0:
+            raise ConfigurationError(
+                f"plan: rounds {list(self.rounds)}, rates {list(self.rates)}, seeds {list(self.seeds)}",
+                f"rounds and rates must be above 0, seeds other than {SEARCH_SEEDS}, which choose the settings",
+            )
+
+
+EFFORTS = {
+    "quick": Options((50, 100), (1.0,), (0.6, 0.95), (0.3,), (1,), 1),
+    "normal": Options(),
+    "full": Options(
+        (50, 100, 200, 400), (0.25, 0.5, 1.0, 2.0), (0.4, 0.6, 0.8, 0.95), (0.1, 0.3, 1.0), (1, 2, 3), 3
+    ),
+}
+
+# Under aggregate trust the same model takes far less noise, money and rounds.
+_ROUNDS_UNDER_AGGREGATE_TRUST = {"quick": (10, 30), "normal": (10, 30, 90), "full": (5, 10, 30, 90)}
+_MONEY_PER_CLIENT = {"local": (1.0, 2.5, 6.0, 15.0), "aggregate": (0.03, 0.1, 0.4, 1.5)}
+
+
+def options_for(effort: str, trust: str) -> Options:
+    """What a plan of one of the `EFFORTS` tries under local or aggregate trust."""
+    options = EFFORTS[effort]
+    return replace(options, rounds=_ROUNDS_UNDER_AGGREGATE_TRUST[effort]) if trust == "aggregate" else options
+
+
+def usual_totals(clients: int, trust: str) -> list[float]:
+    """Totals of money to try where none are named."""
+    return [clients * amount for amount in _MONEY_PER_CLIENT[trust]]
+
+
+def rule_choices(base: FederationConfig, options: Options, measured: float | None = None) -> list[Choice]:
+    """The rules that a plan tries: all exact, so that the plan holds when clients look after themselves.
+
+    Rounds and rate of the result are those of the base configuration.
+
+    Args:
+        measured: H where it was measured; else rules that need it are tried with those of the options.
+    """
+    facts = Marginals.of(scenario(base.scenario))
+    rounds, rate = base.rounds, base.training.server_rate
+    found = []
+    for share in options.price_shares:
+        price = float(f"{float(facts.price(np.array(share))):.4g}")
+        settings = (("unit_price", price),)
+        found.append(Choice(rounds, "two-step", settings, f"two-step, one ration at {price:g}", rate))
+    for heterogeneity in options.heterogeneities if measured is None else (measured,):
+        learned = (("objective", AggregateError.name), ("heterogeneity", heterogeneity))
+        if base.scenario in SCENARIOS:
+            found.append(Choice(rounds, "mfg-menunet", learned, f"mfg-menunet for H = {heterogeneity:g}", rate))
+        else:
+            found.append(Choice(rounds, "two-step", learned[1:], f"two-step for H = {heterogeneity:g}", rate))
+    grade = _GRADED_HETEROGENEITY if measured is None else measured
+    graded, label = (("heterogeneity", grade),), f"graded-ration for H = {grade:g}"
+    found.append(Choice(rounds, "graded-ration", graded, label, rate))
+    found.append(Choice(rounds, "mean-field-menu", (), "mean-field-menu", rate))
+    return found
+
+
+def expected_cells(options: Options, totals: int, rules: int, trust: str) -> int:
+    """About how many runs and trainings a plan for so many totals makes."""
+    search = options.search_seeds * (rules + len(options.rounds) + len(options.rates) - 2)
+    near = options.search_seeds * (min(3, len(options.rounds)) + min(2, rules - 1))
+    spread = SPREAD_TRAININGS if trust == "aggregate" else 0
+    return spread + search + (totals - 1) * near + totals * len(options.seeds)
