@@ -52,17 +52,23 @@ def stream(connection: Connection, statement: str, *parameters: object) -> Itera
 
 
 def run_many(connection: Connection, statement: str, rows: Sequence[tuple[object, ...]]) -> None:
-    """The same statement for every row of parameters. PostgreSQL takes many plain inserts as one COPY."""
+    """The same statement for every row of parameters. PostgreSQL takes many plain inserts as one COPY.
+
+    Few rows go to PostgreSQL one by one: psycopg's `executemany` opens a pipeline, and PostgreSQL does not end a
+    transaction whose broker stands still between two messages of one, so that every other broker would wait for it.
+    """
     if not rows:
         return
-    cursor, dialect = _cursor(connection), connection.dialect.name
-    plain = _PLAIN_INSERT.fullmatch(statement) if dialect == "postgresql" and len(rows) >= _WORTH_COPYING else None
-    if plain is None:
-        cursor.executemany(_in_dialect(statement, (), dialect), rows)
-        return
-    with cursor.copy(f"COPY {plain[1]} FROM STDIN") as copy:
+    cursor, text = _cursor(connection), _in_dialect(statement, (), connection.dialect.name)
+    if connection.dialect.name == "sqlite":
+        cursor.executemany(text, rows)
+    elif len(rows) >= _WORTH_COPYING and (plain := _PLAIN_INSERT.fullmatch(statement)):
+        with cursor.copy(f"COPY {plain[1]} FROM STDIN") as copy:
+            for row in rows:
+                copy.write_row(row)
+    else:
         for row in rows:
-            copy.write_row(row)
+            cursor.execute(text, row)
 
 
 def _cursor(connection: Connection) -> Any:

@@ -18,7 +18,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from privmarket.broker import database as stored
-from privmarket.broker import elsewhere, noise_tables, rules
+from privmarket.broker import elsewhere, noise_tables, rules, sql
 from privmarket.broker.api import ServiceSettings, create_app
 from privmarket.broker.broker import Broker
 from privmarket.broker.http_errors import BrokerError, ConflictError, UnavailableError
@@ -316,6 +316,29 @@ def test_a_paused_broker_does_not_stop_the_others(postgres_server: str, monkeypa
     assert verify(other).differences == ()
     for broker in (other, market.broker):
         broker.database.close()
+
+
+def test_rows_reach_postgresql_without_a_pipeline(
+    postgres_server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """7: PostgreSQL does not count a transaction as idle between two messages of a pipeline, which psycopg's
+    `executemany` opens: a broker paused there held the lock for as long as it stood still."""
+
+    def pipeline(*_: object, **__: object) -> None:
+        raise AssertionError("a pipeline was opened")
+
+    url = new_database(postgres_server)
+    broker = Broker(url)
+    monkeypatch.setattr(psycopg.Pipeline, "__init__", pipeline)
+    insert = "INSERT INTO few (number) VALUES (?)"
+    with broker.database.engine.connect() as connection, connection.begin():
+        sql.run(connection, "CREATE TEMPORARY TABLE few (number INTEGER)")
+        for rows in (3, 60):  # one by one, and as a COPY
+            sql.run_many(connection, insert, [(number,) for number in range(rows)])
+        assert sql.run(connection, "SELECT count(*), sum(number) FROM few") == [(63, 3 + 1770)]
+        with pytest.raises(AssertionError, match="pipeline"):
+            connection.connection.cursor().executemany("INSERT INTO few (number) VALUES (%s)", [(1,), (2,)])
+    broker.database.close()
 
 
 def test_settings_of_rules_are_typed_and_name_no_files(market: Market) -> None:
