@@ -126,7 +126,9 @@ class Database:
         try:
             self.engine = storage.open_engine(url, read_only, PATIENCE_SECONDS, IDLE_SECONDS)
             driver = self.engine.dialect.loaded_dbapi
-            self._failures = (OperationalError, TimeoutError, driver.OperationalError)
+            self._failures: tuple[type[Exception], ...] = (OperationalError, TimeoutError, driver.OperationalError)
+            if self.engine.dialect.name == "postgresql":  # it ended the transaction of a broker that stood still
+                self._failures += (driver.errors.IdleInTransactionSessionTimeout,)
             # Whether the database lives in this process: nothing to wait for but the disk and other writers.
             self.is_embedded = self.engine.dialect.name == "sqlite"
             if read_only:
