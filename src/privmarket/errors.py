@@ -70,6 +70,14 @@ class OutcomeError(PrivmarketError):
 
     code = "bad-outcome"
 
+    @classmethod
+    def of_exit(cls, rule: str, error: SystemExit) -> OutcomeError:
+        """Code of the user's own rule called `sys.exit`, which would end the program without a word."""
+        said = "" if error.code is None else f": {error.code}"
+        return cls(
+            f"rule {rule} ended the program by SystemExit{said}", "return an outcome there, or raise an error"
+        )
+
 
 class PrivacyError(PrivmarketError):
     """A release that cannot be accounted for: a bad noise multiplier, sampling rate, ε or δ."""

@@ -32,6 +32,9 @@ def texts(bids, budget): return "much", "little"
 def one(bids): return bids
 def needs(bids, budget, price): return bids.epsilon, bids.valuation
 def imaginary(bids, budget): return bids.epsilon * 1j, bids.valuation
+def quits(bids, budget): exit("enough")
+class Odd(BaseException): pass
+def odd(bids, budget): raise Odd("strange")
 import privmarket
 class Unfinished(privmarket.Mechanism):
     name = "unfinished"
@@ -337,6 +340,10 @@ BAD = {
     "auction bids.csv bids.csv --budget 1": "unexpected extra argument",
     "auction bids.csv --budget 1 --mechanism rules.py:needs": "rules.py:needs needs the setting 'price' (give --set price=VALUE",
     "auction bids.csv --budget 1 --mechanism rules.py:imaginary": "epsilon: not an array of numbers: complex numbers",
+    "auction bids.csv --budget 1 --mechanism rules.py:quits": "rule quits ended the program by SystemExit: enough",
+    "auction bids.csv --budget 1 --mechanism rules.py:odd": "rules.py, line 19: Odd: strange (mend it there)",
+    "federate --rounds 1 --clients 4 --mechanism rules.py:quits": "rule quits ended the program by SystemExit: enough",
+    "audit --clients 4 --profiles 1 --mechanism rules.py:quits": "rule quits ended the program by SystemExit: enough",
     "auction bids.csv --budget 1 --mechanism rules.py:Unfinished": "rules.py:Unfinished has no method clear",
     "--config cfg6.toml auction bids.csv": "[auction]: budget is [1, 2] (give one value)",
     "--config cfg7.toml auction bids.csv": "[auction]: budget is {'x': 1} (give one value)",

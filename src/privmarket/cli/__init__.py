@@ -88,7 +88,7 @@ def _show_usage_error(error: click.UsageError) -> None:
     print(f"error: {text} (see `{command} --help`)", file=sys.stderr)
 
 
-def _place_in_own_code(error: Exception) -> str | None:
+def _place_in_own_code(error: BaseException) -> str | None:
     """File and line where a rule of the user's own failed; None if the fault is not in such a file."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     file = Path(last.filename).absolute()
@@ -158,7 +158,7 @@ def main() -> None:
         print(f"error: {where}{error.strerror or error} (run with --verbose to see where)", file=sys.stderr)
         _forget_unwritten_output()
         sys.exit(2)
-    except Exception as error:
+    except BaseException as error:  # a rule may raise what is no Exception; our own exits are in no user's file
         place = _place_in_own_code(error)
         if place is None or _LOG.isEnabledFor(logging.DEBUG):
             raise

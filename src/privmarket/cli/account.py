@@ -10,6 +10,7 @@ import typer
 from rich.table import Table
 
 from privmarket.cli.options import Json, note, print_json, print_table
+from privmarket.counted import counted
 from privmarket.errors import ConfigurationError
 from privmarket.extras import require
 from privmarket.files import check_writable
@@ -102,7 +103,7 @@ def _print(result: Statement) -> None:
     print(f"added up like money it would be ε = {result.basic[0]:g} at δ = {result.basic[1]:g}")
     if result.cap_epsilon is not None:
         fits, sold = sum(line.fits or 0 for line in result.lines), sum(line.sale.count for line in result.lines)
-        print(f"a wallet with cap ε = {result.cap_epsilon:g} lets {fits} of {sold} sales through")
+        print(f"a wallet with cap ε = {result.cap_epsilon:g} lets {fits} of {counted(sold, 'sale')} through")
     print("\nif all of this is sold as planned:")
     for text in result.promise.lines():
         print(f"  {text}")

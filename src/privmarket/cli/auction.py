@@ -20,6 +20,7 @@ from privmarket.cli.options import (
     print_json,
     print_table,
 )
+from privmarket.counted import counted
 from privmarket.files import check_writable, write_atomically
 from privmarket.market.bid_file import BidFile, read_bids
 from privmarket.market.outcome import Outcome
@@ -135,8 +136,9 @@ def _print(offers: BidFile, outcome: Outcome, name: str, budget: float, totals: 
         )
     print_table(table)
     if offers.bids.clients > _SHOWN:
-        note(f"{offers.bids.clients - _SHOWN} more clients: use --out FILE.csv or --json to see all")
+        note(f"{counted(offers.bids.clients - _SHOWN, 'more client')}: use --out FILE.csv or --json to see all")
+    sell = "sells" if totals["sellers"] == 1 else "sell"
     print(
-        f"{totals['sellers']} of {totals['clients']} clients sell {totals['epsilon']:.4f} ε for "
+        f"{totals['sellers']} of {counted(totals['clients'], 'client')} {sell} {totals['epsilon']:.4f} ε for "
         f"{totals['spend']:.4f} of {budget:g}; their surplus is {totals['welfare']:.4f}"
     )

@@ -20,6 +20,7 @@ from privmarket.cli.options import (
     print_table,
 )
 from privmarket.cli.progress import ProgressBar
+from privmarket.counted import counted
 from privmarket.errors import ConfigurationError, MissingPartError
 from privmarket.extras import require
 from privmarket.files import check_writable
@@ -151,8 +152,9 @@ def _comparison_table(comparison: Comparison) -> Table:
 
 def _table(report: AuditReport) -> Table:
     table = Table(
-        title=f"{report.mechanism} on {report.scenario}: {report.clients} clients, budget {report.budget:g}, "
-        f"{report.profiles} markets attacked, {report.markets} averaged, seed {report.seed}",
+        title=f"{report.mechanism} on {report.scenario}: {counted(report.clients, 'client')}, "
+        f"budget {report.budget:g}, {counted(report.profiles, 'market')} attacked, "
+        f"{report.markets} averaged, seed {report.seed}",
         show_header=False,
     )
     table.add_column("figure")

@@ -11,6 +11,7 @@ import typer
 from privmarket.broker.signatures import SigningKey
 from privmarket.cli.options import Json, note, print_json
 from privmarket.cli.serve import DEFAULT_DATABASE, Database, key_file
+from privmarket.counted import counted
 from privmarket.errors import ConfigurationError
 from privmarket.lazy import late
 
@@ -77,10 +78,11 @@ def verify(
             print(f"note: {text}")
         for text in verdict.differences:
             print(f"difference: {text}")
-        said = f"{len(verdict.differences)} differences" if verdict.differences else "all agrees"
+        said = counted(len(verdict.differences), "difference") if verdict.differences else "all agrees"
         print(
-            f"{said}: {verdict.entries} log entries, {verdict.auctions} auctions replayed, "
-            f"{verdict.postings} postings, head {verdict.head}"
+            f"{said}: {counted(verdict.entries, 'log entry', 'log entries')}, "
+            f"{counted(verdict.auctions, 'auction')} replayed, {counted(verdict.postings, 'posting')}, "
+            f"head {verdict.head}"
         )
     raise typer.Exit(1 if verdict.differences else 0)
 
@@ -121,7 +123,7 @@ def forget(
     broker = service.Broker(database, key=_key(database, key))
     erased = broker.forget_idle(idle_days)
     broker.database.close()
-    print(f"{len(erased)} names erased")
+    print(f"{counted(len(erased), 'name')} erased")
 
 
 @app.command("backup")
@@ -137,7 +139,7 @@ def backup(
       privmarket broker backup market-2026-11-16.jsonl.gz --database sqlite:///market.db
     """
     head = broker_backup.backup(databases.Database(database, read_only=True), file)
-    print(f"{head.size} entries, head {head.size}:{head.root}")
+    print(f"{counted(head.size, 'entry', 'entries')}, head {head.size}:{head.root}")
 
 
 @app.command("restore")
@@ -160,5 +162,5 @@ def restore(
     stored.close()
     for text in verdict.differences:
         print(f"difference: {text}")
-    print(f"{verdict.entries} entries restored, head {verdict.head}")
+    print(f"{counted(verdict.entries, 'entry', 'entries')} restored, head {verdict.head}")
     raise typer.Exit(1 if verdict.differences else 0)

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from privmarket.cli.options import Json, note, print_json, print_table
+from privmarket.counted import counted
 from privmarket.errors import ConfigurationError
 from privmarket.extras import require
 from privmarket.files import check_writable
@@ -110,8 +111,8 @@ def _write(solved: Equilibrium, out: Path) -> None:
 def _table(solved: Equilibrium) -> Table:
     statistics = solved.statistics
     title = (
-        f"{solved.result.value} after {statistics.iterations} iterations, {statistics.seconds:.1f} s; the best "
-        f"deviation gains {max(solved.relative_exploitability, 0.0):.1e} of the mean payment"
+        f"{solved.result.value} after {counted(statistics.iterations, 'iteration')}, {statistics.seconds:.1f} s; "
+        f"the best deviation gains {max(solved.relative_exploitability, 0.0):.1e} of the mean payment"
     )
     table = Table(title=title)
     for column in ("round", "price", "mean bid", "mean valuation", "ε sold per round", "can still sell"):

@@ -17,6 +17,7 @@ from rich.table import Table
 from privmarket.cli.attack import show_attacks
 from privmarket.cli.live import Curve, LiveView, Watch
 from privmarket.cli.options import Json, note, parse_settings, print_json, print_table, takes_settings
+from privmarket.counted import counted
 from privmarket.errors import ConfigurationError, UnknownNameError
 from privmarket.extras import require
 from privmarket.federated.config import FederationConfig, Training
@@ -205,7 +206,7 @@ class LiveRounds(LiveView):
             Curve("paid in the round", lambda value: f"{value:,.2f}"),
             Curve("largest ε sold in the round", lambda value: f"{value:.2f}"),
         )
-        title = f"{config.dataset}, {config.clients} clients, {config.mechanism}, {config.trust} trust"
+        title = f"{config.dataset}, {counted(config.clients, 'client')}, {config.mechanism}, {config.trust} trust"
         super().__init__(title, "round", config.rounds, curves, page)
 
     def show_round(self, record: RoundRecord) -> None:
@@ -233,7 +234,7 @@ class LiveRounds(LiveView):
 
 def _totals_table(config: FederationConfig, summary: RunSummary, promised: Promise | None) -> Table:
     title = (
-        f"{config.dataset}, {config.clients} clients, α = {config.alpha:g}, {config.mechanism}, "
+        f"{config.dataset}, {counted(config.clients, 'client')}, α = {config.alpha:g}, {config.mechanism}, "
         f"{config.mode}, seed {config.seed}"
     )
     table = Table(title=title, show_header=False)

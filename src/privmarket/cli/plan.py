@@ -13,6 +13,7 @@ from rich.table import Table
 from privmarket.cli.federate import training_of
 from privmarket.cli.options import Json, note, print_json, print_table, takes_settings
 from privmarket.cli.progress import ProgressBar
+from privmarket.counted import counted
 from privmarket.errors import ConfigurationError
 from privmarket.federated.config import FederationConfig
 from privmarket.files import check_writable
@@ -142,8 +143,9 @@ def _options(effort: str, rounds: str | None, trust: str) -> Options:
 def _table(made: Plan) -> Table:
     base = made.base
     title = (
-        f"{base.dataset}, {base.clients} clients, α = {base.alpha:g}, law {base.scenario}, {base.trust} trust, "
-        f"{made.cells} runs" + ("" if made.heterogeneity is None else f", H = {made.heterogeneity:g} measured")
+        f"{base.dataset}, {counted(base.clients, 'client')}, α = {base.alpha:g}, law {base.scenario}, "
+        f"{base.trust} trust, {counted(made.cells, 'run')}"
+        + ("" if made.heterogeneity is None else f", H = {made.heterogeneity:g} measured")
     )
     table = Table(title=title)
     columns = (

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from privmarket.cli import seller_at_broker
 from privmarket.cli.options import Json, print_json, print_table
+from privmarket.counted import counted
 from privmarket.privacy.calibration import ReleaseFamily
 from privmarket.privacy.certificate import certify
 from privmarket.privacy.events import from_json
@@ -136,7 +137,7 @@ def _promise(sale: SaleLine, delta: float) -> Promise:
 
 
 def _print_sales(sales: Sequence[tuple[SaleLine, Promise]]) -> None:
-    table = Table(title=f"{len(sales)} sales")
+    table = Table(title=counted(len(sales), "sale"))
     group = f"ε for {GROUP_RECORDS} records of one person"
     for column in ("sale", "ε", "right guesses", group, "unit", "trust", "released", "paid"):
         table.add_column(column, justify="left" if column == "sale" else "right")

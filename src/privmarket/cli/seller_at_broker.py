@@ -15,6 +15,7 @@ from privmarket.broker.http_errors import BrokerError
 from privmarket.broker.sealed import seal
 from privmarket.broker.signatures import SigningKey
 from privmarket.cli.options import Json, broker_address, note, print_json
+from privmarket.counted import counted
 from privmarket.lazy import late
 
 if TYPE_CHECKING:
@@ -174,7 +175,8 @@ def prove(
     """
     with http_client.BrokerClient(url, token) as client:
         answer = client.prove(entry)
-    print_json(answer) if json else print(f"entry {entry} is in the log of {answer['size']} entries")
+    size = counted(answer["size"], "entry", "entries")
+    print_json(answer) if json else print(f"entry {entry} is in the log of {size}")
 
 
 def add_to(app: typer.Typer) -> None:

@@ -12,6 +12,7 @@ import typer
 from privmarket.cli.live import Curve, LiveView, Watch
 from privmarket.cli.options import Json, Seed, note, parse_settings, print_json
 from privmarket.cli.training_gain import Gain, gain_lines, menu_gain, network_gain
+from privmarket.counted import counted
 from privmarket.errors import ConfigurationError
 from privmarket.extras import require
 from privmarket.files import check_writable
@@ -219,7 +220,7 @@ def _learn_menus(
     with view:
         done = menu_session.learn_menus(points, place, seed, search, show)
     if done.resumed_at:
-        note(f"went on after {done.resumed_at} of {len(points)} curves")
+        note(f"went on after {done.resumed_at} of {counted(len(points), 'curve')}")
     return {
         "weights": str(done.weights),
         "curve": str(done.curve),

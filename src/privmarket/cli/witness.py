@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from privmarket.cli.options import broker_address, note
+from privmarket.counted import counted
 from privmarket.lazy import late
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def witness(
         while True:
             try:
                 head = watching.look()
-                note(f"{head.size} entries, root {head.root}")
+                note(f"{counted(head.size, 'entry', 'entries')}, root {head.root}")
                 found = (
                     log_witness.forks(client, watching.heads, log_witness.read_heads(compare)[1]) if compare else []
                 )

@@ -14,6 +14,7 @@ from typing import TypedDict, cast
 import numpy as np
 from flwr.app import ConfigRecord, Context
 
+from privmarket.counted import counted
 from privmarket.files import write_atomically
 from privmarket.flower import wire
 from privmarket.flower.settings import MarketSettings
@@ -156,10 +157,12 @@ class MarketResult:
         for client, epsilon in self.epsilon_spent.items():
             paid = paid_micro.get(client, 0) / MICRO
             sales = len(self.releases[client])
-            lines.append(f"client {client}: {sales} sales, ε = {epsilon:.2f} in all, paid {paid:.6f}")
+            lines.append(f"client {client}: {counted(sales, 'sale')}, ε = {epsilon:.2f} in all, paid {paid:.6f}")
         if self.paid_micro:
             spent, offered = sum(paid_micro.values()) / MICRO, self.settings.budget * len(self.records)
-            lines.append(f"in all: {spent:.2f} paid, of {offered:g} offered in {len(self.records)} rounds")
+            lines.append(
+                f"in all: {spent:.2f} paid, of {offered:g} offered in {counted(len(self.records), 'round')}"
+            )
         else:
             lines.append("nothing was bought in any round")
         return lines

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
+from privmarket.counted import counted
 from privmarket.errors import ConfigurationError
 from privmarket.market import attacks
 from privmarket.market.bids import Array, Bids
@@ -113,9 +114,9 @@ class AuditReport:
         gain = f"{self.regret.maximum_share:.2%} of the mean payment" if gains else "nothing"
         return "\n".join(
             (
-                f"{self.mechanism} on {self.scenario}: {self.clients} clients, budget {self.budget:g}",
+                f"{self.mechanism} on {self.scenario}: {counted(self.clients, 'client')}, budget {self.budget:g}",
                 f"  buys {self.epsilon_bought:.4g} ε for {self.spend:.4g}: {self.fluid_ratio:.1%} of the bound",
-                f"  best misreport found gains {gain} ({self.profiles} markets attacked)",
+                f"  best misreport found gains {gain} ({counted(self.profiles, 'market')} attacked)",
                 f"  underpaid {self.rationality_violations:.2%} of clients, over budget "
                 f"{self.budget_violations:.2%} of markets, beyond the offer {self.offer_violations:.2%} of clients",
                 f"  promises: {', '.join(self.declared) or 'none'}",

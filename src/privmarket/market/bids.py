@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from privmarket.counted import counted
 from privmarket.errors import BidError
 from privmarket.market.frames import column_of, frame_of
 
@@ -183,7 +184,7 @@ class Bids:
         *lead, clients = self.shape
         markets = f"{' × '.join(str(n) for n in lead)} markets of " if lead else ""
         given = [f"{name} {_span(getattr(self, name))}" for name in _RULES if getattr(self, name) is not None]
-        return f"Bids({markets}{clients} client{'s' * (clients != 1)}: {', '.join(given)})"
+        return f"Bids({markets}{counted(clients, 'client')}: {', '.join(given)})"
 
     def _repr_html_(self) -> str:
         if len(self.shape) > 1:

@@ -84,9 +84,14 @@ class Mechanism(ABC):
         Raises:
             ConfigurationError: the budget is not positive or does not fit the shape of the bids.
             OutcomeError: the rule returned no `Outcome`, one of another shape than the bids, or some client's ε or
-                payment is negative, infinite, not a number, or more ε than that client offered.
+                payment is negative, infinite, not a number, or more ε than that client offered; or the rule called
+                `sys.exit`.
         """
-        outcome = self.clear(bids, budget_column(budget, bids.shape))
+        column = budget_column(budget, bids.shape)
+        try:
+            outcome = self.clear(bids, column)
+        except SystemExit as error:
+            raise OutcomeError.of_exit(self.name, error) from error
         if not isinstance(outcome, Outcome):
             raise OutcomeError(
                 f"{self.name}: clear returned {type(outcome).__name__}, not an Outcome",

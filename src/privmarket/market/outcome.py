@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from privmarket.counted import counted
 from privmarket.errors import OutcomeError
 from privmarket.market.bids import Array, Bids
 from privmarket.market.frames import frame_of
@@ -69,13 +70,14 @@ class Outcome:
     def __repr__(self) -> str:
         *lead, clients = self.epsilon.shape
         sellers = int((self.epsilon > 0).sum())
-        what = f"{sellers} of {clients} clients sell {self.epsilon.sum():.4g} ε for {self.payment.sum():.4g}"
+        said = f"{sellers} of {counted(clients, 'client')} {'sells' if sellers == 1 else 'sell'}"
+        what = f"{said} {self.epsilon.sum():.4g} ε for {self.payment.sum():.4g}"
         if lead:
             markets = int(np.prod(lead))
             sold, paid = self.epsilon.sum() / markets, self.payment.sum() / markets
             what = (
-                f"{markets} markets of {clients} clients: on average {sellers / markets:.4g} sell "
-                f"{sold:.4g} ε for {paid:.4g}"
+                f"{counted(markets, 'market')} of {counted(clients, 'client')}: on average "
+                f"{sellers / markets:.4g} sell {sold:.4g} ε for {paid:.4g}"
             )
         return f"Outcome({what})"
 

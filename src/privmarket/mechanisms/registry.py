@@ -16,7 +16,7 @@ from inspect import Parameter, isabstract, isclass, signature
 from pathlib import Path
 from types import ModuleType
 
-from privmarket.errors import ConfigurationError, UnknownNameError
+from privmarket.errors import ConfigurationError, OutcomeError, PrivmarketError, UnknownNameError
 from privmarket.extras import needed
 from privmarket.market.facts import MarketFacts
 from privmarket.market.mechanism import Mechanism
@@ -73,7 +73,7 @@ def mechanism(name: str, /, *, market: MarketFacts | None = None, **settings: ob
     if name in _REGISTRY:
         found: object = _registered(name)
     elif name in _added():
-        found = _added()[name].load()
+        found = _loaded(_added()[name])
     else:
         raise UnknownNameError.among("mechanism", name, mechanism_names())
     return _build(name, found, market, settings)
@@ -122,6 +122,20 @@ def _added() -> Mapping[str, EntryPoint]:
     return {point.name: point for point in entry_points(group=GROUP) if point.name not in _REGISTRY}
 
 
+def _loaded(point: EntryPoint) -> object:
+    try:
+        return point.load()
+    except SystemExit as error:
+        raise OutcomeError.of_exit(f"{point.name} ({point.value})", error) from error
+    except PrivmarketError:
+        raise
+    except Exception as error:
+        raise ConfigurationError(
+            f"mechanism {point.name!r} cannot be loaded from {point.value}: {error}",
+            "install the distribution that offers it again, or mend it",
+        ) from error
+
+
 def _module(place: str) -> ModuleType:
     """The module `package.module`, looked for in the working directory too, or the file `path/to/file.py`."""
     try:
@@ -135,6 +149,8 @@ def _module(place: str) -> ModuleType:
                 raise
             sys.path.insert(0, str(Path.cwd()))
             return import_module(place)
+    except SystemExit as error:
+        raise OutcomeError.of_exit(place, error) from error
     except (ImportError, OSError, SyntaxError, ValueError) as error:
         raise ConfigurationError(
             f"rule {place!r} cannot be imported: {error}",
@@ -167,7 +183,10 @@ def _build(name: str, found: object, market: MarketFacts | None, settings: Mappi
         _check_settings(name, settings, parameters, declared_types(found.__init__))
         given = {**_told(found.market_facts, market), **settings}
         _check_complete(name, given, parameters)
-        return found(**given)
+        try:
+            return found(**given)
+        except SystemExit as error:
+            raise OutcomeError.of_exit(name, error) from error
     if callable(found) and not isclass(found):
         parameters = function_settings(found)
         _check_settings(name, settings, parameters, declared_types(found))

@@ -11,6 +11,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from privmarket.counted import counted
 from privmarket.errors import MissingPartError, UnknownNameError
 from privmarket.lazy import late
 from privmarket.market import attacks
@@ -168,8 +169,9 @@ class Comparison:
             return "no rules"
         first = self.reports[0]
         return (
-            f"{first.scenario}: {first.clients} clients, budget {first.budget:g}, "
-            f"fluid bound {first.fluid_bound:.4g}; {first.markets} markets, {first.profiles} of them attacked"
+            f"{first.scenario}: {counted(first.clients, 'client')}, budget {first.budget:g}, "
+            f"fluid bound {first.fluid_bound:.4g}; "
+            f"{counted(first.markets, 'market')}, {first.profiles} of them attacked"
         )
 
     def rows(self) -> list[tuple[str, ...]]:
@@ -274,7 +276,7 @@ def figure(reports: Iterable[AuditReport]) -> Figure:
     value.set(xlim=(0, 1.95), xlabel="ε bought / fluid bound (dashed: limit of truthful buying)")
     incentive.set(xscale="log", xlim=(floor, 300), xlabel="largest gain from a misreport / mean payment")
     first = shown[0]
-    made.suptitle(f"{first.scenario}, {first.clients} clients, budget {first.budget:g}", fontsize=10)
+    made.suptitle(f"{first.scenario}, {counted(first.clients, 'client')}, budget {first.budget:g}", fontsize=10)
     for axes in (value, incentive):
         axes.grid(axis="x", alpha=0.25)
         axes.set_axisbelow(True)

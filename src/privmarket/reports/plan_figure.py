@@ -7,6 +7,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from privmarket.counted import counted
 from privmarket.errors import ConfigurationError
 from privmarket.files import write_atomically
 from privmarket.reports import run_charts as charts
@@ -133,7 +134,7 @@ def _page(plan: Plan) -> str:
     ]
     panels = "".join(f"<h2>{title}</h2>{chart}" for title, chart in zip(_PANELS, drawn, strict=True))
     spent_on = "".join(
-        f"<li>{point.total:,.4g}: {point.choice.rounds} rounds × {point.budget_per_round:,.4g}, "
+        f"<li>{point.total:,.4g}: {counted(point.choice.rounds, 'round')} × {point.budget_per_round:,.4g}, "
         f"{escape(point.choice.label)}</li>"
         for point in plan.points
     )

@@ -12,6 +12,7 @@ from typing import cast
 
 import numpy as np
 
+from privmarket.counted import counted
 from privmarket.federated.state import RunResult
 from privmarket.federated.summary import ClientRow, client_table
 from privmarket.privacy.accountant import composed_epsilon
@@ -164,7 +165,7 @@ def sales_takeaway(result: RunResult) -> str:
     sold = np.zeros(result.config.clients, dtype=bool)
     for record in result.records:
         sold[[int(client) for client in record.sold_epsilon]] = True
-    said = f"{sold.sum()} of {sold.size} clients sold at least once"
+    said = f"{sold.sum()} of {counted(sold.size, 'client')} sold at least once"
     asks = result.types.valuation
     if result.config.types == "persistent" and 0 < sold.sum() < sold.size and asks[~sold].min() >= asks[sold].max():
         return f"{said}; the others ask {asks[~sold].min():.2f} or more per unit of ε, too much for this budget."
@@ -176,7 +177,7 @@ def money_takeaway(result: RunResult, currency: str = CURRENCY) -> str:
     back = sum(record.refunded_micro for record in result.records) / MICRO
     sellers = float(np.mean([record.sellers for record in result.records]))
     return (
-        f"{result.spent:,.2f} {currency} went to {sellers:.0f} sellers in a mean round; "
+        f"{result.spent:,.2f} {currency} went to {counted(round(sellers), 'seller')} in a mean round; "
         f"{back:,.2f} of the rounds' money was not needed and went back."
     )
 

@@ -142,6 +142,53 @@ def test_entry_points_add_rules_but_cannot_replace_ours(monkeypatch):
         registry._added.cache_clear()
 
 
+class Quits(pm.Mechanism):
+    """Ends the program where it should decide, or where it is made."""
+
+    name = "quits"
+
+    def __init__(self, at_once: bool = False) -> None:
+        if at_once:
+            sys.exit()
+
+    def clear(self, bids, budget):
+        sys.exit("done here")
+
+
+def test_a_rule_that_ends_the_program_is_named(tmp_path, monkeypatch):
+    (tmp_path / "quitting_module.py").write_text("import sys\nsys.exit(0)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(OutcomeError, match="rule quits ended the program by SystemExit: done here"):
+        Quits().run(BIDS, 1.0)
+    with pytest.raises(OutcomeError, match=r"rule Quits ended the program by SystemExit \("):
+        resolve(Quits, at_once=True)
+    with pytest.raises(OutcomeError, match="rule quitting_module ended the program by SystemExit: 0"):
+        resolve("quitting_module:Rule")
+    with pytest.raises(OutcomeError, match="rule quits"):
+        pm.audit(Quits(), clients=4, profiles=1)
+
+
+def test_an_entry_point_that_cannot_be_loaded_is_named(tmp_path, monkeypatch):
+    (tmp_path / "quitting_point.py").write_text("import sys\nsys.exit(0)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    points = [
+        EntryPoint("gone", "no_such_package:Rule", registry.GROUP),
+        EntryPoint("nameless", "json:Rule", registry.GROUP),
+        EntryPoint("quits", "quitting_point:Rule", registry.GROUP),
+    ]
+    monkeypatch.setattr(registry, "entry_points", lambda group: points)
+    registry._added.cache_clear()
+    try:
+        with pytest.raises(ConfigurationError, match="'gone' cannot be loaded from no_such_package:Rule"):
+            pm.mechanism("gone")
+        with pytest.raises(ConfigurationError, match="mechanism 'nameless' cannot be loaded from json:Rule"):
+            pm.mechanism("nameless")
+        with pytest.raises(OutcomeError, match=r"rule quits \(quitting_point:Rule\) ended the program"):
+            pm.mechanism("quits")
+    finally:
+        registry._added.cache_clear()
+
+
 @pytest.mark.parametrize(
     ("name", "settings", "message"),
     [
