@@ -15,6 +15,7 @@ from privmarket.errors import MissingPartError
 # Importable package → the extra that installs it. Packages of several extras are told apart by who needs them.
 EXTRA_OF = {
     "alembic": "broker",
+    "cryptography": "client",
     "fastapi": "broker",
     "flwr": "flower",
     "httptools": "broker",
@@ -36,8 +37,9 @@ EXTRA_OF = {
     "typing_extensions": "broker",
     "uvicorn": "broker",
 }
-_SHARED = {"torch", "jinja2", "httpx"}
+_SHARED = {"cryptography", "torch", "jinja2", "httpx"}
 _EXTRA_OF_OUR_PACKAGE = {"flower": "flower", "federated": "federated", "broker": "broker"}
+_OF_A_CLIENT = ("privmarket.broker.http_client", "privmarket.cli.seller_at_broker", "privmarket.cli.witness")
 
 
 def require(package: str, extra: str | None = None) -> None:
@@ -81,11 +83,17 @@ def _missing(package: str, extra: str) -> MissingPartError:
 
 
 def _who_imported(error: ModuleNotFoundError) -> str:
-    """The package of ours whose code ran into the missing one, such as `federated`; empty if none did."""
-    found, frame = "", error.__traceback__
-    while frame is not None:
-        parts = str(frame.tb_frame.f_globals.get("__name__", "")).split(".")
-        if parts[0] == "privmarket" and len(parts) > 1 and parts[1] in _EXTRA_OF_OUR_PACKAGE:
-            found = "client" if parts[1:3] == ["broker", "client"] else parts[1]
-        frame = frame.tb_next
-    return found
+    """The package of ours whose code ran into the missing one, such as `federated`; empty for none or a client."""
+    below = error.__traceback__
+    above = None if below is None else below.tb_frame.f_back
+    modules: list[str] = []  # outermost caller first
+    while above is not None:
+        modules.insert(0, str(above.f_globals.get("__name__", "")))
+        above = above.f_back
+    while below is not None:
+        modules.append(str(below.tb_frame.f_globals.get("__name__", "")))
+        below = below.tb_next
+    if any(module in _OF_A_CLIENT for module in modules):  # it uses a few modules of `broker`, but no web server
+        return ""
+    parts = [module.split(".")[1] for module in modules if module.startswith("privmarket.")]
+    return next((part for part in reversed(parts) if part in _EXTRA_OF_OUR_PACKAGE), "")

@@ -122,6 +122,7 @@ WORKS = [
     ["audit", "--mechanism", "pac", "--clients", "3", "--budget", "5", "--profiles", "1"],
     ["account", "--sale", "1.0x20"],
     ["equilibrium", "--grid", "16x16x16"],
+    ["seller", "policy"],
 ]
 NEEDS = [
     (["auction", "bids.csv", "--mechanism", "mfg-regretnet", "--budget", "1"], "learn"),
@@ -129,6 +130,8 @@ NEEDS = [
     (["demo"], "federated"),
     (["federate", "--dataset", "digits"], "federated"),
     (["serve"], "broker"),
+    (["seller", "init"], "client"),
+    (["witness", "http://127.0.0.1:1", "--file", "heads.txt"], "client"),
     (["broker", "verify"], "broker"),
     (["flower", "run", "."], "flower"),
     (["account", "--sale", "1", "--plot", "figure.png"], "plots"),

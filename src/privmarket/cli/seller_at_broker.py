@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from privmarket.broker.http_errors import BrokerError
-from privmarket.broker.sealed import seal
-from privmarket.broker.signatures import SigningKey
 from privmarket.cli.options import Json, broker_address, note, print_json
 from privmarket.counted import counted
 from privmarket.lazy import late
 
 if TYPE_CHECKING:
-    from privmarket.broker import http_client
+    from privmarket.broker import http_client, sealed, signatures
 else:
     http_client = late("privmarket.broker.http_client")
+    sealed = late("privmarket.broker.sealed")
+    signatures = late("privmarket.broker.signatures")
 
 RoundId = Annotated[str, typer.Argument(help="The round, as the broker names it.")]
 Key = Annotated[Path, typer.Option(help="The file of your private key.", envvar="PRIVMARKET_SELLER_KEY")]
@@ -39,7 +39,7 @@ def init(key: Key = DEFAULT_KEY) -> None:
 
       privmarket seller init --key seller.pem
     """
-    made = SigningKey.generate()
+    made = signatures.SigningKey.generate()
     made.write(key)
     note(f"private key in {key}; keep it: bids of this seller must be signed with it")
     print(made.public)
@@ -58,8 +58,9 @@ def register(
 
       privmarket seller register --url https://market.example --name "North clinic" --cap-epsilon 8
     """
+    own = signatures.SigningKey.read(key)
     with http_client.BrokerClient(url) as client:
-        seller = client.register("seller", name, cap_epsilon=cap_epsilon, delta=delta, key=SigningKey.read(key))
+        seller = client.register("seller", name, cap_epsilon=cap_epsilon, delta=delta, key=own)
     print(seller.token)
 
 
@@ -80,7 +81,7 @@ def attest(
       privmarket seller attest records.csv --url https://HOST --token TOKEN
     """
     digest = dataset_digest(file)
-    with http_client.BrokerClient(url, token, key=SigningKey.read(key)) as client:
+    with http_client.BrokerClient(url, token, key=signatures.SigningKey.read(key)) as client:
         print(client.attest(digest)["dataset_sha256"])
 
 
@@ -115,7 +116,7 @@ def deliver(
     content, to_send, opening = update.read_bytes(), update, None
     with http_client.BrokerClient(url, token) as client:
         if client.read(f"/v1/tasks/{client.round(round_id)['task_id']}")["delivery"] == "sealed":
-            made = seal(content)
+            made = sealed.seal(content)
             to_send = update.with_name(update.name + ".sealed")
             to_send.write_bytes(made.ciphertext)
             content, opening = made.ciphertext, made.key
@@ -143,7 +144,7 @@ def bid(
       privmarket seller bid round-0123456789abcdef --valuation 0.4 --epsilon 1 --url https://HOST --token TOKEN
     """
     openings = key.with_suffix(".openings.json")
-    with http_client.BrokerClient(url, token, key=SigningKey.read(key), openings=openings) as client:
+    with http_client.BrokerClient(url, token, key=signatures.SigningKey.read(key), openings=openings) as client:
         answer = client.bid(round_id, valuation, epsilon, data_size=data_size)
     print_json(answer) if json else print(f"bid {answer['commitment']} is entry {answer['entry']} of the log")
 
@@ -156,7 +157,7 @@ def reveal(round_id: RoundId, url: Url, token: Token, key: Key = DEFAULT_KEY, js
       privmarket seller reveal round-0123456789abcdef --url https://HOST --token TOKEN
     """
     openings = key.with_suffix(".openings.json")
-    with http_client.BrokerClient(url, token, key=SigningKey.read(key), openings=openings) as client:
+    with http_client.BrokerClient(url, token, key=signatures.SigningKey.read(key), openings=openings) as client:
         answer = client.reveal(round_id)
     print_json(answer) if json else print(f"revealed: {answer['epsilon']:g} ε at {answer['valuation']:g} a unit")
 

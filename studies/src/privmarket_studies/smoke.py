@@ -58,7 +58,7 @@ class Findings:
     """What was seen with one interpreter.
 
     Attributes:
-        core_mb: site-packages after installing the core, without pip and setuptools, byte code included.
+        core_mb: what the core adds to a fresh environment on the disk (as `du` counts), byte code included.
         import_seconds, help_seconds: processor time of a fresh process, the least of five.
         install_seconds: of the core, as long as the package index takes.
         problems: what does not hold; empty if ready.
@@ -117,15 +117,13 @@ class Environment:
         return min(found)
 
     def megabytes(self) -> float:
-        """Size of the files in site-packages in MB of 2^20 bytes, without what every environment has.
+        """What site-packages takes on the disk in MB of 2^20 bytes, without what every environment has.
 
-        As `du --apparent-size` counts; plain `du` counts whole disk blocks, about a twentieth more.
+        As `du` counts, in whole blocks: the sizes of the files add up to about a twentieth less.
         """
         (packages,) = {path.parent for path in self.place.rglob("pip") if path.parent.name == "site-packages"}
-        files = [
-            p for p in packages.rglob("*") if p.is_file() and not _of_every_environment(p.relative_to(packages))
-        ]
-        return sum(path.stat().st_size for path in files) / 2**20
+        added = [path for path in packages.rglob("*") if not _of_every_environment(path.relative_to(packages))]
+        return sum(512 * path.lstat().st_blocks for path in added) / 2**20
 
 
 def _of_every_environment(path: Path) -> bool:
