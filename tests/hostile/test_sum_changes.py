@@ -195,7 +195,7 @@ def play_with_two(monkeypatch, keyed):
 
 
 def test_a_part_of_the_sellers_is_a_sum_for_who_checks_only_that_nobody_else_is_there(with_keys, monkeypatch):  # noqa: F811
-    monkeypatch.setattr(secure_seller, "_check_parties", lambda *_: None)
+    monkeypatch.setattr(secure_seller, "check_parties", lambda *_: None)
     total, sent, _ = play_with_two(monkeypatch, with_keys)
     assert len(sent) == 2
     assert total is not None  # one colluder in it, and one seller is left with its own noise

@@ -10,6 +10,8 @@ import pytest
 from scipy.optimize import brentq
 
 import privmarket as pm
+from privmarket.federated.shares import colluders_allowed
+from privmarket.flower.neighbours import failure_probability, neighbourhood
 from privmarket.market.bids import Bids
 from privmarket.market.bounds import fluid_bound
 from privmarket.market.scenarios import scenario
@@ -20,6 +22,7 @@ from privmarket.privacy.gaussian import literal_noise_multiplier
 
 ROOT = Path(__file__).parents[2]
 DELTA = 1e-5
+SUMS = "docs/theory/secure-sums.md"
 
 
 def sold(epsilon: float, count: int = 200) -> float:
@@ -34,6 +37,13 @@ def first_underestimate() -> float:
 
 def _uniform() -> Bids:
     return scenario("uniform").sample(np.random.default_rng(0), 1_000_000)
+
+
+def window_for(failure: float, sellers: int) -> float:
+    """How many neighbours a ring needs for another probability that more than the sum is read."""
+    colluders = colluders_allowed(sellers, 2 / 3)
+    widths = range(neighbourhood(sellers, 2 / 3).window, sellers, 4)
+    return next(w for w in widths if failure_probability(sellers, colluders, w) <= failure)
 
 
 STATED: list[tuple[str, str, Callable[[], float]]] = [
@@ -57,6 +67,12 @@ STATED: list[tuple[str, str, Callable[[], float]]] = [
         "lowers the noise that ε = 2.5 needs by a factor of {:.2f}",
         lambda: noise_multiplier(2.5) / noise_multiplier(2.5, sampling_rate=0.25),
     ),
+    (SUMS, "W is {:.0f} of 100 sellers", lambda: neighbourhood(100, 2 / 3).window),
+    (SUMS, "of 100 sellers, {:.0f} of 1,000, 171", lambda: neighbourhood(1000, 2 / 3).window),
+    (SUMS, "115 of 1,000, {:.0f} of a million", lambda: neighbourhood(1_000_000, 2 / 3).window),
+    (SUMS, "would have to be {:.0f} of 1,000 sellers and 263", lambda: window_for(2.0**-80, 1000)),
+    (SUMS, "187 of 1,000 sellers and {:.0f} of a million", lambda: window_for(2.0**-80, 1_000_000)),
+    (SUMS, "({:.0f} for ρ = 0.7)", lambda: neighbourhood(1_000_000, 2 / 3).sample),
 ]
 
 

@@ -30,12 +30,15 @@ from privmarket.privacy.release import Grid, double_sum_inflation, sum_inflation
 
 Integers = NDArray[np.int64]
 
-MODULUS_BITS = 64
+# Shares are made in float64, which holds every integer up to 2^53: a sum within that has no larger share. A share
+# that is rounded after its noise is in would break the proof.
+MODULUS_BITS = 54
 # Two digits of noise have deviation 2^15, which leaves room for the sum in a modulus of 32 bits.
 _MIN_LEVELS = 2
 # Rounding to the grid may add this share to the sensitivity; it is paid for by that much less weight.
 _GRID_SHARE = 2.0**-7
-# h·d draws, each within 4.05·2^−112 of a rounded Gaussian: below the 1.5·2^−80 that `calibration` charges to δ.
+# h·d draws, each within 4.05·2^−112 of a rounded Gaussian: 1.02·2^−80, below the 1.5·2^−80 that `calibration`
+# charges to δ.
 MOST_DRAWS = 2**30
 
 
@@ -189,7 +192,10 @@ def alone_noise_multiplier(noise_multiplier: ArrayLike, honest: int) -> Array:
 def bits_at_most(
     clients: int, records: int, smallest_noise_multiplier: float, parameters: int, honest_share: float
 ) -> int:
-    """Bits that a round's sum may need, before anyone has bid: all clients sell the largest ε on offer.
+    """Bits that a round's sum needs if all clients sell the largest ε on offer: known before anyone has bid.
+
+    A round in which some sell so little that everybody's noise takes another digit needs seven bits more;
+    `SharedSum.plan` counts them and refuses what does not fit.
 
     Args:
         records: the most that a client holds.

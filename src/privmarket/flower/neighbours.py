@@ -5,12 +5,12 @@ another's; who has the root of the list of all sellers can work out at which pla
 shares masks and pieces of its keys with the `window` sellers nearest to it, itself included. A quarter of every
 neighbourhood may drop out; where more do, the sum is not opened.
 
-What could go wrong is that colluding sellers happen to stand together: a sum over one arc could be read if on each
-side of it (window − 1)/2 sellers in a row collude or dropped out; a neighbourhood with `threshold` colluders gives
-away its centre's keys. The window is so large that this has probability below 2⁻⁴⁰ when as many sellers collude as
-may (`shares.colluders_allowed`) and as many of a neighbourhood as may drop out where it hurts most. It is also so
-large that sellers who vanish by chance, one in ten, seldom thin a neighbourhood too much. Whatever the masks do,
-each seller's own share of the noise stays on its vector.
+What could go wrong is that colluding sellers happen to stand together: a sum of some sellers could be read if at
+two places (window − 1)/2 sellers in a row collude, but for a quarter of a window, or if in one window all do but
+two quarters of it. The window is so large that this has probability below 2⁻⁴⁰ when as many sellers collude as may
+(`shares.colluders_allowed`), whoever else drops out or is said to, and whatever a server hides from whom; proof:
+docs/theory/secure-sums.md. It is also so large that sellers who vanish by chance, one in ten, seldom thin a
+neighbourhood too much. Whatever the masks do, each seller's own share of the noise stays on its vector.
 
 Notation: n sellers, c of them colluding, m = (window − 1)/2.
 Implements: the neighbour graph of [BellEtAl2020], as a ring, with exact hypergeometric tails.
@@ -138,12 +138,13 @@ def failure_probability(sellers: int, colluders: int, window: int) -> float:
         colluders: c. Others drop out where it hurts most: which ones a server can say when it knows the order.
     """
     reach, may_drop = window // 2, window // _MAY_DROP
-    # `reach` sellers in a row of whom `may_drop` dropped out and all others collude. To cut the ring in two takes
-    # two such runs; places of colluders are negatively associated, so both have at most the product's probability.
+    # `reach` sellers in a row who all collude but for `may_drop`. To cut the ring in two takes two such runs;
+    # places of colluders are negatively associated, so both have at most the product's probability.
     run = _chance_of(reach - may_drop, reach, colluders, sellers)
-    # Some neighbourhood holds enough colluders to restore its centre's keys.
-    betrayed = _chance_of(window - may_drop, window, colluders, sellers)
-    return sellers * (sellers - 1) / 2.0 * run**2 + sellers * betrayed
+    # Or a neighbourhood in which all collude but for `may_drop` who do not answer and `may_drop` whom some of the
+    # others do not mask against. One with enough colluders to restore its centre's keys is such a neighbourhood.
+    crowded = _chance_of(window - 2 * may_drop, window, colluders, sellers)
+    return sellers * (sellers - 1) / 2.0 * run**2 + sellers * crowded
 
 
 def _chance_of(least: int, drawn: int, colluders: int, sellers: int) -> float:

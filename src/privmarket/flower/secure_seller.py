@@ -13,7 +13,7 @@ A seller does not trust the server to run SecAgg+ as agreed. Before each step it
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -34,7 +34,6 @@ from privmarket.flower.cohort import (
     masking_digest,
     new_signing_key,
     public_key,
-    verifies,
 )
 from privmarket.flower.masks import SUM_BITS, Masking, secure_mod
 from privmarket.flower.neighbours import Neighbourhood, neighbourhood
@@ -46,14 +45,13 @@ from privmarket.flower.sum_memory import (
     COHORT,
     LIST,
     NAMES,
-    PARTIES,
     PLACES,
-    PROOFS,
     VERSION,
     RememberedSum,
     offer_of,
 )
 from privmarket.flower.sum_opening import check_opening, confirm
+from privmarket.flower.sum_parties import check_parties
 from privmarket.flower.sum_replies import (
     PARTY,
     PROOF,
@@ -147,7 +145,7 @@ class SumSteps:
             elif stage == AGREE:
                 return Message(confirm(configs, context), reply_to=message)
             elif stage == Stage.UNMASK:
-                check_opening(message, configs, context)
+                check_opening(self.seller, message, configs, context)
         reply = secure_mod(public, modulus)(message, context, call_next)
         if stage == Stage.SETUP:
             _add_keys(self.seller, reply, context)
@@ -176,7 +174,7 @@ def _begin(configs: ConfigRecord, context: Context) -> None:
     if memory["trust"] == "aggregate":
         _check_integers(configs, sellers)
     known = replace(plan, window=pieces, threshold=threshold)
-    RememberedSum(known, offer_of(memory)).keep(context)
+    RememberedSum(known, offer_of(memory), _offered_round(memory), str(memory["broker-round"])).keep(context)
 
 
 def _check_integers(configs: ConfigRecord, sellers: int) -> None:
@@ -204,12 +202,15 @@ def _add_keys(seller: Seller, reply: Message, context: Context) -> None:
     identity = seller.registered_key(context)
     if identity is not None:
         mine = Member(context.node_id, public, masking_digest([keys[Key.PUBLIC_KEY_1], keys[Key.PUBLIC_KEY_2]]))  # type: ignore[list-item]
-        statement = mine.statement(_offered_round(context))
+        statement = mine.statement(RememberedSum.of(context).sale)
         keys[PARTY], keys[PROOF] = identity.public, bytes.fromhex(identity.sign(statement))
 
 
 def _check_cohort(seller: Seller, message: Message, configs: ConfigRecord, context: Context) -> None:
-    """Step 2: who is in the sum, and who are the neighbours."""
+    """Step 2: who is in the sum, and who are the neighbours; once in a sum, before pieces of keys go out."""
+    state = context.state.config_records.get(RECORD_KEY_STATE, ConfigRecord())
+    if state.get("current_stage") != Stage.SETUP:
+        raise PolicyRefusal(Reason.COHORT, "a list of sellers at the wrong time, or a second one")
     extra = message.content.config_records.get(COHORT)
     if extra is None:
         raise PolicyRefusal(Reason.COHORT, "keys of neighbours without the list of all sellers")
@@ -217,7 +218,8 @@ def _check_cohort(seller: Seller, message: Message, configs: ConfigRecord, conte
     known.check_offer(context.state.config_records.get(MEMORY))
     cohort = _read_cohort(known.plan, extra)
     window = known.window(cohort, context)
-    state = context.state.config_records[RECORD_KEY_STATE]
+    if known.plan.sample and set(cohort.shown) != set(window):
+        raise PolicyRefusal(Reason.COHORT, "sellers that are no neighbours among the neighbours")
     mine = cohort.by_node[context.node_id]
     if (mine.signing, mine.masking) != (
         public_key(known.private),
@@ -232,9 +234,7 @@ def _check_cohort(seller: Seller, message: Message, configs: ConfigRecord, conte
             raise PolicyRefusal(Reason.COHORT, f"other keys of node {node} than in the list of all sellers")
         for key in theirs:
             check_public_key(key)  # type: ignore[arg-type]
-    parties = seller.registered_parties(context, str(context.state.config_records[MEMORY]["broker-round"]))
-    if parties is not None:
-        _check_parties(parties, cohort, extra, context)
+    check_parties(seller, known, cohort, extra, context)
     places = tuple(cohort.shown) if known.plan.sample else ()
     replace(known, listed=cohort.write(), places=places, root=cohort.root).keep(context)
 
@@ -249,33 +249,9 @@ def _read_cohort(plan: Neighbourhood, extra: ConfigRecord) -> Cohort:
     return cohort
 
 
-def _offered_round(context: Context) -> str:
+def _offered_round(memory: ConfigRecord) -> str:
     """Names the round that this seller made its offer for, at the server and at a broker."""
-    memory = context.state.config_records[MEMORY]
     return f"{memory['run']!s}/{memory['number']!s}/{memory['broker-round']!s}"
-
-
-def _check_parties(registered: Collection[str], cohort: Cohort, extra: ConfigRecord, context: Context) -> None:
-    """The sellers are the round's; each that sent keys is another party and signed these keys for this round."""
-    sale = _offered_round(context)
-    parties, proofs = extra.get(PARTIES), extra.get(PROOFS)
-    present = {place: member for place, member in cohort.shown.items() if member.present}
-    if not (isinstance(parties, list) and isinstance(proofs, list) and len(parties) == len(proofs) == len(present)):
-        raise PolicyRefusal(Reason.COHORT, "a cohort without every seller's registered key")
-    if len(set(parties)) != len(parties):
-        raise PolicyRefusal(Reason.COHORT, "one registered party is in the cohort twice")
-    allowed, in_order = set(registered), sorted(registered)
-    # A broker names the round's sellers, a register of the client's own may name more. With a part of the round's a
-    # buyer would choose who is in the sum, and how many must be honest.
-    of_round = bool(context.state.config_records[MEMORY]["broker-round"]) or cohort.size > len(cohort.shown)
-    if of_round and cohort.size != len(in_order):
-        raise PolicyRefusal(Reason.COHORT, f"{cohort.size} sellers where {len(in_order)} registered parties sold")
-    for (place, member), party, proof in zip(present.items(), parties, proofs, strict=True):
-        # Who sees only some of the sellers knows that no party stands twice in the list by the place of each.
-        misplaced = cohort.size > len(cohort.shown) and in_order[place] != party
-        public = bytes.fromhex(str(party)) if party in allowed and not misplaced else b""
-        if not isinstance(proof, bytes) or not verifies(public, proof, member.statement(sale)):
-            raise PolicyRefusal(Reason.COHORT, f"node {member.node} is no registered party of this round")
 
 
 def _check_sources(sources: object, context: Context) -> None:
@@ -313,7 +289,7 @@ def public_numbers(sale: Sale, cohort: Cohort, plan: Neighbourhood, masking: Mas
     Masks follow from it, so that those of sellers who were told different things do not cancel.
     """
     of_sum = (sale.run, sale.number, sale.trust, sale.honest_share, sale.sellers, sale.levels)
-    of_masks = (plan.threshold, plan.needed, masking.reach, masking.steps, masking.modulus)
+    of_masks = (plan.window, plan.threshold, plan.needed, masking.reach, masking.steps, masking.modulus)
     return repr((*of_sum, *of_masks, arrays)).encode() + cohort.digest
 
 

@@ -32,6 +32,7 @@ class RememberedSum:
 
     Attributes:
         offer: the offer that it began with, see `offer_of`; a sum serves one offer to its end.
+        sale, broker_round: name the round of that offer, and that round at a broker, "" without one.
         private: its signing key.
         listed, places, root: the sellers that it was shown; no places where these are all.
         view: the list of survivors that it signed.
@@ -39,6 +40,8 @@ class RememberedSum:
 
     plan: Neighbourhood
     offer: str
+    sale: str = ""
+    broker_round: str = ""
     private: bytes = b""
     listed: bytes = b""
     places: tuple[int, ...] = ()
@@ -53,7 +56,9 @@ class RememberedSum:
             raise PolicyRefusal(Reason.MESSAGE, "a step of a sum that has not begun")
         plan = Neighbourhood(*ints(memory, "plan"))
         private, listed, root, view = (text(memory, key) for key in ("private", "listed", "root", "view"))
-        return cls(plan, str(memory["offer"]), private, listed, tuple(ints(memory, "places")), root, view)
+        offer, sale, broker_round = (str(memory[key]) for key in ("offer", "sale", "broker-round"))
+        places = tuple(ints(memory, "places"))
+        return cls(plan, offer, sale, broker_round, private, listed, places, root, view)
 
     def keep(self, context: Context) -> None:
         """Writes it into the node's state."""
@@ -62,6 +67,7 @@ class RememberedSum:
         record = ConfigRecord({**known})
         record["plan"] = list(astuple(plan))
         record["places"], record["offer"] = list(self.places), self.offer
+        record["sale"], record["broker-round"] = self.sale, self.broker_round
         context.state[_SUM] = record
 
     def check_offer(self, offer: ConfigRecord | None) -> None:

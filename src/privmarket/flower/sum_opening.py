@@ -13,6 +13,7 @@ from privmarket.flower import guard
 from privmarket.flower.cohort import Cohort, sampled_places, sign
 from privmarket.flower.hash_tree import root_of
 from privmarket.flower.neighbours import MAY_MISS
+from privmarket.flower.node_seller import Seller
 from privmarket.flower.sum_memory import (
     BRANCHES,
     COHORT,
@@ -22,6 +23,7 @@ from privmarket.flower.sum_memory import (
     SURVIVORS,
     RememberedSum,
 )
+from privmarket.flower.sum_parties import check_parties
 from privmarket.flower.sum_replies import SIGNATURES, ints, text, texts
 from privmarket.privacy.policy import PolicyRefusal, Reason
 
@@ -42,20 +44,32 @@ def confirm(configs: ConfigRecord, context: Context) -> RecordDict:
             Reason.HONEST_SHARE,
             f"{came} of {known.plan.sellers} sellers came through, {known.plan.needed} are needed",
         )
+    if not _sent_pieces({node for place, node in window.items() if alive[place]}, state):
+        raise PolicyRefusal(Reason.COHORT, "a survivor whose pieces of keys never came")
     signature = sign(known.private, cohort.statement(survivors))
     replace(known, view=survivors).keep(context)
     return RecordDict({RECORD_KEY_CONFIGS: ConfigRecord({SIGNATURES: [signature]})})
 
 
-def check_opening(message: Message, configs: ConfigRecord, context: Context) -> None:
+def _sent_pieces(nodes: set[int], state: ConfigRecord) -> bool:
+    """Whether these nodes' pieces of keys came, so that this seller masked against them.
+
+    A survivor without that link would make the survivors look more than they are, or cut others out of the sum.
+    """
+    return nodes <= set(ints(state, "rd_seed_share_dict:K"))
+
+
+def check_opening(seller: Seller, message: Message, configs: ConfigRecord, context: Context) -> None:
     """Step 5: enough survivors signed the lists that this seller was shown, and the server asks for these."""
     known, extra = RememberedSum.of(context), message.content.config_records.get(COHORT)
     if not known.view or extra is None:
         raise PolicyRefusal(Reason.COHORT, "a sum is to be opened that the survivors have not confirmed")
     cohort = known.cohort()
-    alive = cohort.read_survivors(known.view)
-    _check_confirmed(known, cohort, alive, extra)
-    window = known.window(cohort, context)
+    alive, window = cohort.read_survivors(known.view), known.window(cohort, context)
+    if known.plan.sample:
+        cohort = _sampled(known, cohort, alive, extra)
+        check_parties(seller, known, cohort, extra, context)
+    _check_confirmed(known, cohort, extra)
     living = {node for place, node in window.items() if alive[place]}
     active, dead = (configs.get(key) for key in (Key.ACTIVE_NODE_ID_LIST, Key.DEAD_NODE_ID_LIST))
     if not isinstance(active, list) or not isinstance(dead, list) or len(dead) != len(set(dead)):
@@ -65,21 +79,31 @@ def check_opening(message: Message, configs: ConfigRecord, context: Context) -> 
         raise PolicyRefusal(Reason.COHORT, "keys of other sellers than the confirmed survivors and drop-outs")
 
 
-def _check_confirmed(known: RememberedSum, cohort: Cohort, alive: NDArray[np.bool_], extra: ConfigRecord) -> None:
-    """Enough survivors signed: of all, or of those that the list of signatures itself says to look at."""
-    places, signatures, needed = ints(extra, PLACES), texts(extra, SIGNATURES), known.plan.signed
-    if len(places) != len(signatures):
-        raise PolicyRefusal(Reason.COHORT, f"{len(signatures)} signatures of {len(places)} survivors")
-    given = dict(zip(places, signatures, strict=True))
+def _sampled(known: RememberedSum, cohort: Cohort, alive: NDArray[np.bool_], extra: ConfigRecord) -> Cohort:
+    """The sellers whose signatures are looked at: those that the list of all signatures itself says."""
+    part = Cohort.read_part(cohort.size, ints(extra, PLACES), text(extra, LIST), text(extra, BRANCHES))
+    if part.root != cohort.root:
+        raise PolicyRefusal(Reason.COHORT, "signatures of sellers that are not in the list of all sellers")
+    with guard.becomes(Reason.COHORT, ValueError):
+        root = root_of(cohort.size, _given(extra), text(extra, SIGNATURE_BRANCHES))
+    if sampled_places(root, alive, known.plan.sample).tolist() != ints(extra, PLACES):
+        raise PolicyRefusal(Reason.COHORT, "other signatures than those that sellers look at")
+    return part
+
+
+def _check_confirmed(known: RememberedSum, cohort: Cohort, extra: ConfigRecord) -> None:
+    """Enough survivors signed: of all, or of the sample."""
+    given, needed = _given(extra), known.plan.signed
     if known.plan.sample:
-        part = Cohort.read_part(cohort.size, places, text(extra, LIST), text(extra, BRANCHES))
-        if part.root != cohort.root:
-            raise PolicyRefusal(Reason.COHORT, "signatures of sellers that are not in the list of all sellers")
-        with guard.becomes(Reason.COHORT, ValueError):
-            root = root_of(cohort.size, given, text(extra, SIGNATURE_BRANCHES))
-        if sampled_places(root, alive, known.plan.sample).tolist() != places:
-            raise PolicyRefusal(Reason.COHORT, "other signatures than those that sellers look at")
-        cohort, needed = part, len(places) - len(places) // MAY_MISS
+        needed = len(given) - len(given) // MAY_MISS
     confirmed = cohort.confirmations(known.view, given, needed)
     if confirmed < needed:
         raise PolicyRefusal(Reason.COHORT, f"{confirmed} survivors confirmed this sum, {needed} are needed")
+
+
+def _given(extra: ConfigRecord) -> dict[int, bytes]:
+    """place → signature."""
+    places, signatures = ints(extra, PLACES), texts(extra, SIGNATURES)
+    if len(places) != len(signatures):
+        raise PolicyRefusal(Reason.COHORT, f"{len(signatures)} signatures of {len(places)} survivors")
+    return dict(zip(places, signatures, strict=True))

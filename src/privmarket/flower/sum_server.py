@@ -109,7 +109,7 @@ class SumServer:
         signed = self._agree(cohort)
         if signed is None:
             return None
-        secrets = self._restore(cohort, near, signed)
+        secrets = self._restore(cohort, near, keys, signed)
         if secrets is None:
             return None
         arrays = layout(list(self.weights), [array.shape for array in self.weights.values()])
@@ -223,10 +223,14 @@ class SumServer:
         return signed if len(signed) >= self.plan.signed else None
 
     def _restore(
-        self, cohort: Cohort, near: Mapping[int, frozenset[int]], signed: Mapping[int, bytes]
+        self,
+        cohort: Cohort,
+        near: Mapping[int, frozenset[int]],
+        keys: Mapping[int, SellerKeys],
+        signed: Mapping[int, bytes],
     ) -> dict[int, bytes] | None:
         """node → the seed of its own mask, or the masking key of one that dropped out; None where pieces miss."""
-        confirmed = self._confirmed(cohort, signed)
+        confirmed = self._confirmed(cohort, keys, signed)
         messages = {}
         for node in self.came:
             active, dead = sorted(near[node] & self.came), sorted(near[node] - self.came)
@@ -244,7 +248,9 @@ class SumServer:
             _log.warning("a secure sum stays closed: %s", error)
             return None
 
-    def _confirmed(self, cohort: Cohort, signed: Mapping[int, bytes]) -> ConfigRecord:
+    def _confirmed(
+        self, cohort: Cohort, keys: Mapping[int, SellerKeys], signed: Mapping[int, bytes]
+    ) -> ConfigRecord:
         """The signatures that sellers are shown: all of them, or a sample that follows from all of them."""
         by_place = {cohort.place_of[node]: signature for node, signature in signed.items()}
         if not self.plan.sample:
@@ -252,8 +258,8 @@ class SumServer:
         signatures = [by_place.get(place, b"") for place in range(cohort.size)]
         tree, alive = HashTree(signatures), cohort.read_survivors(cohort.write_survivors(self.came))
         places = sampled_places(tree.root, alive, self.plan.sample).tolist()
-        extra = ConfigRecord({LIST: cohort.write(places), BRANCHES: cohort.tree.prove(places)})
-        extra[PLACES], extra[SIGNATURES] = places, [signatures[place] for place in places]
+        extra = self._shown(cohort, places, keys)
+        extra[SIGNATURES] = [signatures[place] for place in places]
         extra[SIGNATURE_BRANCHES] = tree.prove(places)
         return extra
 

@@ -7,6 +7,7 @@ import pytest
 
 from privmarket.errors import PrivacyError
 from privmarket.federated.shares import (
+    MOST_DRAWS,
     SharedSum,
     alone_noise_multiplier,
     bits_at_most,
@@ -16,6 +17,7 @@ from privmarket.federated.shares import (
     survivors_needed,
 )
 from privmarket.privacy import integer_noise
+from privmarket.privacy.release import release_distance
 
 SIGMA = np.array([5.0, 10.0, 20.0, 40.0, 10.0, 5.0])
 
@@ -64,6 +66,19 @@ def test_the_noise_on_the_mean_is_what_the_theory_says():
     assert plan.deviation(everybody) > expected
 
 
+def test_after_drop_outs_the_noise_is_that_of_those_who_came_through():
+    """Each survivor adds its noise and its weight, so every opened sum has the noise of T sellers or more."""
+    plan = _plan(parameters=4)
+    came = [0, 2, 3, 4, 5]
+    assert len(came) == plan.needed
+    expected = 2.0 * math.sqrt(len(came) / plan.honest) / (1 / SIGMA[came]).sum()
+    assert plan.deviation(came) == pytest.approx(expected, rel=5e-3)
+    in_steps = plan.deviation(came) * plan.weights[came].sum()
+    assert in_steps == pytest.approx(math.sqrt(len(came)) * integer_noise.deviation(plan.levels))
+    # Whoever of them colludes, h are left.
+    assert len(came) - colluders_allowed(6, 2 / 3) >= plan.honest
+
+
 def test_below_the_threshold_nothing_is_opened():
     plan = _plan()
     shares = np.ones((6, 1000), dtype=np.int64)
@@ -106,6 +121,28 @@ def test_a_modulus_too_small_is_refused_with_the_number_of_bits():
     assert _plan(modulus_bits=needed).bits == needed
     with pytest.raises(PrivacyError, match=f"needs {needed} bits, the modulus has {needed - 1}"):
         _plan(modulus_bits=needed - 1)
+
+
+def test_shares_that_float64_would_round_are_refused():
+    """Integers beyond 2^53 would be rounded after their noise is in: the sum would no longer hide one share."""
+    far_apart = np.array([1000.0, 0.2, 1000.0])  # the first needs long noise, the second weighs much
+    plan = {"records": 8_000_000, "parameters": 1_000_000}
+    with pytest.raises(PrivacyError, match="the modulus has 54"):
+        _plan(far_apart, **plan)
+    rounded = _plan(far_apart, modulus_bits=64, **plan)  # what was once allowed
+    most = 8_000_000 * rounded.weights.max() * 2.0
+    assert most > 2**53
+    assert float(int(most) | 1) != int(most) | 1
+    fits = _plan(np.full(3, 0.2), **plan)
+    assert 8_000_000 * fits.weights.max() * 2.0 + integer_noise.largest(fits.levels) < 2**53
+
+
+def test_the_share_of_delta_covers_as_many_draws_as_a_round_may_have():
+    """The page's distance of one draw, times 2^30, against what calibration charges for every release."""
+    joined, tables = 4 * 1.01 * 2.0**-112, 5 * 2.0**-131
+    assert joined + tables < 4.05 * 2.0**-112 < integer_noise.DISTANCE
+    assert release_distance(2**28) > MOST_DRAWS * 4.05 * 2.0**-112
+    assert release_distance(2**28) < MOST_DRAWS * integer_noise.DISTANCE  # the rounder figure would not do
 
 
 @pytest.mark.parametrize("bad", [[], [1.0, 0.0], [1.0, float("nan")], [float("inf")]])

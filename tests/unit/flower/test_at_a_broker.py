@@ -198,7 +198,7 @@ def test_a_server_that_swaps_a_key_of_the_cohort_is_caught(with_keys, signer):
 
 def test_without_that_check_orders_go_out_to_a_cohort_with_a_swapped_key(with_keys, monkeypatch):
     """Sellers that do not ask the broker notice nothing before pieces of keys arrive that they cannot read."""
-    monkeypatch.setattr(secure_seller, "_check_parties", lambda *_: None)
+    monkeypatch.setattr(secure_seller, "check_parties", lambda *_: None)
     _, grid = sum_at(with_keys, lambda message: swapped(message, None))
     assert refused(grid) == {"failed"}
     assert any("fitins.config" in message.content for message in grid.sent)

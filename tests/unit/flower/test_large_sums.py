@@ -8,6 +8,7 @@ from privmarket.broker.signatures import SigningKey
 from privmarket.federated.simulation import run
 from privmarket.flower import secure, secure_seller, sum_opening
 from privmarket.flower.neighbours import Neighbourhood
+from privmarket.flower.sum_server import SumServer
 from tests.unit.flower.test_aggregate_trust import CONFIG, STEPS, refused
 from tests.unit.flower.toy import Wire, partition
 
@@ -135,6 +136,44 @@ def test_registered_parties_stand_in_the_order_of_their_keys(monkeypatch):
         result, grid = play(parties=others, keys=KEYS)
         assert set(refused(grid)) == {"cohort"}
         assert result.paid_micro == {}
+
+
+def without_proofs(extra, configs, node):
+    for key in ("parties", "proofs"):
+        extra.pop(key, None)  # all sellers are shown the same record
+
+
+def with_a_key_of_its_own(extra, configs, node):
+    """The server signed in the place of a registered party: a proof by another key than the party's."""
+    extra["proofs"] = [bytes(64), *extra["proofs"][1:]]
+
+
+@pytest.mark.parametrize("change", [without_proofs, with_a_key_of_its_own])
+@pytest.mark.parametrize("gullible", [False, True])
+def test_the_signatures_that_are_looked_at_are_those_of_registered_parties(change, gullible, monkeypatch):
+    """Else a server could confirm two lists in the name of sellers that nobody who looks has as a neighbour."""
+    by_node = {1000 + i: key.public for i, key in enumerate(KEYS)}
+    made = secure.SumServer
+    monkeypatch.setattr(secure, "SumServer", lambda *args: made(*args[:-1], by_node))
+    if gullible:
+        monkeypatch.setattr(sum_opening, "check_parties", lambda *_: None)
+    result, grid = play(at("unmask", change), parties=[key.public for key in KEYS], keys=KEYS)
+    assert set(refused(grid)) == (set() if gullible else {"cohort"})
+    assert (result.paid_micro == {}) is not gullible
+
+
+def test_more_sellers_than_the_neighbours_are_refused(monkeypatch):
+    """Survivors are counted among those that a seller was shown: with others among them it would count too many."""
+    shown = SumServer._shown
+
+    def one_more(self, cohort, places, keys):
+        others = [place for place in range(SELLERS) if place not in places] if len(places) == 5 else []
+        return shown(self, cohort, sorted([*places, *others[:1]]), keys)
+
+    monkeypatch.setattr(SumServer, "_shown", one_more)
+    result, grid = play()
+    assert set(refused(grid)) == {"cohort"}
+    assert (result.paid_micro, result.releases) == ({}, {})
 
 
 def test_parties_in_another_order_are_refused():

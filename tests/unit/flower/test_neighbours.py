@@ -5,8 +5,9 @@ import math
 
 import numpy as np
 import pytest
-from scipy.stats import binom
+from scipy.stats import binom, hypergeom
 
+from privmarket.federated.shares import colluders_allowed, honest_sellers, survivors_needed
 from privmarket.flower import neighbours
 from privmarket.flower.cohort import Cohort, CohortError, Member, new_signing_key, sampled_places, sign
 from privmarket.flower.hash_tree import HashTree, root_of
@@ -105,6 +106,92 @@ def test_one_gap_leaves_the_honest_connected_and_two_do_not():
     assert parts([*range(6), *range(9, 15)], 20, 6) == 2
 
 
+class Ring:
+    """A small ring, sets of places as bits: what a server may do to read a sum of some honest sellers only."""
+
+    def __init__(self, sellers, window):
+        self.sellers, self.reach, self.may_drop = sellers, window // 2, window // 4
+        self.windows = [self.arc(at - self.reach, window) for at in range(sellers)]
+        self.runs = [self.arc(at, self.reach) for at in range(sellers)]
+
+    def arc(self, start, length):
+        return sum(1 << (start + step) % self.sellers for step in range(length))
+
+    def two_runs(self, colluders):
+        """Whether two runs of m places that do not overlap hold all but a quarter of a window of colluders each."""
+        full = [run for run in self.runs if (colluders & run).bit_count() >= self.reach - self.may_drop]
+        return any(one & other == 0 for one, other in itertools.combinations(full, 2))
+
+    def crowded(self, colluders, honest):
+        """Whether some window holds colluders but for so many."""
+        return any((w & ~colluders).bit_count() <= honest for w in self.windows)
+
+    def read(self, mine, others, gone):
+        """Whether the sum of the sellers in `mine` can be read while `others` are named as survivors.
+
+        Each in `mine` masks against none of `others`, so these are few in its window; who lacks a survivor's pieces
+        does not answer, and neither do those in `gone`, and of each window in question only few may not answer.
+        """
+        near = sum(1 << at for at in range(self.sellers) if mine >> at & 1 and self.windows[at] & others)
+        return all(
+            (self.windows[at] & others).bit_count() <= self.may_drop
+            and (self.windows[at] & (gone | near)).bit_count() <= self.may_drop
+            for at in range(self.sellers)
+            if mine >> at & 1
+        )
+
+    def attacks(self, colluders):
+        """Every way to part those who do not collude: read, named as survivors but not read, said to be gone."""
+        rest = [1 << at for at in range(self.sellers) if not colluders >> at & 1]
+        for parts in itertools.product((0, 1, 2), repeat=len(rest)):
+            mine, others, gone = (sum(b for b, p in zip(rest, parts, strict=True) if p == k) for k in range(3))
+            if mine and others and self.read(mine, others, gone):
+                yield mine, others, gone
+
+
+def test_no_part_of_a_sum_is_read_without_two_full_runs_or_a_crowded_window():
+    """The lemma on the ring, for all places of colluders of a small one and everything that a server may do."""
+    ring, tried = Ring(9, 7), 0
+    for size in range(3, 8):
+        for places in itertools.combinations(range(1, 9), size):
+            colluders = sum(1 << at for at in places)
+            if not ring.two_runs(colluders) and not ring.crowded(colluders, 2 * ring.may_drop):
+                tried += 1
+                assert next(ring.attacks(colluders), None) is None
+    assert tried > 50
+    # With a fuller ring a part can be read, so the search would have found it.
+    full = ring.arc(1, 3) | ring.arc(5, 3)
+    assert ring.two_runs(full)
+    assert next(ring.attacks(full), None)
+
+
+def test_hidden_links_uncover_a_seller_that_two_runs_and_a_betrayed_centre_do_not_explain():
+    """Why a window counts as lost with two quarters of it honest, not one: as this package once counted."""
+    ring = Ring(17, 11)
+    colluders = ring.arc(-5, 5) | ring.arc(4, 2)
+    mine, gone = ring.arc(0, 1), ring.arc(3, 1)
+    others = ring.arc(0, 17) & ~(colluders | mine | gone)
+    assert ring.read(mine, others, gone)
+    assert not ring.two_runs(colluders)
+    assert not ring.crowded(colluders, ring.may_drop)
+    assert ring.crowded(colluders, 2 * ring.may_drop)
+    # With one colluder less nobody is read.
+    fewer = colluders & ~ring.arc(5, 1)
+    assert not ring.read(mine, others, gone | ring.arc(5, 1))
+    assert not ring.read(mine, others | ring.arc(5, 1), gone)
+    assert not ring.crowded(fewer, 2 * ring.may_drop)
+
+
+def test_counting_such_windows_changes_no_window_s_width():
+    """The pairs of runs outweigh them by far, wherever a ring is used."""
+    for sellers in (150, 300, 1000, 10_000, 1_000_000):
+        for share in (0.5, 2 / 3, 0.8):
+            window, colluders = neighbourhood(sellers, share).window, colluders_allowed(sellers, share)
+            run = neighbours._chance_of(window // 2 - window // 4, window // 2, colluders, sellers)
+            pairs = sellers * (sellers - 1) / 2 * run**2
+            assert failure_probability(sellers, colluders, window) == pytest.approx(pairs, rel=2**-10)
+
+
 def test_a_ring_is_symmetric_and_follows_from_the_keys():
     plan = neighbourhood(120, 2 / 3)
     ring = ring_order(b"one", 120)
@@ -157,6 +244,21 @@ def test_a_list_that_too_few_signed_passes_as_seldom_as_claimed():
         passed += int(good[drawn].sum()) >= count - missing
     claimed = binom.sf(count - missing - 1, count, signed / sellers)
     assert passed / 4000 == pytest.approx(claimed, rel=0.15)
+
+
+@pytest.mark.parametrize(("survivors", "good", "drawn"), [(10, 7, 5), (40, 28, 20), (834, 583, 259)])
+def test_drawing_without_replacement_passes_no_more_often(survivors, good, drawn):
+    """The exact tails, from one above the mean on: what the claim about a sample rests on."""
+    for least in range(math.ceil(drawn * good / survivors) + 1, drawn + 1):
+        exact, bound = hypergeom.sf(least - 1, survivors, good, drawn), binom.sf(least - 1, drawn, good / survivors)
+        assert exact <= bound * (1 + 1e-9)
+
+
+def test_from_a_third_on_enough_signatures_are_no_more_than_h_and_c():
+    for sellers in (30, 300, 3000, 300_000):
+        for share, is_sum in ((0.3, False), (0.4, True), (0.5, True), (2 / 3, True), (1.0, True)):
+            both = honest_sellers(sellers, share) + colluders_allowed(sellers, share)
+            assert (survivors_needed(sellers, share) == both) is is_sum
 
 
 def members(nodes):
