@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.privmarket-installed
 DEMO_STAMP := $(VENV)/.privmarket-demo
 export OMP_NUM_THREADS ?= 1
+# Where a machine forbids it, every process of the tests would compile our modules anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test suite setup lint docs dist mutants clean
 .DEFAULT_GOAL := help
