@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,15 +15,22 @@ from privmarket.federated.shares import colluders_allowed
 from privmarket.flower.neighbours import failure_probability, neighbourhood
 from privmarket.market.bids import Bids
 from privmarket.market.bounds import fluid_bound
+from privmarket.market.objectives import AggregateError
 from privmarket.market.scenarios import scenario
 from privmarket.mechanisms.learned.weights import load, shipped
 from privmarket.privacy.calibration import ReleaseFamily, noise_multiplier
 from privmarket.privacy.certificate import certify
 from privmarket.privacy.gaussian import literal_noise_multiplier
+from privmarket.privacy.integer_noise import deviation
+from privmarket.privacy.release import Grid, release_distance, rounded_sensitivity, sum_inflation
 
 ROOT = Path(__file__).parents[2]
 DELTA = 1e-5
-SUMS = "docs/theory/secure-sums.md"
+SUMS, BITS = "docs/theory/secure-sums.md", "docs/theory/finite-arithmetic.md"
+MENU, TRUST = "docs/theory/mean-field-menu.md", "docs/theory/aggregate-trust.md"
+TWO_DIGITS = deviation(2)
+# The market of the examples on the pages about the mean-field menu and aggregate trust.
+FOUR = Bids(np.array([1.0, 2.0, 3.0, 4.0]), np.ones(4))
 
 
 def sold(epsilon: float, count: int = 200) -> float:
@@ -44,6 +52,11 @@ def window_for(failure: float, sellers: int) -> float:
     colluders = colluders_allowed(sellers, 2 / 3)
     widths = range(neighbourhood(sellers, 2 / 3).window, sellers, 4)
     return next(w for w in widths if failure_probability(sellers, colluders, w) <= failure)
+
+
+def extra_noise(records: int, parameters: int, sigma: float) -> float:
+    """By which share a release has more noise than σ·C."""
+    return Grid.for_release(sigma, 1.0, parameters, sum_inflation(records)).deviation / sigma - 1
 
 
 STATED: list[tuple[str, str, Callable[[], float]]] = [
@@ -73,6 +86,14 @@ STATED: list[tuple[str, str, Callable[[], float]]] = [
     (SUMS, "would have to be {:.0f} of 1,000 sellers and 263", lambda: window_for(2.0**-80, 1000)),
     (SUMS, "187 of 1,000 sellers and {:.0f} of a million", lambda: window_for(2.0**-80, 1_000_000)),
     (SUMS, "({:.0f} for ρ = 0.7)", lambda: neighbourhood(1_000_000, 2 / 3).sample),
+    (BITS, "add e = {:.2%} to the sensitivity", lambda: sum_inflation(600)),
+    (BITS, "the dithered grid {:.2%}.", lambda: rounded_sensitivity(TWO_DIGITS, 10**5) / TWO_DIGITS - 1),
+    (BITS, "So the noise is {:.2%} more than σ·C", lambda: extra_noise(600, 10**5, 1.0)),
+    (BITS, "would have cost {:.2%}.", lambda: math.sqrt(10**5) / TWO_DIGITS),
+    (BITS, "the grid of the noise tables ({:.2%})", lambda: 2 ** (1 / 64) - 1),
+    (BITS, "(above {:.1f} at δ = 1e-5, one step)", lambda: ReleaseFamily().epsilon_ceiling),
+    (BITS, "wallet's δ: {:.0e} at a cap of 10", lambda: (1 + math.exp(10)) * 1e4 * release_distance(2**28)),
+    (BITS, "but {:.0e} at a cap of 34", lambda: (1 + math.exp(34)) * 1e4 * release_distance(2**28)),
 ]
 
 
@@ -112,3 +133,44 @@ def literal_row(clients: int) -> str:
 @pytest.mark.parametrize("clients", [10, 30, 100, 1000])
 def test_the_table_of_the_papers_letter(clients):
     assert literal_row(clients) in (ROOT / "docs/fidelity.md").read_text(encoding="utf-8")
+
+
+def test_no_release_of_a_million_records_has_a_third_of_a_per_cent_more_noise():
+    """docs/theory/finite-arithmetic.md: below 0.33 %, for models of all sizes."""
+    extra = [
+        extra_noise(records, 10**power, sigma)
+        for records in (1, 600, 1_000_000)
+        for power in range(8)
+        for sigma in (0.1, 0.5, 1.0, 3.0, 10.0, 30.0)
+    ]
+    assert 0.003 < max(extra) < 0.0033
+    assert "below 0.33 % more for up to 1,000,000 records" in (ROOT / BITS).read_text(encoding="utf-8")
+
+
+def test_the_example_of_the_mean_field_menu():
+    rule, page = pm.mechanism("mean-field-menu", epsilon_max=1.0), (ROOT / MENU).read_text(encoding="utf-8")
+    levels, outcome = rule.price_levels(FOUR, 6.0), rule.run(FOUR, 6.0)
+    assert f"the levels are {', '.join(f'{level:.0f}' for level in levels)}:" in page
+    assert (outcome.epsilon.tolist(), outcome.payment.tolist()) == ([1, 1, 0, 0], [3, 3, 0, 0])
+    claimed = Bids(np.array([1.0, 2.0, 1.5, 4.0]), np.ones(4))
+    assert rule.price_levels(claimed, 6.0)[2] == levels[2] == 2
+    assert rule.run(claimed, 6.0).payment[2] == 2
+
+
+EXAMPLES = {
+    "mean-field menu: a threshold price": pm.mechanism("mean-field-menu", epsilon_max=1.0),
+    "ration at price 5": pm.mechanism("ration", unit_price=5.0),
+    "two-step: a ration at 5, a second one at 2.5": pm.mechanism(
+        "two-step", unit_price=5.0, bulk_price=2.5, bulk_multiple=2.0, epsilon_max=1.0
+    ),
+}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_the_example_of_aggregate_trust(name):
+    outcome = EXAMPLES[name].run(FOUR, 6.0)
+    whole = (outcome.epsilon == np.round(outcome.epsilon)).all()
+    sold = ", ".join(f"{epsilon:.{0 if whole else 2}f}" for epsilon in outcome.epsilon)
+    error = [float(AggregateError(kappa=0.01, heterogeneity=h).value(outcome, FOUR)) for h in (0.1, 0.3)]
+    row = f"| {name} | {sold} | {outcome.payment.sum():.2f} | {error[0]:.3f} | {error[1]:.3f} |"
+    assert row in (ROOT / TRUST).read_text(encoding="utf-8")
