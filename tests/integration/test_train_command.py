@@ -34,7 +34,7 @@ def test_quick_menu_training_leaves_a_curve_and_resumes(tmp_path):
     for _ in range(2):
         done = run.invoke(app, [*command, "--out", str(out), "--json"])
         assert done.exit_code == 0, done.output
-    assert "went on after 1 of 1 curves" in done.stderr
+    assert "went on after 1 of 1 curve" in done.stderr
     steps = [int(line.split(",")[1]) for line in out.with_suffix(".curve.csv").read_text().splitlines()[1:]]
     assert steps == list(range(1, 61))
 
