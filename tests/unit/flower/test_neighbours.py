@@ -227,6 +227,9 @@ def test_a_sample_of_signatures_is_worth_all_of_them(sellers, share):
     assert binom.sf(plan.sample - missing - 1, plan.sample, too_few) <= 2.0**-81
     assert binom.sf(plan.sample - missing - 2, plan.sample, too_few) > 2.0**-81
     assert plan.sample < plan.signed
+    # Drawn without replacement, as it is; and no more often where more than T survived.
+    for survivors in (plan.needed, (plan.needed + sellers) // 2, sellers):
+        assert hypergeom.sf(plan.sample - missing - 1, survivors, plan.signed - 1, plan.sample) <= 2.0**-81
 
 
 def test_small_sums_read_as_many_signatures_as_are_needed():
