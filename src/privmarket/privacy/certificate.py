@@ -117,7 +117,7 @@ def _epsilon_and_advantage(
     if all(step.sampling_rate == 1.0 for step in counts):
         mu = records * math.sqrt(inverse_square)
         return float(epsilon_of(mu, delta)), float(delta_of(0.0, mu))
-    spacing = _bin_width(list(counts), max(guess, 0.01))
+    spacing = _bin_width(list(counts), max(guess, 0.01), records)
     total = pld.identity(value_discretization_interval=spacing)
     if inverse_square > 0:
         sigma = inverse_square**-0.5 / records
@@ -143,11 +143,12 @@ def _sampled(step: Step, records: int, spacing: float) -> PrivacyLossDistributio
     )
 
 
-def _bin_width(steps: Sequence[Step], total: float) -> float:
+def _bin_width(steps: Sequence[Step], total: float, records: int = 1) -> float:
     """Fine against the total ε and against the spread of each step's loss, which the bins widen.
 
-    The loss of a sampled step has standard deviation near q·√(e^(1/σ²) − 1); a bin of h adds up to h²/4.
+    The loss of a sampled step has standard deviation near q·√(e^(1/σ²) − 1), that of a group at least `records`
+    times that; a bin of h adds up to h²/4. A group's bins are dear, so they are as wide as its losses are.
     """
     spread = min(s.sampling_rate * math.sqrt(math.expm1(min(s.noise_multiplier**-2, 50.0))) for s in steps)
-    width = min(total / _BINS_PER_EPSILON, spread / _BINS_PER_STEP, 4e-3)
+    width = records * min(total / _BINS_PER_EPSILON, spread / _BINS_PER_STEP, 4e-3)
     return max(width, total / _MAX_BINS_PER_EPSILON)
