@@ -48,7 +48,7 @@ lint: $(STAMP)
 
 docs: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
-	@echo "open out/site/index.html"
+	@echo "open out/site/index.html; the search needs a server: $(BIN)/python -m http.server --directory out/site"
 
 # Both at once: mypy alone would leave a core idle for a minute the first time.
 test: $(STAMP)

@@ -46,5 +46,6 @@ def _shown(output: dict[str, Any]) -> str:
     if "image/png" in data:
         return f'<img alt="figure" src="data:image/png;base64,{data["image/png"]}">'
     if "text/html" in data:
-        return "".join(data["text/html"])
+        # The theme leaves tables with a class alone, and pandas gives its own one.
+        return "".join(data["text/html"]).replace('<table border="1" class="dataframe">', "<table>")
     return "```text\n" + "".join(data["text/plain"]) + "\n```"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import subprocess
 import sys
@@ -60,3 +61,43 @@ def test_no_formula_lost_its_stars_or_underscores(site):
     lost = [(page.name, text) for page in pages for text in _slanted(page.read_text()) if _FORMULA.search(text)]
     assert lost == []
     assert [text for text in _slanted("<p>τ<em> ≤ B, so τ</em></p>") if _FORMULA.search(text)]
+
+
+def _lists_in_paragraphs(page):
+    """Items of a list that are shown as running text, because Python-Markdown wants a blank line before a list."""
+    return [
+        text for text in re.findall(r"<p>(.*?)</p>", page, flags=re.S) if re.search(r"\n(?:[-*+]|1[.)]) ", text)
+    ]
+
+
+def test_every_list_is_shown_as_a_list(site):
+    pages = sorted(site.rglob("*.html"))
+    assert len(pages) > 40
+    assert [(page.name, text) for page in pages for text in _lists_in_paragraphs(page.read_text())] == []
+    assert _lists_in_paragraphs("<p>You write:\n- a model\n- its data</p>")
+
+
+def test_no_page_shows_directions_to_our_tests(site):
+    assert [page.name for page in site.rglob("*.html") if "doctest:" in page.read_text()] == []
+
+
+def _page_text():
+    spec = importlib.util.spec_from_file_location("page_text", ROOT / "docs/site/page_text.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("written", "shown"),
+    [
+        ("You write:\n- a\n  b\n- c", "You write:\n\n- a\n  b\n- c"),
+        ("Steps:\n1. a\n2. b", "Steps:\n\n1. a\n2. b"),
+        ("in the year\n1999. It was", "in the year\n1999. It was"),
+        ("```\nx\n- y\n```", "```\nx\n- y\n```"),
+        ("- a\n\n  b\n- c", "- a\n\n  b\n- c"),
+        ("- a\n\nText\n- b", "- a\n\nText\n\n- b"),
+    ],
+)
+def test_blank_lines_come_before_lists_and_nowhere_else(written, shown):
+    assert _page_text().on_page_markdown(written) == shown

@@ -206,7 +206,10 @@ class _Hooks:
 
     def __init__(self, module: nn.Module, parameters: list[nn.Parameter], loss: Loss) -> None:
         self._before = [(part, set(vars(part))) for part in (*module.modules(), *module.parameters())]
+        # Opacus configures logging for everybody when it is imported, and Flower's lines would appear twice.
+        handlers = list(logging.root.handlers)
         self._hooked = grad_sample.GradSampleModule(module, loss_reduction="sum", strict=False)
+        logging.root.handlers[:] = handlers
         self._parameters, self._loss = parameters, loss
         self._paddings = [
             (part.weight, part.padding_idx)

@@ -251,35 +251,40 @@ def _row(report: AuditReport) -> tuple[str, ...]:
 def figure(reports: Iterable[AuditReport]) -> Figure:
     """Value beside incentive: ε bought over the fluid bound, and the worst misreport found, a bar per rule."""
     shown = sorted(reports, key=lambda r: r.fluid_ratio)
-    made = new_figure(9.0, 1.2 + 0.34 * len(shown))
+    made = new_figure(9.0, 1.5 + 0.34 * len(shown))
     value, incentive = made.subplots(1, 2, sharey=True)
     floor = 1e-4
+    # On white, so that no grid line or limit runs through a figure.
+    text = {"va": "center", "fontsize": 8, "bbox": {"facecolor": "white", "edgecolor": "none", "pad": 0.6}}
     for row, report in enumerate(shown):
         kept = report.rationality_violations == 0 and report.budget_violations == 0
         style = {"color": colour(report.mechanism), "height": 0.66, "hatch": None if kept else "///", "alpha": 0.9}
         value.barh(row, report.fluid_ratio, edgecolor="white", **style)
-        value.text(
-            report.fluid_ratio + 0.01,
-            row,
-            f"{report.fluid_ratio:.3f}{_broken_note(report)}",
-            va="center",
-            fontsize=8,
-        )
+        value.text(report.fluid_ratio + 0.02, row, f"{report.fluid_ratio:.3f}{_broken_note(report)}", **text)
         worst = report.regret.maximum_share
         if not beyond_rounding(report.regret.maximum, report.budget):
-            incentive.text(floor * 1.15, row, "none found", va="center", fontsize=8)
+            incentive.text(floor * 1.3, row, "none found", **text)
         else:
             incentive.barh(row, worst, left=floor, edgecolor="white", **style)
-            incentive.text(worst * 1.15, row, _percent(worst), va="center", fontsize=8)
-    value.axvline(1.0, color="#555555", linestyle="--", linewidth=1)
+            incentive.text(worst * 1.3, row, _percent(worst), **text)
+    value.axvline(1.0, color="#555555", linestyle="--", linewidth=1, zorder=1.5)
     value.set_yticks(range(len(shown)), [report.mechanism for report in shown])
-    value.set(xlim=(0, 1.95), xlabel="ε bought / fluid bound (dashed: limit of truthful buying)")
-    incentive.set(xscale="log", xlim=(floor, 300), xlabel="largest gain from a misreport / mean payment")
+    # Room beside the longest bar for its figure, and for the note on a promise that was not kept.
+    room = 0.95 if any(map(_broken_note, shown)) else 0.25
+    longest = max(1.0, *(report.fluid_ratio for report in shown))
+    value.set(
+        xlim=(0, longest + room), xlabel="ε bought / fluid bound\n(dashed: the most that truthful rules can buy)"
+    )
+    incentive.set(
+        xscale="log", xlim=(floor, 3000), xlabel="largest gain from a misreport\nas a share of the mean payment"
+    )
+    incentive.set_xticks([1e-4, 1e-2, 1, 100], ["0.01%", "1%", "100%", "10,000%"])
     first = shown[0]
     made.suptitle(f"{first.scenario}, {counted(first.clients, 'client')}, budget {first.budget:g}", fontsize=10)
     for axes in (value, incentive):
         axes.grid(axis="x", alpha=0.25)
         axes.set_axisbelow(True)
+        axes.spines[["top", "right"]].set_visible(False)
     return made
 
 

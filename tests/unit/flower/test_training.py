@@ -1,6 +1,7 @@
 """Private training of torch modules: clipped sums against torch.func, both paths, and what is refused."""
 
 import copy
+import logging
 import math
 from dataclasses import replace
 
@@ -11,6 +12,7 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 
 from privmarket.errors import ConfigurationError, PrivacyError
+from privmarket.federated import record_gradients
 from privmarket.federated.record_gradients import clipped_sum
 from privmarket.flower import training
 from privmarket.flower.known_layers import fast_model
@@ -256,3 +258,23 @@ def test_an_activation_on_the_input_leaves_the_records_alone():
     before = x.clone()
     private_module_update(module, trainable_arrays(module), x, y, job())
     assert torch.equal(x, before)
+
+
+def test_opacus_does_not_configure_logging_for_everybody(monkeypatch):
+    """Its import calls `logging.basicConfig`, after which each of Flower's lines would appear twice."""
+    real = record_gradients.grad_sample.GradSampleModule
+
+    class Configuring:
+        """Stands for the first use, which imports Opacus."""
+
+        @staticmethod
+        def GradSampleModule(*arguments, **settings):
+            logging.root.addHandler(logging.StreamHandler())
+            return real(*arguments, **settings)
+
+    before = list(logging.root.handlers)
+    monkeypatch.setattr(record_gradients, "grad_sample", Configuring)
+    loss = nn.CrossEntropyLoss(reduction="none")
+    sums = clipped_sum(nn.Linear(3, 2), torch.ones(4, 3), torch.zeros(4, dtype=torch.long), 1.0, loss)
+    assert sums.numel() == 8
+    assert logging.root.handlers == before
