@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from privmarket.errors import ConfigurationError
+from privmarket.flower import app_folder
 from privmarket.flower.app_folder import run_app
 from privmarket_studies.flower_speed import measure
 from tests.forked import privmarket
@@ -51,6 +52,27 @@ def test_what_cannot_be_run_is_said(folder, engine, settings, reason, tmp_path):
         run_app(ROOT / folder, engine, 3, settings, tmp_path, 10.0)
     with pytest.raises(ConfigurationError, match="0 nodes"):
         run_app(ROOT / folder, "in-process", 0, {}, tmp_path, 10.0)
+
+
+class Recorded(Exception):
+    """Stands for an engine: keeps how it was made, and starts nothing."""
+
+
+@pytest.mark.parametrize("engine", ["simulation", "deployment"])
+@pytest.mark.parametrize("given", ["", "purses"])
+def test_a_client_has_one_wallet_whichever_engine_runs_it(engine, given, tmp_path, monkeypatch):
+    """The in-process engine's place is tested with the examples above; the others start in another folder."""
+
+    def made(folder, nodes, *, simulation, environment):
+        assert simulation == (engine == "simulation")
+        raise Recorded(environment["PRIVMARKET_WALLETS"])
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(app_folder, "Engine", made)
+    monkeypatch.setenv("PRIVMARKET_WALLETS", given)
+    with pytest.raises(Recorded) as seen:
+        run_app(ROOT / "src/privmarket/examples/flower-quickstart", engine, 3, {}, tmp_path / "out/flower", 10.0)
+    assert Path(str(seen.value)) == tmp_path / (given or "out/flower-wallets")
 
 
 def test_the_bench_gives_ratios():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import sys
 import tomllib
 from collections.abc import Mapping
@@ -14,6 +15,7 @@ from flwr.app import UserConfigValue
 
 from privmarket.errors import ConfigurationError, UnknownNameError
 from privmarket.files import write_atomically
+from privmarket.flower.client import WALLETS_FOLDER, WALLETS_VARIABLE
 from privmarket.flower.engine import Engine
 from privmarket.flower.in_process import play_in_process
 from privmarket.flower.result import ResultJson, kept_result
@@ -53,7 +55,10 @@ def run_app(
         result = _in_process(folder, app, nodes, settings)
         write_atomically(out / "result.json", json.dumps(result, indent=1) + "\n")
         return result
-    with Engine(out, nodes, simulation=engine == "simulation") as running:
+    # The processes start in `out`; a client has one wallet whichever engine runs it.
+    wallets = Path(os.environ.get(WALLETS_VARIABLE) or WALLETS_FOLDER).absolute()
+    variables = {WALLETS_VARIABLE: str(wallets)}
+    with Engine(out, nodes, simulation=engine == "simulation", environment=variables) as running:
         return running.run(folder.absolute(), settings, timeout_seconds=timeout_seconds)
 
 

@@ -57,7 +57,7 @@ else:
 
 WALLETS_KEY = "wallets"  # in a node's configuration: the folder of its wallet
 WALLETS_VARIABLE = "PRIVMARKET_WALLETS"  # in the environment of the process in which a node's app runs
-_WALLETS = "out/flower-wallets"
+WALLETS_FOLDER = "out/flower-wallets"  # where neither says anything: below the folder in which the app runs
 
 
 def client_app(
@@ -186,7 +186,7 @@ def _wallet_place(context: Context, client: str) -> Path:
 
     Never one from the run's configuration: who submits a run writes that, and a new folder is a new lifetime.
     """
-    folder = str(context.node_config.get(WALLETS_KEY) or os.environ.get(WALLETS_VARIABLE) or _WALLETS)
+    folder = str(context.node_config.get(WALLETS_KEY) or os.environ.get(WALLETS_VARIABLE) or WALLETS_FOLDER)
     return Path(folder).absolute() / f"client-{client}.jsonl"
 
 
