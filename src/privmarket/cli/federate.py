@@ -215,7 +215,7 @@ class LiveRounds(LiveView):
             self._earned[client] += micro
         self._dropped += len(record.dropped)
         best = ", ".join(
-            f"{self._name(client)} {micro / 1e6:,.2f}" for client, micro in self._earned.most_common(4)
+            f"{self._name(client)}: {micro / 1e6:,.2f}" for client, micro in self._earned.most_common(4)
         )
         facts = {"paid so far": f"{self._earned.total() / 1e6:,.2f} of {self._money:,.2f}"}
         facts |= {"earned most": best} if best else {}

@@ -72,6 +72,7 @@ class LiveView:
     _started: float = 0.0
     _page_written: float = 0.0
     _live: Live | None = None
+    _ended: bool = False
 
     def __enter__(self) -> Self:
         self._started = time.monotonic()
@@ -86,6 +87,7 @@ class LiveView:
     def __exit__(self, *_: object) -> None:
         if self._live is not None:
             self._live.stop()
+        self._ended = True
         if self.page is not None:
             self._write_page(finished=True)
 
@@ -128,11 +130,13 @@ class LiveView:
 
     def _remaining(self) -> str:
         done = self.steps[-1] if self.steps else 0
-        if not done:
-            return "starting"
         elapsed = time.monotonic() - self._started
         if done >= self.total:
             return f"done in {elapsed:.0f} s"
+        if self._ended:
+            return f"stopped after {elapsed:.0f} s"
+        if not done:
+            return "starting"
         return f"about {elapsed / len(self.steps) * (self.total - done):.0f} s left"
 
     def _panel(self) -> RenderableType:
@@ -155,7 +159,7 @@ class LiveView:
             + charts.line_chart(
                 [charts.Line(curve.name, *self._points(curve), charts.ORANGE, strong=True)],
                 x_title=self.unit,
-                y_title=curve.name,
+                y_title="",
                 y_text=curve.text,
             )
             for curve in self.curves

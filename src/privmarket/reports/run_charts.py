@@ -334,6 +334,8 @@ def _ticks(low: float, high: float, wanted: int = 5) -> list[float]:
 
 def _whole_ticks(low: float, high: float, wanted: int) -> list[float]:
     """Round whole figures inside [low, high], and the first one."""
-    step = max(1.0, _ticks(low, high, wanted)[1] - _ticks(low, high, wanted)[0])
+    first, second = _ticks(low, high, wanted)[:2]
+    step = max(1.0, second - first)
+    step = 5.0 if step == 2.5 else step
     inner = [tick for i in range(int(high // step) + 1) if low < (tick := step * i) <= high]
     return inner if inner and inner[0] - low < step / 2 else [low, *inner]

@@ -48,7 +48,10 @@ def test_the_page_renews_itself_until_the_work_is_done(view):
 def test_a_view_that_stops_early_leaves_a_page_that_does_not_renew_itself(view):
     with view:
         view.show(1, {"accuracy": 0.25}, {})
-    assert 'http-equiv="refresh"' not in view.page.read_text()
+        assert "s left" in view.page.read_text()
+    page = view.page.read_text()
+    assert 'http-equiv="refresh"' not in page
+    assert "round 1 of 20, stopped after 0 s" in page
 
 
 def test_the_panel_of_a_terminal_shows_what_the_page_shows(view):
@@ -74,6 +77,6 @@ def test_a_round_says_what_was_paid_and_who_earned_most(capsys):
         shown.show_round(record)
     said = capsys.readouterr().err
     assert "paid so far 0.50 of 4.00" in said
-    assert "earned most Cyd 0.50" in said
+    assert "earned most Cyd: 0.50" in said
     assert "dropped, unpaid 1" in said
     assert "accuracy 50.0%" in said

@@ -60,3 +60,10 @@ def test_ticks_are_round_and_reach_over_the_figures(low, high):
     assert ticks[0] <= low
     assert ticks[-1] >= high
     assert 2 <= len(ticks) <= 8
+
+
+def test_rounds_have_whole_numbers_on_their_axis():
+    for low, high in ((10, 30), (1, 13), (1, 2), (0, 250), (7, 7), (1, 20)):
+        for wanted in (5, 8):
+            ticks = charts._whole_ticks(low, high, wanted)
+            assert all(tick == int(tick) and low <= tick <= high for tick in ticks), (low, high, ticks)
