@@ -23,7 +23,10 @@ def write_atomically(path: str | Path, data: bytes | str, *, previous: Path | No
         WriteError: the file could not be written; what was at `path` is untouched.
     """
     path = Path(path)
-    path = path.resolve() if path.is_symlink() else path
+    try:
+        path = path.resolve() if path.is_symlink() else path
+    except (OSError, RuntimeError) as error:  # Python before 3.13 raises the latter for links in a circle
+        raise WriteError(f"could not write {path}: a link that leads nowhere", "choose another place") from error
     content = data.encode() if isinstance(data, str) else data
     beside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:

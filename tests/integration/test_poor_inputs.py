@@ -38,6 +38,13 @@ def odd(bids, budget): raise Odd("strange")
 import privmarket
 class Unfinished(privmarket.Mechanism):
     name = "unfinished"
+class Nameless(privmarket.Mechanism):
+    def clear(self, bids, budget): return privmarket.Outcome(0 * bids.epsilon, 0 * bids.epsilon)
+class Wordy(Nameless):
+    name = "wordy"
+    guarantees = ("truthful",)
+def chatty(bids, budget): raise ValueError("one line\\nand another")
+def silent(bids, budget): raise AssertionError
 """
 HEADER = "client,valuation,epsilon\n"
 APP = "[tool.flwr.app]\npublisher = 'x'\n[tool.flwr.app.components]\nserverapp = '{0}'\nclientapp = '{0}'\n"
@@ -74,6 +81,8 @@ FILES = {
     "cfg6.toml": "[auction]\nbudget = [1, 2]\n",
     "cfg7.toml": "[auction.budget]\nx = 1\n",
     "nobody.toml": "trust = ['nobody']\n",
+    "true.toml": "[auction]\nbudget = true\n",
+    "epsilons.csv": "epsilon,epsilon\n1,2\n",
     "price.toml": "price = { local = -1 }\n",
     "again.toml": "honest_share = 0.67\nhonest_share = 0.5\n",
     "half.csv": "epsilon,steps\n1,2.5\n",
@@ -345,6 +354,15 @@ BAD = {
     "federate --rounds 1 --clients 4 --mechanism rules.py:quits": "rule quits ended the program by SystemExit: enough",
     "audit --clients 4 --profiles 1 --mechanism rules.py:quits": "rule quits ended the program by SystemExit: enough",
     "auction bids.csv --budget 1 --mechanism rules.py:Unfinished": "rules.py:Unfinished has no method clear",
+    "auction bids.csv --budget 1 --mechanism rules.py:Nameless": "rules.py:Nameless has no name",
+    "audit --clients 4 --profiles 1 --mechanism rules.py:Wordy": "rules.py:Wordy: 'truthful' among its guarantees",
+    "auction bids.csv --budget 1 --mechanism rules.py:chatty": "ValueError: one line and another (mend it there)",
+    "auction bids.csv --budget 1 --mechanism rules.py:silent": ": AssertionError (mend it there)",
+    "auction bids.csv --budget 1 --out loop": "could not write loop: a link that leads nowhere",
+    "--config true.toml auction bids.csv": "[auction]: budget is true (give a number)",
+    "account --file epsilons.csv": "epsilons.csv: columns are epsilon, epsilon",
+    "federate --rounds 1 --clients 4 --budget 1e300": "round 0: budget of 1e+300 (give at most",
+    "plan --dataset digits --clients 4 --money 1,,2": "--money '1,,2'",
     "--config cfg6.toml auction bids.csv": "[auction]: budget is [1, 2] (give one value)",
     "--config cfg7.toml auction bids.csv": "[auction]: budget is {'x': 1} (give one value)",
     "seller check nobody.toml": "nobody",
@@ -373,6 +391,7 @@ def here(tmp_path, monkeypatch):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(text.encode("utf-8", "surrogateescape"))
     (tmp_path / "folder").mkdir()
+    (tmp_path / "loop").symlink_to("loop")
     images, labels = np.zeros((100, 8, 8)), np.arange(100) % 10
     np.savez(tmp_path / "shape.npz", images=np.zeros((100, 9, 9)), labels=labels)
     np.savez(tmp_path / "words.npz", images=images, labels=np.full(100, "seven"))

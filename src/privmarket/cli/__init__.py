@@ -162,5 +162,6 @@ def main() -> None:
         place = _place_in_own_code(error)
         if place is None or _LOG.isEnabledFor(logging.DEBUG):
             raise
-        print(f"error: {place}: {type(error).__name__}: {error} (mend it there)", file=sys.stderr)
+        said = " ".join([f"{type(error).__name__}:", *str(error).split()]).rstrip(":")
+        print(f"error: {place}: {said} (mend it there)", file=sys.stderr)
         sys.exit(2)

@@ -46,6 +46,9 @@ def _of_group(
 
 
 def _of_command(given: Mapping[str, object], command: click.Command, where: str) -> dict[str, object]:
+    numbers = {
+        p.name for p in command.params if p.type.name in ("integer", "float", "integer range", "float range")
+    }
     several = {parameter.name for parameter in command.params if parameter.multiple or parameter.nargs != 1}
     names = {
         name.lstrip("-").replace("-", "_"): parameter.name
@@ -60,5 +63,7 @@ def _of_command(given: Mapping[str, object], command: click.Command, where: str)
         name = str(names[key.replace("-", "_")])
         if isinstance(value, dict) or (isinstance(value, list) and name not in several):
             raise ConfigurationError(f"--config {where}: {key} is {value!r}", "give one value")
+        if isinstance(value, bool) and name in numbers:
+            raise ConfigurationError(f"--config {where}: {key} is {str(value).lower()}", "give a number")
         found[name] = value
     return found

@@ -128,7 +128,7 @@ def _totals(money: str | None, total: float | None, base: FederationConfig) -> l
 
 def _numbers(option: str, text: str, kind: Callable[[str], Number]) -> list[Number]:
     try:
-        return [kind(word) for word in text.split(",") if word.strip()]
+        return [kind(word) for word in text.split(",")] if text.strip() else []
     except ValueError as error:
         raise ConfigurationError(f"{option} {text!r}", "write numbers with commas, e.g. 50,100,200") from error
 

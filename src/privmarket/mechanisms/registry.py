@@ -19,7 +19,7 @@ from types import ModuleType
 from privmarket.errors import ConfigurationError, OutcomeError, PrivmarketError, UnknownNameError
 from privmarket.extras import needed
 from privmarket.market.facts import MarketFacts
-from privmarket.market.mechanism import Mechanism
+from privmarket.market.mechanism import Guarantee, Mechanism
 from privmarket.mechanisms.function_rule import FunctionRule, RuleFunction, function_settings
 from privmarket.mechanisms.setting_types import check_type, declared_types
 
@@ -179,14 +179,23 @@ def _build(name: str, found: object, market: MarketFacts | None, settings: Mappi
     if isclass(found) and issubclass(found, Mechanism):
         if isabstract(found):
             raise ConfigurationError(f"{name} has no method clear", "write clear(self, bids, budget) -> Outcome")
+        if not isinstance(getattr(found, "name", None), str):
+            raise ConfigurationError(f"{name} has no name", 'write name = "my-rule" in the class')
         parameters = dict(signature(found).parameters)
         _check_settings(name, settings, parameters, declared_types(found.__init__))
         given = {**_told(found.market_facts, market), **settings}
         _check_complete(name, given, parameters)
         try:
-            return found(**given)
+            made = found(**given)
         except SystemExit as error:
             raise OutcomeError.of_exit(name, error) from error
+        for promise in made.guarantees:
+            if not isinstance(promise, Guarantee):
+                raise ConfigurationError(
+                    f"{name}: {promise!r} among its guarantees is none",
+                    "give objects such as privmarket.guarantees.BudgetFeasible()",
+                )
+        return made
     if callable(found) and not isclass(found):
         parameters = function_settings(found)
         _check_settings(name, settings, parameters, declared_types(found))

@@ -167,7 +167,7 @@ def read_sales(path: Path) -> list[Sale]:
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise PrivacyError(f"{path}: cannot be read as CSV: {error}", "give a text file with a header") from error
     names = [name.strip() for name in columns]
-    if "epsilon" not in names or not set(names) <= set(_FIELDS):
+    if "epsilon" not in names or not set(names) <= set(_FIELDS) or len(set(names)) < len(names):
         raise PrivacyError(
             f"{path}: columns are {', '.join(names) or 'missing'}", "use epsilon[,sampling_rate,steps,count]"
         )

@@ -50,7 +50,7 @@ class Terms:
             raise RoundError(f"round {self.number}: budget of {self.budget_micro} µ", "give a budget above 0")
         if self.budget_micro > _MOST_MICRO:
             raise RoundError(
-                f"round {self.number}: budget of {self.budget_micro} µ",
+                f"round {self.number}: budget of {self.budget_micro / MICRO:.6g}",
                 f"give at most {_MOST_MICRO // MICRO:,} units",
             )
         if self.trust not in TRUSTS or not 0 < self.honest_share <= 1:
