@@ -32,9 +32,10 @@ or sealed updates. *a3c3c473e35ff7c3* differs from *dc7e4ae172819876* in one lin
 priorities of that kind, the auction's process keeps its own. From *170cf465b670d18e* on, bids are answered before
 Starlette's and FastAPI's steps, and `verify` and suspension are stricter; *b7712d14e02762ff* and
 *a97fde2f72b1a28d* are the same after names in `privmarket.rounds` changed and modules were split; since
-*e580912f59ae8c30* PostgreSQL gets a few rows one by one. The machine was too busy to kill and simulate these for
-long. How to run a broker, what it
-defends against: [run a broker](../../how-to/run-a-broker.md).
+*e580912f59ae8c30* PostgreSQL gets a few rows one by one. *cdfff306924c31c4* is the code of today: it says busy (503)
+where a transaction was ended by PostgreSQL. Its runs shared the machine with others at a load of 4 to 20, so
+fewer bids came through between kills than on an idle one. How to run a broker, what it defends against:
+[run a broker](../../how-to/run-a-broker.md).
 
 ## Sealed bids per second
 `privmarket bench broker --bids 0 --callers 1 --callers 16`, three runs of each code. *a3c3c473e35ff7c3*: on a
@@ -110,7 +111,8 @@ and 430 of *a97fde2f72b1a28d*, 441 of commit 378fa1e; 411 and 412 passed when re
 sessions showed the paused broker in the middle of inserting bids, past the 10 s after which an idle transaction is
 ended. We take this to be a pipeline, which psycopg opens for several rows: between its messages PostgreSQL does
 not count a transaction as idle. From *e580912f59ae8c30* on a few rows go one by one, and a test holds that no
-pipeline is opened. In 28 pauses since then the other broker went on, which at so rare a fault is no proof; one of
+pipeline is opened. In 28 pauses of that code and 100 of *cdfff306924c31c4* the other broker went on, which at
+so rare a fault is no proof; one of
 these runs (seed 430) had a bid answered with 500 by the broker that went on after its transaction had been ended,
 which is answered as busy (503) since. A broker paused in the middle of a COPY (50 rows of one kind or more) still
 keeps the lock until it goes on or its connection ends. Runs that ended because the harness itself was stopped or
