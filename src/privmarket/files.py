@@ -22,11 +22,7 @@ def write_atomically(path: str | Path, data: bytes | str, *, previous: Path | No
     Raises:
         WriteError: the file could not be written; what was at `path` is untouched.
     """
-    path = Path(path)
-    try:
-        path = path.resolve() if path.is_symlink() else path
-    except (OSError, RuntimeError) as error:  # Python before 3.13 raises the latter for links in a circle
-        raise WriteError(f"could not write {path}: a link that leads nowhere", "choose another place") from error
+    path = _behind_links(Path(path))
     content = data.encode() if isinstance(data, str) else data
     beside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
@@ -49,6 +45,15 @@ def write_atomically(path: str | Path, data: bytes | str, *, previous: Path | No
             f"could not write {path}: {error.strerror or error}",
             "free some space or choose another place; an earlier file is untouched",
         ) from error
+
+
+def _behind_links(path: Path) -> Path:
+    """The file that a link means, which need not be there yet."""
+    # `Path.resolve` raises for links in a circle before Python 3.13 and not from there on; this never does.
+    behind = Path(os.path.realpath(path)) if path.is_symlink() else path
+    if behind.is_symlink():
+        raise WriteError(f"could not write {path}: a link that leads nowhere", "choose another place")
+    return behind
 
 
 def force_folder(folder: Path) -> None:

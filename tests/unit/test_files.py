@@ -66,6 +66,14 @@ def test_a_pipe_is_written_to_and_stays_one(tmp_path):
     assert pipe.is_fifo()
 
 
+def test_links_in_a_circle_are_refused_and_stay(tmp_path):
+    (tmp_path / "one").symlink_to("two")
+    (tmp_path / "two").symlink_to("one")
+    with pytest.raises(WriteError, match="a link that leads nowhere"):
+        write_atomically(tmp_path / "one", "new")
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_symlink()) == ["one", "two"]
+
+
 def test_of_a_link_the_file_behind_it_is_replaced(tmp_path):
     file, link = tmp_path / "file", tmp_path / "link"
     file.write_text("old")
