@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from opacus.grad_sample import GradSampleModule
 
 from privmarket.federated.gradients import _gradients
 from privmarket.federated.models import Model
@@ -76,6 +75,8 @@ def table_digest(noise: np.ndarray, epsilon: np.ndarray) -> str:
 
 def hooked_sum(module, inputs, labels, clip, loss):
     """Clips the rows that the hooks of Opacus hold, as many as there are records, and asks not whose they are."""
+    from opacus.grad_sample import GradSampleModule  # takes seconds
+
     hooked = GradSampleModule(module, loss_reduction="sum", strict=False)
     try:
         loss(hooked(inputs), labels).sum().backward()

@@ -29,7 +29,7 @@ def neighbours():
     return full, ClientRecords(images[:-1], labels[:-1], [20])
 
 
-def audit(plan, family, noise_share):
+def audit(plan, family, noise_share, trials=TRIALS):
     """The audit's bound on training whose noise is `noise_share` of what ε = 8 needs."""
     weights = MODEL.initial_weights(np.random.default_rng(0))
     with_canary, without = neighbours()
@@ -41,7 +41,7 @@ def audit(plan, family, noise_share):
     def release(records, rng):
         return private_updates(MODEL, weights, records, plan, [sigma], [NoiseSource(rng.bytes(16))])[0].numpy()
 
-    scores = collect_scores(release, with_canary, without, direction.numpy(), TRIALS, np.random.default_rng(1))
+    scores = collect_scores(release, with_canary, without, direction.numpy(), trials, np.random.default_rng(1))
     return audit_family(scores, family, confidence=0.99)
 
 
@@ -51,6 +51,7 @@ def test_the_claim_holds_and_a_tenth_of_the_noise_is_caught(sampling_rate):
     family = ReleaseFamily(sampling_rate)
     honest = audit(plan, family, 1.0)
     assert not honest.refutes(EPSILON)
-    assert audit(plan, family, 0.1).refutes(EPSILON)
+    # It gives itself away sooner where the canary is in every batch.
+    assert audit(plan, family, 0.1, trials=300 if sampling_rate == 1.0 else TRIALS).refutes(EPSILON)
     if sampling_rate == 1.0:  # where the analysis is tight the audit comes close
         assert honest.epsilon_lower >= 0.7 * EPSILON

@@ -270,7 +270,7 @@ def test_the_example_with_opacus_learns_and_its_noise_is_its_own(monkeypatch, tm
     monkeypatch.syspath_prepend(str(Path(pm.__file__).parent / "examples" / "flower-existing-app"))
     from existing_app import opacus_client_app, server_app
 
-    config = {"num-server-rounds": 3, "budget": 10.0}
+    config = {"num-server-rounds": 2, "budget": 10.0}
     runs = []
     for number in range(2):
         monkeypatch.setenv("PRIVMARKET_WALLETS", str(tmp_path / str(number)))

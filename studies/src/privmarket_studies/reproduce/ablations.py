@@ -57,7 +57,7 @@ TITLE = "Ablations: what is each part worth?"
 
 def cells(scale: Scale) -> list[Cell]:
     """Short trainings, market games, and the cells of other pages that ablate something."""
-    steps, rows = scale.pick(300, 8), scale.pick(800, 200)
+    steps, rows = scale.pick(300, 4), scale.pick(800, 60)
     trained = scale.seeds_or(3, 1)
     attack = "training" if scale.quick else "quick"
     made = [

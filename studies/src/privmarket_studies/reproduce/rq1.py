@@ -46,9 +46,9 @@ def settings(scale: Scale) -> list[tuple[str, int, int]]:
 
 def cells(scale: Scale) -> list[Cell]:
     """Every rule in every setting; literal forms for Uniform."""
-    attack = "quick" if scale.quick else "strong"
+    attack, parts = ("training", "quick") if scale.quick else ("strong", "strong")
     made = [
-        _cell(rule, *setting, attack, attack, seed)
+        _cell(rule, *setting, attack, parts, seed)
         for setting in settings(scale)
         for rule in (*RULES, *LITERAL)
         if rule in RULES or (setting[0] == "uniform" and not (rule == _SLOW and setting[1] > 10))
@@ -59,7 +59,7 @@ def cells(scale: Scale) -> list[Cell]:
     made += [
         Cell("ascent", {"mechanism": rule, **where, "start": "uniform"}, seed, clients / 1000)
         for rule in (*RULES, *LITERAL)
-        for seed in scale.seeds_or(5, 2)
+        for seed in scale.seeds_or(5, 1)
     ]
     if not scale.quick:
         made += [_cell(_SLOW, "uniform", 100, 50, "quick", "quick", seed) for seed in scale.seeds_or(5, 1)]

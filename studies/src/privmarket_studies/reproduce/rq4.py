@@ -104,19 +104,32 @@ def _full_cells(scale: Scale) -> list[Cell]:
 
 
 def _quick_cells(scale: Scale) -> list[Cell]:
-    small: dict[str, Any] = {"clients": 20, "budget": 10.0, "rounds": 12, "training": training_settings("digits")}
+    small: dict[str, Any] = {"clients": 20, "budget": 10.0, "training": training_settings("digits")}
     seeds = scale.seeds_or(2, 2)
-    made = [federated_cell("digits", alpha, row, s, **small) for s in seeds for alpha in ALPHAS for row in ROWS]
+    made = [
+        federated_cell("digits", alpha, row, s, rounds=quick_rounds(), **small)
+        for s in seeds
+        for alpha in ALPHAS
+        for row in ROWS
+    ]
     made += [
-        federated_cell("digits", 0.1, row, s, **small, matched=MATCHED_EPSILON / 2)
+        federated_cell("digits", 0.1, row, s, rounds=quick_rounds(), **small, matched=MATCHED_EPSILON / 2)
         for s in seeds
         for row in ROWS[:-1]
     ]
     made += [
-        federated_cell("digits", 0.5, row, s, **small, wallet=w) for s in seeds for w in WALLETS for row in FEW[:-1]
+        federated_cell("digits", 0.5, row, s, rounds=quick_rounds(w), **small, wallet=w)
+        for s in seeds
+        for w in WALLETS
+        for row in FEW[:-1]
     ]
     literal = {**small, "rounds": 2, "training": {**_pixels(), "model": "logistic"}}
     return [*made, federated_cell("digits", 0.5, "mean-field-menu", 0, **literal, mode="literal")]
+
+
+def quick_rounds(wallet: float | None = None) -> int:
+    """Rounds of a quick run: few, and enough for lifetime caps to be reached."""
+    return 3 if wallet is None else 6
 
 
 def _pixels() -> dict[str, Any]:

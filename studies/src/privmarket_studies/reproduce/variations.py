@@ -7,7 +7,7 @@ from typing import Any
 from privmarket.federated.config import Training
 from privmarket.plans import identity
 from privmarket_studies.reproduce.cells import Cell
-from privmarket_studies.reproduce.rq4 import MATRIX_TRAINING, ROWS, federated_cell
+from privmarket_studies.reproduce.rq4 import MATRIX_TRAINING, ROWS, federated_cell, quick_rounds
 from privmarket_studies.reproduce.scale import Scale
 
 TITLE = "Variations: other trust, other clients, other models"
@@ -46,7 +46,7 @@ def run_of(
     """One run; without a changed plan it is the cell of RQ4."""
     dataset, clients, rounds, training = ("mnist", 100, 100, MATRIX_TRAINING)
     if scale.quick:
-        dataset, clients, rounds, training, budget = ("digits", 20, 8, _DIGITS, budget / 5)
+        dataset, clients, rounds, training, budget = ("digits", 20, quick_rounds(wallet), _DIGITS, budget / 5)
     cell = federated_cell(
         dataset, alpha, row, seed, rounds=rounds, training=training, clients=clients, budget=budget, wallet=wallet
     )
@@ -151,7 +151,7 @@ def scale_cells(scale: Scale) -> list[Cell]:
 def many_cells(scale: Scale) -> list[Cell]:
     """A thousand clients."""
     clients, budget = (100, 50.0) if scale.quick else (1000, 500.0)
-    dataset, rounds, training = ("digits", 8, _DIGITS) if scale.quick else ("mnist", 100, MATRIX_TRAINING)
+    dataset, rounds, training = ("digits", quick_rounds(), _DIGITS) if scale.quick else ("mnist", 100, MATRIX_TRAINING)
     return [
         federated_cell(dataset, 0.5, row, seed, rounds=rounds, training=training, clients=clients, budget=budget)
         for seed in scale.seeds_or(3, 1)
