@@ -151,7 +151,8 @@ def scale_cells(scale: Scale) -> list[Cell]:
 def many_cells(scale: Scale) -> list[Cell]:
     """A thousand clients."""
     clients, budget = (100, 50.0) if scale.quick else (1000, 500.0)
-    dataset, rounds, training = ("digits", quick_rounds(), _DIGITS) if scale.quick else ("mnist", 100, MATRIX_TRAINING)
+    small, large = ("digits", quick_rounds(), _DIGITS), ("mnist", 100, MATRIX_TRAINING)
+    dataset, rounds, training = small if scale.quick else large
     return [
         federated_cell(dataset, 0.5, row, seed, rounds=rounds, training=training, clients=clients, budget=budget)
         for seed in scale.seeds_or(3, 1)
