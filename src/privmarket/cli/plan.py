@@ -99,9 +99,10 @@ def plan(
         check_plot(plot)
         check_writable(plot, "--plot")
     planner = planning.Planner(base, folder, options, proxy=stand_in, workers=workers)
-    with ProgressBar("planning", _expected(planner, totals)) as bar:
+    with ProgressBar("planning", _expected(planner, totals, target is not None)) as bar:
         planner.on_cell = bar.advance
         made = planner.for_target(target, totals) if target is not None else planner.for_totals(totals)
+        bar.finish()
     if plot is not None:
         note(f"plot: {write_plan(made, plot)}")
     if json:
@@ -114,8 +115,9 @@ def plan(
         raise typer.Exit(1)
 
 
-def _expected(planner: Planner, totals: list[float]) -> int:
-    return plan_choices.expected_cells(planner.options, len(totals), len(planner.rules), planner.base.trust)
+def _expected(planner: Planner, totals: list[float], target: bool) -> int:
+    trust = planner.base.trust
+    return plan_choices.expected_cells(planner.options, len(totals), len(planner.rules), trust, target=target)
 
 
 def _totals(money: str | None, total: float | None, base: FederationConfig) -> list[float]:
@@ -201,9 +203,10 @@ def _advice(made: Plan) -> list[str]:
         ]
     if made.chosen is None:
         return []
+    seeds, largest = counted(made.chosen.seeds, "seed"), made.chosen.lifetime_epsilon
     return [
-        f"For {_amount(made.chosen.total)}: {_with_deviation(made.chosen)} over {made.chosen.seeds} seed(s); "
-        f"nobody's lifetime ε above {made.chosen.lifetime_epsilon:.3g} at δ = {made.base.delta:g}.",
+        f"For {_amount(made.chosen.total)}: {_with_deviation(made.chosen)} over {seeds}; "
+        f"nobody's lifetime ε above {largest:.3g} at δ = {made.base.delta:g}.",
         _command(made.base, made.chosen),
     ]
 

@@ -13,7 +13,7 @@ class ProgressBar:
 
     Args:
         label: what is being done, one word.
-        total: how many steps there are.
+        total: how many steps there are; where it is a guess, more may be taken, and `finish` ends it early.
         transient: whether the bar disappears at the end.
     """
 
@@ -43,6 +43,13 @@ class ProgressBar:
     def advance(self, steps: int, figures: str = "") -> None:
         """Moves the bar on by `steps` and replaces the figures."""
         self._bar.update(self._task, advance=steps, description=figures)
+        task = self._bar.tasks[0]
+        if task.total is not None and task.completed > task.total:
+            self._bar.update(self._task, total=task.completed)
+
+    def finish(self) -> None:
+        """Says that all is done, where fewer steps were needed than expected."""
+        self._bar.update(self._task, total=self._bar.tasks[0].completed)
 
     def say(self, text: str) -> None:
         """Prints a line above the bar."""

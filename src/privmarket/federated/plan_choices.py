@@ -15,6 +15,7 @@ from privmarket.market.scenarios import SCENARIOS, scenario
 
 # Settings are chosen with these, first ones first; figures come from others.
 SEARCH_SEEDS = (0, 101, 102)
+REFINEMENTS = 2  # totals tried between the cheapest that reaches a target and the next below it
 # Under local trust, where H means something else and is not measured.
 _GRADED_HETEROGENEITY = 1.0
 
@@ -126,8 +127,9 @@ def rule_choices(base: FederationConfig, options: Options, measured: float | Non
     return found
 
 
-def expected_cells(options: Options, totals: int, rules: int, trust: str) -> int:
-    """About how many runs and trainings a plan for so many totals makes."""
+def expected_cells(options: Options, totals: int, rules: int, trust: str, *, target: bool = False) -> int:
+    """About how many runs and trainings a plan for so many totals makes; for a target, more totals are tried."""
+    totals += REFINEMENTS if target else 0
     search = options.search_seeds * (rules + len(options.rounds) + len(options.rates) - 2)
     near = options.search_seeds * (min(3, len(options.rounds)) + min(2, rules - 1))
     spread = SPREAD_TRAININGS if trust == "aggregate" else 0

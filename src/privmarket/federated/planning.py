@@ -23,19 +23,19 @@ from privmarket.federated.client_spread import ClientSpread
 from privmarket.federated.config import FederationConfig
 from privmarket.federated.datasets import load_dataset
 from privmarket.federated.plan_choices import (
+    REFINEMENTS,
     SEARCH_SEEDS,
     Choice,
     Options,
     rule_choices,
 )
-from privmarket.federated.plan_runs import Outcome, PublicProxy, run_cell, spread_of
+from privmarket.federated.plan_runs import SPREAD_TRAININGS, Outcome, PublicProxy, run_cell, spread_of
 from privmarket.federated.workers import process_context
 from privmarket.files import write_atomically
 from privmarket.market.ration_design import Marginals
 from privmarket.market.scenarios import scenario
 from privmarket.version import __version__
 
-_REFINEMENTS = 2
 _STEPS_BEYOND, _FACTOR_BEYOND = 3, 4.0  # totals beyond those that were named, where a target asks for them
 _NEARLY_ALL = 0.999  # of clients sell at the price of a ceiling
 
@@ -124,7 +124,7 @@ class Planner:
         options: what is tried.
         proxy: public records to plan on instead of the named data set.
         workers: processes; any number gives the same plan.
-        on_cell: told after every run.
+        on_cell: told after every run, and of runs that an earlier plan left in the folder.
     """
 
     def __init__(
@@ -174,7 +174,7 @@ class Planner:
             good = [point for point in points if point.accuracy >= target]
             if not good:
                 return self._plan(points, target, None, self._ceiling(points))
-            for _ in range(_REFINEMENTS):
+            for _ in range(REFINEMENTS):
                 best = min(good, key=lambda point: point.total)
                 below = [point.total for point in points if point.total < best.total]
                 if not below:
@@ -236,7 +236,9 @@ class Planner:
         path = self._path(config).with_suffix(".spread.json")
         try:
             kept = json.loads(path.read_text(encoding="utf-8"))
-            return ClientSpread(**{name: tuple(values) for name, values in kept.items()})
+            spread = ClientSpread(**{name: tuple(values) for name, values in kept.items()})
+            self.on_cell(SPREAD_TRAININGS, "kept from before")
+            return spread
         except (OSError, ValueError, TypeError, AttributeError):
             spread = spread_of(config, self.proxy, lambda: self.on_cell(1, "how different clients are"))
             write_atomically(path, json.dumps(asdict(spread)) + "\n")
@@ -308,8 +310,10 @@ class Planner:
     def _run(self, configs: Sequence[FederationConfig]) -> list[Outcome]:
         """The outcome of every configuration, from disk or computed now."""
         paths = [self._path(config) for config in configs]
-        self._seen.update(path.name for path in paths)
         missing = {path: config for path, config in zip(paths, configs, strict=True) if _read(path) is None}
+        if kept := {path.name for path in paths if path not in missing} - self._seen:
+            self.on_cell(len(kept), "kept from before")
+        self._seen.update(path.name for path in paths)
         for path, config, outcome in self._compute(missing):
             record = {"config": config.to_json(), "outcome": asdict(outcome)}
             write_atomically(path, json.dumps(record, ensure_ascii=False) + "\n")

@@ -149,6 +149,9 @@ def test_progress_is_told_run_by_run(law, tmp_path):
     assert sum(told) == plan.computed
     expected = plan_choices.expected_cells(OPTIONS, 1, len(rule_choices(BASE, OPTIONS)), "local")
     assert plan.computed <= expected
+    again = []
+    kept = Planner(BASE, tmp_path, OPTIONS, on_cell=lambda done, text: again.append(done)).for_totals([20.0])
+    assert (kept.computed, sum(again)) == (0, sum(told))  # a resumed plan's bar starts where it was stopped
 
 
 def test_rules_are_exact_and_prices_come_from_the_law():
