@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from privmarket.errors import PrivacyError
@@ -72,7 +73,7 @@ def certify(
     """
     require_delta(delta)
     rdp = renyi_epsilon(events, delta)
-    pld, advantage = _epsilon_and_advantage(events, delta, guess=rdp)
+    pld, advantage = _epsilon_and_advantage(tuple(events), delta, guess=rdp)
     counts = step_counts(events)
     made = sum(event is not None for event in events)
     epsilon = min(rdp, pld)
@@ -102,11 +103,12 @@ def group_epsilon(
     if records < 1:
         raise PrivacyError(f"a group of {records} records", "give at least 1")
     bound = renyi_epsilon(events, delta) * records
-    return _epsilon_and_advantage(events, delta, guess=bound, records=records)[0]
+    return _epsilon_and_advantage(tuple(events), delta, guess=bound, records=records)[0]
 
 
+@lru_cache(maxsize=1024)  # an account and its promise ask the same
 def _epsilon_and_advantage(
-    events: Sequence[PrivacyEvent | None], delta: float, guess: float, records: int = 1
+    events: tuple[PrivacyEvent | None, ...], delta: float, guess: float, records: int = 1
 ) -> tuple[float, float]:
     """ε at δ, and δ at ε = 0: the total variation distance between the two worlds."""
     counts = step_counts(events)

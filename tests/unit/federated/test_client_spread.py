@@ -11,7 +11,10 @@ from privmarket.federated.config import FederationConfig
 from privmarket.federated.datasets import load_dataset
 from privmarket.federated.recommended import recommended_training
 
-DIGITS = load_dataset("digits", measured_on="validation")
+
+@pytest.fixture(scope="module")
+def digits():
+    return load_dataset("digits", measured_on="validation")
 
 
 def config(alpha: float) -> FederationConfig:
@@ -29,13 +32,13 @@ def test_the_exchange_rate_by_hand():
     assert spread.heterogeneity == pytest.approx(2.0)
 
 
-def test_skewed_clients_differ_more_than_equal_ones():
-    skewed, equal = (measure_spread(config(alpha), DIGITS, shares=(0.2,), draws=3) for alpha in (0.05, 100.0))
+def test_skewed_clients_differ_more_than_equal_ones(digits):
+    skewed, equal = (measure_spread(config(alpha), digits, shares=(0.2,), draws=3) for alpha in (0.05, 100.0))
     assert skewed.bias_to_noise > 3 * equal.bias_to_noise
     assert np.all(np.diff(skewed.noise) > 0)
     assert skewed.noise_accuracy[-1] < skewed.noise_accuracy[0]
 
 
-def test_a_share_must_leave_somebody_out():
+def test_a_share_must_leave_somebody_out(digits):
     with pytest.raises(ConfigurationError, match="shares"):
-        measure_spread(config(0.1), DIGITS, shares=(1.0,))
+        measure_spread(config(0.1), digits, shares=(1.0,))

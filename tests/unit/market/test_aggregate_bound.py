@@ -33,7 +33,7 @@ def closed_form(clients: int, budget: float, goal: AggregateError, cost_over_val
             return cost_over_valuation * x * ((1 - d / 2) ** 2 / 2 + extra)
 
         low, high = 0.0, CAP * (1 - 1e-12)
-        for _ in range(200):
+        for _ in range(60):
             middle = 0.5 * (low + high)
             low, high = (middle, high) if cost(middle) <= money else (low, middle)
         return low
@@ -41,9 +41,9 @@ def closed_form(clients: int, budget: float, goal: AggregateError, cost_over_val
     def error(d: float) -> float:
         return noise / strength(d) ** 2 + goal.heterogeneity**2 * d**2
 
-    grid = np.linspace(0, 1.999, 400)
+    grid = np.linspace(0, 1.999, 100)
     best = grid[int(np.argmin([error(d) for d in grid]))]
-    near = (max(best - 0.01, 0), min(best + 0.01, 1.9999))
+    near = (max(best - 0.03, 0), min(best + 0.03, 1.9999))
     return min(error(best), float(minimize_scalar(error, bounds=near, method="bounded").fun))
 
 

@@ -69,12 +69,13 @@ def parameters(trainer):
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_a_resumed_run_ends_where_an_uninterrupted_one_does(name, tmp_path):
-    straight = new_trainer(VARIANTS[name], LAWS)
+    recipe = replace(VARIANTS[name], steps=8)
+    straight = new_trainer(recipe, LAWS)
     straight.run(lambda progress: None)
-    first = new_trainer(VARIANTS[name], LAWS)
+    first = new_trainer(recipe, LAWS)
     first.run(lambda progress: None, until=5)
     save_checkpoint(tmp_path / "c", first, {"seconds": 1.0})
-    second = new_trainer(VARIANTS[name], LAWS)
+    second = new_trainer(recipe, LAWS)
     assert load_checkpoint(tmp_path / "c", second) == {"seconds": 1.0}
     second.run(lambda progress: None)
     assert torch.equal(parameters(straight), parameters(second))
