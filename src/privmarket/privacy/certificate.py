@@ -73,8 +73,8 @@ def certify(
     """
     require_delta(delta)
     rdp = renyi_epsilon(events, delta)
-    pld, advantage = _epsilon_and_advantage(tuple(events), delta, guess=rdp)
     counts = step_counts(events)
+    pld, advantage = _epsilon_and_advantage(tuple(counts.items()), delta, guess=rdp)
     made = sum(event is not None for event in events)
     epsilon = min(rdp, pld)
     accuracy = min(guess_accuracy(epsilon, delta), 0.5 + 0.5 * min(1.0, advantage + 2.0 * delta)) if made else 0.5
@@ -103,15 +103,15 @@ def group_epsilon(
     if records < 1:
         raise PrivacyError(f"a group of {records} records", "give at least 1")
     bound = renyi_epsilon(events, delta) * records
-    return _epsilon_and_advantage(tuple(events), delta, guess=bound, records=records)[0]
+    return _epsilon_and_advantage(tuple(step_counts(events).items()), delta, guess=bound, records=records)[0]
 
 
-@lru_cache(maxsize=1024)  # an account and its promise ask the same
+@lru_cache(maxsize=256)  # an account and its promise ask the same
 def _epsilon_and_advantage(
-    events: tuple[PrivacyEvent | None, ...], delta: float, guess: float, records: int = 1
+    counted: tuple[tuple[Step, int], ...], delta: float, guess: float, records: int = 1
 ) -> tuple[float, float]:
     """ε at δ, and δ at ε = 0: the total variation distance between the two worlds."""
-    counts = step_counts(events)
+    counts = dict(counted)
     if not counts:
         return 0.0, 0.0
     # Gaussians over the full batch merge into one, Σ 1/σ², whose loss distribution is known in closed form.
