@@ -134,6 +134,19 @@ def test_folder_from_environment(monkeypatch, tmp_path):
     assert data_folder() == tmp_path
 
 
+@pytest.mark.parametrize("finds_the_file", [True, False])
+def test_digits_are_those_of_scikit_learn(finds_the_file, monkeypatch):
+    """Read from its file without importing it, or by its own function where there is no such file."""
+    theirs = datasets.sklearn_datasets.load_digits()
+    if finds_the_file:
+        monkeypatch.delattr(datasets, "sklearn_datasets")
+    else:
+        monkeypatch.setattr(datasets, "find_spec", lambda name: None)
+    images, labels = datasets._digits()
+    np.testing.assert_array_equal(images, theirs.images)
+    np.testing.assert_array_equal(labels, theirs.target)
+
+
 def test_digits_need_no_files():
     data = load_dataset("digits")
     assert data.train_images.shape == (1294, 1, 8, 8)

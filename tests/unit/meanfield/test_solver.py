@@ -84,7 +84,7 @@ def test_mean_bid_and_payment_come_from_the_flow(default):
 @pytest.mark.parametrize("name", SCENARIOS)
 @pytest.mark.parametrize("kinds", [1, 3])
 def test_every_scenario_is_solved(name, kinds):
-    equilibrium = solve(Problem.from_scenario(name, kinds=kinds), grid=Grid(40, 32, 30), tolerance=1e-4)
+    equilibrium = solve(Problem.from_scenario(name, kinds=kinds), grid=Grid(32, 20, 16), tolerance=1e-4)
     assert equilibrium.result is Result.CONVERGED
     assert equilibrium.relative_exploitability < 1e-3
 
