@@ -45,10 +45,12 @@ def unseen(name, rng, shape):
 
 
 @pytest.mark.parametrize("settings", SETTINGS)
-@pytest.mark.parametrize("law", ["uniform", "bimodal", "lognormal", "beta", "pareto", "two points"])
-def test_no_lie_pays_on_any_law(settings, law, rng):
+def test_no_lie_pays_on_any_law(settings, rng):
     rule = pm.mechanism("mfg-menunet", **SETTINGS[settings])
-    types = unseen(law, rng, (3, 25))
+    # Three markets of each law, attacked together: an attack takes as long on many markets as on one.
+    laws = ("uniform", "bimodal", "lognormal", "beta", "pareto", "two points")
+    samples = [unseen(law, rng, (3, 25)) for law in laws]
+    types = Bids(*(np.concatenate([getattr(one, part) for one in samples]) for part in ("valuation", "epsilon")))
     assert ATTACK(rule, types, 12.0, rng).gain.max() <= 1e-9
     outcome = rule.run(types, 12.0)
     for promise in (IndividuallyRational(), BudgetFeasible(), WithinOffer()):
