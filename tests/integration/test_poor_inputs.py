@@ -10,6 +10,7 @@ import io
 import os
 import shlex
 import sys
+from functools import lru_cache
 
 import numpy as np
 import pytest
@@ -385,6 +386,23 @@ BAD = {
 }
 
 
+@lru_cache(maxsize=1)
+def array_files():
+    """name → contents of NumPy's files, which take longer to make than all the others."""
+    images, labels = np.zeros((100, 8, 8)), np.arange(100) % 10
+    several = {
+        "shape.npz": {"images": np.zeros((100, 9, 9)), "labels": labels},
+        "words.npz": {"images": images, "labels": np.full(100, "seven")},
+        "nan.npz": {"images": np.full((100, 8, 8), np.nan), "labels": labels},
+    }
+    made = {}
+    for name, arrays in several.items():
+        np.savez(stream := io.BytesIO(), **arrays)
+        made[name] = stream.getvalue()
+    np.save(stream := io.BytesIO(), images)
+    return {**made, "one.npy": stream.getvalue()}
+
+
 @pytest.fixture
 def here(tmp_path, monkeypatch):
     for name, text in FILES.items():
@@ -392,11 +410,8 @@ def here(tmp_path, monkeypatch):
         (tmp_path / name).write_bytes(text.encode("utf-8", "surrogateescape"))
     (tmp_path / "folder").mkdir()
     (tmp_path / "loop").symlink_to("loop")
-    images, labels = np.zeros((100, 8, 8)), np.arange(100) % 10
-    np.savez(tmp_path / "shape.npz", images=np.zeros((100, 9, 9)), labels=labels)
-    np.savez(tmp_path / "words.npz", images=images, labels=np.full(100, "seven"))
-    np.savez(tmp_path / "nan.npz", images=np.full((100, 8, 8), np.nan), labels=labels)
-    np.save(tmp_path / "one.npy", images)
+    for name, contents in array_files().items():
+        (tmp_path / name).write_bytes(contents)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     return tmp_path
