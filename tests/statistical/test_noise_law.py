@@ -10,27 +10,30 @@ DRAWS = 1_000_000
 FALSE_ALARM = 1e-4
 
 
-def p_values(sample: np.ndarray) -> dict[str, float]:
+def p_values(sample: np.ndarray, with_distribution: bool = True) -> dict[str, float]:
     """Two-sided p-values of mean, variance, fourth moment, tails, distribution and neighbours' correlation."""
     x = sample.astype(np.float64)
     n = x.size
     half = n // 2
+    squares = x * x
     z = {
         "mean": x.mean() * np.sqrt(n),
-        "variance": (np.mean(x**2) - 1) * np.sqrt(n / 2),
-        "fourth moment": (np.mean(x**4) - 3) * np.sqrt(n / 96),
+        "variance": (np.mean(squares) - 1) * np.sqrt(n / 2),
+        "fourth moment": (np.mean(squares * squares) - 3) * np.sqrt(n / 96),
         "neighbours": np.mean(x[:-1] * x[1:]) * np.sqrt(n),
         "pairs": np.mean(x[:half] * x[half : 2 * half]) * np.sqrt(half),
-        "squared pairs": np.mean((x[:half] ** 2 - 1) * (x[half : 2 * half] ** 2 - 1)) / 2 * np.sqrt(half),
+        "squared pairs": np.mean((squares[:half] - 1) * (squares[half : 2 * half] - 1)) / 2 * np.sqrt(half),
     }
     found = {name: 2 * stats.norm.sf(abs(value)) for name, value in z.items()}
-    found["distribution"] = stats.kstest(x, "norm").pvalue
+    # Sorting takes most of the time; a broken subject that another check is to catch does without.
+    if with_distribution:
+        found["distribution"] = stats.kstest(x, "norm").pvalue
     found["tail"] = stats.binomtest(int((np.abs(x) > 4).sum()), n, 2 * stats.norm.sf(4)).pvalue
     return found
 
 
-def rejected(sample: np.ndarray) -> list[str]:
-    return [name for name, p in p_values(sample).items() if p < FALSE_ALARM]
+def rejected(sample: np.ndarray, with_distribution: bool = True) -> list[str]:
+    return [name for name, p in p_values(sample, with_distribution).items() if p < FALSE_ALARM]
 
 
 @pytest.mark.parametrize("seed", [0, 1])
@@ -63,7 +66,8 @@ def test_streams_of_two_clients_are_independent():
     ],
 )
 def test_the_checks_catch_noise_that_is_off(broken, caught_by):
-    assert caught_by in rejected(broken(NoiseSource.from_seed(0).standard_normal(DRAWS)))
+    sample = broken(NoiseSource.from_seed(0).standard_normal(DRAWS))
+    assert caught_by in rejected(sample, with_distribution=caught_by == "distribution")
 
 
 @pytest.mark.parametrize("rate", [0.001, 0.05, 0.5])
