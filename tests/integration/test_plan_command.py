@@ -75,3 +75,6 @@ def test_what_is_planned_is_what_federate_would_run(monkeypatch):
     assert "--set clip_norm=0.7" in said
     assert "--delta 1e-06" in said
     assert said.count("--set ") == 2
+    local = CliRunner().invoke(app, ["plan", "--dataset", "mnist"]).exception.args[0]
+    assert local.training == recommended_training("mnist", "aggregate")  # what federate does not take by itself
+    assert "--set model=logistic --set features=whitened-scattering" in _command(local, point)

@@ -39,7 +39,7 @@ _Proxy = Annotated[
 _Money = Annotated[
     str | None,
     typer.Option(
-        help="Totals to try, e.g. 100,500,2000; by default 1 to 15 per client, 0.03 to 1.5 under aggregate trust."
+        help="Totals to try, e.g. 100,500,2000; by default 0.3 to 10 per client, 0.03 to 1.5 under aggregate trust."
     ),
 ]
 _Training = Annotated[
@@ -60,7 +60,7 @@ def plan(
     target: Annotated[float | None, typer.Option(help="Find the least money for this accuracy, e.g. 0.95.")] = None,
     total: Annotated[float | None, typer.Option(help="Plan for this much money in all.")] = None,
     money: _Money = None,
-    rounds: Annotated[str | None, typer.Option(help="Numbers of rounds to try, e.g. 50,100,200.")] = None,
+    rounds: Annotated[str | None, typer.Option(help="Numbers of rounds to try, e.g. 10,30,90.")] = None,
     effort: Annotated[str, typer.Option(help="quick, normal or full: how many settings and seeds.")] = "normal",
     training: _Training = None,
     workers: Annotated[int, typer.Option(help="Processes; the plan does not depend on it.", min=1)] = 1,
@@ -86,10 +86,9 @@ def plan(
         raise ConfigurationError("--target and --total exclude each other", "give one of them")
     if target is not None and not 0 < target < 1:
         raise ConfigurationError(f"--target is {target:g}", "give a share between 0 and 1, e.g. 0.95")
-    options = _options(effort, rounds, settings["trust"])
-    base = FederationConfig(
-        **settings, training=training_of(settings["dataset"], training, trust=settings["trust"])
-    )
+    options = _options(effort, rounds)
+    # What is recommended for a sum learns most for little money under local trust, too.
+    base = FederationConfig(**settings, training=training_of(settings["dataset"], training, trust="aggregate"))
     totals = planning.checked_totals(_totals(money, total, base))
     check_writable(folder / "a-run.json", "--folder")
     stand_in = None if proxy is None else plan_runs.PublicProxy.at(proxy)
@@ -132,13 +131,13 @@ def _numbers(option: str, text: str, kind: Callable[[str], Number]) -> list[Numb
     try:
         return [kind(word) for word in text.split(",")] if text.strip() else []
     except ValueError as error:
-        raise ConfigurationError(f"{option} {text!r}", "write numbers with commas, e.g. 50,100,200") from error
+        raise ConfigurationError(f"{option} {text!r}", "write numbers with commas, e.g. 10,30,90") from error
 
 
-def _options(effort: str, rounds: str | None, trust: str) -> Options:
+def _options(effort: str, rounds: str | None) -> Options:
     if effort not in plan_choices.EFFORTS:
         raise ConfigurationError(f"unknown effort {effort!r}", f"choose one of: {', '.join(plan_choices.EFFORTS)}")
-    chosen = plan_choices.options_for(effort, trust)
+    chosen = plan_choices.EFFORTS[effort]
     return chosen if rounds is None else replace(chosen, rounds=tuple(sorted(_numbers("--rounds", rounds, int))))
 
 

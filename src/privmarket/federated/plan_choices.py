@@ -53,7 +53,7 @@ class Choice:
 class Options:
     """What a plan tries. Rates are relative to the base configuration's, prices are shares of clients below."""
 
-    rounds: tuple[int, ...] = (50, 100, 200)
+    rounds: tuple[int, ...] = (5, 10, 30, 90)
     rates: tuple[float, ...] = (0.5, 1.0, 2.0)
     price_shares: tuple[float, ...] = (0.5, 0.75, 0.95)
     heterogeneities: tuple[float, ...] = (0.3, 1.0)
@@ -76,22 +76,15 @@ class Options:
 
 
 EFFORTS = {
-    "quick": Options((50, 100), (1.0,), (0.6, 0.95), (0.3,), (1,), 1),
+    "quick": Options((10, 30), (1.0,), (0.6, 0.95), (0.3,), (1,), 1),
     "normal": Options(),
     "full": Options(
-        (50, 100, 200, 400), (0.25, 0.5, 1.0, 2.0), (0.4, 0.6, 0.8, 0.95), (0.1, 0.3, 1.0), (1, 2, 3), 3
+        (5, 10, 30, 90, 270), (0.25, 0.5, 1.0, 2.0), (0.4, 0.6, 0.8, 0.95), (0.1, 0.3, 1.0), (1, 2, 3), 3
     ),
 }
 
-# Under aggregate trust the same model takes far less noise, money and rounds.
-_ROUNDS_UNDER_AGGREGATE_TRUST = {"quick": (10, 30), "normal": (10, 30, 90), "full": (5, 10, 30, 90)}
-_MONEY_PER_CLIENT = {"local": (1.0, 2.5, 6.0, 15.0), "aggregate": (0.03, 0.1, 0.4, 1.5)}
-
-
-def options_for(effort: str, trust: str) -> Options:
-    """What a plan of one of the `EFFORTS` tries under local or aggregate trust."""
-    options = EFFORTS[effort]
-    return replace(options, rounds=_ROUNDS_UNDER_AGGREGATE_TRUST[effort]) if trust == "aggregate" else options
+# Under aggregate trust the same model takes about a tenth of the money.
+_MONEY_PER_CLIENT = {"local": (0.3, 1.0, 3.0, 10.0), "aggregate": (0.03, 0.1, 0.4, 1.5)}
 
 
 def usual_totals(clients: int, trust: str) -> list[float]:
@@ -131,6 +124,6 @@ def expected_cells(options: Options, totals: int, rules: int, trust: str, *, tar
     """About how many runs and trainings a plan for so many totals makes; for a target, more totals are tried."""
     totals += REFINEMENTS if target else 0
     search = options.search_seeds * (rules + len(options.rounds) + len(options.rates) - 2)
-    near = options.search_seeds * (min(3, len(options.rounds)) + min(2, rules - 1))
+    near = options.search_seeds * (min(3, len(options.rounds)) + min(2, rules - 1) + 1)
     spread = SPREAD_TRAININGS if trust == "aggregate" else 0
     return spread + search + (totals - 1) * near + totals * len(options.seeds)

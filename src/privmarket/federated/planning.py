@@ -179,7 +179,7 @@ class Planner:
                 below = [point.total for point in points if point.total < best.total]
                 if not below:
                     break
-                tried = self._point(float(np.sqrt(max(below) * best.total)), self._near(best.choice))
+                tried = self._beside(best, float(np.sqrt(max(below) * best.total)))
                 points.append(tried)
                 if tried.accuracy >= target:
                     good.append(tried)
@@ -193,7 +193,7 @@ class Planner:
             if lowest.accuracy < target if reached else self._ceiling(points) < target:
                 return
             edge, factor = (lowest, 1.0 / _FACTOR_BEYOND) if reached else (highest, _FACTOR_BEYOND)
-            points.append(self._point(edge.total * factor, self._near(edge.choice)))
+            points.append(self._beside(edge, edge.total * factor))
 
     @contextmanager
     def _processes(self) -> Iterator[None]:
@@ -226,7 +226,7 @@ class Planner:
         for total in sorted(totals, key=lambda t: abs(np.log(t / middle))):
             if total not in points:
                 nearest = min(points, key=lambda t: abs(np.log(t / total)))
-                points[total] = self._point(total, self._near(points[nearest].choice))
+                points[total] = self._beside(points[nearest], total)
         return [points[total] for total in totals]
 
     def _spread(self) -> ClientSpread:
@@ -252,15 +252,19 @@ class Planner:
         best = self._best(total, [replace(best, rounds=rounds) for rounds in options.rounds])
         return self._best(total, [replace(best, server_rate=rate * factor) for factor in options.rates])
 
-    def _near(self, choice: Choice) -> list[Choice]:
-        """The choice itself and its neighbours in rounds and in the list of rules."""
+    def _beside(self, point: Point, total: float) -> Point:
+        """A point for another total: the known one's choice and its neighbours in rounds, rules and rate."""
+        choice = point.choice
         allowed = sorted(self.options.rounds)
         at = allowed.index(choice.rounds)
         found = [replace(choice, rounds=rounds) for rounds in allowed[max(at - 1, 0) : at + 2]]
         rule = [other.label for other in self.rules].index(choice.label)
         for other in (*self.rules[max(rule - 1, 0) : rule], *self.rules[rule + 1 : rule + 2]):
             found.append(replace(other, rounds=choice.rounds, server_rate=choice.server_rate))
-        return found
+        # Less money means more noise, which smaller steps average out.
+        factor = 0.5 if total < point.total else 2.0
+        found.append(replace(choice, server_rate=choice.server_rate * factor))
+        return self._point(total, found)
 
     def _best(self, total: float, choices: Sequence[Choice]) -> Choice:
         """The choice with the best accuracy on validation records, in the mean over the search's seeds.

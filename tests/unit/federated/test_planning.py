@@ -110,11 +110,17 @@ def test_totals_above_those_named_are_tried_while_the_ceiling_is_higher(law, tmp
     assert max(point.total for point in plan.points) == 10.0  # money alone would not do
 
 
-def test_under_aggregate_trust_less_money_and_fewer_rounds_are_tried():
-    local, aggregate = (plan_choices.options_for("normal", trust) for trust in ("local", "aggregate"))
-    assert max(aggregate.rounds) < max(local.rounds)
-    assert replace(aggregate, rounds=local.rounds) == local
-    assert max(plan_choices.usual_totals(100, "aggregate")) < max(plan_choices.usual_totals(100, "local"))
+def test_under_aggregate_trust_less_money_is_tried():
+    local, aggregate = (plan_choices.usual_totals(100, trust) for trust in ("local", "aggregate"))
+    assert all(sum_ < open_ for sum_, open_ in zip(aggregate, local, strict=True))
+
+
+def test_less_money_tries_smaller_steps_and_more_money_larger_ones(law, tmp_path):
+    Planner(BASE, tmp_path, replace(OPTIONS, rates=(1.0,))).for_totals([5.0, 20.0, 80.0])
+    tried = {5.0: set(), 20.0: set(), 80.0: set()}
+    for config in law.calls:
+        tried[config.budget * config.rounds].add(config.training.server_rate / BASE.training.server_rate)
+    assert tried == {5.0: {0.5, 1.0}, 20.0: {1.0}, 80.0: {1.0, 2.0}}
 
 
 def test_a_target_out_of_reach_shows_the_ceiling(law, tmp_path):
