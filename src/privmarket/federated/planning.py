@@ -37,6 +37,7 @@ from privmarket.market.scenarios import scenario
 from privmarket.version import __version__
 
 _STEPS_BEYOND, _FACTOR_BEYOND = 3, 4.0  # totals beyond those that were named, where a target asks for them
+_SPREAD_ROUNDS = 10  # in fewer, leaving clients out harms more than in the trainings that a plan ends with
 _NEARLY_ALL = 0.999  # of clients sell at the price of a ceiling
 
 
@@ -230,9 +231,10 @@ class Planner:
         return [points[total] for total in totals]
 
     def _spread(self) -> ClientSpread:
-        """How different clients are, in the shortest of the trainings that are tried; from disk or measured now."""
+        """How different clients are, in a short training; from disk or measured now."""
         base = self.base.replace(seed=SEARCH_SEEDS[0], measured_on="validation", mode="no-noise")
-        config = Choice(min(self.options.rounds), "ration", (), "", base.training.server_rate).config(base, 1.0)
+        rounds = max(min(self.options.rounds), _SPREAD_ROUNDS)
+        config = Choice(rounds, "ration", (), "", base.training.server_rate).config(base, 1.0)
         path = self._path(config).with_suffix(".spread.json")
         try:
             kept = json.loads(path.read_text(encoding="utf-8"))
