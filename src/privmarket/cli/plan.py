@@ -18,7 +18,7 @@ from privmarket.errors import ConfigurationError
 from privmarket.federated.config import FederationConfig
 from privmarket.files import check_writable
 from privmarket.lazy import late
-from privmarket.reports.plan_figure import check_plot, write_plan
+from privmarket.reports.plan_figure import amount, check_plot, write_plan
 
 if TYPE_CHECKING:
     from privmarket.federated import plan_choices, plan_runs, planning
@@ -166,7 +166,7 @@ def _table(made: Plan) -> Table:
     for point in made.points:
         chosen = "bold" if point is made.chosen else ""
         table.add_row(
-            _amount(point.total),
+            amount(point.total),
             _with_deviation(point),
             f"{point.lowest:.2%}–{point.highest:.2%}" if point.seeds > 1 else "one seed",
             f"{point.lifetime_epsilon:.3g}",
@@ -181,10 +181,6 @@ def _table(made: Plan) -> Table:
     return table
 
 
-def _amount(money: float) -> str:
-    return f"{money:,.0f}" if money >= 100 else f"{money:.3g}"
-
-
 def _with_deviation(point: Point) -> str:
     return f"{point.accuracy:.2%}" + (f" ± {point.deviation:.2%}" if point.seeds > 1 else "")
 
@@ -196,7 +192,7 @@ def _advice(made: Plan) -> list[str]:
         below = made.ceiling is not None and made.target < made.ceiling
         other = "another model or features (--set) or more rounds (--rounds)"
         return [
-            f"{made.target:.2%} is out of reach: {best.accuracy:.2%} for {_amount(best.total)} was the best.",
+            f"{made.target:.2%} is out of reach: {best.accuracy:.2%} for {amount(best.total)} was the best.",
             f"With all clients and no noise these rounds reach {made.ceiling:.2%}: money alone does not pass that. "
             + (f"Try more money (--money), {other}." if below else f"Try {other}."),
         ]
@@ -204,7 +200,7 @@ def _advice(made: Plan) -> list[str]:
         return []
     seeds, largest = counted(made.chosen.seeds, "seed"), made.chosen.lifetime_epsilon
     return [
-        f"For {_amount(made.chosen.total)}: {_with_deviation(made.chosen)} over {seeds}; "
+        f"For {amount(made.chosen.total)}: {_with_deviation(made.chosen)} over {seeds}; "
         f"nobody's lifetime ε above {largest:.3g} at δ = {made.base.delta:g}.",
         _command(made.base, made.chosen),
     ]

@@ -85,12 +85,17 @@ def _round_numbers(values: Sequence[float]) -> list[float]:
     return [step for step in steps if low / 2.5 <= step <= high * 2.5]
 
 
+def amount(money: float) -> str:
+    """An amount of money with three digits, from a hundred on in whole units."""
+    return f"{money:,.0f}" if money >= 100 else f"{money:.3g}"
+
+
 def _labels(money: Sequence[float]) -> list[str]:
     """Amounts below their ticks; none where the next one to the left is too near on the logarithmic scale."""
     apart, last, said = 0.12 * math.log(money[-1] / money[0]), -math.inf, []
     for total in money:
         near = math.log(total) - last < apart
-        said.append("" if near else f"{total:,.3g}")
+        said.append("" if near else amount(total))
         last = last if near else math.log(total)
     return said
 

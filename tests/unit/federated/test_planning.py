@@ -18,7 +18,7 @@ from privmarket.federated.plan_runs import Outcome, PublicProxy, check_proxy, ru
 from privmarket.federated.planning import Planner
 from privmarket.federated.recommended import recommended_training
 from privmarket.federated.simulation import run
-from privmarket.reports.plan_figure import _round_numbers, plan_figure, write_plan
+from privmarket.reports.plan_figure import _labels, _round_numbers, plan_figure, write_plan
 
 BASE = FederationConfig(dataset="digits", clients=10, training=recommended_training("digits"))
 OPTIONS = Options(rounds=(10, 20), rates=(0.5, 1.0), price_shares=(0.5, 0.9), heterogeneities=(0.3,), seeds=(1, 2))
@@ -38,6 +38,10 @@ class Law:
         accuracy += 0.001 * config.seed + 0.2 * (config.mode == "no-noise")
         epsilon = np.inf if config.mode == "no-noise" else total / 10
         return Outcome(accuracy, 0.9 * total, epsilon, total / 5, 7.0, 0.1)
+
+
+def test_amounts_below_the_axis_are_plain_numbers():
+    assert _labels([14.142, 100.0, 1000.0, 1100.0, 24000.0]) == ["14.1", "100", "1,000", "", "24,000"]
 
 
 @pytest.fixture
@@ -337,7 +341,9 @@ def test_a_real_plan_on_digits(tmp_path):
     plan = Planner(BASE, tmp_path / "cells", options).for_totals([5.0, 400.0])
     poor, rich = plan.points
     assert rich.accuracy > poor.accuracy + 0.1
-    assert rich.lifetime_epsilon > poor.lifetime_epsilon > 0
+    # The largest ε need not rise: for little money a rule may buy much of one client and nothing of the others.
+    assert min(rich.lifetime_epsilon, poor.lifetime_epsilon) > 0
+    assert rich.sellers_per_round > poor.sellers_per_round > 0
     assert poor.spent <= 5.0
     for name in ("plan.png", "plan.html"):
         assert write_plan(plan, tmp_path / name).stat().st_size > 5_000
