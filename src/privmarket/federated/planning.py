@@ -249,8 +249,10 @@ class Planner:
     def _search(self, total: float) -> Choice:
         """One setting at a time: the rule with its price, then the rounds, then the server rate."""
         options, rate = self.options, self.base.training.server_rate
-        # Rules are compared in a shorter training: of many rounds each buys little, and noise hides the rule.
-        best = replace(self.rules[0], rounds=options.rounds[(len(options.rounds) - 1) // 2], server_rate=rate)
+        # Under local trust rules are compared in a shorter training: of many rounds each buys little, and noise
+        # hides what a ration can do.
+        middle = (len(options.rounds) - (self.base.trust == "local")) // 2
+        best = replace(self.rules[0], rounds=options.rounds[middle], server_rate=rate)
         best = self._best(total, [replace(rule, rounds=best.rounds, server_rate=rate) for rule in self.rules])
         best = self._best(total, [replace(best, rounds=rounds) for rounds in options.rounds])
         return self._best(total, [replace(best, server_rate=rate * factor) for factor in options.rates])
