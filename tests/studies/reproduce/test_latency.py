@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import numpy as np
@@ -11,11 +12,14 @@ from privmarket_studies.reproduce import latency
 
 
 def test_memory_that_was_used_and_freed_is_seen():
-    # A system that is short of memory takes other pages back meanwhile, and the growth is not seen: tried again.
-    peaks = [latency._peak_bytes(lambda: np.ones(4_000_000).sum()) for _ in range(3)]
-    if None in peaks:
+    # A system that takes idle pages back meanwhile, for seconds at times, hides the growth: tried until it is seen.
+    deadline = time.monotonic() + 20
+    while (peak := latency._peak_bytes(lambda: np.ones(4_000_000).sum())) is not None and peak < 30e6:
+        assert time.monotonic() < deadline, f"32 MB were used, and {peak} bytes seen"
+        time.sleep(0.1)
+    if peak is None:
         pytest.skip("this system does not tell the peak of resident memory")
-    assert 30e6 < max(peak for peak in peaks if peak is not None) < 45e6
+    assert 30e6 < peak < 45e6
     assert latency._peak_bytes(lambda: None) < 2e6
 
 
