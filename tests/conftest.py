@@ -6,12 +6,18 @@ import gc
 import os
 import sys
 from collections.abc import Generator, Sequence
+from functools import cache
 from typing import TypeVar
 
 import numpy as np
 import pytest
+import typer.main
+import typer.testing
 
 from privmarket.market.bids import Bids
+
+# Typer reads the signatures of all commands at every call: half of the cost of a command that refuses its input.
+typer.main.get_command = typer.testing._get_command = cache(typer.main.get_command)
 
 
 def awkward_markets(rng: np.random.Generator, markets: int, clients: int) -> Bids:
@@ -90,12 +96,13 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_collection_finish() -> None:
-    """Before the first test: the garbage collector is spared what was imported and collected.
+    """Before the first test: the garbage collector is spared what was imported and collected, and looks less often.
 
     The server of `tests.forked` starts now, because the product would start it with less imported.
     """
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000)
     if (forked := sys.modules.get("tests.forked")) is not None:
         forked.start_server()
 

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from privmarket.errors import ConfigurationError, WriteError
 
+OWNER_ONLY = 0o600
+_ANYBODY = 0o666  # as far as the process's umask allows
 
-def write_atomically(path: str | Path, data: bytes | str, *, previous: Path | None = None) -> None:
+
+def write_atomically(
+    path: str | Path, data: bytes | str, *, previous: Path | None = None, mode: int = _ANYBODY
+) -> None:
     """Puts `data` at `path` in one step: a reader sees the old file or the new one, also after a power cut.
 
     A device or a pipe (`/dev/stdout`) is written to, never replaced. Of a link, the file behind it is replaced.
@@ -18,29 +24,67 @@ def write_atomically(path: str | Path, data: bytes | str, *, previous: Path | No
         path: the target; its folder is made where it is missing.
         data: bytes, or text that is stored as UTF-8.
         previous: where the file that stood at `path` goes; it is replaced if left out.
+        mode: who may read and write the new file.
 
     Raises:
         WriteError: the file could not be written; what was at `path` is untouched.
     """
     path = _behind_links(Path(path))
     content = data.encode() if isinstance(data, str) else data
-    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
+    with _naming(path):
         if path.exists() and not (path.is_file() or path.is_dir()):
             path.write_bytes(content)
             return
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with beside.open("wb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        if previous is not None and path.exists():
-            os.replace(path, previous)
-        os.replace(beside, path)
-        force_folder(path.parent)
-    except OSError as error:
+    with file_beside(path, previous=previous, mode=mode) as beside:
+        beside.write_bytes(content)
+
+
+@contextmanager
+def file_beside(path: str | Path, *, previous: Path | None = None, mode: int = _ANYBODY) -> Iterator[Path]:
+    """An empty file to fill, beside `path`, whose place it takes in one step when the block ends.
+
+    The same as `write_atomically`, for what is too large for memory. Where the block raises, what was at `path` is
+    untouched and the file is removed.
+    """
+    path = _behind_links(Path(path))
+    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with _naming(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            os.close(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode))
+            yield beside
+            with beside.open("rb+") as stream:
+                os.fsync(stream.fileno())
+            if previous is not None and path.exists():
+                os.replace(path, previous)
+            os.replace(beside, path)
+            force_folder(path.parent)
+    finally:
         with suppress(OSError):
             beside.unlink()
+
+
+def write_new(path: str | Path, data: bytes | str) -> None:
+    """Makes a file that only its owner may read, on disk when this returns; for keys, which are never replaced.
+
+    Raises:
+        FileExistsError: there is one.
+    """
+    content = data.encode() if isinstance(data, str) else data
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, OWNER_ONLY)
+    with os.fdopen(handle, "wb") as stream:
+        stream.write(content)
+        stream.flush()
+        os.fsync(stream.fileno())
+    force_folder(Path(path).parent)
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """What the system says, as an error that names the file."""
+    try:
+        yield
+    except OSError as error:
         raise WriteError(
             f"could not write {path}: {error.strerror or error}",
             "free some space or choose another place; an earlier file is untouched",

@@ -1,8 +1,8 @@
 """Settings of a run, each declared once: its name, default, limits and help.
 
-Command-line options, Flower's settings and the simulation's configuration are made from these records, and the
-broker's form takes its defaults from them. Importing this module loads nothing else, so that `privmarket --help`
-stays quick.
+Command-line options, Flower's settings and the simulation's configuration are made from these records; what a
+broker's task adds to them stands in `broker.task_plan`. Importing this module loads nothing else, so that
+`privmarket --help` stays quick.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from math import isfinite
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar, get_args
 
 from privmarket.errors import ConfigurationError, UnknownNameError
 
@@ -19,10 +19,17 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 AGGREGATIONS = ("epsilon", "epsilon-squared", "inverse-noise", "optimal")
-TRUSTS = ("local", "aggregate")
-ARITHMETICS = ("exact", "float")
-# The public limit on offers where no law of a market says another.
-EPSILON_MAX = 5.0
+Trust = Literal["local", "aggregate"]
+Arithmetic = Literal["exact", "float"]
+TRUSTS: tuple[Trust, ...] = get_args(Trust)
+ARITHMETICS: tuple[Arithmetic, ...] = get_args(Arithmetic)
+
+# Defaults that rules, objectives, accounting and engines share; a test refuses a second number for any of them.
+EPSILON_MAX = 5.0  # the public limit on offers where no law of a market says another
+DELTA = 1e-5  # of sales, wallets and claims
+HONEST_SHARE = 2 / 3  # of a secure sum's sellers
+KAPPA = 1.0  # weight of noise in the error of a model
+HETEROGENEITY = 0.1  # H, weight of bias in it
 
 Value = TypeVar("Value")
 _HOLDS = {"above": operator.gt, "at_least": operator.ge, "at_most": operator.le, "below": operator.lt}
@@ -73,12 +80,13 @@ def check_settings(record: DataclassInstance) -> None:
         if value is None or not limit:
             continue
         if limit["choices"] and value not in limit["choices"]:
-            raise UnknownNameError.among(one.name.replace("_", " "), str(value), limit["choices"])
+            words = "data set" if one.name == "dataset" else one.name.replace("_", " ")
+            raise UnknownNameError.among(words, str(value), limit["choices"])
         bounds = {name: limit[name] for name in _HOLDS if limit[name] is not None}
         if bounds and (isinstance(value, bool) or not isinstance(value, int | float)):
             raise ConfigurationError(f"{one.name} is {value!r}", "must be a number")
         if any(not isfinite(value) or not _HOLDS[name](value, bound) for name, bound in bounds.items()):
-            words = " and ".join(f"{name.replace('_', ' ')} {bound:g}" for name, bound in bounds.items())
+            words = " and ".join(f"{name.replace('_', ' ')} {bound:.12g}" for name, bound in bounds.items())
             raise ConfigurationError(f"{one.name} is {value}", f"must be finite and {words}")
 
 
@@ -93,7 +101,7 @@ class MarketPlan:
         None, "Money for the whole run, paced over its rounds, instead of a budget per round.", above=0
     )
     rounds: int = setting(200, "How many rounds.", at_least=1)
-    delta: float = setting(1e-5, "The δ of every sale and of the wallets.", above=0, below=1)
+    delta: float = setting(DELTA, "The δ of every sale and of the wallets.", above=0, below=1)
     trust: str = setting(
         "local",
         "Whom sellers trust: local (nobody), or aggregate (the server sees only a secure sum).",
@@ -101,7 +109,7 @@ class MarketPlan:
         added=True,
     )
     honest_share: float = setting(
-        2 / 3,
+        HONEST_SHARE,
         "Under aggregate trust, the share of a round's sellers whose noise protects each of them. Of the others "
         "half may collude with the server and half may drop out.",
         above=0,
@@ -113,8 +121,8 @@ class MarketPlan:
         "How updates are weighted under local trust: epsilon, epsilon-squared, inverse-noise or optimal.",
         choices=AGGREGATIONS,
     )
-    kappa: float = setting(1.0, "κ of P2, for the optimal aggregation.", at_least=0)
-    heterogeneity: float = setting(0.1, "H of P2, for the optimal aggregation.", at_least=0)
+    kappa: float = setting(KAPPA, "κ of P2, for the optimal aggregation.", at_least=0)
+    heterogeneity: float = setting(HETEROGENEITY, "H of P2, for the optimal aggregation.", at_least=0)
     evaluate_every: int = setting(10, "Rounds between two measurements of the accuracy.", at_least=1)
 
     def __post_init__(self) -> None:
@@ -154,7 +162,7 @@ class AttackPlan:
 
     dataset: str = setting("digits", "digits, mnist, fashion-mnist or cifar10.")
     epsilon: float = setting(1.0, "What one sale claims.", above=0)
-    delta: float = setting(1e-5, "The δ of the claim.", above=0, below=1)
+    delta: float = setting(DELTA, "The δ of the claim.", above=0, below=1)
     model: str | None = setting(None, "mlp, logistic or cnn; else the recommended one.")
     records: int = setting(100, "Records of the client that is attacked.", at_least=1)
     sampling_rate: float = setting(1.0, "Share of records in a step, by Poisson sampling.", above=0, at_most=1)

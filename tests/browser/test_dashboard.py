@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import uvicorn
 
+from privmarket.broker import ledger
 from privmarket.broker.api import ServiceSettings, create_app
 from privmarket.broker.broker import Broker
 from privmarket.broker.parties import SYSTEM
@@ -36,20 +37,35 @@ LONG = {**TASK, "bid_seconds": 3600, "delivery_seconds": 3600, "review_seconds":
 NASTY = "<script>alert(1)</script> & Söhne"
 
 
-@pytest.fixture
-def browser() -> Iterator[Any]:
+FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run")
+# Chromium asks for news of its own every few seconds, which no test needs.
+QUIET = ("--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-quic")
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
     chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
     if not chromium or not driver:
         pytest.skip("Debian's chromium and chromium-driver are not installed")
     options = webdriver.ChromeOptions()
     options.binary_location = chromium
-    for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--window-size=1100,800"):
+    for flag in (*FLAGS, *QUIET):
         options.add_argument(flag)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     page = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
     page.set_page_load_timeout(60)
     yield page
     page.quit()
+
+
+@pytest.fixture
+def browser(chromium: Any) -> Any:
+    """A window without a page, cookies or messages."""
+    chromium.set_window_size(1100, 800)
+    chromium.execute_cdp_cmd("Network.clearBrowserCookies", {})
+    chromium.get("about:blank")
+    chromium.get_log("browser")
+    return chromium
 
 
 @pytest.fixture
@@ -231,7 +247,12 @@ def book(page: Any, url: str, buyer_id: str, broker: Broker) -> None:
     page.get(f"{url}/people")
     tab_to(page, "deposit-who").send_keys("lab")
     tab_to(page, "deposit-amount").send_keys("7.5", Keys.ENTER)
-    until(lambda: broker.party_balance(buyer_id) == 5_000_000 - 999_999 + 7_500_000)
+    until(lambda: balance(broker, buyer_id) == 5_000_000 - 999_999 + 7_500_000)
+
+
+def balance(broker: Broker, party_id: str) -> int:
+    with broker.database.read() as connection:
+        return ledger.balance(connection, ledger.party(party_id))
 
 
 def test_axe_is_here_and_finds_what_is_wrong(browser: Any) -> None:

@@ -20,7 +20,7 @@ from privmarket.federated.models import Model, mlp
 from privmarket.privacy import tables
 from privmarket.privacy.calibration import noise_multiplier
 from privmarket.privacy.noise import NoiseSource
-from privmarket.privacy.release import Grid, double_sum_inflation, sum_inflation
+from privmarket.privacy.release import ReleaseGrid, double_sum_inflation, sum_inflation
 from tests.hostile import naive
 
 TRIALS = 60
@@ -113,7 +113,7 @@ def test_noise_of_exactly_zero_is_no_accident_of_rounding():
 
 def test_release_is_on_the_same_grid_with_and_without_a_record():
     """Every value that can come out for one neighbour can come out for the other: whole steps of γ."""
-    rng, grid = np.random.default_rng(1), Grid.for_release(2.0, 1.0, 1000)
+    rng, grid = np.random.default_rng(1), ReleaseGrid.for_release(2.0, 1.0, 1000)
     for sums in (np.zeros(1000), rng.standard_normal(1000), 1e6 * rng.standard_normal(1000)):
         integers = grid.noisy_integers(sums, NoiseSource.from_seed(3))
         assert integers.dtype == np.int64
@@ -130,7 +130,7 @@ def test_the_update_mod_releases_on_a_grid():
     for moved in (0.0, 1.0):
         job = SimpleNamespace(noise_multiplier=1.5, noise=NoiseSource.from_seed(7))
         out = mod.noisy_weights(sent, {"w": np.full(5000, moved, dtype=np.float32)}, sale, job)["w"]
-        grid = Grid.for_release(1.5, 1.0, 5000, 2.0**-20)
+        grid = ReleaseGrid.for_release(1.5, 1.0, 5000, 2.0**-20)
         steps = out.astype(np.float64) / grid.spacing
         whole = np.rint(steps)
         np.testing.assert_array_equal(out, (whole * np.float64(grid.spacing)).astype(np.float32))

@@ -18,7 +18,7 @@ from privmarket.flower import guard, key_pieces, masks, secure, secure_seller, s
 from privmarket.flower.sum_keys import KeyPair
 from privmarket.privacy import integer_noise
 from privmarket.privacy.noise import NoiseSource
-from privmarket.privacy.release import Grid
+from privmarket.privacy.release import ReleaseGrid
 from tests.unit.flower.toy import CLIENTS, START, Wire, client, server
 
 STEPS, VICTIM, COLLUDER = "secaggplus_configs", 1001, 1002
@@ -267,7 +267,7 @@ def parity(member, seed, grid, sums, broken):
         source = NoiseSource.from_seed(seed, seller)
         if broken:
             out = np.empty(1, dtype=np.float32)
-            Grid(grid.spacing, grid.levels).noisy(value, source, out, 1.0 / grid.spacing)
+            ReleaseGrid(grid.spacing, grid.levels).noisy(value, source, out, 1.0 / grid.spacing)
             total += int(out[0])
         else:
             total += int(grid.noisy_integers(value, source)[0])

@@ -84,7 +84,7 @@ def test_bad_input_ends_in_one_line_with_the_remedy(arguments, words, monkeypatc
 
 
 def test_nash_gap_resumes(tmp_path, monkeypatch, capsys):
-    import privmarket_studies.nash_gap as experiment
+    import privmarket_studies.nash_gap_study as experiment
 
     monkeypatch.setattr(experiment, "POPULATIONS", {"iid": 1})
     rules = {name: experiment.RULES[name] for name in ("mean-field-menu", "plug-in-menu")}

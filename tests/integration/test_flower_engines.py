@@ -10,13 +10,13 @@ from privmarket.federated.config import FederationConfig, Training
 from privmarket.federated.simulation import run
 from privmarket.flower import wire
 from privmarket.flower.engine import Engine, EngineError, write_app
-from privmarket.flower.rehearsal import Fault, Plan, rehearse, verdicts
+from privmarket.flower.rehearsal import Fault, RehearsalPlan, rehearse, verdicts
 from tests.json_fields import check_fields
 
 
 def test_a_deployed_round_with_a_killed_a_late_a_broken_and_a_greedy_client(tmp_path):
     """SuperLink and five SuperNodes, processes of their own; `privmarket flower rehearse` is the long form."""
-    plan = Plan(
+    plan = RehearsalPlan(
         clients=4,
         rounds=1,
         deadline_seconds=30.0,

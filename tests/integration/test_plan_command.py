@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 from privmarket.cli import app
 from privmarket.cli.plan import _command
 from privmarket.errors import PrivmarketError
+from privmarket.federated.config import recommended_training
 from privmarket.federated.plan_choices import Choice
 from privmarket.federated.planning import Point
-from privmarket.federated.recommended import recommended_training
 from tests.forked import privmarket
 from tests.json_fields import check_fields
 

@@ -404,14 +404,16 @@ def array_files():
 
 
 @pytest.fixture
-def here(tmp_path, monkeypatch):
-    for name, text in FILES.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_bytes(text.encode("utf-8", "surrogateescape"))
-    (tmp_path / "folder").mkdir()
+def here(tmp_path, monkeypatch, request):
+    """A folder with the files that the command names."""
+    typed = getattr(getattr(request.node, "callspec", None), "params", {}).get("typed", "")
+    texts = {name: text.encode("utf-8", "surrogateescape") for name, text in FILES.items()}
+    for name, contents in {**texts, **array_files()}.items():
+        if name.split("/")[0].split(".")[0] in typed or not typed:
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            (tmp_path / name).write_bytes(contents)
+    (tmp_path / "folder").mkdir(exist_ok=True)
     (tmp_path / "loop").symlink_to("loop")
-    for name, contents in array_files().items():
-        (tmp_path / name).write_bytes(contents)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     return tmp_path

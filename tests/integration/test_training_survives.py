@@ -19,7 +19,7 @@ from privmarket.market.scenarios import scenario
 from privmarket.mechanisms.learned import session
 from privmarket.mechanisms.learned.recipes import MisreportSearch, Recipe
 from privmarket.mechanisms.learned.session import checkpoint_path
-from privmarket.mechanisms.learned.trainer import Progress
+from privmarket.mechanisms.learned.trainer import TrainingStep
 from privmarket.mechanisms.learned.weights import load
 from tests.forked import Forked
 
@@ -43,7 +43,7 @@ def train(out: Path, largest_file: int | None, pause_seconds: float) -> None:
     """
     session._SAVE_EVERY_SECONDS = 0.0
 
-    def after_step(progress: Progress) -> None:
+    def after_step(progress: TrainingStep) -> None:
         if progress.step == 4 and largest_file is not None:
             resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, resource.RLIM_INFINITY))
         time.sleep(pause_seconds)

@@ -1,13 +1,21 @@
-"""Every store of wallets keeps the one rule for when ε is spent: reserved, and void only if nothing left."""
+"""Every store of wallets keeps the one rule for when ε is spent: reserved, and void only if nothing left.
+
+A store in memory is a `WalletStore` as it stands. A client's file and a broker's database are looked at as one by
+`InFiles` and `InSql`, which add nothing but the names: each step is the function that the engine itself calls.
+"""
 
 import pytest
 
+from privmarket.broker import lifecycle, wallets
+from privmarket.broker.stored_rows import awards_of, round_and_task
 from privmarket.errors import WalletError
 from privmarket.privacy.accountant import composed_epsilon
 from privmarket.privacy.calibration import ReleaseFamily
 from privmarket.privacy.wallet import Wallets
-from privmarket.privacy.wallet_file import WalletFolder
-from privmarket.privacy.wallet_store import MemoryStore, ReleaseBook
+from privmarket.privacy.wallet_file import WalletFile
+from privmarket.privacy.wallet_store import MemoryStore, ReleaseBook, not_reserved
+from privmarket.rounds import Award
+from privmarket_studies.torture.market import make_market
 
 FAMILY, CAP = ReleaseFamily(), 3.0
 CLIENTS = ("anna", "ben", "carl")
@@ -18,15 +26,76 @@ def in_memory(folder):
     return MemoryStore(PLACES, Wallets([CAP] * 3, expected=[FAMILY.event(1.0)]))
 
 
-def in_files(folder):
-    return WalletFolder(folder / "wallets", CAP, FAMILY)
+class InFiles:
+    """A file per client, as Flower's clients keep them."""
+
+    def __init__(self, folder):
+        self.folder = folder / "wallets"
+
+    def file(self, client):
+        return WalletFile(self.folder / f"client-{client}.jsonl", CAP, FAMILY.delta)
+
+    def reserve(self, sale, events):
+        done = []
+        for client, event in events.items():
+            try:
+                with self.file(client).open() as wallet:
+                    wallet.reserve(sale, float(FAMILY.epsilon(event.noise_multiplier)), event)
+            except WalletError:
+                self.void(sale, done)
+                raise
+            done.append(client)
+
+    def void(self, sale, clients):
+        for client in clients:
+            with self.file(client).open() as wallet:
+                wallet.void(sale)
+
+    def spent(self, client):
+        return self.file(client).spent()
+
+
+class InSql:
+    """The awards of a broker on SQLite; a sale is a round, reserved as at clearing and void as at settlement."""
+
+    def __init__(self, folder):
+        folder.mkdir(exist_ok=True)
+        self.market = make_market(f"sqlite:///{folder / 'market.db'}", len(CLIENTS), (CAP,))
+        self.ids = {client: seller.party_id for client, seller in zip(CLIENTS, self.market.sellers, strict=True)}
+        self.rounds = {}
+
+    def write(self):
+        return self.market.broker.database.write("system")
+
+    def reserve(self, sale, events):
+        if sale not in self.rounds:
+            self.rounds[sale] = self.market.open(budget_micro=1)
+        round_id = self.rounds[sale]
+        sold = {self.ids[client]: event for client, event in events.items()}
+        awards = {name: Award(float(FAMILY.epsilon(e.noise_multiplier)), e, 0) for name, e in sold.items()}
+        with self.write() as tx:
+            wallets.reserve(tx, round_id, awards, wallets.Stored(tx.connection, round_id).check(sold))
+
+    def void(self, sale, clients):
+        with self.write() as tx:
+            rows = {row.seller_id: row for row in awards_of(tx.connection, self.rounds.get(sale, ""))}
+            for client in clients:
+                if self.ids[client] not in rows:
+                    raise not_reserved(f"{sale} of {client}")
+                wallets.void(tx, rows[self.ids[client]])
+
+    def spent(self, client):
+        seller = self.ids.get(client, client)
+        with self.market.broker.database.read() as connection:
+            records = wallets.of_sellers(connection, [seller])
+        return records[seller].events if seller in records else ()
 
 
 def without_caps(folder):
     return ReleaseBook()
 
 
-CAPPED = {"memory": in_memory, "files": in_files}
+CAPPED = {"memory": in_memory, "files": InFiles, "sql": InSql}
 STORES = {**CAPPED, "book": without_caps}
 
 
@@ -117,19 +186,38 @@ def test_what_is_void_can_be_sold_again_and_no_more(tmp_path):
 def test_files_remember_over_processes(tmp_path):
     from privmarket.privacy import wallet_file
 
-    store = in_files(tmp_path)
+    store = InFiles(tmp_path)
     store.reserve("run/0", sold(1.0, 0.5, None))
     store.void("run/0", ["ben"])
     wallet_file._REPLAYS.clear()
-    again = in_files(tmp_path)
+    again = InFiles(tmp_path)
     assert again.spent("anna") == (FAMILY.event(1.0),)
     assert again.spent("ben") == ()
     with pytest.raises(WalletError, match="made before"):  # void or not, the round was sold
         again.reserve("run/0", sold(None, 0.5, None))
 
 
+def test_sql_remembers_what_was_void_and_what_a_claim_announced(tmp_path):
+    """At a broker an update counts as gone from its seller's claim on."""
+    store = InSql(tmp_path)
+    store.reserve("run/0", sold(1.0, 0.5, None))
+    with pytest.raises(WalletError, match="made before"):
+        store.reserve("run/0", sold(None, None, 0.5))
+    round_id, anna = store.rounds["run/0"], store.ids["anna"]
+    with store.write() as tx:
+        tx.log("round.cleared", round_id, trimmed={}, delivery_deadline_ms=tx.now_ms + 1, review_deadline_ms=2,
+               dispute_deadline_ms=3, ruling_deadline_ms=4)  # fmt: skip
+    with store.market.broker.database.write(anna) as tx:
+        lifecycle.claim(tx, anna, *round_and_task(tx.connection, round_id), "ab" * 32, None)
+    with pytest.raises(WalletError, match="nothing is reserved"):
+        store.void("run/0", ["anna"])
+    store.void("run/0", ["ben"])
+    assert store.spent("anna") == (FAMILY.event(1.0),)
+    assert store.spent("ben") == ()
+
+
 def test_an_update_that_left_cannot_be_void(tmp_path):
-    store = in_files(tmp_path)
+    store = InFiles(tmp_path)
     store.reserve("run/0", sold(1.0, None, None))
     with store.file("anna").open() as wallet:
         wallet.released("run/0", "00")

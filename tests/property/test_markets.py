@@ -34,7 +34,7 @@ def groups(names):
 
 
 @pytest.mark.parametrize("names", groups(CLASSICAL), ids=["most", *DESIGNED])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(market=markets())
 def test_promises_read_off_outcomes(names, market):
     bids, budget = market

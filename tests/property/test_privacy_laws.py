@@ -49,7 +49,7 @@ def pld_epsilon(sigma, spacing):
     return loss.self_compose(4).get_epsilon_for_delta(1e-5)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.floats(tables.EPSILON_MIN, tables.EPSILON_MAX))
 def test_table_never_under_noises(epsilon):
     sigma = float(TABLE.noise_multiplier(epsilon))
@@ -127,7 +127,7 @@ def test_trimmed_offers_always_fit(caps, offers):
     assert (wallets.spent <= wallets.capacity * (1 + 1e-9)).all()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(events.filter(lambda e: e.noise_multiplier >= 1), min_size=1, max_size=2))
 def test_certificate_is_never_above_renyi(sold):
     result = certify(sold)

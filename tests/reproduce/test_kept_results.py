@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from privmarket.market.objectives import AggregateError
-from privmarket_studies.reproduce import found, publish, rq3, summary
+from privmarket_studies.reproduce import found, publish, readme_table, rq3
 from privmarket_studies.reproduce.cache import write_bundle
 from privmarket_studies.reproduce.document import Figure, Results, Table
 from privmarket_studies.reproduce.markets import EXACT, RULES
@@ -26,7 +26,7 @@ KEPT = ROOT / "docs/results"
 def differences(folder: Path) -> list[str]:
     """Files whose text is not what the kept cells give."""
     expected: dict[Path, str] = {folder / "README.md": publish.index(folder)}
-    expected[folder / "summary.md"] = summary.block(publish.all_kept(folder))
+    expected[folder / "summary.md"] = readme_table.block(publish.all_kept(folder))
     expected[folder / found.NAME] = found.page(publish.all_kept(folder), folder)
     for question in publish.kept_questions(folder):
         page = publish.render_kept(question, folder)
@@ -51,6 +51,16 @@ def test_the_words_of_the_findings_are_those_of_their_figures(results):
     assert shown(r"many ascents ([0-9.]+)%") > 2 * shown(r"ascent steps find ([0-9.]+)%")
     assert "Two thirds of a round's sellers" in text
     assert AggregateError().honest_share == pytest.approx(2 / 3)
+
+
+def test_the_findings_are_as_many_as_their_page_says_and_no_other_page_counts_them():
+    text = (KEPT / found.NAME).read_text()
+    words = ("Three", "Four", "Five", "Six", "Seven", "Eight")
+    headings = re.findall(r"^## \d+\. ", text, flags=re.M)
+    assert f"\n{words[len(headings) - 3]} findings " in text
+    for page in ("README.md", "docs/index.md", "docs/results/README.md"):
+        counted = re.search(r"\b(three|four|five|six|seven|eight) findings", (ROOT / page).read_text(), flags=re.I)
+        assert counted is None, page
 
 
 @pytest.fixture(scope="module")
@@ -130,9 +140,9 @@ def test_results_of_earlier_weights_are_refused_in_every_row(name, mechanism):
 
 def test_the_summary_refuses_results_of_earlier_weights(results):
     old = Results(outdate(results.records, "mfg-regretnet"))
-    (row,) = [line for line in summary.block(old).splitlines() if line.startswith("| `mfg-regretnet` |")]
+    (row,) = [line for line in readme_table.block(old).splitlines() if line.startswith("| `mfg-regretnet` |")]
     assert row.count("older weights") == 5
-    summary.draw(old)
+    readme_table.draw(old)
 
 
 def test_what_is_outdated_is_named_on_the_first_page(tmp_path, results):
@@ -146,13 +156,14 @@ def test_what_is_outdated_is_named_on_the_first_page(tmp_path, results):
 
 def test_readme_shows_the_summary_as_rendered(results):
     page = (ROOT / "README.md").read_text()
-    assert summary.BEGIN in page, "README has lost the markers of its table"
-    assert summary.between_markers(page, summary.block(results, "docs/results/")) == page
+    assert readme_table.BEGIN in page, "README has lost the markers of its table"
+    assert readme_table.between_markers(page, readme_table.block(results, "docs/results/")) == page
 
 
 def test_the_summary_goes_between_the_markers_and_nowhere_else():
-    page = f"head\n{summary.BEGIN}\nold\n{summary.END}\ntail\n"
-    assert summary.between_markers(page, "new\n") == f"head\n{summary.BEGIN}\nnew\n{summary.END}\ntail\n"
+    begin, end = readme_table.BEGIN, readme_table.END
+    page = f"head\n{begin}\nold\n{end}\ntail\n"
+    assert readme_table.between_markers(page, "new\n") == f"head\n{begin}\nnew\n{end}\ntail\n"
 
 
 def test_pacs_row_of_the_papers_table_is_ten_clients(results):

@@ -6,8 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from privmarket.federated.config import FederationConfig
-from privmarket.federated.recommended import recommended_training
+from privmarket.federated.config import FederationConfig, recommended_training
 from privmarket.market.scenarios import scenario
 from privmarket.mechanisms import mechanism
 from privmarket_studies.federated_results import load, paired_difference, render

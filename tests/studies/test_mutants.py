@@ -126,7 +126,7 @@ def test_an_endless_loop_ends_when_its_processor_time_is_used_up(tmp_path):
 BENCH = """
 import sys
 from pathlib import Path
-from privmarket_studies.mutants import bench
+from privmarket_studies.mutants import fault_bench as bench
 from privmarket_studies.mutants.faults import faults, tree_with
 
 root = Path(sys.argv[1])

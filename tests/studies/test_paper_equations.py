@@ -9,6 +9,7 @@ import itertools
 import math
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -316,7 +317,7 @@ def test_the_mean_field_payment_against_all_opponents():
         for other in range(2):
             v, e = drawn.valuation.clone(), drawn.epsilon.clone()
             v[0, 1 - i], e[0, 1 - i] = drawn.valuation[0, other], drawn.epsilon[0, other]
-            replaced = drawn.with_reports(v, e)
+            replaced = replace(drawn, valuation=v, epsilon=e)
             pays.append(network.clear(network.encode(replaced), replaced).payment[0, i].item())
         assert float(found[0, i]) == pytest.approx(sum(pays) / 2, rel=0.03)
     assert Alignment().resamples == 32

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from privmarket.errors import ConfigurationError, WriteError
-from privmarket.files import check_writable, write_atomically
+from privmarket.files import OWNER_ONLY, check_writable, file_beside, write_atomically, write_new
 
 
 def test_text_and_bytes_are_written_and_nothing_else_stays(tmp_path):
@@ -33,6 +33,48 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
         write_atomically(target, "new")
     assert target.read_text() == "old"
     assert [p.name for p in tmp_path.iterdir()] == ["a.txt"]
+
+
+def test_a_large_file_takes_its_place_when_it_is_whole(tmp_path):
+    target = tmp_path / "new" / "a.bin"
+    with file_beside(target) as beside, beside.open("wb") as stream:
+        for letter in b"abc":
+            stream.write(bytes([letter]))
+        assert not target.exists()
+    assert target.read_bytes() == b"abc"
+
+    def interrupted():
+        with file_beside(target) as beside:
+            beside.write_bytes(b"half")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert target.read_bytes() == b"abc"
+    assert [path.name for path in target.parent.iterdir()] == ["a.bin"]
+
+
+def test_files_reach_the_disk_before_they_get_their_name(tmp_path, monkeypatch):
+    steps = []
+    for name in ("fsync", "replace"):
+        real = getattr(os, name)
+        monkeypatch.setattr(os, name, lambda *given, name=name, real=real: (steps.append(name), real(*given))[1])
+    with file_beside(tmp_path / "large") as beside:
+        beside.write_bytes(b"content")
+    write_atomically(tmp_path / "small", b"content")
+    assert steps == ["fsync", "replace", "fsync"] * 2  # the file, its name, the folder
+    write_new(tmp_path / "key", "secret")
+    assert steps[6:] == ["fsync", "fsync"]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no such modes there")
+def test_secrets_are_their_owners_alone(tmp_path):
+    write_atomically(tmp_path / "bids", "{}", mode=OWNER_ONLY)
+    write_new(tmp_path / "key", "secret")
+    assert [(tmp_path / name).stat().st_mode & 0o777 for name in ("bids", "key")] == [0o600, 0o600]
+    with pytest.raises(FileExistsError):
+        write_new(tmp_path / "key", "another")
+    assert (tmp_path / "key").read_text() == "secret"
 
 
 def test_a_reader_never_sees_half_a_file(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from importlib import import_module
@@ -30,15 +31,55 @@ def test_modules_are_modules_and_unknown_names_are_refused():
         _ = pm.mechanizm
 
 
-@pytest.mark.parametrize("package", ["privmarket", "privmarket.flower"])
+PACKAGES = [f"privmarket.{name}" for name in ("market", "privacy", "federated", "broker", "flower")]
+
+
+@pytest.mark.parametrize("package", ["privmarket", *PACKAGES])
 def test_the_type_checker_sees_the_same_names_from_the_same_modules(package):
     module = import_module(package)
     tree = ast.parse(Path(module.__file__).read_text(encoding="utf-8"))
     block = next(node for node in tree.body if isinstance(node, ast.If))
-    seen = {alias.name: node.module for node in block.body for alias in node.names}  # type: ignore[attr-defined]
+    seen = {alias.name: node.module for node in block.body for alias in node.names}
     homes = {name: home.removesuffix(f".{name}") for name, home in module._HOMES.items() if name != "__version__"}
     assert seen == homes
     assert sorted(module._HOMES) == sorted(module.__all__) == dir(module)
+
+
+@pytest.mark.parametrize("package", ["market", "privacy", "federated"])
+def test_every_module_of_a_package_is_public(package):
+    """So that `pm.privacy.calibration` is there in a fresh process, whatever was imported before."""
+    module = import_module(f"privmarket.{package}")
+    files = {path.stem for path in Path(module.__file__).parent.glob("*.py")} - {"__init__"}
+    assert files <= set(dir(module))
+
+
+def test_names_of_packages_are_there_in_a_fresh_process():
+    code = (
+        "import sys, privmarket as pm; pm.privacy.calibration.noise_multiplier; pm.market.evaluation.judge; "
+        "pm.broker.BrokerClient; pm.privacy.Wallet; pm.federated.FederationConfig; pm.market.Bids; "
+        "print('torch' in sys.modules, [n for n in ('market', 'privacy', 'federated', 'broker') "
+        "if not dir(getattr(pm, n))])"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "False []"
+
+
+@pytest.mark.parametrize("package", PACKAGES[:-1])
+def test_every_name_of_a_package_exists_and_unknown_ones_are_refused(package):
+    module = import_module(package)
+    assert [name for name in module.__all__ if getattr(module, name, None) is None] == []
+    with pytest.raises(AttributeError, match="no_such_name"):
+        _ = module.no_such_name
+
+
+@pytest.mark.parametrize("package", ["market", "privacy", "federated", "broker"])
+def test_the_reference_names_what_a_package_shows(package):
+    page = (Path(__file__).parents[2] / "docs/reference/python.md").read_text(encoding="utf-8")
+    row = next(line for line in page.splitlines() if line.startswith(f"| `pm.{package}` |"))
+    named = set(re.findall(r"`(\w+)`", row))
+    module = import_module(f"privmarket.{package}")
+    wanted = {name for name in module.__all__ if module._HOMES[name] != f"privmarket.{package}.{name}"}
+    assert wanted <= named <= set(module.__all__)
 
 
 def test_importing_loads_nothing_heavy():
@@ -46,6 +87,8 @@ def test_importing_loads_nothing_heavy():
     code = "import sys, privmarket; print([m for m in ('numpy', 'scipy', 'torch', 'flwr') if m in sys.modules])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
+    page = (Path(__file__).parents[2] / "docs/reference/python.md").read_text(encoding="utf-8")
+    assert "`import privmarket as pm` loads neither NumPy nor SciPy" in page
 
 
 def test_an_auction_needs_neither_scipy_nor_torch():

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
@@ -93,6 +94,121 @@ def long_functions(tree: ast.Module, limit: int) -> dict[str, int]:
     return {name: count for name, count in lines.items() if count > limit}
 
 
+def numbers_for(names: set[str], tree: ast.Module) -> list[str]:
+    """Which of `names` a module gives a number of its own as a default: of a parameter, a field or a setting."""
+    given: list[tuple[str, ast.expr | None]] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.arguments):
+            positional = [*node.posonlyargs, *node.args]
+            with_default = positional[len(positional) - len(node.defaults) :]
+            given += [(one.arg, default) for one, default in zip(with_default, node.defaults, strict=True)]
+            given += [(one.arg, default) for one, default in zip(node.kwonlyargs, node.kw_defaults, strict=True)]
+        elif isinstance(node, ast.ClassDef):
+            fields = (one for one in node.body if isinstance(one, ast.AnnAssign))
+            given += [(ast.unparse(one.target), one.value) for one in fields]
+    return sorted(name for name, value in given if name in names and value is not None and _is_number(value))
+
+
+def _is_number(value: ast.expr) -> bool:
+    """Whether an expression is a number, also in quotes, computed from numbers, or the default of a setting."""
+    if isinstance(value, ast.Call):
+        return bool(value.args) and _is_number(value.args[0])
+    if isinstance(value, ast.BinOp):
+        return _is_number(value.left) and _is_number(value.right)
+    text = str(value.value) if isinstance(value, ast.Constant) else ""
+    return bool(re.fullmatch(r"[\d.]+(e-?\d+)?", text))
+
+
+# Settings whose default is a constant of `plans`, and where another number is meant, with the reason at the line.
+SHARED_DEFAULTS = {"delta", "honest_share", "kappa", "heterogeneity", "epsilon_max"}
+NUMBERS_OF_THEIR_OWN = {
+    "privmarket.privacy.policy": ["honest_share"],
+    "privmarket.mechanisms.graded_ration": ["heterogeneity"],
+}
+
+
+def test_shared_defaults_are_numbers_in_one_place():
+    found = {name: numbers_for(SHARED_DEFAULTS, tree) for name, tree in trees().items()}
+    assert {name: names for name, names in found.items() if names} == NUMBERS_OF_THEIR_OWN
+
+
+def test_a_second_number_for_a_default_is_caught():
+    code = "def f(a, delta=1e-5, *, kappa=1.0, honest_share=SHARE): ...\n"
+    code += "class C:\n    delta: float = setting(1e-6, 'δ')\n    honest_share: float = 2 / 3\n"
+    code += "    epsilon_max: float | None = None\n"
+    code += "@route\ndef page(delta: Field = '1e-5'): ..."
+    assert numbers_for(SHARED_DEFAULTS, ast.parse(code)) == ["delta", "delta", "delta", "honest_share", "kappa"]
+
+
+def named_trusts(tree: ast.Module) -> int:
+    """How often a module lists the kinds of trust or arithmetic, as a tuple or a type."""
+    listed = (node for node in ast.walk(tree) if isinstance(node, ast.Tuple))
+    words = [[one.value for one in node.elts if isinstance(one, ast.Constant)] for node in listed]
+    return sum(sorted(map(str, one)) in (["aggregate", "local"], ["exact", "float"]) for one in words)
+
+
+def test_trusts_and_arithmetics_are_listed_once():
+    counts = {name: named_trusts(tree) for name, tree in trees().items()}
+    assert {name: count for name, count in counts.items() if count} == {"privmarket.plans": 2}
+    assert named_trusts(ast.parse("A = Literal['exact', 'float']\nB = ('local', 'aggregate')\nC = ('local',)")) == 2
+
+
+def modes_by_name(tree: ast.Module) -> list[str]:
+    """Comparisons of something called `mode` with a word; what a mode does is asked of the mode itself."""
+    compared = (node for node in ast.walk(tree) if isinstance(node, ast.Compare))
+    sides = ((node, [ast.unparse(one) for one in (node.left, *node.comparators)]) for node in compared)
+    is_mode = re.compile(r"(.*\.)?mode|.*\['mode'\]").fullmatch
+    return [ast.unparse(node) for node, words in sides if any(map(is_mode, words)) and "'" in "".join(words)]
+
+
+def test_modes_are_asked_what_they_do():
+    assert {name: found for name, tree in trees().items() if (found := modes_by_name(tree))} == {}
+    code = "a = config.mode == 'private'\nb = mode in ('no-dp', 'literal')\n"
+    code += "c = mode in MODES\nd = padding_mode == 'x'"
+    assert modes_by_name(ast.parse(code)) == ["config.mode == 'private'", "mode in ('no-dp', 'literal')"]
+
+
+def own_tolerances(tree: ast.Module) -> list[str]:
+    """Limits widened by 1e-9 by hand; `market.outcome` says how much rounding is let pass."""
+    sums = (node for node in ast.walk(tree) if isinstance(node, ast.BinOp))
+    words = {ast.unparse(node) for node in sums if "1e-09" in (ast.unparse(node.left), ast.unparse(node.right))}
+    named = (node for node in ast.walk(tree) if isinstance(node, ast.Assign) and ast.unparse(node.value) == "1e-09")
+    words |= {found for node in named if re.search("TOLERANCE|ROUNDING", found := ast.unparse(node))}
+    return sorted(found for found in words if not re.fullmatch(r".* - 1e-09|.*\(1 - 1e-09\)|1 - 1e-09", found))
+
+
+def test_one_tolerance_for_rounding():
+    found = {name: own_tolerances(tree) for name, tree in trees().items()}
+    assert {name: lines for name, lines in found.items() if lines} == {
+        "privmarket.market.outcome": ["TOLERANCE = 1e-09"],
+        "privmarket.reports.run_charts": ["low / step + 1e-09"],  # ticks of an axis
+    }
+    code = "_ROUNDING = 1e-9\nif a > b * (1 + 1e-9):\n    c = math.ceil(d - 1e-9)\ne = 1e-9 * f"
+    assert own_tolerances(ast.parse(code)) == ["1 + 1e-09", "1e-09 * f", "_ROUNDING = 1e-09"]
+
+
+def conversions_by_hand(tree: ast.Module) -> list[str]:
+    """Names of clients turned into places by `int`, and families of releases put together field by field."""
+    calls = (ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Call))
+    place = r"int\((\w+\.)?(client|seller|c)\)|int\(partition_name\(.*"
+    family = r"ReleaseFamily\((?P<of>.+)\.sampling_rate, (?P=of)\.steps, .*"
+    return sorted(call for call in calls if re.fullmatch(f"{place}|{family}", call))
+
+
+def test_conversions_have_one_place():
+    found = {name: conversions_by_hand(tree) for name, tree in trees().items() if ".broker." not in name}
+    assert {name: calls for name, calls in found.items() if calls} == {
+        "privmarket.flower.node_seller": ["int(client)"],  # seeds noise; a node may have any name
+        "privmarket.privacy.wallet": ["int(c)"],  # a column
+    }
+    code = "a = b[int(seller)]\nc = ReleaseFamily(x.plan.sampling_rate, x.plan.steps, d)\n"
+    code += "e = ReleaseFamily(1.0, 1, d)"
+    assert conversions_by_hand(ast.parse(code)) == [
+        "ReleaseFamily(x.plan.sampling_rate, x.plan.steps, d)",
+        "int(seller)",
+    ]
+
+
 def test_no_function_imports_anything():
     assert {name: found for name, tree in trees().items() if (found := imports_in_functions(tree))} == {}
 
@@ -115,12 +231,79 @@ def test_a_cycle_and_an_import_in_a_function_are_caught():
     assert cycles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [["a", "b", "c"]]
 
 
-def test_no_two_modules_share_a_name():
+def shared_names(modules: Iterable[str]) -> dict[str, list[str]]:
+    """File name → the modules that share it. A module may be called like a package."""
     places = defaultdict(list)
-    for name in trees():
+    for name in modules:
         places[name.rpartition(".")[2]].append(name)
-    packages = {path.parent.name for path in HOME.rglob("__init__.py")}
-    assert {name: found for name, found in places.items() if len(found) > 1 and name not in packages} == {}
+    return {name: found for name, found in places.items() if len(found) > 1 and not name.startswith("__")}
+
+
+def test_no_two_modules_share_a_name():
+    """Neither in the wheel nor in the studies."""
+    studies = HOME.parents[1] / "studies/src"
+    modules = [
+        ".".join(path.relative_to(root).with_suffix("").parts)
+        for root in (HOME.parent, studies)
+        for path in root.rglob("*.py")
+        if "examples" not in path.parts
+    ]
+    assert shared_names(modules) == {}
+
+
+def test_a_file_name_used_twice_is_caught():
+    found = shared_names(["a.bench", "b.commands.bench", "a.__init__", "b.__init__", "a.market"])
+    assert found == {"bench": ["a.bench", "b.commands.bench"]}
+
+
+# Flower calls these methods of its grids.
+CALLED_BY_OTHERS = {"set_run", "create_message", "push_messages", "pull_messages"}
+
+
+def defined(tree: ast.Module) -> set[str]:
+    """Public functions, classes and methods of a module."""
+    kinds = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+    return {node.name for node in ast.walk(tree) if isinstance(node, kinds) and not node.name.startswith("_")}
+
+
+def unused(names: Counter[str], words: Counter[str]) -> set[str]:
+    """Names that stand in no text more often than they are defined."""
+    return {name for name, count in names.items() if words[name] <= count}
+
+
+def test_nothing_is_there_for_tests_alone():
+    """What the wheel defines is used by the wheel or the studies, or a page tells users of it."""
+    root = HOME.parents[1]
+    texts = [path for folder in (HOME, root / "studies/src") for path in folder.rglob("*.py")]
+    texts += [path for path in (root / "docs").rglob("*.md") if "results" not in path.relative_to(root).parts]
+    words = Counter(word for path in texts for word in re.findall(r"\w+", path.read_text(encoding="utf-8")))
+    names = Counter(
+        name for module, tree in trees().items() if ".broker" not in module for name in defined(tree)
+    )
+    assert unused(names, words) <= CALLED_BY_OTHERS
+
+
+def test_a_name_that_nobody_uses_is_caught():
+    code = "def f(): ...\nclass A:\n    def g(self): ...\n    def _h(self): ..."
+    assert defined(ast.parse(code)) == {"f", "A", "g"}
+    assert unused(Counter(["f", "g"]), Counter(["f", "g", "g"])) == {"f"}
+
+
+def classes_named_twice(of: dict[str, ast.Module]) -> dict[str, list[str]]:
+    """Public class → the modules that define one of that name, where several do."""
+    places = defaultdict(list)
+    for name, tree in of.items():
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places[node.name].append(name)
+    return {name: found for name, found in places.items() if len(found) > 1}
+
+
+def test_no_two_classes_share_a_name():
+    """Except in the broker, whose forms and answers are called as what they describe."""
+    assert classes_named_twice({name: tree for name, tree in trees().items() if ".broker." not in name}) == {}
+    same = ast.parse("class Sale: ...\nclass _Own: ...")
+    assert classes_named_twice({"a": same, "b": same}) == {"Sale": ["a", "b"]}
 
 
 def test_any_is_rare():
@@ -140,6 +323,83 @@ def test_functions_and_modules_stay_short():
 def test_a_long_function_is_caught():
     tree = ast.parse("def short():\n    pass\nasync def long():\n" + "    pass\n" * 10)
     assert long_functions(tree, 10) == {"long": 11}
+
+
+def test_answers_of_the_broker_have_names_of_their_own():
+    """`Round`, `Award` or `Wallet` is one thing in this house; what is said of it over HTTP is another."""
+    classes = {
+        module: {node.name for node in tree.body if isinstance(node, ast.ClassDef)}
+        for module, tree in trees().items()
+    }
+    answers = classes.pop("privmarket.broker.answers")
+    assert {name: module for module, names in classes.items() for name in answers & names} == {}
+
+
+def test_releases_at_the_edges_come_from_their_family():
+    """Noise, sampling rate and steps are put together in one place: `ReleaseFamily.release`."""
+    by_hand = [
+        module
+        for module, tree in trees().items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "PrivacyEvent"
+    ]
+    assert [module for module in by_hand if module.startswith(("privmarket.broker", "privmarket.flower"))] == []
+    assert "privmarket.privacy.calibration" in by_hand
+
+
+def other_writers(tree: ast.Module) -> list[str]:
+    """Calls that put a file in its place, or write one, as only `privmarket.files` should."""
+    found = []
+    for node in ast.walk(tree):
+        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
+            continue
+        name, given = node.func.attr, len(node.args) + len(node.keywords)
+        # Of a string, `replace` takes two arguments, of a record, only named ones.
+        moves = name in ("rename", "renames") or (name == "replace" and (len(node.args), given) == (1, 1))
+        if moves or name in ("write_text", "write_bytes") or ast.unparse(node.func) in ("os.replace", "os.fsync"):
+            found.append(ast.unparse(node.func))
+    return found
+
+
+def test_files_are_written_in_one_way():
+    found = {module: other_writers(tree) for module, tree in trees().items()}
+    assert found.pop("privmarket.files")
+    allowed = {
+        "privmarket.privacy.wallet_file": ["os.fsync"],  # a journal: lines are added, never replaced
+        "privmarket.flower.engine": ["write_text"] * 3,  # a folder that is made for one run and thrown away
+        "privmarket.federated.downloads": ["archive.write_bytes"],  # the same
+    }
+    assert {
+        module: [one.rpartition(")")[2].lstrip(".") for one in calls] for module, calls in found.items() if calls
+    } == allowed
+
+
+def test_a_second_writer_is_caught():
+    second = "part = path.with_suffix('.new')\npart.write_text(text)\npart.replace(path)\nos.replace(part, path)"
+    assert sorted(other_writers(ast.parse(second))) == ["os.replace", "part.replace", "part.write_text"]
+    assert (
+        other_writers(ast.parse("'a'.replace('b', 'c')\nconfig.replace(rounds=3)\nreplace(config, rounds=3)")) == []
+    )
+
+
+def protocols_with(*methods: str) -> list[str]:
+    """Protocols of ours that have all of these methods."""
+    classes = (node for tree in trees().values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+    return [
+        one.name
+        for one in classes
+        if any(ast.unparse(base) == "Protocol" for base in one.bases)
+        and set(methods) <= {step.name for step in one.body if isinstance(step, ast.FunctionDef)}
+    ]
+
+
+def test_wallets_are_one_idea():
+    """One protocol for stores of wallets, and one place that says which of a broker's awards count as spent."""
+    assert protocols_with("reserve") == protocols_with("void") == ["WalletStore"]
+    said = [
+        one.name for one in (HOME / "broker").glob("*.py") if re.search("[\"']void[\"']", one.read_text("utf-8"))
+    ]
+    assert said == ["wallets.py"]
 
 
 def listed_modules(docstring: str) -> set[str]:

@@ -1,13 +1,21 @@
 """Every setting is declared once: engines, command line and broker agree on defaults, and limits are checked."""
 
+import ast
 import hashlib
 import inspect
 import json
 from dataclasses import dataclass, fields
+from typing import Annotated
 
 import pytest
+from pydantic import Field
 
+from privmarket.broker import answers
 from privmarket.broker.forms import TaskForm
+from privmarket.broker.http_errors import BrokerError
+from privmarket.broker.schema import tasks
+from privmarket.broker.stored_rows import TaskRow
+from privmarket.broker.task_plan import BEFORE, TaskPlan, checked
 from privmarket.cli.federate import federate as command
 from privmarket.errors import ConfigurationError, UnknownNameError
 from privmarket.federated.config import DATASETS, FederationConfig, Training
@@ -48,6 +56,10 @@ def test_the_command_line_takes_its_options_from_the_configuration():
             assert parameter.default == getattr(config, name)
 
 
+TASK = TaskPlan(title="t", budget_micro=1)
+LIMITS = ("above", "at_least", "at_most", "below", "choices")
+
+
 def test_the_brokers_form_agrees():
     form = TaskForm(title="t", budget_micro=1)
     assert (form.mechanism, form.delta, form.epsilon_max) == (
@@ -56,6 +68,92 @@ def test_the_brokers_form_agrees():
         EPSILON_MAX,
     )
     assert (form.sampling_rate, form.steps) == (TrainingPlan().sampling_rate, TrainingPlan().steps)
+
+
+def test_a_brokers_task_is_a_plan_but_for_what_it_names():
+    plans = {one.name: one for plan in (MarketPlan, TrainingPlan) for one in fields(plan)}
+    shared = {one.name: (one, plans[one.name]) for one in fields(TaskPlan) if one.name in plans}
+    assert {"mechanism", "rounds", "delta", "trust", "honest_share", "sampling_rate", "steps"} == set(shared)
+    limits = {name: [[one.metadata[word] for word in LIMITS] for one in pair] for name, pair in shared.items()}
+    assert {name for name, (mine, theirs) in shared.items() if mine.default != theirs.default} == {"rounds"}
+    assert {name for name, (mine, theirs) in limits.items() if mine != theirs} == {"rounds", "delta", "steps"}
+
+
+def form_limits(form, name):
+    """The limits of a form's field, by the names of `setting`."""
+    words = {"gt": "above", "ge": "at_least", "le": "at_most", "lt": "below"}
+    found = {words[n]: getattr(m, n) for m in form.model_fields[name].metadata for n in words if hasattr(m, n)}
+    return {name: found.get(name) for name in words.values()}
+
+
+def second_declarations(form):
+    """Settings of a task for which a form has another default or another limit than `TaskPlan`."""
+    made = form(title="t", budget_micro=1)
+    return [
+        one.name
+        for one in fields(TaskPlan)
+        if getattr(made, one.name) != getattr(TASK, one.name)
+        or (one.metadata and form_limits(form, one.name) != {n: one.metadata[n] for n in LIMITS[:4]})
+    ]
+
+
+def numbers_in(source):
+    constants = (node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Constant))
+    return sorted(value for value in constants if type(value) in (int, float))
+
+
+def test_a_task_is_declared_once():
+    assert set(TaskForm.model_fields) == {one.name for one in fields(TaskPlan)}
+    assert second_declarations(TaskForm) == []
+    # Lengths of texts and lists are the form's own, and a budget in its example; no limit or default is.
+    assert numbers_in(inspect.getsource(TaskForm)) == [1, 1, 20, 40, 60, 1_000_000]
+    types = {one.name: one.type for one in fields(TaskPlan)}
+    kept = {"id": "str", "buyer_id": "str", **types, "settings": "str", "created_ms": "int"}
+    assert get_annotations(TaskRow) == list(kept.items())
+    told = {**kept, "settings": "dict[str, JsonValue]", "created_ms": "NotRequired[int]"}
+    assert get_annotations(answers.TaskAnswer) == list(told.items())
+
+
+def get_annotations(record):
+    return [(name, getattr(kind, "__forward_arg__", kind)) for name, kind in record.__annotations__.items()]
+
+
+def test_a_second_declaration_of_a_task_is_caught():
+    class Mine(TaskForm):
+        ruling_seconds: int = TaskPlan.ruling_seconds
+        rounds: Annotated[int, Field(ge=1, le=100_000)] = 200
+
+    assert second_declarations(Mine) == ["rounds", "ruling_seconds"]
+
+
+def test_what_old_tasks_mean_is_fixed():
+    """Log entries from before a setting existed are read with these values, whatever today's defaults are."""
+    columns = {column.name: column.default.arg for column in tasks.columns if column.default is not None}
+    assert columns == BEFORE == {"delivery": "open", "attested": False, "trust": "local", "honest_share": 2 / 3}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rounds": 0}, "rounds is 0"),
+        ({"ruling_seconds": 10**9}, "at most 31622400"),
+        ({"sealing": "nobody"}, "nobody"),
+        ({"delta": 1e-13}, "at least 1e-12"),
+        ({"trust": "aggregate", "steps": 2}, "use steps = 1"),
+        ({"title": " "}, "1 to 120 characters"),
+        ({"budget": 3}, "no field 'budget'"),
+    ],
+)
+def test_limits_of_a_task(change, message):
+    with pytest.raises(BrokerError) as caught:
+        checked(TaskPlan, {"title": "t", "budget_micro": 1, **change})
+    assert message in f"{caught.value.message} {caught.value.hint}"
+
+
+def test_a_task_from_fields():
+    assert type(checked(TaskPlan, {"title": "t", "budget_micro": 1, "epsilon_max": 2}).epsilon_max) is float
+    with pytest.raises(BrokerError, match="budget_micro is missing"):
+        checked(TaskPlan, {"title": "t"})
 
 
 def test_names_of_data_sets_are_those_that_can_be_read():

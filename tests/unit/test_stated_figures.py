@@ -22,7 +22,7 @@ from privmarket.privacy.calibration import ReleaseFamily, noise_multiplier
 from privmarket.privacy.certificate import certify
 from privmarket.privacy.gaussian import literal_noise_multiplier
 from privmarket.privacy.integer_noise import deviation
-from privmarket.privacy.release import Grid, release_distance, rounded_sensitivity, sum_inflation
+from privmarket.privacy.release import ReleaseGrid, release_distance, rounded_sensitivity, sum_inflation
 
 ROOT = Path(__file__).parents[2]
 DELTA = 1e-5
@@ -56,7 +56,7 @@ def window_for(failure: float, sellers: int) -> float:
 
 def extra_noise(records: int, parameters: int, sigma: float) -> float:
     """By which share a release has more noise than σ·C."""
-    return Grid.for_release(sigma, 1.0, parameters, sum_inflation(records)).deviation / sigma - 1
+    return ReleaseGrid.for_release(sigma, 1.0, parameters, sum_inflation(records)).deviation / sigma - 1
 
 
 STATED: list[tuple[str, str, Callable[[], float]]] = [

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from privmarket.broker import ledger, parties
-from privmarket.broker.answers import Balance, Dataset, Erased, Key, Registered, Revoked, Suspended, Token
+from privmarket.broker import parties
+from privmarket.broker.answers import (
+    Balance,
+    DatasetAnswer,
+    Erased,
+    KeyAnswer,
+    Registered,
+    Revoked,
+    Suspended,
+    TokenAnswer,
+)
 from privmarket.broker.database import Transaction
 from privmarket.broker.http_errors import BrokerError, ForbiddenError
 from privmarket.broker.parties import ANONYMOUS, SYSTEM, Actor, require
+from privmarket.broker.task_plan import YEAR_SECONDS
 from privmarket.broker.write_path import WritePath
-
-_LIFETIME_MOST_SECONDS = 366 * 24 * 3600
 
 
 class AccountCommands(WritePath):
@@ -49,15 +57,15 @@ class AccountCommands(WritePath):
         token_sha256: str | None = None,
         lifetime_seconds: int | None = None,
         party_id: str | None = None,
-    ) -> Token:
+    ) -> TokenAnswer:
         """Another token for the caller itself; for somebody else who lost theirs, by an operator."""
         who = party_id or actor.party_id
         if who != actor.party_id:
             require(actor, "operator")
-        if lifetime_seconds is not None and not 1 <= lifetime_seconds <= _LIFETIME_MOST_SECONDS:
-            raise BrokerError(f"lifetime_seconds is {lifetime_seconds}", f"give 1 to {_LIFETIME_MOST_SECONDS}")
+        if lifetime_seconds is not None and not 1 <= lifetime_seconds <= YEAR_SECONDS:
+            raise BrokerError(f"lifetime_seconds is {lifetime_seconds}", f"give 1 to {YEAR_SECONDS}")
 
-        def command(tx: Transaction) -> Token:
+        def command(tx: Transaction) -> TokenAnswer:
             parties.role_of(tx.connection, who)
             ends = None if lifetime_seconds is None else tx.now_ms + 1000 * lifetime_seconds
             return parties.mint(tx, self.entropy, who, scope, token_hash=token_sha256, expires_ms=ends)
@@ -69,13 +77,13 @@ class AccountCommands(WritePath):
         """Ends a token at once."""
         return self._write(actor, key, ("revoke", token_id), lambda tx: parties.revoke(tx, actor, token_id))
 
-    def change_key(self, actor: Actor, public_key: str, key: str, *, signature: str | None = None) -> Key:
+    def change_key(self, actor: Actor, public_key: str, key: str, *, signature: str | None = None) -> KeyAnswer:
         """Another key for the caller's bids; `signature`: of the change, by the key that it had."""
         require(actor, "seller")
         asked = ("key", public_key, *(() if signature is None else (signature,)))
         return self._write(actor, key, asked, lambda tx: parties.change_key(tx, actor, public_key, signature))
 
-    def attest(self, actor: Actor, dataset_sha256: str, signature: str, key: str) -> Dataset:
+    def attest(self, actor: Actor, dataset_sha256: str, signature: str, key: str) -> DatasetAnswer:
         """Says which data set a seller sells from."""
         require(actor, "seller")
         asked = ("attest", dataset_sha256, signature)
@@ -110,8 +118,3 @@ class AccountCommands(WritePath):
         require(actor, "operator")
         asked = (kind, party_id, amount_micro)
         return self._write(actor, key, asked, lambda tx: parties.move_money(tx, kind, party_id, amount_micro))
-
-    def party_balance(self, party_id: str) -> int:
-        """Micro-units on a party's account."""
-        with self.database.read() as connection:
-            return ledger.balance(connection, ledger.party(party_id))

@@ -13,6 +13,7 @@ from privmarket.broker.http_errors import BrokerError
 from privmarket.broker.page_frame import ROWS, Field, Key, actor_and_broker, money_typed, number_typed, show
 from privmarket.broker.parties import ANONYMOUS
 from privmarket.broker.projection import KINDS
+from privmarket.plans import DELTA
 
 pages = APIRouter(include_in_schema=False)
 PARTY = re.compile(r"(?:operator|buyer|seller|arbiter)-[0-9a-f]{16}")
@@ -55,7 +56,7 @@ def register(
     mark: Field,
     key: Key,
     cap_epsilon: Field = "",
-    delta: Field = "1e-5",
+    delta: Field = str(DELTA),
 ) -> Response:
     """A new buyer or seller; shows the token once."""
     sessions.require_mark(request, mark)
@@ -147,7 +148,7 @@ def tokens(request: Request) -> Response:
     return _tokens(request)
 
 
-def _tokens(request: Request, made: answers.Token | None = None) -> Response:
+def _tokens(request: Request, made: answers.TokenAnswer | None = None) -> Response:
     actor, broker = actor_and_broker(request)
     with broker.database.read() as connection:
         found = views.own_tokens(connection, actor, request.query_params.get("after"), ROWS)

@@ -12,12 +12,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from privmarket.broker import ledger, parties, rules, signatures
+from privmarket.broker import clearing, ledger, parties, rules, signatures, wallets
 from privmarket.broker.http_errors import BrokerError
 from privmarket.broker.log import Entry
 from privmarket.broker.projection import Change, Rebuilt, changes
 from privmarket.broker.stored_rows import AwardRow, BidRow, PartyRow, RoundRow, TaskRow
 from privmarket.errors import PrivmarketError
+from privmarket.market.mechanism import Mechanism
 from privmarket.privacy.events import PrivacyEvent
 
 Fields = dict[str, Any]  # of an entry: JSON that anybody may have written
@@ -47,6 +48,8 @@ class AccountRules:
     datasets: set[str] = field(default_factory=set)
     # (round, seller) → commitments of bids that others have replaced
     replaced: dict[tuple[str, str], set[str]] = field(default_factory=lambda: defaultdict(set))
+    # name, settings, limit on offers, recorded version → the rule and its version, found once for all its rounds
+    rules_made: dict[tuple[str, str, float, str], tuple[Mechanism, str]] = field(default_factory=dict)
     is_importing: bool = True  # so far every entry was brought over from an older database
 
     def follow(self, entry: Entry, where: str) -> None:
@@ -119,9 +122,9 @@ class AccountRules:
         self.notes.append(fields["note"])
 
     def _imported_row(self, entry: Entry, fields: Fields) -> None:
-        if entry.subject == "awards" and fields["charge"] != "void":
+        if entry.subject == "awards" and fields["charge"] != wallets.VOID:
             _, task = self._round_of(fields["round_id"])
-            event = PrivacyEvent(fields["noise_multiplier"], task.sampling_rate, task.steps)
+            event = clearing.family_of(task).release(fields["noise_multiplier"])
             self.sold[fields["seller_id"]][fields["round_id"]] = event
         if entry.subject == "parties":
             self.measures[fields["id"]] = fields["measure"]

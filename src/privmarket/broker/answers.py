@@ -22,7 +22,7 @@ class Page(TypedDict, Generic[Item]):
     next: str | None
 
 
-class Wallet(TypedDict):
+class WalletAnswer(TypedDict):
     """A seller's lifetime wallet: the cap on ε at δ, what the accountant says is spent, the share that is left."""
 
     cap_epsilon: float
@@ -45,7 +45,7 @@ class Party(TypedDict):
     dataset_sha256: str | None
     suspended: str | None
     reliability: dict[str, int] | None
-    wallet: Wallet | None
+    wallet: WalletAnswer | None
 
 
 class Registered(TypedDict):
@@ -66,7 +66,7 @@ class Registered(TypedDict):
     public_key: NotRequired[str | None]
 
 
-class Token(TypedDict):
+class TokenAnswer(TypedDict):
     """A new token; its text only where the broker made it, and only this once."""
 
     id: str
@@ -76,7 +76,7 @@ class Token(TypedDict):
     expires_ms: NotRequired[int | None]
 
 
-class Key(TypedDict):
+class KeyAnswer(TypedDict):
     """The key that a seller's bids must be signed with."""
 
     id: str
@@ -90,7 +90,7 @@ class Setting(TypedDict):
     default: SettingValue
 
 
-class Rule(TypedDict):
+class RuleAnswer(TypedDict):
     """An auction rule: what it promises, what to beware of, which settings it takes."""
 
     name: str
@@ -99,7 +99,7 @@ class Rule(TypedDict):
     settings: dict[str, Setting]
 
 
-class Task(TypedDict):
+class TaskAnswer(TypedDict):
     """A published task: the terms of all its rounds."""
 
     id: str
@@ -129,7 +129,7 @@ class Task(TypedDict):
     created_ms: NotRequired[int]
 
 
-class Round(TypedDict):
+class RoundAnswer(TypedDict):
     """A round: open → closed or revealing → cleared → delivered → settled, or aborted.
 
     What a role may not see is left out: sellers see no totals, and only operators see the seed.
@@ -162,7 +162,7 @@ class Round(TypedDict):
     fault: NotRequired[str | None]
 
 
-class Bid(TypedDict):
+class BidAnswer(TypedDict):
     """A bid as it was taken; `entry` is its number in the log."""
 
     round_id: str
@@ -176,7 +176,7 @@ class Bid(TypedDict):
     replaced: NotRequired[bool]
 
 
-class Outcome(TypedDict):
+class OutcomeAnswer(TypedDict):
     """What became of a bid: `top_price` is the most that anybody was paid per unit of ε."""
 
     round_id: str
@@ -194,7 +194,7 @@ class State(TypedDict):
     state: str
 
 
-class Step(State):
+class StepAnswer(State):
     """A round after a step.
 
     Of an auction: `bids`, and who sells how much for how much; `reveal_deadline_ms` where bids must be revealed
@@ -213,13 +213,13 @@ class Step(State):
     fault: NotRequired[str]
 
 
-class Progress(State):
+class ProgressAnswer(State):
     """A round after the buyer's report on its model."""
 
     model_accuracy: float
 
 
-class Claim(TypedDict):
+class ClaimAnswer(TypedDict):
     """A delivery as it was claimed; `entry` is its number in the log."""
 
     round_id: str
@@ -252,7 +252,7 @@ class Ruled(State):
     pays: bool
 
 
-class Award(TypedDict):
+class AwardAnswer(TypedDict):
     """What a seller sold and what became of it. `seq` is the log entry that reserved it, `settled_seq`
     the one that charged or freed it and paid; `key` opens a sealed update once it is paid."""
 
@@ -363,7 +363,7 @@ class Revoked(TypedDict):
     revoked: bool
 
 
-class Dataset(TypedDict):
+class DatasetAnswer(TypedDict):
     """The data set that a seller attests."""
 
     id: str

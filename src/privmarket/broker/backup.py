@@ -8,8 +8,8 @@ the head must come out as it was.
 from __future__ import annotations
 
 import gzip
+import io
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from privmarket.broker.http_errors import BrokerError
 from privmarket.broker.log import Entry
 from privmarket.broker.schema import names, old_log, sealed_keys
 from privmarket.broker.signatures import Head
+from privmarket.files import OWNER_ONLY, file_beside
 
 _FORMAT = "privmarket broker backup 1"
 _BESIDE = {table.name: table for table in (names, sealed_keys, old_log)}
@@ -29,12 +30,14 @@ _CHUNK = 5000
 
 def backup(database: Database, file: str | Path) -> Head:
     """Writes a backup as of one moment; the broker may go on meanwhile. An existing file is not overwritten."""
-    file = Path(file)
-    unfinished = file.with_name(file.name + ".part")
-    if file.exists():
+    if Path(file).exists():
         raise BrokerError(f"{file} exists", "give the name of a new file")
-    handle = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(handle, "wb") as raw, gzip.open(raw, "wt") as out, database.read() as connection:
+    with (
+        file_beside(file, mode=OWNER_ONLY) as unfinished,
+        unfinished.open("wb") as raw,
+        io.TextIOWrapper(gzip.GzipFile("", "wb", fileobj=raw)) as out,  # without a name: it is not its last one
+        database.read() as connection,
+    ):
         head = log.read_head(connection)
         out.write(json.dumps({"format": _FORMAT, "head": head.header()}) + "\n")
         for table in _BESIDE.values():
@@ -42,9 +45,6 @@ def backup(database: Database, file: str | Path) -> Head:
                 out.write(json.dumps({"table": table.name, "row": dict(row)}) + "\n")
         for entry, _ in log.entries(connection):
             out.write(json.dumps({"entry": list(entry)}) + "\n")
-    with unfinished.open("rb") as written:
-        os.fsync(written.fileno())
-    unfinished.rename(file)
     return head
 
 

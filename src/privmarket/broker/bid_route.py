@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from privmarket.broker.answers import Bid
+from privmarket.broker.answers import BidAnswer
 from privmarket.broker.bidding import BidRequest
 from privmarket.broker.broker import Broker
 from privmarket.broker.forms import IDENTIFIER, BidForm
@@ -93,7 +93,7 @@ class BidRoute:
         await send({"type": "http.response.start", "status": 201, "headers": headers})
         await send({"type": "http.response.body", "body": told})
 
-    async def _taken(self, bid: BidRequest) -> Bid:
+    async def _taken(self, bid: BidRequest) -> BidAnswer:
         try:
             return await self._bids.take(bid)
         except UnauthenticatedError:  # revoked since: from now on it does not use up its owner's allowance

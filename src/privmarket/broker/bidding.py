@@ -17,7 +17,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple, cast
 
 from privmarket.broker import clearing, idempotency, noise_tables, parties, signatures, sql, wallets
-from privmarket.broker.answers import Bid
+from privmarket.broker.answers import BidAnswer
 from privmarket.broker.database import ARRIVAL_LIMIT_MS, Transaction
 from privmarket.broker.http_errors import BrokerError, ConflictError, ForbiddenError, NotFoundError
 from privmarket.broker.parties import Actor, Entropy
@@ -32,10 +32,10 @@ EPSILON_LEAST = 1e-4
 # bid, the round.
 _FACTS = (
     "SELECT p.id, p.role, k.scope, p.suspended IS NOT NULL, p.public_key, p.dataset_sha256 IS NOT NULL, "
-    "EXISTS (SELECT 1 FROM awards a WHERE a.seller_id = p.id AND a.charge <> 'void'), "
+    f"EXISTS (SELECT 1 FROM awards a WHERE a.seller_id = p.id AND {wallets.COUNTS_AS_SPENT}), "
     "i.request_hash, i.seq, i.subject, i.details, i.answer, b.seq, "
-    "r.id, r.number, r.state, r.bid_deadline_ms, t.sealing, t.attested, t.trust, r.budget_micro, t.epsilon_max, "
-    "t.sampling_rate, t.steps, t.delta "
+    "r.id, r.state, r.bid_deadline_ms, t.sealing, t.attested, "
+    "r.number, r.budget_micro, t.epsilon_max, t.sampling_rate, t.steps, t.delta, t.trust, t.honest_share "
     "FROM asked q "
     "LEFT JOIN tokens k ON k.token_hash = q.token_hash AND k.revoked_ms IS NULL "
     "AND (k.expires_ms IS NULL OR k.expires_ms > q.at_ms) "
@@ -72,17 +72,11 @@ class _OpenRound(NamedTuple):
     """A round and what its task says about offers."""
 
     id: str
-    number: int
     state: str
     bid_deadline_ms: int
     sealing: str
     attested: bool
-    trust: str
-    budget_micro: int
-    epsilon_max: float
-    sampling_rate: float
-    steps: int
-    delta: float
+    terms: Terms
 
 
 class _Facts(NamedTuple):
@@ -106,11 +100,13 @@ class _Learned:
     has_bid: set[tuple[str, str]] = field(default_factory=set)
 
 
-def take_bids(tx: Transaction, requests: Sequence[BidRequest], entropy: Entropy) -> list[Bid | PrivmarketError]:
+def take_bids(
+    tx: Transaction, requests: Sequence[BidRequest], entropy: Entropy
+) -> list[BidAnswer | PrivmarketError]:
     """One answer or refusal per request, in their order; what is refused changes nothing."""
     asked = list(zip(requests, _look_up(tx, requests), strict=True))
     learned = _Learned(_exhausted(tx, asked))
-    results: list[Bid | PrivmarketError] = []
+    results: list[BidAnswer | PrivmarketError] = []
     for request, facts in asked:
         try:
             results.append(_take(tx, learned, request, facts, entropy))
@@ -136,16 +132,18 @@ def _facts_of(requests: int) -> str:
 
 def _facts(request: BidRequest, row: tuple[Any, ...]) -> _Facts:
     party_id, role, scope, suspended, public_key, attests, has_sold, request_hash, seq, *rest = row
-    subject, details, answer, standing, *round_ = rest
+    subject, details, answer, standing, round_id, state, deadline, sealing, attested, *columns = rest
     actor = request.actor
     if actor is None and party_id is not None:
         actor = Actor(party_id, role, scope, suspended=bool(suspended))
     answered = None if seq is None else (request_hash, idempotency.answer_of(seq, subject, details, answer))
-    found = None if round_[0] is None else _OpenRound(*round_)
+    found = None
+    if round_id is not None:
+        found = _OpenRound(round_id, state, deadline, sealing, bool(attested), clearing.terms(*columns))
     return _Facts(actor, public_key, bool(attests), bool(has_sold), answered, standing is not None, found)
 
 
-def _take(tx: Transaction, learned: _Learned, request: BidRequest, facts: _Facts, entropy: Entropy) -> Bid:
+def _take(tx: Transaction, learned: _Learned, request: BidRequest, facts: _Facts, entropy: Entropy) -> BidAnswer:
     """The answer to one bid; every reason to refuse it is here or below."""
     actor = facts.actor
     if actor is None:
@@ -159,7 +157,7 @@ def _take(tx: Transaction, learned: _Learned, request: BidRequest, facts: _Facts
         learned.answered.setdefault(keyed.place, facts.answered)
     first = idempotency.first_answer(keyed, learned.answered)
     if first is not None:
-        return cast(Bid, first)
+        return cast(BidAnswer, first)
     round_ = _check(tx, learned, request, actor.party_id, facts)
     fields = _sealed(round_, actor.party_id, request, offer, facts.public_key, entropy)
     place = (round_.id, actor.party_id)
@@ -184,13 +182,13 @@ def _check(tx: Transaction, learned: _Learned, request: BidRequest, seller: str,
         raise ForbiddenError(
             "this task takes bids of sellers that attest their data set", "privmarket seller attest, then bid"
         )
-    if round_.trust == "aggregate" and facts.public_key is None:
+    if round_.terms.trust == "aggregate" and facts.public_key is None:
         raise ForbiddenError(
             "this task's updates go into a secure sum of sellers with registered keys",
             "register a key: privmarket seller init",
         )
     if request.offer is not None:
-        check_offer(request.offer, seller, _terms(*round_[7:], number=round_.number))
+        check_offer(request.offer, seller, round_.terms)
     if (seller, round_.id) in learned.exhausted:
         error = ConflictError("the wallet has nothing left to sell", "GET /v1/me shows what remains")
         error.code = "wallet-exhausted"
@@ -242,7 +240,7 @@ def _sealed(
     return fields
 
 
-def reveal(tx: Transaction, seller: str, round_: RoundRow, task: TaskRow, offer: Offer, nonce: str) -> Bid:
+def reveal(tx: Transaction, seller: str, round_: RoundRow, task: TaskRow, offer: Offer, nonce: str) -> BidAnswer:
     """Opens a commitment after bidding has ended. A bid that nobody reveals in time does not count."""
     require_state(round_, "revealing")
     came = tx.in_time(round_.reveal_deadline_ms or 0)
@@ -263,7 +261,7 @@ def reveal(tx: Transaction, seller: str, round_: RoundRow, task: TaskRow, offer:
     check_offer(offer, seller, clearing.terms_of(round_, task))
     seq = tx.log("bid.revealed", round_.id, **fields, nonce=nonce, **came)
     told = {"round_id": round_.id, "entry": seq, "commitment": rows[0][0], **fields, "nonce": nonce}
-    return cast(Bid, told)
+    return cast(BidAnswer, told)
 
 
 def offer_fields(offer: Offer) -> dict[str, float | None]:
@@ -289,14 +287,6 @@ def check_offer(offer: Offer, seller: str, terms: Terms) -> None:
         raise BrokerError(f"accuracy is {offer.accuracy}", "give a share between 0 and 1")
 
 
-@lru_cache(maxsize=256)
-def _terms(
-    budget_micro: int, epsilon_max: float, sampling_rate: float, steps: int, delta: float, *, number: int
-) -> Terms:
-    """The terms of an open round; they do not change."""
-    return Terms(number, budget_micro, ReleaseFamily(sampling_rate, steps, delta), epsilon_max)
-
-
 def _exhausted(tx: Transaction, asked: Sequence[tuple[BidRequest, _Facts]]) -> set[tuple[str, str]]:
     """(seller, round) where the wallet can sell nothing any more; all of a transaction's in one look.
 
@@ -305,10 +295,10 @@ def _exhausted(tx: Transaction, asked: Sequence[tuple[BidRequest, _Facts]]) -> s
     """
     doubtful: dict[ReleaseFamily, set[tuple[str, str]]] = defaultdict(set)
     for _, (actor, _, _, has_sold, _, _, round_) in asked:
-        if actor and actor.role == "seller" and round_ and has_sold:
-            family = ReleaseFamily(round_.sampling_rate, round_.steps, round_.delta)
-            if noise_tables.is_ready(family):
-                doubtful[family].add((actor.party_id, round_.id))
+        if not (actor and actor.role == "seller" and round_ and has_sold):
+            continue
+        if noise_tables.is_ready(round_.terms.family):
+            doubtful[round_.terms.family].add((actor.party_id, round_.id))
     records = wallets.of_sellers(tx.connection, list({who for pairs in doubtful.values() for who, _ in pairs}))
     found: set[tuple[str, str]] = set()
     for family, pairs in doubtful.items():

@@ -8,9 +8,9 @@ from __future__ import annotations
 import logging
 import threading
 
-from privmarket.broker import elsewhere, lifecycle, noise_tables, parties, sql
+from privmarket.broker import auction_process, lifecycle, noise_tables, parties, sql
 from privmarket.broker.account_commands import AccountCommands
-from privmarket.broker.answers import Step
+from privmarket.broker.answers import StepAnswer
 from privmarket.broker.http_errors import ConflictError
 from privmarket.broker.parties import SYSTEM
 from privmarket.broker.round_commands import RoundCommands
@@ -44,7 +44,7 @@ class Broker(AccountCommands, TaskCommands, RoundCommands):
         with self.database.read() as connection:
             return round_and_task(connection, round_id)[0].state
 
-    def tick(self) -> list[Step]:
+    def tick(self) -> list[StepAnswer]:
         """Does what deadlines demand: closes rounds, holds auctions, settles where nobody may speak any more.
 
         Very large auctions go on in a thread of their own, so that other rounds keep their deadlines meanwhile.
@@ -52,7 +52,7 @@ class Broker(AccountCommands, TaskCommands, RoundCommands):
         now = self.database.now_ms() - self.database.grace_ms
         with self.database.read() as connection:
             waiting = [RoundRow(*row) for row in sql.run(connection, _DUE, now, now)]
-        done: list[Step] = []
+        done: list[StepAnswer] = []
         for round_ in waiting:
             # Awards are looked at once per deadline, not with every tick: there may be a hundred thousand.
             passed = sum((at or now + 1) <= now for at in _deadlines(round_))
@@ -62,14 +62,14 @@ class Broker(AccountCommands, TaskCommands, RoundCommands):
                 continue
             if round_.state == "revealing" and not lifecycle.may_clear(round_, now):
                 continue
-            if round_.state in lifecycle.TAKING_BIDS and round_.bids >= elsewhere.WORTH_A_PROCESS:
+            if round_.state in lifecycle.TAKING_BIDS and round_.bids >= auction_process.WORTH_A_PROCESS:
                 self._clearing.add(round_.id)
                 threading.Thread(target=self._move_on_alone, args=(round_, passed), daemon=True).start()
             else:
                 done += self._move_on(round_, passed)
         return done
 
-    def _move_on(self, round_: RoundRow, passed: int) -> list[Step]:
+    def _move_on(self, round_: RoundRow, passed: int) -> list[StepAnswer]:
         """The next step of a round whose deadlines have `passed`, where there is one."""
         step = self.settle_round if round_.state in ("cleared", "delivered") else self.close_round
         try:

@@ -15,6 +15,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import ClassVar, TypedDict
 
 import numpy as np
@@ -28,6 +29,7 @@ from privmarket.errors import PrivmarketError
 from privmarket.market.bids import Array
 from privmarket.market.facts import MarketFacts
 from privmarket.market.mechanism import Mechanism
+from privmarket.plans import Trust
 from privmarket.privacy.calibration import ReleaseFamily
 from privmarket.rounds import MICRO, Award, Offer, Round, Terms
 
@@ -38,7 +40,7 @@ _MOVED = (
     "SELECT DISTINCT b.seller_id, b.epsilon FROM awards a JOIN bids b ON b.seller_id = a.seller_id "
     "WHERE b.round_id = ? AND b.valuation IS NOT NULL AND a.round_id IN "
     "(SELECT subject FROM log WHERE seq > ? AND kind IN ('award.made', 'award.settled')) "
-    f"AND (a.seq > ? OR (a.settled_seq > ? AND a.charge = 'void')) LIMIT {RECHECK_MOST + 1}"
+    f"AND (a.seq > ? OR (a.settled_seq > ? AND NOT ({wallets.COUNTS_AS_SPENT}))) LIMIT {RECHECK_MOST + 1}"
 )
 
 
@@ -83,7 +85,24 @@ def family_of(task: TaskRow) -> ReleaseFamily:
 
 def terms_of(round_: RoundRow, task: TaskRow) -> Terms:
     """What the pure machine needs to know of a round."""
-    return Terms(round_.number, round_.budget_micro, family_of(task), task.epsilon_max)
+    release = task.sampling_rate, task.steps, task.delta
+    return terms(round_.number, round_.budget_micro, task.epsilon_max, *release, task.trust, task.honest_share)
+
+
+@lru_cache(maxsize=256)
+def terms(
+    number: int,
+    budget_micro: int,
+    epsilon_max: float,
+    sampling_rate: float,
+    steps: int,
+    delta: float,
+    trust: Trust,
+    honest_share: float,
+) -> Terms:
+    """A round's terms, from the columns of the round and its task; they do not change."""
+    family = ReleaseFamily(sampling_rate, steps, delta)
+    return Terms(number, budget_micro, family, epsilon_max, trust=trust, honest_share=honest_share)
 
 
 def mechanism_of(name: str, settings: str, epsilon_max: float, make: MakeMechanism) -> Mechanism:
@@ -141,21 +160,20 @@ def auction(
     round_id: str,
     terms: Terms,
     bids: StandingBids,
-    purses: wallets.Purses,
+    bidders: wallets.BidderWallets,
     mechanism: Mechanism,
+    version: str,
 ) -> Auction:
-    """Runs the rule on what wallets allow of the bids. A replay of the log calls this same function."""
+    """Runs the rule, of this version, on what wallets allow of the bids. A replay of the log calls it, too."""
     seed, sellers = seed_of(round_id, bids.nonces), bids.sellers
-    fitting = purses.trim(terms.family, sellers, bids.numbers[:, 1])
+    fitting = bidders.trim(terms.family, sellers, bids.numbers[:, 1])
     kept = fitting.tolist()
     order = np.random.default_rng(seed).permutation(len(sellers)).tolist()
     offers = {sellers[i]: bids.offer(i, kept[i]) for i in order if kept[i] > 0}
     machine = Round.publish(terms).bid(offers).clear(Guarded(mechanism))
     sold = {seller: award.event for seller, award in machine.awards.items()}
     cut = np.flatnonzero(fitting != bids.numbers[:, 1]).tolist()
-    return Auction(
-        machine.awards, {sellers[i]: kept[i] for i in cut}, purses.reserve(sold), seed, version_of(mechanism)
-    )
+    return Auction(machine.awards, {sellers[i]: kept[i] for i in cut}, bidders.check(sold), seed, version)
 
 
 @dataclass(frozen=True)
@@ -186,13 +204,9 @@ def prepare(connection: Connection, round_id: str, make: MakeMechanism) -> Prepa
     size = log.read_head(connection).size
     round_, task = round_and_task(connection, round_id)
     try:
-        found = auction(
-            round_id,
-            terms_of(round_, task),
-            standing_bids(connection, round_id),
-            wallets.Stored(connection, round_id),
-            mechanism_of(task.mechanism, task.settings, task.epsilon_max, make),
-        )
+        rule = mechanism_of(task.mechanism, task.settings, task.epsilon_max, make)
+        bidders, bids = wallets.Stored(connection, round_id), standing_bids(connection, round_id)
+        found = auction(round_id, terms_of(round_, task), bids, bidders, rule, version_of(rule))
     # Whatever a mechanism raises, money must not stay locked: the round ends, refunded, with an alert.
     except Exception as error:
         known = isinstance(error, PrivmarketError)
@@ -220,9 +234,9 @@ def still_valid(connection: Connection, round_id: str, prepared: Prepared) -> Pr
         return None
     _, task = round_and_task(connection, round_id)
     family = family_of(task)
-    purses = wallets.Stored(connection, round_id)
-    if any(kept != found.trimmed.get(seller, moved[seller]) for seller, kept in purses.trim_some(family, moved)):
+    bidders = wallets.Stored(connection, round_id)
+    if any(kept != found.trimmed.get(seller, moved[seller]) for seller, kept in bidders.trim_some(family, moved)):
         return None
     sold = {seller: found.awards[seller].event for seller in moved if seller in found.awards}
     measures = {seller: measure for seller, measure in found.measures.items() if seller not in moved}
-    return replace(prepared, auction=replace(found, measures=measures | purses.reserve(sold)))
+    return replace(prepared, auction=replace(found, measures=measures | bidders.check(sold)))

@@ -2,8 +2,8 @@
 
 A seller claims its delivery before its update leaves. The buyer accepts it or says what is wrong; a seller that
 disagrees disputes, and an arbiter rules. Each step has a deadline that was published with the task, and silence has
-a fate: no claim, no pay and no ε charged; no word from the buyer pays; a rejection that nobody disputes stands; a
-dispute that nobody rules on pays, because the buyer chose the arbiter.
+a fate: no claim, no pay, and the award is void by the rule in `privacy.wallet_store`; no word from the buyer pays;
+a rejection that nobody disputes stands; a dispute that nobody rules on pays, because the buyer chose the arbiter.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 from privmarket.broker.http_errors import ConflictError
 from privmarket.broker.stored_rows import AwardRow, RoundRow, TaskRow
-from privmarket.privacy.events import PrivacyEvent
 from privmarket.rounds import Award, Phase, Round, RoundRecord, Terms
 
 
@@ -99,17 +98,14 @@ def settlement(terms: Terms, awards: Iterable[AwardRow], until: Deadlines, now_m
     """Who is paid, by the same machine that every engine settles with. No award may still be waiting."""
     rows = list(awards)
     worth = {row.seller_id: standing(row, until, now_ms) for row in rows}
-    rate, steps = terms.family.sampling_rate, terms.family.steps
-    sold = {
-        row.seller_id: Award(row.epsilon, PrivacyEvent(row.noise_multiplier, rate, steps), row.payment_micro)
-        for row in rows
-    }
+    release = terms.family.release
+    sold = {row.seller_id: Award(row.epsilon, release(row.noise_multiplier), row.payment_micro) for row in rows}
     reports = {
         row.seller_id: None if worth[row.seller_id] is Standing.USABLE else row.fault or "rejected"
         for row in rows
         if worth[row.seller_id] is not Standing.LAPSED
     }
-    # A claim comes before the update leaves: whoever made none has released nothing.
+    # Without a claim nothing was released: the broker's clause of the rule in `privacy.wallet_store`.
     silent = {seller: "claimed nothing" for seller in sold if seller not in reports}
     settled = Round(terms, Phase.CLEARED, awards=sold).settle(reports, silent)
     assert settled.record is not None

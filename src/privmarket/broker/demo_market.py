@@ -38,17 +38,10 @@ class DemoMarket:
         broker.deposit(SYSTEM, self._buyer.party_id, 10_000 * _BUDGET_MICRO, self._key())
         fields: dict[str, Any] = {
             "title": "Find the fracture",
-            "mechanism": "mean-field-menu",
-            "settings": {},
             "budget_micro": _BUDGET_MICRO,
             "rounds": _ROUNDS,
             "epsilon_max": 2.0,
-            "sampling_rate": 1.0,
-            "steps": 1,
-            "delta": 1e-5,
             "buyer_may_close": True,
-            "bid_seconds": 3600,
-            "delivery_seconds": 3600,
             "dispute_seconds": 600,
         }
         self.task_id = str(broker.publish_task(self._buyer, fields, self._key())["id"])

@@ -25,7 +25,7 @@ from privmarket.broker.deliveries import Deadlines, Standing
 from privmarket.broker.http_errors import BrokerError
 from privmarket.broker.log import Entry
 from privmarket.broker.stored_rows import AwardRow, RoundRow, TaskRow
-from privmarket.privacy.events import PrivacyEvent
+from privmarket.market.mechanism import Mechanism
 from privmarket.rounds import Offer
 
 _OFFER = ("valuation", "epsilon", "data_size", "accuracy")
@@ -132,9 +132,17 @@ class EntryRules(AccountRules):
             if row.valuation is not None
         )
         records = wallets.Known({seller: self._wallet(seller) for seller in bids.sellers})
-        make = rules.as_recorded(self.make_mechanism, task.mechanism, version)
-        rule = clearing.mechanism_of(task.mechanism, task.settings, task.epsilon_max, make)
-        return clearing.auction(round_.id, clearing.terms_of(round_, task), bids, records, rule)
+        rule, found = self._rule(task, version)
+        return clearing.auction(round_.id, clearing.terms_of(round_, task), bids, records, rule, found)
+
+    def _rule(self, task: TaskRow, recorded: str) -> tuple[Mechanism, str]:
+        """A task's rule in the version that was recorded, as far as there is one, and the version that it has."""
+        key = (task.mechanism, task.settings, task.epsilon_max, recorded)
+        if key not in self.rules_made:
+            make = rules.as_recorded(self.make_mechanism, task.mechanism, recorded)
+            rule = clearing.mechanism_of(task.mechanism, task.settings, task.epsilon_max, make)
+            self.rules_made[key] = rule, rules.version_of(rule)
+        return self.rules_made[key]
 
     def _wallet(self, seller: str) -> wallets.WalletRecord:
         row = self._party(seller)
@@ -152,10 +160,9 @@ class EntryRules(AccountRules):
         if {name: fields[name] for name in due} != due:
             yield "its deadlines are not those of the task"
         yield from self._same_auction(entry, fields, round_, task, made)
-        family = clearing.terms_of(round_, task).family
+        family = clearing.family_of(task)
         for award in made:
-            event = PrivacyEvent(award.noise_multiplier, family.sampling_rate, family.steps)
-            self.sold[award.seller_id][entry.subject] = event
+            self.sold[award.seller_id][entry.subject] = family.release(award.noise_multiplier)
             self.measures[award.seller_id] = self._party(award.seller_id).measure
 
     def _same_auction(
@@ -276,7 +283,7 @@ class EntryRules(AccountRules):
             matches = sealed.key_digest(fields["key"]) == award.key_sha256
             if not matches or not fields["paid_micro"]:
                 yield "the key is not the one that was claimed, or of an update that was not paid"
-        if fields["charge"] == "void":
+        if fields["charge"] == wallets.VOID:
             self.sold[fields["seller_id"]].pop(entry.subject, None)
 
     def _round_settled(self, entry: Entry, fields: Fields) -> Iterator[str]:
@@ -286,7 +293,7 @@ class EntryRules(AccountRules):
             yield "it was settled while somebody could still speak"
         owed = deliveries.settlement(clearing.terms_of(round_, task), rows, Deadlines.of(round_), entry.at_ms)
         for row in rows:
-            charge = "charged" if row.seller_id in owed.sold_epsilon else "void"
+            charge = "charged" if row.seller_id in owed.sold_epsilon else wallets.VOID
             due = owed.paid_micro.get(row.seller_id, 0)
             if (row.charge, row.paid_micro) != (charge, due):
                 yield f"{row.seller_id} is {row.charge} and paid {row.paid_micro} µ; owed: {charge}, {due} µ"

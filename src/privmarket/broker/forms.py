@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from dataclasses import fields
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from privmarket.broker.parties import MONEY_LIMIT_MICRO
-from privmarket.plans import EPSILON_MAX, MarketPlan, TrainingPlan
-from privmarket.privacy.words import Trust
+from privmarket.broker.task_plan import (
+    MONEY_LIMIT_MICRO,
+    TITLE_LENGTH,
+    YEAR_SECONDS,
+    Delivery,
+    Sealing,
+    TaskPlan,
+    WalletPlan,
+)
+from privmarket.plans import Trust
+
+
+def limits(name: str, record: type[TaskPlan | WalletPlan] = TaskPlan) -> object:
+    """The limits of a setting, as its record declares them."""
+    (of,) = (one.metadata for one in fields(record) if one.name == name)
+    return Field(gt=of["above"], ge=of["at_least"], lt=of["below"], le=of["at_most"])
+
 
 Number = Annotated[float, Field(allow_inf_nan=False)]
 PRINTS = r"^[^\x00-\x1f\x7f]*$"
@@ -16,7 +31,6 @@ Line = Annotated[str, Field(min_length=1, max_length=80, pattern=PRINTS)]
 Sentence = Annotated[str, Field(min_length=1, max_length=200, pattern=PRINTS)]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Nonce = Annotated[str, Field(pattern=r"^[0-9a-f]{32,64}$")]
-Seconds = Annotated[int, Field(ge=0, le=31_622_400)]
 Money = Annotated[int, Field(ge=1, le=MONEY_LIMIT_MICRO, strict=True)]
 IDENTIFIER = r"^[a-z0-9-]+$"
 Identifier = Annotated[str, Field(min_length=1, max_length=40, pattern=IDENTIFIER)]
@@ -45,8 +59,8 @@ class Registration(Form):
     name: Line
     token_sha256: Digest | None = None
     public_key: Digest | None = None
-    cap_epsilon: Annotated[Number, Field(gt=0, le=1e4)] | None = None
-    delta: Annotated[Number, Field(ge=1e-12, le=0.5)] | None = None
+    cap_epsilon: Annotated[Number, limits("cap_epsilon", WalletPlan)] | None = None
+    delta: Annotated[Number, limits("delta", WalletPlan)] | None = None
 
 
 class TokenForm(Form):
@@ -55,7 +69,7 @@ class TokenForm(Form):
     model_config = _example(scope="read", lifetime_seconds=86_400)
 
     scope: Literal["full", "read"] = "full"
-    lifetime_seconds: Annotated[int, Field(ge=1, le=31_622_400)] | None = None
+    lifetime_seconds: Annotated[int, Field(ge=1, le=YEAR_SECONDS)] | None = None
     token_sha256: Digest | None = None
 
 
@@ -95,30 +109,30 @@ class TaskForm(Form):
         json_schema_extra={"examples": [{"title": "digits", "budget_micro": 1_000_000, "mechanism": "pac"}]},
     )
 
-    title: Annotated[str, Field(min_length=1, max_length=120, pattern=PRINTS)]
-    mechanism: Annotated[str, Field(min_length=1, max_length=60)] = MarketPlan.mechanism
+    title: Annotated[str, Field(min_length=1, max_length=TITLE_LENGTH, pattern=PRINTS)]
+    mechanism: Annotated[str, Field(min_length=1, max_length=60)] = TaskPlan.mechanism
     settings: dict[Annotated[str, Field(max_length=40)], bool | int | Number] = Field(
         default_factory=dict, max_length=20
     )
     budget_micro: Money
-    rounds: Annotated[int, Field(ge=1, le=100_000)] = 1
-    epsilon_max: Annotated[Number, Field(gt=0, le=100)] = EPSILON_MAX
-    sampling_rate: Annotated[Number, Field(gt=0, le=1)] = TrainingPlan.sampling_rate
-    steps: Annotated[int, Field(ge=1, le=1_000_000)] = TrainingPlan.steps
-    delta: Annotated[Number, Field(ge=1e-12, le=0.5)] = MarketPlan.delta
-    sealing: Literal["broker", "bidder"] = "broker"
-    buyer_may_close: bool = False
-    bid_seconds: Annotated[int, Field(ge=1, le=31_622_400)] = 3600
-    reveal_seconds: Annotated[int, Field(ge=1, le=31_622_400)] = 600
-    delivery_seconds: Annotated[int, Field(ge=1, le=31_622_400)] = 3600
-    review_seconds: Seconds = 3600
-    dispute_seconds: Seconds = 3600
-    ruling_seconds: Seconds = 86_400
-    arbiter_id: Identifier | None = None
-    delivery: Literal["open", "sealed"] = "open"
-    attested: bool = False
-    trust: Trust = "local"
-    honest_share: Annotated[Number, Field(gt=0, le=1)] = MarketPlan.honest_share
+    rounds: Annotated[int, limits("rounds")] = TaskPlan.rounds
+    epsilon_max: Annotated[Number, limits("epsilon_max")] = TaskPlan.epsilon_max
+    sampling_rate: Annotated[Number, limits("sampling_rate")] = TaskPlan.sampling_rate
+    steps: Annotated[int, limits("steps")] = TaskPlan.steps
+    delta: Annotated[Number, limits("delta")] = TaskPlan.delta
+    sealing: Sealing = cast(Sealing, TaskPlan.sealing)
+    buyer_may_close: bool = TaskPlan.buyer_may_close
+    bid_seconds: Annotated[int, limits("bid_seconds")] = TaskPlan.bid_seconds
+    reveal_seconds: Annotated[int, limits("reveal_seconds")] = TaskPlan.reveal_seconds
+    delivery_seconds: Annotated[int, limits("delivery_seconds")] = TaskPlan.delivery_seconds
+    review_seconds: Annotated[int, limits("review_seconds")] = TaskPlan.review_seconds
+    dispute_seconds: Annotated[int, limits("dispute_seconds")] = TaskPlan.dispute_seconds
+    ruling_seconds: Annotated[int, limits("ruling_seconds")] = TaskPlan.ruling_seconds
+    arbiter_id: Identifier | None = TaskPlan.arbiter_id
+    delivery: Delivery = cast(Delivery, TaskPlan.delivery)
+    attested: bool = TaskPlan.attested
+    trust: Trust = cast(Trust, TaskPlan.trust)
+    honest_share: Annotated[Number, limits("honest_share")] = TaskPlan.honest_share
 
 
 class BidForm(Form):

@@ -11,12 +11,12 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from privmarket.broker.answers import Bid
+from privmarket.broker.answers import BidAnswer
 from privmarket.broker.bidding import BidRequest
 from privmarket.broker.broker import Broker
 from privmarket.broker.http_errors import UnavailableError
 
-_Result = Bid | BaseException
+_Result = BidAnswer | BaseException
 GROUP_LIMIT = 200  # bids in one transaction: others that write wait for it, and SQL has a limit on its parameters
 _TURNS = 4  # of the event loop, from a request's first byte to its place in the queue
 # A lone bid is taken on the event loop itself while that is quicker than this: a thread costs as much again.
@@ -30,15 +30,15 @@ class GroupCommit:
 
     def __init__(self, broker: Callable[[], Broker]) -> None:
         self._broker = broker
-        self._waiting: list[tuple[BidRequest, asyncio.Future[Bid]]] = []
+        self._waiting: list[tuple[BidRequest, asyncio.Future[BidAnswer]]] = []
         self._has_leader = False
         self._had_others = False
         self._thread = ThreadPoolExecutor(1, "bids")
         self._usual_seconds = 0.0
 
-    async def take(self, request: BidRequest) -> Bid:
+    async def take(self, request: BidRequest) -> BidAnswer:
         """The answer to one bid, once it is durable; raises what refused it."""
-        answer: asyncio.Future[Bid] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[BidAnswer] = asyncio.get_running_loop().create_future()
         self._waiting.append((request, answer))
         if not self._has_leader:  # the first takes its own bid and all that come along
             self._has_leader = True
@@ -87,7 +87,7 @@ def _take(broker: Broker, requests: Sequence[BidRequest], patient: bool) -> Sequ
         return [_take(broker, [request], patient)[0] for request in requests]
 
 
-def _tell(answer: asyncio.Future[Bid], result: _Result) -> None:
+def _tell(answer: asyncio.Future[BidAnswer], result: _Result) -> None:
     if answer.done():  # the caller hung up
         return
     if isinstance(result, BaseException):

@@ -11,29 +11,23 @@ import hashlib
 import json
 import secrets
 import time
-import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import httpx
 
 from privmarket.broker import merkle, sealed, signatures
+from privmarket.broker.http_calls import PAUSES_SECONDS, BrokerCallError, BrokerConnection, Json
 from privmarket.broker.http_errors import BrokerError
 from privmarket.broker.signatures import Head, SigningKey
 from privmarket.errors import PrivmarketError
+from privmarket.files import OWNER_ONLY, write_atomically
 
-Answer = dict[str, Any]
-_PAUSES_SECONDS = (0.1, 0.3, 1.0)
+if TYPE_CHECKING:
+    from privmarket.broker import answers
 
-
-class BrokerCallError(PrivmarketError):
-    """What the broker answered instead of doing it. `code`, `message` and `hint` are the broker's own."""
-
-    def __init__(self, status: int, code: str, message: str, hint: str) -> None:
-        super().__init__(message, hint)
-        self.status, self.code = status, code
+__all__ = ["BrokerCallError", "BrokerClient", "LogForkedError", "require_continuation"]
 
 
 class LogForkedError(PrivmarketError):
@@ -42,7 +36,7 @@ class LogForkedError(PrivmarketError):
     code = "log-forked"
 
 
-class BrokerClient:
+class BrokerClient(BrokerConnection):
     """A connection to a broker.
 
     Every write carries an idempotency key and is repeated when the connection breaks: it acts once.
@@ -68,30 +62,14 @@ class BrokerClient:
             key: signs one's bids; make a file with `privmarket seller init` and give `SigningKey.read(file)`.
             openings: a file for the numbers of sealed bids until they are revealed; in memory only by default.
         """
-        self._http = http or httpx.Client(base_url=url, timeout=timeout_seconds)
-        self.url, self.token, self.key = url, token, key
-        self.heads: list[Head] = []  # the first and the newest that were seen
+        super().__init__(url, token, http or httpx.Client(base_url=url, timeout=timeout_seconds))
+        self.key = key
         self._openings_file = None if openings is None else Path(openings)
-        self._openings: dict[str, Answer] = {}
+        self._openings: dict[str, Json] = {}
         if self._openings_file is not None and self._openings_file.exists():
             self._openings = json.loads(self._openings_file.read_text())
-        self._tasks: dict[str, Answer] = {}
+        self._sealing: dict[str, str] = {}  # task → who seals its bids
         self._id = ""
-
-    def __enter__(self) -> BrokerClient:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Lets go of the connection."""
-        self._http.close()
-
-    def __repr__(self) -> str:
-        return f"BrokerClient({self.url!r})"  # never the token
 
     # ---- oneself ----------------------------------------------------------------------------------------
 
@@ -118,32 +96,32 @@ class BrokerClient:
         self.write("POST", "/v1/register", {k: v for k, v in form.items() if v is not None})
         return BrokerClient(self.url, token, http=self._http, key=key, openings=openings)
 
-    def me(self) -> Answer:
+    def me(self) -> answers.Party:
         """Balance, and a seller's wallet."""
-        return self.read("/v1/me")
+        return cast("answers.Party", self.read("/v1/me"))
 
-    def statement(self) -> Iterator[Answer]:
+    def statement(self) -> Iterator[answers.Movement]:
         """Every movement on the account, newest first."""
-        return self.pages("/v1/me/statement")
+        return cast("Iterator[answers.Movement]", self.pages("/v1/me/statement"))
 
-    def mint_token(self, scope: str = "full", lifetime_seconds: int | None = None) -> Answer:
+    def mint_token(self, scope: str = "full", lifetime_seconds: int | None = None) -> answers.TokenAnswer:
         """Another token for oneself, made here; the answer holds its text."""
         token = "pm_" + secrets.token_hex(32)
-        form: Answer = {"scope": scope, "token_sha256": hashlib.sha256(token.encode()).hexdigest()}
+        form: Json = {"scope": scope, "token_sha256": hashlib.sha256(token.encode()).hexdigest()}
         if lifetime_seconds is not None:
             form["lifetime_seconds"] = lifetime_seconds
-        return {**self.write("POST", "/v1/me/tokens", form), "token": token}
+        return cast("answers.TokenAnswer", {**self.write("POST", "/v1/me/tokens", form), "token": token})
 
-    def change_key(self, key: SigningKey) -> Answer:
+    def change_key(self, key: SigningKey) -> answers.KeyAnswer:
         """Another key for one's bids (sellers); the one that this client has signs the change."""
         form = {"public_key": key.public}
         if self.key is not None:
             form["signature"] = self.key.sign(signatures.key_message(str(self.me()["id"]), key.public))
         answer = self.write("PUT", "/v1/me/key", form)
         self.key = key
-        return answer
+        return cast("answers.KeyAnswer", answer)
 
-    def attest(self, dataset_sha256: str) -> Answer:
+    def attest(self, dataset_sha256: str) -> answers.DatasetAnswer:
         """Says, signed with one's key, which data set one sells from (sellers).
 
         Args:
@@ -154,56 +132,59 @@ class BrokerClient:
             raise BrokerError("an attestation is signed", "give BrokerClient a key")
         message = signatures.dataset_message(str(self.me()["id"]), dataset_sha256)
         form = {"dataset_sha256": dataset_sha256, "signature": self.key.sign(message)}
-        return self.write("PUT", "/v1/me/dataset", form)
+        return cast("answers.DatasetAnswer", self.write("PUT", "/v1/me/dataset", form))
 
-    def revoke_token(self, token_id: str) -> Answer:
+    def revoke_token(self, token_id: str) -> answers.Revoked:
         """Ends a token."""
-        return self.write("DELETE", f"/v1/tokens/{token_id}")
+        return cast("answers.Revoked", self.write("DELETE", f"/v1/tokens/{token_id}"))
 
     # ---- the market -------------------------------------------------------------------------------------
 
-    def publish_task(self, title: str, budget_micro: int, **terms: Any) -> Answer:
+    def publish_task(self, title: str, budget_micro: int, **terms: Any) -> answers.TaskAnswer:
         """Publishes a task (buyers)."""
-        return self.write("POST", "/v1/tasks", {"title": title, "budget_micro": budget_micro, **terms})
+        return cast(
+            "answers.TaskAnswer",
+            self.write("POST", "/v1/tasks", {"title": title, "budget_micro": budget_micro, **terms}),
+        )
 
-    def tasks(self) -> Iterator[Answer]:
+    def tasks(self) -> Iterator[answers.TaskAnswer]:
         """Tasks, newest first."""
-        return self.pages("/v1/tasks")
+        return cast("Iterator[answers.TaskAnswer]", self.pages("/v1/tasks"))
 
-    def open_round(self, task_id: str) -> Answer:
+    def open_round(self, task_id: str) -> answers.RoundAnswer:
         """Opens the next round, its budget in escrow (buyers)."""
-        return self.write("POST", f"/v1/tasks/{task_id}/rounds")
+        return cast("answers.RoundAnswer", self.write("POST", f"/v1/tasks/{task_id}/rounds"))
 
-    def rounds(self, task_id: str) -> Iterator[Answer]:
+    def rounds(self, task_id: str) -> Iterator[answers.RoundAnswer]:
         """A task's rounds, newest first."""
-        return self.pages(f"/v1/tasks/{task_id}/rounds")
+        return cast("Iterator[answers.RoundAnswer]", self.pages(f"/v1/tasks/{task_id}/rounds"))
 
-    def round(self, round_id: str) -> Answer:
+    def round(self, round_id: str) -> answers.RoundAnswer:
         """A round: its state, deadlines and, once cleared, its prices."""
-        return self.read(f"/v1/rounds/{round_id}")
+        return cast("answers.RoundAnswer", self.read(f"/v1/rounds/{round_id}"))
 
-    def bid(self, round_id: str, valuation: float, epsilon: float, **features: float) -> Answer:
+    def bid(self, round_id: str, valuation: float, epsilon: float, **features: float) -> answers.BidAnswer:
         """Places a sealed bid (sellers), signed where this client has a key.
 
         Where the task lets bidders seal, only a commitment is sent now; `reveal` must follow after bidding ends.
         """
-        form: Answer = {"valuation": valuation, "epsilon": epsilon, **features}
+        form: Json = {"valuation": valuation, "epsilon": epsilon, **features}
         if self.key is not None:
             form = self._signed(round_id, form)
-        return self.write("POST", f"/v1/rounds/{round_id}/bids", form)
+        return cast("answers.BidAnswer", self.write("POST", f"/v1/rounds/{round_id}/bids", form))
 
-    def _signed(self, round_id: str, form: Answer) -> Answer:
+    def _signed(self, round_id: str, form: Json) -> Json:
         assert self.key is not None
         self._id = self._id or str(self.me()["id"])
         task_id = self.round(round_id)["task_id"]
-        if task_id not in self._tasks:
-            self._tasks[task_id] = self.read(f"/v1/tasks/{task_id}")
+        if task_id not in self._sealing:
+            self._sealing[task_id] = self.read(f"/v1/tasks/{task_id}")["sealing"]
         numbers = {"data_size": 1.0, "accuracy": None, **form}
         fields = {name: None if value is None else float(value) + 0.0 for name, value in numbers.items()}
         nonce = secrets.token_hex(16)
         committed = signatures.commitment(round_id, self._id, fields, nonce)
         signature = self.key.sign(signatures.bid_message(round_id, self._id, committed))
-        if self._tasks[task_id]["sealing"] == "bidder":
+        if self._sealing[task_id] == "bidder":
             self._openings[round_id] = {**fields, "nonce": nonce}
             self._keep_openings()  # before the bid leaves: a bid that cannot be revealed does not count
             return {"commitment": committed, "signature": signature}
@@ -211,47 +192,47 @@ class BrokerClient:
 
     def _keep_openings(self) -> None:
         if self._openings_file is not None:
-            fresh = self._openings_file.with_suffix(".new")
-            fresh.touch(0o600)
-            fresh.write_text(json.dumps(self._openings))
-            fresh.replace(self._openings_file)
+            write_atomically(self._openings_file, json.dumps(self._openings), mode=OWNER_ONLY)
 
-    def reveal(self, round_id: str) -> Answer:
+    def reveal(self, round_id: str) -> answers.BidAnswer:
         """Opens the bid that this client sealed, once bidding has ended (sellers)."""
         if round_id not in self._openings:
             raise BrokerError(
                 f"no sealed bid for round {round_id} is known here", "reveal with the client that placed the bid"
             )
-        return self.write("POST", f"/v1/rounds/{round_id}/reveals", self._openings[round_id])
+        return cast(
+            "answers.BidAnswer", self.write("POST", f"/v1/rounds/{round_id}/reveals", self._openings[round_id])
+        )
 
-    def outcome(self, round_id: str) -> Answer:
+    def outcome(self, round_id: str) -> answers.OutcomeAnswer:
         """What became of one's bid, and why (sellers)."""
-        return self.read(f"/v1/rounds/{round_id}/outcome")
+        return cast("answers.OutcomeAnswer", self.read(f"/v1/rounds/{round_id}/outcome"))
 
-    def bids(self, round_id: str) -> Iterator[Answer]:
+    def bids(self, round_id: str) -> Iterator[answers.StandingBid]:
         """One's own bids in a round."""
-        return self.pages(f"/v1/rounds/{round_id}/bids")
+        return cast("Iterator[answers.StandingBid]", self.pages(f"/v1/rounds/{round_id}/bids"))
 
-    def close_round(self, round_id: str) -> Answer:
+    def close_round(self, round_id: str) -> answers.StepAnswer | answers.RoundAnswer:
         """Ends bidding and runs the auction; of a very large round the broker computes it after its answer."""
-        answer = self.write("POST", f"/v1/rounds/{round_id}/close")
+        closed = self.write("POST", f"/v1/rounds/{round_id}/close")
+        answer = cast("answers.StepAnswer | answers.RoundAnswer", closed)
         while answer["state"] == "closed":
-            time.sleep(_PAUSES_SECONDS[-1])
+            time.sleep(PAUSES_SECONDS[-1])
             answer = self.round(round_id)
         return answer
 
-    def awards(self, round_id: str) -> Iterator[Answer]:
+    def awards(self, round_id: str) -> Iterator[answers.AwardAnswer]:
         """Who sells what, as far as one may see it."""
-        return self.pages(f"/v1/rounds/{round_id}/awards")
+        return cast("Iterator[answers.AwardAnswer]", self.pages(f"/v1/rounds/{round_id}/awards"))
 
-    def cohort(self, round_id: str) -> Iterator[Answer]:
+    def cohort(self, round_id: str) -> Iterator[answers.CohortKey]:
         """The registered keys of a round's sellers: who may be in its secure sum (those sellers, the buyer)."""
-        return self.pages(f"/v1/rounds/{round_id}/cohort")
+        return cast("Iterator[answers.CohortKey]", self.pages(f"/v1/rounds/{round_id}/cohort"))
 
-    def claim_delivery(self, round_id: str, update_sha256: str, key: str | None = None) -> Answer:
+    def claim_delivery(self, round_id: str, update_sha256: str, key: str | None = None) -> answers.ClaimAnswer:
         """Says what one delivers, before it leaves (sellers); `key` opens it where updates travel sealed."""
         form = {"update_sha256": update_sha256} | ({} if key is None else {"key": key})
-        return self.write("POST", f"/v1/rounds/{round_id}/delivery", form)
+        return cast("answers.ClaimAnswer", self.write("POST", f"/v1/rounds/{round_id}/delivery", form))
 
     def claim_sealed(self, round_id: str, update: bytes) -> bytes:
         """Encrypts an update, claims it, and returns the ciphertext: send that to the buyer (sellers)."""
@@ -272,34 +253,39 @@ class BrokerClient:
             )
         return sealed.unseal(ciphertext, award["key"])
 
-    def show_key(self, round_id: str, seller_id: str) -> Answer:
+    def show_key(self, round_id: str, seller_id: str) -> answers.UpdateKey:
         """The key of a disputed sealed update (the task's arbiter); the log shows that it was asked for."""
-        return self.write("POST", f"/v1/rounds/{round_id}/disputes/{seller_id}/key")
+        return cast("answers.UpdateKey", self.write("POST", f"/v1/rounds/{round_id}/disputes/{seller_id}/key"))
 
-    def report_progress(self, round_id: str, accuracy: float) -> Answer:
+    def report_progress(self, round_id: str, accuracy: float) -> answers.ProgressAnswer:
         """Notes how good one's model is after a round (buyers)."""
-        return self.write("POST", f"/v1/rounds/{round_id}/progress", {"accuracy": accuracy})
+        return cast(
+            "answers.ProgressAnswer", self.write("POST", f"/v1/rounds/{round_id}/progress", {"accuracy": accuracy})
+        )
 
-    def give_receipts(self, round_id: str, receipts: Mapping[str, str | None]) -> Answer:
+    def give_receipts(self, round_id: str, receipts: Mapping[str, str | None]) -> answers.StepAnswer:
         """Says which claimed updates are usable (buyers): None, or what is wrong."""
-        return self.write("POST", f"/v1/rounds/{round_id}/receipts", {"receipts": dict(receipts)})
+        return cast(
+            "answers.StepAnswer",
+            self.write("POST", f"/v1/rounds/{round_id}/receipts", {"receipts": dict(receipts)}),
+        )
 
-    def dispute(self, round_id: str, reason: str) -> Answer:
+    def dispute(self, round_id: str, reason: str) -> answers.Dispute:
         """Objects to the rejection of one's update (sellers)."""
-        return self.write("POST", f"/v1/rounds/{round_id}/disputes", {"reason": reason})
+        return cast("answers.Dispute", self.write("POST", f"/v1/rounds/{round_id}/disputes", {"reason": reason}))
 
-    def rule(self, round_id: str, seller_id: str, pays: bool, reason: str) -> Answer:
+    def rule(self, round_id: str, seller_id: str, pays: bool, reason: str) -> answers.Ruled:
         """Decides a dispute (the task's arbiter)."""
         form = {"seller_id": seller_id, "pays": pays, "reason": reason}
-        return self.write("POST", f"/v1/rounds/{round_id}/rulings", form)
+        return cast("answers.Ruled", self.write("POST", f"/v1/rounds/{round_id}/rulings", form))
 
-    def settle_round(self, round_id: str) -> Answer:
+    def settle_round(self, round_id: str) -> answers.StepAnswer:
         """Settles a round: pays the sellers and refunds the rest to the buyer."""
-        return self.write("POST", f"/v1/rounds/{round_id}/settle")
+        return cast("answers.StepAnswer", self.write("POST", f"/v1/rounds/{round_id}/settle"))
 
-    def abort_round(self, round_id: str, reason: str) -> Answer:
+    def abort_round(self, round_id: str, reason: str) -> answers.StepAnswer:
         """Ends a round with refunds."""
-        return self.write("POST", f"/v1/rounds/{round_id}/abort", {"reason": reason})
+        return cast("answers.StepAnswer", self.write("POST", f"/v1/rounds/{round_id}/abort", {"reason": reason}))
 
     # ---- the log ----------------------------------------------------------------------------------------
 
@@ -316,10 +302,11 @@ class BrokerClient:
         self.heads = [*self.heads[:1], newest]
         return newest
 
-    def prove(self, entry: int) -> Answer:
+    def prove(self, entry: int) -> answers.Inclusion:
         """An entry of the log that concerns oneself, proven to be in it; raises `LogForkedError`."""
         head = self.check_log()
-        answer = self.read(f"/v1/log/entries/{entry}/proof", {"size": head.size})
+        proof = self.read(f"/v1/log/entries/{entry}/proof", {"size": head.size})
+        answer = cast("answers.Inclusion", proof)
         leaf = merkle.leaf_hash(signatures.canonical(answer["entry"]).encode())
         path = [bytes.fromhex(one) for one in answer["path"]]
         shown = answer["entry"][0] == entry
@@ -332,72 +319,27 @@ class BrokerClient:
 
     # ---- operators --------------------------------------------------------------------------------------
 
-    def deposit(self, party_id: str, amount_micro: int) -> Answer:
+    def deposit(self, party_id: str, amount_micro: int) -> answers.Balance:
         """Books money that came in."""
-        return self.write("POST", f"/v1/parties/{party_id}/deposits", {"amount_micro": amount_micro})
+        return cast(
+            "answers.Balance",
+            self.write("POST", f"/v1/parties/{party_id}/deposits", {"amount_micro": amount_micro}),
+        )
 
-    def withdraw(self, party_id: str, amount_micro: int) -> Answer:
+    def withdraw(self, party_id: str, amount_micro: int) -> answers.Balance:
         """Books money that went out."""
-        return self.write("POST", f"/v1/parties/{party_id}/withdrawals", {"amount_micro": amount_micro})
+        return cast(
+            "answers.Balance",
+            self.write("POST", f"/v1/parties/{party_id}/withdrawals", {"amount_micro": amount_micro}),
+        )
 
-    def totals(self) -> Answer:
+    def totals(self) -> answers.Totals:
         """All the money there is, and where it stands."""
-        return self.read("/v1/totals")
+        return cast("answers.Totals", self.read("/v1/totals"))
 
-    def audit(self, kind: str | None = None) -> Iterator[Answer]:
+    def audit(self, kind: str | None = None) -> Iterator[answers.LogLine]:
         """The audit log, newest first."""
-        return self.pages("/v1/audit", {} if kind is None else {"kind": kind})
-
-    # ---- plumbing ---------------------------------------------------------------------------------------
-
-    def read(self, path: str, query: Mapping[str, Any] | None = None) -> Answer:
-        """The answer to a GET of `path`, as JSON."""
-        return self._call("GET", path, params=dict(query or {}))
-
-    def pages(self, path: str, query: Mapping[str, Any] | None = None) -> Iterator[Answer]:
-        """All items of a list, page after page."""
-        after: dict[str, Any] = {}
-        while True:
-            page = self.read(path, {"limit": 200, **(query or {}), **after})
-            yield from page["items"]
-            if page["next"] is None:
-                return
-            after = {"after": page["next"]}
-
-    def write(
-        self, method: str, path: str, form: Mapping[str, Any] | None = None, key: str | None = None
-    ) -> Answer:
-        """One write under one key, however often it must be sent."""
-        headers = {"Idempotency-Key": key or str(uuid.uuid4())}
-        return self._call(method, path, json=form, headers=headers)
-
-    def _call(self, method: str, path: str, **request: Any) -> Answer:
-        headers = dict(request.pop("headers", {}))
-        if self.token is not None:
-            headers["Authorization"] = f"Bearer {self.token}"
-        for pause in (*_PAUSES_SECONDS, None):
-            try:
-                reply = self._http.request(method, path, headers=headers, **request)
-            except httpx.TransportError as error:
-                if pause is None:
-                    raise BrokerCallError(
-                        0,
-                        "unreachable",
-                        f"no answer from {self.url}: {type(error).__name__}",
-                        "is the broker running?",
-                    ) from error
-            else:
-                self._note_head(reply.headers.get("privmarket-head"))
-                if pause is None or reply.status_code not in (429, 502, 503, 504):
-                    return _answer(reply)
-            time.sleep(pause)
-        raise AssertionError("unreachable")
-
-    def _note_head(self, line: str | None) -> None:
-        if line:
-            head = Head.parse(line)
-            if not self.heads or head.size >= self.heads[-1].size:
-                self.heads = [*self.heads[:1], head]
+        return cast("Iterator[answers.LogLine]", self.pages("/v1/audit", {} if kind is None else {"kind": kind}))
 
 
 def require_continuation(client: BrokerClient, old: Head, new: Head) -> None:
@@ -418,19 +360,3 @@ def require_continuation(client: BrokerClient, old: Head, new: Head) -> None:
             f"the log of {new.size} entries does not begin with the {old.size} that were shown at {old.at_ms}",
             "keep both heads and tell other parties",
         )
-
-
-def _answer(reply: httpx.Response) -> Answer:
-    try:
-        body = reply.json()
-    except ValueError:
-        body = {}
-    if reply.is_success and isinstance(body, dict):
-        return body
-    fields = body if isinstance(body, dict) else {}
-    raise BrokerCallError(
-        reply.status_code,
-        str(fields.get("code", "bad-answer")),
-        str(fields.get("message", f"HTTP {reply.status_code}")),
-        str(fields.get("hint", "is this a privmarket broker?")),
-    )

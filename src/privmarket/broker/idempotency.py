@@ -67,11 +67,11 @@ def answer_of(seq: int, subject: str, details: str, answer: str | None) -> Answe
     return bid_answer(seq, subject, json.loads(details))
 
 
-def bid_answer(seq: int, round_id: str, fields: Mapping[str, object]) -> answers.Bid:
+def bid_answer(seq: int, round_id: str, fields: Mapping[str, object]) -> answers.BidAnswer:
     """What a bidder is told: where its bid stands in the log, and the bid."""
     shown = {name: value for name, value in fields.items() if name not in ("replaces", "arrived_ms", "signature")}
     told = {"round_id": round_id, "entry": seq, "replaced": fields["replaces"], **shown}
-    return cast(answers.Bid, told)
+    return cast(answers.BidAnswer, told)
 
 
 def first_answer(one: Request, known: Mapping[Place, tuple[str, Answer]]) -> Answer | None:

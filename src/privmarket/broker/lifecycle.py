@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from privmarket.broker import clearing, deliveries, sealed
-from privmarket.broker.answers import Claim, Dispute, Ruled, Step, UpdateKey
+from privmarket.broker import clearing, deliveries, sealed, wallets
+from privmarket.broker.answers import ClaimAnswer, Dispute, Ruled, StepAnswer, UpdateKey
 from privmarket.broker.clearing import Prepared
 from privmarket.broker.database import Transaction
 from privmarket.broker.deliveries import Deadlines, Standing
@@ -55,7 +55,7 @@ def may_clear(round_: RoundRow, now_ms: int) -> bool:
     return round_.state == "closed"
 
 
-def clear(tx: Transaction, round_id: str, prepared: Prepared) -> Step | None:
+def clear(tx: Transaction, round_id: str, prepared: Prepared) -> StepAnswer | None:
     """Logs a prepared auction; None where wallets have changed it since, so that it must be prepared again."""
     round_, task = round_and_task(tx.connection, round_id)
     require_state(round_, "revealing", "closed")
@@ -68,16 +68,7 @@ def clear(tx: Transaction, round_id: str, prepared: Prepared) -> Step | None:
     if found is None:
         tx.log("alert", round_id, fault=prepared.fault)
         return end(tx, round_, task, "aborted", 0, prepared.fault)
-    for seller, award in found.awards.items():
-        tx.log(
-            "award.made",
-            round_id,
-            seller_id=seller,
-            epsilon=award.epsilon,
-            noise_multiplier=award.event.noise_multiplier,
-            payment_micro=award.payment_micro,
-            measure=found.measures.get(seller),
-        )
+    wallets.reserve(tx, round_id, found.awards, found.measures)
     until = Deadlines.after(tx.now_ms, task)
     summary = found.summary()
     tx.log("round.cleared", round_id, trimmed=dict(found.trimmed), **summary, **until.columns())
@@ -93,7 +84,7 @@ def clear(tx: Transaction, round_id: str, prepared: Prepared) -> Step | None:
     }
 
 
-def abort(tx: Transaction, round_: RoundRow, task: TaskRow, fault: str) -> Step:
+def abort(tx: Transaction, round_: RoundRow, task: TaskRow, fault: str) -> StepAnswer:
     """Ends a round before its auction; the escrow goes back to the buyer. Later, sellers have a claim."""
     require_state(round_, "open")
     return end(tx, round_, task, "aborted", 0, fault)
@@ -104,7 +95,7 @@ def abort(tx: Transaction, round_: RoundRow, task: TaskRow, fault: str) -> Step:
 
 def claim(
     tx: Transaction, seller_id: str, round_: RoundRow, task: TaskRow, update_sha256: str, key: str | None
-) -> Claim:
+) -> ClaimAnswer:
     """A seller declares, before its update leaves, the digest of what it delivers. It cannot be changed later.
 
     `key` opens a sealed update; it stays with the broker until the round is settled.
@@ -128,7 +119,7 @@ def claim(
         words["key_sha256"] = sealed.key_digest(key)
         tx.vault.put(round_.id, seller_id, key)
     seq = tx.log("delivery.claimed", round_.id, **words, **came)
-    answer: Claim = {"round_id": round_.id, "entry": seq, "update_sha256": update_sha256}
+    answer: ClaimAnswer = {"round_id": round_.id, "entry": seq, "update_sha256": update_sha256}
     if key is not None:
         answer["key_sha256"] = words["key_sha256"]
     return answer
@@ -150,7 +141,7 @@ def show_key(tx: Transaction, round_: RoundRow, seller_id: str) -> UpdateKey:
     return {"round_id": round_.id, "seller_id": seller_id, "update_sha256": award.claim_sha256, "key": key}
 
 
-def judge(tx: Transaction, round_: RoundRow, receipts: Mapping[str, str | None]) -> Step:
+def judge(tx: Transaction, round_: RoundRow, receipts: Mapping[str, str | None]) -> StepAnswer:
     """The buyer's receipts for claimed updates: None for usable, else the fault. A receipt cannot be changed."""
     require_state(round_, "cleared")
     came = tx.in_time(Deadlines.of(round_).review_ms)
@@ -233,7 +224,7 @@ def _perhaps_delivered(tx: Transaction, round_: RoundRow) -> str:
     return "delivered"
 
 
-def settle(tx: Transaction, round_: RoundRow, task: TaskRow) -> Step:
+def settle(tx: Transaction, round_: RoundRow, task: TaskRow) -> StepAnswer:
     """Pays what was delivered, refunds the rest, charges the wallets of all who claimed a delivery.
 
     Keys of sealed updates that are paid go into the log, the others are destroyed.
@@ -259,7 +250,10 @@ def settle(tx: Transaction, round_: RoundRow, task: TaskRow) -> Step:
     settled = deliveries.settlement(clearing.terms_of(round_, task), rows, until, tx.over_ms)
     keys = tx.vault.of_round(round_.id) if task.delivery == "sealed" else {}
     for row in rows:
-        words: dict[str, str | None] = {"charge": "charged" if row.seller_id in settled.sold_epsilon else "void"}
+        if row.seller_id not in settled.sold_epsilon:
+            wallets.void(tx, row)
+            continue
+        words: dict[str, str | None] = {"charge": "charged"}
         if row.key_sha256 is not None and row.seller_id in settled.paid_micro:
             words["key"] = keys.get(row.seller_id)
             if words["key"] is None:
@@ -270,7 +264,9 @@ def settle(tx: Transaction, round_: RoundRow, task: TaskRow) -> Step:
     return end(tx, round_, task, "settled", settled.spent_micro, None)
 
 
-def end(tx: Transaction, round_: RoundRow, task: TaskRow, state: str, paid_micro: int, fault: str | None) -> Step:
+def end(
+    tx: Transaction, round_: RoundRow, task: TaskRow, state: str, paid_micro: int, fault: str | None
+) -> StepAnswer:
     """The last entry of a round: what was not paid goes back to the buyer."""
     refunded = round_.budget_micro - paid_micro
     tx.log(
@@ -281,7 +277,12 @@ def end(tx: Transaction, round_: RoundRow, task: TaskRow, state: str, paid_micro
         refunded_micro=refunded,
         fault=fault,
     )
-    answer: Step = {"round_id": round_.id, "state": state, "paid_micro": paid_micro, "refunded_micro": refunded}
+    answer: StepAnswer = {
+        "round_id": round_.id,
+        "state": state,
+        "paid_micro": paid_micro,
+        "refunded_micro": refunded,
+    }
     if fault is not None:
         answer["fault"] = fault
     return answer

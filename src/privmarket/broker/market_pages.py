@@ -10,7 +10,7 @@ from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from pydantic import ValidationError
 
 from privmarket.broker import bid_preview, money_words, noise_tables, plots, rules, sessions, to_do, views, wallets
-from privmarket.broker.answers import Award, Round, Task
+from privmarket.broker.answers import AwardAnswer, RoundAnswer, TaskAnswer
 from privmarket.broker.forms import TaskForm
 from privmarket.broker.http_errors import BrokerError
 from privmarket.broker.lifecycle import TAKING_BIDS
@@ -109,7 +109,7 @@ def one_task(request: Request, task_id: str) -> Response:
     return show(request, "task.html", actor=actor, task=task, rounds=rounds, held=held, **shown)
 
 
-def _what_keeps_it_shut(task: Task, newest: list[Round], balance_micro: int) -> str | None:
+def _what_keeps_it_shut(task: TaskAnswer, newest: list[RoundAnswer], balance_micro: int) -> str | None:
     """Why the buyer cannot open the next round now; None where it can."""
     if newest and newest[0]["state"] in TAKING_BIDS:
         return f"Round {newest[0]['number'] + 1} takes bids; the next one opens after its auction."
@@ -161,9 +161,9 @@ def one_round(request: Request, round_id: str) -> Response:
 
 def _what_applies(
     actor: Actor,
-    round_: Round,
-    task: Task,
-    awards: list[Award],
+    round_: RoundAnswer,
+    task: TaskAnswer,
+    awards: list[AwardAnswer],
     claims: int,
     now_ms: int,
 ) -> set[str]:
@@ -196,7 +196,7 @@ def _what_applies(
     return can
 
 
-def _disputed(award: Award) -> bool:
+def _disputed(award: AwardAnswer) -> bool:
     return award["dispute"] is not None and award["ruling"] is None
 
 

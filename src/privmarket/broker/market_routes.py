@@ -40,7 +40,7 @@ market = APIRouter(prefix="/v1", responses=ERRORS)
 
 
 @market.post("/rounds/{round_id}/bids", status_code=201, openapi_extra=bid_route.DESCRIPTION)
-async def place_bid() -> answers.Bid:
+async def place_bid() -> answers.BidAnswer:
     """A sealed bid (sellers); a later one replaces it until bidding ends."""
     raise NotFoundError("bids are taken at /v1/rounds/ID/bids", "send them there")  # `BidRoute` answers before this
 
@@ -67,7 +67,7 @@ def list_mechanisms(caller: Caller) -> Page[str]:
 
 
 @market.get("/mechanisms/{name}")
-def one_mechanism(caller: Caller, name: Annotated[str, Path(max_length=60)]) -> answers.Rule:
+def one_mechanism(caller: Caller, name: Annotated[str, Path(max_length=60)]) -> answers.RuleAnswer:
     """One auction rule: what it promises, what to beware of, which settings it takes."""
     if name not in mechanism_names():
         raise NotFoundError(f"no rule {name!r}", "GET /v1/mechanisms lists them")
@@ -96,7 +96,7 @@ def my_tokens(broker: TheBroker, caller: Caller, after: After = None, limit: Lim
 
 
 @market.post("/me/tokens", status_code=201)
-def mint_token(broker: TheBroker, caller: Caller, form: TokenForm, key: Key) -> answers.Token:
+def mint_token(broker: TheBroker, caller: Caller, form: TokenForm, key: Key) -> answers.TokenAnswer:
     """Another token, perhaps one that may only read, or only for a time."""
     return broker.mint_token(
         caller, form.scope, key, token_sha256=form.token_sha256, lifetime_seconds=form.lifetime_seconds
@@ -104,13 +104,13 @@ def mint_token(broker: TheBroker, caller: Caller, form: TokenForm, key: Key) -> 
 
 
 @market.put("/me/key")
-def change_key(broker: TheBroker, caller: Caller, form: KeyForm, key: Key) -> answers.Key:
+def change_key(broker: TheBroker, caller: Caller, form: KeyForm, key: Key) -> answers.KeyAnswer:
     """Another key that one's bids must be signed with (sellers)."""
     return broker.change_key(caller, form.public_key, key, signature=form.signature)
 
 
 @market.put("/me/dataset")
-def attest(broker: TheBroker, caller: Caller, form: Attestation, key: Key) -> answers.Dataset:
+def attest(broker: TheBroker, caller: Caller, form: Attestation, key: Key) -> answers.DatasetAnswer:
     """Say which data set one sells from (sellers): one account, and so one lifetime wallet, per data set."""
     return broker.attest(caller, form.dataset_sha256, form.signature, key)
 
@@ -122,20 +122,22 @@ def revoke_token(broker: TheBroker, caller: Caller, token_id: Id, key: Key) -> a
 
 
 @market.get("/tasks")
-def list_tasks(broker: TheBroker, caller: Caller, after: After = None, limit: Limit = 50) -> Page[answers.Task]:
+def list_tasks(
+    broker: TheBroker, caller: Caller, after: After = None, limit: Limit = 50
+) -> Page[answers.TaskAnswer]:
     """Tasks, newest first."""
     with broker.database.read() as connection:
         return views.task_list(connection, caller, after, limit)
 
 
 @market.post("/tasks", status_code=201)
-def publish_task(broker: TheBroker, caller: Caller, form: TaskForm, key: Key) -> answers.Task:
+def publish_task(broker: TheBroker, caller: Caller, form: TaskForm, key: Key) -> answers.TaskAnswer:
     """Publish a task (buyers)."""
     return broker.publish_task(caller, form.model_dump(), key)
 
 
 @market.get("/tasks/{task_id}")
-def one_task(broker: TheBroker, caller: Caller, task_id: Id) -> answers.Task:
+def one_task(broker: TheBroker, caller: Caller, task_id: Id) -> answers.TaskAnswer:
     """One task."""
     with broker.database.read() as connection:
         return views.task(connection, caller, task_id)
@@ -144,20 +146,20 @@ def one_task(broker: TheBroker, caller: Caller, task_id: Id) -> answers.Task:
 @market.get("/tasks/{task_id}/rounds")
 def list_rounds(
     broker: TheBroker, caller: Caller, task_id: Id, after: After = None, limit: Limit = 50
-) -> Page[answers.Round]:
+) -> Page[answers.RoundAnswer]:
     """A task's rounds, newest first."""
     with broker.database.read() as connection:
         return views.round_list(connection, caller, task_id, after, limit)
 
 
 @market.post("/tasks/{task_id}/rounds", status_code=201)
-def open_round(broker: TheBroker, caller: Caller, task_id: Id, key: Key) -> answers.Round:
+def open_round(broker: TheBroker, caller: Caller, task_id: Id, key: Key) -> answers.RoundAnswer:
     """Put the budget in escrow and open the next round (its buyer)."""
     return broker.open_round(caller, task_id, key)
 
 
 @market.get("/rounds/{round_id}")
-def one_round(broker: TheBroker, caller: Caller, round_id: Id) -> answers.Round:
+def one_round(broker: TheBroker, caller: Caller, round_id: Id) -> answers.RoundAnswer:
     """One round."""
     with broker.database.read() as connection:
         return views.one_round(connection, caller, round_id)
@@ -173,21 +175,21 @@ def list_bids(
 
 
 @market.post("/rounds/{round_id}/reveals", status_code=201)
-def reveal(broker: TheBroker, caller: Caller, round_id: Id, form: RevealForm, key: Key) -> answers.Bid:
+def reveal(broker: TheBroker, caller: Caller, round_id: Id, form: RevealForm, key: Key) -> answers.BidAnswer:
     """Open a bid that its bidder sealed, after bidding has ended (sellers)."""
     offer = Offer(form.valuation, form.epsilon, form.data_size, form.accuracy)
     return broker.reveal(caller, round_id, offer, form.nonce, key)
 
 
 @market.get("/rounds/{round_id}/outcome")
-def outcome(broker: TheBroker, caller: Caller, round_id: Id) -> answers.Outcome:
+def outcome(broker: TheBroker, caller: Caller, round_id: Id) -> answers.OutcomeAnswer:
     """What became of one's bid, and why (sellers)."""
     with broker.database.read() as connection:
         return views.outcome(connection, caller, round_id)
 
 
 @market.post("/rounds/{round_id}/close")
-def close_round(broker: TheBroker, caller: Caller, round_id: Id, key: Key) -> answers.Step:
+def close_round(broker: TheBroker, caller: Caller, round_id: Id, key: Key) -> answers.StepAnswer:
     """End bidding where it may end, and run the auction (its buyer, operators).
 
     A very large round is answered as `closed`; its auction is computed meanwhile, and its state then is `cleared`.
@@ -198,7 +200,7 @@ def close_round(broker: TheBroker, caller: Caller, round_id: Id, key: Key) -> an
 @market.get("/rounds/{round_id}/awards")
 def list_awards(
     broker: TheBroker, caller: Caller, round_id: Id, after: After = None, limit: Limit = 50
-) -> Page[answers.Award]:
+) -> Page[answers.AwardAnswer]:
     """Who sells what: oneself for a seller, all winners for the buyer and operators."""
     with broker.database.read() as connection:
         return views.award_list(connection, caller, round_id, after, limit)
@@ -214,13 +216,13 @@ def list_cohort(
 
 
 @market.post("/rounds/{round_id}/delivery")
-def claim_delivery(broker: TheBroker, caller: Caller, round_id: Id, form: Claim, key: Key) -> answers.Claim:
+def claim_delivery(broker: TheBroker, caller: Caller, round_id: Id, form: Claim, key: Key) -> answers.ClaimAnswer:
     """Say what one delivers, before it leaves (sellers with an award): without a claim there is no pay."""
     return broker.claim_delivery(caller, round_id, form.update_sha256, key, update_key=form.key)
 
 
 @market.post("/rounds/{round_id}/receipts")
-def give_receipts(broker: TheBroker, caller: Caller, round_id: Id, form: Receipts, key: Key) -> answers.Step:
+def give_receipts(broker: TheBroker, caller: Caller, round_id: Id, form: Receipts, key: Key) -> answers.StepAnswer:
     """Say which claimed updates are usable (its buyer); the others count as usable after the review."""
     return broker.give_receipts(caller, round_id, form.receipts, key)
 
@@ -244,18 +246,20 @@ def rule(broker: TheBroker, caller: Caller, round_id: Id, form: Ruling, key: Key
 
 
 @market.post("/rounds/{round_id}/settle")
-def settle_round(broker: TheBroker, caller: Caller, round_id: Id, key: Key) -> answers.Step:
+def settle_round(broker: TheBroker, caller: Caller, round_id: Id, key: Key) -> answers.StepAnswer:
     """Pay what was delivered and refund the rest (its buyer, operators)."""
     return broker.settle_round(caller, round_id, key)
 
 
 @market.post("/rounds/{round_id}/progress", status_code=201)
-def report_progress(broker: TheBroker, caller: Caller, round_id: Id, form: Progress, key: Key) -> answers.Progress:
+def report_progress(
+    broker: TheBroker, caller: Caller, round_id: Id, form: Progress, key: Key
+) -> answers.ProgressAnswer:
     """Note how good the model is after the round (its buyer)."""
     return broker.report_progress(caller, round_id, form.accuracy, key)
 
 
 @market.post("/rounds/{round_id}/abort")
-def abort_round(broker: TheBroker, caller: Caller, round_id: Id, form: Reason, key: Key) -> answers.Step:
+def abort_round(broker: TheBroker, caller: Caller, round_id: Id, form: Reason, key: Key) -> answers.StepAnswer:
     """End a round with refunds while it takes bids (its buyer, operators)."""
     return broker.abort_round(caller, round_id, form.reason, key)

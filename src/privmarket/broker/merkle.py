@@ -170,27 +170,3 @@ def extends(old: int, old_root: bytes, new: int, new_root: bytes, proof: Sequenc
             second = node_hash(second, other)
         at, last = at >> 1, last >> 1
     return last == 0 and first == old_root and second == new_root
-
-
-class InMemory:
-    """Hashes of a tree that is held in a list; the reference for tests, and for checks of a whole log."""
-
-    def __init__(self, leaves: Sequence[bytes]) -> None:
-        self._leaves = leaves
-
-    def leaves(self, start: int, end: int) -> list[bytes]:
-        """From the list."""
-        return list(self._leaves[start:end])
-
-    def tiles(self, level: int, start: int, end: int) -> list[bytes]:
-        """Computed anew."""
-        unit = _TILE**level
-        return [root_of(self._leaves[i * unit : (i + 1) * unit]) for i in range(start, end)]
-
-
-def root_of(leaves: Sequence[bytes]) -> bytes:
-    """The root of a whole list of leaf hashes."""
-    frontier = Frontier()
-    for leaf in leaves:
-        frontier.append(leaf)
-    return frontier.root()

@@ -48,7 +48,7 @@ def withdraw(broker: TheBroker, caller: Caller, party_id: Id, form: Amount, key:
 
 
 @operators.post("/parties/{party_id}/tokens", status_code=201)
-def recover(broker: TheBroker, caller: Caller, party_id: Id, form: TokenForm, key: Key) -> answers.Token:
+def recover(broker: TheBroker, caller: Caller, party_id: Id, form: TokenForm, key: Key) -> answers.TokenAnswer:
     """A token for somebody who lost theirs (operators); the log shows it."""
     return broker.mint_token(
         caller,

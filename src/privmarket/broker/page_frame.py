@@ -23,7 +23,8 @@ from fastapi.templating import Jinja2Templates
 from privmarket.broker import money_words, sessions
 from privmarket.broker.broker import Broker
 from privmarket.broker.http_errors import BrokerError, UnauthenticatedError
-from privmarket.broker.parties import MONEY_LIMIT_MICRO, Actor
+from privmarket.broker.parties import Actor
+from privmarket.broker.task_plan import MONEY_LIMIT_MICRO
 from privmarket.errors import PrivmarketError
 
 # What a rule guarantees, for people.

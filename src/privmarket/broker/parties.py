@@ -8,7 +8,6 @@ hash: an operator can erase a name without breaking the log.
 from __future__ import annotations
 
 import hashlib
-import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -16,7 +15,16 @@ from typing import NamedTuple
 from sqlalchemy import Connection
 
 from privmarket.broker import ledger, sql
-from privmarket.broker.answers import Balance, Dataset, Erased, Key, Registered, Revoked, Suspended, Token
+from privmarket.broker.answers import (
+    Balance,
+    DatasetAnswer,
+    Erased,
+    KeyAnswer,
+    Registered,
+    Revoked,
+    Suspended,
+    TokenAnswer,
+)
 from privmarket.broker.database import Transaction
 from privmarket.broker.http_errors import (
     BrokerError,
@@ -27,12 +35,12 @@ from privmarket.broker.http_errors import (
 )
 from privmarket.broker.log import digest
 from privmarket.broker.signatures import dataset_message, is_public_key, is_signed, key_message
+from privmarket.broker.task_plan import MONEY_LIMIT_MICRO, WalletPlan, checked
 from privmarket.privacy.wallet import Wallet
 
 Entropy = Callable[[int], bytes]
 ROLES = ("operator", "buyer", "seller", "arbiter")
 SCOPES = ("full", "read")
-MONEY_LIMIT_MICRO = 10**15
 _CALLERS = (
     "SELECT t.token_hash, p.id, p.role, t.scope, t.id, p.suspended IS NOT NULL FROM tokens t "
     "JOIN parties p ON p.id = t.party_id WHERE t.token_hash IN (?*) AND t.revoked_ms IS NULL "
@@ -166,12 +174,9 @@ def _new_wallet(fields: Mapping[str, object]) -> tuple[float, float]:
     cap, delta = fields.get("cap_epsilon"), fields.get("delta")
     if not isinstance(cap, int | float) or not isinstance(delta, int | float):
         raise BrokerError("a seller without a wallet", "give cap_epsilon and delta")
-    if not (math.isfinite(cap) and 0 < cap <= 1e4 and 1e-12 <= delta <= 0.5):
-        raise BrokerError(
-            f"a cap of ε = {cap} at δ = {delta}", "give 0 < cap_epsilon ≤ 10,000, 1e-12 ≤ delta ≤ 0.5"
-        )
-    Wallet(cap_epsilon=cap, delta=delta)  # refuses a cap that leaves no room at this δ
-    return float(cap), float(delta)
+    plan = checked(WalletPlan, {"cap_epsilon": cap, "delta": delta})
+    Wallet(cap_epsilon=plan.cap_epsilon, delta=plan.delta)  # refuses a cap that leaves no room at this δ
+    return plan.cap_epsilon, plan.delta
 
 
 def _checked_key(public_key: object) -> str | None:
@@ -182,7 +187,7 @@ def _checked_key(public_key: object) -> str | None:
     return public_key
 
 
-def change_key(tx: Transaction, actor: Actor, public_key: str, signature: str | None) -> Key:
+def change_key(tx: Transaction, actor: Actor, public_key: str, signature: str | None) -> KeyAnswer:
     """Another key for one's bids from now on. The key that one had signs the change, where one still has it.
 
     A change that the old key did not sign is a note in every check of the log: it might be the operator's.
@@ -200,7 +205,7 @@ def change_key(tx: Transaction, actor: Actor, public_key: str, signature: str | 
     return {"id": actor.party_id, "public_key": public_key}
 
 
-def attest(tx: Transaction, actor: Actor, dataset_sha256: str, signature: str) -> Dataset:
+def attest(tx: Transaction, actor: Actor, dataset_sha256: str, signature: str) -> DatasetAnswer:
     """Says, signed and once for all, which data set a seller sells from. One account per data set: one wallet."""
     query = "SELECT public_key, dataset_sha256 FROM parties WHERE id = ?"
     ((public_key, known),) = sql.run(tx.connection, query, actor.party_id)
@@ -242,7 +247,7 @@ def mint(
     *,
     token_hash: str | None = None,
     expires_ms: int | None = None,
-) -> Token:
+) -> TokenAnswer:
     """A new token: the caller's own by its hash, or one made here, which the answer shows and nobody stores."""
     if scope not in SCOPES:
         raise BrokerError(f"unknown scope {scope!r}", f"choose one of: {', '.join(SCOPES)}")
@@ -256,7 +261,7 @@ def mint(
         raise ConflictError("this token is in use", "make a fresh one of 32 random bytes")
     token_id = identifier(entropy, "token")
     tx.log("token.minted", party_id, id=token_id, token_hash=token_hash, scope=scope, expires_ms=expires_ms)
-    made: Token = {"id": party_id, "token_id": token_id, "scope": scope, "expires_ms": expires_ms}
+    made: TokenAnswer = {"id": party_id, "token_id": token_id, "scope": scope, "expires_ms": expires_ms}
     if token is not None:
         made["token"] = token
     return made

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from sqlalchemy import Connection
 
 from privmarket.broker import charts, money_words, sql, wallets
-from privmarket.broker.answers import Movement, Round, Totals, Wallet
+from privmarket.broker.answers import Movement, RoundAnswer, Totals, WalletAnswer
 from privmarket.broker.charts import Chart
 from privmarket.broker.parties import Actor
 
@@ -21,7 +21,7 @@ _STEPS = 40
 _SAMPLE = "ORDER BY seller_id LIMIT 250"
 
 
-def of_round(connection: Connection, actor: Actor, round_: Round, now_ms: int) -> list[Chart | None]:
+def of_round(connection: Connection, actor: Actor, round_: RoundAnswer, now_ms: int) -> list[Chart | None]:
     """Where the budget is, how bids came in, who sells at what price. Nothing for sellers."""
     if actor.role == "seller":
         return []
@@ -32,7 +32,7 @@ def of_round(connection: Connection, actor: Actor, round_: Round, now_ms: int) -
     ]
 
 
-def bids_over_time(connection: Connection, round_: Round, now_ms: int) -> Chart | None:
+def bids_over_time(connection: Connection, round_: RoundAnswer, now_ms: int) -> Chart | None:
     """How many bids had come in, over the time since the round opened; never who or what."""
     if not round_["bids"]:
         return None
@@ -56,7 +56,7 @@ def _thinned(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
     return [*points[:-1:apart], points[-1]]
 
 
-def who_sells(connection: Connection, actor: Actor, round_: Round) -> Chart | None:
+def who_sells(connection: Connection, actor: Actor, round_: RoundAnswer) -> Chart | None:
     """Each sale as a dot: ε against the price per unit. Operators see the offers that lost, too."""
     if round_["state"] == "open" or not round_["sellers"]:
         return None
@@ -84,7 +84,7 @@ def _lost(connection: Connection, round_id: str, ceiling: float) -> list[tuple[f
     return [(e, v, f"{name}: asked {v:.4g}") for e, v, name in offers if name not in won and v <= ceiling]
 
 
-def where_the_budget_went(round_: Round) -> Chart:
+def where_the_budget_went(round_: RoundAnswer) -> Chart:
     """Escrow, paid, refunded, as parts of the budget."""
     budget, paid = round_["budget_micro"], round_["paid_micro"]
     if round_["state"] in ("settled", "aborted"):
@@ -96,7 +96,7 @@ def where_the_budget_went(round_: Round) -> Chart:
     return charts.stack("Where this round's budget is", shown)
 
 
-def accuracy_per_round(actor: Actor, rounds: list[Round]) -> Chart | None:
+def accuracy_per_round(actor: Actor, rounds: list[RoundAnswer]) -> Chart | None:
     """How good the buyer says its model was after each round; sellers do not see it."""
     if actor.role == "seller":
         return None
@@ -108,7 +108,7 @@ def accuracy_per_round(actor: Actor, rounds: list[Round]) -> Chart | None:
     return charts.line("Accuracy of the model, %, as reported", told, x_name="round", x_ends=ends)
 
 
-def paid_per_round(actor: Actor, rounds: Sequence[Round]) -> Chart | None:
+def paid_per_round(actor: Actor, rounds: Sequence[RoundAnswer]) -> Chart | None:
     """Money paid in the latest rounds, of their budget. Not for sellers."""
     done = [round_ for round_ in rounds if round_["state"] == "settled"][:30][::-1]
     if actor.role == "seller" or not done:
@@ -125,7 +125,7 @@ def paid_per_round(actor: Actor, rounds: Sequence[Round]) -> Chart | None:
     return charts.columns("Paid per round, of the budget", items, ends, "filled: paid, rest: refunded")
 
 
-def price_per_round(actor: Actor, rounds: Sequence[Round]) -> Chart | None:
+def price_per_round(actor: Actor, rounds: Sequence[RoundAnswer]) -> Chart | None:
     """What a unit of ε cost in the latest rounds. Not for sellers."""
     if actor.role == "seller":
         return None
@@ -158,7 +158,7 @@ def all_the_money(totals: Totals) -> Chart:
     return charts.stack("Where the deposits are", shown)
 
 
-def wallets_left(wallets_of: Mapping[str, Wallet]) -> Chart | None:
+def wallets_left(wallets_of: Mapping[str, WalletAnswer]) -> Chart | None:
     """Spent ε of each seller's lifetime cap, as shares of the cap; sellers by name."""
     if not wallets_of:
         return None

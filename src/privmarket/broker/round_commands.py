@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import cast
 
-from privmarket.broker import bidding, clearing, elsewhere, idempotency, lifecycle, parties, sealed
-from privmarket.broker.answers import Bid, Claim, Dispute, Progress, Ruled, Step, UpdateKey
+from privmarket.broker import auction_process, bidding, clearing, idempotency, lifecycle, parties, sealed
+from privmarket.broker.answers import BidAnswer, ClaimAnswer, Dispute, ProgressAnswer, Ruled, StepAnswer, UpdateKey
 from privmarket.broker.bidding import BidRequest
 from privmarket.broker.clearing import Prepared
 from privmarket.broker.database import Transaction
@@ -35,30 +35,32 @@ class RoundCommands(WritePath):
         *,
         nonce: str | None = None,
         signature: str | None = None,
-    ) -> Bid:
+    ) -> BidAnswer:
         """A sealed bid; one that is signed brings its own nonce."""
         return self._one_bid(BidRequest(round_id, offer, key, actor, nonce=nonce, signature=signature))
 
-    def commit_bid(self, actor: Actor, round_id: str, commitment: str, signature: str, key: str) -> Bid:
+    def commit_bid(self, actor: Actor, round_id: str, commitment: str, signature: str, key: str) -> BidAnswer:
         """A bid that its bidder seals; `reveal` opens it."""
         return self._one_bid(BidRequest(round_id, None, key, actor, commitment=commitment, signature=signature))
 
-    def _one_bid(self, request: BidRequest) -> Bid:
+    def _one_bid(self, request: BidRequest) -> BidAnswer:
         (result,) = self.take_bids([request])
         if isinstance(result, PrivmarketError):
             raise result
         return result
 
-    def take_bids(self, requests: Sequence[BidRequest], *, patient: bool = True) -> list[Bid | PrivmarketError]:
+    def take_bids(
+        self, requests: Sequence[BidRequest], *, patient: bool = True
+    ) -> list[BidAnswer | PrivmarketError]:
         """Sealed bids of many sellers in one durable transaction; one answer or refusal each."""
         with self.database.write(SYSTEM.party_id, patient=patient) as tx:
             return bidding.take_bids(tx, requests, self.entropy)
 
-    def reveal(self, actor: Actor, round_id: str, offer: Offer, nonce: str, key: str) -> Bid:
+    def reveal(self, actor: Actor, round_id: str, offer: Offer, nonce: str, key: str) -> BidAnswer:
         """Opens a bid that its bidder sealed, once bidding has ended."""
         require(actor, "seller")
 
-        def command(tx: Transaction) -> Bid:
+        def command(tx: Transaction) -> BidAnswer:
             round_, task = round_and_task(tx.connection, round_id)
             return bidding.reveal(tx, actor.party_id, round_, task, offer, nonce)
 
@@ -66,7 +68,7 @@ class RoundCommands(WritePath):
             actor, key, ("reveal", round_id, bidding.offer_fields(offer), nonce), command, even_suspended=True
         )
 
-    def close_round(self, actor: Actor, round_id: str, key: str) -> Step:
+    def close_round(self, actor: Actor, round_id: str, key: str) -> StepAnswer:
         """Ends bidding where it may end now, and runs the auction as soon as all bids are open.
 
         Who ends the bidding of a very large round is answered at once: the next `tick` begins its auction, or
@@ -78,23 +80,23 @@ class RoundCommands(WritePath):
         with self.database.write(actor.party_id) as tx:
             first = idempotency.first_answer(asked, idempotency.find(tx, [asked]))
             if first is not None:
-                return cast(Step, first)
+                return cast(StepAnswer, first)
             round_, task = self._own_round(tx, actor, round_id)
             require_state(round_, *lifecycle.TAKING_BIDS)
             if round_.state == "open":
                 lifecycle.close(tx, round_, task, by_buyer=actor.party_id == task.buyer_id)
                 round_, _ = round_and_task(tx.connection, round_id)
             waits = not lifecycle.may_clear(round_, tx.over_ms)
-            large = actor is not SYSTEM and round_.bids >= elsewhere.WORTH_A_PROCESS
+            large = actor is not SYSTEM and round_.bids >= auction_process.WORTH_A_PROCESS
             if waits or (tx.entries and large):
-                answer: Step = {"round_id": round_id, "state": round_.state, "bids": round_.bids}
+                answer: StepAnswer = {"round_id": round_id, "state": round_.state, "bids": round_.bids}
                 answer["reveal_deadline_ms"] = round_.reveal_deadline_ms
                 if tx.entries:
                     tx.answer(0, asked.key_hash, asked.request_hash, canonical(answer))
                 return answer
         return self._clear(actor, round_id, asked)
 
-    def _clear(self, actor: Actor, round_id: str, asked: idempotency.Request) -> Step:
+    def _clear(self, actor: Actor, round_id: str, asked: idempotency.Request) -> StepAnswer:
         """Computes the auction on a snapshot and logs it.
 
         Where wallets have changed it meanwhile it is computed again, and then other auctions of this broker wait to
@@ -115,12 +117,12 @@ class RoundCommands(WritePath):
 
     def _log_auction(
         self, actor: Actor, asked: idempotency.Request, round_id: str, prepared: Prepared, insist: bool
-    ) -> Step | None:
+    ) -> StepAnswer | None:
         """Logs an auction, if it is still what it would be now; computes it here and now for those who `insist`."""
         with self._auctions, self.database.write(actor.party_id) as tx:
             first = idempotency.first_answer(asked, idempotency.find(tx, [asked]))
             if first is not None:
-                return cast(Step, first)
+                return cast(StepAnswer, first)
             answer = lifecycle.clear(tx, round_id, prepared)
             if answer is None and insist:
                 again = clearing.prepare(tx.connection, round_id, self.make_mechanism)
@@ -134,8 +136,8 @@ class RoundCommands(WritePath):
         with self.database.read() as connection:
             round_, _ = round_and_task(connection, round_id)
         prepared = None
-        if round_.bids >= elsewhere.WORTH_A_PROCESS and self.make_mechanism is mechanism:
-            prepared = elsewhere.prepare_elsewhere(self.database, round_id)
+        if round_.bids >= auction_process.WORTH_A_PROCESS and self.make_mechanism is mechanism:
+            prepared = auction_process.prepare_in_a_process(self.database, round_id)
         if prepared is None:
             with self.database.read() as connection:
                 prepared = clearing.prepare(connection, round_id, self.make_mechanism)
@@ -143,11 +145,11 @@ class RoundCommands(WritePath):
 
     def claim_delivery(
         self, actor: Actor, round_id: str, update_sha256: str, key: str, *, update_key: str | None = None
-    ) -> Claim:
+    ) -> ClaimAnswer:
         """A seller says, before its update leaves, what it delivers; `update_key` opens a sealed one."""
         require(actor, "seller")
 
-        def command(tx: Transaction) -> Claim:
+        def command(tx: Transaction) -> ClaimAnswer:
             round_, task = round_and_task(tx.connection, round_id)
             return lifecycle.claim(tx, actor.party_id, round_, task, update_sha256, update_key)
 
@@ -165,11 +167,11 @@ class RoundCommands(WritePath):
 
         return self._write(actor, key, ("show key", round_id, seller_id), command, secret=("key",))
 
-    def report_progress(self, actor: Actor, round_id: str, accuracy: float, key: str) -> Progress:
+    def report_progress(self, actor: Actor, round_id: str, accuracy: float, key: str) -> ProgressAnswer:
         """The buyer notes how good its model is after a round."""
         require(actor, "buyer")
 
-        def command(tx: Transaction) -> Progress:
+        def command(tx: Transaction) -> ProgressAnswer:
             round_, _ = self._own_round(tx, actor, round_id)
             require_state(round_, "cleared", "delivered", "settled")
             tx.log("round.progress", round_id, model_accuracy=float(accuracy) + 0.0)
@@ -179,11 +181,13 @@ class RoundCommands(WritePath):
             raise BrokerError(f"accuracy is {accuracy}", "give a share between 0 and 1")
         return self._write(actor, key, ("progress", round_id, accuracy), command)
 
-    def give_receipts(self, actor: Actor, round_id: str, receipts: Mapping[str, str | None], key: str) -> Step:
+    def give_receipts(
+        self, actor: Actor, round_id: str, receipts: Mapping[str, str | None], key: str
+    ) -> StepAnswer:
         """The buyer says which of the claimed updates it can use."""
         require(actor, "buyer")
 
-        def command(tx: Transaction) -> Step:
+        def command(tx: Transaction) -> StepAnswer:
             round_, _ = self._own_round(tx, actor, round_id)
             return lifecycle.judge(tx, round_, receipts)
 
@@ -210,20 +214,20 @@ class RoundCommands(WritePath):
 
         return self._write(actor, key, ("rule", round_id, seller_id, pays, reason), command, even_suspended=True)
 
-    def settle_round(self, actor: Actor, round_id: str, key: str) -> Step:
+    def settle_round(self, actor: Actor, round_id: str, key: str) -> StepAnswer:
         """Settles a round: pays the sellers and refunds the rest to the buyer."""
         require(actor, "buyer", "operator")
 
-        def command(tx: Transaction) -> Step:
+        def command(tx: Transaction) -> StepAnswer:
             return lifecycle.settle(tx, *self._own_round(tx, actor, round_id))
 
         return self._write(actor, key, ("settle", round_id), command)
 
-    def abort_round(self, actor: Actor, round_id: str, reason: str, key: str) -> Step:
+    def abort_round(self, actor: Actor, round_id: str, reason: str, key: str) -> StepAnswer:
         """Ends a round with refunds, before its bidding has ended: later, sellers have a claim."""
         require(actor, "buyer", "operator")
 
-        def command(tx: Transaction) -> Step:
+        def command(tx: Transaction) -> StepAnswer:
             return lifecycle.abort(tx, *self._own_round(tx, actor, round_id), reason)
 
         return self._write(actor, key, ("abort", round_id, reason), command)

@@ -17,7 +17,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from privmarket.broker.answers import Rule, SettingValue
+from privmarket.broker.answers import RuleAnswer, SettingValue
 from privmarket.broker.http_errors import BrokerError
 from privmarket.errors import PrivmarketError, UnknownNameError
 from privmarket.market.bids import Array, Bids
@@ -97,7 +97,7 @@ def as_recorded(make: MakeMechanism, name: str, recorded: str) -> MakeMechanism:
 
 
 @lru_cache(maxsize=64)
-def describe(name: str) -> Rule:
+def describe(name: str) -> RuleAnswer:
     """A rule for people who choose one: what it promises, what to beware of, which settings it takes."""
     promises = mechanism(name).guarantees  # of learned rules, those that their weights were measured to keep
     warnings = []

@@ -23,6 +23,8 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
+from privmarket.broker.task_plan import BEFORE
+
 metadata = MetaData()
 # SQLite numbers rows only in a column of type INTEGER.
 _RowNumber = BigInteger().with_variant(Integer, "sqlite")
@@ -142,12 +144,12 @@ tasks = Table(
     Column("ruling_seconds", Integer, nullable=False),
     Column("arbiter_id", String(40)),
     # How updates travel: "open", or "sealed" under a key that the buyer gets when it pays.
-    Column("delivery", String(10), default="open"),
+    Column("delivery", String(10), default=BEFORE["delivery"]),
     # Whether only sellers that attest their data set may bid.
-    Column("attested", Boolean, default=False),
+    Column("attested", Boolean, default=BEFORE["attested"]),
     # Against whom sales protect: "local", or "aggregate" where the buyer sees only a secure sum.
-    Column("trust", String(10), default="local"),
-    Column("honest_share", Float, default=2 / 3),
+    Column("trust", String(10), default=BEFORE["trust"]),
+    Column("honest_share", Float, default=BEFORE["honest_share"]),
     Column("created_ms", BigInteger, nullable=False),
     Index("tasks_by_age", "created_ms", "id"),
 )

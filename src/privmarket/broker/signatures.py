@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
@@ -20,6 +19,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from privmarket.broker.http_errors import BrokerError
+from privmarket.files import write_new
 
 _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
@@ -71,11 +71,9 @@ class SigningKey:
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         )
         try:
-            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            write_new(path, pem)
         except FileExistsError:
             raise BrokerError(f"{path} exists", "a key is never overwritten: give another file") from None
-        with os.fdopen(handle, "wb") as file:
-            file.write(pem)
 
     @classmethod
     def read_or_make(cls, path: str | Path) -> SigningKey:

@@ -108,12 +108,12 @@ def reliability(connection: Connection, party_id: str, role: str) -> dict[str, i
     return {key: int(value or 0) for key, value in zip(keys, row, strict=True)}
 
 
-def wallet(connection: Connection, seller_id: str) -> answers.Wallet:
+def wallet(connection: Connection, seller_id: str) -> answers.WalletAnswer:
     """Cap, δ, what was spent by the accountant, and the share that the filter has left."""
     return wallets_of(connection, [seller_id])[seller_id]
 
 
-def wallets_of(connection: Connection, seller_ids: Sequence[str]) -> dict[str, answers.Wallet]:
+def wallets_of(connection: Connection, seller_ids: Sequence[str]) -> dict[str, answers.WalletAnswer]:
     """The same for several sellers, read together."""
     records = wallets.of_sellers(connection, seller_ids)
     return {
@@ -146,16 +146,16 @@ def own_tokens(connection: Connection, actor: Actor, after: str | None, limit: i
     return page(answers.TokenLine, connection, query, tokens.c.created_ms, tokens.c.id, after, limit)
 
 
-def task_list(connection: Connection, actor: Actor, after: str | None, limit: int) -> Page[answers.Task]:
+def task_list(connection: Connection, actor: Actor, after: str | None, limit: int) -> Page[answers.TaskAnswer]:
     """Tasks: a buyer's or arbiter's own, everybody's for sellers and operators."""
     query = select(tasks)
     if actor.role in ("buyer", "arbiter"):
         query = query.where((tasks.c.buyer_id if actor.role == "buyer" else tasks.c.arbiter_id) == actor.party_id)
-    found = page(answers.Task, connection, query, tasks.c.created_ms, tasks.c.id, after, limit)
+    found = page(answers.TaskAnswer, connection, query, tasks.c.created_ms, tasks.c.id, after, limit)
     return {"items": [_task(dict(item)) for item in found["items"]], "next": found["next"]}
 
 
-def task(connection: Connection, actor: Actor, task_id: str) -> answers.Task:
+def task(connection: Connection, actor: Actor, task_id: str) -> answers.TaskAnswer:
     """One task."""
     row = find_task(connection, task_id)
     owner = (
@@ -166,21 +166,21 @@ def task(connection: Connection, actor: Actor, task_id: str) -> answers.Task:
     return _task(row._asdict())
 
 
-def _task(fields: Mapping[str, object]) -> answers.Task:
-    return cast(answers.Task, {**fields, "settings": json.loads(str(fields["settings"]))})
+def _task(fields: Mapping[str, object]) -> answers.TaskAnswer:
+    return cast(answers.TaskAnswer, {**fields, "settings": json.loads(str(fields["settings"]))})
 
 
 def round_list(
     connection: Connection, actor: Actor, task_id: str, after: str | None, limit: int
-) -> Page[answers.Round]:
+) -> Page[answers.RoundAnswer]:
     """The rounds of one task, newest first."""
     task(connection, actor, task_id)
     query = select(rounds).where(rounds.c.task_id == task_id)
-    found = page(answers.Round, connection, query, rounds.c.number, None, after, limit)
+    found = page(answers.RoundAnswer, connection, query, rounds.c.number, None, after, limit)
     return {"items": [_round(actor, item) for item in found["items"]], "next": found["next"]}
 
 
-def one_round(connection: Connection, actor: Actor, round_id: str) -> answers.Round:
+def one_round(connection: Connection, actor: Actor, round_id: str) -> answers.RoundAnswer:
     """One round, as the caller's role may see it."""
     return _round(actor, visible_round(connection, actor, round_id)._asdict())
 
@@ -194,12 +194,12 @@ def visible_round(connection: Connection, actor: Actor, round_id: str) -> RoundR
     return row
 
 
-def _round(actor: Actor, fields: Mapping[str, object]) -> answers.Round:
+def _round(actor: Actor, fields: Mapping[str, object]) -> answers.RoundAnswer:
     hidden = set() if actor.role == "operator" else {"seed"}
     if actor.role == "seller":
         hidden |= {"bids", "revealed", "sellers", "awarded_micro", "paid_micro", "total_epsilon", "fault"}
         hidden.add("model_accuracy")
-    return cast(answers.Round, {name: value for name, value in fields.items() if name not in hidden})
+    return cast(answers.RoundAnswer, {name: value for name, value in fields.items() if name not in hidden})
 
 
 def bid_list(
@@ -216,7 +216,7 @@ def bid_list(
     return page(answers.StandingBid, connection, query, bids.c.seq, None, after, limit, rising=True)
 
 
-def outcome(connection: Connection, actor: Actor, round_id: str) -> answers.Outcome:
+def outcome(connection: Connection, actor: Actor, round_id: str) -> answers.OutcomeAnswer:
     """What became of a seller's bid, and why."""
     require(actor, "seller")
     round_ = visible_round(connection, actor, round_id)
@@ -258,14 +258,14 @@ def _why(round_: RoundRow, bid: BidRow, sold: float | None) -> str:
 
 def award_list(
     connection: Connection, actor: Actor, round_id: str, after: str | None, limit: int
-) -> Page[answers.Award]:
+) -> Page[answers.AwardAnswer]:
     """Who sells what: a seller sees itself, the buyer, the arbiter and operators see all winners."""
     round_ = visible_round(connection, actor, round_id)
     offered = (bids.c.round_id == awards.c.round_id) & (bids.c.seller_id == awards.c.seller_id)
     query = select(awards, bids.c.data_size).join(bids, offered).where(awards.c.round_id == round_id)
     if actor.role == "seller":
         query = query.where(awards.c.seller_id == actor.party_id)
-    found = page(answers.Award, connection, query, awards.c.seq, None, after, limit, rising=True)
+    found = page(answers.AwardAnswer, connection, query, awards.c.seq, None, after, limit, rising=True)
     if round_.delivery_deadline_ms is not None:
         until = Deadlines.of(round_)
         for item in found["items"]:

@@ -1,7 +1,8 @@
 """Lifetime wallets over stored awards: the same filter as everywhere, rebuilt from the events each time.
 
-An award is *reserved* when a round clears, so that two rounds cannot sell the same ε; it becomes *charged* when
-something was released, and *void* when nothing was. Reserved and charged awards are what a wallet has spent.
+When ε is spent is stated in `privacy.wallet_store`, with what a broker may take as certain. Its steps here:
+`reserve` when a round clears, `void` at settlement for who claimed no delivery; all others are *charged*, which
+changes nothing in their wallets.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from numpy.typing import NDArray
 from sqlalchemy import Connection
 
 from privmarket.broker import sql
+from privmarket.broker.database import Transaction
+from privmarket.broker.stored_rows import AwardRow
 from privmarket.market.bids import Array
 from privmarket.privacy.accountant import COLUMNS, composed_cost, epsilon_of_cost
 from privmarket.privacy.calibration import ReleaseFamily
@@ -25,6 +28,8 @@ from privmarket.privacy.events import PrivacyEvent
 from privmarket.privacy.gaussian import delta_of
 from privmarket.privacy.renyi import ORDERS, conversion_cost
 from privmarket.privacy.wallet import Wallets
+from privmarket.privacy.wallet_store import SoldBeforeError, not_reserved
+from privmarket.rounds import Award
 
 
 @dataclass(frozen=True)
@@ -37,6 +42,8 @@ class WalletRecord:
     events: tuple[PrivacyEvent, ...] = ()
 
 
+VOID = "void"
+COUNTS_AS_SPENT = f"a.charge <> '{VOID}'"  # SQL, of a row `a` of awards: reserved or charged
 _MARGIN = 1e-9
 _DELTA_MARGIN = 1e-6  # of μ²: far more than what rounding does to δ
 _TOGETHER = 4000
@@ -48,14 +55,14 @@ _BOUNDS = (
     "SELECT p.cap_epsilon, p.delta, p.measure, COALESCE(s.spent, 0) FROM bids b "
     "JOIN parties p ON p.id = b.seller_id "
     "LEFT JOIN (SELECT a.seller_id, SUM(t.steps / (a.noise_multiplier * a.noise_multiplier)) AS spent "
-    "FROM awards a JOIN rounds r ON r.id = a.round_id JOIN tasks t ON t.id = r.task_id WHERE a.charge <> 'void' "
+    f"FROM awards a JOIN rounds r ON r.id = a.round_id JOIN tasks t ON t.id = r.task_id WHERE {COUNTS_AS_SPENT} "
     "AND a.seller_id IN (SELECT seller_id FROM bids WHERE round_id = ?) GROUP BY a.seller_id) s "
     "ON s.seller_id = b.seller_id WHERE b.round_id = ? AND b.valuation IS NOT NULL ORDER BY b.seq"
 )
 _SOLD = (
-    "SELECT a.seller_id, a.noise_multiplier, t.sampling_rate, t.steps FROM awards a "
+    "SELECT a.seller_id, a.noise_multiplier, t.sampling_rate, t.steps, t.delta FROM awards a "
     "JOIN rounds r ON r.id = a.round_id JOIN tasks t ON t.id = r.task_id "
-    "WHERE a.seller_id IN (?*) AND a.charge <> 'void' ORDER BY a.seq"
+    f"WHERE a.seller_id IN (?*) AND {COUNTS_AS_SPENT} ORDER BY a.seq"
 )
 _CAPS = "SELECT id, cap_epsilon, delta, measure FROM parties WHERE id IN (?*)"
 
@@ -66,8 +73,9 @@ def of_sellers(connection: Connection, seller_ids: Sequence[str]) -> dict[str, W
         return {}
     chosen = list(seller_ids)
     events: dict[str, list[PrivacyEvent]] = defaultdict(list)
-    for seller, noise, rate, steps in sql.run(connection, _SOLD, chosen):
-        events[seller].append(PrivacyEvent(noise, rate, steps))
+    family = lru_cache(ReleaseFamily)  # very many sales, of few tasks
+    for seller, noise, *schedule in sql.run(connection, _SOLD, chosen):
+        events[seller].append(family(*schedule).release(noise))
     fresh = lru_cache(WalletRecord)  # very many sellers, few kinds of untouched wallets
     return {
         seller: WalletRecord(cap, delta, measure, tuple(events[seller]))
@@ -146,8 +154,8 @@ def _surely_fitting(
     return found
 
 
-def reserve(records: Mapping[str, WalletRecord], sold: Mapping[str, PrivacyEvent]) -> dict[str, str]:
-    """Charges what was sold, all or nothing; seller → the measure that its wallet watches, where that is new."""
+def check(records: Mapping[str, WalletRecord], sold: Mapping[str, PrivacyEvent]) -> dict[str, str]:
+    """Raises `WalletError` if one sale does not fit; seller → the measure that its wallet watches, where new."""
     measures: dict[str, str] = {}
     for names, wallets in _together(records, sold):
         wallets.spend([sold[name] for name in names])
@@ -156,14 +164,14 @@ def reserve(records: Mapping[str, WalletRecord], sold: Mapping[str, PrivacyEvent
     return measures
 
 
-class Purses(Protocol):
-    """The wallets of everybody who bids in a round."""
+class BidderWallets(Protocol):
+    """The wallets of everybody who bids in a round, as the auction asks them; nothing is written here."""
 
     def trim(self, family: ReleaseFamily, sellers: Sequence[str], offered: Array) -> Array:
         """(bids,) the most that each can still sell, up to its offer; 0 where the wallet is as good as empty."""
 
-    def reserve(self, sold: Mapping[str, PrivacyEvent]) -> dict[str, str]:
-        """Checks that everything sold fits; seller → the measure that its wallet watches, where that is new."""
+    def check(self, sold: Mapping[str, PrivacyEvent]) -> dict[str, str]:
+        """Raises `WalletError` if a sale does not fit; seller → the measure that its wallet watches, where new."""
 
 
 @dataclass(frozen=True)
@@ -173,13 +181,13 @@ class Known:
     records: Mapping[str, WalletRecord]
 
     def trim(self, family: ReleaseFamily, sellers: Sequence[str], offered: Array) -> Array:
-        """See `Purses`."""
+        """See `BidderWallets`."""
         fitting = trim(self.records, family, dict(zip(sellers, offered.tolist(), strict=True)))
         return np.array([fitting[name] for name in sellers])
 
-    def reserve(self, sold: Mapping[str, PrivacyEvent]) -> dict[str, str]:
-        """See `Purses`."""
-        return reserve(self.records, sold)
+    def check(self, sold: Mapping[str, PrivacyEvent]) -> dict[str, str]:
+        """See `BidderWallets`."""
+        return check(self.records, sold)
 
 
 class Stored:
@@ -194,7 +202,7 @@ class Stored:
         self._connection, self._round = connection, round_id
 
     def trim(self, family: ReleaseFamily, sellers: Sequence[str], offered: Array) -> Array:
-        """See `Purses`."""
+        """See `BidderWallets`."""
         fitting, doubtful = offered.copy(), np.flatnonzero(~self._surely_fitting(family, offered)).tolist()
         asked = {sellers[i]: float(offered[i]) for i in doubtful}
         fitting[doubtful] = [kept for _, kept in self.trim_some(family, asked)]
@@ -208,12 +216,12 @@ class Stored:
             kept = trim(of_sellers(self._connection, some), family, {name: offered[name] for name in some})
             yield from ((name, kept[name]) for name in some)
 
-    def reserve(self, sold: Mapping[str, PrivacyEvent]) -> dict[str, str]:
-        """See `Purses`."""
+    def check(self, sold: Mapping[str, PrivacyEvent]) -> dict[str, str]:
+        """See `BidderWallets`."""
         names, measures = list(sold), {}
         for start in range(0, len(names), _TOGETHER):
             some = names[start : start + _TOGETHER]
-            measures.update(reserve(of_sellers(self._connection, some), {name: sold[name] for name in some}))
+            measures.update(check(of_sellers(self._connection, some), {name: sold[name] for name in some}))
         return measures
 
     def _surely_fitting(self, family: ReleaseFamily, offered: Array) -> NDArray[np.bool_]:
@@ -244,6 +252,40 @@ def _fits_by_bound(rows: Sequence[tuple[Any, ...]], family: ReleaseFamily, offer
             # Asked of δ rather than of μ, which would have to be searched for.
             fits[gauss] = delta_of(cap[gauss], np.sqrt(bound[gauss] * (1 + _DELTA_MARGIN))) <= one
     return fits
+
+
+def reserve(tx: Transaction, round_id: str, awards: Mapping[str, Award], measures: Mapping[str, str]) -> None:
+    """Sets aside what was sold in a round; it counts as spent with this write.
+
+    Args:
+        awards: seller → what it sold; everything was found to fit by `check`, which gave `measures`.
+
+    Raises:
+        SoldBeforeError: the round has awards already.
+    """
+    if sql.run(tx.connection, "SELECT 1 FROM awards WHERE round_id = ? LIMIT 1", round_id):
+        raise SoldBeforeError(round_id)
+    for seller, award in awards.items():
+        tx.log(
+            "award.made",
+            round_id,
+            seller_id=seller,
+            epsilon=award.epsilon,
+            noise_multiplier=award.event.noise_multiplier,
+            payment_micro=award.payment_micro,
+            measure=measures.get(seller),
+        )
+
+
+def void(tx: Transaction, award: AwardRow) -> None:
+    """Gives back what was set aside for a seller that released nothing.
+
+    Raises:
+        WalletError: the award is settled already, or the seller has claimed a delivery.
+    """
+    if award.charge != "reserved" or award.claim_sha256 is not None:
+        raise not_reserved(f"{award.round_id} of {award.seller_id}")
+    tx.log("award.settled", award.round_id, seller_id=award.seller_id, paid_micro=0, charge=VOID)
 
 
 def spent_epsilon(histories: Sequence[Sequence[PrivacyEvent]], delta: float) -> list[float]:

@@ -14,6 +14,7 @@ from privmarket.counted import counted
 from privmarket.errors import ConfigurationError
 from privmarket.extras import require
 from privmarket.files import check_writable
+from privmarket.plans import DELTA
 from privmarket.privacy.statement import Statement, parse_sale, read_sales, running_epsilon, statement
 from privmarket.privacy.words import ODOMETER_NOTE, rounded_up_percent
 from privmarket.reports.palette import new_figure
@@ -27,7 +28,7 @@ def account(
     file: Annotated[
         Path | None, typer.Option("--file", help="CSV of sales: epsilon[,sampling_rate][,steps][,count].")
     ] = None,
-    delta: Annotated[float, typer.Option(help="Keep it below 1 / number of records.")] = 1e-5,
+    delta: Annotated[float, typer.Option(help="Keep it below 1 / number of records.")] = DELTA,
     cap: Annotated[float | None, typer.Option(help="Lifetime ε of a wallet; says how many sales fit.")] = None,
     unit: Annotated[str, typer.Option(help="What is protected: a record, or all records of a person.")] = "record",
     trust: Annotated[str, typer.Option(help="local, or aggregate: only a secure sum is seen.")] = "local",

@@ -65,7 +65,7 @@ def attack(
 
 
 def show_attacks(results: list[AttackResult]) -> None:
-    """A table of attacks beside their claims."""
+    """Prints a table of the attacks beside what was claimed."""
     table = Table(title="attacks on real releases")
     columns = ("attack", "claimed ε", "ε shown at least", "right guesses", "allowed", "area", "trials", "claim")
     for column in columns:

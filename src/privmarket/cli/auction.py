@@ -30,7 +30,7 @@ _SHOWN = 40
 
 
 class _Row(TypedDict):
-    """One client of the result."""
+    """One client in the JSON of an auction: what it offered, sold and was paid."""
 
     client: str
     valuation: float
@@ -40,7 +40,7 @@ class _Row(TypedDict):
 
 
 class _Totals(TypedDict):
-    """The auction in all."""
+    """The totals in the JSON of an auction."""
 
     clients: int
     sellers: int

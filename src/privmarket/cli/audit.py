@@ -86,7 +86,9 @@ def audit(
     """
     law = law_called(scenario)
     if coalition is not None and coalition > clients:
-        raise ConfigurationError(f"coalitions of {coalition} among {clients} clients", "give at most --clients")
+        raise ConfigurationError(
+            f"coalitions of {coalition} among {clients} clients", f"give --coalition at most {clients}"
+        )
     if mechanism == "all":
         check_writable(out / "auction-comparison.png")
         _compare_all(law, clients, budget, profiles, seed, out, json)

@@ -6,6 +6,7 @@ it needs; what comes with an extra is imported later still (`privmarket.lazy`), 
 
 from __future__ import annotations
 
+from functools import cache
 from importlib import import_module
 
 import click
@@ -85,8 +86,9 @@ class CommandTable(TyperGroup):
         return TyperGroup(name=self.name, commands=commands, params=self.params, help=self.help)
 
 
+@cache
 def load(name: str) -> click.Command:
-    """A command of the table."""
+    """Imports the module of the command called `name` and returns the command; built once per process."""
     place, _, attribute = COMMANDS[name][0].partition(":")
     found = getattr(import_module(f"privmarket.cli.{place}"), attribute)
     if isinstance(found, typer.Typer):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,8 +20,8 @@ from privmarket.cli.options import Json, note, parse_settings, print_json, print
 from privmarket.counted import counted
 from privmarket.errors import ConfigurationError, UnknownNameError
 from privmarket.extras import require
+from privmarket.federated.clients import client_place
 from privmarket.federated.config import FederationConfig, Training
-from privmarket.federated.recommended import recommended_training
 from privmarket.files import check_writable, write_atomically
 from privmarket.lazy import late
 from privmarket.market.facts import MarketFacts
@@ -102,12 +102,8 @@ def federate(
 
       privmarket federate --dataset mnist --trust aggregate --mechanism ration --rounds 20 --budget 15
     """
-    config = FederationConfig(
-        **settings,
-        mechanism_settings=parse_settings(mechanism_set),
-        mode=_mode(literal, no_dp, no_noise),
-        training=training_of(settings["dataset"], training, literal, settings["trust"]),
-    )
+    mode, of_rule = _mode(literal, no_dp, no_noise), parse_settings(mechanism_set)
+    config = with_training(FederationConfig(**settings, mechanism_settings=of_rule, mode=mode), training)
     if workers < 1:
         raise ConfigurationError(f"--workers is {workers}", "give at least 1 process")
     for option, path in {"save": save, "report": report, "checkpoint": checkpoint, "watch": watch}.items():
@@ -182,15 +178,14 @@ def _mode(literal: bool, no_dp: bool, no_noise: bool) -> str:
     return chosen[0] if chosen else "private"
 
 
-def training_of(dataset: str, pairs: list[str] | None, literal: bool = False, trust: str = "local") -> Training:
-    """What is recommended for data set and trust, with the settings given by `--set`."""
+def with_training(config: FederationConfig, pairs: list[str] | None) -> FederationConfig:
+    """The run with the settings of its training that `--set` gives."""
     given = parse_settings(pairs)
     known = [one.name for one in fields(Training)]
     for name in given:
         if name not in known:
             raise UnknownNameError.among("training setting", name, known)
-    # The paper trains its MLP on pixels.
-    return replace(Training() if literal else recommended_training(dataset, trust), **given)
+    return config.replace_training(**given)
 
 
 class LiveRounds(LiveView):
@@ -210,7 +205,7 @@ class LiveRounds(LiveView):
         super().__init__(title, "round", config.rounds, curves, page)
 
     def show_round(self, record: RoundRecord) -> None:
-        """One more round."""
+        """Adds a finished round to the view: its figures, what clients earned, who dropped out."""
         for client, micro in record.paid_micro.items():
             self._earned[client] += micro
         self._dropped += len(record.dropped)
@@ -229,7 +224,7 @@ class LiveRounds(LiveView):
         self.show(record.number + 1, figures, facts)
 
     def _name(self, client: str) -> str:
-        return self._names[int(client)] if self._names else f"client {client}"
+        return self._names[client_place(client)] if self._names else f"client {client}"
 
 
 def _totals_table(config: FederationConfig, summary: RunSummary, promised: Promise | None) -> Table:

@@ -112,7 +112,7 @@ def rehearse(
         sum_plan = sum_rehearsal.SumPlan(attacks=tried, deadline_seconds=seconds)
         report = sum_rehearsal.rehearse_sums(out, sum_plan, deployment=not in_process, stretch=stretch)
     else:
-        plan = rehearsal.Plan(deadline_seconds=seconds, light=light)
+        plan = rehearsal.RehearsalPlan(deadline_seconds=seconds, light=light)
         report = rehearsal.rehearse(out.absolute(), plan, stretch=stretch)
     if json:
         print_json(report)

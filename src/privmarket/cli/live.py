@@ -92,14 +92,14 @@ class LiveView:
             self._write_page(finished=True)
 
     def say(self, text: str) -> None:
-        """One line above the view."""
+        """Prints a line above the view."""
         if self._live is not None:
             self._live.console.print(f"[dim]{text}[/dim]")
         else:
             note(text)
 
     def show(self, step: int, values: Mapping[str, float | None], facts: Mapping[str, str]) -> None:
-        """One more step is done.
+        """Shows that one more step is done, with its figures.
 
         Args:
             step: how many are done now.
@@ -117,7 +117,7 @@ class LiveView:
             self._write_page(finished=False)
 
     def line(self) -> str:
-        """Where the work stands, in one line."""
+        """One line that says how far the work is, with the latest figures."""
         done = self.steps[-1] if self.steps else 0
         figures = [f"{curve.name} {self._latest(curve)}" for curve in self.curves]
         return "  ".join(

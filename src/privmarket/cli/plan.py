@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 from rich.table import Table
 
-from privmarket.cli.federate import training_of
+from privmarket.cli.federate import with_training
 from privmarket.cli.options import Json, note, print_json, print_table, takes_settings
 from privmarket.cli.progress import ProgressBar
 from privmarket.counted import counted
 from privmarket.errors import ConfigurationError
-from privmarket.federated.config import FederationConfig
+from privmarket.federated.config import FederationConfig, recommended_training
 from privmarket.files import check_writable
 from privmarket.lazy import late
 from privmarket.reports.plan_figure import amount, check_plot, write_plan
@@ -88,7 +88,8 @@ def plan(
         raise ConfigurationError(f"--target is {target:g}", "give a share between 0 and 1, e.g. 0.95")
     options = _options(effort, rounds)
     # What is recommended for a sum learns most for little money under local trust, too.
-    base = FederationConfig(**settings, training=training_of(settings["dataset"], training, trust="aggregate"))
+    usual = recommended_training(settings["dataset"], "aggregate")
+    base = with_training(FederationConfig(**settings, training=usual), training)
     totals = planning.checked_totals(_totals(money, total, base))
     check_writable(folder / "a-run.json", "--folder")
     stand_in = None if proxy is None else plan_runs.PublicProxy.at(proxy)
@@ -186,7 +187,7 @@ def _with_deviation(point: Point) -> str:
 
 
 def _advice(made: Plan) -> list[str]:
-    """What to do, in words."""
+    """Lines that say what to do with the plan."""
     if made.target is not None and made.chosen is None:
         best = max(made.points, key=lambda point: point.accuracy)
         below = made.ceiling is not None and made.target < made.ceiling
@@ -207,7 +208,7 @@ def _advice(made: Plan) -> list[str]:
 
 
 def _command(base: FederationConfig, point: Point) -> str:
-    """What to type to make this run."""
+    """The `privmarket federate` command that makes the run of this point."""
     words = ["privmarket federate", f"--dataset {base.dataset} --clients {base.clients} --alpha {base.alpha:g}"]
     words += [f"--scenario {base.scenario} --rounds {point.choice.rounds} --budget {point.budget_per_round:.6g}"]
     words += [f"--mechanism {point.choice.rule}"]
@@ -221,6 +222,6 @@ def _command(base: FederationConfig, point: Point) -> str:
 
 def _training_words(base: FederationConfig) -> list[str]:
     """The training's settings that are not what `federate` takes by itself; the rate is the plan's choice."""
-    usual, chosen = training_of(base.dataset, None, trust=base.trust), base.training
+    usual, chosen = recommended_training(base.dataset, base.trust), base.training
     names = [one.name for one in fields(chosen) if one.name != "server_rate"]
     return [f"--set {n}={getattr(chosen, n)}" for n in names if getattr(chosen, n) != getattr(usual, n)]

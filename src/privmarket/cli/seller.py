@@ -14,6 +14,7 @@ from rich.table import Table
 from privmarket.cli import seller_at_broker
 from privmarket.cli.options import Json, print_json, print_table
 from privmarket.counted import counted
+from privmarket.plans import Trust
 from privmarket.privacy.calibration import ReleaseFamily
 from privmarket.privacy.certificate import certify
 from privmarket.privacy.events import from_json
@@ -25,7 +26,6 @@ from privmarket.privacy.words import (
     ODOMETER_LABEL,
     ODOMETER_NOTE,
     Promise,
-    Trust,
     lifetime_promise,
     promise,
     rounded_up_percent,
@@ -130,7 +130,7 @@ def _print_lifetime(life: Promise) -> None:
 
 
 def _promise(sale: SaleLine, delta: float) -> Promise:
-    """What a sale promises, in words; wallets of old did not note what ε means."""
+    """What a sale promises, in words; old wallet files do not say to which unit and trust its ε refers."""
     unit, trust, share = sale.get("unit", "record"), sale.get("trust", "local"), sale.get("honest_share")
     event = from_json(sale["event"])
     return promise([event], delta, epsilon=sale["epsilon"], unit=unit, trust=trust, honest_share=share)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import secrets
 from contextlib import suppress
 from pathlib import Path
@@ -14,7 +13,9 @@ import typer
 from privmarket.broker.http_errors import BrokerError
 from privmarket.cli.options import Json, broker_address, note, print_json
 from privmarket.counted import counted
+from privmarket.files import write_atomically, write_new
 from privmarket.lazy import late
+from privmarket.plans import DELTA
 
 if TYPE_CHECKING:
     from privmarket.broker import http_client, sealed, signatures
@@ -49,7 +50,7 @@ def register(
     url: Url,
     name: Annotated[str, typer.Option(help="The name that others see.")],
     cap_epsilon: Annotated[float, typer.Option(help="The most ε that you ever sell.", min=0)],
-    delta: Annotated[float, typer.Option(help="The δ of that lifetime limit.", min=0, max=0.5)] = 1e-5,
+    delta: Annotated[float, typer.Option(help="The δ of that lifetime limit.", min=0, max=0.5)] = DELTA,
     key: Key = DEFAULT_KEY,
 ) -> None:
     """Register at a broker with your key and print your token; it is made here and shown once.
@@ -89,9 +90,7 @@ def dataset_digest(file: Path) -> str:
     """SHA-256 of a salt, kept in a file beside the data set and made where there is none, and of the data set."""
     salt = file.with_name(f"{file.name}.salt")
     with suppress(FileExistsError):
-        handle = os.open(salt, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(handle, "w", encoding="ascii") as made:
-            made.write(secrets.token_hex(32))
+        write_new(salt, secrets.token_hex(32))
     written = salt.read_text(encoding="ascii").strip()
     if len(written) != 64:
         raise BrokerError(f"{salt} is no salt of 64 digits", "restore it from a copy; it belongs to the data set")
@@ -118,7 +117,7 @@ def deliver(
         if client.read(f"/v1/tasks/{client.round(round_id)['task_id']}")["delivery"] == "sealed":
             made = sealed.seal(content)
             to_send = update.with_name(update.name + ".sealed")
-            to_send.write_bytes(made.ciphertext)
+            write_atomically(to_send, made.ciphertext)
             content, opening = made.ciphertext, made.key
         answer = client.claim_delivery(round_id, hashlib.sha256(content).hexdigest(), opening)
     note(f"now send {to_send} to the buyer")

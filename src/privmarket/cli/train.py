@@ -21,6 +21,7 @@ from privmarket.market.objectives import Objective, TotalEpsilon
 from privmarket.market.objectives import objective as objective_called
 from privmarket.market.scenarios import Law
 from privmarket.market.scenarios import scenario as law_called
+from privmarket.plans import HETEROGENEITY, KAPPA
 from privmarket.reports.palette import new_figure, save
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
     from privmarket.mechanisms.learned import menu_session, recipes, session
     from privmarket.mechanisms.learned.menunet import CurveFacts
-    from privmarket.mechanisms.learned.trainer import Progress
+    from privmarket.mechanisms.learned.trainer import TrainingStep
 else:
     menu_session = late("privmarket.mechanisms.learned.menu_session")
     recipes = late("privmarket.mechanisms.learned.recipes")
@@ -66,8 +67,8 @@ def train(
     budget: _Budget = None,
     profile: Annotated[str, typer.Option(help="quick (under 3 minutes) or full.")] = "full",
     objective: _Objective = "",
-    kappa: Annotated[float, typer.Option(help="Weight of noise in either error.")] = 1.0,
-    heterogeneity: Annotated[float, typer.Option(help="Weight of bias in either error.")] = 0.1,
+    kappa: Annotated[float, typer.Option(help="Weight of noise in either error.")] = KAPPA,
+    heterogeneity: Annotated[float, typer.Option(help="Weight of bias in either error.")] = HETEROGENEITY,
     settings: RecipeSettings = None,
     out: Annotated[Path | None, typer.Option(help="Where to write the weights.")] = None,
     watch: Watch = None,
@@ -243,7 +244,7 @@ class _NetworkView(LiveView):
         super().__init__(title, "step", steps, curves, page)
         self._mean: list[float] | None = None
 
-    def show_step(self, progress: Progress) -> None:
+    def show_step(self, progress: TrainingStep) -> None:
         """One more step."""
         new = [progress.objective, progress.regret, progress.shortfall]
         old = self._mean or new

@@ -8,6 +8,8 @@ import numpy as np
 import torch
 
 from privmarket.errors import ConfigurationError, UnknownNameError
+from privmarket.federated.clients import client_place
+from privmarket.federated.config import recommended_training
 from privmarket.federated.datasets import load_dataset
 from privmarket.federated.features import with_features
 from privmarket.federated.local import ClientRecords, LocalPlan
@@ -21,7 +23,6 @@ from privmarket.federated.privacy_attacks import (
     membership_attack,
     one_run_attack,
 )
-from privmarket.federated.recommended import recommended_training
 from privmarket.federated.state import RunResult
 from privmarket.federated.workers import one_thread
 from privmarket.plans import AttackPlan
@@ -109,11 +110,11 @@ def attack_run(
     epsilon, seller = max(sales)
     found: list[AttackResult] = []
     if config.trust == "local":
-        rows = torch.from_numpy(pool.parts[int(seller)])
+        rows = torch.from_numpy(pool.parts[client_place(seller)])
         records = ClientRecords(pool.images[rows], pool.labels[rows], [rows.shape[0]])
         subject = Subject(pool.model, pool.initial_weights(), records, pool.plan, epsilon, config.delta)
         found.append(canary_attack(subject, rng, trials=trials, confidence=confidence))
-    sold = sorted({int(client) for _, client in sales})
+    sold = np.flatnonzero(result.sold_epsilon.any(axis=0)).tolist()
     histories = {i: [entry[i] for entry in result.wallets.history] for i in sold}
     worst = max((certify(events, config.delta) for events in histories.values()), key=lambda one: one.epsilon)
     rows = torch.from_numpy(rng.permutation(np.concatenate([pool.parts[i] for i in sold]))[:_MEMBERS])

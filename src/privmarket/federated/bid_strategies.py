@@ -12,6 +12,7 @@ from typing import Protocol
 import numpy as np
 
 from privmarket.errors import ConfigurationError
+from privmarket.federated.clients import client_place
 from privmarket.federated.config import FederationConfig
 from privmarket.market.bids import Array
 from privmarket.market.menu import POSTED_PRICE
@@ -34,7 +35,7 @@ _SALE_IN_SHARES = 3.0  # the game lets a client sell up to three even shares of 
 
 
 class Bidding(Protocol):
-    """A way of reporting."""
+    """How the clients of a run decide what to report; `Fixed` and `Learning` are the two kinds."""
 
     def reports(self, valuation: Array, left: Array, number: int, past: Sequence[RoundRecord]) -> Array:
         """(clients,) what each client says its valuation is in round `number`, given all rounds before it.
@@ -51,7 +52,7 @@ class Fixed:
         self.strategy = strategy
 
     def reports(self, valuation: Array, left: Array, number: int, past: Sequence[RoundRecord]) -> Array:
-        """The reports that the function gives."""
+        """The reports that the function gives for these valuations, wallets and this round, (clients,)."""
         return self.strategy(valuation, left, float(number))
 
 
@@ -71,7 +72,7 @@ class Learning:
         self._learned = 0
 
     def reports(self, valuation: Array, left: Array, number: int, past: Sequence[RoundRecord]) -> Array:
-        """The valuation times this round's factor."""
+        """Each client's valuation times the factor that it tries in this round, (clients,)."""
         for record in past[self._learned :]:
             self._learn(valuation, record)
         asked: Array = valuation * np.array(FACTORS)[self.choices(number)]
@@ -92,9 +93,10 @@ class Learning:
         """Books each client's surplus of a round to the factor that it used there."""
         used, surplus = self.choices(record.number), np.zeros(self.clients)
         for client, epsilon in record.sold_epsilon.items():
-            surplus[int(client)] -= valuation[int(client)] * epsilon
+            place = client_place(client)
+            surplus[place] -= valuation[place] * epsilon
         for client, paid in record.paid_micro.items():
-            surplus[int(client)] += paid / MICRO
+            surplus[client_place(client)] += paid / MICRO
         everyone = np.arange(self.clients)
         self._gain[used, everyone] += surplus
         self._tries[used, everyone] += 1

@@ -26,14 +26,14 @@ _MAGIC = b"privmarket-checkpoint-1 "
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """Arrays by name, and plain data."""
+    """What a file of a run holds: arrays by name, and JSON data."""
 
     arrays: dict[str, np.ndarray]
     data: Mapping[str, Any]
 
 
 def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
-    """Writes atomically; the last checkpoint stays as `<name>.previous`."""
+    """Writes the file in one step; the checkpoint before it stays as `<name>.previous`."""
     buffer = io.BytesIO()
     text = np.frombuffer(json.dumps(checkpoint.data).encode(), dtype=np.uint8)
     np.savez(buffer, __data__=text, **checkpoint.arrays)  # type: ignore[arg-type]

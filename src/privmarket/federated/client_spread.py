@@ -52,13 +52,13 @@ class ClientSpread:
 
     @property
     def bias_to_noise(self) -> float:
-        """H²/κ, the geometric mean over the shares."""
+        """H²/κ: the geometric mean of s²/(1/u − 1) over the shares that were tried."""
         rates = np.array(self.equal_noise) ** 2 / (1.0 / np.array(self.share) - 1.0)
         return float(np.exp(np.log(rates).mean()))
 
     @property
     def heterogeneity(self) -> float:
-        """H of `TypicalAggregateError` beside κ = 1."""
+        """The H of `TypicalAggregateError` that goes with κ = 1."""
         return float(self.bias_to_noise**0.5)
 
 
@@ -83,7 +83,7 @@ def measure_spread(
     """
     if not shares or not all(0 < share < 1 for share in shares):
         raise ConfigurationError(f"shares of clients {list(shares)}", "give shares above 0 and below 1")
-    ready = config.replace(mode="no-noise", training=replace(config.training, features="none"))
+    ready = config.replace(mode="no-noise").replace_training(features="none")
     with one_thread(), Federation(ready, dataset=dataset) as run:
         everyone = np.flatnonzero(run.sizes)
         rng = np.random.default_rng([config.seed, _PARTS])

@@ -23,6 +23,16 @@ Records = NDArray[np.int64]
 _PARTITION, _TYPES, _ACCURACY = 1, 5, 10
 
 
+def client_name(place: int) -> str:
+    """What a client of a run is called in records, orders and files, by its place in arrays."""
+    return str(place)
+
+
+def client_place(name: str) -> int:
+    """The place in arrays of the client that is called so."""
+    return int(name)
+
+
 def client_parts(config: FederationConfig, labels: Labels) -> list[Records]:
     """Record numbers of each client, given the labels of all records, (records,)."""
     rng = np.random.default_rng([config.seed, _PARTITION])
@@ -89,7 +99,7 @@ def dirichlet_partition(labels: Labels, clients: int, alpha: float, rng: np.rand
         mix = rng.dirichlet(np.full(classes, alpha))
         take = np.zeros(classes, dtype=np.int64)
         while (short := share - take.sum()) > 0:
-            # Labels that ran out drop from the mix; a mix that died out altogether becomes what is left.
+            # Labels without records left drop out of the mix; if all have, the remaining records are the mix.
             open_mix = np.where(left - take > 0, mix, 0.0)
             if open_mix.sum() <= 1e-12:
                 open_mix = (left - take).astype(np.float64)
@@ -136,7 +146,9 @@ def label_distance(labels: Labels, parts: list[Records]) -> NDArray[np.float64]:
 
 def _check_alpha(alpha: float) -> None:
     if not alpha > 0 or not np.isfinite(alpha):
-        raise ConfigurationError(f"alpha is {alpha}: must be finite and above 0", "0.5 is mild, 0.1 is severe")
+        raise ConfigurationError(
+            f"alpha is {alpha}: must be finite and above 0", "give 0.5 for a mild skew, 0.1 for a severe one"
+        )
 
 
 def _check(labels: Labels, clients: int) -> None:

@@ -104,7 +104,7 @@ class Dataset:
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
-        """(channels, height, width)."""
+        """(channels, height, width) of a record."""
         channels, height, width = self.train_images.shape[1:]
         return channels, height, width
 
@@ -158,7 +158,7 @@ def load_dataset(name: str, folder: Path | None = None, measured_on: str = "test
 
 
 def _load_files(name: str, folder: Path | None) -> Dataset:
-    """The whole training file and the test file."""
+    """Reads and scales the training file and the test file of a data set that was fetched."""
     files = dataset_files(name)
     place = (folder or data_folder()) / name
     wrong = missing_files(files, place)

@@ -212,7 +212,7 @@ def _cifar_from_strips(fetch: _Fetch, content: Path) -> None:
 
 
 def _from_debian(fetch: _Fetch, package: str) -> None:
-    """The package is unpacked beside, never installed."""
+    """Fetches a Debian package and unpacks it in the scratch folder; nothing is installed."""
     _command(["apt-get", "download", package], fetch.scratch)
     _command(["dpkg-deb", "-x", str(next(fetch.scratch.glob("*.deb"))), "unpacked"], fetch.scratch)
     _from_folder(fetch, fetch.scratch / "unpacked")

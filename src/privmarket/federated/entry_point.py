@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from privmarket.errors import UnknownNameError
 from privmarket.federated.bid_strategies import Strategy
 from privmarket.federated.config import FederationConfig, Training
-from privmarket.federated.recommended import recommended_training
 from privmarket.federated.simulation import OnRound, run
 from privmarket.federated.state import RunResult
 from privmarket.market.facts import MarketFacts
@@ -49,15 +48,13 @@ def federate(
     for name in settings:
         if name not in of_run | of_training:
             raise UnknownNameError.among("setting of a federated run", name, sorted(of_run | of_training))
-    training = settings.pop("training", None) or recommended_training(dataset, settings.get("trust", "local"))
-    steps = {name: settings.pop(name) for name in list(settings) if name in of_training}
+    of_steps = {name: settings.pop(name) for name in list(settings) if name in of_training}
     config = FederationConfig(
         dataset=dataset,
         mechanism=mechanism if isinstance(mechanism, str) else _name(mechanism),
         strategy=strategy if isinstance(strategy, str) else FederationConfig.strategy,
-        training=replace(training, **steps),
         **settings,
-    )
+    ).replace_training(**of_steps)
     rule: Mechanism | None = None
     if not isinstance(mechanism, str):
         market = MarketFacts.of(scenario(config.scenario))

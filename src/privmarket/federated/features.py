@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +21,7 @@ from privmarket.errors import DataError, UnknownNameError
 from privmarket.federated.datasets import Dataset, Pixels
 from privmarket.federated.scattering import SMALLEST_SIDE, normalised_scattering, to_one_norm
 from privmarket.federated.whitening import public_basis
+from privmarket.files import file_beside
 from privmarket.privacy.tables import cache_folder
 
 _DIRECTIONS = 8
@@ -80,17 +80,12 @@ def _mapped(path: Path) -> Pixels:
 
 def _write_features(images: Pixels, name: str, path: Path) -> None:
     """Computes block by block into a file beside `path` that gets its name when it is whole."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(f".{os.getpid()}.part")
     shape = _TRANSFORMS[name](torch.from_numpy(images[:1])).shape[1:]
-    try:
+    with file_beside(path) as partial:
         target = np.lib.format.open_memmap(partial, "w+", np.float32, (len(images), *shape))
         for a in range(0, len(images), _BLOCK_ROWS):
             target[a : a + _BLOCK_ROWS] = _TRANSFORMS[name](torch.from_numpy(images[a : a + _BLOCK_ROWS])).numpy()
         target.flush()
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def oriented_gradients(images: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ class ServerState:
 
     @classmethod
     def start(cls, weights: Tensor) -> ServerState:
-        """Before the first round."""
+        """The state before the first round: these weights, no momentum, the same weights as average."""
         return cls(weights, torch.zeros_like(weights), weights.clone())
 
     def moved(self, update: np.ndarray, plan: TrainingPlan, progress: float) -> ServerState:

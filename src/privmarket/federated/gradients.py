@@ -315,7 +315,7 @@ def group_factors(squared_norms: Tensor, energy: Tensor, members: Tensor | int, 
 
 
 def rounded_down(factor: Tensor) -> Tensor:
-    """float64 → float32, never up."""
+    """Rounds float64 to float32 without ever rounding up, same shape."""
     near = factor.float()
     return torch.where(near.double() > factor, torch.nextafter(near, torch.zeros(())), near)
 

@@ -107,7 +107,7 @@ class Linear(Layer):
         self.size = (inputs + 1) * outputs
 
     def forward(self, parts: Sequence[Part], rows: Tensor, sizes: list[int]) -> tuple[Tensor, Kept]:
-        """(rows, inputs) → (rows, outputs)."""
+        """Multiplies by the matrix and adds the bias: (rows, inputs) → (rows, outputs)."""
         out = rows.new_empty(rows.shape[0], self.outputs)
         for (matrix, bias, _), mine, target in zip(
             parts, rows.split_with_sizes(sizes), out.split_with_sizes(sizes), strict=True
@@ -116,7 +116,7 @@ class Linear(Layer):
         return out, (rows,)
 
     def backward(self, parts: Sequence[Part], kept: Kept, slope: Tensor, sizes: list[int]) -> Tensor:
-        """(rows, outputs) → (rows, inputs)."""
+        """Turns the slope by the outputs into that by the inputs: (rows, outputs) → (rows, inputs)."""
         out = slope.new_empty(slope.shape[0], self.inputs)
         for (matrix, *_), mine, target in zip(
             parts, slope.split_with_sizes(sizes), out.split_with_sizes(sizes), strict=True
@@ -129,7 +129,7 @@ class Linear(Layer):
         return *kept, slope
 
     def squared_norms(self, gradient: Factors) -> Tensor:
-        """‖a gᵀ‖² + ‖g‖² = (‖a‖² + 1)·‖g‖²."""
+        """The squared norm of each record's gradient, (rows,): ‖a gᵀ‖² + ‖g‖² = (‖a‖² + 1)·‖g‖²."""
         activation, slope = gradient
         return (row_energy(activation) + 1.0) * row_energy(slope)
 
@@ -150,7 +150,7 @@ class Linear(Layer):
         how: Sequence[Summation],
         bad: Tensor | None = None,
     ) -> None:
-        """Σ a (factor·g)ᵀ, products of matrices per client."""
+        """Adds Σ a (factor·g)ᵀ over each client's rows to `sums`, by products of matrices."""
         activation, slope = gradient
         scaled = slope * factor[:, None]
         if bad is not None:
@@ -267,12 +267,12 @@ class Convolution(Layer):
         return (torch.cat([kernel, flat.sum(2)], dim=1),)
 
     def squared_norms(self, gradient: Factors) -> Tensor:
-        """Of each row."""
+        """The squared norm of each record's gradient, (rows,)."""
         (rows,) = gradient
         return row_energy(rows)
 
     def group_squared_norms(self, gradient: Factors, groups: Tensor) -> Tensor:
-        """Of the sum of the rows in each group."""
+        """The squared norm of the sum of the gradients in each group of rows, (groups,)."""
         (rows,) = gradient
         return rows[groups].sum(1, dtype=torch.float64).square().sum(1)
 
@@ -285,7 +285,7 @@ class Convolution(Layer):
         how: Sequence[Summation],
         bad: Tensor | None = None,
     ) -> None:
-        """Σ factor·gradient over each client's rows."""
+        """Adds Σ factor·gradient over each client's rows to `sums`."""
         (rows,) = gradient
         if bad is not None:
             rows.masked_fill_(bad[:, None], 0.0)  # made by `gradient`, used for nothing else
@@ -296,15 +296,15 @@ class Convolution(Layer):
 
 
 class Relu(Layer):
-    """max(0, x), any shape."""
+    """The rectifier max(0, x), for rows of any shape."""
 
     def forward(self, parts: Sequence[Part], rows: Tensor, sizes: list[int]) -> tuple[Tensor, Kept]:
-        """In place: the input is not needed again."""
+        """Applies max(0, x) in place, since the input is not needed again."""
         rows.relu_()
         return rows, (rows,)
 
     def backward(self, parts: Sequence[Part], kept: Kept, slope: Tensor, sizes: list[int]) -> Tensor:
-        """Zero where the output was zero."""
+        """The slope where the output was above zero, and zero elsewhere."""
         (out,) = kept
         return slope.mul_(out > 0)
 
@@ -313,12 +313,12 @@ class Tanh(Layer):
     """tanh x, any shape; bounded activations suffer less from clipping [Papernot2021]."""
 
     def forward(self, parts: Sequence[Part], rows: Tensor, sizes: list[int]) -> tuple[Tensor, Kept]:
-        """In place: the input is not needed again."""
+        """Applies tanh in place, since the input is not needed again."""
         rows.tanh_()
         return rows, (rows,)
 
     def backward(self, parts: Sequence[Part], kept: Kept, slope: Tensor, sizes: list[int]) -> Tensor:
-        """Slope · (1 − y²)."""
+        """The slope times tanh's derivative, 1 − y² for the output y."""
         (out,) = kept
         return slope.mul_(1.0 - out * out)
 
@@ -327,12 +327,12 @@ class MaxPool(Layer):
     """Largest of each 2 × 2 square: (rows, c, h, w) → (rows, c, h/2, w/2)."""
 
     def forward(self, parts: Sequence[Part], rows: Tensor, sizes: list[int]) -> tuple[Tensor, Kept]:
-        """Keeps where each maximum stood."""
+        """Takes the maximum of each window and keeps where it stood."""
         out, where = F.max_pool2d(rows, 2, return_indices=True)
         return out, (where, rows)
 
     def backward(self, parts: Sequence[Part], kept: Kept, slope: Tensor, sizes: list[int]) -> Tensor:
-        """Back to where the maximum stood."""
+        """Puts each slope where the maximum of its window stood; zero elsewhere."""
         where, rows = kept
         out = slope.new_zeros(rows.shape)
         out.flatten(2).scatter_(2, where.flatten(2), slope.flatten(2))
@@ -340,12 +340,12 @@ class MaxPool(Layer):
 
 
 class Flatten(Layer):
-    """(rows, ...) → (rows, n)."""
+    """Turns the axes of each record into one: (rows, ...) → (rows, n)."""
 
     def forward(self, parts: Sequence[Part], rows: Tensor, sizes: list[int]) -> tuple[Tensor, Kept]:
-        """A view of the rows, which are kept for their shape."""
+        """Views the rows as (rows, n); keeps the old rows for their shape."""
         return rows.flatten(1), (rows,)
 
     def backward(self, parts: Sequence[Part], kept: Kept, slope: Tensor, sizes: list[int]) -> Tensor:
-        """Back to the shape."""
+        """Gives the slopes the shape that the rows had before."""
         return slope.reshape(kept[0].shape)

@@ -35,7 +35,7 @@ from privmarket.plans import ARITHMETICS
 from privmarket.privacy.noise import NoiseSource
 from privmarket.privacy.release import (
     CLIP_NORM_RANGE,
-    Grid,
+    ReleaseGrid,
     double_sum_inflation,
     sum_inflation,
 )
@@ -107,12 +107,12 @@ class ClientRecords:
 
     @property
     def clients(self) -> int:
-        """How many clients."""
+        """The number of clients whose records these are."""
         return len(self.sizes)
 
     @property
     def starts(self) -> list[int]:
-        """The first row of each client."""
+        """For each client, the number of its first row."""
         return [0, *np.cumsum(self.sizes[:-1]).tolist()]
 
 
@@ -165,7 +165,7 @@ def private_shares(
     global_weights: Tensor,
     records: ClientRecords,
     plan: LocalPlan,
-    grids: Sequence[Grid],
+    grids: Sequence[ReleaseGrid],
     randomness: Sequence[NoiseSource],
     *,
     parts: list[list[Part]] | None = None,
@@ -195,7 +195,7 @@ class NoisySum:
     """How one client's clipped sums leave: on a grid with exact noise, with float noise, or without any."""
 
     source: NoiseSource
-    grid: Grid | None = None
+    grid: ReleaseGrid | None = None
     float_deviation: float = 0.0
 
     @classmethod
@@ -206,7 +206,7 @@ class NoisySum:
         if plan.arithmetic == "float":
             return cls(source, float_deviation=sigma * plan.clip_norm)
         inflation = sum_inflation(size) if plan.unit == "record" else double_sum_inflation(size)
-        return cls(source, Grid.for_release(sigma, plan.clip_norm, parameters, inflation))
+        return cls(source, ReleaseGrid.for_release(sigma, plan.clip_norm, parameters, inflation))
 
     def write(self, target: Tensor, total: Tensor, scale: float, *, fresh: bool = False) -> None:
         """Adds scale·(total + noise) to `target`, (parameters,) float32 and public, or overwrites it if `fresh`."""

@@ -1,4 +1,4 @@
-"""Can this module be trained record by record? Asked before the first round, by server and clients alike.
+"""Checks whether a module can be trained record by record; server and clients do so before the first round.
 
 Clipping bounds what one record adds to a sum only if a record's output and gradient depend on that record alone. A
 layer that normalises over the batch, or a forward pass that subtracts the batch's mean, breaks this silently: one
@@ -42,7 +42,7 @@ class ModelError(PrivacyError):
 
 
 @dataclass(frozen=True)
-class Finding:
+class Objection:
     """One reason against a module.
 
     Attributes:
@@ -95,7 +95,7 @@ def require_supported(module: nn.Module) -> None:
 
 
 def _squares(outputs: Tensor, _: Tensor) -> Tensor:
-    """A loss for a model whose own loss is not known."""
+    """The sum of each record's squared outputs: stands in where the model's own loss is not known."""
     return outputs.flatten(1).square().sum(1) if outputs.ndim > 1 else outputs.square()
 
 
@@ -120,7 +120,7 @@ def plausible_inputs(module: nn.Module) -> Tensor | None:
         try:
             with torch.no_grad(), torch.random.fork_rng(devices=[]):
                 out = subject(guess)
-        except Exception:  # anybody's code, and only a guess
+        except Exception:  # the module is the user's code and may raise anything; the inputs were only a guess
             continue
         if isinstance(out, Tensor) and out.ndim > 0 and out.shape[0] == 2:
             return guess
@@ -130,44 +130,45 @@ def plausible_inputs(module: nn.Module) -> Tensor | None:
 # --- layers ----------------------------------------------------------------------------------------------
 
 
-def layer_findings(module: nn.Module) -> list[Finding]:
+def layer_findings(module: nn.Module) -> list[Objection]:
     """What can be told from the layers alone, trainable or not, whatever mode they are in."""
     found = [finding for name, layer in module.named_modules() for finding in _layer_findings(module, name, layer)]
     trainable = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
     if not trainable:
-        found.append(Finding("the module", "has no trainable layer", "a layer whose parameters require gradients"))
+        advice = "a layer whose parameters require gradients"
+        found.append(Objection("the module", "has no trainable layer", advice))
     for name, parameter in trainable:
         if parameter.dtype != torch.float32:
-            found.append(Finding(f"parameter {name}", f"holds {parameter.dtype}", "float32 parameters"))
+            found.append(Objection(f"parameter {name}", f"holds {parameter.dtype}", "float32 parameters"))
     return found
 
 
-def _layer_findings(module: nn.Module, name: str, layer: nn.Module) -> Iterator[Finding]:
+def _layer_findings(module: nn.Module, name: str, layer: nn.Module) -> Iterator[Objection]:
     shown = f"layer {name or '(root)'} ({type(layer).__name__}{_inside(module, name)})"
     if isinstance(layer, nn.modules.batchnorm._BatchNorm):
-        yield Finding(
+        yield Objection(
             shown,
             "normalises every record by the others of its batch, frozen or not: training sets it to train mode",
             f"GroupNorm({_groups(layer.num_features)}, {layer.num_features}), or fold frozen statistics into a "
             "fixed scale and shift",
         )
     elif isinstance(layer, nn.modules.instancenorm._InstanceNorm) and layer.track_running_stats:
-        yield Finding(shown, "keeps running statistics of all records", "track_running_stats=False")
+        yield Objection(shown, "keeps running statistics of all records", "track_running_stats=False")
     elif isinstance(layer, nn.RNNBase):
         kind = type(layer).__name__
-        yield Finding(shown, "has no gradients record by record", f"opacus.layers.DP{kind} with batch_first=True")
+        yield Objection(shown, "has no gradients record by record", f"opacus.layers.DP{kind} with batch_first=True")
     elif isinstance(layer, nn.MultiheadAttention):
-        yield Finding(
+        yield Objection(
             shown,
             "has no gradients record by record",
             "opacus.layers.DPMultiheadAttention with batch_first=True, in an encoder layer of your own",
         )
     elif isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.max_norm is not None:
-        yield Finding(shown, "with max_norm rewrites weights while it reads records", "max_norm=None")
+        yield Objection(shown, "with max_norm rewrites weights while it reads records", "max_norm=None")
     elif isinstance(layer, torch.jit.ScriptModule):
-        yield Finding(shown, "is compiled, so that no per-record gradients can be taken", "the plain module")
+        yield Objection(shown, "is compiled, so that no per-record gradients can be taken", "the plain module")
     if any(isinstance(p, nn.UninitializedParameter) for p in layer.parameters(recurse=False)):
-        yield Finding(shown, "has no size before it sees a record", "the layer that is not lazy")
+        yield Objection(shown, "has no size before it sees a record", "the layer that is not lazy")
 
 
 def _inside(module: nn.Module, name: str) -> str:
@@ -196,7 +197,7 @@ def row_findings(
     loss: Loss | None = None,
     weights: Mapping[str, np.ndarray] | None = None,
     random_weights: bool = True,
-) -> list[Finding]:
+) -> list[Objection]:
     """What shows when the module runs on random numbers of the records' shape and type.
 
     With `weights` and without `random_weights` only the weights that were sent are tried: the quick form for every
@@ -209,9 +210,9 @@ def row_findings(
         for scale in _weight_settings(subject, weights, random_weights, generator):
             try:
                 found = _probe(subject, torch.as_tensor(inputs), labels, loss, scale, generator)
-            except Exception as error:  # a module is anybody's code
+            except Exception as error:  # the module is the user's code and may raise anything
                 why = f"fails on random records ({_first_line(error)})"
-                found = [Finding("forward", why, "a module that fits the records")]
+                found = [Objection("forward", why, "a module that fits the records")]
             if found:
                 return found
     return []
@@ -236,22 +237,22 @@ def _weight_settings(
 
 def _probe(
     subject: nn.Module, like: Tensor, labels: object, loss: Loss | None, scale: float, generator: torch.Generator
-) -> list[Finding]:
+) -> list[Objection]:
     x, other = (_random_rows(like, scale, generator) for _ in range(2))
     before = {name: buffer.clone() for name, buffer in subject.named_buffers()}
     out = _run(subject, x)
     if not isinstance(out, Tensor) or out.ndim < 1 or out.shape[0] != _ROWS:
         shape = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
-        return [Finding("forward", f"gives {shape} for {_ROWS} records", "one row of output per record")]
+        return [Objection("forward", f"gives {shape} for {_ROWS} records", "one row of output per record")]
     if not _same(_run(subject, x), out) or any(not _same(b, before[n]) for n, b in subject.named_buffers()):
-        return [Finding("forward", "remembers earlier calls", "a forward pass without running state")]
+        return [Objection("forward", "remembers earlier calls", "a forward pass without running state")]
     for row in range(_ROWS):
         changed = x.clone()
         changed[row] = other[row]
         rest = torch.arange(_ROWS) != row
         if not _same(_run(subject, changed)[rest], out[rest]):
             why = f"record {row} changes the output of other records"
-            return [Finding("forward", why, "nothing that reads across the first axis, such as x.mean(0)")]
+            return [Objection("forward", why, "nothing that reads across the first axis, such as x.mean(0)")]
     found = _gradient_findings(subject, x, _random_labels(out, labels, generator), loss)
     for rows in (TILE_ROWS, BLOCK_ROWS):
         found = found or _block_findings(subject, like, labels, loss or _cross_entropy, scale, rows, generator)
@@ -266,7 +267,7 @@ def _block_findings(
     scale: float,
     rows: int,
     generator: torch.Generator,
-) -> list[Finding]:
+) -> list[Objection]:
     """One block as training computes it: rows that keep to themselves, and what the hooks hold for some of them."""
     x, other = (_random_rows(like, scale, generator, rows) for _ in range(2))
     out = _run(subject, x)
@@ -276,7 +277,7 @@ def _block_findings(
         rest = torch.arange(rows) != row
         if not _same(_run(subject, changed)[rest], out[rest]):
             why = f"record {row} of {rows} changes the output of other records"
-            return [Finding("forward", why, "nothing that reads across the first axis, such as x.mean(0)")]
+            return [Objection("forward", why, "nothing that reads across the first axis, such as x.mean(0)")]
     y = _random_labels(out, labels, generator)
     parameters = [p for p in subject.parameters() if p.requires_grad]
     advice = "layers that Opacus supports, with the records along the first axis of all that passes them"
@@ -289,15 +290,16 @@ def _block_findings(
             one = slice(row, row + 1)
             alone = _gradients(loss(subject(x[one]), y[one])[0], parameters)
             if not _close(held[row], alone):
-                return [Finding("backward", f"gives record {row} of {rows} another gradient than its own", advice)]
+                what = f"gives record {row} of {rows} another gradient than its own"
+                return [Objection("backward", what, advice)]
         return []
-    except Exception as error:  # a hook on anybody's code
-        return [Finding("backward", f"has no gradients record by record ({_first_line(error)})", advice)]
+    except Exception as error:  # the module is the user's code and may raise anything
+        return [Objection("backward", f"has no gradients record by record ({_first_line(error)})", advice)]
     finally:
         subject.train()
 
 
-def _gradient_findings(subject: nn.Module, x: Tensor, y: Tensor, loss: Loss | None) -> list[Finding]:
+def _gradient_findings(subject: nn.Module, x: Tensor, y: Tensor, loss: Loss | None) -> list[Objection]:
     """Each record's loss and gradient among others, against those of the record alone."""
     measure = loss or _cross_entropy
     # With dropout a record alone draws another mask; then the comparison is made with dropout off.
@@ -307,19 +309,19 @@ def _gradient_findings(subject: nn.Module, x: Tensor, y: Tensor, loss: Loss | No
         together = measure(_run(subject, x), y)
         if together.shape != (_ROWS,):
             why = f"gives shape {tuple(together.shape)} for {_ROWS} records"
-            return [Finding("loss", why, 'one loss per record, reduction="none"')]
+            return [Objection("loss", why, 'one loss per record, reduction="none"')]
         if not together.requires_grad:
-            return [Finding("backward", "reaches no trainable layer", "a loss that depends on the weights")]
+            return [Objection("backward", "reaches no trainable layer", "a loss that depends on the weights")]
         parameters = [p for p in subject.parameters() if p.requires_grad]
         for row in range(_ROWS):
             one = slice(row, row + 1)
             alone = measure(_run(subject, x[one]), y[one])
             if not _close(alone, together[one]):
                 why = "gives a record another loss alone than among others"
-                return [Finding("forward", why, "nothing that reads the number of records")]
+                return [Objection("forward", why, "nothing that reads the number of records")]
             if not _close(_gradients(together[row], parameters), _gradients(alone[0], parameters)):
                 why = "gives a record another gradient alone than among others"
-                return [Finding("backward", why, "no backward pass or hook that reads across records")]
+                return [Objection("backward", why, "no backward pass or hook that reads across records")]
         return []
     finally:
         subject.train()
@@ -332,7 +334,8 @@ def _gradients(loss: Tensor, parameters: list[nn.Parameter]) -> Tensor:
 
 
 def _run(subject: nn.Module, x: Tensor, seed: int = _SEED) -> Tensor:
-    torch.manual_seed(seed)  # dropout draws the same masks every time
+    # Dropout draws the same masks every time. `torch.manual_seed` would seed other devices, too, and takes longer.
+    torch.default_generator.manual_seed(seed)
     out: Tensor = subject(x)
     return out
 

@@ -22,14 +22,14 @@ from privmarket.federated.layers import Convolution, Flatten, Kept, Layer, Linea
 
 @dataclass(frozen=True, eq=False)
 class Model:
-    """A feed-forward network with flat weights."""
+    """A feed-forward network whose weights are one flat vector, (parameters,)."""
 
     name: str
     layers: tuple[Layer, ...]
 
     @cached_property
     def parameters(self) -> int:
-        """How many numbers the weights consist of."""
+        """The length of the flat vector of weights."""
         return sum(layer.size for layer in self.layers)
 
     def parts(self, flat: Tensor) -> list[list[Part]]:
@@ -77,7 +77,7 @@ class Model:
 
 
 def mlp(image_shape: tuple[int, int, int], classes: int, hidden: tuple[int, ...] = (128, 64)) -> Model:
-    """Three fully connected layers with ReLU."""
+    """A network of three fully connected layers with ReLU between them."""
     widths = (math.prod(image_shape), *hidden)
     layers: list[Layer] = [Flatten()]
     for inputs, outputs in itertools.pairwise(widths):
@@ -86,7 +86,7 @@ def mlp(image_shape: tuple[int, int, int], classes: int, hidden: tuple[int, ...]
 
 
 def logistic(image_shape: tuple[int, int, int], classes: int) -> Model:
-    """One fully connected layer."""
+    """A network of one fully connected layer: multinomial logistic regression."""
     return Model("logistic", (Flatten(), Linear(math.prod(image_shape), classes)))
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     import numpy as np
 
-    from privmarket.privacy.release import Grid
+    from privmarket.privacy.release import ReleaseGrid
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,17 +33,17 @@ class ChunkOrder:
     epsilon: tuple[float, ...]
     noise_multiplier: tuple[float, ...]
     weights: np.ndarray
-    grids: tuple[Grid, ...] = ()
+    grids: tuple[ReleaseGrid, ...] = ()
 
 
 class Pool(Protocol):
     """Clients that can also train as a reference does; (clients, parameters) float32, what each one releases."""
 
     def plain_updates(self, order: ChunkOrder) -> np.ndarray:
-        """Ordinary local training, without clipping and noise."""
+        """The updates of ordinary local training, without clipping and noise."""
 
     def literal_updates(self, order: ChunkOrder) -> np.ndarray:
-        """Local training and noise on the weights, paper-literal."""
+        """The updates of the paper as printed: ordinary local training, then noise on the weights."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,7 @@ class Mode:
         is_private: the sold noise is added and the stated ε is true; else no ε is stated.
         uses_server_plan: the server's momentum and averaging are used; else it takes the average as it is.
         aggregation: weights of the updates that replace the configured ones.
+        on_pixels: it trains the paper's MLP on pixels where nothing else is asked for.
     """
 
     name: str
@@ -67,6 +68,12 @@ class Mode:
     is_private: bool = False
     uses_server_plan: bool = False
     aggregation: str | None = None
+    on_pixels: bool = False
+
+    @property
+    def leaves_noise_out(self) -> bool:
+        """A private run's market, clipping and wallets, without its noise: what a private run is compared with."""
+        return self.counts_epsilon and not self.is_private
 
 
 _ALL = (
@@ -74,6 +81,6 @@ _ALL = (
     # Without noise the wallets are charged as if there were some, so that the same clients sell.
     Mode("no-noise", counts_epsilon=True, uses_server_plan=True),
     Mode("no-dp", lambda pool, order: pool.plain_updates(order), holds_auctions=False),
-    Mode("literal", lambda pool, order: pool.literal_updates(order), aggregation="epsilon"),
+    Mode("literal", lambda pool, order: pool.literal_updates(order), aggregation="epsilon", on_pixels=True),
 )
 MODES = {mode.name: mode for mode in _ALL}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -37,7 +37,7 @@ class Choice:
     server_rate: float
 
     def config(self, base: FederationConfig, total: float) -> FederationConfig:
-        """The run that spends `total` in this way."""
+        """The configuration of a run that spends `total` with these settings."""
         return base.replace(
             rounds=self.rounds,
             evaluate_every=self.rounds,
@@ -45,8 +45,7 @@ class Choice:
             total_budget=None,
             mechanism=self.rule,
             mechanism_settings=dict(self.settings),
-            training=replace(base.training, server_rate=self.server_rate),
-        )
+        ).replace_training(server_rate=self.server_rate)
 
 
 @dataclass(frozen=True)

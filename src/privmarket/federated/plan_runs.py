@@ -6,7 +6,7 @@ import hashlib
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from zipfile import BadZipFile
@@ -31,7 +31,7 @@ _HELD_OUT_EVERY = 6
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RunFigures:
     """What a plan keeps of a run. Lifetime ε is infinite for a run without noise."""
 
     accuracy: float
@@ -112,12 +112,12 @@ def spread_of(config: FederationConfig, proxy: PublicProxy | None, on_training: 
     )
 
 
-def run_cell(config: FederationConfig, proxy: PublicProxy | None) -> Outcome:
+def run_cell(config: FederationConfig, proxy: PublicProxy | None) -> RunFigures:
     """Plays a whole run and keeps its figures."""
     started = time.perf_counter()
     with one_thread():
         records = _records(config.dataset, proxy, config.measured_on, config.training.features)
-        ready = config.replace(training=replace(config.training, features="none"))
+        ready = config.replace_training(features="none")
         with Federation(ready, dataset=records) as federation:
             state = federation.start()
             while state.next_round < config.rounds:
@@ -126,7 +126,7 @@ def run_cell(config: FederationConfig, proxy: PublicProxy | None) -> Outcome:
     result = RunResult(config, state.records, weights, state.wallets, types, 0.0)
     rows = client_table(result)
     spent = [math.inf if row["epsilon_spent"] is None else row["epsilon_spent"] for row in rows]
-    return Outcome(
+    return RunFigures(
         accuracy=float(result.accuracy),
         spent=float(result.spent),
         lifetime_epsilon=max(spent, default=0.0),

@@ -29,7 +29,7 @@ from privmarket.federated.plan_choices import (
     Options,
     rule_choices,
 )
-from privmarket.federated.plan_runs import SPREAD_TRAININGS, Outcome, PublicProxy, run_cell, spread_of
+from privmarket.federated.plan_runs import SPREAD_TRAININGS, PublicProxy, RunFigures, run_cell, spread_of
 from privmarket.federated.workers import process_context
 from privmarket.files import write_atomically
 from privmarket.market.ration_design import Marginals
@@ -93,11 +93,11 @@ class Plan:
 
     @property
     def reached(self) -> bool:
-        """Whether what was asked for can be had."""
+        """Whether some run of the plan reaches the target; always true without a target."""
         return self.target is None or self.chosen is not None
 
     def to_json(self) -> dict[str, object]:
-        """Plain data."""
+        """The plan as JSON data."""
         return {
             "target": self.target,
             "reached": self.reached,
@@ -316,7 +316,7 @@ class Planner:
         configs = [everybody.config(base.replace(seed=seed), best.total) for seed in self.options.seeds]
         return max(best.accuracy, float(np.mean([run.accuracy for run in self._run(configs)])))
 
-    def _run(self, configs: Sequence[FederationConfig]) -> list[Outcome]:
+    def _run(self, configs: Sequence[FederationConfig]) -> list[RunFigures]:
         """The outcome of every configuration, from disk or computed now."""
         paths = [self._path(config) for config in configs]
         missing = {path: config for path, config in zip(paths, configs, strict=True) if _read(path) is None}
@@ -331,7 +331,9 @@ class Planner:
         done = [_read(path) for path in paths]
         return [outcome for outcome in done if outcome is not None]
 
-    def _compute(self, missing: dict[Path, FederationConfig]) -> Iterator[tuple[Path, FederationConfig, Outcome]]:
+    def _compute(
+        self, missing: dict[Path, FederationConfig]
+    ) -> Iterator[tuple[Path, FederationConfig, RunFigures]]:
         if self._pool is None:
             for path, config in missing.items():
                 yield path, config, run_cell(config, self.proxy)
@@ -353,9 +355,9 @@ def checked_totals(totals: Sequence[float]) -> list[float]:
     return sorted({float(total) for total in totals})
 
 
-def _read(path: Path) -> Outcome | None:
+def _read(path: Path) -> RunFigures | None:
     try:
-        return Outcome(**json.loads(path.read_text(encoding="utf-8"))["outcome"])
+        return RunFigures(**json.loads(path.read_text(encoding="utf-8"))["outcome"])
     except (OSError, ValueError, KeyError, TypeError):
         # A damaged file is no result: the run is made again.
         return None

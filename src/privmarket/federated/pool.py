@@ -66,7 +66,7 @@ class ClientPool:
 
     @cached_property
     def plan(self) -> LocalPlan:
-        """The public training plan."""
+        """The public plan by which every client trains."""
         training = self.config.training
         return LocalPlan(
             steps=training.steps,
@@ -80,7 +80,7 @@ class ClientPool:
 
     @cached_property
     def mode(self) -> Mode:
-        """What the run does with privacy."""
+        """The `Mode` of the run: what it does with privacy."""
         return self.config.privacy
 
     @cached_property
@@ -90,7 +90,7 @@ class ClientPool:
         return FULL_BATCH_CHUNK if one_step else SMALL_BATCH_CHUNK
 
     def initial_weights(self) -> Tensor:
-        """(parameters,) where training starts: public."""
+        """(parameters,) the public weights that training starts from."""
         return self.model.initial_weights(np.random.default_rng([self.config.seed, _WEIGHTS]))
 
     def train(self, order: ChunkOrder) -> np.ndarray:
@@ -160,7 +160,7 @@ class ClientPool:
 
 
 def plain_rate(model: str, features: str) -> float:
-    """Step size of training without privacy."""
+    """The step size of training without privacy, for this model on these features."""
     return PIXEL_RATES.get(model, PLAIN_RATE) if features == "none" else PLAIN_RATE
 
 

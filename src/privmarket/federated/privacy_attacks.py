@@ -23,6 +23,7 @@ from privmarket.errors import ConfigurationError
 from privmarket.federated.gradients import gradient_sums
 from privmarket.federated.local import ClientRecords, LocalPlan, plain_updates, private_updates
 from privmarket.federated.models import Model
+from privmarket.plans import DELTA
 from privmarket.privacy.calibration import ReleaseFamily
 from privmarket.privacy.certificate import certify
 from privmarket.privacy.noise import NoiseSource
@@ -39,7 +40,7 @@ _REFERENCE_EPOCHS = 30
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """Whose releases are attacked.
+    """The client whose releases are attacked: its model, its records and what it claims.
 
     Attributes:
         weights: (parameters,) the global weights that the server sent.
@@ -54,7 +55,7 @@ class Subject:
     records: ClientRecords
     plan: LocalPlan
     epsilon: float
-    delta: float = 1e-5
+    delta: float = DELTA
     noise_share: float = 1.0
 
     def __post_init__(self) -> None:
@@ -66,11 +67,11 @@ class Subject:
     @property
     def family(self) -> ReleaseFamily:
         """What the client releases, up to its noise."""
-        return ReleaseFamily(self.plan.sampling_rate, self.plan.steps, self.delta)
+        return ReleaseFamily.of(self.plan, self.delta)
 
     @property
     def claimed_noise(self) -> float:
-        """The noise multiplier that the claim needs."""
+        """The noise multiplier that the claimed ε needs, whatever the client really adds."""
         return float(self.family.noise_multiplier(self.epsilon))
 
     def release(self, records: ClientRecords) -> Array:
@@ -141,7 +142,7 @@ class AttackResult:
         return float(np.trapezoid(true, false))
 
     def to_json(self) -> dict[str, object]:
-        """Plain figures."""
+        """The figures of the attack as JSON data."""
         false, true = self.roc()
         return {
             "attack": self.name,
@@ -343,7 +344,7 @@ def _reference(subject: Subject, public: tuple[Tensor, Tensor], rng: np.random.G
 
 
 def _losses(model: Model, weights: Tensor, images: Tensor, labels: Tensor) -> Tensor:
-    """(rows,) cross-entropy."""
+    """(rows,) the cross-entropy of each record."""
     parts = model.parts(weights[None])
     logits, _ = model.forward(parts, images.clone(), [labels.shape[0]])
     return F.cross_entropy(logits.double(), labels, reduction="none")

@@ -118,7 +118,7 @@ class _PersonSums:
         self.open = int(who[-1]), sums[-1], energies[-1], members[-1]
 
     def finish(self) -> None:
-        """There are no further records of the last person."""
+        """Adds the clipped sum of the last person, after whose records none follow."""
         if self.open is not None:
             self._close(*(part[None] for part in self.open[1:]))
         self.open = None
@@ -221,7 +221,7 @@ class _Hooks:
         """(rows, trainable parameters) what the hooks hold for each row; masks follow from the seed, if given."""
         self._hooked.zero_grad(set_to_none=True)
         if seed is not None:
-            torch.manual_seed(seed)
+            torch.default_generator.manual_seed(seed)
         with warnings.catch_warnings():
             # torch tells that a hook of Opacus fires on inputs without gradients, which is as it should be.
             warnings.simplefilter("ignore")

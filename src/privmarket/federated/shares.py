@@ -26,7 +26,7 @@ from privmarket.errors import PrivacyError
 from privmarket.privacy import integer_noise
 from privmarket.privacy.gaussian import Array
 from privmarket.privacy.integer_noise import MAX_LEVELS
-from privmarket.privacy.release import Grid, double_sum_inflation, sum_inflation
+from privmarket.privacy.release import ReleaseGrid, double_sum_inflation, sum_inflation
 
 Integers = NDArray[np.int64]
 
@@ -123,9 +123,9 @@ class SharedSum:
             )
         return cls(honest, survivors_needed(sigma.size, honest_share), levels, weights, bits)
 
-    def grid(self, seller: int) -> Grid:
+    def grid(self, seller: int) -> ReleaseGrid:
         """What seller number `seller` of the round rounds to and adds noise on: one step is 1/w of its sum."""
-        return Grid(1.0 / float(self.weights[seller]), self.levels)
+        return ReleaseGrid(1.0 / float(self.weights[seller]), self.levels)
 
     def opened(self, shares: Integers, sellers: Sequence[int]) -> NDArray[np.float64] | None:
         """(parameters,) Σ w·S / Σ w over the sellers that came through, with its noise; None for too few of them.

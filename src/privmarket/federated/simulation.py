@@ -17,7 +17,7 @@ from privmarket.errors import CheckpointError, ConfigurationError, DataError
 from privmarket.federated.aggregation import aggregate, seller_weights
 from privmarket.federated.bid_strategies import Strategy, bidding_of
 from privmarket.federated.checkpoint import load_checkpoint, save_checkpoint
-from privmarket.federated.clients import Records, client_types, measured_types
+from privmarket.federated.clients import Records, client_name, client_types, measured_types
 from privmarket.federated.config import FederationConfig
 from privmarket.federated.datasets import Dataset, load_dataset
 from privmarket.federated.features import with_features
@@ -34,7 +34,7 @@ from privmarket.market.objectives import AggregationError
 from privmarket.market.scenarios import scenario
 from privmarket.mechanisms import resolve
 from privmarket.privacy.calibration import ReleaseFamily
-from privmarket.privacy.release import Grid
+from privmarket.privacy.release import ReleaseGrid
 from privmarket.privacy.wallet import Wallets
 from privmarket.privacy.wallet_store import MemoryStore, ReleaseBook
 from privmarket.rounds import (
@@ -93,7 +93,7 @@ class Federation:
         self.sizes: Array = np.array([float(part.size) for part in self.pool.parts])
         if not self.sizes.any():
             raise DataError("no client has any records", "use fewer clients or a larger data set")
-        self.names = tuple(str(i) for i in range(config.clients))
+        self.names = tuple(client_name(i) for i in range(config.clients))
         self.place = {name: i for i, name in enumerate(self.names)}
         self._test_images = torch.from_numpy(featured.test_images)
         self._test_labels = torch.from_numpy(featured.test_labels)
@@ -102,7 +102,7 @@ class Federation:
             facts = MarketFacts.of(self.law)
             mechanism = resolve(config.mechanism, market=facts, **config.mechanism_settings)
         self.mechanism = mechanism
-        self.family = ReleaseFamily(training.sampling_rate, training.steps, config.delta)
+        self.family = ReleaseFamily.of(training, config.delta)
         self.pacing = Pacing(config, self.family, self.law.epsilon_max)
         self.auctioneer = LocalAuctioneer(self.mechanism)
         self.objective = AggregationError(config.kappa, config.heterogeneity)
@@ -125,7 +125,7 @@ class Federation:
         self._workers.__exit__()
 
     def start(self) -> RunState:
-        """Before the first round."""
+        """The state of the run before its first round."""
         config = self.config
         cap = np.inf if config.wallet is None else config.wallet
         # What is expected is public, so every wallet can fix its measure before anyone sold.
@@ -160,7 +160,7 @@ class Federation:
         return replace(state, next_round=number + 1, records=(*state.records, record))
 
     def run_clients(
-        self, state: RunState, sales: Mapping[str, Award | None], grids: Sequence[Grid] = ()
+        self, state: RunState, sales: Mapping[str, Award | None], grids: Sequence[ReleaseGrid] = ()
     ) -> np.ndarray:
         """(sellers, parameters): what each of these clients releases in the next round, see `ClientPool.train`.
 
@@ -287,7 +287,7 @@ class SimulatedClients:
         return Delivered(dict.fromkeys(sales, Report()), (rate * total).astype(np.float32))
 
     def _dropped(self, market: Round) -> set[str]:
-        """Sellers that vanish after the auction, by chance."""
+        """The sellers that vanish after the auction, drawn with the configured probability."""
         run, config = self.federation, self.federation.config
         rng = np.random.default_rng([config.seed, _DROPOUT, market.terms.number])
         gone = rng.random(config.clients) < config.dropout

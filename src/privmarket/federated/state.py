@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from privmarket.federated.checkpoint import Checkpoint
+from privmarket.federated.clients import client_place
 from privmarket.federated.config import FederationConfig
 from privmarket.federated.global_model import ServerState
-from privmarket.market.bids import Bids
+from privmarket.market.bids import Array, Bids
 from privmarket.privacy.wallet import Wallets
 from privmarket.rounds import MICRO, RoundRecord
 
@@ -45,14 +48,30 @@ class RunResult:
 
     @property
     def accuracy(self) -> float:
-        """Test accuracy at the end."""
+        """The test accuracy after the last round."""
         measured = [r.accuracy for r in self.records if r.accuracy is not None]
         return measured[-1]
 
     @property
     def spent(self) -> float:
-        """Money paid over the run."""
+        """The money paid in all rounds together."""
         return sum(r.spent_micro for r in self.records) / MICRO
+
+    @cached_property
+    def sold_epsilon(self) -> Array:
+        """(rounds, clients) ε of what each client released in each round."""
+        sold = np.zeros((len(self.records), self.config.clients))
+        for row, record in zip(sold, self.records, strict=True):
+            row[[client_place(client) for client in record.sold_epsilon]] = list(record.sold_epsilon.values())
+        return sold
+
+    @cached_property
+    def paid_micro(self) -> NDArray[np.int64]:
+        """(rounds, clients) money that each client got in each round, micro-units."""
+        paid = np.zeros((len(self.records), self.config.clients), dtype=np.int64)
+        for row, record in zip(paid, self.records, strict=True):
+            row[[client_place(client) for client in record.paid_micro]] = list(record.paid_micro.values())
+        return paid
 
 
 def to_checkpoint(config: FederationConfig, state: RunState) -> Checkpoint:
@@ -70,7 +89,7 @@ def to_checkpoint(config: FederationConfig, state: RunState) -> Checkpoint:
 
 
 def from_checkpoint(saved: Checkpoint) -> RunState:
-    """The state that `to_checkpoint` wrote."""
+    """Restores the state that `to_checkpoint` wrote."""
     server = ServerState(*(torch.from_numpy(saved.arrays[n]) for n in ("weights", "direction", "averaged")))
     data = saved.data
     return RunState(

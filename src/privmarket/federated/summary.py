@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib.metadata import version
 from typing import NotRequired, TypedDict
 
 import numpy as np
 
+from privmarket.federated.clients import client_place
 from privmarket.federated.config import FederationConfig
 from privmarket.federated.shares import alone_noise_multiplier, honest_sellers
 from privmarket.federated.state import RunResult
@@ -58,14 +59,11 @@ def client_table(result: RunResult) -> list[ClientRow]:
     accountant = RdpAccountant(clients)
     accountant.compose(*history)
     epsilon = accountant.epsilon(result.config.delta)
-    paid = np.zeros(clients, dtype=np.int64)
-    for record in result.records:
-        for client, micro in record.paid_micro.items():
-            paid[int(client)] += micro
+    paid = result.paid_micro.sum(axis=0)
     sales = [sum(entry[i] is not None for entry in history) for i in range(clients)]
     left = result.wallets.remaining_share
     alone = _epsilon_if_others_collude(result)
-    private = result.config.mode == "private"
+    private = result.config.privacy.is_private
     return [
         {
             "client": i,
@@ -87,14 +85,15 @@ def _epsilon_if_others_collude(result: RunResult) -> Array | None:
     config = result.config
     if config.trust != "aggregate" or not config.privacy.is_private:
         return None
-    family = ReleaseFamily(config.training.sampling_rate, config.training.steps, config.delta)
+    family = ReleaseFamily.of(config.training, config.delta)
     accountant = RdpAccountant(config.clients)
     for record in result.records:
         events: list[PrivacyEvent | None] = [None] * config.clients
         honest = honest_sellers(len(record.sold_epsilon), config.honest_share)
         for client, epsilon in record.sold_epsilon.items():
-            sigma = alone_noise_multiplier(family.noise_multiplier(epsilon), honest)
-            events[int(client)] = PrivacyEvent(float(sigma), family.sampling_rate, family.steps)
+            sold = family.event(epsilon)
+            alone = float(alone_noise_multiplier(sold.noise_multiplier, honest))
+            events[client_place(client)] = replace(sold, noise_multiplier=alone)
         accountant.compose(events)
     return accountant.epsilon(config.delta)
 
@@ -122,7 +121,7 @@ def summarise(result: RunResult, *, rounds: bool = True) -> RunSummary:
     """Configuration, versions, time, totals, clients and, if wanted, every round."""
     records = result.records
     table = client_table(result)
-    private = result.config.mode == "private"
+    private = result.config.privacy.is_private
     summary: RunSummary = {
         "config": result.config.to_json(),
         "versions": {

@@ -69,7 +69,7 @@ def _app_table(project: Path) -> dict[str, Any]:
     try:
         table = tomllib.loads(project.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{project}: not TOML: {error}", "mend that line") from error
+        raise ConfigurationError(f"{project}: not TOML: {error}", "correct the line that it names") from error
     app = table.get("tool", {}).get("flwr", {}).get("app", {})
     components = app.get("components", {})
     missing = [kind for kind in ("serverapp", "clientapp") if not isinstance(components.get(kind), str)]

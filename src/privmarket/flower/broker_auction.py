@@ -9,7 +9,6 @@ from dataclasses import replace
 from privmarket.broker.http_client import BrokerCallError, BrokerClient
 from privmarket.errors import ConfigurationError
 from privmarket.flower.settings import MarketSettings
-from privmarket.privacy.events import PrivacyEvent
 from privmarket.rounds import Award, Bidders, Offer, Phase, Round, RoundError, Terms
 
 _log = logging.getLogger("privmarket.flower")
@@ -25,7 +24,9 @@ class BrokerAuctioneer:
 
     def __init__(self, client: BrokerClient, settings: MarketSettings, title: str = "Flower run") -> None:
         if not isinstance(settings.mechanism, str):
-            raise ConfigurationError("a broker wants the auction rule by name", "give mechanism='…'")
+            raise ConfigurationError(
+                "a broker wants the auction rule by name", "give it, e.g. mechanism='proportional-share'"
+            )
         self.client, self.settings, self.title = client, settings, title
         self._task = ""
 
@@ -57,18 +58,16 @@ class BrokerAuctioneer:
         offers = bidders.offers(terms)
         self.client.close_round(terms.broker_round)
         sold = {award["seller_id"]: award for award in self.client.awards(terms.broker_round)}
-        rate, steps = terms.family.sampling_rate, terms.family.steps
+        release = terms.family.release
         awards = {
-            seller: Award(
-                award["epsilon"], PrivacyEvent(award["noise_multiplier"], rate, steps), award["payment_micro"]
-            )
+            seller: Award(award["epsilon"], release(award["noise_multiplier"]), award["payment_micro"])
             for seller, award in sold.items()
         }
         known = {seller: awards[seller] for seller in offers if seller in awards}
         if len(known) < len(awards):
             _log.warning("round %s: %s sellers are not in this run", terms.number, len(awards) - len(known))
         # A winner's declared number of records is public, as is what it sold; the price that it asked is not.
-        sealed = {s: Offer(0.0, award.epsilon, sold[s]["data_size"]) for s, award in known.items()}
+        sealed = {s: Offer(0.0, award.epsilon, sold[s].get("data_size") or 1.0) for s, award in known.items()}
         return Round(terms, Phase.CLEARED, offers=sealed, awards=awards)
 
     def registered_keys(self, terms: Terms) -> dict[str, str]:

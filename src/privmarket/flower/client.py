@@ -31,11 +31,12 @@ from privmarket.flower.node_seller import (
 )
 from privmarket.flower.wire import Arrays
 from privmarket.lazy import late
+from privmarket.plans import TRUSTS, Trust
 from privmarket.privacy.policy import Reason, SellerPolicy
 from privmarket.privacy.policy_file import UNLIMITED
-from privmarket.privacy.release import Grid
+from privmarket.privacy.release import ReleaseGrid
 from privmarket.privacy.wallet_file import WalletFile
-from privmarket.privacy.words import SEEDED_WARNING, Trust
+from privmarket.privacy.words import SEEDED_WARNING
 from privmarket.rounds import Offer, Terms
 
 if TYPE_CHECKING:
@@ -152,7 +153,7 @@ def rules_and_wallet(
     """
     if policy is None:
         # Under secure aggregation each update may still carry all of its own noise: that is local trust, masked.
-        trust: tuple[Trust, ...] = ("local", "aggregate") if secure_aggregation else ("local",)
+        trust: tuple[Trust, ...] = TRUSTS if secure_aggregation else ("local",)
         rules = SellerPolicy(epsilon_per_sale=math.inf, epsilon_lifetime=math.inf, trust=trust)
         if wallet is None:
             raise ConfigurationError(
@@ -191,7 +192,7 @@ def _wallet_place(context: Context, client: str) -> Path:
 
 
 def fixed_offer(valuation: PerClient, epsilon: PerClient, data_size: PerClient = 1.0) -> OfferFunction:
-    """Offers the same in every round."""
+    """Makes an offer function that offers the same price, ε and number of records in every round."""
 
     def offer(terms: Terms, context: Context) -> Offer | None:
         numbers = [float(one(context) if callable(one) else one) for one in (valuation, epsilon, data_size)]
@@ -210,15 +211,15 @@ class ModuleTraining:
     _checked: bool = field(default=False, init=False)
 
     def __call__(self, weights: Arrays, job: Job) -> Arrays:
-        """See `TrainFunction`."""
+        """Trains for a sale and returns the noisy update, as `TrainFunction` describes."""
         inputs, labels, persons = (*self.data(job.context), None)[:3]
         return training.private_module_update(self.model(), weights, inputs, labels, job, self.loss, persons)
 
     def records(self, context: Context) -> int:
-        """See `ShareTraining`."""
+        """The number of records this client holds, as `ShareTraining` describes."""
         return int(np.shape(self.data(context)[1])[0])
 
-    def share(self, weights: Arrays, job: Job, grid: Grid) -> Arrays:
+    def share(self, weights: Arrays, job: Job, grid: ReleaseGrid) -> Arrays:
         """See `ShareTraining`."""
         inputs, labels, persons = (*self.data(job.context), None)[:3]
         return training.private_module_share(self.model(), weights, inputs, labels, job, grid, self.loss, persons)

@@ -57,11 +57,11 @@ class Member:
 
     @property
     def present(self) -> bool:
-        """Whether it sent keys."""
+        """Whether this seller sent its keys; one that did not has dropped out."""
         return self.signing != _NOTHING
 
     def write(self) -> bytes:
-        """72 bytes."""
+        """The member as 72 bytes: its node, its signing key and the hash of its masking keys."""
         return _LAYOUT.pack(self.node, self.signing, self.masking)
 
     def statement(self, sale: str) -> bytes:
@@ -85,12 +85,12 @@ class Cohort:
 
     @classmethod
     def of(cls, members: Iterable[Member]) -> Cohort:
-        """All sellers, in the order of their nodes."""
+        """The cohort of these sellers, sorted by their nodes."""
         return cls.listed(sorted(members, key=lambda member: member.node))
 
     @classmethod
     def listed(cls, members: Sequence[Member]) -> Cohort:
-        """All sellers, in the order that is given."""
+        """The cohort of these sellers, in the order given."""
         return cls(len(members), dict(enumerate(members)), HashTree([member.write() for member in members]).root)
 
     @classmethod
@@ -133,12 +133,12 @@ class Cohort:
 
     @cached_property
     def tree(self) -> HashTree:
-        """The tree over the whole list."""
+        """The hash tree over the list of all sellers."""
         return HashTree([member.write() for member in self.members])
 
     @property
     def members(self) -> tuple[Member, ...]:
-        """Those that are shown, in their order."""
+        """The sellers that are shown, sorted by place."""
         return tuple(self.shown.values())
 
     @cached_property
@@ -148,12 +148,12 @@ class Cohort:
 
     @cached_property
     def place_of(self) -> dict[int, int]:
-        """node → its place in the list."""
+        """Maps each node that is shown to its place in the list of all sellers."""
         return {member.node: place for place, member in self.shown.items()}
 
     @cached_property
     def by_node(self) -> dict[int, Member]:
-        """node → its keys."""
+        """Maps each node that is shown to its member entry."""
         return {member.node: member for member in self.shown.values()}
 
     @cached_property
@@ -162,7 +162,7 @@ class Cohort:
         return ring_order(self.digest, self.size)
 
     def write_survivors(self, nodes: Iterable[int]) -> bytes:
-        """One bit a seller."""
+        """The survivors as a bit field: one bit for each place in the list of all sellers."""
         alive = np.zeros(self.size, dtype=bool)
         alive[[self.place_of[node] for node in nodes]] = True
         return np.packbits(alive, bitorder="little").tobytes()
@@ -182,7 +182,7 @@ class Cohort:
         return alive
 
     def statement(self, survivors: bytes) -> bytes:
-        """What survivors sign."""
+        """The bytes that a survivor signs: the cohort's digest and the list of survivors."""
         return _SUM + self.digest + survivors
 
     def confirmations(self, survivors: bytes, signatures: Mapping[int, bytes], enough: int | None = None) -> int:
@@ -227,7 +227,7 @@ def sampled_places(root: bytes, alive: NDArray[np.bool_], count: int) -> NDArray
 
 
 def masking_digest(keys: Sequence[bytes]) -> bytes:
-    """A hash of a seller's two public keys."""
+    """SHA-256 of a seller's two public keys for masks and messages."""
     return hashlib.sha256(b"\x00".join(len(key).to_bytes(4, "little") + key for key in keys)).digest()
 
 
@@ -238,17 +238,17 @@ def new_signing_key() -> tuple[bytes, bytes]:
 
 
 def public_key(private: bytes) -> bytes:
-    """The public key of a private one."""
+    """The public signing key that belongs to a private one."""
     return Ed25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
 
 
 def sign(private: bytes, statement: bytes) -> bytes:
-    """A signature of 64 bytes."""
+    """Signs a statement with a private key; returns the 64 bytes of the signature."""
     return Ed25519PrivateKey.from_private_bytes(private).sign(statement)
 
 
 def verifies(public: bytes, signature: bytes, statement: bytes) -> bool:
-    """Whether the signature is the key holder's."""
+    """Whether `signature` was made for `statement` with the private key that belongs to `public`."""
     try:
         Ed25519PublicKey.from_public_bytes(public).verify(signature, statement)
     except (InvalidSignature, ValueError):

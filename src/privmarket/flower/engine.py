@@ -80,7 +80,7 @@ class Engine(AbstractContextManager["Engine"]):
 
     @property
     def variables(self) -> dict[str, str]:
-        """The environment of every process."""
+        """The environment variables that every process of this engine is started with."""
         beside_python = str(Path(sys.executable).parent)
         return {
             **os.environ,
@@ -209,18 +209,18 @@ class Engine(AbstractContextManager["Engine"]):
         return f"{name}.log ends:\n{_last_lines(self.log(name))}"
 
     def stop(self) -> None:
-        """Ends every process that was started here."""
+        """Ends every process that this engine started."""
         for name in reversed(self._processes):
             # The SuperLink gets time to end a simulation; nodes keep nothing that a sudden end could spoil.
             self._kill(self._processes[name], signal.SIGTERM if name == "superlink" else signal.SIGKILL)
         self._processes.clear()
 
     def log(self, name: str) -> str:
-        """What a process wrote: `superlink` or `node-0`."""
+        """Everything that a process wrote to its log; `name` is `superlink` or `node-0` and so on."""
         return (self.folder / f"{name}.log").read_text(errors="replace")
 
     def _run_log(self) -> str:
-        """The end of what the server app logged."""
+        """The last lines that the server app logged."""
         command = ["flwr", "log", self._run, _CONNECTION, "--show"]
         with suppress(subprocess.TimeoutExpired):
             done = subprocess.run(

@@ -18,7 +18,7 @@ import numpy as np
 from flwr.app import Context
 
 from privmarket.errors import ConfigurationError
-from privmarket.federated.clients import client_parts, client_types
+from privmarket.federated.clients import client_parts, client_place, client_types
 from privmarket.federated.config import FederationConfig
 from privmarket.federated.datasets import load_dataset
 from privmarket.federated.modes import ChunkOrder
@@ -31,10 +31,10 @@ from privmarket.market.bids import Bids
 from privmarket.market.facts import MarketFacts
 from privmarket.market.scenarios import scenario
 from privmarket.mechanisms import resolve
-from privmarket.plans import MarketPlan, TrainingPlan
+from privmarket.plans import TRUSTS, MarketPlan, TrainingPlan
 from privmarket.privacy.policy import SellerPolicy
 from privmarket.privacy.policy_file import UNLIMITED
-from privmarket.privacy.release import Grid
+from privmarket.privacy.release import ReleaseGrid
 from privmarket.privacy.wallet_file import WalletFile
 from privmarket.rounds import Offer, Terms
 
@@ -101,7 +101,7 @@ def federation_client(config: FederationConfig, wallet_folder: Path | str | None
             epsilon_per_sale=math.inf,
             epsilon_lifetime=math.inf,
             delta=config.delta,
-            trust=("local", "aggregate"),
+            trust=TRUSTS,
             # A simulated client takes what the run's own configuration says, and waits for a table if it must.
             schedules=((config.training.sampling_rate, config.training.steps),),
             steps=config.training.steps,
@@ -117,7 +117,7 @@ def federation_client(config: FederationConfig, wallet_folder: Path | str | None
 
 
 def _offer(config: FrozenConfig, terms: Terms, context: Context) -> Offer | None:
-    client = int(partition_name(context))
+    client = client_place(partition_name(context))
     # Persistent types are those of the first round in every round.
     persistent = _thawed(config).types == "persistent"
     types, size = _types(config, 0 if persistent else terms.number), _sizes(config)[client]
@@ -134,12 +134,12 @@ class _PoolShares:
 
     def records(self, context: Context) -> int:
         """How many records the client holds."""
-        return _sizes(self.config)[int(partition_name(context))]
+        return _sizes(self.config)[client_place(partition_name(context))]
 
-    def share(self, weights: Arrays, job: Job, grid: Grid) -> Arrays:
+    def share(self, weights: Arrays, job: Job, grid: ReleaseGrid) -> Arrays:
         """The client's clipped sum with its share of the noise, as integers by name."""
         order = ChunkOrder(
-            *(job.sale.number, (int(job.client),), (job.sale.epsilon,), (job.noise_multiplier,)),
+            *(job.sale.number, (client_place(job.client),), (job.sale.epsilon,), (job.noise_multiplier,)),
             *(weights[_FLAT], (grid,)),
         )
         return {_FLAT: _pool(self.config).train(order)[0]}
@@ -152,7 +152,7 @@ def _train_many(config: FrozenConfig, weights: Arrays, jobs: Sequence[Job]) -> l
         some = jobs[at : at + pool.chunk]
         order = ChunkOrder(
             some[0].sale.number,
-            tuple(int(job.client) for job in some),
+            tuple(client_place(job.client) for job in some),
             tuple(job.sale.epsilon for job in some),
             tuple(job.noise_multiplier for job in some),
             weights[_FLAT],

@@ -21,6 +21,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from privmarket.errors import PrivmarketError, WalletError
 from privmarket.flower import wire
 from privmarket.flower.wire import Refusal, Sale
+from privmarket.market.outcome import TOLERANCE
 from privmarket.privacy.calibration import ReleaseFamily
 from privmarket.privacy.policy import PolicyRefusal, Reason
 from privmarket.privacy.wallet_store import SoldBeforeError
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("privmarket.client")
 _REFUSALS = "privmarket-refusals"  # how often a node refused, by reason
-_TOLERANCE = 1e-9
 # Characters of a server, in a file that the client's owner reads; and in a line of the log, with our own words.
 LONGEST_TEXT, _LONGEST_LINE = 200, 2000
 
@@ -148,9 +148,9 @@ def check_award(sale: Sale, broker: BrokerClient) -> None:
 
 
 def array_shapes(arrays: Mapping[str, np.ndarray]) -> dict[str, tuple[int, ...]]:
-    """Names and shapes."""
+    """Maps the name of each array to its shape."""
     return {name: tuple(array.shape) for name, array in arrays.items()}
 
 
 def _equal(one: float, other: float) -> bool:
-    return abs(one - other) <= _TOLERANCE * max(abs(one), abs(other))
+    return abs(one - other) <= TOLERANCE * max(abs(one), abs(other))

@@ -28,7 +28,7 @@ class HashTree:
 
     @property
     def root(self) -> bytes:
-        """Names the list."""
+        """The hash that identifies the list: its items, their order and their number."""
         return _root(len(self.levels[0]), self.levels[-1][0])
 
     def prove(self, places: Iterable[int]) -> bytes:

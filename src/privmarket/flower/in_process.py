@@ -58,7 +58,7 @@ class InProcessGrid(Grid):
         self._replies: dict[str, Message] = {}
 
     def set_run(self, run: Run) -> None:
-        """Takes an engine's run; this grid makes its own."""
+        """Takes the run of an engine in place of the one that this grid made."""
         self._run = run
 
     @property
@@ -69,11 +69,11 @@ class InProcessGrid(Grid):
     def create_message(
         self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
     ) -> Message:
-        """Flower's old way to make a message."""
+        """Makes a message in the way that Flower deprecates, for strategies that still call it."""
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
     def get_node_ids(self) -> Iterable[int]:
-        """The numbers of all nodes."""
+        """The ids of all nodes."""
         return list(self.contexts)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:

@@ -38,7 +38,7 @@ class FastModel:
         return torch.from_numpy(np.concatenate(parts).astype(np.float32, copy=False))
 
     def unpack(self, flat: Tensor) -> Arrays:
-        """The module's named arrays from our flat weights."""
+        """Splits our flat weights, (parameters,), into the module's named arrays."""
         with_weights = [part for (part,) in self.model.parts(flat[None]) if part]
         arrays: Arrays = {}
         for (matrix, offset, _), (weight, bias) in zip(with_weights, self.names, strict=True):

@@ -86,7 +86,7 @@ def unpacked(text: bytes, shape: Sequence[int], modulus: int) -> Integers:
 
 
 def _width(modulus: int) -> int:
-    """Bytes of an integer below the modulus."""
+    """The number of whole bytes that hold any integer below the modulus."""
     return -(-(modulus - 1).bit_length() // 8)
 
 

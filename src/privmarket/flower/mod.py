@@ -9,7 +9,7 @@ are refused unless allowed.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,7 +24,7 @@ from privmarket.flower.node_seller import Job, PerClient, Seller, WalletChoice, 
 from privmarket.flower.wire import Arrays, Sale
 from privmarket.lazy import late
 from privmarket.privacy.policy import PolicyRefusal, Reason, SellerPolicy
-from privmarket.privacy.release import Grid
+from privmarket.privacy.release import ReleaseGrid
 
 NOISE = ("update", "app")
 
@@ -83,7 +83,7 @@ class WalletMod:
     def __call__(
         self, message: Message, context: Context, call_next: Callable[[Message, Context], Message]
     ) -> Message:
-        """Flower's mod interface."""
+        """Handles a message as a Flower mod: answers it, refuses it, or has the app train and adds the noise."""
         kind = message.metadata.message_type
         try:
             if kind == wire.BID:
@@ -170,7 +170,7 @@ def noisy_weights(sent: Arrays, trained: Arrays, sale: Sale, job: Job) -> Arrays
     )
     moved = change.astype(np.float32)
     if job.noise_multiplier:
-        grid = Grid.for_release(job.noise_multiplier, 2.0 * sale.clip_norm, change.size, 2.0**-20)
+        grid = ReleaseGrid.for_release(job.noise_multiplier, 2.0 * sale.clip_norm, change.size, 2.0**-20)
         grid.noisy(change, job.noise, moved)
     start = 0
     for name in moving:
@@ -180,11 +180,11 @@ def noisy_weights(sent: Arrays, trained: Arrays, sale: Sale, job: Job) -> Arrays
     return released
 
 
-@dataclass(frozen=True)
 class _AppTraining:
     """The app behind the mod trains; before anything is reserved its model is looked at, where it is known."""
 
-    model: Callable[[], nn.Module] | None
+    def __init__(self, model: Callable[[], nn.Module] | None) -> None:
+        self._model, self._has_passed = model, False
 
     def __call__(self, weights: Arrays, job: Job) -> Arrays:
         raise NotImplementedError("the app behind the mod trains")
@@ -192,9 +192,13 @@ class _AppTraining:
     def check(self, weights: Arrays, job: Job, policy: SellerPolicy) -> None:
         """Refuses a model in which records mix.
 
+        A model that has passed is not tried again: its maker is the app's own and takes nothing from the server.
+        `train_privately` looks at every model that it trains, with the weights and records at hand.
+
         Raises:
             PolicyRefusal: `model`.
         """
-        if self.model is not None:
+        if self._model is not None and not self._has_passed:
             with guard.becomes(Reason.MODEL, model_check.ModelError):
-                model_check.require_supported(self.model())
+                model_check.require_supported(self._model())
+            self._has_passed = True

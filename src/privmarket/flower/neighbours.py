@@ -65,7 +65,7 @@ class Neighbourhood:
 
     @property
     def everybody(self) -> bool:
-        """Whether everybody is everybody's neighbour."""
+        """Whether each seller shares masks with all others, instead of with neighbours on a ring."""
         return self.window >= self.sellers
 
     def windows(self, ring: NDArray[np.int64]) -> dict[int, frozenset[int]]:
@@ -156,7 +156,7 @@ def _chance_of(least: int, drawn: int, colluders: int, sellers: int) -> float:
 
 
 def _log_binomial(n: int, k: NDArray[np.int64] | int) -> NDArray[np.float64]:
-    """log of "n choose k"."""
+    """The logarithm of the binomial coefficient n over k, same shape as k."""
     found: NDArray[np.float64] = gammaln(n + 1.0) - gammaln(k + 1.0) - gammaln(n - k + 1.0)
     return found
 

@@ -22,12 +22,13 @@ from flwr.clientapp import ClientApp
 from privmarket.errors import ConfigurationError, PrivmarketError
 from privmarket.flower import guard, wire
 from privmarket.flower.wire import Answer, Arrays, Offered, Receipt, Sale
+from privmarket.market.outcome import is_beyond
 from privmarket.privacy.calibration import ReleaseFamily
 from privmarket.privacy.events import PrivacyEvent
 from privmarket.privacy.noise import NoiseSource
 from privmarket.privacy.policy import Order, PolicyRefusal, Reason, SellerPolicy
 from privmarket.privacy.policy_file import UNLIMITED
-from privmarket.privacy.release import Grid
+from privmarket.privacy.release import ReleaseGrid
 from privmarket.privacy.wallet_file import OpenWallet, WalletFile
 from privmarket.rounds import Offer, Terms, sale_name
 
@@ -70,12 +71,12 @@ TrainMany = Callable[[Arrays, Sequence[Job]], Sequence[Mapping[str, np.ndarray]]
 
 
 class ShareTraining(Protocol):
-    """Training for a secure sum under aggregate trust."""
+    """Trains for a secure sum under aggregate trust: what `client_app(share=…)` takes."""
 
     def records(self, context: Context) -> int:
-        """How many records this client holds."""
+        """The number of records that this client holds."""
 
-    def share(self, weights: Arrays, job: Job, grid: Grid) -> Mapping[str, np.ndarray]:
+    def share(self, weights: Arrays, job: Job, grid: ReleaseGrid) -> Mapping[str, np.ndarray]:
         """What the client adds to the sum: its clipped sum on `grid` with its share of the noise, int64 by name."""
 
 
@@ -104,7 +105,7 @@ def partition_name(context: Context) -> str:
 
 @dataclass(eq=False)
 class Seller:
-    """The handlers of one client app."""
+    """Handles the messages of one client app: calls for bids, orders and receipts."""
 
     train: TrainFunction
     offer: OfferFunction
@@ -182,7 +183,7 @@ class Seller:
         )
 
     def sell(self, message: Message, context: Context) -> Message:
-        """Trains for a sale, or refuses it."""
+        """Checks an order, charges the wallet, trains and replies with the noisy update, or with a refusal."""
         return self.sell_many([(message, context)])[0]
 
     def sell_many(self, orders: Sequence[tuple[Message, Context]]) -> list[Message]:
@@ -265,7 +266,7 @@ class Seller:
                 broker.claim_delivery(sale.broker_round, sha256)
 
     def receive(self, message: Message, context: Context) -> Message:
-        """Takes the receipt of the last round."""
+        """Notes in the wallet what the receipt of the last round says: the payment, or why there was none."""
         wire.take(message.content, Terms)
         self._note_receipt(message.content, context)
         return Message(RecordDict(), reply_to=message)
@@ -343,7 +344,7 @@ def _check_against_offer(sale: Sale, context: Context) -> None:
     of_round = sale.run, sale.number, sale.broker_round
     if offered is None or (offered.run, offered.number, offered.broker_round) != of_round:
         raise PolicyRefusal(Reason.OFFER, f"nothing was offered in round {sale.number}, or it is sold already")
-    if not 0 < sale.epsilon <= offered.epsilon * (1 + 1e-9):
+    if not sale.epsilon > 0 or is_beyond(sale.epsilon, offered.epsilon):
         raise PolicyRefusal(Reason.OFFER, f"asked for ε = {sale.epsilon:g}, offered {offered.epsilon:g}")
     release = sale.family, sale.trust, sale.honest_share
     if (offered.family, offered.trust, offered.honest_share) != release:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from flwr.app import Context
 
-from privmarket.federated.clients import client_types
+from privmarket.federated.clients import client_place, client_types
 from privmarket.federated.config import FederationConfig, Training
 from privmarket.flower.engine import Engine, write_app
 from privmarket.flower.federation import federation_client, federation_server
@@ -55,7 +55,7 @@ class Fault:
 
 
 @dataclass(frozen=True)
-class Plan:
+class RehearsalPlan:
     """A rehearsal.
 
     Attributes:
@@ -126,12 +126,12 @@ def _noise_alone(weights: Arrays, job: Job) -> Arrays:
     return {name: job.noise_multiplier * job.noise.standard_normal(w.shape) for name, w in weights.items()}
 
 
-def _type(plan: Plan, terms: Terms, context: Context) -> Offer:
-    number, types = int(partition_name(context)), client_types(plan.config, terms.number)
+def _type(plan: RehearsalPlan, terms: Terms, context: Context) -> Offer:
+    number, types = client_place(partition_name(context)), client_types(plan.config, terms.number)
     return Offer(float(types.valuation[number]), float(types.epsilon[number]))
 
 
-def spoiled(train: TrainFunction, plan: Plan, folder: Path) -> TrainFunction:
+def spoiled(train: TrainFunction, plan: RehearsalPlan, folder: Path) -> TrainFunction:
     """Training that goes wrong where the plan says so."""
     faults = {(str(f.client), f.number): f.kind for f in plan.faults}
 
@@ -163,14 +163,14 @@ def marker(folder: Path, client: str) -> Path:
     return folder / f"training-{client}"
 
 
-def rehearse(folder: Path, plan: Plan | None = None, *, stretch: bool = False) -> dict[str, Any]:
+def rehearse(folder: Path, plan: RehearsalPlan | None = None, *, stretch: bool = False) -> dict[str, Any]:
     """Runs a rehearsal in `folder` and returns what came out, with a verdict on every promise.
 
     Args:
         stretch: whether the deadline grows with the time that the SuperNodes take to start: a busy machine answers
             late, and would break promises that the code keeps.
     """
-    chosen = plan or Plan()
+    chosen = plan or RehearsalPlan()
     folder.mkdir(parents=True, exist_ok=True)
     started = time.perf_counter()
     with Engine(folder, chosen.clients) as engine:
@@ -207,7 +207,7 @@ def run_timeout(rounds: int, waits: int, deadline_seconds: float) -> float:
     return _START_SECONDS + rounds * (waits * deadline_seconds + 60.0)
 
 
-def _nodes_to_ask(plan: Plan, rounds: list[RoundJson]) -> list[str]:
+def _nodes_to_ask(plan: RehearsalPlan, rounds: list[RoundJson]) -> list[str]:
     """Nodes of clients that were to be paid in a round and were not: their logs may say why."""
     gone, everybody = _expected_drops(plan), {str(c) for c in range(plan.clients)}
     missing = {
@@ -215,10 +215,10 @@ def _nodes_to_ask(plan: Plan, rounds: list[RoundJson]) -> list[str]:
         for r in rounds
         for client in everybody - gone[r["number"]] - set(r["paid_micro"]) - _busy(plan, r["number"])
     }
-    return [f"node-{client}" for client in sorted(missing, key=int)]
+    return [f"node-{client}" for client in sorted(missing, key=client_place)]
 
 
-def verdicts(plan: Plan, rounds: list[RoundJson], folder: Path) -> dict[str, bool]:
+def verdicts(plan: RehearsalPlan, rounds: list[RoundJson], folder: Path) -> dict[str, bool]:
     """Promise → whether it was kept."""
     gone = _expected_drops(plan)
     budget = int(plan.config.budget * MICRO)
@@ -250,30 +250,31 @@ def verdicts(plan: Plan, rounds: list[RoundJson], folder: Path) -> dict[str, boo
     }
 
 
-def _plain_payments(plan: Plan, record: RoundJson) -> dict[str, int]:
+def _plain_payments(plan: RehearsalPlan, record: RoundJson) -> dict[str, int]:
     """client → what it sells for in the plain simulation's auction, held among those who bid here.
 
     A client that is dead, or still busy with a late update, does not bid, and prices move. Everybody who bids sells
     in this market, so who bid is who was paid or dropped.
     """
-    present = sorted({*record["paid_micro"], *record["dropped"]}, key=int)
+    present = sorted({*record["paid_micro"], *record["dropped"]}, key=client_place)
     if len(present) != record["bidders"]:
         return {}
     with simulation.Federation(plan.config) as federation:
         types, number = federation.types(record["number"]), record["number"]
         terms = Terms(number, int(plan.config.budget * MICRO), federation.family, federation.law.epsilon_max)
-        size = {c: float(federation.pool.parts[int(c)].size) for c in present}
-        offers = {c: Offer(float(types.valuation[int(c)]), float(types.epsilon[int(c)]), size[c]) for c in present}
+        v, epsilon, size = types.valuation, types.epsilon, federation.sizes
+        places = {client: federation.place[client] for client in present}
+        offers = {c: Offer(float(v[at]), float(epsilon[at]), float(size[at])) for c, at in places.items()}
         awards = Round.publish(terms).bid(offers).clear(federation.mechanism).awards
     return {client: award.payment_micro for client, award in awards.items()}
 
 
-def _busy(plan: Plan, number: int) -> set[str]:
+def _busy(plan: RehearsalPlan, number: int) -> set[str]:
     """Who may miss a round because it still works on a late update."""
     return {str(f.client) for f in plan.faults if f.kind == "late" and f.number < number}
 
 
-def _expected_drops(plan: Plan) -> dict[int, set[str]]:
+def _expected_drops(plan: RehearsalPlan) -> dict[int, set[str]]:
     """round → who cannot be paid: who misbehaves in it, and who was killed before."""
     return {
         number: {
@@ -292,13 +293,13 @@ def kill_on_marker(engine: Engine, waiting: set[int], folder: Path) -> None:
         time.sleep(_POLL_SECONDS)
 
 
-def read_plan(text: str) -> Plan:
+def read_plan(text: str) -> RehearsalPlan:
     """The plan that `asdict` gave, from JSON."""
     fields = json.loads(text)
-    return Plan(**{**fields, "faults": tuple(Fault(**fault) for fault in fields["faults"])})
+    return RehearsalPlan(**{**fields, "faults": tuple(Fault(**fault) for fault in fields["faults"])})
 
 
-def _app_code(plan: Plan, folder: Path) -> str:
+def _app_code(plan: RehearsalPlan, folder: Path) -> str:
     return f"""from privmarket.flower import rehearsal
 
 PLAN = {json.dumps(asdict(plan))!r}

@@ -32,7 +32,7 @@ RESULT = "privmarket-result"  # in the server's state
 
 
 class RoundJson(TypedDict):
-    """A round in a result file; see `rounds.RoundRecord`."""
+    """The fields of one round in a result file; `rounds.RoundRecord` describes them."""
 
     number: int
     bidders: int
@@ -89,13 +89,13 @@ class MarketResult:
 
     @property
     def accuracy(self) -> float | None:
-        """The last measurement; None if nothing was measured."""
+        """The accuracy of the last round in which it was measured; None if it never was."""
         measured = [record.accuracy for record in self.records if record.accuracy is not None]
         return measured[-1] if measured else None
 
     @property
     def paid_micro(self) -> dict[str, int]:
-        """client → all its money, micro-units."""
+        """Maps each client to the money it was paid in all rounds, in micro-units."""
         paid: dict[str, int] = {}
         for record in self.records:
             for client, micro in record.paid_micro.items():
@@ -124,7 +124,7 @@ class MarketResult:
         return certify(self.releases.get(client, ()), self.settings.delta)
 
     def to_json(self) -> ResultJson:
-        """Plain data, without the model."""
+        """The result as JSON data, without the model's weights."""
         return {
             "settings": self.settings.to_json(),
             "accuracy": self.accuracy,

@@ -66,16 +66,14 @@ from privmarket.flower.wire import Arrays, Sale
 from privmarket.privacy import integer_noise
 from privmarket.privacy.integer_noise import MAX_LEVELS, MIN_LEVELS
 from privmarket.privacy.policy import PolicyRefusal, Reason
-from privmarket.privacy.release import Grid as ReleaseGrid
-
-_ORDER = "fitins.config"
+from privmarket.privacy.release import ReleaseGrid
 
 
 class SecureClientApp(MarketClientApp):
     """A client app whose updates leave masked; an error leaves as one word, which SecAgg+ can do without."""
 
     def __call__(self, message: Message, context: Context) -> Message:
-        """Answers a message."""
+        """Answers a message; an error leaves as one word of `Reason`."""
         try:
             # Flower also takes "train.default" for "train", and SecAgg+ lets it pass without a mask.
             if message.metadata.message_type not in (wire.TRAIN, wire.BID, wire.RECEIPT):

@@ -17,7 +17,7 @@ from privmarket.errors import ConfigurationError, PrivacyError
 from privmarket.federated.aggregation import aggregate, seller_weights
 from privmarket.flower import wire
 from privmarket.flower.fleet import RECEIPT_SECONDS, Fleet
-from privmarket.flower.market import TOKEN_VARIABLE, GridMarket, auctioneer_for
+from privmarket.flower.grid_market import TOKEN_VARIABLE, GridMarket, auctioneer_for
 from privmarket.flower.result import MarketResult, keep_result
 from privmarket.flower.settings import MarketSettings
 from privmarket.flower.wire import Arrays
@@ -139,7 +139,7 @@ class MarketRun:
         self.state = global_model.ServerState.start(torch.from_numpy(flatten(self.start_weights)))
 
     def run(self) -> MarketResult:
-        """Plays all rounds and returns the result."""
+        """Waits for enough nodes, plays all rounds, and returns the result."""
         started = time.perf_counter()
         there = self.fleet.wait(self.settings.min_nodes, self.settings.join_seconds)
         if there < self.settings.min_nodes:
@@ -236,7 +236,7 @@ class MarketRun:
         return Delivered(deliveries, total)
 
     def _arrays(self, flat: np.ndarray) -> Arrays:
-        """The flat vector as named arrays."""
+        """Splits a flat vector, (parameters,), into the model's named arrays."""
         cuts = np.cumsum([int(np.prod(shape)) for shape in self.shapes.values()])[:-1]
         parts = np.split(flat, cuts)
         return {name: part.reshape(shape) for part, (name, shape) in zip(parts, self.shapes.items(), strict=True)}

@@ -35,11 +35,11 @@ class MarketSettings(MarketPlan, TrainingPlan):
     @property
     def family(self) -> ReleaseFamily:
         """What sellers release, up to its noise."""
-        return ReleaseFamily(self.sampling_rate, self.steps, self.delta)
+        return ReleaseFamily.of(self, self.delta)
 
     @property
     def objective(self) -> AggregationError:
-        """κ and H of P2."""
+        """The aggregation error (problem P2) with this run's κ and H, for rules that minimise it."""
         return AggregationError(self.kappa, self.heterogeneity)
 
     def rule(self) -> Mechanism:
@@ -53,7 +53,7 @@ class MarketSettings(MarketPlan, TrainingPlan):
         return type(self)(**{**vars(self), **given})  # checked there, as every setting is
 
     def to_json(self) -> dict[str, object]:
-        """Plain data."""
+        """The settings as JSON data."""
         plain = {f.name: getattr(self, f.name) for f in fields(self)}
         plain["mechanism"] = self.mechanism if isinstance(self.mechanism, str) else self.rule().name
         return {**plain, "mechanism_settings": {k: repr(v) for k, v in self.mechanism_settings.items()}}

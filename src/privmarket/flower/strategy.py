@@ -21,7 +21,7 @@ from privmarket.errors import ConfigurationError
 from privmarket.federated.aggregation import seller_weights
 from privmarket.flower import wire
 from privmarket.flower.fleet import RECEIPT_SECONDS, Fleet
-from privmarket.flower.market import GridMarket, auctioneer_for
+from privmarket.flower.grid_market import GridMarket, auctioneer_for
 from privmarket.flower.result import MarketResult, keep_result
 from privmarket.flower.settings import MarketSettings
 from privmarket.flower.wire import Refusal, Sale
@@ -77,7 +77,7 @@ class AuctionStrategy(Strategy):
 
     @property
     def records(self) -> tuple[RoundRecord, ...]:
-        """One per round so far."""
+        """The records of the rounds played so far."""
         return () if self._market is None else tuple(self._market.records)
 
     def configure_train(
@@ -156,7 +156,7 @@ class AuctionStrategy(Strategy):
         return made
 
     def summary(self) -> None:
-        """Logs the auction's settings, then the inner strategy's."""
+        """Logs the auction's settings and then the summary of the inner strategy."""
         _log.info("auction: %s", self.settings.to_json())
         self.inner.summary()
 

@@ -50,15 +50,15 @@ class KeyPair:
 
     @classmethod
     def new(cls) -> KeyPair:
-        """A new pair."""
+        """Generates a pair from the operating system's random numbers."""
         return cls._of(X25519PrivateKey.generate())
 
     @classmethod
     def read(cls, secret: bytes) -> KeyPair:
-        """From `secret`.
+        """Restores the pair whose `secret` was stored.
 
         Raises:
-            ValueError: other than 32 bytes.
+            ValueError: the secret does not have 32 bytes.
         """
         return cls._of(X25519PrivateKey.from_private_bytes(secret))
 
@@ -68,7 +68,7 @@ class KeyPair:
 
     @property
     def secret(self) -> bytes:
-        """The private key, 32 bytes."""
+        """The private key as 32 bytes, for storing."""
         return self.private.private_bytes_raw()
 
     def agreed(self, other: bytes) -> bytes:

@@ -61,7 +61,7 @@ class RememberedSum:
         return cls(plan, offer, sale, broker_round, private, listed, places, root, view)
 
     def keep(self, context: Context) -> None:
-        """Writes it into the node's state."""
+        """Writes these fields into the node's state, where the next message finds them."""
         plan = self.plan
         known = {"private": self.private, "listed": self.listed, "root": self.root, "view": self.view}
         record = ConfigRecord({**known})
@@ -80,7 +80,7 @@ class RememberedSum:
             raise PolicyRefusal(Reason.OFFER, "another offer than the one for which the sum began")
 
     def cohort(self) -> Cohort:
-        """The sellers that this node was shown."""
+        """The cohort, limited to the sellers that this node was shown."""
         places = self.places or range(self.plan.sellers)
         return Cohort.remembered(self.plan.sellers, places, self.listed, self.root)
 

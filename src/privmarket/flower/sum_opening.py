@@ -102,7 +102,7 @@ def _check_confirmed(known: RememberedSum, cohort: Cohort, extra: ConfigRecord) 
 
 
 def _given(extra: ConfigRecord) -> dict[int, bytes]:
-    """place → signature."""
+    """Maps the place of each survivor to the signature that the server passed on."""
     places, signatures = ints(extra, PLACES), texts(extra, SIGNATURES)
     if len(places) != len(signatures):
         raise PolicyRefusal(Reason.COHORT, f"{len(signatures)} signatures of {len(places)} survivors")

@@ -35,7 +35,7 @@ from privmarket.flower.server import MarketServerApp
 from privmarket.flower.sum_memory import AGREE, COHORT, LIST, SURVIVORS
 from privmarket.flower.wire import Arrays
 from privmarket.lazy import late
-from privmarket.privacy.release import Grid as ReleaseGrid
+from privmarket.privacy.release import ReleaseGrid
 from privmarket.privacy.wallet_file import WalletFile
 from privmarket.rounds import MICRO
 
@@ -53,7 +53,7 @@ _SEED = 11
 
 
 def _at(stage: str, change: Callable[[ConfigRecord, Message, list[Message]], None]) -> Tamper:
-    """An attack on one step of the protocol."""
+    """Makes an attack that changes the messages of one step of the protocol."""
 
     def tamper(message: Message, together: list[Message]) -> None:
         configs = message.content.config_records.get(RECORD_KEY_CONFIGS)
@@ -108,7 +108,7 @@ def _both_ways(configs: ConfigRecord, message: Message, together: list[Message])
 
 
 def _order(**changes: Callable[[float], float]) -> Tamper:
-    """Changes fields of every order."""
+    """Makes an attack that changes these fields of every order."""
 
     def tamper(message: Message, _: list[Message]) -> None:
         order = message.content.config_records.get("fitins.config")
@@ -155,7 +155,7 @@ class HostileGrid:
         return getattr(self.grid, name)
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
-        """Sends, changed, and receives."""
+        """Changes the messages as the attack of this round says, sends them, and returns the replies."""
         outgoing = list(messages)
         in_sum = [m for m in outgoing if RECORD_KEY_CONFIGS in m.content]
         if not in_sum:
@@ -313,7 +313,7 @@ def rehearse_sums(
 def sum_verdicts(
     plan: SumPlan, rounds: list[RoundJson], answers: Mapping[int, Mapping[str, int]], folder: Path
 ) -> dict[str, bool]:
-    """Promise → whether it was kept."""
+    """Compares what came out with what the plan promises: promise → whether it was kept."""
     budget = int(plan.config.budget * MICRO)
     tried = {number: attack for number, attack in enumerate(plan.attacks) if attack in ATTACKS}
     plain = simulation.run(plan.config.replace(rounds=1)).records[0]
@@ -351,7 +351,7 @@ def sum_verdicts(
 
 
 def read_sum_plan(text: str) -> SumPlan:
-    """The plan that `asdict` gave, from JSON."""
+    """Reads a plan from the JSON of its `asdict`."""
     fields = json.loads(text)
     return SumPlan(**{**fields, "attacks": tuple(fields["attacks"])})
 

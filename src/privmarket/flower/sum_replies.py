@@ -46,7 +46,7 @@ class SellerKeys:
 
 
 def configs_of(reply: Message) -> ConfigRecord:
-    """The record that every step's answer is in."""
+    """The record of a reply that holds the answer to a step."""
     record = reply.content.config_records.get(RECORD_KEY_CONFIGS)
     if record is None:
         raise BadReplyError(f"no record {RECORD_KEY_CONFIGS}")
@@ -54,7 +54,7 @@ def configs_of(reply: Message) -> ConfigRecord:
 
 
 def read_keys(configs: ConfigRecord) -> SellerKeys:
-    """A seller's answer to the first step."""
+    """Reads a seller's answer to the first step: its public keys and, if it has one, its registered signature."""
     masking, messages = (_value(configs, key, bytes) for key in (Key.PUBLIC_KEY_1, Key.PUBLIC_KEY_2))
     for key in (masking, messages):
         try:
@@ -75,7 +75,7 @@ def read_pieces(configs: ConfigRecord, neighbours: Collection[int]) -> dict[int,
 
 
 def read_vector(configs: ConfigRecord, shapes: Sequence[tuple[int, ...]], modulus: int) -> list[Integers]:
-    """A masked vector, array by array."""
+    """Reads a masked vector, one array of integers for each of `shapes`."""
     parts = _list(configs, Key.MASKED_PARAMETERS, bytes)
     if len(parts) != len(shapes):
         raise BadReplyError(f"{len(parts)} arrays where {len(shapes)} belong")
@@ -89,7 +89,7 @@ def read_vector(configs: ConfigRecord, shapes: Sequence[tuple[int, ...]], modulu
 
 
 def read_signature(configs: ConfigRecord) -> bytes:
-    """A survivor's signature."""
+    """Reads a survivor's signature of the list of survivors."""
     signatures = _list(configs, SIGNATURES, bytes)
     if [len(one) for one in signatures] != [SIGNATURE_BYTES]:
         raise BadReplyError(f"{len(signatures)} signatures, or of another length")
@@ -109,27 +109,27 @@ def _by_node(configs: ConfigRecord, names: str, values: str, wanted: Collection[
 
 
 def text(record: ConfigRecord, key: str) -> bytes:
-    """Bytes."""
+    """The field `key` of a record, which must hold bytes."""
     return _value(record, key, bytes)
 
 
 def number(record: ConfigRecord, key: str) -> float:
-    """A number with a fraction."""
+    """The field `key` of a record, which must hold a float."""
     return _value(record, key, float)
 
 
 def whole(record: ConfigRecord, key: str) -> int:
-    """A whole number."""
+    """The field `key` of a record, which must hold a whole number."""
     return _value(record, key, int)
 
 
 def texts(record: ConfigRecord, key: str) -> list[bytes]:
-    """A list of bytes."""
+    """The field `key` of a record, which must hold a list of bytes."""
     return _list(record, key, bytes)
 
 
 def ints(record: ConfigRecord, key: str) -> list[int]:
-    """A list of whole numbers."""
+    """The field `key` of a record, which must hold a list of whole numbers."""
     return _list(record, key, int)
 
 

@@ -196,7 +196,7 @@ class SumServer:
     def _collect(
         self, near: Mapping[int, frozenset[int]], pieces: Mapping[int, Mapping[int, bytes]]
     ) -> dict[int, list[Integers]]:
-        """node → its masked vector."""
+        """Sends the orders and collects the masked vectors: node → its vector, array by array."""
         arrays, names = ndarrays_to_parameters(list(self.weights.values())), "\n".join(self.weights)
         messages = {}
         for node in near:
@@ -218,7 +218,7 @@ class SumServer:
         survivors = cohort.write_survivors(self.came)
         asked = ConfigRecord({Key.STAGE: AGREE, SURVIVORS: survivors})
         messages = {node: RecordDict({RECORD_KEY_CONFIGS: asked}) for node in self.came}
-        # Whether a signature is good is for the sellers to say; a server may wish it were.
+        # Signatures are checked by the sellers, who do not trust the server; so they are not checked here.
         signed = self._ask(messages, lambda _, configs: sum_replies.read_signature(configs))
         return signed if len(signed) >= self.plan.signed else None
 
@@ -339,7 +339,7 @@ def _member(node: int, keys: SellerKeys) -> Member:
 
 
 def _add(total: list[np.ndarray], parts: list[Integers], sign: int = 1) -> None:
-    """total += sign·parts, in place and modulo 2⁶⁴."""
+    """Adds sign·parts to total, array by array, in place and modulo 2⁶⁴."""
     for array, part in zip(total, parts, strict=True):
         if sign > 0:
             array += part.view(np.uint64)

@@ -36,7 +36,7 @@ from privmarket.flower.node_seller import Job
 from privmarket.flower.training_checks import job_plan, require_trainable
 from privmarket.flower.wire import Arrays
 from privmarket.privacy.noise import NoiseSource
-from privmarket.privacy.release import Grid
+from privmarket.privacy.release import ReleaseGrid
 
 if TYPE_CHECKING:
     from flwr.app import Context, Message
@@ -48,7 +48,7 @@ def trainable_arrays(module: nn.Module) -> Arrays:
 
 
 def load_arrays(module: nn.Module, arrays: Arrays) -> None:
-    """Sets the module's trainable parameters."""
+    """Copies named arrays into the module's trainable parameters."""
     mine = {name: p for name, p in module.named_parameters() if p.requires_grad}
     if set(mine) != set(arrays):
         raise PrivacyError(
@@ -136,7 +136,7 @@ def private_module_share(
     inputs: Column,
     labels: Column,
     job: Job,
-    grid: Grid,
+    grid: ReleaseGrid,
     loss: Loss | None = None,
     persons: Column | None = None,
 ) -> Arrays:
@@ -181,7 +181,7 @@ def _step_sum(module: nn.Module, records: ClientRecords, plan: LocalPlan, job: J
 
 
 def _general_update(module: nn.Module, records: ClientRecords, plan: LocalPlan, job: Job, loss: Loss) -> Arrays:
-    """Noisy steps by the hooks of Opacus."""
+    """Trains with per-record gradients from Opacus's hooks and returns global minus local weights."""
     rate = plan.learning_rate / plan.expected_batch
     before = trainable_arrays(module)
     moving = {name: p for name, p in module.named_parameters() if p.requires_grad}
@@ -206,5 +206,5 @@ def _named(flat: Tensor, parameters: dict[str, nn.Parameter]) -> Arrays:
 
 
 def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
-    """(records,) the loss unless another is given."""
+    """The cross-entropy of each record, (records,): the loss where no other is given."""
     return F.cross_entropy(outputs, labels, reduction="none")

@@ -19,8 +19,8 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from privmarket.errors import PrivmarketError
+from privmarket.plans import HONEST_SHARE, Trust
 from privmarket.privacy.calibration import ReleaseFamily
-from privmarket.privacy.words import Trust
 from privmarket.rounds import Terms
 
 BID, TRAIN, RECEIPT = "query.bid", "train", "query.receipt"
@@ -63,7 +63,7 @@ class Sale:
     share: float = 1.0
     broker_round: str = ""
     trust: Trust = "local"
-    honest_share: float = 2 / 3
+    honest_share: float = HONEST_SHARE
     sellers: int = 0
     levels: int = 0
     weight: float = 0.0
@@ -192,7 +192,7 @@ def take(content: RecordDict, kind: type[Record], default: object = WireError) -
 
 
 def write_arrays(arrays: Mapping[str, np.ndarray]) -> ArrayRecord:
-    """Named arrays as a record."""
+    """Puts named arrays into a Flower record."""
     return ArrayRecord({name: Array(np.ascontiguousarray(array)) for name, array in arrays.items()})
 
 

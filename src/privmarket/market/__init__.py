@@ -8,4 +8,103 @@
   get of it.
 - `evaluation`, `audit_report`: how outcomes are judged, and the report on one rule.
 - `menu`, `ration_curve`, `ration_design`: curves of unit prices, and which of them suit a law.
+
+Each name is imported when it is first used; `dir` lists them.
 """
+
+from typing import TYPE_CHECKING
+
+from privmarket.lazy import public_names
+
+if TYPE_CHECKING:
+    from privmarket.market import (
+        aggregate_bound,
+        attacks,
+        audit_report,
+        bid_file,
+        bids,
+        bounds,
+        collusion,
+        evaluation,
+        facts,
+        frames,
+        guarantees,
+        mechanism,
+        menu,
+        objectives,
+        outcome,
+        ration_curve,
+        ration_design,
+        scenarios,
+        typical_bound,
+    )
+    from privmarket.market.attacks import AscentAttack, GridAttack, Regret
+    from privmarket.market.audit_report import AuditReport
+    from privmarket.market.bid_file import read_bids
+    from privmarket.market.bids import Bids
+    from privmarket.market.bounds import first_best_bound, fluid_bound
+    from privmarket.market.collusion import CoalitionAttack
+    from privmarket.market.evaluation import judge
+    from privmarket.market.facts import MarketFacts
+    from privmarket.market.mechanism import Mechanism
+    from privmarket.market.outcome import Outcome
+    from privmarket.market.scenarios import Law, scenario
+
+__all__ = [
+    "AscentAttack",
+    "AuditReport",
+    "Bids",
+    "CoalitionAttack",
+    "GridAttack",
+    "Law",
+    "MarketFacts",
+    "Mechanism",
+    "Outcome",
+    "Regret",
+    "aggregate_bound",
+    "attacks",
+    "audit_report",
+    "bid_file",
+    "bids",
+    "bounds",
+    "collusion",
+    "evaluation",
+    "facts",
+    "first_best_bound",
+    "fluid_bound",
+    "frames",
+    "guarantees",
+    "judge",
+    "mechanism",
+    "menu",
+    "objectives",
+    "outcome",
+    "ration_curve",
+    "ration_design",
+    "read_bids",
+    "scenario",
+    "scenarios",
+    "typical_bound",
+]
+
+# public name → the module that defines it; the other names are modules
+_HOMES = {
+    "AscentAttack": "privmarket.market.attacks",
+    "AuditReport": "privmarket.market.audit_report",
+    "Bids": "privmarket.market.bids",
+    "CoalitionAttack": "privmarket.market.collusion",
+    "GridAttack": "privmarket.market.attacks",
+    "Law": "privmarket.market.scenarios",
+    "MarketFacts": "privmarket.market.facts",
+    "Mechanism": "privmarket.market.mechanism",
+    "Outcome": "privmarket.market.outcome",
+    "Regret": "privmarket.market.attacks",
+    "first_best_bound": "privmarket.market.bounds",
+    "fluid_bound": "privmarket.market.bounds",
+    "judge": "privmarket.market.evaluation",
+    "read_bids": "privmarket.market.bid_file",
+    "scenario": "privmarket.market.scenarios",
+}
+_HOMES |= {name: f"{__name__}.{name}" for name in __all__ if name not in _HOMES}
+if not TYPE_CHECKING:  # so that mypy reports a name that does not exist
+    __getattr__, __dir__ = public_names(__name__, _HOMES)

@@ -154,5 +154,5 @@ class _Slices:
 
 
 def _running(terms: Array) -> Array:
-    """(terms + 1,) partial sums from 0 on."""
+    """(terms + 1,) the partial sums of `terms`, from 0 on."""
     return np.append(0.0, np.cumsum(terms))

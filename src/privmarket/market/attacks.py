@@ -13,7 +13,7 @@ from itertools import islice
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from privmarket.market.bids import Array, Bids
 from privmarket.market.mechanism import Mechanism
@@ -39,7 +39,7 @@ class Regret:
     epsilon: Array
 
     def worst_of(self, other: Regret) -> Regret:
-        """Client by client, the better of two misreports."""
+        """For each client, whichever of the two misreports gains it more."""
         better = other.gain > self.gain
         return Regret(
             np.where(better, other.gain, self.gain),
@@ -49,11 +49,19 @@ class Regret:
 
 
 class Attack(Protocol):
-    """Searches misreports against `mechanism` in the markets `types`."""
+    """The interface of an attack: a search for the misreports that gain each client most."""
 
     def __call__(self, mechanism: Mechanism, types: Bids, budget: ArrayLike, rng: np.random.Generator) -> Regret:
-        """Types have shape (..., clients)."""
+        """Searches misreports against `mechanism` for the clients of `types`, (..., clients), under `budget`."""
         ...
+
+
+def can_deliver(sold: Array, has: Array) -> NDArray[np.bool_]:
+    """Whether clients have the ε that they sold, same shapes.
+
+    Stricter than `TOLERANCE`: were that much more ε let pass, selling it could gain as much as counts as a gain.
+    """
+    return sold <= has * (1 + 1e-12)
 
 
 def utility_of(mechanism: Mechanism, types: Bids, reports: Bids, budget: ArrayLike) -> Array:
@@ -62,8 +70,7 @@ def utility_of(mechanism: Mechanism, types: Bids, reports: Bids, budget: ArrayLi
     Being asked for more ε than the client has counts as −∞: it cannot deliver.
     """
     outcome = mechanism.unilateral(types, reports, budget)
-    deliverable = outcome.epsilon <= types.epsilon * (1 + 1e-12)
-    return np.where(deliverable, outcome.utility(types), -np.inf)
+    return np.where(can_deliver(outcome.epsilon, types.epsilon), outcome.utility(types), -np.inf)
 
 
 def _at_once(mechanism: Mechanism, types: Bids) -> int:
@@ -77,7 +84,7 @@ def _at_once(mechanism: Mechanism, types: Bids) -> int:
 
 
 def _stacked(bids: Sequence[Bids]) -> Bids:
-    """(len(bids), ..., clients) from bids of one shape."""
+    """Stacks bids of one shape along a new first axis: (len(bids), ..., clients)."""
 
     def stack(name: str) -> Array | None:
         found = [getattr(one, name) for one in bids]
@@ -108,7 +115,7 @@ class GridAttack:
     over_valuation: bool = True
 
     def __call__(self, mechanism: Mechanism, types: Bids, budget: ArrayLike, rng: np.random.Generator) -> Regret:
-        """Types have shape (..., clients)."""
+        """Tries the grid for every client of `types`, (..., clients), and returns each client's best misreport."""
         shares = np.linspace(1.0, 0.0, self.shares, endpoint=False)
         reports = (
             types.replace(valuation=valuation, epsilon=types.epsilon * share)
@@ -148,7 +155,7 @@ class AscentAttack:
     over_epsilon: bool = True
 
     def __call__(self, mechanism: Mechanism, types: Bids, budget: ArrayLike, rng: np.random.Generator) -> Regret:
-        """Types have shape (..., clients)."""
+        """Climbs from every start for each client of `types`, (..., clients); returns the best misreports."""
         best = _truth(types)
         truth = truthful_utility(mechanism, types, budget)
         starts = (self._start(types, rng, near_truth=start % 2 == 0) for start in range(self.starts))
@@ -222,7 +229,7 @@ class _Start:
 
 
 def _joined(starts: Sequence[_Start]) -> _Start:
-    """Several starts along a new first axis."""
+    """Stacks several starts along a new first axis."""
     steps = zip(*(start.coins for start in starts), strict=True)
     coins = [[np.stack(coin) for coin in zip(*step, strict=True)] for step in steps]
     return _Start(np.stack([start.x for start in starts]), np.stack([start.y for start in starts]), coins)

@@ -106,7 +106,7 @@ class AuditReport:
     broken: tuple[str, ...]
 
     def to_dict(self) -> dict[str, object]:
-        """Plain data for JSON."""
+        """The report as JSON data."""
         return asdict(self)
 
     def __str__(self) -> str:

@@ -106,7 +106,7 @@ class Bids:
 
     @property
     def clients(self) -> int:
-        """How many clients bid in each market."""
+        """The number of clients that bid in each market."""
         return int(self.valuation.shape[-1])
 
     @property
@@ -132,7 +132,7 @@ class Bids:
             )
 
     def replace(self, **changes: object) -> Bids:
-        """The same bids with some fields given anew."""
+        """A copy of these bids with some fields changed, checked again."""
         fields = {name: getattr(self, name) for name in (*_RULES, "client_ids")}
         return Bids(**{**fields, **changes})
 

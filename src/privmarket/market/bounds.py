@@ -195,7 +195,7 @@ def virtual_types(law: Law | Bids, quantiles: int = 128) -> Types:
 
 
 def true_types(law: Law | Bids, quantiles: int = 128) -> Types:
-    """Types with their valuations as costs."""
+    """The types of a law with their true valuations as costs: what the first best pays."""
     if isinstance(law, IndependentLaw):
         return _product(law.valuation((np.arange(quantiles) + 0.5) / quantiles), law)
     rows = _rows(law)

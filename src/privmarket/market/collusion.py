@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from privmarket.errors import ConfigurationError
+from privmarket.market.attacks import can_deliver
 from privmarket.market.bids import Array, Bids
 from privmarket.market.mechanism import Mechanism
 
@@ -80,7 +81,7 @@ class CoalitionAttack:
         def joint_utility(reports: Bids) -> Array:
             outcome = mechanism.run(reports, money)
             # Who is asked for more ε than it has cannot deliver: such a plan is worthless to the coalition.
-            undeliverable = (inside & (outcome.epsilon > truth.epsilon * (1 + 1e-12))).any(axis=-1)
+            undeliverable = (inside & ~can_deliver(outcome.epsilon, truth.epsilon)).any(axis=-1)
             utility = np.where(inside, outcome.utility(truth), 0.0).sum(axis=-1)
             return np.where(undeliverable, -np.inf, utility)
 
@@ -99,7 +100,7 @@ class CoalitionAttack:
     def _members(
         self, mechanism: Mechanism, markets: Bids, budget: ArrayLike, rng: np.random.Generator
     ) -> NDArray[np.intp]:
-        """(markets, coalitions, size)."""
+        """(markets, coalitions, size) the clients of each coalition."""
         clients, size = markets.clients, min(self.size, markets.clients)
         order = np.argsort(markets.valuation, axis=-1, kind="stable")
         sellers = np.count_nonzero(mechanism.run(markets, budget).epsilon > 0, axis=-1)
@@ -151,13 +152,13 @@ def _repeated(markets: Bids, times: int) -> Bids:
 
 
 def _joint(bids: Bids, members: NDArray[np.bool_], valuation: Array, epsilon: Array) -> Bids:
-    """`bids` with the members' reports put in."""
+    """`bids` in which the members of the coalition report `valuation` and `epsilon`."""
     return bids.replace(
         valuation=np.where(members, valuation, bids.valuation), epsilon=np.where(members, epsilon, bids.epsilon)
     )
 
 
 def _better(best: Bids, utility: Array, reports: Bids, found: Array) -> tuple[Bids, Array]:
-    """Market by market, the better of two plans."""
+    """For each market, whichever of two joint reports gains the coalition more, and that gain."""
     won = (found > utility)[:, None]
     return _joint(best, won, reports.valuation, reports.epsilon), np.maximum(utility, found)

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from privmarket.market.bids import Array, Bids
-from privmarket.market.guarantees import TOLERANCE, BudgetFeasible, IndividuallyRational, WithinOffer
-from privmarket.market.outcome import Outcome
+from privmarket.market.guarantees import BudgetFeasible, IndividuallyRational, WithinOffer, shortfall
+from privmarket.market.outcome import TOLERANCE, Outcome
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,15 @@ def judge(types: Bids, outcome: Outcome, budget: float) -> Merit:
 
 def _share(excess: Array) -> float:
     return float((excess > TOLERANCE).mean())
+
+
+def underpaid_share(cost: Array, payment: Array, coin: float = 0.0) -> float:
+    """Share of sales paid less than their cost; 0 where nothing was sold.
+
+    Args:
+        coin: the unit that payments were rounded down to, which takes almost one from each; two are allowed.
+    """
+    return _share(shortfall(cost, payment + 2 * coin)) if cost.size else 0.0
 
 
 def beyond_rounding(gain: float, budget: float) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from privmarket.errors import ConfigurationError
 from privmarket.market.bids import Bids
@@ -38,10 +38,6 @@ class MarketFacts:
         """Everything that follows from a law: its name, its limit on offers and, where it has them, its rows."""
         past = law.past if isinstance(law, EmpiricalLaw) else None
         return cls(law=law, scenario=law.name, epsilon_max=law.epsilon_max, past_bids=past)
-
-    def limited_to(self, epsilon_max: float) -> MarketFacts:
-        """The same market under another limit on offers."""
-        return replace(self, epsilon_max=epsilon_max)
 
 
 def offer_limit(epsilon_max: float) -> float:

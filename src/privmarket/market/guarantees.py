@@ -18,11 +18,8 @@ from privmarket.market import attacks
 from privmarket.market.bids import Array, Bids
 from privmarket.market.collusion import CoalitionAttack
 from privmarket.market.mechanism import Finding, Guarantee, Mechanism, budget_column
-from privmarket.market.outcome import Outcome
+from privmarket.market.outcome import TOLERANCE, Outcome
 
-TOLERANCE = 1e-9
-"""How far rounding may carry a figure beyond its limit, relative to the figure's own scale (a cost, a budget, an
-offer), so that a change of currency changes no finding."""
 _SMALLEST = 1e-300  # below this, numbers have fewer digits
 
 
@@ -53,13 +50,17 @@ class IndividuallyRational(OutcomeGuarantee):
 
     @property
     def label(self) -> str:
-        """A few words for tables."""
+        """The promise in a few words, for tables."""
         return "individually rational"
 
     def excess(self, types: Bids, outcome: Outcome, budget: Array) -> Array:
         """(..., clients) shortfall over cost; where nothing was given up, nothing is short."""
-        cost = types.valuation * outcome.epsilon
-        return (cost - outcome.payment) / np.maximum(cost, _SMALLEST)
+        return shortfall(types.valuation * outcome.epsilon, outcome.payment)
+
+
+def shortfall(cost: Array, payment: Array) -> Array:
+    """By how much pay is below cost, relative to the cost; at most 0 where it is not."""
+    return (cost - payment) / np.maximum(cost, _SMALLEST)
 
 
 @dataclass(frozen=True)
@@ -68,11 +69,11 @@ class BudgetFeasible(OutcomeGuarantee):
 
     @property
     def label(self) -> str:
-        """A few words for tables."""
+        """The promise in a few words, for tables."""
         return "within budget"
 
     def excess(self, types: Bids, outcome: Outcome, budget: Array) -> Array:
-        """(..., 1) overspend over budget."""
+        """(..., 1) by which share of the budget the payments pass it; 0 or less where they do not."""
         return (outcome.spend[..., None] - budget) / budget
 
 
@@ -82,11 +83,11 @@ class WithinOffer(OutcomeGuarantee):
 
     @property
     def label(self) -> str:
-        """A few words for tables."""
+        """The promise in a few words, for tables."""
         return "within offers"
 
     def excess(self, types: Bids, outcome: Outcome, budget: Array) -> Array:
-        """(..., clients) excess over the offer."""
+        """(..., clients) by how much what a client sells passes what it offered, as a share of the offer."""
         return (outcome.epsilon - types.epsilon) / types.epsilon
 
 
@@ -102,7 +103,7 @@ class Truthful(Guarantee):
 
     @property
     def label(self) -> str:
-        """A few words for tables."""
+        """The promise in a few words, for tables."""
         return "truthful in v" if self.in_ == "valuation" else "truthful in ε"
 
     @property
@@ -125,7 +126,7 @@ class ApproximatelyTruthful(Guarantee):
 
     @property
     def label(self) -> str:
-        """A few words for tables."""
+        """The promise in a few words, for tables."""
         return f"regret ≤ {self.max_regret:.2%} of pay"
 
     def check(self, mechanism: Mechanism, types: Bids, budget: ArrayLike, rng: np.random.Generator) -> Finding:
@@ -145,11 +146,11 @@ class CollusionProof(Guarantee):
 
     @property
     def label(self) -> str:
-        """A few words for tables."""
+        """The promise in a few words, for tables."""
         return "collusion-proof"
 
     def check(self, mechanism: Mechanism, types: Bids, budget: ArrayLike, rng: np.random.Generator) -> Finding:
-        """Attacks with pairs, and with coalitions of five."""
+        """Attacks with coalitions of two and of five clients; a gain beyond rounding breaks the promise."""
         found = [CoalitionAttack(size)(mechanism, types, budget, rng).gain for size in (2, 5)]
         worst = max(float(gain.max()) for gain in found) / float(np.min(np.asarray(budget)))
         return Finding(self.label, worst <= TOLERANCE, worst)

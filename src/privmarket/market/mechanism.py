@@ -16,12 +16,10 @@ from numpy.typing import ArrayLike
 
 from privmarket.errors import ConfigurationError, OutcomeError
 from privmarket.market.bids import Array, Bids
-from privmarket.market.outcome import Outcome
+from privmarket.market.outcome import Outcome, is_beyond
 
 # How many numbers the default `unilateral` may hold in one field at once.
 _CHUNK_CELLS = 2_000_000
-# How far rounding may carry a sold ε beyond the offer, relative.
-_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
@@ -35,12 +33,12 @@ class Finding:
 
 
 class Guarantee(ABC):
-    """A promise about a mechanism."""
+    """The interface of a promise that a mechanism makes; `market.guarantees` has them."""
 
     @property
     @abstractmethod
     def label(self) -> str:
-        """A few words for tables."""
+        """The promise in a few words, for tables."""
 
     @abstractmethod
     def check(self, mechanism: Mechanism, types: Bids, budget: ArrayLike, rng: np.random.Generator) -> Finding:
@@ -109,7 +107,7 @@ class Mechanism(ABC):
                 bad = ~((array >= 0) & (array < np.inf))
                 raise self._refusal(bad, field, array, bids, "finite and at least 0")
         if not self.sells_beyond_offers and not bool((outcome.epsilon <= bids.epsilon).all()):
-            above = outcome.epsilon > bids.epsilon * (1 + _ROUNDING)
+            above = is_beyond(outcome.epsilon, bids.epsilon)
             if above.any():
                 most = "at most the ε that the client offered"
                 raise self._refusal(above, "epsilon", outcome.epsilon, bids, most)

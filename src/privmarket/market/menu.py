@@ -63,7 +63,7 @@ class MenuCurve:
         object.__setattr__(self, "area", float(prices @ weights))
 
     def share(self, relative: ArrayLike) -> Array:
-        """G(s), same shape as `relative`."""
+        """G(s): the share of its ε that a client at relative valuation s sells; same shape as `relative`."""
         return np.asarray(self.share_from[np.searchsorted(self.price, relative, side="right")])
 
     def unit_payment(self, relative: ArrayLike) -> Array:

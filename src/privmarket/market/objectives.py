@@ -17,31 +17,32 @@ import numpy as np
 from privmarket.errors import ConfigurationError, UnknownNameError
 from privmarket.market.bids import Array, Bids
 from privmarket.market.outcome import Outcome
+from privmarket.plans import DELTA, HETEROGENEITY, HONEST_SHARE, KAPPA
 from privmarket.privacy.gaussian import mu_of
 
 _BISECTIONS = 60
 
 
 class Objective(ABC):
-    """A figure of merit of an outcome."""
+    """The interface of what a buyer wants to make large or small: one figure for each outcome."""
 
     name: ClassVar[str]
     larger_is_better: ClassVar[bool]
 
     @abstractmethod
     def value(self, outcome: Outcome, bids: Bids) -> Array:
-        """(...,) one figure per market."""
+        """(...,) the figure of each market's outcome."""
 
 
 @dataclass(frozen=True)
 class TotalEpsilon(Objective):
-    """Σ ε bought."""
+    """Σ ε bought: the more, the better."""
 
     name: ClassVar[str] = "total-epsilon"
     larger_is_better: ClassVar[bool] = True
 
     def value(self, outcome: Outcome, bids: Bids) -> Array:
-        """Σ ε sold, shape (...,)."""
+        """(...,) Σ ε sold in each market."""
         return outcome.total_epsilon
 
 
@@ -55,8 +56,8 @@ class AggregationError(Objective):
     Implements: problem P2, Eqs. (fl-loss) and (P2) of [Sun2026], made concrete: see docs/fidelity.md.
     """
 
-    kappa: float = 1.0
-    heterogeneity: float = 0.1
+    kappa: float = KAPPA
+    heterogeneity: float = HETEROGENEITY
     name: ClassVar[str] = "aggregation-error"
     larger_is_better: ClassVar[bool] = False
 
@@ -68,7 +69,7 @@ class AggregationError(Objective):
             )
 
     def value(self, outcome: Outcome, bids: Bids) -> Array:
-        """(...,) infinite where nobody sells."""
+        """(...,) the error at the best weights for what was sold; infinite where nobody sells."""
         weights = self.optimal_weights(outcome.epsilon, bids)
         return self.error(outcome.epsilon, weights, bids)
 
@@ -78,7 +79,7 @@ class AggregationError(Objective):
         return variance + bias
 
     def terms(self, epsilon: Array, weights: Array, bids: Bids) -> tuple[Array, Array]:
-        """(...,) the variance and the squared-bias term."""
+        """(...,) the variance term and the squared-bias term of the error."""
         unit = self._unit_variance(epsilon, bids)
         with np.errstate(invalid="ignore"):
             variance = np.where(weights > 0, unit * weights**2, 0.0).sum(axis=-1)
@@ -152,10 +153,10 @@ class AggregateError(Objective):
     Implements: the error of the sum in docs/theory/aggregate-trust.md; μ(ε, δ) of [BalleWang2018].
     """
 
-    kappa: float = 1.0
-    heterogeneity: float = 0.1
-    honest_share: float = 2.0 / 3.0
-    delta: float | None = 1e-5
+    kappa: float = KAPPA
+    heterogeneity: float = HETEROGENEITY
+    honest_share: float = HONEST_SHARE
+    delta: float | None = DELTA
     name: ClassVar[str] = "aggregate-error"
     larger_is_better: ClassVar[bool] = False
 
@@ -173,7 +174,7 @@ class AggregateError(Objective):
             raise ConfigurationError(f"aggregate error: delta is {self.delta}", "give a δ between 0 and 0.5")
 
     def value(self, outcome: Outcome, bids: Bids) -> Array:
-        """(...,) infinite where nobody sells."""
+        """(...,) the error of the secure sum; infinite where nobody sells."""
         variance, bias = self.terms(outcome.epsilon, bids)
         return variance + bias
 
@@ -243,7 +244,7 @@ def objective(name: str, **parameters: float) -> Objective:
 
 
 def _written_parameters(name: str, text: str) -> dict[str, float]:
-    """`kappa=2,heterogeneity=0.3` as a dictionary."""
+    """Reads parameters written as `kappa=2,heterogeneity=0.3`: name → number."""
     found = {}
     for pair in text.split(",") if text else []:
         parameter, _, value = pair.partition("=")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from html import escape
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, overload
 
 import numpy as np
+from numpy.typing import NDArray
 
 from privmarket.counted import counted
 from privmarket.errors import OutcomeError
@@ -15,6 +16,19 @@ from privmarket.market.frames import frame_of
 
 if TYPE_CHECKING:
     import pandas
+
+TOLERANCE = 1e-9
+"""How far rounding may carry a figure beyond its limit, relative to the figure's own scale (a cost, a budget, an
+offer), so that a change of currency changes no finding."""
+
+
+@overload
+def is_beyond(figure: float, limit: float) -> bool: ...
+@overload
+def is_beyond(figure: Array, limit: Array) -> NDArray[np.bool_]: ...
+def is_beyond(figure: float | Array, limit: float | Array) -> bool | NDArray[np.bool_]:
+    """Whether a figure is above its limit by more than rounding: ε above an offer, pay above a budget."""
+    return figure > limit * (1 + TOLERANCE)
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,12 +124,12 @@ class Outcome:
 
     @property
     def total_epsilon(self) -> Array:
-        """(...,) Σ ε sold."""
+        """(...,) Σ ε that the clients of each market sell."""
         return np.asarray(self.epsilon.sum(axis=-1))
 
     @property
     def spend(self) -> Array:
-        """(...,) Σ payments, the paper's revenue R."""
+        """(...,) Σ payments of each market, the paper's revenue R."""
         return np.asarray(self.payment.sum(axis=-1))
 
     def utility(self, types: Bids) -> Array:

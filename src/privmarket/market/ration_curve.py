@@ -66,11 +66,11 @@ class RationCurve:
 
     @property
     def steps(self) -> int:
-        """M, the number of steps."""
+        """M, the number of steps of the curve."""
         return int(self.price.size)
 
     def amount(self, step: int, level: ArrayLike) -> Array:
-        """a_m(ℓ), same shape as `level`."""
+        """a_m(ℓ): the amount of ε on offer at step m for each level ℓ; same shape as `level`."""
         return _amount(self.multiple[step], self.floor, np.asarray(level, dtype=np.float64))
 
     def level_of(self, step: int, amount: ArrayLike) -> Array:
@@ -106,7 +106,7 @@ class StackedCurves:
 
     @staticmethod
     def of(curves: Sequence[RationCurve]) -> StackedCurves:
-        """One curve per market."""
+        """Stacks one curve per market."""
         steps = max(curve.steps for curve in curves)
         price, multiple = np.zeros((steps, len(curves), 1)), np.ones((steps, len(curves), 1))
         for market, curve in enumerate(curves):
@@ -115,7 +115,7 @@ class StackedCurves:
         return StackedCurves(price, multiple, np.array([[curve.floor] for curve in curves]))
 
     def amount(self, step: int, level: Array) -> Array:
-        """a_m(ℓ) of each market, (markets, levels)."""
+        """(markets, levels) a_m(ℓ): the amount on offer at step m in each market."""
         return _amount(self.multiple[step], self.floor, level)
 
     def level_of(self, step: int, amount: Array) -> Array:

@@ -67,7 +67,7 @@ class Marginals:
         return Marginals(share, np.quantile(rows.valuation, share), np.quantile(rows.epsilon, middles))
 
     def price(self, share: Array) -> Array:
-        """p(u), above 0, same shape as `share`."""
+        """p(u): the price at which a share u of clients sells; above 0, same shape as `share`."""
         return np.maximum(np.interp(share, self.share, self.valuation), 1e-9)
 
 

@@ -17,6 +17,7 @@ from privmarket.errors import ConfigurationError, UnknownNameError
 from privmarket.lazy import late
 from privmarket.market.bid_file import read_bids
 from privmarket.market.bids import Array, Bids
+from privmarket.plans import EPSILON_MAX
 
 # SciPy takes longer to load than all the rest of the market, and only the log-normal law needs it.
 special = late("scipy.special")
@@ -37,7 +38,7 @@ class Law(ABC):
 
     @abstractmethod
     def sample(self, rng: np.random.Generator, clients: int, markets: tuple[int, ...] = ()) -> Bids:
-        """Truthful bids of shape (*markets, clients)."""
+        """Draws truthful bids of shape (*markets, clients)."""
 
 
 @dataclass(frozen=True)
@@ -50,11 +51,11 @@ class IndependentLaw(Law):
     name: str
     valuation: Quantile
     epsilon: Quantile
-    epsilon_max: float = 5.0
+    epsilon_max: float = EPSILON_MAX
     data_size: Quantile | None = None
 
     def sample(self, rng: np.random.Generator, clients: int, markets: tuple[int, ...] = ()) -> Bids:
-        """Truthful bids of shape (*markets, clients)."""
+        """Draws truthful bids of shape (*markets, clients), valuations and caps independent of each other."""
         shape = (*markets, clients)
 
         def draw() -> Array:
@@ -83,7 +84,7 @@ class EmpiricalLaw(Law):
             object.__setattr__(self, "epsilon_max", float(self.past.epsilon.max()))
 
     def sample(self, rng: np.random.Generator, clients: int, markets: tuple[int, ...] = ()) -> Bids:
-        """Truthful bids of shape (*markets, clients)."""
+        """Draws truthful bids of shape (*markets, clients) from the past bids, with replacement."""
         return self.past[rng.integers(self.past.clients, size=(*markets, clients))]
 
 
@@ -118,10 +119,10 @@ class DerivedLaw(Law):
     name: str
     epsilon: Quantile
     function: ValuationFunction = ValuationFunction()
-    epsilon_max: float = 5.0
+    epsilon_max: float = EPSILON_MAX
 
     def sample(self, rng: np.random.Generator, clients: int, markets: tuple[int, ...] = ()) -> Bids:
-        """Truthful bids of shape (*markets, clients)."""
+        """Draws truthful bids of shape (*markets, clients), valuations computed from the other fields."""
         shape = (*markets, clients)
         epsilon = self.epsilon(rng.random(shape))
         accuracy, records = rng.uniform(0.5, 1.0, shape), rng.uniform(100.0, 1000.0, shape)

@@ -120,14 +120,14 @@ class _Menus:
         return self._amounts(cutoff, float(np.exp(low)))
 
     def moments(self, amount: Array) -> tuple[float, float]:
-        """E[m] and E[m²]."""
+        """E[m] and E[m²] of the strength m = μ(ε) of what a client sells, over all types."""
         sold = np.minimum(self.offer, amount[self.place])
         log_mu = np.interp(np.log(np.maximum(sold, self.epsilon[0])), np.log(self.epsilon), np.log(self.mu))
         m = np.where(sold > 0, np.exp(log_mu), 0.0)
         return float(self.probability @ m), float(self.probability @ m**2)
 
     def paid(self, amount: Array) -> float:
-        """E[c·ε], money per client."""
+        """E[c·ε]: what a client is paid on average."""
         return float(self.probability @ (self.price * np.minimum(self.offer, amount[self.place])))
 
     def _amounts(self, cutoff: float, cheap: float) -> Array:

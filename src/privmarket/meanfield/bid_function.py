@@ -92,7 +92,7 @@ class BidFunction:
 
 
 def load_bid_function(path: Path, kind: int = 0) -> BidFunction:
-    """The bid function of a saved equilibrium."""
+    """Reads the bid function out of a file that `Equilibrium.save` wrote."""
     try:
         with np.load(path) as saved:
             shadow, limits = saved["shadow_price"], saved["limits"]

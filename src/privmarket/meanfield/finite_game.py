@@ -32,7 +32,7 @@ class PriceTaking(Protocol):
     curve: MenuCurve
 
     def price_levels(self, bids: Bids, budget: float) -> Array:
-        """(clients,) the level that each client faces."""
+        """(clients,) the price level that each client faces."""
 
 
 @runtime_checkable
@@ -40,7 +40,7 @@ class OffersReports(Protocol):
     """A rule that tells quickly what each possible report of one client would bring."""
 
     def offers(self, others: Bids, epsilon: float, budget: float, reports: Array) -> tuple[Array, Array]:
-        """(reports,) ε sold and payment."""
+        """(reports,) the ε that one client would sell at each report, and its payment."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,7 +102,7 @@ class FiniteGame:
             record: whether to keep what client 0 could have met; costs about as much as the game.
         """
         if clients < 2:
-            raise ConfigurationError(f"a game of {clients} clients", "use at least 2")
+            raise ConfigurationError(f"a game of {clients} clients", "use at least 2 clients")
         mesh, steps = self.game.mesh, self.game.grid.time_steps
         kind, cell, node = self._draw(clients, rng)
         budget = self.equilibrium.problem.budget_per_client * mesh.step * clients

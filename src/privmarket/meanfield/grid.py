@@ -35,7 +35,7 @@ class Grid:
             if getattr(self, name) < least:
                 raise ConfigurationError(
                     f"grid: {name} is {getattr(self, name)}, at least {least} needed",
-                    "e.g. 64x64x50",
+                    f"raise {name} to {least} or more; 64x64x50 is the default",
                 )
 
     @classmethod
@@ -71,12 +71,12 @@ class Mesh:
 
     @cached_property
     def valuation(self) -> Array:
-        """(valuations,) centres of the cells."""
+        """(valuations,) the centre of each valuation cell."""
         return np.asarray((np.arange(self.grid.valuation_cells) + 0.5) * self.valuation_width, dtype=np.float64)
 
     @cached_property
     def budget(self) -> Array:
-        """(budgets,) nodes from 0 to the limit."""
+        """(budgets,) the budget nodes, from 0 to the limit."""
         return np.linspace(0.0, self.budget_limit, self.grid.budget_nodes)
 
     @cached_property
@@ -86,15 +86,15 @@ class Mesh:
 
     @property
     def valuation_width(self) -> float:
-        """Width of a valuation cell."""
+        """The width of one valuation cell."""
         return self.valuation_limit / self.grid.valuation_cells
 
     @property
     def budget_width(self) -> float:
-        """Distance between two budget nodes."""
+        """The distance between two budget nodes."""
         return self.budget_limit / (self.grid.budget_nodes - 1)
 
     @property
     def step(self) -> float:
-        """Length of a time step in rounds."""
+        """The length of a time step, in rounds."""
         return self.horizon / self.grid.time_steps

@@ -50,7 +50,7 @@ class TabulatedMarket:
         return self._mean(self.sold_table[int(level)], report, width)
 
     def spend(self, report: Array, level: float, width: float) -> Array:
-        """Money per round at this report."""
+        """The money paid per round at each report."""
         return self._mean(self.paid_table[int(level)], report, width)
 
     def reward(self, valuation: Array, report: Array, level: float, width: float) -> Array:
@@ -131,15 +131,15 @@ class MenuPath:
         return self.menu.most_sold
 
     def surplus(self, cost: Array, level: float, width: float) -> Array:
-        """The menu's surplus at the step's price level."""
+        """The surplus per round at each cost, at the price level of this step."""
         return self.menu.surplus(cost, float(self.levels[int(level)]), width)
 
     def sold(self, report: Array, level: float, width: float) -> Array:
-        """ε per round at the step's price level."""
+        """The ε sold per round at each report, at the price level of this step."""
         return self.menu.sold(report, float(self.levels[int(level)]), width)
 
     def spend(self, report: Array, level: float, width: float) -> Array:
-        """Money per round at the step's price level."""
+        """The money paid per round at each report, at the price level of this step."""
         return self.menu.spend(report, float(self.levels[int(level)]), width)
 
     def reward(self, valuation: Array, report: Array, level: float, width: float) -> Array:
@@ -166,19 +166,19 @@ class _MixedMenu(MenuPath):
         return [_merge(self.menu, column) for column in self.levels.T]
 
     def surplus(self, cost: Array, level: float, width: float) -> Array:
-        """Averaged over the draws."""
+        """The surplus per round at this cost, averaged over the draws."""
         return self._curves[int(level)].surplus(cost, 1.0, width)
 
     def sold(self, report: Array, level: float, width: float) -> Array:
-        """Averaged over the draws."""
+        """The ε sold per round at this report, averaged over the draws."""
         return self._curves[int(level)].sold(report, 1.0, width)
 
     def spend(self, report: Array, level: float, width: float) -> Array:
-        """Averaged over the draws."""
+        """The money paid per round at this report, averaged over the draws."""
         return self._curves[int(level)].spend(report, 1.0, width)
 
     def reward(self, valuation: Array, report: Array, level: float, width: float) -> Array:
-        """Averaged over the draws."""
+        """Payment less cost per round at this report, averaged over the draws."""
         return self._curves[int(level)].reward(valuation, report, 1.0, width)
 
 

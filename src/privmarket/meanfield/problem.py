@@ -60,12 +60,13 @@ class Problem:
         for name in ("budget_per_client", "horizon", "valuation_limit", "price_ceiling", "kinds"):
             if not 0 < getattr(self, name) < np.inf:
                 raise ConfigurationError(
-                    f"{name} is {getattr(self, name)}: must be above 0", f"raise {name}, to a finite number"
+                    f"{name} is {getattr(self, name)}: must be above 0",
+                    f"raise {name} to a finite number above 0",
                 )
         for name in ("reversion", "volatility"):
             if not 0 <= getattr(self, name) < np.inf:
                 raise ConfigurationError(
-                    f"{name} is {getattr(self, name)}: must be 0 or more", "use 0 or more, a finite number"
+                    f"{name} is {getattr(self, name)}: must be 0 or more", "use 0 or more, and a finite number"
                 )
 
     @classmethod
@@ -110,11 +111,11 @@ class Problem:
         )
 
     def replace(self, **changes: object) -> Problem:
-        """The same game with some settings given anew."""
+        """A copy of this game with some settings changed, checked again."""
         return replace(self, **changes)  # type: ignore[arg-type]
 
     def mesh(self, grid: Grid) -> Mesh:
-        """The grid over this game's extent."""
+        """The points of `grid` over this game's range of valuations, budgets and time."""
         return Mesh(grid, self.valuation_limit, self.law.epsilon_max, self.horizon)
 
     def initial(self, mesh: Mesh) -> tuple[Array, Array]:

@@ -66,7 +66,7 @@ class MenuMarket:
 
     def __post_init__(self) -> None:
         if not 0 < self.sale_cap < np.inf:
-            raise ConfigurationError(f"sale cap is {self.sale_cap}: must be above 0", "give ε per round")
+            raise ConfigurationError(f"sale cap is {self.sale_cap}: must be above 0", "give the most ε of a round")
 
     @property
     def most_sold(self) -> float:
@@ -74,7 +74,7 @@ class MenuMarket:
         return self.sale_cap * float(self.curve.weight.sum())
 
     def surplus(self, cost: Array, level: float, width: float) -> Array:
-        """S per round, averaged over the cell."""
+        """S, the surplus per round at each cost, averaged over the cell."""
         price = self.curve.price * level
         if price.size <= _FEW_STEPS:
             terms = [w * _mean_excess(p - cost, width) for p, w in zip(price, self.curve.weight, strict=True)]
@@ -82,11 +82,11 @@ class MenuMarket:
         return self.sale_cap * self._cell_mean(_second_tail, self.curve.weight, cost, level, width)
 
     def sold(self, report: Array, level: float, width: float) -> Array:
-        """ε per round, averaged over the cell."""
+        """The ε sold per round at each report, averaged over the cell."""
         return self.sale_cap * self._count(self.curve.weight, report, level, width)
 
     def spend(self, report: Array, level: float, width: float) -> Array:
-        """Payment per round, averaged over the cell."""
+        """The payment per round at each report, averaged over the cell."""
         return self.sale_cap * self._count(self.curve.weight * self.curve.price * level, report, level, width)
 
     def reward(self, valuation: Array, report: Array, level: float, width: float) -> Array:
@@ -164,14 +164,14 @@ class QuadraticMarket:
         return (level - cost) * x - 0.5 * x * x
 
     def sold(self, report: Array, level: float, width: float) -> Array:
-        """x = τ − c, between 0 and the cap."""
+        """The quantity x = τ − c sold per round, between 0 and the cap."""
         return np.clip(level - report, 0.0, self.rate_cap)
 
     def spend(self, report: Array, level: float, width: float) -> Array:
-        """The buyer's constraint is on the quantity."""
+        """The quantity sold: here the buyer's constraint is on that, not on money."""
         return self.sold(report, level, width)
 
     def reward(self, valuation: Array, report: Array, level: float, width: float) -> Array:
-        """(τ − v)·x − x²/2."""
+        """The reward per round, (τ − v)·x − x²/2."""
         x = self.sold(report, level, width)
         return (level - valuation) * x - 0.5 * x * x

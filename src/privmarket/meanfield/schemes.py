@@ -27,7 +27,7 @@ Rate = Callable[[Array], Array]
 
 
 @dataclass(frozen=True)
-class Order:
+class AccuracyOrder:
     """Declared order of accuracy in each direction; a test measures each."""
 
     time: float
@@ -39,7 +39,7 @@ class BudgetScheme(ABC):
     """One step of the selling part, for arrays (kinds, valuations, budgets). Rates are 0 at budget 0."""
 
     name: ClassVar[str]
-    order: ClassVar[Order]
+    order: ClassVar[AccuracyOrder]
 
     @abstractmethod
     def check(self, mesh: Mesh, most_sold: float) -> None:
@@ -74,7 +74,7 @@ class ExplicitUpwind(BudgetScheme):
     """
 
     name = "explicit"
-    order = Order(time=1, valuation=2, budget=1)
+    order = AccuracyOrder(time=1, valuation=2, budget=1)
 
     def check(self, mesh: Mesh, most_sold: float) -> None:
         """Refuses a time step in which a client could sell more than one block of budget."""
@@ -87,12 +87,12 @@ class ExplicitUpwind(BudgetScheme):
             )
 
     def optimise(self, value: Array, mesh: Mesh, surplus: Surplus, rate: Rate) -> tuple[Array, Array]:
-        """Φ + dt·S(v + ∂_rΦ)."""
+        """One explicit step of the value, Φ + dt·S(v + ∂_rΦ), and the shadow price ∂_rΦ that it used."""
         shadow = shadow_price(value, mesh)
         return value + mesh.step * surplus(shadow), shadow
 
     def advance(self, value: Array, rate: Array, reward: Array, mesh: Mesh) -> Array:
-        """Φ + dt·(reward − rate·∂_rΦ)."""
+        """One explicit step of the value under a given policy: Φ + dt·(reward − rate·∂_rΦ)."""
         lost = _courant(rate, mesh) * mesh.budget_width * shadow_price(value, mesh)
         return value + mesh.step * reward - lost
 
@@ -118,14 +118,14 @@ class ImplicitUpwind(BudgetScheme):
     """
 
     name = "implicit"
-    order = Order(time=1, valuation=2, budget=1)
+    order = AccuracyOrder(time=1, valuation=2, budget=1)
     max_policy_iterations = 60
 
     def check(self, mesh: Mesh, most_sold: float) -> None:
-        """Every time step is stable."""
+        """Accepts every grid: the implicit scheme is stable whatever the time step."""
 
     def optimise(self, value: Array, mesh: Mesh, surplus: Surplus, rate: Rate) -> tuple[Array, Array]:
-        """Φ with Φ − dt·S(v + ∂_rΦ) = value."""
+        """Solves Φ − dt·S(v + ∂_rΦ) = value for Φ by policy iteration; also returns the shadow price ∂_rΦ."""
         shadow = shadow_price(value, mesh)
         scale = mesh.step * (1e-15 + np.abs(surplus(shadow)).max())
         for _ in range(self.max_policy_iterations):
@@ -138,11 +138,11 @@ class ImplicitUpwind(BudgetScheme):
         return earlier, shadow
 
     def advance(self, value: Array, rate: Array, reward: Array, mesh: Mesh) -> Array:
-        """(I + dt·rate·∂_r)⁻¹(Φ + dt·reward)."""
+        """One implicit step of the value under a given policy: (I + dt·rate·∂_r)⁻¹(Φ + dt·reward)."""
         return _solve(rate, value + mesh.step * reward, mesh, "N")
 
     def move(self, mass: Array, rate: Array, mesh: Mesh) -> Array:
-        """The transposed solve."""
+        """Moves the density over one step, by the transpose of the system that `advance` solves."""
         return _solve(rate, mass, mesh, "T")
 
     def exposure(self, mass: Array, rate: Array, mesh: Mesh) -> Array:

@@ -29,7 +29,7 @@ _MOST_BOUNDARY_MASS = 1e-3
 
 
 class Result(Enum):
-    """How a solve ended."""
+    """How a solve ended: within the tolerance, at the limit of iterations, or without getting closer."""
 
     CONVERGED = "converged"
     ITERATION_LIMIT = "iteration-limit"
@@ -102,17 +102,17 @@ class Equilibrium:
 
     @property
     def scheme(self) -> BudgetScheme:
-        """How selling was discretised."""
+        """The finite-difference scheme with which it was solved."""
         return self.game.scheme
 
     @property
     def price(self) -> Array:
-        """(steps,) the price level of each step."""
+        """(steps,) the price level of each time step."""
         return self.flow.price
 
     @property
     def mean_payment(self) -> float:
-        """Mean payment per client over the whole game."""
+        """The mean over clients of what each is paid in the whole game."""
         return float(self.flow.spend.sum() * self.game.mesh.step)
 
     @property
@@ -236,7 +236,8 @@ def solve(
     """
     if not tolerance > 0 or max_iterations < 1:
         raise ConfigurationError(
-            f"tolerance {tolerance} and max_iterations {max_iterations} must be above 0", "use 1e-6 and 200"
+            f"tolerance {tolerance} and max_iterations {max_iterations} must be above 0",
+            "leave both out for 1e-6 and 200, or raise the one that is too small",
         )
     began = time.perf_counter()
     game = DiscreteGame(problem, _named(scheme), grid or Grid())

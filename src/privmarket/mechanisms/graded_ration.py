@@ -9,6 +9,7 @@ from privmarket.market.ration_curve import RationCurve
 from privmarket.market.ration_design import graded_curve
 from privmarket.market.scenarios import Law, scenario
 from privmarket.mechanisms.ration_menu import RationMenu
+from privmarket.plans import DELTA, EPSILON_MAX, HONEST_SHARE, KAPPA
 
 
 class GradedRation(RationMenu):
@@ -35,11 +36,12 @@ class GradedRation(RationMenu):
     def __init__(
         self,
         law: Law | str = "uniform",
-        epsilon_max: float = 5.0,
-        kappa: float = 1.0,
+        epsilon_max: float = EPSILON_MAX,
+        kappa: float = KAPPA,
+        # Not the H of P2: the typical error has another one, which `client_spread` measures; 1 is of its order.
         heterogeneity: float = 1.0,
-        honest_share: float = 2.0 / 3.0,
-        delta: float = 1e-5,
+        honest_share: float = HONEST_SHARE,
+        delta: float = DELTA,
     ) -> None:
         super().__init__(epsilon_max)
         self.law = scenario(law) if isinstance(law, str) else law

@@ -24,6 +24,7 @@ from privmarket.market.menu import POSTED_PRICE, MenuCurve
 from privmarket.market.outcome import Outcome
 from privmarket.mechanisms.menu_levels import last_level_unsold, levels_of_small_markets, steps_unsold
 from privmarket.mechanisms.ranking import Ranking
+from privmarket.plans import EPSILON_MAX
 
 # Above this many breakpoints, the price level is bracketed first, so that few of them are ever listed.
 _LIST_ALL = 2_048
@@ -51,7 +52,7 @@ class MeanFieldMenu(Mechanism):
     )
     market_facts: ClassVar[tuple[str, ...]] = ("epsilon_max",)
 
-    def __init__(self, curve: MenuCurve = POSTED_PRICE, epsilon_max: float = 5.0) -> None:
+    def __init__(self, curve: MenuCurve = POSTED_PRICE, epsilon_max: float = EPSILON_MAX) -> None:
         self.curve = curve
         self.epsilon_max = offer_limit(epsilon_max)
         self._last: tuple[weakref.ref[Bids], Array, Array] | None = None

@@ -24,6 +24,7 @@ from privmarket.market.objectives import AggregateError
 from privmarket.market.outcome import Outcome
 from privmarket.market.ration_design import flat_price
 from privmarket.market.scenarios import Law, scenario
+from privmarket.plans import DELTA, HETEROGENEITY, HONEST_SHARE, KAPPA
 
 
 class Ration(Mechanism):
@@ -57,10 +58,10 @@ class Ration(Mechanism):
         self,
         unit_price: float | None = None,
         law: Law | str = "uniform",
-        kappa: float = 1.0,
-        heterogeneity: float = 0.1,
-        honest_share: float = 2.0 / 3.0,
-        delta: float = 1e-5,
+        kappa: float = KAPPA,
+        heterogeneity: float = HETEROGENEITY,
+        honest_share: float = HONEST_SHARE,
+        delta: float = DELTA,
     ) -> None:
         self.unit_price = checked_price("ration", "unit_price", unit_price)
         self.law = scenario(law) if isinstance(law, str) else law
@@ -85,7 +86,7 @@ class Ration(Mechanism):
 
 
 def checked_price(rule: str, name: str, price: float | None) -> float | None:
-    """The price itself, if it is one."""
+    """`price` itself; refused unless it is None or finite and above 0."""
     if price is not None and not 0 < price < np.inf:
         raise ConfigurationError(f"{rule}: {name} is {price}", "give money per unit of ε, above 0")
     return None if price is None else float(price)

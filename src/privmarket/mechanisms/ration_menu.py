@@ -27,6 +27,7 @@ from privmarket.market.outcome import Outcome
 from privmarket.market.ration_curve import RationCurve, StackedCurves
 from privmarket.mechanisms.mean_field_menu import MeanFieldMenu
 from privmarket.mechanisms.ration_levels import CUTS, PARTS, levels_of_small_markets
+from privmarket.plans import EPSILON_MAX
 
 # Up to so many clients, many markets are cleared together; above, sorting each of them alone is faster.
 _SMALL_MARKET = 64
@@ -51,7 +52,7 @@ class RationMenu(Mechanism):
         Truthful(in_="epsilon"),
     )
 
-    def __init__(self, epsilon_max: float = 5.0) -> None:
+    def __init__(self, epsilon_max: float = EPSILON_MAX) -> None:
         self.epsilon_max = offer_limit(epsilon_max)
         self._last: tuple[weakref.ref[Bids], Array, Facing] | None = None
 

@@ -105,7 +105,7 @@ def resolve(rule: Rule, /, *, market: MarketFacts | None = None, **settings: obj
 
 
 def setting_names(name: str) -> tuple[str, ...]:
-    """The settings of the registered rule called `name`."""
+    """The names of the settings that the registered rule called `name` takes."""
     return tuple(signature(_registered(name)).parameters)
 
 

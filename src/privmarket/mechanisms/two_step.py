@@ -11,6 +11,7 @@ from privmarket.market.ration_design import two_step_curve
 from privmarket.market.scenarios import Law, scenario
 from privmarket.mechanisms.ration import checked_price
 from privmarket.mechanisms.ration_menu import RationMenu
+from privmarket.plans import DELTA, EPSILON_MAX, HETEROGENEITY, HONEST_SHARE, KAPPA
 
 
 class TwoStep(RationMenu):
@@ -45,11 +46,11 @@ class TwoStep(RationMenu):
         bulk_multiple: float = 1024.0,
         service_amount: float = 0.0,
         law: Law | str = "uniform",
-        epsilon_max: float = 5.0,
-        kappa: float = 1.0,
-        heterogeneity: float = 0.1,
-        honest_share: float = 2.0 / 3.0,
-        delta: float = 1e-5,
+        epsilon_max: float = EPSILON_MAX,
+        kappa: float = KAPPA,
+        heterogeneity: float = HETEROGENEITY,
+        honest_share: float = HONEST_SHARE,
+        delta: float = DELTA,
     ) -> None:
         super().__init__(epsilon_max)
         self.unit_price = checked_price(self.name, "unit_price", unit_price)

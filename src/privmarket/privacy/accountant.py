@@ -12,7 +12,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from privmarket.errors import PrivacyError
-from privmarket.privacy.events import DEFAULT_DELTA, PrivacyEvent, require_delta, step_counts
+from privmarket.plans import DELTA
+from privmarket.privacy.events import PrivacyEvent, require_delta, step_counts
 from privmarket.privacy.gaussian import Array, epsilon_of
 from privmarket.privacy.renyi import ORDERS, epsilon_from_divergence, step_divergence
 
@@ -25,11 +26,6 @@ _COSTS: Array = np.empty((0, COLUMNS))
 _ROW_OF: dict[PrivacyEvent | None, int] = {}
 _MAX_ROWS = 50_000
 _LOCK = threading.Lock()
-
-
-def release_cost(event: PrivacyEvent) -> Array:
-    """(columns,) the cost of one release; a pure function."""
-    return composed_cost([event])
 
 
 def composed_cost(events: Iterable[PrivacyEvent | None]) -> Array:
@@ -52,7 +48,7 @@ def release_costs(events: Sequence[PrivacyEvent | None]) -> Array:
         return _COSTS[[_ROW_OF[event] for event in events]]
 
 
-def epsilon_of_cost(cost: Array, delta: float = DEFAULT_DELTA) -> Array:
+def epsilon_of_cost(cost: Array, delta: float = DELTA) -> Array:
     """ε at δ of a cost, (..., columns) → (...,): the smaller of the Rényi and the Gaussian bound.
 
     The Gaussian one is exact for full-batch releases, and far too large for sampled ones.
@@ -62,21 +58,21 @@ def epsilon_of_cost(cost: Array, delta: float = DEFAULT_DELTA) -> Array:
     return np.minimum(renyi, epsilon_of(np.sqrt(cost[..., GAUSSIAN]), delta))
 
 
-def composed_epsilon(events: Iterable[PrivacyEvent | None], delta: float = DEFAULT_DELTA) -> float:
+def composed_epsilon(events: Iterable[PrivacyEvent | None], delta: float = DELTA) -> float:
     """ε at δ of all the releases together."""
     return float(epsilon_of_cost(composed_cost(events), delta))
 
 
-def renyi_epsilon(events: Iterable[PrivacyEvent | None], delta: float = DEFAULT_DELTA) -> float:
+def renyi_epsilon(events: Iterable[PrivacyEvent | None], delta: float = DELTA) -> float:
     """ε at δ of all the releases together, by Rényi accounting alone."""
     require_delta(delta)
     return float(epsilon_from_divergence(composed_cost(events)[:GAUSSIAN], delta))
 
 
 class RdpAccountant:
-    """Running totals of many clients.
+    """The releases of many clients, with running totals of their costs.
 
-    The events are kept and are the truth; the running totals are a cache of them (`recomputed`).
+    The list of events is what counts; the totals are a cache that can be computed again from it (`recomputed`).
 
     Attributes:
         cost: (clients, columns) what each client has released so far.
@@ -90,7 +86,7 @@ class RdpAccountant:
 
     @property
     def clients(self) -> int:
-        """How many clients are accounted for."""
+        """The number of clients that are accounted for."""
         return int(self.cost.shape[0])
 
     @property
@@ -114,12 +110,12 @@ class RdpAccountant:
             self.cost += cost
             self._history.append(entry)
 
-    def epsilon(self, delta: float = DEFAULT_DELTA) -> Array:
+    def epsilon(self, delta: float = DELTA) -> Array:
         """(clients,) ε at δ of everything each client has released."""
         return epsilon_of_cost(self.cost, delta)
 
     def recomputed(self) -> RdpAccountant:
-        """The same accountant, rebuilt from its events."""
+        """A new accountant whose totals are computed again from this one's events."""
         fresh = RdpAccountant(self.clients)
         fresh.compose(*self._history)
         return fresh

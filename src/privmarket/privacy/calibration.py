@@ -5,21 +5,22 @@ Poisson-sampled step. The rest goes through a table built once per (δ, sampling
 
 A share of 2^−10 of δ is kept for finite arithmetic: releases are within `release.release_distance` of the Gaussian
 mechanism in total variation, and (1 + e^ε) times that must fit into the share. What finite arithmetic does to the
-sensitivity is not charged here but in `release.Grid.for_release`, which adds σ times the real sensitivity.
+sensitivity is not charged here but in `release.ReleaseGrid.for_release`, which adds σ times the real sensitivity.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import overload
+from typing import Protocol, overload
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from privmarket.errors import PrivacyError
+from privmarket.plans import DELTA
 from privmarket.privacy import gaussian, tables
-from privmarket.privacy.events import DEFAULT_DELTA, PrivacyEvent, require_delta
+from privmarket.privacy.events import PrivacyEvent, require_delta
 from privmarket.privacy.gaussian import Array, literal_noise_multiplier
 from privmarket.privacy.release import release_distance
 
@@ -29,6 +30,18 @@ __all__ = ["ReleaseFamily", "literal_noise_multiplier", "noise_multiplier", "rel
 _MOST_PARAMETERS = 2**28
 # Below this closed forms of δ lose their digits in float64.
 _SMALLEST_DELTA = 1e-15
+
+
+class Schedule(Protocol):
+    """Whatever says how often a client draws records and adds noise: a training, an event, a sale, a task."""
+
+    @property
+    def sampling_rate(self) -> float:
+        """Probability with which a record enters a step."""
+
+    @property
+    def steps(self) -> int:
+        """Noisy steps in a release."""
 
 
 @dataclass(frozen=True)
@@ -41,11 +54,16 @@ class ReleaseFamily:
 
     sampling_rate: float = 1.0
     steps: int = 1
-    delta: float = DEFAULT_DELTA
+    delta: float = DELTA
 
     def __post_init__(self) -> None:
         PrivacyEvent(1.0, self.sampling_rate, self.steps)  # refuses a schedule that no release can have
         require_delta(self.delta)
+
+    @classmethod
+    def of(cls, schedule: Schedule, delta: float) -> ReleaseFamily:
+        """The releases of a schedule, sold at δ."""
+        return cls(schedule.sampling_rate, schedule.steps, delta)
 
     @cached_property
     def exact_delta(self) -> float:
@@ -114,9 +132,13 @@ class ReleaseFamily:
         noise = tables.grid_between(float(ends[0]), float(ends[1]))
         return noise, self.epsilon(noise)
 
+    def release(self, noise_multiplier: float) -> PrivacyEvent:
+        """The release of this family that carries so much noise."""
+        return PrivacyEvent(noise_multiplier, self.sampling_rate, self.steps)
+
     def event(self, epsilon: float) -> PrivacyEvent:
         """The release that sells ε."""
-        return PrivacyEvent(float(self.noise_multiplier(epsilon)), self.sampling_rate, self.steps)
+        return self.release(float(self.noise_multiplier(epsilon)))
 
     def events(self, epsilon: ArrayLike) -> list[PrivacyEvent | None]:
         """One release per entry of (clients,) sold ε; None where nothing is sold (ε = 0)."""
@@ -125,7 +147,7 @@ class ReleaseFamily:
         selling = np.flatnonzero(sold != 0)
         if selling.size:
             for client, sigma in zip(selling, self.noise_multiplier(sold[selling]), strict=True):
-                made[client] = PrivacyEvent(float(sigma), self.sampling_rate, self.steps)
+                made[client] = self.release(float(sigma))
         return made
 
     def _table(self) -> tables.NoiseTable:
@@ -151,7 +173,7 @@ def noise_multiplier(
     epsilon: ArrayLike, delta: float = ..., *, sampling_rate: float = ..., steps: int = ...
 ) -> Array: ...
 def noise_multiplier(
-    epsilon: ArrayLike, delta: float = DEFAULT_DELTA, *, sampling_rate: float = 1.0, steps: int = 1
+    epsilon: ArrayLike, delta: float = DELTA, *, sampling_rate: float = 1.0, steps: int = 1
 ) -> float | Array:
     """The noise multiplier at which a release is (ε, δ)-DP for one record blanked, added or removed.
 
@@ -172,7 +194,7 @@ def noise_multiplier(
     return float(found) if np.ndim(epsilon) == 0 else found
 
 
-def release_epsilon(event: PrivacyEvent, delta: float = DEFAULT_DELTA) -> float:
+def release_epsilon(event: PrivacyEvent, delta: float = DELTA) -> float:
     """The ε of one release alone, by the same closed forms and tables."""
-    family = ReleaseFamily(event.sampling_rate, event.steps, delta)
+    family = ReleaseFamily.of(event, delta)
     return float(family.epsilon(event.noise_multiplier))

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 
 from privmarket.errors import PrivacyError
 from privmarket.lazy import late
+from privmarket.plans import DELTA
 from privmarket.privacy.accountant import renyi_epsilon
-from privmarket.privacy.events import DEFAULT_DELTA, PrivacyEvent, Step, require_delta, step_counts
+from privmarket.privacy.events import PrivacyEvent, Step, require_delta, step_counts
 from privmarket.privacy.gaussian import delta_of, epsilon_of
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class Certificate:
 
 def certify(
     events: Sequence[PrivacyEvent | None],
-    delta: float = DEFAULT_DELTA,
+    delta: float = DELTA,
     *,
     unit: str = "record",
     arithmetic: str = "exact",
@@ -82,7 +83,7 @@ def certify(
     return Certificate(delta, epsilon, rdp, pld, made, steps, accuracy, unit, arithmetic)
 
 
-def guess_accuracy(epsilon: float, delta: float = DEFAULT_DELTA) -> float:
+def guess_accuracy(epsilon: float, delta: float = DELTA) -> float:
     """The largest share of right guesses that any (ε, δ)-DP release allows, at even odds: (e^ε + δ)/(1 + e^ε).
 
     Implements: the vertex of the two lines of Theorem 2.1 of [KairouzOhViswanath2015], where the sum of both error
@@ -92,7 +93,7 @@ def guess_accuracy(epsilon: float, delta: float = DEFAULT_DELTA) -> float:
 
 
 def group_epsilon(
-    events: Sequence[PrivacyEvent | None], delta: float = DEFAULT_DELTA, *, records: int = 5
+    events: Sequence[PrivacyEvent | None], delta: float = DELTA, *, records: int = 5
 ) -> float:
     """ε at δ of all the releases together for `records` records of one person, zeroed out at once.
 

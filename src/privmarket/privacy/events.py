@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from privmarket.errors import PrivacyError
 from privmarket.lazy import late
+from privmarket.plans import DELTA
 
 if TYPE_CHECKING:
     import dp_accounting
 else:
     dp_accounting = late("dp_accounting")
-
-DEFAULT_DELTA = 1e-5
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +53,7 @@ class PrivacyEvent:
 
 
 class Step(NamedTuple):
-    """The mechanism that an event repeats."""
+    """One noisy sum: its noise multiplier and sampling rate. An event repeats it `steps` times."""
 
     noise_multiplier: float
     sampling_rate: float
@@ -105,5 +104,5 @@ def require_delta(delta: float) -> None:
     if not 1e-12 <= delta <= 0.5:
         raise PrivacyError(
             f"delta is {delta}: must lie between 1e-12 and 0.5",
-            f"choose it well below 1 / number of records; the default is {DEFAULT_DELTA}",
+            f"choose it well below 1 / number of records; the default is {DELTA}",
         )

@@ -67,7 +67,7 @@ _WORKSPACE = _Workspace()
 
 
 class Words(Protocol):
-    """Where random bits come from; `NoiseSource` is one."""
+    """The interface of a source of random bits; `NoiseSource` has it."""
 
     def cells(self, count: int) -> NDArray[np.uint16]:
         """`count` words of 16 random bits, valid until the next call."""

@@ -34,7 +34,7 @@ _LARGEST_UNIFORM = np.nextafter(np.float32(1.0), np.float32(0.0))
 
 
 class TorchTensor(Protocol):
-    """What is asked of a torch tensor, so that torch need not be imported here."""
+    """The two methods of a torch tensor that are called here, so that torch need not be imported."""
 
     def detach(self) -> TorchTensor:
         """The same numbers outside the graph of derivatives."""
@@ -119,7 +119,7 @@ class NoiseSource:
         return np.frombuffer(self._tail_bits.update(bytes(count)), dtype=np.uint8)
 
     def standard_normal(self, shape: int | tuple[int, ...]) -> NDArray[np.float32]:
-        """A new float32 array of standard normals."""
+        """A new float32 array of this shape, filled with standard normals; for experiments only."""
         out = np.empty(shape, dtype=np.float32)
         self.fill(out)
         return out

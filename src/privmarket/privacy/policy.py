@@ -19,12 +19,14 @@ from typing import get_args
 import numpy as np
 
 from privmarket.errors import ConfigurationError, PrivmarketError
-from privmarket.privacy.events import DEFAULT_DELTA, require_delta
+from privmarket.market.outcome import TOLERANCE
+from privmarket.plans import DELTA, Trust
+from privmarket.privacy.events import require_delta
 from privmarket.privacy.policy_file import read_policy_file
 from privmarket.privacy.tables import is_ready
-from privmarket.privacy.words import Trust, Unit
+from privmarket.privacy.words import Unit
 
-_TOLERANCE = 1.0 + 1e-9
+_ROUNDING = 1.0 + TOLERANCE
 
 
 class Reason(StrEnum):
@@ -56,7 +58,7 @@ class Reason(StrEnum):
 
     @property
     def meaning(self) -> str:
-        """For the server's report."""
+        """What the word means, in a sentence for the server's report."""
         return MEANINGS[self]
 
 
@@ -152,7 +154,7 @@ class SellerPolicy:
     epsilon_per_sale: float = 1.0
     epsilon_lifetime: float = 8.0
     wallet: str = "wallet-{client}.jsonl"
-    delta: float = DEFAULT_DELTA
+    delta: float = DELTA
     schedules: tuple[tuple[float, int], ...] | None = None
     steps: int = 1000
     clip_norm: tuple[float, float] = (1e-3, 1e3)
@@ -163,6 +165,7 @@ class SellerPolicy:
     models: frozenset[str] | None = None
     unit: Unit = "record"
     trust: tuple[Trust, ...] = ("local",)
+    # A limit on terms, not a term: a little above 2/3, so that terms which say 0.667 are within it.
     honest_share: float = 0.67
     price: Mapping[str, float] = field(default_factory=dict)
     buyers: frozenset[str] | None = None
@@ -196,9 +199,9 @@ class SellerPolicy:
         Raises:
             PolicyRefusal: with the first reason in the order of `Reason`.
         """
-        if order.epsilon is not None and not 0 < order.epsilon <= self.epsilon_per_sale * _TOLERANCE:
+        if order.epsilon is not None and not 0 < order.epsilon <= self.epsilon_per_sale * _ROUNDING:
             raise _refusal(Reason.EPSILON, f"asked for ε = {order.epsilon}, policy {self.epsilon_per_sale}")
-        if not 0 < order.delta <= self.delta * _TOLERANCE:
+        if not 0 < order.delta <= self.delta * _ROUNDING:
             raise _refusal(Reason.DELTA, f"asked for δ = {order.delta}, policy at most {self.delta}")
         rate, steps = order.sampling_rate, order.steps
         asked = f"asked for {steps} steps at sampling rate {rate}"
@@ -218,7 +221,7 @@ class SellerPolicy:
                 raise _refusal(reason, f"asked for {name} = {value}, policy {low} to {high}")
         if order.trust not in self.trust:
             raise _refusal(Reason.TRUST, f"asked for {order.trust} trust, policy {', '.join(self.trust)}")
-        if order.trust == "aggregate" and not 0 < order.supposed_honest <= self.honest_share * _TOLERANCE:
+        if order.trust == "aggregate" and not 0 < order.supposed_honest <= self.honest_share * _ROUNDING:
             rests = f"ε rests on {order.supposed_honest:.0%} honest sellers, policy {self.honest_share:.0%}"
             raise _refusal(Reason.HONEST_SHARE, rests)
         if order.unit != self.unit:

@@ -37,7 +37,7 @@ def read_policy_file(place: Path) -> dict[str, Any]:
 
 
 class _BadValueError(ValueError):
-    """A value of the wrong kind."""
+    """A key of the policy file has a value of the wrong type or form."""
 
 
 def _number(key: str, value: object) -> float:

@@ -53,14 +53,14 @@ _DIVIDING, _UNDERFLOW = 2.0**-51, 2.0**-40
 
 
 class _Buffers:
-    """One chunk's numbers in one precision."""
+    """Arrays for the intermediate numbers of one chunk, in one precision."""
 
     def __init__(self, dtype: type[np.floating]) -> None:
         self.values, self.spare, self.digit = (np.empty(CHUNK, dtype=dtype) for _ in range(3))
 
 
 class _Workspace(threading.local):
-    """Buffers, one set per thread."""
+    """The buffers of both precisions, one set per thread."""
 
     def __init__(self) -> None:
         self.single, self.double = _Buffers(np.float32), _Buffers(np.float64)
@@ -123,7 +123,7 @@ def release_distance(parameters: int) -> float:
 
 
 @dataclass(frozen=True)
-class Grid:
+class ReleaseGrid:
     """A public grid and the noise on it: all of it follows from public numbers.
 
     Attributes:
@@ -137,7 +137,7 @@ class Grid:
     @classmethod
     def for_release(
         cls, noise_multiplier: float, clip_norm: float, parameters: int, inflation: float = 0.0
-    ) -> Grid:
+    ) -> ReleaseGrid:
         """The grid on which noise of multiplier σ protects a sum of sensitivity `clip_norm`·(1 + inflation).
 
         Args:
@@ -161,34 +161,10 @@ class Grid:
             "sell a larger ε, or a smaller model",
         )
 
-    @classmethod
-    def for_shares(cls, deviation: float, parameters: int, sensitivity: float) -> Grid:
-        """The grid of shares of a common noise, each of standard deviation `deviation` (s/√h for h shares).
-
-        All shares must lie on one grid, so all parties call this with the same public numbers. Whoever sees the sum
-        of the shares of h honest parties meets noise of deviation √h·`deviation` or more.
-
-        Args:
-            sensitivity: the smallest w·C over the parties: the grid is fine enough that rounding widens none of
-                them by more than `GRID_SHARE` (see `Grid.inflation`).
-        """
-        for levels in range(MIN_LEVELS, MAX_LEVELS + 1):
-            grid = cls(deviation / integer_noise.deviation(levels) * (1.0 + 2.0**-40), levels)
-            if grid.inflation(parameters, sensitivity) <= GRID_SHARE:
-                return grid
-        raise PrivacyError(
-            f"shares of deviation {deviation:g} on a sensitivity of {sensitivity:g} are beyond the integer noise",
-            "weigh the parties more evenly, or ask for a larger ε",
-        )
-
     @property
     def deviation(self) -> float:
         """The noise's standard deviation, in the units of the sum."""
         return self.spacing * integer_noise.deviation(self.levels)
-
-    def inflation(self, parameters: int, sensitivity: float) -> float:
-        """By which share of `sensitivity` rounding `parameters` coordinates to this grid widens it."""
-        return rounded_sensitivity(sensitivity / self.spacing, parameters) * self.spacing / sensitivity - 1.0
 
     def noisy_integers(self, sums: NDArray[np.floating], source: Words) -> NDArray[np.int64]:
         """K + N, the release as integers, of the shape of `sums`.

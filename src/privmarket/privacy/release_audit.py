@@ -23,9 +23,10 @@ from scipy.special import betaincinv, gammaln, ndtri, xlog1py, xlogy
 
 from privmarket.errors import PrivacyError
 from privmarket.lazy import late
+from privmarket.plans import DELTA
 from privmarket.privacy import gaussian
 from privmarket.privacy.calibration import ReleaseFamily
-from privmarket.privacy.events import DEFAULT_DELTA, require_delta
+from privmarket.privacy.events import require_delta
 from privmarket.privacy.gaussian import Array
 
 pld = late("dp_accounting.pld.privacy_loss_distribution")
@@ -136,7 +137,7 @@ def audit_family(scores: Scores, family: ReleaseFamily | None = None, *, confide
     return AuditResult(epsilon, family.delta, confidence, "family", *rest)
 
 
-def audit_any(scores: Scores, delta: float = DEFAULT_DELTA, *, confidence: float = 0.95) -> AuditResult:
+def audit_any(scores: Scores, delta: float = DELTA, *, confidence: float = 0.95) -> AuditResult:
     """The least ε that explains how well the canary was seen, for any (ε, δ)-DP mechanism.
 
     Implements: Theorem 2.1 of [KairouzOhViswanath2015] with Clopper–Pearson limits, as in [JagielskiEtAl2020].
@@ -155,7 +156,7 @@ def audit_any(scores: Scores, delta: float = DEFAULT_DELTA, *, confidence: float
 def audit_one_run(
     scores: ArrayLike,
     included: ArrayLike,
-    delta: float = DEFAULT_DELTA,
+    delta: float = DELTA,
     *,
     guesses: int | None = None,
     confidence: float = 0.95,

@@ -12,12 +12,13 @@ from pathlib import Path
 import numpy as np
 
 from privmarket.errors import PrivacyError
+from privmarket.plans import DELTA, Trust
 from privmarket.privacy.accountant import renyi_epsilon
 from privmarket.privacy.calibration import ReleaseFamily, literal_noise_multiplier
 from privmarket.privacy.certificate import Certificate, certify
-from privmarket.privacy.events import DEFAULT_DELTA, PrivacyEvent, require_delta
+from privmarket.privacy.events import PrivacyEvent, require_delta
 from privmarket.privacy.wallet import Wallet
-from privmarket.privacy.words import Promise, Trust, Unit, lifetime_promise, promise
+from privmarket.privacy.words import Promise, Unit, lifetime_promise, promise
 
 _SALE = re.compile(r"^\s*(?P<terms>[^x×]+?)\s*(?:[x×]\s*(?P<count>\S+)\s*)?$")
 _FIELDS = ("epsilon", "sampling_rate", "steps", "count")
@@ -26,7 +27,7 @@ _POINTS_PER_LINE = 40
 
 
 @dataclass(frozen=True)
-class Sale:
+class EqualSales:
     """`count` equal sales of ε, each realised by `steps` noisy sums over Poisson samples."""
 
     epsilon: float
@@ -50,7 +51,7 @@ class Sale:
 
 
 @dataclass(frozen=True)
-class Line:
+class StatementLine:
     """One line of the statement.
 
     Attributes:
@@ -62,7 +63,7 @@ class Line:
         promise: what one of the sales promises.
     """
 
-    sale: Sale
+    sale: EqualSales
     noise_multiplier: float
     literal_noise_multiplier: float
     epsilon_so_far: float
@@ -81,7 +82,7 @@ class Statement:
         lifetime: what a wallet with this cap promises, however sales are chosen; None without a cap.
     """
 
-    lines: tuple[Line, ...]
+    lines: tuple[StatementLine, ...]
     certificate: Certificate
     basic: tuple[float, float]
     cap_epsilon: float | None
@@ -90,8 +91,8 @@ class Statement:
 
 
 def statement(
-    sales: Sequence[Sale],
-    delta: float = DEFAULT_DELTA,
+    sales: Sequence[EqualSales],
+    delta: float = DELTA,
     *,
     cap_epsilon: float | None = None,
     unit: Unit = "record",
@@ -107,13 +108,13 @@ def statement(
     if not sales:
         raise PrivacyError("no sales to account for", "name at least one, e.g. 1.0x200")
     noises = [
-        float(ReleaseFamily(sale.sampling_rate, sale.steps, delta).noise_multiplier(sale.epsilon)) for sale in sales
+        float(ReleaseFamily.of(sale, delta).noise_multiplier(sale.epsilon)) for sale in sales
     ]
     events = [_repeated(sale, noise, sale.count) for sale, noise in zip(sales, noises, strict=True)]
     # The whole list is known in advance, so the wallet may be tuned to it.
     wallet = None if cap_epsilon is None else Wallet(cap_epsilon, delta, expected=events)
     lines = [
-        Line(
+        StatementLine(
             sale,
             noise,
             float(literal_noise_multiplier(sale.epsilon, delta)),
@@ -149,7 +150,7 @@ def running_epsilon(account: Statement) -> tuple[np.ndarray, np.ndarray, np.ndar
     return sales, renyi, added
 
 
-def parse_sale(text: str) -> Sale:
+def parse_sale(text: str) -> EqualSales:
     """A sale written as EPS[,RATE,STEPS][xCOUNT], e.g. `0.5`, `1x200`, `0.5,0.05,20x10`."""
     match = _SALE.match(text)
     terms = match["terms"].split(",") if match else []
@@ -158,7 +159,7 @@ def parse_sale(text: str) -> Sale:
     return _sale_of(dict(zip(_FIELDS, terms, strict=False)), match["count"], where=f"sale {text!r}")
 
 
-def read_sales(path: Path) -> list[Sale]:
+def read_sales(path: Path) -> list[EqualSales]:
     """Sales from a CSV file with columns epsilon[,sampling_rate][,steps][,count]."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as stream:
@@ -176,16 +177,16 @@ def read_sales(path: Path) -> list[Sale]:
     return [_sale_from_row(row, f"{path}, line {number}") for number, row in enumerate(rows, start=2)]
 
 
-def _sale_from_row(row: dict[str, str], where: str) -> Sale:
+def _sale_from_row(row: dict[str, str], where: str) -> EqualSales:
     if None in row or None in row.values():
         raise PrivacyError(f"{where}: as many fields as the header has are needed", "check the commas")
     fields = {name.strip(): text for name, text in row.items() if text.strip()}
     return _sale_of(fields, fields.pop("count", None), where)
 
 
-def _sale_of(fields: dict[str, str], count: str | None, where: str) -> Sale:
+def _sale_of(fields: dict[str, str], count: str | None, where: str) -> EqualSales:
     try:
-        return Sale(
+        return EqualSales(
             float(fields["epsilon"]),
             float(fields.get("sampling_rate", "1")),
             int(fields.get("steps", "1")),
@@ -197,12 +198,12 @@ def _sale_of(fields: dict[str, str], count: str | None, where: str) -> Sale:
         raise PrivacyError(f"{where}: {error.message}", error.hint) from error
 
 
-def _repeated(sale: Sale, noise: float, times: int) -> PrivacyEvent:
+def _repeated(sale: EqualSales, noise: float, times: int) -> PrivacyEvent:
     """`times` of the sale's releases, as one event."""
     return PrivacyEvent(noise, sale.sampling_rate, sale.steps * times)
 
 
-def _sell(wallet: Wallet, sale: Sale, noise: float) -> int:
+def _sell(wallet: Wallet, sale: EqualSales, noise: float) -> int:
     """Charges as many of the sales as fit, and says how many."""
     low, high = 0, sale.count + 1
     while high - low > 1:

@@ -21,9 +21,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from privmarket.errors import PrivacyError, WalletError
+from privmarket.plans import DELTA
 from privmarket.privacy.accountant import COLUMNS, composed_cost, composed_epsilon, release_costs
 from privmarket.privacy.calibration import ReleaseFamily
-from privmarket.privacy.events import DEFAULT_DELTA, PrivacyEvent, from_json, require_delta
+from privmarket.privacy.events import PrivacyEvent, from_json, require_delta
 from privmarket.privacy.gaussian import Array
 from privmarket.privacy.renyi import ORDERS
 from privmarket.privacy.wallet_measures import (
@@ -41,7 +42,7 @@ _TRIM_RETRIES = 3
 
 
 class _Stored(TypedDict):
-    """What `Wallets.to_json` writes; `history` holds places in `releases`."""
+    """The fields that `Wallets.to_json` writes; `history` holds indices into `releases`."""
 
     cap_epsilon: list[float | None]
     delta: float
@@ -70,7 +71,7 @@ class Wallets:
     """
 
     def __init__(
-        self, cap_epsilon: ArrayLike, delta: float = DEFAULT_DELTA, *, expected: Sequence[PrivacyEvent] = ()
+        self, cap_epsilon: ArrayLike, delta: float = DELTA, *, expected: Sequence[PrivacyEvent] = ()
     ) -> None:
         """`expected` are releases named in advance, the measure is tuned to them; else to the first sale."""
         require_delta(delta)
@@ -289,16 +290,16 @@ class Wallets:
 
 
 class Wallet:
-    """One client's wallet: the same filter, in scalars."""
+    """One client's lifetime cap on ε and everything it has sold; refuses a sale that does not fit."""
 
     def __init__(
-        self, cap_epsilon: float, delta: float = DEFAULT_DELTA, *, expected: Sequence[PrivacyEvent] = ()
+        self, cap_epsilon: float, delta: float = DELTA, *, expected: Sequence[PrivacyEvent] = ()
     ) -> None:
         self._one = Wallets([cap_epsilon], delta, expected=expected)
 
     @property
     def cap_epsilon(self) -> float:
-        """The lifetime cap."""
+        """The most ε that this wallet ever lets its client sell, at `delta`."""
         return float(self._one.cap_epsilon[0])
 
     @property
@@ -318,7 +319,7 @@ class Wallet:
 
     @property
     def history(self) -> tuple[PrivacyEvent, ...]:
-        """Everything that was sold, oldest first."""
+        """Every release that was sold, oldest first."""
         return tuple(entry[0] for entry in self._one.history if entry[0] is not None)
 
     @property
@@ -327,7 +328,7 @@ class Wallet:
         return composed_epsilon(self.history, self.delta)
 
     def can_spend(self, event: PrivacyEvent) -> bool:
-        """Whether the release still fits. Changes nothing."""
+        """Whether this release still fits under the cap; changes nothing."""
         return bool(self._one.can_spend([event])[0])
 
     def spend(self, event: PrivacyEvent) -> None:
@@ -339,12 +340,12 @@ class Wallet:
         return float(self._one.trim(family, offered)[0])
 
     def to_json(self) -> str:
-        """Cap, δ, measure and events."""
+        """The wallet as JSON text: its cap, δ, measure and releases."""
         return self._one.to_json()
 
     @classmethod
     def from_json(cls, text: str) -> Wallet:
-        """The wallet that `to_json` wrote."""
+        """Restores the wallet that `to_json` wrote."""
         wallet = cls.__new__(cls)
         wallet._one = Wallets.from_json(text)
         if wallet._one.clients != 1:

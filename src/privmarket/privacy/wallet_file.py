@@ -13,8 +13,8 @@ import json
 import math
 import os
 import sys
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -24,22 +24,23 @@ import numpy as np
 
 from privmarket.errors import PrivmarketError, WalletError
 from privmarket.files import force_folder
+from privmarket.plans import DELTA, Trust
 from privmarket.privacy.accountant import composed_epsilon
 from privmarket.privacy.calibration import ReleaseFamily
-from privmarket.privacy.events import DEFAULT_DELTA, PrivacyEvent
+from privmarket.privacy.events import PrivacyEvent
 from privmarket.privacy.wallet import Wallets
 from privmarket.privacy.wallet_store import SoldBeforeError
-from privmarket.privacy.words import Trust, Unit
+from privmarket.privacy.words import Unit
 
 
 class WalletFileError(PrivmarketError):
-    """A wallet file that cannot be trusted."""
+    """A wallet file is damaged, or was written by something else."""
 
     code = "bad-wallet-file"
 
 
 class SaleEntry(TypedDict):
-    """What a wallet file says of one sale."""
+    """One sale in a wallet file: what was reserved, whether it left, and what was paid."""
 
     epsilon: float
     event: dict[str, float]
@@ -54,7 +55,7 @@ class SaleEntry(TypedDict):
 
 
 class SaleLine(SaleEntry):
-    """One line of a seller's statement."""
+    """One sale as a line of the seller's statement: the entry, and the sale's name."""
 
     sale: str
 
@@ -85,7 +86,7 @@ class WalletFile:
         cap_epsilon: lifetime limit on what the client sells, at `delta`. Fixed when the file is made.
     """
 
-    def __init__(self, path: Path | str, cap_epsilon: float, delta: float = DEFAULT_DELTA) -> None:
+    def __init__(self, path: Path | str, cap_epsilon: float, delta: float = DELTA) -> None:
         self.path, self.cap_epsilon, self.delta = Path(path).absolute(), float(cap_epsilon), delta
 
     @contextmanager
@@ -132,7 +133,7 @@ class WalletFile:
 
     @property
     def remaining_share(self) -> float:
-        """The part of the wallet that is left."""
+        """The share of the wallet that is left, from 0 to 1."""
         wallets = self._read().wallets
         return 1.0 if wallets is None else float(wallets.remaining_share[0])
 
@@ -187,48 +188,6 @@ class WalletFile:
         if torn:
             stream.truncate(replay.offset)
         return replay
-
-
-class WalletFolder:
-    """A `WalletStore` of files, one per client, for clients that share a machine.
-
-    Args:
-        folder: where the files are; client c's is `client-c.jsonl`.
-        cap_epsilon: as for `WalletFile`, the same for every client, at the family's δ.
-        family: what is sold.
-    """
-
-    def __init__(self, folder: Path | str, cap_epsilon: float, family: ReleaseFamily) -> None:
-        self.folder, self.cap_epsilon, self.delta, self.family = Path(folder), cap_epsilon, family.delta, family
-
-    def file(self, client: str) -> WalletFile:
-        """One client's file."""
-        return WalletFile(self.folder / f"client-{client}.jsonl", self.cap_epsilon, self.delta)
-
-    def reserve(self, sale: str, events: Mapping[str, PrivacyEvent]) -> None:
-        """See `WalletStore`; if one client's does not fit, those that were written before it are made void."""
-        done: list[str] = []
-        for client, event in events.items():
-            try:
-                with self._open(client) as wallet:
-                    wallet.reserve(sale, float(self.family.epsilon(event.noise_multiplier)), event)
-            except WalletError:
-                self.void(sale, done)
-                raise
-            done.append(client)
-
-    def void(self, sale: str, clients: Collection[str]) -> None:
-        """See `WalletStore`."""
-        for client in clients:
-            with self._open(client) as wallet:
-                wallet.void(sale)
-
-    def spent(self, client: str) -> tuple[PrivacyEvent, ...]:
-        """See `WalletStore`."""
-        return self.file(client).spent()
-
-    def _open(self, client: str) -> AbstractContextManager[OpenWallet]:
-        return self.file(client).open()
 
 
 @dataclass(frozen=True, eq=False)
@@ -290,7 +249,7 @@ class OpenWallet:
         _append(self._stream, self._state, {"kind": "void", "sale": sale})
 
     def released(self, sale: str, update_sha256: str) -> None:
-        """Notes that the update of a sale left."""
+        """Notes in the file that the update of a sale has left this machine, with its hash."""
         _append(self._stream, self._state, {"kind": "released", "sale": sale, "update_sha256": update_sha256})
 
     def paid(self, sale: str, paid_micro: int, fault: str) -> None:
@@ -301,7 +260,7 @@ class OpenWallet:
 
     @property
     def remaining_share(self) -> float:
-        """The part of the wallet that is left."""
+        """The share of the wallet that is left, from 0 to 1."""
         return float(self.wallets.remaining_share[0])
 
 
@@ -316,7 +275,7 @@ def _append(stream: IO[bytes], state: _Replay, entry: Mapping[str, object]) -> N
 
 
 def _apply(state: _Replay, line: bytes, place: str) -> None:
-    """One line's effect."""
+    """Changes the state of a wallet as one line of its file says."""
     try:
         entry = json.loads(line)
         kind, sale = entry.pop("kind"), entry.pop("sale", None)

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from privmarket.privacy import gaussian
 from privmarket.privacy.accountant import COLUMNS, GAUSSIAN, release_costs
 from privmarket.privacy.calibration import ReleaseFamily
-from privmarket.privacy.events import PrivacyEvent
 from privmarket.privacy.gaussian import Array
 from privmarket.privacy.renyi import ORDERS, conversion_cost
 
@@ -62,7 +61,7 @@ def first_that_fits(cost: Array, room: Array) -> NDArray[np.intp]:
 def menu_with_costs(family: ReleaseFamily) -> tuple[Array, Array]:
     """(points,) ε on offer, falling, and (points, columns) what each costs."""
     noise, epsilon = family.menu()
-    return epsilon, release_costs([PrivacyEvent(float(s), family.sampling_rate, family.steps) for s in noise])
+    return epsilon, release_costs([family.release(float(s)) for s in noise])
 
 
 def measure_name(column: int) -> str:

@@ -5,10 +5,16 @@ A sale of ε goes through at most two steps, in every engine and every store:
 1. *reserved* when the client has an award. From then on it counts as spent: no second sale can use it, and a
    process that dies has spent. So it is charged before the first private byte is computed, in the same step.
 2. *void* only where it is certain that nothing was released: the client refused, or never learned of its award.
-   Silence, an error and a late answer are no such certainty; they stay charged.
+   Silence, an error and a late answer are no such certainty; they stay charged. Except at a broker: there a seller
+   claims its delivery *before* its update leaves, so one without a claim at the published deadline, after which no
+   claim is taken, has released nothing, and the broker voids its award. That holds for sellers that follow the
+   protocol. One that sends an update without a claim passes its own limit, is not paid, and harms nobody else. A
+   Flower client that sells through a broker has a wallet of its own on its disk, which stays charged from the
+   moment it accepts an order, claim or not: of the two the stricter one decides what it can still sell.
 
-`WalletStore` names these steps. `MemoryStore` and `ReleaseBook` hold wallets in memory, `wallet_file.WalletFolder`
-in files, the broker in SQL. One set of tests, `tests/laws/test_wallet_stores.py`, holds for all of them.
+`WalletStore` names these steps; the driver of a round takes one. `MemoryStore` and `ReleaseBook` hold wallets in
+memory, `wallet_file.WalletFile` one client's on its disk, `broker.wallets` those of a broker's sellers in SQL. One
+set of tests, `tests/laws/test_wallet_stores.py`, holds for all of them.
 """
 
 from __future__ import annotations
@@ -33,7 +39,7 @@ class SoldBeforeError(WalletError):
 
 
 class WalletStore(Protocol):
-    """What clients sold, kept by clients' names; see the module for the rule."""
+    """Whose wallets pay in a round: what clients sold, by clients' names; see the module for the rule."""
 
     def reserve(self, sale: str, events: Mapping[str, PrivacyEvent]) -> None:
         """Sets aside what each client sold; it counts as spent when this returns.
@@ -71,7 +77,7 @@ class MemoryStore:
     _sales: dict[str, tuple[int, set[str]]] = field(default_factory=dict)
 
     def reserve(self, sale: str, events: Mapping[str, PrivacyEvent]) -> None:
-        """See `WalletStore`; all clients or none."""
+        """Reserves the releases of a sale for all clients or, if one does not fit, for none."""
         if sale in self._sales:
             raise SoldBeforeError(sale)
         entry: list[PrivacyEvent | None] = [None] * self.wallets.clients
@@ -82,7 +88,7 @@ class MemoryStore:
         self.wallets = charged
 
     def void(self, sale: str, clients: Collection[str]) -> None:
-        """See `WalletStore`."""
+        """Gives back what was reserved, as `WalletStore.void` describes."""
         if sale not in self._sales:
             raise not_reserved(sale)
         entry, sold = self._sales[sale]
@@ -95,7 +101,7 @@ class MemoryStore:
         sold.difference_update(clients)
 
     def spent(self, client: str) -> tuple[PrivacyEvent, ...]:
-        """See `WalletStore`."""
+        """What counts as spent of a client's wallet, as `WalletStore.spent` describes."""
         if client not in self.places:
             return ()
         at = self.places[client]
@@ -109,13 +115,13 @@ class ReleaseBook:
         self._sales: dict[str, dict[str, PrivacyEvent]] = {}
 
     def reserve(self, sale: str, events: Mapping[str, PrivacyEvent]) -> None:
-        """See `WalletStore`; without a cap everything fits."""
+        """Books the releases of a sale; without a cap every sale fits."""
         if sale in self._sales:
             raise SoldBeforeError(sale)
         self._sales[sale] = dict(events)
 
     def void(self, sale: str, clients: Collection[str]) -> None:
-        """See `WalletStore`."""
+        """Gives back what was reserved, as `WalletStore.void` describes."""
         if sale not in self._sales:
             raise not_reserved(sale)
         for client in clients:
@@ -125,7 +131,7 @@ class ReleaseBook:
             del self._sales[sale][client]
 
     def spent(self, client: str) -> tuple[PrivacyEvent, ...]:
-        """See `WalletStore`."""
+        """What counts as spent by a client, as `WalletStore.spent` describes."""
         return tuple(events[client] for events in self._sales.values() if client in events)
 
     def releases(self) -> dict[str, tuple[PrivacyEvent, ...]]:

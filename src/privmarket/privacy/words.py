@@ -16,14 +16,13 @@ from typing import Literal
 from scipy.special import ndtr
 
 from privmarket.errors import PrivacyError
+from privmarket.plans import ARITHMETICS, DELTA, TRUSTS, Arithmetic, Trust
 from privmarket.privacy import gaussian
 from privmarket.privacy.certificate import certify, group_epsilon, guess_accuracy
-from privmarket.privacy.events import DEFAULT_DELTA, PrivacyEvent, require_delta
+from privmarket.privacy.events import PrivacyEvent, require_delta
 from privmarket.privacy.renyi import conversion_cost
 
 Unit = Literal["record", "person"]
-Trust = Literal["local", "aggregate"]
-Arithmetic = Literal["exact", "float"]
 
 # How many records of one person the group-privacy line supposes.
 GROUP_RECORDS = 5
@@ -41,11 +40,11 @@ UNITS: dict[Unit, str] = {
     "record": "one record zeroed out; how many records a seller holds is public",
     "person": "all records of one person zeroed out; how many persons a seller holds is public",
 }
-TRUSTS: dict[Trust, str] = {
+_TRUST_WORDS: dict[Trust, str] = {
     "local": "nobody: each update is private before it leaves the seller",
     "aggregate": "the secure sum, and that few of its sellers work together with the server: it sees only the sum",
 }
-ARITHMETICS: dict[Arithmetic, str] = {
+_ARITHMETIC_WORDS: dict[Arithmetic, str] = {
     "exact": "the promise holds for the bits that leave the machine",
     "float": "not private in floating point: for experiments only",
 }
@@ -58,7 +57,7 @@ class Promise:
     Attributes:
         epsilon, delta: everything that is covered is (ε, δ)-DP.
         guess: the largest share of right guesses on whether a unit was used, for someone who starts at 50:50.
-        unit, trust, arithmetic: see `UNITS`, `TRUSTS`, `ARITHMETICS`.
+        unit, trust, arithmetic: see `UNITS`, `plans.TRUSTS`, `plans.ARITHMETICS`.
         honest_share: under aggregate trust, what was agreed on; None where that is not known.
         group_epsilon: ε at δ for `GROUP_RECORDS` records of one person; None where the unit is a person already, or
             where nothing better than infinity is known.
@@ -113,7 +112,7 @@ class Promise:
             f"ε = {self.epsilon:.4g} at δ = {self.delta:g}",
             f"unit: {self.unit} ({UNITS[self.unit]})",
             f"trust: {self.trust} ({trust_words(self.trust, self.honest_share)})",
-            f"arithmetic: {self.arithmetic} ({ARITHMETICS[self.arithmetic]})",
+            f"arithmetic: {self.arithmetic} ({_ARITHMETIC_WORDS[self.arithmetic]})",
             self.group_line,
         ]
         return shown + ([f"warning: {SEEDED_WARNING}"] if self.seeded else [])
@@ -126,7 +125,7 @@ class Promise:
 
 def promise(
     events: Sequence[PrivacyEvent],
-    delta: float = DEFAULT_DELTA,
+    delta: float = DELTA,
     *,
     epsilon: float | None = None,
     unit: Unit = "record",
@@ -158,7 +157,7 @@ def trust_words(trust: Trust, honest_share: float | None = None) -> str:
         honest_share: the share of a round's sellers whose noise must be in every sum; None where it is not known.
     """
     if trust != "aggregate" or honest_share is None:
-        return TRUSTS[trust]
+        return _TRUST_WORDS[trust]
     return (
         f"the secure sum, and that at most {50 * (1 - honest_share):.3g} % of a round's sellers work together with "
         f"the server; a sum of less than {50 * (1 + honest_share):.3g} % of them is not opened"
@@ -167,7 +166,7 @@ def trust_words(trust: Trust, honest_share: float | None = None) -> str:
 
 def lifetime_promise(
     cap_epsilon: float,
-    delta: float = DEFAULT_DELTA,
+    delta: float = DELTA,
     *,
     measure: str = "open",
     unit: Unit = "record",

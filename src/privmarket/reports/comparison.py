@@ -164,7 +164,7 @@ class Comparison:
 
     @property
     def title(self) -> str:
-        """What was compared, in a line."""
+        """One line that says what was compared."""
         if not self.reports:
             return "no rules"
         first = self.reports[0]

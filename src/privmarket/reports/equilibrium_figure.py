@@ -18,7 +18,7 @@ _SOLVED, _NAIVE, _THIRD = "#D55E00", "#0072B2", "#009E73"
 
 
 def figure(equilibrium: Equilibrium, stem: Path, formats: tuple[str, ...] = ("png",)) -> list[Path]:
-    """Four panels, written to `stem.png` and so on."""
+    """Draws an equilibrium in four panels and writes it to `stem.png` and so on; returns the paths."""
     drawing = new_figure(10.0, 7.2)
     axes = drawing.subplots(2, 2)
     _prices(axes[0, 0], equilibrium)

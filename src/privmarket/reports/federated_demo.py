@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from privmarket.federated.config import FederationConfig
-from privmarket.federated.recommended import recommended_training
 from privmarket.federated.simulation import Federation, OnRound, run
 from privmarket.federated.state import RunResult
 from privmarket.market.attacks import STRONG
@@ -67,7 +66,6 @@ def demo_config(seed: int = 0) -> FederationConfig:
         wallet_policy="spend",
         evaluate_every=1,
         seed=seed,
-        training=recommended_training("digits"),
     )
 
 
@@ -85,4 +83,5 @@ def run_demo(
         types = federation.types(0)
         regret = STRONG(federation.mechanism, types, config.budget, np.random.default_rng(seed))
     paid = [micro / 1e6 for micro in runs[PRIVATE].records[0].paid_micro.values()]
-    return DemoResult(runs, LieCheck(float(regret.gain.max()), float(np.mean(paid)) if paid else 0.0))
+    mean = float(np.mean(paid)) if paid else 0.0
+    return DemoResult(runs, LieCheck(float(regret.gain.max()), mean, config.budget))

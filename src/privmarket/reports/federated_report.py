@@ -128,10 +128,10 @@ def _trust_column(run: RunResult, currency: str) -> dict[str, str]:
 
 def _line(run: RunResult) -> dict[str, str]:
     """A run as a row of the table that compares runs."""
-    private = run.config.mode == "private"
+    private = run.config.privacy.is_private
     return {
         "accuracy": percent(run.accuracy),
-        "spent": f"{run.spent:,.0f}" if run.config.mode != "no-dp" else "–",
+        "spent": f"{run.spent:,.0f}" if run.config.privacy.holds_auctions else "–",
         "largest": f"{summarise(run, rounds=False)['largest_epsilon_spent']:.3g}" if private else "no promise",
     }
 
@@ -166,10 +166,7 @@ def accuracy_chart(runs: Mapping[str, RunResult]) -> str:
 def sales_chart(run: RunResult, names: Sequence[str]) -> str:
     """A map of ε sold: clients by rising price, rounds from left to right."""
     order = np.argsort(run.types.valuation, kind="stable")[:_MOST_ROWS]
-    sold = np.zeros((run.config.clients, len(run.records)))
-    for record in run.records:
-        for client, epsilon in record.sold_epsilon.items():
-            sold[int(client), record.number] = epsilon
+    sold = np.ascontiguousarray(run.sold_epsilon.T)
     together = -(-len(run.records) // _MOST_COLUMNS)
     starts = list(range(0, len(run.records), together))
     rows = [[float(sold[i, at : at + together].mean()) for at in starts] for i in order]

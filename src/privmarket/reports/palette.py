@@ -49,12 +49,12 @@ def line_look(mechanism: str) -> dict[str, Any]:
 
 
 def new_figure(width: float = 7.0, height: float = 4.2) -> drawing.Figure:
-    """An empty figure that needs no display."""
+    """An empty matplotlib figure of this size in inches; no display is needed."""
     return drawing.Figure(figsize=(width, height), dpi=150, layout="constrained")
 
 
 def save(figure: drawing.Figure, stem: Path, formats: tuple[str, ...] = ("png",)) -> list[Path]:
-    """Writes `stem.png` and so on; returns the paths."""
+    """Writes the figure to `stem.png` and so on, one file per format; returns their paths."""
     stem.parent.mkdir(parents=True, exist_ok=True)
     paths = [stem.with_suffix(f".{kind}") for kind in formats]
     for path in paths:

@@ -229,7 +229,7 @@ def _stretches(row: Sequence[float]) -> list[tuple[int, int, float]]:
 
 
 def _shade(share: float) -> str:
-    """From pale to full orange."""
+    """A colour between pale and full orange, for a share from 0 to 1."""
     pale, full = (253, 227, 207), (213, 94, 0)
     mixed = (round(p + (f - p) * min(max(share, 0.0), 1.0)) for p, f in zip(pale, full, strict=True))
     return "#" + "".join(f"{value:02x}" for value in mixed)

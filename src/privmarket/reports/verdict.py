@@ -15,9 +15,11 @@ import numpy as np
 from privmarket.counted import counted
 from privmarket.federated.state import RunResult
 from privmarket.federated.summary import ClientRow, client_table
+from privmarket.market.evaluation import beyond_rounding
+from privmarket.plans import TRUSTS, Trust
 from privmarket.privacy.accountant import composed_epsilon
 from privmarket.privacy.certificate import guess_accuracy
-from privmarket.privacy.words import Promise, Trust, promise, rounded_up_percent
+from privmarket.privacy.words import Promise, promise, rounded_up_percent
 from privmarket.rounds import MICRO
 
 CURRENCY = "credits"
@@ -34,15 +36,17 @@ class LieCheck:
     Attributes:
         largest_gain: most money that a client could gain by a false report of v or ε.
         mean_payment: mean payment of that round's sellers.
+        budget: money of that round.
     """
 
     largest_gain: float
     mean_payment: float
+    budget: float
 
     @property
     def sentence(self) -> str:
         """Whether a misreport paid."""
-        if self.largest_gain <= 1e-9:
+        if not beyond_rounding(self.largest_gain, self.budget):
             return "no misreport paid in the round that was attacked"
         share = self.largest_gain / self.mean_payment if self.mean_payment else 0.0
         gained = f"{self.largest_gain:.2g}, {percent(share)} of a mean payment"
@@ -118,7 +122,7 @@ def both_trusts(runs: Mapping[str, RunResult]) -> list[RunResult]:
     """The private runs that differ in whom sellers trust, local first; empty where only one was made."""
     private = [run for run in runs.values() if run.config.privacy.is_private]
     found = {run.config.trust: run for run in reversed(private)}
-    return [found[trust] for trust in ("local", "aggregate")] if len(found) == 2 else []
+    return [found[trust] for trust in TRUSTS] if len(found) == 2 else []
 
 
 def other_trust_sentence(runs: Mapping[str, RunResult], currency: str = CURRENCY) -> str:
@@ -146,7 +150,7 @@ def _most_spent(result: RunResult) -> str:
 
 def noise_free_twin(runs: Mapping[str, RunResult]) -> RunResult | None:
     """The same run with the noise left out, where it was made."""
-    return next((run for run in runs.values() if run.config.mode == "no-noise"), None)
+    return next((run for run in runs.values() if run.config.privacy.leaves_noise_out), None)
 
 
 def accuracy_takeaway(runs: Mapping[str, RunResult]) -> str:
@@ -162,9 +166,7 @@ def accuracy_takeaway(runs: Mapping[str, RunResult]) -> str:
 
 def sales_takeaway(result: RunResult) -> str:
     """Who sold, and what those asked that never did."""
-    sold = np.zeros(result.config.clients, dtype=bool)
-    for record in result.records:
-        sold[[int(client) for client in record.sold_epsilon]] = True
+    sold = result.sold_epsilon.any(axis=0)
     said = f"{sold.sum()} of {counted(sold.size, 'client')} sold at least once"
     asks = result.types.valuation
     if result.config.types == "persistent" and 0 < sold.sum() < sold.size and asks[~sold].min() >= asks[sold].max():

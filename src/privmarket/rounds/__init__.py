@@ -6,13 +6,12 @@ rule that holds here (payment on delivery, the rest refunded, no sale above an o
 nor a web server.
 """
 
-from privmarket.rounds.awards import Award, Offer
+from privmarket.rounds.awards import Award, Offer, RoundRecord
 from privmarket.rounds.driver import (
     Auctioneer,
     Bidders,
     Delivered,
     LocalAuctioneer,
-    Purses,
     Report,
     Trainers,
     hold_auction,
@@ -21,7 +20,6 @@ from privmarket.rounds.driver import (
 )
 from privmarket.rounds.machine import Phase, Round
 from privmarket.rounds.pacing import Pacing
-from privmarket.rounds.settlement import RoundRecord
 from privmarket.rounds.terms import MICRO, RoundError, Terms, sale_name
 
 __all__ = [
@@ -34,7 +32,6 @@ __all__ = [
     "Offer",
     "Pacing",
     "Phase",
-    "Purses",
     "Report",
     "Round",
     "RoundError",

@@ -1,9 +1,9 @@
-"""What a client offers in a round and what it sold."""
+"""What a client offers in a round, what it sold, and what the round came to."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from privmarket.privacy.events import PrivacyEvent
 from privmarket.rounds.terms import RoundError, Terms
@@ -48,3 +48,31 @@ class Award:
     epsilon: float
     event: PrivacyEvent
     payment_micro: int
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """A settled round, as every engine keeps it. Σ paid + refunded = the round's budget, to the micro-unit.
+
+    Attributes:
+        bidders: how many offers the auction had.
+        sellers: how many clients delivered and were paid.
+        total_epsilon: Σ ε they sold.
+        spent_micro: money paid, micro-units.
+        refunded_micro: money of this round's budget that goes back to the buyer.
+        sold_epsilon: client → ε of what it released, paid or not: this is what its wallet is charged.
+        paid_micro: client → money, for clients that delivered a usable update.
+        dropped: client → why it was not paid.
+        accuracy: test accuracy after the round, None where it was not measured.
+    """
+
+    number: int
+    bidders: int = 0
+    sellers: int = 0
+    total_epsilon: float = 0.0
+    spent_micro: int = 0
+    refunded_micro: int = 0
+    sold_epsilon: dict[str, float] = field(default_factory=dict)
+    paid_micro: dict[str, int] = field(default_factory=dict)
+    dropped: dict[str, str] = field(default_factory=dict)
+    accuracy: float | None = None

@@ -14,17 +14,16 @@ The ports' contracts are tested in `tests/laws/test_round_ports.py` and `tests/l
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 
 from privmarket.market.mechanism import Mechanism
-from privmarket.privacy.events import PrivacyEvent
-from privmarket.rounds.awards import Offer
+from privmarket.privacy.wallet_store import WalletStore
+from privmarket.rounds.awards import Offer, RoundRecord
 from privmarket.rounds.machine import Round
-from privmarket.rounds.settlement import RoundRecord
 from privmarket.rounds.terms import RoundError, Terms, sale_name
 
 _log = logging.getLogger("privmarket.rounds")
@@ -95,18 +94,8 @@ class Trainers(Protocol):
         """Has every client with an award train for it, and takes what comes back before the deadline."""
 
 
-class Purses(Protocol):
-    """Whose wallets pay: the two steps of `privacy.wallet_store.WalletStore`, which says when each is taken."""
-
-    def reserve(self, sale: str, events: Mapping[str, PrivacyEvent]) -> None:
-        """Charges each client for what it sold, for all clients or for none."""
-
-    def void(self, sale: str, clients: Collection[str]) -> None:
-        """Gives back what clients that released nothing had set aside."""
-
-
 def play_round(
-    terms: Terms, bidders: Bidders, auctioneer: Auctioneer, trainers: Trainers, purses: Purses
+    terms: Terms, bidders: Bidders, auctioneer: Auctioneer, trainers: Trainers, purses: WalletStore
 ) -> tuple[Round, RoundRecord, Delivered]:
     """Plays a round from its terms to its settlement.
 
@@ -120,7 +109,7 @@ def play_round(
     return settled, settled.record, delivered
 
 
-def hold_auction(terms: Terms, bidders: Bidders, auctioneer: Auctioneer, purses: Purses) -> Round:
+def hold_auction(terms: Terms, bidders: Bidders, auctioneer: Auctioneer, purses: WalletStore) -> Round:
     """The first half: from the terms to a cleared round whose awards the purses have paid for."""
     market = auctioneer.clear(terms, bidders)
     events = {client: award.event for client, award in market.awards.items()}
@@ -128,7 +117,7 @@ def hold_auction(terms: Terms, bidders: Bidders, auctioneer: Auctioneer, purses:
     return market
 
 
-def settle_round(market: Round, delivered: Delivered, auctioneer: Auctioneer, purses: Purses) -> Round:
+def settle_round(market: Round, delivered: Delivered, auctioneer: Auctioneer, purses: WalletStore) -> Round:
     """The second half: usable updates are paid, and clients that released nothing get their ε back."""
     refused = {client: report.fault or "" for client, report in delivered.reports.items() if report.refused}
     faults = {client: report.fault for client, report in delivered.reports.items() if not report.refused}

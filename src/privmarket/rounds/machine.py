@@ -19,18 +19,15 @@ import numpy as np
 
 from privmarket.market.bids import Bids
 from privmarket.market.mechanism import Mechanism
-from privmarket.privacy.events import PrivacyEvent
-from privmarket.rounds.awards import Award, Offer
-from privmarket.rounds.settlement import RoundRecord
+from privmarket.market.outcome import is_beyond
+from privmarket.rounds.awards import Award, Offer, RoundRecord
 from privmarket.rounds.terms import MICRO, RoundError, Terms
 
 _NOTHING: Mapping[str, str] = {}
-# How far rounding may carry what a rule decides beyond its limit, relative.
-_ROUNDING = 1e-9
 
 
 class Phase(StrEnum):
-    """Where a round stands."""
+    """The phase of a round: open for bids, cleared, or settled."""
 
     OPEN = "open"
     CLEARED = "cleared"
@@ -55,7 +52,7 @@ class Round:
 
     @classmethod
     def publish(cls, terms: Terms) -> Round:
-        """Opens a round for bids."""
+        """Opens a round under these terms; clients may bid from now on."""
         return cls(terms)
 
     def bid(self, offers: Mapping[str, Offer]) -> Round:
@@ -80,7 +77,7 @@ class Round:
         budget = terms.budget_micro / MICRO
         outcome = mechanism.run(bids, budget)
         epsilon, payment = outcome.epsilon, outcome.payment
-        above = epsilon > bids.epsilon * (1 + _ROUNDING)
+        above = is_beyond(epsilon, bids.epsilon)
         if above.any():
             i = int(np.flatnonzero(above)[0])
             raise RoundError(
@@ -90,7 +87,7 @@ class Round:
             )
         # Compared before it is counted in integers: a sum beyond 64 bits would come out negative.
         spend = float(payment.sum())
-        if spend > budget * (1 + _ROUNDING):
+        if is_beyond(spend, budget):
             raise RoundError(
                 f"round {terms.number}: {mechanism.name} pays {spend:.12g} of a budget of {budget:.12g}",
                 "this mechanism is not budget feasible; use another",
@@ -99,18 +96,9 @@ class Round:
         excess = int(micro.sum()) - terms.budget_micro
         if excess > 0:  # a rule's own rounding, in very large budgets: the largest payment bears it
             micro[np.argmax(micro)] -= excess
-        sellers = np.flatnonzero(epsilon > 0)
-        family = terms.family
-        noise = family.noise_multiplier(epsilon[sellers]) if sellers.size else np.zeros(0)
-        names = list(self.offers)
         # Lists first: picking single numbers out of arrays costs more than the auction where thousands sell.
-        sales = zip(
-            sellers.tolist(), epsilon[sellers].tolist(), noise.tolist(), micro[sellers].tolist(), strict=True
-        )
-        awards = {
-            names[i]: Award(sold, PrivacyEvent(sigma, family.sampling_rate, family.steps), pay)
-            for i, sold, sigma, pay in sales
-        }
+        sales = zip(self.offers, epsilon.tolist(), terms.family.events(epsilon), micro.tolist(), strict=True)
+        awards = {name: Award(sold, event, pay) for name, sold, event, pay in sales if event is not None}
         return replace(self, phase=Phase.CLEARED, awards=awards)
 
     def settle(self, reports: Mapping[str, str | None] = _NOTHING, voided: Mapping[str, str] = _NOTHING) -> Round:

@@ -8,10 +8,9 @@ from decimal import Decimal
 from functools import cached_property
 from typing import cast
 
-from privmarket.plans import MarketPlan
+from privmarket.plans import MarketPlan, Trust
 from privmarket.privacy.calibration import ReleaseFamily
-from privmarket.privacy.words import Trust
-from privmarket.rounds.settlement import RoundRecord
+from privmarket.rounds.awards import RoundRecord
 from privmarket.rounds.terms import MICRO, Terms
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from privmarket.errors import PrivmarketError
+from privmarket.plans import HONEST_SHARE, TRUSTS, Trust
 from privmarket.privacy.calibration import ReleaseFamily
-from privmarket.privacy.words import TRUSTS, Trust
 
 MICRO = 1_000_000  # micro-units of money in one unit
 _MOST_MICRO = 10**18  # that much, and a rule's rounding, can be counted in 64 bits
@@ -43,7 +43,7 @@ class Terms:
     run: str = ""
     broker_round: str = ""
     trust: Trust = "local"
-    honest_share: float = 2 / 3
+    honest_share: float = HONEST_SHARE
 
     def __post_init__(self) -> None:
         if self.budget_micro <= 0:

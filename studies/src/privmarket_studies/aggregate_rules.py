@@ -97,7 +97,7 @@ def _money_for(error_of: Callable[[float], float], target: float, budget: float)
 
 
 def compare(markets: int = 60) -> list[dict[str, Any]]:
-    """All rows."""
+    """Measures the rules in every setting; one row per setting."""
     return [
         compare_row(law, heterogeneity, budget, markets)
         for law in LAWS
@@ -136,7 +136,7 @@ def typical_row(law: str, heterogeneity: float, budget: float, markets: int = 20
 
 
 def compare_typical() -> list[dict[str, Any]]:
-    """All rows."""
+    """Measures what learning adds to the graded design; one row per setting."""
     return [
         typical_row(law, heterogeneity, budget)
         for law in LAWS
@@ -146,7 +146,7 @@ def compare_typical() -> list[dict[str, Any]]:
 
 
 def render_typical(rows: list[dict[str, Any]]) -> list[str]:
-    """What can be learned beyond the graded design."""
+    """The section on what a learned menu gains over the graded design, line by line."""
     lines = [
         "## Where prices have nothing to do with the data",
         "",
@@ -179,7 +179,7 @@ def render_typical(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def render(rows: list[dict[str, Any]], typical: list[dict[str, Any]]) -> str:
-    """The page."""
+    """The page's text, from both lists of rows."""
     names = (*FIXED, LEARNED)
     lines = [
         "# Exact rules under aggregate trust",

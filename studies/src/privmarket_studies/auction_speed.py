@@ -115,7 +115,7 @@ def _exponent(points: list[tuple[int, float]]) -> float:
 
 
 def figure(report: SpeedReport, stem: Path) -> list[Path]:
-    """Time and memory against clients, log-log."""
+    """Draws time and memory against the number of clients on logarithmic axes; returns the files."""
     made = new_figure(9.0, 4.4)
     left, right = made.subplots(1, 2)
     names = list(dict.fromkeys(row.mechanism for row in report.rows))

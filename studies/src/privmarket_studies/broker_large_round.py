@@ -40,7 +40,7 @@ _PAUSE_SECONDS = 0.02
 
 @dataclass(frozen=True)
 class Latency:
-    """Of many reads, milliseconds."""
+    """How many reads there were, and their median and largest time in milliseconds."""
 
     reads: int
     median_ms: float
@@ -69,7 +69,7 @@ class LargeRound:
     pages_ms: dict[str, float] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """The figures as JSON data."""
         return asdict(self)
 
 
@@ -236,7 +236,7 @@ def _ask(port: int, method: str, path: str, token: str, form: Any = None) -> dic
 
 
 def _time_pages(found: LargeRound, port: int, round_id: str, tokens: dict[str, str], state: str) -> None:
-    """Every page as everybody, the median of five."""
+    """Measures every page as every kind of user sees it: the median of five loads, in milliseconds."""
     task_id = _ask(port, "GET", f"/v1/rounds/{round_id}", tokens["buyer"])["task_id"]
     pages = ["/", f"/tasks/{task_id}", f"/rounds/{round_id}", "/money", "/privacy"]
     for role, token in tokens.items():

@@ -31,7 +31,7 @@ class LoadError(PrivmarketError):
 
 @dataclass(frozen=True)
 class Rate:
-    """What a number of callers got in a while."""
+    """What callers got in a measured time: answers per second, and the median and 99th percentile of waiting."""
 
     per_second: float
     median_ms: float
@@ -40,7 +40,7 @@ class Rate:
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
+    """A TCP port on loopback on which nothing listens."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -96,7 +96,7 @@ def session(port: int, token: str) -> str:
 
 
 def request_bytes(path: str, form: Any, headers: dict[str, str]) -> bytes:
-    """One POST as it goes over the wire."""
+    """One POST request, as the bytes that go over the wire."""
     body = json.dumps(form).encode()
     lines = [f"POST {path} HTTP/1.1", "Host: 127.0.0.1", "Content-Type: application/json"]
     lines += [f"{name}: {value}" for name, value in headers.items()]

@@ -17,7 +17,7 @@ from pydantic import BaseModel
 
 
 class Row(BaseModel):
-    """The fields of a bid."""
+    """The fields of a bid that the bare insert stores."""
 
     valuation: float
     epsilon: float

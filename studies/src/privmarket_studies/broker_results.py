@@ -139,7 +139,7 @@ over every operation as every role, well formed and not.
 
 
 def render(folder: Path) -> str:
-    """The page's text."""
+    """The page's text, from the JSON files in `folder`."""
     files = sorted(folder.glob("bids-[0-9].json"))
     now = [_read(file) for file in files]
     page = _BIDS.format(aim=_RATE_AIM)
@@ -222,7 +222,7 @@ def _simulated_rows(runs: list[dict[str, Any]]) -> str:
 
 
 def _large(folder: Path) -> str:
-    """One column per kept round."""
+    """The table of large rounds, one column per kept file."""
     files = {name: _read(folder / f"{name}.json") for name in _LARGE if (folder / f"{name}.json").exists()}
     kept = {name: found["large_round"] for name, found in files.items()}
     columns = list(kept.values())

@@ -67,12 +67,12 @@ class BidSpeed:
         return self._over_bare(self.broker)
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """The figures and their ratios as JSON data."""
         return {**asdict(self), "ratio": self.ratio, "signed_ratio": self.signed_ratio}
 
 
 def key() -> str:
-    """A fresh idempotency key."""
+    """A new idempotency key."""
     return str(uuid.uuid4())
 
 

@@ -17,12 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from privmarket.federated.config import Training
+from privmarket.federated.config import Training, recommended_training
 from privmarket.federated.datasets import load_dataset
 from privmarket.federated.features import with_features
 from privmarket.federated.gradients import gradient_sums
 from privmarket.federated.models import Model, build_model
-from privmarket.federated.recommended import recommended_training
 from privmarket.privacy.calibration import ReleaseFamily
 
 _CLIENTS, _ALPHA, _TYPICAL_EPSILON, _DELTA = 100, 0.1, 2.5, 1e-5
@@ -57,7 +56,7 @@ def measure(dataset: str = "mnist") -> list[dict[str, float]]:
 
 def _noise_variance(model: Model, training: Training, records: float) -> float:
     """κ in gradient units: squared norm of one client's noise, times ε², at a typical ε."""
-    family = ReleaseFamily(training.sampling_rate, training.steps, _DELTA)
+    family = ReleaseFamily.of(training, _DELTA)
     sigma = float(family.noise_multiplier(np.array([_TYPICAL_EPSILON]))[0])
     return model.parameters * (training.clip_norm * sigma * _TYPICAL_EPSILON / records) ** 2
 
@@ -74,7 +73,7 @@ def _spread(model: Model, weights: Tensor, images: Tensor, labels: Tensor, clip_
 
 
 def render_heterogeneity(path: Path) -> str:
-    """The rows as a table."""
+    """The kept measurements as a Markdown table."""
     rows = json.loads(path.read_text(encoding="utf-8"))
     lines = ["| rounds | accuracy on the same records | H where κ = 1 | r = H²N/κ |", "|---|---|---|---|"]
     lines += [

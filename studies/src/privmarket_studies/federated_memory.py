@@ -32,12 +32,12 @@ class MemoryReport:
 
     @property
     def bytes_per_client(self) -> float:
-        """Slope between the smallest and the largest run."""
+        """Bytes per further client: the slope between the smallest and the largest run."""
         few, many = min(self.peak_bytes), max(self.peak_bytes)
         return (self.peak_bytes[many] - self.peak_bytes[few]) / (many - few)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
+        """The figures as JSON data."""
         return {**asdict(self), "bytes_per_client": self.bytes_per_client}
 
 

@@ -6,7 +6,6 @@ argument, writes README.md there.
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from privmarket_studies.federated_runs import (
     curve_name,
 )
 from privmarket_studies.federated_selection import render_selection
+from privmarket_studies.kept_weights import read_run
 from privmarket_studies.reproduce.statistics import DECIDED, compare
 
 Result = dict[str, Any]
@@ -95,7 +95,7 @@ _RULE_NAMES = {
 
 
 def render(folder: Path) -> str:
-    """The page's text."""
+    """The page's text, from the kept runs below `folder`."""
     kept = load(folder / "runs")
     main = "".join(_row(run, kept[run.name]) for run in (*PROMISED, *BESIDE) if run.name in kept)
     commands = "".join(f"- `{run.name}`: `{command_of(run, 0)}`\n" for run in KEPT if run.name in kept)
@@ -115,19 +115,23 @@ def render(folder: Path) -> str:
 
 
 def load(folder: Path) -> Kept:
-    """Run name → its results, by seed."""
+    """Run name → its results, by seed, without those of weights that no longer ship."""
     kept: Kept = {}
     for run in KEPT:
         paths = [run.path(folder, seed) for seed in run.seeds]
-        found = [json.loads(p.read_text(encoding="utf-8")) for p in paths if p.exists()]
+        found = [result for result in (read_run(p) for p in paths if p.exists()) if result is not None]
         if found:
             kept[run.name] = found
     return kept
 
 
 def _missing(runs: Path) -> str:
-    """Listed runs that nobody has made yet, so that none is absent without a word."""
-    absent = {run.name: [seed for seed in run.seeds if not run.path(runs, seed).exists()] for run in KEPT}
+    """A sentence that names the listed runs nobody has made with the weights that ship; "" if all are made."""
+
+    def made(path: Path) -> bool:
+        return path.exists() and read_run(path) is not None
+
+    absent = {run.name: [seed for seed in run.seeds if not made(run.path(runs, seed))] for run in KEPT}
     named = [f"`{name}` ({_seeds(seeds)})" for name, seeds in absent.items() if seeds]
     return f"\nListed and not made yet, for want of processor time: {', '.join(named)}.\n" if named else ""
 

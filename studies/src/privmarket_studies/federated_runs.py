@@ -18,6 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from privmarket.files import write_atomically
+from privmarket_studies.kept_weights import read_run, with_weights
+
 SEEDS = (0, 1, 2)
 
 
@@ -35,11 +38,11 @@ class KeptRun:
     seeds: tuple[int, ...] = SEEDS
 
     def path(self, folder: Path, seed: int) -> Path:
-        """The result file of one seed."""
+        """Where the result of this seed is kept."""
         return folder / f"{self.name}-seed-{seed}.json"
 
     def words(self, seed: int) -> list[str]:
-        """The command without the program's name."""
+        """The arguments of the command that makes this run."""
         return ["federate", *self.options.split(), "--seed", str(seed)]
 
 
@@ -82,7 +85,7 @@ RULES = {
 
 
 def curve_name(rule: str) -> str:
-    """Of the kept run."""
+    """The name of the kept run with this rule at the small budget."""
     return f"mnist-0.1-budget-{BUDGET}-{rule}"
 
 
@@ -125,27 +128,31 @@ def _run(kept: KeptRun, folder: Path, seed: int, seconds: float) -> bool:
     except subprocess.TimeoutExpired:
         return False
     checkpoint.unlink(missing_ok=True)
+    path = kept.path(folder, seed)
+    result = with_weights(json.loads(path.read_text(encoding="utf-8")))
+    write_atomically(path, json.dumps(result, indent=1, ensure_ascii=False) + "\n")
     return True
 
 
 def _up_to_date(kept: KeptRun, folder: Path, seed: int) -> bool:
-    """Whether the file is there and was made by this command with the settings that are recommended today."""
+    """Whether the file was made by this command, with the weights that ship and the settings recommended today."""
     path = kept.path(folder, seed)
     if not path.exists():
         return False
-    result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    result = read_run(path)
+    if result is None:
+        return False
     return command_of(kept, seed) == result["command"] and settings_are_recommended(kept, result["config"])
 
 
 def command_of(kept: KeptRun, seed: int) -> str:
-    """What a reader would type."""
+    """The command line that makes this run."""
     return " ".join(["privmarket", *kept.words(seed)])
 
 
 def settings_are_recommended(kept: KeptRun, config: dict[str, Any]) -> bool:
     """Whether a kept run used the settings that are recommended today, where its command does not say otherwise."""
-    from privmarket.federated.config import Training
-    from privmarket.federated.recommended import recommended_training
+    from privmarket.federated.config import Training, recommended_training
 
     if config["mode"] == "literal" or "--set" in kept.options.split():
         return True

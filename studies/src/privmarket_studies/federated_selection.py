@@ -104,7 +104,7 @@ TASKS = {
 
 
 def configurations() -> Iterator[FederationConfig]:
-    """Every run of the search, task by task."""
+    """Yields every run of the search, task by task."""
     for task in TASKS.values():
         for training, (alpha, seed) in itertools.product(task.candidates(), task.conditions):
             yield task.configuration(training, alpha, seed)
@@ -146,13 +146,13 @@ def scores(path: Path, name: str) -> dict[Training, float]:
 
 
 def best(path: Path, name: str) -> Training:
-    """The settings that were chosen."""
+    """The settings with the best accuracy on validation records."""
     found = scores(path, name)
     return max(found, key=lambda training: found[training])
 
 
 def render_selection(path: Path) -> str:
-    """The comparison as a table."""
+    """The compared settings as a Markdown table, the best in bold."""
     lines = [
         "| for | settings, as they differ from the first line | mean validation accuracy |",
         "|---|---|---|",

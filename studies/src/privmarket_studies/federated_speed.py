@@ -33,7 +33,7 @@ from privmarket.privacy import integer_noise
 from privmarket.privacy.accountant import RdpAccountant
 from privmarket.privacy.events import PrivacyEvent
 from privmarket.privacy.noise import NoiseSource
-from privmarket.privacy.release import Grid
+from privmarket.privacy.release import ReleaseGrid
 
 _BATCH, _CLIP, _NOISE, _RATE = 32, 1.0, 1.0, 0.1
 _SHAPE = (1, 28, 28)
@@ -82,7 +82,7 @@ class SpeedReport:
 
 @dataclass(frozen=True, eq=False)
 class _Work:
-    """Random records of `clients` clients."""
+    """Random records of `clients` clients, for all contenders alike."""
 
     model: Model
     weights: Tensor
@@ -164,7 +164,7 @@ def _tree(tree: Path, clients: int, records: int) -> Iterator[Callable[[str], fl
 
 def draws_per_second(draws: int = 1 << 20, turns: int = 5) -> float:
     """Coordinates that one thread releases in a second: dither, rounding, exact noise; the median of some turns."""
-    sums, grid, source = np.zeros(draws, dtype=np.float32), Grid(1.0, 2), NoiseSource.from_system()
+    sums, grid, source = np.zeros(draws, dtype=np.float32), ReleaseGrid(1.0, 2), NoiseSource.from_system()
     out, taken = np.empty_like(sums), []
     for _ in range(turns):
         start = time.process_time()
@@ -234,7 +234,7 @@ def _poisson_batches(work: _Work, client: int) -> list[tuple[Tensor, Tensor]]:
 
 
 def _opacus_hooks(work: _Work) -> None:
-    """Opacus as it comes: per-example gradients by hooks, DPOptimizer."""
+    """One round with Opacus's default: per-example gradients by hooks and its DPOptimizer."""
     from opacus.grad_sample import GradSampleModule
     from opacus.optimizers import DPOptimizer
 
@@ -254,7 +254,7 @@ def _opacus_hooks(work: _Work) -> None:
 
 
 def _opacus_ghost(work: _Work) -> None:
-    """Opacus' fastest mode: ghost clipping with two backward passes."""
+    """One round with Opacus's fastest mode: ghost clipping with two backward passes."""
     from opacus.grad_sample.grad_sample_module_fast_gradient_clipping import (
         GradSampleModuleFastGradientClipping,
     )

@@ -59,7 +59,7 @@ of them selling, the same MLP ([memory.json](memory.json)). The aim was less tha
 
 
 def render(folder: Path) -> str:
-    """The page's text."""
+    """The page's text, from the JSON files in `folder`."""
     names = sorted(path.name for path in folder.glob("federate-*.json"))
     runs = [_read(folder / name) for name in names]
     first, files = runs[0], ", ".join(f"[{name}]({name})" for name in names)

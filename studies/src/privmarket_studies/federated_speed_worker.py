@@ -22,7 +22,7 @@ CHUNK = {"one step": 10, "several steps": 25}
 
 
 def main(clients: int, records: int) -> None:
-    """Answers until the input ends."""
+    """Measures one turn for every line on standard input, until the input ends."""
     torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(0)
     model = mlp((1, 28, 28), 10)

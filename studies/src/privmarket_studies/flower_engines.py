@@ -41,7 +41,7 @@ _ROUND = ("paid_micro", "sold_epsilon", "accuracy")
 
 
 def app_code(config: FederationConfig) -> str:
-    """A Flower app that runs a configured market."""
+    """The source of a Flower app that runs this configured market."""
     return f"""import json
 from privmarket.federated.config import FederationConfig
 from privmarket.flower.federation import federation_client, federation_server
@@ -52,14 +52,14 @@ client = federation_client(CONFIG)
 
 
 def plain(config: FederationConfig) -> dict[str, Any]:
-    """The simulation without Flower."""
+    """Runs the plain simulation, without Flower; returns its figures."""
     result = simulation.run(config)
     rounds = [asdict(record) for record in result.records]
     return {"rounds": rounds, "weights_sha256": wire.digest({"weights": result.weights})}
 
 
 def in_process(config: FederationConfig) -> dict[str, Any]:
-    """A grid in this process."""
+    """Runs the market on a grid in this process; returns its figures."""
     client = federation_client(config)
     return {**run_in_process(federation_server(config, receipts=False), client, config.clients).to_json()}
 

@@ -38,7 +38,7 @@ def _answers(report: dict[str, Any], number: int) -> str:
 
 
 def _verdicts(report: dict[str, Any]) -> str:
-    """The promises as a table."""
+    """The promises of a rehearsal and whether they were kept, as a Markdown table."""
     rows = [f"| {promise} | {'kept' if kept else 'BROKEN'} |" for promise, kept in report["verdicts"].items()]
     return "\n".join(["| promise | |", "|---|---|", *rows])
 

@@ -53,7 +53,7 @@ def workloads(dataset: str) -> dict[str, FederationConfig]:
 
 
 def measure(dataset: str, *, turns: int = 3, progress: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
-    """All figures."""
+    """Measures the overhead of the grid and the time of bids on one data set; returns the figures."""
     rows = [_overhead(name, config, turns, progress) for name, config in workloads(dataset).items()]
     progress("calls for bids")
     return {
@@ -79,7 +79,7 @@ def _overhead(name: str, config: FederationConfig, turns: int, progress: Callabl
 
 
 def simulation_seconds(config: FederationConfig) -> float:
-    """Seconds per round of the plain simulation."""
+    """Seconds that a round of the plain simulation takes."""
     with Federation(config) as federation:
         state = federation.start()
         started = time.process_time()

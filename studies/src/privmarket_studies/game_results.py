@@ -17,7 +17,7 @@ import numpy as np
 
 from privmarket import __version__
 from privmarket.meanfield import DiscreteGame, Equilibrium, Grid, Problem, exploitability, solve
-from privmarket_studies.nash_gap import SIZES, recorded_time
+from privmarket_studies.nash_gap_study import SIZES, recorded_time
 
 EQUILIBRIUM, NASH_GAP = "equilibrium", "nash-gap"
 FINE = Grid(128, 127, 100)
@@ -67,7 +67,7 @@ def _on_a_finer_grid(solved: Equilibrium) -> float:
 
 
 def render_equilibrium(facts: dict[str, Any]) -> str:
-    """The page of the default problem."""
+    """The page about the default problem, from its figures."""
     solved, truthful = facts["solved"], facts["truthful"]
     return _filled(
         "equilibrium.md",
@@ -82,7 +82,7 @@ def render_equilibrium(facts: dict[str, Any]) -> str:
 
 
 def render_nash_gap(report: dict[str, Any]) -> str:
-    """The page of the Nash gap."""
+    """The page about the Nash gap, from its figures."""
 
     def share(key: str, name: str = "hindsight") -> float:
         cell = report["cells"][key]
@@ -141,7 +141,7 @@ def _filled(name: str, **values: Any) -> str:
 
 
 def _percent(value: float, digits: int = 2) -> str:
-    """To so many significant digits, with a proper minus."""
+    """A share in per cent to so many significant digits, with a minus sign instead of a hyphen."""
     return f"{float(f'{100 * value:.{digits}g}'):g} %".replace("-", "−")
 
 

@@ -43,7 +43,7 @@ def frontier(steps: int = 120, markets: int = 30) -> list[dict[str, Any]]:
 
 
 def figure(rows: list[dict[str, Any]], stem: Path) -> list[Path]:
-    """Value against regret."""
+    """Draws value against regret, a point per multiplier; returns the files."""
     made = new_figure(5.0, 3.4)
     axes = made.subplots()
     regret, value = [100 * row["regret_share"] for row in rows], [row["fluid_ratio"] for row in rows]

@@ -179,7 +179,7 @@ def _tuning(rows: list[dict[str, Any]]) -> str:
 
 
 def _means(cases: list[dict[str, Any]], sizes: list[int]) -> list[str]:
-    """Regret and value by size, means over laws."""
+    """Rows of regret and value by number of clients, means over the laws."""
     cells = []
     for clients in sizes:
         chosen = [case for case in cases if case["clients"] == clients]

@@ -69,7 +69,7 @@ def measure(
     repeats: int = 3,
     progress: Callable[[str], None] = lambda text: None,
 ) -> LearnedSpeed:
-    """Times everything on one thread."""
+    """Measures training steps and forward passes on one thread; returns the figures."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

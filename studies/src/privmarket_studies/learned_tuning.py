@@ -77,7 +77,7 @@ TRIALS: tuple[Trial, ...] = (
 
 
 def run(trial: Trial) -> dict[str, Any]:
-    """Trains and attacks: three laws, two sizes."""
+    """Trains with the settings of a trial and attacks the result on three laws and two sizes."""
     torch.set_num_threads(1)
     chosen = trial.recipe()
     with TemporaryDirectory() as folder:
@@ -107,7 +107,7 @@ def _identity(trial: Trial) -> dict[str, Any]:
 
 
 def pending(rows: Sequence[dict[str, Any]], trials: Sequence[Trial] = TRIALS) -> list[Trial]:
-    """Trials without a row."""
+    """The trials that have no row yet."""
     done = [{key: row[key] for key in ("mechanism", "trial", "settings")} for row in rows]
     return [trial for trial in trials if _identity(trial) not in done]
 

@@ -54,7 +54,7 @@ _RUNS_UNTIL_STOPPED = re.compile(r"^privmarket serve")
 
 @dataclass(frozen=True)
 class Pasted:
-    """One command: where it stands, and its line."""
+    """One command of a page or a help text: where it stands, and its line."""
 
     where: str
     line: str
@@ -67,7 +67,7 @@ class Pasted:
 
     @property
     def target(self) -> str | None:
-        """The file into which its output is sent."""
+        """The file into which the command's output is redirected; None without one."""
         words = shlex.split(self.line, comments=True)
         return words[words.index(">") + 1] if ">" in words else None
 
@@ -78,12 +78,12 @@ class Pasted:
 
     @property
     def is_slow(self) -> bool:
-        """Whether it takes more than a few seconds."""
+        """Whether the command takes more than a few seconds."""
         return any(re.search(pattern, self.line) for pattern in SLOW)
 
     @property
     def code(self) -> int:
-        """With which code it ends."""
+        """The exit code with which the command is said to end."""
         return next((code for pattern, code in CODES.items() if re.search(pattern, self.line)), 0)
 
 
@@ -158,7 +158,7 @@ Run = Callable[[Pasted, Path], tuple[int, str]]
 
 @dataclass(frozen=True)
 class Tried:
-    """A command that was run: what came of it."""
+    """A command that was run, and how it ended."""
 
     pasted: Pasted
     seconds: float
@@ -189,7 +189,7 @@ def tried(places: dict[str, list[Pasted]], run: Run, *, slow: bool) -> Iterator[
 
 
 def failures(places: dict[str, list[Pasted]], run: Run, *, slow: bool) -> list[str]:
-    """What did not run as it should."""
+    """Runs the commands of these places; a line for each that did not end as it should."""
     return [str(one) for one in tried(places, run, slow=slow) if one.failed]
 
 

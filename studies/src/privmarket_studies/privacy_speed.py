@@ -13,7 +13,7 @@ from privmarket.privacy.accountant import RdpAccountant
 from privmarket.privacy.calibration import ReleaseFamily
 from privmarket.privacy.events import PrivacyEvent, to_dp_event
 from privmarket.privacy.noise import NoiseSource
-from privmarket.privacy.release import Grid
+from privmarket.privacy.release import ReleaseGrid
 
 CLIENTS, ROUNDS, RATE = 100, 200, 0.05
 
@@ -61,7 +61,7 @@ def _integer_noise(seed: int, draws: int, turns: int) -> SpeedRow:
     space = dp.vector_domain(dp.atom_domain(T="i64")), dp.l2_distance(T="f64")
     oracle = space >> dp.m.then_gaussian(scale=integer_noise.deviation(2))
     sums = np.zeros(min(draws, 1 << 20), dtype=np.float32)
-    grid, source = Grid(1.0, 2), NoiseSource.from_seed(seed)
+    grid, source = ReleaseGrid(1.0, 2), NoiseSource.from_seed(seed)
     ours, theirs = _in_turn(lambda: grid.noisy(sums, source, sums), lambda: oracle([0] * few), turns)
     task = f"{draws:,} exact releases, AES-CTR + tables"
     return SpeedRow(task, ours * draws / sums.size, f"OpenDP discrete Gaussian, from {few:,}", theirs * draws / few)

@@ -17,13 +17,13 @@ def serving(port: int) -> int:
 
 
 def children(pid: int) -> list[int]:
-    """The processes that one started."""
+    """The ids of the processes that process `pid` started."""
     tasks = Path(f"/proc/{pid}/task").glob("*") if Path(f"/proc/{pid}/task").exists() else []
     return [int(child) for task in tasks for child in _read(pid, f"task/{task.name}/children").split()]
 
 
 def resident_mb(pid: int) -> float:
-    """Resident memory; 0 once the process has ended."""
+    """The resident memory of a process in megabytes; 0 once it has ended."""
     lines = [line for line in _read(pid, "status").splitlines() if line.startswith("VmRSS:")]
     return int(lines[0].split()[1]) / 1024 if lines else 0.0
 

@@ -21,7 +21,7 @@ from privmarket.flower.masks import packed, quantize, strong_masks, unpacked
 from privmarket.flower.neighbours import ring_order
 from privmarket.flower.sum_keys import KeyPair, seal, unseal
 from privmarket.privacy.noise import NoiseSource
-from privmarket.privacy.release import Grid
+from privmarket.privacy.release import ReleaseGrid
 
 FLOWER_WINDOW = (58, 69)  # threshold and pieces at which Flower's own scheme is timed
 
@@ -92,7 +92,7 @@ def _tree_parts(size: int = 10_000, places: int = 300) -> dict[str, float]:
 
 
 def _vector_parts(weights: int) -> dict[str, float]:
-    """Seconds per weight."""
+    """Seconds per weight of masking, sending and adding a vector of this length."""
     rng, modulus = np.random.default_rng(0), 2**44
     integers = [rng.integers(0, 2**40, weights)]
     floats, reach = [integers[0].astype(np.float64)], 2.0**41
@@ -105,7 +105,7 @@ def _vector_parts(weights: int) -> dict[str, float]:
             parameters_mod(quantize(floats, reach, int(2 * reach)), modulus)[0], modulus=modulus
         ),
         "add": lambda: parameters_addition(integers, [unpacked(written, shape, modulus)]),
-        "noise": lambda: Grid(1.0, 2).noisy_integers(sums, source),
+        "noise": lambda: ReleaseGrid(1.0, 2).noisy_integers(sums, source),
         "send_plain": lambda: ndarray_to_bytes(sums),
         "add_plain": lambda: sums + np.float32(0.5) * bytes_to_ndarray(plain),
     }
@@ -124,7 +124,7 @@ def _piece_parts(secret: bytes, threshold: int, pieces: int) -> dict[str, float]
 
 
 def _flower_parts(key: bytes) -> dict[str, float]:
-    """Flower's own scheme, for the smallest ring."""
+    """Seconds that Flower's own scheme takes to cut and restore a key, for the smallest ring."""
     pieces = create_shares(key, *FLOWER_WINDOW)
     return {
         "cut_key": _best(lambda: create_shares(key, *FLOWER_WINDOW), 1, runs=2),

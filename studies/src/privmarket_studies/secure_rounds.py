@@ -54,7 +54,7 @@ class _CountingGrid(pm.flower.InProcessGrid):
         self.client_seconds = self.counting_seconds = 0.0
 
     def answer(self, message: Message) -> Message:
-        """Answers and counts."""
+        """Answers a message, and counts its bytes and the seconds that the client took."""
         if message.metadata.message_type != "train":
             return super().answer(message)
         begun = time.process_time()
@@ -83,16 +83,16 @@ def size(content: RecordDict) -> int:
 
 @dataclass(frozen=True)
 class _Drawn:
-    """A share in a sum that was drawn before."""
+    """Stands in for training: gives integers that were drawn before."""
 
     integers: Mapping[str, np.ndarray]
 
     def records(self, context: Context) -> int:
-        """How many records the seller holds."""
+        """The number of records that the seller is said to hold."""
         return MEASURED_RECORDS
 
     def share(self, weights: Any, job: Any, grid: Any) -> Mapping[str, np.ndarray]:
-        """The integers."""
+        """The integers that were drawn before."""
         return self.integers
 
 

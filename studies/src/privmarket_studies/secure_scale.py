@@ -281,7 +281,7 @@ def _rounds(kept: Mapping[str, Any], new: list[dict[str, Any]]) -> list[dict[str
 
 
 def render(parts: Mapping[str, Any]) -> str:
-    """The page."""
+    """The page's text, from the measured parts."""
     text = (files("privmarket_studies") / "templates" / "scale.md").read_text(encoding="utf-8")
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True)
     environment.filters["chance"] = _chance
@@ -346,7 +346,7 @@ def _simulation(turns: list[dict[str, float]]) -> dict[str, float]:
 
 
 def _time(seconds: float) -> str:
-    """To two digits, in a unit that suits."""
+    """A time to two digits, in the unit that suits its size."""
     for unit, most in (("ns", 1e-6), ("µs", 1e-3), ("ms", 1.0), ("s", 600.0), ("min", 7200.0)):
         if seconds < most:
             return f"{_two_digits(seconds / {'ns': 1e-9, 'µs': 1e-6, 'ms': 1e-3, 's': 1, 'min': 60}[unit])} {unit}"

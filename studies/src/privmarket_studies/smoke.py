@@ -230,7 +230,7 @@ def _must_name(found: Findings, environment: Environment, extra: str, arguments:
 
 
 def main() -> None:
-    """Exit code 1 if anything does not hold."""
+    """Checks the built packages; exits with code 1 if anything does not hold."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkout", type=Path, help="the repository")
     parser.add_argument("--python", action="append", help="an interpreter to try; repeatable")

@@ -1,4 +1,4 @@
-"""The front page's picture: money → accuracy for every rule, both trusts in one panel, and its caption."""
+"""The front page's picture (money → accuracy for every rule, both trusts in one panel) and two of its sentences."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LOWEST, _HIGHEST = 70.0, 99.0
 
 
 def caption(folder: Path) -> str:
-    """Below the picture, wherever it is shown."""
+    """The caption of the picture, as README and the start page show it."""
     runs = folder / "runs"
     cheapest = cheapest_rules(runs)
     seeds = max(len(results) for rule in RULES for _, results in curve(runs, "aggregate", rule))
@@ -40,7 +40,7 @@ def caption(folder: Path) -> str:
 
 
 def draw_front(folder: Path) -> list[Path]:
-    """Writes the picture."""
+    """Draws the picture and writes it to `front.png` and `front.svg`; returns the files."""
     figure = new_figure(8.0, 4.0)
     axes = figure.subplots()
     cheapest = cheapest_rules(folder / "runs")
@@ -74,7 +74,7 @@ def _line(axes: Axes, runs: Path, trust: str, rule: str, *, bold: bool) -> None:
 
 
 def _between(axes: Axes, less: float, more: float) -> None:
-    """The target, and how much further money goes."""
+    """Draws the target line and an arrow that says how many times cheaper the target is."""
     height = 100 * TARGET
     axes.axhline(height, color="#999999", lw=0.8, ls=":", zorder=0)
     arrow = {"arrowstyle": "<->", "color": "#333333", "lw": 1.2}

@@ -6,12 +6,14 @@ python -m privmarket_studies.trust_study render
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from privmarket.reports.palette import line_look, new_figure, save
+from privmarket_studies.kept_weights import read_run
 from privmarket_studies.trust_runs import BARS, MONEY, RULES, TrustRun, curve_name
 from privmarket_studies.trust_selection import RATES, Selection, decider
 
@@ -65,18 +67,22 @@ trusts are compared on the same work. Points that are missing were not run.
 
 
 def load(folder: Path, run: TrustRun) -> list[Result]:
-    """The results of a run, by seed."""
-    paths = [run.path(folder, seed) for seed in run.seeds]
-    return [json.loads(path.read_text(encoding="utf-8")) for path in paths if path.exists()]
+    """The results of a run, by seed, without those of weights that no longer ship."""
+    return _current(path for path in (run.path(folder, seed) for seed in run.seeds) if path.exists())
+
+
+def _current(paths: Iterable[Path]) -> list[Result]:
+    """The results in these files, without those of weights that no longer ship."""
+    return [result for result in map(read_run, paths) if result is not None]
 
 
 def curve(folder: Path, trust: str, rule: str) -> list[tuple[int, list[Result]]]:
-    """(money offered, results) of the points that exist."""
+    """(money offered, results) of the points that exist, made with the weights that ship."""
     points = []
     for money in MONEY[trust]:
-        paths = sorted(folder.glob(f"{curve_name(trust, rule, money)}-seed-*.json"))
-        if paths:
-            points.append((money, [json.loads(path.read_text(encoding="utf-8")) for path in paths]))
+        results = _current(sorted(folder.glob(f"{curve_name(trust, rule, money)}-seed-*.json")))
+        if results:
+            points.append((money, results))
     return points
 
 
@@ -102,12 +108,12 @@ def money_for(points: list[tuple[int, list[Result]]], target: float = TARGET) ->
 
 
 def render(folder: Path) -> str:
-    """The page's text."""
+    """The page's text, from the kept runs below `folder`."""
     runs = folder / "runs"
     return "".join(
         [
             *(_HEAD, _BARS_HEAD, _bars(runs), _again(folder)),
-            *(_CURVES_HEAD, _curve_table(runs), _target(runs), _paired(runs)),
+            *(_CURVES_HEAD, _curve_table(runs), _outdated(runs), _target(runs), _paired(runs)),
             *(_measured_spread(folder), _rates(folder), _speed(folder)),
         ]
     )
@@ -162,6 +168,12 @@ def _curve_table(folder: Path) -> str:
                 ]
                 rows += f"| {' | '.join(cells)} |\n"
     return rows
+
+
+def _outdated(folder: Path) -> str:
+    """A sentence that names the runs made with weights that no longer ship; "" if there are none."""
+    names = [f"`{path.stem}`" for path in sorted(folder.glob("*.json")) if read_run(path) is None]
+    return f"\nNot shown, because made with weights that no longer ship: {', '.join(names)}.\n" if names else ""
 
 
 def cheapest_rules(folder: Path) -> dict[str, tuple[str, float]]:

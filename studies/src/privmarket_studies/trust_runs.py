@@ -15,13 +15,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from privmarket.federated.config import FederationConfig
+from privmarket.federated.config import FederationConfig, recommended_training
 from privmarket.federated.datasets import Dataset, load_dataset
 from privmarket.federated.features import with_features
-from privmarket.federated.recommended import recommended_training
 from privmarket.federated.simulation import Federation
 from privmarket.federated.state import RunResult
 from privmarket.federated.summary import brief
+from privmarket.files import write_atomically
+from privmarket_studies.kept_weights import read_run, with_weights
 
 SEEDS = (0, 1, 2)
 
@@ -42,7 +43,7 @@ class TrustRun:
     seeds: tuple[int, ...] = SEEDS
 
     def config(self, seed: int) -> FederationConfig:
-        """The whole configuration."""
+        """The configuration of the run with this seed."""
         training = replace(recommended_training(self.settings["dataset"], "aggregate"), **self.training)
         return FederationConfig(
             **self.settings, seed=seed, evaluate_every=self.settings["rounds"], training=training
@@ -102,7 +103,7 @@ def rule_of(name: str, trust: str, heterogeneity: float) -> tuple[str, dict[str,
 
 
 def curve_name(trust: str, rule: str, money: float) -> str:
-    """Of the files of one point of a curve."""
+    """The name that the files of one point of a curve begin with."""
     return f"curve-{trust}-{rule}-{money:g}"
 
 
@@ -126,7 +127,7 @@ def point(trust: str, rule: str, money: int, rate: float, heterogeneity: float) 
 
 
 def curves(chosen: Chosen) -> tuple[TrustRun, ...]:
-    """Every point whose rate has been chosen."""
+    """The runs of every point for which validation records have chosen a server's rate."""
     found = []
     for trust in MONEY:
         for rule in RULES:
@@ -148,10 +149,11 @@ class Chosen(Protocol):
 
 
 def missing(folder: Path, runs: tuple[TrustRun, ...]) -> Iterator[tuple[TrustRun, int]]:
-    """What is still to be made: every run once, then every run a second time, …; grouped by data set."""
+    """Yields what is still to be made, or to be made again with the weights that ship: (run, seed), by seed."""
     wanted = [(seed, run) for run in runs for seed in run.seeds]
     for seed, run in sorted(wanted, key=lambda pair: pair[0]):
-        if not run.path(folder, seed).exists():
+        path = run.path(folder, seed)
+        if not path.exists() or read_run(path) is None:
             yield run, seed
 
 
@@ -172,16 +174,16 @@ def make(
             held = config.dataset, with_features(load_dataset(config.dataset), config.training.features)
         path = run.path(folder, seed)
         command = f"python -m privmarket_studies.trust_study runs --only {run.name} --seeds {seed}"
-        result = brief(played(config, held[1]), command)
-        path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        result = with_weights(brief(played(config, held[1]), command))
+        write_atomically(path, json.dumps(result, indent=1, ensure_ascii=False) + "\n")
         print(f"{path.name}: accuracy {result['accuracy']:.4f}, paid {result['spent']:.1f}", flush=True)
     return 0
 
 
 def played(config: FederationConfig, features: Dataset) -> RunResult:
-    """One run on records whose features are computed already."""
+    """Plays one run on records whose features are already computed."""
     started = time.perf_counter()
-    plain = replace(config, training=replace(config.training, features="none"))
+    plain = config.replace_training(features="none")
     with Federation(plain, dataset=features) as federation:
         state = federation.start()
         while state.next_round < config.rounds:

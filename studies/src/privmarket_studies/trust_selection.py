@@ -47,7 +47,7 @@ class Selection:
 
 
 def decider(trust: str, rule: str) -> str:
-    """The rule whose trials decide."""
+    """The rule whose trials decide the server's rate for `rule`."""
     return (_LIKE if trust == "aggregate" else _LIKE_LOCALLY).get(rule, rule)
 
 

@@ -12,14 +12,13 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from privmarket.federated.datasets import load_dataset
 from privmarket.federated.features import with_features
 from privmarket.federated.simulation import Federation
-from privmarket_studies.trust_front import caption, draw_front
+from privmarket_studies.trust_front import caption, draw_front, headline
 from privmarket_studies.trust_results import draw, render
 from privmarket_studies.trust_runs import BARS, MORE_SEEDS, curves, make, point
 from privmarket_studies.trust_selection import Selection, select
@@ -33,7 +32,7 @@ def measure_speed(path: Path, rounds: int = 4) -> None:
     seconds: dict[str, float] = {}
     for trust in ("local", "aggregate"):
         config = point(trust, "ration", 100, 16.0, 1.0).config(0)
-        plain = replace(config, training=replace(config.training, features="none"))
+        plain = config.replace_training(features="none")
         with Federation(plain, dataset=features) as federation:
             state, taken = federation.start(), []
             for _ in range(rounds):
@@ -56,7 +55,7 @@ def run_again(folder: Path, only: str, seeds: tuple[int, ...]) -> None:
 
 
 def main() -> None:
-    """The command line."""
+    """Does what the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("select", "runs", "again", "speed", "render"))
     parser.add_argument("--folder", type=Path, default=FOLDER)
@@ -79,7 +78,7 @@ def main() -> None:
         draw(given.folder)
         draw_front(given.folder)
         (given.folder / "README.md").write_text(render(given.folder), encoding="utf-8")
-        print(caption(given.folder))
+        print(caption(given.folder), headline(given.folder), sep="\n")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import pytest
 from safetensors.numpy import save as to_bytes
 
 from privmarket_studies.reproduce import cells as cells_module
-from privmarket_studies.reproduce.cache import Cache, Record, read_bundle, today, write_bundle
+from privmarket_studies.reproduce.cache import Cache, Record, read_bundle, versions, write_bundle
 from privmarket_studies.reproduce.cells import Cell, parameters_digest, weights_digest
 from privmarket_studies.reproduce.estimate import Clock
 from privmarket_studies.reproduce.runner import compute, run_cells
@@ -67,7 +67,7 @@ def test_configuration_and_seed_name_a_cell():
 def test_cells_go_stale_with_the_weights_and_with_the_revision(monkeypatch):
     config = {"mechanism": "mfg-regretnet", "clients": 10}
     before = Cell("efficiency", config, 0)
-    record = Record(before, before.depends_on, {}, None, 0.0, today())
+    record = Record(before, before.depends_on, {}, None, 0.0, versions())
     assert weights_digest("mfg-regretnet") in before.depends_on.values()
     assert weights_digest("pac") is None
     assert not record.stale
@@ -75,7 +75,7 @@ def test_cells_go_stale_with_the_weights_and_with_the_revision(monkeypatch):
     after = Cell("efficiency", config, 0)
     assert after.slot == before.slot
     assert after.key != before.key
-    assert Record(after, before.depends_on, {}, None, 0.0, today()).stale
+    assert Record(after, before.depends_on, {}, None, 0.0, versions()).stale
     monkeypatch.setitem(cells_module.KINDS, "efficiency", cells_module.Kind("m:f", revision=99))
     assert Cell("efficiency", {"mechanism": "pac"}, 0).depends_on["revision"] == 99
 

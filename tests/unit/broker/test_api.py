@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,9 +13,10 @@ from fastapi import APIRouter
 from fastapi.testclient import TestClient
 
 import privmarket as pm
+from privmarket.broker import answers, market_routes, operator_routes
 from privmarket.broker.api import ServiceSettings, create_app
 from privmarket.broker.broker import Broker
-from privmarket.broker.http_client import BrokerCallError
+from privmarket.broker.http_client import BrokerCallError, BrokerClient
 from privmarket.broker.limits import Limits, RateLimit
 from privmarket.broker.schema import head, metadata
 from privmarket.broker.signatures import Head, SigningKey
@@ -464,3 +466,41 @@ def test_a_revoked_token_does_not_use_up_its_owner_s_allowance(market: Market) -
     market.broker.revoke_token(market.sellers[0], made["token_id"], key())
     assert {service.call("lost", "POST", path, bid).status_code for _ in range(30)} == {401}
     assert service.call("seller", "POST", path, bid).status_code == 201
+
+
+def answered(client: type) -> dict[str, str]:
+    """Public method → the answer that it returns, as its annotation says."""
+    methods = {name: one for name, one in vars(client).items() if callable(one) and not name.startswith("_")}
+    return {name: one.__annotations__["return"].replace("Iterator[", "Page[") for name, one in methods.items()}
+
+
+def untyped(client: type) -> list[str]:
+    """Methods that return neither a class of `answers` nor one of the client's own."""
+    own = {"BrokerClient", "Head", "bytes"}
+    known = {name for name, one in vars(answers).items() if isinstance(one, type)}
+    found = {name: re.sub(r"Page\[(.*)\]", r"\1", kind).split(" | ") for name, kind in answered(client).items()}
+    return [name for name, kinds in found.items() if not {k.removeprefix("answers.") for k in kinds} <= known | own]
+
+
+def test_the_client_returns_what_the_routes_answer() -> None:
+    assert untyped(BrokerClient) == []
+    routes = {
+        name: one.__annotations__["return"]
+        for module in (market_routes, operator_routes)
+        for name, one in vars(module).items()
+        if getattr(one, "__module__", "") == module.__name__ and "return" in getattr(one, "__annotations__", {})
+    }
+    told = answered(BrokerClient)
+    shared = sorted(set(told) & set(routes) - {"log_head", "register"})  # the client makes its own of these
+    assert len(shared) >= 18
+    # A very large round is asked about until its auction is over.
+    differs = {name: told[name] for name in shared if told[name] != routes[name]}
+    assert differs == {"close_round": "answers.StepAnswer | answers.RoundAnswer"}
+
+
+def test_a_method_without_a_typed_answer_is_noticed() -> None:
+    class Loose(BrokerClient):
+        def anything(self) -> dict[str, Any]:
+            return self.read("/v1/me")
+
+    assert untyped(Loose) == ["anything"]

@@ -17,8 +17,8 @@ import psycopg
 import pytest
 from fastapi.testclient import TestClient
 
+from privmarket.broker import auction_process, noise_tables, rules, sql
 from privmarket.broker import database as stored
-from privmarket.broker import elsewhere, noise_tables, rules, sql
 from privmarket.broker.api import ServiceSettings, create_app
 from privmarket.broker.broker import Broker
 from privmarket.broker.http_errors import BrokerError, ConflictError, UnavailableError
@@ -205,9 +205,9 @@ def test_a_large_auction_is_computed_in_a_process_of_its_own(
     round_id = market.open()
     market.bid_all(round_id)
     here = market.broker._prepared(round_id)
-    monkeypatch.setattr(elsewhere, "WORTH_A_PROCESS", 1)
-    assert elsewhere.prepare_elsewhere(market.broker.database, round_id) == here
-    monkeypatch.setattr(elsewhere.sys, "executable", "/bin/false")
+    monkeypatch.setattr(auction_process, "WORTH_A_PROCESS", 1)
+    assert auction_process.prepare_in_a_process(market.broker.database, round_id) == here
+    monkeypatch.setattr(auction_process.sys, "executable", "/bin/false")
     assert market.broker._prepared(round_id) == here  # where it cannot be started, it is done here
 
 
@@ -218,7 +218,7 @@ def test_a_large_auction_at_its_deadline_holds_up_no_other_deadline(
     large, small = market.open(), market.open()
     market.bid_all(large)
     market.broker.bid(market.sellers[0], small, Offer(0.2, 1.0), key())
-    monkeypatch.setattr(elsewhere, "WORTH_A_PROCESS", 3)
+    monkeypatch.setattr(auction_process, "WORTH_A_PROCESS", 3)
     begun, done = threading.Event(), threading.Event()
     honest = market.broker._prepared
 
@@ -251,7 +251,7 @@ def test_closing_a_large_round_is_answered_before_its_auction(
     """1: a million bids took longer to clear than a server may take to answer."""
     round_id, again = market.open(), key()
     market.bid_all(round_id)
-    monkeypatch.setattr(elsewhere, "WORTH_A_PROCESS", 3)
+    monkeypatch.setattr(auction_process, "WORTH_A_PROCESS", 3)
     answer = market.broker.close_round(market.buyer, round_id, again)
     assert answer["state"] == market.broker.round_state(round_id) == "closed"
     assert market.broker.close_round(market.buyer, round_id, again) == answer
@@ -267,7 +267,7 @@ def test_whoever_asks_again_runs_a_large_auction_itself(market: Market, monkeypa
     """1: without a clock that ticks, a second call holds the auction."""
     round_id = market.open()
     market.bid_all(round_id)
-    monkeypatch.setattr(elsewhere, "WORTH_A_PROCESS", 3)
+    monkeypatch.setattr(auction_process, "WORTH_A_PROCESS", 3)
     assert market.broker.close_round(market.buyer, round_id, key())["state"] == "closed"
     assert market.broker.close_round(market.buyer, round_id, key())["state"] == "cleared"
 
@@ -318,9 +318,7 @@ def test_a_paused_broker_does_not_stop_the_others(postgres_server: str, monkeypa
         broker.database.close()
 
 
-def test_rows_reach_postgresql_without_a_pipeline(
-    postgres_server: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_reach_postgresql_without_a_pipeline(postgres_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """7: PostgreSQL does not count a transaction as idle between two messages of a pipeline, which psycopg's
     `executemany` opens: a broker paused there held the lock for as long as it stood still."""
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from sqlalchemy import func, select
 
-from privmarket.broker import ledger, log_views, wallets
+from privmarket.broker import bidding, clearing, ledger, log_views, wallets
 from privmarket.broker.bidding import BidRequest
 from privmarket.broker.broker import Broker
 from privmarket.broker.http_errors import (
@@ -23,10 +23,11 @@ from privmarket.broker.http_errors import (
 )
 from privmarket.broker.parties import hash_token
 from privmarket.broker.schema import awards, bids, log, metadata, parties
+from privmarket.broker.stored_rows import round_and_task
 from privmarket.broker.verify import verify
 from privmarket.errors import PrivmarketError
 from privmarket.privacy.calibration import ReleaseFamily
-from privmarket.rounds import Offer
+from privmarket.rounds import Offer, Terms
 from privmarket_studies.torture.market import TASK, Market, key, make_market
 from tests.laws.broken import RoundsDownTooMuch, RoundsUp, TakesMoreThanOffered
 
@@ -457,6 +458,17 @@ def test_task_fields_are_checked(market: Market) -> None:
     for change in ({"budget_micro": 0}, {"rounds": 0}, {"mechanism": "no-such"}, {"delta": 2.0}, {"title": " "}):
         with pytest.raises(PrivmarketError):
             market.broker.publish_task(market.buyer, {**TASK, **change}, key())
+
+
+def test_terms_carry_what_the_task_says_about_trust(market: Market) -> None:
+    round_id = market.open(trust="aggregate", honest_share=0.5, epsilon_max=3.0)
+    with market.broker.database.write("system") as tx:
+        terms = clearing.terms_of(*round_and_task(tx.connection, round_id))
+        asked = BidRequest(round_id, Offer(0.2, 1.0), key(), market.sellers[0])
+        (facts,) = bidding._look_up(tx, [asked])
+    assert terms == Terms(0, 1_000_000, ReleaseFamily(), 3.0, trust="aggregate", honest_share=0.5)
+    assert facts.round is not None
+    assert facts.round.terms == terms
 
 
 def test_no_torch_in_the_broker() -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 
 import pytest
 
 from privmarket.broker import merkle
-from privmarket.broker.merkle import Frontier, InMemory, consistency_proof, extends, includes, inclusion_proof
+from privmarket.broker.merkle import TILE_HEIGHT, Frontier, consistency_proof, extends, includes, inclusion_proof
 
 LEAVES = [merkle.leaf_hash(bytes([i])) for i in range(20)]
 
@@ -23,18 +24,40 @@ def plain(leaves: list[bytes]) -> bytes:
     return hashlib.sha256(b"\x01" + plain(leaves[:k]) + plain(leaves[k:])).digest()
 
 
+def root_of(leaves: Sequence[bytes]) -> bytes:
+    """The root of a whole list of leaf hashes, as the log grows it."""
+    frontier = Frontier()
+    for leaf in leaves:
+        frontier.append(leaf)
+    return frontier.root()
+
+
+class InMemory:
+    """Hashes of a tree that is held in a list."""
+
+    def __init__(self, leaves: Sequence[bytes]) -> None:
+        self._leaves = leaves
+
+    def leaves(self, start: int, end: int) -> list[bytes]:
+        return list(self._leaves[start:end])
+
+    def tiles(self, level: int, start: int, end: int) -> list[bytes]:
+        unit = 2 ** (TILE_HEIGHT * level)
+        return [root_of(self._leaves[i * unit : (i + 1) * unit]) for i in range(start, end)]
+
+
 def test_known_answers() -> None:
     # The tree of no leaves, and of one empty leaf, as in the test vectors of certificate transparency.
-    assert merkle.root_of([]).hex() == "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+    assert root_of([]).hex() == "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
     empty = merkle.leaf_hash(b"")
     assert empty.hex() == "6e340b9cffb37a989ca544e6bb780a2c78901d3fb33738768511a30617afa01d"
-    two = merkle.root_of([empty, merkle.leaf_hash(b"\x00")])
+    two = root_of([empty, merkle.leaf_hash(b"\x00")])
     assert two.hex() == "fac54203e7cc696cf0dfcb42c92a1d9dbaf70ad9e621f4bd8d98662f00e3c125"
 
 
 @pytest.mark.parametrize("n", range(20))
 def test_the_frontier_gives_the_defined_root(n: int) -> None:
-    assert merkle.root_of(LEAVES[:n]) == plain(LEAVES[:n])
+    assert root_of(LEAVES[:n]) == plain(LEAVES[:n])
     frontier = Frontier()
     for leaf in LEAVES[:n]:
         frontier.append(leaf)
@@ -90,6 +113,6 @@ def test_tiles_are_the_subtrees_that_proofs_read() -> None:
     for index in (0, 65_535, 65_536, 69_999):
         proof = inclusion_proof(Tiled(leaves), index, len(leaves))
         assert includes(frontier.root(), len(leaves), index, leaves[index], proof)
-    old = merkle.root_of(leaves[:66_000])
+    old = root_of(leaves[:66_000])
     assert extends(66_000, old, 70_000, frontier.root(), consistency_proof(Tiled(leaves), 66_000, 70_000))
     assert max(asked) <= 256

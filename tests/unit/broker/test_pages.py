@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from privmarket.broker import bid_preview, charts, elsewhere
+from privmarket.broker import auction_process, bid_preview, charts
 from privmarket.broker.api import create_app
 from privmarket.broker.http_errors import UnauthenticatedError
 from privmarket.broker.page_frame import details_in_words
@@ -225,7 +225,7 @@ def test_a_round_whose_bidding_has_ended_does_not_say_that_nobody_sold(
 ) -> None:
     round_id = market.open()
     market.bid_all(round_id)
-    monkeypatch.setattr(elsewhere, "WORTH_A_PROCESS", 3)
+    monkeypatch.setattr(auction_process, "WORTH_A_PROCESS", 3)
     market.broker.close_round(market.buyer, round_id, key())
     for role in ("operator", "buyer", "seller"):
         page = browser(market, tokens[role]).get(f"/rounds/{round_id}").text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 import stat
 from pathlib import Path
 from typing import Any
@@ -116,6 +117,23 @@ def test_the_client_seals_and_reveals(signed: Market, tmp_path: Path) -> None:
     again = connect(signed, token, key=signing(0), openings=openings)  # another process, another day
     assert again.reveal(round_id)["valuation"] == 0.2
     assert signed.broker.tick()[0]["state"] == "cleared"  # everybody has revealed
+
+
+def test_what_opens_a_sealed_bid_is_on_disk_before_the_bid_leaves(
+    signed: Market, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    round_id = signed.open(sealing="bidder")
+    token = signed.broker.mint_token(signed.sellers[0], "full", key())["token"]
+    client = connect(signed, token, key=signing(0), openings=tmp_path / "openings.json")
+    client.me()  # the client knows its name, so that the bid is the next thing that it writes
+    steps: list[str] = []
+    synced, sent = os.fsync, client.write
+    monkeypatch.setattr(os, "fsync", lambda handle: (steps.append("disk"), synced(handle))[1])
+    monkeypatch.setattr(
+        client, "write", lambda *given: (steps.append(given[1].rpartition("/")[2]), sent(*given))[1]
+    )
+    client.bid(round_id, 0.2, 1.0)
+    assert steps[: steps.index("bids")] == ["disk", "disk"]  # the file, and its name in the folder
 
 
 def test_answers_carry_signed_heads_and_entries_are_proven(signed: Market) -> None:

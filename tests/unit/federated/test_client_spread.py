@@ -7,9 +7,8 @@ import pytest
 
 from privmarket.errors import ConfigurationError
 from privmarket.federated.client_spread import ClientSpread, measure_spread
-from privmarket.federated.config import FederationConfig
+from privmarket.federated.config import FederationConfig, recommended_training
 from privmarket.federated.datasets import load_dataset
-from privmarket.federated.recommended import recommended_training
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from privmarket.errors import ConfigurationError, DataError
-from privmarket.federated.clients import dirichlet_partition, iid_partition
+from privmarket.federated.clients import client_name, client_place, dirichlet_partition, iid_partition
+from privmarket.federated.config import FederationConfig
+from privmarket.federated.state import RunResult
+from privmarket.rounds import RoundRecord
 
 
 @settings(max_examples=100, deadline=None)
@@ -58,3 +61,15 @@ def test_bad_alpha(alpha):
 def test_more_clients_than_records():
     with pytest.raises(DataError, match="3 records cannot be shared by 4 clients"):
         iid_partition(np.zeros(3, dtype=np.int64), 4, np.random.default_rng(0))
+
+
+def test_names_at_the_edge_are_places_inside():
+    assert [client_place(client_name(place)) for place in (0, 7, 12)] == [0, 7, 12]
+    records = (
+        RoundRecord(0, sold_epsilon={"2": 0.5, "0": 1.5}, paid_micro={"2": 7}),
+        RoundRecord(1),
+        RoundRecord(2, sold_epsilon={"1": 2.5}, paid_micro={"1": 11}),
+    )
+    run = RunResult(FederationConfig(clients=3), records, None, None, None, 0.0)
+    assert run.sold_epsilon.tolist() == [[1.5, 0.0, 0.5], [0.0, 0.0, 0.0], [0.0, 2.5, 0.0]]
+    assert run.paid_micro.tolist() == [[0, 0, 7], [0, 0, 0], [0, 11, 0]]

@@ -10,7 +10,7 @@ from privmarket.federated.gradients import gradient_sums
 from privmarket.federated.local import ClientRecords, LocalPlan, by_person, plain_updates, private_updates
 from privmarket.federated.models import cnn, mlp
 from privmarket.privacy.noise import NoiseSource
-from privmarket.privacy.release import Grid, sum_inflation
+from privmarket.privacy.release import ReleaseGrid, sum_inflation
 
 MODEL = mlp((1, 6, 6), 4, hidden=(12, 8))
 
@@ -37,7 +37,7 @@ def test_noisy_steps_written_out(monkeypatch, block_rows, rate, steps):
             pick = torch.from_numpy(np.flatnonzero(drawn) + first)
             total = gradient_sums(MODEL, mine[None], data.images[pick], data.labels[pick], [pick.numel()], 0.3)[0]
             if sigma:
-                grid = Grid.for_release(sigma, 0.3, MODEL.parameters, sum_inflation(size))
+                grid = ReleaseGrid.for_release(sigma, 0.3, MODEL.parameters, sum_inflation(size))
                 total = torch.from_numpy(grid.noisy_integers(total.numpy(), source) * grid.spacing)
             mine = mine - 0.2 / 10.0 * total.float()
         torch.testing.assert_close(found[client], weights - mine, atol=1e-5, rtol=1e-4)

@@ -11,12 +11,11 @@ import pytest
 from privmarket.errors import ConfigurationError, DataError
 from privmarket.federated import plan_choices, planning
 from privmarket.federated.client_spread import ClientSpread
-from privmarket.federated.config import FederationConfig
+from privmarket.federated.config import FederationConfig, recommended_training
 from privmarket.federated.datasets import load_dataset
 from privmarket.federated.plan_choices import Options, rule_choices
-from privmarket.federated.plan_runs import Outcome, PublicProxy, check_proxy, run_cell
+from privmarket.federated.plan_runs import PublicProxy, RunFigures, check_proxy, run_cell
 from privmarket.federated.planning import Planner
-from privmarket.federated.recommended import recommended_training
 from privmarket.federated.simulation import run
 from privmarket.reports.plan_figure import _labels, _round_numbers, plan_figure, write_plan
 
@@ -30,14 +29,14 @@ class Law:
     def __init__(self) -> None:
         self.calls: list[FederationConfig] = []
 
-    def __call__(self, config: FederationConfig, proxy: PublicProxy | None) -> Outcome:
+    def __call__(self, config: FederationConfig, proxy: PublicProxy | None) -> RunFigures:
         self.calls.append(config)
         total = config.budget * config.rounds
         accuracy = total / (total + 20) - 0.1 * (config.rounds != 20) - 0.05 * (config.training.server_rate > 0.6)
         accuracy -= 0.2 * (config.mechanism_settings.get("unit_price") != 0.5)
         accuracy += 0.001 * config.seed + 0.2 * (config.mode == "no-noise")
         epsilon = np.inf if config.mode == "no-noise" else total / 10
-        return Outcome(accuracy, 0.9 * total, epsilon, total / 5, 7.0, 0.1)
+        return RunFigures(accuracy, 0.9 * total, epsilon, total / 5, 7.0, 0.1)
 
 
 def test_amounts_below_the_axis_are_plain_numbers():
@@ -142,7 +141,7 @@ def test_a_rule_that_is_best_by_one_seed_s_luck_is_not_chosen(monkeypatch, tmp_p
     def lucky(config, proxy):
         price = config.mechanism_settings.get("unit_price")
         accuracy = {0.5: 0.9 if config.seed == 0 else 0.5, 0.9: 0.8}.get(price, 0.1)
-        return Outcome(accuracy, 1.0, 1.0, 1.0, 7.0, 0.1)
+        return RunFigures(accuracy, 1.0, 1.0, 1.0, 7.0, 0.1)
 
     monkeypatch.setattr(planning, "run_cell", lucky)
     alone, several = (

@@ -272,7 +272,7 @@ def test_float_arithmetic_is_stamped_on_the_result():
             assert federation.pool.plan.arithmetic == arithmetic
         assert arithmetic_of(config) == stamp
     assert FederationConfig().training.arithmetic == "exact"
-    assert FederationConfig().digest() == FederationConfig(training=Training(arithmetic="exact")).digest()
+    assert FederationConfig().digest() == FederationConfig().replace_training(arithmetic="exact").digest()
     with pytest.raises(UnknownNameError, match="arithmetic"):
         Training(arithmetic="double")
 

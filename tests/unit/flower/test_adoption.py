@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.app.exception import AppExitException
 from flwr.clientapp import ClientApp
@@ -15,12 +16,13 @@ import privmarket as pm
 from privmarket.errors import PrivacyError, UnknownNameError
 from privmarket.flower import wire
 from privmarket.flower.in_process import play_in_process
-from privmarket.flower.mod import noisy_weights
+from privmarket.flower.mod import _AppTraining, noisy_weights
 from privmarket.flower.node_seller import Job
 from privmarket.flower.result import kept_result
 from privmarket.flower.wire import Sale
 from privmarket.privacy.calibration import ReleaseFamily
 from privmarket.privacy.noise import NoiseSource
+from privmarket.privacy.policy import PolicyRefusal
 from tests.unit.flower.toy import VALUATIONS, Wire, partition, refusal_of
 
 NODES = 6
@@ -222,6 +224,25 @@ def retrofit(folder, model=None):
 def strategy(**options):
     options = {"mechanism": "proportional-share", "budget": 20.0, "rounds": 4, "learning_rate": 2.0, **options}
     return pm.flower.AuctionStrategy(FedAvg(fraction_evaluate=0.0), expected_batch=60.0, **options)
+
+
+def test_an_apps_model_is_tried_until_it_passes():
+    made = []
+
+    def passing():
+        made.append("passing")
+        return torch.nn.Sequential(torch.nn.Linear(4, 2))
+
+    def mixing():
+        made.append("mixing")
+        return torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.BatchNorm1d(2))
+
+    good, bad = (_AppTraining(make) for make in (passing, mixing))
+    for _ in range(2):
+        good.check({}, None, None)
+        with pytest.raises(PolicyRefusal):
+            bad.check({}, None, None)
+    assert made == ["passing", "mixing", "mixing"]
 
 
 def test_an_existing_app_learns_and_its_market_reports(tmp_path):

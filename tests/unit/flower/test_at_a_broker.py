@@ -5,6 +5,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 import privmarket as pm
+from privmarket.broker import wallets
 from privmarket.broker.api import ServiceSettings, create_app
 from privmarket.broker.broker import Broker
 from privmarket.broker.http_client import BrokerClient
@@ -16,13 +17,13 @@ from privmarket.federated.simulation import run as simulate
 from privmarket.flower import guard, secure_seller, wire
 from privmarket.flower.cohort import Cohort, Member, masking_digest, new_signing_key
 from privmarket.flower.sum_keys import KeyPair
+from privmarket_studies.torture.market import Clock
 from tests.unit.flower.toy import CLIENTS, VALUATIONS, Wire, client, partition, server, train
 
 
-@pytest.fixture
-def service(tmp_path):
+def make_service(tmp_path, clock=None):
     """A broker, a funded buyer, and a seller per client."""
-    broker = Broker(f"sqlite:///{tmp_path / 'market.db'}")
+    broker = Broker(f"sqlite:///{tmp_path / 'market.db'}", clock=clock)
     token = broker.first_operator()
     api = create_app(broker, ServiceSettings())
 
@@ -38,9 +39,14 @@ def service(tmp_path):
     return broker, connect, buyer, sellers
 
 
-def play(service, spoil=lambda weights, job: train(weights, job), **options):
+@pytest.fixture
+def service(tmp_path):
+    return make_service(tmp_path)
+
+
+def play(service, spoil=lambda weights, job: train(weights, job), wallet="unlimited", **options):
     _, connect, buyer, sellers = service
-    app = client(spoil, broker=lambda context: connect(sellers[partition(context)]))
+    app = client(spoil, broker=lambda context: connect(sellers[partition(context)]), wallet=wallet)
     grid = Wire(app)
     market = server(broker=connect(buyer.token), deadline_seconds=30.0, bid_seconds=30.0, **options)
     return pm.flower.run_in_process(market, app, CLIENTS, grid=grid), grid
@@ -79,6 +85,34 @@ def test_who_does_not_deliver_is_not_paid_by_the_broker(service):
     assert set(result.records[0].dropped) == poor
     assert all(connect(token).me()["balance_micro"] == 0 for token in sellers[:2])
     assert verify(broker).difference is None
+
+
+def test_without_a_claim_the_broker_gives_back_what_the_clients_own_file_keeps(tmp_path):
+    """The broker's clause of the rule in `privacy.wallet_store`, and the stricter wallet on the client's disk."""
+
+    def spoil(weights, job):
+        if job.client == "0":
+            raise RuntimeError("gone")
+        return train(weights, job)
+
+    clock = Clock()
+    service = make_service(tmp_path, clock)
+    broker, connect, buyer, sellers = service
+    files = [pm.flower.WalletFile(tmp_path / f"{i}.jsonl", 8.0) for i in range(CLIENTS)]
+    _, grid = play(service, spoil, wallet=lambda context: files[partition(context)], rounds=1)
+    round_id = grid.orders()[0][1].broker_round
+    silent, other = (connect(token).me()["id"] for token in sellers[:2])
+    charge = lambda: {one["seller_id"]: one["charge"] for one in buyer.awards(round_id)}  # noqa: E731
+    assert charge()[silent] == "reserved"  # it might still claim
+    clock.now_ms += 86_400_000
+    buyer.settle_round(round_id)
+    assert (charge()[silent], charge()[other]) == ("void", "charged")
+    for spent_at_broker, file, released in ((0, files[0], False), (1, files[1], True)):
+        (sale,) = file.statement()
+        assert (len(file.spent()), sale["released"], sale.get("void")) == (1, released, None)
+        with broker.database.read() as connection:
+            seller = connect(sellers[spent_at_broker]).me()["id"]
+            assert len(wallets.of_sellers(connection, [seller])[seller].events) == spent_at_broker
 
 
 def test_a_broker_without_a_token(monkeypatch):

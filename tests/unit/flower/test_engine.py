@@ -9,7 +9,7 @@ import pytest
 from privmarket.cli import flower as flower_commands
 from privmarket.flower import engine as engine_module
 from privmarket.flower.engine import Engine, EngineError
-from privmarket.flower.rehearsal import Plan, run_timeout, stretched
+from privmarket.flower.rehearsal import RehearsalPlan, run_timeout, stretched
 
 GIVEN_UP = "ERROR : [/v1/runtime/get-nodes][ApiError:1008] Runtime task-token authentication failed."
 
@@ -71,7 +71,7 @@ def test_a_slow_machine_gets_a_longer_deadline_and_a_quick_one_the_usual():
 
 @pytest.mark.parametrize("deadline", [1.0, 40.0, 300.0])
 def test_a_rehearsal_is_not_given_up_before_its_deadlines_have_passed(deadline):
-    plan = Plan(deadline_seconds=deadline)
+    plan = RehearsalPlan(deadline_seconds=deadline)
     assert plan.timeout_seconds > plan.rounds * 2 * deadline + 120.0  # the server itself waits 120 s for nodes
     assert run_timeout(4, 6, deadline) > 24 * deadline
 
@@ -88,7 +88,7 @@ def test_a_rehearsal_that_breaks_a_promise_shows_who_and_why(tmp_path, monkeypat
 
     class Stub:
         @staticmethod
-        def Plan(**fields):
+        def RehearsalPlan(**fields):
             return seen.update(fields)
 
         @staticmethod

@@ -62,7 +62,7 @@ def test_no_module_that_moves_messages_loads_torch():
         "client",
         "node_seller",
         "fleet",
-        "market",
+        "grid_market",
         "broker_auction",
         "wire",
         "settings",

@@ -21,7 +21,7 @@ from privmarket.flower.training import load_arrays, private_module_update, train
 from privmarket.flower.wire import Sale
 from privmarket.privacy.calibration import ReleaseFamily
 from privmarket.privacy.noise import NoiseSource
-from privmarket.privacy.release import Grid, sum_inflation
+from privmarket.privacy.release import ReleaseGrid, sum_inflation
 
 
 class Residual(nn.Module):
@@ -231,7 +231,7 @@ def test_the_general_path_adds_its_noise_on_a_grid(monkeypatch):
     quiet = private_module_update(build("mlp"), weights, x, y, job())
     noisy = private_module_update(build("mlp"), weights, x, y, job(noise_multiplier=2.0))
     size = sum(array.size for array in weights.values())
-    grid = Grid.for_release(2.0, 0.5, size, sum_inflation(20))
+    grid = ReleaseGrid.for_release(2.0, 0.5, size, sum_inflation(20))
     moved = np.concatenate([(noisy[key] - quiet[key]).ravel() for key in weights])
     assert moved.std() == pytest.approx(grid.deviation, rel=5 / np.sqrt(2 * size))
     assert grid.deviation == pytest.approx(2.0 * 0.5, rel=0.004)

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import privmarket as pm
-from privmarket.market.evaluation import beyond_rounding, gain_shares, judge
+from privmarket.market.evaluation import beyond_rounding, gain_shares, judge, underpaid_share
+from privmarket.market.outcome import TOLERANCE, is_beyond
 
 TYPES = pm.Bids([[0.5, 1.0], [0.5, 1.0]], [[2.0, 1.0], [2.0, 1.0]])
 
@@ -32,6 +33,24 @@ def test_rounding_is_no_violation_and_more_is():
         assert judge(TYPES[:1], outcome, 5.0).underpaid == counted / 2
         outcome = pm.Outcome(np.array([[2.0, 0.0]]), np.array([[5.0 * (1 + off), 0.0]]))
         assert judge(TYPES[:1], outcome, 5.0).over_budget == counted
+
+
+def test_a_figure_is_beyond_its_limit_by_more_than_rounding():
+    for scale in (1e-6, 1.0, 1e9):
+        assert not is_beyond(scale * (1 + TOLERANCE / 2), scale)
+        assert is_beyond(scale * (1 + 2 * TOLERANCE), scale)
+    sold, offered = np.array([1.0, 1.0 + 1e-12, 1.1]), np.ones(3)
+    assert is_beyond(sold, offered).tolist() == [False, False, True]
+
+
+def test_sales_paid_in_coins_count_as_underpaid_as_other_sales_do():
+    cost = np.array([1.0, 1.0, 1.0, 0.0])
+    assert underpaid_share(cost, np.array([1.0, 1.0 - 1e-12, 1.0 - 1e-7, 0.0])) == 1 / 4
+    # Rounded down to cents: up to two are not the rule's.
+    paid = np.array([0.995, 0.981, 0.979, 0.0])
+    assert underpaid_share(cost, paid, coin=0.01) == 1 / 4
+    assert underpaid_share(cost, paid) == 3 / 4
+    assert underpaid_share(np.zeros(0), np.zeros(0)) == 0.0
 
 
 def test_nothing_sold():

@@ -53,7 +53,6 @@ def test_a_rule_is_told_the_law_and_the_scenario():
 def test_facts_of_past_bids():
     facts = MarketFacts.of(EmpiricalLaw("past", BIDS))
     assert (facts.epsilon_max, facts.past_bids) == (2.0, BIDS)
-    assert facts.limited_to(4.0).epsilon_max == 4.0
     with pytest.raises(ConfigurationError, match="epsilon_max is -1"):
         MarketFacts(epsilon_max=-1.0)
 

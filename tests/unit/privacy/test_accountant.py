@@ -11,7 +11,7 @@ from dp_accounting import rdp as their_rdp
 from privmarket.errors import PrivacyError
 from privmarket.privacy import accountant as accountant_module
 from privmarket.privacy import gaussian
-from privmarket.privacy.accountant import RdpAccountant, composed_epsilon, release_cost, renyi_epsilon
+from privmarket.privacy.accountant import RdpAccountant, composed_cost, composed_epsilon, renyi_epsilon
 from privmarket.privacy.events import PrivacyEvent, Step, to_dp_event
 from privmarket.privacy.renyi import ORDERS, epsilon_from_divergence, step_divergence
 
@@ -81,7 +81,7 @@ def test_totals_are_recomputed_from_the_events():
 
 
 def test_gaussian_composition_has_its_closed_form():
-    cost = 10 * release_cost(PrivacyEvent(2.0))
+    cost = 10 * composed_cost([PrivacyEvent(2.0)])
     np.testing.assert_allclose(cost, np.append(ORDERS * 10 / (2 * 2.0**2), 10 / 2.0**2))
     exact = float(gaussian.epsilon_of(np.sqrt(10) / 2.0, 1e-5))
     assert composed_epsilon([PrivacyEvent(2.0)] * 10) == pytest.approx(exact)

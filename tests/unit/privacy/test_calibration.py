@@ -10,7 +10,7 @@ from privmarket.errors import PrivacyError
 from privmarket.privacy import gaussian, tables
 from privmarket.privacy.calibration import ReleaseFamily, noise_multiplier, release_epsilon
 from privmarket.privacy.events import PrivacyEvent
-from privmarket.privacy.release import Grid, release_distance, sum_inflation
+from privmarket.privacy.release import ReleaseGrid, release_distance, sum_inflation
 
 SHIPPED = sorted((Path(tables.__file__).parent / "noise_tables").glob("noise-*.npz"))
 # No table ships for this schedule.
@@ -45,6 +45,12 @@ def _built(delta, rate, steps, points_per_octave):
 def test_known_answer_of_the_analytic_gaussian():
     exact = 3.7306316348  # dp-accounting's value at the whole δ; a share of 2^−10 of it is for finite arithmetic
     assert exact <= noise_multiplier(1.0, 1e-5) <= exact * 1.0001
+
+
+def test_a_release_has_its_familys_schedule():
+    family = ReleaseFamily(0.25, 3)
+    assert family.release(1.5) == PrivacyEvent(1.5, 0.25, 3)
+    assert ReleaseFamily().event(1.0) == ReleaseFamily().release(float(ReleaseFamily().noise_multiplier(1.0)))
 
 
 def test_full_batch_steps_are_one_gaussian():
@@ -164,7 +170,7 @@ def test_all_charges_together_stay_below_one_and_a_half_per_cent(rate, steps, ep
         return loss.self_compose(steps).get_epsilon_for_delta(1e-5)
 
     sigma = noise_multiplier(epsilon, sampling_rate=rate, steps=steps)
-    added = Grid.for_release(sigma, 1.0, parameters, sum_inflation(records)).deviation
+    added = ReleaseGrid.for_release(sigma, 1.0, parameters, sum_inflation(records)).deviation
     assert spent(sigma) <= epsilon * (1 + 1e-6)  # never below what is needed, before the kernel's own charge
     assert spent(added / 1.015) > epsilon  # 1.5 % less than what is added would not do
 
@@ -307,3 +313,8 @@ def test_a_table_begins_at_most_a_tenth_below_the_noise_that_meets_its_largest_e
     start = tables._last_above(1.0, 1e-5, RATE, STEPS, 0.5)
     assert meets / 1.1 <= start * (1 + 1e-12)
     assert start < meets
+
+
+def test_the_family_of_a_schedule_is_sold_at_the_delta_that_is_asked_for():
+    event = PrivacyEvent(2.0, 0.25, 4)
+    assert ReleaseFamily.of(event, 1e-6) == ReleaseFamily(0.25, 4, 1e-6)

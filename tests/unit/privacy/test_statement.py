@@ -4,17 +4,17 @@ import pytest
 from privmarket.errors import PrivacyError
 from privmarket.privacy.certificate import certify
 from privmarket.privacy.events import PrivacyEvent
-from privmarket.privacy.statement import Sale, parse_sale, read_sales, running_epsilon, statement
+from privmarket.privacy.statement import EqualSales, parse_sale, read_sales, running_epsilon, statement
 
 
 @pytest.mark.parametrize(
     ("text", "sale"),
     [
-        ("0.5", Sale(0.5)),
-        ("1x200", Sale(1.0, count=200)),
-        ("1 × 3", Sale(1.0, count=3)),
-        ("0.5,0.05,20x10", Sale(0.5, 0.05, 20, 10)),
-        (" 2 , 0.1 , 1 ", Sale(2.0, 0.1, 1)),
+        ("0.5", EqualSales(0.5)),
+        ("1x200", EqualSales(1.0, count=200)),
+        ("1 × 3", EqualSales(1.0, count=3)),
+        ("0.5,0.05,20x10", EqualSales(0.5, 0.05, 20, 10)),
+        (" 2 , 0.1 , 1 ", EqualSales(2.0, 0.1, 1)),
     ],
 )
 def test_sales_are_read_from_text(text, sale):
@@ -35,7 +35,7 @@ def test_bad_sales_are_refused_and_named(text):
 def test_sales_are_read_from_a_file(tmp_path):
     file = tmp_path / "sales.csv"
     file.write_text("epsilon,sampling_rate,steps,count\n1,,,200\n0.5,0.05,20,\n", encoding="utf-8")
-    assert read_sales(file) == [Sale(1.0, count=200), Sale(0.5, 0.05, 20)]
+    assert read_sales(file) == [EqualSales(1.0, count=200), EqualSales(0.5, 0.05, 20)]
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_bad_files_are_refused_and_the_place_named(tmp_path, text, named):
 
 
 def test_statement_equals_the_certificate_of_its_events():
-    account = statement([Sale(1.0, count=30), Sale(2.0, count=2)])
+    account = statement([EqualSales(1.0, count=30), EqualSales(2.0, count=2)])
     first, second = account.lines
     events = [PrivacyEvent(first.noise_multiplier)] * 30 + [PrivacyEvent(second.noise_multiplier)] * 2
     assert account.certificate.epsilon_rdp == pytest.approx(certify(events).epsilon_rdp, rel=1e-9)
@@ -73,14 +73,14 @@ def test_statement_equals_the_certificate_of_its_events():
 
 
 def test_a_cap_lets_through_what_a_wallet_would():
-    account = statement([Sale(1.0, count=200)], cap_epsilon=8.0)
-    within = statement([Sale(1.0, count=account.lines[0].fits)])
-    beyond = statement([Sale(1.0, count=account.lines[0].fits + 1)])
+    account = statement([EqualSales(1.0, count=200)], cap_epsilon=8.0)
+    within = statement([EqualSales(1.0, count=account.lines[0].fits)])
+    beyond = statement([EqualSales(1.0, count=account.lines[0].fits + 1)])
     assert within.certificate.epsilon_pld <= 8.0 < beyond.certificate.epsilon_pld
 
 
 def test_running_epsilon_ends_at_the_total():
-    account = statement([Sale(1.0, count=100), Sale(0.5, 0.05, 1, 7)])
+    account = statement([EqualSales(1.0, count=100), EqualSales(0.5, 0.05, 1, 7)])
     sales, renyi, added = running_epsilon(account)
     assert sales[-1] == 107
     assert renyi[-1] == pytest.approx(account.certificate.epsilon_rdp)
@@ -94,13 +94,13 @@ def test_no_sales_are_refused():
 
 
 def test_a_plot_of_sales_begins_with_none():
-    sales, renyi, added = running_epsilon(statement([Sale(0.5, count=3)]))
+    sales, renyi, added = running_epsilon(statement([EqualSales(0.5, count=3)]))
     assert (sales[0], renyi[0], added[0]) == (0, 0.0, 0.0)
     assert (sales[-1], added[-1]) == (3, 1.5)
 
 
 def test_a_million_millions_are_the_most_sales_of_one_kind():
-    assert parse_sale("1e-12x1000000000000") == Sale(1e-12, count=10**12)
+    assert parse_sale("1e-12x1000000000000") == EqualSales(1e-12, count=10**12)
     with pytest.raises(PrivacyError, match="repeated 1000000000001 times") as caught:
         parse_sale("1x1000000000001")
     assert "1e+12" in caught.value.hint

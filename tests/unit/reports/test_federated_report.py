@@ -46,7 +46,7 @@ def test_labels_are_escaped(result, tmp_path):
 
 
 def test_the_verdict_says_money_accuracy_noise_lies_and_the_cap(result, quiet):
-    said = verdict({"private": result, "quiet": quiet}, LieCheck(0.0, 1.0), "pounds")
+    said = verdict({"private": result, "quiet": quiet}, LieCheck(0.0, 1.0, 5.0), "pounds")
     assert f"For {result.spent:,.0f} of a budget of 15 pounds" in said
     assert percent(result.accuracy) in said
     assert "privacy noise cost" in said
@@ -59,7 +59,13 @@ def test_the_verdict_says_no_more_than_is_known(result, quiet):
     assert "noise cost" not in alone
     assert "lie" not in alone.replace("client", "")
     assert "no privacy is promised" in verdict({"quiet": quiet})
-    assert "gained 0.5" in verdict({"private": result}, LieCheck(0.5, 1.0))
+    assert "gained 0.5" in verdict({"private": result}, LieCheck(0.5, 1.0, 5.0))
+
+
+def test_whether_a_misreport_paid_depends_on_no_currency():
+    for unit in (1e-9, 1.0, 1e9):
+        assert "no misreport paid" in LieCheck(1e-12 * unit, unit, 5 * unit).sentence
+        assert "gained" in LieCheck(1e-6 * unit, unit, 5 * unit).sentence
 
 
 def test_words_for_a_promise_follow_what_a_guesser_can_do(result):

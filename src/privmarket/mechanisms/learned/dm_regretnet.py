@@ -57,7 +57,7 @@ class LevelsNetwork(ConcatenatedNetwork):
         self.reserve = nn.Parameter(torch.tensor([0.03]))
 
     def settings(self) -> dict[str, object]:
-        """The constructor's arguments."""
+        """The arguments with which the network was made."""
         return {
             "seats": self.seats,
             "levels": self.levels,

@@ -62,7 +62,7 @@ class Floors:
 
 @dataclass(frozen=True)
 class Ladder:
-    """A menu for every level u."""
+    """The menus that a curve and its floors give, one for every level u of spending."""
 
     curve: MenuCurve
     floors: Floors
@@ -89,7 +89,7 @@ class Ladder:
         return epsilon * share, epsilon * unit_pay
 
     def most(self, epsilon_max: float, fraction: Array, level: Array) -> Array:
-        """The most that one client can be paid."""
+        """The most that one client can be paid at this fraction of the floor and this price level."""
         floor = self.floors.service_share * self.floors.service_price * fraction
         return epsilon_max * (floor + self.rest * level * self.curve.area)
 
@@ -108,11 +108,11 @@ class _Supply:
         return _Supply(ladder, valuation[order], np.append(0.0, np.cumsum(epsilon[order])))
 
     def below(self, price: Array) -> Array:
-        """Σ ε of clients with v < price."""
+        """Σ ε of the clients whose valuation is below each price, same shape as `price`."""
         return self.prefix[np.searchsorted(self.ranked, price, side="left")]
 
     def pay(self, fraction: Array, level: Array) -> Array:
-        """Everybody's pay at each (fraction, level)."""
+        """What all clients together are paid at each (fraction, level)."""
         ladder, floors = self.ladder, self.ladder.floors
         price = np.asarray(floors.service_price)
         total = floors.service_share * floors.service_price * fraction * self.below(price)

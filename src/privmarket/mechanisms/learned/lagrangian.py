@@ -29,7 +29,7 @@ class Steering:
     penalty_max: float = 100.0
 
     def penalty_at(self, step: int) -> float:
-        """ρ at a step."""
+        """ρ, the weight of the squared regret, at this step of the training."""
         return float(min(self.penalty_max, self.penalty * self.growth ** (step // self.growth_every)))
 
 
@@ -57,7 +57,12 @@ class Multipliers:
         return (terms * present).sum() / present.sum()
 
     def update(self, regret: Tensor, of: Tensor, step: int) -> None:
-        """One dual step."""
+        """Moves each λ towards the class's regret budget: up where the regret passes it, down where it does not.
+
+        Args:
+            regret: (L,) regret of each profile as a share of its budget.
+            of: (L,) class of each profile.
+        """
         mean, present = _class_means(regret.detach(), of, self.value.numel())
         self.seen = torch.where(present > 0, 0.9 * self.seen + 0.1 * mean, self.seen)
         ascent = self.value + present * self.steering.penalty_at(step) * mean

@@ -72,7 +72,7 @@ class LearnedMechanism(Mechanism):
 
     @abstractmethod
     def _trade(self, network: AuctionNetwork, markets: Markets) -> Trade:
-        """Clears a batch (L, N)."""
+        """Lets the network clear a batch of markets, (L, N)."""
 
     def clear(self, bids: Bids, budget: Array) -> Outcome:
         """The network decides; pay is then computed in float64."""

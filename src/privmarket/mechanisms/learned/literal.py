@@ -60,7 +60,7 @@ class LiteralNetwork(AuctionNetwork):
         self.net = multilayer((2 * BID_FEATURES + 1, hidden, hidden, hidden, 2 * levels))
 
     def settings(self) -> dict[str, object]:
-        """The constructor's arguments."""
+        """The arguments with which the network was made."""
         return {"hidden": self.hidden, "levels": self.levels}
 
     def shares(self, like: Tensor) -> Tensor:
@@ -113,7 +113,7 @@ class LiteralNetwork(AuctionNetwork):
         return (softmax / total * levels).sum(0) * epsilon
 
     def clear(self, encoded: Encoding, markets: Markets) -> Trade:
-        """The outcome (L, N)."""
+        """The outcome (L, N) at the reports in `markets`."""
         assert isinstance(encoded, Sums)
         scale = torch.clamp(markets.budget / encoded.pay, max=1.0)
         sold = self.sold(encoded.own_softmax, encoded.softmax, markets.epsilon)

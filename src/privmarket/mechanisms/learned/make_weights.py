@@ -19,7 +19,7 @@ from privmarket.mechanisms.learned.menu_session import DesignPoint, MenuProgress
 from privmarket.mechanisms.learned.menunet import AGGREGATE_WEIGHTS
 from privmarket.mechanisms.learned.recipes import TABLE_I, Recipe, recipe
 from privmarket.mechanisms.learned.session import CaseRow, measure, summary, train
-from privmarket.mechanisms.learned.trainer import Progress
+from privmarket.mechanisms.learned.trainer import TrainingStep
 from privmarket.mechanisms.learned.weights import Weights, load, save, shipped
 
 Case = tuple[str, int, float, int]  # scenario, clients, budget, markets attacked
@@ -109,7 +109,7 @@ def _menu_note(progress: MenuProgress) -> None:
         print(progress, file=sys.stderr, flush=True)
 
 
-def _note(progress: Progress) -> None:
+def _note(progress: TrainingStep) -> None:
     if progress.step % 100 == 0:
         print(progress, file=sys.stderr, flush=True)
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from privmarket.market.bids import Bids
 from privmarket.market.scenarios import Law
+from privmarket.plans import EPSILON_MAX
 
 UNKNOWN_ACCURACY = 0.75
 
@@ -37,12 +38,12 @@ class Markets:
     data_size: Tensor
     accuracy: Tensor
     budget: Tensor
-    epsilon_max: float = 5.0
+    epsilon_max: float = EPSILON_MAX
     present: Tensor | None = None
 
     @property
     def clients(self) -> int:
-        """N, padding included."""
+        """N: the number of clients in each market, padding included."""
         return self.valuation.shape[-1]
 
     @property
@@ -54,12 +55,6 @@ class Markets:
         """
         clients = self.clients if self.present is None else self.present.sum(-1, keepdim=True)
         return self.budget / (clients * self.epsilon_max)
-
-    def with_reports(self, valuation: Tensor, epsilon: Tensor) -> Markets:
-        """The same markets under other reports, (L, N) each."""
-        return Markets(
-            valuation, epsilon, self.data_size, self.accuracy, self.budget, self.epsilon_max, self.present
-        )
 
 
 def from_bids(bids: Bids, budget: np.ndarray, epsilon_max: float, dtype: torch.dtype) -> Markets:

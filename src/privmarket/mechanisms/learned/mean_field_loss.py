@@ -55,7 +55,7 @@ class Alignment:
     reference: str = "resampled"
 
     def weight_at(self, step: int) -> float:
-        """The annealed weight."""
+        """The weight of the alignment loss at this step: it rises from 0 to `weight` over `anneal_steps`."""
         return self.weight * min(1.0, step / max(1, self.anneal_steps))
 
 
@@ -188,11 +188,11 @@ class Baseline:
     frozen_after: int = 0
 
     def mixing_at(self, step: int) -> float:
-        """ζ at a step."""
+        """ζ, the weight of the baseline, at this step: 0 before step `frozen_after`, then `mixing`."""
         return self.mixing if step >= self.frozen_after else 0.0
 
     def fits_at(self, step: int) -> bool:
-        """Whether the critic is still fitted."""
+        """Whether the critic is still trained at this step."""
         return not self.frozen_after or step < self.frozen_after
 
 

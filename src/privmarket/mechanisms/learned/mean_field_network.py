@@ -56,11 +56,11 @@ class Rows(Encoding):
     relative_valuation: Tensor  # (..., 1) s
 
     def only(self, who: Tensor) -> Rows:
-        """The rows of some clients."""
+        """The rows of the clients in `who`, (D,)."""
         return Rows(*(getattr(self, f.name)[..., who, :] for f in fields(self)))
 
     def terms(self) -> Population:
-        """Each client's own terms of the population's sums."""
+        """What each client adds to the sums over the population that the network reads."""
         cost = (self.relative_cap * self.relative_valuation) * self.share
         return Population(self.features, cost, self.relative_cap * self.markup)
 
@@ -94,10 +94,10 @@ class MeanFieldNetwork(AuctionNetwork):
         with torch.no_grad():
             first = self.row[0]
             assert isinstance(first, nn.Linear)
-            first.weight[:, 5:].zero_()  # data size and accuracy start without a say
+            first.weight[:, 5:].zero_()  # data size and accuracy start with weight 0
 
     def settings(self) -> dict[str, object]:
-        """The constructor's arguments."""
+        """The arguments with which the network was made."""
         return {
             "menus": self.menus,
             "hidden": self.hidden,
@@ -177,11 +177,11 @@ class MeanFieldNetwork(AuctionNetwork):
         return Population(rows.features.sum(-2, keepdim=True), cost @ rows.share, cap @ rows.markup)
 
     def encode(self, markets: Markets) -> Rows:
-        """The row network at everybody's report."""
+        """Runs the row network on every client's report: (L, N) rows."""
         return self.rows(markets, markets.valuation, markets.epsilon)
 
     def clear(self, encoded: Encoding, markets: Markets) -> Trade:
-        """The outcome (L, N)."""
+        """The outcome (L, N) at the reports in `markets`."""
         assert isinstance(encoded, Rows)
         population = self.population(encoded)
         return self.trade(encoded, population, markets, markets.valuation, markets.epsilon)
@@ -189,7 +189,7 @@ class MeanFieldNetwork(AuctionNetwork):
     def deviate(
         self, encoded: Encoding, markets: Markets, valuation: Tensor, epsilon: Tensor, who: Tensor
     ) -> Trade:
-        """Exact unilateral deviations, (..., L, D)."""
+        """What each deviator gets, (..., L, D), computed exactly and for all of them at once."""
         return self.deviations(encoded, markets, who)(valuation, epsilon)
 
     def deviations(self, encoded: Encoding, markets: Markets, who: Tensor) -> Callable[[Tensor, Tensor], Trade]:

@@ -93,7 +93,7 @@ def learn_curve(
 
 @dataclass(frozen=True)
 class _Sample:
-    """Markets as tensors (L, N); budget a number."""
+    """The markets on which a curve is judged, as tensors (L, N), and their common budget."""
 
     log_valuation: Tensor
     epsilon: Tensor

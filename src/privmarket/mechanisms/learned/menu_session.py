@@ -149,7 +149,7 @@ def _learn(
 
 @dataclass
 class _State:
-    """What is kept between sessions."""
+    """What a session saves between two searches."""
 
     path: Path
     recipe: dict[str, object]
@@ -176,7 +176,7 @@ class _State:
 
 
 def _plain(recipe: dict[str, object]) -> object:
-    """As JSON gives it back: tuples are lists."""
+    """The recipe as JSON gives it back, with lists for tuples, for comparing."""
     return json.loads(json.dumps(recipe))
 
 

@@ -34,6 +34,7 @@ from privmarket.mechanisms.learned.floors import Floors, Ladder, levels
 from privmarket.mechanisms.learned.weights import Weights, WeightsError, load, shipped
 from privmarket.mechanisms.mean_field_menu import MeanFieldMenu
 from privmarket.mechanisms.ration_menu import face_all
+from privmarket.plans import DELTA, EPSILON_MAX, HETEROGENEITY, HONEST_SHARE, KAPPA
 
 AGGREGATE_WEIGHTS = "mfg-menunet-aggregate"
 """The file of the curves for the error under aggregate trust, beside that of the others."""
@@ -81,16 +82,16 @@ class MfgMenuNet(MeanFieldMenu):
     def __init__(
         self,
         objective: str | Objective = "total-epsilon",
-        kappa: float = 1.0,
-        heterogeneity: float = 0.1,
+        kappa: float = KAPPA,
+        heterogeneity: float = HETEROGENEITY,
         scenario: str = "uniform",
-        epsilon_max: float = 5.0,
+        epsilon_max: float = EPSILON_MAX,
         service_share: float = 0.0,
         service_valuation: float = 0.0,
         unit_compensation: float = 0.0,
         weights: str | Path | None = None,
-        honest_share: float = 2.0 / 3.0,
-        delta: float = 1e-5,
+        honest_share: float = HONEST_SHARE,
+        delta: float = DELTA,
         service_amount: float = 0.0,
     ) -> None:
         super().__init__(POSTED_PRICE, epsilon_max)
@@ -248,7 +249,7 @@ class CurveFacts(PublicFacts, CurveKind):
 
 
 def read_curves(weights: Weights) -> tuple[LearnedCurve, ...]:
-    """The curves in a weights file."""
+    """Reads the learned curves out of a weights file."""
     curves = []
     try:
         for index, fact in enumerate(weights.facts["curves"]):

@@ -43,7 +43,7 @@ class AuctionNetwork(nn.Module):
 
     @abstractmethod
     def encode(self, markets: Markets) -> Encoding:
-        """What `clear` and `deviate` share."""
+        """Computes from all reports what `clear` and `deviate` both need."""
 
     @abstractmethod
     def clear(self, encoded: Encoding, markets: Markets) -> Trade:
@@ -79,7 +79,7 @@ class AuctionNetwork(nn.Module):
         return torch.zeros(())
 
     def settings(self) -> dict[str, object]:
-        """The constructor's arguments, stored next to the weights."""
+        """The arguments with which the network was made; they are stored next to the weights."""
         return {}
 
 

@@ -168,11 +168,11 @@ class _SmoothCurve:
         self._log_mu = torch.tensor(np.log(objective.mu(nodes)))
 
     def prices(self) -> Tensor:
-        """(M,) ascending."""
+        """(M,) the unit prices of the steps, ascending."""
         return self.log_price.sort().values.exp()
 
     def multiples(self) -> Tensor:
-        """(M,) descending, the last one 1."""
+        """(M,) the multiples of the steps, descending; the last one is 1."""
         steps = torch.nn.functional.softplus(self.log_ratio).flip(0).cumsum(0).flip(0)
         return torch.cat([steps, torch.zeros(1, dtype=torch.float64)]).exp()
 

@@ -12,6 +12,7 @@ from privmarket.errors import ConfigurationError
 from privmarket.mechanisms.learned.lagrangian import Steering
 from privmarket.mechanisms.learned.mean_field_loss import Alignment, Baseline
 from privmarket.mechanisms.setting_types import check_type, declared_types
+from privmarket.plans import HETEROGENEITY, KAPPA
 
 TABLE_I = ("uniform", "bimodal", "lognormal")
 
@@ -61,8 +62,8 @@ class Recipe:
     clients: tuple[int, int] = (10, 1000)
     budget_per_client: tuple[float, float] = (0.1, 2.0)
     objective: str = "total-epsilon"
-    kappa: float = 1.0
-    heterogeneity: float = 0.1
+    kappa: float = KAPPA
+    heterogeneity: float = HETEROGENEITY
     steps: int = 2_000
     rows: int = 2048
     learning_rate: float = 1e-3

@@ -44,19 +44,19 @@ class ConcatenatedNetwork(AuctionNetwork):
     seats: int
 
     def prepare(self, markets: Markets) -> Markets:
-        """Clients in their seats, the others empty."""
+        """Puts the clients of each market into the network's seats; seats without a client stay empty."""
         return group(markets, self.seats)
 
     def encode(self, markets: Markets) -> Encoding:
-        """Nothing can be shared between deviations."""
+        """An empty encoding: this network computes nothing that deviations could share."""
         return Encoding()
 
     def clear(self, encoded: Encoding, markets: Markets) -> Trade:
-        """The outcome (L, seats)."""
+        """The outcome (L, seats) at the reports in `markets`."""
         return self.outcome(markets, markets.valuation, markets.epsilon)
 
     def outcome(self, markets: Markets, valuation: Tensor, epsilon: Tensor) -> Trade:
-        """The outcome of reports (..., L, seats)."""
+        """The outcome of reports (..., L, seats); subclasses implement it."""
         raise NotImplementedError
 
     def final(self, markets: Markets, valuation: Tensor, epsilon: Tensor) -> Trade:
@@ -66,7 +66,7 @@ class ConcatenatedNetwork(AuctionNetwork):
     def deviate(
         self, encoded: Encoding, markets: Markets, valuation: Tensor, epsilon: Tensor, who: Tensor
     ) -> Trade:
-        """(..., L, D): one market per deviator."""
+        """The outcome (..., L, D) of each deviator, computed in a market of its own."""
         return self._each_alone(self.outcome, markets, valuation, epsilon, who)
 
     def deviate_finally(self, markets: Markets, valuation: Tensor, epsilon: Tensor) -> Trade:
@@ -135,7 +135,7 @@ class RegretNetwork(ConcatenatedNetwork):
             self.ladder = MenuLadder(menus)
 
     def settings(self) -> dict[str, object]:
-        """The constructor's arguments."""
+        """The arguments with which the network was made."""
         names = ("seats", "hidden", "layers", "menus", "population_row", "selected")
         return {name: getattr(self, name) for name in names}
 

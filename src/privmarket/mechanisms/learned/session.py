@@ -22,7 +22,7 @@ from privmarket.market.scenarios import EmpiricalLaw, Law
 from privmarket.mechanisms.learned.mean_field_loss import SolvedMarket
 from privmarket.mechanisms.learned.recipes import Recipe
 from privmarket.mechanisms.learned.trained_weights import mechanism_class, new_trainer, write_weights
-from privmarket.mechanisms.learned.trainer import Progress, Trainer
+from privmarket.mechanisms.learned.trainer import Trainer, TrainingStep
 from privmarket.mechanisms.learned.training_checkpoint import SoFar, load_checkpoint, save_checkpoint
 
 LEAST_PAST_BIDS = 20
@@ -59,7 +59,7 @@ class Measured(TypedDict):
 
 @dataclass(frozen=True)
 class Finished:
-    """What a session left behind."""
+    """Where a training session wrote its weights and curve, and how long it took."""
 
     weights: Path
     curve: Path
@@ -87,7 +87,7 @@ def train(
     recipe: Recipe,
     laws: Sequence[Law],
     out: Path,
-    report: Callable[[Progress], None] = lambda progress: None,
+    report: Callable[[TrainingStep], None] = lambda progress: None,
     until: int | None = None,
     solved: SolvedMarket | None = None,
 ) -> Finished:
@@ -119,7 +119,7 @@ class _Session:
         path: Path,
         seconds: float,
         curve: list[list[float]],
-        report: Callable[[Progress], None],
+        report: Callable[[TrainingStep], None],
     ) -> None:
         self.trainer, self.path, self.curve, self.report = trainer, path, curve, report
         self.started = time.monotonic() - seconds
@@ -130,7 +130,7 @@ class _Session:
     def seconds(self) -> float:
         return time.monotonic() - self.started
 
-    def after_step(self, progress: Progress) -> None:
+    def after_step(self, progress: TrainingStep) -> None:
         if progress.step % self.every == 0:
             self.curve.append([float(value) for value in asdict(progress).values()])
         if time.monotonic() - self.saved > _SAVE_EVERY_SECONDS:
@@ -145,7 +145,7 @@ class _Session:
 def _as_csv(curve: list[list[float]]) -> str:
     text = io.StringIO()
     writer = csv.writer(text)
-    writer.writerow([field.name for field in fields(Progress)])
+    writer.writerow([field.name for field in fields(TrainingStep)])
     writer.writerows(curve)
     return text.getvalue()
 

@@ -28,7 +28,7 @@ TRAINABLE: dict[str, tuple[str, str]] = {
 
 
 def mechanism_class(name: str) -> type[LearnedMechanism]:
-    """The class that a network's weights serve."""
+    """The class of the learned rule called `name`; refused if no network belongs to it."""
     if name not in TRAINABLE:
         raise ConfigurationError(
             f"{name!r} is not a mechanism with a network", f"choose one of: {', '.join(TRAINABLE)}"

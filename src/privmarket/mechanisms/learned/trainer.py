@@ -36,7 +36,7 @@ from privmarket.mechanisms.learned.recipes import CLIENT_CLASSES, Recipe, client
 
 
 @dataclass(frozen=True)
-class Progress:
+class TrainingStep:
     """What one step did: means over the batch, as shares (of the reference quantity, of the budget)."""
 
     step: int
@@ -101,12 +101,12 @@ class Trainer:
                     "pass one: train(..., solved=SolvedReference(equilibrium))",
                 )
 
-    def run(self, report: Callable[[Progress], None], until: int | None = None) -> None:
+    def run(self, report: Callable[[TrainingStep], None], until: int | None = None) -> None:
         """Steps until the recipe is done, or until step `until`."""
         for _ in range(self.step, self.recipe.steps if until is None else until):
             report(self.advance())
 
-    def advance(self) -> Progress:
+    def advance(self) -> TrainingStep:
         """One primal and one dual step."""
         drawn, law_of, visit = self._draw()
         classes = torch.as_tensor(law_of * (len(CLIENT_CLASSES) + 1) + client_class(drawn.clients))
@@ -132,7 +132,7 @@ class Trainer:
         self.optimizer.step()
         self.multipliers.update(profile_regret, classes, self.step)
         self.step += 1
-        return Progress(
+        return TrainingStep(
             self.step,
             value.mean().item(),
             profile_regret.mean().item(),

@@ -1,4 +1,4 @@
-"""Stopping a training run and going on as if it had not stopped."""
+"""Saves the whole state of a training run, so that a stopped run continues as if it had not stopped."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import numpy as np
 import torch
 
 from privmarket.mechanisms.learned.misreports import Misreports
-from privmarket.mechanisms.learned.recipes import Recipe
 from privmarket.mechanisms.learned.trainer import Trainer
 from privmarket.mechanisms.learned.weights import Weights, WeightsError, load, save
 
@@ -46,11 +45,6 @@ def save_checkpoint(path: str | Path, trainer: Trainer, facts: SoFar) -> None:
     save(path, Weights(trainer.recipe.mechanism + SUFFIX, arrays, kept))
 
 
-def checkpoint_recipe(path: str | Path, mechanism: str) -> Recipe:
-    """The recipe of the run that wrote a checkpoint."""
-    return Recipe.from_json(load(path, mechanism + SUFFIX).facts["recipe"])
-
-
 def load_checkpoint(path: str | Path, trainer: Trainer) -> SoFar:
     """Puts a trainer where the checkpoint left; returns the caller's facts.
 
@@ -83,7 +77,7 @@ def load_checkpoint(path: str | Path, trainer: Trainer) -> SoFar:
 
 
 class _Groups:
-    """Tensors under slash-separated names."""
+    """Tensors whose names have parts separated by slashes, looked up by their first parts."""
 
     def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
         self.tensors = tensors

@@ -45,7 +45,7 @@ class Weights:
 
 
 def save(path: str | Path, weights: Weights) -> None:
-    """Writes atomically."""
+    """Writes weights to a safetensors file in one step; a reader sees the old file or the new one."""
     header = {
         "format": FORMAT,
         "mechanism": weights.mechanism,

@@ -43,7 +43,7 @@ def nash_gap(
     """
     from rich.console import Console
 
-    from privmarket_studies.nash_gap import Setting, figure, markdown, run
+    from privmarket_studies.nash_gap_study import Setting, figure, markdown, run
 
     try:
         numbers = tuple(int(part) for part in sizes.split(","))

@@ -125,7 +125,7 @@ def _command() -> str:
 
 
 class _Live:
-    """A progress line on stderr."""
+    """Shows how far a reproduction is, in one line on stderr."""
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -149,7 +149,7 @@ class _Live:
         self._bar.stop()
 
     def show(self, status: Status) -> None:
-        """Moves the line on."""
+        """Replaces the line by where the run stands now."""
         running = ", ".join(f"{cell.kind} {cell.config.get('mechanism', '')}" for cell in status.running[:2])
         failed = f"{status.failed} failed · " if status.failed else ""
         left = "" if status.done + status.failed == status.total else f"{status.remaining} · "

@@ -10,7 +10,7 @@ from privmarket_studies.mutants import campaign, page
 
 
 def main() -> None:
-    """The command line."""
+    """Runs a step of the campaign as the command line says."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=("run", "list", "page"))
     parser.add_argument("--root", type=Path, default=Path(), help="the repository")

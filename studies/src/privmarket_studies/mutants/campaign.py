@@ -15,9 +15,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from privmarket_studies.mutants.bench import NOTHING, PATIENCE_SECONDS, Bench
-from privmarket_studies.mutants.bench import run as run_bench
 from privmarket_studies.mutants.coverage import Coverage, in_function
+from privmarket_studies.mutants.fault_bench import NOTHING, PATIENCE_SECONDS, Bench
+from privmarket_studies.mutants.fault_bench import run as run_bench
 from privmarket_studies.mutants.faults import Fault, behaviour, faults, tree_with
 from privmarket_studies.mutants.targets import NAMED, TARGETS, Target
 from privmarket_studies.mutants.trial import NO_TESTS, NOT_TRIED, SURVIVED, Only, Verdict, preload, try_fault
@@ -134,7 +134,7 @@ class _Work:
         return self.deadline is not None and time.monotonic() > self.deadline
 
     def measured(self, target: Target) -> bool:
-        """Whether it is known which tests call what."""
+        """Whether it was recorded which tests of the target call which functions."""
         return self._coverage_file(target).exists()
 
     def on_a_bench(self, target: Target, waiting: Sequence[Fault]) -> None:
@@ -167,7 +167,7 @@ class _Work:
             self.say(f"{target.path}: the tests cannot judge faults: {found.error}")
 
     def afresh(self, target: Target, fault: Fault) -> None:
-        """One fault in a fresh process."""
+        """Tries one fault in a process of its own that imports everything anew."""
         path = self.root / fault.path
         coverage = _stored(self._coverage_file(target))
         only = coverage.of_line(path, fault.line)
@@ -246,7 +246,7 @@ def read(out: Path) -> list[dict[str, Any]]:
 
 
 def _all(out: Path) -> list[dict[str, Any]]:
-    """Every attempt, in order."""
+    """Every attempt that is on disk, in the order in which they were made."""
     return [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()] if out.exists() else []
 
 

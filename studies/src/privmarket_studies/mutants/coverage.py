@@ -84,7 +84,7 @@ class Coverage:
         return Coverage(self.imports, tests, [name for name in self.left_out if same(name)], seconds, files)
 
     def to_json(self) -> dict[str, Any]:
-        """For `from_json`."""
+        """The coverage as JSON data, for `from_json`."""
         tests = {name: sorted(calls) for name, calls in self.tests.items()}
         return {
             "imports": sorted(self.imports),
@@ -96,7 +96,7 @@ class Coverage:
 
     @staticmethod
     def from_json(given: Mapping[str, Any]) -> Coverage:
-        """What `to_json` made."""
+        """The coverage that `to_json` wrote."""
         tests = {name: {(path, line) for path, line in calls} for name, calls in given["tests"].items()}
         imports = {(path, line) for path, line in given["imports"]}
         return Coverage(imports, tests, given["left_out"], given["seconds"], given["files"])

@@ -107,7 +107,7 @@ def behaviour(path: Path) -> str:
 
 
 def tree_with(fault: Fault, root: Path) -> ast.Module:
-    """The file's syntax tree with the fault in it."""
+    """The syntax tree of the fault's file, with the fault in it."""
     for found, tree in _all(root / fault.path, root):
         if found == fault:
             return tree()
@@ -257,6 +257,6 @@ def _line(node: ast.AST) -> int:
 
 
 def _short(text: str) -> str:
-    """One line of at most 160 characters."""
+    """The text on one line, cut to 160 characters."""
     line = " ".join(text.split())
     return line if len(line) <= 160 else f"{line[:157]}..."

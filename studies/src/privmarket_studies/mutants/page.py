@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from privmarket_studies.mutants.bench import PATIENCE_SECONDS, SLOW_SECONDS
+from privmarket_studies.mutants.fault_bench import PATIENCE_SECONDS, SLOW_SECONDS
 from privmarket_studies.mutants.trial import NOT_TRIED, SURVIVED
 
 RESULTS, JUDGED = "mutants.json", "judgements.json"
@@ -151,7 +151,7 @@ class Kept(NamedTuple):
 
 
 def load(folder: Path) -> Kept:
-    """What a folder keeps."""
+    """Reads the faults and the judgements that are kept in a folder."""
 
     def read(name: str, empty: Any) -> Any:
         path = folder / name

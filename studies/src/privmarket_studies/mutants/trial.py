@@ -58,7 +58,7 @@ class Verdict:
 
 
 class _FaultyLoader(importlib.machinery.SourceFileLoader):
-    """Loads one module from a given syntax tree."""
+    """Loads one module from a syntax tree that holds the fault."""
 
     def __init__(self, name: str, path: str, tree: ast.Module) -> None:
         super().__init__(name, path)
@@ -82,7 +82,7 @@ class _FaultyFinder(importlib.abc.MetaPathFinder):
 
 
 def preload() -> None:
-    """Imports what takes long, so that children need not."""
+    """Imports the modules that take long, so that forked children find them loaded."""
     for name in _PRELOADED:
         importlib.import_module(name)
     if any(name.partition(".")[0] == "privmarket" for name in sys.modules):
@@ -98,7 +98,7 @@ class Only:
         self.until = float("inf")
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Drops the others."""
+        """Keeps the tests that were named, in the order in which they were named."""
         kept = [item for item in items if item.nodeid in self.place]
         items[:] = sorted(kept, key=lambda item: self.place[item.nodeid])
         self.until = time.process_time() + self.patience_seconds

@@ -127,7 +127,7 @@ def _floor_cells(scale: Scale) -> list[Cell]:
 
 
 def render(results: Results) -> Page:
-    """The page."""
+    """Renders the page from the kept cells."""
     steps = next((r.cell.config["steps"] for r in results.all("training")), 0)
     blocks: list[Block] = [
         prose("ablations-set-up", steps=steps),

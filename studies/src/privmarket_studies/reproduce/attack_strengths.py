@@ -46,7 +46,7 @@ class PaperAscent:
     start: str = "truth"
 
     def __call__(self, mechanism: Mechanism, types: Bids, budget: ArrayLike, rng: np.random.Generator) -> Regret:
-        """Types have shape (..., clients)."""
+        """Climbs for every client of `types`, (..., clients), and returns each client's best misreport."""
         truth = truthful_utility(mechanism, types, budget)
         best = Regret(np.zeros(types.shape), types.valuation, types.epsilon)
         v, e = self._first(types, rng)
@@ -83,7 +83,7 @@ class TrainingAttack:
     sizes: tuple[float, ...] = (0.06, 0.03, 0.015)
 
     def __call__(self, mechanism: Mechanism, types: Bids, budget: ArrayLike, rng: np.random.Generator) -> Regret:
-        """Types have shape (..., clients)."""
+        """Searches for every client of `types`, (..., clients), and returns each client's best misreport."""
         truth = truthful_utility(mechanism, types, budget)
         best = Regret(np.full(types.shape, -np.inf), types.valuation, types.epsilon)
 
@@ -140,15 +140,15 @@ class Counted(Mechanism):
         self.rule, self.reports = rule, 0
 
     def run(self, bids: Bids, budget: ArrayLike) -> Outcome:
-        """As the rule itself."""
+        """Runs the counted rule."""
         return self.rule.run(bids, budget)
 
     def clear(self, bids: Bids, budget: Array) -> Outcome:
-        """As the rule itself."""
+        """Clears with the counted rule."""
         return self.rule.clear(bids, budget)
 
     def unilateral(self, bids: Bids, reports: Bids, budget: ArrayLike) -> Outcome:
-        """As the rule itself, counted."""
+        """Asks the counted rule, and adds the reports to the count."""
         self.reports += 1
         return self.rule.unilateral(bids, reports, budget)
 

@@ -91,7 +91,7 @@ def _cell(
 
 
 def render(results: Results) -> Page:
-    """The page."""
+    """Renders the page from the kept cells."""
     blocks: list[Block] = [
         prose("beliefs-set-up"),
         Figure("beliefs-drift", _DRIFT, lambda: _draw(results)),

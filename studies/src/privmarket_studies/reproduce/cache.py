@@ -44,7 +44,7 @@ class Record:
         return dict(self.depends_on) != self.cell.depends_on
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """The record as JSON data."""
         return {
             **self.cell.to_json(),
             "depends_on": dict(self.depends_on),
@@ -63,7 +63,7 @@ class Record:
 
 
 @lru_cache(maxsize=1)
-def today() -> dict[str, str]:
+def versions() -> dict[str, str]:
     """Versions of what computes."""
     return {
         "privmarket": version("privmarket"),
@@ -74,7 +74,7 @@ def today() -> dict[str, str]:
 
 
 class Cache:
-    """A folder of results."""
+    """A folder with one result file per cell, which several processes may use at once."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -138,5 +138,5 @@ def write_bundle(path: Path, records: Iterable[Record]) -> None:
 
 
 def read_bundle(path: Path) -> list[Record]:
-    """What `write_bundle` wrote."""
+    """Reads the results of a question from the file that `write_bundle` wrote."""
     return [Record.from_json(json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]

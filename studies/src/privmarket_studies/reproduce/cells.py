@@ -97,7 +97,11 @@ class Cell:
 
 
 def kind_of(name: str) -> Kind:
-    """The kind called `name`."""
+    """The kind of cells called `name`.
+
+    Raises:
+        UnknownNameError: no kind has this name.
+    """
     if ":" in name:
         return Kind(name)
     if name not in KINDS:

@@ -45,7 +45,7 @@ def cells(scale: Scale) -> list[Cell]:
 
 
 def render(results: Results) -> Page:
-    """The page."""
+    """Renders the page from the kept cells."""
     found = results.all("coalition")
     if not found and not results.outdated:
         return Page("collusion", TITLE, [Text("Nothing was computed."), *failure_text(results)])
@@ -69,12 +69,12 @@ _ALIKE = ("vcg", "mfg-menunet")
 
 
 def sizes_of(results: Results) -> list[int]:
-    """Sizes of coalitions that were tried."""
+    """The sizes of coalitions that were tried, ascending."""
     return sorted({r.cell.config["size"] for r in results.all("coalition")})
 
 
 def gain(results: Results, rule: str, size: int) -> Measured | None:
-    """Mean gain over truthful pay."""
+    """The mean gain of coalitions of this size over their truthful pay; None if it was not measured."""
     return results.measured("share", "coalition", mechanism=rule, size=size)
 
 

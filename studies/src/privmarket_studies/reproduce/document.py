@@ -34,7 +34,7 @@ class UnexplainedGapError(PrivmarketError):
 
 @dataclass(frozen=True)
 class Text:
-    """Markdown prose."""
+    """A block of Markdown."""
 
     markdown: str
 
@@ -103,7 +103,7 @@ Block = Text | Table | Figure
 
 @dataclass(frozen=True)
 class Page:
-    """One question: its blocks in order."""
+    """The page of one question: a title and blocks in order."""
 
     name: str
     title: str
@@ -157,7 +157,7 @@ class Results:
         return {record.cell.seed: float(_entry(record, name)) for record in self.all(kind, **config)}
 
     def values(self, name: str, kind: str, **config: Any) -> list[Any]:
-        """A figure of every finished cell."""
+        """The figure called `name` of every finished cell of a kind."""
         return [_entry(record, name) for record in self.all(kind, **config)]
 
     def absent(self, kind: str, **config: Any) -> str:
@@ -184,12 +184,12 @@ class Results:
 
     @property
     def failures(self) -> list[Record]:
-        """What failed."""
+        """The records of the cells that failed."""
         return [record for record in self.records if record.failure is not None]
 
     @property
     def seeds(self) -> int:
-        """How many seeds the cells have, at most."""
+        """The largest number of seeds that any setting has."""
         return len({record.cell.seed for record in self.records})
 
 
@@ -203,7 +203,7 @@ def failure_text(results: Results) -> list[Block]:
 
 
 def name_of(cell: Cell) -> str:
-    """A cell in one line."""
+    """A cell's kind, settings and seed in one line."""
     parts = [f"{key} {value}" for key, value in cell.config.items() if not isinstance(value, dict | list)]
     return f"{cell.kind} ({', '.join(parts)}, seed {cell.seed})"
 

@@ -1,4 +1,4 @@
-"""How much longer: measured times of finished cells, kind by kind, and no guess for what was never timed."""
+"""Estimates how long a reproduction still takes, from the times of finished cells of the same kind."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from privmarket_studies.reproduce.cells import Cell
 
 @dataclass(frozen=True)
 class Remaining:
-    """What is left.
+    """The work that is left, and how long it will take where that is known.
 
     Attributes:
         seconds: for the cells whose kind has been timed.
@@ -30,14 +30,14 @@ class Remaining:
 
 
 class Clock:
-    """Collects times and says what is left."""
+    """Estimates how long the remaining cells will take, from those that have finished."""
 
     def __init__(self) -> None:
         self._seconds: dict[str, float] = defaultdict(float)
         self._cost: dict[str, float] = defaultdict(float)
 
     def add(self, cell: Cell, seconds: float) -> None:
-        """One finished cell."""
+        """Takes in that a cell took so many seconds."""
         self._seconds[_group(cell)] += seconds
         self._cost[_group(cell)] += cell.cost
 

@@ -41,7 +41,7 @@ def _cell(rule: str, settings: dict[str, Any], law: str, budget: int, markets: i
 
 
 def render(results: Results) -> Page:
-    """The page."""
+    """Renders the page from the kept cells."""
     blocks: list[Block] = [
         prose("fairness-set-up", seeds=results.seeds, floors=FLOORS),
         Figure("fairness-fifths", _CAPTION, lambda: _draw(results)),
@@ -66,7 +66,7 @@ _SPECS = {"sell": ".1%", "epsilon": ".2f", "pay": ".2f"}
 def fifth(
     results: Results, law: str, rule: str, settings: dict[str, Any], figure: str, place: int
 ) -> Measured | None:
-    """A figure of one fifth over seeds."""
+    """A figure of one fifth of the clients, over the seeds; None if it was not measured."""
     found = results.values("fifths", "fairness", scenario=law, mechanism=rule, settings=settings)
     return Measured.of(fifths[place][figure] for fifths in found) if found else None
 

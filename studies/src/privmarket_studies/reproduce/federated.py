@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 
 from privmarket.federated.checkpoint import load_checkpoint, save_checkpoint
-from privmarket.federated.clients import iid_partition
+from privmarket.federated.clients import client_place, iid_partition
 from privmarket.federated.config import FederationConfig, Training
 from privmarket.federated.datasets import Dataset, load_dataset
 from privmarket.federated.features import with_features
 from privmarket.federated.simulation import Federation
 from privmarket.federated.state import RunResult, RunState, from_checkpoint, to_checkpoint
 from privmarket.federated.summary import summarise
+from privmarket.market.evaluation import underpaid_share
 from privmarket.market.scenarios import scenario
 from privmarket.plans import identity
 from privmarket.rounds import MICRO
@@ -114,10 +115,8 @@ def _figures(result: RunResult) -> dict[str, Any]:
     mean_epsilon = [r.total_epsilon / clients for r in records]
     summary = summarise(result, rounds=False)
     sales = [(r, client) for r in records for client in r.paid_micro]
-    short = [
-        r.paid_micro[c] / MICRO < result.types.valuation[int(c)] * r.sold_epsilon[c] * (1 - 1e-9) - 2 / MICRO
-        for r, c in sales
-    ]
+    paid = np.array([r.paid_micro[c] / MICRO for r, c in sales])
+    cost = np.array([result.types.valuation[client_place(c)] * r.sold_epsilon[c] for r, c in sales])
     return {
         "accuracy": float(np.mean(final)),
         "curve": curve,
@@ -128,10 +127,8 @@ def _figures(result: RunResult) -> dict[str, Any]:
         "sellers_per_round": float(np.mean([r.sellers for r in records])),
         "clients_that_sold": sum(row["sales"] > 0 for row in summary["clients"]),
         "largest_epsilon_spent": summary["largest_epsilon_spent"],
-        "underpaid_sales": float(np.mean(short)) if short else 0.0,
-        "surplus": sum(
-            r.paid_micro[c] / MICRO - result.types.valuation[int(c)] * r.sold_epsilon[c] for r, c in sales
-        ),
+        "underpaid_sales": underpaid_share(cost, paid, coin=1 / MICRO),
+        "surplus": sum(paid - cost),
         "epsilon_bought": float(sum(r.total_epsilon for r in records)),
         "dropped": sum(len(r.dropped) for r in records),
     }
@@ -144,7 +141,7 @@ def _featured(name: str, features: str) -> Dataset:
 
 def training_settings(dataset: str, **changes: Any) -> dict[str, Any]:
     """The recommended training of a data set as plain data, with some settings changed."""
-    from privmarket.federated.recommended import recommended_training
+    from privmarket.federated.config import recommended_training
 
     # Settings that were added later and have their default are left out: earlier cells keep their names.
     return identity(replace(recommended_training(dataset), **changes))

@@ -1,4 +1,4 @@
-"""What we found: six findings for a reader with five minutes, every figure from kept cells and runs."""
+"""The page "What we found", for a reader with five minutes; every figure is from kept cells and runs."""
 
 from __future__ import annotations
 

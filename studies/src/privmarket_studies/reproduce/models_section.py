@@ -40,7 +40,7 @@ def blocks(results: Results) -> list[Block]:
 
 
 def _runs(results: Results, model: str, row: str) -> dict[int, Any]:
-    """Results by seed."""
+    """The results of this model under this rule: seed → result."""
     found = {seed: results.get(model_cell(model, row, seed)) for seed in _SEEDS}
     return {seed: result for seed, result in found.items() if result is not None}
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from privmarket.meanfield import Equilibrium
-from privmarket.meanfield.nash_gap import measure
-from privmarket_studies.nash_gap import MEASURES, POPULATIONS, RULES, SALE_CAP, Setting, solved_game
+from privmarket.meanfield.deviation_gain import measure
+from privmarket_studies.nash_gap_study import MEASURES, POPULATIONS, RULES, SALE_CAP, Setting, solved_game
 
 
 def run(config: Mapping[str, Any], seed: int, scratch: Path) -> dict[str, Any]:

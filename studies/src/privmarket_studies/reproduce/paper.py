@@ -32,7 +32,7 @@ def _data() -> dict[str, Any]:
 
 
 def printed(table: str) -> Printed:
-    """What the paper prints: efficiency, accuracy, latency or regret."""
+    """The table of the paper called `table`: efficiency, accuracy, latency or regret."""
     found = _data()[table]
     columns = found["columns"]
     flat = {

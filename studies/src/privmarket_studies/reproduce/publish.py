@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from privmarket_studies.reproduce import found, manifest, summary
+from privmarket_studies.reproduce import found, manifest, readme_table
 from privmarket_studies.reproduce.cache import Record, read_bundle, write_bundle
 from privmarket_studies.reproduce.cells import Cell
 from privmarket_studies.reproduce.document import Page, Results, Text
@@ -52,7 +52,7 @@ def keep(
 
 
 def kept_records(question: Question, folder: Path) -> list[Record]:
-    """What is kept of a question."""
+    """The kept records of a question."""
     return read_bundle(folder / question.name / CELLS)
 
 
@@ -67,7 +67,7 @@ def render_kept(question: Question, folder: Path) -> Page:
 
 
 def mark_of(question: Question, folder: Path) -> str:
-    """Names the kept cells: figures carry it."""
+    """A digest of the kept cells of a question, which its figures carry in their metadata."""
     return "cells " + hashlib.sha256((folder / question.name / CELLS).read_bytes()).hexdigest()[:16]
 
 
@@ -95,14 +95,14 @@ def publish(folder: Path, fewer: str = "") -> list[Path]:
         page = render_kept(question, folder)
         written += write_page(page, folder / question.name, mark_of(question, folder))
     results = all_kept(folder)
-    drawing = summary.draw(results)
+    drawing = readme_table.draw(results)
     for kind in ("png", "svg"):
-        (folder / f"{summary.NAME}.{kind}").write_bytes(drawn(drawing, kind))
-    texts = ((f"{summary.NAME}.md", summary.block(results)), ("README.md", index(folder)))
+        (folder / f"{readme_table.NAME}.{kind}").write_bytes(drawn(drawing, kind))
+    texts = ((f"{readme_table.NAME}.md", readme_table.block(results)), ("README.md", index(folder)))
     for name, text in (*texts, (found.NAME, found.page(results, folder))):
         (folder / name).write_text(text, encoding="utf-8")
         written.append(folder / name)
-    if summary.update_readme(folder.parents[1] / "README.md", results):
+    if readme_table.update_readme(folder.parents[1] / "README.md", results):
         written.append(folder.parents[1] / "README.md")
     return written
 

@@ -30,7 +30,7 @@ def _block(block: Block) -> str:
 
 
 def write_page(page: Page, folder: Path, mark: str = "") -> list[Path]:
-    """README.md, the figures and a CSV per table.
+    """Writes README.md, the figures and a CSV file per table into `folder`; returns the files.
 
     Args:
         mark: kept inside the SVG files, so that a figure can be told from one of earlier results.

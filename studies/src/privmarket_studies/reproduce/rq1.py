@@ -68,7 +68,7 @@ def cells(scale: Scale) -> list[Cell]:
 
 
 def _seeds(scale: Scale, law: str) -> range:
-    """More for Uniform, which the paper's tables are about."""
+    """The seeds of a law: more for Uniform, which the paper's tables are about."""
     return scale.seeds_or(5, 1) if law == "uniform" else scale.seeds_or(3, 1)
 
 
@@ -85,7 +85,7 @@ def _cell(rule: str, law: str, clients: int, budget: int, attack: str, parts: st
 
 
 def render(results: Results) -> Page:
-    """The page."""
+    """Renders the page from the kept cells."""
     main = sorted(
         {
             (r.cell.config["clients"], r.cell.config["scenario"], r.cell.config["budget"])
@@ -313,7 +313,7 @@ def _bars(results: Results, main: list[Setting]) -> Drawing:
 
 
 def _boxes(results: Results, main: list[Setting]) -> Drawing:
-    """A panel per law."""
+    """Draws the gains from misreports as boxes, one panel per law."""
     shown = main[:3]
     drawing = new_figure(9.0, 1.2 + 2.9 * len(shown))
     names = [rule for rule in RULES if _main(results, "mean", rule, main[0]) is not None]

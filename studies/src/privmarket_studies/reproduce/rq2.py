@@ -58,7 +58,7 @@ def _config(rule: str, clients: int, seconds: float) -> dict[str, object]:
 
 
 def render(results: Results) -> Page:
-    """The page."""
+    """Renders the page from the kept cells."""
     blocks: list[Block] = [
         prose("rq2-set-up", seeds=results.seeds),
         Figure("rq2-auction", _AUCTION, lambda: _draw(results)),
@@ -253,7 +253,7 @@ def _spread(results: Results, kind: str, rule: str, clients: int) -> str:
 
 
 def _three_digits(value: float) -> str:
-    """Three digits at least, and never an exponent."""
+    """The number with at least three digits and without an exponent."""
     if value >= 100:
         return f"{value:,.0f}"
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}"

@@ -71,7 +71,7 @@ def _config(rule: str, law: str, clients: int, budget: int, markets: int) -> dic
 
 
 def render(results: Results) -> Page:
-    """The page."""
+    """Renders the page from the kept cells."""
     markets = {record.cell.config["markets"] for record in results.records}
     rounds = f"{min(markets):,}" if markets else "no"
     blocks: list[Block] = [
@@ -170,7 +170,7 @@ def _figure(results: Results, rule: str, figure: str, clients: int, budget: int 
 
 
 def _reasons(results: Results) -> Text:
-    """Why each row differs."""
+    """The paragraph that says why each row differs from the paper's."""
     rows = printed("efficiency").rows
 
     def ours(rule: str, figure: str, clients: int) -> str:
@@ -218,7 +218,7 @@ def _caption(results: Results) -> str:
 
 
 def _spending(results: Results, rule: str) -> list[Measured]:
-    """R/B at every size and budget of the figure."""
+    """R/B at every size and budget of the figure, over the seeds."""
     found = (
         results.measured(
             "spend_over_budget", "efficiency", mechanism=rule, scenario="uniform", clients=clients, budget=budget

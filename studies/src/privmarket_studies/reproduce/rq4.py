@@ -133,7 +133,7 @@ def quick_rounds(wallet: float | None = None) -> int:
 
 
 def _pixels() -> dict[str, Any]:
-    """The paper's MLP on pixels."""
+    """The training settings of the paper's MLP on pixels."""
     return identity(Training())
 
 

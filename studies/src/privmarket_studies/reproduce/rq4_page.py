@@ -1,4 +1,4 @@
-"""The page of RQ4."""
+"""Renders the page of research question 4: accuracy of federated runs with each auction rule."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PAPER_ROWS = {"vcg": "k-plus-one-price", "mfg-pricing": "mfg-pricing:literal"}
 
 
 def render(results: Results) -> Page:
-    """The page."""
+    """Renders the page from the kept cells."""
     runs = Runs(results)
     if runs.main is None:
         return Page("rq4", TITLE, [Text("Nothing was computed."), *failure_text(results)])

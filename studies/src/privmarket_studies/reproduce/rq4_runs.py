@@ -25,17 +25,17 @@ class Group:
 
 
 def partition_name(alpha: float | None) -> str:
-    """What tables call a split of the records."""
+    """The name that tables give to a split of the records."""
     return "IID" if alpha is None else f"α = {alpha:g}"
 
 
 def row_of(record: Record) -> str:
-    """The mechanism, or `no-dp`."""
+    """The name of a record's row in tables: its mechanism, or `no-dp`."""
     return str(record.cell.config["mechanism"]) or "no-dp"
 
 
 class Runs:
-    """Finds runs by what they are."""
+    """The finished runs of RQ4, found by row, split and setting."""
 
     def __init__(self, results: Results) -> None:
         self._runs = [r for r in results.all("federated") if r.result is not None]
@@ -54,14 +54,14 @@ class Runs:
         )
 
     def main_text(self) -> str:
-        """The matrix in a few words."""
+        """The settings of the matrix in a few words."""
         g = self.main
         return (
             "" if g is None else f"{g.dataset}, {g.clients} clients, B = {g.budget:g}, {g.rounds} rounds, {g.model}"
         )
 
     def _in_main(self, record: Record) -> bool:
-        """No-DP runs have fewer rounds, but belong to the matrix of their data set and model."""
+        """Whether a record belongs to the matrix: its data set, model, clients and money; No-DP with any rounds."""
         g, c = self.main, record.cell.config
         if g is None or _kind(record) != "plain" or (c["dataset"], c["training"]["model"]) != (g.dataset, g.model):
             return False
@@ -74,7 +74,7 @@ class Runs:
         return OUTDATED if row in self._outdated else NOT_COMPUTED
 
     def records(self, row: str, alpha: float | None) -> list[dict[str, Any]]:
-        """Results of the matrix."""
+        """The results of this row of the matrix, one per seed."""
         return [
             r.result
             for r in self._runs
@@ -148,7 +148,7 @@ class Runs:
         return _over([r.result[name] for r in found if r.result])
 
     def literal(self) -> dict[str, str] | None:
-        """Paper-literal: noise on the weights."""
+        """The figures of the paper-literal run, in which noise is added to the weights; None if there is none."""
         for r in self._runs:
             if _kind(r) == "literal" and r.result:
                 rounds = r.cell.config["rounds"]
@@ -156,7 +156,7 @@ class Runs:
         return None
 
     def target(self, alpha: float | None) -> float:
-        """95 % of No-DP's accuracy."""
+        """95 % of the accuracy that No-DP reaches on this split."""
         plain = self.measured("accuracy", "no-dp", alpha)
         return 0.95 * plain.mean if plain else 0.9
 

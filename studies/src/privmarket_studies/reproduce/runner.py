@@ -13,7 +13,7 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 
-from privmarket_studies.reproduce.cache import Cache, Record, today
+from privmarket_studies.reproduce.cache import Cache, Record, versions
 from privmarket_studies.reproduce.cells import Cell
 from privmarket_studies.reproduce.estimate import Clock, Remaining
 
@@ -22,7 +22,7 @@ _POLL_SECONDS = 0.5
 
 @dataclass(frozen=True)
 class Status:
-    """Where a run stands."""
+    """How far a run of cells is."""
 
     done: int
     failed: int
@@ -69,7 +69,7 @@ def compute(cell: Cell, folder: Path) -> Record | None:
             result, failure = cell.compute(cache.scratch(cell)), None
         except Exception as error:  # one broken cell must not cost the others
             result, failure = None, f"{type(error).__name__}: {error}"
-        record = Record(cell, cell.depends_on, result, failure, time.perf_counter() - started, today())
+        record = Record(cell, cell.depends_on, result, failure, time.perf_counter() - started, versions())
         cache.store(record)
         return record
 
@@ -140,7 +140,7 @@ class _Run:
             else:
                 died = isinstance(error, BrokenProcessPool)
                 reason = "the process that computed it died" if died else f"{type(error).__name__}: {error}"
-                record = Record(cell, cell.depends_on, None, reason, 0.0, today())
+                record = Record(cell, cell.depends_on, None, reason, 0.0, versions())
                 self.cache.store(record)
             if record is None:
                 self.waiting.append(cell)
@@ -168,7 +168,7 @@ class _Run:
 
 
 def _one_thread() -> None:
-    """Two OpenMP threads on a busy machine were seen many times slower than one."""
+    """Limits OpenMP to one thread: on a busy machine two were seen many times slower."""
     os.environ["OMP_NUM_THREADS"] = "1"
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)

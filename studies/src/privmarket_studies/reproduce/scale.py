@@ -18,7 +18,7 @@ class Scale:
     seeds: int | None = None
 
     def pick(self, full: int, quick: int) -> int:
-        """A number that is smaller in the quick form."""
+        """`quick` in the quick form, else `full`."""
         return quick if self.quick else full
 
     def seeds_or(self, full: int, quick: int) -> range:

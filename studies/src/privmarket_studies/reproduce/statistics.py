@@ -23,7 +23,7 @@ class Measured:
 
     @staticmethod
     def of(values: Iterable[float]) -> Measured:
-        """From one figure per seed."""
+        """The mean and deviation of one figure per seed."""
         array = np.array(list(values), dtype=np.float64)
         std = float(array.std(ddof=1)) if array.size > 1 else 0.0
         return Measured(float(array.mean()), std, int(array.size))
@@ -37,7 +37,7 @@ class Measured:
 
     @property
     def standard_error(self) -> float:
-        """Of the mean; infinite for one seed."""
+        """The standard error of the mean; infinite for one seed."""
         return self.std / self.seeds**0.5 if self.seeds > 1 else float("inf")
 
 

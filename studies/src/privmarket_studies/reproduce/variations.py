@@ -95,7 +95,7 @@ def _ways(scale: Scale) -> tuple[str, ...]:
 
 
 def client_cells(scale: Scale) -> list[Cell]:
-    """Unequal data, and valuations that follow from it."""
+    """The cells of runs with unequal data, and with valuations that follow from it."""
     return [
         run_of(scale, row, seed, plan)
         for seed in scale.seeds_or(3, 1)
@@ -149,7 +149,7 @@ def scale_cells(scale: Scale) -> list[Cell]:
 
 
 def many_cells(scale: Scale) -> list[Cell]:
-    """A thousand clients."""
+    """The cells of runs with a thousand clients instead of a hundred."""
     clients, budget = (100, 50.0) if scale.quick else (1000, 500.0)
     small, large = ("digits", quick_rounds(), _DIGITS), ("mnist", 100, MATRIX_TRAINING)
     dataset, rounds, training = small if scale.quick else large

@@ -32,7 +32,7 @@ _REFERENCE = "the reference"
 
 
 def render(results: Results) -> Page:
-    """The page."""
+    """Renders the page from the kept cells."""
     found = _Found(results)
     blocks: list[Block] = [
         prose("variations-set-up"),
@@ -103,7 +103,7 @@ def _difference(a: dict[int, float], b: dict[int, float]) -> str:
 
 
 def _entry(a: dict[int, float], b: dict[int, float]) -> str:
-    """The same for a table."""
+    """The difference of two runs, in the form that a table shows."""
     points = compare({s: 100 * v for s, v in a.items()}, {s: 100 * v for s, v in b.items()})
     return NOT_COMPUTED if points is None else points.entry()
 
@@ -189,7 +189,7 @@ def _strategy_row(found: _Found, row: str, plan: dict[str, Any], **where: Any) -
 
 
 def _sales(found: _Found, row: str, plan: dict[str, Any], **where: Any) -> int:
-    """Clients times rounds."""
+    """The most sales that such a run can have: clients times rounds."""
     cell = runs.run_of(found.scale, row, 0, plan, **where)
     return int(cell.config["clients"] * cell.config["rounds"])
 

@@ -82,7 +82,7 @@ class Market:
     def ask(
         self, method: str, path: str, token: str, form: Any = None, key: str = "", patience: float = 300.0
     ) -> httpx.Response:
-        """One request."""
+        """Sends one request and returns the reply."""
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         headers["Idempotency-Key"] = key or str(uuid.uuid4())
         return httpx.request(method, f"{self.server.url}{path}", json=form, headers=headers, timeout=patience)
@@ -96,7 +96,7 @@ class Market:
         return found
 
     def enter(self, role: str, **wallet: float) -> str:
-        """A new party's token."""
+        """Registers a new party with this role; returns its token."""
         return str(self.must("POST", "/v1/register", "", {"role": role, "name": role, **wallet})["token"])
 
     def open(self, **terms: Any) -> str:
@@ -112,15 +112,15 @@ class Market:
         return str(self.must("POST", f"/v1/tasks/{reply.json()['id']}/rounds", self.buyer)["id"])
 
     def bid(self, seller: str, round_id: str, valuation: float = 0.2) -> httpx.Response:
-        """A bid of one unit of ε."""
+        """Sends a bid for one unit of ε."""
         return self.ask("POST", f"/v1/rounds/{round_id}/bids", seller, {"valuation": valuation, "epsilon": 1.0})
 
     def party(self, token: str) -> dict[str, Any]:
-        """What a party sees of itself."""
+        """The account of the party with this token, as it sees it."""
         return self.must("GET", "/v1/me", token)
 
     def sold(self, **terms: Any) -> str:
-        """A round in which the first seller sold."""
+        """Plays a round until the first seller has sold; returns its id."""
         round_id = self.open(buyer_may_close=True, **terms)
         self.bid(self.sellers[0], round_id).raise_for_status()
         self.bid(self.sellers[1], round_id, 0.9).raise_for_status()
@@ -354,7 +354,7 @@ def market_of(source: str = _HERE, rate: float = 1000.0) -> Iterator[Market]:
 
 
 def _tree(source: str) -> str:
-    """Sixteen digits over the broker's files of a tree."""
+    """Sixteen hexadecimal digits that identify the broker's files of a tree."""
     seen = hashlib.sha256()
     for file in sorted((Path(source) / "privmarket" / "broker").glob("*.py")):
         seen.update(file.read_bytes())

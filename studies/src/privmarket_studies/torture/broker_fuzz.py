@@ -70,7 +70,7 @@ class Fuzz:
         }
 
     def operations(self) -> list[Any]:
-        """Every operation of the description."""
+        """Every operation of the OpenAPI description."""
         results: Iterable[Any] = self.schema.get_all_operations()
         return [result.ok() for result in results]
 
@@ -134,7 +134,7 @@ def run(database: str, examples: int) -> Counter[int]:
 
 
 def main() -> None:
-    """The long form, from the command line."""
+    """Runs the long form, as the command line asks."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--examples", type=int, default=50)
     parser.add_argument("--postgres", action="store_true")

@@ -1,4 +1,4 @@
-"""Load, kill -9 at a random moment, restart, compare with what was acknowledged. Again and again.
+"""Load, kill -9 at a random moment, restart, compare with what was acknowledged; many times over.
 
 Bids are signed, some sealed and revealed; updates are rejected, disputed and ruled on; some travel sealed.
 
@@ -100,7 +100,7 @@ class Seller:
             self.sealed.append(committed)
 
     def reveal(self, round_id: str) -> None:
-        """Opens the bid that stands."""
+        """Reveals the sealed bid that this seller has in the round."""
         for bid in self.caller.must("GET", f"/v1/rounds/{round_id}/bids").get("items", []):
             form = self.openings[bid["commitment"]]
             self.revealed += "entry" in self.caller.must("POST", f"/v1/rounds/{round_id}/reveals", form)
@@ -143,7 +143,7 @@ class Load:
             self.failures.append(f"a deposit was refused: {answer}")
 
     def sell(self, seller: Seller) -> None:
-        """A seller bids as often as it can."""
+        """Lets a seller bid as often as it can, until the load ends."""
         rng = random.Random(seller.id)
         while not self.stop.is_set():
             seller.bid(self.round_id, self.bidder_seals, rng)
@@ -166,7 +166,7 @@ class Load:
             self.cycles += 1
 
     def open(self) -> None:
-        """The next round, of the next task."""
+        """Opens the next round, of the tasks in turn."""
         number = self.cycles % len(self.tasks)
         opened = self.buyer.must("POST", f"/v1/tasks/{self.tasks[number]}/rounds")
         if "id" in opened:
@@ -224,7 +224,7 @@ class Load:
 
 
 def check(load: Load, database: str) -> dict[str, int]:
-    """Nothing lost, nothing twice."""
+    """Checks that nothing acknowledged was lost and nothing was done twice; returns what was counted."""
     assert load.failures == [], load.failures[:3]
     acknowledged = [sealed for seller in load.sellers for sealed in seller.sealed]
     assert len(acknowledged) == len(set(acknowledged)), "two bids were answered as one"

@@ -45,7 +45,7 @@ class BrokerProcess:
     """`privmarket serve` on a database, restarted at will."""
 
     def __init__(self, database: str, log: Path, **environment: str) -> None:
-        """`environment`: settings of the broker, PRIVMARKET_… = value."""
+        """Prepares a broker on `database`; `environment` holds its settings, PRIVMARKET_… = value."""
         key = {"PRIVMARKET_BROKER_KEY": str(log.with_name("broker.key"))}
         self.environment = {**os.environ, **key, **environment}
         self.database, self.log, self.port = database, log, free_port()
@@ -89,17 +89,17 @@ class BrokerProcess:
         return False
 
     def pause(self) -> None:
-        """Stands still, with whatever it holds in its hands."""
+        """Stops the broker process where it is (SIGSTOP), with any lock or transaction it holds."""
         assert self.process is not None
         os.kill(self.process.pid, signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Goes on."""
+        """Lets the paused broker process continue (SIGCONT)."""
         assert self.process is not None
         os.kill(self.process.pid, signal.SIGCONT)
 
     def kill(self) -> None:
-        """kill -9, at once."""
+        """Ends the broker process at once (SIGKILL)."""
         if self.process is not None and self.process.poll() is None:
             os.kill(self.process.pid, signal.SIGKILL)
             self.process.wait()
@@ -131,7 +131,7 @@ class _Forked:
 
 
 def _serve(words: list[str], environment: dict[str, str], log: Path) -> None:
-    """What the forked process does."""
+    """Runs `privmarket serve` in the forked process."""
     os.environ.update(environment)
     with log.open("ab") as out:
         os.dup2(out.fileno(), 1)

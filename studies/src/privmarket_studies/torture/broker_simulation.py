@@ -74,7 +74,7 @@ class Crash(BaseException):
 
 
 class InvariantError(AssertionError):
-    """What must never happen."""
+    """A rule that must always hold in the market was broken."""
 
 
 @dataclass
@@ -102,7 +102,7 @@ def make(name: str, **settings: Any) -> Mechanism:
 
 
 class Simulation:
-    """One market and everybody in it."""
+    """A simulated market: a broker on a database, its parties, and the record of what must hold."""
 
     def __init__(self, database: Path | str, seed: int) -> None:
         """`database`: a file for SQLite, or the address of an empty database."""
@@ -192,7 +192,7 @@ class Simulation:
         return str(self.rng.choice(found)[0]) if found else "round-none"
 
     def request(self) -> Request:
-        """Somebody's next wish; many are refused, as in life."""
+        """The next request of some party; many of them are refused, as with real users."""
         verb = self.rng.choices(
             [
                 "deposit",
@@ -359,7 +359,7 @@ class Simulation:
     # ---- what happens to it -----------------------------------------------------------------------------
 
     def step(self) -> None:
-        """One wish, perhaps an old one again, perhaps a crash in the middle, perhaps the clock jumps."""
+        """Sends one request, new or repeated; the process may crash during it, or the clock may jump."""
         self.clock_ms += self.rng.choice([0, 5, 500, 500, 20_000, 70_000 if self.rng.random() < 0.1 else 0])
         if self.rng.random() < 0.02:
             self.clock_ms += self.rng.randrange(-3_600_000, 3_600_000)

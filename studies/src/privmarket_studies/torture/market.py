@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import select
 
-from privmarket.broker.answers import Step
+from privmarket.broker.answers import StepAnswer
 from privmarket.broker.broker import Broker
 from privmarket.broker.parties import Actor
 from privmarket.broker.schema import awards
@@ -35,7 +35,7 @@ _keys = itertools.count()
 
 
 def key() -> str:
-    """A fresh idempotency key."""
+    """A new idempotency key."""
     return f"test-key-{next(_keys):06d}"
 
 
@@ -46,13 +46,13 @@ class Clock:
     now_ms: int = 1_700_000_000_000
 
     def __call__(self) -> int:
-        """Milliseconds since 1970."""
+        """The time that was set, in milliseconds since 1970."""
         return self.now_ms
 
 
 @dataclass
 class Market:
-    """Everybody in it."""
+    """A market for tests: its broker, operator, buyer, sellers and clock."""
 
     broker: Broker
     clock: Clock
@@ -67,12 +67,12 @@ class Market:
         return str(self.broker.open_round(self.buyer, task["id"], key())["id"])
 
     def bid_all(self, round_id: str, valuations: tuple[float, ...] = (0.2, 0.9, 0.4)) -> None:
-        """One bid of each seller."""
+        """Places one bid for each seller."""
         for seller, v, e in zip(self.sellers, valuations, (1.0, 2.0, 0.5), strict=False):
             self.broker.bid(seller, round_id, Offer(v, e), key())
 
     def winners(self, round_id: str) -> list[str]:
-        """Who was awarded a sale."""
+        """The ids of the sellers that were awarded a sale."""
         with self.broker.database.read() as connection:
             return list(
                 connection.execute(select(awards.c.seller_id).where(awards.c.round_id == round_id)).scalars()
@@ -87,7 +87,7 @@ class Market:
         for winner in self.winners(round_id):
             self.broker.claim_delivery(self.seller(winner), round_id, "ab" * 32, key())
 
-    def finish(self, round_id: str) -> Step:
+    def finish(self, round_id: str) -> StepAnswer:
         """Closes a round, has every winner deliver, and settles."""
         self.broker.close_round(self.buyer, round_id, key())
         self.deliver(round_id)
@@ -96,7 +96,7 @@ class Market:
 
 
 def make_market(url: str, sellers: int = 3, caps: tuple[float, ...] = (10.0,), **settings: Any) -> Market:
-    """A market on an empty database."""
+    """Makes a market on an empty database: an operator, a buyer with money, and sellers with wallets."""
     clock = Clock()
     broker = Broker(url, clock=clock, **settings)
     operator = broker.authenticate(broker.first_operator() or "")

@@ -36,7 +36,7 @@ def one_by_one(net, market, valuation, epsilon):
     for client in range(market.clients):
         v, e = market.valuation.clone(), market.epsilon.clone()
         v[:, client], e[:, client] = valuation[:, client], epsilon[:, client]
-        moved = market.with_reports(v, e)
+        moved = replace(market, valuation=v, epsilon=e)
         trade = net.clear(net.encode(moved), moved)
         sold[:, client], paid[:, client] = trade.epsilon[:, client], trade.payment[:, client]
     return sold, paid

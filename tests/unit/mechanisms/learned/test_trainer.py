@@ -210,7 +210,8 @@ def test_mean_field_payment_of_identical_clients_is_their_payment(rng):
     """Opponents drawn from identical clients are the same opponents: no spread, and the payment itself."""
     sampler = MarketSampler(LAWS[:1], (8, 8), (0.5, 0.5), rows=16, public_features=False)
     market, _ = sampler.draw(rng)
-    same = market.with_reports(torch.full_like(market.valuation, 0.2), torch.full_like(market.epsilon, 2.0))
+    prices, caps = torch.full_like(market.valuation, 0.2), torch.full_like(market.epsilon, 2.0)
+    same = replace(market, valuation=prices, epsilon=caps)
     torch.manual_seed(0)
     net = MeanFieldNetwork(menus=4, hidden=8, gate_hidden=8)
     paid = net.clear(net.encode(same), same).payment.detach()

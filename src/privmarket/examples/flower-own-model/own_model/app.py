@@ -8,28 +8,28 @@ import privmarket as pm
 
 
 def build():
-    """The model."""
+    """Makes the model that server and clients train."""
     from own_model.net import build
 
     return build()
 
 
 def accuracy(model):
-    """Its merit."""
+    """The share of test records that the model gets right."""
     from own_model.net import accuracy
 
     return accuracy(model)
 
 
 def loss(outputs, labels):
-    """One loss per record."""
+    """The loss of each record, (records,)."""
     from own_model.net import smooth_loss
 
     return smooth_loss(outputs, labels)
 
 
 def data(context):
-    """A client's records."""
+    """The images and labels of one client, by its partition."""
     from own_model.net import TEST_RECORDS, records
 
     images, labels = records()

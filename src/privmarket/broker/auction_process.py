@@ -1,8 +1,8 @@
 """A large auction in a process of its own, so that pages and bids keep their speed while it runs.
 
 Python's threads share one interpreter: an auction of a million bids beside the server would slow every answer. Here
-the server starts `python -m privmarket.broker.elsewhere`, which reads the database for itself, computes the auction
-at a lower priority, and writes it to its standard output. Its memory is gone when it ends.
+the server starts `python -m privmarket.broker.auction_process`, which reads the database for itself, computes the
+auction at a lower priority, and writes it to its standard output. Its memory is gone when it ends.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ WORTH_A_PROCESS = 20_000  # bids; starting one takes about a second
 _PATIENCE_SECONDS = 3600.0
 
 
-def prepare_elsewhere(database: Database, round_id: str) -> Prepared | None:
+def prepare_in_a_process(database: Database, round_id: str) -> Prepared | None:
     """The auction of a round as a process of its own computes it; None where that failed."""
     url = database.engine.url.render_as_string(hide_password=False)
     asked = pickle.dumps((url, round_id))  # by its standard input: arguments of a process can be seen by others
     done = subprocess.run(
-        [sys.executable, "-m", "privmarket.broker.elsewhere"],
+        [sys.executable, "-m", "privmarket.broker.auction_process"],
         input=asked,
         stdout=subprocess.PIPE,
         timeout=_PATIENCE_SECONDS,

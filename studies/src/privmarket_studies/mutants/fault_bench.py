@@ -37,7 +37,7 @@ NOTHING = Coverage(set(), {})
 
 
 class _TooSlowError(BaseException):
-    """A test used up its processor time."""
+    """A test used more processor time than it may."""
 
 
 class Bench:
@@ -77,7 +77,7 @@ class Bench:
         return True
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Notes a failure."""
+        """Remembers whether any test has failed."""
         self._failed |= bool(report.failed)
 
     def _measure(self) -> None:
@@ -145,7 +145,7 @@ class Bench:
         return Verdict(TIMED_OUT if code == ENDLESS else KILLED, seconds, failed)
 
     def _passes(self, item: pytest.Item) -> bool:
-        """Whether a test passes without a fault."""
+        """Whether a test passes on the code without a fault."""
         limit = self._limit(item)
         return forked(lambda: 0 if self._run(item, limit) == SURVIVED else 1, 2 * limit)[0] == 0
 
@@ -224,7 +224,7 @@ def _exchange_value(holder: dict[str, object], key: str, value: object, seen: se
 
 
 def _function_of(value: object) -> FunctionType | None:
-    """The function inside a method, property or cache."""
+    """The function inside a method, a property or a cache; None if there is none."""
     if isinstance(value, staticmethod | classmethod):
         return _function_of(value.__func__)
     if isinstance(value, property):

@@ -24,7 +24,7 @@ from privmarket.market.facts import MarketFacts
 from privmarket.market.mechanism import Mechanism
 from privmarket.market.menu import POSTED_PRICE, MenuCurve, from_function
 from privmarket.meanfield import Equilibrium, Grid, MenuMarket, Problem, Result, solve
-from privmarket.meanfield.nash_gap import fit_slope, measure, one_round_regret, search
+from privmarket.meanfield.deviation_gain import fit_slope, measure, one_round_regret, search
 from privmarket.meanfield.plug_in_menu import PlugInMenu
 from privmarket.mechanisms import mechanism
 from privmarket.reports.palette import line_look, new_figure, save
@@ -123,7 +123,7 @@ def run(setting: Setting, path: Path, progress: Callable[[str], None] = lambda t
 
 
 def _timed(measured: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
-    """What `measured` returns, with the seconds that it took."""
+    """What `measured` returns, with the seconds that it took under "seconds"."""
     started = time.monotonic()
     found = measured(*arguments)
     return {**found, "seconds": time.monotonic() - started}

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from privmarket.errors import ConfigurationError
+from privmarket.files import write_atomically
 from privmarket.reports.palette import colour, new_figure
 from privmarket_studies.reproduce.document import Results, Table
 from privmarket_studies.reproduce.markets import RULES
@@ -23,7 +24,7 @@ _FLOOR = 1e-6
 
 
 def block(results: Results, folder: str = "") -> str:
-    """The snippet; `folder` leads from the page that shows it to the results."""
+    """The table and the link to the figure, as Markdown; `folder` leads from the page to the results."""
     bought = results.over_seeds("efficiency", **_SETTING)
     lies = results.over_seeds("regret", **_SETTING, attack="strong")
     parts = [
@@ -78,7 +79,7 @@ def _table(results: Results) -> Table:
 
 
 def draw(results: Results) -> Drawing:
-    """Value beside incentive, a bar per rule."""
+    """Draws for every rule what it buys beside what a liar gains."""
     drawing = new_figure(9.0, 4.6)
     value, incentive = drawing.subplots(1, 2, sharey=True)
     found = {r: m for r in RULES if (m := results.measured("fluid_ratio", "efficiency", mechanism=r, **_SETTING))}
@@ -122,5 +123,5 @@ def update_readme(path: Path, results: Results) -> bool:
     page = path.read_text(encoding="utf-8")
     if BEGIN not in page:
         return False
-    path.write_text(between_markers(page, block(results, "docs/results/")), encoding="utf-8")
+    write_atomically(path, between_markers(page, block(results, "docs/results/")))
     return True

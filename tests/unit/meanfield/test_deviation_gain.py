@@ -11,8 +11,8 @@ from privmarket.errors import ConfigurationError
 from privmarket.market.menu import from_function
 from privmarket.market.scenarios import scenario
 from privmarket.meanfield import Grid, MenuMarket, Problem, solve
+from privmarket.meanfield.deviation_gain import fit_slope, measure, one_round_regret
 from privmarket.meanfield.finite_game import FiniteGame
-from privmarket.meanfield.nash_gap import fit_slope, measure, one_round_regret
 from privmarket.meanfield.plug_in_menu import PlugInMenu
 from privmarket.mechanisms import mechanism
 
@@ -117,7 +117,7 @@ def test_one_round_proxy_is_zero_for_an_exact_rule_and_not_for_another():
 
 
 def test_bad_input_is_refused(solved, rule):
-    with pytest.raises(ConfigurationError, match="2, 20 for a slope"):
+    with pytest.raises(ConfigurationError, match="about 20 for a slope"):
         measure(solved, rule, 10, seeds=[1])
     with pytest.raises(ConfigurationError, match="at least 2"):
         FiniteGame(solved, rule).run(1, np.random.default_rng(0))

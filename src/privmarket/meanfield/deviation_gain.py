@@ -69,7 +69,7 @@ def measure(
 ) -> Gap:
     """The gap with N clients in the finite game that `mechanism` clears, one run per seed."""
     if len(seeds) < 2:
-        raise ConfigurationError(f"{len(seeds)} seed given", "use at least 2, 20 for a slope")
+        raise ConfigurationError(f"{len(seeds)} seed given", "use at least 2 seeds, about 20 for a slope")
     finite = FiniteGame(equilibrium, mechanism)
     met: list[Met] = []
     payments = []
@@ -181,7 +181,7 @@ def _own_state(equilibrium: Equilibrium, met: list[Met]) -> Array:
 
 
 @dataclass(frozen=True)
-class Slope:
+class PowerLaw:
     """A power law N^slope fitted to means over seeds, with its bootstrap confidence interval."""
 
     slope: float
@@ -196,7 +196,7 @@ def fit_slope(
     *,
     confidence: float = 0.95,
     draws: int = 2000,
-) -> Slope | None:
+) -> PowerLaw | None:
     """The log-log slope of mean value against N; None where a mean is not above 0, so no power law fits.
 
     Args:
@@ -214,7 +214,7 @@ def fit_slope(
         return None
     slopes = np.log(positive) @ weight
     tail = 0.5 * (1 - confidence)
-    return Slope(float(np.log(means) @ weight), *(float(q) for q in np.quantile(slopes, [tail, 1 - tail])))
+    return PowerLaw(float(np.log(means) @ weight), *(float(q) for q in np.quantile(slopes, [tail, 1 - tail])))
 
 
 def one_round_regret(
