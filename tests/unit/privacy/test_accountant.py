@@ -173,7 +173,8 @@ def test_remembered_costs_stay_few_and_right(monkeypatch):
     for first in range(1, 40, 3):
         noise = [float(sigma) for sigma in range(first, first + 4)]
         costs = accountant_module.release_costs([PrivacyEvent(sigma) for sigma in noise])
-        assert costs[:, accountant_module.GAUSSIAN].tolist() == [sigma**-2 for sigma in noise]
+        # NumPy's power and Python's differ in the last bit on some processors.
+        assert costs[:, accountant_module.GAUSSIAN] == pytest.approx([sigma**-2 for sigma in noise], rel=1e-15)
         assert len(accountant_module._ROW_OF) == len(accountant_module._COSTS) <= 10
 
 
