@@ -284,6 +284,11 @@ def test_what_survived_at_first_and_is_noticed_now_is_marked(project, monkeypatc
 KEPT = Path(__file__).parents[2] / "docs" / "results" / "mutants"
 
 
+def test_a_process_that_tries_faults_has_not_imported_the_package():
+    code = "import sys, privmarket_studies.mutants.__main__; sys.exit('privmarket' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
 def test_the_kept_page_says_what_was_tried_and_every_survivor_is_judged():
     commit, tests, sample, judged = page.load(KEPT)
     alive = {entry["name"] for entry in sample if entry["verdict"] == "survived"}

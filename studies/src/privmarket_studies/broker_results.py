@@ -17,6 +17,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from privmarket.files import write_atomically
+
 DATABASES = ("SQLite", "PostgreSQL")
 _LARGE = ("large-sqlite", "large-sqlite-varied", "large-postgresql", "large-postgresql-million")
 _BEFORE = "before"
@@ -310,4 +312,4 @@ def _read(path: Path) -> Any:
 
 if __name__ == "__main__":
     target = Path(sys.argv[1])
-    (target / "README.md").write_text(render(target), encoding="utf-8")
+    write_atomically(target / "README.md", render(target))

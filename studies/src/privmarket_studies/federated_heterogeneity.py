@@ -22,6 +22,7 @@ from privmarket.federated.datasets import load_dataset
 from privmarket.federated.features import with_features
 from privmarket.federated.gradients import gradient_sums
 from privmarket.federated.models import Model, build_model
+from privmarket.files import write_atomically
 from privmarket.privacy.calibration import ReleaseFamily
 
 _CLIENTS, _ALPHA, _TYPICAL_EPSILON, _DELTA = 100, 0.1, 2.5, 1e-5
@@ -85,4 +86,4 @@ def render_heterogeneity(path: Path) -> str:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    Path(sys.argv[1]).write_text(json.dumps(measure(), indent=1) + "\n", encoding="utf-8")
+    write_atomically(Path(sys.argv[1]), json.dumps(measure(), indent=1) + "\n")

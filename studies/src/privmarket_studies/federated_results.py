@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from privmarket.files import write_atomically
 from privmarket_studies.federated_heterogeneity import render_heterogeneity
 from privmarket_studies.federated_runs import (
     AGGREGATION,
@@ -210,4 +211,4 @@ def _curve_rows(kept: Kept) -> str:
 
 if __name__ == "__main__":
     target = Path(sys.argv[1])
-    (target / "README.md").write_text(render(target), encoding="utf-8")
+    write_atomically(target / "README.md", render(target))

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from privmarket.federated.config import FederationConfig, Training
+from privmarket.files import write_atomically
 
 _START = Training(
     features="centred-gradients",
@@ -127,7 +128,7 @@ def search(path: Path, minutes: float) -> int:
             "accuracy": result.accuracy,
             "seconds": round(result.seconds, 1),
         }
-        path.write_text(json.dumps(cells, indent=1) + "\n", encoding="utf-8")
+        write_atomically(path, json.dumps(cells, indent=1) + "\n")
         print(
             f"{config.dataset} {config.alpha} {_changed(config.training)}: {result.accuracy:.2%}", file=sys.stderr
         )

@@ -16,6 +16,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from privmarket.files import write_atomically
+
 _ROUND = """# What a private round costs
 
 ## Time
@@ -111,4 +113,4 @@ def _read(path: Path) -> dict[str, Any]:
 
 if __name__ == "__main__":
     target = Path(sys.argv[1])
-    (target / "README.md").write_text(render(target), encoding="utf-8")
+    write_atomically(target / "README.md", render(target))

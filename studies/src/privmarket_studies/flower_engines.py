@@ -20,6 +20,7 @@ from typing import Any
 
 from privmarket.federated import simulation
 from privmarket.federated.config import FederationConfig, Training
+from privmarket.files import write_atomically
 from privmarket.flower import wire
 from privmarket.flower.engine import Engine, write_app
 from privmarket.flower.federation import federation_client, federation_server
@@ -90,7 +91,7 @@ def measure(place: Path, config: FederationConfig = CONFIG) -> dict[str, Any]:
             if name not in found["engines"]:
                 found["engines"][name] = _kept(run)
                 found["same"] = same(found["engines"])
-                place.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+                write_atomically(place, json.dumps(found, indent=1) + "\n")
     return found
 
 

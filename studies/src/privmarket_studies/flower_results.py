@@ -10,6 +10,8 @@ from typing import Any
 
 import jinja2
 
+from privmarket.files import write_atomically
+
 FOLDER = Path("results") / "flower"
 
 
@@ -45,5 +47,5 @@ def _verdicts(report: dict[str, Any]) -> str:
 
 if __name__ == "__main__":
     place = Path(sys.argv[1]) / FOLDER
-    (place / "README.md").write_text(render(place), encoding="utf-8")
+    write_atomically(place / "README.md", render(place))
     print(place / "README.md")

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from privmarket import __version__
+from privmarket.files import write_atomically
 from privmarket.meanfield import DiscreteGame, Equilibrium, Grid, Problem, exploitability, solve
 from privmarket_studies.nash_gap_study import SIZES, recorded_time
 
@@ -162,7 +163,7 @@ if __name__ == "__main__":
     results = Path(sys.argv[1])
     if "--measure" in sys.argv[2:]:
         place = results / EQUILIBRIUM / f"{EQUILIBRIUM}.json"
-        place.write_text(json.dumps(measure_equilibrium(), indent=1) + "\n", encoding="utf-8")
+        write_atomically(place, json.dumps(measure_equilibrium(), indent=1) + "\n")
     for path, text in rendered(results).items():
-        path.write_text(text, encoding="utf-8")
+        write_atomically(path, text)
         print(path)

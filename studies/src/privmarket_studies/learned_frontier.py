@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from privmarket.files import write_atomically
 from privmarket.market.attacks import QUICK
 from privmarket.market.scenarios import scenario
 from privmarket.mechanisms.learned.recipes import MisreportSearch, recipe
@@ -60,8 +61,7 @@ def figure(rows: list[dict[str, Any]], stem: Path) -> list[Path]:
 def main(stem: Path) -> None:
     """Writes the rows as JSON and draws them, both beside `stem`."""
     rows = frontier()
-    stem.parent.mkdir(parents=True, exist_ok=True)
-    stem.with_suffix(".json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    write_atomically(stem.with_suffix(".json"), json.dumps(rows, indent=1) + "\n")
     figure(rows, stem)
 
 

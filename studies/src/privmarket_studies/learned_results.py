@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from privmarket.files import write_atomically
 from privmarket.market.bounds import fluid_bound
 from privmarket.market.facts import MarketFacts
 from privmarket.market.scenarios import scenario
@@ -258,13 +259,12 @@ def _speed(report: dict[str, Any]) -> str:
 
 def main(folder: Path) -> None:
     """Measures the comparison if it is missing, and writes the page."""
-    folder.mkdir(parents=True, exist_ok=True)
     kept = folder / "comparison.json"
     if not kept.exists():
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            kept.write_text(json.dumps(compare(), indent=1) + "\n", encoding="utf-8")
-    (folder / "README.md").write_text(render(folder), encoding="utf-8")
+            write_atomically(kept, json.dumps(compare(), indent=1) + "\n")
+    write_atomically(folder / "README.md", render(folder))
 
 
 if __name__ == "__main__":

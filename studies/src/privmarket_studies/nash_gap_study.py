@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from privmarket import __version__
+from privmarket.files import write_atomically
 from privmarket.market.bids import Array
 from privmarket.market.facts import MarketFacts
 from privmarket.market.mechanism import Mechanism
@@ -234,8 +235,7 @@ def _resume(setting: Setting, path: Path) -> dict[str, Any]:
 
 
 def _write(report: dict[str, Any], path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    write_atomically(path, json.dumps(report, indent=1) + "\n")
 
 
 def _cells(report: dict[str, Any], population: str, rule: str) -> list[dict[str, Any]]:

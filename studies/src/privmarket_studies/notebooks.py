@@ -13,12 +13,13 @@ import ast
 import base64
 import io
 import json
-import os
 import tempfile
 import warnings
 from contextlib import chdir, redirect_stdout
 from pathlib import Path
 from typing import Any
+
+from privmarket.files import write_atomically
 
 Notebook = dict[str, Any]
 
@@ -96,7 +97,7 @@ def main() -> None:
     for path in sorted(parser.parse_args().folder.glob("*.ipynb")):
         with tempfile.TemporaryDirectory() as work:
             done = run(json.loads(path.read_text(encoding="utf-8")), Path(work))
-        path.write_text(json.dumps(done, indent=1, ensure_ascii=False) + os.linesep, encoding="utf-8")
+        write_atomically(path, json.dumps(done, indent=1, ensure_ascii=False) + "\n")
         print(path)
 
 

@@ -28,6 +28,7 @@ import typer.main
 
 from privmarket.cli import app
 from privmarket.errors import PrivmarketError
+from privmarket.files import write_atomically
 
 # Not run: a pattern of the command → why.
 ELSEWHERE = {
@@ -262,7 +263,7 @@ def main() -> None:
     results = list(tried(by_place(found), with_program(program), slow=options.slow))
     said += [str(one) for one in results if one.failed]
     if options.record is not None:
-        options.record.write_text(record(found, results, _about(program)), encoding="utf-8")
+        write_atomically(options.record, record(found, results, _about(program)))
     print("\n".join(said) or f"{len(found)} commands, all right")
     sys.exit(bool(said))
 

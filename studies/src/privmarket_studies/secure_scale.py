@@ -31,6 +31,7 @@ from privmarket.federated.shares import (
     colluders_allowed,
     honest_sellers,
 )
+from privmarket.files import write_atomically
 from privmarket.flower.hash_tree import HASH_BYTES
 from privmarket.flower.masks import masked_width
 from privmarket.flower.neighbours import MAY_MISS, failure_probability, neighbourhood
@@ -379,12 +380,11 @@ def main() -> None:
     parser.add_argument("--measure", nargs="+", choices=tuple(MEASUREMENTS), default=[])
     given = parser.parse_args()
     kept = given.docs / PARTS
-    kept.parent.mkdir(parents=True, exist_ok=True)
     for what in given.measure:
         before = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
-        kept.write_text(json.dumps(measure(before, what), indent=1) + "\n", encoding="utf-8")
+        write_atomically(kept, json.dumps(measure(before, what), indent=1) + "\n")
     page = render(json.loads(kept.read_text(encoding="utf-8")))
-    (given.docs / "scale.md").write_text(page, encoding="utf-8")
+    write_atomically(given.docs / "scale.md", page)
 
 
 if __name__ == "__main__":

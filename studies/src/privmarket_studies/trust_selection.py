@@ -15,6 +15,7 @@ from typing import Any
 from privmarket.federated.client_spread import ClientSpread, measure_spread
 from privmarket.federated.datasets import Dataset, load_dataset
 from privmarket.federated.features import with_features
+from privmarket.files import write_atomically
 from privmarket_studies.trust_runs import MONEY, RULES, TrustRun, played, point
 
 VALIDATION_SEED = 100
@@ -102,4 +103,4 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _write(path: Path, content: object) -> None:
-    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    write_atomically(path, json.dumps(content, indent=1) + "\n")

@@ -18,6 +18,7 @@ from tempfile import TemporaryDirectory
 from privmarket.federated.datasets import load_dataset
 from privmarket.federated.features import with_features
 from privmarket.federated.simulation import Federation
+from privmarket.files import write_atomically
 from privmarket_studies.trust_front import caption, draw_front, headline
 from privmarket_studies.trust_results import draw, render
 from privmarket_studies.trust_runs import BARS, MORE_SEEDS, curves, make, point
@@ -40,7 +41,7 @@ def measure_speed(path: Path, rounds: int = 4) -> None:
                 state = federation.step(state)
                 taken.append(time.process_time() - started)
         seconds[trust] = min(taken)
-    path.write_text(json.dumps(seconds, indent=1) + "\n", encoding="utf-8")
+    write_atomically(path, json.dumps(seconds, indent=1) + "\n")
 
 
 def run_again(folder: Path, only: str, seeds: tuple[int, ...]) -> None:
@@ -51,7 +52,7 @@ def run_again(folder: Path, only: str, seeds: tuple[int, ...]) -> None:
         noted = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
         for file in sorted(Path(fresh).iterdir()):
             noted[file.stem] = json.loads(file.read_text(encoding="utf-8"))["accuracy"]
-    path.write_text(json.dumps(noted, indent=1) + "\n", encoding="utf-8")
+    write_atomically(path, json.dumps(noted, indent=1) + "\n")
 
 
 def main() -> None:
@@ -77,7 +78,7 @@ def main() -> None:
     else:
         draw(given.folder)
         draw_front(given.folder)
-        (given.folder / "README.md").write_text(render(given.folder), encoding="utf-8")
+        write_atomically(given.folder / "README.md", render(given.folder))
         print(caption(given.folder), headline(given.folder), sep="\n")
 
 

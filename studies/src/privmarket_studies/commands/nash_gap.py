@@ -9,6 +9,7 @@ import typer
 
 from privmarket.cli.options import Json, note, print_json, print_table
 from privmarket.errors import ConfigurationError
+from privmarket.files import write_atomically
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -56,7 +57,7 @@ def nash_gap(
     with Console(stderr=True).status("starting") as status:
         report = run(setting, out / "nash-gap.json", progress=status.update)
     tables = out / "nash-gap.md"
-    tables.write_text(markdown(report), encoding="utf-8")
+    write_atomically(tables, markdown(report))
     for path in [tables, *figure(report, out / "nash-gap")]:
         note(f"written: {path}")
     if json:

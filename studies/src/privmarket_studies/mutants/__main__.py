@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import subprocess
+from importlib import import_module
 from pathlib import Path
 
-from privmarket_studies.mutants import campaign, page
+from privmarket_studies.mutants import campaign
 
 
 def main() -> None:
@@ -42,6 +43,7 @@ def main() -> None:
     else:
         git = ["git", "-C", str(root), "rev-parse", "--short", "HEAD"]
         commit = subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
+        page = import_module("privmarket_studies.mutants.page")  # it writes by privmarket, which no run may import
         page.write(options.page, campaign.of_sample(root, options.out), commit, options.tests)
 
 

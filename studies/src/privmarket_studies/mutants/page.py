@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from privmarket.files import write_atomically
 from privmarket_studies.mutants.fault_bench import PATIENCE_SECONDS, SLOW_SECONDS
 from privmarket_studies.mutants.trial import NOT_TRIED, SURVIVED
 
@@ -163,11 +164,10 @@ def load(folder: Path) -> Kept:
 
 def write(folder: Path, results: Sequence[Mapping[str, Any]], commit: str, tests: str = "") -> None:
     """Keeps the results of a sample and renders the page."""
-    folder.mkdir(parents=True, exist_ok=True)
     shown = ("name", "path", "line", "verdict", "test", "named", "later")
     kept = [{key: entry[key] for key in shown if entry.get(key)} for entry in results]
     lines = ",\n".join(f"  {json.dumps(entry, ensure_ascii=False)}" for entry in kept)
     commits = f' "commit": {json.dumps(commit)},\n "tests": {json.dumps(tests)},\n'
     text = f'{{\n{commits} "faults": [\n{lines}\n ]\n}}\n'
-    (folder / RESULTS).write_text(text, encoding="utf-8")
-    (folder / "README.md").write_text(render(kept, load(folder).judged, commit, tests), encoding="utf-8")
+    write_atomically(folder / RESULTS, text)
+    write_atomically(folder / "README.md", render(kept, load(folder).judged, commit, tests))

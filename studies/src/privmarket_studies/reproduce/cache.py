@@ -133,7 +133,6 @@ def write_bundle(path: Path, records: Iterable[Record]) -> None:
     """All results of a question in one file, a line each, in a stable order."""
     placed = sorted(records, key=lambda record: json.dumps(record.cell.to_json(), sort_keys=True))
     lines = [json.dumps(record.to_json(), ensure_ascii=False) for record in placed]
-    path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, "\n".join(lines) + "\n")
 
 

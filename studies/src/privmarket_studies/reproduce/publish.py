@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
+from privmarket.files import write_atomically
 from privmarket_studies.reproduce import found, manifest, readme_table
 from privmarket_studies.reproduce.cache import Record, read_bundle, write_bundle
 from privmarket_studies.reproduce.cells import Cell
@@ -97,10 +98,10 @@ def publish(folder: Path, fewer: str = "") -> list[Path]:
     results = all_kept(folder)
     drawing = readme_table.draw(results)
     for kind in ("png", "svg"):
-        (folder / f"{readme_table.NAME}.{kind}").write_bytes(drawn(drawing, kind))
+        write_atomically(folder / f"{readme_table.NAME}.{kind}", drawn(drawing, kind))
     texts = ((f"{readme_table.NAME}.md", readme_table.block(results)), ("README.md", index(folder)))
     for name, text in (*texts, (found.NAME, found.page(results, folder))):
-        (folder / name).write_text(text, encoding="utf-8")
+        write_atomically(folder / name, text)
         written.append(folder / name)
     if readme_table.update_readme(folder.parents[1] / "README.md", results):
         written.append(folder.parents[1] / "README.md")

@@ -9,6 +9,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from privmarket.files import write_atomically
 from privmarket_studies.reproduce.cache import Record
 from privmarket_studies.reproduce.document import Block, Figure, Page, Table, Text
 
@@ -35,7 +36,6 @@ def write_page(page: Page, folder: Path, mark: str = "") -> list[Path]:
     Args:
         mark: kept inside the SVG files, so that a figure can be told from one of earlier results.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     written = [_text(folder / "README.md", markdown(page))]
     for block in page.blocks:
         if isinstance(block, Table):
@@ -44,7 +44,7 @@ def write_page(page: Page, folder: Path, mark: str = "") -> list[Path]:
             drawing = block.draw()
             for kind in ("png", "svg"):
                 path = folder / f"{block.name}.{kind}"
-                path.write_bytes(drawn(drawing, kind, mark))
+                write_atomically(path, drawn(drawing, kind, mark))
                 written.append(path)
     return written
 
@@ -113,6 +113,5 @@ def _html(block: Block, folder: Path) -> str:
 
 
 def _text(path: Path, text: str) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
+    write_atomically(path, text)
     return path

@@ -34,6 +34,7 @@ import httpx
 
 from privmarket.broker.http_client import BrokerClient
 from privmarket.broker.signatures import SigningKey
+from privmarket.files import write_atomically
 from privmarket_studies.torture.broker_process import BrokerProcess
 from privmarket_studies.torture.runs import broker_code
 
@@ -375,7 +376,7 @@ def main() -> None:
         | {when: found[one.name]._asdict() for when, found in seen.items()}
         for one in ATTACKS
     ]
-    arguments.out.write_text(json.dumps({**codes, "attacks": rows}, indent=1, ensure_ascii=False) + "\n")
+    write_atomically(arguments.out, json.dumps({**codes, "attacks": rows}, indent=1, ensure_ascii=False) + "\n")
 
 
 def run(source: str) -> dict[str, Seen]:

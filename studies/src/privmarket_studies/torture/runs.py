@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from privmarket import broker
+from privmarket.files import write_atomically
 
 _OUTSIDE = (
     "account_pages",
@@ -58,4 +59,4 @@ class _Undocumented(ast.NodeTransformer):
 def append(path: Path, result: dict[str, Any]) -> None:
     """Adds one run to a JSON list of runs."""
     runs = json.loads(path.read_text()) if path.exists() else []
-    path.write_text(json.dumps([*runs, result], indent=1) + "\n")
+    write_atomically(path, json.dumps([*runs, result], indent=1) + "\n")
