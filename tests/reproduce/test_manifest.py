@@ -13,8 +13,8 @@ import pytest
 from privmarket.errors import PrivmarketError
 from privmarket_studies.reproduce import manifest, publish
 from privmarket_studies.reproduce.cache import read_bundle, write_bundle
+from privmarket_studies.reproduce.cells import Scale
 from privmarket_studies.reproduce.questions import QUESTIONS
-from privmarket_studies.reproduce.scale import Scale
 
 ROOT = Path(__file__).parents[2]
 KEPT = ROOT / "docs/results"

@@ -11,10 +11,10 @@ from typer.testing import CliRunner
 
 from privmarket.cli import app
 from privmarket_studies.reproduce.cache import Cache, Record
+from privmarket_studies.reproduce.cells import Scale
 from privmarket_studies.reproduce.document import Results
 from privmarket_studies.reproduce.markets import EXACT, LITERAL, RULES
 from privmarket_studies.reproduce.questions import QUESTIONS
-from privmarket_studies.reproduce.scale import Scale
 from tests.once import made_once
 
 # The fixture computes everything, and the machine may be busy with other tests.

@@ -221,13 +221,19 @@ def test_conversions_have_one_place():
 
 
 def test_no_function_imports_anything():
-    assert {name: found for name, tree in trees().items() if (found := imports_in_functions(tree))} == {}
+    everything = (trees() | study_trees()).items()
+    assert {name: found for name, tree in everything if (found := imports_in_functions(tree))} == {}
 
 
 def test_nothing_imports_a_front_door():
     known = set(trees())
     users = {name for name, tree in trees().items() if "privmarket" in imported(name, tree, known)}
     assert users == set()
+
+
+def test_no_cycles_of_imports_in_the_studies():
+    known = set(study_trees())
+    assert cycles({name: imported(name, tree, known) for name, tree in study_trees().items()}) == []
 
 
 def test_no_cycles_of_imports_also_late_or_for_types():

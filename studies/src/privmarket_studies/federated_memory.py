@@ -8,11 +8,26 @@ keep at the clients, are part of the figure.
 from __future__ import annotations
 
 import json
+import resource
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from privmarket.federated.config import FederationConfig, Training
+from privmarket.lazy import late
+
+if TYPE_CHECKING:
+    import torch
+
+    from privmarket.federated import datasets, simulation
+else:  # the process that only starts the others needs none of them
+    torch = late("torch")
+    datasets = late("privmarket.federated.datasets")
+    simulation = late("privmarket.federated.simulation")
 
 RECORDS_PER_CLIENT = 600
 _ROUNDS = 2
@@ -55,19 +70,11 @@ def measure(clients: tuple[int, ...], progress: Callable[[str], None] = lambda _
 
 def _peak_bytes(clients: int) -> int:
     """Runs two rounds in this process and returns the most memory that it ever held."""
-    import resource
-
-    import numpy as np
-
-    from privmarket.federated.config import FederationConfig, Training
-    from privmarket.federated.datasets import Dataset
-    from privmarket.federated.simulation import Federation
-
     rng = np.random.default_rng(0)
     records = clients * RECORDS_PER_CLIENT
     images = rng.standard_normal((records, 1, 28, 28), dtype=np.float32)
     labels = rng.integers(0, 10, records)
-    data = Dataset("random", images, labels, images[:1000], labels[:1000])
+    data = datasets.Dataset("random", images, labels, images[:1000], labels[:1000])
     parts = [np.arange(i * RECORDS_PER_CLIENT, (i + 1) * RECORDS_PER_CLIENT) for i in range(clients)]
     # At 10 per client and ε ≤ 5, everyone sells all it offers.
     config = FederationConfig(
@@ -77,7 +84,7 @@ def _peak_bytes(clients: int) -> int:
         evaluate_every=_ROUNDS,
         training=Training(model="mlp"),
     )
-    with Federation(config, dataset=data, parts=parts) as federation:
+    with simulation.Federation(config, dataset=data, parts=parts) as federation:
         state = federation.start()
         for _ in range(_ROUNDS):
             state = federation.step(state)
@@ -87,7 +94,5 @@ def _peak_bytes(clients: int) -> int:
 
 
 if __name__ == "__main__":
-    import torch
-
     torch.set_num_threads(1)
     print(json.dumps({"peak_bytes": _peak_bytes(int(sys.argv[1]))}))

@@ -8,6 +8,7 @@ would get by typing it. Runs that exist with today's settings are left alone; a 
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from privmarket.federated.config import Training, recommended_training
 from privmarket.files import write_atomically
 from privmarket_studies.kept_weights import read_run, with_weights
 
@@ -152,16 +154,12 @@ def command_of(kept: KeptRun, seed: int) -> str:
 
 def settings_are_recommended(kept: KeptRun, config: dict[str, Any]) -> bool:
     """Whether a kept run used the settings that are recommended today, where its command does not say otherwise."""
-    from privmarket.federated.config import Training, recommended_training
-
     if config["mode"] == "literal" or "--set" in kept.options.split():
         return True
     return Training(**config["training"]) == recommended_training(config["dataset"])
 
 
 if __name__ == "__main__":
-    import argparse
-
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--minutes", type=float, default=9.0)

@@ -10,6 +10,7 @@ so a stopped search goes on where it was:
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import json
 import sys
@@ -22,6 +23,8 @@ from typing import Any
 import numpy as np
 
 from privmarket.federated.config import FederationConfig, Training
+from privmarket.federated.simulation import run
+from privmarket.federated.workers import one_thread
 from privmarket.files import write_atomically
 
 _START = Training(
@@ -113,9 +116,6 @@ def configurations() -> Iterator[FederationConfig]:
 
 def search(path: Path, minutes: float) -> int:
     """Measures what the file does not hold yet, until the time is over; returns how many runs are missing."""
-    from privmarket.federated.simulation import run
-    from privmarket.federated.workers import one_thread
-
     end = time.monotonic() + 60 * minutes
     missing = [c for c in configurations() if c.digest() not in _measured(path)]
     while missing and time.monotonic() < end:
@@ -178,8 +178,6 @@ def _measured(path: Path) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    import argparse
-
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("file", type=Path)
     parser.add_argument("--minutes", type=float, default=9.0)

@@ -13,6 +13,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import numpy as np
 
 from privmarket import __version__
@@ -133,8 +134,6 @@ def _searched(report: dict[str, Any]) -> list[dict[str, float]]:
 
 
 def _filled(name: str, **values: Any) -> str:
-    import jinja2
-
     text = (files("privmarket_studies") / "templates" / name).read_text(encoding="utf-8")
     template = jinja2.Template(text, undefined=jinja2.StrictUndefined, trim_blocks=True)
     page: str = template.render(percent=_percent, **values)

@@ -24,6 +24,7 @@ from privmarket.market.bids import Array
 from privmarket.market.facts import MarketFacts
 from privmarket.market.mechanism import Mechanism
 from privmarket.market.menu import POSTED_PRICE, MenuCurve, from_function
+from privmarket.market.scenarios import scenario
 from privmarket.meanfield import Equilibrium, Grid, MenuMarket, Problem, Result, solve
 from privmarket.meanfield.deviation_gain import fit_slope, measure, one_round_regret, search
 from privmarket.meanfield.plug_in_menu import PlugInMenu
@@ -195,8 +196,6 @@ def _searched(solved: Equilibrium, rule: Mechanism, clients: int, seeds: int) ->
 
 
 def _measure_proxies(setting: Setting, report: dict[str, Any], path: Path, progress: Callable[[str], None]) -> None:
-    from privmarket.market.scenarios import scenario
-
     law = scenario(setting.scenario)
     for name in setting.proxies:
         rule = mechanism(name, market=MarketFacts.of(law))

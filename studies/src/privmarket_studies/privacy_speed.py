@@ -6,7 +6,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import dp_accounting
 import numpy as np
+import opendp.prelude as dp
+import torch
+from absl import logging
+from dp_accounting import rdp
 
 from privmarket.privacy import integer_noise
 from privmarket.privacy.accountant import RdpAccountant
@@ -44,8 +49,6 @@ def measure(*, seed: int = 0, normals: int = 1 << 24, turns: int = 5) -> list[Sp
 
 
 def _noise(seed: int, normals: int, turns: int) -> SpeedRow:
-    import torch
-
     torch.set_num_threads(1)
     buffer, source = torch.empty(normals), NoiseSource.from_seed(seed)
     ours, theirs = _in_turn(lambda: source.fill(buffer), lambda: buffer.normal_(), turns)
@@ -54,8 +57,6 @@ def _noise(seed: int, normals: int, turns: int) -> SpeedRow:
 
 def _integer_noise(seed: int, draws: int, turns: int) -> SpeedRow:
     """What releases draw: rounding, noise and all; OpenDP's discrete Gaussian for a few, scaled up."""
-    import opendp.prelude as dp
-
     dp.enable_features("contrib")
     few = 10_000
     space = dp.vector_domain(dp.atom_domain(T="i64")), dp.l2_distance(T="f64")
@@ -76,9 +77,6 @@ def _sales(seed: int) -> list[list[PrivacyEvent]]:
 
 def _accounting(seed: int, turns: int) -> SpeedRow:
     """Ours for all clients; dp-accounting for one of them, times their number."""
-    from absl import logging
-    from dp_accounting import rdp
-
     logging.set_verbosity(logging.ERROR)
     sales = _sales(seed)
     RdpAccountant(CLIENTS).compose(*sales)  # the curves of the noise levels are computed once
@@ -102,8 +100,6 @@ def _accounting(seed: int, turns: int) -> SpeedRow:
 
 def _calibration(seed: int, turns: int) -> SpeedRow:
     """Ten thousand lookups; dp-accounting's own calibration of one ε, times ten thousand."""
-    import dp_accounting
-
     family, many = ReleaseFamily(0.25, 4), 10_000
     epsilon = np.random.default_rng(seed).uniform(0.1, 5.0, many)
     family.noise_multiplier(1.0)  # the table is read once

@@ -21,9 +21,9 @@ from privmarket_studies.reproduce.document import (
     Text,
     UnexplainedGapError,
     failure_text,
+    prose,
 )
 from privmarket_studies.reproduce.paper import printed
-from privmarket_studies.reproduce.prose import prose
 from privmarket_studies.reproduce.questions import questions
 from privmarket_studies.reproduce.report import markdown, write_html, write_page
 from privmarket_studies.reproduce.statistics import Measured, compare

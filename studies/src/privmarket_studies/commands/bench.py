@@ -2,29 +2,105 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from privmarket.cli.options import Json, Seed, note, print_json, print_table
+from privmarket.lazy import late
 from privmarket_studies.commands.bench_broker import bench_broker
-from privmarket_studies.commands.bench_flower import bench_flower
-from privmarket_studies.commands.bench_privacy import bench_privacy
+
+if TYPE_CHECKING:
+    from rich import console
+    from rich import table as tables
+
+    from privmarket import mechanisms
+    from privmarket_studies import (
+        auction_speed,
+        federated_memory,
+        federated_speed,
+        flower_speed,
+        learned_speed,
+        privacy_speed,
+    )
+else:
+    console, tables = late("rich.console"), late("rich.table")
+    mechanisms = late("privmarket.mechanisms")
+    auction_speed = late("privmarket_studies.auction_speed")
+    federated_memory = late("privmarket_studies.federated_memory")
+    federated_speed = late("privmarket_studies.federated_speed")
+    flower_speed = late("privmarket_studies.flower_speed")
+    learned_speed = late("privmarket_studies.learned_speed")
+    privacy_speed = late("privmarket_studies.privacy_speed")
 
 app = typer.Typer(
     help="Speed, as ratios against stated references in the same run.",
     no_args_is_help=True,
     rich_markup_mode="rich",
 )
-app.command("privacy")(bench_privacy)
-app.command("broker")(bench_broker)
-app.command("flower")(bench_flower)
 
 
 @app.callback()
 def bench() -> None:
     """Speed, as ratios against stated references in the same run."""
+
+
+@app.command("privacy")
+def privacy(
+    normals: Annotated[int, typer.Option(help="How many normals to draw.")] = 1 << 24,
+    turns: Annotated[int, typer.Option(help="Each task is timed this often; the best counts.")] = 5,
+    seed: Seed = 0,
+    json: Json = False,
+) -> None:
+    """Noise, accounting and calibration: seconds, and ratios to stated references in the same run.
+
+    [bold]Example[/bold]
+
+      privmarket bench privacy --json
+    """
+    rows = privacy_speed.measure(seed=seed, normals=normals, turns=turns)
+    if json:
+        print_json([{**asdict(row), "ratio": row.ratio} for row in rows])
+        return
+    table = tables.Table(title="one thread; ratio below 1 is faster than the reference")
+    for column in ("task", "seconds", "reference", "its seconds", "ratio"):
+        table.add_column(column, justify="left" if column in ("task", "reference") else "right")
+    for row in rows:
+        figures = (f"{row.seconds:.4f}", row.reference, f"{row.reference_seconds:.3g}", f"{row.ratio:.2g}")
+        table.add_row(row.task, *figures)
+    print_table(table)
+
+
+app.command("broker")(bench_broker)
+
+
+@app.command("flower")
+def flower(
+    dataset: Annotated[str, typer.Option(help="digits, mnist, fashion-mnist or cifar10.")] = "mnist",
+    turns: Annotated[int, typer.Option(help="Each task is timed this often; the best counts.")] = 3,
+    json: Json = False,
+) -> None:
+    """A round on Flower's in-process grid beside the same round of the plain simulation, and calls for bids.
+
+    [bold]Example[/bold]
+
+      privmarket bench flower --dataset mnist --json
+    """
+    report = flower_speed.measure(dataset, turns=turns, progress=note)
+    if json:
+        print_json(report)
+        return
+    table = tables.Table(title=f"seconds per round on {dataset}, one thread")
+    for column in ("local training", "clients", "sellers", "plain simulation", "in-process grid", "ratio"):
+        table.add_column(column, justify="left" if column == "local training" else "right")
+    for row in report["overhead"]:
+        figures = (f"{row['plain_seconds']:.3f}", f"{row['grid_seconds']:.3f}", f"{row['ratio']:.2f}")
+        table.add_row(row["work"], str(row["clients"]), f"{row['sellers']:.0f}", *figures)
+    print_table(table)
+    print(f"bids of {report['bids']['clients']} clients: {report['bids']['seconds']:.3f} s")
 
 
 @app.command("auction")
@@ -41,20 +117,17 @@ def auction(
 
       privmarket bench auction --largest 100000 --json
     """
-    from rich.console import Console
-    from rich.table import Table
-
-    from privmarket.mechanisms import mechanism_names
-    from privmarket_studies.auction_speed import SIZES, figure, measure
-
-    sizes = tuple(size for size in SIZES if size <= largest)
-    with Console(stderr=True).status("starting") as status:
-        report = measure(mechanism or mechanism_names(), sizes, seed=seed, progress=status.update)
-    paths = figure(report, out / "bench-auction")
+    sizes = tuple(size for size in auction_speed.SIZES if size <= largest)
+    with console.Console(stderr=True).status("starting") as status:
+        report = auction_speed.measure(
+            mechanism or mechanisms.mechanism_names(), sizes, seed=seed, progress=status.update
+        )
+    paths = auction_speed.figure(report, out / "bench-auction")
     if json:
         print_json(report.to_dict())
     else:
-        table = Table(title=f"time over np.argsort of as many numbers (argsort ∝ N^{report.argsort_exponent:.2f})")
+        growth = f"argsort ∝ N^{report.argsort_exponent:.2f}"
+        table = tables.Table(title=f"time over np.argsort of as many numbers ({growth})")
         table.add_column("mechanism")
         for size in sizes:
             table.add_column(f"N = {size:,}", justify="right")
@@ -86,22 +159,17 @@ def federate(
 
       privmarket bench federate --turns 2 --json
     """
-    from importlib.util import find_spec
-
-    from rich.console import Console
-    from rich.table import Table
-
-    from privmarket_studies.federated_speed import measure
-
     if opacus and find_spec("opacus") is None:
         note("opacus is not installed: its rows are left out")
         opacus = False
-    with Console(stderr=True).status("starting") as status:
-        report = measure(clients, records, turns=turns, opacus=opacus, before=before, progress=status.update)
+    with console.Console(stderr=True).status("starting") as status:
+        report = federated_speed.measure(
+            clients, records, turns=turns, opacus=opacus, before=before, progress=status.update
+        )
     if json:
         print_json(report.to_dict())
         return
-    table = Table(title=f"one round, {clients} clients × {records} records, MLP 784-128-64-10, one thread")
+    table = tables.Table(title=f"one round, {clients} clients × {records} records, MLP 784-128-64-10, one thread")
     for column in ("contender", "processor seconds", "over ours, private"):
         table.add_column(column, justify="left" if column == "contender" else "right")
     for name, seconds in report.seconds.items():
@@ -124,17 +192,12 @@ def memory(
 
       privmarket bench memory --clients 100 --clients 1000 --json
     """
-    from rich.console import Console
-    from rich.table import Table
-
-    from privmarket_studies.federated_memory import measure
-
-    with Console(stderr=True).status("starting") as status:
-        report = measure(tuple(clients or (125, 250, 500, 1000)), progress=status.update)
+    with console.Console(stderr=True).status("starting") as status:
+        report = federated_memory.measure(tuple(clients or (125, 250, 500, 1000)), progress=status.update)
     if json:
         print_json(report.to_dict())
         return
-    table = Table(title="two rounds, 600 records of 784 numbers per client, MLP 784-128-64-10")
+    table = tables.Table(title="two rounds, 600 records of 784 numbers per client, MLP 784-128-64-10")
     for column in ("clients", "peak memory, GB", "of which the records"):
         table.add_column(column, justify="right")
     for count, size in report.peak_bytes.items():
@@ -159,17 +222,14 @@ def train(
 
       privmarket bench train --json
     """
-    from rich.console import Console
-    from rich.table import Table
-
-    from privmarket_studies.learned_speed import measure
-
-    with Console(stderr=True).status("starting") as status:
-        report = measure(forward_clients=forward_clients, repeats=repeats, progress=status.update)
+    with console.Console(stderr=True).status("starting") as status:
+        report = learned_speed.measure(
+            forward_clients=forward_clients, repeats=repeats, progress=status.update
+        )
     if json:
         print_json(report.to_dict())
         return
-    table = Table(title="learned mechanisms, one thread", show_header=False)
+    table = tables.Table(title="learned mechanisms, one thread", show_header=False)
     table.add_column("figure")
     table.add_column("value", justify="right")
     for name, value in report.to_dict().items():

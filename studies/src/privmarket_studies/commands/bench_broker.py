@@ -8,11 +8,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from privmarket.cli.options import Json, Seed, print_json, print_table
+from privmarket.lazy import late
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from rich import console
+    from rich import table as tables
 
-    from privmarket_studies.broker_speed import BidSpeed
+    from privmarket_studies import broker_large_round, broker_speed
+    from privmarket_studies.torture import runs
+else:
+    console, tables = late("rich.console"), late("rich.table")
+    broker_large_round = late("privmarket_studies.broker_large_round")
+    broker_speed = late("privmarket_studies.broker_speed")
+    runs = late("privmarket_studies.torture.runs")
 
 
 def bench_broker(
@@ -47,13 +55,8 @@ def bench_broker(
 
       privmarket bench broker --turns 0 --bids 100000 --varied
     """
-    from rich.console import Console
-
-    from privmarket_studies import broker_large_round, broker_speed
-    from privmarket_studies.torture.runs import broker_code
-
     chosen = tuple(callers or broker_speed.CALLERS)
-    with Console(stderr=True).status("starting") as status:
+    with console.Console(stderr=True).status("starting") as status:
         rows = [
             row
             for folder in ([None, *([memory] if memory else [])] if turns else [])
@@ -69,7 +72,7 @@ def bench_broker(
     if json:
         print_json(
             {
-                "code": broker_code(),
+                "code": runs.broker_code(),
                 "bids": [row.to_dict() for row in rows],
                 "large_round": None if large is None else large.to_dict(),
             }
@@ -81,10 +84,8 @@ def bench_broker(
         print_table(_large_table(large.to_dict()))
 
 
-def _rates_table(rows: list[BidSpeed]) -> Table:
-    from rich.table import Table
-
-    table = Table(title="sealed bids per second; bare = FastAPI + SQLite, one durable row")
+def _rates_table(rows: list[broker_speed.BidSpeed]) -> tables.Table:
+    table = tables.Table(title="sealed bids per second; bare = FastAPI + SQLite, one durable row")
     columns = ("storage", "callers", "signed", "unsigned", "bare, loop", "bare, threads", "signed / faster bare")
     for column in columns:
         table.add_column(column, justify="left" if column == "storage" else "right")
@@ -95,10 +96,8 @@ def _rates_table(rows: list[BidSpeed]) -> Table:
     return table
 
 
-def _large_table(large: dict[str, Any]) -> Table:
-    from rich.table import Table
-
-    table = Table(title="a large round over HTTP", show_header=False)
+def _large_table(large: dict[str, Any]) -> tables.Table:
+    table = tables.Table(title="a large round over HTTP", show_header=False)
     table.add_column("figure")
     table.add_column("value", justify="right")
     for name, value in large.items():

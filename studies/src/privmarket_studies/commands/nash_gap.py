@@ -10,9 +10,16 @@ import typer
 from privmarket.cli.options import Json, note, print_json, print_table
 from privmarket.errors import ConfigurationError
 from privmarket.files import write_atomically
+from privmarket.lazy import late
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from rich import console
+    from rich import table as tables
+
+    from privmarket_studies import nash_gap_study
+else:
+    console, tables = late("rich.console"), late("rich.table")
+    nash_gap_study = late("privmarket_studies.nash_gap_study")
 
 
 def nash_gap(
@@ -42,10 +49,6 @@ def nash_gap(
 
       privmarket nash-gap --proxy mfg-regretnet --proxy mean-field-menu
     """
-    from rich.console import Console
-
-    from privmarket_studies.nash_gap_study import Setting, figure, markdown, run
-
     try:
         numbers = tuple(int(part) for part in sizes.split(","))
     except ValueError as error:
@@ -53,12 +56,13 @@ def nash_gap(
     if min(numbers) < 2:
         raise ConfigurationError(f"--sizes {sizes!r}", "use at least 2 clients")
     searched = tuple(n for n in (10, 100) if n in numbers)
-    setting = Setting(scenario, numbers, seeds, search_seeds, searched, tuple(proxy or ()), grid=grid)
-    with Console(stderr=True).status("starting") as status:
-        report = run(setting, out / "nash-gap.json", progress=status.update)
-    tables = out / "nash-gap.md"
-    write_atomically(tables, markdown(report))
-    for path in [tables, *figure(report, out / "nash-gap")]:
+    proxies = tuple(proxy or ())
+    setting = nash_gap_study.Setting(scenario, numbers, seeds, search_seeds, searched, proxies, grid=grid)
+    with console.Console(stderr=True).status("starting") as status:
+        report = nash_gap_study.run(setting, out / "nash-gap.json", progress=status.update)
+    page = out / "nash-gap.md"
+    write_atomically(page, nash_gap_study.markdown(report))
+    for path in [page, *nash_gap_study.figure(report, out / "nash-gap")]:
         note(f"written: {path}")
     if json:
         print_json(report)
@@ -66,10 +70,8 @@ def nash_gap(
         print_table(_table(report))
 
 
-def _table(report: dict[str, Any]) -> Table:
-    from rich.table import Table
-
-    table = Table(title="log-log slope in N of each measure ÷ mean payment, with its 95 % interval")
+def _table(report: dict[str, Any]) -> tables.Table:
+    table = tables.Table(title="log-log slope in N of each measure ÷ mean payment, with its 95 % interval")
     for column in ("population", "rule", "measure", "slope"):
         table.add_column(column)
     for key, fit in report["slopes"].items():

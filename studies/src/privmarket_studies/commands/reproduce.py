@@ -9,10 +9,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from privmarket.cli.options import Json, note, print_json
+from privmarket.lazy import late
 
 if TYPE_CHECKING:
-    from privmarket_studies.reproduce.cache import Record
-    from privmarket_studies.reproduce.runner import Status
+    from rich import console, progress
+
+    from privmarket_studies.reproduce import cache, cells, document, publish, questions, report, runner
+else:
+    console, progress = late("rich.console"), late("rich.progress")
+    cache = late("privmarket_studies.reproduce.cache")
+    cells = late("privmarket_studies.reproduce.cells")
+    document = late("privmarket_studies.reproduce.document")
+    publish = late("privmarket_studies.reproduce.publish")
+    questions = late("privmarket_studies.reproduce.questions")
+    report = late("privmarket_studies.reproduce.report")
+    runner = late("privmarket_studies.reproduce.runner")
 
 
 def reproduce(
@@ -51,25 +62,16 @@ def reproduce(
 
       privmarket reproduce rq1 --minutes 10          # and again, until nothing is left
     """
-    from privmarket_studies.reproduce.cache import Cache
-    from privmarket_studies.reproduce.document import Results
-    from privmarket_studies.reproduce.publish import all_kept, publish
-    from privmarket_studies.reproduce.publish import keep as keep_cells
-    from privmarket_studies.reproduce.questions import questions
-    from privmarket_studies.reproduce.report import write_cells_csv, write_html, write_page
-    from privmarket_studies.reproduce.runner import run_cells
-    from privmarket_studies.reproduce.scale import Scale
-
-    chosen = questions(question)
-    scale = Scale(quick, seeds)
+    chosen = questions.questions(question)
+    scale = cells.Scale(quick, seeds)
     listed = {asked.name: asked.cells(scale) for asked in chosen}
-    cache = Cache(out)
+    results = cache.Cache(out)
     if keep is not None:
-        cache.adopt(all_kept(keep).records)
+        results.adopt(publish.all_kept(keep).records)
     with _Live() as live:
-        records = run_cells(
-            [cell for cells in listed.values() for cell in cells],
-            cache,
+        records = runner.run_cells(
+            [cell for mine in listed.values() for cell in mine],
+            results,
             jobs=jobs,
             minutes=minutes,
             on_status=live.show,
@@ -78,21 +80,21 @@ def reproduce(
     pages = []
     for asked in chosen:
         mine = [by_key[cell.key] for cell in listed[asked.name] if cell.key in by_key]
-        pages.append(asked.render(Results(mine)))
-        write_page(pages[-1], out / asked.name)
-        write_cells_csv(mine, out / asked.name / "cells.csv")
+        pages.append(asked.render(document.Results(mine)))
+        report.write_page(pages[-1], out / asked.name)
+        report.write_cells_csv(mine, out / asked.name / "cells.csv")
         if keep is not None:
-            keep_cells(asked, listed[asked.name], mine, keep, fewer)
+            publish.keep(asked, listed[asked.name], mine, keep, fewer)
     if keep is not None:
-        publish(keep.resolve(), fewer)
-    missing = len({cell.key for cells in listed.values() for cell in cells}) - len(records)
-    report = write_html(pages, out / "report.html", _facts(records, missing), _command())
-    _say(records, missing, report)
+        publish.publish(keep.resolve(), fewer)
+    missing = len({cell.key for mine in listed.values() for cell in mine}) - len(records)
+    written = report.write_html(pages, out / "report.html", _facts(records, missing), _command())
+    _say(records, missing, written)
     if json:
-        print_json({"pages": [page.name for page in pages], **_counts(records, missing), "report": str(report)})
+        print_json({"pages": [page.name for page in pages], **_counts(records, missing), "report": str(written)})
 
 
-def _counts(records: list[Record], missing: int) -> dict[str, Any]:
+def _counts(records: list[cache.Record], missing: int) -> dict[str, Any]:
     failed = sum(record.failure is not None for record in records)
     return {
         "finished": len(records) - failed,
@@ -102,22 +104,20 @@ def _counts(records: list[Record], missing: int) -> dict[str, Any]:
     }
 
 
-def _facts(records: list[Record], missing: int) -> dict[str, str]:
+def _facts(records: list[cache.Record], missing: int) -> dict[str, str]:
     counts = _counts(records, missing)
     facts = {"cells": f"{counts['finished']:,}", "computing time": f"{counts['seconds'] / 60:,.1f} min"}
     facts |= {key.replace("_", " "): f"{counts[key]:,}" for key in ("failed", "not_started") if counts[key]}
     return facts | {f"version of {name}": text for name, text in (records[0].versions if records else {}).items()}
 
 
-def _say(records: list[Record], missing: int, report: Path) -> None:
-    from privmarket_studies.reproduce.document import name_of
-
+def _say(records: list[cache.Record], missing: int, written: Path) -> None:
     for record in records:
         if record.failure is not None:
-            note(f"failed: {name_of(record.cell)}: {record.failure}")
+            note(f"failed: {document.name_of(record.cell)}: {record.failure}")
     if missing:
         note(f"{missing} cells were not started; run the same command again to go on")
-    note(f"report: {report}")
+    note(f"report: {written}")
 
 
 def _command() -> str:
@@ -128,16 +128,13 @@ class _Live:
     """Shows how far a reproduction is, in one line on stderr."""
 
     def __init__(self) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-        self._bar = Progress(
-            TextColumn("cells"),
-            MofNCompleteColumn(),
-            BarColumn(bar_width=24),
-            TimeElapsedColumn(),
-            TextColumn("{task.description}"),
-            console=Console(stderr=True),
+        self._bar = progress.Progress(
+            progress.TextColumn("cells"),
+            progress.MofNCompleteColumn(),
+            progress.BarColumn(bar_width=24),
+            progress.TimeElapsedColumn(),
+            progress.TextColumn("{task.description}"),
+            console=console.Console(stderr=True),
         )
         self._task = self._bar.add_task("starting", total=None)
 
@@ -148,7 +145,7 @@ class _Live:
     def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
-    def show(self, status: Status) -> None:
+    def show(self, status: runner.Status) -> None:
         """Replaces the line by where the run stands now."""
         running = ", ".join(f"{cell.kind} {cell.config.get('mechanism', '')}" for cell in status.running[:2])
         failed = f"{status.failed} failed · " if status.failed else ""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from privmarket.reports.palette import colour, new_figure
 from privmarket_studies.reproduce import fairness, rq1, rq3
-from privmarket_studies.reproduce.cells import Cell
+from privmarket_studies.reproduce.cells import Cell, Scale
 from privmarket_studies.reproduce.document import (
     NOT_COMPUTED,
     Block,
@@ -16,10 +16,9 @@ from privmarket_studies.reproduce.document import (
     Table,
     Text,
     failure_text,
+    prose,
 )
 from privmarket_studies.reproduce.markets import LITERAL
-from privmarket_studies.reproduce.prose import prose
-from privmarket_studies.reproduce.scale import Scale
 from privmarket_studies.reproduce.statistics import DECIDED, Comparison, Measured, compare
 
 if TYPE_CHECKING:

@@ -16,6 +16,9 @@ from privmarket.market.facts import MarketFacts
 from privmarket.market.mechanism import Mechanism
 from privmarket.market.scenarios import EmpiricalLaw, IndependentLaw, Law, scenario
 from privmarket.mechanisms import mechanism
+from privmarket.mechanisms.learned.recipes import recipe
+from privmarket.mechanisms.learned.session import train
+from privmarket.mechanisms.learned.trained_weights import mechanism_class
 from privmarket_studies.reproduce.attack_strengths import TrainingAttack
 from privmarket_studies.reproduce.markets import outside_training
 
@@ -38,10 +41,6 @@ def run_trained(config: Mapping[str, Any], seed: int, scratch: Path) -> dict[str
     """Config: believed (the law that a short training of MFG-RegretNet draws markets from), steps, truths, clients,
     budget, markets. One result per true law.
     """
-    from privmarket.mechanisms.learned.recipes import recipe
-    from privmarket.mechanisms.learned.session import train
-    from privmarket.mechanisms.learned.trained_weights import mechanism_class
-
     scratch.mkdir(parents=True, exist_ok=True)
     clients, out = config["clients"], scratch / "weights.safetensors"
     # The budgets per client of Table II: one training must serve what each law is met with.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from privmarket.reports.palette import line_look, new_figure
-from privmarket_studies.reproduce.cells import Cell
+from privmarket_studies.reproduce.cells import Cell, Scale
 from privmarket_studies.reproduce.document import (
     NOT_COMPUTED,
     Block,
@@ -15,9 +15,8 @@ from privmarket_studies.reproduce.document import (
     Table,
     Text,
     failure_text,
+    prose,
 )
-from privmarket_studies.reproduce.prose import prose
-from privmarket_studies.reproduce.scale import Scale
 from privmarket_studies.reproduce.statistics import Measured
 
 if TYPE_CHECKING:

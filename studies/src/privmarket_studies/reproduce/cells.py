@@ -34,20 +34,20 @@ class Kind:
 
 _HERE = "privmarket_studies.reproduce"
 KINDS: dict[str, Kind] = {
-    "efficiency": Kind(f"{_HERE}.efficiency:run"),
-    "printed-row": Kind(f"{_HERE}.printed_row:run"),
+    "efficiency": Kind(f"{_HERE}.market_cells:run_efficiency"),
+    "printed-row": Kind(f"{_HERE}.market_cells:run_printed_row"),
     "regret": Kind(f"{_HERE}.regret:run"),
     "latency": Kind(f"{_HERE}.latency:run"),
     "deviations": Kind(f"{_HERE}.latency:run_deviations"),
     "federated": Kind(f"{_HERE}.federated:run"),
-    "nash": Kind(f"{_HERE}.nash:run"),
-    "fairness": Kind(f"{_HERE}.fairness_cell:run"),
+    "nash": Kind(f"{_HERE}.deviation_cells:run_nash"),
+    "fairness": Kind(f"{_HERE}.market_cells:run_fairness"),
     "reseeded": Kind(f"{_HERE}.reseeded:run"),
     "reseeded-menu": Kind(f"{_HERE}.reseeded:run_menu"),
     "training": Kind(f"{_HERE}.short_training:run"),
     "strategic": Kind(f"{_HERE}.strategic:run"),
-    "ascent": Kind(f"{_HERE}.ascent_starts:run"),
-    "coalition": Kind(f"{_HERE}.coalition:run"),
+    "ascent": Kind(f"{_HERE}.deviation_cells:run_ascent"),
+    "coalition": Kind(f"{_HERE}.deviation_cells:run_coalition"),
     "belief": Kind(f"{_HERE}.belief:run"),
     "belief-training": Kind(f"{_HERE}.belief:run_trained"),
 }
@@ -94,6 +94,27 @@ class Cell:
         module, _, name = kind_of(self.kind).where.partition(":")
         run: Run = getattr(import_module(module), name)
         return run(self.config, self.seed, scratch)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How large a reproduction is, which the questions choose their cells by.
+
+    Attributes:
+        quick: everything in small: fewer markets, seeds, rounds and sizes.
+        seeds: seeds per setting, instead of each question's own number.
+    """
+
+    quick: bool = False
+    seeds: int | None = None
+
+    def pick(self, full: int, quick: int) -> int:
+        """`quick` in the quick form, else `full`."""
+        return quick if self.quick else full
+
+    def seeds_or(self, full: int, quick: int) -> range:
+        """The seeds: as asked for, or the question's own number."""
+        return range(self.seeds if self.seeds is not None else self.pick(full, quick))
 
 
 def kind_of(name: str) -> Kind:

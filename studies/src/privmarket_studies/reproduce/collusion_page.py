@@ -5,11 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from privmarket.reports.palette import line_look, new_figure
-from privmarket_studies.reproduce.cells import Cell
-from privmarket_studies.reproduce.document import Block, Figure, Page, Results, Table, Text, failure_text
+from privmarket_studies.reproduce.cells import Cell, Scale
+from privmarket_studies.reproduce.document import Block, Figure, Page, Results, Table, Text, failure_text, prose
 from privmarket_studies.reproduce.markets import RULES
-from privmarket_studies.reproduce.prose import prose
-from privmarket_studies.reproduce.scale import Scale
 from privmarket_studies.reproduce.statistics import Measured
 
 if TYPE_CHECKING:

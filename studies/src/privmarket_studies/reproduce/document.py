@@ -8,7 +8,10 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 from typing import TYPE_CHECKING, Any
+
+import jinja2
 
 from privmarket.errors import PrivmarketError
 from privmarket_studies.reproduce.cache import Record
@@ -37,6 +40,16 @@ class Text:
     """A block of Markdown."""
 
     markdown: str
+
+
+def prose(name: str, **values: Any) -> Text:
+    """The template `prose/<name>.md` with its values filled in; an unknown value is an error.
+
+    The pages' texts are templates beside this module; every figure in them comes from the cells.
+    """
+    text = (files("privmarket_studies.reproduce") / "prose" / f"{name}.md").read_text(encoding="utf-8")
+    filled = jinja2.Template(text, undefined=jinja2.StrictUndefined, trim_blocks=True).render(**values)
+    return Text(filled.strip())
 
 
 @dataclass(frozen=True)

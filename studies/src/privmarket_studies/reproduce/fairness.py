@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from privmarket.reports.palette import line_look, new_figure
-from privmarket_studies.reproduce.cells import Cell
-from privmarket_studies.reproduce.document import Block, Figure, Page, Results, Table, Text, failure_text
-from privmarket_studies.reproduce.fairness_cell import FIFTHS
+from privmarket_studies.reproduce.cells import Cell, Scale
+from privmarket_studies.reproduce.document import Block, Figure, Page, Results, Table, Text, failure_text, prose
+from privmarket_studies.reproduce.market_cells import FIFTHS
 from privmarket_studies.reproduce.markets import RULES
-from privmarket_studies.reproduce.prose import prose
-from privmarket_studies.reproduce.scale import Scale
 from privmarket_studies.reproduce.statistics import Measured
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import numpy as np
 
 from privmarket.federated.checkpoint import load_checkpoint, save_checkpoint
 from privmarket.federated.clients import client_place, iid_partition
-from privmarket.federated.config import FederationConfig, Training
+from privmarket.federated.config import FederationConfig, Training, recommended_training
 from privmarket.federated.datasets import Dataset, load_dataset
 from privmarket.federated.features import with_features
 from privmarket.federated.simulation import Federation
@@ -141,7 +141,5 @@ def _featured(name: str, features: str) -> Dataset:
 
 def training_settings(dataset: str, **changes: Any) -> dict[str, Any]:
     """The recommended training of a data set as plain data, with some settings changed."""
-    from privmarket.federated.config import recommended_training
-
     # Settings that were added later and have their default are left out: earlier cells keep their names.
     return identity(replace(recommended_training(dataset), **changes))

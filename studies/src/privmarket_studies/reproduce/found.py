@@ -7,9 +7,8 @@ from pathlib import Path
 
 from privmarket_studies import trust_results
 from privmarket_studies.reproduce import collusion_page
-from privmarket_studies.reproduce.document import NOT_COMPUTED, Results
-from privmarket_studies.reproduce.prose import prose
-from privmarket_studies.reproduce.scale import Scale
+from privmarket_studies.reproduce.cells import Scale
+from privmarket_studies.reproduce.document import NOT_COMPUTED, Results, prose
 from privmarket_studies.reproduce.statistics import Comparison, Measured, compare, interval
 from privmarket_studies.reproduce.variations import TRUSTS, run_of
 from privmarket_studies.trust_runs import BARS

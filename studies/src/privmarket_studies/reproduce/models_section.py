@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from privmarket.reports.palette import line_look, new_figure
-from privmarket_studies.reproduce.document import NOT_COMPUTED, Block, Figure, Results, Table, Text
+from privmarket_studies.reproduce.document import NOT_COMPUTED, Block, Figure, Results, Table, Text, prose
 from privmarket_studies.reproduce.paper import printed
-from privmarket_studies.reproduce.prose import prose
 from privmarket_studies.reproduce.statistics import Measured
 from privmarket_studies.reproduce.variations import MODEL_ROWS, MODELS, model_cell
 

@@ -16,8 +16,7 @@ from privmarket.files import write_atomically
 from privmarket_studies.reproduce import found, manifest, readme_table
 from privmarket_studies.reproduce.cache import Record, read_bundle, write_bundle
 from privmarket_studies.reproduce.cells import Cell
-from privmarket_studies.reproduce.document import Page, Results, Text
-from privmarket_studies.reproduce.prose import prose
+from privmarket_studies.reproduce.document import Page, Results, Text, prose
 from privmarket_studies.reproduce.questions import QUESTIONS, Question
 from privmarket_studies.reproduce.report import drawn, write_page
 

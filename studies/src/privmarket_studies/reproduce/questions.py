@@ -19,9 +19,8 @@ from privmarket_studies.reproduce import (
     variations,
     variations_page,
 )
-from privmarket_studies.reproduce.cells import Cell
+from privmarket_studies.reproduce.cells import Cell, Scale
 from privmarket_studies.reproduce.document import Page, Results
-from privmarket_studies.reproduce.scale import Scale
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,19 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import jinja2
+from markdown_it import MarkdownIt
+
 from privmarket.files import write_atomically
+from privmarket.lazy import late
 from privmarket_studies.reproduce.cache import Record
 from privmarket_studies.reproduce.document import Block, Figure, Page, Table, Text
 
 if TYPE_CHECKING:
+    import matplotlib
     from matplotlib.figure import Figure as Drawing
+else:
+    matplotlib = late("matplotlib")
 
 
 def markdown(page: Page) -> str:
@@ -51,10 +58,8 @@ def write_page(page: Page, folder: Path, mark: str = "") -> list[Path]:
 
 def drawn(drawing: Drawing, kind: str, mark: str = "") -> bytes:
     """The bytes of a figure; an SVG is the same each time."""
-    from matplotlib import rc_context
-
     stream = io.BytesIO()
-    with rc_context({"svg.hashsalt": "privmarket", "svg.fonttype": "none"}):
+    with matplotlib.rc_context({"svg.hashsalt": "privmarket", "svg.fonttype": "none"}):
         about: dict[str, Any] = {"Date": None, "Description": mark} if kind == "svg" else {}
         drawing.savefig(stream, format=kind, metadata=about)
     return stream.getvalue()
@@ -81,8 +86,6 @@ def _scalars(data: Mapping[str, Any]) -> dict[str, Any]:
 
 def write_html(pages: Sequence[Page], path: Path, facts: Mapping[str, str], command: str) -> Path:
     """All pages in one file; the figures that `write_page` left in folders beside it are put into it as SVG."""
-    import jinja2
-
     template = jinja2.Template(
         (files("privmarket_studies") / "templates" / "reproduce_report.html").read_text(encoding="utf-8"),
         autoescape=True,
@@ -99,8 +102,6 @@ def write_html(pages: Sequence[Page], path: Path, facts: Mapping[str, str], comm
 
 
 def _html(block: Block, folder: Path) -> str:
-    from markdown_it import MarkdownIt
-
     reader = MarkdownIt("commonmark", {"html": False}).enable("table")
     if isinstance(block, Text):
         # Links between pages lead to sections of this file.

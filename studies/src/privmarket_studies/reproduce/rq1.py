@@ -9,7 +9,7 @@ import numpy as np
 
 from privmarket.reports.palette import colour, line_look, new_figure
 from privmarket_studies.reproduce.attack_strengths import STRENGTHS
-from privmarket_studies.reproduce.cells import Cell
+from privmarket_studies.reproduce.cells import Cell, Scale
 from privmarket_studies.reproduce.document import (
     NOT_COMPUTED,
     Block,
@@ -19,10 +19,9 @@ from privmarket_studies.reproduce.document import (
     Table,
     Text,
     failure_text,
+    prose,
 )
 from privmarket_studies.reproduce.markets import LITERAL, RULES
-from privmarket_studies.reproduce.prose import prose
-from privmarket_studies.reproduce.scale import Scale
 from privmarket_studies.reproduce.statistics import Measured, compare
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from privmarket.reports.palette import line_look, new_figure
-from privmarket_studies.reproduce.cells import Cell
+from privmarket_studies.reproduce.cells import Cell, Scale
 from privmarket_studies.reproduce.document import (
     NOT_COMPUTED,
     Block,
@@ -17,11 +17,10 @@ from privmarket_studies.reproduce.document import (
     Table,
     Text,
     failure_text,
+    prose,
 )
 from privmarket_studies.reproduce.markets import RULES
 from privmarket_studies.reproduce.paper import printed, speed_up_claimed
-from privmarket_studies.reproduce.prose import prose
-from privmarket_studies.reproduce.scale import Scale
 from privmarket_studies.reproduce.statistics import Measured
 
 if TYPE_CHECKING:

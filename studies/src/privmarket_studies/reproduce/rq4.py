@@ -7,9 +7,8 @@ from typing import Any
 from privmarket.federated.config import Training
 from privmarket.federated.pool import plain_rate
 from privmarket.plans import identity
-from privmarket_studies.reproduce.cells import Cell
+from privmarket_studies.reproduce.cells import Cell, Scale
 from privmarket_studies.reproduce.federated import training_settings
-from privmarket_studies.reproduce.scale import Scale
 
 # Rules that keep a budget: a round holds the money in escrow, and an overspending rule cannot clear.
 ROWS = (

@@ -12,9 +12,9 @@ from privmarket_studies.reproduce.document import (
     Table,
     Text,
     failure_text,
+    prose,
 )
 from privmarket_studies.reproduce.paper import printed
-from privmarket_studies.reproduce.prose import prose
 from privmarket_studies.reproduce.rq4 import ALPHAS, FEW, ROWS
 from privmarket_studies.reproduce.rq4_runs import Runs, partition_name
 from privmarket_studies.reproduce.statistics import Comparison, Measured, compare

@@ -11,6 +11,9 @@ import numpy as np
 
 from privmarket.market.attacks import combined
 from privmarket.market.scenarios import scenario
+from privmarket.mechanisms.learned.recipes import recipe
+from privmarket.mechanisms.learned.session import train, value
+from privmarket.mechanisms.learned.trained_weights import mechanism_class
 from privmarket_studies.reproduce.attack_strengths import STRENGTHS
 from privmarket_studies.reproduce.markets import outside_training
 
@@ -23,10 +26,6 @@ def run(config: Mapping[str, Any], seed: int, scratch: Path) -> dict[str, Any]:
 
     The trained rule is attacked in markets that training never saw.
     """
-    from privmarket.mechanisms.learned.recipes import recipe
-    from privmarket.mechanisms.learned.session import train, value
-    from privmarket.mechanisms.learned.trained_weights import mechanism_class
-
     # Concatenated networks are trained for smaller markets: each deviation costs them a whole auction.
     name, clients = config.get("network_of", "mfg-regretnet"), config.get("clients", 100)
     market = {**MARKET, "clients": (clients, clients)}

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.special import stdtrit
 
 
 @dataclass(frozen=True)
@@ -49,8 +50,6 @@ def paired(a: Mapping[int, float], b: Mapping[int, float]) -> Measured | None:
 
 def interval(difference: Measured, level: float = 0.95) -> tuple[float, float]:
     """Student's confidence interval of a mean over seeds; without limits for one seed."""
-    from scipy.special import stdtrit
-
     if difference.seeds < 2:
         return float("-inf"), float("inf")
     half = float(stdtrit(difference.seeds - 1, 0.5 + level / 2)) * difference.standard_error

@@ -6,9 +6,8 @@ from typing import Any
 
 from privmarket.federated.config import Training
 from privmarket.plans import identity
-from privmarket_studies.reproduce.cells import Cell
+from privmarket_studies.reproduce.cells import Cell, Scale
 from privmarket_studies.reproduce.rq4 import MATRIX_TRAINING, ROWS, federated_cell, quick_rounds
-from privmarket_studies.reproduce.scale import Scale
 
 TITLE = "Variations: other trust, other clients, other models"
 # Full information first: what every truthful rule is held against.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from privmarket.reports.palette import line_look, new_figure
 from privmarket_studies.reproduce import models_section
 from privmarket_studies.reproduce import variations as runs
-from privmarket_studies.reproduce.cells import Cell
+from privmarket_studies.reproduce.cells import Cell, Scale
 from privmarket_studies.reproduce.document import (
     NOT_COMPUTED,
     Block,
@@ -18,9 +18,8 @@ from privmarket_studies.reproduce.document import (
     Table,
     Text,
     failure_text,
+    prose,
 )
-from privmarket_studies.reproduce.prose import prose
-from privmarket_studies.reproduce.scale import Scale
 from privmarket_studies.reproduce.statistics import DECIDED, Measured, compare
 from privmarket_studies.reproduce.variations import TITLE
 
