@@ -22,7 +22,7 @@ from privmarket.broker.api import ServiceSettings, create_app
 from privmarket.broker.broker import Broker
 from privmarket.broker.parties import SYSTEM
 from privmarket.rounds import Offer
-from privmarket_studies.torture.broker_process import free_port
+from privmarket_studies.broker_load import free_port
 from privmarket_studies.torture.market import TASK, key
 
 webdriver = pytest.importorskip("selenium.webdriver")

@@ -14,7 +14,8 @@ import httpx
 import pytest
 
 from privmarket.broker.http_client import BrokerClient
-from privmarket_studies.torture.broker_process import BrokerProcess, free_port
+from privmarket_studies.broker_load import free_port
+from privmarket_studies.torture.broker_process import BrokerProcess
 
 EXAMPLE = Path(__file__).parents[2] / "src/privmarket/examples" / "broker" / "nginx.conf"
 

@@ -13,7 +13,7 @@ import privmarket
 
 HOME = Path(privmarket.__file__).parent
 STUDIES = HOME.parents[1] / "studies/src/privmarket_studies"
-MOST_ANY = 72  # 463 at first, 231 was the aim; lower it, never raise it
+MOST_ANY, MOST_ANY_IN_STUDIES = 72, 22  # 463 together at first, 231 was the aim; lower them, never raise them
 
 # A function fits on a screen, a module in a head; the longest of each may shrink, not grow.
 MOST_LINES_OF_A_FUNCTION, MOST_LINES_OF_A_MODULE = 77, 440
@@ -173,7 +173,8 @@ def modes_by_name(tree: ast.Module) -> list[str]:
 
 
 def test_modes_are_asked_what_they_do():
-    assert {name: found for name, tree in trees().items() if (found := modes_by_name(tree))} == {}
+    everything = (trees() | study_trees()).items()
+    assert {name: found for name, tree in everything if (found := modes_by_name(tree))} == {}
     code = "a = config.mode == 'private'\nb = mode in ('no-dp', 'literal')\n"
     code += "c = mode in MODES\nd = padding_mode == 'x'"
     assert modes_by_name(ast.parse(code)) == ["config.mode == 'private'", "mode in ('no-dp', 'literal')"]
@@ -322,11 +323,16 @@ def test_no_two_classes_share_a_name():
     assert classes_named_twice({"a": same, "b": same}) == {"Sale": ["a", "b"]}
 
 
+def untyped(of: dict[str, ast.Module]) -> int:
+    """How often modules say `Any`."""
+    return sum(isinstance(node, ast.Name) and node.id == "Any" for tree in of.values() for node in ast.walk(tree))
+
+
 def test_any_is_rare():
-    count = sum(
-        isinstance(node, ast.Name) and node.id == "Any" for tree in trees().values() for node in ast.walk(tree)
-    )
-    assert count <= MOST_ANY
+    assert untyped(trees()) <= MOST_ANY
+    assert untyped(study_trees()) <= MOST_ANY_IN_STUDIES
+    assert MOST_ANY + MOST_ANY_IN_STUDIES <= 463 // 2
+    assert untyped({"a": ast.parse("def f(a: Any) -> dict[str, Any]: ...")}) == 2
 
 
 def test_functions_and_modules_stay_short():

@@ -12,7 +12,7 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 
@@ -61,7 +61,35 @@ def rule(name: str, law: str, heterogeneity: float) -> Mechanism:
     return mechanism(name, market=facts)
 
 
-def compare_row(law: str, heterogeneity: float, budget: float, markets: int, seed: int = 11) -> dict[str, Any]:
+class _MarketRow(TypedDict):
+    """A market description, what no rule can beat, and what learning gains with its standard error."""
+
+    scenario: str
+    heterogeneity: float
+    budget: float
+    markets: int
+    fluid_bound: float
+    gain: float
+    gain_error: float
+
+
+class RuleRow(_MarketRow):
+    """Mean errors of the rules, and the money with which the learned one reaches the best fixed one's error."""
+
+    error: dict[str, float]
+    best_fixed: str
+    money: float
+
+
+class TypicalRow(_MarketRow):
+    """Mean errors for the error that counts where prices say nothing of the data."""
+
+    graded: float
+    learned: float
+    for_the_worst: float
+
+
+def compare_row(law: str, heterogeneity: float, budget: float, markets: int, seed: int = 11) -> RuleRow:
     """One market description: mean errors, and learned against the best fixed rule, paired."""
     goal = AggregateError(heterogeneity=heterogeneity)
     types = scenario(law).sample(np.random.default_rng([seed, LAWS.index(law)]), CLIENTS, (markets,))
@@ -96,7 +124,7 @@ def _money_for(error_of: Callable[[float], float], target: float, budget: float)
     return high
 
 
-def compare(markets: int = 60) -> list[dict[str, Any]]:
+def compare(markets: int = 60) -> list[RuleRow]:
     """Measures the rules in every setting; one row per setting."""
     return [
         compare_row(law, heterogeneity, budget, markets)
@@ -106,7 +134,7 @@ def compare(markets: int = 60) -> list[dict[str, Any]]:
     ]
 
 
-def typical_row(law: str, heterogeneity: float, budget: float, markets: int = 200) -> dict[str, Any]:
+def typical_row(law: str, heterogeneity: float, budget: float, markets: int = 200) -> TypicalRow:
     """What learning adds to the graded design, for the error that counts where prices say nothing of the data."""
     goal, of_law = TypicalAggregateError(heterogeneity=heterogeneity), scenario(law)
     chance = [LAWS.index(law), round(1000 * heterogeneity), round(1000 * budget)]
@@ -135,7 +163,7 @@ def typical_row(law: str, heterogeneity: float, budget: float, markets: int = 20
     }
 
 
-def compare_typical() -> list[dict[str, Any]]:
+def compare_typical() -> list[TypicalRow]:
     """Measures what learning adds to the graded design; one row per setting."""
     return [
         typical_row(law, heterogeneity, budget)
@@ -145,7 +173,7 @@ def compare_typical() -> list[dict[str, Any]]:
     ]
 
 
-def render_typical(rows: list[dict[str, Any]]) -> list[str]:
+def render_typical(rows: list[TypicalRow]) -> list[str]:
     """The section on what a learned menu gains over the graded design, line by line."""
     lines = [
         "## Where prices have nothing to do with the data",
@@ -178,7 +206,7 @@ def render_typical(rows: list[dict[str, Any]]) -> list[str]:
     ]
 
 
-def render(rows: list[dict[str, Any]], typical: list[dict[str, Any]]) -> str:
+def render(rows: list[RuleRow], typical: list[TypicalRow]) -> str:
     """The page's text, from both lists of rows."""
     names = (*FIXED, LEARNED)
     lines = [

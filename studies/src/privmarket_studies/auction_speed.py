@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import time
 import tracemalloc
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -17,6 +15,7 @@ from privmarket.market.outcome import Outcome
 from privmarket.market.scenarios import scenario
 from privmarket.mechanisms import mechanism
 from privmarket.reports.palette import line_look, new_figure, save
+from privmarket_studies.timing import best_in_turn
 
 SIZES = (10, 100, 1_000, 10_000, 100_000, 1_000_000)
 
@@ -46,7 +45,7 @@ class SpeedReport:
     exponent: dict[str, float]
     argsort_exponent: float
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Plain data for JSON."""
         return asdict(self)
 
@@ -80,20 +79,9 @@ def _measure_one(rule: Mechanism, bids: Bids) -> SpeedRow:
         return rule.run(bids, bids.clients / 2)
 
     repeats = int(np.clip(300_000 // bids.clients, 5, 200))
-    seconds, sort = _best_in_turn(clear, lambda: np.argsort(bids.valuation), repeats)
+    seconds, sort = best_in_turn([clear, lambda: np.argsort(bids.valuation)], repeats)
     size = bids.valuation.nbytes + bids.epsilon.nbytes
     return SpeedRow(rule.name, bids.clients, seconds, seconds / sort, _peak_bytes(clear) / size)
-
-
-def _best_in_turn(job: Callable[[], object], reference: Callable[[], object], repeats: int) -> tuple[float, float]:
-    """The best times of both, taken alternately, so that a busy machine slows both alike."""
-    best = [np.inf, np.inf]
-    for _ in range(repeats):
-        for index, call in enumerate((job, reference)):
-            start = time.perf_counter()
-            call()
-            best[index] = min(best[index], time.perf_counter() - start)
-    return best[0], best[1]
 
 
 def _peak_bytes(job: Callable[[], object]) -> int:

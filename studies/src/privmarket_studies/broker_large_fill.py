@@ -7,7 +7,6 @@ hold these rows: it is thrown away after the measurement.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import numpy as np
 import psycopg
@@ -43,7 +42,7 @@ def copy_market(url: str, round_id: str, caps: Array, first: str, seed: int) -> 
                 (name, task[0], number),
             )
         watched = (measure[i] if has_past[i] else "open" for i in range(sellers))
-        rows: Iterable[Sequence[Any]] = (
+        rows: Iterable[Sequence[object]] = (
             (name, "seller", "", 1, float(cap), 1e-5, kind)
             for name, cap, kind in zip(names, caps, watched, strict=True)
         )
@@ -80,7 +79,7 @@ def _measures(caps: Array, noise: Array) -> list[str]:
     return found
 
 
-def _copy(connection: psycopg.Connection[Any], target: str, rows: Iterable[Sequence[Any]]) -> None:
+def _copy(connection: psycopg.Connection[object], target: str, rows: Iterable[Sequence[object]]) -> None:
     with connection.cursor().copy(f"COPY {target} FROM STDIN") as copy:
         for row in rows:
             copy.write_row(row)

@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from sqlalchemy import select
@@ -23,6 +22,7 @@ from sqlalchemy import select
 from privmarket.broker import parties
 from privmarket.broker.bidding import BidRequest
 from privmarket.broker.broker import Broker
+from privmarket.broker.http_calls import Json
 from privmarket.broker.parties import SYSTEM, Actor
 from privmarket.broker.schema import awards, rounds
 from privmarket.broker.signatures import SigningKey
@@ -31,6 +31,8 @@ from privmarket_studies import broker_large_fill, broker_speed, processes
 from privmarket_studies.broker_load import LoadError, call, free_port, server
 from privmarket_studies.broker_speed import key, open_market, serve_arguments
 
+# A learned or mean-field rule would do as well; this one pays out most of the budget.
+_MECHANISM = "proportional-share"
 _CAPS = (5.0, 10.0, 20.0, 50.0)
 _PAST_ROUNDS = 2
 _GROUP = 1000
@@ -68,7 +70,7 @@ class LargeRound:
     readers_during_clear: dict[str, Latency] = field(default_factory=dict)
     pages_ms: dict[str, float] = field(default_factory=dict)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """The figures as JSON data."""
         return asdict(self)
 
@@ -92,9 +94,8 @@ def measure(
         progress("placing bids")
         broker = Broker(address)
         operator = broker.first_operator() or broker.new_operator_token()
-        # A learned or mean-field rule would do as well; this one pays out most of the budget.
-        terms = {"budget_micro": budget_micro, "mechanism": "proportional-share"}
-        buyer, round_id, (first,), (seller,) = open_market(broker, 1, **terms)
+        opened = open_market(broker, 1, budget_micro=budget_micro, mechanism=_MECHANISM)
+        buyer, round_id, (first,), (seller,) = opened
         caps = np.random.default_rng(seed).uniform(5.0, 50.0, bids - 1) if varied else np.resize(_CAPS, bids - 1)
         found = LargeRound(address.partition(":")[0], bids, different_caps=np.unique(caps).size)
         other = str(broker.open_round(*_another_task(broker, buyer), key())["id"])
@@ -124,14 +125,13 @@ def measure(
 def _another_task(broker: Broker, token: str) -> tuple[Actor, str]:
     """The buyer, and a small task of its own for those who bid meanwhile."""
     buyer = broker.authenticate(token)
-    terms = {**broker_speed.TERMS, "budget_micro": 1_000_000, "mechanism": "proportional-share"}
+    terms = {**broker_speed.TERMS, "budget_micro": 1_000_000, "mechanism": _MECHANISM}
     return buyer, str(broker.publish_task(buyer, terms, key())["id"])
 
 
 def _trade_before(broker: Broker, sellers: Sequence[Actor], budget_micro: int, seed: int) -> int:
     """Rounds in which most sellers sold something; how many sales there were."""
-    terms = {"budget_micro": budget_micro, "mechanism": "proportional-share"}
-    token, round_id, _, _ = open_market(broker, 0, **terms)
+    token, round_id, _, _ = open_market(broker, 0, budget_micro=budget_micro, mechanism=_MECHANISM)
     buyer, sales = broker.authenticate(token), 0
     for number in range(1, _PAST_ROUNDS + 1):
         _fill(broker, round_id, sellers, seed + number)
@@ -227,11 +227,11 @@ def _deliver_and_settle(found: LargeRound, broker: Broker, port: int, round_id: 
     found.settle_seconds = time.perf_counter() - begun
 
 
-def _ask(port: int, method: str, path: str, token: str, form: Any = None) -> dict[str, Any]:
+def _ask(port: int, method: str, path: str, token: str, form: object = None) -> Json:
     status, body = call(port, method, path, token, form)
     if status >= 400:
         raise LoadError(f"{method} {path} answered {status}", body[:300].decode(errors="replace"))
-    answer: dict[str, Any] = json.loads(body)
+    answer: Json = json.loads(body)
     return answer
 
 

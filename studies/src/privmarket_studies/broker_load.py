@@ -16,7 +16,6 @@ import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import httpx
 
@@ -69,7 +68,7 @@ def _wait(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
     raise LoadError(f"the server on port {port} did not start", log.read_text()[-400:])
 
 
-def call(port: int, method: str, path: str, token: str = "", form: Any = None) -> tuple[int, bytes]:
+def call(port: int, method: str, path: str, token: str = "", form: object = None) -> tuple[int, bytes]:
     """One request on a connection of its own: (status, body)."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
     headers = {"Idempotency-Key": str(uuid.uuid4()), "Content-Type": "application/json"}
@@ -95,7 +94,7 @@ def session(port: int, token: str) -> str:
         return f"privmarket_session={browser.cookies.get('privmarket_session')}"
 
 
-def request_bytes(path: str, form: Any, headers: dict[str, str]) -> bytes:
+def request_bytes(path: str, form: object, headers: dict[str, str]) -> bytes:
     """One POST request, as the bytes that go over the wire."""
     body = json.dumps(form).encode()
     lines = [f"POST {path} HTTP/1.1", "Host: 127.0.0.1", "Content-Type: application/json"]

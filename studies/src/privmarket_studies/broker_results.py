@@ -15,9 +15,10 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 from privmarket.files import write_atomically
+from privmarket_studies.page_text import table_row
 
 DATABASES = ("SQLite", "PostgreSQL")
 _LARGE = ("large-sqlite", "large-sqlite-varied", "large-postgresql", "large-postgresql-million")
@@ -140,6 +141,21 @@ over every operation as every role, well formed and not.
 """
 
 
+class BidRow(TypedDict):
+    """Bids per second at one number of callers; the first measurements had no signed ones and no processor time."""
+
+    callers: int
+    bare: dict[str, dict[str, float]]
+    broker: dict[str, float]
+    ratio: float
+    signed: NotRequired[dict[str, float]]
+    signed_ratio: NotRequired[float]
+    cpu_ms: NotRequired[dict[str, float]]
+
+
+Run = dict[str, Any]  # one run of a harness as it wrote it; the fields differ by harness and by age
+
+
 def render(folder: Path) -> str:
     """The page's text, from the JSON files in `folder`."""
     files = sorted(folder.glob("bids-[0-9].json"))
@@ -155,11 +171,11 @@ def render(folder: Path) -> str:
     return page + _FUZZ + "".join(_fuzz_row(run) for run in _read(folder / "fuzz.json"))
 
 
-def _code(result: dict[str, Any]) -> str:
+def _code(result: Run) -> str:
     return str(result.get("code", _BEFORE))
 
 
-def _rate_row(code: str, row: dict[str, Any]) -> str:
+def _rate_row(code: str, row: BidRow) -> str:
     bare = row["bare"]
     rates = [row.get("signed"), row["broker"], bare["loop"], bare["threads"]]
     shown = " | ".join("–" if rate is None else f"{rate['per_second']:,.0f}" for rate in rates)
@@ -169,7 +185,7 @@ def _rate_row(code: str, row: dict[str, Any]) -> str:
     return f"| {code} | {row['callers']} | {shown} | {signed} | {row['ratio']:.2f} | {spent} |\n"
 
 
-def _ranges(runs: list[dict[str, Any]]) -> str:
+def _ranges(runs: list[Run]) -> str:
     """What the runs of one code say together: ranges, and whether the aim was met in all of them."""
     rows = [row for run in runs for row in run["bids"]]
     missed = sum(row["signed_ratio"] < _RATE_AIM for row in rows)
@@ -190,32 +206,32 @@ def _from_to(values: list[float]) -> str:
     return f"{min(values):.2f} to {max(values):.2f}"
 
 
-def _breaks(found: dict[str, Any]) -> str:
+def _breaks(found: Run) -> str:
     """One row per attack; one that succeeds today, or did not then, is an error, not a row."""
     rows = ""
     for one in sorted(found["attacks"], key=lambda one: int(one["break"])):
         if one["now"]["succeeded"] or not one["before"]["succeeded"]:
             raise ValueError(f"{one['name']}: then {one['before']}, now {one['now']}")
         cells = (str(one["break"]), one["name"], one["before"]["what"], one["now"]["what"], one["test"])
-        rows += f"| {' | '.join(cells)} |\n"
+        rows += table_row(cells)
     return _BREAKS.format(code=_code(found)) + rows
 
 
-def _other_ratios(runs: list[dict[str, Any]]) -> str:
+def _other_ratios(runs: list[Run]) -> str:
     lone = [row for run in runs for row in run["rows"] if row["callers"] == 1]
     return " and ".join(f"{row['broker'] / max(row['loop'], row['threads']):.2f}" for row in lone)
 
 
-def _groups(runs: list[dict[str, Any]], *names: str) -> dict[tuple[str, ...], list[dict[str, Any]]]:
+def _groups(runs: list[Run], *names: str) -> dict[tuple[str, ...], list[Run]]:
     """Runs that share their code and what else is named, the newest code last, in the order of the file."""
-    found: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    found: dict[tuple[str, ...], list[Run]] = {}
     for run in runs:
         place = (_code(run), *(str(run.get(name, _DEFAULTS.get(name))) for name in names))
         found.setdefault(place, []).append(run)
     return found
 
 
-def _simulated_rows(runs: list[dict[str, Any]]) -> str:
+def _simulated_rows(runs: list[Run]) -> str:
     rows = ""
     for (code, database), mine in _groups(runs, "database").items():
         sums = " | ".join(f"{sum(run[name] for run in mine):,}" for name in ("rounds", "requests", "crashes"))
@@ -252,12 +268,12 @@ def _large(folder: Path) -> str:
         held = [c.get(f"{where}_memory_mb") for c in columns]
         lines[f"memory of the {where}'s process, MB"] = [f"{one:,.0f}" if one else "–" for one in held]
     lines["slowest page of all roles and states, ms"] = [_slowest(c["pages_ms"]) for c in columns]
-    table = "".join(f"| {name} | {' | '.join(cells)} |\n" for name, cells in lines.items())
+    table = "".join(table_row([name, *cells]) for name, cells in lines.items())
     rules = "|".join("---" for _ in heads)
     return _ROUND.format(heads=" | ".join(heads), rules=rules, aim=_PAGE_AIM_MS, million=_million(columns)) + table
 
 
-def _million(columns: list[dict[str, Any]]) -> str:
+def _million(columns: list[Run]) -> str:
     """Whether the largest round that is kept met the aim of the issue."""
     took = [c["clear_seconds"] for c in columns if c["bids"] >= 1_000_000]
     if not took:
@@ -277,7 +293,7 @@ def _slowest(pages_ms: dict[str, float]) -> str:
     return f"{pages_ms[name]:.0f} ({name})"
 
 
-def _kill_rows(runs: list[dict[str, Any]]) -> str:
+def _kill_rows(runs: list[Run]) -> str:
     rows = ""
     names = (
         "kills",
@@ -295,7 +311,7 @@ def _kill_rows(runs: list[dict[str, Any]]) -> str:
     return rows
 
 
-def _fuzz_row(run: dict[str, Any]) -> str:
+def _fuzz_row(run: Run) -> str:
     answers = ", ".join(f"{count:,} × {status}" for status, count in run["answers"].items())
     return f"| {_code(run)} | {run['database']} | {run['requests']:,} | {answers} | {run['verdict']} |\n"
 

@@ -12,7 +12,6 @@ import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from privmarket.broker import parties
 from privmarket.broker.bidding import offer_fields
@@ -25,10 +24,10 @@ from privmarket_studies.broker_load import Rate, free_port, load, request_bytes,
 
 CALLERS = (1, 4, 16, 64)
 _SELLERS = 500
-_BUDGET_MICRO = 10_000_000
-TERMS: dict[str, Any] = {
+_BUDGET_MICRO, _MECHANISM = 10_000_000, "mean-field-menu"
+TERMS: dict[str, object] = {
     "title": "speed",
-    "mechanism": "mean-field-menu",
+    "mechanism": _MECHANISM,
     "settings": {},
     "budget_micro": _BUDGET_MICRO,
     "rounds": 100,
@@ -66,7 +65,7 @@ class BidSpeed:
         """The rate of unsigned bids over the faster bare insert's."""
         return self._over_bare(self.broker)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """The figures and their ratios as JSON data."""
         return {**asdict(self), "ratio": self.ratio, "signed_ratio": self.signed_ratio}
 
@@ -76,12 +75,14 @@ def key() -> str:
     return str(uuid.uuid4())
 
 
-def open_market(broker: Broker, sellers: int, **changes: Any) -> tuple[str, str, list[Actor], list[str]]:
+def open_market(
+    broker: Broker, sellers: int, *, budget_micro: int = _BUDGET_MICRO, mechanism: str = _MECHANISM
+) -> tuple[str, str, list[Actor], list[str]]:
     """A buyer's token, an open round, sellers, and their tokens, made by the broker's own code."""
     made = broker.register({"role": "buyer", "name": "buyer"}, key())
     buyer = broker.authenticate(made["token"])
-    terms = {**TERMS, **changes}
-    broker.deposit(SYSTEM, buyer.party_id, 10 * terms["budget_micro"], key())
+    terms = {**TERMS, "budget_micro": budget_micro, "mechanism": mechanism}
+    broker.deposit(SYSTEM, buyer.party_id, 10 * budget_micro, key())
     task = broker.publish_task(buyer, terms, key())
     round_id = str(broker.open_round(buyer, task["id"], key())["id"])
     actors, tokens = _enter(broker, sellers)
@@ -93,7 +94,7 @@ def _enter(broker: Broker, sellers: int, keys: list[str] | None = None) -> tuple
     actors, tokens = [], []
     with broker.database.write(SYSTEM.party_id) as tx:
         for i in range(sellers):
-            form: dict[str, Any] = {"role": "seller", "name": f"seller {i}", "cap_epsilon": 50.0, "delta": 1e-5}
+            form: dict[str, object] = {"role": "seller", "name": f"seller {i}", "cap_epsilon": 50.0, "delta": 1e-5}
             form["public_key"] = keys[i] if keys else None
             made = parties.register(tx, broker.entropy, form)
             tokens.append(made["token"])
@@ -170,7 +171,7 @@ def _turns(
     return BidSpeed(storage, callers, best.pop("signed"), best.pop("broker"), best, cpu_ms)
 
 
-def _signed_form(round_id: str, seller: Actor, signing: SigningKey) -> dict[str, Any]:
+def _signed_form(round_id: str, seller: Actor, signing: SigningKey) -> dict[str, object]:
     """A bid signed beforehand: what is measured is the broker's check, not the bidder's work."""
     fields = offer_fields(Offer(0.3, 0.8, 600.0))
     committed = commitment(round_id, seller.party_id, fields, "0f" * 16)
@@ -178,7 +179,7 @@ def _signed_form(round_id: str, seller: Actor, signing: SigningKey) -> dict[str,
     return {**fields, "nonce": "0f" * 16, "signature": signature}
 
 
-def _signed_bids(round_id: str, tokens: list[str], forms: list[dict[str, Any]]) -> Iterator[bytes]:
+def _signed_bids(round_id: str, tokens: list[str], forms: list[dict[str, object]]) -> Iterator[bytes]:
     """The same bid of each seller again and again, each time under a fresh key."""
     for token, form in itertools.cycle(zip(tokens, forms, strict=True)):
         headers = {"Authorization": f"Bearer {token}", "Idempotency-Key": key()}

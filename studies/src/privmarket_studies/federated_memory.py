@@ -13,7 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -51,7 +51,7 @@ class MemoryReport:
         few, many = min(self.peak_bytes), max(self.peak_bytes)
         return (self.peak_bytes[many] - self.peak_bytes[few]) / (many - few)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """The figures as JSON data."""
         return {**asdict(self), "bytes_per_client": self.bytes_per_client}
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 import numpy as np
 
+from privmarket.federated.modes import MODES
 from privmarket.files import write_atomically
 from privmarket_studies.federated_heterogeneity import render_heterogeneity
 from privmarket_studies.federated_runs import (
@@ -26,11 +27,11 @@ from privmarket_studies.federated_runs import (
     curve_name,
 )
 from privmarket_studies.federated_selection import render_selection
-from privmarket_studies.kept_weights import read_run
+from privmarket_studies.kept_weights import KeptResult, read_run
+from privmarket_studies.page_text import accuracy_text, table_row
 from privmarket_studies.reproduce.statistics import DECIDED, compare
 
-Result = dict[str, Any]
-Kept = dict[str, list[Result]]
+Kept = dict[str, list[KeptResult]]
 
 _HEAD = """# Federated runs that were kept
 
@@ -141,39 +142,32 @@ def _seeds(numbers: list[int]) -> str:
     return f"seed{'s' if len(numbers) > 1 else ''} {', '.join(str(number) for number in numbers)}"
 
 
-def accuracy_text(results: list[Result]) -> str:
-    """Mean ± standard deviation, or the one figure there is."""
-    values = [r["accuracy"] for r in results]
-    spread = f" ± {100 * np.std(values, ddof=1):.2f}" if len(values) > 1 else ""
-    return f"{100 * np.mean(values):.2f}{spread} %"
-
-
-def paired_difference(ours: list[Result], theirs: list[Result]) -> str:
+def paired_difference(ours: list[KeptResult], theirs: list[KeptResult]) -> str:
     """Mean difference in accuracy on common seeds, in points, with its 95 % interval by Student's t."""
     first, second = ({r["config"]["seed"]: 100 * r["accuracy"] for r in group} for group in (ours, theirs))
     found = compare(first, second)
     return "no common seed" if found is None else found.entry()
 
 
-def _row(run: KeptRun, results: list[Result]) -> str:
+def _row(run: KeptRun, results: list[KeptResult]) -> str:
     config = results[0]["config"]
-    bought, private = config["mode"] != "no-dp", config["mode"] == "private"
+    mode = MODES[config["mode"]]
 
-    def mean(key: str) -> float:
+    def mean(key: Literal["sellers_per_round", "clients_that_sold", "spent"]) -> float:
         return float(np.mean([r[key] for r in results]))
 
     cells = [
         run.name,
         f"**{accuracy_text(results)}**",
         str(len(results)),
-        config["mode"] + ("" if config["wallet"] is None else f", lifetime ε ≤ {config['wallet']:g}"),
+        mode.name + ("" if config["wallet"] is None else f", lifetime ε ≤ {config['wallet']:g}"),
         config["types"],
-        f"{mean('sellers_per_round'):.0f}" if bought else "everyone",
-        f"{mean('clients_that_sold'):.0f}" if private else "not counted",
-        f"{mean('spent'):,.0f}" if bought else "nothing",
-        f"{max(r['largest_epsilon_spent'] for r in results):.1f}" if private else "no guarantee",
+        f"{mean('sellers_per_round'):.0f}" if mode.holds_auctions else "everyone",
+        f"{mean('clients_that_sold'):.0f}" if mode.is_private else "not counted",
+        f"{mean('spent'):,.0f}" if mode.holds_auctions else "nothing",
+        f"{max(r['largest_epsilon_spent'] or 0.0 for r in results):.1f}" if mode.is_private else "no guarantee",
     ]
-    return f"| {' | '.join(cells)} |\n"
+    return table_row(cells)
 
 
 def _aggregation_rows(kept: Kept) -> str:
@@ -205,7 +199,7 @@ def _curve_rows(kept: Kept) -> str:
             f"{bought:.0f}",
             "the reference" if rule == "posted" else paired_difference(results, posted),
         ]
-        rows += f"| {' | '.join(cells)} |\n"
+        rows += table_row(cells)
     return rows
 
 

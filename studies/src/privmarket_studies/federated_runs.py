@@ -17,11 +17,11 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from privmarket.federated.config import Training, recommended_training
+from privmarket.federated.modes import MODES
 from privmarket.files import write_atomically
-from privmarket_studies.kept_weights import read_run, with_weights
+from privmarket_studies.kept_weights import KeptConfig, read_run, with_weights
 
 SEEDS = (0, 1, 2)
 
@@ -152,9 +152,9 @@ def command_of(kept: KeptRun, seed: int) -> str:
     return " ".join(["privmarket", *kept.words(seed)])
 
 
-def settings_are_recommended(kept: KeptRun, config: dict[str, Any]) -> bool:
+def settings_are_recommended(kept: KeptRun, config: KeptConfig) -> bool:
     """Whether a kept run used the settings that are recommended today, where its command does not say otherwise."""
-    if config["mode"] == "literal" or "--set" in kept.options.split():
+    if MODES[config["mode"]].on_pixels or "--set" in kept.options.split():
         return True
     return Training(**config["training"]) == recommended_training(config["dataset"])
 

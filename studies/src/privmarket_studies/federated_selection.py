@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
@@ -114,6 +114,14 @@ def configurations() -> Iterator[FederationConfig]:
             yield task.configuration(training, alpha, seed)
 
 
+class MeasuredRun(TypedDict):
+    """One run of the search, as it is kept."""
+
+    config: dict[str, object]
+    accuracy: float
+    seconds: float
+
+
 def search(path: Path, minutes: float) -> int:
     """Measures what the file does not hold yet, until the time is over; returns how many runs are missing."""
     end = time.monotonic() + 60 * minutes
@@ -172,8 +180,8 @@ def _changed(training: Training) -> str:
     return ", ".join(f"{k} = {v}" for k, v in given.items() if v != start[k]) or "first candidate"
 
 
-def _measured(path: Path) -> dict[str, Any]:
-    kept: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+def _measured(path: Path) -> dict[str, MeasuredRun]:
+    kept: dict[str, MeasuredRun] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     return kept
 
 

@@ -19,7 +19,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -82,7 +81,7 @@ class SpeedReport:
                 found[f"{kind} over before"] = seconds[f"now, {kind}"] / seconds[f"before, {kind}"]
         return found
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Plain data, with the ratios."""
         return {**asdict(self), "seconds": self.seconds, "ratios": self.ratios}
 

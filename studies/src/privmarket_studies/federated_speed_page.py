@@ -14,7 +14,7 @@ import json
 import sys
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, TypedDict
 
 from privmarket.files import write_atomically
 
@@ -60,10 +60,23 @@ of them selling, the same MLP ([memory.json](memory.json)). The aim was less tha
 """
 
 
+class SpeedRun(TypedDict):
+    """What `privmarket bench federate --json` printed; growth is by number of clients."""
+
+    clients: int
+    records: int
+    turns: dict[str, list[float]]
+    seconds: dict[str, float]
+    ratios: dict[str, float]
+    growth: dict[str, float]
+    draws_per_second: float
+    accounting_seconds: float
+
+
 def render(folder: Path) -> str:
     """The page's text, from the JSON files in `folder`."""
     names = sorted(path.name for path in folder.glob("federate-*.json"))
-    runs = [_read(folder / name) for name in names]
+    runs: list[SpeedRun] = [_read(folder / name) for name in names]
     first, files = runs[0], ", ".join(f"[{name}]({name})" for name in names)
     turns = len(first["turns"]["private"])
     page = _ROUND.format(
@@ -96,7 +109,7 @@ def _with_spread(figures: list[float]) -> str:
     return f"{median(figures):.2f} ({min(figures):.2f}–{max(figures):.2f})"
 
 
-def _memory_rows(memory: dict[str, Any]) -> str:
+def _memory_rows(memory: dict[str, dict[str, int]]) -> str:
     peak = {int(n): size for n, size in memory["peak_bytes"].items()}
     fewest = min(peak)
     rows = ""
@@ -106,9 +119,8 @@ def _memory_rows(memory: dict[str, Any]) -> str:
     return rows
 
 
-def _read(path: Path) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return content
+def _read(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 if __name__ == "__main__":

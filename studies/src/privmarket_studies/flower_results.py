@@ -6,7 +6,6 @@ import json
 import sys
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 import jinja2
 
@@ -32,14 +31,14 @@ def render(folder: Path) -> str:
     return page.strip() + "\n"
 
 
-def _answers(report: dict[str, Any], number: int) -> str:
+def _answers(report: dict[str, dict[str, dict[str, int]]], number: int) -> str:
     """What sellers said in a round, in their own words."""
     said = report["answers"].get(str(number), {})
     words = [f"{count} × `{word}`" if " " not in word else f"{count} is gone" for word, count in said.items()]
     return ", ".join(words) or "–"
 
 
-def _verdicts(report: dict[str, Any]) -> str:
+def _verdicts(report: dict[str, dict[str, bool]]) -> str:
     """The promises of a rehearsal and whether they were kept, as a Markdown table."""
     rows = [f"| {promise} | {'kept' if kept else 'BROKEN'} |" for promise, kept in report["verdicts"].items()]
     return "\n".join(["| promise | |", "|---|---|", *rows])

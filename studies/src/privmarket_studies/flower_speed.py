@@ -10,9 +10,9 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 
@@ -40,6 +40,34 @@ class Overhead:
         return self.grid_seconds / self.plain_seconds
 
 
+class OverheadJson(TypedDict):
+    """An `Overhead` with its ratio."""
+
+    work: str
+    clients: int
+    sellers: float
+    plain_seconds: float
+    grid_seconds: float
+    ratio: float
+
+
+class BidsJson(TypedDict):
+    """Seconds of a call for the bids of so many clients."""
+
+    clients: int
+    seconds: float
+
+
+class FlowerSpeedReport(TypedDict):
+    """What `measure` finds on one data set."""
+
+    dataset: str
+    overhead: list[OverheadJson]
+    bids: BidsJson
+    versions: dict[str, str]
+    python: str
+
+
 def workloads(dataset: str) -> dict[str, FederationConfig]:
     """The work that is timed: a full-batch step, and one pass in Poisson batches of 32 expected records."""
     clients, records = (100, 600) if dataset != "digits" else (20, 70)
@@ -52,13 +80,24 @@ def workloads(dataset: str) -> dict[str, FederationConfig]:
     }
 
 
-def measure(dataset: str, *, turns: int = 3, progress: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
+def _json(row: Overhead) -> OverheadJson:
+    return {
+        "work": row.work,
+        "clients": row.clients,
+        "sellers": row.sellers,
+        "plain_seconds": row.plain_seconds,
+        "grid_seconds": row.grid_seconds,
+        "ratio": round(row.ratio, 3),
+    }
+
+
+def measure(dataset: str, *, turns: int = 3, progress: Callable[[str], None] = lambda _: None) -> FlowerSpeedReport:
     """Measures the overhead of the grid and the time of bids on one data set; returns the figures."""
     rows = [_overhead(name, config, turns, progress) for name, config in workloads(dataset).items()]
     progress("calls for bids")
     return {
         "dataset": dataset,
-        "overhead": [{**asdict(row), "ratio": round(row.ratio, 3)} for row in rows],
+        "overhead": [_json(row) for row in rows],
         "bids": {"clients": 1000, "seconds": bid_seconds(1000, turns)},
         "versions": {name: version(name) for name in ("privmarket", "flwr", "torch")},
         "python": platform.python_version(),

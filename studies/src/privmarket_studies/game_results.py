@@ -11,7 +11,7 @@ import json
 import sys
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import jinja2
 import numpy as np
@@ -19,13 +19,41 @@ import numpy as np
 from privmarket import __version__
 from privmarket.files import write_atomically
 from privmarket.meanfield import DiscreteGame, Equilibrium, Grid, Problem, exploitability, solve
+from privmarket_studies.nash_gap_report import Measure, Report
 from privmarket_studies.nash_gap_study import SIZES, recorded_time
 
 EQUILIBRIUM, NASH_GAP = "equilibrium", "nash-gap"
 FINE = Grid(128, 127, 100)
 
 
-def measure_equilibrium() -> dict[str, Any]:
+class Played(TypedDict):
+    """One strategy played by all: prices over time, what a client earns and what it sells."""
+
+    price: list[float]
+    earned: float
+    sold: float
+
+
+class EquilibriumFacts(TypedDict):
+    """What the page about the default problem says."""
+
+    version: str
+    grid: str
+    horizon: float
+    budget_per_client: float
+    sale_cap: float
+    iterations: int
+    seconds: float
+    price_difference_of_two_starts: float
+    exploitability: float
+    exploitability_on_fine_grid: float
+    fine_grid: str
+    exploitability_of_truth: float
+    truthful: Played
+    solved: Played
+
+
+def measure_equilibrium() -> EquilibriumFacts:
     """The default problem: convergence, what deviations gain, and what looking ahead changes."""
     solved, other = solve(Problem.from_scenario()), solve(Problem.from_scenario(), start="patient")
     naive = np.zeros_like(solved.shadow_price)
@@ -68,7 +96,7 @@ def _on_a_finer_grid(solved: Equilibrium) -> float:
     return float(game.starting_value(value) - game.flow(shadow, price).earned)
 
 
-def render_equilibrium(facts: dict[str, Any]) -> str:
+def render_equilibrium(facts: EquilibriumFacts) -> str:
     """The page about the default problem, from its figures."""
     solved, truthful = facts["solved"], facts["truthful"]
     return _filled(
@@ -83,10 +111,10 @@ def render_equilibrium(facts: dict[str, Any]) -> str:
     )
 
 
-def render_nash_gap(report: dict[str, Any]) -> str:
+def render_nash_gap(report: Report) -> str:
     """The page about the Nash gap, from its figures."""
 
-    def share(key: str, name: str = "hindsight") -> float:
+    def share(key: str, name: Measure = "hindsight") -> float:
         cell = report["cells"][key]
         return float(np.mean(np.array(cell[name]) / np.array(cell["mean_payment"])))
 
@@ -96,6 +124,7 @@ def render_nash_gap(report: dict[str, Any]) -> str:
 
     def slope(key: str, scale: str = "relative") -> str:
         fit = report["slopes"][f"{key}/{scale}"]
+        assert fit is not None, f"{key} follows no power law"
         return f"{fit['slope']:.2f} [{fit['low']:.2f}, {fit['high']:.2f}]".replace("-", "−")
 
     def regret(name: str, clients: int) -> float:
@@ -116,7 +145,7 @@ def render_nash_gap(report: dict[str, Any]) -> str:
     )
 
 
-def _searched(report: dict[str, Any]) -> list[dict[str, float]]:
+def _searched(report: Report) -> list[dict[str, float]]:
     """Per number of clients: the best other shading's gain and truth's, as shares of the mean payment."""
     found = []
     for cell in report["search"].values():
@@ -133,7 +162,7 @@ def _searched(report: dict[str, Any]) -> list[dict[str, float]]:
     return found
 
 
-def _filled(name: str, **values: Any) -> str:
+def _filled(name: str, **values: object) -> str:
     text = (files("privmarket_studies") / "templates" / name).read_text(encoding="utf-8")
     template = jinja2.Template(text, undefined=jinja2.StrictUndefined, trim_blocks=True)
     page: str = template.render(percent=_percent, **values)

@@ -12,7 +12,7 @@ import json
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 from privmarket.errors import PrivmarketError
 from privmarket.files import write_atomically
@@ -24,22 +24,54 @@ FIELD = "weights"
 _SHIPPED = "src/privmarket/mechanisms/learned/weights"
 
 
-def weights_of(config: Mapping[str, Any]) -> str:
+class KeptConfig(TypedDict):
+    """Of a kept run's configuration, what pages and loops read."""
+
+    dataset: str
+    mechanism: str
+    mechanism_settings: Mapping[str, object]
+    mode: str
+    types: str
+    wallet: float | None
+    aggregation: str
+    rounds: int
+    seed: int
+    training: dict[str, Any]
+
+
+class KeptResult(TypedDict):
+    """Of a kept run's result file, what pages read; `privmarket.federated.summary.brief` writes it."""
+
+    command: str
+    config: KeptConfig
+    accuracy: float
+    spent: float
+    epsilon_bought: float
+    sellers_per_round: float
+    clients_that_sold: int
+    largest_epsilon_spent: float | None
+    largest_epsilon_if_others_collude: float | None
+    weights: NotRequired[str]
+
+
+def weights_of(config: Mapping[str, object]) -> str:
     """The name under which the weights of a run's rule ship, if it has any."""
-    for_sums = config["mechanism_settings"].get("objective") == "aggregate-error"
+    settings = config["mechanism_settings"]
+    for_sums = isinstance(settings, Mapping) and settings.get("objective") == "aggregate-error"
     return AGGREGATE_WEIGHTS if for_sums and config["mechanism"] == "mfg-menunet" else str(config["mechanism"])
 
 
-def with_weights(result: Mapping[str, Any]) -> dict[str, Any]:
+def with_weights(result: Mapping[str, object]) -> dict[str, object]:
     """A run's result with the digest of the weights that ship for its rule; as it is for rules without weights."""
-    digest = weights_digest(weights_of(result["config"]))
+    config = result["config"]
+    digest = weights_digest(weights_of(config)) if isinstance(config, Mapping) else None
     return {**result, FIELD: digest} if digest else dict(result)
 
 
-def read_run(path: Path) -> dict[str, Any] | None:
+def read_run(path: Path) -> KeptResult | None:
     """The result in a file, or None if it was made with weights that do not ship, or nobody knows which."""
-    result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    config = result.get("config", {})
+    result: KeptResult = json.loads(path.read_text(encoding="utf-8"))
+    config: Mapping[str, object] = result.get("config", {})
     today = weights_digest(weights_of(config)) if "mechanism" in config else None
     if today is None or today == result.get(FIELD, earlier(path.parent.parent).get(path.stem)):
         return result

@@ -11,7 +11,6 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import torch
 
@@ -19,16 +18,23 @@ from privmarket.files import write_atomically
 from privmarket.market.attacks import QUICK
 from privmarket.market.scenarios import scenario
 from privmarket.mechanisms.learned.recipes import MisreportSearch, recipe
-from privmarket.mechanisms.learned.session import measure, train
+from privmarket.mechanisms.learned.session import CaseRow, measure, train
 from privmarket.reports.palette import colour, new_figure, save
 
 MULTIPLIERS = (2.0, 10.0, 50.0)
 
 
-def frontier(steps: int = 120, markets: int = 30) -> list[dict[str, Any]]:
+class FrontierRow(CaseRow):
+    """What an attack found after a training with one multiplier of the regret."""
+
+    multiplier: float
+
+
+def frontier(steps: int = 120, markets: int = 30) -> list[FrontierRow]:
     """One row per multiplier: regret found as a share of pay, ε bought as a share of the fluid bound."""
     torch.set_num_threads(1)
-    law, rows = scenario("uniform"), []
+    law = scenario("uniform")
+    rows: list[FrontierRow] = []
     market = {"scenarios": ("uniform",), "clients": (10, 10), "budget_per_client": (0.5, 0.5)}
     search = MisreportSearch(rows=200)
     base = replace(recipe("mfg-regretnet", "quick", **market), steps=steps, rows=400, attack=search)
@@ -43,7 +49,7 @@ def frontier(steps: int = 120, markets: int = 30) -> list[dict[str, Any]]:
     return rows
 
 
-def figure(rows: list[dict[str, Any]], stem: Path) -> list[Path]:
+def figure(rows: list[FrontierRow], stem: Path) -> list[Path]:
     """Draws value against regret, a point per multiplier; returns the files."""
     made = new_figure(5.0, 3.4)
     axes = made.subplots()

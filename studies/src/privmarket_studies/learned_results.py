@@ -11,7 +11,7 @@ import json
 import sys
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
@@ -21,7 +21,10 @@ from privmarket.market.facts import MarketFacts
 from privmarket.market.scenarios import scenario
 from privmarket.mechanisms import mechanism
 from privmarket.mechanisms.learned.make_weights import BASELINE_CASES, BUDGET_PER_CLIENT, CASES, LITERAL_CASES
+from privmarket.mechanisms.learned.session import CaseRow
 from privmarket.mechanisms.learned.weights import load, shipped
+from privmarket_studies.learned_frontier import FrontierRow
+from privmarket_studies.learned_tuning import TuningRow
 
 # Networks that ship, and the markets in which each is attacked.
 SHIPPED_CASES = {
@@ -40,7 +43,17 @@ COMMANDS = {
 }
 
 
-def compare(seed: int = 7, clients_in_all: int = 20_000) -> list[dict[str, Any]]:
+class ComparisonRow(TypedDict):
+    """Rule → ε bought over the fluid bound, and its standard error, in markets of one law and size."""
+
+    scenario: str
+    clients: int
+    markets: int
+    ratio: dict[str, float]
+    error: dict[str, float]
+
+
+def compare(seed: int = 7, clients_in_all: int = 20_000) -> list[ComparisonRow]:
     """ε bought over the fluid bound: one row per law and size, the same markets for all rules."""
     rows = []
     for law, money in BUDGET_PER_CLIENT.items():
@@ -48,7 +61,7 @@ def compare(seed: int = 7, clients_in_all: int = 20_000) -> list[dict[str, Any]]
             markets = clients_in_all // clients
             types = scenario(law).sample(np.random.default_rng([seed, clients]), clients, (markets,))
             bound = fluid_bound(scenario(law), clients, money * clients)
-            row: dict[str, Any] = {
+            row: ComparisonRow = {
                 "scenario": law,
                 "clients": clients,
                 "markets": markets,
@@ -141,7 +154,7 @@ def _unmeasured() -> str:
     return f"\n\nNot attacked yet ({why}): {'; '.join(missing)}."
 
 
-def _comparison(rows: list[dict[str, Any]]) -> str:
+def _comparison(rows: list[ComparisonRow]) -> str:
     header = ["law, N", *(f"`{name}`" for name in COMPARED)]
     table = []
     for row in rows:
@@ -161,7 +174,7 @@ def _bold(value: float, best: float) -> str:
     return f"**{value:.3f}**" if value == best else f"{value:.3f}"
 
 
-def _tuning(rows: list[dict[str, Any]]) -> str:
+def _tuning(rows: list[TuningRow]) -> str:
     sizes = sorted({case["clients"] for case in rows[0]["cases"]})
     table = [[f"`{row['mechanism']}`", row["trial"], *_means(row["cases"], sizes)] for row in rows]
     steps = max(row["settings"]["steps"] for row in rows)
@@ -179,7 +192,7 @@ def _tuning(rows: list[dict[str, Any]]) -> str:
     return f"{lead}\n\n{_table(header, table)}"
 
 
-def _means(cases: list[dict[str, Any]], sizes: list[int]) -> list[str]:
+def _means(cases: list[CaseRow], sizes: list[int]) -> list[str]:
     """Rows of regret and value by number of clients, means over the laws."""
     cells = []
     for clients in sizes:
@@ -189,7 +202,7 @@ def _means(cases: list[dict[str, Any]], sizes: list[int]) -> list[str]:
     return cells
 
 
-def _frontier(rows: list[dict[str, Any]]) -> str:
+def _frontier(rows: list[FrontierRow]) -> str:
     table = [
         [
             f"{row['multiplier']:g}",
@@ -224,7 +237,7 @@ def _menus() -> str:
     return f"{lead}\n\n{_table(['law, B/N', *(f'r = {ratio:g}' for ratio in ratios)], rows)}"
 
 
-def _speed(report: dict[str, Any]) -> str:
+def _speed(report: dict[str, float]) -> str:
     clients = report["forward_clients"]
     rows = [
         [

@@ -7,11 +7,9 @@ row network on as many rows.
 from __future__ import annotations
 
 import resource
-import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -24,6 +22,7 @@ from privmarket.mechanisms.learned.mfg_regretnet import bare_products
 from privmarket.mechanisms.learned.recipes import MisreportSearch, Recipe, recipe
 from privmarket.mechanisms.learned.trained_weights import new_trainer
 from privmarket.mechanisms.learned.trainer import Trainer
+from privmarket_studies.timing import best_in_turn
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,7 @@ class LearnedSpeed:
     small_forward_seconds: float
     threads: int
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Plain data for JSON."""
         return asdict(self)
 
@@ -84,7 +83,7 @@ def measure(
                 ("mfg-regretnet", MisreportSearch("candidates", rows=10**9)),
             )
         ]
-        mean_field, concatenated, default = _best_in_turn(steps, repeats)
+        mean_field, concatenated, default = best_in_turn(steps, repeats)
         progress("growth in N")
         linear = _exponent("mfg-regretnet", (100, 1_000, 10_000), repeats)
         square = _exponent("regretnet", (200, 400, 800), repeats)
@@ -134,26 +133,16 @@ def _forward(clients: int, repeats: int) -> tuple[float, float, float, float]:
     features = torch.rand((clients, ROW_FEATURES))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", OutsideTraining)
-        forward, products = _best_in_turn(
+        forward, products = best_in_turn(
             [lambda: rule.run(many, clients / 2), lambda: bare_products(network, features)], repeats
         )
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
-        (small,) = _best_in_turn([lambda: rule.run(few, 50.0)], 20)
+        (small,) = best_in_turn([lambda: rule.run(few, 50.0)], 20)
     return forward, products, peak, small
 
 
 def _exponent(name: str, sizes: tuple[int, ...], repeats: int) -> float:
     """Slope of log seconds per step against log N: two profiles, three ascent steps, everybody attacked."""
     attack = MisreportSearch("ascent", steps=3, rows=10**9)
-    seconds = [_best_in_turn([_trainer(name, clients, 2, attack).advance], repeats)[0] for clients in sizes]
+    seconds = [best_in_turn([_trainer(name, clients, 2, attack).advance], repeats)[0] for clients in sizes]
     return float(np.polyfit(np.log(sizes), np.log(seconds), 1)[0])
-
-
-def _best_in_turn(jobs: Sequence[Callable[[], object]], repeats: int) -> list[float]:
-    best = [np.inf] * len(jobs)
-    for _ in range(repeats):
-        for index, job in enumerate(jobs):
-            start = time.perf_counter()
-            job()
-            best[index] = min(best[index], time.perf_counter() - start)
-    return [float(seconds) for seconds in best]

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 
@@ -23,10 +23,10 @@ from privmarket.market.scenarios import scenario
 from privmarket.mechanisms.learned.make_weights import BUDGET_PER_CLIENT
 from privmarket.mechanisms.learned.mean_field_loss import Alignment
 from privmarket.mechanisms.learned.recipes import Recipe
-from privmarket.mechanisms.learned.session import measure, train
+from privmarket.mechanisms.learned.session import CaseRow, measure, train
 
 # Short, with half the clients per batch and half the attacked ones: a trial takes about a minute.
-SHORT: dict[str, Any] = {"steps": 100, "rows": 1024, "attack.rows": 320}
+SHORT: dict[str, object] = {"steps": 100, "rows": 1024, "attack.rows": 320}
 MARKETS = {10: 12, 30: 4}
 SEED = 99
 
@@ -40,13 +40,29 @@ STEADY = {
 GROUPS = {**STEADY, "steering.first": 8.0, "steering.regret_budget": (0.015, 0.006, 0.002, 0.0015, 0.0015)}
 
 
+class TrialIdentity(TypedDict):
+    """What names a trial."""
+
+    mechanism: str
+    trial: str
+    settings: dict[str, Any]
+
+
+class TuningRow(TrialIdentity):
+    """What a trial led to, and how long training and attack took."""
+
+    train_seconds: float
+    attack_seconds: float
+    cases: list[CaseRow]
+
+
 @dataclass(frozen=True)
 class Trial:
     """One short training: what is tried, as settings of a recipe that are all written down."""
 
     mechanism: str
     name: str
-    settings: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, object] = field(default_factory=dict)
 
     def recipe(self) -> Recipe:
         """The recipe; a baseline's own defaults, which follow from these trials, have no part in it."""
@@ -54,7 +70,7 @@ class Trial:
         return base.with_settings({**SHORT, **self.settings})
 
 
-def _seats(seats: int, **network: Any) -> dict[str, Any]:
+def _seats(seats: int, **network: object) -> dict[str, object]:
     return {"clients": (5, seats), "network.seats": seats, **{f"network.{key}": v for key, v in network.items()}}
 
 
@@ -76,7 +92,7 @@ TRIALS: tuple[Trial, ...] = (
 )
 
 
-def run(trial: Trial) -> dict[str, Any]:
+def run(trial: Trial) -> TuningRow:
     """Trains with the settings of a trial and attacks the result on three laws and two sizes."""
     torch.set_num_threads(1)
     chosen = trial.recipe()
@@ -91,25 +107,31 @@ def run(trial: Trial) -> dict[str, Any]:
         started = time.monotonic()
         found = measure(out, trial.mechanism, cases, QUICK, SEED)["cases"]
     return {
-        **_identity(trial),
+        "mechanism": trial.mechanism,
+        "trial": trial.name,
+        "settings": _identity(trial)["settings"],
         "train_seconds": round(done.seconds, 1),
         "attack_seconds": round(time.monotonic() - started, 1),
         "cases": found,
     }
 
 
-def _identity(trial: Trial) -> dict[str, Any]:
+def _identity(trial: Trial) -> TrialIdentity:
     """What a kept row must still be equal to: a trial with other settings is another one."""
-    identity: dict[str, Any] = json.loads(
+    identity: TrialIdentity = json.loads(
         json.dumps({"mechanism": trial.mechanism, "trial": trial.name, "settings": {**SHORT, **trial.settings}})
     )
     return identity
 
 
-def pending(rows: Sequence[dict[str, Any]], trials: Sequence[Trial] = TRIALS) -> list[Trial]:
+def pending(rows: Sequence[TuningRow], trials: Sequence[Trial] = TRIALS) -> list[Trial]:
     """The trials that have no row yet."""
-    done = [{key: row[key] for key in ("mechanism", "trial", "settings")} for row in rows]
+    done = [_identity_of(row) for row in rows]
     return [trial for trial in trials if _identity(trial) not in done]
+
+
+def _identity_of(row: TuningRow) -> TrialIdentity:
+    return {"mechanism": row["mechanism"], "trial": row["trial"], "settings": row["settings"]}
 
 
 def main(file: Path, names: Sequence[str] = ()) -> None:
@@ -124,12 +146,12 @@ def main(file: Path, names: Sequence[str] = ()) -> None:
         write_atomically(file, (json.dumps(rows, indent=1) + "\n").encode())
 
 
-def _in_order(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _in_order(rows: list[TuningRow]) -> list[TuningRow]:
     """Rows of trials that are still listed, in their order."""
     found = []
     for trial in TRIALS:
         identity = _identity(trial)
-        found += [row for row in rows if all(row[key] == value for key, value in identity.items())][-1:]
+        found += [row for row in rows if _identity_of(row) == identity][-1:]
     return found
 
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -30,6 +30,7 @@ from privmarket.meanfield.deviation_gain import fit_slope, measure, one_round_re
 from privmarket.meanfield.plug_in_menu import PlugInMenu
 from privmarket.mechanisms import mechanism
 from privmarket.reports.palette import line_look, new_figure, save
+from privmarket_studies.nash_gap_report import Fit, GapCell, Headline, Measure, Report, SearchCell, Timed
 from privmarket_studies.reproduce.cells import weights_digest
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
 SIZES = (10, 30, 100, 300, 1_000, 3_000)
 POPULATIONS = {"iid": 1, "non-iid": 4}
-MEASURES = ("hindsight", "own_state", "price_error")
+MEASURES: tuple[Measure, ...] = ("hindsight", "own_state", "price_error")
 SALE_CAP = 0.3
 _PROXY_BUDGET = 0.5  # per client, B = 50 at N = 100 as in the paper's tables
 
@@ -91,7 +92,7 @@ def rules_of(population: str) -> list[str]:
     return [name for name in RULES if population == "iid" or name != "mean-field-menu-linear"]
 
 
-def run(setting: Setting, path: Path, progress: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
+def run(setting: Setting, path: Path, progress: Callable[[str], None] = lambda text: None) -> Report:
     """Measures all that is not yet in the file at `path`, and writes it there cell by cell."""
     report = _resume(setting, path)
     for population, kinds in POPULATIONS.items():
@@ -112,11 +113,13 @@ def run(setting: Setting, path: Path, progress: Callable[[str], None] = lambda t
             report["equilibria"][f"{population}/{name}"] = _headline(solved)
             for n in missing:
                 progress(f"{population}, {name}: N = {n}")
-                report["cells"][f"{population}/{name}/{n}"] = _timed(_cell, solved, rule, n, setting.seeds)
+                report["cells"][f"{population}/{name}/{n}"] = _cell(solved, rule, n, setting.seeds)
                 _write(report, path)
             for n in wants_search:
                 progress(f"{population}: shadings at N = {n}")
-                report["search"][f"{population}/{n}"] = _timed(_searched, solved, rule, n, setting.search_seeds)
+                report["search"][f"{population}/{n}"] = _searched(
+                    solved, rule, n, setting.search_seeds
+                )
                 _write(report, path)
     _measure_proxies(setting, report, path, progress)
     report["slopes"] = slopes(report)
@@ -124,23 +127,20 @@ def run(setting: Setting, path: Path, progress: Callable[[str], None] = lambda t
     return report
 
 
-def _timed(measured: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
-    """What `measured` returns, with the seconds that it took under "seconds"."""
-    started = time.monotonic()
-    found = measured(*arguments)
-    return {**found, "seconds": time.monotonic() - started}
-
-
-def recorded_time(report: dict[str, Any]) -> dict[str, float]:
+def recorded_time(report: Report) -> dict[str, float]:
     """Minutes that are recorded, of how many parts, and how many parts there are."""
-    parts = [part for name in ("equilibria", "cells", "search") for part in report[name].values()]
+    parts: list[Timed] = [
+        *report["equilibria"].values(),
+        *report["cells"].values(),
+        *report["search"].values(),
+    ]
     seconds = [part["seconds"] for part in parts if "seconds" in part]
     return {"minutes": sum(seconds) / 60, "timed": len(seconds), "parts": len(parts)}
 
 
-def slopes(report: dict[str, Any]) -> dict[str, Any]:
+def slopes(report: Report) -> dict[str, Fit | None]:
     """Log-log slopes with 95 % intervals, absolute and over the mean payment of the same run."""
-    found: dict[str, Any] = {}
+    found: dict[str, Fit | None] = {}
     for population in POPULATIONS:
         for name in rules_of(population):
             cells = _cells(report, population, name)
@@ -149,7 +149,8 @@ def slopes(report: dict[str, Any]) -> dict[str, Any]:
                 for scale in ("absolute", "relative"):
                     values = [_values(cell, measure_name, scale) for cell in cells]
                     fit = fit_slope(sizes, values, np.random.default_rng(0)) if len(sizes) > 1 else None
-                    found[f"{population}/{name}/{measure_name}/{scale}"] = None if fit is None else fit.__dict__
+                    key = f"{population}/{name}/{measure_name}/{scale}"
+                    found[key] = None if fit is None else {"slope": fit.slope, "low": fit.low, "high": fit.high}
     return found
 
 
@@ -162,24 +163,37 @@ def solved_game(setting: Setting, kinds: int, curve: MenuCurve) -> Equilibrium:
     return solved
 
 
-def _headline(solved: Equilibrium) -> dict[str, Any]:
-    wanted = ("result", "iterations", "seconds", "relative_exploitability", "mean_payment", "mean_epsilon_sold")
-    summary = solved.summary()
-    return {key: summary[key] for key in wanted}
-
-
-def _cell(solved: Equilibrium, rule: Mechanism, clients: int, seeds: int) -> dict[str, Any]:
-    gap = measure(solved, rule, clients, seeds=range(seeds))
-    lists = {name: getattr(gap, name).tolist() for name in (*MEASURES, "mean_payment")}
-    limit = {"own_state_limit": float(f"{gap.own_state_limit:.6g}")}
+def _headline(solved: Equilibrium) -> Headline:
     return {
-        "clients": clients,
-        **limit,
-        **{name: [float(f"{x:.6g}") for x in values] for name, values in lists.items()},
+        "result": solved.result.value,
+        "iterations": solved.statistics.iterations,
+        "seconds": solved.statistics.seconds,
+        "relative_exploitability": solved.relative_exploitability,
+        "mean_payment": solved.mean_payment,
+        "mean_epsilon_sold": float(solved.flow.sold.sum() * solved.game.mesh.step),
     }
 
 
-def _searched(solved: Equilibrium, rule: Mechanism, clients: int, seeds: int) -> dict[str, Any]:
+def _cell(solved: Equilibrium, rule: Mechanism, clients: int, seeds: int) -> GapCell:
+    started = time.monotonic()
+    gap = measure(solved, rule, clients, seeds=range(seeds))
+    return {
+        "clients": clients,
+        "own_state_limit": float(f"{gap.own_state_limit:.6g}"),
+        "hindsight": _six_digits(gap.hindsight),
+        "own_state": _six_digits(gap.own_state),
+        "price_error": _six_digits(gap.price_error),
+        "mean_payment": _six_digits(gap.mean_payment),
+        "seconds": time.monotonic() - started,
+    }
+
+
+def _six_digits(values: Array) -> list[float]:
+    return [float(f"{x:.6g}") for x in values.tolist()]
+
+
+def _searched(solved: Equilibrium, rule: Mechanism, clients: int, seeds: int) -> SearchCell:
+    started = time.monotonic()
     found = search(solved, rule, clients, seeds=range(seeds))
     mean, error = found.best
     spread = found.gain.std(axis=1, ddof=1) / np.sqrt(seeds)
@@ -192,16 +206,18 @@ def _searched(solved: Equilibrium, rule: Mechanism, clients: int, seeds: int) ->
             {"share": a, "extra": d, "gain": float(g), "standard_error": float(e)}
             for (a, d), g, e in zip(found.shadings, found.gain.mean(axis=1), spread, strict=True)
         ],
+        "seconds": time.monotonic() - started,
     }
 
 
-def _measure_proxies(setting: Setting, report: dict[str, Any], path: Path, progress: Callable[[str], None]) -> None:
+def _measure_proxies(setting: Setting, report: Report, path: Path, progress: Callable[[str], None]) -> None:
     law = scenario(setting.scenario)
     for name in setting.proxies:
         rule = mechanism(name, market=MarketFacts.of(law))
         for n in setting.proxy_sizes:
-            kept = report["proxy"].get(f"{name}/{n}", {})
-            if (kept and kept.get("weights") == weights_digest(name)) or n > max(setting.sizes):
+            kept = report["proxy"].get(f"{name}/{n}")
+            same = kept is not None and kept.get("weights") == weights_digest(name)
+            if same or n > max(setting.sizes):
                 continue
             progress(f"one-round regret of {name}: N = {n}")
             regret, payment = one_round_regret(rule, law, n, _PROXY_BUDGET, seeds=range(min(setting.seeds, 20)))
@@ -215,8 +231,8 @@ def _measure_proxies(setting: Setting, report: dict[str, Any], path: Path, progr
             _write(report, path)
 
 
-def _resume(setting: Setting, path: Path) -> dict[str, Any]:
-    fresh: dict[str, Any] = {
+def _resume(setting: Setting, path: Path) -> Report:
+    fresh: Report = {
         "setting": {k: list(v) if isinstance(v, tuple) else v for k, v in setting.__dict__.items()},
         "version": __version__,
         "equilibria": {},
@@ -226,29 +242,32 @@ def _resume(setting: Setting, path: Path) -> dict[str, Any]:
     }
     if not path.exists():
         return fresh
-    saved: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    saved: Report = json.loads(path.read_text(encoding="utf-8"))
     same = all(
         saved["setting"][key] == fresh["setting"][key] for key in ("scenario", "seeds", "grid", "search_seeds")
     )
-    return {**saved, "setting": fresh["setting"]} if same else fresh
+    if not same:
+        return fresh
+    saved["setting"] = fresh["setting"]
+    return saved
 
 
-def _write(report: dict[str, Any], path: Path) -> None:
+def _write(report: Report, path: Path) -> None:
     write_atomically(path, json.dumps(report, indent=1) + "\n")
 
 
-def _cells(report: dict[str, Any], population: str, rule: str) -> list[dict[str, Any]]:
+def _cells(report: Report, population: str, rule: str) -> list[GapCell]:
     mine = [cell for key, cell in report["cells"].items() if key.startswith(f"{population}/{rule}/")]
     return sorted(mine, key=lambda cell: int(cell["clients"]))
 
 
-def _values(cell: dict[str, Any], name: str, scale: str) -> Array:
+def _values(cell: GapCell, name: Measure, scale: str) -> Array:
     values = np.array(cell[name])
     return np.asarray(values / np.array(cell["mean_payment"]) if scale == "relative" else values)
 
 
 # (rule, measure) → colour, marker, what it is
-_LOOK = {
+_LOOK: dict[tuple[str, Measure], tuple[str, str, str]] = {
     ("mean-field-menu", "price_error"): ("#888888", "s", "|utility − the mean-field game's|"),
     ("mean-field-menu", "hindsight"): ("#D55E00", "o", "gap, deviator foresees the others"),
     ("mean-field-menu-linear", "hindsight"): ("#009E73", "D", "same, linear menu"),
@@ -256,7 +275,7 @@ _LOOK = {
 }
 
 
-def figure(report: dict[str, Any], stem: Path, formats: tuple[str, ...] = ("png", "svg")) -> list[Path]:
+def figure(report: Report, stem: Path, formats: tuple[str, ...] = ("png", "svg")) -> list[Path]:
     """Panels (c) and (d), and the stand-in where it was measured."""
     panels = len(POPULATIONS) + bool(report["proxy"])
     drawing = new_figure(5.2 * panels, 5.6)
@@ -273,7 +292,7 @@ def figure(report: dict[str, Any], stem: Path, formats: tuple[str, ...] = ("png"
     return save(drawing, stem, formats)
 
 
-def _panel(axis: Axes, report: dict[str, Any], population: str) -> None:
+def _panel(axis: Axes, report: Report, population: str) -> None:
     for (rule, name), (shade, marker, text) in _LOOK.items():
         if rule not in rules_of(population):
             continue
@@ -306,13 +325,13 @@ def _panel(axis: Axes, report: dict[str, Any], population: str) -> None:
     axis.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=2, frameon=False)
 
 
-def _own_state_limits(axis: Axes, cells: list[dict[str, Any]]) -> None:
+def _own_state_limits(axis: Axes, cells: list[GapCell]) -> None:
     share = [cell["own_state_limit"] / np.mean(cell["mean_payment"]) for cell in cells]
     text = "gap, deviator sees its own state only:\n    upper estimate"
     axis.plot([c["clients"] for c in cells], share, color="#0072B2", marker="v", mfc="white", ls=":", label=text)
 
 
-def _proxy_panel(axis: Axes, report: dict[str, Any]) -> None:
+def _proxy_panel(axis: Axes, report: Report) -> None:
     names: Sequence[str] = sorted({cell["mechanism"] for cell in report["proxy"].values()})
     drawn = False
     for name in names:
@@ -336,7 +355,7 @@ def _proxy_panel(axis: Axes, report: dict[str, Any]) -> None:
     axis.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=2, frameon=False)
 
 
-def markdown(report: dict[str, Any]) -> str:
+def markdown(report: Report) -> str:
     """The figures as tables, for the documentation."""
     lines = ["Shares of the mean payment, means over seeds ± standard error.", ""]
     lines += ["| population | rule | N | hindsight | own state, from below | from above | utility error |"]
@@ -364,14 +383,14 @@ def markdown(report: dict[str, Any]) -> str:
             "",
         ]
         lines += ["| N | seeds | best shading's gain ± standard error | truth's gain |", "|---|---|---|---|"]
-        for cell in report["search"].values():
-            paid = np.mean(report["cells"][f"iid/mean-field-menu/{cell['clients']}"]["mean_payment"])
-            truth = next(s for s in cell["shadings"] if (s["share"], s["extra"]) == (0.0, 0.0))
-            gain = f"{cell['best_gain'] / paid:.1e} ± {cell['standard_error'] / paid:.0e}"
+        for tried in report["search"].values():
+            paid = np.mean(report["cells"][f"iid/mean-field-menu/{tried['clients']}"]["mean_payment"])
+            truth = next(s for s in tried["shadings"] if (s["share"], s["extra"]) == (0.0, 0.0))
+            gain = f"{tried['best_gain'] / paid:.1e} ± {tried['standard_error'] / paid:.0e}"
             naive = f"{truth['gain'] / paid:.1e} ± {truth['standard_error'] / paid:.0e}"
-            lines.append(f"| {cell['clients']} | {cell['seeds']} | {gain} | {naive} |")
+            lines.append(f"| {tried['clients']} | {tried['seeds']} | {gain} | {naive} |")
     return "\n".join(lines) + "\n"
 
 
-def _fit_text(fit: dict[str, float] | None) -> str:
+def _fit_text(fit: Fit | None) -> str:
     return "not above 0" if fit is None else f"{fit['slope']:.2f} [{fit['low']:.2f}, {fit['high']:.2f}]"

@@ -17,16 +17,47 @@ import tempfile
 import warnings
 from contextlib import chdir, redirect_stdout
 from pathlib import Path
-from typing import Any
+from typing import NotRequired, TypedDict
 
 from privmarket.files import write_atomically
 
-Notebook = dict[str, Any]
+
+class Output(TypedDict):
+    """What a cell shows, as Jupyter stores it: printed lines, or the value of its last line."""
+
+    output_type: str
+    name: NotRequired[str]
+    text: NotRequired[list[str]]
+    data: NotRequired[dict[str, str | list[str]]]
+    execution_count: NotRequired[int]
+    metadata: NotRequired[dict[str, object]]
+
+
+class CellMetadata(TypedDict, total=False):
+    """Of a cell's notes, what is read here."""
+
+    tags: list[str]
+
+
+class NotebookCell(TypedDict):
+    """A cell; only those of code have outputs."""
+
+    cell_type: str
+    source: list[str]
+    metadata: CellMetadata
+    execution_count: NotRequired[int]
+    outputs: NotRequired[list[Output]]
+
+
+class Notebook(TypedDict):
+    """A notebook, of which only the cells are read; the rest is kept as it is."""
+
+    cells: list[NotebookCell]
 
 
 def run(notebook: Notebook, folder: Path) -> Notebook:
     """The notebook with the outputs of a fresh run, its working folder being `folder`; a failing cell raises."""
-    names: dict[str, Any] = {"__name__": "__main__"}
+    names: dict[str, object] = {"__name__": "__main__"}
     cells, count = [], 0
     with chdir(folder), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -42,7 +73,7 @@ def run(notebook: Notebook, folder: Path) -> Notebook:
     return {**notebook, "cells": cells}
 
 
-def _outputs(source: str, names: dict[str, Any], count: int) -> list[dict[str, Any]]:
+def _outputs(source: str, names: dict[str, object], count: int) -> list[Output]:
     """What a cell prints, and the value of its last line, as Jupyter stores them."""
     tree = ast.parse(source)
     last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
@@ -51,22 +82,23 @@ def _outputs(source: str, names: dict[str, Any], count: int) -> list[dict[str, A
         exec(compile(tree, f"cell {count}", "exec"), names)
         if isinstance(last, ast.Expr):
             value = eval(compile(ast.Expression(last.value), f"cell {count}", "eval"), names)
-    found: list[dict[str, Any]] = []
+    found: list[Output] = []
     if printed.getvalue():
         found.append({"name": "stdout", "output_type": "stream", "text": _lines(printed.getvalue())})
     if value is not None:
-        shown = {"data": _data(value), "execution_count": count, "metadata": {}, "output_type": "execute_result"}
-        found.append(shown)
+        found.append(
+            {"data": _data(value), "execution_count": count, "metadata": {}, "output_type": "execute_result"}
+        )
     return found
 
 
-def _data(value: Any) -> dict[str, Any]:
+def _data(value: object) -> dict[str, str | list[str]]:
     """A value as text, and as a picture or as HTML where it can be."""
     if hasattr(value, "savefig"):
         buffer = io.BytesIO()
         value.savefig(buffer, format="png", dpi=90)
         return {"image/png": base64.b64encode(buffer.getvalue()).decode(), "text/plain": ["a figure"]}
-    data: dict[str, Any] = {"text/plain": _lines(repr(value))}
+    data: dict[str, str | list[str]] = {"text/plain": _lines(repr(value))}
     if hasattr(value, "_repr_html_"):
         data["text/html"] = _lines(value._repr_html_())
     return data

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import dp_accounting
@@ -19,6 +17,7 @@ from privmarket.privacy.calibration import ReleaseFamily
 from privmarket.privacy.events import PrivacyEvent, to_dp_event
 from privmarket.privacy.noise import NoiseSource
 from privmarket.privacy.release import ReleaseGrid
+from privmarket_studies.timing import best_in_turn
 
 CLIENTS, ROUNDS, RATE = 100, 200, 0.05
 
@@ -51,7 +50,7 @@ def measure(*, seed: int = 0, normals: int = 1 << 24, turns: int = 5) -> list[Sp
 def _noise(seed: int, normals: int, turns: int) -> SpeedRow:
     torch.set_num_threads(1)
     buffer, source = torch.empty(normals), NoiseSource.from_seed(seed)
-    ours, theirs = _in_turn(lambda: source.fill(buffer), lambda: buffer.normal_(), turns)
+    ours, theirs = best_in_turn([lambda: source.fill(buffer), lambda: buffer.normal_()], turns)
     return SpeedRow(f"{normals:,} normals, AES-CTR + Box–Muller", ours, "torch normal_, one thread", theirs)
 
 
@@ -63,7 +62,7 @@ def _integer_noise(seed: int, draws: int, turns: int) -> SpeedRow:
     oracle = space >> dp.m.then_gaussian(scale=integer_noise.deviation(2))
     sums = np.zeros(min(draws, 1 << 20), dtype=np.float32)
     grid, source = ReleaseGrid(1.0, 2), NoiseSource.from_seed(seed)
-    ours, theirs = _in_turn(lambda: grid.noisy(sums, source, sums), lambda: oracle([0] * few), turns)
+    ours, theirs = best_in_turn([lambda: grid.noisy(sums, source, sums), lambda: oracle([0] * few)], turns)
     task = f"{draws:,} exact releases, AES-CTR + tables"
     return SpeedRow(task, ours * draws / sums.size, f"OpenDP discrete Gaussian, from {few:,}", theirs * draws / few)
 
@@ -92,8 +91,8 @@ def _accounting(seed: int, turns: int) -> SpeedRow:
         accountant.compose(to_dp_event([entry[0] for entry in sales[:10]]))
         accountant.get_epsilon(1e-5)
 
-    mine = min(_seconds(ours) for _ in range(turns))
-    reference = _seconds(theirs) * CLIENTS * ROUNDS / 10
+    (mine,), (once,) = best_in_turn([ours], turns), best_in_turn([theirs], 1)
+    reference = once * CLIENTS * ROUNDS / 10
     task = f"accounting {CLIENTS} clients × {ROUNDS} rounds"
     return SpeedRow(task, mine, "dp-accounting RDP, from 10 rounds of one client", reference)
 
@@ -115,18 +114,8 @@ def _calibration(seed: int, turns: int) -> SpeedRow:
         bracket = dp_accounting.ExplicitBracketInterval(0.5, 10.0)
         dp_accounting.calibrate_dp_mechanism(fresh, event, 1.0, 1e-5, bracket, tol=1e-3)
 
-    mine = min(_seconds(lambda: family.noise_multiplier(epsilon)) for _ in range(turns))
+    (mine,) = best_in_turn([lambda: family.noise_multiplier(epsilon)], turns)
+    (once,) = best_in_turn([theirs], 1)
     return SpeedRow(
-        f"noise for {many:,} sold ε", mine, "dp-accounting calibration, from one ε", _seconds(theirs) * many
+        f"noise for {many:,} sold ε", mine, "dp-accounting calibration, from one ε", once * many
     )
-
-
-def _in_turn(ours: Callable[[], object], theirs: Callable[[], object], turns: int) -> tuple[float, float]:
-    pairs = [(_seconds(ours), _seconds(theirs)) for _ in range(turns)]
-    return min(a for a, _ in pairs), min(b for _, b in pairs)
-
-
-def _seconds(work: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start

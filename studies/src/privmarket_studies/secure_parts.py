@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 from flwr.common import bytes_to_ndarray, ndarray_to_bytes
@@ -38,9 +38,18 @@ def _best(action: Callable[[], object], times: int, runs: int = 7) -> float:
     return min(once() for _ in range(runs))
 
 
+class Parts(TypedDict):
+    """What a round is made of: processor seconds by part, of pieces by "threshold of pieces", and bytes."""
+
+    seconds: dict[str, float]
+    pieces: dict[str, dict[str, float]]
+    flower: dict[str, float]
+    bytes: dict[str, int]
+
+
 def measure_parts(
     weights: int, windows: Iterable[tuple[int, int]], *, flower: bool = True
-) -> dict[str, dict[str, Any]]:
+) -> Parts:
     """Processor seconds of what a round is made of, and bytes of what is sent.
 
     Args:

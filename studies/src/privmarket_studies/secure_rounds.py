@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 from flwr.app import ArrayRecord, Context, Message, RecordDict
@@ -91,7 +91,7 @@ class _Drawn:
         """The number of records that the seller is said to hold."""
         return MEASURED_RECORDS
 
-    def share(self, weights: Any, job: Any, grid: Any) -> Mapping[str, np.ndarray]:
+    def share(self, weights: object, job: object, grid: object) -> Mapping[str, np.ndarray]:
         """The integers that were drawn before."""
         return self.integers
 
@@ -140,12 +140,31 @@ def _require_all(result: MarketResult, sellers: int) -> None:
         raise RuntimeError(f"{record.sellers} of {sellers} sold: {record.dropped}")
 
 
+class RoundRow(TypedDict):
+    """The least of every figure of `Measured` over some turns, without and with a secure sum."""
+
+    sellers: int
+    weights: int
+    window: int
+    plain: dict[str, float]
+    secure: dict[str, float]
+
+
+class Simulation(TypedDict):
+    """Processor seconds of a simulated round by trust, turn by turn."""
+
+    dataset: str
+    clients: int
+    turns: list[dict[str, float]]
+    load_average: float
+
+
 def measure_rounds(
     rounds: tuple[tuple[int, int], ...] = ROUNDS,
     *,
     turns: int = 2,
     progress: Callable[[str], None] = lambda _: None,
-) -> list[dict[str, Any]]:
+) -> list[RoundRow]:
     """A row per (sellers, weights): a plain and a secure round, and how many pieces each key was cut into.
 
     Both kinds take turns; the smallest figure of all turns counts.
@@ -160,15 +179,15 @@ def measure_rounds(
             {name: asdict(measured_round(sellers, weights, secure=secure)) for name, secure in kinds.items()}
             for _ in range(turns)
         ]
-        best = {
-            name: {figure: min(run[name][figure] for run in runs) for figure in runs[0][name]} for name in kinds
-        }
+        plain, secure_best = (
+            {figure: min(run[name][figure] for run in runs) for figure in runs[0][name]} for name in kinds
+        )
         window = neighbourhood(sellers, HONEST_SHARE).window
-        rows.append({"sellers": sellers, "weights": weights, "window": window, **best})
+        rows.append(RoundRow(sellers=sellers, weights=weights, window=window, plain=plain, secure=secure_best))
     return rows
 
 
-def measure_simulation(turns: int = 8) -> dict[str, Any]:
+def measure_simulation(turns: int = 8) -> Simulation:
     """Processor seconds of a simulated round under both trusts: 100 clients of MNIST, one full-batch step.
 
     The trusts take turns and every turn is kept, but for the first, which loads records.

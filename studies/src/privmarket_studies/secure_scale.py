@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Literal, TypedDict
 
 import jinja2
 import numpy as np
@@ -34,19 +34,22 @@ from privmarket.federated.shares import (
 from privmarket.files import write_atomically
 from privmarket.flower.hash_tree import HASH_BYTES
 from privmarket.flower.masks import masked_width
-from privmarket.flower.neighbours import MAY_MISS, failure_probability, neighbourhood
+from privmarket.flower.neighbours import MAY_MISS, Neighbourhood, failure_probability, neighbourhood
 from privmarket.flower.secure_seller import largest_integer
 from privmarket.privacy.calibration import ReleaseFamily
-from privmarket_studies.secure_parts import FLOWER_WINDOW, measure_parts
+from privmarket_studies.secure_parts import FLOWER_WINDOW, Parts, measure_parts
 from privmarket_studies.secure_rounds import (
     HONEST_SHARE,
     LARGE_ROUNDS,
     MEASURED_RECORDS,
     ROUNDS,
+    RoundRow,
+    Simulation,
     measure_rounds,
     measure_simulation,
 )
 
+RoundSize = Literal["sellers", "weights"]
 WEIGHTS = 100_000
 SELLERS = (100, 1_000, 10_000, 100_000, 1_000_000)
 DROPOUT = 0.02
@@ -86,7 +89,31 @@ class Cost:
     list_bytes: float = 0.0
 
 
-def plain_cost(sellers: int, weights: int, parts: Mapping[str, Any]) -> Cost:
+class KeptParts(Parts, total=False):
+    """The file of all measurements; some may still be missing."""
+
+    rounds: list[RoundRow]
+    simulation: Simulation
+    lost: dict[str, dict[str, float]]
+    versions: dict[str, str]
+    python: str
+
+
+class CohortRow(TypedDict):
+    """All that the page says of a sum of so many sellers."""
+
+    sellers: int
+    plan: Neighbourhood
+    plain: Cost
+    secure: Cost
+    bits: float
+    weight_bytes: int
+    privacy_failure: float
+    not_opened: dict[float, float]
+    refused: bool
+
+
+def plain_cost(sellers: int, weights: int, parts: Parts) -> Cost:
     """A round in which updates are sent in the clear, without training and noise."""
     seconds, vector = parts["seconds"], weights * parts["bytes"]["weight_plain"]
     server = sellers * weights * seconds["add_plain_per_weight"]
@@ -114,7 +141,7 @@ def proof_hashes(size: int, places: int) -> float:
     return total
 
 
-def list_cost(sellers: int, parts: Mapping[str, Any], dropout: float = 0.0) -> tuple[float, float, float]:
+def list_cost(sellers: int, parts: Parts, dropout: float = 0.0) -> tuple[float, float, float]:
     """What a seller's view of the others costs: its seconds and bytes, and the server's seconds for all sellers."""
     plan, s, b = neighbourhood(sellers, HONEST_SHARE), parts["seconds"], parts["bytes"]
     came, entry, number = (1.0 - dropout) * sellers, b["list_entry"], b["number"]
@@ -136,7 +163,7 @@ def list_cost(sellers: int, parts: Mapping[str, Any], dropout: float = 0.0) -> t
 
 
 def secure_cost(
-    sellers: int, weights: int, parts: Mapping[str, Any], dropout: float = 0.0, records: int = RECORDS
+    sellers: int, weights: int, parts: Parts, dropout: float = 0.0, records: int = RECORDS
 ) -> Cost:
     """A secure round, without training and noise, in which a share of the sellers vanish after keys are shared."""
     plan = neighbourhood(sellers, HONEST_SHARE)
@@ -188,12 +215,12 @@ def privacy_failure(sellers: int) -> float:
     return 0.0 if plan.everybody else failure_probability(sellers, colluders, plan.window)
 
 
-def measured_cost(row: Mapping[str, Any], parts: Mapping[str, Any]) -> Cost:
+def measured_cost(row: RoundRow, parts: Parts) -> Cost:
     """What the arithmetic gives for a round that was measured."""
     return secure_cost(row["sellers"], row["weights"], parts, records=MEASURED_RECORDS)
 
 
-def cohort_row(sellers: int, weights: int, parts: Mapping[str, Any]) -> dict[str, Any]:
+def cohort_row(sellers: int, weights: int, parts: Parts) -> CohortRow:
     """All that the page says of a sum of so many sellers."""
     sigma = float(ReleaseFamily().noise_multiplier(EPSILON))
     return {
@@ -209,7 +236,9 @@ def cohort_row(sellers: int, weights: int, parts: Mapping[str, Any]) -> dict[str
     }
 
 
-def growth(rows: list[dict[str, Any]], by: str, fixed: Mapping[str, int], figure: str, least: int = 0) -> float:
+def growth(
+    rows: list[RoundRow], by: RoundSize, fixed: Mapping[RoundSize, int], figure: str, least: int = 0
+) -> float:
     """The exponent by which a secure round's figure grew from the first to the last measured row of that kind.
 
     Args:
@@ -223,7 +252,7 @@ def growth(rows: list[dict[str, Any]], by: str, fixed: Mapping[str, int], figure
     return math.log(last["secure"][figure] / first["secure"][figure]) / math.log(last[by] / first[by])
 
 
-def over_n_log_n(rounds: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def over_n_log_n(rounds: list[RoundRow]) -> list[dict[str, object]]:
     """Measured rounds on a ring: what clients together and the server computed, over n log₂ n, in seconds."""
     return [
         {
@@ -249,12 +278,12 @@ def needed_windows() -> list[tuple[int, int]]:
     return sorted({(plan.threshold, plan.window) for plan in (neighbourhood(n, HONEST_SHARE) for n in sellers)})
 
 
-def _large(one: tuple[int, int]) -> Callable[[Mapping[str, Any]], Mapping[str, Any]]:
+def _large(one: tuple[int, int]) -> Callable[[KeptParts], Mapping[str, object]]:
     """Measures one of the large rounds, once."""
     return lambda kept: {"rounds": _rounds(kept, measure_rounds((one,), turns=1, progress=print))}
 
 
-MEASUREMENTS: dict[str, Callable[[Mapping[str, Any]], Mapping[str, Any]]] = {
+MEASUREMENTS: dict[str, Callable[[KeptParts], Mapping[str, object]]] = {
     "parts": lambda _: measure_parts(WEIGHTS, needed_windows()),
     "rounds": lambda kept: {"rounds": _rounds(kept, measure_rounds(progress=print))},
     **{f"{sellers}-sellers": _large((sellers, weights)) for sellers, weights in LARGE_ROUNDS},
@@ -265,7 +294,7 @@ MEASUREMENTS: dict[str, Callable[[Mapping[str, Any]], Mapping[str, Any]]] = {
 }
 
 
-def measure(kept: Mapping[str, Any], what: str) -> dict[str, Any]:
+def measure(kept: KeptParts, what: str) -> dict[str, object]:
     """What was measured before, with one kind of measurement made anew."""
     return {
         **kept,
@@ -275,13 +304,13 @@ def measure(kept: Mapping[str, Any], what: str) -> dict[str, Any]:
     }
 
 
-def _rounds(kept: Mapping[str, Any], new: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _rounds(kept: KeptParts, new: list[RoundRow]) -> list[RoundRow]:
     """Measured rounds by weights and sellers, new ones in place of old ones."""
     found = {(row["weights"], row["sellers"]): row for row in (*kept.get("rounds", ()), *new)}
     return [found[key] for key in sorted(found)]
 
 
-def render(parts: Mapping[str, Any]) -> str:
+def render(parts: KeptParts) -> str:
     """The page's text, from the measured parts."""
     text = (files("privmarket_studies") / "templates" / "scale.md").read_text(encoding="utf-8")
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True)
@@ -381,7 +410,7 @@ def main() -> None:
     given = parser.parse_args()
     kept = given.docs / PARTS
     for what in given.measure:
-        before = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
+        before = json.loads(kept.read_text(encoding="utf-8") if kept.exists() else "{}")
         write_atomically(kept, json.dumps(measure(before, what), indent=1) + "\n")
     page = render(json.loads(kept.read_text(encoding="utf-8")))
     write_atomically(given.docs / "scale.md", page)

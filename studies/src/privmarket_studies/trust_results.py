@@ -8,16 +8,15 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from privmarket.reports.palette import line_look, new_figure, save
-from privmarket_studies.kept_weights import read_run
+from privmarket_studies.kept_weights import KeptResult, read_run
+from privmarket_studies.page_text import accuracy_text, table_row
 from privmarket_studies.trust_runs import BARS, MONEY, RULES, TrustRun, curve_name
 from privmarket_studies.trust_selection import RATES, Selection, decider
 
-Result = dict[str, Any]
 OPTIMISED = "graded-ration"
 FIXED = ("ration", "ration-0.7", "ration-0.5")
 _MARKERS = {"ration-0.7": {"marker": "v"}, "ration-0.5": {"marker": "o"}}
@@ -66,17 +65,17 @@ trusts are compared on the same work. Points that are missing were not run.
 """
 
 
-def load(folder: Path, run: TrustRun) -> list[Result]:
+def load(folder: Path, run: TrustRun) -> list[KeptResult]:
     """The results of a run, by seed, without those of weights that no longer ship."""
     return _current(path for path in (run.path(folder, seed) for seed in run.seeds) if path.exists())
 
 
-def _current(paths: Iterable[Path]) -> list[Result]:
+def _current(paths: Iterable[Path]) -> list[KeptResult]:
     """The results in these files, without those of weights that no longer ship."""
     return [result for result in map(read_run, paths) if result is not None]
 
 
-def curve(folder: Path, trust: str, rule: str) -> list[tuple[int, list[Result]]]:
+def curve(folder: Path, trust: str, rule: str) -> list[tuple[int, list[KeptResult]]]:
     """(money offered, results) of the points that exist, made with the weights that ship."""
     points = []
     for money in MONEY[trust]:
@@ -86,14 +85,7 @@ def curve(folder: Path, trust: str, rule: str) -> list[tuple[int, list[Result]]]
     return points
 
 
-def accuracy_text(results: list[Result]) -> str:
-    """Mean ± standard deviation in per cent, or the one figure there is."""
-    values = [100 * result["accuracy"] for result in results]
-    spread = f" ± {np.std(values, ddof=1):.2f}" if len(values) > 1 else ""
-    return f"{np.mean(values):.2f}{spread} %"
-
-
-def money_for(points: list[tuple[int, list[Result]]], target: float = TARGET) -> float | None:
+def money_for(points: list[tuple[int, list[KeptResult]]], target: float = TARGET) -> float | None:
     """Money paid at which the mean accuracy reaches the target, between points on a logarithmic scale."""
     paid = np.array([np.mean([result["spent"] for result in results]) for _, results in points])
     reached = np.array([np.mean([result["accuracy"] for result in results]) for _, results in points])
@@ -126,7 +118,7 @@ def _bars(folder: Path) -> str:
         if not results:
             continue
         bar, aim = _ASKED[run.name]
-        alone = max(result["largest_epsilon_if_others_collude"] for result in results)
+        alone = max(result["largest_epsilon_if_others_collude"] or 0.0 for result in results)
         cells = [
             run.name,
             f"**{accuracy_text(results)}**",
@@ -135,10 +127,10 @@ def _bars(folder: Path) -> str:
             f"{aim:.1%}",
             str(results[0]["config"]["rounds"]),
             f"{np.mean([result['spent'] for result in results]):,.0f}",
-            f"{max(result['largest_epsilon_spent'] for result in results):.3f}",
+            f"{max(result['largest_epsilon_spent'] or 0.0 for result in results):.3f}",
             f"{alone:.1f}",
         ]
-        rows += f"| {' | '.join(cells)} |\n"
+        rows += table_row(cells)
     return rows
 
 
@@ -164,9 +156,9 @@ def _curve_table(folder: Path) -> str:
                     *(trust, f"`{rule}`", f"{money:,}", accuracy_text(results), str(len(results))),
                     f"{np.mean([result['spent'] for result in results]):,.1f}",
                     f"{np.mean([result['sellers_per_round'] for result in results]):.0f}",
-                    f"{max(result['largest_epsilon_spent'] for result in results):.2f}",
+                    f"{max(result['largest_epsilon_spent'] or 0.0 for result in results):.2f}",
                 ]
-                rows += f"| {' | '.join(cells)} |\n"
+                rows += table_row(cells)
     return rows
 
 
@@ -222,9 +214,9 @@ def paired_ratios(folder: Path, rule: str, other: str, target: float = TARGET) -
     return ratios
 
 
-def by_seed(points: list[tuple[int, list[Result]]]) -> dict[int, list[tuple[int, list[Result]]]]:
+def by_seed(points: list[tuple[int, list[KeptResult]]]) -> dict[int, list[tuple[int, list[KeptResult]]]]:
     """The curve of each seed that has at least two points."""
-    found: dict[int, list[tuple[int, list[Result]]]] = {}
+    found: dict[int, list[tuple[int, list[KeptResult]]]] = {}
     for money, results in points:
         for result in results:
             found.setdefault(int(result["config"]["seed"]), []).append((money, [result]))
@@ -245,7 +237,7 @@ def _paired(folder: Path) -> str:
             f"{np.exp(logs.mean() - 2 * error):.2f} to {np.exp(logs.mean() + 2 * error):.2f}",
             f"{min(ratios):.2f} to {max(ratios):.2f}",
         ]
-        rows += f"| {' | '.join(cells)} |\n"
+        rows += table_row(cells)
     if not rows:
         return ""
     return f"""
@@ -296,13 +288,13 @@ def _rates(folder: Path) -> str:
     text += "|---|---|---|" + "---|" * len(every) + "\n"
     for trust in MONEY:
         for money in MONEY[trust]:
-            row = trials.get(f"{trust} {money}", {})
+            tried_there = trials.get(f"{trust} {money}", {})
             for rule in dict.fromkeys(decider(trust, rule) for rule in RULES):
-                tried = [row.get(f"{rule} {rate:g}") for rate in every]
+                tried = [tried_there.get(f"{rule} {rate:g}") for rate in every]
                 if not any(tried):
                     continue
                 cells = ["–" if t is None else f"{t:.2%}" for t in tried]
-                text += f"| {trust} | {money:,} | `{rule}` | {' | '.join(cells)} |\n"
+                text += table_row([trust, f"{money:,}", f"`{rule}`", *cells])
     return text
 
 

@@ -54,7 +54,7 @@ class TrustRun:
         return folder / f"{self.name}-seed-{seed}.json"
 
 
-def _capped(dataset: str, alpha: float, lifetime: float, rounds: int, budget: float, **more: Any) -> TrustRun:
+def _capped(dataset: str, alpha: float, lifetime: float, rounds: int, budget: float) -> TrustRun:
     """Everybody sells an equal part of a lifetime ε in every round, at a price that covers everybody's cost."""
     settings = {
         "dataset": dataset,
@@ -66,7 +66,7 @@ def _capped(dataset: str, alpha: float, lifetime: float, rounds: int, budget: fl
         "rounds": rounds,
         "budget": budget,
     }
-    return TrustRun(f"{dataset}-{alpha:g}-epsilon-{lifetime:g}", {**settings, **more})
+    return TrustRun(f"{dataset}-{alpha:g}-epsilon-{lifetime:g}", settings)
 
 
 # Rounds were chosen by trials on validation records of MNIST and Fashion-MNIST; everything else is what is
@@ -91,7 +91,7 @@ ROUNDS = 5
 _SHORT = {"momentum": 0.5, "averaging": 0.0, "final_rate": 0.3}
 
 
-def rule_of(name: str, trust: str, heterogeneity: float) -> tuple[str, dict[str, Any]]:
+def rule_of(name: str, trust: str, heterogeneity: float) -> tuple[str, dict[str, object]]:
     """The mechanism behind a curve's name, and its settings where clients differ by H."""
     if name in _PRICES:
         return "ration", {"unit_price": _PRICES[name]}
@@ -166,17 +166,18 @@ def make(
     runs = tuple(run for run in kept if run.name.startswith(only))
     held: tuple[str, Dataset] | None = None
     todo = [(run, seed) for run, seed in missing(folder, runs) if seed in seeds]
-    for done, (run, seed) in enumerate(todo):
+    for count, (run, seed) in enumerate(todo):
         if time.monotonic() > end:
-            return len(todo) - done
+            return len(todo) - count
         config = run.config(seed)
         if held is None or held[0] != config.dataset:
             held = config.dataset, with_features(load_dataset(config.dataset), config.training.features)
         path = run.path(folder, seed)
         command = f"python -m privmarket_studies.trust_study runs --only {run.name} --seeds {seed}"
-        result = with_weights(brief(played(config, held[1]), command))
+        done = played(config, held[1])
+        result = with_weights(brief(done, command))
         write_atomically(path, json.dumps(result, indent=1, ensure_ascii=False) + "\n")
-        print(f"{path.name}: accuracy {result['accuracy']:.4f}, paid {result['spent']:.1f}", flush=True)
+        print(f"{path.name}: accuracy {done.accuracy:.4f}, paid {done.spent:.1f}", flush=True)
     return 0
 
 

@@ -97,9 +97,8 @@ def _validation_records() -> Dataset:
     return with_features(load_dataset("mnist", measured_on="validation"), "whitened-scattering")
 
 
-def _read(path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    return found
+def _read(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
 def _write(path: Path, content: object) -> None:

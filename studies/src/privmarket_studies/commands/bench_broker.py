@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -96,7 +96,7 @@ def _rates_table(rows: list[broker_speed.BidSpeed]) -> tables.Table:
     return table
 
 
-def _large_table(large: dict[str, Any]) -> tables.Table:
+def _large_table(large: dict[str, object]) -> tables.Table:
     table = tables.Table(title="a large round over HTTP", show_header=False)
     table.add_column("figure")
     table.add_column("value", justify="right")

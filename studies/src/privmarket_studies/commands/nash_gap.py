@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rich import table as tables
 
     from privmarket_studies import nash_gap_study
+    from privmarket_studies.nash_gap_report import Report
 else:
     console, tables = late("rich.console"), late("rich.table")
     nash_gap_study = late("privmarket_studies.nash_gap_study")
@@ -70,7 +71,7 @@ def nash_gap(
         print_table(_table(report))
 
 
-def _table(report: dict[str, Any]) -> tables.Table:
+def _table(report: Report) -> tables.Table:
     table = tables.Table(title="log-log slope in N of each measure ÷ mean payment, with its 95 % interval")
     for column in ("population", "rule", "measure", "slope"):
         table.add_column(column)

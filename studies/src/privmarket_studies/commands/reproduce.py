@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -94,7 +94,7 @@ def reproduce(
         print_json({"pages": [page.name for page in pages], **_counts(records, missing), "report": str(written)})
 
 
-def _counts(records: list[cache.Record], missing: int) -> dict[str, Any]:
+def _counts(records: list[cache.Record], missing: int) -> dict[str, float]:
     failed = sum(record.failure is not None for record in records)
     return {
         "finished": len(records) - failed,

@@ -13,14 +13,13 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from privmarket_studies.mutants.coverage import Coverage, in_function
 from privmarket_studies.mutants.fault_bench import NOTHING, PATIENCE_SECONDS, Bench
 from privmarket_studies.mutants.fault_bench import run as run_bench
 from privmarket_studies.mutants.faults import Fault, behaviour, faults, tree_with
 from privmarket_studies.mutants.targets import NAMED, TARGETS, Target
-from privmarket_studies.mutants.trial import NO_TESTS, NOT_TRIED, SURVIVED, Only, Verdict, preload, try_fault
+from privmarket_studies.mutants.trial import NO_TESTS, NOT_TRIED, SURVIVED, Entry, Only, Verdict, preload, try_fault
 
 _IMPORT_AND_ENDLESS_SECONDS = 60.0
 
@@ -240,17 +239,17 @@ def _in_a_process(work: Callable[[], None]) -> None:
     os.waitpid(child, 0)
 
 
-def read(out: Path) -> list[dict[str, Any]]:
+def read(out: Path) -> list[Entry]:
     """What was tried; of a fault that was tried twice, the last attempt."""
     return list({entry["key"]: entry for entry in _all(out)}.values())
 
 
-def _all(out: Path) -> list[dict[str, Any]]:
+def _all(out: Path) -> list[Entry]:
     """Every attempt that is on disk, in the order in which they were made."""
     return [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()] if out.exists() else []
 
 
-def of_sample(root: Path, out: Path) -> list[dict[str, Any]]:
+def of_sample(root: Path, out: Path) -> list[Entry]:
     """Today's sample, each fault with its verdict on today's code, or `not tried` (to the end).
 
     `later` says that it survived at first and is noticed now.
@@ -266,7 +265,7 @@ def of_sample(root: Path, out: Path) -> list[dict[str, Any]]:
     ]
 
 
-def _waits(entry: dict[str, Any] | None, again: bool) -> bool:
+def _waits(entry: Entry | None, again: bool) -> bool:
     return entry is None or not entry["final"] or (again and entry["verdict"] == SURVIVED)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any
+from typing import TypedDict
 
 Calls = set[tuple[str, int]]  # (file, first line) of every function that was called
 
@@ -42,6 +42,16 @@ def calls_below(place: Path) -> Iterator[Calls]:
         for entry in profile.getstats():
             if isinstance(entry.code, CodeType):
                 note(entry.code)
+
+
+class CoverageJson(TypedDict):
+    """A coverage as it is stored; calls are pairs of file and line."""
+
+    imports: list[tuple[str, int]]
+    tests: dict[str, list[tuple[str, int]]]
+    left_out: list[str]
+    seconds: dict[str, float]
+    files: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -83,7 +93,7 @@ class Coverage:
         seconds = {name: used for name, used in self.seconds.items() if same(name)}
         return Coverage(self.imports, tests, [name for name in self.left_out if same(name)], seconds, files)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> CoverageJson:
         """The coverage as JSON data, for `from_json`."""
         tests = {name: sorted(calls) for name, calls in self.tests.items()}
         return {
@@ -95,7 +105,7 @@ class Coverage:
         }
 
     @staticmethod
-    def from_json(given: Mapping[str, Any]) -> Coverage:
+    def from_json(given: CoverageJson) -> Coverage:
         """The coverage that `to_json` wrote."""
         tests = {name: {(path, line) for path, line in calls} for name, calls in given["tests"].items()}
         imports = {(path, line) for path, line in given["imports"]}

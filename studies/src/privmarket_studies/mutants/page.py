@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from privmarket.files import write_atomically
 from privmarket_studies.mutants.fault_bench import PATIENCE_SECONDS, SLOW_SECONDS
-from privmarket_studies.mutants.trial import NOT_TRIED, SURVIVED
+from privmarket_studies.mutants.trial import NOT_TRIED, SURVIVED, Entry
 
 RESULTS, JUDGED = "mutants.json", "judgements.json"
 KINDS = ("equivalent", "harmless", "gap")
@@ -72,7 +72,7 @@ at first and were tried again, in the same code, after tests had been written fo
 
 
 def render(
-    sample: Sequence[Mapping[str, Any]], judged: Mapping[str, Mapping[str, str]], commit: str, tests: str = ""
+    sample: Sequence[Entry], judged: Mapping[str, Mapping[str, str]], commit: str, tests: str = ""
 ) -> str:
     """The page.
 
@@ -117,7 +117,7 @@ def render(
     )
 
 
-def figures(sample: Sequence[Mapping[str, Any]], judged: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
+def figures(sample: Sequence[Entry], judged: Mapping[str, Mapping[str, str]]) -> dict[str, float]:
     """How many faults, how many noticed, and the share of those that change behaviour."""
     results = [entry for entry in sample if entry["verdict"] != NOT_TRIED]
     alive = [entry["name"] for entry in results if entry["verdict"] == SURVIVED]
@@ -133,7 +133,7 @@ def figures(sample: Sequence[Mapping[str, Any]], judged: Mapping[str, Mapping[st
     }
 
 
-def _where(entry: Mapping[str, Any]) -> str:
+def _where(entry: Entry) -> str:
     parts = Path(entry["path"]).parts[2:]
     return "/".join(parts) if parts[0] == "broker" else parts[0]
 
@@ -147,14 +147,14 @@ class Kept(NamedTuple):
 
     commit: str
     tests: str
-    faults: list[dict[str, Any]]
+    faults: list[Entry]
     judged: dict[str, dict[str, str]]
 
 
 def load(folder: Path) -> Kept:
     """Reads the faults and the judgements that are kept in a folder."""
 
-    def read(name: str, empty: Any) -> Any:
+    def read(name: str, empty: object) -> Any:
         path = folder / name
         return json.loads(path.read_text(encoding="utf-8")) if path.exists() else empty
 
@@ -162,7 +162,7 @@ def load(folder: Path) -> Kept:
     return Kept(kept["commit"], kept.get("tests", ""), kept["faults"], read(JUDGED, {}))
 
 
-def write(folder: Path, results: Sequence[Mapping[str, Any]], commit: str, tests: str = "") -> None:
+def write(folder: Path, results: Sequence[Entry], commit: str, tests: str = "") -> None:
     """Keeps the results of a sample and renders the page."""
     shown = ("name", "path", "line", "verdict", "test", "named", "later")
     kept = [{key: entry[key] for key in shown if entry.get(key)} for entry in results]

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import CodeType, ModuleType
+from typing import Any
 
 import pytest
 from hypothesis import Phase, settings
@@ -40,6 +41,7 @@ _WAIT_SECONDS = 600.0
 ENDLESS = 99  # exit code of a child that had to be ended; pytest has others
 KILLED, SURVIVED, TIMED_OUT, NO_TESTS = "killed", "survived", "timed out", "no tests"
 NOT_TRIED = "not tried"
+Entry = dict[str, Any]  # a fault with what came of it, as it is kept; entries of a page have fewer fields
 
 
 @dataclass(frozen=True)

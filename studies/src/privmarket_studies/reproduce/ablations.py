@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from privmarket.reports.palette import colour, new_figure
 from privmarket_studies.reproduce import fairness, rq1, rq3
@@ -24,7 +24,7 @@ from privmarket_studies.reproduce.statistics import DECIDED, Comparison, Measure
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
 
-VARIANTS: dict[str, dict[str, Any]] = {
+VARIANTS: dict[str, dict[str, object]] = {
     "default": {},
     "without b_MFG": {"network.mean_field": False},
     "without L_MFG": {"alignment.weight": 0.0},
@@ -37,13 +37,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "the paper's attack in training": {"attack.kind": "ascent"},
 }
 # The concatenated AHN of Eqs. (ahn-input) and (ahn-output), at N = 10: deviations cost a whole auction each.
-CONCATENATED: dict[str, dict[str, Any]] = {
+CONCATENATED: dict[str, dict[str, object]] = {
     "concatenated": {},
     "concatenated, with b_MFG as a row": {"network.population_row": True},
     "concatenated, 5 of 10 selected": {"network.selected": 5},
 }
 # The heads of Eqs. (alloc-net) and (pay-net) with m levels, at N = 10 as well; trained for revenue, as printed.
-LEVELS: dict[str, dict[str, Any]] = {
+LEVELS: dict[str, dict[str, object]] = {
     "paper-literal, m = 1 level": {},
     "paper-literal, m = 4 levels": {"network.levels": 4},
 }
@@ -100,7 +100,7 @@ def _reseeded_cells(scale: Scale) -> list[Cell]:
     ]
 
 
-def _small(network_of: str, changes: dict[str, Any]) -> dict[str, Any]:
+def _small(network_of: str, changes: dict[str, object]) -> dict[str, object]:
     return {"changes": changes, "network_of": network_of, "clients": 10}
 
 
@@ -155,7 +155,7 @@ def _variant(results: Results, name: str, figure: str) -> Measured | None:
     return results.measured(figure, "training", **_where(name))
 
 
-def _where(name: str) -> dict[str, Any]:
+def _where(name: str) -> dict[str, object]:
     if name in CONCATENATED:
         return _small("regretnet", CONCATENATED[name])
     if name in LEVELS:

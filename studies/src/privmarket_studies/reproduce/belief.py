@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -20,12 +18,13 @@ from privmarket.mechanisms.learned.recipes import recipe
 from privmarket.mechanisms.learned.session import train
 from privmarket.mechanisms.learned.trained_weights import mechanism_class
 from privmarket_studies.reproduce.attack_strengths import TrainingAttack
+from privmarket_studies.reproduce.cells import Config, Result
 from privmarket_studies.reproduce.markets import outside_training
 
 _PAST = 3  # the stream of random numbers that past bids are drawn from
 
 
-def run(config: Mapping[str, Any], seed: int, scratch: Path) -> dict[str, Any]:
+def run(config: Config, seed: int, scratch: Path) -> Result:
     """Config: mechanism, settings, believed (a law), past (how many bids of it are known, 0: the law itself), truth
     (a law), scale (true valuations are so many times the law's: a drift), clients, budget, markets.
     """
@@ -37,7 +36,7 @@ def run(config: Mapping[str, Any], seed: int, scratch: Path) -> dict[str, Any]:
     return _met(rule, config, seed)
 
 
-def run_trained(config: Mapping[str, Any], seed: int, scratch: Path) -> dict[str, Any]:
+def run_trained(config: Config, seed: int, scratch: Path) -> Result:
     """Config: believed (the law that a short training of MFG-RegretNet draws markets from), steps, truths, clients,
     budget, markets. One result per true law.
     """
@@ -59,7 +58,7 @@ def run_trained(config: Mapping[str, Any], seed: int, scratch: Path) -> dict[str
     return found
 
 
-def _met(rule: Mechanism, config: Mapping[str, Any], seed: int) -> dict[str, Any]:
+def _met(rule: Mechanism, config: Config, seed: int) -> Result:
     """What the rule does with clients of the true law, and what a quick attack gains."""
     law, clients, budget = scenario(config["truth"]), config["clients"], float(config["budget"])
     factor = config["scale"]

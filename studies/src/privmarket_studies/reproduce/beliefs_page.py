@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from privmarket.reports.palette import line_look, new_figure
+from privmarket_studies.reproduce.cache import Record
 from privmarket_studies.reproduce.cells import Cell, Scale
 from privmarket_studies.reproduce.document import (
     NOT_COMPUTED,
@@ -75,7 +76,7 @@ def cells(scale: Scale) -> list[Cell]:
 def _cell(
     rule: str, believed: str, truth: str, seed: int, markets: int, *, drift: float = 1.0, past: int = 0
 ) -> Cell:
-    config: dict[str, Any] = {
+    config: dict[str, object] = {
         "mechanism": rule,
         "settings": {"objective": "aggregation-error"} if rule == "mfg-menunet" else {},
         "believed": believed,
@@ -116,11 +117,11 @@ _NAMES = {
 }
 
 
-def _measured(results: Results, figure: str, rule: str, **where: Any) -> Measured | None:
+def _measured(results: Results, figure: str, rule: str, **where: object) -> Measured | None:
     return results.measured(figure, "belief", mechanism=rule, **{"past": 0, "scale": 1.0, **where})
 
 
-def _text(results: Results, figure: str, rule: str, **where: Any) -> str:
+def _text(results: Results, figure: str, rule: str, **where: object) -> str:
     found = _measured(results, figure, rule, **where)
     if found is None:
         return results.absent("belief", mechanism=rule, **{"past": 0, "scale": 1.0, **where})
@@ -182,7 +183,7 @@ def _trained(results: Results) -> Table:
     return Table("beliefs-trained", caption, columns, rows)
 
 
-def _over(records: list[Any], truth: str, figure: str, spec: str) -> str:
+def _over(records: list[Record], truth: str, figure: str, spec: str) -> str:
     return Measured.of(r.result[truth][figure] for r in records if r.result).text(spec)
 
 

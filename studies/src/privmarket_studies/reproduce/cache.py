@@ -14,10 +14,23 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import NotRequired, TypedDict
 
 from privmarket.files import write_atomically
-from privmarket_studies.reproduce.cells import Cell, Result
+from privmarket_studies.reproduce.cells import Cell, Config, Result
+
+
+class RecordJson(TypedDict):
+    """A record as it is stored: with a result, or with the reason for a failure."""
+
+    kind: str
+    config: Config
+    seed: int
+    depends_on: dict[str, object]
+    seconds: float
+    versions: dict[str, str]
+    result: NotRequired[Result]
+    failure: NotRequired[str]
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +45,7 @@ class Record:
     """
 
     cell: Cell
-    depends_on: Mapping[str, Any]
+    depends_on: Mapping[str, object]
     result: Result | None
     failure: str | None
     seconds: float
@@ -43,7 +56,7 @@ class Record:
         """Whether today's weights or code would give another result."""
         return dict(self.depends_on) != self.cell.depends_on
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """The record as JSON data."""
         return {
             **self.cell.to_json(),
@@ -54,7 +67,7 @@ class Record:
         }
 
     @staticmethod
-    def from_json(data: Mapping[str, Any]) -> Record:
+    def from_json(data: RecordJson) -> Record:
         """The record that `to_json` wrote."""
         cell = Cell(data["kind"], data["config"], data["seed"])
         return Record(

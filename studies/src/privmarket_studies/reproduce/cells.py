@@ -14,8 +14,10 @@ from typing import Any
 
 from privmarket.errors import UnknownNameError
 
+# Plain data; each kind of cell says which fields its configurations have, and each page reads those of its kinds.
+Config = Mapping[str, Any]
 Result = dict[str, Any]
-Run = Callable[[Mapping[str, Any], int, Path], Result]
+Run = Callable[[Config, int, Path], Result]
 """(configuration, seed, folder for what a killed cell can go on from) ↦ plain data."""
 
 
@@ -64,11 +66,11 @@ class Cell:
     """
 
     kind: str
-    config: Mapping[str, Any]
+    config: Config
     seed: int
     cost: float = field(default=1.0, compare=False)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """What names the cell, whatever code and weights compute it."""
         return {"kind": self.kind, "config": dict(self.config), "seed": self.seed}
 
@@ -78,9 +80,9 @@ class Cell:
         return _digest(self.to_json())
 
     @cached_property
-    def depends_on(self) -> dict[str, Any]:
+    def depends_on(self) -> dict[str, object]:
         """What a result is only valid with: the kind's revision and the weights that ship."""
-        needs: dict[str, Any] = {"revision": kind_of(self.kind).revision}
+        needs: dict[str, object] = {"revision": kind_of(self.kind).revision}
         weights = weights_digest(str(self.config.get("mechanism", "")))
         return {**needs, "weights": weights} if weights else needs
 
@@ -150,5 +152,5 @@ def parameters_digest(stored: bytes) -> str:
     return hashlib.sha256(names + stored[8 + size :]).hexdigest()[:12]
 
 
-def _digest(data: Any) -> str:
+def _digest(data: object) -> str:
     return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -17,11 +15,12 @@ from privmarket.meanfield import Equilibrium
 from privmarket.meanfield.deviation_gain import measure
 from privmarket_studies.nash_gap_study import MEASURES, POPULATIONS, RULES, SALE_CAP, Setting, solved_game
 from privmarket_studies.reproduce.attack_strengths import PaperAscent
+from privmarket_studies.reproduce.cells import Config, Result
 from privmarket_studies.reproduce.markets import outside_training, rule_for
 from privmarket_studies.reproduce.regret import PAYMENT_MARKETS
 
 
-def run_ascent(config: Mapping[str, Any], seed: int, scratch: Path) -> dict[str, Any]:
+def run_ascent(config: Config, seed: int, scratch: Path) -> Result:
     """One cell about the paper's own attack: what its ascent finds from a start that is drawn evenly.
 
     Config: mechanism, scenario, clients, budget, start (`truth` or `uniform`). The markets are those of RQ1.
@@ -37,7 +36,7 @@ def run_ascent(config: Mapping[str, Any], seed: int, scratch: Path) -> dict[str,
     return {"mean": float(share.mean()), "gainers": float((share > 0).mean())}
 
 
-def run_coalition(config: Mapping[str, Any], seed: int, scratch: Path) -> dict[str, Any]:
+def run_coalition(config: Config, seed: int, scratch: Path) -> Result:
     """One cell about collusion: what coalitions of some size gain against a rule by lying together.
 
     Config: mechanism, scenario, clients, budget, size, markets. Gains over the coalitions' truthful pay.
@@ -58,7 +57,7 @@ def run_coalition(config: Mapping[str, Any], seed: int, scratch: Path) -> dict[s
     }
 
 
-def run_nash(config: Mapping[str, Any], seed: int, scratch: Path) -> dict[str, Any]:
+def run_nash(config: Config, seed: int, scratch: Path) -> Result:
     """One cell of RQ4 (c) and (d): the Nash gap of the solved mean-field game with finitely many clients.
 
     Config: population, rule, clients, grid, runs. Shares of the mean payment, averaged over the runs.

@@ -6,7 +6,7 @@ import csv
 import io
 import json
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ import jinja2
 
 from privmarket.errors import PrivmarketError
 from privmarket_studies.reproduce.cache import Record
-from privmarket_studies.reproduce.cells import Cell
+from privmarket_studies.reproduce.cells import Cell, Result
 from privmarket_studies.reproduce.statistics import Measured
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Text:
     markdown: str
 
 
-def prose(name: str, **values: Any) -> Text:
+def prose(name: str, **values: object) -> Text:
     """The template `prose/<name>.md` with its values filled in; an unknown value is an error.
 
     The pages' texts are templates beside this module; every figure in them comes from the cells.
@@ -141,18 +141,18 @@ class Results:
         self.records = list(self._by_slot.values())
         self.outdated = [record for record in once.values() if record.stale]
         # Tables ask for one mechanism at a time, thousands of times.
-        self._finished: dict[tuple[str, Any], list[Record]] = defaultdict(list)
+        self._finished: dict[tuple[str, object], list[Record]] = defaultdict(list)
         for record in sorted(self.records, key=lambda record: record.cell.seed):
             if record.result is not None:
                 for mechanism in {None, record.cell.config.get("mechanism")}:
                     self._finished[record.cell.kind, mechanism].append(record)
 
-    def get(self, cell: Cell) -> Mapping[str, Any] | None:
+    def get(self, cell: Cell) -> Result | None:
         """A cell's result; None if it failed or was not computed."""
         record = self._by_slot.get(cell.slot)
         return None if record is None else record.result
 
-    def all(self, kind: str, **config: Any) -> list[Record]:
+    def all(self, kind: str, **config: object) -> list[Record]:
         """Finished cells of a kind whose configuration has these values, by rising seed."""
         return [
             record
@@ -160,20 +160,20 @@ class Results:
             if all(record.cell.config.get(name) == value for name, value in config.items())
         ]
 
-    def measured(self, name: str, kind: str, **config: Any) -> Measured | None:
+    def measured(self, name: str, kind: str, **config: object) -> Measured | None:
         """A figure of the result over the seeds; None where no cell is finished."""
         found = self.all(kind, **config)
         return Measured.of(_entry(record, name) for record in found) if found else None
 
-    def by_seed(self, name: str, kind: str, **config: Any) -> dict[int, float]:
+    def by_seed(self, name: str, kind: str, **config: object) -> dict[int, float]:
         """A figure of every finished cell, by its seed: what paired comparisons need."""
         return {record.cell.seed: float(_entry(record, name)) for record in self.all(kind, **config)}
 
-    def values(self, name: str, kind: str, **config: Any) -> list[Any]:
+    def values(self, name: str, kind: str, **config: object) -> list[Any]:
         """The figure called `name` of every finished cell of a kind."""
         return [_entry(record, name) for record in self.all(kind, **config)]
 
-    def absent(self, kind: str, **config: Any) -> str:
+    def absent(self, kind: str, **config: object) -> str:
         """What a table shows where there is no result.
 
         `failed`, `older weights` where a result was refused, or `not computed yet`.
@@ -187,7 +187,7 @@ class Results:
             return "failed"
         return OUTDATED if any(matches(record) for record in self.outdated) else NOT_COMPUTED
 
-    def over_seeds(self, kind: str, **config: Any) -> str:
+    def over_seeds(self, kind: str, **config: object) -> str:
         """`mean ± std over 5 seeds`, or `over 1 to 5 seeds` where the cells of a table differ."""
         counts = Counter(json.dumps(dict(r.cell.config), sort_keys=True) for r in self.all(kind, **config))
         least, most = min(counts.values(), default=0), max(counts.values(), default=0)

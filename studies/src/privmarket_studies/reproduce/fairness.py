@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
 
 LAWS = {"uniform": 50, "lognormal": 100}
-FLOORS: dict[str, dict[str, Any]] = {
+FLOORS: dict[str, dict[str, object]] = {
     "mfg-menunet, service floor": {"service_share": 0.1, "service_valuation": 1.0},
     "mfg-menunet, compensation floor": {"unit_compensation": 0.5},
 }
@@ -33,7 +33,7 @@ def cells(scale: Scale) -> list[Cell]:
     return made
 
 
-def _cell(rule: str, settings: dict[str, Any], law: str, budget: int, markets: int, seed: int) -> Cell:
+def _cell(rule: str, settings: dict[str, object], law: str, budget: int, markets: int, seed: int) -> Cell:
     config = {"mechanism": rule, "settings": settings, "scenario": law}
     return Cell("fairness", {**config, "clients": 100, "budget": budget, "markets": markets}, seed, markets / 200)
 
@@ -62,7 +62,7 @@ _SPECS = {"sell": ".1%", "epsilon": ".2f", "pay": ".2f"}
 
 
 def fifth(
-    results: Results, law: str, rule: str, settings: dict[str, Any], figure: str, place: int
+    results: Results, law: str, rule: str, settings: dict[str, object], figure: str, place: int
 ) -> Measured | None:
     """A figure of one fifth of the clients, over the seeds; None if it was not measured."""
     found = results.values("fifths", "fairness", scenario=law, mechanism=rule, settings=settings)
@@ -102,7 +102,7 @@ def floor_table(results: Results) -> Table:
 
 
 def _learned(results: Results) -> Text:
-    def last(rule: str, settings: dict[str, Any], figure: str = "sell") -> Measured | None:
+    def last(rule: str, settings: dict[str, object], figure: str = "sell") -> Measured | None:
         return fifth(results, "uniform", rule, settings, figure, FIFTHS - 1)
 
     excluded = [rule for rule in RULES if (m := last(rule, {})) is not None and m.mean == 0]
@@ -141,7 +141,7 @@ _LABELS = {"sell": "share of clients that sell", "epsilon": "mean ε sold", "pay
 
 
 def _line(
-    axes: Axes, results: Results, rule: str, settings: dict[str, Any], figure: str, label: str, dash: str
+    axes: Axes, results: Results, rule: str, settings: dict[str, object], figure: str, label: str, dash: str
 ) -> None:
     values = [fifth(results, "uniform", rule, settings, figure, place) for place in range(FIFTHS)]
     if all(v is not None for v in values):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -24,6 +23,7 @@ from privmarket.market.evaluation import underpaid_share
 from privmarket.market.scenarios import scenario
 from privmarket.plans import identity
 from privmarket.rounds import MICRO
+from privmarket_studies.reproduce.cells import Config, Result
 from privmarket_studies.reproduce.markets import outside_training, rule_for
 from privmarket_studies.reproduce.matched import MatchedEpsilon
 
@@ -32,7 +32,7 @@ _IID_PARTS = 77  # the stream of random numbers that splits records evenly
 _SAVE_SECONDS = 30.0
 
 
-def run(config: Mapping[str, Any], seed: int, scratch: Path) -> dict[str, Any]:
+def run(config: Config, seed: int, scratch: Path) -> Result:
     """Config: dataset, alpha (None: IID), mechanism (empty: No-DP), settings, mode, clients, budget, rounds,
     wallet, matched (mean ε), training, and `plan`: further settings of the run (trust, strategy, sizes …).
 
@@ -67,7 +67,7 @@ def run(config: Mapping[str, Any], seed: int, scratch: Path) -> dict[str, Any]:
     return {**_figures(result), "outside_training": said}
 
 
-def _plan(config: Mapping[str, Any], seed: int, training: Training) -> FederationConfig:
+def _plan(config: Config, seed: int, training: Training) -> FederationConfig:
     return FederationConfig(
         dataset=config["dataset"],
         clients=config["clients"],
@@ -107,7 +107,7 @@ def _measured(federation: Federation, state: RunState) -> RunState:
     return replace(state, records=(*state.records[:-1], last))
 
 
-def _figures(result: RunResult) -> dict[str, Any]:
+def _figures(result: RunResult) -> Result:
     records, clients = result.records, result.config.clients
     money = np.cumsum([r.spent_micro for r in records]) / MICRO
     curve = {str(r.number + 1): round(r.accuracy, 4) for r in records if r.accuracy is not None}
@@ -139,7 +139,7 @@ def _featured(name: str, features: str) -> Dataset:
     return with_features(load_dataset(name), features)
 
 
-def training_settings(dataset: str, **changes: Any) -> dict[str, Any]:
+def training_settings(dataset: str, **changes: Any) -> dict[str, object]:
     """The recommended training of a data set as plain data, with some settings changed."""
     # Settings that were added later and have their default are left out: earlier cells keep their names.
     return identity(replace(recommended_training(dataset), **changes))

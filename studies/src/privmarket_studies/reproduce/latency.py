@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import ctypes
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from privmarket.market.scenarios import scenario
+from privmarket_studies.reproduce.cells import Config, Result
 from privmarket_studies.reproduce.markets import outside_training, rule_for
+from privmarket_studies.timing import best_in_turn
 
 _PAGE_NOISE_BYTES = 1 << 20  # the kernel counts resident pages in batches; less than this is not seen
 
 
-def run(config: Mapping[str, Any], seed: int, scratch: Path) -> dict[str, Any]:
+def run(config: Config, seed: int, scratch: Path) -> Result:
     """Config: mechanism, clients, seconds (how long to repeat). Uniform scenario, budget clients/2.
 
     Memory is the peak of resident memory during an auction above what was resident before, for all rules alike.
@@ -27,9 +27,8 @@ def run(config: Mapping[str, Any], seed: int, scratch: Path) -> dict[str, Any]:
     with outside_training():
         rule.run(bids, bids.clients / 2)  # loads weights, fills caches
         memory = _peak_bytes(lambda: rule.run(bids, bids.clients / 2))
-        seconds, sort = _best_in_turn(
-            lambda: rule.run(bids, bids.clients / 2), lambda: np.argsort(bids.valuation), config["seconds"]
-        )
+        jobs = [lambda: rule.run(bids, bids.clients / 2), lambda: np.argsort(bids.valuation)]
+        seconds, sort = best_in_turn(jobs, 1000, config["seconds"])
     return {
         "seconds": seconds,
         "argsort_seconds": sort,
@@ -39,7 +38,7 @@ def run(config: Mapping[str, Any], seed: int, scratch: Path) -> dict[str, Any]:
     }
 
 
-def run_deviations(config: Mapping[str, Any], seed: int, scratch: Path) -> dict[str, Any]:
+def run_deviations(config: Config, seed: int, scratch: Path) -> Result:
     """Config: mechanism, clients, seconds. What each of N clients would get with one other report."""
     rng = np.random.default_rng([seed, config["clients"]])
     law = scenario("uniform")
@@ -48,26 +47,12 @@ def run_deviations(config: Mapping[str, Any], seed: int, scratch: Path) -> dict[
     reports = iter([bids.replace(valuation=bids.valuation * f) for f in np.linspace(0.8, 1.2, 200)] * 1000)
     with outside_training():
         rule.unilateral(bids, next(reports), bids.clients / 2)
-        seconds, auction = _best_in_turn(
+        jobs = [
             lambda: rule.unilateral(bids, next(reports), bids.clients / 2),
             lambda: rule.run(bids, bids.clients / 2),
-            config["seconds"],
-        )
+        ]
+        seconds, auction = best_in_turn(jobs, 1000, config["seconds"])
     return {"seconds": seconds, "auction_seconds": auction, "auctions_worth": seconds / auction}
-
-
-def _best_in_turn(job: Callable[[], object], reference: Callable[[], object], limit: float) -> tuple[float, float]:
-    """The best times of both, taken alternately for about `limit` seconds, so that a busy machine slows both."""
-    best = [np.inf, np.inf]
-    end = time.perf_counter() + limit
-    repeats = 0
-    while repeats < 3 or (time.perf_counter() < end and repeats < 1000):
-        for index, call in enumerate((job, reference)):
-            start = time.perf_counter()
-            call()
-            best[index] = min(best[index], time.perf_counter() - start)
-        repeats += 1
-    return best[0], best[1]
 
 
 def _peak_bytes(job: Callable[[], object]) -> int | None:

@@ -18,7 +18,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import NotRequired, TypedDict
 
 from privmarket.errors import PrivmarketError
 from privmarket.files import write_atomically
@@ -44,6 +44,27 @@ _ROW_NAMES = (
 # What is rendered from results, beside them; tables in .csv only where cells are.
 _RENDERED = (".md", ".png", ".svg")
 _REMEDY = "bring the results back, or say why they are gone: --fewer REASON"
+
+
+class Step(TypedDict):
+    """One step of a study's history."""
+
+    results: int
+    digest: str
+    gone: NotRequired[int]
+    why_fewer: NotRequired[str]
+
+
+class Entry(TypedDict):
+    """A study's part of the manifest: group → number of results, group → their short names, and the history."""
+
+    groups: dict[str, int]
+    slots: NotRequired[dict[str, str]]
+    history: list[Step]
+
+
+Manifest = dict[str, Entry]
+_NOTHING: Entry = {"groups": {}, "history": []}
 
 
 class LostCellsError(PrivmarketError):
@@ -108,13 +129,13 @@ def _results(folder: Path, path: Path) -> list[tuple[str, str, str]]:
     return [(file, file, _row_name(row, fields)) for row in rows] + [(study, path.name, name) for name in rest]
 
 
-def _row_name(row: Mapping[str, Any], fields: Sequence[str]) -> str:
+def _row_name(row: Mapping[str, object], fields: Sequence[str]) -> str:
     if fields:
         return json.dumps({key: row[key] for key in fields})
     return json.dumps(row, sort_keys=True)
 
 
-def _names(data: Any, depth: int = 2) -> list[str]:
+def _names(data: object, depth: int = 2) -> list[str]:
     """Names of what a JSON document holds, two levels deep: keys, and rows of lists by `_ROW_NAMES`."""
     if isinstance(data, dict) and data and depth:
         return [f"{key}/{rest}" for key, value in data.items() for rest in _names(value, depth - 1)]
@@ -133,13 +154,14 @@ def _inventory(pairs: Iterable[tuple[str, str]]) -> Inventory:
     return Inventory({group: tuple(sorted(names)) for group, names in slots.items()}, digest)
 
 
-def read(folder: Path) -> dict[str, Any]:
+def read(folder: Path) -> Manifest:
     """The manifest beside the results; empty if there is none."""
     path = folder / NAME
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    found: Manifest = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return found
 
 
-def losses(written: Mapping[str, Any], there: Mapping[str, Inventory]) -> list[str]:
+def losses(written: Manifest, there: Mapping[str, Inventory]) -> list[str]:
     """What the manifest lists and is not there any more, a sentence each."""
     said = []
     for study, entry in written.items():
@@ -153,24 +175,24 @@ def losses(written: Mapping[str, Any], there: Mapping[str, Inventory]) -> list[s
     return said
 
 
-def _slots(entry: Mapping[str, Any], group: str) -> list[str]:
+def _slots(entry: Entry, group: str) -> list[str]:
     """The short names that a manifest lists for a group; none in manifests of before they were listed."""
     listed: str = entry.get("slots", {}).get(group, "")
     return listed.split()
 
 
-def unlisted(written: Mapping[str, Any], there: Mapping[str, Inventory]) -> list[str]:
+def unlisted(written: Manifest, there: Mapping[str, Inventory]) -> list[str]:
     """Results that are there and not in the manifest, a sentence per study."""
     said = []
     for study, found in there.items():
-        entry = written.get(study, {"groups": {}})
+        entry = written.get(study, _NOTHING)
         new = [group for group in found.slots if set(found.slots[group]) - set(_slots(entry, group))]
         if new:
             said.append(f"{study}: the manifest does not list all results of {', '.join(new)}")
     return said
 
 
-def unexplained(written: Mapping[str, Any]) -> list[str]:
+def unexplained(written: Manifest) -> list[str]:
     """Steps of the manifest's history to fewer or other results without a reason."""
     said = []
     for study, entry in written.items():
@@ -182,12 +204,12 @@ def unexplained(written: Mapping[str, Any]) -> list[str]:
     return said
 
 
-def rewritten(earlier: Mapping[str, Any], written: Mapping[str, Any]) -> list[str]:
+def rewritten(earlier: Manifest, written: Manifest) -> list[str]:
     """What an earlier manifest said and this one does not: steps of a history, slots gone without a reason."""
     said = []
     for study, entry in earlier.items():
-        now = written.get(study, {"history": [], "groups": {}})
-        known: Sequence[Any] = entry["history"]
+        now = written.get(study, _NOTHING)
+        known = entry["history"]
         if now["history"][: len(known)] != known:
             said.append(f"{study}: the manifest has forgotten what it said before")
         explained = any(step.get("why_fewer") for step in now["history"][len(known) :])
@@ -209,13 +231,13 @@ def update(folder: Path, why_fewer: str = "") -> Path:
         raise LostCellsError("; ".join(lost), _REMEDY)
     made = {}
     for study in sorted({*written, *there}):
-        made[study] = _entry(written.get(study, {"groups": {}, "history": []}), there.get(study), why_fewer)
+        made[study] = _entry(written.get(study, _NOTHING), there.get(study), why_fewer)
     path = folder / NAME
     write_atomically(path, json.dumps(made, indent=1, ensure_ascii=False) + "\n")
     return path
 
 
-def _entry(before: Mapping[str, Any], found: Inventory | None, why_fewer: str) -> dict[str, Any]:
+def _entry(before: Entry, found: Inventory | None, why_fewer: str) -> Entry:
     """A study's part of the manifest: what is there, and one more step of its history if that has changed."""
     now = found or Inventory({}, "")
     history = list(before["history"])
@@ -224,8 +246,10 @@ def _entry(before: Mapping[str, Any], found: Inventory | None, why_fewer: str) -
         for group, count in before["groups"].items()
     )
     if not history or history[-1]["digest"] != now.digest:
-        reason = {"gone": gone, "why_fewer": why_fewer} if gone > 0 else {}
-        history.append({"results": now.results, "digest": now.digest, **reason})
+        step: Step = {"results": now.results, "digest": now.digest}
+        if gone > 0:
+            step |= {"gone": gone, "why_fewer": why_fewer}
+        history.append(step)
     return {
         "groups": {group: len(names) for group, names in now.slots.items()},
         "slots": {group: " ".join(names) for group, names in now.slots.items()},

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from privmarket.market.bounds import fluid_bound
 from privmarket.market.evaluation import judge
 from privmarket.market.scenarios import scenario
+from privmarket_studies.reproduce.cells import Config, Result
 from privmarket_studies.reproduce.markets import outside_training, rule_for
 
 FIFTHS = 5
@@ -18,7 +17,7 @@ _SIZES = (10, 500)  # records per client in the authors' code
 _SIZES_STREAM = 1
 
 
-def run_efficiency(config: Mapping[str, Any], seed: int, scratch: Path) -> dict[str, Any]:
+def run_efficiency(config: Config, seed: int, scratch: Path) -> Result:
     """One cell of RQ3: what a rule buys and pays in many markets drawn from one law.
 
     Config: mechanism, scenario, clients, budget, markets (the paper's rounds).
@@ -50,7 +49,7 @@ def _six_digits(value: float) -> float:
     return float(f"{value:.6g}")
 
 
-def run_printed_row(config: Mapping[str, Any], seed: int, scratch: Path) -> dict[str, Any]:
+def run_printed_row(config: Config, seed: int, scratch: Path) -> Result:
     """One cell of the paper's efficiency table: R, W′ and BF of a row, as the authors' code counts them.
 
     Config: mechanism, clients, budget, markets, sizes (whether clients have data sizes from 10 to 500).
@@ -74,7 +73,7 @@ def run_printed_row(config: Mapping[str, Any], seed: int, scratch: Path) -> dict
     }
 
 
-def run_fairness(config: Mapping[str, Any], seed: int, scratch: Path) -> dict[str, Any]:
+def run_fairness(config: Config, seed: int, scratch: Path) -> Result:
     """One cell of the fairness page: who sells and who is paid, a fifth of the clients by valuation at a time.
 
     Config: mechanism, settings, scenario, clients, budget, markets. Fifths of all clients, cheapest first.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from privmarket.market.facts import MarketFacts
 from privmarket.market.mechanism import Mechanism
@@ -29,7 +28,7 @@ LITERAL = ("pac:literal", "vcg:literal", "mfg-pricing:literal", "mfg-regretnet:l
 EXACT = ("pac", "mean-field-menu", "mfg-menunet")
 
 
-def rule_for(name: str, law: Law, **settings: Any) -> Mechanism:
+def rule_for(name: str, law: Law, **settings: object) -> Mechanism:
     """The rule called `name`, told the market's public law and limit where it wants to know them."""
     return mechanism(name, market=MarketFacts.of(law), **settings)
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from privmarket.reports.palette import line_look, new_figure
+from privmarket_studies.reproduce.cells import Result
 from privmarket_studies.reproduce.document import NOT_COMPUTED, Block, Figure, Results, Table, Text, prose
 from privmarket_studies.reproduce.paper import printed
 from privmarket_studies.reproduce.statistics import Measured
@@ -38,7 +39,7 @@ def blocks(results: Results) -> list[Block]:
     return [*made, Text(f"Not computed yet: {', '.join(left)}.")] if left else made
 
 
-def _runs(results: Results, model: str, row: str) -> dict[int, Any]:
+def _runs(results: Results, model: str, row: str) -> dict[int, Result]:
     """The results of this model under this rule: seed → result."""
     found = {seed: results.get(model_cell(model, row, seed)) for seed in _SEEDS}
     return {seed: result for seed, result in found.items() if result is not None}

@@ -27,8 +27,7 @@ class Printed:
 @lru_cache(maxsize=1)
 def _data() -> dict[str, Any]:
     text = (files("privmarket_studies.reproduce") / "paper.json").read_text(encoding="utf-8")
-    data: dict[str, Any] = json.loads(text)
-    return data
+    return dict(json.loads(text))
 
 
 def printed(table: str) -> Printed:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -14,6 +12,7 @@ from privmarket.market.evaluation import gain_shares, judge
 from privmarket.market.mechanism import Mechanism
 from privmarket.market.scenarios import scenario
 from privmarket_studies.reproduce.attack_strengths import PARTS, STRENGTHS, Counted
+from privmarket_studies.reproduce.cells import Config, Result
 from privmarket_studies.reproduce.markets import outside_training, rule_for
 
 # Markets that the mean payment is taken over: it is the denominator of everything, and auctions are cheap.
@@ -21,7 +20,7 @@ PAYMENT_MARKETS = 50
 _QUANTILES = (1, 5, 25, 50, 75, 95, 99)
 
 
-def run(config: Mapping[str, Any], seed: int, scratch: Path) -> dict[str, Any]:
+def run(config: Config, seed: int, scratch: Path) -> Result:
     """Config: mechanism, scenario, clients, budget, attack (the strongest level), parts (of `PARTS`, or None).
 
     Gains are shares of the rule's own mean payment per client in this setting.

@@ -7,7 +7,7 @@ import io
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jinja2
 from markdown_it import MarkdownIt
@@ -60,7 +60,7 @@ def drawn(drawing: Drawing, kind: str, mark: str = "") -> bytes:
     """The bytes of a figure; an SVG is the same each time."""
     stream = io.BytesIO()
     with matplotlib.rc_context({"svg.hashsalt": "privmarket", "svg.fonttype": "none"}):
-        about: dict[str, Any] = {"Date": None, "Description": mark} if kind == "svg" else {}
+        about: dict[str, object] = {"Date": None, "Description": mark} if kind == "svg" else {}
         drawing.savefig(stream, format=kind, metadata=about)
     return stream.getvalue()
 
@@ -76,11 +76,11 @@ def write_cells_csv(records: Sequence[Record], path: Path) -> Path:
     return _text(path, stream.getvalue())
 
 
-def _outcome(record: Record) -> dict[str, Any]:
+def _outcome(record: Record) -> dict[str, object]:
     return {"failure": record.failure} if record.result is None else _scalars(record.result)
 
 
-def _scalars(data: Mapping[str, Any]) -> dict[str, Any]:
+def _scalars(data: Mapping[str, object]) -> dict[str, object]:
     return {name: value for name, value in data.items() if isinstance(value, str | int | float)}
 
 

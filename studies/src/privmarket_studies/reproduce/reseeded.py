@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -23,13 +21,14 @@ from privmarket.mechanisms.learned.trained_weights import mechanism_class
 from privmarket.mechanisms.learned.weights import load, shipped
 from privmarket.mechanisms.mean_field_menu import MeanFieldMenu
 from privmarket_studies.reproduce.attack_strengths import STRENGTHS
+from privmarket_studies.reproduce.cells import Config, Result
 from privmarket_studies.reproduce.markets import outside_training
 
 MENU_GOALS = {goal.name: goal for goal in (AggregationError, AggregateError)}
 _MARKETS_SEED = 7  # the same markets judge every training
 
 
-def run(config: Mapping[str, Any], seed: int, scratch: Path) -> dict[str, Any]:
+def run(config: Config, seed: int, scratch: Path) -> Result:
     """Config: mechanism, scenario, clients, budget, markets, attack (the strongest level), steps (None: all).
 
     Seed 0 is the weights that ship; another seed trains their recipe, read from the weights' own file, anew. A
@@ -53,7 +52,7 @@ def run(config: Mapping[str, Any], seed: int, scratch: Path) -> dict[str, Any]:
     return found
 
 
-def run_menu(config: Mapping[str, Any], seed: int, scratch: Path) -> dict[str, Any]:
+def run_menu(config: Config, seed: int, scratch: Path) -> Result:
     """The same for a curve of `mfg-menunet` that minimises an error; its shape is learned, lies gain nothing.
 
     Config: mechanism, objective (a name of `MENU_GOALS`), heterogeneity, scenario, clients, budget, markets, steps

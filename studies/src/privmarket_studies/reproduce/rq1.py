@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from privmarket.reports.palette import colour, line_look, new_figure
 from privmarket_studies.reproduce.attack_strengths import STRENGTHS
-from privmarket_studies.reproduce.cells import Cell, Scale
+from privmarket_studies.reproduce.cells import Cell, Result, Scale
 from privmarket_studies.reproduce.document import (
     NOT_COMPUTED,
     Block,
@@ -128,7 +128,7 @@ _STRENGTH = (
 )
 
 
-def _where(clients: int, law: str, budget: int) -> dict[str, Any]:
+def _where(clients: int, law: str, budget: int) -> dict[str, object]:
     return {"clients": clients, "scenario": law, "budget": budget}
 
 
@@ -139,7 +139,7 @@ def _attack(results: Results, setting: Setting) -> str:
     return met.most_common(1)[0][0] if met else "paper"
 
 
-def _found(results: Results, rule: str, setting: Setting) -> list[dict[str, Any]]:
+def _found(results: Results, rule: str, setting: Setting) -> list[Result]:
     """Results of a rule that also searched lies about v and about ε alone."""
     records = results.all("regret", mechanism=rule, **_where(*setting))
     return [r.result for r in records if r.result and r.cell.config["parts"] is not None]

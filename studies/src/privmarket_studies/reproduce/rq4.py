@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
 
 from privmarket.federated.config import Training
 from privmarket.federated.pool import plain_rate
@@ -31,7 +31,7 @@ MATCHED_EPSILON = 0.4
 WALLETS = (2.0, 8.0)
 # The matrix: a linear model on the recommended features, 2 to 3 times faster than the recommended MLP and, on the
 # validation records of docs/results/federated/selection, about a point less accurate.
-MATRIX_TRAINING: dict[str, Any] = {
+MATRIX_TRAINING: dict[str, object] = {
     "model": "logistic",
     "features": "centred-gradients",
     "steps": 1,
@@ -103,27 +103,27 @@ def _full_cells(scale: Scale) -> list[Cell]:
 
 
 def _quick_cells(scale: Scale) -> list[Cell]:
-    small: dict[str, Any] = {"clients": 20, "budget": 10.0, "training": training_settings("digits")}
+    small = partial(federated_cell, "digits", clients=20, budget=10.0, training=training_settings("digits"))
     seeds = scale.seeds_or(2, 2)
     made = [
-        federated_cell("digits", alpha, row, s, rounds=quick_rounds(), **small)
+        small(alpha, row, s, rounds=quick_rounds())
         for s in seeds
         for alpha in ALPHAS
         for row in ROWS
     ]
     made += [
-        federated_cell("digits", 0.1, row, s, rounds=quick_rounds(), **small, matched=MATCHED_EPSILON / 2)
+        small(0.1, row, s, rounds=quick_rounds(), matched=MATCHED_EPSILON / 2)
         for s in seeds
         for row in ROWS[:-1]
     ]
     made += [
-        federated_cell("digits", 0.5, row, s, rounds=quick_rounds(w), **small, wallet=w)
+        small(0.5, row, s, rounds=quick_rounds(w), wallet=w)
         for s in seeds
         for w in WALLETS
         for row in FEW[:-1]
     ]
-    literal = {**small, "rounds": 2, "training": {**_pixels(), "model": "logistic"}}
-    return [*made, federated_cell("digits", 0.5, "mean-field-menu", 0, **literal, mode="literal")]
+    logistic = {**_pixels(), "model": "logistic"}
+    return [*made, small(0.5, "mean-field-menu", 0, rounds=2, training=logistic, mode="literal")]
 
 
 def quick_rounds(wallet: float | None = None) -> int:
@@ -131,7 +131,7 @@ def quick_rounds(wallet: float | None = None) -> int:
     return 3 if wallet is None else 6
 
 
-def _pixels() -> dict[str, Any]:
+def _pixels() -> dict[str, object]:
     """The training settings of the paper's MLP on pixels."""
     return identity(Training())
 
@@ -143,7 +143,7 @@ def federated_cell(
     seed: int,
     *,
     rounds: int,
-    training: dict[str, Any],
+    training: dict[str, object],
     clients: int = 100,
     budget: float = 50.0,
     wallet: float | None = None,
@@ -169,8 +169,8 @@ def federated_cell(
     return Cell("federated", config, seed, cost=rounds / 100 * heavy)
 
 
-def _settings(row: str, training: dict[str, Any]) -> dict[str, Any]:
+def _settings(row: str, training: dict[str, object]) -> dict[str, object]:
     if row == "no-dp":
         # Names the step size of plain FedAvg, so that runs with another one are other cells.
-        return {"plain_rate": plain_rate(training["model"], training["features"])}
+        return {"plain_rate": plain_rate(str(training["model"]), str(training["features"]))}
     return {"objective": "aggregation-error"} if row == "mfg-menunet" else {}

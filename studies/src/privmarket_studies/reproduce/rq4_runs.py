@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any
 
+from privmarket.federated.modes import MODES
 from privmarket_studies.reproduce.cache import Record
+from privmarket_studies.reproduce.cells import Result
 from privmarket_studies.reproduce.document import NOT_COMPUTED, OUTDATED, Results
 from privmarket_studies.reproduce.rq4 import ROWS
 from privmarket_studies.reproduce.statistics import Measured
@@ -73,7 +74,7 @@ class Runs:
         """What a table shows without a run: `older weights` if the rule's runs were refused."""
         return OUTDATED if row in self._outdated else NOT_COMPUTED
 
-    def records(self, row: str, alpha: float | None) -> list[dict[str, Any]]:
+    def records(self, row: str, alpha: float | None) -> list[Result]:
         """The results of this row of the matrix, one per seed."""
         return [
             r.result
@@ -161,7 +162,7 @@ class Runs:
         return 0.95 * plain.mean if plain else 0.9
 
     @staticmethod
-    def money_until(result: dict[str, Any], target: float) -> float | None:
+    def money_until(result: Result, target: float) -> float | None:
         """Money spent at the first measured round that reaches the target."""
         for number in sorted(result["curve"], key=int):
             if result["curve"][number] >= target:
@@ -173,7 +174,7 @@ def _kind(record: Record) -> str:
     config = record.cell.config
     if config.get("plan"):
         return "varied"
-    if config["mode"] == "literal":
+    if MODES[config["mode"]].on_pixels:  # the paper as printed
         return "literal"
     if config["matched"] is not None:
         return "matched"

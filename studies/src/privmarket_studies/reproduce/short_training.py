@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -15,12 +13,13 @@ from privmarket.mechanisms.learned.recipes import recipe
 from privmarket.mechanisms.learned.session import train, value
 from privmarket.mechanisms.learned.trained_weights import mechanism_class
 from privmarket_studies.reproduce.attack_strengths import STRENGTHS
+from privmarket_studies.reproduce.cells import Config, Result
 from privmarket_studies.reproduce.markets import outside_training
 
 MARKET = {"scenarios": ("uniform",), "clients": (100, 100), "budget_per_client": (0.5, 0.5)}
 
 
-def run(config: Mapping[str, Any], seed: int, scratch: Path) -> dict[str, Any]:
+def run(config: Config, seed: int, scratch: Path) -> Result:
     """Config: changes (dotted settings of the recipe), steps, rows, attack, and for other networks than
     MFG-RegretNet network_of and clients. Uniform, N = 100 unless said otherwise, B = N/2.
 

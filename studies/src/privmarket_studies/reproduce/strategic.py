@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -13,13 +11,15 @@ from privmarket.market.bids import Bids
 from privmarket.market.menu import POSTED_PRICE
 from privmarket.meanfield import Equilibrium, Grid, MenuMarket, Problem, solve, truthful
 from privmarket.mechanisms import mechanism
+from privmarket_studies.reproduce.cells import Config, Result
 
 _SALE_CAP = 0.3
 _ROUNDS = 12
 _BUDGET_PER_CLIENT = 0.1
 
 
-def run(config: Mapping[str, Any], seed: int, scratch: Path) -> dict[str, Any]:
+
+def run(config: Config, seed: int, scratch: Path) -> Result:
     """Config: strategy (equilibrium or truthful), clients, games, grid.
 
     Clients hold what ε they may sell in their life, drawn from Uniform, and sell at most 0.3 of it a round to the

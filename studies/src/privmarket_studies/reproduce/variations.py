@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TypedDict
 
 from privmarket.federated.config import Training
 from privmarket.plans import identity
@@ -19,7 +19,7 @@ LEARNED_AGAINST = ("jsam", "k-plus-one-price", "mean-field-menu", "mfg-regretnet
 AGGREGATIONS = ("epsilon", "epsilon-squared", "optimal")
 WALLET = 8.0
 # sizes, valuations: who holds how much, and where valuations come from.
-CLIENTS: dict[str, dict[str, Any]] = {
+CLIENTS: dict[str, dict[str, object]] = {
     "equal sizes, v drawn": {},
     "sizes by Dirichlet, v drawn": {"sizes": "dirichlet"},
     "equal sizes, v = Δ": {"valuations": "measured", "valuation_weights": "0,0,1"},
@@ -29,14 +29,22 @@ ALPHA = 0.1
 # model: data set, rounds, share of a seller's records that a round draws.
 MODELS = {"mlp": ("mnist", 40, 1.0), "cnn": ("cifar10", 20, 0.1)}
 MODEL_ROWS = ("mean-field-menu", "mfg-regretnet", "pac", "no-noise")
-_DIGITS: dict[str, Any] = {**MATRIX_TRAINING, "features": "none", "clip_norm": 1.0, "server_rate": 1.0}
+_DIGITS: dict[str, object] = {**MATRIX_TRAINING, "features": "none", "clip_norm": 1.0, "server_rate": 1.0}
+
+
+class Where(TypedDict, total=False):
+    """Where a run of `run_of` differs from its defaults."""
+
+    alpha: float
+    budget: float
+    wallet: float | None
 
 
 def run_of(
     scale: Scale,
     row: str,
     seed: int,
-    plan: dict[str, Any] | None = None,
+    plan: dict[str, object] | None = None,
     *,
     alpha: float = ALPHA,
     budget: float = 50.0,
@@ -134,7 +142,7 @@ def model_cell(model: str, row: str, seed: int) -> Cell:
     return federated_cell(dataset, 0.5, rule, seed, rounds=rounds, training=pixels(model, sampled), mode=mode)
 
 
-def pixels(model: str, sampling_rate: float) -> dict[str, Any]:
+def pixels(model: str, sampling_rate: float) -> dict[str, object]:
     """A model on pixels, one step a round."""
     changes = {"model": model, "clip_norm": 1.0, "server_rate": 2.0, "final_rate": 0.2, "averaging": 0.9}
     return {**identity(Training()), **changes, "sampling_rate": sampling_rate}

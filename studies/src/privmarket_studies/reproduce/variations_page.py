@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Unpack
 
 from privmarket.reports.palette import line_look, new_figure
 from privmarket_studies.reproduce import models_section
@@ -71,7 +71,9 @@ class _Found:
         self.results = results
         self.scale = Scale(quick=any(r.cell.config["dataset"] == "digits" for r in results.all("federated")))
 
-    def by_seed(self, name: str, row: str, plan: dict[str, Any] | None = None, **where: Any) -> dict[int, float]:
+    def by_seed(
+        self, name: str, row: str, plan: dict[str, object] | None = None, **where: Unpack[runs.Where]
+    ) -> dict[int, float]:
         """A figure of the runs of `variations.run_of`, by seed."""
         cells = {seed: runs.run_of(self.scale, row, seed, plan, **where) for seed in _SEEDS}
         return self.figures(name, cells.values())
@@ -113,8 +115,10 @@ def _trust_table(found: _Found) -> Table:
         for budget in runs.BUDGETS:
             best = found.by_seed("accuracy", "jsam", {"trust": trust}, budget=budget)
             for row in runs.TRUTHFUL:
-                where: dict[str, Any] = {"plan": {"trust": trust}, "budget": budget}
-                accuracy = found.by_seed("accuracy", row, **where)
+                accuracy, spent, sellers, largest = (
+                    found.by_seed(name, row, {"trust": trust}, budget=budget)
+                    for name in ("accuracy", "spent", "sellers_per_round", "largest_epsilon_spent")
+                )
                 absent = found.absent(row)
                 rows.append(
                     [
@@ -123,9 +127,9 @@ def _trust_table(found: _Found) -> Table:
                         row,
                         _text(accuracy, ".2f", absent, 100),
                         _REFERENCE if row == "jsam" else _entry(accuracy, best),
-                        _text(found.by_seed("spent", row, **where), ",.0f", absent),
-                        _text(found.by_seed("sellers_per_round", row, **where), ".0f", absent),
-                        _text(found.by_seed("largest_epsilon_spent", row, **where), ".1f", absent),
+                        _text(spent, ",.0f", absent),
+                        _text(sellers, ".0f", absent),
+                        _text(largest, ".1f", absent),
                         _seeds(accuracy),
                     ]
                 )
@@ -145,12 +149,12 @@ def _trust_words(found: _Found) -> Text:
 
 def _learned(found: _Found) -> Text:
     def price(row: str, strategy: str) -> str:
-        plans: list[dict[str, Any]] = [{"strategy": way} for way in ("truthful", "learning")]
+        plans: list[dict[str, object]] = [{"strategy": way} for way in ("truthful", "learning")]
         each = {plan["strategy"]: _prices(found, row, plan) for plan in plans}
         shared = each["truthful"].keys() & each["learning"].keys()
         return _text({seed: each[strategy][seed] for seed in shared}, ".3f", NOT_COMPUTED)
 
-    def against(row: str, plan: dict[str, Any]) -> str:
+    def against(row: str, plan: dict[str, object]) -> str:
         return _difference(found.by_seed("accuracy", row, plan), found.by_seed("accuracy", row))
 
     computed = all(found.by_seed("accuracy", row, {"strategy": "learning"}) for row in ("jsam", "mean-field-menu"))
@@ -167,7 +171,7 @@ def _learned(found: _Found) -> Text:
     )
 
 
-def _strategy_row(found: _Found, row: str, plan: dict[str, Any], **where: Any) -> list[str]:
+def _strategy_row(found: _Found, row: str, plan: dict[str, object], **where: Unpack[runs.Where]) -> list[str]:
     absent = found.absent(row)
 
     def text(name: str, spec: str, factor: float = 1.0) -> str:
@@ -187,13 +191,13 @@ def _strategy_row(found: _Found, row: str, plan: dict[str, Any], **where: Any) -
     ]
 
 
-def _sales(found: _Found, row: str, plan: dict[str, Any], **where: Any) -> int:
+def _sales(found: _Found, row: str, plan: dict[str, object], **where: Unpack[runs.Where]) -> int:
     """The most sales that such a run can have: clients times rounds."""
     cell = runs.run_of(found.scale, row, 0, plan, **where)
     return int(cell.config["clients"] * cell.config["rounds"])
 
 
-def _prices(found: _Found, row: str, plan: dict[str, Any], **where: Any) -> dict[int, float]:
+def _prices(found: _Found, row: str, plan: dict[str, object], **where: Unpack[runs.Where]) -> dict[int, float]:
     """Money per unit of ε, by seed."""
     sales = _sales(found, row, plan, **where)
     spent, mean = (found.by_seed(name, row, plan, **where) for name in ("spent", "mean_epsilon"))
@@ -222,7 +226,7 @@ def _learning_table(found: _Found) -> Table:
 
 
 def _ahead_table(found: _Found) -> Table:
-    where: dict[str, Any] = {"alpha": 0.5, "budget": runs.BUDGETS[0], "wallet": runs.WALLET}
+    where: runs.Where = {"alpha": 0.5, "budget": runs.BUDGETS[0], "wallet": runs.WALLET}
     rows = [[way, *_strategy_row(found, "mean-field-menu", {"strategy": way}, **where)] for way in runs.STRATEGIES]
     caption = (
         f"Under a lifetime cap of ε = {runs.WALLET:g}: mean-field-menu, MNIST, α = 0.5, 100 clients, "
@@ -288,8 +292,9 @@ def _draw(found: _Found) -> Drawing:
         for row in runs.TRUTHFUL:
             points = []
             for budget in runs.BUDGETS:
-                where: dict[str, Any] = {"plan": {"trust": trust}, "budget": budget}
-                accuracy, spent = (found.by_seed(name, row, **where) for name in ("accuracy", "spent"))
+                accuracy, spent = (
+                    found.by_seed(name, row, {"trust": trust}, budget=budget) for name in ("accuracy", "spent")
+                )
                 if accuracy:
                     points.append(
                         (Measured.of(spent.values()).mean, Measured.of(100 * v for v in accuracy.values()))

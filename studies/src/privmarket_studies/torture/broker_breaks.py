@@ -28,10 +28,11 @@ import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import httpx
 
+from privmarket.broker.http_calls import Json
 from privmarket.broker.http_client import BrokerClient
 from privmarket.broker.signatures import SigningKey
 from privmarket.files import write_atomically
@@ -40,7 +41,7 @@ from privmarket_studies.torture.runs import broker_code
 
 _HERE = os.pathsep.join(sys.path)
 _REQUEST_SECONDS = 1.0  # what today's broker is told to wait for slow callers; the one of then waits for ever
-_TERMS: dict[str, Any] = {
+_TERMS: dict[str, object] = {
     "title": "digits",
     "budget_micro": 1_000_000,
     "mechanism": "proportional-share",
@@ -81,26 +82,26 @@ class Market:
     sellers: tuple[str, ...] = ()
 
     def ask(
-        self, method: str, path: str, token: str, form: Any = None, key: str = "", patience: float = 300.0
+        self, method: str, path: str, token: str, form: object = None, key: str = "", patience: float = 300.0
     ) -> httpx.Response:
         """Sends one request and returns the reply."""
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         headers["Idempotency-Key"] = key or str(uuid.uuid4())
         return httpx.request(method, f"{self.server.url}{path}", json=form, headers=headers, timeout=patience)
 
-    def must(self, method: str, path: str, token: str, form: Any = None) -> dict[str, Any]:
+    def must(self, method: str, path: str, token: str, form: object = None) -> Json:
         """The answer to a request that has to be taken."""
         reply = self.ask(method, path, token, form)
         if not reply.is_success:
             raise RuntimeError(f"{method} {path} answered {reply.status_code}: {reply.text}")
-        found: dict[str, Any] = reply.json()
+        found: Json = reply.json()
         return found
 
     def enter(self, role: str, **wallet: float) -> str:
         """Registers a new party with this role; returns its token."""
         return str(self.must("POST", "/v1/register", "", {"role": role, "name": role, **wallet})["token"])
 
-    def open(self, **terms: Any) -> str:
+    def open(self, **terms: object) -> str:
         """A round of a new task; what the tree's tasks do not know is left out."""
         form = {**_TERMS, **terms}
         reply = self.ask("POST", "/v1/tasks", self.buyer, form)
@@ -116,11 +117,11 @@ class Market:
         """Sends a bid for one unit of ε."""
         return self.ask("POST", f"/v1/rounds/{round_id}/bids", seller, {"valuation": valuation, "epsilon": 1.0})
 
-    def party(self, token: str) -> dict[str, Any]:
+    def party(self, token: str) -> Json:
         """The account of the party with this token, as it sees it."""
         return self.must("GET", "/v1/me", token)
 
-    def sold(self, **terms: Any) -> str:
+    def sold(self, **terms: object) -> str:
         """Plays a round until the first seller has sold; returns its id."""
         round_id = self.open(buyer_may_close=True, **terms)
         self.bid(self.sellers[0], round_id).raise_for_status()

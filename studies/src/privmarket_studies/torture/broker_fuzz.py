@@ -13,12 +13,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import httpx
 import schemathesis
 from fastapi.testclient import TestClient
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.errors import Unsatisfiable
-from schemathesis import GenerationMode
+from schemathesis import Case, GenerationMode
+from schemathesis.schemas import APIOperation
 
 from privmarket.broker.api import ServiceSettings, create_app
 from privmarket.broker.limits import Limits
@@ -69,12 +71,14 @@ class Fuzz:
             "seq": ["1", "9", "20"],
         }
 
-    def operations(self) -> list[Any]:
+    def operations(self) -> list[APIOperation]:
         """Every operation of the OpenAPI description."""
         results: Iterable[Any] = self.schema.get_all_operations()
         return [result.ok() for result in results]
 
-    def try_operation(self, operation: Any, roles: Sequence[str], examples: int, mode: GenerationMode) -> None:
+    def try_operation(
+        self, operation: APIOperation, roles: Sequence[str], examples: int, mode: GenerationMode
+    ) -> None:
         """So many requests to one operation, each of them made by every role and checked."""
 
         @settings(
@@ -86,7 +90,7 @@ class Fuzz:
             suppress_health_check=list(HealthCheck),
         )
         @given(case=operation.as_strategy(generation_mode=mode), real=st.booleans(), pick=st.integers(0, 99))
-        def attempt(case: Any, real: bool, pick: int) -> None:
+        def attempt(case: Case, real: bool, pick: int) -> None:
             if real:
                 for name in case.path_parameters or {}:
                     case.path_parameters[name] = self.names[name][pick % len(self.names[name])]
@@ -96,7 +100,7 @@ class Fuzz:
         with contextlib.suppress(Unsatisfiable):  # nothing can be wrong with a request that carries nothing
             attempt()
 
-    def _send(self, case: Any, role: str) -> Any:
+    def _send(self, case: Case, role: str) -> httpx.Response:
         request = case.as_transport_kwargs(base_url="http://testserver")
         headers = {name: value for name, value in dict(request.pop("headers") or {}).items() if value is not None}
         if role != "nobody":
@@ -106,9 +110,10 @@ class Fuzz:
         if request.get("data") is not None:
             sent["content"] = request["data"] if isinstance(request["data"], bytes | str) else str(request["data"])
         plain = {n: v.encode("utf-8", "surrogatepass") if isinstance(v, str) else v for n, v in headers.items()}
-        return self.http.request(**sent, headers=plain)
+        reply: httpx.Response = self.http.request(**sent, headers=plain)
+        return reply
 
-    def check(self, operation: Any, reply: Any) -> None:
+    def check(self, operation: APIOperation, reply: httpx.Response) -> None:
         """No failure of ours, a status that the description names, one shape of error."""
         self.seen[reply.status_code] += 1
         where = f"{operation.method.upper()} {operation.path}: {reply.status_code} {reply.text[:300]}"
@@ -149,7 +154,7 @@ def main() -> None:
     if options.out:
         command = f"python -m privmarket_studies.torture.broker_fuzz --examples {options.examples}"
         command += " --postgres" if options.postgres else ""
-        result: dict[str, Any] = {
+        result: dict[str, object] = {
             "command": command,
             "code": broker_code(),
             "schemathesis": schemathesis.__version__,

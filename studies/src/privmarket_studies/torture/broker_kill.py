@@ -18,7 +18,6 @@ import time
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import httpx
 from sqlalchemy import func, select
@@ -26,6 +25,7 @@ from sqlalchemy import func, select
 from privmarket.broker import ledger
 from privmarket.broker.bidding import offer_fields
 from privmarket.broker.broker import Broker
+from privmarket.broker.http_calls import Json
 from privmarket.broker.schema import awards, log, rounds
 from privmarket.broker.signatures import SigningKey, bid_message, commitment
 from privmarket.broker.verify import verify
@@ -36,7 +36,7 @@ from privmarket_studies.torture.runs import append, broker_code
 
 SELLERS = 8
 PAUSE_SECONDS = 13.0  # longer than PostgreSQL lets a transaction stand idle
-TERMS: dict[str, Any] = {
+TERMS: dict[str, object] = {
     "title": "t",
     "budget_micro": 1_000_003,
     "mechanism": "proportional-share",
@@ -57,7 +57,7 @@ class Caller:
         self.headers = {"Authorization": f"Bearer {token}"} if token else {}
         self.http = httpx.Client(timeout=30)
 
-    def must(self, method: str, path: str, form: Any = None) -> dict[str, Any]:
+    def must(self, method: str, path: str, form: object = None) -> Json:
         """The answer to a request, however often the server dies meanwhile."""
         headers = {**self.headers, "Idempotency-Key": str(uuid.uuid4())}
         deadline = time.monotonic() + 180
@@ -74,7 +74,7 @@ class Caller:
                 continue
             if reply.status_code >= 500:
                 self.failures.append(f"{method} {path}: {reply.status_code} {reply.text}")
-            answer: dict[str, Any] = reply.json()
+            answer: Json = reply.json()
             return answer
         raise TimeoutError(path)
 
@@ -85,7 +85,7 @@ class Seller:
     def __init__(self, caller: Caller, party_id: str, key: SigningKey) -> None:
         self.caller, self.id, self.key = caller, party_id, key
         self.sealed: list[str] = []  # commitments of acknowledged bids
-        self.openings: dict[str, dict[str, Any]] = {}
+        self.openings: dict[str, Json] = {}
         self.revealed = 0
 
     def bid(self, round_id: str, bidder_seals: bool, rng: random.Random) -> None:
@@ -93,7 +93,7 @@ class Seller:
         offer = Offer(rng.random(), rng.choice([0.1, 0.5]))
         fields, nonce = offer_fields(offer), f"{rng.getrandbits(128):032x}"
         committed = commitment(round_id, self.id, fields, nonce)
-        form: dict[str, Any] = {"signature": self.key.sign(bid_message(round_id, self.id, committed))}
+        form: dict[str, object] = {"signature": self.key.sign(bid_message(round_id, self.id, committed))}
         form |= {"commitment": committed} if bidder_seals else {**fields, "nonce": nonce}
         self.openings[committed] = {**fields, "nonce": nonce}
         if "commitment" in self.caller.must("POST", f"/v1/rounds/{round_id}/bids", form):

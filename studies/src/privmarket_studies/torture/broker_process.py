@@ -6,7 +6,6 @@ import contextlib
 import multiprocessing
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,14 +16,7 @@ from typing import Protocol
 import httpx
 
 from privmarket.cli import main
-
-
-def free_port() -> int:
-    """A port of loopback that nobody listens on just now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
+from privmarket_studies.broker_load import free_port
 
 _context = multiprocessing.get_context("forkserver")
 

@@ -15,7 +15,6 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -32,6 +31,7 @@ from privmarket.broker.sql import BEFORE_STATEMENT
 from privmarket.broker.verify import verify
 from privmarket.errors import PrivmarketError
 from privmarket.market.bids import Bids
+from privmarket.market.facts import MarketFacts
 from privmarket.market.mechanism import Mechanism
 from privmarket.market.outcome import Outcome
 from privmarket.mechanisms import mechanism
@@ -73,6 +73,9 @@ class Crash(BaseException):
     """The process dies here: whatever was not committed is gone, and no answer is sent."""
 
 
+Answer = Mapping[str, object]  # what a request was told
+
+
 class InvariantError(AssertionError):
     """A rule that must always hold in the market was broken."""
 
@@ -82,9 +85,9 @@ class Request:
     """A write that a client keeps sending, under one key, until it hears back."""
 
     key: str
-    send: Callable[[Broker, str], Mapping[str, Any]]
-    note: Callable[[Mapping[str, Any]], None] = lambda answer: None
-    answer: Mapping[str, Any] | None = None
+    send: Callable[[Broker, str], Answer]
+    note: Callable[[Answer], None] = lambda answer: None
+    answer: Answer | None = None
 
 
 class Underpays(ProportionalShare):
@@ -96,9 +99,9 @@ class Underpays(ProportionalShare):
         return Outcome(outcome.epsilon.copy(), np.floor(outcome.payment))
 
 
-def make(name: str, **settings: Any) -> Mechanism:
+def make(name: str, market: MarketFacts | None = None, **settings: object) -> Mechanism:
     """The usual registry, and one rule that breaks the promises it declares."""
-    return Underpays() if name == "broken" else mechanism(name, **settings)
+    return Underpays() if name == "broken" else mechanism(name, market=market, **settings)
 
 
 class Simulation:
@@ -132,7 +135,7 @@ class Simulation:
         broker.database.engine.update_execution_options(**{BEFORE_STATEMENT: self._burn})
         return broker
 
-    def _burn(self, *_: Any) -> None:
+    def _burn(self, *_: object) -> None:
         if self.fuse is not None:
             self.fuse -= 1
             if self.fuse < 0:
@@ -147,7 +150,7 @@ class Simulation:
         b = self.broker
         self.operator = b.authenticate(b.first_operator() or "")
 
-        def enter(role: str, **wallet: Any) -> Actor:
+        def enter(role: str, **wallet: object) -> Actor:
             return b.authenticate(b.register({"role": role, "name": role, **wallet}, self._key())["token"])
 
         self.buyers = [enter("buyer") for _ in range(BUYERS)]
@@ -165,7 +168,7 @@ class Simulation:
         b.attest(self.sellers[0], digest, self.signing[0].sign(dataset_message(seller, digest)), self._key())
         names = ("proportional-share", "pac", "csra", "broken", "proportional-share", "proportional-share")
         for i, rule in enumerate(names):
-            fields: dict[str, Any] = {
+            fields: dict[str, object] = {
                 "title": rule,
                 "sealing": "bidder" if i == 4 else "broker",
                 "delivery": "sealed" if i in (2, 4, 5) else "open",
@@ -219,7 +222,7 @@ class Simulation:
     def _deposit(self) -> Request:
         buyer, amount = self.rng.choice(self.buyers), self.rng.randrange(1, 20_000_000)
 
-        def note(answer: Mapping[str, Any]) -> None:
+        def note(answer: Answer) -> None:
             self.deposited += amount
 
         return Request(self._key(), lambda b, k: b.deposit(self.operator, buyer.party_id, amount, k), note)
@@ -227,7 +230,7 @@ class Simulation:
     def _withdraw(self) -> Request:
         seller, amount = self.rng.choice(self.sellers), self.rng.randrange(1, 900_000)
 
-        def note(answer: Mapping[str, Any]) -> None:
+        def note(answer: Answer) -> None:
             self.deposited -= amount
 
         return Request(self._key(), lambda b, k: b.withdraw(self.operator, seller.party_id, amount, k), note)
@@ -235,7 +238,7 @@ class Simulation:
     def _open(self) -> Request:
         buyer, task = self.rng.choice(self.tasks)
 
-        def note(answer: Mapping[str, Any]) -> None:
+        def note(answer: Answer) -> None:
             self.opened += 1
 
         return Request(self._key(), lambda b, k: b.open_round(buyer, task, k), note)
@@ -243,10 +246,10 @@ class Simulation:
     def _bid(self) -> Request:
         part = self._bid_request()
 
-        def note(answer: Mapping[str, Any]) -> None:
-            self.sealed.add(answer["commitment"])
+        def note(answer: Answer) -> None:
+            self.sealed.add(str(answer["commitment"]))
 
-        def send(broker: Broker, key: str) -> Mapping[str, Any]:
+        def send(broker: Broker, key: str) -> Answer:
             (answer,) = broker.take_bids([part._replace(key=key)])
             if isinstance(answer, PrivmarketError):
                 raise answer
@@ -259,12 +262,14 @@ class Simulation:
         parts = [self._bid_request() for _ in range(self.rng.randrange(2, 6))]
         parts += [self.rng.choice(parts)] * self.rng.randrange(2)
 
-        def send(broker: Broker, _: str) -> Mapping[str, Any]:
+        def send(broker: Broker, _: str) -> Answer:
             told = zip(parts, broker.take_bids(parts), strict=True)
             return {part.key: result for part, result in told if not isinstance(result, PrivmarketError)}
 
-        def note(answer: Mapping[str, Any]) -> None:
-            self.sealed |= {one["commitment"] for one in answer.values()}
+        def note(answer: Answer) -> None:
+            for one in answer.values():
+                assert isinstance(one, Mapping)
+                self.sealed.add(one["commitment"])
 
         return Request(self._key(), send, note)
 
@@ -321,11 +326,11 @@ class Simulation:
         sealed = (self._of_task(round_id, "delivery") == "sealed") != (self.rng.random() < 0.05)
         opening = self.rng.randbytes(32).hex() if sealed else None
 
-        def note(answer: Mapping[str, Any]) -> None:
+        def note(answer: Answer) -> None:
             if opening is not None:
                 self.update_keys[round_id, seller.party_id] = opening
 
-        def send(broker: Broker, key: str) -> Mapping[str, Any]:
+        def send(broker: Broker, key: str) -> Answer:
             return broker.claim_delivery(seller, round_id, "ab" * 32, key, update_key=opening)
 
         return Request(self._key(), send, note)
@@ -476,7 +481,7 @@ def main() -> None:
                 simulation = Simulation(new_database(server) if server else Path(folder) / "market.db", seed)
                 simulation.run(wanted)
                 simulation.broker.database.close()
-            figures: dict[str, Any] = {"rounds": wanted, "requests": simulation.keys, "crashes": simulation.crashes}
+            figures = {"rounds": wanted, "requests": simulation.keys, "crashes": simulation.crashes}
             print(f"{kind}, seed {seed}: {figures}: all invariants held", flush=True)
             if options.out:  # at once: a long run may be interrupted and gone on with
                 command = f"python -m {module} --rounds {wanted} --seed {seed}"

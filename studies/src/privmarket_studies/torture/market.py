@@ -14,7 +14,7 @@ from privmarket.broker.parties import Actor
 from privmarket.broker.schema import awards
 from privmarket.rounds import Offer
 
-TASK: dict[str, Any] = {
+TASK: dict[str, object] = {
     "title": "digits",
     "mechanism": "proportional-share",
     "settings": {},
@@ -61,7 +61,7 @@ class Market:
     sellers: list[Actor]
     names: dict[str, Actor] = field(default_factory=dict)
 
-    def open(self, **changes: Any) -> str:
+    def open(self, **changes: object) -> str:
         """Publishes a task and opens its first round; the round's id."""
         task = self.broker.publish_task(self.buyer, {**TASK, **changes}, key())
         return str(self.broker.open_round(self.buyer, task["id"], key())["id"])

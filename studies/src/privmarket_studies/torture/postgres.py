@@ -6,7 +6,6 @@ import contextlib
 import glob
 import os
 import shutil
-import socket
 import subprocess
 import tempfile
 import uuid
@@ -16,16 +15,11 @@ from pathlib import Path
 import psycopg
 
 from privmarket.errors import PrivmarketError
+from privmarket_studies.broker_load import free_port
 
 
 class PostgresMissingError(PrivmarketError):
     """PostgreSQL cannot be started on this machine."""
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _tools() -> Path | None:
@@ -60,7 +54,7 @@ def postgres(*, durable: bool = True) -> Iterator[str]:
     # A folder of its user's own, so that nobody else's need be opened to it.
     place = os.path.join(tempfile.gettempdir(), "privmarket-pg-XXXXXXXX")
     made = subprocess.run([*as_user, "mktemp", "-d", place], check=True, capture_output=True, text=True, cwd="/")
-    data, port = Path(made.stdout.strip()), _free_port()
+    data, port = Path(made.stdout.strip()), free_port()
     control = [*as_user, str(tools / "pg_ctl"), "-D", str(data / "pg"), "-w"]
     try:
         _quietly([*as_user, str(tools / "initdb"), "-D", str(data / "pg"), "-A", "trust", "-U", "market", "-N"])

@@ -6,7 +6,6 @@ import ast
 import hashlib
 import json
 from pathlib import Path
-from typing import Any
 
 from privmarket import broker
 from privmarket.files import write_atomically
@@ -56,7 +55,7 @@ class _Undocumented(ast.NodeTransformer):
         return node
 
 
-def append(path: Path, result: dict[str, Any]) -> None:
+def append(path: Path, result: dict[str, object]) -> None:
     """Adds one run to a JSON list of runs."""
     runs = json.loads(path.read_text()) if path.exists() else []
     write_atomically(path, json.dumps([*runs, result], indent=1) + "\n")
