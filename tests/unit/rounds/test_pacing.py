@@ -71,7 +71,7 @@ def test_no_run_spends_more_than_its_total(rounds, total, random):
     assert sum(record.spent_micro for record in past) <= pacing.total_micro <= total * MICRO * (1 + 1e-12)
 
 
-@pytest.mark.parametrize("family", [ReleaseFamily(), ReleaseFamily(0.25, 4, 1e-6)])
+@pytest.mark.parametrize("family", [ReleaseFamily(), ReleaseFamily(0.25, 4), ReleaseFamily(0.25, 1, 1e-6)])
 def test_an_award_is_the_release_of_its_family(family):
     """Reserved under the round's name is what the auction decided, as the family releases it."""
 
