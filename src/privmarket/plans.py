@@ -133,6 +133,11 @@ class MarketPlan:
         """Money that may be spent over the whole run."""
         return self.budget * self.rounds if self.total_budget is None else self.total_budget
 
+    @property
+    def budget_per_round(self) -> float:
+        """Money of the first round: the budget, or an even share of the total; `rounds.Pacing` has later ones."""
+        return self.budget if self.total_budget is None else self.total_budget / self.rounds
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingPlan:

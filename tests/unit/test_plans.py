@@ -46,6 +46,11 @@ def test_a_second_set_of_defaults_is_caught():
     assert declared_again(Mine(), [MarketPlan]) == ["rounds"]
 
 
+def test_a_round_of_a_plan_with_a_total_has_an_even_share_of_it():
+    assert MarketPlan(rounds=4, budget=2.5).budget_per_round == 2.5
+    assert MarketPlan(rounds=4, budget=2.5, total_budget=20.0).budget_per_round == 5.0
+
+
 def test_the_command_line_takes_its_options_from_the_configuration():
     options, config = inspect.signature(command).parameters, FederationConfig()
     shared = [name for name in options if hasattr(config, name) and name != "training"]

@@ -22,7 +22,7 @@ from privmarket.privacy.accountant import RdpAccountant
 from privmarket.privacy.certificate import Certificate, certify
 from privmarket.privacy.events import PrivacyEvent
 from privmarket.privacy.words import ODOMETER_LABEL, ODOMETER_NOTE
-from privmarket.rounds import MICRO, RoundRecord
+from privmarket.rounds import MICRO, RoundRecord, offered_micro
 
 SUMMARY_LOG = "flwr.privmarket"
 """The logger of a run's summary; below Flower's own, so that `flwr run` and `flwr log` show it."""
@@ -159,7 +159,7 @@ class MarketResult:
             sales = len(self.releases[client])
             lines.append(f"client {client}: {counted(sales, 'sale')}, ε = {epsilon:.2f} in all, paid {paid:.6f}")
         if self.paid_micro:
-            spent, offered = sum(paid_micro.values()) / MICRO, self.settings.budget * len(self.records)
+            spent, offered = sum(paid_micro.values()) / MICRO, offered_micro(self.settings, self.records) / MICRO
             lines.append(
                 f"in all: {spent:.2f} paid, of {offered:g} offered in {counted(len(self.records), 'round')}"
             )

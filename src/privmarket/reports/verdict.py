@@ -20,7 +20,7 @@ from privmarket.plans import TRUSTS, Trust
 from privmarket.privacy.accountant import composed_epsilon
 from privmarket.privacy.certificate import guess_accuracy
 from privmarket.privacy.words import Promise, promise, rounded_up_percent
-from privmarket.rounds import MICRO
+from privmarket.rounds import MICRO, offered_micro
 
 CURRENCY = "credits"
 """What a unit of money is called where nobody named it, as on the broker's pages."""
@@ -176,7 +176,8 @@ def sales_takeaway(result: RunResult) -> str:
 
 def money_takeaway(result: RunResult, currency: str = CURRENCY) -> str:
     """What was paid and what came back."""
-    back = sum(record.refunded_micro for record in result.records) / MICRO
+    spent_micro = sum(record.spent_micro for record in result.records)
+    back = (offered_micro(result.config, result.records) - spent_micro) / MICRO
     sellers = float(np.mean([record.sellers for record in result.records]))
     return (
         f"{result.spent:,.2f} {currency} went to {counted(round(sellers), 'seller')} in a mean round; "

@@ -48,7 +48,8 @@ class Auctioneer(Protocol):
         """Asks everybody for offers and runs the auction; bad offers do not hold up good ones.
 
         Returns:
-            A cleared round. Its terms are those that the bidders saw: a broker adds its own name of the round.
+            A cleared round. Its terms are those that the bidders saw: a broker adds its own name of the round and
+            says how much money is in escrow.
         """
 
     def settle(self, market: Round, reports: Mapping[str, str | None], voided: Mapping[str, str]) -> Round:

@@ -23,6 +23,23 @@ from tests.unit.flower.toy import (
 )
 
 
+@pytest.mark.parametrize(
+    ("money", "offered"),
+    [({"budget": 4.0}, "of 8 offered in 2 rounds"), ({"budget": 99.0, "total_budget": 30.0}, "of 30 offered")],
+)
+def test_the_summary_says_what_the_rounds_offered(money, offered):
+    """A total is offered once, whatever the budget per round says and however much of round 0 went back."""
+
+    def gone(weights, job):
+        if (job.client, job.sale.number) == ("0", 0):
+            raise RuntimeError("gone")
+        return train(weights, job)
+
+    result, _ = play(client(gone), server(**money))
+    assert result.records[0].refunded_micro > 0
+    assert offered in result.summary()[-1]
+
+
 def test_everybody_who_delivers_is_paid():
     result, grid = play()
     assert balanced(result)

@@ -1,6 +1,7 @@
 """The report page: self-contained, complete, and true to the run."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -8,7 +9,16 @@ from privmarket.federated.config import FederationConfig, Training
 from privmarket.federated.simulation import run
 from privmarket.reports.federated_demo import NAMES, demo_config
 from privmarket.reports.federated_report import write_report
-from privmarket.reports.verdict import LieCheck, other_trust_sentence, percent, strength, verdict, worst_promise
+from privmarket.reports.verdict import (
+    LieCheck,
+    money_takeaway,
+    other_trust_sentence,
+    percent,
+    strength,
+    verdict,
+    worst_promise,
+)
+from privmarket.rounds import MICRO, RoundRecord
 
 CONFIG = FederationConfig(
     clients=6, rounds=3, budget=5.0, wallet=4.0, evaluate_every=1, training=Training(model="logistic")
@@ -35,6 +45,19 @@ def test_the_page_needs_nothing_else(result, tmp_path):
     assert percent(result.accuracy) in page
     assert "client 5" in page
     assert path.stat().st_size < 1_000_000
+
+
+def test_money_of_a_total_comes_back_once(result):
+    """What a round leaves of a total is handed on to the next, and comes back only after the last."""
+    money = ((1, 9), (2, 17))  # paid and not paid, of 20 in all
+    records = tuple(
+        RoundRecord(number, spent_micro=paid * MICRO, refunded_micro=left * MICRO)
+        for number, (paid, left) in enumerate(money)
+    )
+    paced = replace(result, config=CONFIG.replace(rounds=2, total_budget=20.0), records=records)
+    assert "17.00 of the rounds' money was not needed" in money_takeaway(paced)
+    each = replace(result, config=CONFIG.replace(rounds=2), records=records)
+    assert "26.00 of the rounds' money was not needed" in money_takeaway(each)
 
 
 def test_labels_are_escaped(result, tmp_path):
