@@ -188,24 +188,26 @@ def test_one_tolerance_for_rounding():
 
 
 def conversions_by_hand(tree: ast.Module) -> list[str]:
-    """Names of clients turned into places by `int`, families of releases put together by field, money cut off."""
+    """Names of clients turned into places by `int`, families and awards put together by field, money cut off."""
     calls = (ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Call))
     place = r"int\((\w+\.)?(client|seller|c)\)|int\(partition_name\(.*"
     family = r"ReleaseFamily\((?P<of>.+)\.sampling_rate, (?P=of)\.steps, .*"
-    money = r"int\(.+ \* MICRO\)"
-    return sorted(call for call in calls if re.fullmatch(f"{place}|{family}|{money}", call))
+    award, money = r"Award\(.*release\(.*", r"int\(.+ \* MICRO\)"
+    return sorted(call for call in calls if re.fullmatch(f"{place}|{family}|{award}|{money}", call))
 
 
 def test_conversions_have_one_place():
-    found = {name: conversions_by_hand(tree) for name, tree in trees().items() if ".broker." not in name}
+    found = {name: conversions_by_hand(tree) for name, tree in trees().items()}
     assert {name: calls for name, calls in found.items() if calls} == {
         "privmarket.flower.node_seller": ["int(client)"],  # seeds noise; a node may have any name
         "privmarket.privacy.wallet": ["int(c)"],  # a column
         "privmarket.rounds.terms": ["int(Decimal(str(money)) * MICRO)"],
     }
     code = "a = b[int(seller)]\nc = ReleaseFamily(x.plan.sampling_rate, x.plan.steps, d)\n"
-    code += "e = ReleaseFamily(1.0, 1, d)\nf = int(plan.budget * MICRO)"
+    code += "e = ReleaseFamily(1.0, 1, d)\nf = int(plan.budget * MICRO)\n"
+    code += "g = Award(row.epsilon, release(row.noise_multiplier), row.payment_micro)"
     assert conversions_by_hand(ast.parse(code)) == [
+        "Award(row.epsilon, release(row.noise_multiplier), row.payment_micro)",
         "ReleaseFamily(x.plan.sampling_rate, x.plan.steps, d)",
         "int(plan.budget * MICRO)",
         "int(seller)",

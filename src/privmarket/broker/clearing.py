@@ -80,7 +80,7 @@ _STANDING = (
 
 def family_of(task: TaskRow) -> ReleaseFamily:
     """What a sale of this task releases."""
-    return ReleaseFamily(task.sampling_rate, task.steps, task.delta)
+    return ReleaseFamily.of(task, task.delta)
 
 
 def terms_of(round_: RoundRow, task: TaskRow) -> Terms:

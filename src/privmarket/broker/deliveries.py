@@ -98,8 +98,9 @@ def settlement(terms: Terms, awards: Iterable[AwardRow], until: Deadlines, now_m
     """Who is paid, by the same machine that every engine settles with. No award may still be waiting."""
     rows = list(awards)
     worth = {row.seller_id: standing(row, until, now_ms) for row in rows}
-    release = terms.family.release
-    sold = {row.seller_id: Award(row.epsilon, release(row.noise_multiplier), row.payment_micro) for row in rows}
+    sold = {
+        row.seller_id: Award.stored(terms, row.epsilon, row.noise_multiplier, row.payment_micro) for row in rows
+    }
     reports = {
         row.seller_id: None if worth[row.seller_id] is Standing.USABLE else row.fault or "rejected"
         for row in rows

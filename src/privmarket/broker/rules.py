@@ -57,8 +57,6 @@ class Guarded(Mechanism):
     def clear(self, bids: Bids, budget: Array) -> Outcome:
         """The rule's outcome, if it keeps every promise that can be read off it."""
         outcome = self._rule.run(bids, budget[..., 0])
-        if not (np.isfinite(outcome.epsilon).all() and np.isfinite(outcome.payment).all()):
-            raise BrokenPromiseError(f"{self.name} decided something that is not a number", "abort the round")
         for promise in self.guarantees:
             if isinstance(promise, OutcomeGuarantee):
                 finding = promise.holds(bids, outcome, budget[..., 0])

@@ -63,9 +63,8 @@ class BrokerAuctioneer:
         offers = bidders.offers(terms)
         self.client.close_round(terms.broker_round)
         sold = {award["seller_id"]: award for award in self.client.awards(terms.broker_round)}
-        release = terms.family.release
         awards = {
-            seller: Award(award["epsilon"], release(award["noise_multiplier"]), award["payment_micro"])
+            seller: Award.stored(terms, award["epsilon"], award["noise_multiplier"], award["payment_micro"])
             for seller, award in sold.items()
         }
         known = {seller: awards[seller] for seller in offers if seller in awards}

@@ -98,7 +98,8 @@ class Trainer:
             if chosen == "solved" and self.solved is None:
                 raise ConfigurationError(
                     f"{name} is 'solved', but no solved game was given",
-                    "pass one: train(..., solved=SolvedReference(equilibrium))",
+                    "give train(solved=…) an object with `payment` and `value`, see "
+                    "privmarket.mechanisms.learned.mean_field_loss.SolvedMarket",
                 )
 
     def run(self, report: Callable[[TrainingStep], None], until: int | None = None) -> None:
