@@ -85,6 +85,17 @@ def standing(award: AwardRow, until: Deadlines, now_ms: int) -> Standing:
     return Standing.USABLE if award.ruling else Standing.FAULTY
 
 
+# The same in SQL: whose word about an award is awaited, by a condition and the round's column with the deadline.
+AWAITED = {
+    "claim": ("claim_sha256 IS NULL", "delivery_deadline_ms"),
+    "receipt": ("claim_sha256 IS NOT NULL AND usable IS NULL", "review_deadline_ms"),
+    "dispute": ("usable = FALSE AND dispute IS NULL", "dispute_deadline_ms"),
+    "ruling": ("dispute IS NOT NULL AND ruling IS NULL", "ruling_deadline_ms"),
+}
+# A settled award that was faulty. A dispute that nobody ruled on was paid.
+WAS_FAULTY = "usable = FALSE AND (dispute IS NULL OR ruling = FALSE)"
+
+
 def decided_at(claimed: bool, judged: bool, disputed: bool, until: Deadlines) -> int:
     """When silence decides about an award that still waits: for its claim, its receipt, a dispute or a ruling."""
     if not claimed:
