@@ -90,6 +90,18 @@ def check_settings(record: DataclassInstance) -> None:
             raise ConfigurationError(f"{one.name} is {value}", f"must be finite and {words}")
 
 
+def require_one_step(trust: str, steps: int) -> None:
+    """Refuses aggregate trust with several steps a round: between two steps a server would see single sellers.
+
+    Raises:
+        ConfigurationError: there are several.
+    """
+    if trust == "aggregate" and steps != 1:
+        raise ConfigurationError(
+            f"trust 'aggregate' with {steps} steps a round", "nobody may see single steps: use steps = 1"
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
 class MarketPlan:
     """What a buyer fixes before the first round, in every engine."""
@@ -137,6 +149,10 @@ class MarketPlan:
     def budget_per_round(self) -> float:
         """Money of the first round: the budget, or an even share of the total; `rounds.Pacing` has later ones."""
         return self.budget if self.total_budget is None else self.total_budget / self.rounds
+
+    def measures_after(self, number: int) -> bool:
+        """Whether the accuracy is measured after round `number`, from 0: every so often, and after the last."""
+        return number + 1 == self.rounds or (number + 1) % self.evaluate_every == 0
 
 
 @dataclass(frozen=True, kw_only=True)

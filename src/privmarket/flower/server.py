@@ -167,15 +167,14 @@ class MarketRun:
         played, record, delivered = play_round(terms, self.fleet, self.auctioneer, self, market.purses)
         if delivered.update is not None:
             self.state = self.state.moved(delivered.update, settings, number / settings.rounds)
-        measured = number + 1 == settings.rounds or (number + 1) % settings.evaluate_every == 0
-        accuracy = float(self.evaluate(self.model_weights())) if self.evaluate and measured else None
+        measure = self.evaluate if settings.measures_after(number) else None
+        accuracy = None if measure is None else float(measure(self.model_weights()))
         self.on_round(market.close(played, record, accuracy))
         self.round_seconds.append(time.perf_counter() - started)
 
     def model_weights(self) -> Arrays:
-        """The model that is tested and kept: averaged over rounds where the plan says so."""
-        chosen = self.state.averaged if self.settings.averaging > 0 else self.state.weights
-        return self._arrays(chosen.numpy())
+        """The model that is tested and kept."""
+        return self._arrays(self.state.tested(self.settings).numpy())
 
     def train(self, market: Round) -> Delivered:
         """Sends every seller its own order; what comes back in time, and Σ α·update over what can be used of it."""

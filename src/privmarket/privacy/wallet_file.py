@@ -281,7 +281,7 @@ def _apply(state: _Replay, line: bytes, place: str) -> None:
         kind, sale = entry.pop("kind"), entry.pop("sale", None)
         if kind == "opened" and state.wallets is None:
             cap = np.inf if entry["cap_epsilon"] is None else entry["cap_epsilon"]
-            # Files of old name a release that the first call for bids had announced, and watch what suits that.
+            # Older files name a release that the first call for bids had announced, and watch what suits that.
             expected = [PrivacyEvent(**entry["expected"])] if "expected" in entry else []
             state.wallets = Wallets([cap], entry["delta"], expected=expected)
         elif kind == "reserved" and state.wallets is not None:

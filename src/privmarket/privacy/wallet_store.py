@@ -145,4 +145,5 @@ class ReleaseBook:
 
 def not_reserved(sale: str) -> WalletError:
     """What a store says when something is void that was never reserved, or is void already."""
-    return WalletError(f"nothing is reserved for {sale}", "call reserve() first; a sale is void once")
+    hint = "a sale can be voided once, and only after it was reserved"
+    return WalletError(f"nothing is reserved for {sale}", hint)
