@@ -31,6 +31,10 @@ HONEST_SHARE = 2 / 3  # of a secure sum's sellers
 KAPPA = 1.0  # weight of noise in the error of a model
 HETEROGENEITY = 0.1  # H, weight of bias in it
 
+TOLERANCE = 1e-9
+"""How far rounding may carry a figure beyond its limit, relative to the figure's own scale (a cost, a budget, an
+offer), so that a change of currency changes no finding."""
+
 Value = TypeVar("Value")
 _HOLDS = {"above": operator.gt, "at_least": operator.ge, "at_most": operator.le, "below": operator.lt}
 

@@ -24,8 +24,9 @@ def house():
 
 def test_the_house_is_the_contract():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    layers = project["tool"]["importlinter"]["contracts"][0]["layers"]
-    contract = [re.findall(r"[\w.]+", layer) for layer in layers]
+    rules = project["tool"]["importlinter"]["contracts"][0]
+    assert set(rules) == {"name", "type", "layers"}, "imports point downwards only, without exceptions"
+    contract = [re.findall(r"[\w.]+", layer) for layer in rules["layers"]]
     order = [name for line in house() for name in line]
     assert sorted(order) == sorted(name for layer in contract for name in layer)
     floor = {name: at for at, layer in enumerate(contract) for name in layer}

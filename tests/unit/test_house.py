@@ -169,7 +169,7 @@ def test_modes_are_asked_what_they_do():
 
 
 def own_tolerances(tree: ast.Module) -> list[str]:
-    """Limits widened by 1e-9 by hand; `market.outcome` says how much rounding is let pass."""
+    """Limits widened by 1e-9 by hand; `plans` says how much rounding is let pass."""
     sums = (node for node in ast.walk(tree) if isinstance(node, ast.BinOp))
     words = {ast.unparse(node) for node in sums if "1e-09" in (ast.unparse(node.left), ast.unparse(node.right))}
     named = (node for node in ast.walk(tree) if isinstance(node, ast.Assign) and ast.unparse(node.value) == "1e-09")
@@ -180,7 +180,7 @@ def own_tolerances(tree: ast.Module) -> list[str]:
 def test_one_tolerance_for_rounding():
     found = {name: own_tolerances(tree) for name, tree in trees().items()}
     assert {name: lines for name, lines in found.items() if lines} == {
-        "privmarket.market.outcome": ["TOLERANCE = 1e-09"],
+        "privmarket.plans": ["TOLERANCE = 1e-09"],
         "privmarket.reports.run_charts": ["low / step + 1e-09"],  # ticks of an axis
     }
     code = "_ROUNDING = 1e-9\nif a > b * (1 + 1e-9):\n    c = math.ceil(d - 1e-9)\ne = 1e-9 * f"

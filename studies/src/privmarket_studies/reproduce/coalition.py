@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from privmarket.market.collusion import CoalitionAttack
-from privmarket.market.outcome import TOLERANCE
 from privmarket.market.scenarios import scenario
+from privmarket.plans import TOLERANCE
 from privmarket_studies.reproduce.markets import outside_training, rule_for
 
 
