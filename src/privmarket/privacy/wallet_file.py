@@ -29,7 +29,7 @@ from privmarket.privacy.accountant import composed_epsilon
 from privmarket.privacy.calibration import ReleaseFamily
 from privmarket.privacy.events import PrivacyEvent
 from privmarket.privacy.wallet import Wallets
-from privmarket.privacy.wallet_store import SoldBeforeError
+from privmarket.privacy.wallet_store import SoldBeforeError, not_reserved
 from privmarket.privacy.words import Unit
 
 
@@ -243,9 +243,7 @@ class OpenWallet:
         """
         found = self._state.sales.get(sale)
         if found is None or found.get("void") or found["released"]:
-            raise WalletError(
-                f"sale {sale} cannot be void", "void only a sale that was reserved and released nothing"
-            )
+            raise not_reserved(sale)
         _append(self._stream, self._state, {"kind": "void", "sale": sale})
 
     def released(self, sale: str, update_sha256: str) -> None:
