@@ -24,10 +24,11 @@ from privmarket.market.facts import MarketFacts
 from privmarket.market.mechanism import Mechanism
 from privmarket.market.menu import POSTED_PRICE, MenuCurve, from_function
 from privmarket.meanfield import Equilibrium, Grid, MenuMarket, Problem, Result, solve
-from privmarket.meanfield.deviation_gain import fit_slope, measure, one_round_regret, search
-from privmarket.meanfield.plug_in_menu import PlugInMenu
+from privmarket.meanfield.deviation_gain import measure, search
 from privmarket.mechanisms import mechanism
 from privmarket.reports.palette import line_look, new_figure, save
+from privmarket_studies.nash_gap_rate import fit_slope, one_round_regret
+from privmarket_studies.plug_in_menu import PlugInMenu
 from privmarket_studies.reproduce.cells import weights_digest
 
 if TYPE_CHECKING:
