@@ -198,6 +198,13 @@ def test_a_module_of_ours_that_is_gone_is_not_called_an_extra():
         import privmarket.nowhere  # noqa: F401
 
 
+def test_extras_know_no_module_by_name():
+    """It lies below all of them: which extra a module needs, the module or the name of its package says."""
+    assert "privmarket.cli" not in (ROOT / "src/privmarket/extras.py").read_text()
+    packages_of_ours = {path.parent.name for path in (ROOT / "src/privmarket").glob("*/__init__.py")}
+    assert packages_of_ours & set(extras.EXTRA_OF.values()) == {"broker", "federated", "flower"}
+
+
 def test_require_names_the_usual_extra_or_the_one_it_is_told(monkeypatch):
     extras.require("numpy", "core")
     monkeypatch.setitem(sys.modules, "torch", None)
