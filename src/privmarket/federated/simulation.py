@@ -22,8 +22,7 @@ from privmarket.federated.config import FederationConfig
 from privmarket.federated.datasets import Dataset, load_dataset
 from privmarket.federated.features import with_features
 from privmarket.federated.global_model import PLAIN_AVERAGE, ServerState
-from privmarket.federated.modes import ChunkOrder
-from privmarket.federated.pool import ClientPool, build_pool, plain_rate, pool_from
+from privmarket.federated.pool import ChunkOrder, ClientPool, build_pool, plain_rate, pool_from
 from privmarket.federated.shares import MODULUS_BITS, SharedSum, bits_at_most
 from privmarket.federated.state import RunResult, RunState, from_checkpoint, to_checkpoint
 from privmarket.federated.workers import Workers, one_thread
