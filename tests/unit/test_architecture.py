@@ -39,6 +39,25 @@ def test_every_package_has_its_room():
     assert packages <= named
 
 
+def lines_of_packages(page):
+    """The packages that have a line under "Where to begin", in its order."""
+    return re.findall(r"^\| `([\w.]+)` \|", page.split("### Where to begin")[1].split("###")[0], flags=re.M)
+
+
+def test_every_package_has_one_line_on_where_to_begin():
+    inits = (path.parent.relative_to(HOME) for path in HOME.glob("*/**/__init__.py"))
+    packages = {".".join(path.parts) for path in inits if path.parts[0] != "examples"}
+    packages -= {"broker.migrations.versions"}  # a step per file, named by its number
+    assert sorted(lines_of_packages(PAGE)) == sorted(packages)
+    order = [name.removeprefix("privmarket.") for line in house() for name in line]
+    floors = [order.index(name.partition(".")[0]) for name in lines_of_packages(PAGE)]
+    assert floors == sorted(floors), "in the order of the house"
+
+
+def test_a_package_without_a_line_is_noticed():
+    assert "meanfield" not in lines_of_packages(PAGE.replace("| `meanfield` |", "| meanfield |"))
+
+
 def listed_modules(page, package):
     return set(re.findall(rf"^\| `{package}\.(\w+)` \|", page, flags=re.M))
 
@@ -96,7 +115,8 @@ def test_the_split_counts_every_function_once(walks):
 
 
 def test_names_on_the_page_exist():
-    for name in re.findall(r"`((?:rounds|privacy|federated|flower|market)\.[\w.]+)`", PAGE):
+    packages = "|".join(path.parent.name for path in HOME.glob("*/__init__.py"))
+    for name in re.findall(rf"`((?:{packages})\.[\w.]+)`", PAGE):
         parts, module = name.split("."), None
         for cut in range(len(parts), 0, -1):
             try:
