@@ -6,8 +6,7 @@
 
 - `problem`, `representative`, `valuation_process`: the game, the market as one client sees it, moving valuations.
 - `grid`, `schemes`, `game`, `solver`, `bid_function`: the discrete game, its solution, also as a function.
-- `finite_game`, `offered`, `plug_in_menu`, `deviation_gain`, `assumptions`: how far the solution holds for finitely
-  many clients.
+- `finite_game`, `offered`, `deviation_gain`, `assumptions`: how far the solution holds for finitely many clients.
 
 Each name is imported when it is first used; `dir` lists them.
 """
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
         game,
         grid,
         offered,
-        plug_in_menu,
         problem,
         representative,
         schemes,
@@ -68,7 +66,6 @@ __all__ = [
     "grid",
     "load_bid_function",
     "offered",
-    "plug_in_menu",
     "problem",
     "representative",
     "schemes",
