@@ -1,4 +1,4 @@
-"""The broker: every write as one idempotent command in one transaction, and what deadlines demand, with its thread.
+"""The broker: every write as one idempotent command in one transaction, and what is due at deadlines, with its thread.
 
 The HTTP API, the demo, the simulation and the tests all call these methods; nothing else changes the database.
 """
@@ -46,7 +46,7 @@ class Broker(AccountCommands, TaskCommands, RoundCommands):
             return round_and_task(connection, round_id)[0].state
 
     def tick(self) -> list[StepAnswer]:
-        """Does what deadlines demand: closes rounds, holds auctions, settles where nobody may speak any more.
+        """Takes the steps that are due at deadlines: closes rounds, holds auctions, settles where no award waits.
 
         Very large auctions go on in a thread of their own, so that other rounds keep their deadlines meanwhile.
         """
@@ -76,7 +76,7 @@ class Broker(AccountCommands, TaskCommands, RoundCommands):
         try:
             made = step(SYSTEM, round_.id, f"deadline:{round_.state}:{passed}:{round_.id}")
             self._looked.pop(round_.id, None)
-        except ConflictError:  # another broker, or the buyer, was faster; or somebody may still speak
+        except ConflictError:  # another broker, or the buyer, was faster; or an award still waits
             self._looked[round_.id] = passed
             return []
         return [made]

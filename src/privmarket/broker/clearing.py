@@ -84,7 +84,7 @@ def family_of(task: TaskRow) -> ReleaseFamily:
 
 
 def terms_of(round_: RoundRow, task: TaskRow) -> Terms:
-    """What the pure machine needs to know of a round."""
+    """A round's terms."""
     release = task.sampling_rate, task.steps, task.delta
     return terms(round_.number, round_.budget_micro, task.epsilon_max, *release, task.trust, task.honest_share)
 

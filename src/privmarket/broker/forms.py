@@ -37,7 +37,7 @@ Identifier = Annotated[str, Field(min_length=1, max_length=40, pattern=IDENTIFIE
 
 
 class Form(BaseModel):
-    """Unknown fields are an error, not a surprise."""
+    """Unknown fields are refused."""
 
     model_config = ConfigDict(extra="forbid")
 

@@ -84,7 +84,7 @@ def publish_task(
         )
     except ValidationError as error:
         first = error.errors()[0]
-        raise BrokerError(f"{first['loc'][0]}: {first['msg']}", "mend the form and send it again") from None
+        raise BrokerError(f"{first['loc'][0]}: {first['msg']}", "correct the form and send it again") from None
     made = broker.publish_task(actor, form.model_dump(), key)
     return RedirectResponse(f"/tasks/{made['id']}", 303)
 

@@ -50,7 +50,7 @@ class Guarded(Mechanism):
 
     def __init__(self, mechanism: Mechanism) -> None:
         self._rule = mechanism
-        self.name = mechanism.name  # type: ignore[misc]  # a guard speaks under the name of what it guards
+        self.name = mechanism.name  # type: ignore[misc]  # errors name the rule that is guarded
         self.version = mechanism.version
         self.guarantees = mechanism.guarantees
 

@@ -1,4 +1,4 @@
-"""What waits for somebody: the words that a party may still say before a deadline, soonest first."""
+"""The steps that a party may still take before a deadline, soonest first."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Waiting(NamedTuple):
     until_ms: int
 
 
-def _awards_that_wait(whose: str, word: str) -> str:
-    """A query for rounds in which a word of `deliveries.AWAITED` may still be said, and for how many awards."""
-    condition, deadline = AWAITED[word]
+def _awards_that_wait(whose: str, step: str) -> str:
+    """A query for rounds that wait for a step of `deliveries.AWAITED`, and for how many awards."""
+    condition, deadline = AWAITED[step]
     return (
         f"SELECT r.id, t.title, COUNT(*), r.{deadline} FROM awards a JOIN rounds r ON r.id = a.round_id "
         f"JOIN tasks t ON t.id = r.task_id WHERE {whose} AND r.state = 'cleared' AND {condition} "
@@ -33,7 +33,7 @@ def _awards_that_wait(whose: str, word: str) -> str:
 _WAITING = {
     "buyer": (
         _awards_that_wait("t.buyer_id = ?", "receipt"),
-        "updates that wait for your word: {count}; silence accepts them",
+        "updates to accept or reject: {count}; those not answered in time are accepted",
     ),
     "seller": (
         _awards_that_wait("a.seller_id = ?", "claim"),
@@ -51,17 +51,17 @@ _WAITING = {
     ),
     "arbiter": (
         _awards_that_wait("t.arbiter_id = ?", "ruling"),
-        "disputes that wait for your ruling: {count}; silence pays the seller",
+        "disputes that wait for your ruling: {count}; without a ruling in time the seller is paid",
     ),
     "operator": (
         _awards_that_wait("COALESCE(t.arbiter_id, '') <> ? AND t.arbiter_id IS NULL", "ruling"),
-        "disputes that wait for an operator's ruling: {count}; silence pays the seller",
+        "disputes that wait for an operator's ruling: {count}; without one in time the seller is paid",
     ),
 }
 
 
 def waiting(connection: Connection, actor: Actor, now_ms: int) -> list[Waiting]:
-    """What somebody must do before a deadline, soonest first."""
+    """What somebody can do before a deadline, soonest first."""
     found: list[Waiting] = []
     for name, (query, text) in _WAITING.items():
         if name.partition(",")[0] == actor.role:

@@ -1,8 +1,8 @@
 """Rebuilds everything from the log and reports every difference.
 
-Three questions, each asked of everything: is the log what its Merkle tree says (and does it contain a head that
-somebody noted earlier), did every entry follow the market's rules when it was made, and are the tables what the log
-gives, column by column, both ways. Rounds whose rule has changed since are named and taken as recorded.
+Three questions are checked: is the log what its Merkle tree says (and does it contain a head that somebody noted
+earlier), did every entry follow the market's rules when it was made, and are the tables what the log gives, column
+by column, both ways. Rounds whose rule has changed since are named and taken as recorded.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def verify(broker: Broker, expected_head: str | None = None) -> Verdict:
 
 @dataclass
 class _Check:
-    """One verification: the market as the log tells it, beside what is stored."""
+    """One verification: the market as the log gives it, beside what is stored."""
 
     broker: Broker
     market: EntryRules
@@ -200,7 +200,8 @@ class _Check:
             if row["key_sha256"] is not None and row["settled_seq"] is None
         }
         for place in sorted(stored ^ set(due)):
-            self._say(f"sealed keys {' '.join(place)}: {'kept for nothing' if place in stored else 'missing'}")
+            fault = "stored, but not of an update that waits" if place in stored else "missing"
+            self._say(f"sealed keys {' '.join(place)}: {fault}")
         if self.broker.database.key is not None:
             vault = Vault(connection, self.broker.database.key)
             for round_id in sorted({one for one, _ in stored}):

@@ -1,4 +1,4 @@
-"""What each role may see. Somebody else's things are absent, not forbidden: both look like 404.
+"""What each role may see. What belongs to somebody else is answered with 404, as if it did not exist.
 
 Sellers see tasks, rounds and themselves; buyers see their own tasks, totals and winners, never a losing bid;
 arbiters see rounds with a dispute that is theirs; operators see everything, but bids only once the auction is over.

@@ -133,7 +133,7 @@ def _surely_fitting(
     """Sellers that sold nothing yet and whose offer fits because a larger one fits a smaller wallet.
 
     A release of less ε costs less in every measure, and a larger cap leaves more room in every measure, so the
-    smallest wallet and the largest offer of a group speak for all of it; a group for which they do not is halved.
+    smallest wallet and the largest offer of a group decide for all of it where they fit; else the group is halved.
     The offer is tried a little larger than it is: far more than rounding, so that no smaller one can fail by it.
     """
     alike: dict[float, list[str]] = defaultdict(list)

@@ -79,7 +79,7 @@ class BrokerAuctioneer:
         return {one["seller_id"]: one["public_key"] for one in self.client.cohort(terms.broker_round)}
 
     def settle(self, market: Round, reports: Mapping[str, str | None], voided: Mapping[str, str]) -> Round:
-        """Gives receipts for all claims, has the broker settle where nobody may speak any more, checks its sums."""
+        """Gives receipts for all claims, has the broker settle once no award waits, checks its sums."""
         settled = market.settle(reports, voided)
         if not market.awards or settled.record is None:
             return settled

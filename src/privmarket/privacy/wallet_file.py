@@ -170,7 +170,7 @@ class WalletFile:
             return self._replay(stream)
 
     def _replay(self, stream: IO[bytes]) -> _Replay:
-        """Waits until no other process has the file, and reads what is new. Closing the file gives it free."""
+        """Waits until no other process has the file, and reads what is new. Closing the file frees the lock."""
         if sys.platform == "win32":
             stream.seek(0)
             msvcrt.locking(stream.fileno(), msvcrt.LK_LOCK, 1)

@@ -5,7 +5,7 @@ A sale of ε goes through at most two steps, in every engine and every store:
 1. *reserved* when the client has an award. From then on it counts as spent: no second sale can use it, and a
    process that dies has spent. So it is charged before the first private byte is computed, in the same step.
 2. *void* only where it is certain that nothing was released: the client refused, or never learned of its award.
-   Silence, an error and a late answer are no such certainty; they stay charged. Except at a broker: there a seller
+   A missing, faulty or late answer is no such certainty; the sale stays charged. Except at a broker: there a seller
    claims its delivery *before* its update leaves, so one without a claim at the published deadline, after which no
    claim is taken, has released nothing, and the broker voids its award. That holds for sellers that follow the
    protocol. One that sends an update without a claim passes its own limit, is not paid, and harms nobody else. A
@@ -21,8 +21,7 @@ steps, over the same filter (`wallet.Wallets`) and with the same errors, but no 
 - `broker.wallets` writes a round's awards into the log, in the transaction that clears it, with payments. Whether
   they fit was checked before, outside that transaction; settlement voids row by row, between other entries.
 
-A class with the three methods over either would be called by tests alone. Those tests are there: one set of laws
-for every store, `tests/laws/test_wallet_stores.py`, in which such classes call the functions that the engines call.
+One set of laws tests all of them, through the functions that the engines call.
 """
 
 from __future__ import annotations

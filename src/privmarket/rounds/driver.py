@@ -8,7 +8,7 @@ between them stands behind four ports. A Flower strategy is called twice per rou
 it plays the two halves of `play_round`, `hold_auction` and `settle_round`, by themselves. The broker runs the same
 `Round` inside its database transactions, where clearing and reserving must succeed or fail together.
 
-The ports' contracts are tested in `tests/laws/test_round_ports.py` and `tests/laws/test_wallet_stores.py`.
+What each port must do stands in its docstring here; for wallets, in `privacy.wallet_store`.
 """
 
 from __future__ import annotations
