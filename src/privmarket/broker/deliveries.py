@@ -86,7 +86,7 @@ def standing(award: AwardRow, until: Deadlines, now_ms: int) -> Standing:
     return Standing.USABLE if award.ruling else Standing.FAULTY
 
 
-# The same in SQL: whose word about an award is awaited, by a condition and the round's column with the deadline.
+# The same in SQL: which step of an award is awaited, by a condition and the round's column with the deadline.
 AWAITED = {
     "claim": ("claim_sha256 IS NULL", "delivery_deadline_ms"),
     "receipt": ("claim_sha256 IS NOT NULL AND usable IS NULL", "review_deadline_ms"),

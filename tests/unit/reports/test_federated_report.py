@@ -10,7 +10,7 @@ from privmarket.federated.simulation import run
 from privmarket.reports.federated_demo import NAMES, demo_config
 from privmarket.reports.federated_report import write_report
 from privmarket.reports.verdict import (
-    LieCheck,
+    MisreportCheck,
     money_takeaway,
     other_trust_sentence,
     percent,
@@ -69,7 +69,7 @@ def test_labels_are_escaped(result, tmp_path):
 
 
 def test_the_verdict_says_money_accuracy_noise_lies_and_the_cap(result, quiet):
-    said = verdict({"private": result, "quiet": quiet}, LieCheck(0.0, 1.0, 5.0), "pounds")
+    said = verdict({"private": result, "quiet": quiet}, MisreportCheck(0.0, 1.0, 5.0), "pounds")
     assert f"For {result.spent:,.0f} of a budget of 15 pounds" in said
     assert percent(result.accuracy) in said
     assert "privacy noise cost" in said
@@ -80,15 +80,15 @@ def test_the_verdict_says_money_accuracy_noise_lies_and_the_cap(result, quiet):
 def test_the_verdict_says_no_more_than_is_known(result, quiet):
     alone = verdict({"private": result})
     assert "noise cost" not in alone
-    assert "lie" not in alone.replace("client", "")
+    assert "misreport" not in alone
     assert "no privacy is promised" in verdict({"quiet": quiet})
-    assert "gained 0.5" in verdict({"private": result}, LieCheck(0.5, 1.0, 5.0))
+    assert "gained 0.5" in verdict({"private": result}, MisreportCheck(0.5, 1.0, 5.0))
 
 
 def test_whether_a_misreport_paid_depends_on_no_currency():
     for unit in (1e-9, 1.0, 1e9):
-        assert "no misreport paid" in LieCheck(1e-12 * unit, unit, 5 * unit).sentence
-        assert "gained" in LieCheck(1e-6 * unit, unit, 5 * unit).sentence
+        assert "no misreport paid" in MisreportCheck(1e-12 * unit, unit, 5 * unit).sentence
+        assert "gained" in MisreportCheck(1e-6 * unit, unit, 5 * unit).sentence
 
 
 def test_words_for_a_promise_follow_what_a_guesser_can_do(result):

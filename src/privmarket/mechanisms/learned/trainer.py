@@ -168,13 +168,13 @@ class Trainer:
         found = self._search(outside, tried, valuation, cap, visit)
         truth = Trade(trade.epsilon[:, who], trade.payment[:, who])
 
-        def outcome(lie: Misreports) -> Trade:
-            return self.network.deviate(encoded, markets, lie.valuation, lie.epsilon, who)
+        def outcome(reported: Misreports) -> Trade:
+            return self.network.deviate(encoded, markets, reported.valuation, reported.epsilon, who)
 
         gained, baseline = regret(outcome(found), truth, valuation), self.recipe.baseline
         if mixing := baseline.mixing_at(self.step):
-            lie, moved = self._best_advantage(outside, markets, tried, found, valuation, cap)
-            advantage = outcome(lie).utility(valuation) - truth.utility(valuation) - moved
+            reported, moved = self._best_advantage(outside, markets, tried, found, valuation, cap)
+            advantage = outcome(reported).utility(valuation) - truth.utility(valuation) - moved
             gained = (1 - mixing) * gained + mixing * torch.relu(advantage)
         terms = torch.zeros(())
         if self.critic is not None and baseline.fits_at(self.step):

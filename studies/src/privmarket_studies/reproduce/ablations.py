@@ -220,7 +220,7 @@ def _reseeded_table(results: Results) -> Table:
     )
 
 
-_RESEEDED = {"regret": "gain from lies / mean payment", "fluid_ratio": "ε bought / fluid bound"}
+_RESEEDED = {"regret": "gain from misreports / mean payment", "fluid_ratio": "ε bought / fluid bound"}
 
 
 def _literal_table(results: Results) -> Table:
@@ -236,9 +236,10 @@ def _literal_table(results: Results) -> Table:
             absent = [results.absent(kind, mechanism=rule) for kind in kinds]
             texts = [a if m is None else m.text(spec) for (m, spec), a in zip(specs, absent, strict=True)]
             rows.append([rule, *texts])
-    columns = ("rule", "ε bought / fluid bound", "over budget", "underpaid", "mean gain from lies / mean payment")
-    seeds = f"{results.over_seeds('efficiency')}; lies: {results.over_seeds('regret')}"
-    caption = f"Uniform, N = 100, B = 50; lies in the last column: N = 10, B = 5. {seeds}"
+    gain = "mean gain from misreports / mean payment"
+    columns = ("rule", "ε bought / fluid bound", "over budget", "underpaid", gain)
+    seeds = f"{results.over_seeds('efficiency')}; misreports: {results.over_seeds('regret')}"
+    caption = f"Uniform, N = 100, B = 50; misreports in the last column: N = 10, B = 5. {seeds}"
     return Table("ablations-literal", caption, columns, rows)
 
 
@@ -316,7 +317,7 @@ def _draw(results: Results) -> Drawing:
             axes.plot(*means, marker, color=shade, ms=9, label=name, ls="none", markeredgecolor="white")
     for axes in panels:
         axes.axhline(1.0, color="#555555", ls="--", lw=1)
-        axes.set(xscale="log", xlabel="mean gain from lies / mean payment")
+        axes.set(xscale="log", xlabel="mean gain from misreports / mean payment")
         axes.grid(alpha=0.25)
     near = [point for point in seen if point[1] > _NEAR]
     if near:

@@ -1,4 +1,4 @@
-"""One cell about collusion: what coalitions of some size gain against a rule by lying together."""
+"""One cell about collusion: what coalitions of some size gain against a rule by joint misreports."""
 
 from __future__ import annotations
 

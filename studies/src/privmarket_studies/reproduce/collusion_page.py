@@ -1,4 +1,4 @@
-"""Collusion, the paper's named future work: what joint lies with side payments gain against every rule."""
+"""Collusion, the paper's named future work: what joint misreports with side payments gain against every rule."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from privmarket_studies.reproduce.statistics import Measured
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
 
-TITLE = "Collusion: what do liars gain together?"
+TITLE = "Collusion: what do joint misreports gain?"
 SIZES = (2, 5, 10, 20)
-# One that is told every cost pays exactly that cost: lying alone already takes all, and would hide the rest.
+# One that is told every cost pays exactly that cost: a misreport alone already takes all, and would hide the rest.
 _FULL_INFORMATION = "jsam"
 
 
@@ -62,8 +62,9 @@ def render(results: Results) -> Page:
 
 _CAPTION = (
     "Gain of a coalition over what its members are paid when all are truthful, mean over coalitions, markets and "
-    "seeds; a gain of 0 (`pac` in twos) has no place on this scale. In the table only: `jsam`, which a single liar "
-    "robs already, `vcg`, which runs beside `k-plus-one-price`, and `mfg-menunet`, which for this goal is the menu."
+    "seeds; a gain of 0 (`pac` in twos) has no place on this scale. In the table only: `jsam`, which one misreport "
+    "beats already, `vcg`, which runs beside `k-plus-one-price`, and `mfg-menunet`, which for this goal is the "
+    "menu."
 )
 _ALIKE = ("vcg", "mfg-menunet")
 

@@ -54,7 +54,7 @@ def run(config: Mapping[str, Any], seed: int, scratch: Path) -> dict[str, Any]:
 
 
 def run_menu(config: Mapping[str, Any], seed: int, scratch: Path) -> dict[str, Any]:
-    """The same for a curve of `mfg-menunet` that minimises an error; its shape is learned, lies gain nothing.
+    """The same for a curve of `mfg-menunet` that minimises an error; its shape is learned, misreports gain nothing.
 
     Config: mechanism, objective (a name of `MENU_GOALS`), heterogeneity, scenario, clients, budget, markets, steps
     (None: all).
