@@ -74,7 +74,7 @@ class InSql:
         sold = {self.ids[client]: event for client, event in events.items()}
         awards = {name: Award(float(FAMILY.epsilon(e.noise_multiplier)), e, 0) for name, e in sold.items()}
         with self.write() as tx:
-            wallets.reserve(tx, round_id, awards, wallets.Stored(tx.connection, round_id).check(sold))
+            wallets.reserve(tx, round_id, awards, wallets.StoredWallets(tx.connection, round_id).check(sold))
 
     def void(self, sale, clients):
         with self.write() as tx:

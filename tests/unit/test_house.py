@@ -244,16 +244,25 @@ def shared_names(modules: Iterable[str]) -> dict[str, list[str]]:
     return {name: found for name, found in places.items() if len(found) > 1 and not name.startswith("__")}
 
 
+@cache
+def study_trees() -> dict[str, ast.Module]:
+    """Module of the studies → its syntax tree."""
+    root = HOME.parents[1] / "studies/src"
+    paths = {".".join(path.relative_to(root).with_suffix("").parts): path for path in root.rglob("*.py")}
+    return {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in sorted(paths.items())}
+
+
 def test_no_two_modules_share_a_name():
     """Neither in the wheel nor in the studies."""
-    studies = HOME.parents[1] / "studies/src"
-    modules = [
-        ".".join(path.relative_to(root).with_suffix("").parts)
-        for root in (HOME.parent, studies)
-        for path in root.rglob("*.py")
-        if "examples" not in path.parts
-    ]
-    assert shared_names(modules) == {}
+    wheel = [".".join(path.relative_to(HOME.parent).with_suffix("").parts) for path in HOME.rglob("*.py")]
+    assert shared_names([*(name for name in wheel if ".examples." not in name), *study_trees()]) == {}
+
+
+def test_no_two_test_files_share_a_name():
+    """In no two folders either: a name says what is tested there."""
+    tests = HOME.parents[1] / "tests"
+    files = [".".join(path.relative_to(tests).with_suffix("").parts) for path in tests.rglob("test_*.py")]
+    assert shared_names(files) == {}
 
 
 def test_a_file_name_used_twice_is_caught():
@@ -282,9 +291,7 @@ def test_nothing_is_there_for_tests_alone():
     texts = [path for folder in (HOME, root / "studies/src") for path in folder.rglob("*.py")]
     texts += [path for path in (root / "docs").rglob("*.md") if "results" not in path.relative_to(root).parts]
     words = Counter(word for path in texts for word in re.findall(r"\w+", path.read_text(encoding="utf-8")))
-    names = Counter(
-        name for module, tree in trees().items() if ".broker" not in module for name in defined(tree)
-    )
+    names = Counter(name for module, tree in trees().items() if ".broker" not in module for name in defined(tree))
     assert unused(names, words) <= CALLED_BY_OTHERS
 
 
@@ -304,9 +311,13 @@ def classes_named_twice(of: dict[str, ast.Module]) -> dict[str, list[str]]:
     return {name: found for name, found in places.items() if len(found) > 1}
 
 
+# A page of a list in the broker's API, and a page of results.
+CLASSES_NAMED_TWICE = {"Page": ["privmarket.broker.answers", "privmarket_studies.reproduce.document"]}
+
+
 def test_no_two_classes_share_a_name():
-    """Except in the broker, whose forms and answers are called as what they describe."""
-    assert classes_named_twice({name: tree for name, tree in trees().items() if ".broker." not in name}) == {}
+    """Neither in the wheel nor in the studies."""
+    assert classes_named_twice({**trees(), **study_trees()}) == CLASSES_NAMED_TWICE
     same = ast.parse("class Sale: ...\nclass _Own: ...")
     assert classes_named_twice({"a": same, "b": same}) == {"Sale": ["a", "b"]}
 

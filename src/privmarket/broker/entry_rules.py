@@ -132,7 +132,7 @@ class EntryRules(AccountRules):
             for row in rows
             if row.valuation is not None
         )
-        records = wallets.Known({seller: self._wallet(seller) for seller in bids.sellers})
+        records = wallets.ReplayedWallets({seller: self._wallet(seller) for seller in bids.sellers})
         rule, found = self._rule(task, version)
         return clearing.auction(round_.id, clearing.terms_of(round_, task), bids, records, rule, found)
 

@@ -175,7 +175,7 @@ class BidderWallets(Protocol):
 
 
 @dataclass(frozen=True)
-class Known:
+class ReplayedWallets:
     """Wallets in memory, as a replay of the log has them."""
 
     records: Mapping[str, WalletRecord]
@@ -190,7 +190,7 @@ class Known:
         return check(self.records, sold)
 
 
-class Stored:
+class StoredWallets:
     """Wallets in the database, of a round with perhaps a million bids.
 
     Most offers fit by far: a bound on what each wallet has spent, added up by the database, shows that for all of

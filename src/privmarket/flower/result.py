@@ -172,8 +172,8 @@ class MarketResult:
         write_atomically(path, json.dumps(self.to_json(), indent=1) + "\n")
 
 
-def keep_result(context: Context, result: MarketResult, place: Path | str | None = None) -> None:
-    """Logs a run's summary; keeps its result where the configuration says, else at `place`, and in its state."""
+def save_result(context: Context, result: MarketResult, place: Path | str | None = None) -> None:
+    """Logs a run's summary; saves its result where the configuration says, else at `place`, and in its state."""
     for line in result.summary():
         _log.info(line)
     chosen = context.run_config.get(RESULT_KEY) or place
@@ -182,7 +182,7 @@ def keep_result(context: Context, result: MarketResult, place: Path | str | None
     context.state[RESULT] = ConfigRecord({"json": json.dumps(result.to_json())})
 
 
-def kept_result(context: Context) -> ResultJson | None:
+def saved_result(context: Context) -> ResultJson | None:
     """The result that a server app left in its state; None if it ran no market."""
     record = context.state.get(RESULT)
     return cast(ResultJson, json.loads(str(record["json"]))) if isinstance(record, ConfigRecord) else None

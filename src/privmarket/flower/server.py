@@ -18,7 +18,7 @@ from privmarket.federated.aggregation import aggregate, seller_weights
 from privmarket.flower import wire
 from privmarket.flower.fleet import RECEIPT_SECONDS, Fleet
 from privmarket.flower.grid_market import TOKEN_VARIABLE, GridMarket, auctioneer_for
-from privmarket.flower.result import MarketResult, keep_result
+from privmarket.flower.result import MarketResult, save_result
 from privmarket.flower.settings import MarketSettings
 from privmarket.flower.wire import Arrays
 from privmarket.lazy import late
@@ -93,7 +93,7 @@ def server_app(
         auctioneer = auctioneer_for(here, str(config.get(BROKER_KEY) or "") or broker, token)
         market = MarketRun(grid, here, auctioneer, start(), measure, on_round)
         app.result = market.run()
-        keep_result(context, app.result, result_file)
+        save_result(context, app.result, result_file)
 
     return app
 

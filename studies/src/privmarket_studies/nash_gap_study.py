@@ -42,7 +42,7 @@ _PROXY_BUDGET = 0.5  # per client, B = 50 at N = 100 as in the paper's tables
 
 
 @dataclass(frozen=True)
-class Setting:
+class StudySetting:
     """What is measured.
 
     Attributes:
@@ -90,7 +90,7 @@ def rules_of(population: str) -> list[str]:
     return [name for name in RULES if population == "iid" or name != "mean-field-menu-linear"]
 
 
-def run(setting: Setting, path: Path, progress: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
+def run(setting: StudySetting, path: Path, progress: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
     """Measures all that is not yet in the file at `path`, and writes it there cell by cell."""
     report = _resume(setting, path)
     for population, kinds in POPULATIONS.items():
@@ -152,7 +152,7 @@ def slopes(report: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def solved_game(setting: Setting, kinds: int, curve: MenuCurve) -> Equilibrium:
+def solved_game(setting: StudySetting, kinds: int, curve: MenuCurve) -> Equilibrium:
     """The game among `kinds` kinds of clients under a menu, solved; an error if it does not converge."""
     problem = Problem.from_scenario(setting.scenario, market=MenuMarket(curve, SALE_CAP), kinds=kinds)
     solved = solve(problem, "explicit", grid=Grid.parse(setting.grid))
@@ -194,7 +194,9 @@ def _searched(solved: Equilibrium, rule: Mechanism, clients: int, seeds: int) ->
     }
 
 
-def _measure_proxies(setting: Setting, report: dict[str, Any], path: Path, progress: Callable[[str], None]) -> None:
+def _measure_proxies(
+    setting: StudySetting, report: dict[str, Any], path: Path, progress: Callable[[str], None]
+) -> None:
     from privmarket.market.scenarios import scenario
 
     law = scenario(setting.scenario)
@@ -216,7 +218,7 @@ def _measure_proxies(setting: Setting, report: dict[str, Any], path: Path, progr
             _write(report, path)
 
 
-def _resume(setting: Setting, path: Path) -> dict[str, Any]:
+def _resume(setting: StudySetting, path: Path) -> dict[str, Any]:
     fresh: dict[str, Any] = {
         "setting": {k: list(v) if isinstance(v, tuple) else v for k, v in setting.__dict__.items()},
         "version": __version__,

@@ -30,7 +30,7 @@ LARGE_ROUNDS = ((300, 10_000), (1_000, 10_000), (2_500, 10_000))
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredRound:
     """One round.
 
     Attributes:
@@ -96,7 +96,7 @@ class _Drawn:
         return self.integers
 
 
-def measured_round(sellers: int, weights: int, *, secure: bool) -> Measured:
+def measured_round(sellers: int, weights: int, *, secure: bool) -> MeasuredRound:
     """One round of a market in which everybody sells."""
     rng = np.random.default_rng(0)
     drawn = _Drawn({"w": rng.integers(-(2**20), 2**20, weights)})
@@ -130,7 +130,7 @@ def measured_round(sellers: int, weights: int, *, secure: bool) -> Measured:
         gc.enable()
     _require_all(result, sellers)
     server_seconds = whole - grid.client_seconds - grid.counting_seconds
-    return Measured(grid.client_seconds / sellers, server_seconds, grid.up / sellers, grid.down / sellers)
+    return MeasuredRound(grid.client_seconds / sellers, server_seconds, grid.up / sellers, grid.down / sellers)
 
 
 def _require_all(result: MarketResult, sellers: int) -> None:

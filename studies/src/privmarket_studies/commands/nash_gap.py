@@ -43,7 +43,7 @@ def nash_gap(
     """
     from rich.console import Console
 
-    from privmarket_studies.nash_gap_study import Setting, figure, markdown, run
+    from privmarket_studies.nash_gap_study import StudySetting, figure, markdown, run
 
     try:
         numbers = tuple(int(part) for part in sizes.split(","))
@@ -52,7 +52,7 @@ def nash_gap(
     if min(numbers) < 2:
         raise ConfigurationError(f"--sizes {sizes!r}", "use at least 2 clients")
     searched = tuple(n for n in (10, 100) if n in numbers)
-    setting = Setting(scenario, numbers, seeds, search_seeds, searched, tuple(proxy or ()), grid=grid)
+    setting = StudySetting(scenario, numbers, seeds, search_seeds, searched, tuple(proxy or ()), grid=grid)
     with Console(stderr=True).status("starting") as status:
         report = run(setting, out / "nash-gap.json", progress=status.update)
     tables = out / "nash-gap.md"

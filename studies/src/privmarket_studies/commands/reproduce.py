@@ -12,7 +12,7 @@ from privmarket.cli.options import Json, note, print_json
 
 if TYPE_CHECKING:
     from privmarket_studies.reproduce.cache import Record
-    from privmarket_studies.reproduce.runner import Status
+    from privmarket_studies.reproduce.runner import RunStatus
 
 
 def reproduce(
@@ -148,7 +148,7 @@ class _Live:
     def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
-    def show(self, status: Status) -> None:
+    def show(self, status: RunStatus) -> None:
         """Replaces the line by where the run stands now."""
         running = ", ".join(f"{cell.kind} {cell.config.get('mechanism', '')}" for cell in status.running[:2])
         failed = f"{status.failed} failed · " if status.failed else ""

@@ -43,7 +43,7 @@ NOT_TRIED = "not tried"
 
 
 @dataclass(frozen=True)
-class Verdict:
+class TrialVerdict:
     """What came of a fault.
 
     Attributes:
@@ -128,7 +128,7 @@ def try_fault(
     root: Path,
     limit_seconds: float,
     plugins: Sequence[object] = (),
-) -> Verdict:
+) -> TrialVerdict:
     """Whether the tests notice.
 
     Args:
@@ -154,7 +154,7 @@ def try_fault(
         if code == pytest.ExitCode.USAGE_ERROR:
             raise RuntimeError(f"pytest cannot run {' '.join(tests)}")
         failed = note.read_text(encoding="utf-8") if note.exists() else ""
-    return Verdict({0: SURVIVED, ENDLESS: TIMED_OUT, 5: NO_TESTS}.get(code, KILLED), seconds, failed)
+    return TrialVerdict({0: SURVIVED, ENDLESS: TIMED_OUT, 5: NO_TESTS}.get(code, KILLED), seconds, failed)
 
 
 @contextlib.contextmanager

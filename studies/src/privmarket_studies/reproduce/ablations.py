@@ -20,7 +20,7 @@ from privmarket_studies.reproduce.document import (
 from privmarket_studies.reproduce.markets import LITERAL
 from privmarket_studies.reproduce.prose import prose
 from privmarket_studies.reproduce.scale import Scale
-from privmarket_studies.reproduce.statistics import DECIDED, Comparison, Measured, compare
+from privmarket_studies.reproduce.statistics import DECIDED, Measured, PairedComparison, compare
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
@@ -173,7 +173,7 @@ def _reference(name: str) -> str:
     return next(iter(next(group for group in (VARIANTS, CONCATENATED, LEVELS) if name in group)))
 
 
-def _against(results: Results, name: str, figure: str) -> Comparison | None:
+def _against(results: Results, name: str, figure: str) -> PairedComparison | None:
     """A variant against the first of its group, seed by seed."""
     return compare(_seeds_of(results, name, figure), _seeds_of(results, _reference(name), figure))
 

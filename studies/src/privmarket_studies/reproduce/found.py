@@ -10,7 +10,7 @@ from privmarket_studies.reproduce import collusion_page
 from privmarket_studies.reproduce.document import NOT_COMPUTED, Results
 from privmarket_studies.reproduce.prose import prose
 from privmarket_studies.reproduce.scale import Scale
-from privmarket_studies.reproduce.statistics import Comparison, Measured, compare, interval
+from privmarket_studies.reproduce.statistics import Measured, PairedComparison, compare, interval
 from privmarket_studies.reproduce.variations import TRUSTS, run_of
 from privmarket_studies.trust_runs import BARS
 
@@ -58,7 +58,7 @@ def _accuracy(runs: list[trust_results.Result]) -> float:
     return Measured.of(run["accuracy"] for run in runs).mean
 
 
-def _ratio(logs: Comparison | None) -> str:
+def _ratio(logs: PairedComparison | None) -> str:
     """A ratio with its interval, from differences of logarithms."""
     if logs is None or logs.difference.seeds < 2:
         return NOT_COMPUTED

@@ -9,7 +9,7 @@ from typing import Any
 
 from privmarket.meanfield import Equilibrium
 from privmarket.meanfield.deviation_gain import measure
-from privmarket_studies.nash_gap_study import MEASURES, POPULATIONS, RULES, SALE_CAP, Setting, solved_game
+from privmarket_studies.nash_gap_study import MEASURES, POPULATIONS, RULES, SALE_CAP, StudySetting, solved_game
 
 
 def run(config: Mapping[str, Any], seed: int, scratch: Path) -> dict[str, Any]:
@@ -24,4 +24,4 @@ def run(config: Mapping[str, Any], seed: int, scratch: Path) -> dict[str, Any]:
 
 @lru_cache(maxsize=2)
 def _solved(grid: str, population: str, rule: str) -> Equilibrium:
-    return solved_game(Setting(grid=grid), POPULATIONS[population], RULES[rule][0]())
+    return solved_game(StudySetting(grid=grid), POPULATIONS[population], RULES[rule][0]())

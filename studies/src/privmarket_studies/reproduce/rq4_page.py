@@ -17,7 +17,7 @@ from privmarket_studies.reproduce.paper import printed
 from privmarket_studies.reproduce.prose import prose
 from privmarket_studies.reproduce.rq4 import ALPHAS, FEW, ROWS
 from privmarket_studies.reproduce.rq4_runs import Runs, partition_name
-from privmarket_studies.reproduce.statistics import Comparison, Measured, compare
+from privmarket_studies.reproduce.statistics import Measured, PairedComparison, compare
 
 TITLE = "RQ4: how good a model does the market buy?"
 _PAPER_ROWS = {"vcg": "k-plus-one-price", "mfg-pricing": "mfg-pricing:literal"}
@@ -261,7 +261,7 @@ def _with_error(gap: Measured) -> str:
     return f"{gap.mean:.1e} ± {gap.standard_error:.0e}" if gap.seeds > 1 else f"{gap.mean:.1e} (one seed)"
 
 
-def _points(runs: Runs, row: str, other: str) -> Comparison | None:
+def _points(runs: Runs, row: str, other: str) -> PairedComparison | None:
     """Accuracy at α = 0.1 of one rule against another's, in points, seed by seed."""
     a, b = ({s: 100 * v for s, v in runs.by_seed("accuracy", name, 0.1).items()} for name in (row, other))
     return compare(a, b)
