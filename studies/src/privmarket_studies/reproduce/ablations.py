@@ -11,7 +11,7 @@ from privmarket_studies.reproduce.document import (
     NOT_COMPUTED,
     Block,
     Figure,
-    Page,
+    ResultPage,
     Results,
     Table,
     Text,
@@ -126,7 +126,7 @@ def _floor_cells(scale: Scale) -> list[Cell]:
     ]
 
 
-def render(results: Results) -> Page:
+def render(results: Results) -> ResultPage:
     """Renders the page from the kept cells."""
     steps = next((r.cell.config["steps"] for r in results.all("training")), 0)
     blocks: list[Block] = [
@@ -146,7 +146,7 @@ def render(results: Results) -> Page:
         _learned(results),
         *failure_text(results),
     ]
-    return Page("ablations", TITLE, blocks)
+    return ResultPage("ablations", TITLE, blocks)
 
 
 _CAPTION = "Short trainings: regret found against ε bought; large: mean over seeds, small: each seed."

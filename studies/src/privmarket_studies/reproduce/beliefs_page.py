@@ -10,7 +10,7 @@ from privmarket_studies.reproduce.document import (
     NOT_COMPUTED,
     Block,
     Figure,
-    Page,
+    ResultPage,
     Results,
     Table,
     Text,
@@ -90,7 +90,7 @@ def _cell(
     return Cell("belief", config, seed, 0.05)
 
 
-def render(results: Results) -> Page:
+def render(results: Results) -> ResultPage:
     """Renders the page from the kept cells."""
     blocks: list[Block] = [
         prose("beliefs-set-up"),
@@ -106,7 +106,7 @@ def render(results: Results) -> Page:
         _learned(results),
         *failure_text(results),
     ]
-    return Page("beliefs", TITLE, blocks)
+    return ResultPage("beliefs", TITLE, blocks)
 
 
 _DRIFT = "Uniform, N = 100, B = 50, valuations times a factor that nobody told the rule about; mean over seeds."

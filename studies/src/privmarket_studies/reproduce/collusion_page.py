@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from privmarket.reports.palette import line_look, new_figure
 from privmarket_studies.reproduce.cells import Cell
-from privmarket_studies.reproduce.document import Block, Figure, Page, Results, Table, Text, failure_text
+from privmarket_studies.reproduce.document import Block, Figure, ResultPage, Results, Table, Text, failure_text
 from privmarket_studies.reproduce.markets import RULES
 from privmarket_studies.reproduce.prose import prose
 from privmarket_studies.reproduce.scale import Scale
@@ -44,11 +44,11 @@ def cells(scale: Scale) -> list[Cell]:
     ]
 
 
-def render(results: Results) -> Page:
+def render(results: Results) -> ResultPage:
     """Renders the page from the kept cells."""
     found = results.all("coalition")
     if not found and not results.outdated:
-        return Page("collusion", TITLE, [Text("Nothing was computed."), *failure_text(results)])
+        return ResultPage("collusion", TITLE, [Text("Nothing was computed."), *failure_text(results)])
     config = found[0].cell.config if found else results.outdated[0].cell.config
     blocks: list[Block] = [
         prose("collusion-set-up", clients=config["clients"], budget=config["budget"], markets=config["markets"]),
@@ -57,7 +57,7 @@ def render(results: Results) -> Page:
         _learned(results),
         *failure_text(results),
     ]
-    return Page("collusion", TITLE, blocks)
+    return ResultPage("collusion", TITLE, blocks)
 
 
 _CAPTION = (

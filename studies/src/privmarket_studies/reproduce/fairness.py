@@ -8,7 +8,7 @@ import numpy as np
 
 from privmarket.reports.palette import line_look, new_figure
 from privmarket_studies.reproduce.cells import Cell
-from privmarket_studies.reproduce.document import Block, Figure, Page, Results, Table, Text, failure_text
+from privmarket_studies.reproduce.document import Block, Figure, ResultPage, Results, Table, Text, failure_text
 from privmarket_studies.reproduce.fairness_cell import FIFTHS
 from privmarket_studies.reproduce.markets import RULES
 from privmarket_studies.reproduce.prose import prose
@@ -40,7 +40,7 @@ def _cell(rule: str, settings: dict[str, Any], law: str, budget: int, markets: i
     return Cell("fairness", {**config, "clients": 100, "budget": budget, "markets": markets}, seed, markets / 200)
 
 
-def render(results: Results) -> Page:
+def render(results: Results) -> ResultPage:
     """Renders the page from the kept cells."""
     blocks: list[Block] = [
         prose("fairness-set-up", seeds=results.seeds, floors=FLOORS),
@@ -51,7 +51,7 @@ def render(results: Results) -> Page:
         _learned(results),
         *failure_text(results),
     ]
-    return Page("fairness", TITLE, blocks)
+    return ResultPage("fairness", TITLE, blocks)
 
 
 _CAPTION = (

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from privmarket_studies.reproduce.cache import Record
-from privmarket_studies.reproduce.document import Block, Figure, Page, Table, Text
+from privmarket_studies.reproduce.document import Block, Figure, ResultPage, Table, Text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
 
 
-def markdown(page: Page) -> str:
+def markdown(page: ResultPage) -> str:
     """The page's text; figures are linked as PNG, tables also as CSV."""
     return "\n\n".join([f"# {page.title}", *(_block(block) for block in page.blocks)]) + "\n"
 
@@ -29,7 +29,7 @@ def _block(block: Block) -> str:
     return f"![{block.caption}]({block.name}.png)\n\n*{block.caption}* ([SVG]({block.name}.svg))"
 
 
-def write_page(page: Page, folder: Path, mark: str = "") -> list[Path]:
+def write_page(page: ResultPage, folder: Path, mark: str = "") -> list[Path]:
     """Writes README.md, the figures and a CSV file per table into `folder`; returns the files.
 
     Args:
@@ -79,7 +79,7 @@ def _scalars(data: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in data.items() if isinstance(value, str | int | float)}
 
 
-def write_html(pages: Sequence[Page], path: Path, facts: Mapping[str, str], command: str) -> Path:
+def write_html(pages: Sequence[ResultPage], path: Path, facts: Mapping[str, str], command: str) -> Path:
     """All pages in one file; the figures that `write_page` left in folders beside it are put into it as SVG."""
     import jinja2
 

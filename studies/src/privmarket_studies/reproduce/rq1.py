@@ -14,7 +14,7 @@ from privmarket_studies.reproduce.document import (
     NOT_COMPUTED,
     Block,
     Figure,
-    Page,
+    ResultPage,
     Results,
     Table,
     Text,
@@ -84,7 +84,7 @@ def _cell(rule: str, law: str, clients: int, budget: int, attack: str, parts: st
     return Cell("regret", config, seed, cost=clients / 100 * (4 if attack == "strongest" else 1))
 
 
-def render(results: Results) -> Page:
+def render(results: Results) -> ResultPage:
     """Renders the page from the kept cells."""
     main = sorted(
         {
@@ -95,7 +95,7 @@ def render(results: Results) -> Page:
         key=lambda s: (-s[0], LAWS.index(s[1])),
     )
     if not main:
-        return Page("rq1", TITLE, [Text("Nothing was computed."), *failure_text(results)])
+        return ResultPage("rq1", TITLE, [Text("Nothing was computed."), *failure_text(results)])
     first = _where(*main[0])
     attacked = results.all("regret", **first)
     attack = _attack(results, main[0])
@@ -112,7 +112,7 @@ def render(results: Results) -> Page:
         _learned(results, main[0]),
         *failure_text(results),
     ]
-    return Page("rq1", TITLE, blocks)
+    return ResultPage("rq1", TITLE, blocks)
 
 
 TITLE = "RQ1: what does a misreport gain?"

@@ -7,7 +7,7 @@ from privmarket_studies.reproduce.document import (
     NOT_COMPUTED,
     Block,
     Figure,
-    Page,
+    ResultPage,
     Results,
     Table,
     Text,
@@ -23,11 +23,11 @@ TITLE = "RQ4: how good a model does the market buy?"
 _PAPER_ROWS = {"vcg": "k-plus-one-price", "mfg-pricing": "mfg-pricing:literal"}
 
 
-def render(results: Results) -> Page:
+def render(results: Results) -> ResultPage:
     """Renders the page from the kept cells."""
     runs = Runs(results)
     if runs.main is None:
-        return Page("rq4", TITLE, [Text("Nothing was computed."), *failure_text(results)])
+        return ResultPage("rq4", TITLE, [Text("Nothing was computed."), *failure_text(results)])
     blocks: list[Block] = [
         prose("rq4-set-up", main=runs.main, seeds=runs.seeds, others=runs.others),
         Figure("rq4-curves", _CURVES, lambda: rq4_figures.curves(runs)),
@@ -53,7 +53,7 @@ def render(results: Results) -> Page:
         _learned(runs, results),
         *failure_text(results),
     ]
-    return Page("rq4", TITLE, blocks)
+    return ResultPage("rq4", TITLE, blocks)
 
 
 _CURVES = (
