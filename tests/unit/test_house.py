@@ -439,7 +439,7 @@ def test_a_module_that_is_not_listed_is_noticed():
 
 
 # "lie" and "lies" are also what a number does between two others.
-OTHER_WORDS = re.compile(r"\b(liars?|lying|(best|no) lie|(from|joint|against) lies|lies (gain|about|tried))\b", re.I)
+ABOUT_LIES = re.compile(r"\b(liars?|lying|(best|no) lie|(from|joint|against) lies|lies (gain|about|tried))\b", re.I)
 TEST_FILES = re.compile(r"\btests/\w|\btest_\w+\.py\b")
 
 
@@ -450,12 +450,12 @@ def test_texts_say_misreports_and_the_wheel_names_no_test_file():
     pages = [path for folder in (root / "docs", root / "studies/src") for path in folder.rglob("*.md")]
     pages += [*(root / "studies/src").rglob("*.py"), root / "README.md"]
     texts = {path: path.read_text(encoding="utf-8") for path in (*wheel, *pages)}
-    assert {path.name: found.group() for path, text in texts.items() if (found := OTHER_WORDS.search(text))} == {}
+    assert {path.name: found.group() for path, text in texts.items() if (found := ABOUT_LIES.search(text))} == {}
     assert [path.name for path in wheel if TEST_FILES.search(texts[path])] == []
 
 
 def test_such_words_are_caught():
-    assert OTHER_WORDS.search("what the best lie gains")
-    assert not OTHER_WORDS.search("the root lies below it, and all levels lie between")
+    assert ABOUT_LIES.search("what the best lie gains")
+    assert not ABOUT_LIES.search("the root lies below it, and all levels lie between")
     assert TEST_FILES.search("see `tests/laws/test_wallet_stores.py`")
     assert not TEST_FILES.search("the share of the tests that pass")
