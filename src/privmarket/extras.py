@@ -38,8 +38,6 @@ EXTRA_OF = {
     "uvicorn": "broker",
 }
 _SHARED = {"cryptography", "torch", "jinja2", "httpx"}
-_EXTRA_OF_OUR_PACKAGE = {"flower": "flower", "federated": "federated", "broker": "broker"}
-_OF_A_CLIENT = ("privmarket.broker.http_client", "privmarket.cli.seller_at_broker", "privmarket.cli.witness")
 
 
 def require(package: str, extra: str | None = None) -> None:
@@ -74,7 +72,7 @@ def explain(error: ModuleNotFoundError) -> MissingPartError | None:
         return None
     extra = EXTRA_OF[package]
     if package in _SHARED:
-        extra = _EXTRA_OF_OUR_PACKAGE.get(_who_imported(error), extra)
+        extra = _extra_of_importer(error) or extra
     return _missing(package, extra)
 
 
@@ -82,18 +80,24 @@ def _missing(package: str, extra: str) -> MissingPartError:
     return MissingPartError(f"{package} is not installed", f'pip install "privmarket[{extra}]"')
 
 
-def _who_imported(error: ModuleNotFoundError) -> str:
-    """The package of ours whose code ran into the missing one, such as `federated`; empty for none or a client."""
+def _extra_of_importer(error: ModuleNotFoundError) -> str:
+    """The extra of our code that ran into the missing package; empty where it needs no other than the usual one.
+
+    Three extras are named like a package of ours. A module that needs less than the rest of such a package says so
+    above its imports, such as `__extra__ = "client"`.
+    """
     below = error.__traceback__
     above = None if below is None else below.tb_frame.f_back
-    modules: list[str] = []  # outermost caller first
+    running: list[dict[str, object]] = []  # the globals of modules, outermost caller first
     while above is not None:
-        modules.insert(0, str(above.f_globals.get("__name__", "")))
+        running.insert(0, above.f_globals)
         above = above.f_back
     while below is not None:
-        modules.append(str(below.tb_frame.f_globals.get("__name__", "")))
+        running.append(below.tb_frame.f_globals)
         below = below.tb_next
-    if any(module in _OF_A_CLIENT for module in modules):  # it uses a few modules of `broker`, but no web server
-        return ""
-    parts = [module.split(".")[1] for module in modules if module.startswith("privmarket.")]
-    return next((part for part in reversed(parts) if part in _EXTRA_OF_OUR_PACKAGE), "")
+    ours = [names for names in running if str(names.get("__name__")).startswith("privmarket.")]
+    for names in ours:
+        if "__extra__" in names:
+            return str(names["__extra__"])
+    parts = [str(names["__name__"]).split(".")[1] for names in ours]
+    return next((part for part in reversed(parts) if part in EXTRA_OF.values()), "")

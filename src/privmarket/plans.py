@@ -31,6 +31,10 @@ HONEST_SHARE = 2 / 3  # of a secure sum's sellers
 KAPPA = 1.0  # weight of noise in the error of a model
 HETEROGENEITY = 0.1  # H, weight of bias in it
 
+TOLERANCE = 1e-9
+"""How far rounding may carry a figure beyond its limit, relative to the figure's own scale (a cost, a budget, an
+offer), so that a change of currency changes no finding."""
+
 Value = TypeVar("Value")
 _HOLDS = {"above": operator.gt, "at_least": operator.ge, "at_most": operator.le, "below": operator.lt}
 
@@ -90,6 +94,18 @@ def check_settings(record: DataclassInstance) -> None:
             raise ConfigurationError(f"{one.name} is {value}", f"must be finite and {words}")
 
 
+def require_one_step(trust: str, steps: int) -> None:
+    """Refuses aggregate trust with several steps a round: between two steps a server would see single sellers.
+
+    Raises:
+        ConfigurationError: there are several.
+    """
+    if trust == "aggregate" and steps != 1:
+        raise ConfigurationError(
+            f"trust 'aggregate' with {steps} steps a round", "nobody may see single steps: use steps = 1"
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
 class MarketPlan:
     """What a buyer fixes before the first round, in every engine."""
@@ -132,6 +148,15 @@ class MarketPlan:
     def money_in_all(self) -> float:
         """Money that may be spent over the whole run."""
         return self.budget * self.rounds if self.total_budget is None else self.total_budget
+
+    @property
+    def budget_per_round(self) -> float:
+        """Money of the first round: the budget, or an even share of the total; `rounds.Pacing` has later ones."""
+        return self.budget if self.total_budget is None else self.total_budget / self.rounds
+
+    def measures_after(self, number: int) -> bool:
+        """Whether the accuracy is measured after round `number`, from 0: every so often, and after the last."""
+        return number + 1 == self.rounds or (number + 1) % self.evaluate_every == 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,20 +13,20 @@ from pathlib import Path
 
 import pytest
 
-from privmarket_studies.torture.broker_breaks import ATTACKS, Attack, Market, market_of
+from privmarket_studies.torture.broker_breaks import ATTACKS, BrokerAttack, ServedMarket, market_of
 
 KEPT = Path(__file__).parents[2] / "docs/results/broker/breaks.json"
 TOGETHER = [one for one in ATTACKS if one.rate > 100 and one.number > 1]
 
 
 @pytest.fixture(scope="module")
-def attacked() -> Iterator[Market]:
+def attacked() -> Iterator[ServedMarket]:
     with market_of() as market:
         yield market
 
 
 @pytest.mark.parametrize("attack", TOGETHER, ids=lambda one: one.name)
-def test_the_attack_fails(attacked: Market, attack: Attack) -> None:
+def test_the_attack_fails(attacked: ServedMarket, attack: BrokerAttack) -> None:
     seen = attack.run(attacked)
     assert not seen.succeeded, seen.what
 

@@ -24,8 +24,9 @@ def house():
 
 def test_the_house_is_the_contract():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    layers = project["tool"]["importlinter"]["contracts"][0]["layers"]
-    contract = [re.findall(r"[\w.]+", layer) for layer in layers]
+    rules = project["tool"]["importlinter"]["contracts"][0]
+    assert set(rules) == {"name", "type", "layers"}, "imports point downwards only, without exceptions"
+    contract = [re.findall(r"[\w.]+", layer) for layer in rules["layers"]]
     order = [name for line in house() for name in line]
     assert sorted(order) == sorted(name for layer in contract for name in layer)
     floor = {name: at for at, layer in enumerate(contract) for name in layer}
@@ -36,6 +37,25 @@ def test_every_package_has_its_room():
     named = {name.removeprefix("privmarket.") for line in house() for name in line}
     packages = {path.parent.name for path in HOME.glob("*/__init__.py")}
     assert packages <= named
+
+
+def lines_of_packages(page):
+    """The packages that have a line under "Where to begin", in its order."""
+    return re.findall(r"^\| `([\w.]+)` \|", page.split("### Where to begin")[1].split("###")[0], flags=re.M)
+
+
+def test_every_package_has_one_line_on_where_to_begin():
+    inits = (path.parent.relative_to(HOME) for path in HOME.glob("*/**/__init__.py"))
+    packages = {".".join(path.parts) for path in inits if path.parts[0] != "examples"}
+    packages -= {"broker.migrations.versions"}  # a step per file, named by its number
+    assert sorted(lines_of_packages(PAGE)) == sorted(packages)
+    order = [name.removeprefix("privmarket.") for line in house() for name in line]
+    floors = [order.index(name.partition(".")[0]) for name in lines_of_packages(PAGE)]
+    assert floors == sorted(floors), "in the order of the house"
+
+
+def test_a_package_without_a_line_is_noticed():
+    assert "meanfield" not in lines_of_packages(PAGE.replace("| `meanfield` |", "| meanfield |"))
 
 
 def listed_modules(page, package):
@@ -95,7 +115,8 @@ def test_the_split_counts_every_function_once(walks):
 
 
 def test_names_on_the_page_exist():
-    for name in re.findall(r"`((?:rounds|privacy|federated|flower|market)\.[\w.]+)`", PAGE):
+    packages = "|".join(path.parent.name for path in HOME.glob("*/__init__.py"))
+    for name in re.findall(rf"`((?:{packages})\.[\w.]+)`", PAGE):
         parts, module = name.split("."), None
         for cut in range(len(parts), 0, -1):
             try:

@@ -73,6 +73,14 @@ def test_everything_that_is_imported_is_declared():
     assert undeclared == set()
 
 
+def test_the_market_needs_numpy_and_scipy_alone():
+    """As CONTRIBUTING.md and docs/architecture.md say; pandas is there for whoever asks for a data frame."""
+    found = set().union(*map(third_party, (ROOT / "src/privmarket/market").glob("*.py")))
+    assert found == {"numpy", "scipy", "pandas"}
+    for page in ("CONTRIBUTING.md", "docs/architecture.md", "src/privmarket/market/__init__.py"):
+        assert "NumPy and SciPy, float64" in (ROOT / page).read_text(encoding="utf-8")
+
+
 def test_nothing_in_the_wheel_knows_the_studies_the_tests_or_the_repository():
     for path in (ROOT / "src").rglob("*.py"):
         text = path.read_text()
@@ -188,6 +196,13 @@ def test_from_python_it_is_an_error_of_ours_and_an_import_error(monkeypatch):
 def test_a_module_of_ours_that_is_gone_is_not_called_an_extra():
     with pytest.raises(ModuleNotFoundError, match="nowhere"), extras.needed():
         import privmarket.nowhere  # noqa: F401
+
+
+def test_extras_know_no_module_by_name():
+    """It lies below all of them: which extra a module needs, the module or the name of its package says."""
+    assert "privmarket.cli" not in (ROOT / "src/privmarket/extras.py").read_text()
+    packages_of_ours = {path.parent.name for path in (ROOT / "src/privmarket").glob("*/__init__.py")}
+    assert packages_of_ours & set(extras.EXTRA_OF.values()) == {"broker", "federated", "flower"}
 
 
 def test_require_names_the_usual_extra_or_the_one_it_is_told(monkeypatch):

@@ -181,7 +181,7 @@ def test_modes_are_asked_what_they_do():
 
 
 def own_tolerances(tree: ast.Module) -> list[str]:
-    """Limits widened by 1e-9 by hand; `market.outcome` says how much rounding is let pass."""
+    """Limits widened by 1e-9 by hand; `plans` says how much rounding is let pass."""
     sums = (node for node in ast.walk(tree) if isinstance(node, ast.BinOp))
     words = {ast.unparse(node) for node in sums if "1e-09" in (ast.unparse(node.left), ast.unparse(node.right))}
     named = (node for node in ast.walk(tree) if isinstance(node, ast.Assign) and ast.unparse(node.value) == "1e-09")
@@ -192,7 +192,7 @@ def own_tolerances(tree: ast.Module) -> list[str]:
 def test_one_tolerance_for_rounding():
     found = {name: own_tolerances(tree) for name, tree in trees().items()}
     assert {name: lines for name, lines in found.items() if lines} == {
-        "privmarket.market.outcome": ["TOLERANCE = 1e-09"],
+        "privmarket.plans": ["TOLERANCE = 1e-09"],
         "privmarket.reports.run_charts": ["low / step + 1e-09"],  # ticks of an axis
     }
     code = "_ROUNDING = 1e-9\nif a > b * (1 + 1e-9):\n    c = math.ceil(d - 1e-9)\ne = 1e-9 * f"
@@ -200,23 +200,28 @@ def test_one_tolerance_for_rounding():
 
 
 def conversions_by_hand(tree: ast.Module) -> list[str]:
-    """Names of clients turned into places by `int`, and families of releases put together field by field."""
+    """Names of clients turned into places by `int`, families and awards put together by field, money cut off."""
     calls = (ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Call))
     place = r"int\((\w+\.)?(client|seller|c)\)|int\(partition_name\(.*"
     family = r"ReleaseFamily\((?P<of>.+)\.sampling_rate, (?P=of)\.steps, .*"
-    return sorted(call for call in calls if re.fullmatch(f"{place}|{family}", call))
+    award, money = r"Award\(.*release\(.*", r"int\(.+ \* MICRO\)"
+    return sorted(call for call in calls if re.fullmatch(f"{place}|{family}|{award}|{money}", call))
 
 
 def test_conversions_have_one_place():
-    found = {name: conversions_by_hand(tree) for name, tree in trees().items() if ".broker." not in name}
+    found = {name: conversions_by_hand(tree) for name, tree in trees().items()}
     assert {name: calls for name, calls in found.items() if calls} == {
         "privmarket.flower.node_seller": ["int(client)"],  # seeds noise; a node may have any name
         "privmarket.privacy.wallet": ["int(c)"],  # a column
+        "privmarket.rounds.terms": ["int(Decimal(str(money)) * MICRO)"],
     }
     code = "a = b[int(seller)]\nc = ReleaseFamily(x.plan.sampling_rate, x.plan.steps, d)\n"
-    code += "e = ReleaseFamily(1.0, 1, d)"
+    code += "e = ReleaseFamily(1.0, 1, d)\nf = int(plan.budget * MICRO)\n"
+    code += "g = Award(row.epsilon, release(row.noise_multiplier), row.payment_micro)"
     assert conversions_by_hand(ast.parse(code)) == [
+        "Award(row.epsilon, release(row.noise_multiplier), row.payment_micro)",
         "ReleaseFamily(x.plan.sampling_rate, x.plan.steps, d)",
+        "int(plan.budget * MICRO)",
         "int(seller)",
     ]
 
@@ -268,6 +273,13 @@ def test_no_two_modules_share_a_name():
     assert shared_names(modules) == {}
 
 
+def test_no_two_test_files_share_a_name():
+    """In no two folders either: a name says what is tested there."""
+    tests = HOME.parents[1] / "tests"
+    files = [".".join(path.relative_to(tests).with_suffix("").parts) for path in tests.rglob("test_*.py")]
+    assert shared_names(files) == {}
+
+
 def test_a_file_name_used_twice_is_caught():
     found = shared_names(["a.bench", "b.commands.bench", "a.__init__", "b.__init__", "a.market"])
     assert found == {"bench": ["a.bench", "b.commands.bench"]}
@@ -294,9 +306,7 @@ def test_nothing_is_there_for_tests_alone():
     texts = [path for folder in (HOME, root / "studies/src") for path in folder.rglob("*.py")]
     texts += [path for path in (root / "docs").rglob("*.md") if "results" not in path.relative_to(root).parts]
     words = Counter(word for path in texts for word in re.findall(r"\w+", path.read_text(encoding="utf-8")))
-    names = Counter(
-        name for module, tree in trees().items() if ".broker" not in module for name in defined(tree)
-    )
+    names = Counter(name for module, tree in trees().items() if ".broker" not in module for name in defined(tree))
     assert unused(names, words) <= CALLED_BY_OTHERS
 
 
@@ -317,8 +327,8 @@ def classes_named_twice(of: dict[str, ast.Module]) -> dict[str, list[str]]:
 
 
 def test_no_two_classes_share_a_name():
-    """Except in the broker, whose forms and answers are called as what they describe."""
-    assert classes_named_twice({name: tree for name, tree in trees().items() if ".broker." not in name}) == {}
+    """Neither in the wheel nor in the studies."""
+    assert classes_named_twice({**trees(), **study_trees()}) == {}
     same = ast.parse("class Sale: ...\nclass _Own: ...")
     assert classes_named_twice({"a": same, "b": same}) == {"Sale": ["a", "b"]}
 
@@ -452,3 +462,26 @@ def test_a_module_that_is_not_listed_is_noticed():
         "menu",
         "facts",
     }
+
+
+# "lie" and "lies" are also what a number does between two others.
+ABOUT_LIES = re.compile(r"\b(liars?|lying|(best|no) lie|(from|joint|against) lies|lies (gain|about|tried))\b", re.I)
+TEST_FILES = re.compile(r"\btests/\w|\btest_\w+\.py\b")
+
+
+def test_texts_say_misreports_and_the_wheel_names_no_test_file():
+    """Whoever has the wheel has no tests."""
+    root = HOME.parents[1]
+    wheel = [path for kind in ("*.py", "*.html", "*.css", "*.js") for path in HOME.rglob(kind)]
+    pages = [path for folder in (root / "docs", root / "studies/src") for path in folder.rglob("*.md")]
+    pages += [*(root / "studies/src").rglob("*.py"), root / "README.md"]
+    texts = {path: path.read_text(encoding="utf-8") for path in (*wheel, *pages)}
+    assert {path.name: found.group() for path, text in texts.items() if (found := ABOUT_LIES.search(text))} == {}
+    assert [path.name for path in wheel if TEST_FILES.search(texts[path])] == []
+
+
+def test_such_words_are_caught():
+    assert ABOUT_LIES.search("what the best lie gains")
+    assert not ABOUT_LIES.search("the root lies below it, and all levels lie between")
+    assert TEST_FILES.search("see `tests/laws/test_wallet_stores.py`")
+    assert not TEST_FILES.search("the share of the tests that pass")

@@ -21,8 +21,11 @@ from privmarket.errors import ConfigurationError, UnknownNameError
 from privmarket.federated.config import DATASETS, FederationConfig, Training
 from privmarket.federated.datasets import FILES
 from privmarket.federated.entry_point import federate
+from privmarket.federated.simulation import Federation
+from privmarket.flower.grid_market import GridMarket
 from privmarket.flower.settings import MarketSettings
 from privmarket.plans import EPSILON_MAX, MarketPlan, TrainingPlan, check_settings, setting
+from privmarket.rounds import LocalAuctioneer
 
 
 def declared_again(record, plans):
@@ -44,6 +47,33 @@ def test_a_second_set_of_defaults_is_caught():
         rounds: int = 7
 
     assert declared_again(Mine(), [MarketPlan]) == ["rounds"]
+
+
+def test_a_round_of_a_plan_with_a_total_has_an_even_share_of_it():
+    assert MarketPlan(rounds=4, budget=2.5).budget_per_round == 2.5
+    assert MarketPlan(rounds=4, budget=2.5, total_budget=20.0).budget_per_round == 5.0
+
+
+def test_aggregate_trust_with_several_steps_is_refused_in_the_same_words_everywhere():
+    two = Training(model="logistic", steps=2)
+    settings = MarketSettings(trust="aggregate", steps=2)
+    refusals = (
+        lambda: TaskPlan(title="t", budget_micro=1, trust="aggregate", steps=2),
+        lambda: Federation(FederationConfig(clients=2, trust="aggregate", training=two)),
+        lambda: GridMarket(settings, LocalAuctioneer(settings.rule()), None, "run"),
+    )
+    for refuse in refusals:
+        with pytest.raises(ConfigurationError) as refused:
+            refuse()
+        assert refused.value.message == "trust 'aggregate' with 2 steps a round"
+        assert refused.value.hint == "nobody may see single steps: use steps = 1"
+    with pytest.raises(BrokerError, match="2 steps a round"):
+        checked(TaskPlan, {"title": "t", "budget_micro": 1, "trust": "aggregate", "steps": 2})
+
+
+def test_the_accuracy_is_measured_every_so_often_and_at_the_end():
+    plan = MarketPlan(rounds=7, evaluate_every=3)
+    assert [number for number in range(7) if plan.measures_after(number)] == [2, 5, 6]
 
 
 def test_the_command_line_takes_its_options_from_the_configuration():

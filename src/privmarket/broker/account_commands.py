@@ -90,7 +90,7 @@ class AccountCommands(WritePath):
         return self._write(actor, key, asked, lambda tx: parties.attest(tx, actor, dataset_sha256, signature))
 
     def forget_idle(self, idle_days: float) -> list[str]:
-        """Erases the names of those who hold no money and did nothing for so long; who they were."""
+        """Erases the names of those who hold no money and did nothing for so many days; returns their ids."""
         with self.database.write(SYSTEM.party_id) as tx:
             return parties.forget_idle(tx, tx.now_ms - round(86_400_000 * idle_days))
 

@@ -1,8 +1,8 @@
-"""The market so far, as a log tells it, and the rules of what parties do outside rounds: keys, tokens, money.
+"""The market so far, as a log gives it, and the rules of what parties do outside rounds: keys, tokens, money.
 
 `AccountRules` walks entry by entry: each kind has a method that compares the entry with the market so far and says
-what is wrong, and only then does the entry change the market. What an entry names and is not there, or fields that
-are missing, are differences too. The rules of tasks and rounds stand in `entry_rules`.
+what is wrong, and only then does the entry change the market. An entry that names something that is not there, or
+lacks fields, is a difference too. The rules of tasks and rounds stand in `entry_rules`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ REASONS = (PrivmarketError, KeyError, TypeError, ValueError, AttributeError)
 
 @dataclass
 class AccountRules:
-    """The market as the log tells it so far, and what is wrong with it."""
+    """The market as the log gives it so far, and what is wrong with it."""
 
     make_mechanism: rules.MakeMechanism
     tables: Rebuilt = field(default_factory=Rebuilt)

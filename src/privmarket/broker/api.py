@@ -17,8 +17,7 @@ from starlette.exceptions import HTTPException
 
 from privmarket.broker import account_pages, market_pages
 from privmarket.broker.bid_route import BidRoute
-from privmarket.broker.broker import Broker
-from privmarket.broker.deadline_thread import Scheduler
+from privmarket.broker.broker import Broker, Scheduler
 from privmarket.broker.http_errors import BrokerError
 from privmarket.broker.limits import Counters, Gate, Limits, RateLimit, error_body
 from privmarket.broker.market_routes import market

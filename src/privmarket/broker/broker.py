@@ -1,4 +1,4 @@
-"""The broker: every write as one idempotent command in one transaction, and what deadlines demand.
+"""The broker: every write as one idempotent command in one transaction, and the thread that meets deadlines.
 
 The HTTP API, the demo, the simulation and the tests all call these methods; nothing else changes the database.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from types import TracebackType
 
 from privmarket.broker import auction_process, lifecycle, noise_tables, parties, sql
 from privmarket.broker.account_commands import AccountCommands
@@ -45,7 +46,7 @@ class Broker(AccountCommands, TaskCommands, RoundCommands):
             return round_and_task(connection, round_id)[0].state
 
     def tick(self) -> list[StepAnswer]:
-        """Does what deadlines demand: closes rounds, holds auctions, settles where nobody may speak any more.
+        """Takes the steps that are due at deadlines: closes rounds, holds auctions, settles where no award waits.
 
         Very large auctions go on in a thread of their own, so that other rounds keep their deadlines meanwhile.
         """
@@ -75,7 +76,7 @@ class Broker(AccountCommands, TaskCommands, RoundCommands):
         try:
             made = step(SYSTEM, round_.id, f"deadline:{round_.state}:{passed}:{round_.id}")
             self._looked.pop(round_.id, None)
-        except ConflictError:  # another broker, or the buyer, was faster; or somebody may still speak
+        except ConflictError:  # another broker, or the buyer, was faster; or an award still waits
             self._looked[round_.id] = passed
             return []
         return [made]
@@ -111,3 +112,32 @@ def _deadlines(round_: RoundRow) -> tuple[int | None, ...]:
         round_.dispute_deadline_ms,
         round_.ruling_deadline_ms,
     )
+
+
+class Scheduler:
+    """Calls `broker.tick()` every so often while it is entered. `seconds` = 0 does nothing."""
+
+    def __init__(self, broker: Broker, seconds: float) -> None:
+        self._broker, self._seconds = broker, seconds
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="deadlines", daemon=True)
+
+    def __enter__(self) -> Scheduler:
+        if self._seconds > 0:
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        if self._seconds > 0:
+            self._thread.join(timeout=30)
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._seconds):
+            try:
+                self._broker.tick()
+            # A database that is away for a moment, or one bad round, must not end the thread: it tries again.
+            except Exception as error:
+                _log.warning("deadlines: %s", type(error).__name__)

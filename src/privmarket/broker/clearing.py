@@ -80,11 +80,11 @@ _STANDING = (
 
 def family_of(task: TaskRow) -> ReleaseFamily:
     """What a sale of this task releases."""
-    return ReleaseFamily(task.sampling_rate, task.steps, task.delta)
+    return ReleaseFamily.of(task, task.delta)
 
 
 def terms_of(round_: RoundRow, task: TaskRow) -> Terms:
-    """What the pure machine needs to know of a round."""
+    """A round's terms."""
     release = task.sampling_rate, task.steps, task.delta
     return terms(round_.number, round_.budget_micro, task.epsilon_max, *release, task.trust, task.honest_share)
 
@@ -205,7 +205,7 @@ def prepare(connection: Connection, round_id: str, make: MakeMechanism) -> Prepa
     round_, task = round_and_task(connection, round_id)
     try:
         rule = mechanism_of(task.mechanism, task.settings, task.epsilon_max, make)
-        bidders, bids = wallets.Stored(connection, round_id), standing_bids(connection, round_id)
+        bidders, bids = wallets.StoredWallets(connection, round_id), standing_bids(connection, round_id)
         found = auction(round_id, terms_of(round_, task), bids, bidders, rule, version_of(rule))
     # Whatever a mechanism raises, money must not stay locked: the round ends, refunded, with an alert.
     except Exception as error:
@@ -234,7 +234,7 @@ def still_valid(connection: Connection, round_id: str, prepared: Prepared) -> Pr
         return None
     _, task = round_and_task(connection, round_id)
     family = family_of(task)
-    bidders = wallets.Stored(connection, round_id)
+    bidders = wallets.StoredWallets(connection, round_id)
     if any(kept != found.trimmed.get(seller, moved[seller]) for seller, kept in bidders.trim_some(family, moved)):
         return None
     sold = {seller: found.awards[seller].event for seller in moved if seller in found.awards}

@@ -20,11 +20,11 @@ from privmarket.broker.signatures import Head, SigningKey
 from privmarket.errors import PrivmarketError
 
 PATIENCE_SECONDS = 30.0  # how long a write waits for a broker in another process before it answers "busy"
-# PostgreSQL ends a transaction that does nothing for this long: a broker that was paused with the lock in its hands
+# PostgreSQL ends a transaction that does nothing for this long: a broker that was paused while it held the lock
 # would otherwise stop all others.
 IDLE_SECONDS = 10.0
-# How long before it was written a word may have arrived and still count as of then: nobody is late because others
-# were written first, and nobody can date a word back by more.
+# A request counts as of its arrival, at most this long before its entry was written: nobody is late because others
+# were written first, and nobody can date a request back by more.
 ARRIVAL_LIMIT_MS = 60_000
 CLOCK_JUMP_MS = 60_000  # how far the wall clock may step away from the steady one before writes are refused
 _POLL_SECONDS = 0.005
@@ -92,7 +92,7 @@ class Transaction:
         return seq
 
     def in_time(self, deadline_ms: int) -> dict[str, int] | None:
-        """None for a word that came after its deadline; else what its entry must say about when it came."""
+        """None for a request that came after its deadline; else what its entry must say about when it came."""
         if self.arrived_ms >= deadline_ms:
             return None
         return {} if self.now_ms < deadline_ms else {"arrived_ms": self.arrived_ms}
@@ -152,7 +152,7 @@ class Database:
 
     @contextmanager
     def write(self, actor: str, *, patient: bool = True) -> Iterator[Transaction]:
-        """One serial, durable transaction; everything or nothing. The impatient do not wait for other writers."""
+        """One serial, durable transaction; everything or nothing. Waits for other writers if `patient`."""
         arrived, seen = self._clock(), self.head
         if not self._writer.acquire(blocking=patient):
             raise UnavailableError("somebody else is writing", "send the same again")
@@ -199,7 +199,7 @@ class Database:
             raise
 
     def _begin(self, patient: bool) -> tuple[Connection, log.Tree]:
-        """A transaction that holds the write lock, on the kept connection or a fresh one."""
+        """A transaction that holds the write lock, on the connection of the last write or a fresh one."""
         if self._writing is not None:
             try:
                 return self._writing, self._lock(self._writing, patient)
@@ -209,7 +209,7 @@ class Database:
                 self._let_go()
                 if not lost:
                     raise
-            except BaseException:  # interrupted with the write lock in hand
+            except BaseException:  # interrupted while it held the write lock
                 self._let_go()
                 raise
         try:
@@ -236,7 +236,7 @@ class Database:
             time.sleep(_POLL_SECONDS)  # a broker in another process is writing to the same file
 
     def _let_go(self) -> None:
-        """Ends the kept connection; the next write opens another."""
+        """Ends the connection that writes share; the next write opens another."""
         if self._writing is not None:
             connection, self._writing = self._writing, None
             connection.invalidate()

@@ -1,9 +1,10 @@
 """Who is paid: the one rule about claims, reviews, disputes and rulings, without I/O.
 
 A seller claims its delivery before its update leaves. The buyer accepts it or says what is wrong; a seller that
-disagrees disputes, and an arbiter rules. Each step has a deadline that was published with the task, and silence has
-a fate: no claim, no pay, and the award is void by the rule in `privacy.wallet_store`; no word from the buyer pays;
-a rejection that nobody disputes stands; a dispute that nobody rules on pays, because the buyer chose the arbiter.
+disagrees disputes, and an arbiter rules. Each step has a deadline that was published with the task, and what
+happens when a deadline passes is fixed. Without a claim the seller is not paid, and the award is void by the rule
+in `privacy.wallet_store`. A claim that the buyer does not answer is paid. A rejection that nobody disputes stands.
+A dispute that nobody rules on is decided for the seller, because the buyer chose the arbiter.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from privmarket.rounds import Award, Phase, Round, RoundRecord, Terms
 class Standing(StrEnum):
     """What an award is worth at some moment."""
 
-    WAITING = "waiting"  # somebody may still speak
+    WAITING = "waiting"  # a step may still be taken
     USABLE = "usable"
     FAULTY = "faulty"  # released, and not paid
     LAPSED = "lapsed"  # nothing was released
 
 
 class Deadlines(NamedTuple):
-    """Until when each side may speak, in milliseconds."""
+    """Until when each side may act, in milliseconds."""
 
     delivery_ms: int
     review_ms: int
@@ -85,8 +86,19 @@ def standing(award: AwardRow, until: Deadlines, now_ms: int) -> Standing:
     return Standing.USABLE if award.ruling else Standing.FAULTY
 
 
+# The same in SQL: which step of an award is awaited, by a condition and the round's column with the deadline.
+AWAITED = {
+    "claim": ("claim_sha256 IS NULL", "delivery_deadline_ms"),
+    "receipt": ("claim_sha256 IS NOT NULL AND usable IS NULL", "review_deadline_ms"),
+    "dispute": ("usable = FALSE AND dispute IS NULL", "dispute_deadline_ms"),
+    "ruling": ("dispute IS NOT NULL AND ruling IS NULL", "ruling_deadline_ms"),
+}
+# A settled award that was faulty. A dispute that nobody ruled on was paid.
+WAS_FAULTY = "usable = FALSE AND (dispute IS NULL OR ruling = FALSE)"
+
+
 def decided_at(claimed: bool, judged: bool, disputed: bool, until: Deadlines) -> int:
-    """When silence decides about an award that still waits: for its claim, its receipt, a dispute or a ruling."""
+    """The deadline that decides about an award that waits for its claim, its receipt, a dispute or a ruling."""
     if not claimed:
         return until.delivery_ms
     if not judged:
@@ -95,11 +107,12 @@ def decided_at(claimed: bool, judged: bool, disputed: bool, until: Deadlines) ->
 
 
 def settlement(terms: Terms, awards: Iterable[AwardRow], until: Deadlines, now_ms: int) -> RoundRecord:
-    """Who is paid, by the same machine that every engine settles with. No award may still be waiting."""
+    """Who is paid, by `rounds.Round`, with which every engine settles. No award may still be waiting."""
     rows = list(awards)
     worth = {row.seller_id: standing(row, until, now_ms) for row in rows}
-    release = terms.family.release
-    sold = {row.seller_id: Award(row.epsilon, release(row.noise_multiplier), row.payment_micro) for row in rows}
+    sold = {
+        row.seller_id: Award.stored(terms, row.epsilon, row.noise_multiplier, row.payment_micro) for row in rows
+    }
     reports = {
         row.seller_id: None if worth[row.seller_id] is Standing.USABLE else row.fault or "rejected"
         for row in rows

@@ -20,7 +20,7 @@ _BUDGET_MICRO = 5_000_000
 
 
 class DemoMarket:
-    """One buyer and a dozen sellers that trade for as long as the broker runs; a seed draws their tastes."""
+    """One buyer and a dozen sellers that trade while the broker runs; a seed draws their prices and wallets."""
 
     def __init__(self, broker: Broker, seed: int = 0, pace_seconds: float = 0.6) -> None:
         self._broker, self._rng, self._pace = broker, random.Random(seed), pace_seconds
@@ -68,7 +68,7 @@ class DemoMarket:
         while not self._stop.is_set():
             try:
                 self.trade_one_round()
-            except PrivmarketError:  # somebody at the dashboard closed the round first: that is the point of a demo
+            except PrivmarketError:  # somebody at the dashboard closed the round first, as the demo invites them to
                 self._wait(5)
 
     def trade_one_round(self) -> str:

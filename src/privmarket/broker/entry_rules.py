@@ -1,6 +1,6 @@
-"""The market's rules, asked of the log: did every entry follow them when it was made?
+"""Checks that every entry of a log followed the market's rules when it was made.
 
-`EntryRules` adds the rules of tasks and rounds to those of accounts (`account_rules`, which says how it walks).
+`EntryRules` adds the rules of tasks and rounds to those of accounts (`account_rules`, which walks the log).
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ from privmarket.market.mechanism import Mechanism
 from privmarket.rounds import Offer
 
 _OFFER = ("valuation", "epsilon", "data_size", "accuracy")
+_STILL_WAITED = "an award still waited for a claim, receipt, dispute or ruling"
 
 
 def _arrived(entry: Entry, fields: Fields) -> int:
-    """When a word came: as its entry says, which may be a little before it was written."""
+    """When a request arrived: as its entry says, which may be a little before the entry was written."""
     arrived = int(fields.get("arrived_ms", entry.at_ms))
     if not entry.at_ms - ARRIVAL_LIMIT_MS <= arrived <= entry.at_ms:
         raise BrokerError(f"said to have arrived at {arrived}", "the entry is dated back")
@@ -40,7 +41,7 @@ def _arrived(entry: Entry, fields: Fields) -> int:
 
 
 class EntryRules(AccountRules):
-    """Every rule of the market, asked of a log."""
+    """Every rule of the market, checked entry by entry."""
 
     def _task_published(self, entry: Entry, fields: Fields) -> Iterator[str]:
         if entry.actor != fields["buyer_id"] or self._party(entry.actor).role != "buyer":
@@ -103,7 +104,7 @@ class EntryRules(AccountRules):
         bid = self._bid(entry.subject, entry.actor)
         late = _arrived(entry, fields) >= (round_.reveal_deadline_ms or 0)
         if round_.state != "revealing" or late or bid.valuation is not None:
-            yield "nothing could be revealed then"
+            yield "a bid was revealed after the deadline, in another state than revealing, or a second time"
         yield from self._offer(entry, fields, bid.commitment, round_, task)
 
     def _round_closed(self, entry: Entry, fields: Fields) -> Iterator[str]:
@@ -131,7 +132,7 @@ class EntryRules(AccountRules):
             for row in rows
             if row.valuation is not None
         )
-        records = wallets.Known({seller: self._wallet(seller) for seller in bids.sellers})
+        records = wallets.ReplayedWallets({seller: self._wallet(seller) for seller in bids.sellers})
         rule, found = self._rule(task, version)
         return clearing.auction(round_.id, clearing.terms_of(round_, task), bids, records, rule, found)
 
@@ -218,10 +219,10 @@ class EntryRules(AccountRules):
         round_, task = self._round_of(entry.subject)
         award = self._award(entry.subject, entry.actor)
         if (task.delivery == "sealed") != ("key_sha256" in fields):
-            yield f"updates of this task travel {task.delivery}"
+            yield f"updates of this task are sent {task.delivery}"
         late = _arrived(entry, fields) >= Deadlines.of(round_).delivery_ms
         if round_.state != "cleared" or late or award.claim_sha256 is not None:
-            yield "nothing could be claimed then"
+            yield "a claim after the deadline, in another state than cleared, or a second one"
 
     def _delivery_judged(self, entry: Entry, fields: Fields) -> Iterator[str]:
         round_, task = self._round_of(entry.subject)
@@ -231,14 +232,17 @@ class EntryRules(AccountRules):
         late = _arrived(entry, fields) >= Deadlines.of(round_).review_ms
         waits = round_.state == "cleared" and award.claim_sha256 is not None and award.usable is None
         if late or not waits or fields["usable"] == (fields["fault"] is not None):
-            yield "the buyer had no word then"
+            yield (
+                "a receipt was logged where none was due: too late, before a claim, in another state than cleared, "
+                "given already, or its fault does not fit"
+            )
 
     def _dispute_opened(self, entry: Entry, fields: Fields) -> Iterator[str]:
         round_, _ = self._round_of(entry.subject)
         award = self._award(entry.subject, fields["seller_id"])
         late = _arrived(entry, fields) >= Deadlines.of(round_).dispute_ms
         if entry.actor != fields["seller_id"] or late or award.usable is not False or award.dispute is not None:
-            yield "nothing could be disputed then"
+            yield "a dispute by somebody else than the seller, too late, not of a rejection, or a second one"
 
     def _dispute_ruled(self, entry: Entry, fields: Fields) -> Iterator[str]:
         round_, task = self._round_of(entry.subject)
@@ -246,24 +250,24 @@ class EntryRules(AccountRules):
         lifecycle.may_rule(entry.actor, "operator" if self._is_operator(entry.actor) else "", task)
         late = _arrived(entry, fields) >= Deadlines.of(round_).ruling_ms
         if award.dispute is None or award.ruling is not None or late:
-            yield "there was nothing to rule on then"
+            yield "a ruling after its deadline, without a dispute, or a second one"
 
     def _delivery_shown(self, entry: Entry, fields: Fields) -> Iterator[str]:
         _, task = self._round_of(entry.subject)
         award = self._award(entry.subject, fields["seller_id"])
         lifecycle.may_rule(entry.actor, "operator" if self._is_operator(entry.actor) else "", task)
         if award.dispute is None or award.ruling is not None or award.key_sha256 is None:
-            yield "there was no key to show then"
+            yield "a key was shown without an open dispute, or of an update that is not sealed"
 
     def _round_progress(self, entry: Entry, fields: Fields) -> Iterator[str]:
         round_, task = self._round_of(entry.subject)
         if entry.actor != task.buyer_id or round_.state not in ("cleared", "delivered", "settled"):
-            yield "the buyer had nothing to report then"
+            yield "reported by somebody else than the buyer, or of a round that was not cleared"
 
     def _round_delivered(self, entry: Entry, fields: Fields) -> Iterator[str]:
         round_, _ = self._round_of(entry.subject)
         if round_.state != "cleared" or self._waits(round_, entry.at_ms):
-            yield "somebody could still speak"
+            yield f"the round was not cleared, or {_STILL_WAITED}"
 
     def _awards(self, round_: RoundRow) -> list[AwardRow]:
         return [self._award(round_.id, seller) for seller in self.in_round["awards"][round_.id]]
@@ -276,7 +280,7 @@ class EntryRules(AccountRules):
         round_, _ = self._round_of(entry.subject)
         award = self._award(entry.subject, fields["seller_id"])
         if round_.state not in ("cleared", "delivered") or award.charge != "reserved":
-            yield "it was not to be settled then"
+            yield "the award was settled before, or its round was neither cleared nor delivered"
         if award.key_sha256 is not None and fields["paid_micro"] and fields.get("key") is None:
             self.notes.append(f"round {entry.subject}: the key of the update of {fields['seller_id']} is lost")
         if fields.get("key") is not None:
@@ -290,7 +294,7 @@ class EntryRules(AccountRules):
         round_, task = self._round_of(entry.subject)
         rows = self._awards(round_)
         if round_.state not in ("cleared", "delivered") or self._waits(round_, entry.at_ms):
-            yield "it was settled while somebody could still speak"
+            yield f"it was settled while the round was neither cleared nor delivered, or {_STILL_WAITED}"
         owed = deliveries.settlement(clearing.terms_of(round_, task), rows, Deadlines.of(round_), entry.at_ms)
         for row in rows:
             charge = "charged" if row.seller_id in owed.sold_epsilon else wallets.VOID

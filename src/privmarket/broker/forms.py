@@ -37,7 +37,7 @@ Identifier = Annotated[str, Field(min_length=1, max_length=40, pattern=IDENTIFIE
 
 
 class Form(BaseModel):
-    """Unknown fields are an error, not a surprise."""
+    """Unknown fields are refused."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -214,7 +214,7 @@ class Receipts(Form):
     receipts: dict[Identifier, Sentence | None] = Field(min_length=1, max_length=100_000)
 
 
-class Reason(Form):
+class ReasonForm(Form):
     """Why: a round is aborted, a rejection disputed, a party suspended."""
 
     model_config = _example(reason="the shape is as the task asks")

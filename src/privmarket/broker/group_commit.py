@@ -83,7 +83,7 @@ def _take(broker: Broker, requests: Sequence[BidRequest], patient: bool) -> Sequ
     except Exception as fault:
         if len(requests) == 1:
             return [fault]
-        # One that the database chokes on must not take the others down; what was committed is found by its key.
+        # One bid at which the database fails must not fail the others; what was committed is found by its key.
         return [_take(broker, [request], patient)[0] for request in requests]
 
 

@@ -18,7 +18,7 @@ PAUSES_SECONDS = (0.1, 0.3, 1.0)
 
 
 class BrokerCallError(PrivmarketError):
-    """What the broker answered instead of doing it. `code`, `message` and `hint` are the broker's own."""
+    """The broker refused a request. `code`, `message` and `hint` are the broker's own."""
 
     def __init__(self, status: int, code: str, message: str, hint: str) -> None:
         super().__init__(message, hint)

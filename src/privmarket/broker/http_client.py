@@ -7,6 +7,8 @@ entries.
 
 from __future__ import annotations
 
+__extra__ = "client"  # named where a package is missing: `privmarket.extras`
+
 import hashlib
 import json
 import secrets

@@ -8,7 +8,7 @@ from privmarket.errors import PrivmarketError
 
 
 class BrokerError(PrivmarketError):
-    """Something the caller can mend."""
+    """A request that the broker refuses; the caller can correct it."""
 
     code = "bad-request"
     status: ClassVar[int] = 400

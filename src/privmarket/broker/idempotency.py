@@ -46,7 +46,7 @@ def request(actor: str, key: str, asked: tuple[object, ...], private_to: str = "
         )
     try:
         return Request(actor, hash_token(private_to + key), digest(asked))
-    except ValueError:  # NaN, infinities and lone surrogates have no JSON, and no place in a market
+    except ValueError:  # NaN, infinities and lone surrogates have no JSON
         raise BrokerError(
             f"{asked[0]}: a value that JSON cannot carry", "give finite numbers and plain text"
         ) from None

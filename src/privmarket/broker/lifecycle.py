@@ -85,7 +85,7 @@ def clear(tx: Transaction, round_id: str, prepared: Prepared) -> StepAnswer | No
 
 
 def abort(tx: Transaction, round_: RoundRow, task: TaskRow, fault: str) -> StepAnswer:
-    """Ends a round before its auction; the escrow goes back to the buyer. Later, sellers have a claim."""
+    """Ends a round before its auction; the escrow goes back to the buyer. After it, sellers are owed money."""
     require_state(round_, "open")
     return end(tx, round_, task, "aborted", 0, fault)
 
@@ -104,7 +104,7 @@ def claim(
     require_state(round_, "cleared")
     if (task.delivery == "sealed") != (key is not None):
         raise BrokerError(
-            f"updates of this task travel {task.delivery}",
+            f"updates of this task are sent {task.delivery}",
             "send key, the 64 hexadecimal digits that open the update" if key is None else "send no key",
         )
     came = tx.in_time(Deadlines.of(round_).delivery_ms)

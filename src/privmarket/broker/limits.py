@@ -1,7 +1,8 @@
 """What every request passes before the application: limits on size, time and rate, headers, one error shape.
 
 A caller is limited by its address before anything is read, and by its account once its token is known
-(`api.take_allowance`); a token that nobody checked limits nothing. Every answer carries the signed head of the log.
+(`api_callers.take_allowance`); a token that nobody checked limits nothing. Every answer carries the signed
+head of the log.
 """
 
 from __future__ import annotations

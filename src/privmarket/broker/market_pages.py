@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from pydantic import ValidationError
 
-from privmarket.broker import bid_preview, money_words, noise_tables, plots, rules, sessions, to_do, views, wallets
+from privmarket.broker import bid_preview, noise_tables, plots, rules, sessions, to_do, views, wallets
 from privmarket.broker.answers import AwardAnswer, RoundAnswer, TaskAnswer
 from privmarket.broker.forms import TaskForm
 from privmarket.broker.http_errors import BrokerError
@@ -19,6 +19,7 @@ from privmarket.broker.page_frame import (
     Field,
     Key,
     actor_and_broker,
+    exact_money,
     money_typed,
     number_typed,
     reason_typed,
@@ -83,7 +84,7 @@ def publish_task(
         )
     except ValidationError as error:
         first = error.errors()[0]
-        raise BrokerError(f"{first['loc'][0]}: {first['msg']}", "mend the form and send it again") from None
+        raise BrokerError(f"{first['loc'][0]}: {first['msg']}", "correct the form and send it again") from None
     made = broker.publish_task(actor, form.model_dump(), key)
     return RedirectResponse(f"/tasks/{made['id']}", 303)
 
@@ -116,7 +117,7 @@ def _what_keeps_it_shut(task: TaskAnswer, newest: list[RoundAnswer], balance_mic
     if newest and newest[0]["number"] + 1 >= task["rounds"]:
         return "This task has had all its rounds."
     if balance_micro < task["budget_micro"]:
-        short = money_words.exact(task["budget_micro"] - balance_micro)
+        short = exact_money(task["budget_micro"] - balance_micro)
         return f"The next round needs {short} more on your account. An operator books deposits."
     return None
 

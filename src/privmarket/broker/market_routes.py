@@ -23,7 +23,7 @@ from privmarket.broker.forms import (
     Claim,
     KeyForm,
     Progress,
-    Reason,
+    ReasonForm,
     Receipts,
     Registration,
     RevealForm,
@@ -228,7 +228,7 @@ def give_receipts(broker: TheBroker, caller: Caller, round_id: Id, form: Receipt
 
 
 @market.post("/rounds/{round_id}/disputes", status_code=201)
-def dispute(broker: TheBroker, caller: Caller, round_id: Id, form: Reason, key: Key) -> answers.Dispute:
+def dispute(broker: TheBroker, caller: Caller, round_id: Id, form: ReasonForm, key: Key) -> answers.Dispute:
     """Object to the rejection of one's update (sellers)."""
     return broker.dispute(caller, round_id, form.reason, key)
 
@@ -260,6 +260,6 @@ def report_progress(
 
 
 @market.post("/rounds/{round_id}/abort")
-def abort_round(broker: TheBroker, caller: Caller, round_id: Id, form: Reason, key: Key) -> answers.StepAnswer:
+def abort_round(broker: TheBroker, caller: Caller, round_id: Id, form: ReasonForm, key: Key) -> answers.StepAnswer:
     """End a round with refunds while it takes bids (its buyer, operators)."""
     return broker.abort_round(caller, round_id, form.reason, key)

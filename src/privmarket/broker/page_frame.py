@@ -1,4 +1,4 @@
-"""What every page of the dashboard shares: how it is made, its errors, and how typed text is read.
+"""What every page of the dashboard shares: how it is made, its errors, money in words, and how typed text is read.
 
 Pages are made on the server and escaped by Jinja; a small script fetches the live part again every second, so they
 work without it too.
@@ -20,7 +20,7 @@ from fastapi import Form, Request
 from fastapi.responses import RedirectResponse, Response
 from fastapi.templating import Jinja2Templates
 
-from privmarket.broker import money_words, sessions
+from privmarket.broker import sessions
 from privmarket.broker.broker import Broker
 from privmarket.broker.http_errors import BrokerError, UnauthenticatedError
 from privmarket.broker.parties import Actor
@@ -59,8 +59,21 @@ class _Html(str):
 
 def shown_money(micro: int) -> str:
     """Two decimals; the exact amount, where it has more, when one points at it."""
-    exact, short = money_words.exact(micro), money_words.rounded(micro)
+    exact, short = exact_money(micro), rounded_money(micro)
     return short if exact == short else _Html(f'<span title="{exact}">{short}</span>')
+
+
+def rounded_money(micro: int) -> str:
+    """Micro-units as money with two decimals, never more than there is."""
+    cents = abs(micro) // 10_000
+    return f"{'−' if micro < 0 else ''}{cents // 100:,}.{cents % 100:02d}"
+
+
+def exact_money(micro: int) -> str:
+    """Micro-units as money, to the last of them, with at least two decimals."""
+    whole, rest = divmod(abs(micro), 1_000_000)
+    decimals = f"{rest:06d}".rstrip("0").ljust(2, "0")
+    return f"{'−' if micro < 0 else ''}{whole:,}.{decimals}"
 
 
 def details_in_words(details: str, names: Mapping[str, str | None]) -> list[tuple[str, str]]:

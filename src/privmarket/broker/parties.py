@@ -50,7 +50,7 @@ _HASH = re.compile(r"[0-9a-f]{64}")
 
 
 class Actor(NamedTuple):
-    """Who is asking. `scope` is "read" for a token that may look but not touch."""
+    """Who is asking. `scope` is "read" for a token that may only read."""
 
     party_id: str
     role: str
@@ -113,7 +113,8 @@ def unknown_token() -> UnauthenticatedError:
 def require_full_scope(actor: Actor, *, even_suspended: bool = False) -> None:
     """Refuses a write with a token that may only read, or by somebody who is suspended.
 
-    `even_suspended`: in rounds under way everybody keeps its word; an operator cannot silence one side of a deal.
+    `even_suspended`: a suspended party may finish rounds that it is in, so that an operator cannot stop one side of
+    a sale.
     """
     if actor.scope != "full":
         raise ForbiddenError("this token may only read", "use a token of scope full")
@@ -228,7 +229,7 @@ def attest(tx: Transaction, actor: Actor, dataset_sha256: str, signature: str) -
 
 
 def forget_idle(tx: Transaction, before_ms: int) -> list[str]:
-    """Erases the names of buyers and sellers that hold no money and did nothing since; who they were."""
+    """Erases the names of buyers and sellers that hold no money and did nothing since; returns their ids."""
     query = "SELECT DISTINCT actor, subject FROM log WHERE at_ms >= ?"
     active = {name for row in sql.run(tx.connection, query, before_ms) for name in row}
     known = "SELECT id FROM parties WHERE erased_ms IS NULL AND role IN ('buyer', 'seller') ORDER BY id"
@@ -303,7 +304,7 @@ def erase(tx: Transaction, party_id: str) -> Erased:
 
 
 def move_money(tx: Transaction, kind: str, party_id: str, amount_micro: int) -> Balance:
-    """A deposit from outside, or a withdrawal to it. Operators only: they see the bank."""
+    """A deposit from outside, or a withdrawal to it. Operators only: they know what arrived at the bank."""
     if not 0 < amount_micro <= MONEY_LIMIT_MICRO:
         raise BrokerError(f"amount of {amount_micro} µ", f"give 1 to {MONEY_LIMIT_MICRO} micro-units")
     role_of(tx.connection, party_id)

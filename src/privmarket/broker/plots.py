@@ -8,9 +8,10 @@ from datetime import UTC, datetime
 
 from sqlalchemy import Connection
 
-from privmarket.broker import charts, money_words, sql, wallets
+from privmarket.broker import charts, sql, wallets
 from privmarket.broker.answers import Movement, RoundAnswer, Totals, WalletAnswer
 from privmarket.broker.charts import Chart
+from privmarket.broker.page_frame import rounded_money
 from privmarket.broker.parties import Actor
 
 _DOTS = 400
@@ -92,7 +93,7 @@ def where_the_budget_went(round_: RoundAnswer) -> Chart:
     else:
         owed = round_["awarded_micro"] if round_["state"] != "open" else 0
         parts = [("bar", "owed on delivery", owed), ("held", "in escrow", budget - owed)]
-    shown = [(kind, name, float(value), money_words.rounded(value)) for kind, name, value in parts]
+    shown = [(kind, name, float(value), rounded_money(value)) for kind, name, value in parts]
     return charts.stack("Where this round's budget is", shown)
 
 
@@ -117,7 +118,7 @@ def paid_per_round(actor: Actor, rounds: Sequence[RoundAnswer]) -> Chart | None:
         (
             r["paid_micro"] / 1e6,
             r["budget_micro"] / 1e6,
-            f"round {r['number'] + 1}: {money_words.rounded(r['paid_micro'])}",
+            f"round {r['number'] + 1}: {rounded_money(r['paid_micro'])}",
         )
         for r in done
     ]
@@ -154,7 +155,7 @@ def all_the_money(totals: Totals) -> Chart:
         ("bar", "on accounts", totals["balances_micro"]),
         ("held", "in escrow", totals["escrow_micro"]),
     ]
-    shown = [(kind, name, float(value), money_words.rounded(value)) for kind, name, value in parts]
+    shown = [(kind, name, float(value), rounded_money(value)) for kind, name, value in parts]
     return charts.stack("Where the deposits are", shown)
 
 

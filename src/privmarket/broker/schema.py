@@ -1,7 +1,7 @@
 """What is stored. Money is integer micro-units, time is milliseconds since 1970 (UTC).
 
-The `log` is the truth: everything that happened, in order. `PROJECTIONS` are tables derived from it by
-`projection`, and could be thrown away and rebuilt. `names` stand beside the log, so that a person's name can be
+The `log` holds everything that happened, in order. `PROJECTIONS` are tables that `projection` derives from it, and
+could be thrown away and rebuilt. `names` stand beside the log, so that a person's name can be
 erased, and `sealed_keys`, so that keys of updates that nobody pays can be destroyed; `head` and `tiles` are the
 Merkle tree over the log.
 """
@@ -53,7 +53,7 @@ log = Table(
     Index("log_of_key", "key_hash", "actor", unique=True),
 )
 
-# One row. Every write locks it first: writes are serial, so the log has no forks and checks see the truth.
+# One row. Every write locks it first: writes are serial, so the log has no forks and checks see the newest state.
 head = Table(
     "head",
     metadata,

@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Literal, TypeVar, cast, get_args
 
 from privmarket.broker.http_errors import BrokerError
 from privmarket.errors import ConfigurationError
-from privmarket.plans import EPSILON_MAX, TRUSTS, MarketPlan, TrainingPlan, check_settings, setting
+from privmarket.plans import (
+    EPSILON_MAX,
+    TRUSTS,
+    MarketPlan,
+    TrainingPlan,
+    check_settings,
+    require_one_step,
+    setting,
+)
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -75,10 +83,7 @@ class TaskPlan:
             raise BrokerError(
                 "a title of the wrong length, or that does not print", f"give 1 to {TITLE_LENGTH} characters"
             )
-        if self.trust == "aggregate" and self.steps != 1:
-            raise BrokerError(
-                f"trust 'aggregate' with {self.steps} steps a round", "the buyer must not see steps: use steps = 1"
-            )
+        require_one_step(self.trust, self.steps)
 
 
 @dataclass(frozen=True, kw_only=True)

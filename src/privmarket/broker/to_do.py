@@ -1,4 +1,4 @@
-"""What waits for somebody: the words that a party may still say before a deadline, soonest first."""
+"""The steps that a party may still take before a deadline, soonest first."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import NamedTuple
 from sqlalchemy import Connection
 
 from privmarket.broker import sql
+from privmarket.broker.deliveries import AWAITED
 from privmarket.broker.parties import Actor
 
 
@@ -19,23 +20,27 @@ class Waiting(NamedTuple):
     until_ms: int
 
 
+def _awards_that_wait(whose: str, step: str) -> str:
+    """A query for rounds that wait for a step of `deliveries.AWAITED`, and for how many awards."""
+    condition, deadline = AWAITED[step]
+    return (
+        f"SELECT r.id, t.title, COUNT(*), r.{deadline} FROM awards a JOIN rounds r ON r.id = a.round_id "
+        f"JOIN tasks t ON t.id = r.task_id WHERE {whose} AND r.state = 'cleared' AND {condition} "
+        f"AND r.{deadline} > ? GROUP BY r.id, t.title, r.{deadline}"
+    )
+
+
 _WAITING = {
     "buyer": (
-        "SELECT r.id, t.title, COUNT(*), r.review_deadline_ms FROM awards a JOIN rounds r ON r.id = a.round_id "
-        "JOIN tasks t ON t.id = r.task_id WHERE t.buyer_id = ? AND r.state = 'cleared' AND a.usable IS NULL "
-        "AND a.claim_sha256 IS NOT NULL AND r.review_deadline_ms > ? GROUP BY r.id, t.title, r.review_deadline_ms",
-        "updates that wait for your word: {count}; silence accepts them",
+        _awards_that_wait("t.buyer_id = ?", "receipt"),
+        "updates to accept or reject: {count}; those not answered in time are accepted",
     ),
     "seller": (
-        "SELECT r.id, t.title, 1, r.delivery_deadline_ms FROM awards a JOIN rounds r ON r.id = a.round_id "
-        "JOIN tasks t ON t.id = r.task_id WHERE a.seller_id = ? AND r.state = 'cleared' "
-        "AND a.claim_sha256 IS NULL AND r.delivery_deadline_ms > ?",
+        _awards_that_wait("a.seller_id = ?", "claim"),
         "you sold: claim your delivery, then send the update",
     ),
     "seller, rejected": (
-        "SELECT r.id, t.title, 1, r.dispute_deadline_ms FROM awards a JOIN rounds r ON r.id = a.round_id "
-        "JOIN tasks t ON t.id = r.task_id WHERE a.seller_id = ? AND r.state = 'cleared' AND a.usable = FALSE "
-        "AND a.dispute IS NULL AND r.dispute_deadline_ms > ?",
+        _awards_that_wait("a.seller_id = ?", "dispute"),
         "your update was rejected: dispute it, or let it stand",
     ),
     "seller, sealed": (
@@ -45,23 +50,18 @@ _WAITING = {
         "bidding has ended: reveal your bid, or it does not count",
     ),
     "arbiter": (
-        "SELECT r.id, t.title, COUNT(*), r.ruling_deadline_ms FROM awards a JOIN rounds r ON r.id = a.round_id "
-        "JOIN tasks t ON t.id = r.task_id WHERE t.arbiter_id = ? AND r.state = 'cleared' AND a.dispute IS NOT NULL "
-        "AND a.ruling IS NULL AND r.ruling_deadline_ms > ? GROUP BY r.id, t.title, r.ruling_deadline_ms",
-        "disputes that wait for your ruling: {count}; silence pays the seller",
+        _awards_that_wait("t.arbiter_id = ?", "ruling"),
+        "disputes that wait for your ruling: {count}; without a ruling in time the seller is paid",
     ),
     "operator": (
-        "SELECT r.id, t.title, COUNT(*), r.ruling_deadline_ms FROM awards a JOIN rounds r ON r.id = a.round_id "
-        "JOIN tasks t ON t.id = r.task_id WHERE COALESCE(t.arbiter_id, '') <> ? AND t.arbiter_id IS NULL "
-        "AND r.state = 'cleared' AND a.dispute IS NOT NULL AND a.ruling IS NULL AND r.ruling_deadline_ms > ? "
-        "GROUP BY r.id, t.title, r.ruling_deadline_ms",
-        "disputes that wait for an operator's ruling: {count}; silence pays the seller",
+        _awards_that_wait("COALESCE(t.arbiter_id, '') <> ? AND t.arbiter_id IS NULL", "ruling"),
+        "disputes that wait for an operator's ruling: {count}; without one in time the seller is paid",
     ),
 }
 
 
 def waiting(connection: Connection, actor: Actor, now_ms: int) -> list[Waiting]:
-    """What somebody must do before a deadline, soonest first."""
+    """What somebody can do before a deadline, soonest first."""
     found: list[Waiting] = []
     for name, (query, text) in _WAITING.items():
         if name.partition(",")[0] == actor.role:

@@ -1,14 +1,15 @@
 """Rebuilds everything from the log and reports every difference.
 
-Three questions, each asked of everything: is the log what its Merkle tree says (and does it contain a head that
-somebody noted earlier), did every entry follow the market's rules when it was made, and are the tables what the log
-gives, column by column, both ways. Rounds whose rule has changed since are named and taken as recorded.
+Three questions are checked: is the log what its Merkle tree says (and does it contain a head that somebody noted
+earlier), did every entry follow the market's rules when it was made, and are the tables what the log gives, column
+by column, both ways. Rounds whose rule has changed since are named and taken as recorded.
 """
 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from collections import defaultdict
+from dataclasses import dataclass, field
 
 from sqlalchemy import Connection, Inspector, Table, UniqueConstraint, inspect, select
 from sqlalchemy.exc import SQLAlchemyError
@@ -52,7 +53,7 @@ def verify(broker: Broker, expected_head: str | None = None) -> Verdict:
 
 @dataclass
 class _Check:
-    """One verification: the market as the log tells it, beside what is stored."""
+    """One verification: the market as the log gives it, beside what is stored."""
 
     broker: Broker
     market: EntryRules
@@ -92,18 +93,19 @@ class _Check:
         stored = inspect(connection)
         triggers = "SELECT tgname FROM pg_trigger WHERE NOT tgisinternal"
         strange = set(stored.get_view_names())
-        wanted = {table.name for table in metadata.sorted_tables} | {"alembic_version"}
+        wanted = {table.name: _due_form(table) for table in metadata.sorted_tables}
         found = set(stored.get_table_names())
-        for name in sorted(wanted ^ found):
-            self._say(f"database: table {name} {'is missing' if name in wanted else 'does not belong here'}")
-        for table in metadata.sorted_tables:
-            if table.name in found and _form(stored, table.name) != _due_form(table):
-                self._say(f"database: table {table.name} has other columns or indexes than it was made with")
+        for name in sorted((wanted.keys() | {"alembic_version"}) ^ found):
+            self._say(f"database: table {name} {'does not belong here' if name in found else 'is missing'}")
         if connection.dialect.name == "sqlite":
             for (text,) in sql.run(connection, "PRAGMA integrity_check"):
                 if text != "ok":
                     self._say(f"database file: {text}")
             triggers = "SELECT name FROM sqlite_master WHERE type = 'trigger'"
+        forms = _forms_in_sqlite(connection) if connection.dialect.name == "sqlite" else _forms(stored)
+        for name, due in wanted.items():
+            if name in found and forms[name] != due:
+                self._say(f"database: table {name} has other columns or indexes than it was made with")
         for name in sorted(strange | {name for (name,) in sql.run(connection, triggers)}):
             self._say(f"database: {name} does not belong here")
 
@@ -198,7 +200,8 @@ class _Check:
             if row["key_sha256"] is not None and row["settled_seq"] is None
         }
         for place in sorted(stored ^ set(due)):
-            self._say(f"sealed keys {' '.join(place)}: {'kept for nothing' if place in stored else 'missing'}")
+            fault = "stored, but not of an update that waits" if place in stored else "missing"
+            self._say(f"sealed keys {' '.join(place)}: {fault}")
         if self.broker.database.key is not None:
             vault = Vault(connection, self.broker.database.key)
             for round_id in sorted({one for one, _ in stored}):
@@ -222,20 +225,51 @@ class _Check:
             self._say(f"old log: it has {count} entries, {noted[0]} were imported, or their head differs")
 
 
-def _form(stored: Inspector, name: str) -> tuple[set[str], set[tuple[str | None, bool]], set[tuple[str, ...]]]:
-    """Columns, indexes and the columns that must be unique, of a table as it is stored."""
-    indexes = [one for one in stored.get_indexes(name) if "duplicates_constraint" not in one]
-    return (
-        {column["name"] for column in stored.get_columns(name)},
-        {(index["name"], bool(index["unique"])) for index in indexes},
-        {tuple(one["column_names"]) for one in stored.get_unique_constraints(name)},
-    )
+@dataclass
+class _Form:
+    """Names of a table's columns, its indexes (name, whether unique), and the columns that must be unique."""
+
+    columns: set[str] = field(default_factory=set)
+    indexes: set[tuple[str | None, bool]] = field(default_factory=set)
+    unique: set[tuple[str, ...]] = field(default_factory=set)
 
 
-def _due_form(table: Table) -> tuple[set[str], set[tuple[str | None, bool]], set[tuple[str, ...]]]:
-    """The same as it should be."""
-    return (
+def _due_form(table: Table) -> _Form:
+    """A table as it should be."""
+    return _Form(
         {column.name for column in table.c},
         {(index.name, bool(index.unique)) for index in table.indexes},
         {tuple(one.columns.keys()) for one in table.constraints if isinstance(one, UniqueConstraint)},
     )
+
+
+def _forms(stored: Inspector) -> dict[str, _Form]:
+    """All tables as they are stored, in three queries."""
+    found: dict[str, _Form] = defaultdict(_Form)
+    for (_, name), columns in stored.get_multi_columns().items():
+        found[name].columns.update(column["name"] for column in columns)
+    for (_, name), indexes in stored.get_multi_indexes().items():
+        own = (index for index in indexes if "duplicates_constraint" not in index)
+        found[name].indexes.update((index["name"], bool(index["unique"])) for index in own)
+    for (_, name), constraints in stored.get_multi_unique_constraints().items():
+        found[name].unique.update(tuple(one["column_names"]) for one in constraints)
+    return found
+
+
+def _forms_in_sqlite(connection: Connection) -> dict[str, _Form]:
+    """The same of a SQLite file, where SQLAlchemy would ask, and read the text of, one table after the other."""
+    found: dict[str, _Form] = defaultdict(_Form)
+    of_tables = "FROM sqlite_master t, pragma_{}(t.name) p{} WHERE t.type = 'table'"
+    for table, column in sql.run(connection, f"SELECT t.name, p.name {of_tables.format('table_xinfo', '')}"):
+        found[table].columns.add(column)
+    columns: dict[tuple[str, str], list[str]] = defaultdict(list)
+    listed = of_tables.format("index_list", ", pragma_index_info(p.name) c")
+    rows = sql.run(connection, f'SELECT t.name, p.name, p."unique", p.origin, c.name {listed} ORDER BY c.seqno')
+    for table, index, unique, origin, column in rows:
+        if origin == "c":  # by CREATE INDEX, not for a primary key or a constraint
+            found[table].indexes.add((index, bool(unique)))
+        elif origin == "u":
+            columns[table, index].append(column)
+    for (table, _), together in columns.items():
+        found[table].unique.add(tuple(together))
+    return found

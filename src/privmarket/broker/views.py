@@ -1,4 +1,4 @@
-"""What each role may see. Somebody else's things are absent, not forbidden: both look like 404.
+"""What each role may see. What belongs to somebody else is answered with 404, as if it did not exist.
 
 Sellers see tasks, rounds and themselves; buyers see their own tasks, totals and winners, never a losing bid;
 arbiters see rounds with a dispute that is theirs; operators see everything, but bids only once the auction is over.
@@ -10,11 +10,11 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar, cast
 
-from sqlalchemy import Column, ColumnElement, Connection, Select, and_, func, or_, select
+from sqlalchemy import Column, ColumnElement, Connection, Select, and_, func, or_, select, text
 
 from privmarket.broker import answers, deliveries, ledger, lifecycle, sql, wallets
 from privmarket.broker.answers import Page
-from privmarket.broker.deliveries import Deadlines
+from privmarket.broker.deliveries import AWAITED, WAS_FAULTY, Deadlines
 from privmarket.broker.http_errors import BrokerError, NotFoundError
 from privmarket.broker.parties import Actor, require
 from privmarket.broker.schema import awards, bids, log, names, parties, postings, rounds, tasks, tokens
@@ -85,7 +85,7 @@ def names_of(connection: Connection, party_ids: Sequence[str]) -> dict[str, str]
 
 _COUNTS = (
     "COUNT(*), SUM(CASE WHEN claim_sha256 IS NOT NULL THEN 1 ELSE 0 END), "
-    "SUM(CASE WHEN usable = FALSE AND COALESCE(ruling, FALSE) = FALSE THEN 1 ELSE 0 END) "
+    f"SUM(CASE WHEN {WAS_FAULTY} THEN 1 ELSE 0 END) "
 )
 _OF_SELLER = f"SELECT {_COUNTS} FROM awards WHERE seller_id = ? AND charge <> 'reserved'"
 _OF_SELLERS = f"SELECT seller_id, {_COUNTS} FROM awards WHERE seller_id IN (?*) AND charge <> 'reserved'"
@@ -292,7 +292,7 @@ def cohort(
 
 def _waiting_claims(connection: Connection, actor: Actor, round_id: str) -> ColumnElement[bool]:
     visible_round(connection, actor, round_id)
-    return (awards.c.round_id == round_id) & awards.c.usable.is_(None) & awards.c.claim_sha256.is_not(None)
+    return and_(awards.c.round_id == round_id, text(AWAITED["receipt"][0]))
 
 
 def unanswered_claims(connection: Connection, actor: Actor, round_id: str) -> int:

@@ -133,7 +133,7 @@ def _surely_fitting(
     """Sellers that sold nothing yet and whose offer fits because a larger one fits a smaller wallet.
 
     A release of less ε costs less in every measure, and a larger cap leaves more room in every measure, so the
-    smallest wallet and the largest offer of a group speak for all of it; a group for which they do not is halved.
+    smallest wallet and the largest offer of a group decide for all of it where they fit; else the group is halved.
     The offer is tried a little larger than it is: far more than rounding, so that no smaller one can fail by it.
     """
     alike: dict[float, list[str]] = defaultdict(list)
@@ -175,7 +175,7 @@ class BidderWallets(Protocol):
 
 
 @dataclass(frozen=True)
-class Known:
+class ReplayedWallets:
     """Wallets in memory, as a replay of the log has them."""
 
     records: Mapping[str, WalletRecord]
@@ -190,7 +190,7 @@ class Known:
         return check(self.records, sold)
 
 
-class Stored:
+class StoredWallets:
     """Wallets in the database, of a round with perhaps a million bids.
 
     Most offers fit by far: a bound on what each wallet has spent, added up by the database, shows that for all of

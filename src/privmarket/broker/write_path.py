@@ -1,6 +1,6 @@
 """How every write goes: checked, run once per (caller, key) in one transaction, answered; a repeat gets the answer.
 
-`AccountCommands` and `RoundCommands` build on this; nothing else changes the database.
+`AccountCommands`, `TaskCommands` and `RoundCommands` build on this; nothing else changes the database.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class WritePath:
         Args:
             clock, entropy, make_mechanism: replaced in simulations only.
             key: signs the heads of the log.
-            closing_grace_ms: how long after a deadline its round moves on, so that bids, claims and other words
+            closing_grace_ms: how long after a deadline its round moves on, so that bids, claims and other requests
                 that arrived in time and wait for others' writes are taken first.
         """
         self.database = Database(database, clock, key=key) if isinstance(database, str) else database

@@ -24,6 +24,7 @@ from privmarket.counted import counted
 from privmarket.errors import ConfigurationError, MissingPartError
 from privmarket.extras import require
 from privmarket.files import check_writable
+from privmarket.market.attacks import LEVELS
 from privmarket.market.audit_report import AuditReport, RegretSummary
 from privmarket.market.facts import MarketFacts
 from privmarket.market.scenarios import Law
@@ -67,8 +68,8 @@ def audit(
 ) -> None:
     """Attack a mechanism on sampled markets: regret, IR, budget, truthfulness in ε, distance to the bounds.
 
-    The attack is a grid of 41 valuations × 20 offers with values next to other bids, and 20 starts of ascent; the
-    worst that any of them finds counts. It is a lower bound on what a client can gain by a misreport.
+    The attack is {attack}; the worst that any of them finds counts. It is a lower bound on what a client can gain
+    by a misreport.
 
     [bold]Examples[/bold]
 
@@ -114,6 +115,10 @@ def audit(
         print_table(_quintile_table(report))
     if report.epsilon_bought == 0:
         note("note: nothing was sold in any market; try a larger --budget or another rule (--mechanism all)")
+
+
+if audit.__doc__ is not None:  # python -OO has none
+    audit.__doc__ = audit.__doc__.format(attack=LEVELS["strong"].words)
 
 
 def _compare_all(law: Law, clients: int, budget: float, profiles: int, seed: int, out: Path, json: bool) -> None:

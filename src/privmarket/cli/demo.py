@@ -49,12 +49,12 @@ def demo(
         result = federated_demo.run_demo(seed, on_round=live.show_round, progress=live.say)
     print_table(_closing_table(result))
     print_table(clients_table(summaries.client_table(result.private), limit=20, names=federated_demo.NAMES))
-    print(verdicts.verdict(result.runs, result.lies))
+    print(verdicts.verdict(result.runs, result.misreports))
     print(verdicts.strength_sentence(verdicts.worst_promise(result.private)))
     print(verdicts.other_trust_sentence(result.runs))
     command = f"privmarket demo --seed {seed}"
     path = federated_report.write_report(
-        out / "demo.html", result.runs, command=command, lies=result.lies, names=federated_demo.NAMES
+        out / "demo.html", result.runs, command=command, misreports=result.misreports, names=federated_demo.NAMES
     )
     note(f"report: {path}")
 

@@ -147,8 +147,7 @@ def _why_nothing_sold(result: RunResult) -> str:
     config = result.config
     facts = MarketFacts.of(scenario(config.scenario))
     rule = resolve(config.mechanism, market=facts, **config.mechanism_settings)
-    budget = config.budget if config.total_budget is None else config.total_budget / config.rounds
-    return why_nothing_sold(rule, result.types, budget)
+    return why_nothing_sold(rule, result.types, config.budget_per_round)
 
 
 def _attacked(result: RunResult) -> list[AttackResult]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+__extra__ = "client"  # named where a package is missing: `privmarket.extras`
+
 import hashlib
 import secrets
 from contextlib import suppress

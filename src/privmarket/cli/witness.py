@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+__extra__ = "client"  # named where a package is missing: `privmarket.extras`
+
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated

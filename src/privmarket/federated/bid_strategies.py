@@ -134,10 +134,9 @@ def _equilibrium(config: FederationConfig, law: Law, family: ReleaseFamily) -> S
     wallets = Wallets(np.full(1, config.wallet), config.delta, expected=[family.event(law.epsilon_max)])
     even = float(wallets.affordable(family, law.epsilon_max, config.rounds)[0])
     lifetime, wallet = even * config.rounds, config.wallet
-    budget = config.budget if config.total_budget is None else config.total_budget / config.rounds
     game = Problem.from_law(
         IndependentLaw(law.name, law.valuation, lambda u: np.full(np.shape(u), lifetime), lifetime),
-        budget_per_client=budget / config.clients,
+        budget_per_client=config.budget_per_round / config.clients,
         horizon=float(config.rounds),
         market=MenuMarket(POSTED_PRICE, sale_cap=_SALE_IN_SHARES * even),
         reversion=0.0,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 from dataclasses import dataclass, replace
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -213,6 +214,7 @@ def _load_digits() -> Dataset:
     return Dataset("digits", pixels[~test], labels[~test], pixels[test], labels[test])
 
 
+@cache  # read once per process: every client of an app in one process asks for it in every round
 def _digits() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """(records, 8, 8) pixels and (records,) digits, from scikit-learn's file: importing it all takes a second."""
     found = find_spec("sklearn")

@@ -37,3 +37,7 @@ class ServerState:
         weights = self.weights - rate * direction
         averaged = plan.averaging * self.averaged + (1.0 - plan.averaging) * weights
         return ServerState(weights, direction, averaged)
+
+    def tested(self, plan: TrainingPlan) -> Tensor:
+        """(parameters,) the model that is tested and kept: averaged over rounds where the plan says so."""
+        return self.averaged if plan.averaging > 0 else self.weights

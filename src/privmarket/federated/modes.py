@@ -5,45 +5,8 @@ Loads nothing, so that commands start quickly and a client can bid without torch
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from privmarket.privacy.release import ReleaseGrid
-
-
-@dataclass(frozen=True, eq=False)
-class ChunkOrder:
-    """Some sellers of one round, who train together.
-
-    Attributes:
-        round_number: from 0.
-        clients: positions of the clients.
-        epsilon: what each of them sold.
-        noise_multiplier: what that needs.
-        weights: (parameters,) global weights.
-        grids: of each client's share of a secure sum; empty where updates are released one by one.
-    """
-
-    round_number: int
-    clients: tuple[int, ...]
-    epsilon: tuple[float, ...]
-    noise_multiplier: tuple[float, ...]
-    weights: np.ndarray
-    grids: tuple[ReleaseGrid, ...] = ()
-
-
-class Pool(Protocol):
-    """Clients that can also train as a reference does; (clients, parameters) float32, what each one releases."""
-
-    def plain_updates(self, order: ChunkOrder) -> np.ndarray:
-        """The updates of ordinary local training, without clipping and noise."""
-
-    def literal_updates(self, order: ChunkOrder) -> np.ndarray:
-        """The updates of the paper as printed: ordinary local training, then noise on the weights."""
+from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -52,7 +15,8 @@ class Mode:
 
     Attributes:
         name: as in configurations.
-        reference: how clients train instead of by clipped gradients, in a reference that is no private training.
+        reference: how clients train instead of by clipped gradients, in a reference that is no private training:
+            ordinary local training, or the paper's as printed, with noise on the trained weights.
         holds_auctions: False trains everyone with records, for free.
         counts_epsilon: wallets limit what is offered and are charged for what is sold.
         is_private: the sold noise is added and the stated ε is true; else no ε is stated.
@@ -62,7 +26,7 @@ class Mode:
     """
 
     name: str
-    reference: Callable[[Pool, ChunkOrder], np.ndarray] | None = None
+    reference: Literal["plain", "literal"] | None = None
     holds_auctions: bool = True
     counts_epsilon: bool = False
     is_private: bool = False
@@ -80,7 +44,7 @@ _ALL = (
     Mode("private", counts_epsilon=True, is_private=True, uses_server_plan=True),
     # Without noise the wallets are charged as if there were some, so that the same clients sell.
     Mode("no-noise", counts_epsilon=True, uses_server_plan=True),
-    Mode("no-dp", lambda pool, order: pool.plain_updates(order), holds_auctions=False),
-    Mode("literal", lambda pool, order: pool.literal_updates(order), aggregation="epsilon", on_pixels=True),
+    Mode("no-dp", "plain", holds_auctions=False),
+    Mode("literal", "literal", aggregation="epsilon", on_pixels=True),
 )
 MODES = {mode.name: mode for mode in _ALL}

@@ -239,7 +239,7 @@ class Planner:
         try:
             kept = json.loads(path.read_text(encoding="utf-8"))
             spread = ClientSpread(**{name: tuple(values) for name, values in kept.items()})
-            self.on_cell(SPREAD_TRAININGS, "kept from before")
+            self.on_cell(SPREAD_TRAININGS, "saved by an earlier plan")
             return spread
         except (OSError, ValueError, TypeError, AttributeError):
             spread = spread_of(config, self.proxy, lambda: self.on_cell(1, "how different clients are"))
@@ -321,7 +321,7 @@ class Planner:
         paths = [self._path(config) for config in configs]
         missing = {path: config for path, config in zip(paths, configs, strict=True) if _read(path) is None}
         if kept := {path.name for path in paths if path not in missing} - self._seen:
-            self.on_cell(len(kept), "kept from before")
+            self.on_cell(len(kept), "saved by an earlier plan")
         self._seen.update(path.name for path in paths)
         for path, config, outcome in self._compute(missing):
             record = {"config": config.to_json(), "outcome": asdict(outcome)}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -27,10 +28,11 @@ from privmarket.federated.local import (
     private_updates,
 )
 from privmarket.federated.models import Model, build_model
-from privmarket.federated.modes import ChunkOrder, Mode
+from privmarket.federated.modes import Mode
 from privmarket.federated.workers import one_thread
 from privmarket.privacy.gaussian import literal_noise_multiplier
 from privmarket.privacy.noise import NoiseSource
+from privmarket.privacy.release import ReleaseGrid
 
 # What each stream of random numbers is for; keeps them independent. `clients` holds 1 and 5.
 _WEIGHTS, _SHUFFLE, _LITERAL_NOISE = 2, 3, 4
@@ -48,6 +50,27 @@ _LITERAL_EPSILON_MIN = 0.1
 
 
 @dataclass(frozen=True, eq=False)
+class ChunkOrder:
+    """Some sellers of one round, who train together.
+
+    Attributes:
+        round_number: from 0.
+        clients: positions of the clients.
+        epsilon: what each of them sold.
+        noise_multiplier: what that needs.
+        weights: (parameters,) global weights.
+        grids: of each client's share of a secure sum; empty where updates are released one by one.
+    """
+
+    round_number: int
+    clients: tuple[int, ...]
+    epsilon: tuple[float, ...]
+    noise_multiplier: tuple[float, ...]
+    weights: np.ndarray
+    grids: tuple[ReleaseGrid, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
 class ClientPool:
     """All clients of a run.
 
@@ -55,8 +78,10 @@ class ClientPool:
         images: (records, channels, h, w) of all clients, one client's after the other, features already computed.
         parts: record numbers of each client; may be empty.
         nominal_records: public number of records per client; sums are divided by its expected batch.
+        Order: what `train` takes.
     """
 
+    Order: ClassVar[type[ChunkOrder]] = ChunkOrder
     config: FederationConfig
     model: Model
     images: Tensor
@@ -100,7 +125,7 @@ class ClientPool:
         """
         with one_thread():
             if self.mode.reference is not None:
-                return self.mode.reference(self, order)
+                return _REFERENCES[self.mode.reference](self, order)
             if order.grids:
                 return self.shares(order)
             # For simulations only: whoever knows the seed knows the noise. A real client uses the system's key.
@@ -157,6 +182,9 @@ class ClientPool:
         side_by_side = rows.size > 0 and bool((np.diff(rows) == 1).all())
         taken = slice(int(rows[0]), int(rows[-1]) + 1) if side_by_side else torch.from_numpy(rows)
         return ClientRecords(self.images[taken], self.labels[taken], [part.size for part in chosen])
+
+
+_REFERENCES = {"plain": ClientPool.plain_updates, "literal": ClientPool.literal_updates}
 
 
 def plain_rate(model: str, features: str) -> float:

@@ -5,7 +5,8 @@
 - `membership_attack`: real records, each in by a fair coin, many rounds of training, and the finished model alone.
 
 Each gives a lower bound on ε that is wrong with a stated probability. A bound above the claim refutes the claim;
-one below it proves nothing, but shows how close an attack comes. `noise_share` below 1 breaks a subject on purpose.
+one below it proves nothing, but shows how close an attack comes. A `noise_share` below 1 makes a client that
+adds too little noise, to see that an attack finds it.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ def draws_at_random(module: nn.Module, like: Tensor) -> bool:
     try:
         with torch.no_grad():
             module(torch.zeros((TILE_ROWS, *like.shape[1:]), dtype=like.dtype))
-    except Exception:  # anybody's module
+    except Exception:  # the module is the user's code and may raise anything
         return True
     return not torch.equal(before, torch.get_rng_state())
 
@@ -149,7 +149,7 @@ def _blocks(
         return
     if persons is None and own_places:
         tiles, starts = np.unique(drawn // TILE_ROWS, return_index=True)
-        for tile, inside in zip(tiles, np.split(drawn, starts[1:]), strict=False):  # of no tile there is one part
+        for tile, inside in zip(tiles, np.split(drawn, starts[1:]), strict=False):  # no tiles: one part
             rows = np.arange(tile * TILE_ROWS, min((tile + 1) * TILE_ROWS, records))
             yield np.resize(rows, TILE_ROWS), inside - rows[0]
         return
@@ -190,7 +190,7 @@ def per_record_gradients(
             hooks = hooks or _Hooks(module, parameters, loss)
             try:
                 gradients = hooks.gradients(x, y, seed)
-            except Exception as error:  # anybody's module, on anybody's record
+            except Exception as error:  # the module is the user's code and may raise anything
                 _LOG.warning("records that raise errors add nothing: %s: %s", type(error).__name__, error)
                 hooks.close()  # what an interrupted pass left behind must not reach the next
                 hooks = None
@@ -223,7 +223,7 @@ class _Hooks:
         if seed is not None:
             torch.default_generator.manual_seed(seed)
         with warnings.catch_warnings():
-            # torch tells that a hook of Opacus fires on inputs without gradients, which is as it should be.
+            # torch warns that a hook of Opacus fires on inputs without gradients, which is as it should be.
             warnings.simplefilter("ignore")
             self._loss(self._hooked(inputs), labels).sum().backward()  # type: ignore[no-untyped-call]
         for weight, padding in self._paddings:  # which Opacus takes for an ordinary row

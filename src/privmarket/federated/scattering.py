@@ -1,4 +1,4 @@
-"""The wavelet scattering transform of single images, to second order, in one page of convolutions.
+"""The wavelet scattering transform of single images, to second order, by convolutions.
 
 An image is filtered by oriented waves of two scales, the modulus is taken, the result is filtered and its modulus
 taken once more, and everything is averaged over cells of 4 × 4 pixels. Nothing is trained, and a record's features

@@ -22,8 +22,7 @@ from privmarket.federated.config import FederationConfig
 from privmarket.federated.datasets import Dataset, load_dataset
 from privmarket.federated.features import with_features
 from privmarket.federated.global_model import PLAIN_AVERAGE, ServerState
-from privmarket.federated.modes import ChunkOrder
-from privmarket.federated.pool import ClientPool, build_pool, pool_from
+from privmarket.federated.pool import ChunkOrder, ClientPool, build_pool, plain_rate, pool_from
 from privmarket.federated.shares import MODULUS_BITS, SharedSum, bits_at_most
 from privmarket.federated.state import RunResult, RunState, from_checkpoint, to_checkpoint
 from privmarket.federated.workers import Workers, one_thread
@@ -33,6 +32,7 @@ from privmarket.market.mechanism import Mechanism
 from privmarket.market.objectives import AggregationError
 from privmarket.market.scenarios import scenario
 from privmarket.mechanisms import resolve
+from privmarket.plans import require_one_step
 from privmarket.privacy.calibration import ReleaseFamily
 from privmarket.privacy.release import ReleaseGrid
 from privmarket.privacy.wallet import Wallets
@@ -155,7 +155,7 @@ class Federation:
             update, record = clients.train_all(), RoundRecord(number)
         if update is not None:
             state = replace(state, server=state.server.moved(update, self.server_plan, number / rounds))
-        if number + 1 == rounds or (number + 1) % self.config.evaluate_every == 0:
+        if self.config.measures_after(number):
             record = replace(record, accuracy=self.accuracy(state))
         return replace(state, next_round=number + 1, records=(*state.records, record))
 
@@ -188,12 +188,13 @@ class Federation:
 
     def _require_secure_sum(self) -> None:
         """Refuses, before anyone bids, a run whose updates cannot be added up by a secure sum."""
-        config, training = self.config, self.config.training
-        if not self.mode.uses_server_plan or training.steps != 1:
+        config = self.config
+        if not self.mode.uses_server_plan:
             raise ConfigurationError(
-                f"trust 'aggregate' with mode {config.mode!r} and {training.steps} steps a round",
-                "the server must not see single updates or steps: use mode 'private' or 'no-noise' and one step",
+                f"trust 'aggregate' with mode {config.mode!r}",
+                "the server must not see single updates: use mode 'private' or 'no-noise'",
             )
+        require_one_step(config.trust, config.training.steps)
         needed = bits_at_most(
             config.clients,
             int(self.sizes.max()),
@@ -223,8 +224,8 @@ class Federation:
             return self.pool.model.accuracy(self.model_weights(state), self._test_images, self._test_labels)
 
     def model_weights(self, state: RunState) -> torch.Tensor:
-        """(parameters,) the model that is tested and kept: averaged over rounds where the plan says so."""
-        return state.server.averaged if self.server_plan.averaging > 0 else state.server.weights
+        """(parameters,) the model that is tested and kept."""
+        return state.server.tested(self.server_plan)
 
 
 @dataclass(frozen=True, eq=False)
@@ -301,9 +302,11 @@ class SimulatedClients:
         sizes = run.sizes[everyone]
         total = aggregate(sizes / sizes.sum(), updates)
         if not np.isfinite(total).all():
+            model, features = run.config.training.model, run.config.training.features
+            step = f"PIXEL_RATES[{model!r}]" if features == "none" else "PLAIN_RATE"
             raise ConfigurationError(
                 f"training without privacy diverged in round {self.state.next_round + 1}",
-                f"model {run.config.training.model!r} needs a smaller step here, see `federated.pool.PIXEL_RATES`",
+                f"halve its step: privmarket.federated.pool.{step} = {plain_rate(model, features) / 2:g}",
             )
         return total
 

@@ -1,6 +1,12 @@
 """The market on Flower: apps, a strategy wrapper, a client mod, and an in-process grid.
 
-Each name is imported when it is first used: a client that only bids loads no torch.
+- `client`, `server`, `settings`, `result`, `strategy`, `mod`: the apps, an auction around a strategy, a wallet.
+- `wire`, `fleet`, `grid_market`, `broker_auction`: messages, the server's view of its clients, the market of a run.
+- `node_seller`, `guard`, `training`, `training_checks`, `known_layers`: what a client does and what it refuses.
+- `secure`, `secure_seller`, `masks`, `key_pieces`, `hash_tree`, `cohort`, `neighbours` and `sum_…`: secure sums.
+- `federation`, `in_process`, `engine`, `app_folder`, `rehearsal`, `sum_rehearsal`: runs on every engine.
+
+Each name is imported when it is first used: a client that only bids loads no torch. `dir` lists them.
 """
 
 from typing import TYPE_CHECKING
@@ -8,6 +14,42 @@ from typing import TYPE_CHECKING
 from privmarket.lazy import public_names
 
 if TYPE_CHECKING:
+    from privmarket.flower import (
+        app_folder,
+        broker_auction,
+        client,
+        cohort,
+        engine,
+        federation,
+        fleet,
+        grid_market,
+        guard,
+        hash_tree,
+        in_process,
+        key_pieces,
+        known_layers,
+        masks,
+        mod,
+        neighbours,
+        node_seller,
+        rehearsal,
+        result,
+        secure,
+        secure_seller,
+        server,
+        settings,
+        strategy,
+        sum_keys,
+        sum_memory,
+        sum_opening,
+        sum_parties,
+        sum_rehearsal,
+        sum_replies,
+        sum_server,
+        training,
+        training_checks,
+        wire,
+    )
     from privmarket.flower.client import client_app
     from privmarket.flower.federation import federation_client, federation_server
     from privmarket.flower.in_process import InProcessGrid, run_in_process
@@ -26,15 +68,49 @@ __all__ = [
     "MarketSettings",
     "WalletFile",
     "WalletMod",
+    "app_folder",
+    "broker_auction",
+    "client",
     "client_app",
+    "cohort",
+    "engine",
+    "federation",
     "federation_client",
     "federation_server",
+    "fleet",
+    "grid_market",
+    "guard",
+    "hash_tree",
+    "in_process",
+    "key_pieces",
+    "known_layers",
+    "masks",
+    "mod",
+    "neighbours",
+    "node_seller",
+    "rehearsal",
+    "result",
     "run_in_process",
+    "secure",
+    "secure_seller",
+    "server",
     "server_app",
+    "settings",
+    "strategy",
+    "sum_keys",
+    "sum_memory",
+    "sum_opening",
+    "sum_parties",
+    "sum_rehearsal",
+    "sum_replies",
+    "sum_server",
     "train_privately",
+    "training",
+    "training_checks",
+    "wire",
 ]
 
-# public name → the module that defines it
+# public name → the module that defines it; the other names are modules
 _HOMES = {
     "AuctionStrategy": "privmarket.flower.strategy",
     "InProcessGrid": "privmarket.flower.in_process",
@@ -49,5 +125,6 @@ _HOMES = {
     "server_app": "privmarket.flower.server",
     "train_privately": "privmarket.flower.training",
 }
+_HOMES |= {name: f"{__name__}.{name}" for name in __all__ if name not in _HOMES}
 if not TYPE_CHECKING:  # so that mypy reports a name that does not exist
     __getattr__, __dir__ = public_names(__name__, _HOMES)

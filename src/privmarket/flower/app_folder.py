@@ -18,7 +18,7 @@ from privmarket.files import write_atomically
 from privmarket.flower.client import WALLETS_FOLDER, WALLETS_VARIABLE
 from privmarket.flower.engine import Engine
 from privmarket.flower.in_process import play_in_process
-from privmarket.flower.result import ResultJson, kept_result
+from privmarket.flower.result import ResultJson, saved_result
 
 RunConfig = Mapping[str, UserConfigValue]
 
@@ -87,7 +87,7 @@ def _in_process(folder: Path, app: Mapping[str, Any], nodes: int, settings: RunC
         server, client = (_component(folder, kind, app["components"][kind]) for kind in ("serverapp", "clientapp"))
     finally:
         sys.path.remove(str(folder.absolute()))
-    result = kept_result(play_in_process(server, client, nodes, {**app.get("config", {}), **settings}))
+    result = saved_result(play_in_process(server, client, nodes, {**app.get("config", {}), **settings}))
     if result is None:
         raise ConfigurationError(
             "this ServerApp runs no market",

@@ -33,7 +33,11 @@ class BrokerAuctioneer:
     def clear(self, terms: Terms, bidders: Bidders) -> Round:
         """Opens a round with its money in escrow, has the clients bid there, and fetches who sold what.
 
-        The task is published before the first round. Prices that were asked stay with the broker.
+        The task is published before the first round. Its budget is the same in every round: of a total, what a
+        round does not pay goes back to the buyer's account. Prices that were asked stay with the broker.
+
+        Returns:
+            A cleared round whose terms name the broker's round and its escrow.
         """
         if not self._task:
             settings = self.settings
@@ -54,13 +58,13 @@ class BrokerAuctioneer:
                 bid_seconds=int(2 * settings.bid_seconds) + 1,
                 delivery_seconds=int(2 * settings.deadline_seconds) + 1,
             )["id"]
-        terms = replace(terms, broker_round=self.client.open_round(self._task)["id"])
+        opened = self.client.open_round(self._task)
+        terms = replace(terms, broker_round=opened["id"], budget_micro=opened["budget_micro"])
         offers = bidders.offers(terms)
         self.client.close_round(terms.broker_round)
         sold = {award["seller_id"]: award for award in self.client.awards(terms.broker_round)}
-        release = terms.family.release
         awards = {
-            seller: Award(award["epsilon"], release(award["noise_multiplier"]), award["payment_micro"])
+            seller: Award.stored(terms, award["epsilon"], award["noise_multiplier"], award["payment_micro"])
             for seller, award in sold.items()
         }
         known = {seller: awards[seller] for seller in offers if seller in awards}
@@ -75,7 +79,7 @@ class BrokerAuctioneer:
         return {one["seller_id"]: one["public_key"] for one in self.client.cohort(terms.broker_round)}
 
     def settle(self, market: Round, reports: Mapping[str, str | None], voided: Mapping[str, str]) -> Round:
-        """Gives receipts for all claims, has the broker settle where nobody may speak any more, checks its sums."""
+        """Gives receipts for all claims, has the broker settle once no award waits, checks its sums."""
         settled = market.settle(reports, voided)
         if not market.awards or settled.record is None:
             return settled

@@ -87,7 +87,7 @@ def client_app(
     """A Flower `ClientApp` that sells ε.
 
     Args:
-        train: does the training and adds the noise. Or give `model` and `data`, and both are done for you:
+        train: does the training and adds the noise. Or give `model` and `data`, and both are done for you.
         train_many: as `train`, for clients that share a process on an in-process grid; without mods only.
         model: makes the `torch.nn.Module` that is trained, any that can be trained record by record.
         data: the client's (inputs, labels), first axis records; (inputs, labels, persons) where the policy's unit

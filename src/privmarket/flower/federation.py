@@ -21,7 +21,6 @@ from privmarket.errors import ConfigurationError
 from privmarket.federated.clients import client_parts, client_place, client_types
 from privmarket.federated.config import FederationConfig
 from privmarket.federated.datasets import load_dataset
-from privmarket.federated.modes import ChunkOrder
 from privmarket.flower.client import client_app
 from privmarket.flower.node_seller import Job, MarketClientApp, Purse, partition_name
 from privmarket.flower.server import MarketServerApp, server_app
@@ -138,26 +137,27 @@ class _PoolShares:
 
     def share(self, weights: Arrays, job: Job, grid: ReleaseGrid) -> Arrays:
         """The client's clipped sum with its share of the noise, as integers by name."""
-        order = ChunkOrder(
+        clients = _pool(self.config)
+        order = clients.Order(
             *(job.sale.number, (client_place(job.client),), (job.sale.epsilon,), (job.noise_multiplier,)),
             *(weights[_FLAT], (grid,)),
         )
-        return {_FLAT: _pool(self.config).train(order)[0]}
+        return {_FLAT: clients.train(order)[0]}
 
 
 def _train_many(config: FrozenConfig, weights: Arrays, jobs: Sequence[Job]) -> list[Arrays]:
     """What each client releases; the same bits whether clients train alone or together."""
-    pool, updates = _pool(config), []
-    for at in range(0, len(jobs), pool.chunk):
-        some = jobs[at : at + pool.chunk]
-        order = ChunkOrder(
+    clients, updates = _pool(config), []
+    for at in range(0, len(jobs), clients.chunk):
+        some = jobs[at : at + clients.chunk]
+        order = clients.Order(
             some[0].sale.number,
             tuple(client_place(job.client) for job in some),
             tuple(job.sale.epsilon for job in some),
             tuple(job.noise_multiplier for job in some),
             weights[_FLAT],
         )
-        updates += list(pool.train(order))
+        updates += list(clients.train(order))
     return [{_FLAT: update} for update in updates]
 
 

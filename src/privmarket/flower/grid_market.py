@@ -16,6 +16,7 @@ from privmarket.flower.fleet import Fleet
 from privmarket.flower.masks import SUM_BITS
 from privmarket.flower.settings import MarketSettings
 from privmarket.flower.wire import Receipt, Sale
+from privmarket.plans import require_one_step
 from privmarket.privacy.wallet_store import ReleaseBook
 from privmarket.rounds import Auctioneer, Award, LocalAuctioneer, Pacing, Round, RoundRecord
 
@@ -58,11 +59,7 @@ class GridMarket:
     declined: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.settings.trust == "aggregate" and self.settings.steps != 1:
-            raise ConfigurationError(
-                f"trust 'aggregate' with {self.settings.steps} steps a round",
-                "the server must not see single steps: use steps = 1",
-            )
+        require_one_step(self.settings.trust, self.settings.steps)
         self.pacing = Pacing(self.settings, self.settings.family, self.settings.epsilon_max, self.run)
         self.objective = self.settings.objective
 

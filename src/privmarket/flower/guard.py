@@ -21,7 +21,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from privmarket.errors import PrivmarketError, WalletError
 from privmarket.flower import wire
 from privmarket.flower.wire import Refusal, Sale
-from privmarket.market.outcome import TOLERANCE
+from privmarket.plans import TOLERANCE
 from privmarket.privacy.calibration import ReleaseFamily
 from privmarket.privacy.policy import PolicyRefusal, Reason
 from privmarket.privacy.wallet_store import SoldBeforeError

@@ -30,7 +30,7 @@ from privmarket.flower.server import MarketServerApp, server_app
 from privmarket.flower.wire import Arrays
 from privmarket.lazy import late
 from privmarket.privacy.wallet_file import WalletFile
-from privmarket.rounds import MICRO, Offer, Round, Terms
+from privmarket.rounds import Offer, Round, Terms, micro_units
 
 if TYPE_CHECKING:
     from privmarket.federated import simulation
@@ -221,7 +221,7 @@ def _nodes_to_ask(plan: RehearsalPlan, rounds: list[RoundJson]) -> list[str]:
 def verdicts(plan: RehearsalPlan, rounds: list[RoundJson], folder: Path) -> dict[str, bool]:
     """Promise → whether it was kept."""
     gone = _expected_drops(plan)
-    budget = int(plan.config.budget * MICRO)
+    budget = micro_units(plan.config.budget)
     killed = [f for f in plan.faults if f.kind == "killed"]
     wallets = [WalletFile(folder / "wallets" / f"client-{f.client}.jsonl", np.inf).statement() for f in killed]
     return {
@@ -261,7 +261,7 @@ def _plain_payments(plan: RehearsalPlan, record: RoundJson) -> dict[str, int]:
         return {}
     with simulation.Federation(plan.config) as federation:
         types, number = federation.types(record["number"]), record["number"]
-        terms = Terms(number, int(plan.config.budget * MICRO), federation.family, federation.law.epsilon_max)
+        terms = Terms(number, micro_units(plan.config.budget), federation.family, federation.law.epsilon_max)
         v, epsilon, size = types.valuation, types.epsilon, federation.sizes
         places = {client: federation.place[client] for client in present}
         offers = {c: Offer(float(v[at]), float(epsilon[at]), float(size[at])) for c, at in places.items()}

@@ -22,7 +22,7 @@ from privmarket.privacy.accountant import RdpAccountant
 from privmarket.privacy.certificate import Certificate, certify
 from privmarket.privacy.events import PrivacyEvent
 from privmarket.privacy.words import ODOMETER_LABEL, ODOMETER_NOTE
-from privmarket.rounds import MICRO, RoundRecord
+from privmarket.rounds import MICRO, RoundRecord, offered_micro
 
 SUMMARY_LOG = "flwr.privmarket"
 """The logger of a run's summary; below Flower's own, so that `flwr run` and `flwr log` show it."""
@@ -159,7 +159,7 @@ class MarketResult:
             sales = len(self.releases[client])
             lines.append(f"client {client}: {counted(sales, 'sale')}, ε = {epsilon:.2f} in all, paid {paid:.6f}")
         if self.paid_micro:
-            spent, offered = sum(paid_micro.values()) / MICRO, self.settings.budget * len(self.records)
+            spent, offered = sum(paid_micro.values()) / MICRO, offered_micro(self.settings, self.records) / MICRO
             lines.append(
                 f"in all: {spent:.2f} paid, of {offered:g} offered in {counted(len(self.records), 'round')}"
             )
@@ -172,8 +172,8 @@ class MarketResult:
         write_atomically(path, json.dumps(self.to_json(), indent=1) + "\n")
 
 
-def keep_result(context: Context, result: MarketResult, place: Path | str | None = None) -> None:
-    """Logs a run's summary; keeps its result where the configuration says, else at `place`, and in its state."""
+def save_result(context: Context, result: MarketResult, place: Path | str | None = None) -> None:
+    """Logs a run's summary; saves its result where the configuration says, else at `place`, and in its state."""
     for line in result.summary():
         _log.info(line)
     chosen = context.run_config.get(RESULT_KEY) or place
@@ -182,7 +182,7 @@ def keep_result(context: Context, result: MarketResult, place: Path | str | None
     context.state[RESULT] = ConfigRecord({"json": json.dumps(result.to_json())})
 
 
-def kept_result(context: Context) -> ResultJson | None:
+def saved_result(context: Context) -> ResultJson | None:
     """The result that a server app left in its state; None if it ran no market."""
     record = context.state.get(RESULT)
     return cast(ResultJson, json.loads(str(record["json"]))) if isinstance(record, ConfigRecord) else None

@@ -70,10 +70,13 @@ from privmarket.privacy.release import ReleaseGrid
 
 
 class SecureClientApp(MarketClientApp):
-    """A client app whose updates leave masked; an error leaves as one word, which SecAgg+ can do without."""
+    """A client app whose updates leave masked.
+
+    An error is answered with one word of `Reason`; the sum goes on without this client.
+    """
 
     def __call__(self, message: Message, context: Context) -> Message:
-        """Answers a message; an error leaves as one word of `Reason`."""
+        """Answers a message, or says in one word why not."""
         try:
             # Flower also takes "train.default" for "train", and SecAgg+ lets it pass without a mask.
             if message.metadata.message_type not in (wire.TRAIN, wire.BID, wire.RECEIPT):

@@ -18,7 +18,7 @@ from privmarket.federated.aggregation import aggregate, seller_weights
 from privmarket.flower import wire
 from privmarket.flower.fleet import RECEIPT_SECONDS, Fleet
 from privmarket.flower.grid_market import TOKEN_VARIABLE, GridMarket, auctioneer_for
-from privmarket.flower.result import MarketResult, keep_result
+from privmarket.flower.result import MarketResult, save_result
 from privmarket.flower.settings import MarketSettings
 from privmarket.flower.wire import Arrays
 from privmarket.lazy import late
@@ -93,7 +93,7 @@ def server_app(
         auctioneer = auctioneer_for(here, str(config.get(BROKER_KEY) or "") or broker, token)
         market = MarketRun(grid, here, auctioneer, start(), measure, on_round)
         app.result = market.run()
-        keep_result(context, app.result, result_file)
+        save_result(context, app.result, result_file)
 
     return app
 
@@ -167,15 +167,14 @@ class MarketRun:
         played, record, delivered = play_round(terms, self.fleet, self.auctioneer, self, market.purses)
         if delivered.update is not None:
             self.state = self.state.moved(delivered.update, settings, number / settings.rounds)
-        measured = number + 1 == settings.rounds or (number + 1) % settings.evaluate_every == 0
-        accuracy = float(self.evaluate(self.model_weights())) if self.evaluate and measured else None
+        measure = self.evaluate if settings.measures_after(number) else None
+        accuracy = None if measure is None else float(measure(self.model_weights()))
         self.on_round(market.close(played, record, accuracy))
         self.round_seconds.append(time.perf_counter() - started)
 
     def model_weights(self) -> Arrays:
-        """The model that is tested and kept: averaged over rounds where the plan says so."""
-        chosen = self.state.averaged if self.settings.averaging > 0 else self.state.weights
-        return self._arrays(chosen.numpy())
+        """The model that is tested and kept."""
+        return self._arrays(self.state.tested(self.settings).numpy())
 
     def train(self, market: Round) -> Delivered:
         """Sends every seller its own order; what comes back in time, and Σ α·update over what can be used of it."""

@@ -22,7 +22,7 @@ from privmarket.federated.aggregation import seller_weights
 from privmarket.flower import wire
 from privmarket.flower.fleet import RECEIPT_SECONDS, Fleet
 from privmarket.flower.grid_market import GridMarket, auctioneer_for
-from privmarket.flower.result import MarketResult, keep_result
+from privmarket.flower.result import MarketResult, save_result
 from privmarket.flower.settings import MarketSettings
 from privmarket.flower.wire import Refusal, Sale
 from privmarket.lazy import late
@@ -152,7 +152,7 @@ class AuctionStrategy(Strategy):
         arrays = {} if result is None else {name: array.numpy() for name, array in result.arrays.items()}
         seconds = time.perf_counter() - self._started
         made = MarketResult(self.settings, records, arrays, run.purses.releases(), (), seconds, run.declined)
-        keep_result(context, made)
+        save_result(context, made)
         return made
 
     def summary(self) -> None:

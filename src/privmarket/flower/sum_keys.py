@@ -16,10 +16,8 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-# Server and sellers of one sum must speak the same version of it; a seller refuses another. 1 (until November 2026)
-# had no number: P-384, pieces over 2⁵²¹ − 1, wider neighbourhoods, a sample of signatures for each seller. 2 showed
-# no registered keys of those whose signatures are sampled, and bound masks to no number of pieces.
 PROTOCOL = 3
+"""Version of the protocol; a seller refuses another."""
 PUBLIC_KEY_BYTES = 32
 _AGREED = b"privmarket sum 2 agreed key\x00"
 _NONCE = 12

@@ -37,7 +37,7 @@ from privmarket.flower.wire import Arrays
 from privmarket.lazy import late
 from privmarket.privacy.release import ReleaseGrid
 from privmarket.privacy.wallet_file import WalletFile
-from privmarket.rounds import MICRO
+from privmarket.rounds import micro_units
 
 if TYPE_CHECKING:
     from privmarket.federated import simulation
@@ -314,7 +314,7 @@ def sum_verdicts(
     plan: SumPlan, rounds: list[RoundJson], answers: Mapping[int, Mapping[str, int]], folder: Path
 ) -> dict[str, bool]:
     """Compares what came out with what the plan promises: promise → whether it was kept."""
-    budget = int(plan.config.budget * MICRO)
+    budget = micro_units(plan.config.budget)
     tried = {number: attack for number, attack in enumerate(plan.attacks) if attack in ATTACKS}
     plain = simulation.run(plan.config.replace(rounds=1)).records[0]
     first = rounds[0]

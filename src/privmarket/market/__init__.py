@@ -1,4 +1,4 @@
-"""What is traded and what is promised. NumPy and float64 only.
+"""What is traded and what is promised. NumPy and SciPy, float64.
 
 - `bids`, `bid_file`, `frames`: offers, offers from CSV files, and data frames.
 - `outcome`, `mechanism`: what an auction decides, and the interface of every rule.

@@ -255,11 +255,13 @@ class Level:
         joint: misreports of valuation and ε together.
         valuation: misreports of the valuation while ε is truthful.
         epsilon: withheld ε while the valuation is truthful.
+        words: what the first of them tries; empty where it is somebody else's attack.
     """
 
     joint: Attack
     valuation: Attack
     epsilon: Attack
+    words: str = ""
 
 
 def _level(valuations: int, shares: int, neighbours: int, starts: int, steps: int) -> Level:
@@ -270,6 +272,8 @@ def _level(valuations: int, shares: int, neighbours: int, starts: int, steps: in
             GridAttack(over_valuation=False, shares=5 * shares),
             AscentAttack(starts, steps, over_valuation=False),
         ),
+        f"a grid of {valuations} valuations × {shares} offers with values next to other bids, and {starts} starts "
+        "of ascent",
     )
 
 
@@ -277,8 +281,8 @@ LEVELS: dict[str, Level] = {
     "quick": _level(valuations=21, shares=6, neighbours=8, starts=3, steps=12),
     "strong": _level(valuations=41, shares=20, neighbours=16, starts=20, steps=25),
 }
-"""`strong` is what evaluation uses: a 41 × 20 grid with values beside the others' bids, and 20 starts of ascent.
-`quick` does a twentieth of that work and finds gross misreports, not the last per mille; it is for comparisons."""
+"""`strong` is what evaluation uses. `quick` does a twentieth of that work and finds gross misreports, not the last
+per mille; it is for comparisons."""
 
 QUICK: Attack = LEVELS["quick"].joint
 STRONG: Attack = LEVELS["strong"].joint

@@ -12,7 +12,8 @@ import numpy as np
 
 from privmarket.market.bids import Array, Bids
 from privmarket.market.guarantees import BudgetFeasible, IndividuallyRational, WithinOffer, shortfall
-from privmarket.market.outcome import TOLERANCE, Outcome
+from privmarket.market.outcome import Outcome
+from privmarket.plans import TOLERANCE
 
 
 @dataclass(frozen=True)

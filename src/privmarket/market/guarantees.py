@@ -18,7 +18,8 @@ from privmarket.market import attacks
 from privmarket.market.bids import Array, Bids
 from privmarket.market.collusion import CoalitionAttack
 from privmarket.market.mechanism import Finding, Guarantee, Mechanism, budget_column
-from privmarket.market.outcome import TOLERANCE, Outcome
+from privmarket.market.outcome import Outcome
+from privmarket.plans import TOLERANCE
 
 _SMALLEST = 1e-300  # below this, numbers have fewer digits
 

@@ -13,13 +13,10 @@ from privmarket.counted import counted
 from privmarket.errors import OutcomeError
 from privmarket.market.bids import Array, Bids
 from privmarket.market.frames import frame_of
+from privmarket.plans import TOLERANCE
 
 if TYPE_CHECKING:
     import pandas
-
-TOLERANCE = 1e-9
-"""How far rounding may carry a figure beyond its limit, relative to the figure's own scale (a cost, a budget, an
-offer), so that a change of currency changes no finding."""
 
 
 @overload

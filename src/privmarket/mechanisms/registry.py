@@ -71,7 +71,7 @@ def mechanism(name: str, /, *, market: MarketFacts | None = None, **settings: ob
     <mechanism proportional-share>
     """
     if name in _REGISTRY:
-        found: object = _registered(name)
+        found: object = registered_class(name)
     elif name in _added():
         found = _loaded(_added()[name])
     else:
@@ -104,12 +104,18 @@ def resolve(rule: Rule, /, *, market: MarketFacts | None = None, **settings: obj
     return _build(rule, getattr(module, attribute), market, settings)
 
 
+def registered_names() -> tuple[str, ...]:
+    """The names of this package's own rules."""
+    return tuple(_REGISTRY)
+
+
 def setting_names(name: str) -> tuple[str, ...]:
     """The names of the settings that the registered rule called `name` takes."""
-    return tuple(signature(_registered(name)).parameters)
+    return tuple(signature(registered_class(name)).parameters)
 
 
-def _registered(name: str) -> type[Mechanism]:
+def registered_class(name: str) -> type[Mechanism]:
+    """The class of one of `registered_names()`; its module is imported now."""
     module, cls = _REGISTRY[name]
     with needed():
         found: type[Mechanism] = getattr(import_module(f"privmarket.mechanisms.{module}"), cls)
@@ -193,7 +199,7 @@ def _build(name: str, found: object, market: MarketFacts | None, settings: Mappi
             if not isinstance(promise, Guarantee):
                 raise ConfigurationError(
                     f"{name}: {promise!r} among its guarantees is none",
-                    "give objects such as privmarket.guarantees.BudgetFeasible()",
+                    "give objects such as privmarket.market.guarantees.BudgetFeasible()",
                 )
         return made
     if callable(found) and not isclass(found):

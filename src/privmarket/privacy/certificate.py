@@ -1,4 +1,4 @@
-"""The tight figures at the end: what a finished list of releases tells, by privacy loss distributions.
+"""Tight figures about a finished list of releases, by privacy loss distributions.
 
 Three questions about one loss distribution: ε at δ; how often a guess "was this record used?" can be right; and
 ε at δ when several records belong to one person.

@@ -76,7 +76,7 @@ def sampled_epsilon(noise_multiplier: ArrayLike, delta: float, sampling_rate: fl
 
 
 def literal_noise_multiplier(epsilon: ArrayLike, delta: float, *, form: str = "algorithm-2") -> Array:
-    """The paper's classical formulas, kept so that anyone can compare; never used to promise anything.
+    """The paper's classical formulas, for comparison only; no promise is made by them.
 
     `algorithm-2` is √(2 ln(1.25/δ))/ε, `definition` is 2√ln(1.25/δ)/ε: they differ by √2.
 

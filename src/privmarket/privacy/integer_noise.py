@@ -55,7 +55,7 @@ _GUARD_BITS = 112
 
 
 class _Workspace(threading.local):
-    """One chunk's digits, one set per thread for all streams: buffers of their own would be cold each time."""
+    """One chunk's digits, one set per thread for all streams, so that it stays in the processor's cache."""
 
     def __init__(self) -> None:
         self.places: NDArray[np.intp] = np.empty(MAX_LEVELS * CHUNK, dtype=np.intp)

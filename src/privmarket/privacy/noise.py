@@ -44,7 +44,7 @@ class TorchTensor(Protocol):
 
 
 class _Workspace(threading.local):
-    """Where numbers are made, one per thread for all streams: buffers of their own would be cold each time."""
+    """Where numbers are made, one per thread for all streams, so that it stays in the processor's cache."""
 
     def __init__(self) -> None:
         # The cipher's update_into wants room for one block more than it writes.
@@ -166,7 +166,7 @@ class NoiseSource:
     def _renew_after_fork(self) -> None:
         """A forked copy starts with a new key: else it would repeat its parent's noise.
 
-        Two releases with the same noise, subtracted, would be bare of any.
+        The difference of two releases with the same noise would hold none.
         """
         vars(self).update(vars(self.from_system()))
 

@@ -19,8 +19,7 @@ from typing import get_args
 import numpy as np
 
 from privmarket.errors import ConfigurationError, PrivmarketError
-from privmarket.market.outcome import TOLERANCE
-from privmarket.plans import DELTA, Trust
+from privmarket.plans import DELTA, TOLERANCE, Trust
 from privmarket.privacy.events import require_delta
 from privmarket.privacy.policy_file import read_policy_file
 from privmarket.privacy.tables import is_ready

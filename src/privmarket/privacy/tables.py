@@ -185,5 +185,5 @@ def _write(table: NoiseTable, place: Path, delta: float, sampling_rate: float, s
     try:
         write_atomically(place, buffer.getvalue())
     except WriteError:
-        # A read-only home costs the build time once per process, nothing else.
+        # Where the cache folder cannot be written, every process builds the table again.
         return

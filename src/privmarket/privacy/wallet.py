@@ -28,6 +28,7 @@ from privmarket.privacy.events import PrivacyEvent, from_json, require_delta
 from privmarket.privacy.gaussian import Array
 from privmarket.privacy.renyi import ORDERS
 from privmarket.privacy.wallet_measures import (
+    COLUMN_OF,
     best_columns,
     capacities,
     first_that_fits,
@@ -281,12 +282,11 @@ class Wallets:
 
     def _watch(self, measures: Sequence[str]) -> None:
         """Takes the measures that were fixed when the wallets made their first sales."""
-        columns = {measure_name(c): c for c in range(COLUMNS)}
-        if len(measures) != self.clients or not set(measures) <= {*columns, "open"}:
+        if len(measures) != self.clients or not set(measures) <= {*COLUMN_OF, "open"}:
             raise PrivacyError(f"stored wallets watch {measures}", "restore the file from a copy")
         self._fixed = np.array([name != "open" for name in measures])
         kept = zip(self._column, measures, strict=True)
-        self._column = np.array([columns.get(name, before) for before, name in kept], dtype=np.intp)
+        self._column = np.array([COLUMN_OF.get(name, before) for before, name in kept], dtype=np.intp)
 
 
 class Wallet:

@@ -29,7 +29,7 @@ from privmarket.privacy.accountant import composed_epsilon
 from privmarket.privacy.calibration import ReleaseFamily
 from privmarket.privacy.events import PrivacyEvent
 from privmarket.privacy.wallet import Wallets
-from privmarket.privacy.wallet_store import SoldBeforeError
+from privmarket.privacy.wallet_store import SoldBeforeError, not_reserved
 from privmarket.privacy.words import Unit
 
 
@@ -170,7 +170,7 @@ class WalletFile:
             return self._replay(stream)
 
     def _replay(self, stream: IO[bytes]) -> _Replay:
-        """Waits until no other process has the file, and reads what is new. Closing the file gives it free."""
+        """Waits until no other process has the file, and reads what is new. Closing the file frees the lock."""
         if sys.platform == "win32":
             stream.seek(0)
             msvcrt.locking(stream.fileno(), msvcrt.LK_LOCK, 1)
@@ -243,9 +243,7 @@ class OpenWallet:
         """
         found = self._state.sales.get(sale)
         if found is None or found.get("void") or found["released"]:
-            raise WalletError(
-                f"sale {sale} cannot be void", "void only a sale that was reserved and released nothing"
-            )
+            raise not_reserved(sale)
         _append(self._stream, self._state, {"kind": "void", "sale": sale})
 
     def released(self, sale: str, update_sha256: str) -> None:
@@ -281,7 +279,7 @@ def _apply(state: _Replay, line: bytes, place: str) -> None:
         kind, sale = entry.pop("kind"), entry.pop("sale", None)
         if kind == "opened" and state.wallets is None:
             cap = np.inf if entry["cap_epsilon"] is None else entry["cap_epsilon"]
-            # Files of old name a release that the first call for bids had announced, and watch what suits that.
+            # Older files name a release that the first call for bids had announced, and watch what suits that.
             expected = [PrivacyEvent(**entry["expected"])] if "expected" in entry else []
             state.wallets = Wallets([cap], entry["delta"], expected=expected)
         elif kind == "reserved" and state.wallets is not None:

@@ -13,12 +13,15 @@ from privmarket.privacy.calibration import ReleaseFamily
 from privmarket.privacy.gaussian import Array
 from privmarket.privacy.renyi import ORDERS, conversion_cost
 
+# Up to so many caps, what each allows is remembered.
+_FEW = 32
+
 
 def capacities(caps: Array, delta: float) -> Array:
     """(clients, columns) how much of each measure converts to the cap; not above 0 where none does."""
     distinct, where = np.unique(caps, return_inverse=True)
-    if distinct.size == 1:  # one client's wallet is looked at again and again
-        return _capacity_of_one(float(distinct[0]), delta)[where]
+    if distinct.size <= _FEW:  # the same few wallets are looked at again and again
+        return np.concatenate([_capacity_of_one(cap, delta) for cap in distinct.tolist()])[where]
     return _capacity_rows(distinct, delta)[where]
 
 
@@ -67,3 +70,6 @@ def menu_with_costs(family: ReleaseFamily) -> tuple[Array, Array]:
 def measure_name(column: int) -> str:
     """What a wallet that watches this column says: `gaussian`, or `renyi` and the order."""
     return "gaussian" if column == GAUSSIAN else f"renyi {ORDERS[column]:g}"
+
+
+COLUMN_OF = {measure_name(column): column for column in range(COLUMNS)}

@@ -5,16 +5,23 @@ A sale of ε goes through at most two steps, in every engine and every store:
 1. *reserved* when the client has an award. From then on it counts as spent: no second sale can use it, and a
    process that dies has spent. So it is charged before the first private byte is computed, in the same step.
 2. *void* only where it is certain that nothing was released: the client refused, or never learned of its award.
-   Silence, an error and a late answer are no such certainty; they stay charged. Except at a broker: there a seller
+   A missing, faulty or late answer is no such certainty; the sale stays charged. Except at a broker: there a seller
    claims its delivery *before* its update leaves, so one without a claim at the published deadline, after which no
    claim is taken, has released nothing, and the broker voids its award. That holds for sellers that follow the
    protocol. One that sends an update without a claim passes its own limit, is not paid, and harms nobody else. A
    Flower client that sells through a broker has a wallet of its own on its disk, which stays charged from the
    moment it accepts an order, claim or not: of the two the stricter one decides what it can still sell.
 
-`WalletStore` names these steps; the driver of a round takes one. `MemoryStore` and `ReleaseBook` hold wallets in
-memory, `wallet_file.WalletFile` one client's on its disk, `broker.wallets` those of a broker's sellers in SQL. One
-set of tests, `tests/laws/test_wallet_stores.py`, holds for all of them.
+`WalletStore` names these steps as the driver of a round calls them: all clients of a round are charged, or none.
+`MemoryStore` and `ReleaseBook`, in memory, are such stores. A client's file and a broker's database take the same
+steps, over the same filter (`wallet.Wallets`) and with the same errors, but no driver calls them:
+
+- `wallet_file.OpenWallet` reserves one client's sale while its file is locked, with what its statement says of the
+  sale. Every client decides for itself, so there is no "all or none".
+- `broker.wallets` writes a round's awards into the log, in the transaction that clears it, with payments. Whether
+  they fit was checked before, outside that transaction; settlement voids row by row, between other entries.
+
+One set of laws tests all of them, through the functions that the engines call.
 """
 
 from __future__ import annotations
@@ -144,5 +151,8 @@ class ReleaseBook:
 
 
 def not_reserved(sale: str) -> WalletError:
-    """What a store says when something is void that was never reserved, or is void already."""
-    return WalletError(f"nothing is reserved for {sale}", "call reserve() first; a sale is void once")
+    """What every store says of a sale that cannot be void: never reserved, released, or void already."""
+    return WalletError(
+        f"nothing is reserved for {sale}: it cannot be void",
+        "void a sale once, after reserve() and before its update leaves",
+    )

@@ -11,7 +11,7 @@ from privmarket.federated.config import FederationConfig
 from privmarket.federated.simulation import Federation, OnRound, run
 from privmarket.federated.state import RunResult
 from privmarket.market.attacks import STRONG
-from privmarket.reports.verdict import LieCheck
+from privmarket.reports.verdict import MisreportCheck
 
 # One run per line of the closing table: the label, and how it differs from the private run.
 PRIVATE = "private, local trust"
@@ -42,11 +42,11 @@ class DemoResult:
 
     Attributes:
         runs: label → run, the private one first.
-        lies: what an attack on the first round's auction found.
+        misreports: what an attack on the first round's auction found.
     """
 
     runs: dict[str, RunResult]
-    lies: LieCheck
+    misreports: MisreportCheck
 
     @property
     def private(self) -> RunResult:
@@ -84,4 +84,4 @@ def run_demo(
         regret = STRONG(federation.mechanism, types, config.budget, np.random.default_rng(seed))
     paid = [micro / 1e6 for micro in runs[PRIVATE].records[0].paid_micro.values()]
     mean = float(np.mean(paid)) if paid else 0.0
-    return DemoResult(runs, LieCheck(float(regret.gain.max()), mean, config.budget))
+    return DemoResult(runs, MisreportCheck(float(regret.gain.max()), mean, config.budget))

@@ -25,7 +25,7 @@ from privmarket.reports import run_charts as charts
 from privmarket.reports.run_charts import Bars, Line
 from privmarket.reports.verdict import (
     CURRENCY,
-    LieCheck,
+    MisreportCheck,
     accuracy_takeaway,
     both_trusts,
     money_takeaway,
@@ -63,7 +63,7 @@ def write_report(
     runs: Mapping[str, RunResult],
     *,
     command: str,
-    lies: LieCheck | None = None,
+    misreports: MisreportCheck | None = None,
     attacks: Sequence[AttackResult] = (),
     names: Sequence[str] = (),
     currency: str = CURRENCY,
@@ -72,7 +72,7 @@ def write_report(
 
     Args:
         command: what to type to get the run again.
-        lies: what an attack on the auction found.
+        misreports: what an attack on the auction found.
         attacks: attacks on the first run's releases and model, shown beside what was claimed.
         names: what to call the clients; "client 7" and so on if left out.
         currency: what to call a unit of money.
@@ -86,7 +86,7 @@ def write_report(
     )
     page = template.render(
         style=charts.STYLE,
-        verdict=verdict(runs, lies, currency),
+        verdict=verdict(runs, misreports, currency),
         other_trust=other_trust_sentence(runs, currency),
         strength=strength_sentence(worst_promise(main)),
         trusts=[_trust_column(run, currency) for run in both_trusts(runs)],

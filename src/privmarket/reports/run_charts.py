@@ -156,7 +156,7 @@ def named_bars(
     limit: tuple[str, float] | None = None,
     colour: str = ORANGE,
 ) -> str:
-    """Lying bars, one per name, with an optional limit as a dashed upright line."""
+    """Horizontal bars, one per name, with an optional limit as a dashed upright line."""
     reach = max([*values, limit[1] if limit else 0.0, 1e-12])
     ticks = _ticks(0.0, reach)
     step = 20.0

@@ -20,7 +20,7 @@ from privmarket.plans import TRUSTS, Trust
 from privmarket.privacy.accountant import composed_epsilon
 from privmarket.privacy.certificate import guess_accuracy
 from privmarket.privacy.words import Promise, promise, rounded_up_percent
-from privmarket.rounds import MICRO
+from privmarket.rounds import MICRO, offered_micro
 
 CURRENCY = "credits"
 """What a unit of money is called where nobody named it, as on the broker's pages."""
@@ -30,7 +30,7 @@ _STRENGTHS = ((0.6, "strong"), (0.75, "moderate"), (0.95, "weak"), (1.0, "very w
 
 
 @dataclass(frozen=True)
-class LieCheck:
+class MisreportCheck:
     """What an attack on the auction of the first round found.
 
     Attributes:
@@ -97,7 +97,9 @@ def strength_sentence(promised: Promise | None) -> str:
     )
 
 
-def verdict(runs: Mapping[str, RunResult], lies: LieCheck | None = None, currency: str = CURRENCY) -> str:
+def verdict(
+    runs: Mapping[str, RunResult], misreports: MisreportCheck | None = None, currency: str = CURRENCY
+) -> str:
     """One sentence about the first run: money, accuracy, what noise cost, what misreports gained, most ε sold."""
     main = next(iter(runs.values()))
     if not main.config.privacy.holds_auctions:
@@ -112,8 +114,8 @@ def verdict(runs: Mapping[str, RunResult], lies: LieCheck | None = None, currenc
         # Of the figures as they are shown, so that a reader who subtracts them gets the same.
         lost = round(100 * twin.accuracy, 1) - round(100 * main.accuracy, 1)
         parts.append(f"privacy noise cost {lost:.1f} points" if lost >= 0.05 else "privacy noise cost nothing")
-    if lies is not None:
-        parts.append(lies.sentence)
+    if misreports is not None:
+        parts.append(misreports.sentence)
     parts.append(_most_spent(main))
     return "; ".join(parts) + "."
 
@@ -176,7 +178,8 @@ def sales_takeaway(result: RunResult) -> str:
 
 def money_takeaway(result: RunResult, currency: str = CURRENCY) -> str:
     """What was paid and what came back."""
-    back = sum(record.refunded_micro for record in result.records) / MICRO
+    spent_micro = sum(record.spent_micro for record in result.records)
+    back = (offered_micro(result.config, result.records) - spent_micro) / MICRO
     sellers = float(np.mean([record.sellers for record in result.records]))
     return (
         f"{result.spent:,.2f} {currency} went to {counted(round(sellers), 'seller')} in a mean round; "

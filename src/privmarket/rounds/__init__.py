@@ -19,8 +19,8 @@ from privmarket.rounds.driver import (
     settle_round,
 )
 from privmarket.rounds.machine import Phase, Round
-from privmarket.rounds.pacing import Pacing
-from privmarket.rounds.terms import MICRO, RoundError, Terms, sale_name
+from privmarket.rounds.pacing import Pacing, offered_micro
+from privmarket.rounds.terms import MICRO, RoundError, Terms, micro_units, sale_name
 
 __all__ = [
     "MICRO",
@@ -39,6 +39,8 @@ __all__ = [
     "Terms",
     "Trainers",
     "hold_auction",
+    "micro_units",
+    "offered_micro",
     "play_round",
     "sale_name",
     "settle_round",

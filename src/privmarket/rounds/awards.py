@@ -49,6 +49,11 @@ class Award:
     event: PrivacyEvent
     payment_micro: int
 
+    @classmethod
+    def stored(cls, terms: Terms, epsilon: float, noise_multiplier: float, payment_micro: int) -> Award:
+        """An award of a round as tables and messages hold it: by the noise of its release."""
+        return cls(epsilon, terms.family.release(noise_multiplier), payment_micro)
+
 
 @dataclass(frozen=True)
 class RoundRecord:

@@ -8,7 +8,7 @@ between them stands behind four ports. A Flower strategy is called twice per rou
 it plays the two halves of `play_round`, `hold_auction` and `settle_round`, by themselves. The broker runs the same
 `Round` inside its database transactions, where clearing and reserving must succeed or fail together.
 
-The ports' contracts are tested in `tests/laws/test_round_ports.py` and `tests/laws/test_wallet_stores.py`.
+What each port must do stands in its docstring here; for wallets, in `privacy.wallet_store`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ class Auctioneer(Protocol):
         """Asks everybody for offers and runs the auction; bad offers do not hold up good ones.
 
         Returns:
-            A cleared round. Its terms are those that the bidders saw: a broker adds its own name of the round.
+            A cleared round. Its terms are those that the bidders saw: a broker adds its own name of the round and
+            says how much money is in escrow.
         """
 
     def settle(self, market: Round, reports: Mapping[str, str | None], voided: Mapping[str, str]) -> Round:

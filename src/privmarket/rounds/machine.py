@@ -121,7 +121,7 @@ class Round:
                 )
             if client in reports and client in voided:
                 raise RoundError(
-                    f"round {self.terms.number}: {client} delivered twice", "send one update per round"
+                    f"round {self.terms.number}: {client} is both reported and void", "give each client once"
                 )
         dropped = {c: "delivered nothing" for c in self.awards if c not in reports and c not in voided}
         dropped |= {c: fault for c, fault in reports.items() if fault is not None}

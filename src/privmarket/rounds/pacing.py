@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
 from functools import cached_property
 from typing import cast
 
 from privmarket.plans import MarketPlan, Trust
 from privmarket.privacy.calibration import ReleaseFamily
 from privmarket.rounds.awards import RoundRecord
-from privmarket.rounds.terms import MICRO, Terms
+from privmarket.rounds.terms import Terms, micro_units
 
 
 @dataclass(frozen=True)
@@ -33,10 +32,10 @@ class Pacing:
     @cached_property
     def total_micro(self) -> int:
         """The most that the whole run may spend, micro-units."""
-        plan, rounds = self.plan, self.plan.rounds if self.plan.total_budget is None else 1
-        money = plan.budget if plan.total_budget is None else plan.total_budget
-        # As it is written: 4.146558 has 4,146,558 of them, though its float lies below.
-        return rounds * int(Decimal(str(money)) * MICRO)
+        plan = self.plan
+        if plan.total_budget is None:
+            return plan.rounds * micro_units(plan.budget)
+        return micro_units(plan.total_budget)
 
     def terms(self, past: Sequence[RoundRecord]) -> Terms:
         """What is published before the round that follows `past`, the records of all rounds so far.
@@ -56,3 +55,9 @@ class Pacing:
             trust=cast("Trust", plan.trust),
             honest_share=plan.honest_share,
         )
+
+
+def offered_micro(plan: MarketPlan, records: Iterable[RoundRecord]) -> int:
+    """Money that these rounds offered, micro-units, each unit once: a total's refunds are offered again."""
+    offered = sum(record.spent_micro + record.refunded_micro for record in records)
+    return offered if plan.total_budget is None else min(offered, micro_units(plan.total_budget))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from decimal import Decimal
 
 from privmarket.errors import PrivmarketError
 from privmarket.plans import HONEST_SHARE, TRUSTS, Trust
@@ -58,6 +59,11 @@ class Terms:
                 f"round {self.number}: trust {self.trust!r} with an honest share of {self.honest_share}",
                 f"trust is one of {', '.join(TRUSTS)}; the share lies above 0 and at most at 1",
             )
+
+
+def micro_units(money: float) -> int:
+    """Micro-units in an amount as it is written: 4.146558 has 4,146,558 of them, though its float lies below."""
+    return int(Decimal(str(money)) * MICRO)
 
 
 def sale_name(run: str, number: int) -> str:

@@ -21,7 +21,7 @@ SIZES = (10, 100, 1_000, 10_000, 100_000, 1_000_000)
 
 
 @dataclass(frozen=True)
-class SpeedRow:
+class AuctionSpeedRow:
     """One mechanism at one number of clients.
 
     Attributes:
@@ -38,10 +38,10 @@ class SpeedRow:
 
 
 @dataclass(frozen=True)
-class SpeedReport:
+class AuctionSpeedReport:
     """All rows, and per mechanism the exponent fitted to seconds against clients over the largest sizes."""
 
-    rows: tuple[SpeedRow, ...]
+    rows: tuple[AuctionSpeedRow, ...]
     exponent: dict[str, float]
     argsort_exponent: float
 
@@ -56,12 +56,12 @@ def measure(
     *,
     seed: int = 0,
     progress: Callable[[str], None] = lambda text: None,
-) -> SpeedReport:
+) -> AuctionSpeedReport:
     """Times every mechanism at every size, Uniform scenario, budget clients/2."""
     rng = np.random.default_rng(seed)
     names = list(names)
     rules = {name: mechanism(name) for name in names}
-    rows: list[SpeedRow] = []
+    rows: list[AuctionSpeedRow] = []
     reference: dict[int, float] = {}
     for clients in sizes:
         bids = scenario("uniform").sample(rng, clients)
@@ -71,17 +71,17 @@ def measure(
             rows.append(row)
             reference[clients] = min(row.seconds / row.over_argsort, reference.get(clients, np.inf))
     exponent = {name: _exponent([(r.clients, r.seconds) for r in rows if r.mechanism == name]) for name in names}
-    return SpeedReport(tuple(rows), exponent, _exponent(sorted(reference.items())))
+    return AuctionSpeedReport(tuple(rows), exponent, _exponent(sorted(reference.items())))
 
 
-def _measure_one(rule: Mechanism, bids: Bids) -> SpeedRow:
+def _measure_one(rule: Mechanism, bids: Bids) -> AuctionSpeedRow:
     def clear() -> Outcome:
         return rule.run(bids, bids.clients / 2)
 
     repeats = int(np.clip(300_000 // bids.clients, 5, 200))
     seconds, sort = best_in_turn([clear, lambda: np.argsort(bids.valuation)], repeats)
     size = bids.valuation.nbytes + bids.epsilon.nbytes
-    return SpeedRow(rule.name, bids.clients, seconds, seconds / sort, _peak_bytes(clear) / size)
+    return AuctionSpeedRow(rule.name, bids.clients, seconds, seconds / sort, _peak_bytes(clear) / size)
 
 
 def _peak_bytes(job: Callable[[], object]) -> int:
@@ -102,7 +102,7 @@ def _exponent(points: list[tuple[int, float]]) -> float:
     return float(np.polyfit(n, t, 1)[0])
 
 
-def figure(report: SpeedReport, stem: Path) -> list[Path]:
+def figure(report: AuctionSpeedReport, stem: Path) -> list[Path]:
     """Draws time and memory against the number of clients on logarithmic axes; returns the files."""
     made = new_figure(9.0, 4.4)
     left, right = made.subplots(1, 2)

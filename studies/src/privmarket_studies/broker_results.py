@@ -141,7 +141,7 @@ over every operation as every role, well formed and not.
 """
 
 
-class BidRow(TypedDict):
+class BidRateRow(TypedDict):
     """Bids per second at one number of callers; the first measurements had no signed ones and no processor time."""
 
     callers: int
@@ -175,7 +175,7 @@ def _code(result: Run) -> str:
     return str(result.get("code", _BEFORE))
 
 
-def _rate_row(code: str, row: BidRow) -> str:
+def _rate_row(code: str, row: BidRateRow) -> str:
     bare = row["bare"]
     rates = [row.get("signed"), row["broker"], bare["loop"], bare["threads"]]
     shown = " | ".join("–" if rate is None else f"{rate['per_second']:,.0f}" for rate in rates)

@@ -39,7 +39,7 @@ _LOGISTIC = {"model": "logistic"}
 
 
 @dataclass(frozen=True)
-class Task:
+class SelectionTask:
     """What settings are wanted for, and the candidates.
 
     Attributes:
@@ -76,7 +76,7 @@ class Task:
 
 _MILD, _SEVERE = (0.5, 1000), (0.1, 1001)
 TASKS = {
-    "mnist": Task(
+    "mnist": SelectionTask(
         "mnist",
         (_MILD, _SEVERE),
         (
@@ -88,8 +88,8 @@ TASKS = {
             {"clip_norm": 8.0, "server_rate": 8.0},
         ),
     ),
-    "fashion-mnist": Task("fashion-mnist", (_MILD,), ({}, {"features": "oriented-gradients"})),
-    "mnist, lifetime ε ≤ 8": Task(
+    "fashion-mnist": SelectionTask("fashion-mnist", (_MILD,), ({}, {"features": "oriented-gradients"})),
+    "mnist, lifetime ε ≤ 8": SelectionTask(
         "mnist",
         (_MILD,),
         (
@@ -99,7 +99,7 @@ TASKS = {
         ),
         wallet=8.0,
     ),
-    "cifar10": Task(
+    "cifar10": SelectionTask(
         "cifar10",
         (_MILD,),
         ({}, {"features": "oriented-gradients"}, {"server_rate": 2.0}),

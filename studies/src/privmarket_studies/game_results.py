@@ -19,7 +19,7 @@ import numpy as np
 from privmarket import __version__
 from privmarket.files import write_atomically
 from privmarket.meanfield import DiscreteGame, Equilibrium, Grid, Problem, exploitability, solve
-from privmarket_studies.nash_gap_report import Measure, Report
+from privmarket_studies.nash_gap_report import Measure, NashGapReport
 from privmarket_studies.nash_gap_study import SIZES, recorded_time
 
 EQUILIBRIUM, NASH_GAP = "equilibrium", "nash-gap"
@@ -111,7 +111,7 @@ def render_equilibrium(facts: EquilibriumFacts) -> str:
     )
 
 
-def render_nash_gap(report: Report) -> str:
+def render_nash_gap(report: NashGapReport) -> str:
     """The page about the Nash gap, from its figures."""
 
     def share(key: str, name: Measure = "hindsight") -> float:
@@ -145,7 +145,7 @@ def render_nash_gap(report: Report) -> str:
     )
 
 
-def _searched(report: Report) -> list[dict[str, float]]:
+def _searched(report: NashGapReport) -> list[dict[str, float]]:
     """Per number of clients: the best other shading's gain and truth's, as shares of the mean payment."""
     found = []
     for cell in report["search"].values():

@@ -20,11 +20,11 @@ from privmarket.market.bounds import fluid_bound
 from privmarket.market.facts import MarketFacts
 from privmarket.market.scenarios import scenario
 from privmarket.mechanisms import mechanism
-from privmarket.mechanisms.learned.make_weights import BASELINE_CASES, BUDGET_PER_CLIENT, CASES, LITERAL_CASES
 from privmarket.mechanisms.learned.session import CaseRow
 from privmarket.mechanisms.learned.weights import load, shipped
 from privmarket_studies.learned_frontier import FrontierRow
 from privmarket_studies.learned_tuning import TuningRow
+from privmarket_studies.make_weights import BASELINE_CASES, BUDGET_PER_CLIENT, CASES, LITERAL_CASES
 
 # Networks that ship, and the markets in which each is attacked.
 SHIPPED_CASES = {
@@ -136,7 +136,7 @@ def _measured() -> str:
     text = (
         "## Regret and value\n\nThe strong attack: a grid of 41 × 20 over (v, ε) with neighbours of other bids, "
         "and 20 starts of ascent; client by client the worst counts. Value is measured in more markets than are "
-        "attacked. Made by `python -m privmarket.mechanisms.learned.make_weights NAME`."
+        "attacked. Made by `python -m privmarket_studies.make_weights NAME`."
     )
     return f"{text}\n\n{_table(header, rows)}{_unmeasured()}"
 

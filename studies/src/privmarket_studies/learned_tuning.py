@@ -20,10 +20,10 @@ import torch
 from privmarket.files import write_atomically
 from privmarket.market.attacks import QUICK
 from privmarket.market.scenarios import scenario
-from privmarket.mechanisms.learned.make_weights import BUDGET_PER_CLIENT
 from privmarket.mechanisms.learned.mean_field_loss import Alignment
 from privmarket.mechanisms.learned.recipes import Recipe
 from privmarket.mechanisms.learned.session import CaseRow, measure, train
+from privmarket_studies.make_weights import BUDGET_PER_CLIENT
 
 # Short, with half the clients per batch and half the attacked ones: a trial takes about a minute.
 SHORT: dict[str, object] = {"steps": 100, "rows": 1024, "attack.rows": 320}

@@ -71,7 +71,7 @@ class Fit(TypedDict):
     high: float
 
 
-class Report(TypedDict):
+class NashGapReport(TypedDict):
     """The file of a study: parts by "population/rule/clients", "population/clients" or "mechanism/clients"."""
 
     setting: dict[str, object]

@@ -26,11 +26,12 @@ from privmarket.market.mechanism import Mechanism
 from privmarket.market.menu import POSTED_PRICE, MenuCurve, from_function
 from privmarket.market.scenarios import scenario
 from privmarket.meanfield import Equilibrium, Grid, MenuMarket, Problem, Result, solve
-from privmarket.meanfield.deviation_gain import fit_slope, measure, one_round_regret, search
-from privmarket.meanfield.plug_in_menu import PlugInMenu
+from privmarket.meanfield.deviation_gain import measure, search
 from privmarket.mechanisms import mechanism
 from privmarket.reports.palette import line_look, new_figure, save
-from privmarket_studies.nash_gap_report import Fit, GapCell, Headline, Measure, Report, SearchCell, Timed
+from privmarket_studies.nash_gap_rate import fit_slope, one_round_regret
+from privmarket_studies.nash_gap_report import Fit, GapCell, Headline, Measure, NashGapReport, SearchCell, Timed
+from privmarket_studies.plug_in_menu import PlugInMenu
 from privmarket_studies.reproduce.cells import weights_digest
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ _PROXY_BUDGET = 0.5  # per client, B = 50 at N = 100 as in the paper's tables
 
 
 @dataclass(frozen=True)
-class Setting:
+class StudySetting:
     """What is measured.
 
     Attributes:
@@ -92,7 +93,7 @@ def rules_of(population: str) -> list[str]:
     return [name for name in RULES if population == "iid" or name != "mean-field-menu-linear"]
 
 
-def run(setting: Setting, path: Path, progress: Callable[[str], None] = lambda text: None) -> Report:
+def run(setting: StudySetting, path: Path, progress: Callable[[str], None] = lambda text: None) -> NashGapReport:
     """Measures all that is not yet in the file at `path`, and writes it there cell by cell."""
     report = _resume(setting, path)
     for population, kinds in POPULATIONS.items():
@@ -117,9 +118,7 @@ def run(setting: Setting, path: Path, progress: Callable[[str], None] = lambda t
                 _write(report, path)
             for n in wants_search:
                 progress(f"{population}: shadings at N = {n}")
-                report["search"][f"{population}/{n}"] = _searched(
-                    solved, rule, n, setting.search_seeds
-                )
+                report["search"][f"{population}/{n}"] = _searched(solved, rule, n, setting.search_seeds)
                 _write(report, path)
     _measure_proxies(setting, report, path, progress)
     report["slopes"] = slopes(report)
@@ -127,7 +126,7 @@ def run(setting: Setting, path: Path, progress: Callable[[str], None] = lambda t
     return report
 
 
-def recorded_time(report: Report) -> dict[str, float]:
+def recorded_time(report: NashGapReport) -> dict[str, float]:
     """Minutes that are recorded, of how many parts, and how many parts there are."""
     parts: list[Timed] = [
         *report["equilibria"].values(),
@@ -138,7 +137,7 @@ def recorded_time(report: Report) -> dict[str, float]:
     return {"minutes": sum(seconds) / 60, "timed": len(seconds), "parts": len(parts)}
 
 
-def slopes(report: Report) -> dict[str, Fit | None]:
+def slopes(report: NashGapReport) -> dict[str, Fit | None]:
     """Log-log slopes with 95 % intervals, absolute and over the mean payment of the same run."""
     found: dict[str, Fit | None] = {}
     for population in POPULATIONS:
@@ -154,7 +153,7 @@ def slopes(report: Report) -> dict[str, Fit | None]:
     return found
 
 
-def solved_game(setting: Setting, kinds: int, curve: MenuCurve) -> Equilibrium:
+def solved_game(setting: StudySetting, kinds: int, curve: MenuCurve) -> Equilibrium:
     """The game among `kinds` kinds of clients under a menu, solved; an error if it does not converge."""
     problem = Problem.from_scenario(setting.scenario, market=MenuMarket(curve, SALE_CAP), kinds=kinds)
     solved = solve(problem, "explicit", grid=Grid.parse(setting.grid))
@@ -210,7 +209,9 @@ def _searched(solved: Equilibrium, rule: Mechanism, clients: int, seeds: int) ->
     }
 
 
-def _measure_proxies(setting: Setting, report: Report, path: Path, progress: Callable[[str], None]) -> None:
+def _measure_proxies(
+    setting: StudySetting, report: NashGapReport, path: Path, progress: Callable[[str], None]
+) -> None:
     law = scenario(setting.scenario)
     for name in setting.proxies:
         rule = mechanism(name, market=MarketFacts.of(law))
@@ -231,8 +232,8 @@ def _measure_proxies(setting: Setting, report: Report, path: Path, progress: Cal
             _write(report, path)
 
 
-def _resume(setting: Setting, path: Path) -> Report:
-    fresh: Report = {
+def _resume(setting: StudySetting, path: Path) -> NashGapReport:
+    fresh: NashGapReport = {
         "setting": {k: list(v) if isinstance(v, tuple) else v for k, v in setting.__dict__.items()},
         "version": __version__,
         "equilibria": {},
@@ -242,7 +243,7 @@ def _resume(setting: Setting, path: Path) -> Report:
     }
     if not path.exists():
         return fresh
-    saved: Report = json.loads(path.read_text(encoding="utf-8"))
+    saved: NashGapReport = json.loads(path.read_text(encoding="utf-8"))
     same = all(
         saved["setting"][key] == fresh["setting"][key] for key in ("scenario", "seeds", "grid", "search_seeds")
     )
@@ -252,11 +253,11 @@ def _resume(setting: Setting, path: Path) -> Report:
     return saved
 
 
-def _write(report: Report, path: Path) -> None:
+def _write(report: NashGapReport, path: Path) -> None:
     write_atomically(path, json.dumps(report, indent=1) + "\n")
 
 
-def _cells(report: Report, population: str, rule: str) -> list[GapCell]:
+def _cells(report: NashGapReport, population: str, rule: str) -> list[GapCell]:
     mine = [cell for key, cell in report["cells"].items() if key.startswith(f"{population}/{rule}/")]
     return sorted(mine, key=lambda cell: int(cell["clients"]))
 
@@ -275,7 +276,7 @@ _LOOK: dict[tuple[str, Measure], tuple[str, str, str]] = {
 }
 
 
-def figure(report: Report, stem: Path, formats: tuple[str, ...] = ("png", "svg")) -> list[Path]:
+def figure(report: NashGapReport, stem: Path, formats: tuple[str, ...] = ("png", "svg")) -> list[Path]:
     """Panels (c) and (d), and the stand-in where it was measured."""
     panels = len(POPULATIONS) + bool(report["proxy"])
     drawing = new_figure(5.2 * panels, 5.6)
@@ -292,7 +293,7 @@ def figure(report: Report, stem: Path, formats: tuple[str, ...] = ("png", "svg")
     return save(drawing, stem, formats)
 
 
-def _panel(axis: Axes, report: Report, population: str) -> None:
+def _panel(axis: Axes, report: NashGapReport, population: str) -> None:
     for (rule, name), (shade, marker, text) in _LOOK.items():
         if rule not in rules_of(population):
             continue
@@ -331,7 +332,7 @@ def _own_state_limits(axis: Axes, cells: list[GapCell]) -> None:
     axis.plot([c["clients"] for c in cells], share, color="#0072B2", marker="v", mfc="white", ls=":", label=text)
 
 
-def _proxy_panel(axis: Axes, report: Report) -> None:
+def _proxy_panel(axis: Axes, report: NashGapReport) -> None:
     names: Sequence[str] = sorted({cell["mechanism"] for cell in report["proxy"].values()})
     drawn = False
     for name in names:
@@ -355,7 +356,7 @@ def _proxy_panel(axis: Axes, report: Report) -> None:
     axis.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=2, frameon=False)
 
 
-def markdown(report: Report) -> str:
+def markdown(report: NashGapReport) -> str:
     """The figures as tables, for the documentation."""
     lines = ["Shares of the mean payment, means over seeds ± standard error.", ""]
     lines += ["| population | rule | N | hindsight | own state, from below | from above | utility error |"]

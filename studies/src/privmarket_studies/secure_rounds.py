@@ -30,7 +30,7 @@ LARGE_ROUNDS = ((300, 10_000), (1_000, 10_000), (2_500, 10_000))
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredRound:
     """One round.
 
     Attributes:
@@ -96,7 +96,7 @@ class _Drawn:
         return self.integers
 
 
-def measured_round(sellers: int, weights: int, *, secure: bool) -> Measured:
+def measured_round(sellers: int, weights: int, *, secure: bool) -> MeasuredRound:
     """One round of a market in which everybody sells."""
     rng = np.random.default_rng(0)
     drawn = _Drawn({"w": rng.integers(-(2**20), 2**20, weights)})
@@ -130,7 +130,7 @@ def measured_round(sellers: int, weights: int, *, secure: bool) -> Measured:
         gc.enable()
     _require_all(result, sellers)
     server_seconds = whole - grid.client_seconds - grid.counting_seconds
-    return Measured(grid.client_seconds / sellers, server_seconds, grid.up / sellers, grid.down / sellers)
+    return MeasuredRound(grid.client_seconds / sellers, server_seconds, grid.up / sellers, grid.down / sellers)
 
 
 def _require_all(result: MarketResult, sellers: int) -> None:
@@ -140,7 +140,7 @@ def _require_all(result: MarketResult, sellers: int) -> None:
         raise RuntimeError(f"{record.sellers} of {sellers} sold: {record.dropped}")
 
 
-class RoundRow(TypedDict):
+class SecureRoundRow(TypedDict):
     """The least of every figure of `Measured` over some turns, without and with a secure sum."""
 
     sellers: int
@@ -150,7 +150,7 @@ class RoundRow(TypedDict):
     secure: dict[str, float]
 
 
-class Simulation(TypedDict):
+class SimulationTimes(TypedDict):
     """Processor seconds of a simulated round by trust, turn by turn."""
 
     dataset: str
@@ -164,7 +164,7 @@ def measure_rounds(
     *,
     turns: int = 2,
     progress: Callable[[str], None] = lambda _: None,
-) -> list[RoundRow]:
+) -> list[SecureRoundRow]:
     """A row per (sellers, weights): a plain and a secure round, and how many pieces each key was cut into.
 
     Both kinds take turns; the smallest figure of all turns counts.
@@ -183,11 +183,13 @@ def measure_rounds(
             {figure: min(run[name][figure] for run in runs) for figure in runs[0][name]} for name in kinds
         )
         window = neighbourhood(sellers, HONEST_SHARE).window
-        rows.append(RoundRow(sellers=sellers, weights=weights, window=window, plain=plain, secure=secure_best))
+        rows.append(
+            SecureRoundRow(sellers=sellers, weights=weights, window=window, plain=plain, secure=secure_best)
+        )
     return rows
 
 
-def measure_simulation(turns: int = 8) -> Simulation:
+def measure_simulation(turns: int = 8) -> SimulationTimes:
     """Processor seconds of a simulated round under both trusts: 100 clients of MNIST, one full-batch step.
 
     The trusts take turns and every turn is kept, but for the first, which loads records.

@@ -43,8 +43,8 @@ from privmarket_studies.secure_rounds import (
     LARGE_ROUNDS,
     MEASURED_RECORDS,
     ROUNDS,
-    RoundRow,
-    Simulation,
+    SecureRoundRow,
+    SimulationTimes,
     measure_rounds,
     measure_simulation,
 )
@@ -92,8 +92,8 @@ class Cost:
 class KeptParts(Parts, total=False):
     """The file of all measurements; some may still be missing."""
 
-    rounds: list[RoundRow]
-    simulation: Simulation
+    rounds: list[SecureRoundRow]
+    simulation: SimulationTimes
     lost: dict[str, dict[str, float]]
     versions: dict[str, str]
     python: str
@@ -215,7 +215,7 @@ def privacy_failure(sellers: int) -> float:
     return 0.0 if plan.everybody else failure_probability(sellers, colluders, plan.window)
 
 
-def measured_cost(row: RoundRow, parts: Parts) -> Cost:
+def measured_cost(row: SecureRoundRow, parts: Parts) -> Cost:
     """What the arithmetic gives for a round that was measured."""
     return secure_cost(row["sellers"], row["weights"], parts, records=MEASURED_RECORDS)
 
@@ -237,7 +237,7 @@ def cohort_row(sellers: int, weights: int, parts: Parts) -> CohortRow:
 
 
 def growth(
-    rows: list[RoundRow], by: RoundSize, fixed: Mapping[RoundSize, int], figure: str, least: int = 0
+    rows: list[SecureRoundRow], by: RoundSize, fixed: Mapping[RoundSize, int], figure: str, least: int = 0
 ) -> float:
     """The exponent by which a secure round's figure grew from the first to the last measured row of that kind.
 
@@ -252,7 +252,7 @@ def growth(
     return math.log(last["secure"][figure] / first["secure"][figure]) / math.log(last[by] / first[by])
 
 
-def over_n_log_n(rounds: list[RoundRow]) -> list[dict[str, object]]:
+def over_n_log_n(rounds: list[SecureRoundRow]) -> list[dict[str, object]]:
     """Measured rounds on a ring: what clients together and the server computed, over n log₂ n, in seconds."""
     return [
         {
@@ -304,7 +304,7 @@ def measure(kept: KeptParts, what: str) -> dict[str, object]:
     }
 
 
-def _rounds(kept: KeptParts, new: list[RoundRow]) -> list[RoundRow]:
+def _rounds(kept: KeptParts, new: list[SecureRoundRow]) -> list[SecureRoundRow]:
     """Measured rounds by weights and sellers, new ones in place of old ones."""
     found = {(row["weights"], row["sellers"]): row for row in (*kept.get("rounds", ()), *new)}
     return [found[key] for key in sorted(found)]

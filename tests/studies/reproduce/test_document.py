@@ -15,7 +15,7 @@ from privmarket_studies.reproduce.cache import Record
 from privmarket_studies.reproduce.cells import Cell
 from privmarket_studies.reproduce.document import (
     Figure,
-    Page,
+    ResultPage,
     Results,
     Table,
     Text,
@@ -139,14 +139,16 @@ def test_a_table_without_a_figure_has_to_say_why(gap):
     assert Results([]).absent("efficiency", mechanism="vcg") == "not computed yet"
 
 
-def sample_page() -> Page:
+def sample_page() -> ResultPage:
     def draw():
         figure = new_figure(3, 2)
         figure.subplots().plot([1, 2], [3, 4])
         return figure
 
     table = Table("t", "A table", ("a", "b"), [("1", "2")])
-    return Page("rq9", "Nine", [Text("Some *words*, [RQ1](../rq1/README.md)."), table, Figure("f", "A line", draw)])
+    return ResultPage(
+        "rq9", "Nine", [Text("Some *words*, [RQ1](../rq1/README.md)."), table, Figure("f", "A line", draw)]
+    )
 
 
 def test_a_page_is_written_whole(tmp_path):

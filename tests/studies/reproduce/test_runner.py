@@ -17,7 +17,7 @@ from safetensors.numpy import save as to_bytes
 from privmarket_studies.reproduce import cells as cells_module
 from privmarket_studies.reproduce.cache import Cache, Record, read_bundle, versions, write_bundle
 from privmarket_studies.reproduce.cells import Cell, parameters_digest, weights_digest
-from privmarket_studies.reproduce.estimate import Clock
+from privmarket_studies.reproduce.estimate import CellTimer
 from privmarket_studies.reproduce.runner import compute, run_cells
 
 HERE = "tests.studies.reproduce.sample_cells"
@@ -186,7 +186,7 @@ def test_a_bundle_gives_back_what_was_kept(tmp_path):
 
 
 def test_estimates_come_from_measured_times_only():
-    clock = Clock()
+    clock = CellTimer()
     cheap, dear = Cell("regret", {"mechanism": "pac"}, 0, cost=1), Cell("regret", {"mechanism": "csra"}, 0, cost=5)
     assert str(clock.remaining([cheap, dear], 1)) == "time unknown"
     clock.add(dear, 20.0)

@@ -26,6 +26,7 @@ from privmarket.broker.schema import awards, bids, log, metadata, parties
 from privmarket.broker.stored_rows import round_and_task
 from privmarket.broker.verify import verify
 from privmarket.errors import PrivmarketError
+from privmarket.market.outcome import Outcome
 from privmarket.privacy.calibration import ReleaseFamily
 from privmarket.rounds import Offer, Terms
 from privmarket_studies.torture.market import TASK, Market, key, make_market
@@ -381,7 +382,14 @@ def test_two_rounds_cannot_sell_the_same_epsilon(database: str) -> None:
     assert verify(market.broker).difference is None
 
 
-@pytest.mark.parametrize("rule", [RoundsDownTooMuch, RoundsUp, TakesMoreThanOffered])
+class NotANumber(RoundsUp):
+    """Sells half a unit to everybody; nobody knows for how much."""
+
+    def clear(self, bids, budget):
+        return Outcome(np.full(bids.shape, 0.5), np.full(bids.shape, np.nan))
+
+
+@pytest.mark.parametrize("rule", [RoundsDownTooMuch, RoundsUp, TakesMoreThanOffered, NotANumber])
 def test_a_broken_promise_aborts_refunds_and_alerts(database: str, rule: type) -> None:
     market = make_market(database, make_mechanism=lambda name, **_: rule())
     round_id = market.open()

@@ -16,8 +16,7 @@ import pytest
 from privmarket.broker import database as stored
 from privmarket.broker import group_commit
 from privmarket.broker.api import ServiceSettings, create_app
-from privmarket.broker.broker import Broker
-from privmarket.broker.deadline_thread import Scheduler
+from privmarket.broker.broker import Broker, Scheduler
 from privmarket.broker.http_errors import UnavailableError
 from privmarket.broker.verify import verify
 from privmarket.rounds import Offer

@@ -255,7 +255,7 @@ def test_what_waits_comes_first_and_the_buyer_judges_each_update(market: Market,
     assert "claim your delivery" in people["seller"].get("/").text
     market.deliver(round_id)
     home = people["buyer"].get("/").text
-    assert "updates that wait for your word: 2" in home
+    assert "updates to accept or reject: 2; those not answered in time are accepted" in home
     assert "in 2 min" in home
     page = people["buyer"].get(f"/rounds/{round_id}").text
     own = market.sellers[0].party_id

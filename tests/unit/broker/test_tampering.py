@@ -164,13 +164,13 @@ def test_a_broker_that_rewrites_what_a_witness_saw_is_found(
         ("log.key", "BUYER", "log", {"public_key": "ab" * 32}, "announced a key"),
         ("party.registered", "BUYER", "operator-x", {"role": "operator", "name_hash": "h"}, "was made by"),
         ("money.deposit", "OPERATOR", "BUYER", {"amount_micro": -5}, "not an amount"),
-        ("delivery.claimed", "SELLER", "CLEARED", {"update_sha256": "ab" * 32}, "nothing could be claimed"),
+        ("delivery.claimed", "SELLER", "CLEARED", {"update_sha256": "ab" * 32}, "a claim after the deadline"),
         ("dispute.ruled", "BUYER", "CLEARED", {"seller_id": "SELLER", "ruling": True, "reason": "x"}, "not yours"),
-        ("delivery.shown", "OPERATOR", "CLEARED", {"seller_id": "SELLER"}, "no key to show"),
-        ("round.progress", "SELLER", "CLEARED", {"model_accuracy": 0.5}, "nothing to report"),
+        ("delivery.shown", "OPERATOR", "CLEARED", {"seller_id": "SELLER"}, "without an open dispute"),
+        ("round.progress", "SELLER", "CLEARED", {"model_accuracy": 0.5}, "somebody else than the buyer"),
         ("bid.revealed", "SELLER", "CLEARED", {"valuation": 0.1, "epsilon": 1.0, "data_size": 1.0, "accuracy": None,
          "nonce": "00" * 16}, "not the one that was committed to"),
-        ("round.delivered", "system", "OPEN", {}, "somebody could still speak"),
+        ("round.delivered", "system", "OPEN", {}, "the round was not cleared"),
         ("party.key", "SELLER", "SELLER", {"public_key": "ab" * 32, "signature": "00" * 64}, "seller's old key"),
         ("imported.row", "system", "tokens", {"id": "token-x", "party_id": "OPERATOR", "token_hash": "ab" * 32,
          "scope": "full", "created_ms": 1}, "never later"),
@@ -178,7 +178,7 @@ def test_a_broker_that_rewrites_what_a_witness_saw_is_found(
         ("log.imported", "system", "log", {"note": "all is well", "entries": 0, "head": "0" * 64}, "never later"),
     ],
 )  # fmt: skip
-def test_a_word_that_nobody_could_give_is_found(
+def test_an_entry_that_nobody_could_have_made_is_found(
     signed_file: tuple[Path, str], tmp_path: Path, kind: str, actor: str, subject: str, details: Any, found: str
 ) -> None:
     """Entries after the witnessed head, hashed, projected and signed by the operator itself."""

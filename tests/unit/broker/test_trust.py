@@ -217,7 +217,7 @@ def test_a_sealed_update_opens_when_it_is_paid(signed: Market) -> None:
     signed.broker.bid(signed.sellers[2], round_id, Offer(0.3, 0.5), key())
     signed.broker.close_round(signed.buyer, round_id, key())
     paid, refused = signed.winners(round_id)[:2]
-    with pytest.raises(BrokerError, match="travel sealed"):
+    with pytest.raises(BrokerError, match="are sent sealed"):
         signed.broker.claim_delivery(signed.seller(paid), round_id, "ab" * 32, key())
     sent = {who: connect(signed, tokens[who]).claim_sealed(round_id, b"weights of " + who.encode())
             for who in signed.winners(round_id)}  # fmt: skip

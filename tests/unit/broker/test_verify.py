@@ -303,7 +303,7 @@ def known_names(file: Path) -> dict[str, str]:
         ("award.settled", "system", "CLEARED", {"seller_id": "SELLER", "charge": "void", "paid_micro": 0},
          "settled, but its round is not"),
         ("round.settled", "system", "CLEARED",
-         {"buyer_id": "BUYER", "paid_micro": 0, "refunded_micro": 1_000_000, "fault": None}, "could still speak"),
+         {"buyer_id": "BUYER", "paid_micro": 0, "refunded_micro": 1_000_000, "fault": None}, "award still waited"),
         ("token.minted", "BUYER", "OPERATOR", {"id": "t", "token_hash": "h", "scope": "full", "expires_ms": None},
          "was made by"),
         ("no.such.kind", "system", "x", {}, "unknown kind"),

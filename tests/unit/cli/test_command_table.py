@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from privmarket.cli import app
 from privmarket.cli.command_table import COMMANDS, load
+from privmarket.market.attacks import LEVELS, GridAttack
 
 runner = CliRunner()
 
@@ -21,6 +22,13 @@ def test_the_table_has_the_first_line_of_the_commands_own_help(name):
     command = load(name)
     assert (command.help or "").partition("\n")[0] == COMMANDS[name][1]
     assert command.name == name
+
+
+def test_the_audit_says_how_strong_its_attack_is():
+    said = " ".join((load("audit").help or "").split())
+    assert f"The attack is {LEVELS['strong'].words}; the worst" in said
+    grid = GridAttack()  # what the strong attack uses
+    assert f"a grid of {grid.valuations} valuations × {grid.shares} offers" in said
 
 
 def test_every_command_can_be_reached_and_shows_its_own_options():

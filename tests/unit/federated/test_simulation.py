@@ -299,5 +299,6 @@ def test_without_privacy_a_network_learns_from_pixels(monkeypatch):
 def test_training_that_diverges_says_so(monkeypatch):
     """Weights that are no numbers would guess class 0 and look like a bad result."""
     monkeypatch.setitem(pool.PIXEL_RATES, "mlp", 1e6)
-    with pytest.raises(ConfigurationError, match="diverged in round"):
+    with pytest.raises(ConfigurationError, match="diverged in round") as refused:
         without_privacy("mlp")
+    assert refused.value.hint == "halve its step: privmarket.federated.pool.PIXEL_RATES['mlp'] = 500000"

@@ -18,7 +18,7 @@ from privmarket.flower import wire
 from privmarket.flower.in_process import play_in_process
 from privmarket.flower.mod import _AppTraining, noisy_weights
 from privmarket.flower.node_seller import Job
-from privmarket.flower.result import kept_result
+from privmarket.flower.result import saved_result
 from privmarket.flower.wire import Sale
 from privmarket.privacy.calibration import ReleaseFamily
 from privmarket.privacy.noise import NoiseSource
@@ -254,7 +254,7 @@ def test_an_existing_app_learns_and_its_market_reports(tmp_path):
     report = buyer.report(context, result)
     assert report.accuracy > 0.9
     assert any(line.startswith("client 0: 4 sales") for line in report.summary())
-    assert kept_result(context) == json.loads((tmp_path / "result.json").read_text())
+    assert saved_result(context) == json.loads((tmp_path / "result.json").read_text())
     wallets = {path.name for path in tmp_path.glob("*.jsonl")}
     assert wallets == {f"client-{i}.jsonl" for i in range(NODES)}  # one for each node
     (first, *_) = pm.flower.WalletFile(tmp_path / "client-0.jsonl", 30.0).statement()
@@ -297,7 +297,7 @@ def test_the_example_with_opacus_learns_and_its_noise_is_its_own(monkeypatch, tm
         monkeypatch.setenv("PRIVMARKET_WALLETS", str(tmp_path / str(number)))
         grid = Wire(opacus_client_app.app, 6, run_config=config)
         context = play_in_process(server_app.app, opacus_client_app.app, 6, config, grid)
-        runs.append(kept_result(context))
+        runs.append(saved_result(context))
     assert all(one["accuracy"] > 0.3 for one in runs)  # by chance 0.1
     assert runs[0]["weights_sha256"] != runs[1]["weights_sha256"]
     wallet = pm.flower.WalletFile.existing(tmp_path / "0" / "client-0.jsonl")

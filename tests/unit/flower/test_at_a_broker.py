@@ -69,6 +69,27 @@ def test_a_run_with_the_auction_at_a_broker(service):
             assert not set(VALUATIONS) & set(reply.content["privmarket-offer"].values())
 
 
+def test_a_total_is_shared_evenly_and_the_records_say_what_the_broker_had_in_escrow(service):
+    """A task has one budget: nothing is handed on to later rounds, neither there nor in this run's records."""
+    broker, _, buyer, _ = service
+
+    def spoil(weights, job):
+        if job.sale.number == 0:
+            raise RuntimeError("gone")  # a round that pays nothing leaves its money to the rounds to come
+        return train(weights, job)
+
+    result, _ = play(service, spoil, rounds=3, budget=50.0, total_budget=10.0)
+    (task,) = buyer.tasks()
+    assert (task["budget_micro"], task["rounds"]) == (3_333_333, 3)
+    escrow = {one["number"]: one["budget_micro"] for one in buyer.rounds(task["id"])}
+    assert escrow == dict.fromkeys(range(3), 3_333_333)
+    assert {r.number: r.spent_micro + r.refunded_micro for r in result.records} == escrow
+    assert result.records[0].spent_micro == 0
+    assert 0 < sum(r.spent_micro for r in result.records) <= 10_000_000
+    assert "of 10 offered in 3 rounds" in result.summary()[-1]
+    assert verify(broker).difference is None
+
+
 def test_who_does_not_deliver_is_not_paid_by_the_broker(service):
     broker, connect, _, sellers = service
 

@@ -1,6 +1,7 @@
 """Rounds on the grid: paid for what was delivered, in time, once; and nobody's business is another's."""
 
 import time
+from typing import get_type_hints
 
 import numpy as np
 import pytest
@@ -9,6 +10,8 @@ from flwr.app import Message, RecordDict
 import privmarket as pm
 from privmarket.errors import ConfigurationError
 from privmarket.flower import wire
+from privmarket.flower.result import RoundJson
+from privmarket.rounds import RoundRecord
 from tests.unit.flower.toy import (
     BUDGET,
     CLIENTS,
@@ -21,6 +24,27 @@ from tests.unit.flower.toy import (
     server,
     train,
 )
+
+
+@pytest.mark.parametrize(
+    ("money", "offered"),
+    [({"budget": 4.0}, "of 8 offered in 2 rounds"), ({"budget": 99.0, "total_budget": 30.0}, "of 30 offered")],
+)
+def test_the_summary_says_what_the_rounds_offered(money, offered):
+    """A total is offered once, whatever the budget per round says and however much of round 0 went back."""
+
+    def gone(weights, job):
+        if (job.client, job.sale.number) == ("0", 0):
+            raise RuntimeError("gone")
+        return train(weights, job)
+
+    result, _ = play(client(gone), server(**money))
+    assert result.records[0].refunded_micro > 0
+    assert offered in result.summary()[-1]
+
+
+def test_a_round_of_a_result_file_has_the_fields_of_its_record():
+    assert list(get_type_hints(RoundJson).items()) == list(get_type_hints(RoundRecord).items())
 
 
 def test_everybody_who_delivers_is_paid():

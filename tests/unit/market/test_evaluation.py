@@ -7,7 +7,8 @@ import pytest
 
 import privmarket as pm
 from privmarket.market.evaluation import beyond_rounding, gain_shares, judge, underpaid_share
-from privmarket.market.outcome import TOLERANCE, is_beyond
+from privmarket.market.outcome import is_beyond
+from privmarket.plans import TOLERANCE
 
 TYPES = pm.Bids([[0.5, 1.0], [0.5, 1.0]], [[2.0, 1.0], [2.0, 1.0]])
 

@@ -9,12 +9,11 @@ import pytest
 
 from privmarket.errors import ConfigurationError
 from privmarket.market.menu import from_function
-from privmarket.market.scenarios import scenario
 from privmarket.meanfield import Grid, MenuMarket, Problem, solve
-from privmarket.meanfield.deviation_gain import fit_slope, measure, one_round_regret
+from privmarket.meanfield.deviation_gain import measure
 from privmarket.meanfield.finite_game import FiniteGame
-from privmarket.meanfield.plug_in_menu import PlugInMenu
 from privmarket.mechanisms import mechanism
+from privmarket_studies.plug_in_menu import PlugInMenu
 
 GRID = Grid(24, 24, 30)
 CURVE = from_function(lambda s: np.clip(1 - s, 0, 1), 1.0, 6)
@@ -94,26 +93,6 @@ def test_a_rule_that_clients_can_move_is_measured(solved):
     equilibrium = solve(Problem.from_scenario(market=MenuMarket(CURVE, 0.3)), grid=GRID, tolerance=1e-5)
     few, many = (measure(equilibrium, PlugInMenu(CURVE), n, seeds=range(4)) for n in (6, 150))
     assert many.hindsight.mean() < 0.3 * few.hindsight.mean()
-
-
-def test_slope_and_its_interval():
-    rng = np.random.default_rng(0)
-    sizes = [10, 30, 100, 300, 1000]
-    values = [n**-0.7 * rng.lognormal(0, 0.3, 30) for n in sizes]
-    fit = fit_slope(sizes, values, rng)
-    assert fit is not None
-    assert fit.low < -0.7 < fit.high
-    assert fit.high - fit.low < 0.2
-    assert fit_slope(sizes, [v - 1 for v in values], rng) is None
-
-
-def test_one_round_proxy_is_zero_for_an_exact_rule_and_not_for_another():
-    law = scenario("uniform")
-    exact, paid = one_round_regret(mechanism("mean-field-menu"), law, 30, 0.5, seeds=range(2))
-    loose, _ = one_round_regret(mechanism("jsam"), law, 30, 0.5, seeds=range(2))
-    assert exact.max() < 1e-9
-    assert loose.min() > 1e-3
-    assert paid.min() > 0
 
 
 def test_bad_input_is_refused(solved, rule):

@@ -11,7 +11,7 @@ from privmarket.market.bids import Bids
 from privmarket.market.menu import POSTED_PRICE, MenuCurve
 from privmarket.meanfield import MenuMarket
 from privmarket.meanfield.offered import MenuPath, TabulatedMarket, average
-from privmarket.meanfield.plug_in_menu import PlugInMenu
+from privmarket_studies.plug_in_menu import PlugInMenu
 
 CURVE = MenuCurve([0.4, 0.8, 1.0], [0.3, 0.3, 0.4])
 

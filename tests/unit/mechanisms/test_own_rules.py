@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import sys
 from importlib.metadata import EntryPoint
 
@@ -266,6 +267,21 @@ def test_rules_whose_extra_is_missing_are_skipped_and_named(monkeypatch):
 def test_a_rule_returns_two_arrays(answer):
     with pytest.raises(OutcomeError, match="not a pair"):
         FunctionRule(lambda bids, budget: answer(bids.epsilon)).run(pm.Bids([0.2, 0.4], [1.0, 1.0]), 1.0)
+
+
+def test_what_the_hint_about_guarantees_names_can_be_given():
+    class Wordy(Half):
+        guarantees = ("truthful",)
+
+    with pytest.raises(ConfigurationError, match="'truthful' among its guarantees is none") as refused:
+        resolve(Wordy)
+    (place, name), *_ = re.findall(r"([a-z.]+)\.(\w+)\(\)", refused.value.hint)
+    promise = getattr(importlib.import_module(place), name)
+
+    class Named(Half):
+        guarantees = (promise(),)
+
+    assert resolve(Named).guarantees == (promise(),)
 
 
 def test_a_misspelt_name_is_no_module():

@@ -1,6 +1,7 @@
 """The report page: self-contained, complete, and true to the run."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -8,7 +9,16 @@ from privmarket.federated.config import FederationConfig, Training
 from privmarket.federated.simulation import run
 from privmarket.reports.federated_demo import NAMES, demo_config
 from privmarket.reports.federated_report import write_report
-from privmarket.reports.verdict import LieCheck, other_trust_sentence, percent, strength, verdict, worst_promise
+from privmarket.reports.verdict import (
+    MisreportCheck,
+    money_takeaway,
+    other_trust_sentence,
+    percent,
+    strength,
+    verdict,
+    worst_promise,
+)
+from privmarket.rounds import MICRO, RoundRecord
 
 CONFIG = FederationConfig(
     clients=6, rounds=3, budget=5.0, wallet=4.0, evaluate_every=1, training=Training(model="logistic")
@@ -37,6 +47,19 @@ def test_the_page_needs_nothing_else(result, tmp_path):
     assert path.stat().st_size < 1_000_000
 
 
+def test_money_of_a_total_comes_back_once(result):
+    """What a round leaves of a total is handed on to the next, and comes back only after the last."""
+    money = ((1, 9), (2, 17))  # paid and not paid, of 20 in all
+    records = tuple(
+        RoundRecord(number, spent_micro=paid * MICRO, refunded_micro=left * MICRO)
+        for number, (paid, left) in enumerate(money)
+    )
+    paced = replace(result, config=CONFIG.replace(rounds=2, total_budget=20.0), records=records)
+    assert "17.00 of the rounds' money was not needed" in money_takeaway(paced)
+    each = replace(result, config=CONFIG.replace(rounds=2), records=records)
+    assert "26.00 of the rounds' money was not needed" in money_takeaway(each)
+
+
 def test_labels_are_escaped(result, tmp_path):
     bad = "<script>alert(1)</script>"
     path = write_report(tmp_path / "p.html", {"<b>run</b>": result}, command=bad, names=[bad] * 6)
@@ -46,7 +69,7 @@ def test_labels_are_escaped(result, tmp_path):
 
 
 def test_the_verdict_says_money_accuracy_noise_lies_and_the_cap(result, quiet):
-    said = verdict({"private": result, "quiet": quiet}, LieCheck(0.0, 1.0, 5.0), "pounds")
+    said = verdict({"private": result, "quiet": quiet}, MisreportCheck(0.0, 1.0, 5.0), "pounds")
     assert f"For {result.spent:,.0f} of a budget of 15 pounds" in said
     assert percent(result.accuracy) in said
     assert "privacy noise cost" in said
@@ -57,15 +80,15 @@ def test_the_verdict_says_money_accuracy_noise_lies_and_the_cap(result, quiet):
 def test_the_verdict_says_no_more_than_is_known(result, quiet):
     alone = verdict({"private": result})
     assert "noise cost" not in alone
-    assert "lie" not in alone.replace("client", "")
+    assert "misreport" not in alone
     assert "no privacy is promised" in verdict({"quiet": quiet})
-    assert "gained 0.5" in verdict({"private": result}, LieCheck(0.5, 1.0, 5.0))
+    assert "gained 0.5" in verdict({"private": result}, MisreportCheck(0.5, 1.0, 5.0))
 
 
 def test_whether_a_misreport_paid_depends_on_no_currency():
     for unit in (1e-9, 1.0, 1e9):
-        assert "no misreport paid" in LieCheck(1e-12 * unit, unit, 5 * unit).sentence
-        assert "gained" in LieCheck(1e-6 * unit, unit, 5 * unit).sentence
+        assert "no misreport paid" in MisreportCheck(1e-12 * unit, unit, 5 * unit).sentence
+        assert "gained" in MisreportCheck(1e-6 * unit, unit, 5 * unit).sentence
 
 
 def test_words_for_a_promise_follow_what_a_guesser_can_do(result):

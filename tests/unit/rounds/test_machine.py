@@ -89,7 +89,7 @@ def test_steps_out_of_turn():
         cleared.settle({"c": None})
     with pytest.raises(RoundError, match="sold nothing"):
         cleared.settle({}, {"c": "refused"})
-    with pytest.raises(RoundError, match="twice"):
+    with pytest.raises(RoundError, match="a is both reported and void"):
         cleared.settle({"a": None}, {"a": "refused"})
     with pytest.raises(RoundError, match="is cleared: cannot clear"):
         cleared.clear(Fixed([1, 0, 0], [1, 0, 0]))

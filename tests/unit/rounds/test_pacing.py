@@ -22,6 +22,8 @@ from privmarket.rounds import (
     RoundRecord,
     Terms,
     hold_auction,
+    micro_units,
+    offered_micro,
 )
 
 
@@ -54,10 +56,19 @@ def test_less_than_a_micro_unit_per_round_is_refused_instead_of_overspent():
 
 def test_money_is_counted_as_it_is_written():
     assert int(4.146558 * MICRO) == 4_146_557  # the float lies below the number
+    assert micro_units(4.146558) == 4_146_558
     pacing = Pacing(MarketPlan(rounds=3, budget=4.146558), ReleaseFamily(), 5.0)
     assert pacing.terms(after()).budget_micro == 4_146_558
     assert pacing.total_micro == 3 * 4_146_558
     assert Pacing(MarketPlan(rounds=1, total_budget=8.227063), ReleaseFamily(), 5.0).total_micro == 8_227_063
+
+
+def test_money_that_was_offered_counts_every_unit_once():
+    rounds = [RoundRecord(0, spent_micro=1, refunded_micro=9), RoundRecord(1, spent_micro=2, refunded_micro=17)]
+    assert offered_micro(MarketPlan(rounds=2, budget=99.0), rounds) == 29
+    # Of a total, what round 0 did not pay is part of round 1's escrow.
+    assert offered_micro(MarketPlan(rounds=2, total_budget=20e-6), rounds) == 20
+    assert offered_micro(MarketPlan(rounds=2, total_budget=20e-6), rounds[:1]) == 10
 
 
 @settings(deadline=None)
@@ -71,7 +82,7 @@ def test_no_run_spends_more_than_its_total(rounds, total, random):
     assert sum(record.spent_micro for record in past) <= pacing.total_micro <= total * MICRO * (1 + 1e-12)
 
 
-@pytest.mark.parametrize("family", [ReleaseFamily(), ReleaseFamily(0.25, 4, 1e-6)])
+@pytest.mark.parametrize("family", [ReleaseFamily(), ReleaseFamily(0.25, 4), ReleaseFamily(0.25, 1, 1e-6)])
 def test_an_award_is_the_release_of_its_family(family):
     """Reserved under the round's name is what the auction decided, as the family releases it."""
 

@@ -73,12 +73,6 @@ class _Layers:
             rows = torch.mm(rows, weight, out=self._out(turn, rows, weight)).relu_()
         return rows
 
-    def products(self, rows: Tensor) -> Tensor:
-        """The matrix products of all layers and nothing else."""
-        for turn, weight in enumerate(self.weights):
-            rows = torch.mm(rows, weight, out=self._out(turn, rows, weight))
-        return rows
-
     def _out(self, turn: int, rows: Tensor, weight: Tensor) -> Tensor:
         shape = rows.shape[0], weight.shape[1]
         return self.buffers[turn % 2, : shape[0] * shape[1]].view(shape)
@@ -107,11 +101,3 @@ class _Ramps:
         torch.clamp(height, 0.0, 1.0, out=markup)
         torch.sub(markup, height, alpha=2.0, out=height)
         markup.mul_(height).mul_(self.scale)
-
-
-def bare_products(network: MeanFieldNetwork, features: Tensor) -> Tensor:
-    """The matrix products of the row network and nothing else, in the same chunks: the yardstick of speed."""
-    layers, result = _Layers(network), features
-    for start in range(0, features.shape[0], CHUNK_ROWS):
-        result = layers.products(features[start : start + CHUNK_ROWS])
-    return result

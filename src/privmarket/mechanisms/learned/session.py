@@ -50,7 +50,7 @@ class CaseRow(FluidRatio):
     over_budget: float
 
 
-class Measured(TypedDict):
+class MeasuredWeights(TypedDict):
     """What is measured on weights, case by case; `max_regret` is what they promise."""
 
     cases: list[CaseRow]
@@ -165,7 +165,7 @@ def measure(
     attack: Attack = STRONG,
     seed: int = 12_345,
     progress: Callable[[CaseRow], None] = lambda row: None,
-) -> Measured:
+) -> MeasuredWeights:
     """Attacks weights in markets (law, clients, budget, profiles).
 
     Returns:
@@ -195,6 +195,6 @@ def measure(
     return summary(rows)
 
 
-def summary(rows: list[CaseRow]) -> Measured:
+def summary(rows: list[CaseRow]) -> MeasuredWeights:
     """What `measure` returns, from its rows."""
     return {"cases": rows, "max_regret": round(1.25 * max(row["regret_share"] for row in rows), 5)}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -17,24 +16,17 @@ from privmarket.mechanisms.learned.networks import AuctionNetwork
 from privmarket.mechanisms.learned.recipes import Recipe
 from privmarket.mechanisms.learned.trainer import Trainer
 from privmarket.mechanisms.learned.weights import Weights, save
-
-# name → (module, mechanism class); the class names its network.
-TRAINABLE: dict[str, tuple[str, str]] = {
-    "mfg-regretnet": ("mfg_regretnet", "MfgRegretNet"),
-    "mfg-regretnet:literal": ("literal", "MfgRegretNetLiteral"),
-    "regretnet": ("regretnet", "RegretNet"),
-    "dm-regretnet": ("dm_regretnet", "DmRegretNet"),
-}
+from privmarket.mechanisms.registry import registered_class, registered_names
 
 
 def mechanism_class(name: str) -> type[LearnedMechanism]:
     """The class of the learned rule called `name`; refused if no network belongs to it."""
-    if name not in TRAINABLE:
+    found = registered_class(name) if name in registered_names() else None
+    if found is None or not issubclass(found, LearnedMechanism):
+        trainable = [one for one in registered_names() if issubclass(registered_class(one), LearnedMechanism)]
         raise ConfigurationError(
-            f"{name!r} is not a mechanism with a network", f"choose one of: {', '.join(TRAINABLE)}"
+            f"{name!r} is not a mechanism with a network", f"choose one of: {', '.join(trainable)}"
         )
-    module, cls = TRAINABLE[name]
-    found: type[LearnedMechanism] = getattr(import_module(f"privmarket.mechanisms.learned.{module}"), cls)
     return found
 
 

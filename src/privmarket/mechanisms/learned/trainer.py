@@ -98,7 +98,8 @@ class Trainer:
             if chosen == "solved" and self.solved is None:
                 raise ConfigurationError(
                     f"{name} is 'solved', but no solved game was given",
-                    "pass one: train(..., solved=SolvedReference(equilibrium))",
+                    "give train(solved=…) an object with `payment` and `value`, see "
+                    "privmarket.mechanisms.learned.mean_field_loss.SolvedMarket",
                 )
 
     def run(self, report: Callable[[TrainingStep], None], until: int | None = None) -> None:
@@ -167,13 +168,13 @@ class Trainer:
         found = self._search(outside, tried, valuation, cap, visit)
         truth = Trade(trade.epsilon[:, who], trade.payment[:, who])
 
-        def outcome(lie: Misreports) -> Trade:
-            return self.network.deviate(encoded, markets, lie.valuation, lie.epsilon, who)
+        def outcome(reported: Misreports) -> Trade:
+            return self.network.deviate(encoded, markets, reported.valuation, reported.epsilon, who)
 
         gained, baseline = regret(outcome(found), truth, valuation), self.recipe.baseline
         if mixing := baseline.mixing_at(self.step):
-            lie, moved = self._best_advantage(outside, markets, tried, found, valuation, cap)
-            advantage = outcome(lie).utility(valuation) - truth.utility(valuation) - moved
+            reported, moved = self._best_advantage(outside, markets, tried, found, valuation, cap)
+            advantage = outcome(reported).utility(valuation) - truth.utility(valuation) - moved
             gained = (1 - mixing) * gained + mixing * torch.relu(advantage)
         terms = torch.zeros(())
         if self.critic is not None and baseline.fits_at(self.step):

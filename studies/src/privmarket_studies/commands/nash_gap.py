@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich import table as tables
 
     from privmarket_studies import nash_gap_study
-    from privmarket_studies.nash_gap_report import Report
+    from privmarket_studies.nash_gap_report import NashGapReport
 else:
     console, tables = late("rich.console"), late("rich.table")
     nash_gap_study = late("privmarket_studies.nash_gap_study")
@@ -58,7 +58,7 @@ def nash_gap(
         raise ConfigurationError(f"--sizes {sizes!r}", "use at least 2 clients")
     searched = tuple(n for n in (10, 100) if n in numbers)
     proxies = tuple(proxy or ())
-    setting = nash_gap_study.Setting(scenario, numbers, seeds, search_seeds, searched, proxies, grid=grid)
+    setting = nash_gap_study.StudySetting(scenario, numbers, seeds, search_seeds, searched, proxies, grid=grid)
     with console.Console(stderr=True).status("starting") as status:
         report = nash_gap_study.run(setting, out / "nash-gap.json", progress=status.update)
     page = out / "nash-gap.md"
@@ -71,7 +71,7 @@ def nash_gap(
         print_table(_table(report))
 
 
-def _table(report: Report) -> tables.Table:
+def _table(report: NashGapReport) -> tables.Table:
     table = tables.Table(title="log-log slope in N of each measure ÷ mean payment, with its 95 % interval")
     for column in ("population", "rule", "measure", "slope"):
         table.add_column(column)

@@ -145,7 +145,7 @@ class _Live:
     def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
-    def show(self, status: runner.Status) -> None:
+    def show(self, status: runner.RunStatus) -> None:
         """Replaces the line by where the run stands now."""
         running = ", ".join(f"{cell.kind} {cell.config.get('mechanism', '')}" for cell in status.running[:2])
         failed = f"{status.failed} failed · " if status.failed else ""

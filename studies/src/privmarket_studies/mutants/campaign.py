@@ -17,9 +17,18 @@ from pathlib import Path
 from privmarket_studies.mutants.coverage import Coverage, in_function
 from privmarket_studies.mutants.fault_bench import NOTHING, PATIENCE_SECONDS, Bench
 from privmarket_studies.mutants.fault_bench import run as run_bench
-from privmarket_studies.mutants.faults import Fault, behaviour, faults, tree_with
+from privmarket_studies.mutants.faults import CodeFault, behaviour, faults, tree_with
 from privmarket_studies.mutants.targets import NAMED, TARGETS, Target
-from privmarket_studies.mutants.trial import NO_TESTS, NOT_TRIED, SURVIVED, Entry, Only, Verdict, preload, try_fault
+from privmarket_studies.mutants.trial import (
+    NO_TESTS,
+    NOT_TRIED,
+    SURVIVED,
+    Entry,
+    Only,
+    TrialVerdict,
+    preload,
+    try_fault,
+)
 
 _IMPORT_AND_ENDLESS_SECONDS = 60.0
 
@@ -32,7 +41,7 @@ class Attempt:
         target: index into `TARGETS`.
     """
 
-    fault: Fault
+    fault: CodeFault
     target: int
 
 
@@ -56,7 +65,7 @@ def sample(root: Path) -> list[Attempt]:
     return chosen
 
 
-def _in_turn(by_module: list[list[Fault]], wanted: int) -> Iterator[Fault]:
+def _in_turn(by_module: list[list[CodeFault]], wanted: int) -> Iterator[CodeFault]:
     queues = [iter(found) for found in by_module]
     taken = 0
     while queues and taken < wanted:
@@ -69,12 +78,12 @@ def _in_turn(by_module: list[list[Fault]], wanted: int) -> Iterator[Fault]:
                 yield fault
 
 
-def _is(fault: Fault, name: tuple[str, str, str, str]) -> bool:
+def _is(fault: CodeFault, name: tuple[str, str, str, str]) -> bool:
     path, function, before, after = name
     return fault.path.endswith(path) and (fault.function, fault.before, fault.after) == (function, before, after)
 
 
-def _named(fault: Fault) -> bool:
+def _named(fault: CodeFault) -> bool:
     return any(_is(fault, name) for name in NAMED)
 
 
@@ -136,7 +145,7 @@ class _Work:
         """Whether it was recorded which tests of the target call which functions."""
         return self._coverage_file(target).exists()
 
-    def on_a_bench(self, target: Target, waiting: Sequence[Fault]) -> None:
+    def on_a_bench(self, target: Target, waiting: Sequence[CodeFault]) -> None:
         """Faults in functions, against tests that are imported once.
 
         What survives here is tried afresh only where code that runs at import may see the fault.
@@ -165,7 +174,7 @@ class _Work:
         if found.error is not None:
             self.say(f"{target.path}: the tests cannot judge faults: {found.error}")
 
-    def afresh(self, target: Target, fault: Fault) -> None:
+    def afresh(self, target: Target, fault: CodeFault) -> None:
         """Tries one fault in a process of its own that imports everything anew."""
         path = self.root / fault.path
         coverage = _stored(self._coverage_file(target))
@@ -174,10 +183,10 @@ class _Work:
         order = _within(PATIENCE_SECONDS, sorted(chosen, key=lambda name: coverage.seconds[name]), coverage)
         tree = tree_with(fault, self.root)
 
-        def attempt(tree: ast.Module | None, names: Sequence[str]) -> Verdict:
+        def attempt(tree: ast.Module | None, names: Sequence[str]) -> TrialVerdict:
             files = list(dict.fromkeys(name.partition("::")[0] for name in names))
             if not files:
-                return Verdict(NO_TESTS, 0.0)
+                return TrialVerdict(NO_TESTS, 0.0)
             kept = Only(names, PATIENCE_SECONDS)
             limit = PATIENCE_SECONDS + _IMPORT_AND_ENDLESS_SECONDS
             return try_fault(_module(path, self.root), path, tree, files, self.root, limit, [kept])
@@ -187,10 +196,10 @@ class _Work:
             order.remove(verdict.test)  # fails without the fault as well: it can judge nothing now
             verdict = attempt(tree, order)
         if verdict.word == NO_TESTS:
-            verdict = Verdict(SURVIVED, verdict.seconds)  # no test calls this code
+            verdict = TrialVerdict(SURVIVED, verdict.seconds)  # no test calls this code
         self._note(fault, verdict, final=True)
 
-    def _note(self, fault: Fault, verdict: Verdict, final: bool) -> None:
+    def _note(self, fault: CodeFault, verdict: TrialVerdict, final: bool) -> None:
         entry = {"key": _key(fault, self.root), **asdict(fault), "name": fault.name, "verdict": verdict.word}
         entry |= {"seconds": round(verdict.seconds, 1), "test": verdict.test, "final": final}
         with self.out.open("a", encoding="utf-8") as stream:
@@ -269,7 +278,7 @@ def _waits(entry: Entry | None, again: bool) -> bool:
     return entry is None or not entry["final"] or (again and entry["verdict"] == SURVIVED)
 
 
-def _key(fault: Fault, root: Path) -> str:
+def _key(fault: CodeFault, root: Path) -> str:
     """Names a fault in a file as it behaves: other code, another key; comments and docstrings do not count."""
     return f"{fault.digest}-{behaviour(root / fault.path)}"
 

@@ -27,7 +27,15 @@ from types import CellType, FrameType, FunctionType, ModuleType
 import pytest
 
 from privmarket_studies.mutants.coverage import Calls, Coverage, calls_below
-from privmarket_studies.mutants.trial import ENDLESS, KILLED, SURVIVED, TIMED_OUT, Verdict, forked, pytest_options
+from privmarket_studies.mutants.trial import (
+    ENDLESS,
+    KILLED,
+    SURVIVED,
+    TIMED_OUT,
+    TrialVerdict,
+    forked,
+    pytest_options,
+)
 
 SLOW_SECONDS = 6.0  # processor time, with every call noted
 ENDLESS_SECONDS = 5.0  # beyond three times what the test takes without a fault
@@ -108,7 +116,7 @@ class Bench:
         self.coverage = Coverage(self.imports, tests, left_out, seconds)
         self._keep(self.coverage)
 
-    def try_code(self, module: str, tree: ast.Module, tests: Collection[str] | None = None) -> Verdict:
+    def try_code(self, module: str, tree: ast.Module, tests: Collection[str] | None = None) -> TrialVerdict:
         """Whether the quick tests notice a changed module; the quickest run first.
 
         Args:
@@ -136,13 +144,13 @@ class Bench:
 
             code, seconds = forked(child, 2 * PATIENCE_SECONDS + 3 * self._limit(order[-1] if order else None))
             if code == 0:
-                return Verdict(SURVIVED, seconds)
+                return TrialVerdict(SURVIVED, seconds)
             failed = note.read_text(encoding="utf-8") if note.exists() else ""
         found = [item for item in order if item.nodeid == failed]
         if found and not self._passes(found[0]):
             self.quick.remove(found[0])  # it can judge nothing now
             return self.try_code(module, tree, tests)
-        return Verdict(TIMED_OUT if code == ENDLESS else KILLED, seconds, failed)
+        return TrialVerdict(TIMED_OUT if code == ENDLESS else KILLED, seconds, failed)
 
     def _passes(self, item: pytest.Item) -> bool:
         """Whether a test passes on the code without a fault."""

@@ -56,7 +56,7 @@ _WORDS = {"left": "right", "right": "left"}
 
 
 @dataclass(frozen=True)
-class Fault:
+class CodeFault:
     """One small change.
 
     Attributes:
@@ -91,7 +91,7 @@ Change = Callable[[ast.AST], ast.AST]
 Found = tuple[str, ast.AST, Change]
 
 
-def faults(path: Path, root: Path) -> list[Fault]:
+def faults(path: Path, root: Path) -> list[CodeFault]:
     """Every fault that this module can put into a file."""
     return [fault for fault, _ in _all(path, root)]
 
@@ -106,7 +106,7 @@ def behaviour(path: Path) -> str:
     return hashlib.sha256(ast.dump(tree).encode()).hexdigest()[:12]
 
 
-def tree_with(fault: Fault, root: Path) -> ast.Module:
+def tree_with(fault: CodeFault, root: Path) -> ast.Module:
     """The syntax tree of the fault's file, with the fault in it."""
     for found, tree in _all(root / fault.path, root):
         if found == fault:
@@ -114,7 +114,7 @@ def tree_with(fault: Fault, root: Path) -> ast.Module:
     raise LookupError(f"no such fault today: {fault.name}")
 
 
-def _all(path: Path, root: Path) -> Iterator[tuple[Fault, Callable[[], ast.Module]]]:
+def _all(path: Path, root: Path) -> Iterator[tuple[CodeFault, Callable[[], ast.Module]]]:
     source = ast.parse(path.read_text(encoding="utf-8"))
     seen: Counter[tuple[str, str, str, str]] = Counter()
     for place, (function, (kind, node, change)) in enumerate(_places(source)):
@@ -122,7 +122,7 @@ def _all(path: Path, root: Path) -> Iterator[tuple[Fault, Callable[[], ast.Modul
         if before == after:
             continue
         label = (function, kind, before, after)
-        fault = Fault(
+        fault = CodeFault(
             str(path.relative_to(root)), function, kind, _short(before), _short(after), seen[label], _line(node)
         )
         seen[label] += 1

@@ -45,7 +45,7 @@ Entry = dict[str, Any]  # a fault with what came of it, as it is kept; entries o
 
 
 @dataclass(frozen=True)
-class Verdict:
+class TrialVerdict:
     """What came of a fault.
 
     Attributes:
@@ -130,7 +130,7 @@ def try_fault(
     root: Path,
     limit_seconds: float,
     plugins: Sequence[object] = (),
-) -> Verdict:
+) -> TrialVerdict:
     """Whether the tests notice.
 
     Args:
@@ -156,7 +156,7 @@ def try_fault(
         if code == pytest.ExitCode.USAGE_ERROR:
             raise RuntimeError(f"pytest cannot run {' '.join(tests)}")
         failed = note.read_text(encoding="utf-8") if note.exists() else ""
-    return Verdict({0: SURVIVED, ENDLESS: TIMED_OUT, 5: NO_TESTS}.get(code, KILLED), seconds, failed)
+    return TrialVerdict({0: SURVIVED, ENDLESS: TIMED_OUT, 5: NO_TESTS}.get(code, KILLED), seconds, failed)
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from privmarket_studies.reproduce.document import (
     NOT_COMPUTED,
     Block,
     Figure,
-    Page,
+    ResultPage,
     Results,
     Table,
     Text,
@@ -19,7 +19,7 @@ from privmarket_studies.reproduce.document import (
     prose,
 )
 from privmarket_studies.reproduce.markets import LITERAL
-from privmarket_studies.reproduce.statistics import DECIDED, Comparison, Measured, compare
+from privmarket_studies.reproduce.statistics import DECIDED, Measured, PairedComparison, compare
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
@@ -125,7 +125,7 @@ def _floor_cells(scale: Scale) -> list[Cell]:
     ]
 
 
-def render(results: Results) -> Page:
+def render(results: Results) -> ResultPage:
     """Renders the page from the kept cells."""
     steps = next((r.cell.config["steps"] for r in results.all("training")), 0)
     blocks: list[Block] = [
@@ -145,7 +145,7 @@ def render(results: Results) -> Page:
         _learned(results),
         *failure_text(results),
     ]
-    return Page("ablations", TITLE, blocks)
+    return ResultPage("ablations", TITLE, blocks)
 
 
 _CAPTION = "Short trainings: regret found against ε bought; large: mean over seeds, small: each seed."
@@ -172,7 +172,7 @@ def _reference(name: str) -> str:
     return next(iter(next(group for group in (VARIANTS, CONCATENATED, LEVELS) if name in group)))
 
 
-def _against(results: Results, name: str, figure: str) -> Comparison | None:
+def _against(results: Results, name: str, figure: str) -> PairedComparison | None:
     """A variant against the first of its group, seed by seed."""
     return compare(_seeds_of(results, name, figure), _seeds_of(results, _reference(name), figure))
 
@@ -219,7 +219,7 @@ def _reseeded_table(results: Results) -> Table:
     )
 
 
-_RESEEDED = {"regret": "gain from lies / mean payment", "fluid_ratio": "ε bought / fluid bound"}
+_RESEEDED = {"regret": "gain from misreports / mean payment", "fluid_ratio": "ε bought / fluid bound"}
 
 
 def _literal_table(results: Results) -> Table:
@@ -235,9 +235,10 @@ def _literal_table(results: Results) -> Table:
             absent = [results.absent(kind, mechanism=rule) for kind in kinds]
             texts = [a if m is None else m.text(spec) for (m, spec), a in zip(specs, absent, strict=True)]
             rows.append([rule, *texts])
-    columns = ("rule", "ε bought / fluid bound", "over budget", "underpaid", "mean gain from lies / mean payment")
-    seeds = f"{results.over_seeds('efficiency')}; lies: {results.over_seeds('regret')}"
-    caption = f"Uniform, N = 100, B = 50; lies in the last column: N = 10, B = 5. {seeds}"
+    gain = "mean gain from misreports / mean payment"
+    columns = ("rule", "ε bought / fluid bound", "over budget", "underpaid", gain)
+    seeds = f"{results.over_seeds('efficiency')}; misreports: {results.over_seeds('regret')}"
+    caption = f"Uniform, N = 100, B = 50; misreports in the last column: N = 10, B = 5. {seeds}"
     return Table("ablations-literal", caption, columns, rows)
 
 
@@ -315,7 +316,7 @@ def _draw(results: Results) -> Drawing:
             axes.plot(*means, marker, color=shade, ms=9, label=name, ls="none", markeredgecolor="white")
     for axes in panels:
         axes.axhline(1.0, color="#555555", ls="--", lw=1)
-        axes.set(xscale="log", xlabel="mean gain from lies / mean payment")
+        axes.set(xscale="log", xlabel="mean gain from misreports / mean payment")
         axes.grid(alpha=0.25)
     near = [point for point in seen if point[1] > _NEAR]
     if near:

@@ -128,7 +128,7 @@ PARTS: dict[str, tuple[Attack, Attack]] = {
     "strong": (VALUATION_ONLY, EPSILON_ONLY),
     "quick": (GridAttack(valuations=11, shares=1, neighbours=4), GridAttack(over_valuation=False, shares=10)),
 }
-"""Lies about v alone and about ε alone."""
+"""Misreports of v alone and of ε alone."""
 
 
 class Counted(Mechanism):

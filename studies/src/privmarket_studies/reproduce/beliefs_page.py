@@ -11,7 +11,7 @@ from privmarket_studies.reproduce.document import (
     NOT_COMPUTED,
     Block,
     Figure,
-    Page,
+    ResultPage,
     Results,
     Table,
     Text,
@@ -90,7 +90,7 @@ def _cell(
     return Cell("belief", config, seed, 0.05)
 
 
-def render(results: Results) -> Page:
+def render(results: Results) -> ResultPage:
     """Renders the page from the kept cells."""
     blocks: list[Block] = [
         prose("beliefs-set-up"),
@@ -106,14 +106,14 @@ def render(results: Results) -> Page:
         _learned(results),
         *failure_text(results),
     ]
-    return Page("beliefs", TITLE, blocks)
+    return ResultPage("beliefs", TITLE, blocks)
 
 
 _DRIFT = "Uniform, N = 100, B = 50, valuations times a factor that nobody told the rule about; mean over seeds."
 _NAMES = {
     "fluid_ratio": ("ε bought over the fluid bound of the true law", ".3f"),
     "over_budget": ("share of markets that spend more than the budget", ".1%"),
-    "regret": ("mean gain from lies (training's attack) over the mean payment", ".2%"),
+    "regret": ("mean gain from misreports (training's attack) over the mean payment", ".2%"),
 }
 
 
@@ -179,7 +179,8 @@ def _trained(results: Results) -> Table:
         rows.append([law, *texts, str(len(found))])
     columns = ("trained on", *(f"met by {truth}" for truth in BUDGETS), "seeds")
     steps = next((r.cell.config["steps"] for r in results.all("belief-training")), 0)
-    caption = f"`mfg-regretnet` after {steps} steps on one law: ε bought over the true fluid bound / gain from lies"
+    shown = "ε bought over the true fluid bound / gain from misreports"
+    caption = f"`mfg-regretnet` after {steps} steps on one law: {shown}"
     return Table("beliefs-trained", caption, columns, rows)
 
 

@@ -1,4 +1,4 @@
-"""Collusion, the paper's named future work: what joint lies with side payments gain against every rule."""
+"""Collusion, the paper's named future work: what joint misreports with side payments gain against every rule."""
 
 from __future__ import annotations
 
@@ -6,16 +6,25 @@ from typing import TYPE_CHECKING
 
 from privmarket.reports.palette import line_look, new_figure
 from privmarket_studies.reproduce.cells import Cell, Scale
-from privmarket_studies.reproduce.document import Block, Figure, Page, Results, Table, Text, failure_text, prose
+from privmarket_studies.reproduce.document import (
+    Block,
+    Figure,
+    ResultPage,
+    Results,
+    Table,
+    Text,
+    failure_text,
+    prose,
+)
 from privmarket_studies.reproduce.markets import RULES
 from privmarket_studies.reproduce.statistics import Measured
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
 
-TITLE = "Collusion: what do liars gain together?"
+TITLE = "Collusion: what do joint misreports gain?"
 SIZES = (2, 5, 10, 20)
-# One that is told every cost pays exactly that cost: lying alone already takes all, and would hide the rest.
+# One that is told every cost pays exactly that cost: a misreport alone already takes all, and would hide the rest.
 _FULL_INFORMATION = "jsam"
 
 
@@ -42,11 +51,11 @@ def cells(scale: Scale) -> list[Cell]:
     ]
 
 
-def render(results: Results) -> Page:
+def render(results: Results) -> ResultPage:
     """Renders the page from the kept cells."""
     found = results.all("coalition")
     if not found and not results.outdated:
-        return Page("collusion", TITLE, [Text("Nothing was computed."), *failure_text(results)])
+        return ResultPage("collusion", TITLE, [Text("Nothing was computed."), *failure_text(results)])
     config = found[0].cell.config if found else results.outdated[0].cell.config
     blocks: list[Block] = [
         prose("collusion-set-up", clients=config["clients"], budget=config["budget"], markets=config["markets"]),
@@ -55,13 +64,14 @@ def render(results: Results) -> Page:
         _learned(results),
         *failure_text(results),
     ]
-    return Page("collusion", TITLE, blocks)
+    return ResultPage("collusion", TITLE, blocks)
 
 
 _CAPTION = (
     "Gain of a coalition over what its members are paid when all are truthful, mean over coalitions, markets and "
-    "seeds; a gain of 0 (`pac` in twos) has no place on this scale. In the table only: `jsam`, which a single liar "
-    "robs already, `vcg`, which runs beside `k-plus-one-price`, and `mfg-menunet`, which for this goal is the menu."
+    "seeds; a gain of 0 (`pac` in twos) has no place on this scale. In the table only: `jsam`, which one misreport "
+    "beats already, `vcg`, which runs beside `k-plus-one-price`, and `mfg-menunet`, which for this goal is the "
+    "menu."
 )
 _ALIKE = ("vcg", "mfg-menunet")
 

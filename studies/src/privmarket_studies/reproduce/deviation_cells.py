@@ -9,11 +9,11 @@ import numpy as np
 
 from privmarket.market.collusion import CoalitionAttack
 from privmarket.market.evaluation import gain_shares, judge
-from privmarket.market.outcome import TOLERANCE
 from privmarket.market.scenarios import scenario
 from privmarket.meanfield import Equilibrium
 from privmarket.meanfield.deviation_gain import measure
-from privmarket_studies.nash_gap_study import MEASURES, POPULATIONS, RULES, SALE_CAP, Setting, solved_game
+from privmarket.plans import TOLERANCE
+from privmarket_studies.nash_gap_study import MEASURES, POPULATIONS, RULES, SALE_CAP, StudySetting, solved_game
 from privmarket_studies.reproduce.attack_strengths import PaperAscent
 from privmarket_studies.reproduce.cells import Config, Result
 from privmarket_studies.reproduce.markets import outside_training, rule_for
@@ -37,7 +37,7 @@ def run_ascent(config: Config, seed: int, scratch: Path) -> Result:
 
 
 def run_coalition(config: Config, seed: int, scratch: Path) -> Result:
-    """One cell about collusion: what coalitions of some size gain against a rule by lying together.
+    """One cell about collusion: what coalitions of some size gain against a rule by joint misreports.
 
     Config: mechanism, scenario, clients, budget, size, markets. Gains over the coalitions' truthful pay.
     """
@@ -72,4 +72,4 @@ def run_nash(config: Config, seed: int, scratch: Path) -> Result:
 
 @lru_cache(maxsize=2)
 def _solved(grid: str, population: str, rule: str) -> Equilibrium:
-    return solved_game(Setting(grid=grid), POPULATIONS[population], RULES[rule][0]())
+    return solved_game(StudySetting(grid=grid), POPULATIONS[population], RULES[rule][0]())

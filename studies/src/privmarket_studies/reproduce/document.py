@@ -115,7 +115,7 @@ Block = Text | Table | Figure
 
 
 @dataclass(frozen=True)
-class Page:
+class ResultPage:
     """The page of one question: a title and blocks in order."""
 
     name: str

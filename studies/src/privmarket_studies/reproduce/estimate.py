@@ -29,7 +29,7 @@ class Remaining:
         return text + (f" + {self.untimed} cells not yet timed" if self.untimed else "")
 
 
-class Clock:
+class CellTimer:
     """Estimates how long the remaining cells will take, from those that have finished."""
 
     def __init__(self) -> None:

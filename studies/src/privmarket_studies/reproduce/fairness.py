@@ -8,7 +8,16 @@ import numpy as np
 
 from privmarket.reports.palette import line_look, new_figure
 from privmarket_studies.reproduce.cells import Cell, Scale
-from privmarket_studies.reproduce.document import Block, Figure, Page, Results, Table, Text, failure_text, prose
+from privmarket_studies.reproduce.document import (
+    Block,
+    Figure,
+    ResultPage,
+    Results,
+    Table,
+    Text,
+    failure_text,
+    prose,
+)
 from privmarket_studies.reproduce.market_cells import FIFTHS
 from privmarket_studies.reproduce.markets import RULES
 from privmarket_studies.reproduce.statistics import Measured
@@ -38,7 +47,7 @@ def _cell(rule: str, settings: dict[str, object], law: str, budget: int, markets
     return Cell("fairness", {**config, "clients": 100, "budget": budget, "markets": markets}, seed, markets / 200)
 
 
-def render(results: Results) -> Page:
+def render(results: Results) -> ResultPage:
     """Renders the page from the kept cells."""
     blocks: list[Block] = [
         prose("fairness-set-up", seeds=results.seeds, floors=FLOORS),
@@ -49,7 +58,7 @@ def render(results: Results) -> Page:
         _learned(results),
         *failure_text(results),
     ]
-    return Page("fairness", TITLE, blocks)
+    return ResultPage("fairness", TITLE, blocks)
 
 
 _CAPTION = (

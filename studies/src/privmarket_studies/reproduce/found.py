@@ -10,7 +10,7 @@ from privmarket_studies.kept_weights import KeptResult
 from privmarket_studies.reproduce import collusion_page
 from privmarket_studies.reproduce.cells import Scale
 from privmarket_studies.reproduce.document import NOT_COMPUTED, Results, prose
-from privmarket_studies.reproduce.statistics import Comparison, Measured, compare, interval
+from privmarket_studies.reproduce.statistics import Measured, PairedComparison, compare, interval
 from privmarket_studies.reproduce.variations import TRUSTS, run_of
 from privmarket_studies.trust_runs import BARS
 
@@ -58,7 +58,7 @@ def _accuracy(runs: list[KeptResult]) -> float:
     return Measured.of(run["accuracy"] for run in runs).mean
 
 
-def _ratio(logs: Comparison | None) -> str:
+def _ratio(logs: PairedComparison | None) -> str:
     """A ratio with its interval, from differences of logarithms."""
     if logs is None or logs.difference.seeds < 2:
         return NOT_COMPUTED
@@ -71,7 +71,7 @@ def _figures(results: Results) -> dict[str, object]:
     def bought(rule: str) -> dict[int, float]:
         return results.by_seed("fluid_ratio", "efficiency", mechanism=rule, **_MARKET)
 
-    def lies(rule: str) -> dict[int, float]:
+    def misreports(rule: str) -> dict[int, float]:
         found = results.all("regret", mechanism=rule, **_MARKET, attack="strong")
         return {r.cell.seed: r.result["mean"] for r in found if r.result}
 
@@ -101,7 +101,7 @@ def _figures(results: Results) -> dict[str, object]:
         "menu_bought": _text(bought(menu), ".3f"),
         "net_bought": _text(bought(net), ".3f"),
         "more": _difference(bought(net), bought(menu), "+.3f"),
-        "net_lies": _text(lies(net), ".2%"),
+        "net_misreports": _text(misreports(net), ".2%"),
         "weak": _text(weak, ".2%"),
         "strong": _text(strong, ".2%"),
         "harder": _difference(strong, weak, "+.2%"),

@@ -46,7 +46,7 @@ _RENDERED = (".md", ".png", ".svg")
 _REMEDY = "bring the results back, or say why they are gone: --fewer REASON"
 
 
-class Step(TypedDict):
+class HistoryStep(TypedDict):
     """One step of a study's history."""
 
     results: int
@@ -55,16 +55,16 @@ class Step(TypedDict):
     why_fewer: NotRequired[str]
 
 
-class Entry(TypedDict):
+class StudyEntry(TypedDict):
     """A study's part of the manifest: group → number of results, group → their short names, and the history."""
 
     groups: dict[str, int]
     slots: NotRequired[dict[str, str]]
-    history: list[Step]
+    history: list[HistoryStep]
 
 
-Manifest = dict[str, Entry]
-_NOTHING: Entry = {"groups": {}, "history": []}
+Manifest = dict[str, StudyEntry]
+_NOTHING: StudyEntry = {"groups": {}, "history": []}
 
 
 class LostCellsError(PrivmarketError):
@@ -175,7 +175,7 @@ def losses(written: Manifest, there: Mapping[str, Inventory]) -> list[str]:
     return said
 
 
-def _slots(entry: Entry, group: str) -> list[str]:
+def _slots(entry: StudyEntry, group: str) -> list[str]:
     """The short names that a manifest lists for a group; none in manifests of before they were listed."""
     listed: str = entry.get("slots", {}).get(group, "")
     return listed.split()
@@ -237,7 +237,7 @@ def update(folder: Path, why_fewer: str = "") -> Path:
     return path
 
 
-def _entry(before: Entry, found: Inventory | None, why_fewer: str) -> Entry:
+def _entry(before: StudyEntry, found: Inventory | None, why_fewer: str) -> StudyEntry:
     """A study's part of the manifest: what is there, and one more step of its history if that has changed."""
     now = found or Inventory({}, "")
     history = list(before["history"])
@@ -246,7 +246,7 @@ def _entry(before: Entry, found: Inventory | None, why_fewer: str) -> Entry:
         for group, count in before["groups"].items()
     )
     if not history or history[-1]["digest"] != now.digest:
-        step: Step = {"results": now.results, "digest": now.digest}
+        step: HistoryStep = {"results": now.results, "digest": now.digest}
         if gone > 0:
             step |= {"gone": gone, "why_fewer": why_fewer}
         history.append(step)

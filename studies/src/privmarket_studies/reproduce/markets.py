@@ -24,7 +24,7 @@ CLASSICAL = (
 LEARNED = ("mfg-menunet", "regretnet", "dm-regretnet", "mfg-regretnet")
 RULES = (*CLASSICAL, *LEARNED)
 LITERAL = ("pac:literal", "vcg:literal", "mfg-pricing:literal", "mfg-regretnet:literal")
-# Rules that no lie helps against, in v and in ε: what the tests hold them to.
+# Rules that no misreport helps against, in v and in ε: what the tests hold them to.
 EXACT = ("pac", "mean-field-menu", "mfg-menunet")
 
 

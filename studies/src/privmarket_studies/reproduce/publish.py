@@ -16,7 +16,7 @@ from privmarket.files import write_atomically
 from privmarket_studies.reproduce import found, manifest, readme_table
 from privmarket_studies.reproduce.cache import Record, read_bundle, write_bundle
 from privmarket_studies.reproduce.cells import Cell
-from privmarket_studies.reproduce.document import Page, Results, Text, prose
+from privmarket_studies.reproduce.document import ResultPage, Results, Text, prose
 from privmarket_studies.reproduce.questions import QUESTIONS, Question
 from privmarket_studies.reproduce.report import drawn, write_page
 
@@ -56,7 +56,7 @@ def kept_records(question: Question, folder: Path) -> list[Record]:
     return read_bundle(folder / question.name / CELLS)
 
 
-def render_kept(question: Question, folder: Path) -> Page:
+def render_kept(question: Question, folder: Path) -> ResultPage:
     """The page of the kept cells, with how long they took and how to go on."""
     records = kept_records(question, folder)
     page = question.render(Results(records))

@@ -20,7 +20,7 @@ from privmarket_studies.reproduce import (
     variations_page,
 )
 from privmarket_studies.reproduce.cells import Cell, Scale
-from privmarket_studies.reproduce.document import Page, Results
+from privmarket_studies.reproduce.document import ResultPage, Results
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Question:
     name: str
     title: str
     cells: Callable[[Scale], list[Cell]]
-    render: Callable[[Results], Page]
+    render: Callable[[Results], ResultPage]
 
 
 QUESTIONS: dict[str, Question] = {

@@ -26,11 +26,12 @@ _FLOOR = 1e-6
 def block(results: Results, folder: str = "") -> str:
     """The table and the link to the figure, as Markdown; `folder` leads from the page to the results."""
     bought = results.over_seeds("efficiency", **_SETTING)
-    lies = results.over_seeds("regret", **_SETTING, attack="strong")
+    misreports = results.over_seeds("regret", **_SETTING, attack="strong")
     parts = [
-        f"![What each rule buys, and what a liar gains]({folder}{NAME}.png)",
-        "*100 clients, budget 50, Uniform law: ε bought against the limit of truthful buying, and the best lie "
-        f"that thousands of tries per client found ({bought}; lies: {lies}; hatched: breaks the budget). "
+        f"![What each rule buys, and what a misreport gains]({folder}{NAME}.png)",
+        "*100 clients, budget 50, Uniform law: ε bought against the limit of truthful buying, and the best "
+        f"misreport that thousands of tries per client found ({bought}; misreports: {misreports}; hatched: breaks "
+        "the budget). "
         f"[All results]({folder}README.md).*",
         _table(results).markdown().partition("\n\n")[2],
     ]
@@ -70,7 +71,7 @@ def _table(results: Results) -> Table:
     columns = (
         "rule",
         "ε bought / limit",
-        "gain from lies / pay",
+        "gain from misreports / pay",
         "over budget",
         "a million bids",
         "MNIST, α = 0.1, record-level DP",
@@ -79,7 +80,7 @@ def _table(results: Results) -> Table:
 
 
 def draw(results: Results) -> Drawing:
-    """Draws for every rule what it buys beside what a liar gains."""
+    """Draws for every rule what it buys beside what a misreport gains."""
     drawing = new_figure(9.0, 4.6)
     value, incentive = drawing.subplots(1, 2, sharey=True)
     found = {r: m for r in RULES if (m := results.measured("fluid_ratio", "efficiency", mechanism=r, **_SETTING))}
@@ -103,7 +104,7 @@ def draw(results: Results) -> Drawing:
     value.axvline(1.0, color="#555555", ls="--", lw=1)
     value.set_yticks(range(len(shown)), shown)
     value.set(xlim=(0, 1.25), xlabel="ε bought / limit of truthful buying (dashed)")
-    incentive.set(xscale="log", xlim=(_FLOOR, 100), xlabel="mean gain from the best lie found / mean payment")
+    incentive.set(xscale="log", xlim=(_FLOOR, 100), xlabel="mean gain from the best misreport / mean pay")
     for axes in (value, incentive):
         axes.grid(axis="x", alpha=0.25)
         axes.set_axisbelow(True)

@@ -1,4 +1,4 @@
-"""One cell of RQ1: what lies gain against a rule, client by client, under attacks of rising strength."""
+"""One cell of RQ1: what misreports gain against a rule, client by client, under attacks of rising strength."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def run(config: Config, seed: int, scratch: Path) -> Result:
         parts = {}
         if config["parts"] is not None:
             for name, attack in zip(("in_valuation", "in_epsilon"), PARTS[config["parts"]], strict=True):
-                lie = attack(rule, types[0], budget, rng)
-                found = found.worst_of(lie)
-                parts[f"mean_{name}"] = float(gain_shares(lie.gain, paid, budget).mean())
+                tried = attack(rule, types[0], budget, rng)
+                found = found.worst_of(tried)
+                parts[f"mean_{name}"] = float(gain_shares(tried.gain, paid, budget).mean())
     share = gain_shares(found.gain, paid, budget)
     return {
         "mean": float(share.mean()),

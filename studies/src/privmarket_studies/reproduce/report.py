@@ -15,7 +15,7 @@ from markdown_it import MarkdownIt
 from privmarket.files import write_atomically
 from privmarket.lazy import late
 from privmarket_studies.reproduce.cache import Record
-from privmarket_studies.reproduce.document import Block, Figure, Page, Table, Text
+from privmarket_studies.reproduce.document import Block, Figure, ResultPage, Table, Text
 
 if TYPE_CHECKING:
     import matplotlib
@@ -24,7 +24,7 @@ else:
     matplotlib = late("matplotlib")
 
 
-def markdown(page: Page) -> str:
+def markdown(page: ResultPage) -> str:
     """The page's text; figures are linked as PNG, tables also as CSV."""
     return "\n\n".join([f"# {page.title}", *(_block(block) for block in page.blocks)]) + "\n"
 
@@ -37,7 +37,7 @@ def _block(block: Block) -> str:
     return f"![{block.caption}]({block.name}.png)\n\n*{block.caption}* ([SVG]({block.name}.svg))"
 
 
-def write_page(page: Page, folder: Path, mark: str = "") -> list[Path]:
+def write_page(page: ResultPage, folder: Path, mark: str = "") -> list[Path]:
     """Writes README.md, the figures and a CSV file per table into `folder`; returns the files.
 
     Args:
@@ -84,7 +84,7 @@ def _scalars(data: Mapping[str, object]) -> dict[str, object]:
     return {name: value for name, value in data.items() if isinstance(value, str | int | float)}
 
 
-def write_html(pages: Sequence[Page], path: Path, facts: Mapping[str, str], command: str) -> Path:
+def write_html(pages: Sequence[ResultPage], path: Path, facts: Mapping[str, str], command: str) -> Path:
     """All pages in one file; the figures that `write_page` left in folders beside it are put into it as SVG."""
     template = jinja2.Template(
         (files("privmarket_studies") / "templates" / "reproduce_report.html").read_text(encoding="utf-8"),

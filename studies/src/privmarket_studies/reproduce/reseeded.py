@@ -53,7 +53,7 @@ def run(config: Config, seed: int, scratch: Path) -> Result:
 
 
 def run_menu(config: Config, seed: int, scratch: Path) -> Result:
-    """The same for a curve of `mfg-menunet` that minimises an error; its shape is learned, lies gain nothing.
+    """The same for a curve of `mfg-menunet` that minimises an error; its shape is learned, misreports gain nothing.
 
     Config: mechanism, objective (a name of `MENU_GOALS`), heterogeneity, scenario, clients, budget, markets, steps
     (None: all).

@@ -1,4 +1,4 @@
-"""RQ1: what does a liar gain? Regret under attacks of rising strength, IR, truthfulness in ε."""
+"""RQ1: what does a misreport gain? Regret under attacks of rising strength, IR, truthfulness in ε."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from privmarket_studies.reproduce.document import (
     NOT_COMPUTED,
     Block,
     Figure,
-    Page,
+    ResultPage,
     Results,
     Table,
     Text,
@@ -83,7 +83,7 @@ def _cell(rule: str, law: str, clients: int, budget: int, attack: str, parts: st
     return Cell("regret", config, seed, cost=clients / 100 * (4 if attack == "strongest" else 1))
 
 
-def render(results: Results) -> Page:
+def render(results: Results) -> ResultPage:
     """Renders the page from the kept cells."""
     main = sorted(
         {
@@ -94,7 +94,7 @@ def render(results: Results) -> Page:
         key=lambda s: (-s[0], LAWS.index(s[1])),
     )
     if not main:
-        return Page("rq1", TITLE, [Text("Nothing was computed."), *failure_text(results)])
+        return ResultPage("rq1", TITLE, [Text("Nothing was computed."), *failure_text(results)])
     first = _where(*main[0])
     attacked = results.all("regret", **first)
     attack = _attack(results, main[0])
@@ -111,20 +111,20 @@ def render(results: Results) -> Page:
         _learned(results, main[0]),
         *failure_text(results),
     ]
-    return Page("rq1", TITLE, blocks)
+    return ResultPage("rq1", TITLE, blocks)
 
 
-TITLE = "RQ1: what does a liar gain?"
-_MEAN = "The paper's Fig. 4 (a): mean gain from the best lie found, mean ± std over seeds."
+TITLE = "RQ1: what does a misreport gain?"
+_MEAN = "The paper's Fig. 4 (a): mean gain from the best misreport found, mean ± std over seeds."
 _CLIENTS = (
     "The paper's Fig. 4 (b): gains client by client, all seeds together; box: quartiles, whiskers: 5th and 95th "
-    f"percentile; on top: share of clients with a lie that gains; 0 is drawn at {_FLOOR:g}, a median of 0 as a "
-    "diamond."
+    f"percentile; on top: share of clients with a misreport that gains; 0 is drawn at {_FLOOR:g}, a median of 0 as "
+    "a diamond."
 )
 _STRENGTH = (
-    "Mean gain found against lies tried per client, mean ± std over seeds. Each level also tries what the weaker "
-    "ones try. Dashed: the one seed that also met the strongest attack, by itself. In the table only: rules whose "
-    "line runs beside another."
+    "Mean gain found against misreports tried per client, mean ± std over seeds. Each level also tries what the "
+    "weaker ones try. Dashed: the one seed that also met the strongest attack, by itself. In the table only: rules "
+    "whose line runs beside another."
 )
 
 
@@ -140,7 +140,7 @@ def _attack(results: Results, setting: Setting) -> str:
 
 
 def _found(results: Results, rule: str, setting: Setting) -> list[Result]:
-    """Results of a rule that also searched lies about v and about ε alone."""
+    """Results of a rule that also searched misreports of v and of ε alone."""
     records = results.all("regret", mechanism=rule, **_where(*setting))
     return [r.result for r in records if r.result and r.cell.config["parts"] is not None]
 
@@ -170,7 +170,7 @@ def _table(results: Results, clients: int, law: str, budget: int) -> Table:
         counts = [_main(results, name, rule, setting) for name in ("gainers", "underpaid")]
         shares = [NOT_COMPUTED if m is None else m.text(".1%") for m in counts]
         rows.append([rule, *texts, *shares])
-    shown = ("mean gain", "lies about v alone", "about ε alone", "largest gain")
+    shown = ("mean gain", "misreports of v alone", "of ε alone", "largest gain")
     columns = ("mechanism", *shown, "clients that gain", "underpaid")
     attack = _attack(results, setting)
     seeds = results.over_seeds("regret", **_where(*setting), attack=attack)
@@ -219,7 +219,8 @@ def _growth_table(results: Results, setting: Setting) -> Table:
     levels = [name for name in STRENGTHS if any(name in row for row in rows.values())]
     tried = [next(row[level][0] for row in rows.values() if level in row) for level in levels]
     names = {"paper": "ascent from the truth"}
-    head = [f"{names.get(level, level)} ({count:,.0f} lies)" for level, count in zip(levels, tried, strict=True)]
+    counted = zip(levels, tried, strict=True)
+    head = [f"{names.get(level, level)} ({count:,.0f} misreports)" for level, count in counted]
     even = {rule: results.measured("mean", "ascent", mechanism=rule, **_where(*setting)) for rule in rows}
     body = []
     for rule in (*RULES, *LITERAL):
@@ -239,7 +240,7 @@ def _growth_table(results: Results, setting: Setting) -> Table:
         "seeds: "
         f"{', '.join(str(s) for s in (max((m.seeds for m in even.values() if m), default=0), *seeds))}"
     )
-    return Table("rq1-strength", caption, ["mechanism", "ascent from uniform starts (125 lies)", *head], body)
+    return Table("rq1-strength", caption, ["mechanism", "ascent from uniform starts (125 misreports)", *head], body)
 
 
 def _learned(results: Results, setting: Setting) -> Text:
@@ -384,7 +385,7 @@ def _growth(results: Results, setting: Setting) -> Drawing:
             last = [alone.result["levels"][name] for name in ("strong", "strongest")] if alone.result else []
             look = {**line_look(rule), "ls": "--"}
             axes.plot([e["reports"] for e in last], [e["mean"] for e in last], lw=1.0, alpha=0.7, **look)
-    axes.set(xscale="log", yscale="log", xlabel="lies tried per client", ylabel="mean gain / mean payment")
+    axes.set(xscale="log", yscale="log", xlabel="misreports tried per client", ylabel="mean gain / mean payment")
     axes.xaxis.set_minor_formatter("")
     ticks = [t for t in (100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000) if _inside(t, axes.get_xlim())]
     axes.set_xticks(ticks, [f"{t:,}" for t in ticks])

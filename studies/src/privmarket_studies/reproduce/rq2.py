@@ -12,7 +12,7 @@ from privmarket_studies.reproduce.document import (
     NOT_COMPUTED,
     Block,
     Figure,
-    Page,
+    ResultPage,
     Results,
     Table,
     Text,
@@ -56,7 +56,7 @@ def _config(rule: str, clients: int, seconds: float) -> dict[str, object]:
     return {"mechanism": rule, "clients": clients, "seconds": seconds}
 
 
-def render(results: Results) -> Page:
+def render(results: Results) -> ResultPage:
     """Renders the page from the kept cells."""
     blocks: list[Block] = [
         prose("rq2-set-up", seeds=results.seeds),
@@ -72,7 +72,7 @@ def render(results: Results) -> Page:
         _learned(results),
         *failure_text(results),
     ]
-    return Page("rq2", TITLE, blocks)
+    return ResultPage("rq2", TITLE, blocks)
 
 
 # Those left out of the figures run beside one of these: a sort and a few sums.

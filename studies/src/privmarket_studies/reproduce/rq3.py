@@ -10,7 +10,7 @@ from privmarket_studies.reproduce.document import (
     NOT_COMPUTED,
     Block,
     Figure,
-    Page,
+    ResultPage,
     Results,
     Table,
     Text,
@@ -69,7 +69,7 @@ def _config(rule: str, law: str, clients: int, budget: int, markets: int) -> dic
     return {"mechanism": rule, "scenario": law, "clients": clients, "budget": budget, "markets": markets}
 
 
-def render(results: Results) -> Page:
+def render(results: Results) -> ResultPage:
     """Renders the page from the kept cells."""
     markets = {record.cell.config["markets"] for record in results.records}
     rounds = f"{min(markets):,}" if markets else "no"
@@ -84,7 +84,7 @@ def render(results: Results) -> Page:
     blocks += [_table(results, "uniform", clients, budget) for clients in reversed(SIZES) for budget in BUDGETS]
     blocks += [_table(results, law, 100, b) for law, budgets in OTHER_LAWS.items() for b in budgets]
     blocks += [_learned(results), *failure_text(results)]
-    return Page("rq3", TITLE, blocks)
+    return ResultPage("rq3", TITLE, blocks)
 
 
 _COLUMNS = (

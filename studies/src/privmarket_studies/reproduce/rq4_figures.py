@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from privmarket.meanfield.deviation_gain import fit_slope
 from privmarket.reports.palette import colour, line_look, new_figure
+from privmarket_studies.nash_gap_rate import fit_slope
 from privmarket_studies.reproduce.document import Results
 from privmarket_studies.reproduce.rq4 import ALPHAS
 from privmarket_studies.reproduce.rq4_runs import Group, Runs, partition_name

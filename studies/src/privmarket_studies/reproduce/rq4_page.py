@@ -7,7 +7,7 @@ from privmarket_studies.reproduce.document import (
     NOT_COMPUTED,
     Block,
     Figure,
-    Page,
+    ResultPage,
     Results,
     Table,
     Text,
@@ -17,17 +17,17 @@ from privmarket_studies.reproduce.document import (
 from privmarket_studies.reproduce.paper import printed
 from privmarket_studies.reproduce.rq4 import ALPHAS, FEW, ROWS
 from privmarket_studies.reproduce.rq4_runs import Runs, partition_name
-from privmarket_studies.reproduce.statistics import Comparison, Measured, compare
+from privmarket_studies.reproduce.statistics import Measured, PairedComparison, compare
 
 TITLE = "RQ4: how good a model does the market buy?"
 _PAPER_ROWS = {"vcg": "k-plus-one-price", "mfg-pricing": "mfg-pricing:literal"}
 
 
-def render(results: Results) -> Page:
+def render(results: Results) -> ResultPage:
     """Renders the page from the kept cells."""
     runs = Runs(results)
     if runs.main is None:
-        return Page("rq4", TITLE, [Text("Nothing was computed."), *failure_text(results)])
+        return ResultPage("rq4", TITLE, [Text("Nothing was computed."), *failure_text(results)])
     blocks: list[Block] = [
         prose("rq4-set-up", main=runs.main, seeds=runs.seeds, others=runs.others),
         Figure("rq4-curves", _CURVES, lambda: rq4_figures.curves(runs)),
@@ -53,7 +53,7 @@ def render(results: Results) -> Page:
         _learned(runs, results),
         *failure_text(results),
     ]
-    return Page("rq4", TITLE, blocks)
+    return ResultPage("rq4", TITLE, blocks)
 
 
 _CURVES = (
@@ -261,7 +261,7 @@ def _with_error(gap: Measured) -> str:
     return f"{gap.mean:.1e} ± {gap.standard_error:.0e}" if gap.seeds > 1 else f"{gap.mean:.1e} (one seed)"
 
 
-def _points(runs: Runs, row: str, other: str) -> Comparison | None:
+def _points(runs: Runs, row: str, other: str) -> PairedComparison | None:
     """Accuracy at α = 0.1 of one rule against another's, in points, seed by seed."""
     a, b = ({s: 100 * v for s, v in runs.by_seed("accuracy", name, 0.1).items()} for name in (row, other))
     return compare(a, b)

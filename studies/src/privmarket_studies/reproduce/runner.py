@@ -15,13 +15,13 @@ from pathlib import Path
 
 from privmarket_studies.reproduce.cache import Cache, Record, versions
 from privmarket_studies.reproduce.cells import Cell
-from privmarket_studies.reproduce.estimate import Clock, Remaining
+from privmarket_studies.reproduce.estimate import CellTimer, Remaining
 
 _POLL_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
-class Status:
+class RunStatus:
     """How far a run of cells is."""
 
     done: int
@@ -31,7 +31,7 @@ class Status:
     remaining: Remaining
 
 
-OnStatus = Callable[[Status], None]
+OnStatus = Callable[[RunStatus], None]
 
 
 def run_cells(
@@ -80,7 +80,7 @@ class _Run:
     ) -> None:
         self.cache, self.jobs, self.on_status = cache, max(1, jobs), on_status
         self.deadline = None if minutes is None else time.monotonic() + 60 * minutes
-        self.clock, self.total = Clock(), len(cells)
+        self.clock, self.total = CellTimer(), len(cells)
         self.waiting: deque[Cell] = deque()
         self.running: dict[Future[Record | None], Cell] = {}
         self.records: dict[str, Record] = {}
@@ -164,7 +164,7 @@ class _Run:
         running = (*self.running.values(), *cells)
         failed = sum(record.failure is not None for record in self.records.values())
         left = self.clock.remaining([*self.waiting, *running], self.jobs)
-        self.on_status(Status(len(self.records) - failed, failed, self.total, running, left))
+        self.on_status(RunStatus(len(self.records) - failed, failed, self.total, running, left))
 
 
 def _one_thread() -> None:

@@ -62,7 +62,7 @@ DECIDED = (
 
 
 @dataclass(frozen=True)
-class Comparison:
+class PairedComparison:
     """One figure of two rules (or trainings) over the seeds that both have.
 
     Attributes:
@@ -119,7 +119,7 @@ class Comparison:
         return f"{side} in {count} of {self.difference.seeds}"
 
 
-def compare(a: Mapping[int, float], b: Mapping[int, float]) -> Comparison | None:
+def compare(a: Mapping[int, float], b: Mapping[int, float]) -> PairedComparison | None:
     """a against b over shared seeds by Student's paired test at 95 %; None where no seed is shared.
 
     Without any spread of the differences (exact rules) every difference counts.
@@ -129,4 +129,4 @@ def compare(a: Mapping[int, float], b: Mapping[int, float]) -> Comparison | None
         return None
     shared = a.keys() & b.keys()
     above, below = (sum(sign * (a[seed] - b[seed]) > 0 for seed in shared) for sign in (1, -1))
-    return Comparison(difference, above, below)
+    return PairedComparison(difference, above, below)

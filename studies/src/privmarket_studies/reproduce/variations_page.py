@@ -13,7 +13,7 @@ from privmarket_studies.reproduce.document import (
     NOT_COMPUTED,
     Block,
     Figure,
-    Page,
+    ResultPage,
     Results,
     Table,
     Text,
@@ -30,7 +30,7 @@ _SEEDS = range(10)
 _REFERENCE = "the reference"
 
 
-def render(results: Results) -> Page:
+def render(results: Results) -> ResultPage:
     """Renders the page from the kept cells."""
     found = _Found(results)
     blocks: list[Block] = [
@@ -55,7 +55,7 @@ def render(results: Results) -> Page:
         _learned(found),
         *failure_text(results),
     ]
-    return Page("variations", TITLE, blocks)
+    return ResultPage("variations", TITLE, blocks)
 
 
 _TRUST = (

@@ -60,18 +60,18 @@ class Seen(NamedTuple):
     what: str
 
 
-class Attack(NamedTuple):
+class BrokerAttack(NamedTuple):
     """One attack: the number of its break, a name, what today's tests of the same thing are called, what to do."""
 
     number: int
     name: str
     test: str
-    run: Callable[[Market], Seen]
+    run: Callable[[ServedMarket], Seen]
     rate: float = 1000.0
 
 
 @dataclass
-class Market:
+class ServedMarket:
     """A server of some tree, with an operator, a buyer with money and sellers."""
 
     server: BrokerProcess
@@ -153,7 +153,7 @@ class Market:
 # ---- the attacks ----------------------------------------------------------------------------------------------
 
 
-def frozen(market: Market) -> Seen:
+def frozen(market: ServedMarket) -> Seen:
     """A round with a schedule that nobody used before closes; meanwhile somebody bids in another round."""
     round_id, other = market.open(buyer_may_close=True, **_SCHEDULE), market.open()
     market.bid(market.sellers[0], round_id).raise_for_status()
@@ -173,7 +173,7 @@ def frozen(market: Market) -> Seen:
     return Seen(longest >= _LONG_SECONDS or bool(refused), f"bids waited {waited}{said}")
 
 
-def burnt(market: Market) -> Seen:
+def burnt(market: ServedMarket) -> Seen:
     """A buyer rejects an update that was never claimed, and the seller's wallet is charged."""
     before = market.party(market.sellers[0])["wallet"]["spent_epsilon"]
     round_id = market.sold()
@@ -186,10 +186,10 @@ def burnt(market: Market) -> Seen:
     return Seen(burnt > 0, f"ε spent {burnt:.2f}, paid {after['balance_micro']} µ")
 
 
-def _unseen(statement: str) -> Callable[[Market], Seen]:
+def _unseen(statement: str) -> Callable[[ServedMarket], Seen]:
     """An edit of the database that `verify` does not find."""
 
-    def run(market: Market) -> Seen:
+    def run(market: ServedMarket) -> Seen:
         market.sold()
         code = market.command("broker", "verify", "--database", market.edited(statement))
         return Seen(code == 0, f"verify ended with exit code {code}")
@@ -197,7 +197,7 @@ def _unseen(statement: str) -> Callable[[Market], Seen]:
     return run
 
 
-def no_database(market: Market) -> Seen:
+def no_database(market: ServedMarket) -> Seen:
     """`verify` of a database that does not exist."""
     missing = market.folder / "missing.db"
     code = market.command("broker", "verify", "--database", f"sqlite:///{missing}")
@@ -205,7 +205,7 @@ def no_database(market: Market) -> Seen:
     return Seen(code == 0, f"verify ended with exit code {code} and {made}")
 
 
-def taken_over(market: Market) -> Seen:
+def taken_over(market: ServedMarket) -> Seen:
     """A stranger repeats somebody's registration under the same key."""
     key, form = str(uuid.uuid4()), {"role": "buyer", "name": "victim"}
     victim = market.ask("POST", "/v1/register", "", form, key).json()
@@ -214,7 +214,7 @@ def taken_over(market: Market) -> Seen:
     return Seen(same, f"answered {again.status_code}" + ("; the token opens the victim's account" if same else ""))
 
 
-def no_dispute(market: Market) -> Seen:
+def no_dispute(market: ServedMarket) -> Seen:
     """A seller delivers and is rejected: has it any way to object?"""
     round_id = market.sold()
     seller, path = market.sellers[0], f"/v1/rounds/{round_id}"
@@ -224,7 +224,7 @@ def no_dispute(market: Market) -> Seen:
     return Seen(not reply.is_success, f"the dispute answered {reply.status_code}")
 
 
-def late_claim(market: Market) -> Seen:
+def late_claim(market: ServedMarket) -> Seen:
     """A seller claims a worthless update just before its deadline: can the buyer still reject it?"""
     before = market.party(market.sellers[0])["balance_micro"]
     round_id = market.sold(delivery_seconds=2, review_seconds=600)
@@ -238,7 +238,7 @@ def late_claim(market: Market) -> Seen:
     return Seen(not reply.is_success, f"the rejection answered {reply.status_code}; paid {paid} µ")
 
 
-def read_bids(market: Market) -> Seen:
+def read_bids(market: ServedMarket) -> Seen:
     """Whoever holds the database reads a bid of an open round."""
     round_id = market.open(sealing="bidder")
     task = market.must("GET", f"/v1/rounds/{round_id}", market.buyer)["task_id"]
@@ -255,7 +255,7 @@ def read_bids(market: Market) -> Seen:
     return Seen(0.123 in found, f"the table of bids shows {found[0]}")
 
 
-def early_close(market: Market) -> Seen:
+def early_close(market: ServedMarket) -> Seen:
     """A buyer ends bidding right after a friend's bid, long before the deadline that it published."""
     round_id = market.open()
     market.bid(market.sellers[0], round_id).raise_for_status()
@@ -263,14 +263,14 @@ def early_close(market: Market) -> Seen:
     return Seen(reply.is_success, f"closing answered {reply.status_code}")
 
 
-def made_up_tokens(market: Market) -> Seen:
+def made_up_tokens(market: ServedMarket) -> Seen:
     """One address sends many requests, each with another token of its own making."""
     with httpx.Client(base_url=market.server.url, timeout=60) as http:
         answers = {http.get("/v1/me", headers={"Authorization": f"Bearer pm_{i}"}).status_code for i in range(600)}
     return Seen(429 not in answers, f"600 requests were answered {', '.join(map(str, sorted(answers)))}")
 
 
-def slow_body(market: Market) -> Seen:
+def slow_body(market: ServedMarket) -> Seen:
     """A body that never comes keeps its connection."""
     head = b"POST /v1/register HTTP/1.1\r\nHost: x\r\nIdempotency-Key: 12345678\r\nContent-Length: 1000\r\n\r\n{"
     with socket.create_connection(("127.0.0.1", market.server.port), timeout=4 * _REQUEST_SECONDS) as slow:
@@ -281,13 +281,13 @@ def slow_body(market: Market) -> Seen:
             return Seen(True, f"still open after {4 * _REQUEST_SECONDS:g} s")
 
 
-def readable_file(market: Market) -> Seen:
+def readable_file(market: ServedMarket) -> Seen:
     """Other users of the machine read the database."""
     mode = stat.S_IMODE((market.folder / "m.db").stat().st_mode)
     return Seen(bool(mode & 0o077), f"the file's mode is {mode:o}")
 
 
-def file_oracle(market: Market) -> Seen:
+def file_oracle(market: ServedMarket) -> Seen:
     """A buyer learns from a rule's settings whether a file exists on the server."""
     rule = {**_TERMS, "mechanism": "mfg-menunet"}
     files = ("/etc/passwd", "/no/such/file")
@@ -298,7 +298,7 @@ def file_oracle(market: Market) -> Seen:
     )
 
 
-def unwarned(market: Market) -> Seen:
+def unwarned(market: ServedMarket) -> Seen:
     """A rule that may exceed its budget is offered without a warning."""
     reply = market.ask("GET", "/v1/mechanisms/vcg", market.buyer)
     warned = reply.is_success and bool(reply.json().get("warnings"))
@@ -308,26 +308,27 @@ def unwarned(market: Market) -> Seen:
 _UNIT = "tests/unit/broker"
 _SERVICE = "tests/integration/test_broker_service.py"
 ATTACKS = (
-    Attack(1, "bids wait for another round's noise", f"{_UNIT}/test_breaks.py", frozen),
-    Attack(2, "ε burnt by a rejection without a claim", f"{_UNIT}/test_broker.py", burnt),
-    Attack(3, "verify: a back-door operator", f"{_UNIT}/test_verify.py",
-           _unseen("UPDATE tokens SET party_id = (SELECT id FROM parties WHERE role = 'operator')")),
-    Attack(3, "verify: a claim erased", f"{_UNIT}/test_verify.py", _unseen("UPDATE awards SET claim_sha256 = 'x'")),
-    Attack(3, "verify: a deadline extended", f"{_UNIT}/test_verify.py",
-           _unseen("UPDATE rounds SET bid_deadline_ms = bid_deadline_ms + 1")),
-    Attack(3, "verify: a token's scope raised", f"{_UNIT}/test_verify.py",
-           _unseen("UPDATE tokens SET scope = 'everything'")),
-    Attack(3, "verify of a missing database", f"{_UNIT}/test_verify.py", no_database),
-    Attack(4, "a registration key takes an account over", f"{_UNIT}/test_broker.py", taken_over),
-    Attack(5, "rejected, with no way to object", f"{_UNIT}/test_broker.py", no_dispute),
-    Attack(5, "paid for nothing: no time to review", f"{_UNIT}/test_broker.py", late_claim),
-    Attack(6, "open bids in the database", f"{_UNIT}/test_trust.py", read_bids),
-    Attack(7, "bidding closed right after a friend's bid", f"{_UNIT}/test_broker.py", early_close),
-    Attack(7, "rate limit evaded by made-up tokens", f"{_UNIT}/test_api.py", made_up_tokens, 1.0),
-    Attack(7, "a body that never comes holds its connection", _SERVICE, slow_body),
-    Attack(7, "the database file readable for others", f"{_UNIT}/test_breaks.py", readable_file),
-    Attack(7, "settings.weights tells which files exist", f"{_UNIT}/test_breaks.py", file_oracle),
-    Attack(7, "no warning of a rule that may exceed its budget", f"{_UNIT}/test_breaks.py", unwarned),
+    BrokerAttack(1, "bids wait for another round's noise", f"{_UNIT}/test_breaks.py", frozen),
+    BrokerAttack(2, "ε burnt by a rejection without a claim", f"{_UNIT}/test_broker.py", burnt),
+    BrokerAttack(3, "verify: a back-door operator", f"{_UNIT}/test_verify.py",
+                 _unseen("UPDATE tokens SET party_id = (SELECT id FROM parties WHERE role = 'operator')")),
+    BrokerAttack(3, "verify: a claim erased", f"{_UNIT}/test_verify.py",
+                 _unseen("UPDATE awards SET claim_sha256 = 'x'")),
+    BrokerAttack(3, "verify: a deadline extended", f"{_UNIT}/test_verify.py",
+                 _unseen("UPDATE rounds SET bid_deadline_ms = bid_deadline_ms + 1")),
+    BrokerAttack(3, "verify: a token's scope raised", f"{_UNIT}/test_verify.py",
+                 _unseen("UPDATE tokens SET scope = 'everything'")),
+    BrokerAttack(3, "verify of a missing database", f"{_UNIT}/test_verify.py", no_database),
+    BrokerAttack(4, "a registration key takes an account over", f"{_UNIT}/test_broker.py", taken_over),
+    BrokerAttack(5, "rejected, with no way to object", f"{_UNIT}/test_broker.py", no_dispute),
+    BrokerAttack(5, "paid for nothing: no time to review", f"{_UNIT}/test_broker.py", late_claim),
+    BrokerAttack(6, "open bids in the database", f"{_UNIT}/test_trust.py", read_bids),
+    BrokerAttack(7, "bidding closed right after a friend's bid", f"{_UNIT}/test_broker.py", early_close),
+    BrokerAttack(7, "rate limit evaded by made-up tokens", f"{_UNIT}/test_api.py", made_up_tokens, 1.0),
+    BrokerAttack(7, "a body that never comes holds its connection", _SERVICE, slow_body),
+    BrokerAttack(7, "the database file readable for others", f"{_UNIT}/test_breaks.py", readable_file),
+    BrokerAttack(7, "settings.weights tells which files exist", f"{_UNIT}/test_breaks.py", file_oracle),
+    BrokerAttack(7, "no warning of a rule that may exceed its budget", f"{_UNIT}/test_breaks.py", unwarned),
 )  # fmt: skip
 
 
@@ -335,7 +336,7 @@ ATTACKS = (
 
 
 @contextlib.contextmanager
-def market_of(source: str = _HERE, rate: float = 1000.0) -> Iterator[Market]:
+def market_of(source: str = _HERE, rate: float = 1000.0) -> Iterator[ServedMarket]:
     """A market at a server of the tree whose PYTHONPATH is `source`; `rate` requests a second for each account."""
     with tempfile.TemporaryDirectory(prefix="privmarket-breaks-") as name:
         folder = Path(name)
@@ -345,7 +346,7 @@ def market_of(source: str = _HERE, rate: float = 1000.0) -> Iterator[Market]:
         server.rate = rate
         server.start()
         try:
-            market = Market(server, source, folder, server.operator_token)
+            market = ServedMarket(server, source, folder, server.operator_token)
             market.buyer = market.enter("buyer")
             market.sellers = tuple(market.enter("seller", cap_epsilon=50.0, delta=1e-5) for _ in range(2))
             path = f"/v1/parties/{market.party(market.buyer)['id']}/deposits"

@@ -79,7 +79,7 @@ class Caller:
         raise TimeoutError(path)
 
 
-class Seller:
+class HttpSeller:
     """A seller that signs its bids, and seals them where the task asks for that."""
 
     def __init__(self, caller: Caller, party_id: str, key: SigningKey) -> None:
@@ -128,11 +128,11 @@ class Load:
     def _caller(self, token: str, server: int = 0) -> Caller:
         return Caller(self.servers[server], token, self.failures)
 
-    def _enter(self, stranger: Caller, number: int) -> Seller:
+    def _enter(self, stranger: Caller, number: int) -> HttpSeller:
         key = SigningKey.generate()
         form = {"role": "seller", "name": f"s{number}", "cap_epsilon": 9_000.0, "delta": 1e-5}
         made = stranger.must("POST", "/v1/register", {**form, "public_key": key.public})
-        return Seller(self._caller(made["token"], number % len(self.servers)), made["id"], key)
+        return HttpSeller(self._caller(made["token"], number % len(self.servers)), made["id"], key)
 
     def deposit(self, amount: int) -> None:
         """Gives the buyer money and remembers that it was acknowledged."""
@@ -142,7 +142,7 @@ class Load:
         else:
             self.failures.append(f"a deposit was refused: {answer}")
 
-    def sell(self, seller: Seller) -> None:
+    def sell(self, seller: HttpSeller) -> None:
         """Lets a seller bid as often as it can, until the load ends."""
         rng = random.Random(seller.id)
         while not self.stop.is_set():
@@ -172,7 +172,7 @@ class Load:
         if "id" in opened:
             self.bidder_seals, self.round_id = TASKS[number].get("sealing") == "bidder", opened["id"]
 
-    def _deliver(self, path: str, seller: Seller, rejected: bool) -> None:
+    def _deliver(self, path: str, seller: HttpSeller, rejected: bool) -> None:
         claim = {"update_sha256": "ab" * 32}
         if self.bidder_seals:
             claim["key"] = f"{self.rng.getrandbits(256):064x}"

@@ -81,7 +81,7 @@ class InvariantError(AssertionError):
 
 
 @dataclass
-class Request:
+class SimulatedRequest:
     """A write that a client keeps sending, under one key, until it hears back."""
 
     key: str
@@ -118,8 +118,8 @@ class Simulation:
         self.crashes = 0
         self.deposited = 0
         self.sealed: set[str] = set()
-        self.lost: list[Request] = []
-        self.heard: list[Request] = []
+        self.lost: list[SimulatedRequest] = []
+        self.heard: list[SimulatedRequest] = []
         self.broker = self._start()
         self._populate()
 
@@ -194,7 +194,7 @@ class Simulation:
             found = sql.run(connection, query, *values)
         return str(self.rng.choice(found)[0]) if found else "round-none"
 
-    def request(self) -> Request:
+    def request(self) -> SimulatedRequest:
         """The next request of some party; many of them are refused, as with real users."""
         verb = self.rng.choices(
             [
@@ -216,34 +216,36 @@ class Simulation:
             ],
             [4, 1, 8, 26, 4, 8, 12, 12, 16, 5, 3, 8, 1, 2, 1],
         )[0]
-        request: Request = getattr(self, f"_{verb}")()
+        request: SimulatedRequest = getattr(self, f"_{verb}")()
         return request
 
-    def _deposit(self) -> Request:
+    def _deposit(self) -> SimulatedRequest:
         buyer, amount = self.rng.choice(self.buyers), self.rng.randrange(1, 20_000_000)
 
         def note(answer: Answer) -> None:
             self.deposited += amount
 
-        return Request(self._key(), lambda b, k: b.deposit(self.operator, buyer.party_id, amount, k), note)
+        return SimulatedRequest(self._key(), lambda b, k: b.deposit(self.operator, buyer.party_id, amount, k), note)
 
-    def _withdraw(self) -> Request:
+    def _withdraw(self) -> SimulatedRequest:
         seller, amount = self.rng.choice(self.sellers), self.rng.randrange(1, 900_000)
 
         def note(answer: Answer) -> None:
             self.deposited -= amount
 
-        return Request(self._key(), lambda b, k: b.withdraw(self.operator, seller.party_id, amount, k), note)
+        return SimulatedRequest(
+            self._key(), lambda b, k: b.withdraw(self.operator, seller.party_id, amount, k), note
+        )
 
-    def _open(self) -> Request:
+    def _open(self) -> SimulatedRequest:
         buyer, task = self.rng.choice(self.tasks)
 
         def note(answer: Answer) -> None:
             self.opened += 1
 
-        return Request(self._key(), lambda b, k: b.open_round(buyer, task, k), note)
+        return SimulatedRequest(self._key(), lambda b, k: b.open_round(buyer, task, k), note)
 
-    def _bid(self) -> Request:
+    def _bid(self) -> SimulatedRequest:
         part = self._bid_request()
 
         def note(answer: Answer) -> None:
@@ -255,9 +257,9 @@ class Simulation:
                 raise answer
             return answer
 
-        return Request(self._key(), send, note)
+        return SimulatedRequest(self._key(), send, note)
 
-    def _group(self) -> Request:
+    def _group(self) -> SimulatedRequest:
         """Several bids in one transaction, some of them bad, some twice; committed and lost together."""
         parts = [self._bid_request() for _ in range(self.rng.randrange(2, 6))]
         parts += [self.rng.choice(parts)] * self.rng.randrange(2)
@@ -271,7 +273,7 @@ class Simulation:
                 assert isinstance(one, Mapping)
                 self.sealed.add(one["commitment"])
 
-        return Request(self._key(), send, note)
+        return SimulatedRequest(self._key(), send, note)
 
     def _bid_request(self) -> BidRequest:
         round_id = self._some("id", "state = 'open'")
@@ -298,30 +300,32 @@ class Simulation:
             found = sql.run(connection, query, round_id)
         return str(found[0][0]) if found else None
 
-    def _reveal(self) -> Request:
+    def _reveal(self) -> SimulatedRequest:
         round_id = self._some("id", "state = 'revealing'")
         seller = self.sellers[self.rng.randrange(KEYED)]
         with self.broker.database.read() as connection:
             query = "SELECT commitment FROM bids WHERE round_id = ? AND seller_id = ?"
             committed = [str(row[0]) for row in sql.run(connection, query, round_id, seller.party_id)] or [""]
         offer, nonce = self.openings.get((round_id, committed[0]), (Offer(0.5, 0.5), "00" * 16))
-        return Request(self._key(), lambda b, k: b.reveal(seller, round_id, offer, nonce, k))
+        return SimulatedRequest(self._key(), lambda b, k: b.reveal(seller, round_id, offer, nonce, k))
 
-    def _dispute(self) -> Request:
+    def _dispute(self) -> SimulatedRequest:
         round_id = self._some("round_id", "usable = FALSE AND dispute IS NULL")
         seller = self.rng.choice(self.sellers)
-        return Request(self._key(), lambda b, k: b.dispute(seller, round_id, "it is not", k))
+        return SimulatedRequest(self._key(), lambda b, k: b.dispute(seller, round_id, "it is not", k))
 
-    def _rule(self) -> Request:
+    def _rule(self) -> SimulatedRequest:
         round_id = self._some("round_id", "dispute IS NOT NULL AND ruling IS NULL")
         seller, pays = self.rng.choice(self.sellers).party_id, self.rng.random() < 0.5
-        return Request(self._key(), lambda b, k: b.rule(self.operator, round_id, seller, pays, "looked", k))
+        return SimulatedRequest(
+            self._key(), lambda b, k: b.rule(self.operator, round_id, seller, pays, "looked", k)
+        )
 
-    def _close(self) -> Request:
+    def _close(self) -> SimulatedRequest:
         buyer, round_id = self.rng.choice(self.buyers), self._some("id", "state = 'open'")
-        return Request(self._key(), lambda b, k: b.close_round(buyer, round_id, k))
+        return SimulatedRequest(self._key(), lambda b, k: b.close_round(buyer, round_id, k))
 
-    def _claim(self) -> Request:
+    def _claim(self) -> SimulatedRequest:
         seller, round_id = self.rng.choice(self.sellers), self._some("id", "state = 'cleared'")
         sealed = (self._of_task(round_id, "delivery") == "sealed") != (self.rng.random() < 0.05)
         opening = self.rng.randbytes(32).hex() if sealed else None
@@ -333,33 +337,33 @@ class Simulation:
         def send(broker: Broker, key: str) -> Answer:
             return broker.claim_delivery(seller, round_id, "ab" * 32, key, update_key=opening)
 
-        return Request(self._key(), send, note)
+        return SimulatedRequest(self._key(), send, note)
 
-    def _show(self) -> Request:
+    def _show(self) -> SimulatedRequest:
         disputed = "dispute IS NOT NULL AND ruling IS NULL AND key_sha256 IS NOT NULL"
         round_id = self._some("round_id", disputed)
         seller = self._some("seller_id", f"round_id = ? AND {disputed}", round_id)
-        return Request(self._key(), lambda b, k: b.show_key(self.operator, round_id, seller, k))
+        return SimulatedRequest(self._key(), lambda b, k: b.show_key(self.operator, round_id, seller, k))
 
-    def _progress(self) -> Request:
+    def _progress(self) -> SimulatedRequest:
         round_id, accuracy = self._some("id", "state = 'settled'"), self.rng.random()
         buyer = self.rng.choice(self.buyers)
-        return Request(self._key(), lambda b, k: b.report_progress(buyer, round_id, accuracy, k))
+        return SimulatedRequest(self._key(), lambda b, k: b.report_progress(buyer, round_id, accuracy, k))
 
-    def _receipt(self) -> Request:
+    def _receipt(self) -> SimulatedRequest:
         round_id = self._some("id", "state = 'cleared'")
         seller = self._some("seller_id", "round_id = ? AND usable IS NULL", round_id)
         buyer, fault = self.rng.choice(self.buyers), self.rng.choice([None, None, None, "wrong shape"])
-        return Request(self._key(), lambda b, k: b.give_receipts(buyer, round_id, {seller: fault}, k))
+        return SimulatedRequest(self._key(), lambda b, k: b.give_receipts(buyer, round_id, {seller: fault}, k))
 
-    def _settle(self) -> Request:
+    def _settle(self) -> SimulatedRequest:
         round_id = self._some("id", "state IN ('cleared', 'delivered')")
         buyer = self.rng.choice(self.buyers)
-        return Request(self._key(), lambda b, k: b.settle_round(buyer, round_id, k))
+        return SimulatedRequest(self._key(), lambda b, k: b.settle_round(buyer, round_id, k))
 
-    def _abort(self) -> Request:
+    def _abort(self) -> SimulatedRequest:
         round_id = self._some("id", "state <> 'settled'")
-        return Request(self._key(), lambda b, k: b.abort_round(self.operator, round_id, "halt", k))
+        return SimulatedRequest(self._key(), lambda b, k: b.abort_round(self.operator, round_id, "halt", k))
 
     # ---- what happens to it -----------------------------------------------------------------------------
 
@@ -379,7 +383,7 @@ class Simulation:
             self._send(self.request())
         self.check()
 
-    def _send(self, request: Request) -> None:
+    def _send(self, request: SimulatedRequest) -> None:
         if self.rng.random() < 0.2:
             self.fuse = self.rng.randrange(20)
         deaf = self.rng.random() < 0.05  # committed, but the process dies before the answer leaves

@@ -22,7 +22,6 @@ _OUTSIDE = (
     "log_witness",
     "market_pages",
     "metrics",
-    "money_words",
     "page_frame",
     "plots",
     "sessions",

@@ -10,8 +10,8 @@ from privmarket.market.attacks import AscentAttack, GridAttack, combined
 from privmarket.market.bounds import fluid_bound
 from privmarket.market.guarantees import ApproximatelyTruthful, OutcomeGuarantee
 from privmarket.market.scenarios import scenario
-from privmarket.mechanisms.learned.make_weights import BASELINE_CASES, CASES
 from privmarket.mechanisms.learned.weights import load, shipped
+from privmarket_studies.make_weights import BASELINE_CASES, CASES
 
 NETWORKS = ("mfg-regretnet", "regretnet", "dm-regretnet", "mfg-regretnet:literal")
 ATTACK = combined(GridAttack(21, 5, 6), AscentAttack(4, 12))

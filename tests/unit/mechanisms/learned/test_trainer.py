@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from dataclasses import replace
+from importlib import import_module
 
 import numpy as np
 import pytest
@@ -28,7 +30,7 @@ from privmarket.mechanisms.learned.misreports import Misreports, worst_group_exc
 from privmarket.mechanisms.learned.recipes import SEATS, MisreportSearch, Recipe, market_size, recipe
 from privmarket.mechanisms.learned.regretnet import RegretNet
 from privmarket.mechanisms.learned.session import checkpoint_path, train
-from privmarket.mechanisms.learned.trained_weights import new_trainer
+from privmarket.mechanisms.learned.trained_weights import mechanism_class, new_trainer
 from privmarket.mechanisms.learned.training_checkpoint import load_checkpoint, save_checkpoint
 from privmarket.mechanisms.learned.weights import WeightsError
 
@@ -346,3 +348,19 @@ def test_at_most_k_clients_are_selected():
         sold = trainer.network.clear(None, markets).epsilon
     assert ((sold > 0).sum(-1) <= 3).all()
     assert (sold > 0).any()
+
+
+def test_a_recipe_that_refers_to_a_solved_game_says_what_to_give():
+    with pytest.raises(ConfigurationError, match="no solved game was given") as refused:
+        new_trainer(replace(SMALL, baseline=Baseline(source="solved")), LAWS)
+    hint = refused.value.hint
+    module, name = re.search(r"see ([\w.]+)\.(\w+)$", hint).groups()
+    wanted = {method for method in vars(getattr(import_module(module), name)) if not method.startswith("_")}
+    assert wanted == set(re.findall(r"`(\w+)`", hint)) == {"payment", "value"}
+
+
+@pytest.mark.parametrize("name", ["pac", "mfg-menunet", "nobody"])
+def test_a_rule_without_a_network_cannot_be_trained(name):
+    with pytest.raises(ConfigurationError, match="not a mechanism with a network") as refused:
+        mechanism_class(name)
+    assert refused.value.hint == "choose one of: mfg-regretnet, mfg-regretnet:literal, regretnet, dm-regretnet"

@@ -1,4 +1,4 @@
-"""How the weights that ship were made: `python -m privmarket.mechanisms.learned.make_weights NAME`.
+"""How the weights that ship were made: `python -m privmarket_studies.make_weights NAME`.
 
 Networks run their full recipe, then the strong attack measures them in the markets below and the figures go into
 the file. Menu curves are learned for a grid of public market descriptions. A call that was stopped goes on where it
