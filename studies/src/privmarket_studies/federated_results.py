@@ -28,7 +28,7 @@ from privmarket_studies.federated_runs import (
 )
 from privmarket_studies.federated_selection import render_selection
 from privmarket_studies.kept_weights import KeptResult, read_run
-from privmarket_studies.page_text import accuracy_text, table_row
+from privmarket_studies.page_text import accuracy_text, largest_spent, table_row
 from privmarket_studies.reproduce.statistics import DECIDED, compare
 
 Kept = dict[str, list[KeptResult]]
@@ -165,7 +165,7 @@ def _row(run: KeptRun, results: list[KeptResult]) -> str:
         f"{mean('sellers_per_round'):.0f}" if mode.holds_auctions else "everyone",
         f"{mean('clients_that_sold'):.0f}" if mode.is_private else "not counted",
         f"{mean('spent'):,.0f}" if mode.holds_auctions else "nothing",
-        f"{max(r['largest_epsilon_spent'] or 0.0 for r in results):.1f}" if mode.is_private else "no guarantee",
+        f"{largest_spent(results):.1f}" if mode.is_private else "no guarantee",
     ]
     return table_row(cells)
 

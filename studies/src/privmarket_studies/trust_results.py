@@ -13,7 +13,7 @@ import numpy as np
 
 from privmarket.reports.palette import line_look, new_figure, save
 from privmarket_studies.kept_weights import KeptResult, read_run
-from privmarket_studies.page_text import accuracy_text, table_row
+from privmarket_studies.page_text import accuracy_text, largest_exposed, largest_spent, table_row
 from privmarket_studies.trust_runs import BARS, MONEY, RULES, TrustRun, curve_name
 from privmarket_studies.trust_selection import RATES, Selection, decider
 
@@ -118,7 +118,7 @@ def _bars(folder: Path) -> str:
         if not results:
             continue
         bar, aim = _ASKED[run.name]
-        alone = max(result["largest_epsilon_if_others_collude"] or 0.0 for result in results)
+        alone = largest_exposed(results)
         cells = [
             run.name,
             f"**{accuracy_text(results)}**",
@@ -127,7 +127,7 @@ def _bars(folder: Path) -> str:
             f"{aim:.1%}",
             str(results[0]["config"]["rounds"]),
             f"{np.mean([result['spent'] for result in results]):,.0f}",
-            f"{max(result['largest_epsilon_spent'] or 0.0 for result in results):.3f}",
+            f"{largest_spent(results):.3f}",
             f"{alone:.1f}",
         ]
         rows += table_row(cells)
@@ -156,7 +156,7 @@ def _curve_table(folder: Path) -> str:
                     *(trust, f"`{rule}`", f"{money:,}", accuracy_text(results), str(len(results))),
                     f"{np.mean([result['spent'] for result in results]):,.1f}",
                     f"{np.mean([result['sellers_per_round'] for result in results]):.0f}",
-                    f"{max(result['largest_epsilon_spent'] or 0.0 for result in results):.2f}",
+                    f"{largest_spent(results):.2f}",
                 ]
                 rows += table_row(cells)
     return rows

@@ -211,6 +211,14 @@ def test_a_large_auction_is_computed_in_a_process_of_its_own(
     assert market.broker._prepared(round_id) == here  # where it cannot be started, it is done here
 
 
+@pytest.fixture
+def large_from_three(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three bids make a large auction. It is computed here: the test above starts the process, on both databases."""
+    monkeypatch.setattr(auction_process, "WORTH_A_PROCESS", 3)
+    monkeypatch.setattr(auction_process, "prepare_in_a_process", lambda *_: None)
+
+
+@pytest.mark.usefixtures("large_from_three")
 def test_a_large_auction_at_its_deadline_holds_up_no_other_deadline(
     market: Market, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -218,7 +226,6 @@ def test_a_large_auction_at_its_deadline_holds_up_no_other_deadline(
     large, small = market.open(), market.open()
     market.bid_all(large)
     market.broker.bid(market.sellers[0], small, Offer(0.2, 1.0), key())
-    monkeypatch.setattr(auction_process, "WORTH_A_PROCESS", 3)
     begun, done = threading.Event(), threading.Event()
     honest = market.broker._prepared
 
@@ -245,13 +252,11 @@ def test_a_large_auction_at_its_deadline_holds_up_no_other_deadline(
     assert verify(market.broker).differences == ()
 
 
-def test_closing_a_large_round_is_answered_before_its_auction(
-    market: Market, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("large_from_three")
+def test_closing_a_large_round_is_answered_before_its_auction(market: Market) -> None:
     """1: a million bids took longer to clear than a server may take to answer."""
     round_id, again = market.open(), key()
     market.bid_all(round_id)
-    monkeypatch.setattr(auction_process, "WORTH_A_PROCESS", 3)
     answer = market.broker.close_round(market.buyer, round_id, again)
     assert answer["state"] == market.broker.round_state(round_id) == "closed"
     assert market.broker.close_round(market.buyer, round_id, again) == answer
@@ -263,11 +268,11 @@ def test_closing_a_large_round_is_answered_before_its_auction(
     assert verify(market.broker).differences == ()
 
 
-def test_whoever_asks_again_runs_a_large_auction_itself(market: Market, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("large_from_three")
+def test_whoever_asks_again_runs_a_large_auction_itself(market: Market) -> None:
     """1: without a clock that ticks, a second call holds the auction."""
     round_id = market.open()
     market.bid_all(round_id)
-    monkeypatch.setattr(auction_process, "WORTH_A_PROCESS", 3)
     assert market.broker.close_round(market.buyer, round_id, key())["state"] == "closed"
     assert market.broker.close_round(market.buyer, round_id, key())["state"] == "cleared"
 

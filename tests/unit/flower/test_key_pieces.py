@@ -105,8 +105,8 @@ def test_every_number_but_zero_has_its_logarithm():
 
 
 def test_random_elements_fill_the_field_and_stay_in_it():
-    drawn = key_pieces._uniform(20_000)
-    assert drawn.shape == (20_000, key_pieces._LIMBS)
+    drawn = key_pieces._uniform(120_000)  # one of the two ends is missing in one run of 10^14
+    assert drawn.shape == (120_000, key_pieces._LIMBS)
     assert drawn.max() == key_pieces._PRIME - 1
     assert drawn.min() == 0
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from privmarket_studies import trust_results
 from privmarket_studies.kept_weights import KeptResult
+from privmarket_studies.page_text import largest_exposed, largest_spent
 from privmarket_studies.reproduce import collusion_page
 from privmarket_studies.reproduce.cells import Scale
 from privmarket_studies.reproduce.document import NOT_COMPUTED, Results, prose
@@ -39,15 +40,15 @@ def _trust(runs: Path) -> dict[str, str]:
         return dict.fromkeys((*names, "target", "ratio", "promised", "exposed"), NOT_COMPUTED)
     found = {
         "target": f"{trust_results.TARGET:.0%}",
-        "promised": f"{max(run['largest_epsilon_spent'] or 0.0 for run in capped):.1f}",
-        "exposed": f"{max(run['largest_epsilon_if_others_collude'] or 0.0 for run in capped):.0f}",
+        "promised": f"{largest_spent(capped):.1f}",
+        "exposed": f"{largest_exposed(capped):.0f}",
     }
     money: dict[str, dict[int, float]] = {}
     for trust, (rule, needed) in cheapest.items():
         points = trust_results.curve(runs, trust, rule)
         _, nearest = min(points, key=lambda point: abs(_accuracy(point[1]) - trust_results.TARGET))
         found |= {f"{trust}_rule": rule, f"{trust}_money": f"{needed:.2g}"}
-        spent = max(result["largest_epsilon_spent"] or 0.0 for result in nearest)
+        spent = largest_spent(nearest)
         found[f"{trust}_epsilon"] = f"{spent:.2f} at {_accuracy(nearest):.1%}"
         per_seed = {seed: trust_results.money_for(own) for seed, own in trust_results.by_seed(points).items()}
         money[trust] = {seed: math.log(needed) for seed, needed in per_seed.items() if needed is not None}
