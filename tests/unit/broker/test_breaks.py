@@ -213,7 +213,7 @@ def test_a_large_auction_is_computed_in_a_process_of_its_own(
 
 @pytest.fixture
 def large_from_three(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three bids make a large auction. It is computed here: the test above starts the process, on both databases."""
+    """Three bids make a large auction. Computed here: the test above starts the process, on both databases."""
     monkeypatch.setattr(auction_process, "WORTH_A_PROCESS", 3)
     monkeypatch.setattr(auction_process, "prepare_in_a_process", lambda *_: None)
 
