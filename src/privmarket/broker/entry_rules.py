@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from privmarket.broker import (
@@ -26,6 +27,7 @@ from privmarket.broker.http_errors import BrokerError
 from privmarket.broker.log import Entry
 from privmarket.broker.stored_rows import AwardRow, RoundRow, TaskRow
 from privmarket.market.mechanism import Mechanism
+from privmarket.plans import TOLERANCE
 from privmarket.rounds import Offer
 
 _OFFER = ("valuation", "epsilon", "data_size", "accuracy")
@@ -38,6 +40,20 @@ def _arrived(entry: Entry, fields: Fields) -> int:
     if not entry.at_ms - ARRIVAL_LIMIT_MS <= arrived <= entry.at_ms:
         raise BrokerError(f"said to have arrived at {arrived}", "the entry is dated back")
     return arrived
+
+
+def _alike(one: object, other: object) -> bool:
+    """Whether a replay gives what was recorded: money exactly, ε and noise up to rounding.
+
+    Exponentials differ in their last bits between processors.
+    """
+    if isinstance(one, float) and isinstance(other, float):
+        return math.isclose(one, other, rel_tol=TOLERANCE)
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_alike(value, other[key]) for key, value in one.items())
+    if isinstance(one, tuple) and isinstance(other, tuple):
+        return len(one) == len(other) and all(map(_alike, one, other))
+    return one == other
 
 
 class EntryRules(AccountRules):
@@ -178,8 +194,8 @@ class EntryRules(AccountRules):
             return
         again = {n: (a.epsilon, a.event.noise_multiplier, a.payment_micro) for n, a in found.awards.items()}
         summary = {"trimmed": dict(found.trimmed), **found.summary()}
-        same = stored == again and found.measures == self.chosen[round_.id]
-        if same and all(summary[name] == value for name, value in recorded.items()):
+        same = _alike(stored, again) and found.measures == self.chosen[round_.id]
+        if same and all(_alike(value, summary[name]) for name, value in recorded.items()):
             self.auctions += 1
         elif found.version != fields["mechanism_version"]:
             self._cannot_replay(round_, f"it was cleared by {fields['mechanism_version']}, this is {found.version}")

@@ -21,6 +21,7 @@ from privmarket.broker.schema import PROJECTIONS, metadata
 from privmarket.broker.signatures import canonical
 from privmarket.broker.verify import Verdict, verify
 from privmarket.mechanisms import mechanism
+from privmarket.privacy import gaussian, wallet_measures
 from privmarket.rounds import Offer
 from privmarket_studies.torture.market import Market, key, make_market
 from tests.postgres import new_database
@@ -195,6 +196,19 @@ def test_a_swapped_key_of_an_update_is_found_by_who_has_the_brokers_key(tmp_path
     assert all("not the key that was claimed" in one for one in verify(market.broker).differences)
     assert verify(market.broker).differences
     market.broker.database.close()
+
+
+def test_a_processor_that_rounds_differently_is_no_forgery(
+    eventful_file: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NumPy's exponentials differ in their last bits between processors, and so does the noise of a sale."""
+    honest = gaussian.mu_of
+    for error, found in ((4e-16, False), (1e-6, True)):
+        monkeypatch.setattr(gaussian, "mu_of", lambda *asked, error=error: honest(*asked) * (1 + error))
+        wallet_measures._capacity_of_one.cache_clear()
+        differences = checked(eventful_file[0]).differences
+        assert any("another result than recorded" in one for one in differences) == bool(differences) == found
+    wallet_measures._capacity_of_one.cache_clear()
 
 
 def test_all_differences_are_reported(eventful_file: tuple[Path, str], tmp_path: Path) -> None:
