@@ -32,8 +32,11 @@ if TYPE_CHECKING:
     from torch import nn
 
     from privmarket.federated import model_check
+    from privmarket.flower import training_checks
 else:
-    model_check = late("privmarket.federated.model_check")  # torch: bids are answered without it
+    # torch: bids are answered without it
+    model_check = late("privmarket.federated.model_check")
+    training_checks = late("privmarket.flower.training_checks")
 
 
 class WalletMod:
@@ -200,5 +203,5 @@ class _AppTraining:
         """
         if self._model is not None and not self._has_passed:
             with guard.becomes(Reason.MODEL, model_check.ModelError):
-                model_check.require_supported(self._model())
+                training_checks.require_supported(self._model())
             self._has_passed = True

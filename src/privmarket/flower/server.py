@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from privmarket.federated import global_model, model_check
-    from privmarket.flower import secure, training
+    from privmarket.federated import global_model
+    from privmarket.flower import secure, training, training_checks
 else:
     global_model = late("privmarket.federated.global_model")
-    model_check = late("privmarket.federated.model_check")
     secure = late("privmarket.flower.secure")
     training = late("privmarket.flower.training")
+    training_checks = late("privmarket.flower.training_checks")
     torch = late("torch")
 
 __all__ = ["TOKEN_VARIABLE", "MarketRun", "MarketServerApp", "server_app"]
@@ -103,7 +103,7 @@ def _module_start(model: Callable[[], nn.Module] | None) -> InitialWeights:
         assert model is not None
         module = model()
         # Before any bid: every client would refuse such a model, one by one.
-        model_check.require_supported(module)
+        training_checks.require_supported(module)
         return training.trainable_arrays(module)
 
     return start

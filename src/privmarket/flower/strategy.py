@@ -31,9 +31,9 @@ from privmarket.rounds import Delivered, Round, RoundRecord, hold_auction, settl
 if TYPE_CHECKING:
     from torch import nn
 
-    from privmarket.federated import model_check
+    from privmarket.flower import training_checks
 else:
-    model_check = late("privmarket.federated.model_check")
+    training_checks = late("privmarket.flower.training_checks")
 
 _log = logging.getLogger("privmarket.flower")
 _ACCURACY = "accuracy"
@@ -62,7 +62,7 @@ class AuctionStrategy(Strategy):
         **settings: Any,
     ) -> None:
         if model is not None:
-            model_check.require_supported(model())
+            training_checks.require_supported(model())
         self.inner, self.weighted_by_key = inner, weighted_by_key
         self.settings = MarketSettings(**settings)
         if self.settings.trust != "local":

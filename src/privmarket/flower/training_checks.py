@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from privmarket.errors import PrivacyError
+from privmarket.federated import model_check
 from privmarket.federated.local import ClientRecords, LocalPlan, NoisySum, by_person
 from privmarket.federated.model_check import require_per_record, row_findings
 from privmarket.federated.record_gradients import Column, Loss
@@ -26,6 +27,18 @@ def job_plan(job: Job) -> LocalPlan:
         sale.expected_batch,
         unit=job.unit,
     )
+
+
+def require_supported(module: nn.Module) -> None:
+    """Refuses a module that mixes records, before anyone has records: a server does so before the first bid.
+
+    Stacks of layers that we know are not tried, so that Opacus, which takes seconds to import, is not needed.
+
+    Raises:
+        ModelError: with the layer's name, and what to put there instead.
+    """
+    if fast_model(module) is None:
+        model_check.require_supported(module)
 
 
 def require_trainable(
