@@ -22,6 +22,7 @@ _PRELOADED = (
     "privmarket.cli",
     "privmarket.federated.simulation",
     "privmarket.mechanisms.learned.session",
+    "torch._dynamo",  # which the first optimizer of a process imports, two seconds
     "privmarket.market.audit_report",
 )
 _context = multiprocessing.get_context("forkserver")
