@@ -54,8 +54,8 @@ docs: $(STAMP)
 test: $(STAMP)
 	@$(MAKE) --no-print-directory -j 2 lint suite
 
-# Servers, deadlines and browsers make tests wait: on two cores a third worker computes meanwhile.
-WORKERS ?= 3
+# On two cores a third worker costs more, by what it imports, than it computes while others wait for servers.
+WORKERS ?= 2
 suite: $(STAMP)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
