@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import random
 import sys
 from collections.abc import Generator, Sequence
 from functools import cache
@@ -13,11 +14,16 @@ import numpy as np
 import pytest
 import typer.main
 import typer.testing
+from hypothesis import HealthCheck, settings
 
 from privmarket.market.bids import Bids
 
 # Typer reads the signatures of all commands at every call: half of the cost of a command that refuses its input.
 typer.main.get_command = typer.testing._get_command = cache(typer.main.get_command)
+
+# Every run tries the same examples, however slow the machine; `pytest --hypothesis-profile=default` tries new ones.
+settings.register_profile("same", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("same")
 
 
 def awkward_markets(rng: np.random.Generator, markets: int, clients: int) -> Bids:
@@ -105,6 +111,14 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(20_000)
     if (forked := sys.modules.get("tests.forked")) is not None:
         forked.start_server()
+
+
+def pytest_runtest_setup() -> None:
+    """Generators of the whole process begin anew: what a test draws does not depend on those that ran before it."""
+    random.seed(0)
+    np.random.seed(0)  # noqa: NPY002
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.manual_seed(0)
 
 
 @pytest.fixture

@@ -83,7 +83,7 @@ def site(tmp_path: Path) -> Iterator[tuple[str, Broker]]:
     thread.join()
 
 
-def until(condition: Callable[[], Any], seconds: float = 30) -> Any:
+def until(condition: Callable[[], Any], seconds: float = 90) -> Any:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         try:

@@ -58,10 +58,10 @@ def behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[BrokerPro
     process = subprocess.Popen([nginx, "-c", str(folder / "nginx.conf"), "-e", str(folder / "error.log")])
     trusted = ssl.create_default_context(cafile=str(folder / "market.pem"))
     url = f"https://127.0.0.1:{port}"
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while True:
         try:
-            httpx.get(f"{url}/health", verify=trusted)
+            httpx.get(f"{url}/health", verify=trusted, timeout=30)
             break
         except httpx.TransportError:
             assert time.monotonic() < deadline, (folder / "error.log").read_text()
@@ -74,7 +74,7 @@ def behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[BrokerPro
 
 def test_a_client_through_tls(behind: tuple[BrokerProcess, str, ssl.SSLContext]) -> None:
     server, url, trusted = behind
-    http = httpx.Client(base_url=url, verify=trusted)
+    http = httpx.Client(base_url=url, verify=trusted, timeout=60)
     operator = BrokerClient(url, server.operator_token, http=http)
     buyer = operator.register("buyer", "lab")
     assert buyer.me()["role"] == "buyer"
@@ -88,8 +88,8 @@ def test_a_client_through_tls(behind: tuple[BrokerProcess, str, ssl.SSLContext])
 def test_only_the_proxy_says_where_somebody_is(behind: tuple[BrokerProcess, str, ssl.SSLContext]) -> None:
     server, url, trusted = behind
     request = {"X-Forwarded-For": "203.0.113.9", "X-Request-Id": "through-the-proxy"}
-    httpx.get(f"{url}/health", headers=request, verify=trusted)  # nginx replaces what the caller claims
-    deadline = time.monotonic() + 10
+    httpx.get(f"{url}/health", headers=request, verify=trusted, timeout=60)  # nginx replaces what the caller claims
+    deadline = time.monotonic() + 60
     while "through-the-proxy" not in server.log.read_text():
         assert time.monotonic() < deadline
         time.sleep(0.05)

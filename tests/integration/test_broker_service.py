@@ -108,7 +108,7 @@ SLOW_BODY = SLOW + b"Content-Length: 100000\r\n\r\n{"
 
 def slow_callers(port: int, count: int, words: bytes) -> list[socket.socket]:
     """Connections that say the beginning of a request and then nothing."""
-    made = [socket.create_connection(("127.0.0.1", port), timeout=20) for _ in range(count)]
+    made = [socket.create_connection(("127.0.0.1", port), timeout=60) for _ in range(count)]
     for one in made:
         one.sendall(words)
     return made
@@ -129,14 +129,18 @@ def test_slow_callers_are_cut_off_and_do_not_hold_up_the_end(tmp_path: Path) -> 
     # Each is answered or, before there is a request to answer, hung up on; and no connection is left open.
     assert [last_words(one) for one in bodies] == 20 * [b"HTTP/1.1 408 Request Timeout"]
     assert [last_words(one) for one in heads] == 20 * [b""]
-    waiting = slow_callers(server.port, 60, b"")
-    refused = httpx.get(f"http://127.0.0.1:{server.port}/readyz")
+    ready = f"http://127.0.0.1:{server.port}/readyz"
+    for _ in range(5):  # again where the machine stood still until those who wait had been cut off
+        waiting = slow_callers(server.port, 60, b"")
+        refused = httpx.get(ready, timeout=60)
+        assert [last_words(one) for one in waiting] == 60 * [b""]
+        if refused.status_code != 200:
+            break
     assert (refused.status_code, refused.text) == (503, "Service Unavailable")  # more connections than are allowed
-    assert [last_words(one) for one in waiting] == 60 * [b""]
-    assert httpx.get(f"http://127.0.0.1:{server.port}/readyz").status_code == 200
+    assert httpx.get(ready, timeout=60).status_code == 200
     with slow_callers(server.port, 1, SLOW_BODY)[0]:
         server.process.terminate()
-        assert server.process.wait(20) == 0
+        assert server.process.wait(60) == 0
     assert not (tmp_path / "m.db-wal").exists()  # checkpointed: the file is whole without it
     done = CliRunner().invoke(app, ["broker", "verify", "--database", f"sqlite:///{tmp_path}/m.db"])
     assert done.exit_code == 0, done.output

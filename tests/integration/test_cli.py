@@ -122,14 +122,17 @@ def test_help_loads_no_numpy():
 
 
 def test_help_starts_quickly():
-    """Half a second on an idle machine; the bound here is generous because test machines are busy."""
-    best = min(_seconds("--help") for _ in range(3))
-    assert best < 2.0
+    """Half a second on an idle machine; the bound here is generous because test machines are busy.
+
+    On a slow machine, forty times as long as a bare interpreter, of which an idle machine needs twenty-five.
+    """
+    best = min(_seconds(*COMMAND, "--help") for _ in range(3))
+    assert best < 2.0 or best < 40 * min(_seconds(sys.executable, "-c", "pass") for _ in range(3))
 
 
-def _seconds(*arguments):
+def _seconds(*words):
     start = time.perf_counter()
-    subprocess.run([*COMMAND, *arguments], capture_output=True, check=True, timeout=60)
+    subprocess.run(words, capture_output=True, check=True, timeout=60)
     return time.perf_counter() - start
 
 

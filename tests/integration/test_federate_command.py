@@ -2,10 +2,13 @@
 
 import json
 import signal
+import sys
 import time
 
 import pytest
 
+from privmarket import cli
+from privmarket.federated import simulation
 from tests import forked
 from tests.json_fields import check_fields
 
@@ -30,11 +33,24 @@ def test_json_on_stdout_and_the_rest_on_stderr(tmp_path):
     assert 10_000 < page.stat().st_size < 1_000_000
 
 
+def save_once_and_wait(words):
+    """The command, that waits to be killed once its first checkpoint is on disk."""
+    save = simulation.save_checkpoint
+
+    def and_wait(*given):
+        save(*given)
+        time.sleep(300)
+
+    simulation.save_checkpoint = and_wait
+    sys.argv = ["privmarket", *words]
+    cli.main()
+
+
 def test_a_run_killed_by_the_system_resumes_to_the_identical_result(tmp_path):
     """SIGKILL in the middle of a run, then the same command again."""
     words = [*SMALL, "--rounds", "120", "--evaluate-every", "60", "--json"]
     file = tmp_path / "run.ckpt"
-    killed = forked.privmarket(*words, "--checkpoint", file)
+    killed = forked.Forked(save_once_and_wait, [*words, "--checkpoint", str(file)])
     deadline = time.monotonic() + 120
     while not file.exists() and time.monotonic() < deadline:
         time.sleep(0.01)

@@ -34,19 +34,20 @@ RECIPE = Recipe(
 )
 
 
-def train(out: Path, largest_file: int | None, pause_seconds: float) -> None:
+def train(out: Path, largest_file: int | None, until: Path | None) -> None:
     """A session that saves after every step.
 
     Args:
         largest_file: once step 4 is done, the operating system refuses larger files.
-        pause_seconds: after each step, so that it can be killed in one.
+        until: once step 4 is done, goes on when this file is there, so that it can be killed before.
     """
     session._SAVE_EVERY_SECONDS = 0.0
 
     def after_step(progress: TrainingStep) -> None:
         if progress.step == 4 and largest_file is not None:
             resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, resource.RLIM_INFINITY))
-        time.sleep(pause_seconds)
+        while progress.step == 4 and until is not None and not until.exists():
+            time.sleep(0.02)
 
     try:
         session.train(RECIPE, [scenario("uniform")], out, after_step)
@@ -54,8 +55,8 @@ def train(out: Path, largest_file: int | None, pause_seconds: float) -> None:
         sys.exit(f"{error} | {error.hint}")
 
 
-def start(out: Path, *, largest_file: int | None = None, pause_seconds: float = 0.0) -> Forked:
-    return Forked(train, out, largest_file, pause_seconds)
+def start(out: Path, *, largest_file: int | None = None, until: Path | None = None) -> Forked:
+    return Forked(train, out, largest_file, until)
 
 
 def finish(out: Path, **settings: Any) -> tuple[int, str]:
@@ -87,7 +88,7 @@ def assert_same(found, known):
 def test_killed_without_warning(tmp_path, uninterrupted):
     """kill -9 between two checkpoints; the next session goes on and ends with the same weights."""
     out = tmp_path / "w.safetensors"
-    under_way = start(out, pause_seconds=0.2)
+    under_way = start(out, until=tmp_path / "never")
     limit = time.monotonic() + 90
     while not (checkpoint_path(out).exists() and steps_done(out) >= 3):
         assert under_way.process.is_alive(), "the session ended before it could be killed"
@@ -127,7 +128,7 @@ def test_a_disk_that_is_really_full(tmp_path, uninterrupted):
     try:
         out = disk / "w.safetensors"
         fill = disk / "other"
-        under_way = start(out, pause_seconds=0.2)
+        under_way = start(out, until=tmp_path / "filled")
         while not (checkpoint_path(out).exists() and steps_done(out) >= 2):
             assert under_way.process.is_alive()
             time.sleep(0.02)
@@ -137,6 +138,7 @@ def test_a_disk_that_is_really_full(tmp_path, uninterrupted):
                     file.write(b"\0" * 4096)
             except OSError:
                 pass
+        (tmp_path / "filled").touch()
         done = under_way.end(120)
         assert done.returncode == 1
         assert "No space left on device" in done.stderr

@@ -103,7 +103,7 @@ def test_a_pipe_is_written_to_and_stays_one(tmp_path):
     reader = threading.Thread(target=lambda: read.append(pipe.read_bytes()), daemon=True)
     reader.start()
     write_atomically(pipe, "hello")
-    reader.join(timeout=10)
+    reader.join(timeout=60)
     assert read == [b"hello"]
     assert pipe.is_fifo()
 

@@ -1,10 +1,14 @@
-"""Several workers begin with the tests that take longest, and leave none out."""
+"""Several workers begin with the tests that take longest, and leave none out; none depends on those before it."""
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+from hypothesis import settings
 
 from tests.conftest import LONG, long_first
 
@@ -34,3 +38,15 @@ def test_few_tests_are_all_run():
 def test_every_long_test_exists(kind):
     file, _, name = kind.partition("::")
     assert f"def {name}" in (TESTS / file).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("time", ["first", "second"])
+def test_what_is_drawn_does_not_depend_on_the_tests_before(time):
+    assert random.random() == random.Random(0).random()
+    assert np.random.random() == np.random.RandomState(0).random()  # noqa: NPY002
+    assert torch.equal(torch.rand(1), torch.rand(1, generator=torch.Generator().manual_seed(0)))
+
+
+def test_examples_are_the_same_in_every_run_and_have_no_deadline():
+    assert settings().derandomize
+    assert settings().deadline is None

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
+import random
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest.mock import patch
+
 from privmarket.broker.bidding import offer_fields
 from privmarket.broker.signatures import SigningKey, bid_message, commitment, dataset_message
 from privmarket.rounds import Offer
-from privmarket_studies.torture.market import TASK, Market, key, make_market
+from privmarket_studies.torture import market as markets
+from privmarket_studies.torture.market import TASK, Market, make_market
 
 NONCE = "0f" * 16
+
+
+def key() -> str:
+    return markets.key()
 
 
 def sealed_bid(market: Market, seller: int, signing: SigningKey, round_id: str, offer: Offer) -> None:
@@ -35,10 +47,28 @@ def _sealed_updates(market: Market, keys: list[SigningKey]) -> None:
             market.broker.settle_round(market.buyer, round_id, key())
 
 
+@contextmanager
+def _without_chance() -> Iterator[random.Random]:
+    """Names, nonces and keys are the same in every run, and so is every byte of the file."""
+    numbers, chance = itertools.count(), random.Random(0)
+    with (
+        patch.object(markets, "key", lambda: f"eventful-{next(numbers):06d}"),
+        patch.object(secrets, "token_bytes", chance.randbytes),
+        patch.object(secrets, "token_hex", lambda size: chance.randbytes(size).hex()),
+    ):
+        yield chance
+
+
 def eventful_market(url: str, signing: SigningKey | None = None) -> Market:
+    """A market in which everything has happened once, and the same in every run."""
+    with _without_chance() as chance:
+        return _eventful_market(url, signing or SigningKey.from_seed(b"\x07" * 32), chance)
+
+
+def _eventful_market(url: str, signing: SigningKey, chance: random.Random) -> Market:
     """Bids replaced, rejected, disputed, ruled on; bids sealed by bidders, one of them never revealed; an abort;
     updates that travel sealed, one round of them settled and one not."""
-    market = make_market(url, sellers=4, caps=(10.0, 6.0), key=signing or SigningKey.generate())
+    market = make_market(url, sellers=4, caps=(10.0, 6.0), key=signing, entropy=chance.randbytes)
     broker, buyer, sellers = market.broker, market.buyer, market.sellers
     made = broker.register({"role": "arbiter", "name": "court"}, key(), market.operator)
     arbiter = broker.authenticate(made["token"])
@@ -61,7 +91,7 @@ def eventful_market(url: str, signing: SigningKey | None = None) -> Market:
     broker.withdraw(market.operator, winners[0], 10, key())
     broker.report_progress(buyer, round_id, 0.75, key())
     # A round whose bidders seal.
-    keys = [SigningKey.generate() for _ in range(3)]
+    keys = [SigningKey.from_seed(bytes([number]) * 32) for number in range(3)]
     for seller, signing in zip(sellers, keys, strict=False):
         broker.change_key(seller, signing.public, key())
     attested = "da" * 32

@@ -6,6 +6,7 @@ test_verify.py, sealing and proofs in test_trust.py, a real server under slow ca
 
 from __future__ import annotations
 
+import contextlib
 import json
 import stat
 import threading
@@ -34,12 +35,13 @@ from tests.postgres import new_database
 def test_a_new_schedule_holds_nobody_up(market: Market, monkeypatch: pytest.MonkeyPatch) -> None:
     """1: noise calibration ran inside the write transaction, for minutes."""
     round_id = market.open()
-    begun, done = threading.Event(), threading.Event()
+    begun, done, built = threading.Event(), threading.Event(), threading.Event()
     honest = ReleaseFamily.menu
 
     def slow(self: ReleaseFamily) -> Any:
         begun.set()
-        done.wait(20)
+        done.wait(60)
+        built.set()
         return honest(self)
 
     monkeypatch.setattr(ReleaseFamily, "menu", slow)
@@ -51,13 +53,12 @@ def test_a_new_schedule_holds_nobody_up(market: Market, monkeypatch: pytest.Monk
         with pytest.raises(UnavailableError) as refused:
             market.broker.publish_task(market.buyer, new, same)
         assert refused.value.code == "preparing"
-        assert begun.is_set()
-        started = time.monotonic()
+        assert begun.wait(60)
         market.bid_all(round_id)  # while the table is being built
-        assert time.monotonic() - started < 5
+        assert not built.is_set()
     finally:
         done.set()
-    monkeypatch.setattr(noise_tables.prepare, "__defaults__", (20.0,))
+    monkeypatch.setattr(noise_tables.prepare, "__defaults__", (120.0,))
     assert market.broker.publish_task(market.buyer, new, same)["steps"] == 3
 
 
@@ -159,7 +160,7 @@ def test_an_auction_that_is_computed_again_lets_no_other_sell_meanwhile(database
                     threading.Thread(target=market.broker.close_round, args=(market.buyer, closing, key()))
                 )
                 others[-1].start()
-                others[-1].join(timeout=10 if len(tries) == 1 else 0.3)
+                others[-1].join(timeout=60 if len(tries) == 1 else 0.3)
             return super().clear(bids, budget)
 
     market.broker.make_mechanism = lambda name, **_: Racing()
@@ -305,21 +306,29 @@ def test_a_clock_that_leaps_freezes_nothing(tmp_path: Path, monkeypatch: pytest.
 
 def test_a_paused_broker_does_not_stop_the_others(postgres_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """7: a broker that was paused in the middle of a write held the lock for ever."""
-    monkeypatch.setattr(stored, "IDLE_SECONDS", 0.5)
     url = new_database(postgres_server)
     market = make_market(url)
-    other = Broker(url, clock=market.clock)
+    monkeypatch.setattr(stored, "IDLE_SECONDS", 0.5)  # of this one alone: others stand still for longer by chance
+    paused, same = Broker(url, clock=market.clock), key()
 
-    def paused() -> None:
-        with market.broker.database.write("x") as tx:
+    def deposit(broker: Broker, again: str) -> int:
+        return broker.deposit(market.operator, market.buyer.party_id, 5, again)["balance_micro"]
+
+    def write() -> None:
+        with paused.database.write("x") as tx:
             tx.log("alert", "x", fault="never written")
-            assert other.deposit(market.operator, market.buyer.party_id, 5, key())["balance_micro"] == 50_000_005
+            assert deposit(market.broker, key()) == 50_000_005
 
     with pytest.raises(UnavailableError):  # an answer that says to send the same again
-        paused()
-    assert market.broker.deposit(market.operator, market.buyer.party_id, 5, key())["balance_micro"] == 50_000_010
-    assert verify(other).differences == ()
-    for broker in (other, market.broker):
+        write()
+    for _ in range(5):
+        with contextlib.suppress(UnavailableError):  # where the machine stood still for half a second just now
+            assert deposit(paused, same) == 50_000_010
+            break
+    else:
+        raise AssertionError("a broker that was paused once never writes again")
+    assert verify(market.broker).differences == ()
+    for broker in (paused, market.broker):
         broker.database.close()
 
 

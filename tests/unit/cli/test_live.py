@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -18,6 +19,7 @@ from privmarket.rounds import RoundRecord
 @pytest.fixture
 def view(tmp_path, monkeypatch) -> LiveView:
     monkeypatch.setattr(live, "_PAGE_SECONDS", 0.0)
+    monkeypatch.setattr(live, "time", SimpleNamespace(monotonic=lambda: 0.0))  # never stands still
     return LiveView("a <run>", "round", 20, [Curve("accuracy", lambda v: f"{v:.0%}")], tmp_path / "live.html")
 
 

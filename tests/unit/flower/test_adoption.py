@@ -23,7 +23,7 @@ from privmarket.flower.wire import Sale
 from privmarket.privacy.calibration import ReleaseFamily
 from privmarket.privacy.noise import NoiseSource
 from privmarket.privacy.policy import PolicyRefusal
-from tests.unit.flower.toy import VALUATIONS, Wire, partition, refusal_of
+from tests.unit.flower.toy import VALUATIONS, Wire, partition, refusal_of, seed_noise
 
 NODES = 6
 START = ArrayRecord({"w": wire.Array(np.zeros(5, dtype=np.float32)), "steps": wire.Array(np.array([3]))})
@@ -245,7 +245,8 @@ def test_an_apps_model_is_tried_until_it_passes():
     assert made == ["passing", "mixing", "mixing"]
 
 
-def test_an_existing_app_learns_and_its_market_reports(tmp_path):
+def test_an_existing_app_learns_and_its_market_reports(tmp_path, monkeypatch):
+    seed_noise(monkeypatch)
     build, accuracy, _ = digits_like()
     grid, buyer = retrofit(tmp_path), strategy(model=build)
     tested = lambda number, arrays: MetricRecord({"accuracy": accuracy(arrays.to_torch_state_dict())})  # noqa: E731

@@ -14,7 +14,7 @@ from privmarket.federated.simulation import run
 from privmarket.flower import guard, masks, wire
 from privmarket.flower.sum_rehearsal import ATTACKS, IN_PROCESS_ATTACKS, SumPlan, rehearse_sums, sum_verdicts
 from tests.json_fields import check_fields
-from tests.unit.flower.toy import Wire
+from tests.unit.flower.toy import Wire, seed_noise
 
 CONFIG = FederationConfig(
     clients=6,
@@ -295,10 +295,11 @@ def test_fewer_than_the_honest_sellers_show_nothing():
     assert set(result.releases) == {client for record in result.records for client in record.dropped}
 
 
-def test_a_module_of_ones_own_sells_into_a_sum():
+def test_a_module_of_ones_own_sells_into_a_sum(monkeypatch):
     """Fast layers and any other module: both give integers, and the model learns."""
     import torch
 
+    seed_noise(monkeypatch)
     rng = np.random.default_rng(0)
     labels = np.arange(240) % 2
     inputs = (rng.normal(size=(240, 4)) + 3.0 * (2 * labels[:, None] - 1)).astype(np.float32)

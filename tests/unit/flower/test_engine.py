@@ -2,7 +2,9 @@
 
 import json
 import threading
+from contextlib import nullcontext
 from subprocess import CompletedProcess
+from types import SimpleNamespace
 
 import pytest
 
@@ -62,6 +64,25 @@ def test_a_result_that_is_there_ends_the_wait(tmp_path):
     engine, file = engine_with(tmp_path, ""), tmp_path / "result.json"
     threading.Timer(0.3, lambda: file.write_text(json.dumps({"rounds": []}))).start()
     assert engine.await_result(file, 60.0) == {"rounds": []}
+
+
+def test_no_port_is_given_twice(monkeypatch):
+    """Whom the first was given to may not listen on it yet."""
+    found = iter([4711, 4711, 4711, 4712])
+
+    class Probe(nullcontext):
+        def bind(self, address):
+            self.port = next(found)
+
+        def getsockname(self):
+            return "127.0.0.1", self.port
+
+        def __enter__(self):
+            return self
+
+    monkeypatch.setattr(engine_module, "socket", SimpleNamespace(socket=Probe))
+    monkeypatch.setattr(engine_module, "_given_ports", set())
+    assert [engine_module._free_port() for _ in range(2)] == [4711, 4712]
 
 
 def test_a_slow_machine_gets_a_longer_deadline_and_a_quick_one_the_usual():

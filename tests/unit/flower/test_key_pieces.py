@@ -77,7 +77,7 @@ def test_pieces_are_drawn_anew_and_look_uniform():
     for secret in (bytes(SECRET_BYTES), ONES):
         found = np.concatenate([values_of(piece) for _ in range(200) for piece in cut(secret, 2, 5)])
         counts, _ = np.histogram(found, bins=10, range=(0, key_pieces._PRIME))
-        assert np.abs(counts / found.size - 0.1).max() < 0.02  # more than eight deviations
+        assert np.abs(counts / found.size - 0.1).max() < 0.02  # 6.5 deviations: once in 10⁹ runs
 
 
 def test_a_scheme_without_random_coefficients_would_not_look_uniform(monkeypatch):
@@ -120,7 +120,7 @@ def test_damaged_and_mixed_pieces_are_refused():
     with pytest.raises(ValueError, match="do not restore"):
         restore([*made[:2], others[2]])
     with pytest.raises(ValueError, match="do not restore"):
-        restore([*made[:2], made[2][:-8] + b"abcdefgh"])
+        restore([*made[:2], made[2][:2] + b"ab" * key_pieces._LIMBS])  # all of it: found but once in 2³²
     with pytest.raises(ValueError, match="outside the field"):
         restore([*made[:2], made[2][:-2] + b"\xff\xff"])
     with pytest.raises(ValueError, match="number 0"):

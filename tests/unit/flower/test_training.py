@@ -189,6 +189,7 @@ def test_frozen_layers_are_neither_sent_nor_trained():
 
 
 def test_own_losses_and_wrong_weights():
+    torch.manual_seed(0)
     module = nn.Sequential(nn.Flatten(), nn.Linear(36, 1))
     x, _ = records("mlp")
     targets = torch.randn(20)

