@@ -7,7 +7,7 @@ import re
 import pytest
 
 import privmarket as pm
-from privmarket.mechanisms import why_nothing_sold
+from privmarket.mechanisms import no_sale, why_nothing_sold
 
 THREE = pm.Bids([0.2, 0.9, 0.4], [1.0, 2.0, 0.5])
 
@@ -78,3 +78,8 @@ def test_the_budget_that_it_names_sells_and_is_not_the_one_that_did_not():
     named = float(re.search(r"from a budget of about ([\d.e+-]+)", why_nothing_sold(rule, THREE, 1.0))[1])
     assert named == 1.01
     assert rule.run(THREE, named).total_epsilon > 0
+
+
+def test_figures_are_rounded_up_to_three_digits_where_they_can_be():
+    assert [no_sale._rounded_up(value) for value in (1234.5, 0.01231, 2.0)] == [1240.0, 0.0124, 2.0]
+    assert [no_sale._rounded_up(value) for value in (0.0, float("inf"), -1.0)] == [0.0, float("inf"), -1.0]

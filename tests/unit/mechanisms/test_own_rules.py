@@ -51,6 +51,15 @@ def test_a_function_of_one_market_clears_batches():
     assert np.array_equal(many.payment, np.broadcast_to(one.payment, (2, 3, 3)))
 
 
+def test_a_rule_that_misses_a_setting_is_refused_by_name():
+    def needs(bids, budget, *, price, **more):
+        return posted_price(bids, budget, price)
+
+    with pytest.raises(ConfigurationError, match="needs the setting 'price'"):
+        resolve(needs)
+    assert resolve(needs, price=0.3).run(BIDS, 1.0).epsilon.tolist() == [1.0, 0.0, 0.0]  # nor anything for **more
+
+
 def test_a_function_takes_settings_and_facts():
     assert resolve(posted_price, price=0.3).run(BIDS, 1.0).epsilon.tolist() == [1.0, 0.0, 0.0]
     with pytest.raises(UnknownNameError, match="did you mean 'price'"):
