@@ -66,7 +66,7 @@ TARGETS = (
     Target("mechanisms", "tests/unit/mechanisms", (*_MARKETS, *_LAWS), 90),
     Target("privacy", "tests/unit/privacy", (*_PRIVACY, *_NOISE), 100),
     Target("rounds", "tests/unit/rounds", _ROUNDS, 40),
-    Target("broker/ledger.py", "tests/unit/broker/test_broker.py", _BROKER[1:], 10),
+    Target("broker/ledger.py", "tests/unit/broker/test_ledger.py", _BROKER, 10),
     Target("broker/verify.py", "tests/unit/broker/test_verify.py", (*_BROKER[:2], *_BROKER[3:]), 20),
 )
 
