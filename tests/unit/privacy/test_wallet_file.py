@@ -37,6 +37,15 @@ def left(wallet):
         return book.remaining_share
 
 
+def test_the_statement_says_which_share_of_honest_sellers_a_sum_rests_on(wallet):
+    with wallet.open() as book:
+        for sale, trust, share in (("a", "aggregate", 0.6), ("b", "aggregate", None), ("c", "local", 0.6)):
+            book.reserve(sale, 0.1, FAMILY.event(0.1), trust=trust, honest_share=share)
+    forget()
+    said = {line["sale"]: (line["trust"], line.get("honest_share")) for line in wallet.statement()}
+    assert said == {"a": ("aggregate", 0.6), "b": ("aggregate", None), "c": ("local", None)}
+
+
 def test_a_sale_is_charged_once_and_for_ever(wallet):
     sell(wallet, "a/0")
     before = left(wallet)
