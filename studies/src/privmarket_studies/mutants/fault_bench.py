@@ -191,6 +191,7 @@ def run(
         endless_seconds: processor time, beyond three times its own, after which a test is in an endless loop.
     """
     os.chdir(root)
+    os.environ.pop("PYTEST_ADDOPTS", None)  # options for people, such as -rs, are unknown without a terminal
     bench = Bench(body, place or root, known, keep, slow_seconds, endless_seconds)
     with tempfile.TemporaryDirectory() as folder, pytest_options(folder) as options:
         quiet = ["-p", "no:terminal", "-o", "addopts="]
