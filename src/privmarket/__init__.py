@@ -7,7 +7,7 @@
 array([1. , 0. , 0.5])
 
 `dir(privmarket)` lists everything public: functions, classes, and the packages `market`, `mechanisms`, `privacy`,
-`rounds`, `federated`, `meanfield`, `flower` and `broker`. Each is imported when it is first used, so that
+`rounds`, `tasks`, `federated`, `meanfield`, `flower` and `broker`. Each is imported when it is first used, so that
 `import privmarket` takes a few milliseconds and an auction never waits for torch, a web server or Flower.
 """
 
@@ -17,7 +17,7 @@ from privmarket.lazy import public_names
 from privmarket.version import __version__
 
 if TYPE_CHECKING:
-    from privmarket import broker, federated, flower, market, meanfield, mechanisms, privacy, rounds
+    from privmarket import broker, federated, flower, market, meanfield, mechanisms, privacy, rounds, tasks
     from privmarket.broker.http_client import BrokerClient
     from privmarket.errors import PrivmarketError
     from privmarket.federated.entry_point import federate
@@ -53,6 +53,7 @@ __all__ = [
     "privacy",
     "rounds",
     "scenario",
+    "tasks",
 ]
 
 # public name → the module that defines it, or that it is
@@ -79,6 +80,7 @@ _HOMES = {
     "privacy": "privmarket.privacy",
     "rounds": "privmarket.rounds",
     "scenario": "privmarket.market.scenarios",
+    "tasks": "privmarket.tasks",
 }
 if not TYPE_CHECKING:  # so that mypy reports a name that does not exist
     __getattr__, __dir__ = public_names(__name__, _HOMES)
