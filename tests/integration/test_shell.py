@@ -68,7 +68,7 @@ def test_mechanisms_are_listed_with_promises(here):
     listed = json.loads(run("mechanisms", "--json", cwd=here).stdout)
     check_fields("mechanisms", listed)
     rows = {row["name"]: row for row in listed["mechanisms"]}
-    assert "truthful in ε" in rows["mean-field-menu"]["promises"]
+    assert "truthful in ε, downwards" in rows["mean-field-menu"]["promises"]
     assert rows["vcg"]["settings"] == ["winners"]
     assert "proportional-share" in run("mechanisms", cwd=here).stdout
 

@@ -6,14 +6,22 @@ from pathlib import Path
 import pytest
 
 from privmarket.federated.config import FederationConfig
-from privmarket_studies.trust_front import caption, headline
-from privmarket_studies.trust_results import by_seed, money_for, paired_ratios, render
-from privmarket_studies.trust_runs import BARS, MONEY, RULES, curve_name, curves, missing
+from privmarket_studies.trust_front import caption, headline, part
+from privmarket_studies.trust_results import (
+    RESERVATIONS,
+    by_seed,
+    compared,
+    money_for,
+    paired_ratios,
+    render,
+    same_price,
+)
+from privmarket_studies.trust_runs import AFTERWARDS, BARS, MONEY, RULES, curve_name, curves, missing
 from privmarket_studies.trust_selection import RATES, Selection
 
 FOLDER = Path(__file__).parents[2] / "docs" / "results" / "trust"
 CURVES = curves(Selection(FOLDER))
-KEPT = (*BARS, *CURVES)
+KEPT = (*BARS, *CURVES, *AFTERWARDS)
 FILES = sorted((FOLDER / "runs").glob("*.json"))
 
 
@@ -77,6 +85,41 @@ def test_money_is_compared_seed_by_seed(tmp_path):
                 path.write_text(json.dumps(found))
     assert paired_ratios(tmp_path, "graded-ration", "ration") == pytest.approx([0.5, 0.25])
     assert by_seed([]) == {}
+
+
+def _write_point(folder, trust, rule, money, spent, accuracy, **more):
+    found = {"spent": spent, "accuracy": accuracy, "config": {"seed": 0, **more}, "sellers_per_round": 50.0}
+    path = folder / f"{curve_name(trust, rule, money)}-seed-0.json"
+    path.write_text(json.dumps(found))
+
+
+def test_a_cheaper_price_tried_afterwards_counts_in_the_comparison(tmp_path):
+    """The edge of a grid of prices must not make the other side look dear: 5 against 60, then against 30."""
+    _write_point(tmp_path, "aggregate", "ration-0.5", 10, 5.0, 0.95, honest_share=2 / 3)
+    _write_point(tmp_path, "local", "ration-0.5", 100, 60.0, 0.95)
+    assert compared(tmp_path).ratio == pytest.approx(5 / 60)
+    same = same_price(tmp_path)
+    assert (same.aggregate, same.local, same.honest) == (5.0, 60.0, 34)
+    _write_point(tmp_path, "local", "ration-0.4", 90, 30.0, 0.95)
+    assert compared(tmp_path).ratio == pytest.approx(5 / 30)
+    assert part(compared(tmp_path).ratio) == "a sixth"
+    _write_point(tmp_path, "local", "ration-0.4", 90, 30.0, 0.93)
+    assert compared(tmp_path).ratio == pytest.approx(5 / 60)
+
+
+def test_the_reservations_count_trials_and_seeds_as_they_are():
+    trials = json.loads((FOLDER / "selection.json").read_text(encoding="utf-8"))
+    made = {trust: sum(len(one) for name, one in trials.items() if name.startswith(trust)) for trust in MONEY}
+    seeds = {
+        trust: [len({path.stem for path in FILES if path.stem.startswith(f"{name}-seed-")}) for name in names]
+        for trust, names in (
+            ("aggregate", [curve_name("aggregate", "graded-ration", 5), curve_name("aggregate", "ration", 5)]),
+            ("local", [curve_name("local", "ration-0.5", 100), AFTERWARDS[0].name]),
+        )
+    }
+    assert f"{made['aggregate']} trials and 5 to 6 seeds" in RESERVATIONS[2]
+    assert f"{made['local']} trials and 3 seeds" in RESERVATIONS[2]
+    assert seeds == {"aggregate": [5, 6], "local": [3, 3]}
 
 
 def test_the_page_is_rendered_from_the_files():

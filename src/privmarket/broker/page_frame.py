@@ -33,7 +33,7 @@ _PROMISES = {
     "within budget": "never pays more than the budget",
     "within offers": "never takes more ε than was offered",
     "truthful in v": "asking one's true price is best",
-    "truthful in ε": "offering all the ε that one would sell is best",
+    "truthful in ε, downwards": "offering less ε than one would sell never pays",
     "collusion-proof": "sellers gain nothing by arranging their bids",
 }
 _templates = Jinja2Templates(Path(__file__).parent / "templates")

@@ -199,7 +199,7 @@ def _table(report: AuditReport) -> Table:
     table.add_row("ε per unit of money", f"{report.epsilon_per_unit_spent:.4f}")
     table.add_section()
     table.add_row(f"objective: {report.objective}", f"{report.objective_value:.6g}")
-    table.add_row("fluid bound (limit of truthful buying)", f"{report.fluid_bound:.6g}")
+    table.add_row("fluid bound (one unit price for all)", f"{report.fluid_bound:.6g}")
     table.add_row("ratio to the fluid bound", f"{report.fluid_ratio:.4f}")
     table.add_row("first-best bound (costs known)", f"{report.first_best_bound:.6g}")
     table.add_row("ratio to the first-best bound", f"{report.first_best_ratio:.4f}")

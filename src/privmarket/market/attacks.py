@@ -1,8 +1,9 @@
 """How misreports are searched: what is the most that a client can gain by one?
 
-A client's type is (v, ε). It may report any valuation, and any ε up to its own: more than it has it cannot
-deliver. Every attack tries reports for all clients at once through `Mechanism.unilateral` and keeps, client by
-client, the best one. What is found is a lower bound on the true regret.
+A client's type is (v, ε). It may report any valuation, and any ε up to its own. Offers above its own are not
+searched, although a rule may ask for so little of them that the client can deliver it. Every attack tries reports
+for all clients at once through `Mechanism.unilateral` and keeps, client by client, the best one. What is found is a
+lower bound on the true regret.
 """
 
 from __future__ import annotations

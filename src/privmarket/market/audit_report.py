@@ -69,7 +69,7 @@ class AuditReport:
         budget_violations: share of markets that spend more than the budget.
         offer_violations: share of (client, market) pairs that sell more than they offered.
         collusion: gains from joint misreports of coalitions; None where none were attacked.
-        fluid_ratio: objective over the fluid bound (for an error: bound over objective; 1 is the limit).
+        fluid_ratio: objective over the fluid bound (for an error: bound over objective); see `bounds`.
         declared: what the mechanism promises; broken: which of these the audit saw broken.
     """
 

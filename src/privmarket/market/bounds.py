@@ -1,9 +1,11 @@
-"""How well any rule could do: the fluid limit of truthful buying, and the first best of known costs.
+"""Two points of reference for what a budget buys: the fluid bound, and the first best of known costs.
 
-Both are limits for many clients. The fluid bound buys at virtual costs φ(v) = v + F(v)/f(v), ironed: no rule
-that is truthful, individually rational and within budget in expectation, and that posts the same unit prices
-to everybody, beats it; where v and ε are independent, different prices for different ε would not help. The
-first-best bound pays each client exactly its cost, which nobody can without knowing it.
+Both are limits for many clients. The fluid bound buys at virtual costs φ(v) = v + F(v)/f(v), ironed. It bounds the
+rules that are truthful in v, individually rational and within budget in expectation, and that offer every client
+the same unit prices, whatever ε it offers. Where v and ε are independent, prices that differ with ε would not help,
+so it is the limit for all such rules. Where they depend on each other a truthful rule can pass it, by posting
+prices that rise with ε: `docs/theory/fluid-bound.md` has one that does. The first-best bound pays each client
+exactly its cost, which nobody can without knowing it; no rule that pays at least the cost beats it.
 
 For errors of an aggregate the fluid bound takes v as independent of ε and of the number of records. For laws where
 they depend on each other it is a point of reference there, not a proven bound; the first best is one always. The
@@ -90,7 +92,10 @@ def supply_curve(law: Law | Bids) -> SupplyCurve:
 
 
 def fluid_bound(law: Law | Bids, clients: int, budget: float, objective: Objective = TOTAL_EPSILON) -> float:
-    """The limit of truthful buying for `clients` clients and a total budget."""
+    """What one unit price, posted to all of `clients` clients, buys with a total budget in the fluid limit.
+
+    For an error: the least error instead. The module says which rules this bounds.
+    """
     if isinstance(objective, TotalEpsilon):
         spend, quantity = _supply_hull(law)
         return float(clients * np.interp(budget / clients, spend, quantity))

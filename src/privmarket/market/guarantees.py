@@ -94,7 +94,12 @@ class WithinOffer(OutcomeGuarantee):
 
 @dataclass(frozen=True)
 class Truthful(Guarantee):
-    """No misreport pays. `in_="valuation"`: of v alone; `in_="epsilon"`: of ε, with v free to move too."""
+    """No misreport pays: of v alone (`in_="valuation"`), or of v and ε together (`in_="epsilon"`).
+
+    Truthfulness in ε has a direction. A client with (v, ε) may report any v and any offer up to ε, and none of
+    these reports gains over the truth: withholding never pays. Offers above ε are neither promised nor attacked.
+    They can gain where a rule sells less than what was offered, because such a sale can still be delivered.
+    """
 
     in_: Literal["valuation", "epsilon"]
 
@@ -105,7 +110,7 @@ class Truthful(Guarantee):
     @property
     def label(self) -> str:
         """The promise in a few words, for tables."""
-        return "truthful in v" if self.in_ == "valuation" else "truthful in ε"
+        return "truthful in v" if self.in_ == "valuation" else "truthful in ε, downwards"
 
     @property
     def attack(self) -> attacks.Attack:
@@ -121,7 +126,10 @@ class Truthful(Guarantee):
 
 @dataclass(frozen=True)
 class ApproximatelyTruthful(Guarantee):
-    """The mean gain from the best misreport of (v, ε) is at most `max_regret` times the mean payment."""
+    """The mean gain from the best misreport of (v, ε) is at most `max_regret` times the mean payment.
+
+    Misreports are those of `Truthful(in_="epsilon")`: any v, and offers up to the client's own ε.
+    """
 
     max_regret: float
 

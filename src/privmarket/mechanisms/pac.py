@@ -25,6 +25,9 @@ class Pac(Mechanism):
     valuations; k is kept so small that 1/(n − k) never exceeds the limit. The limit is part of the market's
     configuration. With 1.0 (the most that the rule can ask for) k goes up to n − 1.
 
+    Exactly truthful in ε downwards: offering less never pays. Offering more can: a client whose cap lies below the
+    limit may claim the limit, and is often asked for no more than it has.
+
     Implements: Algorithm 1 of [Sun2026], FairQuery of [GhoshRoth2011].
     Deviation: k ≤ n − 1, the paper divides by zero at k = n; the paper lets ε exceed a client's cap.
     """

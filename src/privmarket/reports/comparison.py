@@ -217,7 +217,7 @@ class Comparison:
 
 LEGEND = (
     "worst misreport: the largest gain found for any client, over the mean payment. "
-    "of fluid: ε bought over the limit of truthful buying."
+    "of fluid: ε bought over the fluid bound, what one unit price posted to all buys among many clients."
 )
 
 
@@ -273,7 +273,7 @@ def figure(reports: Iterable[AuditReport]) -> Figure:
     room = 0.95 if any(map(_broken_note, shown)) else 0.25
     longest = max(1.0, *(report.fluid_ratio for report in shown))
     value.set(
-        xlim=(0, longest + room), xlabel="ε bought / fluid bound\n(dashed: the most that truthful rules can buy)"
+        xlim=(0, longest + room), xlabel="ε bought / fluid bound\n(dashed: one unit price for all, many clients)"
     )
     incentive.set(
         xscale="log", xlim=(floor, 3000), xlabel="largest gain from a misreport\nas a share of the mean payment"

@@ -42,11 +42,11 @@ CLIENTS = 100
 _BISECTIONS = 12
 _EXPLANATION = (
     "Mean `aggregate-error` over {markets} markets of {clients} clients, the same for every rule, as a "
-    "multiple of the fluid bound (1 is the limit of truthful buying for many clients, a per cent or two "
-    "either way being the luck of these markets; smaller is better). All rules are exactly truthful, "
-    "individually rational and within budget. *gain*: how much smaller the learned menu's error is than "
-    "that of the best fixed rule of the row, with the standard error of the paired difference; *money*: "
-    "the share of the budget at which it reaches the best fixed rule's error."
+    "multiple of the fluid bound (1 is its limit for many clients, valuations being independent of "
+    "offers here; a per cent or two either way is the luck of these markets; smaller is better). All "
+    "rules are exactly truthful, individually rational and within budget. *gain*: how much smaller the learned "
+    "menu's error is than that of the best fixed rule of the row, with the standard error of the paired "
+    "difference; *money*: the share of the budget at which it reaches the best fixed rule's error."
 )
 _COMMAND = "python -m privmarket_studies.aggregate_rules docs/results/aggregate-rules"
 

@@ -82,8 +82,9 @@ alone, while noise averages out over rounds and a missing class does not.
 """
 _SELECTION = """
 ## How the settings were chosen
-5,000 records of each training file belong to no client. Candidates were compared on them, on seeds that no run
-above uses (`python -m privmarket_studies.federated_selection
+5,000 records of each training file belong to no client. Candidates trained on the clients' records, which no ε
+above counts ([why that matters](../../decisions/validation-records.md)), and were compared on the 5,000, on seeds
+that no run above uses (`python -m privmarket_studies.federated_selection
 docs/results/federated/selection/selection.json`); the best, in bold, is what `privmarket federate` takes by
 itself, and what `mnist-0.5-wallet-8` takes. Where the comparison starts is not free of test records: one full-batch
 step a round, momentum, averaging and the first candidate's rates date from an earlier search on test accuracy. All

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from privmarket.reports.palette import new_figure, save
-from privmarket_studies.trust_results import MONEY_TICKS, TARGET, cheapest_rules, curve, load
-from privmarket_studies.trust_runs import BARS, RULES
+from privmarket_studies.kept_weights import KeptResult
+from privmarket_studies.page_text import largest_exposed
+from privmarket_studies.trust_results import MONEY_TICKS, TARGET, cheapest_rules, compared, curve, load
+from privmarket_studies.trust_runs import AFTERWARDS, BARS, RULES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -18,25 +20,30 @@ NAME = "front"
 _COLOURS = {"aggregate": "#0072B2", "local": "#D55E00"}
 _SEES = {"aggregate": "the server sees\nonly the sum of updates", "local": "the server sees\nevery update"}
 _LOWEST, _HIGHEST = 70.0, 99.0
+_PARTS = {4: "a quarter", 5: "a fifth", 6: "a sixth", 7: "a seventh", 8: "an eighth", 9: "a ninth", 10: "a tenth"}
 
 
 def caption(folder: Path) -> str:
     """The caption of the picture, as README and the start page show it."""
     runs = folder / "runs"
-    cheapest = cheapest_rules(runs)
     seeds = max(len(results) for rule in RULES for _, results in curve(runs, "aggregate", rule))
     text = (
         "Handwritten digits (MNIST) spread very unevenly over 100 clients, every record protected: test accuracy "
         "against all the money paid (clients ask between 0 and 1 for a unit of ε). One line per auction rule; "
         f"bold, with mean and standard deviation over up to {seeds} seeds, the cheapest rule of each kind."
     )
-    if len(cheapest) == 2:
-        (mine, less), (theirs, more) = cheapest["aggregate"], cheapest["local"]
+    found = compared(runs)
+    if found is not None:
         text += (
-            f" {TARGET:.0%} costs {less:.1f} (`{mine}`) where the server sees only the sum of the updates, and "
-            f"{more:.0f} (`{theirs}`) where it sees every update."
+            f" {TARGET:.0%} took about {part(found.ratio)} of the money where the server sees only the sum of the "
+            "updates, if sellers charge the same for ε under both; most of that is √(honest sellers)."
         )
     return text
+
+
+def part(ratio: float) -> str:
+    """A ratio below 1 as a part in words: a sixth."""
+    return _PARTS.get(round(1 / ratio), f"1/{1 / ratio:.0f}")
 
 
 def draw_front(folder: Path) -> list[Path]:
@@ -47,8 +54,9 @@ def draw_front(folder: Path) -> list[Path]:
     for trust in _COLOURS:
         for rule in RULES:
             _line(axes, folder / "runs", trust, rule, bold=rule == cheapest.get(trust, ("",))[0])
-    if len(cheapest) == 2:
-        _between(axes, cheapest["aggregate"][1], cheapest["local"][1])
+    axes.axhline(100 * TARGET, color="#999999", lw=0.8, ls=":", zorder=0)
+    for run in AFTERWARDS:
+        _tried_afterwards(axes, load(folder / "runs", run))
     axes.set(xscale="log", xlim=(1.2, 400), ylim=(_LOWEST, _HIGHEST))
     axes.set(xlabel="money paid to all clients together", ylabel="test accuracy")
     axes.set_xticks(MONEY_TICKS, [str(tick) for tick in MONEY_TICKS], minor=False)
@@ -73,29 +81,40 @@ def _line(axes: Axes, runs: Path, trust: str, rule: str, *, bold: bool) -> None:
     axes.errorbar(paid, mean, spread, color=_COLOURS[trust], lw=2.6, marker="o", ms=6, capsize=3, elinewidth=1.2)
 
 
-def _between(axes: Axes, less: float, more: float) -> None:
-    """Draws the target line and an arrow that says how many times cheaper the target is."""
-    height = 100 * TARGET
-    axes.axhline(height, color="#999999", lw=0.8, ls=":", zorder=0)
-    arrow = {"arrowstyle": "<->", "color": "#333333", "lw": 1.2}
-    axes.annotate("", (less, height), (more, height), arrowprops=arrow)
-    axes.text(
-        np.sqrt(less * more),
-        height - 0.4,
-        f"{TARGET:.0%} for 1/{more / less:.0f} of the money",
+def _tried_afterwards(axes: Axes, results: list[KeptResult]) -> None:
+    """Marks a run that belongs to no curve, with its price."""
+    if not results:
+        return
+    paid = float(np.mean([result["spent"] for result in results]))
+    accuracy = float(np.mean([100 * result["accuracy"] for result in results]))
+    price = results[0]["config"]["mechanism_settings"]["unit_price"]
+    axes.plot([paid], [accuracy], color=_COLOURS["local"], marker="D", ms=6, mfc="white", ls="none")
+    axes.annotate(
+        f"price {price:g}, tried afterwards",
+        (paid, accuracy),
+        xytext=(0, -16),
+        textcoords="offset points",
         ha="center",
-        va="top",
-        fontsize=9,
-        bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.0, "alpha": 0.8},
+        fontsize=8,
+        color=_COLOURS["local"],
     )
 
 
 def headline(folder: Path) -> str:
-    """What is reached under aggregate trust within a lifetime ε, in one sentence."""
-    found = {run.name: [100 * result["accuracy"] for result in load(folder / "runs", run)] for run in BARS}
-    said = {name: f"{np.mean(values):.1f} %" for name, values in found.items()}
+    """What is reached under aggregate trust within a lifetime ε, with what that ε supposes, in one sentence."""
+    said = {}
+    exposed = {}
+    for run in BARS:
+        results = load(folder / "runs", run)
+        said[run.name] = f"{np.mean([100 * result['accuracy'] for result in results]):.1f} %"
+        exposed[run.name] = f"{largest_exposed(results):.1f}"
+    one = "mnist-0.1-epsilon-1"
+    three = "mnist-0.1-epsilon-3"
+    fashion = "fashion-mnist-0.5-epsilon-3"
+    cifar = "cifar10-0.5-epsilon-3"
     return (
-        f"MNIST reaches {said['mnist-0.1-epsilon-1']} within a lifetime ε of 1 and "
-        f"{said['mnist-0.1-epsilon-3']} within 3; Fashion-MNIST {said['fashion-mnist-0.5-epsilon-3']} and CIFAR-10 "
-        f"{said['cifar10-0.5-epsilon-3']} within 3"
+        f"If two thirds of a round's sellers are honest, MNIST reaches {said[one]} within a lifetime ε of 1 "
+        f"({exposed[one]} if all others collude) and {said[three]} within 3 ({exposed[three]} if all others "
+        f"collude), Fashion-MNIST {said[fashion]} and CIFAR-10 {said[cifar]} within 3 ({exposed[fashion]} if all "
+        "others collude)"
     )

@@ -81,6 +81,8 @@ BARS = (
 
 # Rules of the curves: mechanism and settings. H is what `client_spread` measured; see `trust_selection`.
 _PRICES = {"ration": 1.0, "ration-0.7": 0.7, "ration-0.5": 0.5}
+# A price below those of the curves, tried after the curves had been seen.
+_LOWER_PRICES = {"ration-0.4": 0.4}
 RULES = (*_PRICES, "two-step", "graded-ration", "mfg-menunet", "mean-field-menu", "proportional-share", "pac")
 MONEY = {"aggregate": (3, 5, 10, 30), "local": (30, 100, 300)}
 # Rules that are compared with each other in money: three more seeds.
@@ -93,8 +95,9 @@ _SHORT = {"momentum": 0.5, "averaging": 0.0, "final_rate": 0.3}
 
 def rule_of(name: str, trust: str, heterogeneity: float) -> tuple[str, dict[str, object]]:
     """The mechanism behind a curve's name, and its settings where clients differ by H."""
-    if name in _PRICES:
-        return "ration", {"unit_price": _PRICES[name]}
+    prices = _PRICES | _LOWER_PRICES
+    if name in prices:
+        return "ration", {"unit_price": prices[name]}
     if name in ("two-step", "graded-ration"):
         return name, {"heterogeneity": heterogeneity}
     if name == "mfg-menunet" and trust == "aggregate":
@@ -124,6 +127,11 @@ def point(trust: str, rule: str, money: int, rate: float, heterogeneity: float) 
         {**_SHORT, "server_rate": rate},
         MORE_SEEDS if rule in CONTENDERS and trust == "aggregate" else SEEDS,
     )
+
+
+# Under local trust the cheapest curve is the one at the lowest price, so a lower one was tried, at one sum of money
+# and at the rate that validation records had chosen for `ration` at the nearest sum (100).
+AFTERWARDS = (point("local", "ration-0.4", 90, 16.0, 1.0),)
 
 
 def curves(chosen: Chosen) -> tuple[TrustRun, ...]:

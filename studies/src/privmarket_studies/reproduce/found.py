@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
-from privmarket_studies import trust_results
-from privmarket_studies.kept_weights import KeptResult
+from privmarket_studies import trust_front, trust_results
 from privmarket_studies.page_text import largest_exposed, largest_spent
 from privmarket_studies.reproduce import collusion_page
 from privmarket_studies.reproduce.cells import Scale
 from privmarket_studies.reproduce.document import NOT_COMPUTED, Results, prose
-from privmarket_studies.reproduce.statistics import Measured, PairedComparison, compare, interval
+from privmarket_studies.reproduce.statistics import Measured, compare, interval
 from privmarket_studies.reproduce.variations import TRUSTS, run_of
 from privmarket_studies.trust_runs import BARS
 
@@ -32,40 +30,33 @@ def page(results: Results, folder: Path) -> str:
 
 
 def _trust(runs: Path) -> dict[str, str]:
-    """What one accuracy costs under each trust with its cheapest truthful rule, and what the promise rests on."""
-    cheapest = trust_results.cheapest_rules(runs)
+    """What one accuracy costs under each trust in the cheapest runs, and what the promise rests on."""
+    found = trust_results.compared(runs)
+    same = trust_results.same_price(runs)
     capped = trust_results.load(runs, _CAPPED)
-    names = [f"{trust}_{what}" for trust in TRUSTS for what in ("rule", "money", "epsilon")]
-    if len(cheapest) < len(TRUSTS) or not capped:
-        return dict.fromkeys((*names, "target", "ratio", "promised", "exposed"), NOT_COMPUTED)
-    found = {
+    names = ("target", "part", "promised", "exposed", "ratio", "same_ratio", "shared", "honest", "sellers")
+    for trust in TRUSTS:
+        names = (*names, f"{trust}_rule", f"{trust}_money", f"{trust}_same")
+    if found is None or same is None or not capped:
+        return dict.fromkeys((*names, "reservations"), NOT_COMPUTED)
+    return {
         "target": f"{trust_results.TARGET:.0%}",
+        "part": trust_front.part(found.ratio),
         "promised": f"{largest_spent(capped):.1f}",
-        "exposed": f"{largest_exposed(capped):.0f}",
+        "exposed": f"{largest_exposed(capped):.1f}",
+        "aggregate_rule": found.aggregate_rule,
+        "aggregate_money": f"{found.aggregate:.1f}",
+        "local_rule": found.local_rule,
+        "local_money": f"{found.local:.1f}",
+        "ratio": f"1/{1 / found.ratio:.1f}",
+        "aggregate_same": f"{same.aggregate:.1f}",
+        "local_same": f"{same.local:.1f}",
+        "same_ratio": f"1/{same.local / same.aggregate:.1f}",
+        "shared": f"{same.from_sharing:.1f}",
+        "honest": str(same.honest),
+        "sellers": f"{same.sellers:.0f}",
+        "reservations": "; ".join(f"({n}) {one}" for n, one in enumerate(trust_results.RESERVATIONS, 1)),
     }
-    money: dict[str, dict[int, float]] = {}
-    for trust, (rule, needed) in cheapest.items():
-        points = trust_results.curve(runs, trust, rule)
-        _, nearest = min(points, key=lambda point: abs(_accuracy(point[1]) - trust_results.TARGET))
-        found |= {f"{trust}_rule": rule, f"{trust}_money": f"{needed:.2g}"}
-        spent = largest_spent(nearest)
-        found[f"{trust}_epsilon"] = f"{spent:.2f} at {_accuracy(nearest):.1%}"
-        per_seed = {seed: trust_results.money_for(own) for seed, own in trust_results.by_seed(points).items()}
-        money[trust] = {seed: math.log(needed) for seed, needed in per_seed.items() if needed is not None}
-    return {**found, "ratio": _ratio(compare(money["aggregate"], money["local"]))}
-
-
-def _accuracy(runs: list[KeptResult]) -> float:
-    return Measured.of(run["accuracy"] for run in runs).mean
-
-
-def _ratio(logs: PairedComparison | None) -> str:
-    """A ratio with its interval, from differences of logarithms."""
-    if logs is None or logs.difference.seeds < 2:
-        return NOT_COMPUTED
-    low, high = interval(logs.difference)
-    seeds = logs.difference.seeds
-    return f"{math.exp(logs.difference.mean):.3f} [{math.exp(low):.3f}, {math.exp(high):.3f}] ({seeds} seeds)"
 
 
 def _figures(results: Results) -> dict[str, object]:

@@ -29,7 +29,8 @@ def block(results: Results, folder: str = "") -> str:
     misreports = results.over_seeds("regret", **_SETTING, attack="strong")
     parts = [
         f"![What each rule buys, and what a misreport gains]({folder}{NAME}.png)",
-        "*100 clients, budget 50, Uniform law: ε bought against the limit of truthful buying, and the best "
+        "*100 clients, budget 50, Uniform law: ε bought over the fluid bound (what one unit price posted to all "
+        "buys among many clients), and the best "
         f"misreport that thousands of tries per client found ({bought}; misreports: {misreports}; hatched: breaks "
         "the budget). "
         f"[All results]({folder}README.md).*",
@@ -103,7 +104,7 @@ def draw(results: Results) -> Drawing:
             incentive.errorbar(regret.mean, place, xerr=spread, color="#222222", lw=1, capsize=2)
     value.axvline(1.0, color="#555555", ls="--", lw=1)
     value.set_yticks(range(len(shown)), shown)
-    value.set(xlim=(0, 1.25), xlabel="ε bought / limit of truthful buying (dashed)")
+    value.set(xlim=(0, 1.25), xlabel="ε bought / fluid bound (dashed)")
     incentive.set(xscale="log", xlim=(_FLOOR, 100), xlabel="mean gain from the best misreport / mean pay")
     for axes in (value, incentive):
         axes.grid(axis="x", alpha=0.25)

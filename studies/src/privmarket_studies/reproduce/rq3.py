@@ -1,4 +1,4 @@
-"""RQ3: what a budget buys. R, surplus, ε, and the distance to the limit of truthful buying."""
+"""RQ3: what a budget buys. R, surplus, ε, and the distance to the fluid bound."""
 
 from __future__ import annotations
 
