@@ -40,6 +40,7 @@ from privmarket.privacy.calibration import ReleaseFamily
 from privmarket.privacy.events import PrivacyEvent
 from privmarket.privacy.gaussian import epsilon_of, literal_noise_multiplier, mu_of
 from privmarket.rounds import Award, Offer, Phase, Round, Terms
+from privmarket_studies.reproduce import rq3
 
 PAGE = Path(__file__).parents[2] / "docs/fidelity.md"
 CHECKED: set[int] = set()
@@ -182,6 +183,12 @@ def test_laws_of_table_ii(law, valuation, epsilon):
     assert abs(small.mean() - 0.5) < 3.3 * 0.5 / 20_000**0.5
     assert stats.kstest(bids.epsilon[small], stats.uniform(0.1, 0.4).cdf).pvalue > 1e-3
     assert stats.kstest(bids.epsilon[~small], stats.uniform(2, 3).cdf).pvalue > 1e-3
+
+
+@item(36)
+def test_budgets_of_table_ii():
+    assert rq3.BUDGETS == (10, 50, 100, 200)
+    assert rq3.OTHER_LAWS == {"bimodal": (50, 100), "lognormal": (100,)}
 
 
 @item(38, 39)

@@ -18,6 +18,7 @@ from privmarket_studies.reproduce import cells as cells_module
 from privmarket_studies.reproduce.cache import Cache, Record, read_bundle, versions, write_bundle
 from privmarket_studies.reproduce.cells import Cell, parameters_digest, weights_digest
 from privmarket_studies.reproduce.estimate import CellTimer
+from privmarket_studies.reproduce.publish import versions_of
 from privmarket_studies.reproduce.runner import compute, run_cells
 
 HERE = "tests.studies.reproduce.sample_cells"
@@ -201,3 +202,10 @@ def test_weights_are_named_by_their_parameters_not_by_what_was_measured_about_th
 
     assert parameters_digest(stored(1.0, "a")) == parameters_digest(stored(1.0, "measured again"))
     assert parameters_digest(stored(1.0, "a")) != parameters_digest(stored(1.5, "a"))
+
+
+def test_the_index_names_every_version_with_its_number_of_cells():
+    cell = squares(1)[0]
+    before = Record(cell, cell.depends_on, {}, None, 0.0, {"privmarket": "0.1.0", "numpy": "2.0"})
+    after = Record(cell, cell.depends_on, {}, None, 0.0, {"privmarket": "0.2.0", "numpy": "2.0"})
+    assert versions_of([before, after, after]) == {"privmarket": "0.1.0 (1) and 0.2.0 (2)", "numpy": "2.0 (3)"}

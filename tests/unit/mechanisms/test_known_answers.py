@@ -34,6 +34,7 @@ def test_pac_at_a_hundred_clients(rng):
 
 
 def test_pac_by_hand():
+    """PAC is FairQuery of [GhoshRoth2011]: equal ε for the cheapest, paid by the first who is left out."""
     # n = 4, B = 1. k = 2: 0.2/2 ≤ 1/2; k = 3: 0.9/1 > 1/3. ε = 1/2, pay min(1/2, 0.9/2).
     outcome = pm.mechanism("pac").run(pm.Bids([0.9, 0.1, 0.2, 1.0], [1, 1, 1, 1]), 1.0)
     np.testing.assert_allclose(outcome.epsilon, [0, 0.5, 0.5, 0])

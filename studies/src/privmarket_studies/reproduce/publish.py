@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -107,6 +108,18 @@ def publish(folder: Path, fewer: str = "") -> list[Path]:
     return written
 
 
+def versions_of(records: Iterable[Record]) -> dict[str, str]:
+    """Program → the versions that the records were computed with, each with the number of records: 0.1.0 (12)."""
+    found: dict[str, Counter[str]] = {}
+    for record in records:
+        for name, version in record.versions.items():
+            found.setdefault(name, Counter())[version] += 1
+    return {
+        name: " and ".join(f"{version} ({count:,})" for version, count in sorted(counts.items()))
+        for name, counts in found.items()
+    }
+
+
 def index(folder: Path) -> str:
     """The page that leads to all others: how many cells, how long they took, with what."""
     rows = []
@@ -116,7 +129,9 @@ def index(folder: Path) -> str:
         seeds = len({r.cell.seed for r in records})
         link = f"[{question.title}]({question.name}/README.md)"
         rows.append(f"| {link} | {len(records)} | up to {seeds} | {minutes:.1f} |")
-    versions = kept_records(kept_questions(folder)[0], folder)[0].versions
+    versions = versions_of(
+        record for question in kept_questions(folder) for record in kept_records(question, folder)
+    )
     stale = {str(r.cell.config.get("mechanism") or r.cell.kind) for r in all_kept(folder).outdated}
     old = ", ".join(f"`{name}`" for name in sorted(stale))
     return prose("index", rows="\n".join(rows), versions=versions, old=old).markdown + "\n"
