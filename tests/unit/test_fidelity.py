@@ -1,8 +1,8 @@
 """docs/fidelity.md has a row for each of the paper's items, and every row's module, test and quoted word are there.
 
 A row cites a test as `file.py::test_name` with a word in quotes, “word”, that says what of the item the test is
-about: the word has to occur in the source of that test. A row that cites nothing has “–” there, and may not claim to
-be the same.
+about: the word has to occur in the source of that test. A row that cites nothing has “–” there, and may not
+claim to be the same.
 """
 
 from __future__ import annotations

@@ -36,6 +36,7 @@ class KeptConfig(TypedDict):
     aggregation: str
     rounds: int
     seed: int
+    honest_share: float
     training: dict[str, Any]
 
 

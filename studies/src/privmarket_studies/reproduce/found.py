@@ -34,11 +34,10 @@ def _trust(runs: Path) -> dict[str, str]:
     found = trust_results.compared(runs)
     same = trust_results.same_price(runs)
     capped = trust_results.load(runs, _CAPPED)
-    names = ("target", "part", "promised", "exposed", "ratio", "same_ratio", "shared", "honest", "sellers")
-    for trust in TRUSTS:
-        names = (*names, f"{trust}_rule", f"{trust}_money", f"{trust}_same")
     if found is None or same is None or not capped:
-        return dict.fromkeys((*names, "reservations"), NOT_COMPUTED)
+        names = ["target", "part", "promised", "exposed", "ratio", "same_ratio", "shared", "honest", "sellers"]
+        names += [f"{trust}_{what}" for trust in TRUSTS for what in ("rule", "money", "same")]
+        return dict.fromkeys([*names, "reservations"], NOT_COMPUTED)
     return {
         "target": f"{trust_results.TARGET:.0%}",
         "part": trust_front.part(found.ratio),
