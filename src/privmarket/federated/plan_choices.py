@@ -82,7 +82,7 @@ EFFORTS = {
     ),
 }
 
-# Under aggregate trust the same model takes about a tenth of the money.
+# Under aggregate trust the same model takes a fraction of the money: the noise is shared.
 _MONEY_PER_CLIENT = {"local": (0.3, 1.0, 3.0, 10.0), "aggregate": (0.03, 0.1, 0.4, 1.5)}
 
 
