@@ -1,6 +1,7 @@
 """`federate`, `data get` and `demo` as a person or a program runs them."""
 
 import json
+import re
 import signal
 import sys
 import time
@@ -88,6 +89,24 @@ def test_runs_without_a_guarantee_say_so_in_the_closing_table():
         assert "no guarantee" in done.stdout
 
 
+def test_a_run_names_its_seed_and_does_not_ask_to_leave_it_out():
+    """A simulation has a seed whether or not one is given, so it cannot be left out."""
+    for words, seed in (([], 0), (["--seed", "5"], 5)):
+        done = privmarket("federate", "--clients", "4", "--rounds", "1", *words)
+        assert f"follows from seed {seed}, so that the run can be made again" in done.stderr
+        assert "eave the seed out" not in done.stderr
+
+
+def test_own_records_come_first():
+    done = privmarket(*SMALL, "--rounds", "2", "--own-records", "40")
+    assert done.returncode == 0, done.stderr
+    (said,) = [line for line in done.stdout.splitlines() if line.startswith("Your own records alone")]
+    assert "so there was nothing to buy here" in said  # two rounds do not do better than 40 digits
+    refused = privmarket(*SMALL, "--own-records", "144")
+    assert refused.returncode == 2
+    assert "ask for at most 143" in refused.stderr
+
+
 def test_a_missing_data_set_says_how_to_get_it(tmp_path):
     done = privmarket("federate", "--dataset", "mnist", env={"PRIVMARKET_DATA": str(tmp_path)})
     assert done.returncode == 2
@@ -99,4 +118,11 @@ def test_demo(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "paper-literal" in done.stdout
     assert "wallet left" in done.stdout
-    assert (tmp_path / "demo.html").exists()
+    rows = [line for line in done.stdout.splitlines() if "%" in line and line.startswith("│")]
+    assert "your own 40 records alone" in rows[0]
+    assert "private, aggregate trust" in rows[1]
+    page = (tmp_path / "demo.html").read_text(encoding="utf-8")
+    said = re.search(r'<p class="verdict">(.*?)</p>', page).group(1).replace("\xa0", " ")
+    assert said.startswith("Your own records alone: a model of 40 records")
+    assert "lifetime cap of ε = 1, if 66.7 % of each round&#39;s sellers are honest" in said
+    assert "No ε on this page counts those trainings" in page.replace("\n", " ")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import privmarket as pm
 from privmarket_studies.notebooks import run, shown_text
 
 FOLDER = Path(__file__).parents[2] / "docs" / "notebooks"
@@ -38,3 +39,19 @@ def test_a_changed_output_and_a_failing_cell_are_noticed(tmp_path):
     broken = {"cells": [{**cell, "source": ["1 / 0"]}]}
     with pytest.raises(ZeroDivisionError):
         run(broken, tmp_path)
+
+
+def test_the_auction_notebook_describes_the_figure_that_it_draws():
+    """It once told of a scatter plot ("far right", "high up") below a figure of bars."""
+    cells = json.loads((FOLDER / "auction-and-audit.ipynb").read_text(encoding="utf-8"))["cells"]
+    (at,) = [i for i, cell in enumerate(cells) if "".join(cell["source"]).endswith(".plot()")]
+    told = "".join(cells[at + 1]["source"])
+    drawn = pm.compare(["pac", "mean-field-menu"], clients=6, budget=3.0, profiles=1).plot()
+    left, right = drawn.axes
+    assert left.get_xlabel().startswith("ε bought / fluid bound")
+    assert "Left, ε bought as a share of the fluid bound" in told
+    assert right.get_xscale() == "log"
+    assert "Right, on\na logarithmic axis, the most that a client gained by a misreport" in told
+    assert right.get_xlabel().startswith("largest gain from a misreport")
+    assert len(left.patches) == 2  # one row per rule
+    assert "One row per rule" in told

@@ -1,19 +1,24 @@
-"""`privmarket plan` on embedded data: table, JSON, plot, resuming, a target out of reach."""
+"""`privmarket plan` on embedded data: table, JSON, plot, resuming, a target that no run reaches."""
 
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import subprocess
 from dataclasses import replace
 
+import click
+import typer.main
 from typer.testing import CliRunner
 
 from privmarket.cli import app
-from privmarket.cli.plan import _command
+from privmarket.cli.plan import _command, _not_reached
 from privmarket.errors import PrivmarketError
-from privmarket.federated.config import recommended_training
+from privmarket.federated.config import FederationConfig, recommended_training
 from privmarket.federated.plan_choices import Choice
-from privmarket.federated.planning import Point
+from privmarket.federated.planning import Plan, Point, TriedSettings
+from privmarket_studies.pasted import Pasted, misread
 from tests.forked import privmarket
 from tests.json_fields import check_fields
 
@@ -24,7 +29,7 @@ def plan(*words: str) -> subprocess.CompletedProcess[str]:
     return privmarket(*WORDS, *words).end()
 
 
-def test_plan_resumes_and_says_what_is_out_of_reach(tmp_path):
+def test_plan_resumes_and_says_what_it_tried_for_a_target(tmp_path):
     place = ["--folder", str(tmp_path / "cells")]
     first = plan(*place, "--json", "--plot", str(tmp_path / "plan.png"))
     assert first.returncode == 0, first.stderr
@@ -33,10 +38,22 @@ def test_plan_resumes_and_says_what_is_out_of_reach(tmp_path):
     assert [point["total"] for point in made["points"]] == [4, 40]
     assert made["computed"] > 0
     assert (tmp_path / "plan.png").stat().st_size > 5_000
-    again = plan(*place, "--target", "0.999")
+    again = plan(*place, "--target", "0.999", "--own-records", "40")
     assert again.returncode == 1
-    assert "out of reach" in again.stdout
-    assert "With all clients and no noise these rounds reach" in again.stdout
+    assert again.stdout.startswith("Your own records alone: a model of 40 records is right on")
+    said = " ".join(again.stdout.split())
+    assert "Not reached: 99.90%. The best of what was tried:" in said
+    assert "Tried: 5 rounds; server rates 0.5 and 1; 5 rules; 2 totals up to 40." in said
+    assert "chosen with 1 seed, figures come from 1 seed." in said
+    assert "out of reach" not in said
+    # One seed and one number of rounds say nothing about other settings: the next command tries more of them.
+    (following,) = re.findall(r"^Next: (privmarket plan .*)$", again.stdout, flags=re.M)
+    words = shlex.split(following)
+    assert misread(Pasted("plan", following)) is None
+    assert words[words.index("--effort") + 1] == "normal"
+    assert words[words.index("--target") + 1] == "0.999"
+    assert "--rounds" not in words
+    assert words[words.index("--folder") + 1] == place[1]
 
 
 def test_wrong_words_are_refused(tmp_path):
@@ -78,3 +95,40 @@ def test_what_is_planned_is_what_federate_would_run(monkeypatch):
     local = CliRunner().invoke(app, ["plan", "--dataset", "mnist"]).exception.args[0]
     assert local.training == recommended_training("mnist", "aggregate")  # what federate does not take by itself
     assert "--set model=logistic --set features=whitened-scattering" in _command(local, point)
+
+
+def made(target: float, ceiling: float, spent: float) -> Plan:
+    """A plan for a target that none of its two points reaches."""
+    base = FederationConfig(dataset="digits", clients=8, wallet=1.0)
+    choice = Choice(30, "ration", (("unit_price", 1.0),), "ration", 2.0)
+    points = (
+        Point(10.0, choice, 1.0, *[0.5] * 4, 1, 9.0, *[0.0] * 4),
+        Point(40.0, choice, 1.0, *[0.6] * 4, 1, spent, *[0.0] * 4),
+    )
+    return Plan(base, points, target, None, ceiling, 9, 9, tried=TriedSettings((10, 30), (1.0, 2.0), 5, 3, 3))
+
+
+def said_of(effort: str, plan: Plan) -> str:
+    words = ["--clients", "8", "--target", "0.9", "--set", "clip_norm=2", "--set", "momentum=0.5", "--rounds", "9"]
+    with click.Context(typer.main.get_command(app), info_name="privmarket") as above:
+        command = above.command.get_command(above, "plan")
+        with command.make_context("plan", words, parent=above):
+            return "\n".join(_not_reached(plan, 0.9, effort))
+
+
+def test_what_is_said_of_a_target_follows_from_what_was_tried():
+    capped = said_of("full", made(0.9, 0.95, spent=12.0))
+    assert "Of the largest total only 12 was spent, within a lifetime ε of 1: more money is not what is" in capped
+    assert capped.endswith("--rounds 30,90")
+    low = said_of("full", made(0.9, 0.8, spent=39.0))
+    assert "give 80.00%. More money for these very settings is not likely to pass that" in low
+    again = "Next: privmarket plan --clients 8 --target 0.9 --set clip_norm=2 --set momentum=0.5"
+    assert low.endswith(f"{again} --rounds 30,90")
+    dear = said_of("full", made(0.9, 0.95, spent=39.0))
+    assert "give 95.00%. More money may do" in dear
+    assert "--rounds 9" in dear
+    assert dear.endswith("--money 160,640")
+    assert said_of("quick", made(0.9, 0.8, spent=39.0)).endswith("--set momentum=0.5 --effort normal")
+    assert said_of("normal", made(0.9, 0.8, spent=39.0)).endswith("--effort full")
+    assert "Tried: 10 and 30 rounds; server rates 1 and 2; 5 rules; 2 totals up to 40." in low
+    assert "chosen with 3 seeds, figures come from 3 seeds." in low

@@ -34,9 +34,10 @@ def demo(
 ) -> None:
     """Run the whole market on handwritten digits: auction, private training, wallets, settlement, report.
 
-    Twenty clients hold differently skewed digits and sell privacy over 40 rounds, each under a lifetime cap. The
-    same run is repeated for half the money with a server that sees only sums, without noise, without privacy,
-    and with the noise of the paper's Algorithm 2.
+    You have 40 digits of your own. Twenty clients hold differently skewed digits and sell privacy over 10 rounds
+    to a server that sees only sums, each within a lifetime ε of 1. First comes what your own digits give alone; the
+    run is then repeated with a server that sees every update, without noise, without privacy, and with the noise of
+    the paper's Algorithm 2.
 
     [bold]Example[/bold]
 
@@ -49,26 +50,31 @@ def demo(
         result = federated_demo.run_demo(seed, on_round=live.show_round, progress=live.say)
     print_table(_closing_table(result))
     print_table(clients_table(summaries.client_table(result.private), limit=20, names=federated_demo.NAMES))
-    print(verdicts.verdict(result.runs, result.misreports))
-    print(verdicts.strength_sentence(verdicts.worst_promise(result.private)))
+    main = result.private
+    print(verdicts.verdict(result.runs, result.misreports, own=result.own))
+    print(verdicts.strength_sentence(verdicts.worst_promise(main), verdicts.worst_promise_alone(main)))
     print(verdicts.other_trust_sentence(result.runs))
+    print(verdicts.own_records_takeaway(result.own, main.accuracy))
+    print(verdicts.sampling_sentence(result.own.tested, main.accuracy))
     command = f"privmarket demo --seed {seed}"
     path = federated_report.write_report(
-        out / "demo.html", result.runs, command=command, misreports=result.misreports, names=federated_demo.NAMES
+        out / "demo.html",
+        result.runs,
+        command=command,
+        misreports=result.misreports,
+        names=federated_demo.NAMES,
+        own=result.own,
+        remarks=federated_demo.REMARKS,
     )
     note(f"report: {path}")
 
 
 def _closing_table(result: DemoResult) -> Table:
-    table = Table(title="Handwritten digits, 20 clients, 40 rounds")
-    for column in ("run", "right on the test", f"paid, {verdicts.CURRENCY}", "largest total ε of a client"):
-        table.add_column(column, justify="left" if column == "run" else "right")
-    for label, run in result.runs.items():
-        largest = summaries.summarise(run, rounds=False)["largest_epsilon_spent"]
-        table.add_row(
-            label,
-            f"{run.accuracy:.1%}",
-            f"{run.spent:,.0f}" if run.config.privacy.holds_auctions else "–",
-            f"{largest:.3g}" if run.config.privacy.is_private else "no promise",
-        )
+    config = result.private.config
+    table = Table(title=f"Handwritten digits, {config.clients} clients, {config.rounds} rounds")
+    table.add_column("run")
+    for column in ("right on the test", f"paid, {verdicts.CURRENCY}", "largest total ε", "if all others collude"):
+        table.add_column(column, justify="right")
+    for label, row in federated_report.compared_rows(result.runs, result.own):
+        table.add_row(label, row["accuracy"], row["spent"], row["largest"], row["alone"])
     return table

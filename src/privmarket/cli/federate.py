@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields
 from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,7 +16,15 @@ from rich.table import Table
 
 from privmarket.cli.attack import show_attacks
 from privmarket.cli.live import Curve, LiveView, Watch
-from privmarket.cli.options import Json, note, parse_settings, print_json, print_table, takes_settings
+from privmarket.cli.options import (
+    Json,
+    OwnRecordsOption,
+    note,
+    parse_settings,
+    print_json,
+    print_table,
+    takes_settings,
+)
 from privmarket.counted import counted
 from privmarket.errors import ConfigurationError, UnknownNameError
 from privmarket.extras import require
@@ -27,7 +35,7 @@ from privmarket.lazy import late
 from privmarket.market.facts import MarketFacts
 from privmarket.market.scenarios import scenario
 from privmarket.mechanisms import resolve, why_nothing_sold
-from privmarket.privacy.words import SEEDED_WARNING, rounded_up_percent
+from privmarket.privacy.words import SIMULATED_WARNING, rounded_down_percent, rounded_up_percent
 
 if TYPE_CHECKING:
     from privmarket.federated import attack_suite, simulation
@@ -37,13 +45,16 @@ if TYPE_CHECKING:
     from privmarket.federated.summary import ClientRow, RunSummary
     from privmarket.privacy.words import Promise
     from privmarket.reports import federated_report
+    from privmarket.reports import own_records as baselines
     from privmarket.reports import verdict as verdicts
+    from privmarket.reports.own_records import OwnRecords
     from privmarket.rounds import RoundRecord
 else:
     attack_suite = late("privmarket.federated.attack_suite")
     simulation = late("privmarket.federated.simulation")
     summaries = late("privmarket.federated.summary")
     federated_report = late("privmarket.reports.federated_report")
+    baselines = late("privmarket.reports.own_records")
     verdicts = late("privmarket.reports.verdict")
 
 _ATTACK = 9  # keeps the attacker's random numbers apart from the run's
@@ -81,6 +92,7 @@ def federate(
     save: Annotated[Path | None, typer.Option(help="Also write a short result file (JSON) here.")] = None,
     report: Annotated[Path | None, typer.Option(help="Also write an HTML report here.")] = None,
     attack: _Attack = False,
+    own_records: OwnRecordsOption = None,
     checkpoint: _Checkpoint = None,
     watch: Watch = None,
     json: Json = False,
@@ -109,32 +121,35 @@ def federate(
     for option, path in {"save": save, "report": report, "checkpoint": checkpoint, "watch": watch}.items():
         check_writable(path, f"--{option}")
     require("torch", "federated")
+    own = None if own_records is None else baselines.own_records_of(config, own_records)
     with LiveRounds(config, watch) as live:
         result = simulation.run(config, workers=workers, checkpoint=checkpoint, on_round=live.show_round)
     summary = summaries.summarise(result)
     attacks = _attacked(result) if attack else []
     if report is not None:
-        _write_report(report, result, attacks)
+        _write_report(report, result, attacks, own)
     if save is not None:
         write_atomically(save, dumps(summaries.brief(result, _command()), indent=1, ensure_ascii=False) + "\n")
     if json:
-        print_json({**summary, "attacks": [one.to_json() for one in attacks]})
+        free = None if own is None else asdict(own)
+        print_json({**summary, "own_records": free, "attacks": [one.to_json() for one in attacks]})
     else:
-        _show(result, summary, attacks)
+        _show(result, summary, attacks, own)
 
 
-def _show(result: RunResult, summary: RunSummary, attacks: list[AttackResult]) -> None:
+def _show(result: RunResult, summary: RunSummary, attacks: list[AttackResult], own: OwnRecords | None) -> None:
     """The run for people: tables, the verdict in words, and what to beware of."""
-    config, promised = result.config, verdicts.worst_promise(result)
+    config = result.config
+    promised = verdicts.worst_promise(result)
     print_table(_totals_table(config, summary, promised))
     print_table(clients_table(summary["clients"]))
-    print(verdicts.verdict({"": result}))
+    print(verdicts.verdict({"": result}, own=own))
     if config.privacy.is_private:
-        print(verdicts.strength_sentence(promised))
+        print(verdicts.strength_sentence(promised, verdicts.worst_promise_alone(result)))
     if attacks:
         show_attacks(attacks)
     if config.privacy.is_private:
-        note(f"warning: {SEEDED_WARNING}")
+        note("warning: " + SIMULATED_WARNING.format(seed=config.seed))
     if summary["arithmetic"] not in (None, "exact"):
         note(f"warning: arithmetic {summary['arithmetic']}")
     if result.spent == 0 and config.privacy.holds_auctions:
@@ -155,9 +170,10 @@ def _attacked(result: RunResult) -> list[AttackResult]:
     return attack_suite.attack_run(result, np.random.default_rng([result.config.seed, _ATTACK]))
 
 
-def _write_report(path: Path, result: RunResult, attacks: list[AttackResult]) -> None:
+def _write_report(path: Path, result: RunResult, attacks: list[AttackResult], own: OwnRecords | None) -> None:
     label = f"{result.config.dataset}, {result.config.mode}"
-    note(f"report: {federated_report.write_report(path, {label: result}, command=_command(), attacks=attacks)}")
+    federated_report.write_report(path, {label: result}, command=_command(), attacks=attacks, own=own)
+    note(f"report: {path}")
 
 
 def _command() -> str:
@@ -250,9 +266,9 @@ def _totals_table(config: FederationConfig, summary: RunSummary, promised: Promi
     alone = summary["largest_epsilon_if_others_collude"]
     if alone is not None:
         share = config.honest_share
-        table.add_row("trust: aggregate, if of a round's sellers no more collude than", f"{(1 - share) / 2:.1%}")
-        table.add_row("sums are opened if so many come through", f"{(1 + share) / 2:.1%}")
-        table.add_row("the same if all other sellers collude", f"{alone:.2f}")
+        table.add_row("that ε holds if of a round's sellers collude at most", f"{(1 - share) / 2:.1%}")
+        table.add_row("and a round's sum is opened only if there came through", f"{(1 + share) / 2:.1%}")
+        table.add_row("largest total ε if all other sellers collude", f"{alone:.2f}")
     table.add_row("seconds", f"{summary['seconds']:.1f}")
     return table
 
@@ -264,7 +280,7 @@ def clients_table(rows: Sequence[ClientRow], limit: int = 12, names: Sequence[st
     for column in ("client", "asks per ε", "sells at most", "sales", "paid", "total ε", "wallet left"):
         table.add_column(column, justify="right")
     for row in shown:
-        left = "no limit" if row["wallet_left"] is None else f"{row['wallet_left']:.0%}"
+        left = "no limit" if row["wallet_left"] is None else rounded_down_percent(row["wallet_left"])
         table.add_row(
             names[row["client"]] if names else str(row["client"]),
             f"{row['valuation']:.3f}",

@@ -125,8 +125,14 @@ class LiveView:
         )
 
     def _latest(self, curve: Curve) -> str:
-        measured = [value for value in self.values.get(curve.name, []) if value is not None]
-        return curve.text(measured[-1]) if measured else "—"
+        """The last value that was measured, and where that was not in the last step, in which."""
+        values = self.values.get(curve.name, [])
+        measured = [(step, value) for step, value in zip(self.steps, values, strict=False) if value is not None]
+        if not measured:
+            return "—"
+        step, value = measured[-1]
+        when = "" if step == self.steps[-1] else f" (after {self.unit} {step})"
+        return curve.text(value) + when
 
     def _remaining(self) -> str:
         done = self.steps[-1] if self.steps else 0

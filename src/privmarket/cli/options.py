@@ -18,6 +18,14 @@ from privmarket.errors import ConfigurationError
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of a table.")]
 Seed = Annotated[int, typer.Option(help="Seed of everything that is drawn by chance.", min=0)]
 Budget = Annotated[float, typer.Option(help="Money that may be spent in one round.")]
+OwnRecordsOption = Annotated[
+    int | None,
+    typer.Option(
+        "--own-records",
+        min=5,
+        help="Also say what so many records of your own would give alone; drawn from those that no client holds.",
+    ),
+]
 SCHEMA_VERSION = 1
 """Of every JSON document that a command prints; raised when a field changes its meaning or goes away."""
 

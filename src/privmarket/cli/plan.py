@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import fields, replace
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
+import click
 import typer
+from click.core import ParameterSource
 from rich.table import Table
 
 from privmarket.cli.federate import with_training
-from privmarket.cli.options import Json, note, print_json, print_table, takes_settings
+from privmarket.cli.options import Json, OwnRecordsOption, note, print_json, print_table, takes_settings
 from privmarket.cli.progress import ProgressBar
 from privmarket.counted import counted
 from privmarket.errors import ConfigurationError
@@ -24,10 +27,14 @@ if TYPE_CHECKING:
     from privmarket.federated import plan_choices, plan_runs, planning
     from privmarket.federated.plan_choices import Options
     from privmarket.federated.planning import Plan, Planner, Point
+    from privmarket.reports import own_records as baselines
+    from privmarket.reports import verdict as verdicts
 else:
     plan_choices = late("privmarket.federated.plan_choices")
     plan_runs = late("privmarket.federated.plan_runs")
     planning = late("privmarket.federated.planning")
+    baselines = late("privmarket.reports.own_records")
+    verdicts = late("privmarket.reports.verdict")
 
 Number = TypeVar("Number", int, float)
 
@@ -61,6 +68,7 @@ def plan(
     total: Annotated[float | None, typer.Option(help="Plan for this much money in all.")] = None,
     money: _Money = None,
     rounds: Annotated[str | None, typer.Option(help="Numbers of rounds to try, e.g. 10,30,90.")] = None,
+    own_records: OwnRecordsOption = None,
     effort: Annotated[str, typer.Option(help="quick, normal or full: how many settings and seeds.")] = "normal",
     training: _Training = None,
     workers: Annotated[int, typer.Option(help="Processes; the plan does not depend on it.", min=1)] = 1,
@@ -72,11 +80,12 @@ def plan(
 
     Runs the whole market and training on the data set or a public stand-in, spends nobody's money, and picks
     rounds, budget a round, rule, price and server rate. Settings are chosen on validation records with seeds of
-    their own; figures come from other seeds and test records. Ends with exit code 1 if the target is out of reach.
+    their own; figures come from other seeds and test records. Ends with exit code 1 if no run reaches the target,
+    and says what was tried.
 
     [bold]Examples[/bold]
 
-      privmarket plan --dataset digits --clients 20 --effort quick
+      privmarket plan --dataset digits --clients 20 --trust aggregate --target 0.85 --effort quick --own-records 40
 
       privmarket plan --dataset mnist --alpha 0.1 --target 0.94 --workers 2 --plot plan.png
 
@@ -98,6 +107,10 @@ def plan(
     if plot is not None:
         check_plot(plot)
         check_writable(plot, "--plot")
+    own = None
+    if own_records is not None:
+        kept, test = (plan_runs.records_of(base, stand_in, part) for part in ("validation", "test"))
+        own = baselines.measure_own_records(kept, test, own_records, seed=base.seed)
     planner = planning.Planner(base, folder, options, proxy=stand_in, workers=workers)
     with ProgressBar("planning", _expected(planner, totals, target is not None)) as bar:
         planner.on_cell = bar.advance
@@ -106,11 +119,15 @@ def plan(
     if plot is not None:
         note(f"plot: {write_plan(made, plot)}")
     if json:
-        print_json(made.to_json())
+        print_json({**made.to_json(), "own_records": None if own is None else asdict(own)})
     else:
+        if own is not None:
+            print(verdicts.own_records_sentence(own))
         print_table(_table(made))
-        for line in _advice(made):
+        for line in _advice(made, effort):
             print(line)
+        if own is None:
+            note("What do your own records give for nothing? Add --own-records and how many you have.")
     if not made.reached:
         raise typer.Exit(1)
 
@@ -186,25 +203,79 @@ def _with_deviation(point: Point) -> str:
     return f"{point.accuracy:.2%}" + (f" ± {point.deviation:.2%}" if point.seeds > 1 else "")
 
 
-def _advice(made: Plan) -> list[str]:
+def _advice(made: Plan, effort: str) -> list[str]:
     """Lines that say what to do with the plan."""
     if made.target is not None and made.chosen is None:
-        best = max(made.points, key=lambda point: point.accuracy)
-        below = made.ceiling is not None and made.target < made.ceiling
-        other = "another model or features (--set) or more rounds (--rounds)"
-        return [
-            f"{made.target:.2%} is out of reach: {best.accuracy:.2%} for {amount(best.total)} was the best.",
-            f"With all clients and no noise these rounds reach {made.ceiling:.2%}: money alone does not pass that. "
-            + (f"Try more money (--money), {other}." if below else f"Try {other}."),
-        ]
+        return _not_reached(made, made.target, effort)
     if made.chosen is None:
         return []
-    seeds, largest = counted(made.chosen.seeds, "seed"), made.chosen.lifetime_epsilon
+    point = made.chosen
+    largest = f"nobody's lifetime ε above {point.lifetime_epsilon:.3g} at δ = {made.base.delta:g}"
+    if point.epsilon_if_others_collude is not None:
+        largest += (
+            f" if {made.base.honest_share:.1%} of each round's sellers are honest and present, above "
+            f"{point.epsilon_if_others_collude:.3g} if all others collude"
+        )
     return [
-        f"For {amount(made.chosen.total)}: {_with_deviation(made.chosen)} over {seeds}; "
-        f"nobody's lifetime ε above {largest:.3g} at δ = {made.base.delta:g}.",
-        _command(made.base, made.chosen),
+        f"For {amount(point.total)}: {_with_deviation(point)} over {counted(point.seeds, 'seed')}; {largest}.",
+        _command(made.base, point),
     ]
+
+
+def _not_reached(made: Plan, target: float, effort: str) -> list[str]:
+    """What was tried for a target that no run reached, nothing about what was not, and the next command."""
+    tried = made.tried
+    best = max(made.points, key=lambda point: point.accuracy)
+    dearest = max(made.points, key=lambda point: point.total)
+    largest = dearest.total
+    ceiling = made.ceiling or 0.0
+    changes = {"--rounds": f"{max(tried.rounds)},{3 * max(tried.rounds)}"}
+    settings = f"{counted(best.choice.rounds, 'round')} at a server rate of {best.choice.server_rate:g}"
+    if ceiling < target:
+        meaning = "More money for these very settings is not likely to pass that; other settings may."
+    elif dearest.spent < 0.9 * largest:
+        cap = "" if made.base.wallet is None else f", within a lifetime ε of {made.base.wallet:g}"
+        meaning = (
+            f"Of the largest total only {amount(dearest.spent)} was spent{cap}: more money is not what is missing "
+            "there; other settings may do."
+        )
+    else:
+        meaning = "More money may do, with these settings or others."
+        changes = {"--money": f"{4 * largest:g},{16 * largest:g}"}
+    wider = {"quick": "normal", "normal": "full"}.get(effort)
+    if wider is not None:
+        changes = {"--effort": wider, "--rounds": ""}
+    return [
+        f"Not reached: {target:.2%}. The best of what was tried: {_with_deviation(best)} for {amount(best.total)}.",
+        f"Tried: {_listed(tried.rounds)} rounds; server rates {_listed(tried.server_rates)}; "
+        f"{counted(tried.rules, 'rule')}; {counted(len(made.points), 'total')} up to {amount(largest)}. "
+        f"Settings were chosen with {counted(tried.search_seeds, 'seed')}, figures come from "
+        f"{counted(tried.seeds, 'seed')}.",
+        f"With all clients and no noise, {settings} give {ceiling:.2%}. {meaning}",
+        f"Next: {_again(changes)}",
+    ]
+
+
+def _listed(numbers: Sequence[float]) -> str:
+    """Numbers as a sentence lists them: 5, 10 and 30."""
+    words = [f"{number:g}" for number in numbers]
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+
+
+def _again(changes: Mapping[str, str]) -> str:
+    """The command as it was typed, with other values for some options; an empty value leaves the option out."""
+    context = click.get_current_context()
+    words = ["privmarket plan"]
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        option = max(parameter.opts, key=len)
+        if option in changes or context.get_parameter_source(name) is not ParameterSource.COMMANDLINE:
+            continue
+        given = context.params[name]
+        for value in given if isinstance(given, list | tuple) else [given]:
+            words.append(option if isinstance(value, bool) else f"{option} {shlex.quote(str(value))}")
+    words += [f"{option} {value}" for option, value in changes.items() if value]
+    return " ".join(words)
 
 
 def _command(base: FederationConfig, point: Point) -> str:

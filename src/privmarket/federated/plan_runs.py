@@ -32,7 +32,12 @@ _HELD_OUT_EVERY = 6
 
 @dataclass(frozen=True)
 class RunFigures:
-    """What a plan keeps of a run. Lifetime ε is infinite for a run without noise."""
+    """What a plan keeps of a run.
+
+    Attributes:
+        lifetime_epsilon: the largest total ε of a client; infinite for a run without noise.
+        epsilon_if_others_collude: the same if all other sellers collude; None where updates are private alone.
+    """
 
     accuracy: float
     spent: float
@@ -40,6 +45,7 @@ class RunFigures:
     highest_pay: float
     sellers_per_round: float
     seconds: float
+    epsilon_if_others_collude: float | None = None
 
 
 @dataclass(frozen=True)
@@ -104,6 +110,11 @@ def _records(dataset: str, proxy: PublicProxy | None, measured_on: str, features
     return with_features(raw, features)
 
 
+def records_of(config: FederationConfig, proxy: PublicProxy | None, measured_on: str) -> Dataset:
+    """The plan's records with their features, to be measured on `test` or `validation` records."""
+    return _records(config.dataset, proxy, measured_on, config.training.features)
+
+
 def spread_of(config: FederationConfig, proxy: PublicProxy | None, on_training: Callable[[], None]) -> ClientSpread:
     """How different clients are, measured on the plan's records; see `client_spread`."""
     records = _records(config.dataset, proxy, config.measured_on, config.training.features)
@@ -126,6 +137,7 @@ def run_cell(config: FederationConfig, proxy: PublicProxy | None) -> RunFigures:
     result = RunResult(config, state.records, weights, state.wallets, types, 0.0)
     rows = client_table(result)
     spent = [math.inf if row["epsilon_spent"] is None else row["epsilon_spent"] for row in rows]
+    alone = [row["epsilon_if_others_collude"] for row in rows]
     return RunFigures(
         accuracy=float(result.accuracy),
         spent=float(result.spent),
@@ -133,4 +145,5 @@ def run_cell(config: FederationConfig, proxy: PublicProxy | None) -> RunFigures:
         highest_pay=max((row["paid"] for row in rows), default=0.0),
         sellers_per_round=float(np.mean([record.sellers for record in state.records])),
         seconds=round(time.perf_counter() - started, 3),
+        epsilon_if_others_collude=max((one for one in alone if one is not None), default=None),
     )

@@ -51,6 +51,7 @@ class Point:
         lifetime_epsilon: the largest total ε of any client in any run, at the run's δ.
         pay_per_client, highest_pay: mean over all clients, and the most that one was paid in any run.
         sellers_per_round: mean.
+        epsilon_if_others_collude: under aggregate trust, `lifetime_epsilon` if all other sellers collude.
     """
 
     total: float
@@ -66,6 +67,37 @@ class Point:
     pay_per_client: float
     highest_pay: float
     sellers_per_round: float
+    epsilon_if_others_collude: float | None = None
+
+
+@dataclass(frozen=True)
+class TriedSettings:
+    """What the runs of a plan differed in, those without noise left out.
+
+    Attributes:
+        rounds, server_rates: each value, rising.
+        rules: how many rules, one with another price counted as another.
+        search_seeds: how many seeds chose the settings.
+        seeds: how many seeds the stated figures come from.
+    """
+
+    rounds: tuple[int, ...] = ()
+    server_rates: tuple[float, ...] = ()
+    rules: int = 0
+    search_seeds: int = 0
+    seeds: int = 0
+
+    @staticmethod
+    def of(configs: Iterable[FederationConfig]) -> TriedSettings:
+        """Settings are chosen on validation records, figures come from test records."""
+        runs = [config for config in configs if config.privacy.is_private]
+        return TriedSettings(
+            rounds=tuple(sorted({config.rounds for config in runs})),
+            server_rates=tuple(sorted({config.training.server_rate for config in runs})),
+            rules=len({(config.mechanism, tuple(sorted(config.mechanism_settings.items()))) for config in runs}),
+            search_seeds=len({config.seed for config in runs if config.measured_on == "validation"}),
+            seeds=len({config.seed for config in runs if config.measured_on == "test"}),
+        )
 
 
 @dataclass(frozen=True)
@@ -80,6 +112,7 @@ class Plan:
             was not reached.
         cells, computed: runs that the plan stands on, and how many of them this call made.
         heterogeneity: H as it was measured on the plan's records; None under local trust.
+        tried: what the plan's runs differed in. It says nothing about settings that were not tried.
     """
 
     base: FederationConfig
@@ -90,6 +123,7 @@ class Plan:
     cells: int
     computed: int
     heterogeneity: float | None = None
+    tried: TriedSettings = TriedSettings()
 
     @property
     def reached(self) -> bool:
@@ -105,6 +139,7 @@ class Plan:
             "chosen": None if self.chosen is None else asdict(self.chosen),
             "points": [asdict(point) for point in self.points],
             "heterogeneity": self.heterogeneity,
+            "tried": asdict(self.tried),
             "cells": self.cells,
             "computed": self.computed,
             "config": self.base.to_json(),
@@ -142,7 +177,7 @@ class Planner:
         self.proxy, self.workers, self.on_cell = proxy, workers, on_cell
         self.rules = rule_choices(base, self.options)
         self.heterogeneity: float | None = None
-        self._seen: set[str] = set()
+        self._seen: dict[str, FederationConfig] = {}
         self._computed = 0
         self._pool: ProcessPoolExecutor | None = None
         # A run is made again when the records, the past bids or the program are others.
@@ -213,8 +248,17 @@ class Planner:
         self, points: Iterable[Point], target: float | None, chosen: Point | None, ceiling: float | None
     ) -> Plan:
         ordered = tuple(sorted(points, key=lambda point: point.total))
-        ran = len(self._seen), self._computed
-        return Plan(self.base, ordered, target, chosen, ceiling, *ran, self.heterogeneity)
+        return Plan(
+            base=self.base,
+            points=ordered,
+            target=target,
+            chosen=chosen,
+            ceiling=ceiling,
+            cells=len(self._seen),
+            computed=self._computed,
+            heterogeneity=self.heterogeneity,
+            tried=TriedSettings.of(self._seen.values()),
+        )
 
     def _points(self, totals: list[float]) -> list[Point]:
         """Settings are searched widely at the middle total, and near those at the others."""
@@ -305,6 +349,10 @@ class Planner:
             pay_per_client=float(np.mean([run.spent for run in runs])) / self.base.clients,
             highest_pay=max(run.highest_pay for run in runs),
             sellers_per_round=float(np.mean([run.sellers_per_round for run in runs])),
+            epsilon_if_others_collude=max(
+                (run.epsilon_if_others_collude for run in runs if run.epsilon_if_others_collude is not None),
+                default=None,
+            ),
         )
 
     def _ceiling(self, points: Sequence[Point]) -> float:
@@ -320,9 +368,9 @@ class Planner:
         """The outcome of every configuration, from disk or computed now."""
         paths = [self._path(config) for config in configs]
         missing = {path: config for path, config in zip(paths, configs, strict=True) if _read(path) is None}
-        if kept := {path.name for path in paths if path not in missing} - self._seen:
+        if kept := {path.name for path in paths if path not in missing} - set(self._seen):
             self.on_cell(len(kept), "saved by an earlier plan")
-        self._seen.update(path.name for path in paths)
+        self._seen.update({path.name: config for path, config in zip(paths, configs, strict=True)})
         for path, config, outcome in self._compute(missing):
             record = {"config": config.to_json(), "outcome": asdict(outcome)}
             write_atomically(path, json.dumps(record, ensure_ascii=False) + "\n")

@@ -82,11 +82,24 @@ def client_table(result: RunResult) -> list[ClientRow]:
 
 def _epsilon_if_others_collude(result: RunResult) -> Array | None:
     """(clients,) total ε of each client's own shares alone; None where updates are private on their own."""
+    rounds = events_if_others_collude(result)
+    if rounds is None:
+        return None
+    accountant = RdpAccountant(result.config.clients)
+    accountant.compose(*rounds)
+    return accountant.epsilon(result.config.delta)
+
+
+def events_if_others_collude(result: RunResult) -> list[list[PrivacyEvent | None]] | None:
+    """For each round and client, its part of the round's noise as a release of its own; None where it sold nothing.
+
+    None instead of a list for a run whose updates are private on their own, or not at all.
+    """
     config = result.config
     if config.trust != "aggregate" or not config.privacy.is_private:
         return None
     family = ReleaseFamily.of(config.training, config.delta)
-    accountant = RdpAccountant(config.clients)
+    rounds = []
     for record in result.records:
         events: list[PrivacyEvent | None] = [None] * config.clients
         honest = honest_sellers(len(record.sold_epsilon), config.honest_share)
@@ -94,8 +107,8 @@ def _epsilon_if_others_collude(result: RunResult) -> Array | None:
             sold = family.event(epsilon)
             alone = float(alone_noise_multiplier(sold.noise_multiplier, honest))
             events[client_place(client)] = replace(sold, noise_multiplier=alone)
-        accountant.compose(events)
-    return accountant.epsilon(config.delta)
+        rounds.append(events)
+    return rounds
 
 
 def arithmetic_of(config: FederationConfig) -> str:

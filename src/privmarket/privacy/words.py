@@ -31,6 +31,11 @@ SEEDED_WARNING = (
     "the noise comes from a seed and is the same in every run: no ε here holds against those who know the seed, "
     "or who see two runs. Leave the seed out to draw noise from the operating system"
 )
+# A simulation always has a seed, also where nobody gave one.
+SIMULATED_WARNING = (
+    "the noise of this simulation follows from seed {seed}, so that the run can be made again: no ε here holds "
+    "against those who know the seed. Sellers on Flower draw their noise from the operating system"
+)
 ODOMETER_LABEL = "ε of the sales so far, had they been fixed in advance"
 ODOMETER_NOTE = (
     "a report, not a promise: where later sales were chosen after seeing earlier releases, "
@@ -213,6 +218,15 @@ def rounded_up_percent(share: float) -> str:
         if percent < 100:
             return f"{percent:.{digits}f}".rstrip("0").rstrip(".") + " %"
     return "100 %"
+
+
+def rounded_down_percent(share: float) -> str:
+    """What is left of a wallet as a percentage that is never above it: 0.996 → 99 %; 100 % is an unused one."""
+    if share >= 1.0:
+        return "100 %"
+    if 0.0 < share < 0.01:
+        return "under 1 %"
+    return f"{math.floor(100 * share)} %"
 
 
 @lru_cache(maxsize=1024)

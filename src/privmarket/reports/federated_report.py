@@ -20,23 +20,28 @@ from privmarket.federated.state import RunResult
 from privmarket.federated.summary import ClientRow, RunSummary, summarise
 from privmarket.files import write_atomically
 from privmarket.lazy import late
-from privmarket.privacy.words import rounded_up_percent, trust_words
+from privmarket.privacy.words import rounded_down_percent, rounded_up_percent, trust_words
 from privmarket.reports import run_charts as charts
+from privmarket.reports.own_records import OwnRecords
 from privmarket.reports.run_charts import Bars, Line
 from privmarket.reports.verdict import (
     CURRENCY,
     MisreportCheck,
     accuracy_takeaway,
     both_trusts,
+    details,
+    headline,
     money_takeaway,
     other_trust_sentence,
+    own_records_takeaway,
     percent,
     sales_takeaway,
+    sampling_sentence,
     strength,
     strength_sentence,
-    verdict,
     wallet_takeaway,
     worst_promise,
+    worst_promise_alone,
 )
 from privmarket.rounds import MICRO
 
@@ -67,6 +72,8 @@ def write_report(
     attacks: Sequence[AttackResult] = (),
     names: Sequence[str] = (),
     currency: str = CURRENCY,
+    own: OwnRecords | None = None,
+    remarks: Sequence[str] = (),
 ) -> Path:
     """Writes the page; the first run is the one it is about, the others are drawn for comparison.
 
@@ -76,6 +83,8 @@ def write_report(
         attacks: attacks on the first run's releases and model, shown beside what was claimed.
         names: what to call the clients; "client 7" and so on if left out.
         currency: what to call a unit of money.
+        own: what the buyer's own records give alone, stated before anything else.
+        remarks: sentences on how the runs came about, at the end of the page.
     """
     main = next(iter(runs.values()))
     called = list(names) or [f"client {i}" for i in range(main.config.clients)]
@@ -86,12 +95,18 @@ def write_report(
     )
     page = template.render(
         style=charts.STYLE,
-        verdict=verdict(runs, misreports, currency),
+        headline=headline(runs, currency, own),
+        details=details(runs, misreports),
         other_trust=other_trust_sentence(runs, currency),
-        strength=strength_sentence(worst_promise(main)),
+        strength=strength_sentence(worst_promise(main), worst_promise_alone(main)),
+        sampling="" if own is None else sampling_sentence(own.tested, main.accuracy),
         trusts=[_trust_column(run, currency) for run in both_trusts(runs)],
-        figures=_figures(runs, summary, called, currency),
-        runs=[(label, _line(run)) for label, run in runs.items()],
+        figures=_figures(runs, summary, called, currency, own),
+        runs=compared_rows(runs, own),
+        main_label=next(iter(runs)),
+        left=rounded_down_percent,
+        sums=main.config.trust == "aggregate" and main.config.privacy.is_private,
+        remarks=remarks,
         clients=sorted(summary["clients"], key=lambda row: -row["paid"]),
         names=called,
         currency=currency,
@@ -126,41 +141,80 @@ def _trust_column(run: RunResult, currency: str) -> dict[str, str]:
     }
 
 
-def _line(run: RunResult) -> dict[str, str]:
-    """A run as a row of the table that compares runs."""
-    private = run.config.privacy.is_private
-    return {
-        "accuracy": percent(run.accuracy),
-        "spent": f"{run.spent:,.0f}" if run.config.privacy.holds_auctions else "–",
-        "largest": f"{summarise(run, rounds=False)['largest_epsilon_spent']:.3g}" if private else "no promise",
-    }
+def compared_rows(runs: Mapping[str, RunResult], own: OwnRecords | None = None) -> list[tuple[str, dict[str, str]]]:
+    """The table that compares runs, the buyer's own records first: a label, and what each column says."""
+    rows = []
+    if own is not None:
+        label = f"your own {own.records} records alone"
+        rows.append((label, {"accuracy": percent(own.accuracy), "spent": "0", "largest": "0", "alone": "0"}))
+    for label, run in runs.items():
+        summary = summarise(run, rounds=False)
+        largest = summary["largest_epsilon_spent"]
+        alone = summary["largest_epsilon_if_others_collude"]
+        private = run.config.privacy.is_private
+        rows.append(
+            (
+                label,
+                {
+                    "accuracy": percent(run.accuracy),
+                    "spent": f"{run.spent:,.0f}" if run.config.privacy.holds_auctions else "–",
+                    "largest": f"{largest:.3g}" if private else "no promise",
+                    "alone": ("the same" if alone is None else f"{alone:.3g}") if private else "no promise",
+                },
+            )
+        )
+    return rows
 
 
 def _figures(
-    runs: Mapping[str, RunResult], summary: RunSummary, names: Sequence[str], currency: str
+    runs: Mapping[str, RunResult],
+    summary: RunSummary,
+    names: Sequence[str],
+    currency: str,
+    own: OwnRecords | None,
 ) -> list[tuple[str, str, str]]:
     """(title, takeaway, chart) in the order of the page."""
     main = next(iter(runs.values()))
+    free = [] if own is None else [_own_figure(own, main.accuracy)]
     return [
-        ("How well the model does", accuracy_takeaway(runs), accuracy_chart(runs)),
+        ("How well the model does", accuracy_takeaway(runs), accuracy_chart(runs, own)),
+        *free,
         ("Who sold, and when", sales_takeaway(main), sales_chart(main, names)),
         ("Where the money went", money_takeaway(main, currency), money_chart(main, currency)),
         (
             "What each client has spent of its privacy",
-            wallet_takeaway(summary["clients"], main.config.wallet),
+            wallet_takeaway(summary["clients"], main.config.wallet, names),
             wallet_chart(main.config, summary["clients"], names),
         ),
     ]
 
 
-def accuracy_chart(runs: Mapping[str, RunResult]) -> str:
-    """Accuracy after each round, one line per run."""
+def _own_figure(own: OwnRecords, accuracy: float) -> tuple[str, str, str]:
+    """What other numbers of own records would give, beside what the market gave."""
+    records = [records for records, _ in own.curve]
+    reached = [accuracy for _, accuracy in own.curve]
+    chart = charts.line_chart(
+        [Line("your own records alone", records, reached, charts.GREEN, strong=True, dots=True)],
+        x_title="records of your own",
+        y_title="right on the test",
+        y_text=lambda y: f"{y:.0%}",
+        levels=[(f"the market's model, {percent(accuracy)}", accuracy)],
+    )
+    return "How many records of your own would do as well", own_records_takeaway(own, accuracy), chart
+
+
+def accuracy_chart(runs: Mapping[str, RunResult], own: OwnRecords | None = None) -> str:
+    """Accuracy after each round, one line per run; what the buyer's own records give is a level."""
     lines = []
     for i, ((label, run), colour) in enumerate(zip(runs.items(), _RUN_COLOURS, strict=False)):
-        measured = [r for r in run.records if r.accuracy is not None]
-        x, y = [r.number + 1 for r in measured], [r.accuracy for r in measured]
+        measured = [record for record in run.records if record.accuracy is not None]
+        x = [record.number + 1 for record in measured]
+        y = [record.accuracy for record in measured]
         lines.append(Line(label, x, y, colour, dashed=not run.config.privacy.is_private, strong=i == 0))
-    return charts.line_chart(lines, x_title="round", y_title="right on the test", y_text=lambda y: f"{y:.0%}")
+    levels = [] if own is None else [(f"your own {own.records} records alone", own.accuracy)]
+    return charts.line_chart(
+        lines, x_title="round", y_title="right on the test", y_text=lambda y: f"{y:.0%}", levels=levels
+    )
 
 
 def sales_chart(run: RunResult, names: Sequence[str]) -> str:

@@ -268,7 +268,8 @@ def _upright(frame: _Frame, tick: float, label: str) -> str:
 def _level(frame: _Frame, name: str, value: float) -> str:
     y = frame.y(value)
     line = _stroke("limit", frame.left, y, frame.width - frame.right, y)
-    return line + _text(frame.left + 4, y - 4, name, "start")
+    # Below its right end: lines that rise towards it begin at the left.
+    return line + _text(frame.width - frame.right - 4, y + 14, name, "end")
 
 
 def _line(frame: _Frame, line: Line, y_text: Callable[[float], str]) -> str:

@@ -1,4 +1,4 @@
-"""What a finished run came to, in sentences: money, accuracy, what the noise cost, how strong its ε is.
+"""What a finished run came to, in sentences: free baseline, money, accuracy, what noise cost, how strong its ε is.
 
 Every sentence is made from the runs' figures, and says less where a run knows less: a run without its noise-free
 twin says nothing about what noise cost.
@@ -14,12 +14,14 @@ import numpy as np
 
 from privmarket.counted import counted
 from privmarket.federated.state import RunResult
-from privmarket.federated.summary import ClientRow, client_table
+from privmarket.federated.summary import ClientRow, client_table, events_if_others_collude
 from privmarket.market.evaluation import beyond_rounding
 from privmarket.plans import TRUSTS, Trust
 from privmarket.privacy.accountant import composed_epsilon
 from privmarket.privacy.certificate import guess_accuracy
+from privmarket.privacy.events import PrivacyEvent
 from privmarket.privacy.words import Promise, promise, rounded_up_percent
+from privmarket.reports.own_records import OwnRecords
 from privmarket.rounds import MICRO, offered_micro
 
 CURRENCY = "credits"
@@ -34,7 +36,8 @@ class MisreportCheck:
     """What an attack on the auction of the first round found.
 
     Attributes:
-        largest_gain: most money that a client could gain by a false report of v or ε.
+        largest_gain: most money that a client could gain by another price, a smaller offer of ε, or both. Offers
+            of more ε than the client has are not tried.
         mean_payment: mean payment of that round's sellers.
         budget: money of that round.
     """
@@ -47,18 +50,29 @@ class MisreportCheck:
     def sentence(self) -> str:
         """Whether a misreport paid."""
         if not beyond_rounding(self.largest_gain, self.budget):
-            return "no misreport paid in the round that was attacked"
+            return "none of the false prices and smaller offers that were tried in the first round paid"
         share = self.largest_gain / self.mean_payment if self.mean_payment else 0.0
         gained = f"{self.largest_gain:.2g}, {percent(share)} of a mean payment"
-        return f"the best misreport in the round that was attacked gained {gained}"
+        return f"the best of the false prices and smaller offers that were tried in the first round gained {gained}"
 
 
 def worst_promise(result: RunResult) -> Promise | None:
     """What the run's sales promise to a record of the client that sold most; None where nothing is promised."""
-    config = result.config
-    if not config.privacy.is_private:
+    if not result.config.privacy.is_private:
         return None
-    histories = [[e for entry in result.wallets.history if (e := entry[i])] for i in range(config.clients)]
+    return _worst(result, result.wallets.history)
+
+
+def worst_promise_alone(result: RunResult) -> Promise | None:
+    """The same if all other sellers work together with the server; None where updates are private on their own."""
+    rounds = events_if_others_collude(result)
+    return None if rounds is None else _worst(result, rounds)
+
+
+def _worst(result: RunResult, rounds: Sequence[Sequence[PrivacyEvent | None]]) -> Promise | None:
+    """What the rounds' releases promise to the client that released most; None where nobody released anything."""
+    config = result.config
+    histories = [[event for entry in rounds if (event := entry[i])] for i in range(config.clients)]
     most = max(histories, key=lambda events: composed_epsilon(events, config.delta))
     if not most:
         return None
@@ -86,45 +100,126 @@ def strength(guess: float) -> str:
     return next(word for limit, word in _STRENGTHS if guess <= limit + 1e-12)
 
 
-def strength_sentence(promised: Promise | None) -> str:
-    """How much the run's largest ε protects, in words."""
+def strength_sentence(promised: Promise | None, alone: Promise | None = None) -> str:
+    """How much the run's largest ε protects, in words, and under aggregate trust what that rests on.
+
+    Args:
+        alone: what is left if all other sellers work together with the server; see `worst_promise_alone`.
+    """
     if promised is None:
         return "Nothing is promised about any record."
-    return (
-        f"{epsilon_text(promised.epsilon)} at δ = {promised.delta:g} is a {strength(promised.guess)} promise: "
-        "someone who guesses whether one particular record of that client was used, starting at 50:50, "
-        f"is right at most {rounded_up_percent(promised.guess)} of the time."
+    said = (
+        f"{epsilon_text(promised.epsilon)}, the most that a client sold in all, at δ = {promised.delta:g} is a "
+        f"{strength(promised.guess)} promise: someone who guesses whether one particular record of that client was "
+        f"used, starting at 50:50, is right at most {rounded_up_percent(promised.guess)} of the time."
     )
+    if promised.honest_share is not None:
+        may = percent((1.0 - promised.honest_share) / 2.0)
+        said += (
+            f" It rests on a secure sum, and on {percent(promised.honest_share)} of each round's sellers being "
+            f"honest and present: {may} may work together with the server, and {may} may drop out."
+        )
+    if alone is not None:
+        said += (
+            f" If all other sellers work together with the server, {epsilon_text(alone.epsilon)} is left, "
+            f"a {strength(alone.guess)} promise: at most {rounded_up_percent(alone.guess)} right guesses."
+        )
+    return said
 
 
 def verdict(
-    runs: Mapping[str, RunResult], misreports: MisreportCheck | None = None, currency: str = CURRENCY
+    runs: Mapping[str, RunResult],
+    misreports: MisreportCheck | None = None,
+    currency: str = CURRENCY,
+    own: OwnRecords | None = None,
 ) -> str:
-    """One sentence about the first run: money, accuracy, what noise cost, what misreports gained, most ε sold."""
+    """The first run in a few sentences: `headline`, then `details`."""
+    return " ".join(part for part in (headline(runs, currency, own), details(runs, misreports)) if part)
+
+
+def headline(runs: Mapping[str, RunResult], currency: str = CURRENCY, own: OwnRecords | None = None) -> str:
+    """What the first run gave for how much money, and the most ε that a client sold, with what that rests on.
+
+    Args:
+        own: what the buyer's own records give alone; it is said first, and whether the market gives more.
+    """
     main = next(iter(runs.values()))
     if not main.config.privacy.holds_auctions:
         return f"Without a market and without privacy the model got {percent(main.accuracy)} of the test right."
-    parts = [
+    bought = (
         f"For {main.spent:,.0f} of a budget of {main.config.money_in_all:,.0f} {currency} you got a model that is "
         f"right on {percent(main.accuracy)} of the test"
         + (f", under {main.config.trust} trust" if main.config.privacy.is_private else "")
-    ]
+    )
+    if own is None:
+        return f"{bought}. {_most_spent(main)}"
+    return f"{own_records_sentence(own)} {bought}: {_compared(main.accuracy, own.accuracy)}. {_most_spent(main)}"
+
+
+def details(runs: Mapping[str, RunResult], misreports: MisreportCheck | None = None) -> str:
+    """What noise cost and what misreports gained, as far as that is known; empty where neither is."""
+    main = next(iter(runs.values()))
+    parts = []
     twin = noise_free_twin(runs)
     if twin is not None:
-        # Of the figures as they are shown, so that a reader who subtracts them gets the same.
-        lost = round(100 * twin.accuracy, 1) - round(100 * main.accuracy, 1)
-        parts.append(f"privacy noise cost {lost:.1f} points" if lost >= 0.05 else "privacy noise cost nothing")
-    if misreports is not None:
+        lost = points(twin.accuracy, main.accuracy)
+        cost = f"cost {lost:.1f} points" if lost > 0 else "cost nothing"
+        parts.append(f"privacy noise {cost} against the same run without noise")
+    if misreports is not None and main.config.privacy.holds_auctions:
         parts.append(misreports.sentence)
-    parts.append(_most_spent(main))
-    return "; ".join(parts) + "."
+    said = "; ".join(parts)
+    return f"{said[0].upper()}{said[1:]}." if said else ""
+
+
+def points(more: float, less: float) -> float:
+    """The difference of two shares in points, taken of the rounded figures that a page shows."""
+    return round(round(100 * more, 1) - round(100 * less, 1), 1)
+
+
+def own_records_sentence(own: OwnRecords) -> str:
+    """What the buyer has without a market."""
+    return (
+        f"Your own records alone: a model of {counted(own.records, 'record')} is right on {percent(own.accuracy)} "
+        "of the test, for nothing."
+    )
+
+
+def _compared(accuracy: float, own: float) -> str:
+    gained = points(accuracy, own)
+    if gained > 0:
+        return f"{gained:.1f} points more than your own records alone"
+    return "no more than your own records alone, so there was nothing to buy here"
+
+
+def own_records_takeaway(own: OwnRecords, accuracy: float) -> str:
+    """How many records of the buyer's own would have done as well as the market."""
+    enough = own.enough(accuracy)
+    most, reached = own.curve[-1]
+    said = f"Each figure is a mean over {counted(own.draws, 'draw')} from the {most} records that no client holds. "
+    if enough is None:
+        return said + f"All {most} of them give {percent(reached)}, less than the market's {percent(accuracy)}."
+    return said + (
+        f"The market gave {percent(accuracy)}. Of the numbers that were tried, {enough} records of your own are "
+        f"the fewest that give as much for nothing ({percent(dict(own.curve)[enough])}). "
+        "Whoever has them need not buy."
+    )
+
+
+def sampling_sentence(tested: int, accuracy: float) -> str:
+    """How much of an accuracy is chance: one run, and so many test records."""
+    deviation = 100 * float(np.sqrt(accuracy * (1.0 - accuracy) / tested))
+    return (
+        f"All of this is one seed and {tested:,} test records, of which one point is {tested / 100:.1f}: an "
+        f"accuracy is uncertain by about ± {deviation:.1f} points from the choice of test records alone."
+    )
 
 
 def both_trusts(runs: Mapping[str, RunResult]) -> list[RunResult]:
-    """The private runs that differ in whom sellers trust, local first; empty where only one was made."""
+    """The private runs that differ in whom sellers trust, that of the first run first; empty with only one."""
     private = [run for run in runs.values() if run.config.privacy.is_private]
     found = {run.config.trust: run for run in reversed(private)}
-    return [found[trust] for trust in TRUSTS] if len(found) == 2 else []
+    order = sorted(TRUSTS, key=lambda trust: trust != private[0].config.trust) if private else []
+    return [found[trust] for trust in order] if len(found) == 2 else []
 
 
 def other_trust_sentence(runs: Mapping[str, RunResult], currency: str = CURRENCY) -> str:
@@ -133,37 +228,54 @@ def other_trust_sentence(runs: Mapping[str, RunResult], currency: str = CURRENCY
     other = next((run for run in both_trusts(runs) if run.config.trust != main.config.trust), None)
     if other is None:
         return ""
-    sees = "only sums of updates" if other.config.trust == "aggregate" else "every update"
+    sums = other.config.trust == "aggregate"
+    sees = "only sums of updates" if sums else "every update and sellers need trust nobody"
     most = max(row["epsilon_spent"] or 0.0 for row in client_table(other))
+    alone = worst_promise_alone(other)
+    left = "" if alone is None else f" ({epsilon_text(alone.epsilon)} if all other sellers collude)"
     return (
         f"Under {other.config.trust} trust, where the server sees {sees}, {other.spent:,.0f} {currency} bought "
-        f"{percent(other.accuracy)}, and nobody sold more than {epsilon_text(most)}."
+        f"{percent(other.accuracy)}, and nobody sold more than {epsilon_text(most)}{left}."
     )
 
 
 def _most_spent(result: RunResult) -> str:
+    """The largest total of a client, and under aggregate trust what it rests on."""
     if not result.config.privacy.is_private:
-        return "no privacy is promised in this run"
+        return "No privacy is promised in this run."
     if result.config.wallet is not None:
-        return f"nobody passed the lifetime cap of {epsilon_text(result.config.wallet)}"
-    most = max(row["epsilon_spent"] or 0.0 for row in client_table(result))
-    return f"nobody sold more than {epsilon_text(most)} over the whole run"
+        said = f"Nobody passed the lifetime cap of {epsilon_text(result.config.wallet)}"
+    else:
+        most = max(row["epsilon_spent"] or 0.0 for row in client_table(result))
+        said = f"Nobody sold more than {epsilon_text(most)} over the whole run"
+    alone = worst_promise_alone(result)
+    if alone is None:
+        return f"{said}."
+    return (
+        f"{said}, if {percent(result.config.honest_share)} of each round's sellers are honest and present; if all "
+        f"others collude with the server, {epsilon_text(alone.epsilon)} is left."
+    )
 
 
 def noise_free_twin(runs: Mapping[str, RunResult]) -> RunResult | None:
-    """The same run with the noise left out, where it was made."""
-    return next((run for run in runs.values() if run.config.privacy.leaves_noise_out), None)
+    """The first run with the noise left out and all else the same, where it was made."""
+    main = next(iter(runs.values())).config
+    for run in runs.values():
+        if run.config.privacy.leaves_noise_out and run.config.replace(mode=main.mode) == main:
+            return run
+    return None
 
 
 def accuracy_takeaway(runs: Mapping[str, RunResult]) -> str:
     """What the accuracy lines show."""
-    main, twin = next(iter(runs.values())), noise_free_twin(runs)
-    measured = [(r.number + 1, r.accuracy) for r in main.records if r.accuracy is not None]
+    main = next(iter(runs.values()))
+    twin = noise_free_twin(runs)
+    measured = [(record.number + 1, record.accuracy) for record in main.records if record.accuracy is not None]
     near = next(number for number, accuracy in measured if accuracy >= 0.95 * main.accuracy)
-    said = f"Most of it is learned by round {near} of {main.config.rounds}"
-    if twin is None:
-        return f"{said}; it ends at {percent(main.accuracy)}."
-    return f"{said}; it ends at {percent(main.accuracy)}, and at {percent(twin.accuracy)} without noise."
+    said = f"After {counted(main.config.rounds, 'round')} it is right on {percent(main.accuracy)} of the test"
+    if twin is not None:
+        said += f", and on {percent(twin.accuracy)} without noise"
+    return f"{said}; round {near} is the first after which it had 95 % of that."
 
 
 def sales_takeaway(result: RunResult) -> str:
@@ -172,7 +284,7 @@ def sales_takeaway(result: RunResult) -> str:
     said = f"{sold.sum()} of {counted(sold.size, 'client')} sold at least once"
     asks = result.types.valuation
     if result.config.types == "persistent" and 0 < sold.sum() < sold.size and asks[~sold].min() >= asks[sold].max():
-        return f"{said}; the others ask {asks[~sold].min():.2f} or more per unit of ε, too much for this budget."
+        return f"{said}; the others all ask more than any of these, {asks[~sold].min():.2f} or more per unit of ε."
     return said + "."
 
 
@@ -180,17 +292,33 @@ def money_takeaway(result: RunResult, currency: str = CURRENCY) -> str:
     """What was paid and what came back."""
     spent_micro = sum(record.spent_micro for record in result.records)
     back = (offered_micro(result.config, result.records) - spent_micro) / MICRO
-    sellers = float(np.mean([record.sellers for record in result.records]))
+    rounds = len(result.records)
+    sellers = sum(record.sellers for record in result.records) / rounds
     return (
-        f"{result.spent:,.2f} {currency} went to {counted(round(sellers), 'seller')} in a mean round; "
-        f"{back:,.2f} of the rounds' money was not needed and went back."
+        f"{result.spent:,.2f} {currency} were paid in {counted(rounds, 'round')}, {result.spent / rounds:,.2f} in "
+        f"a mean round with {sellers:.1f} sellers; {back:,.2f} of the rounds' money was not needed and went back."
     )
 
 
-def wallet_takeaway(rows: Sequence[ClientRow], cap: float | None) -> str:
-    """How far the clients' lifetime ε went."""
-    most = max((row["epsilon_spent"] or 0.0 for row in rows), default=0.0)
+def wallet_takeaway(rows: Sequence[ClientRow], cap: float | None, names: Sequence[str] = ()) -> str:
+    """How far the clients' lifetime ε went, and why what is left is not the cap minus the total.
+
+    Args:
+        names: what to call the clients; "client 7" and so on if left out.
+    """
+    totals = [row["epsilon_spent"] or 0.0 for row in rows]
+    most = max(totals, default=0.0)
     if cap is None:
         return f"The largest total is {epsilon_text(most)}; no wallet had a cap."
-    empty = sum((row["wallet_left"] or 0.0) < 0.05 for row in rows)
-    return f"{empty} of {len(rows)} wallets are used up, and none passed its cap of {epsilon_text(cap)}."
+    empty = sum((row["wallet_left"] or 0.0) < 0.01 for row in rows)
+    said = f"{empty} of {len(rows)} wallets have less than 1 % left; none passed its cap of {epsilon_text(cap)}."
+    partly = [row for row in rows if 0.01 <= (row["wallet_left"] or 0.0) < 1.0]
+    if not partly:
+        return said
+    one = max(partly, key=lambda row: row["epsilon_spent"] or 0.0)
+    called = names[one["client"]] if names else f"client {one['client']}"
+    used = percent(1.0 - (one["wallet_left"] or 0.0))
+    return (
+        f"{said} ε does not add up, so what is left is counted in the measure that does: {called} has sold "
+        f"{epsilon_text(one['epsilon_spent'] or 0.0)} in all and used {used} of its wallet."
+    )

@@ -137,6 +137,27 @@ def test_a_target_out_of_reach_shows_the_ceiling(law, tmp_path):
     assert plan.ceiling == pytest.approx(40 / 60 + 0.0015)  # the best point: no ceiling lies below it
 
 
+def test_a_plan_knows_what_it_tried_and_nothing_more(law, tmp_path):
+    plan = Planner(BASE, tmp_path, OPTIONS).for_target(0.97, [10.0, 40.0])
+    noisy = [config for config in law.calls if config.mode == "private"]
+    assert plan.tried.rounds == tuple(sorted({config.rounds for config in noisy})) == (10, 20)
+    assert plan.tried.server_rates == tuple(sorted({config.training.server_rate for config in noisy}))
+    assert plan.tried.rules == len({(c.mechanism, json.dumps(c.mechanism_settings)) for c in noisy})
+    assert (plan.tried.search_seeds, plan.tried.seeds) == (2, 2)
+    # A plan that finds its runs on disk stands on the same.
+    again = Planner(BASE, tmp_path, OPTIONS).for_target(0.97, [10.0, 40.0])
+    assert (again.computed, again.tried) == (0, plan.tried)
+    one = Planner(BASE, tmp_path / "one", replace(OPTIONS, search_seeds=1, seeds=(1,))).for_totals([40.0])
+    assert (one.tried.search_seeds, one.tried.seeds) == (1, 1)
+
+
+def test_what_is_left_if_others_collude_stands_beside_the_lifetime_epsilon(tmp_path):
+    options = Options(rounds=(3,), rates=(1.0,), price_shares=(0.9,), heterogeneities=(), seeds=(1, 2))
+    point = Planner(BASE.replace(trust="aggregate"), tmp_path, options).for_totals([10.0]).points[0]
+    assert point.epsilon_if_others_collude > point.lifetime_epsilon > 0
+    assert Planner(BASE, tmp_path, options).for_totals([10.0]).points[0].epsilon_if_others_collude is None
+
+
 def test_a_rule_that_is_best_by_one_seed_s_luck_is_not_chosen(monkeypatch, tmp_path):
     def lucky(config, proxy):
         price = config.mechanism_settings.get("unit_price")

@@ -7,7 +7,7 @@ import pytest
 
 from privmarket.federated.config import FederationConfig, Training
 from privmarket.federated.simulation import run
-from privmarket.reports.federated_demo import NAMES, demo_config
+from privmarket.reports.federated_demo import NAMES, PRIVATE, demo_config, demo_configs
 from privmarket.reports.federated_report import write_report
 from privmarket.reports.verdict import (
     MisreportCheck,
@@ -72,22 +72,23 @@ def test_the_verdict_says_money_accuracy_noise_lies_and_the_cap(result, quiet):
     said = verdict({"private": result, "quiet": quiet}, MisreportCheck(0.0, 1.0, 5.0), "pounds")
     assert f"For {result.spent:,.0f} of a budget of 15 pounds" in said
     assert percent(result.accuracy) in said
-    assert "privacy noise cost" in said
-    assert "no misreport paid" in said
-    assert "nobody passed the lifetime cap" in said
+    assert "Privacy noise cost" in said
+    assert "smaller offers that were tried in the first round paid" in said
+    assert "Nobody passed the lifetime cap" in said
 
 
 def test_the_verdict_says_no_more_than_is_known(result, quiet):
     alone = verdict({"private": result})
     assert "noise cost" not in alone
-    assert "misreport" not in alone
-    assert "no privacy is promised" in verdict({"quiet": quiet})
+    assert "false prices" not in alone
+    assert "own records" not in alone
+    assert "No privacy is promised" in verdict({"quiet": quiet})
     assert "gained 0.5" in verdict({"private": result}, MisreportCheck(0.5, 1.0, 5.0))
 
 
 def test_whether_a_misreport_paid_depends_on_no_currency():
     for unit in (1e-9, 1.0, 1e9):
-        assert "no misreport paid" in MisreportCheck(1e-12 * unit, unit, 5 * unit).sentence
+        assert MisreportCheck(1e-12 * unit, unit, 5 * unit).sentence.startswith("none of the false prices")
         assert "gained" in MisreportCheck(1e-6 * unit, unit, 5 * unit).sentence
 
 
@@ -109,6 +110,9 @@ def test_both_trusts_stand_side_by_side(result, tmp_path):
     page = write_report(tmp_path / "p.html", {"a": result, "b": sums}, command="").read_text(encoding="utf-8")
     sides = re.findall(r'<section class="side"><h2>(.*?)</h2>', page)
     assert sides == ["Local trust: the server sees every update", "Aggregate trust: the server sees only sums"]
+    assert "asks the same price for a unit of ε under either trust" in page
+    turned = write_report(tmp_path / "q.html", {"b": sums, "a": result}, command="").read_text(encoding="utf-8")
+    assert re.findall(r'<section class="side"><h2>(\w+)', turned) == ["Aggregate", "Local"]  # the first run first
     said = other_trust_sentence({"a": result, "b": sums})
     assert said.startswith("Under aggregate trust, where the server sees only sums of updates,")
     assert said in page
@@ -118,7 +122,14 @@ def test_both_trusts_stand_side_by_side(result, tmp_path):
     assert other_trust_sentence({"a": result}) == ""
 
 
-def test_the_demo_is_small_and_names_its_clients():
+def test_the_demo_is_small_names_its_clients_and_leads_with_a_strong_promise():
     config = demo_config()
     assert (config.dataset, config.clients) == ("digits", 20)
     assert len(set(NAMES)) == config.clients
+    assert (config.trust, config.wallet) == ("aggregate", 1.0)
+    configs = demo_configs(3)
+    assert next(iter(configs)) == PRIVATE
+    assert {run.seed for run in configs.values()} == {3}
+    private = [run for run in configs.values() if run.privacy.is_private]
+    assert [run.trust for run in private] == ["aggregate", "local"]
+    assert {(run.money_in_all, run.wallet) for run in private} == {(50.0, 1.0)}  # the same money and cap
