@@ -199,6 +199,7 @@ def _own_figure(own: OwnRecords, accuracy: float) -> tuple[str, str, str]:
         y_title="right on the test",
         y_text=lambda y: f"{y:.0%}",
         levels=[(f"the market's model, {percent(accuracy)}", accuracy)],
+        names_right=True,
     )
     return "How many records of your own would do as well", own_records_takeaway(own, accuracy), chart
 
@@ -213,7 +214,12 @@ def accuracy_chart(runs: Mapping[str, RunResult], own: OwnRecords | None = None)
         lines.append(Line(label, x, y, colour, dashed=not run.config.privacy.is_private, strong=i == 0))
     levels = [] if own is None else [(f"your own {own.records} records alone", own.accuracy)]
     return charts.line_chart(
-        lines, x_title="round", y_title="right on the test", y_text=lambda y: f"{y:.0%}", levels=levels
+        lines,
+        x_title="round",
+        y_title="right on the test",
+        y_text=lambda y: f"{y:.0%}",
+        levels=levels,
+        names_right=True,
     )
 
 

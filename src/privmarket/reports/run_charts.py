@@ -87,12 +87,14 @@ def line_chart(
     y_from_zero: bool = True,
     x_log: bool = False,
     levels: Sequence[tuple[str, float]] = (),
+    names_right: bool = False,
 ) -> str:
     """Lines over a common axis, with a legend above where there are several.
 
     Args:
         y_text: how a figure on the vertical axis is written.
         levels: (name, y) of dashed horizontal lines.
+        names_right: their names stand below their right ends, where the lines rise early; else above their left ends.
     """
     xs = [x for line in lines for x in line.x] or [0.0, 1.0]
     ys = [y for line in lines for y in line.y if y is not None] + [y for _, y in levels]
@@ -108,7 +110,7 @@ def line_chart(
         frame = _Frame(width, height, left, 46.0, (min(xs), max(xs)), (low, high), x_log)
         x_ticks = sorted(set(xs)) if x_log else _whole_ticks(min(xs), max(xs), 8 if width > _NARROW else 5)
         parts = [_axes(frame, x_title, y_title, x_ticks, ticks, y_text)]
-        parts += [_level(frame, name, value) for name, value in levels]
+        parts += [_level(frame, name, value, names_right) for name, value in levels]
         parts += [_line(frame, line, y_text) for line in reversed(lines)]
         return _svg(width, height, parts)
 
@@ -265,11 +267,12 @@ def _upright(frame: _Frame, tick: float, label: str) -> str:
     return _stroke("grid", x, frame.top, x, foot) + _text(x, foot + 17, label, "middle")
 
 
-def _level(frame: _Frame, name: str, value: float) -> str:
+def _level(frame: _Frame, name: str, value: float, right: bool) -> str:
     y = frame.y(value)
     line = _stroke("limit", frame.left, y, frame.width - frame.right, y)
-    # Below its right end: lines that rise towards it begin at the left.
-    return line + _text(frame.width - frame.right - 4, y + 14, name, "end")
+    if right:
+        return line + _text(frame.width - frame.right - 4, y + 14, name, "end")
+    return line + _text(frame.left + 4, y - 4, name, "start")
 
 
 def _line(frame: _Frame, line: Line, y_text: Callable[[float], str]) -> str:
