@@ -33,8 +33,8 @@ TRAINING = {
 REMARKS = (
     "Rule, rounds, momentum and server rate of the private runs were chosen beforehand, by trainings on these "
     "clients' digits that were tested on digits which no client holds; rounds, momentum and rate under both trusts "
-    "among the same 18 settings. The money was settled after test figures for 40 and 60 credits were known. No ε on "
-    "this page counts those trainings; where records are really private, choose settings on public ones.",
+    "among the same 18 settings. The money was settled after test figures for 40 and 60 credits were known. No ε "
+    "on this page counts those trainings; where records are really private, choose settings on public ones.",
 )
 
 

@@ -94,7 +94,7 @@ def line_chart(
     Args:
         y_text: how a figure on the vertical axis is written.
         levels: (name, y) of dashed horizontal lines.
-        names_right: their names stand below their right ends, where the lines rise early; else above their left ends.
+        names_right: their names stand below the right end, where lines rise early; else above the left end.
     """
     xs = [x for line in lines for x in line.x] or [0.0, 1.0]
     ys = [y for line in lines for y in line.y if y is not None] + [y for _, y in levels]
