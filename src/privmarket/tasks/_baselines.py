@@ -75,9 +75,9 @@ def own_records_alone(
         seed: of the division into folds, of the records that hyper-parameters are searched on (2,000 at most),
             and of those that a kernel is fitted to (8,000 at most).
 
-    Columns are centred. They are also scaled to one deviation each if that helps ridge regression, which
-    cross-validation decides. Searches move from their start until the best value is not at the edge of what
-    was tried (for 7 steps at most), so no choice stands at the end of a fixed grid.
+    Columns are centred. They are also scaled to one deviation each if cross-validation says so, for the kernel by
+    itself and for both linear models by ridge regression. Searches move from their start until the best value is
+    not at the edge of what was tried (for 7 steps at most), so no choice stands at the end of a fixed grid.
     """
     rows, known = _checked(inputs, targets, goal)
     rng = np.random.default_rng(seed)
@@ -99,7 +99,7 @@ def own_records_alone(
     if scaled.cross_validated > ridge.cross_validated:
         ridge = scaled
         scaling = standard
-    fitted = [ridge, _kernel_ridge(problem, rows, scaling, rng)]
+    fitted = [ridge, _kernel_ridge(problem, rows, [plain, standard], rng)]
     if goal == "classification":
         fitted.append(_logistic(problem, rows, scaling, rng))
     return sorted(fitted, key=lambda model: -model.cross_validated)
@@ -267,37 +267,25 @@ def _solved(products: Array, penalty: float, against: Array) -> Array:
     return solution
 
 
-def _kernel_ridge(problem: _Problem, rows: Array, scaling: _Scaling, rng: np.random.Generator) -> FittedBaseline:
+def _kernel_ridge(
+    problem: _Problem, rows: Array, scalings: list[_Scaling], rng: np.random.Generator
+) -> FittedBaseline:
     """Ridge regression with the kernel exp(−|x − y|² / (2 w² m)), m the median squared distance between records.
 
-    Width w and penalty are searched on at most 2,000 records; the score that is returned is of all the records that
-    are fitted (8,000 at most), divided into folds once more.
+    The scaling of columns, the width w and the penalty are searched on at most 2,000 records; the score that is
+    returned is of all the records that are fitted (8,000 at most), divided into folds once more.
     """
     chosen = np.sort(rng.permutation(len(rows))[:_KERNEL_RECORDS])
-    scaled = scaling(rows[chosen])
     whole = problem.part(chosen)
-    searched = np.sort(rng.permutation(len(scaled))[:_SEARCHED_RECORDS])
+    searched = np.sort(rng.permutation(len(chosen))[:_SEARCHED_RECORDS])
     part = whole.part(searched)
-    apart = _squared_distances(scaled[searched], scaled[searched])
-    median = float(np.median(apart[np.triu_indices_from(apart, 1)])) or 1.0
-    tried: dict[tuple[float, float], float] = {}
-
-    def searched_score(penalty: float, width: float) -> float:
-        if (width, penalty) not in tried:
-            kernel = np.exp(-apart / (2.0 * width**2 * median))
-            tried[width, penalty] = _kernel_score(part, kernel, penalty)
-        return tried[width, penalty]
-
-    width = 1.0
-    penalty = 1e-5
-    for _ in range(2):
-        width = _climb(partial(searched_score, penalty), width, 2.0)[0]
-        penalty, cross_validated = _climb(partial(searched_score, width=width), penalty, 10.0)
-
-    def kernel_of(some: Array, others: Array) -> Array:
-        kernel: Array = np.exp(-_squared_distances(some, others) / (2.0 * width**2 * median))
-        return kernel
-
+    found = [_searched_kernel(part, scaling(rows[chosen[searched]])) for scaling in scalings]
+    best = max(range(len(scalings)), key=lambda place: found[place].cross_validated)
+    scaling = scalings[best]
+    kernel_of = found[best].kernel_of
+    penalty = found[best].penalty
+    cross_validated = found[best].cross_validated
+    scaled = scaling(rows[chosen])
     kernel = kernel_of(scaled, scaled)
     if len(searched) < len(scaled):
         cross_validated = _kernel_score(whole, kernel, penalty)
@@ -307,8 +295,44 @@ def _kernel_ridge(problem: _Problem, rows: Array, scaling: _Scaling, rng: np.ran
     def predict(inputs: ArrayLike) -> NDArray[np.generic]:
         return problem.decided(mean + kernel_of(scaling(inputs), scaled) @ weights)
 
-    settings: dict[str, float | str] = {"penalty": penalty, "width": width, "columns": scaling.name}
+    settings: dict[str, float | str] = {"penalty": penalty, "width": found[best].width, "columns": scaling.name}
     return FittedBaseline("kernel ridge", problem.goal, settings, cross_validated, len(scaled), predict)
+
+
+@dataclass(frozen=True)
+class _GaussianKernel:
+    """The hyper-parameters of a kernel ridge regression, and how well they did in cross-validation."""
+
+    median: float
+    width: float
+    penalty: float
+    cross_validated: float
+
+    def kernel_of(self, some: Array, others: Array) -> Array:
+        """(a, d), (b, d) → (a, b)."""
+        kernel: Array = np.exp(-_squared_distances(some, others) / (2.0 * self.width**2 * self.median))
+        return kernel
+
+
+def _searched_kernel(problem: _Problem, scaled: Array) -> _GaussianKernel:
+    """The width and penalty with the best cross-validated score, each moved while the other is held, twice."""
+    apart = _squared_distances(scaled, scaled)
+    median = float(np.median(apart[np.triu_indices_from(apart, 1)])) or 1.0
+    tried: dict[tuple[float, float], float] = {}
+
+    def score(penalty: float, width: float) -> float:
+        if (width, penalty) not in tried:
+            kernel = np.exp(-apart / (2.0 * width**2 * median))
+            tried[width, penalty] = _kernel_score(problem, kernel, penalty)
+        return tried[width, penalty]
+
+    width = 1.0
+    penalty = 1e-5
+    cross_validated = 0.0
+    for _ in range(2):
+        width = _climb(partial(score, penalty), width, 2.0)[0]
+        penalty, cross_validated = _climb(partial(score, width=width), penalty, 10.0)
+    return _GaussianKernel(median, width, penalty, cross_validated)
 
 
 def _kernel_score(problem: _Problem, kernel: Array, penalty: float) -> float:

@@ -27,6 +27,7 @@ from privmarket_studies.federated_runs import (
     curve_name,
 )
 from privmarket_studies.federated_selection import render_selection
+from privmarket_studies.free_baseline import best_text, own_records_line
 from privmarket_studies.kept_weights import KeptResult, read_run
 from privmarket_studies.page_text import accuracy_text, largest_spent, table_row
 from privmarket_studies.reproduce.statistics import DECIDED, compare
@@ -38,15 +39,28 @@ _HEAD = """# Federated runs that were kept
 Valid record-level DP unless the mode says otherwise: every sale is (ε, δ = 1e-5)-DP for each record of its client.
 100 clients, 50 of money a round, 200 rounds, Uniform law, unless the command says otherwise. Test accuracy, mean ±
 standard deviation over the seeds (a seed fixes who holds which records, who asks what, the first weights and the
-noise). How the settings were chosen is said below.
+noise). How the settings were chosen is said below. *Buyer's own records alone*: what the records that no client
+holds give on the same features, for nothing and at ε = 0 ([how](../free-baseline/README.md)), by the model that
+cross-validation on them chose (the `literal` run trains on pixels).
 
 Made by `python -m privmarket_studies.federated_runs docs/results/federated/runs`, rendered by
 `python -m privmarket_studies.federated_results docs/results/federated`; the files are in [runs](runs).
 
 """
-_COLUMNS = """| run | accuracy | seeds | mode | types | sellers | ever sold | paid | largest total ε |
-|---|---|---|---|---|---|---|---|---|
-"""
+_COLUMNS = table_row(
+    [
+        "run",
+        "accuracy",
+        "seeds",
+        "buyer's own records alone",
+        "mode",
+        "types",
+        "sellers",
+        "ever sold",
+        "paid",
+        "largest total ε",
+    ]
+) + ("|---" * 10 + "|\n")
 _AGGREGATION = (
     """
 ## How updates are weighed
@@ -107,6 +121,7 @@ def render(folder: Path) -> str:
             _HEAD,
             _COLUMNS,
             main,
+            f"\n{own_records_line(('mnist', 'fashion-mnist', 'cifar10'), 'local')}\n",
             _missing(folder / "runs"),
             _AGGREGATION + _aggregation_rows(kept),
             _CURVE + _curve_rows(kept),
@@ -161,6 +176,7 @@ def _row(run: KeptRun, results: list[KeptResult]) -> str:
         run.name,
         f"**{accuracy_text(results)}**",
         str(len(results)),
+        best_text(config["dataset"], "local"),
         mode.name + ("" if config["wallet"] is None else f", lifetime ε ≤ {config['wallet']:g}"),
         config["types"],
         f"{mean('sellers_per_round'):.0f}" if mode.holds_auctions else "everyone",

@@ -8,10 +8,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from privmarket.reports.palette import new_figure, save
-from privmarket_studies.kept_weights import KeptResult
 from privmarket_studies.page_text import largest_exposed
-from privmarket_studies.trust_results import MONEY_TICKS, TARGET, cheapest_rules, compared, curve, load
-from privmarket_studies.trust_runs import AFTERWARDS, BARS, RULES
+from privmarket_studies.trust_results import (
+    MONEY_TICKS,
+    TARGET,
+    cheapest_rules,
+    compared,
+    curve,
+    draw_own_records,
+    load,
+)
+from privmarket_studies.trust_runs import BARS, RULES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,7 +26,8 @@ if TYPE_CHECKING:
 NAME = "front"
 _COLOURS = {"aggregate": "#0072B2", "local": "#D55E00"}
 _SEES = {"aggregate": "the server sees\nonly the sum of updates", "local": "the server sees\nevery update"}
-_LOWEST, _HIGHEST = 70.0, 99.0
+_LOWEST = 70.0
+_HIGHEST = 100.5
 _PARTS = {4: "a quarter", 5: "a fifth", 6: "a sixth", 7: "a seventh", 8: "an eighth", 9: "a ninth", 10: "a tenth"}
 
 
@@ -55,8 +63,7 @@ def draw_front(folder: Path) -> list[Path]:
         for rule in RULES:
             _line(axes, folder / "runs", trust, rule, bold=rule == cheapest.get(trust, ("",))[0])
     axes.axhline(100 * TARGET, color="#999999", lw=0.8, ls=":", zorder=0)
-    for run in AFTERWARDS:
-        _tried_afterwards(axes, load(folder / "runs", run))
+    draw_own_records(axes, 390)
     axes.set(xscale="log", xlim=(1.2, 400), ylim=(_LOWEST, _HIGHEST))
     axes.set(xlabel="money paid to all clients together", ylabel="test accuracy")
     axes.set_xticks(MONEY_TICKS, [str(tick) for tick in MONEY_TICKS], minor=False)
@@ -64,7 +71,7 @@ def draw_front(folder: Path) -> list[Path]:
     axes.yaxis.set_major_formatter("{x:.0f}%")
     axes.grid(alpha=0.2)
     axes.spines[["top", "right"]].set_visible(False)
-    for trust, x, y in (("aggregate", 1.3, 97.0), ("local", 110.0, 80.0)):
+    for trust, x, y in (("aggregate", 1.3, 96.9), ("local", 110.0, 80.0)):
         axes.text(x, y, _SEES[trust], color=_COLOURS[trust], fontsize=10.5, weight="bold", va="center")
     return save(figure, folder / NAME, ("png", "svg"))
 
@@ -79,25 +86,6 @@ def _line(axes: Axes, runs: Path, trust: str, rule: str, *, bold: bool) -> None:
         return
     spread = [float(np.std(values, ddof=1)) if len(values) > 1 else 0.0 for values in accuracy]
     axes.errorbar(paid, mean, spread, color=_COLOURS[trust], lw=2.6, marker="o", ms=6, capsize=3, elinewidth=1.2)
-
-
-def _tried_afterwards(axes: Axes, results: list[KeptResult]) -> None:
-    """Marks a run that belongs to no curve, with its price."""
-    if not results:
-        return
-    paid = float(np.mean([result["spent"] for result in results]))
-    accuracy = float(np.mean([100 * result["accuracy"] for result in results]))
-    price = results[0]["config"]["mechanism_settings"]["unit_price"]
-    axes.plot([paid], [accuracy], color=_COLOURS["local"], marker="D", ms=6, mfc="white", ls="none")
-    axes.annotate(
-        f"price {price:g}, tried afterwards",
-        (paid, accuracy),
-        xytext=(0, -16),
-        textcoords="offset points",
-        ha="center",
-        fontsize=8,
-        color=_COLOURS["local"],
-    )
 
 
 def headline(folder: Path) -> str:

@@ -9,6 +9,7 @@ memory; what is kept of a run is what `privmarket federate --save` would write.
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -80,11 +81,13 @@ BARS = (
 )
 
 # Rules of the curves: mechanism and settings. H is what `client_spread` measured; see `trust_selection`.
-_PRICES = {"ration": 1.0, "ration-0.7": 0.7, "ration-0.5": 0.5}
-# A price below those of the curves, tried after the curves had been seen.
-_LOWER_PRICES = {"ration-0.4": 0.4}
+_PRICES = {"ration": 1.0, "ration-0.7": 0.7, "ration-0.5": 0.5, "ration-0.4": 0.4, "ration-0.3": 0.3}
+# Under local trust only: there the best price is below 0.5, while under aggregate trust it is 0.7.
+_LOCAL_ONLY = ("ration-0.4", "ration-0.3")
 RULES = (*_PRICES, "two-step", "graded-ration", "mfg-menunet", "mean-field-menu", "proportional-share", "pac")
 MONEY = {"aggregate": (3, 5, 10, 30), "local": (30, 100, 300)}
+# The cheapest price under local trust has points near the target as well, so that little is read between points.
+_FINER = {("local", "ration-0.4"): (60, 90)}
 # Rules that are compared with each other in money: three more seeds.
 CONTENDERS = ("ration", "ration-0.7", "ration-0.5", "graded-ration")
 MORE_SEEDS = (*SEEDS, 3, 4, 5)
@@ -93,11 +96,25 @@ ROUNDS = 5
 _SHORT = {"momentum": 0.5, "averaging": 0.0, "final_rate": 0.3}
 
 
+def rules_of(trust: str) -> tuple[str, ...]:
+    """The rules whose curves are made under a trust."""
+    return tuple(rule for rule in RULES if trust == "local" or rule not in _LOCAL_ONLY)
+
+
+def money_of(trust: str, rule: str) -> tuple[int, ...]:
+    """The sums of money of a rule's curve under a trust, rising."""
+    return tuple(sorted((*MONEY[trust], *_FINER.get((trust, rule), ()))))
+
+
+def tuned_money(trust: str, money: int) -> int:
+    """The sum of money whose trials choose the rate: the nearest in ratio of those that were tried."""
+    return min(MONEY[trust], key=lambda tried: abs(math.log(tried / money)))
+
+
 def rule_of(name: str, trust: str, heterogeneity: float) -> tuple[str, dict[str, object]]:
     """The mechanism behind a curve's name, and its settings where clients differ by H."""
-    prices = _PRICES | _LOWER_PRICES
-    if name in prices:
-        return "ration", {"unit_price": prices[name]}
+    if name in _PRICES:
+        return "ration", {"unit_price": _PRICES[name]}
     if name in ("two-step", "graded-ration"):
         return name, {"heterogeneity": heterogeneity}
     if name == "mfg-menunet" and trust == "aggregate":
@@ -129,18 +146,13 @@ def point(trust: str, rule: str, money: int, rate: float, heterogeneity: float) 
     )
 
 
-# Under local trust the cheapest curve is the one at the lowest price, so a lower one was tried, at one sum of money
-# and at the rate that validation records had chosen for `ration` at the nearest sum (100).
-AFTERWARDS = (point("local", "ration-0.4", 90, 16.0, 1.0),)
-
-
 def curves(chosen: Chosen) -> tuple[TrustRun, ...]:
     """The runs of every point for which validation records have chosen a server's rate."""
     found = []
     for trust in MONEY:
-        for rule in RULES:
-            for money in MONEY[trust]:
-                rate = chosen.rate(trust, rule, money)
+        for rule in rules_of(trust):
+            for money in money_of(trust, rule):
+                rate = chosen.rate(trust, rule, tuned_money(trust, money))
                 if rate is not None:
                     found.append(point(trust, rule, money, rate, chosen.heterogeneity(rate)))
     return tuple(found)

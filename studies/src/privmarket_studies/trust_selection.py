@@ -16,7 +16,7 @@ from privmarket.federated.client_spread import ClientSpread, measure_spread
 from privmarket.federated.datasets import Dataset, load_dataset
 from privmarket.federated.features import with_features
 from privmarket.files import write_atomically
-from privmarket_studies.trust_runs import MONEY, RULES, TrustRun, played, point
+from privmarket_studies.trust_runs import MONEY, TrustRun, played, point, rules_of
 
 VALIDATION_SEED = 100
 RATES = {"aggregate": (4.0, 8.0, 16.0), "local": (4.0, 16.0)}
@@ -24,7 +24,7 @@ RATES = {"aggregate": (4.0, 8.0, 16.0), "local": (4.0, 16.0)}
 _SHARES, _DRAWS, _OCTAVES = (0.1, 0.2, 0.3), 4, range(-1, 5)
 # Whose trials decide a rule's rate: its own, or those of the rule whose purchases are most like its own.
 _LIKE = {"two-step": "ration", "pac": "ration", "proportional-share": "mean-field-menu"}
-_SPREADING = ("ration-0.7", "ration-0.5", "graded-ration")
+_SPREADING = ("ration-0.7", "ration-0.5", "ration-0.4", "ration-0.3", "graded-ration")
 _LIKE_LOCALLY = {**_LIKE, **dict.fromkeys(_SPREADING, "ration"), "mfg-menunet": "mean-field-menu"}
 
 
@@ -84,7 +84,7 @@ def wanted() -> list[tuple[str, int, str, float]]:
         (trust, money, rule, rate)
         for trust in MONEY
         for money in MONEY[trust]
-        for rule in dict.fromkeys(decider(trust, rule) for rule in RULES)
+        for rule in dict.fromkeys(decider(trust, rule) for rule in rules_of(trust))
         for rate in RATES[trust]
     ]
 

@@ -21,7 +21,7 @@ from privmarket.federated.simulation import Federation
 from privmarket.files import write_atomically
 from privmarket_studies.trust_front import caption, draw_front, headline
 from privmarket_studies.trust_results import draw, render
-from privmarket_studies.trust_runs import AFTERWARDS, BARS, MORE_SEEDS, curves, make, point
+from privmarket_studies.trust_runs import BARS, MORE_SEEDS, curves, make, point
 from privmarket_studies.trust_selection import Selection, select
 
 FOLDER = Path(__file__).parents[3] / "docs" / "results" / "trust"
@@ -68,7 +68,7 @@ def main() -> None:
         left = select(given.folder, given.minutes)
         print(f"{left} trials are missing" if left else "complete")
     elif given.what == "runs":
-        kept = (*BARS, *curves(Selection(given.folder)), *AFTERWARDS)
+        kept = (*BARS, *curves(Selection(given.folder)))
         left = make(given.folder / "runs", kept, given.minutes, given.only, tuple(given.seeds))
         print(f"{left} runs are missing" if left else "complete")
     elif given.what == "again":

@@ -43,6 +43,9 @@ def test_every_model_is_the_one_another_library_fits():
     assert agree.mean() >= 0.99
 
     settings = models["kernel ridge"].settings
+    scaling = baselines._Scaling.of(rows, each_column=settings["columns"] == "standardised")
+    x = scaling(rows)
+    x_new = scaling(new)
     apart = ((x[:, None] - x) ** 2).sum(axis=2)
     median = np.median(apart[np.triu_indices(len(x), 1)])
     kernel = KernelRidge(
