@@ -120,12 +120,13 @@ class GridAttack:
         shares = np.linspace(1.0, 0.0, self.shares, endpoint=False)
         reports = (
             types.replace(valuation=valuation, epsilon=types.epsilon * share)
-            for valuation in self._valuations(types)
+            for valuation in self.reported_valuations(types)
             for share in shares
         )
         return _best_of(mechanism, types, budget, reports)
 
-    def _valuations(self, types: Bids) -> Iterator[Array]:
+    def reported_valuations(self, types: Bids) -> Iterator[Array]:
+        """Yields the valuations that are tried, (..., clients) each, the truth first."""
         yield types.valuation
         if not self.over_valuation:
             return

@@ -19,6 +19,7 @@ import numpy as np
 from privmarket import __version__
 from privmarket.files import write_atomically
 from privmarket.meanfield import DiscreteGame, Equilibrium, Grid, Problem, exploitability, solve
+from privmarket.mechanisms.learned.weights import load, shipped
 from privmarket_studies.nash_gap_report import Measure, NashGapReport
 from privmarket_studies.nash_gap_study import SIZES, recorded_time
 
@@ -131,8 +132,15 @@ def render_nash_gap(report: NashGapReport) -> str:
         cell = report["proxy"][f"{name}/{clients}"]
         return float(np.mean(cell["regret"]) / np.mean(cell["mean_payment"]))
 
+    def strong(name: str, clients: int) -> float:
+        cases = load(shipped(name), name).facts["measured"]["cases"]
+        found = [case for case in cases if (case["scenario"], case["clients"]) == (setting["scenario"], clients)]
+        return float(found[0]["regret_share"])
+
+    setting = report["setting"]
     return _filled(
         "nash-gap.md",
+        strong=strong,
         share=share,
         limit=limit,
         slope=slope,

@@ -2,7 +2,7 @@
 
 Every figure on it comes from the metadata of the weights that ship or from a JSON file in the folder:
 `comparison.json` (made here when it is missing), `tuning.json` (`learned_tuning`), `frontier.json`
-(`learned_frontier`) and `speed.json` (`privmarket bench train --json`).
+(`learned_frontier`) and `speed.json` (`privmarket bench train --json`), or from the kept cells of RQ1 beside it.
 """
 
 from __future__ import annotations
@@ -25,6 +25,10 @@ from privmarket.mechanisms.learned.weights import load, shipped
 from privmarket_studies.learned_frontier import FrontierRow
 from privmarket_studies.learned_tuning import TuningRow
 from privmarket_studies.make_weights import BASELINE_CASES, BUDGET_PER_CLIENT, CASES, LITERAL_CASES
+from privmarket_studies.reproduce.cache import read_bundle
+from privmarket_studies.reproduce.document import Results
+from privmarket_studies.reproduce.markets import UNTRAINED
+from privmarket_studies.reproduce.statistics import Measured
 
 # Networks that ship, and the markets in which each is attacked.
 SHIPPED_CASES = {
@@ -83,7 +87,8 @@ def render(folder: Path) -> str:
         "# Learned mechanisms, measured",
         "Rendered by `python -m privmarket_studies.learned_results` from the metadata of the weights that ship "
         "and the files beside this page; what the figures mean is in `../../theory/learned-mechanisms.md`.",
-        _measured(),
+        _measured(folder),
+        _before_training(folder),
         _comparison(_read(folder, "comparison")),
         _tuning(_read(folder, "tuning")),
         _frontier(_read(folder, "frontier")),
@@ -102,10 +107,20 @@ def _table(header: list[str], rows: list[list[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def _measured() -> str:
+def _rq1(folder: Path) -> Results:
+    """The kept cells of RQ1, which has more markets of a thousand clients and the network before its training."""
+    return Results(read_bundle(folder.parent / "rq1" / "cells.jsonl"))
+
+
+def _measured(folder: Path) -> str:
     rows = []
+    large = _rq1(folder)
     for name in SHIPPED_CASES:
         for case in load(shipped(name), name).facts["measured"]["cases"]:
+            where = {"mechanism": name, "scenario": case["scenario"], "clients": case["clients"]}
+            one_by_one = large.values("mean", "market-regret", **where)
+            markets = len(one_by_one) or case["profiles"]
+            regret = Measured.of(one_by_one).mean if one_by_one else case["regret_share"]
             bought = f"{case['fluid_ratio']:.3f} ± {case['fluid_ratio_error']:.3f}"
             rows.append(
                 [
@@ -113,8 +128,8 @@ def _measured() -> str:
                     case["scenario"],
                     f"{case['clients']:,}",
                     f"{case['budget']:g}",
-                    str(case["profiles"]),
-                    f"{case['regret_share']:.3%}",
+                    str(markets),
+                    f"{regret:.3%}",
                     bought,
                     f"{case['spend_over_budget']:.1%}",
                     f"{case['underpaid']:.0%}",
@@ -135,10 +150,30 @@ def _measured() -> str:
     ]
     text = (
         "## Regret and value\n\nThe strong attack: a grid of 41 × 20 over (v, ε) with neighbours of other bids, "
-        "and 20 starts of ascent; client by client the worst counts. Value is measured in more markets than are "
-        "attacked. Made by `python -m privmarket_studies.make_weights NAME`."
+        "and 20 starts of ascent; client by client the worst counts. Regret is the mean gain over the mean pay, "
+        "as on every page. Value is measured in more markets than are attacked. Made by "
+        "`python -m privmarket_studies.make_weights NAME`; the rows of `mfg-regretnet` with 1,000 clients "
+        "are from [RQ1](../rq1/README.md), where the markets in which the budget binds stand apart."
     )
     return f"{text}\n\n{_table(header, rows)}{_unmeasured()}"
+
+
+def _before_training(folder: Path) -> str:
+    """The network of `mfg-regretnet` as its training starts, beside the one that ships."""
+    cells = _rq1(folder)
+    where = {"scenario": "uniform", "clients": 100, "budget": 50}
+    rows = []
+    for name in (UNTRAINED, "mfg-regretnet"):
+        regret = cells.measured("mean", "regret", mechanism=name, attack="strong", **where)
+        bought = cells.measured("fluid_ratio", "efficiency", mechanism=name, **where)
+        if regret is not None and bought is not None:
+            rows.append([f"`{name}`", regret.text(".3%"), bought.text(".3f")])
+    lead = (
+        "## Before training\n\nThe network starts from a ladder of menus that was built by hand. That ladder is "
+        "a mechanism by itself. Uniform, N = 100, B = 50, mean ± std over seeds, the markets and the attack of "
+        "[RQ1](../rq1/README.md). What training adds is the difference between the rows."
+    )
+    return f"{lead}\n\n{_table(['network', 'regret / pay', 'of the fluid bound'], rows)}"
 
 
 def _unmeasured() -> str:

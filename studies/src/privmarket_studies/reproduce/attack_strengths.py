@@ -25,6 +25,7 @@ from privmarket.market.attacks import (
 from privmarket.market.bids import Array, Bids
 from privmarket.market.mechanism import Mechanism
 from privmarket.market.outcome import Outcome
+from privmarket.plans import EPSILON_MAX
 
 _LEAST_SHARE = 0.02  # of the own ε that the paper's attack and the training's may offer
 
@@ -113,6 +114,59 @@ class TrainingAttack:
         return [*about_v, *about_both]
 
 
+@dataclass(frozen=True)
+class OverOfferAttack:
+    """Offers of more ε than the client has, up to the market's public limit: the direction that no rule promises.
+
+    A report counts only where the rule buys no more than the client can deliver (`utility_of`). Offers run from the
+    own ε to the limit in equal ratios; after the grid, the best report of each client is varied at random.
+
+    Attributes:
+        limit: the most that anybody may offer in this market.
+        valuations: points on [0, 2·max v] that are tried with every offer; 0 leaves v truthful.
+        offers: offers above the own ε.
+        neighbours: how many of the other valuations are tried from just below and just above.
+        refinements: random variations of the best report found so far, with a shrinking radius.
+    """
+
+    limit: float = EPSILON_MAX
+    valuations: int = 41
+    offers: int = 20
+    neighbours: int = 16
+    refinements: int = 400
+
+    def __call__(self, mechanism: Mechanism, types: Bids, budget: ArrayLike, rng: np.random.Generator) -> Regret:
+        """Searches for every client of `types`, (..., clients), and returns each client's best over-offer."""
+        truth = truthful_utility(mechanism, types, budget)
+        best = Regret(np.zeros(types.shape), types.valuation, types.epsilon)
+        room = np.log(np.maximum(self.limit / types.epsilon, 1.0))
+
+        def tried(v: Array, u: Array) -> Regret:
+            # Rounding must not lift an offer above the limit, which rules refuse.
+            e = np.minimum(types.epsilon * np.exp(u * room), self.limit)
+            report = types.replace(valuation=v, epsilon=e)
+            return Regret(utility_of(mechanism, types, report, budget) - truth, v, e)
+
+        for v in self._valuations(types):
+            for u in np.linspace(0.0, 1.0, self.offers + 1)[1:]:
+                best = best.worst_of(tried(v, np.full(types.shape, u)))
+        top = np.maximum(types.valuation.max(axis=-1, keepdims=True), 1e-12)
+        for step in range(self.refinements):
+            radius = 0.2 * 0.02 ** (step / self.refinements)
+            u = np.log(best.epsilon / types.epsilon) / np.maximum(room, 1e-12)
+            u = np.clip(u + radius * rng.standard_normal(types.shape), 0.0, 1.0)
+            v = best.valuation
+            if self.valuations:
+                v = np.maximum(v + radius * top * rng.standard_normal(types.shape), 0.0)
+            best = best.worst_of(tried(v, u))
+        return best
+
+    def _valuations(self, types: Bids) -> list[Array]:
+        if not self.valuations:
+            return [types.valuation]
+        return list(GridAttack(self.valuations, 1, self.neighbours).reported_valuations(types))
+
+
 STRENGTHS: dict[str, Attack] = {
     "paper": PaperAscent(),
     "training": TrainingAttack(),
@@ -129,6 +183,16 @@ PARTS: dict[str, tuple[Attack, Attack]] = {
     "quick": (GridAttack(valuations=11, shares=1, neighbours=4), GridAttack(over_valuation=False, shares=10)),
 }
 """Misreports of v alone and of ε alone."""
+
+
+OVER_OFFERS: dict[str, tuple[Attack, Attack]] = {
+    "strong": (OverOfferAttack(valuations=0, offers=100), OverOfferAttack()),
+    "quick": (
+        OverOfferAttack(valuations=0, offers=10, refinements=20),
+        OverOfferAttack(valuations=11, offers=5, neighbours=4, refinements=20),
+    ),
+}
+"""Offers of more ε than a client has: with the true v, and with any v."""
 
 
 class Counted(Mechanism):

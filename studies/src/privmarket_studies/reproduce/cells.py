@@ -49,6 +49,8 @@ KINDS: dict[str, Kind] = {
     "training": Kind(f"{_HERE}.short_training:run"),
     "strategic": Kind(f"{_HERE}.strategic:run"),
     "ascent": Kind(f"{_HERE}.deviation_cells:run_ascent"),
+    "over-offer": Kind(f"{_HERE}.deviation_cells:run_over_offer"),
+    "market-regret": Kind(f"{_HERE}.deviation_cells:run_market_regret"),
     "coalition": Kind(f"{_HERE}.deviation_cells:run_coalition"),
     "belief": Kind(f"{_HERE}.belief:run"),
     "belief-training": Kind(f"{_HERE}.belief:run_trained"),
@@ -83,7 +85,8 @@ class Cell:
     def depends_on(self) -> dict[str, object]:
         """What a result is only valid with: the kind's revision and the weights that ship."""
         needs: dict[str, object] = {"revision": kind_of(self.kind).revision}
-        weights = weights_digest(str(self.config.get("mechanism", "")))
+        # An untrained network follows from the recipe that the weights that ship were trained by.
+        weights = weights_digest(str(self.config.get("mechanism", "")).removesuffix(":untrained"))
         return {**needs, "weights": weights} if weights else needs
 
     @property

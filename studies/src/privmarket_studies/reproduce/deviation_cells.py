@@ -7,6 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
+from privmarket.market.attacks import LEVELS
+from privmarket.market.bounds import fluid_bound
 from privmarket.market.collusion import CoalitionAttack
 from privmarket.market.evaluation import gain_shares, judge
 from privmarket.market.scenarios import scenario
@@ -14,7 +16,7 @@ from privmarket.meanfield import Equilibrium
 from privmarket.meanfield.deviation_gain import measure
 from privmarket.plans import TOLERANCE
 from privmarket_studies.nash_gap_study import MEASURES, POPULATIONS, RULES, SALE_CAP, StudySetting, solved_game
-from privmarket_studies.reproduce.attack_strengths import PaperAscent
+from privmarket_studies.reproduce.attack_strengths import OVER_OFFERS, PaperAscent
 from privmarket_studies.reproduce.cells import Config, Result
 from privmarket_studies.reproduce.markets import outside_training, rule_for
 from privmarket_studies.reproduce.regret import PAYMENT_MARKETS
@@ -34,6 +36,55 @@ def run_ascent(config: Config, seed: int, scratch: Path) -> Result:
         found = PaperAscent(start=config["start"])(rule, types[0], budget, rng)
     share = gain_shares(found.gain, paid, budget)
     return {"mean": float(share.mean()), "gainers": float((share > 0).mean())}
+
+
+def run_over_offer(config: Config, seed: int, scratch: Path) -> Result:
+    """One cell about the other direction in ε: offers of more ε than a client has that it can still deliver.
+
+    Config: mechanism, scenario, clients, budget, attack (of `OVER_OFFERS`). The markets are those of RQ1. `alone`
+    means that v stays truthful.
+    """
+    law, clients, budget = scenario(config["scenario"]), config["clients"], float(config["budget"])
+    rng = np.random.default_rng([seed, clients])
+    with outside_training():
+        rule = rule_for(config["mechanism"], law)
+        types = law.sample(rng, clients, (PAYMENT_MARKETS,))
+        paid = judge(types, rule.run(types, budget), budget).mean_payment
+        only_epsilon, joint = OVER_OFFERS[config["attack"]]
+        alone = only_epsilon(rule, types[0], budget, rng)
+        both = joint(rule, types[0], budget, rng).worst_of(alone)
+    found: Result = {"mean_payment": paid}
+    for name, regret in (("alone", alone), ("with_valuation", both)):
+        share = gain_shares(regret.gain, paid, budget)
+        found[f"mean_{name}"] = float(share.mean())
+        found[f"maximum_{name}"] = float(share.max())
+        found[f"gainers_{name}"] = float((share > 0).mean())
+    return found
+
+
+def run_market_regret(config: Config, seed: int, scratch: Path) -> Result:
+    """One cell about one market: what its clients gain, and how much of its budget is spent.
+
+    Config: mechanism, scenario, clients, budget, attack (of `LEVELS`). A seed is a market. Gains of all clients are
+    over the mean payment in this market.
+    """
+    law, clients, budget = scenario(config["scenario"]), config["clients"], float(config["budget"])
+    rng = np.random.default_rng([seed, clients])
+    with outside_training() as said:
+        rule = rule_for(config["mechanism"], law)
+        types = law.sample(rng, clients)
+        merit = judge(types, rule.run(types, budget), budget)
+        found = LEVELS[config["attack"]].joint(rule, types, budget, rng)
+    share = gain_shares(found.gain, merit.mean_payment, budget)
+    return {
+        "mean": float(share.mean()),
+        "maximum": float(share.max()),
+        "gainers": float((share > 0).mean()),
+        "mean_payment": merit.mean_payment,
+        "spend_over_budget": merit.spend / budget,
+        "fluid_ratio": merit.epsilon / fluid_bound(law, clients, budget),
+        "outside_training": said,
+    }
 
 
 def run_coalition(config: Config, seed: int, scratch: Path) -> Result:

@@ -5,11 +5,22 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
+from privmarket.lazy import late
 from privmarket.market.facts import MarketFacts
 from privmarket.market.mechanism import Mechanism
-from privmarket.market.scenarios import Law
+from privmarket.market.scenarios import Law, scenario
 from privmarket.mechanisms import mechanism
+from privmarket.mechanisms.learned.recipes import recipe
+
+if TYPE_CHECKING:
+    from privmarket.mechanisms.learned import trained_weights
+else:
+    trained_weights = late("privmarket.mechanisms.learned.trained_weights")
 
 CLASSICAL = (
     "pac",
@@ -24,13 +35,28 @@ CLASSICAL = (
 LEARNED = ("mfg-menunet", "regretnet", "dm-regretnet", "mfg-regretnet")
 RULES = (*CLASSICAL, *LEARNED)
 LITERAL = ("pac:literal", "vcg:literal", "mfg-pricing:literal", "mfg-regretnet:literal")
-# Rules that no misreport helps against, in v and in ε: what the tests hold them to.
+# `mfg-regretnet` before its first step of training.
+UNTRAINED = "mfg-regretnet:untrained"
+# Rules that no misreport helps against, in v and in withheld ε: what the tests hold them to.
 EXACT = ("pac", "mean-field-menu", "mfg-menunet")
 
 
 def rule_for(name: str, law: Law, **settings: object) -> Mechanism:
     """The rule called `name`, told the market's public law and limit where it wants to know them."""
+    if name == UNTRAINED:
+        return _untrained()
     return mechanism(name, market=MarketFacts.of(law), **settings)
+
+
+@lru_cache(maxsize=1)
+def _untrained() -> Mechanism:
+    """The network of `mfg-regretnet` as its recipe starts it: a ladder of menus built by hand, not trained."""
+    chosen = recipe(UNTRAINED.partition(":")[0])
+    trainer = trained_weights.new_trainer(chosen, [scenario(law) for law in chosen.scenarios])
+    with TemporaryDirectory() as folder:
+        start = Path(folder) / "untrained.safetensors"
+        trained_weights.write_weights(start, trainer, 0.0, {})
+        return trained_weights.mechanism_class(chosen.mechanism)(weights=start)
 
 
 @contextmanager

@@ -8,19 +8,30 @@ from typing import TYPE_CHECKING
 from privmarket.errors import ConfigurationError
 from privmarket.files import write_atomically
 from privmarket.reports.palette import colour, new_figure
+from privmarket_studies.free_baseline import own_records_line
 from privmarket_studies.reproduce.document import Results, Table
-from privmarket_studies.reproduce.markets import RULES
+from privmarket_studies.reproduce.markets import RULES, UNTRAINED
 from privmarket_studies.reproduce.rq4 import ROWS
 from privmarket_studies.reproduce.rq4_runs import Runs
 from privmarket_studies.reproduce.statistics import Measured
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Drawing
 
 NAME = "summary"
 BEGIN, END = "<!-- results: rendered, do not edit -->", "<!-- /results -->"
 _SETTING = {"scenario": "uniform", "clients": 100, "budget": 50}
 _FLOOR = 1e-6
+
+
+# What a misreport gains, by what is misreported: column, kind of cell, its figure.
+_GAINS = (
+    ("of v", "regret", "mean_in_valuation"),
+    ("less ε", "regret", "mean_in_epsilon"),
+    ("v and less ε", "regret", "mean"),
+    ("v and more ε", "over-offer", "mean_with_valuation"),
+)
 
 
 def block(results: Results, folder: str = "") -> str:
@@ -30,49 +41,54 @@ def block(results: Results, folder: str = "") -> str:
     parts = [
         f"![What each rule buys, and what a misreport gains]({folder}{NAME}.png)",
         "*100 clients, budget 50, Uniform law: ε bought over the fluid bound (what one unit price posted to all "
-        "buys among many clients), and the best "
-        f"misreport that thousands of tries per client found ({bought}; misreports: {misreports}; hatched: breaks "
-        "the budget). "
+        "buys among many clients), and the mean gain from the best misreport that thousands of tries per client "
+        f"found, over the mean payment ({bought}; misreports: {misreports}; hatched: breaks the budget). Rules "
+        "that promise anything in ε promise it for offers of less than a client has; offers of more count only "
+        f"where the client can still deliver what is bought ([both directions]({folder}rq1/README.md)). "
         f"[All results]({folder}README.md).*",
         _table(results).markdown().partition("\n\n")[2],
+        "*`:untrained` is the network of `mfg-regretnet` as its training starts, a ladder of menus built by hand. "
+        "The last column is to be read beside what is free: "
+        f"{_first_lower(own_records_line(('mnist',), 'local'))} [How]({folder}free-baseline/README.md).*",
     ]
     return "\n\n".join(parts) + "\n"
 
 
-def _regret(results: Results, rule: str) -> Measured | None:
-    found = results.all("regret", mechanism=rule, **_SETTING)
-    means = [r.result["mean"] for r in found if r.result and r.cell.config["parts"] is not None]
-    return Measured.of(means) if means else None
+def _first_lower(sentence: str) -> str:
+    return sentence[0].lower() + sentence[1:].replace("**", "")
+
+
+def _gain(results: Results, rule: str, kind: str, name: str) -> Measured | None:
+    found = results.all(kind, mechanism=rule, **_SETTING)
+    shown = [r.result for r in found if r.result and r.cell.config.get("parts", "") is not None]
+    return Measured.of(result[name] for result in shown) if shown else None
 
 
 def _table(results: Results) -> Table:
     runs = Runs(results)
     rows = []
-    for rule in RULES:
+    for rule in (*RULES, UNTRAINED):
         ratio = results.measured("fluid_ratio", "efficiency", mechanism=rule, **_SETTING)
         over = results.measured("over_budget", "efficiency", mechanism=rule, **_SETTING)
-        regret = _regret(results, rule)
-        seconds = results.values("seconds", "latency", mechanism=rule, clients=1_000_000)
-        accuracy = runs.measured("accuracy", rule, 0.1)
+        gains = []
+        for _, kind, name in _GAINS:
+            gain = _gain(results, rule, kind, name)
+            gains.append(results.absent(kind, mechanism=rule, **_SETTING) if gain is None else _share(gain))
         cleared = results.absent("efficiency", mechanism=rule, **_SETTING)
-        attacked = results.absent("regret", mechanism=rule, **_SETTING)
-        timed = results.absent("latency", mechanism=rule, clients=1_000_000)
         rows.append(
             [
-                f"`{rule}`",
+                f"`{rule}`" if rule != UNTRAINED else "`:untrained`",
                 cleared if ratio is None else ratio.text(".3f"),
-                attacked if regret is None else ("0" if regret.mean == 0 else regret.text(".2%")),
+                *gains,
                 cleared if over is None else ("never" if over.mean == 0 else f"{over.mean:.0%} of rounds"),
-                f"{min(seconds):.2f} s" if seconds else timed,
-                (runs.absent(rule) if rule in ROWS else "none: overspends")
-                if accuracy is None
-                else f"{100 * accuracy.mean:.1f} ± {100 * accuracy.std:.1f} %",
+                "as trained" if rule == UNTRAINED else _seconds(results, rule),
+                "not run" if rule == UNTRAINED else _accuracy(runs, rule),
             ]
         )
     columns = (
         "rule",
-        "ε bought / limit",
-        "gain from misreports / pay",
+        "ε bought / fluid bound",
+        *(f"gain from misreports: {name}" if place == 0 else name for place, (name, _, _) in enumerate(_GAINS)),
         "over budget",
         "a million bids",
         "MNIST, α = 0.1, record-level DP",
@@ -80,36 +96,66 @@ def _table(results: Results) -> Table:
     return Table(NAME, "summary", columns, rows)
 
 
+def _share(gain: Measured) -> str:
+    if gain.mean == 0:
+        return "0"
+    return "< 0.005%" if gain.mean < 5e-5 else gain.text(".2%" if gain.mean < 0.1 else ".0%")
+
+
+def _seconds(results: Results, rule: str) -> str:
+    seconds = results.values("seconds", "latency", mechanism=rule, clients=1_000_000)
+    absent = results.absent("latency", mechanism=rule, clients=1_000_000)
+    return f"{min(seconds):.2f} s" if seconds else absent
+
+
+def _accuracy(runs: Runs, rule: str) -> str:
+    accuracy = runs.measured("accuracy", rule, 0.1)
+    if accuracy is None:
+        return runs.absent(rule) if rule in ROWS else "none: overspends"
+    return f"{100 * accuracy.mean:.1f} ± {100 * accuracy.std:.1f} %"
+
+
 def draw(results: Results) -> Drawing:
-    """Draws for every rule what it buys beside what a misreport gains."""
-    drawing = new_figure(9.0, 4.6)
-    value, incentive = drawing.subplots(1, 2, sharey=True)
-    found = {r: m for r in RULES if (m := results.measured("fluid_ratio", "efficiency", mechanism=r, **_SETTING))}
+    """Draws for every rule what it buys, beside what misreports of v and of ε gain."""
+    drawing = new_figure(10.5, 4.8)
+    value, of_valuation, of_epsilon = drawing.subplots(1, 3, sharey=True, width_ratios=(1.1, 1, 1))
+    rules = (*RULES, UNTRAINED)
+    found = {r: m for r in rules if (m := results.measured("fluid_ratio", "efficiency", mechanism=r, **_SETTING))}
     shown = sorted(found, key=lambda rule: found[rule].mean)
     for place, rule in enumerate(shown):
         over = results.measured("over_budget", "efficiency", mechanism=rule, **_SETTING)
-        style = {"color": colour(rule), "height": 0.66, "edgecolor": "white"}
         hatch = "///" if over is not None and over.mean > 0 else None
-        value.barh(place, found[rule].mean, hatch=hatch, **style)
+        shade = colour(rule)
+        value.barh(place, found[rule].mean, hatch=hatch, color=shade, height=0.66, edgecolor="white")
         beside = found[rule].mean + 0.015
         clear = 1.015 if 0.9 < beside < 1.015 else beside  # of the dashed line
         value.text(clear, place, f"{found[rule].mean:.3f}", va="center", fontsize=8)
-        regret = _regret(results, rule)
-        if regret is None or regret.mean < _FLOOR:
-            text = "not measured" if regret is None else "none found"
-            incentive.text(_FLOOR * 1.3, place, text, va="center", fontsize=8)
-        else:
-            incentive.barh(place, regret.mean - _FLOOR, left=_FLOOR, hatch=hatch, **style)
-            spread = [[min(regret.std, 0.9 * regret.mean)], [regret.std]]
-            incentive.errorbar(regret.mean, place, xerr=spread, color="#222222", lw=1, capsize=2)
+        _bar(of_valuation, place, 0.66, _gain(results, rule, "regret", "mean_in_valuation"), shade, 1.0)
+        _bar(of_epsilon, place + 0.2, 0.32, _gain(results, rule, "regret", "mean_in_epsilon"), shade, 1.0)
+        _bar(of_epsilon, place - 0.2, 0.32, _gain(results, rule, "over-offer", "mean_alone"), shade, 0.45)
     value.axvline(1.0, color="#555555", ls="--", lw=1)
-    value.set_yticks(range(len(shown)), shown)
-    value.set(xlim=(0, 1.25), xlabel="ε bought / fluid bound (dashed)")
-    incentive.set(xscale="log", xlim=(_FLOOR, 100), xlabel="mean gain from the best misreport / mean pay")
-    for axes in (value, incentive):
+    value.set_yticks(range(len(shown)), [rule.replace("mfg-regretnet:", ":") for rule in shown])
+    value.set(xlim=(0, 1.25))
+    value.set_xlabel("ε bought / fluid bound (dashed)", fontsize=9)
+    of_valuation.set_xlabel("gain from misreports of v / mean pay", fontsize=9)
+    of_epsilon.set_xlabel("gain from offers of less ε / mean pay\n(pale: of more ε than it has)", fontsize=9)
+    for axes in (of_valuation, of_epsilon):
+        axes.set(xscale="log", xlim=(_FLOOR, 100))
+    for axes in (value, of_valuation, of_epsilon):
         axes.grid(axis="x", alpha=0.25)
         axes.set_axisbelow(True)
     return drawing
+
+
+def _bar(axes: Axes, place: float, height: float, gain: Measured | None, shade: str, alpha: float) -> None:
+    """Draws one gain on a logarithmic axis, or says that there is none."""
+    if gain is None or gain.mean < _FLOOR:
+        text = "not measured" if gain is None else "none found"
+        axes.text(_FLOOR * 1.3, place, text, va="center", fontsize=8 if height > 0.5 else 6.5, color="#555555")
+        return
+    axes.barh(place, gain.mean - _FLOOR, left=_FLOOR, color=shade, alpha=alpha, height=height, edgecolor="white")
+    spread = [[min(gain.std, 0.9 * gain.mean)], [gain.std]]
+    axes.errorbar(gain.mean, place, xerr=spread, color="#222222", lw=1, capsize=2)
 
 
 def between_markers(page: str, text: str) -> str:

@@ -23,7 +23,8 @@ _QUANTILES = (1, 5, 25, 50, 75, 95, 99)
 def run(config: Config, seed: int, scratch: Path) -> Result:
     """Config: mechanism, scenario, clients, budget, attack (the strongest level), parts (of `PARTS`, or None).
 
-    Gains are shares of the rule's own mean payment per client in this setting.
+    `markets`, 1 where it is not given, says in how many markets all clients are attacked. Gains are shares of the
+    rule's own mean payment per client in this setting.
     """
     law, clients, budget = scenario(config["scenario"]), config["clients"], float(config["budget"])
     # Seeds draw the same markets for every rule.
@@ -33,11 +34,12 @@ def run(config: Config, seed: int, scratch: Path) -> Result:
         types = law.sample(rng, clients, (PAYMENT_MARKETS,))
         merit = judge(types, rule.run(types, budget), budget)
         paid = merit.mean_payment
-        found, levels = _climb(rule, types[0], budget, paid, config["attack"], rng)
+        attacked = types[0] if config.get("markets", 1) == 1 else types[: config["markets"]]
+        found, levels = _climb(rule, attacked, budget, paid, config["attack"], rng)
         parts = {}
         if config["parts"] is not None:
             for name, attack in zip(("in_valuation", "in_epsilon"), PARTS[config["parts"]], strict=True):
-                tried = attack(rule, types[0], budget, rng)
+                tried = attack(rule, attacked, budget, rng)
                 found = found.worst_of(tried)
                 parts[f"mean_{name}"] = float(gain_shares(tried.gain, paid, budget).mean())
     share = gain_shares(found.gain, paid, budget)
@@ -47,7 +49,7 @@ def run(config: Config, seed: int, scratch: Path) -> Result:
         "maximum": float(share.max()),
         "gainers": float((share > 0).mean()),
         "quantiles": {str(q): float(np.percentile(share, q)) for q in _QUANTILES},
-        "gains": [float(f"{x:.4g}") for x in np.sort(share)],
+        "gains": [float(f"{x:.4g}") for x in np.sort(share, axis=None)],
         "levels": levels,
         "mean_payment": paid,
         "underpaid": merit.underpaid,

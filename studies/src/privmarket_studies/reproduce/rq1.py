@@ -21,8 +21,8 @@ from privmarket_studies.reproduce.document import (
     failure_text,
     prose,
 )
-from privmarket_studies.reproduce.markets import LITERAL, RULES
-from privmarket_studies.reproduce.statistics import Measured, compare
+from privmarket_studies.reproduce.markets import EXACT, LITERAL, RULES, UNTRAINED
+from privmarket_studies.reproduce.statistics import Measured, compare, interval
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,6 +32,10 @@ Setting = tuple[int, str, int]  # clients, law, budget
 LAWS = ("uniform", "bimodal", "lognormal")
 _SLOW = "mfg-regretnet:literal"  # has no quick answer about deviations: a whole auction each
 _STRONGEST = ("csra", "proportional-share", "mean-field-menu", "mfg-regretnet")
+TRAINED = "mfg-regretnet"
+# Markets per seed where one of them has too few clients for a mean.
+_MARKETS = {10: 10}
+_LARGE_MARKETS = 24
 _FLOOR = 1e-6
 NOT_LISTED = "left out"
 
@@ -47,14 +51,37 @@ def cells(scale: Scale) -> list[Cell]:
     """Every rule in every setting; literal forms for Uniform."""
     attack, parts = ("training", "quick") if scale.quick else ("strong", "strong")
     made = [
-        _cell(rule, *setting, attack, parts, seed)
+        _cell(rule, *setting, attack, parts, seed, _markets_of(scale, rule, setting[1]))
         for setting in settings(scale)
-        for rule in (*RULES, *LITERAL)
+        for rule in (*RULES, UNTRAINED, *LITERAL)
         if rule in RULES or (setting[0] == "uniform" and not (rule == _SLOW and setting[1] > 10))
         for seed in _seeds(scale, setting[0])
     ]
     law, clients, budget = settings(scale)[0]
     where = {"scenario": law, "clients": clients, "budget": budget}
+    made += [
+        Cell("over-offer", {"mechanism": rule, **where, "attack": "quick" if scale.quick else "strong"}, seed)
+        for rule in (*RULES, UNTRAINED)
+        for seed in scale.seeds_or(5, 1)
+    ]
+    # What the network buys before and after training; those of the trained one at N = 100 are cells of RQ3, too.
+    made += [
+        Cell("efficiency", {"mechanism": rule, **_where(many, law, money), "markets": scale.pick(1000, 40)}, seed)
+        for law, many, money in settings(scale)
+        if law == "uniform"
+        for rule in (TRAINED, UNTRAINED)
+        for seed in scale.seeds_or(5, 2)
+    ]
+    made += [
+        Cell(
+            "market-regret",
+            {"mechanism": TRAINED, **_where(clients, law, budget), "attack": "quick" if scale.quick else "strong"},
+            seed,
+            cost=clients / 100,
+        )
+        for law, clients, budget in large(scale)
+        for seed in range(scale.pick(_LARGE_MARKETS, 4))
+    ]
     made += [
         Cell("ascent", {"mechanism": rule, **where, "start": "uniform"}, seed, clients / 1000)
         for rule in (*RULES, *LITERAL)
@@ -66,13 +93,27 @@ def cells(scale: Scale) -> list[Cell]:
     return made
 
 
+def large(scale: Scale) -> list[tuple[str, int, int]]:
+    """(law, clients, budget) of the markets that are attacked one by one, as binding and as not binding."""
+    if scale.quick:
+        return [("uniform", 10, 5)]
+    return [("uniform", 1000, 500), ("bimodal", 1000, 500), ("lognormal", 1000, 1000)]
+
+
+def _markets_of(scale: Scale, rule: str, clients: int) -> int:
+    """How many markets each seed attacks; literal forms, which are slow and far from truthful, always one."""
+    return 1 if scale.quick or rule in LITERAL else _MARKETS.get(clients, 1)
+
+
 def _seeds(scale: Scale, law: str) -> range:
     """The seeds of a law: more for Uniform, which the paper's tables are about."""
     return scale.seeds_or(5, 1) if law == "uniform" else scale.seeds_or(3, 1)
 
 
-def _cell(rule: str, law: str, clients: int, budget: int, attack: str, parts: str | None, seed: int) -> Cell:
-    config = {
+def _cell(
+    rule: str, law: str, clients: int, budget: int, attack: str, parts: str | None, seed: int, markets: int = 1
+) -> Cell:
+    config: dict[str, object] = {
         "mechanism": rule,
         "scenario": law,
         "clients": clients,
@@ -80,6 +121,8 @@ def _cell(rule: str, law: str, clients: int, budget: int, attack: str, parts: st
         "attack": attack,
         "parts": parts,
     }
+    if markets > 1:
+        config["markets"] = markets
     return Cell("regret", config, seed, cost=clients / 100 * (4 if attack == "strongest" else 1))
 
 
@@ -105,6 +148,9 @@ def render(results: Results) -> ResultPage:
         Figure("rq1-mean", _MEAN, lambda: _bars(results, main)),
         Figure("rq1-clients", _CLIENTS, lambda: _boxes(results, main)),
         *(_table(results, *setting) for setting in main),
+        *_over_offers(results, main[0]),
+        *_training(results, main),
+        *_market_by_market(results),
         Text("## How the figure grows with the attack"),
         Figure("rq1-strength", _STRENGTH, lambda: _growth(results, main[0])),
         _growth_table(results, main[0]),
@@ -158,7 +204,7 @@ def _seeds_of(results: Results, rule: str, setting: Setting) -> dict[int, float]
 def _table(results: Results, clients: int, law: str, budget: int) -> Table:
     rows = []
     setting = (clients, law, budget)
-    for rule in (*RULES, *LITERAL):
+    for rule in (*RULES, UNTRAINED, *LITERAL):
         mean = _main(results, "mean", rule, setting)
         if mean is None:
             reason = results.absent("regret", mechanism=rule, **_where(*setting))
@@ -170,16 +216,139 @@ def _table(results: Results, clients: int, law: str, budget: int) -> Table:
         counts = [_main(results, name, rule, setting) for name in ("gainers", "underpaid")]
         shares = [NOT_COMPUTED if m is None else m.text(".1%") for m in counts]
         rows.append([rule, *texts, *shares])
-    shown = ("mean gain", "misreports of v alone", "of ε alone", "largest gain")
+    shown = ("mean gain", "misreports of v alone", "of ε alone (withheld)", "largest gain")
     columns = ("mechanism", *shown, "clients that gain", "underpaid")
     attack = _attack(results, setting)
     seeds = results.over_seeds("regret", **_where(*setting), attack=attack)
+    markets = _markets(results, setting)
+    each = "" if markets == 1 else f" of {markets} markets each (literal forms: one)"
     return Table(
         f"rq1-{law}-n{clients}",
-        f"{law}, N = {clients}, B = {budget}; shares of the mean payment, {seeds}{_weaker(results, setting)}",
+        f"{law}, N = {clients}, B = {budget}; shares of the mean payment, {seeds}{each}{_weaker(results, setting)}",
         columns,
         rows,
     )
+
+
+def _markets(results: Results, setting: Setting) -> int:
+    """How many markets of a setting each seed attacks."""
+    found = results.all("regret", **_where(*setting))
+    return max((int(r.cell.config.get("markets", 1)) for r in found), default=1)
+
+
+def _over_offers(results: Results, setting: Setting) -> list[Block]:
+    """Both directions in ε side by side: less than a client has, which is promised, and more, which is not."""
+    rows = []
+    for rule in (*RULES, UNTRAINED):
+        found = {
+            name: results.measured(name, "over-offer", mechanism=rule, **_where(*setting))
+            for name in ("mean_alone", "mean_with_valuation", "maximum_with_valuation")
+        }
+        gainers = results.measured("gainers_with_valuation", "over-offer", mechanism=rule, **_where(*setting))
+        if gainers is None:
+            reason = results.absent("over-offer", mechanism=rule, **_where(*setting))
+            if reason != NOT_COMPUTED:
+                rows.append([rule, *[reason] * 6])
+            continue
+        rows.append(
+            [
+                rule,
+                *(_share(_main(results, name, rule, setting)) for name in ("mean_in_epsilon", "mean")),
+                *(_share(value) for value in found.values()),
+                gainers.text(".1%"),
+            ]
+        )
+    if not rows:
+        return []
+    clients, law, budget = setting
+    seeds = results.over_seeds("over-offer", **_where(*setting))
+    columns = (
+        "mechanism",
+        "less ε alone",
+        "v and less ε",
+        "more ε alone",
+        "v and more ε",
+        "largest gain with more ε",
+        "clients that gain with more ε",
+    )
+    caption = f"{law}, N = {clients}, B = {budget}: both directions in ε, shares of the mean payment, {seeds}"
+    return [prose("rq1-over-offers"), Table("rq1-over-offers", caption, columns, rows)]
+
+
+def _training(results: Results, main: list[Setting]) -> list[Block]:
+    """The network before and after its training, in every setting in which both were attacked."""
+    rows = []
+    for setting in main:
+        for rule in (UNTRAINED, TRAINED):
+            mean = _main(results, "mean", rule, setting)
+            if mean is None or _main(results, "mean", UNTRAINED, setting) is None:
+                continue
+            bought = results.measured("fluid_ratio", "efficiency", mechanism=rule, **_where(*setting))
+            more = results.measured("mean_with_valuation", "over-offer", mechanism=rule, **_where(*setting))
+            clients, law, budget = setting
+            rows.append(
+                [
+                    f"{law}, N = {clients}, B = {budget}",
+                    "after training" if rule == TRAINED else "before",
+                    NOT_COMPUTED if bought is None else bought.text(".3f"),
+                    _share(mean),
+                    "not tried" if more is None else _share(more),
+                ]
+            )
+    if not rows:
+        return []
+    columns = ("market", "network", "ε bought / fluid bound", "v and less ε", "v and more ε")
+    caption = f"{TRAINED} before and after its training; gains over the mean payment, mean ± std over seeds"
+    return [prose("rq1-training"), Table("rq1-training", caption, columns, rows)]
+
+
+def binds(spend_over_budget: float) -> bool:
+    """Whether a market spends its budget, but for a ten-thousandth that single precision may lose."""
+    return spend_over_budget > 1 - 1e-4
+
+
+def _market_by_market(results: Results) -> list[Block]:
+    """Markets attacked one by one, those in which the budget binds apart from the others."""
+    found = results.all("market-regret")
+    rows = []
+    kinds = {(r.cell.config["clients"], r.cell.config["scenario"], r.cell.config["budget"]) for r in found}
+    for clients, law, budget in sorted(kinds, key=lambda s: (s[0], LAWS.index(s[1]))):
+        mine = [r.result for r in found if r.cell.config["scenario"] == law and r.cell.config["clients"] == clients]
+        markets = [result for result in mine if result is not None]
+        binding = [m["mean"] for m in markets if binds(m["spend_over_budget"])]
+        others = [m["mean"] for m in markets if not binds(m["spend_over_budget"])]
+        every = [m["mean"] for m in markets]
+        rows.append(
+            [
+                f"{law}, N = {clients:,}, B = {budget:,}",
+                *(_with_interval(means) for means in (every, binding, others)),
+                f"{min(every):.3%} to {max(every):.3%}",
+                f"{max(m['maximum'] for m in markets):.1%}",
+            ]
+        )
+    if not rows:
+        return []
+    columns = (
+        "markets",
+        "all: mean gain [95 %]",
+        "the budget binds",
+        "it does not bind",
+        "range over markets",
+        "largest gain of a client",
+    )
+    attacks = ", ".join(sorted({f"`{r.cell.config['attack']}`" for r in found}))
+    caption = f"{TRAINED}, all clients of every market, {attacks} attack alone, shares of the mean payment"
+    return [prose("rq1-markets"), Table("rq1-markets", caption, columns, rows)]
+
+
+def _with_interval(means: list[float]) -> str:
+    """The mean over markets, its interval, and how many markets there are."""
+    count = f"{len(means)} market{'' if len(means) == 1 else 's'}"
+    if len(means) < 2:
+        return f"{means[0]:.3%} ({count})" if means else "no such market"
+    measured = Measured.of(means)
+    low, high = interval(measured)
+    return f"{measured.mean:.3%} [{low:.3%}, {high:.3%}] ({count})"
 
 
 def _weaker(results: Results, setting: Setting) -> str:
@@ -262,6 +431,7 @@ def _learned(results: Results, setting: Setting) -> Text:
         budget=budget,
         exact=_names([rule for rule, m in means.items() if m.mean == 0]),
         only_epsilon=_names(only_epsilon),
+        over_offers=_over_offer_words(results, setting),
         net=_share(net),
         trained="; ".join(others),
         growth=_growth_words(_growth_rows(results, setting).get("mfg-regretnet", {})),
@@ -269,6 +439,17 @@ def _learned(results: Results, setting: Setting) -> Text:
         if (even := results.measured("mean", "ascent", mechanism="mfg-regretnet", **_where(*setting))) is None
         else _share(even),
     )
+
+
+def _over_offer_words(results: Results, setting: Setting) -> str:
+    """The rules that promise something in ε, exactly or nearly, and what the other direction gains against each."""
+    said = []
+    for rule in (*EXACT, TRAINED):
+        more = results.measured("mean_with_valuation", "over-offer", mechanism=rule, **_where(*setting))
+        less = _main(results, "mean", rule, setting)
+        if more is not None and less is not None and more.mean > 0:
+            said.append(f"{_share(more)} against `{rule}`, where the promised direction gives {_share(less)}")
+    return "; ".join(said)
 
 
 def _growth_words(levels: dict[str, tuple[float, Measured]]) -> dict[str, str] | None:

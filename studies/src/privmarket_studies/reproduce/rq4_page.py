@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from privmarket_studies.free_baseline import own_records_line
 from privmarket_studies.reproduce import rq4_figures
 from privmarket_studies.reproduce.document import (
     NOT_COMPUTED,
@@ -20,6 +21,7 @@ from privmarket_studies.reproduce.rq4_runs import Runs, partition_name
 from privmarket_studies.reproduce.statistics import Measured, PairedComparison, compare
 
 TITLE = "RQ4: how good a model does the market buy?"
+_SETS = ("mnist", "fashion-mnist", "cifar10")
 _PAPER_ROWS = {"vcg": "k-plus-one-price", "mfg-pricing": "mfg-pricing:literal"}
 
 
@@ -30,6 +32,7 @@ def render(results: Results) -> ResultPage:
         return ResultPage("rq4", TITLE, [Text("Nothing was computed."), *failure_text(results)])
     blocks: list[Block] = [
         prose("rq4-set-up", main=runs.main, seeds=runs.seeds, others=runs.others),
+        Text(f"{own_records_line(_SETS, 'local')} ([How](../free-baseline/README.md).)"),
         Figure("rq4-curves", _CURVES, lambda: rq4_figures.curves(runs)),
         _final_table(runs),
         *_same_runs(runs),

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Unpack
 
 from privmarket.reports.palette import line_look, new_figure
+from privmarket_studies.free_baseline import own_records_line
 from privmarket_studies.reproduce import models_section
 from privmarket_studies.reproduce import variations as runs
 from privmarket_studies.reproduce.cells import Cell, Scale
@@ -35,6 +36,7 @@ def render(results: Results) -> ResultPage:
     found = _Found(results)
     blocks: list[Block] = [
         prose("variations-set-up"),
+        Text(f"{own_records_line(('mnist', 'cifar10'), 'local')} ([How](../free-baseline/README.md).)"),
         Text("## The price of truthfulness, under both trusts"),
         Figure("variations-trust", _TRUST, lambda: _draw(found)),
         _trust_table(found),
