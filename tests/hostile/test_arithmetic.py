@@ -12,15 +12,25 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
-from privmarket.federated.gradients import Batch, clipped_sums, group_factors, tiled
-from privmarket.federated.layers import Flatten, Linear, Summation, row_energy
-from privmarket.federated.local import ClientRecords, LocalPlan, NoisySum, by_person, private_updates
-from privmarket.federated.models import Model, mlp
 from privmarket.privacy import tables
 from privmarket.privacy.calibration import noise_multiplier
 from privmarket.privacy.noise import NoiseSource
 from privmarket.privacy.release import ReleaseGrid, double_sum_inflation, sum_inflation
+from privmarket.training import (
+    ClientRecords,
+    LocalPlan,
+    NoisySum,
+    PrivateModel,
+    Sample,
+    by_person,
+    clipped_sums,
+    mlp,
+    private_updates,
+)
+from privmarket.training import _engine as engine
+from privmarket.training._arithmetic import Summation, add_product, group_factors, row_energy, tiled
 from tests.hostile import naive
 
 TRIALS = 60
@@ -35,7 +45,7 @@ def right_guesses(release, guess):
 
 def linear_model(inputs, classes):
     """A model without more than one linear layer, and how its flat weights are made of a matrix (no bias used)."""
-    return Model("linear", (Flatten(), Linear(inputs, classes)))
+    return PrivateModel(nn.Sequential(nn.Flatten(), nn.Linear(inputs, classes)))
 
 
 # 1. Large weights swallow the noise.
@@ -70,7 +80,7 @@ def test_large_weights_do_not_swallow_the_noise():
         model = linear_model(3, 2)
         flat = torch.cat([weights.flatten(), torch.zeros(2)])
         records = ClientRecords(inputs.clone()[:, None, None, :], labels, [1001])
-        records.images[1000] *= member  # blanked, not removed: the number of records is public
+        records.inputs[1000] *= member  # blanked, not removed: the number of records is public
         plan = LocalPlan(steps=2, clip_norm=1.0, learning_rate=rate)
         return private_updates(model, flat, records, plan, [sigma], [NoiseSource.from_seed(seed)])[0, 1]
 
@@ -154,12 +164,11 @@ def crossing(rows):
 
 def product_sum(contributions):
     """The same contributions through the product's sums: a linear layer with one input and one output."""
-    layer, rows = Linear(1, 1), len(contributions)
-    totals = torch.zeros(2, dtype=torch.float64)
-    targets = Model("one", (layer,)).parts(totals[None])
-    factors = torch.from_numpy(contributions)[:, None], torch.ones(rows, 1)
-    layer.add_sums(targets[0], factors, torch.ones(rows), [rows], [Summation.BLOCKS])
-    return float(totals[0])
+    total = torch.zeros(1, 1, dtype=torch.float64)
+    add_product(
+        total, torch.from_numpy(contributions)[:, None], torch.ones(len(contributions), 1), Summation.BLOCKS
+    )
+    return float(total)
 
 
 @pytest.mark.parametrize("rows", [50_000, 200_000])
@@ -176,10 +185,11 @@ def test_a_million_records_stay_within_the_stated_bound():
     rows, clip = 1_000_000, 1.0
     inputs, labels = torch.rand(rows, 4, generator=torch.Generator().manual_seed(0)), torch.zeros(rows).long()
     model = linear_model(4, 2)
-    parts, present = model.parts(torch.zeros(1, model.parameters)), torch.ones(rows, dtype=torch.bool)
-    whole = clipped_sums(model, parts, Batch(inputs[:, None, None, :], labels, [rows]), clip)
+    weights, present = torch.zeros(1, model.parameters), torch.ones(rows, dtype=torch.bool)
+    records = ClientRecords(inputs[:, None, None, :], labels, [rows])
+    whole = clipped_sums(model, weights, records, clip).values
     present[777_777] = False
-    less = clipped_sums(model, parts, Batch(inputs[:, None, None, :], labels, [rows], present), clip)
+    less = clipped_sums(model, weights, records, clip, present=present).values
     assert 0 < float((whole - less).norm()) <= (1 + sum_inflation(rows)) * clip
 
 
@@ -196,7 +206,7 @@ def test_norms_are_not_underestimated():
 
 def test_a_record_with_nan_is_not_seen():
     """One record that overflows made the whole update NaN: the server reads membership off it."""
-    model = mlp((1, 3, 3), 2, hidden=(4,))
+    model = PrivateModel(mlp((1, 3, 3), 2, hidden=(4,)))
     torch.manual_seed(0)
     images, labels = torch.randn(21, 1, 3, 3), torch.randint(0, 2, (21,))
     weights = model.initial_weights(np.random.default_rng(0))
@@ -228,14 +238,14 @@ def test_a_record_with_nan_is_not_seen():
 @pytest.mark.parametrize("steps", [1, 3])
 def test_weights_that_overflow_tell_nothing(steps):
     """Infinite and huge weights from the server: records that overflow count as zero, noise is still added."""
-    model = mlp((1, 3, 3), 2, hidden=(4,))
+    model = PrivateModel(mlp((1, 3, 3), 2, hidden=(4,)))
     torch.manual_seed(0)  # other records that do not overflow may move the deviation by more than a tenth
     images, labels = torch.randn(30, 1, 3, 3), torch.randint(0, 2, (30,))
     for bad in (3e38, float("inf"), float("nan")):
         weights = torch.full((model.parameters,), bad)
         records = ClientRecords(images, labels, [30])
         plan = LocalPlan(steps, 1.0)
-        sums = clipped_sums(model, model.parts(weights[None]), Batch(images, labels, [30]), 1.0)
+        sums = clipped_sums(model, weights[None], records, 1.0).values
         assert torch.isfinite(sums).all()
         assert float(sums.norm()) <= 30
         update = private_updates(model, weights, records, plan, [2.0], [NoiseSource.from_seed(0)])
@@ -290,7 +300,7 @@ def at_the_kink(rows, width=10):
     where the row stands among the rows of a product. Even and odd records have different labels.
     """
     generator = torch.Generator().manual_seed(3)
-    model = mlp((1, 28, 28), 2, hidden=(width,))
+    model = PrivateModel(mlp((1, 28, 28), 2, hidden=(width,)))
     record = torch.randn(784, generator=generator)
     matrix = torch.randn(784, width, generator=generator)
     rows_of_tile, bias = record.repeat(16, 1), torch.zeros(width)
@@ -309,21 +319,22 @@ def at_the_kink(rows, width=10):
     return model, weights, images, torch.arange(rows) % 2
 
 
-def one_after_the_other(drawn):
+def one_after_the_other(drawn, tile):
     """How samples were laid out before: a record's place is how many were drawn before it."""
-    return np.concatenate([drawn, np.zeros(-drawn.size % 16, dtype=np.int64)]), np.arange(drawn.size)
+    return np.concatenate([drawn, np.zeros(-drawn.size % tile, dtype=np.int64)]), np.arange(drawn.size)
 
 
+@pytest.mark.parametrize("small", [0, 1000])  # tiles of 16 and of 8 rows
 @pytest.mark.parametrize("layout", [one_after_the_other, tiled])
-def test_a_drawn_record_does_not_move_the_others(layout):
+def test_a_drawn_record_does_not_move_the_others(layout, small, monkeypatch):
     """Record 0 is drawn, or not: all others shift by one place, and with them what their ReLUs do."""
     model, weights, images, labels = at_the_kink(101)
-    parts, clip = model.parts(weights[None]), 1.0
+    clip, records = 1.0, ClientRecords(images, labels, [101])
+    monkeypatch.setattr(engine, "tiled", layout)
+    monkeypatch.setattr(engine, "_SMALL_SAMPLE", small)
 
     def total(drawn):
-        rows, places = layout(drawn)
-        batch = Batch(images[rows], labels[rows], [rows.size], places=torch.from_numpy(places), drawn=[drawn.size])
-        return clipped_sums(model, parts, batch, clip)
+        return clipped_sums(model, weights[None], records, clip, sample=Sample(0.99, [drawn])).values
 
     moved = float((total(np.arange(101)) - total(np.arange(1, 101))).norm())
     if layout is tiled:
@@ -332,19 +343,19 @@ def test_a_drawn_record_does_not_move_the_others(layout):
         assert moved > 5 * clip
 
 
-def test_a_records_gradient_is_the_same_whoever_else_is_drawn():
+@pytest.mark.parametrize("small", [0, 1000])
+def test_a_records_gradient_is_the_same_whoever_else_is_drawn(small, monkeypatch):
     torch.manual_seed(0)
-    model, inputs = mlp((1, 28, 28), 10, hidden=(64, 10)), torch.randn(40, 1, 28, 28)
-    parts = model.parts(model.initial_weights(np.random.default_rng(0))[None])
-    labels = torch.zeros(40, dtype=torch.int64)
+    model, inputs = PrivateModel(mlp((1, 28, 28), 10, hidden=(64, 10))), torch.randn(40, 1, 28, 28)
+    weights = model.initial_weights(np.random.default_rng(0))[None]
+    records = ClientRecords(inputs, torch.zeros(40, dtype=torch.int64), [40])
+    alone = torch.arange(40) == 7
+    monkeypatch.setattr(engine, "_SMALL_SAMPLE", small)
 
     def contribution(drawn):
         """What record 7 alone adds in a sample."""
-        rows, places = tiled(np.array(drawn))
-        place = torch.from_numpy(places[np.array(drawn) == 7])
-        return clipped_sums(
-            model, parts, Batch(inputs[rows], labels[rows], [rows.size], places=place, drawn=[1]), 1.0
-        )
+        sample = Sample(0.5, [np.array(drawn)])
+        return clipped_sums(model, weights, records, 1.0, sample=sample, present=alone).values
 
     by_itself = contribution([7])
     for others in ([3, 7], [3, 7, 12, 39], [7, *range(8, 30)], [*range(8), 23]):
@@ -362,9 +373,10 @@ def test_a_person_with_five_records_counts_as_one_unit_if_that_is_promised(unit,
     blanked = images.clone()
     blanked[10:15] = float("nan")  # contributes nothing
     persons = torch.arange(rows) // 5 if unit == "person" else None
-    parts = model.parts(torch.zeros(1, model.parameters))
+    weights = torch.zeros(1, model.parameters)
     whole, less = (
-        clipped_sums(model, parts, Batch(x, labels, [rows], persons=persons), 1.0) for x in (images, blanked)
+        clipped_sums(model, weights, ClientRecords(x, labels, [rows], persons), 1.0).values
+        for x in (images, blanked)
     )
     moved = float((whole.double() - less.double()).norm())
     assert moved == pytest.approx(most, rel=0.01)
@@ -375,11 +387,10 @@ def test_a_person_of_one_client_is_not_clipped_with_one_of_another():
     """Two clients number their people from 0; records that cancel each other make one long sum a short one."""
     model, images = linear_model(3, 2), torch.full((2, 1, 1, 3), 50.0)
     records = ClientRecords(images, torch.tensor([0, 1]), [1, 1], torch.tensor([0, 0]))
-    parts = model.parts(torch.zeros(1, model.parameters))
-    together = clipped_sums(model, parts, Batch(images, records.labels, [1, 1], persons=records.persons), 1.0)
+    weights = torch.zeros(1, model.parameters)
+    together = clipped_sums(model, weights, records, 1.0).values
     assert float(together.norm(dim=1).min()) > 50
-    mine = by_person(records)
-    apart = clipped_sums(model, parts, Batch(mine.images, mine.labels, [1, 1], persons=mine.persons), 1.0)
+    apart = clipped_sums(model, weights, by_person(records), 1.0).values
     assert float(apart.norm(dim=1).max()) <= 1.0
 
 

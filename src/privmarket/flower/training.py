@@ -1,45 +1,43 @@
-"""Private training of any `torch.nn.Module` that can be trained record by record.
+"""Private training of any `torch.nn.Module` that can be trained record by record, for the sales of one client.
 
-Stacks of layers that we know take the fast path of `federated.local`; every other module gets its per-example
-gradients from Opacus, record by record clipped. Both release the same thing through `privacy.release`: global minus
-local weights after noisy steps on clipped sums, divided by a public number.
+What leaves is what `privmarket.training` releases: global minus local weights after noisy steps on clipped sums,
+divided by a public number, or a share of a secure sum.
 
 Implements: DP-SGD of [Abadi2016].
 """
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from privmarket.errors import PrivacyError
-from privmarket.federated.gradients import conventional_products
-from privmarket.federated.local import (
-    ClientRecords,
-    LocalPlan,
-    NoisySum,
-    by_person,
-    drawn_rows,
-    private_shares,
-    private_updates,
-)
-from privmarket.federated.model_check import require_per_record
-from privmarket.federated.record_gradients import Column, Loss, clipped_sum
 from privmarket.federated.workers import one_thread
 from privmarket.flower import wire
-from privmarket.flower.known_layers import fast_model
 from privmarket.flower.node_seller import Job
-from privmarket.flower.training_checks import job_plan, require_trainable
+from privmarket.flower.training_checks import client_records, job_plan, require_trainable
 from privmarket.flower.wire import Arrays
 from privmarket.privacy.noise import NoiseSource
 from privmarket.privacy.release import ReleaseGrid
+from privmarket.training import (
+    ClientRecords,
+    Column,
+    Loss,
+    PrivateModel,
+    cross_entropy,
+    private_shares,
+    private_updates,
+    require_per_record,
+)
 
 if TYPE_CHECKING:
     from flwr.app import Context, Message
+
+_LOG = logging.getLogger(__name__)  # the client's own
 
 
 def trainable_arrays(module: nn.Module) -> Arrays:
@@ -77,24 +75,16 @@ def private_module_update(
         loss: (outputs, labels) ↦ one loss per record; cross-entropy unless given.
         persons: whose record each is, whole numbers ≥ 0; needed where the job's unit is a person.
     """
-    x, y = torch.as_tensor(inputs), torch.as_tensor(labels)
-    if x.shape[0] != y.shape[0]:
-        raise PrivacyError(f"{x.shape[0]} inputs and {y.shape[0]} labels", "give one label per record")
-    plan = job_plan(job)
     require_per_record(module)
-    whose = None if persons is None else torch.as_tensor(persons)
-    records = ClientRecords(x, y, [x.shape[0]], whose)
-    if plan.unit == "person":
-        records = by_person(records)
-    with one_thread(), conventional_products():
-        fast = fast_model(module) if loss is None and y.dtype == torch.int64 else None
-        if fast is not None:
-            flat, records = fast.pack(weights), fast.usable(records)
-            return fast.unpack(
-                private_updates(fast.model, flat, records, plan, [job.noise_multiplier], [job.noise])[0]
-            )
-        load_arrays(module, weights)
-        return _general_update(module, records, plan, job, loss or cross_entropy)
+    records = client_records(module, inputs, labels, persons)
+    model = PrivateModel(module, loss)
+    flat = model.flat(weights)
+    model.load(flat)
+    plan = job_plan(job)
+    _note_labels(model, flat, records)
+    with one_thread():
+        update = private_updates(model, flat, records, plan, [job.noise_multiplier], [job.noise])[0]
+    return model.arrays(update)
 
 
 def train_privately(
@@ -144,67 +134,29 @@ def private_module_share(
 
     Args:
         module, weights, inputs, labels, loss, persons: as for `private_module_update`.
-        grid: this client's grid in the sum, see `federated.shares`.
+        grid: this client's grid in the sum, see `secagg.SharedSum`.
     """
-    x, y = torch.as_tensor(inputs), torch.as_tensor(labels)
-    plan = job_plan(job)
     require_per_record(module)
-    whose = None if persons is None else torch.as_tensor(persons)
-    records = ClientRecords(x, y, [x.shape[0]], whose)
-    with one_thread(), conventional_products():
-        fast = fast_model(module) if loss is None and y.dtype == torch.int64 else None
-        if fast is not None:
-            flat, records = fast.pack(weights), fast.usable(records)
-            integers = private_shares(fast.model, flat, records, plan, [grid], [job.noise])[0]
-            return fast.unpack(torch.from_numpy(integers))
-        load_arrays(module, weights)
-        if plan.unit == "person":
-            records = by_person(records)
-        for part in module.modules():
-            if any(p.requires_grad for p in part.parameters(recurse=False)):
-                part.training = True
-        total = _step_sum(module, records, plan, job, loss or cross_entropy)
-        integers = grid.noisy_integers(total.numpy(), job.noise)
-        moving = {name: p for name, p in module.named_parameters() if p.requires_grad}
-        return _named(torch.from_numpy(integers), moving)
+    records = client_records(module, inputs, labels, persons)
+    model = PrivateModel(module, loss)
+    flat = model.flat(weights)
+    model.load(flat)
+    _note_labels(model, flat, records)
+    with one_thread():
+        integers = private_shares(model, flat, records, job_plan(job), [grid], [job.noise])[0]
+    return model.arrays(torch.from_numpy(integers))
 
 
-def _step_sum(module: nn.Module, records: ClientRecords, plan: LocalPlan, job: Job, loss: Loss) -> Tensor:
-    """One step's clipped sum over all records or a Poisson sample of the units: private until noise is added."""
-    persons, drawn = records.persons if plan.unit == "person" else None, None
-    if plan.sampling_rate < 1.0:
-        drawn = drawn_rows(job.noise, plan.sampling_rate, records.labels.shape[0], persons)
-    # Masks of dropout are new in every step; which one a record gets does not depend on the others.
-    seed = int.from_bytes(job.noise.more_bytes(4).tobytes(), "little")
-    images, labels = records.images, records.labels
-    return clipped_sum(module, images, labels, plan.clip_norm, loss, persons, drawn=drawn, mask_seed=seed)
-
-
-def _general_update(module: nn.Module, records: ClientRecords, plan: LocalPlan, job: Job, loss: Loss) -> Arrays:
-    """Trains with per-record gradients from Opacus's hooks and returns global minus local weights."""
-    rate = plan.learning_rate / plan.expected_batch
-    before = trainable_arrays(module)
-    moving = {name: p for name, p in module.named_parameters() if p.requires_grad}
-    flat = torch.from_numpy(np.concatenate([array.ravel() for array in before.values()]))
-    noisy = NoisySum.of(job.noise_multiplier, job.noise, plan, records.labels.shape[0], flat.shape[0])
-    for part in module.modules():
-        # Layers that are trained must be in training mode for Opacus; others stay as their owner set them.
-        if any(p.requires_grad for p in part.parameters(recurse=False)):
-            part.training = True
-    for _ in range(plan.steps):
-        total = _step_sum(module, records, plan, job, loss)
-        noisy.write(flat, total, -rate)
-        load_arrays(module, _named(flat, moving))
-    after = _named(flat, moving)
-    return {name: before[name] - after[name] for name in before}
-
-
-def _named(flat: Tensor, parameters: dict[str, nn.Parameter]) -> Arrays:
-    """The flat vector as the named arrays of the parameters, views of it."""
-    parts = torch.split(flat, [p.numel() for p in parameters.values()])
-    return {name: part.view(p.shape).numpy() for part, (name, p) in zip(parts, parameters.items(), strict=True)}
-
-
-def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
-    """The cross-entropy of each record, (records,): the loss where no other is given."""
-    return F.cross_entropy(outputs, labels, reduction="none")
+def _note_labels(model: PrivateModel, flat: Tensor, records: ClientRecords) -> None:
+    """Tells the client's own log how many labels name no class; such records add nothing."""
+    if model.loss is not cross_entropy or records.labels.dtype.is_floating_point:
+        return
+    try:
+        outputs = model.outputs(flat, torch.zeros_like(records.inputs[:1]))
+    except Exception:  # the module is the user's code and may raise anything
+        return
+    if outputs.ndim < 2:
+        return
+    wrong = int(((records.labels < 0) | (records.labels >= outputs.shape[1])).sum())
+    if wrong:
+        _LOG.warning("%d records whose labels name no class add nothing", wrong)

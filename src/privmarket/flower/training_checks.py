@@ -6,14 +6,20 @@ import torch
 from torch import nn
 
 from privmarket.errors import PrivacyError
-from privmarket.federated import model_check
-from privmarket.federated.local import ClientRecords, LocalPlan, NoisySum, by_person
-from privmarket.federated.model_check import require_per_record, row_findings
-from privmarket.federated.record_gradients import Column, Loss
 from privmarket.federated.workers import one_thread
-from privmarket.flower.known_layers import fast_model
 from privmarket.flower.node_seller import Job
 from privmarket.flower.wire import Arrays
+from privmarket.training import (
+    ClientRecords,
+    Column,
+    LocalPlan,
+    Loss,
+    NoisySum,
+    by_person,
+    require_per_record,
+    row_findings,
+    usable_inputs,
+)
 
 
 def job_plan(job: Job) -> LocalPlan:
@@ -29,37 +35,38 @@ def job_plan(job: Job) -> LocalPlan:
     )
 
 
-def require_supported(module: nn.Module) -> None:
-    """Refuses a module that mixes records, before anyone has records: a server does so before the first bid.
-
-    Stacks of layers that we know are not tried, so that Opacus, which takes seconds to import, is not needed.
+def client_records(
+    module: nn.Module, inputs: Column, labels: Column, persons: Column | None = None
+) -> ClientRecords:
+    """A client's records as the module takes them.
 
     Raises:
-        ModelError: with the layer's name, and what to put there instead.
+        PrivacyError: there are more or fewer labels than inputs.
     """
-    if fast_model(module) is None:
-        model_check.require_supported(module)
+    x = usable_inputs(module, inputs)
+    y = torch.as_tensor(labels)
+    if x.shape[0] != y.shape[0]:
+        raise PrivacyError(f"{x.shape[0]} inputs and {y.shape[0]} labels", "give one label per record")
+    return ClientRecords(x, y, [x.shape[0]], None if persons is None else torch.as_tensor(persons))
 
 
 def require_trainable(
     module: nn.Module, inputs: Column, labels: Column, loss: Loss | None, weights: Arrays, *, quick: bool = False
 ) -> None:
-    """Refuses a module that mixes records, with these weights or others; see `federated.model_check`.
+    """Refuses a module that mixes records, with these weights or others; see `training.require_per_record`.
 
-    Stacks of layers that we know need no trial: they have no forward pass of their own. `quick` tries only the
-    weights that were sent.
+    `quick` tries only the weights that were sent.
 
     Raises:
         ModelError: with the layer's name, and what to put there instead.
     """
-    if loss is None and fast_model(module) is not None:
-        return
+    x = usable_inputs(module, inputs)
     with one_thread():
         if quick:
-            found = row_findings(module, inputs, labels, loss=loss, weights=weights, random_weights=False)
+            found = row_findings(module, x, labels, loss=loss, weights=weights, random_weights=False)
             if not found:
                 return
-        require_per_record(module, inputs, labels, loss=loss, weights=weights)
+        require_per_record(module, x, labels, loss=loss, weights=weights)
 
 
 def require_records(inputs: Column, labels: Column, persons: Column | None, job: Job, loss: Loss | None) -> None:

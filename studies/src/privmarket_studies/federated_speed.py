@@ -5,6 +5,11 @@ records, one pass (19 steps), clipping to 1, noise multiplier 1. Everything comp
 time is what counts. The contenders take turns, so that a busy machine slows all of them alike; the median turn of
 each counts, and how far separate runs in fresh processes lie apart is stated. With a checkout of an older tree its
 rounds take turns with ours, of one full-batch step and of several sampled ones.
+
+Beside that, one full-batch step of each client, exact sums and noise included, over a plain backward pass on the
+same rows and beside Opacus' ghost clipping: the same MLP, a CNN of two convolutions on images of 32 × 32 × 3, and
+a transformer block of width 64 on 32 tokens. There the best turn of each contender counts, and of several lengths
+of the plain pass the fastest.
 """
 
 from __future__ import annotations
@@ -16,17 +21,17 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 import privmarket
-from privmarket.federated.local import SMALL_BATCH_CHUNK, ClientRecords, LocalPlan, plain_updates, private_updates
-from privmarket.federated.models import Model, mlp
 from privmarket.federated.workers import one_thread
 from privmarket.lazy import late
 from privmarket.privacy import integer_noise
@@ -34,6 +39,17 @@ from privmarket.privacy.accountant import RdpAccountant
 from privmarket.privacy.events import PrivacyEvent
 from privmarket.privacy.noise import NoiseSource
 from privmarket.privacy.release import ReleaseGrid
+from privmarket.training import (
+    FULL_BATCH_CHUNK,
+    SMALL_BATCH_CHUNK,
+    ClientRecords,
+    LocalPlan,
+    PrivateModel,
+    build_model,
+    build_network,
+    plain_updates,
+    private_updates,
+)
 
 # Opacus may be missing; its rows are left out then.
 grad_sample, optimizers = late("opacus.grad_sample"), late("opacus.optimizers")
@@ -43,6 +59,9 @@ ghost_loss = late("opacus.utils.fast_gradient_clipping_utils")
 
 _BATCH, _CLIP, _NOISE, _RATE = 32, 1.0, 1.0, 0.1
 _SHAPE = (1, 28, 28)
+# Networks of the full-batch steps, and the shapes of their records.
+STEPS = {"mlp": (1, 28, 28), "cnn": (3, 32, 32), "transformer": (32, 64)}
+_PASSES = (120, 600, 2000)
 # The rounds that are timed against an older tree, see `federated_speed_worker`.
 ROUNDS = ("one step", "several steps")
 
@@ -56,6 +75,7 @@ class SpeedReport:
         growth: clients → seconds of our private round.
         accounting_seconds: 100 clients × 200 rounds through the accountant.
         draws_per_second: exact releases of one coordinate on one thread, noise and rounding and all.
+        steps: network → contender → seconds of a full-batch step of all clients, turn by turn.
     """
 
     clients: int
@@ -64,6 +84,7 @@ class SpeedReport:
     growth: dict[int, float]
     accounting_seconds: float
     draws_per_second: float
+    steps: dict[str, dict[str, list[float]]] = field(default_factory=dict)
 
     @property
     def seconds(self) -> dict[str, float]:
@@ -79,6 +100,12 @@ class SpeedReport:
         for kind in ROUNDS:
             if f"before, {kind}" in seconds:
                 found[f"{kind} over before"] = seconds[f"now, {kind}"] / seconds[f"before, {kind}"]
+        for name, contenders in self.steps.items():
+            best = {contender: min(each) for contender, each in contenders.items()}
+            plain = min(best[contender] for contender in best if contender.startswith("backward"))
+            found[f"{name} step over backward"] = best["private"] / plain
+            if "opacus ghost clipping" in best:
+                found[f"opacus ghost clipping over {name} step"] = best["opacus ghost clipping"] / best["private"]
         return found
 
     def to_dict(self) -> dict[str, object]:
@@ -90,7 +117,7 @@ class SpeedReport:
 class _Work:
     """Random records of `clients` clients, for all contenders alike."""
 
-    model: Model
+    model: PrivateModel
     weights: Tensor
     images: Tensor
     labels: Tensor
@@ -118,6 +145,7 @@ def measure(
     opacus: bool = True,
     growth: tuple[int, ...] = (5, 10, 20, 40),
     before: Path | None = None,
+    steps: tuple[str, ...] = tuple(STEPS),
     progress: Callable[[str], None] = lambda _: None,
 ) -> SpeedReport:
     """Times every contender `turns` times, in turn; `before` is the checkout of an older tree."""
@@ -144,7 +172,89 @@ def measure(
                 taken.setdefault(name, []).append(contender())
         progress("growth in clients")
         grown = {n: float(np.median([_seconds(_private, _work(n, records)) for _ in range(3)])) for n in growth}
-    return SpeedReport(clients, records, taken, grown, accounting_seconds(100, 200), draws_per_second())
+        stepped = {}
+        for name in steps:
+            progress(f"full-batch step: {name}")
+            stepped[name] = full_batch(name, clients, records, turns=turns, opacus=opacus)
+    return SpeedReport(clients, records, taken, grown, accounting_seconds(100, 200), draws_per_second(), stepped)
+
+
+class TransformerBlock(nn.Module):
+    """Attention and a feed-forward layer on tokens of width 64, each behind a norm, and a head on their mean."""
+
+    def __init__(self, width: int = 64, heads: int = 4, classes: int = 10) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(3))
+        self.joint = nn.Linear(width, 3 * width)
+        self.mixed = nn.Linear(width, width)
+        self.wide = nn.Linear(width, 4 * width)
+        self.narrow = nn.Linear(4 * width, width)
+        self.head = nn.Linear(width, classes)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """(rows, tokens, width) → (rows, classes)."""
+        rows, count, width = tokens.shape
+        joint = self.joint(self.norms[0](tokens)).view(rows, count, 3, self.heads, width // self.heads)
+        query, key, value = joint.permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(query, key, value).transpose(1, 2).reshape(rows, count, width)
+        tokens = tokens + self.mixed(mixed)
+        tokens = tokens + self.narrow(F.gelu(self.wide(self.norms[1](tokens))))
+        logits: Tensor = self.head(self.norms[2](tokens).mean(1))
+        return logits
+
+
+def full_batch(
+    name: str, clients: int, records: int, *, turns: int = 3, opacus: bool = True
+) -> dict[str, list[float]]:
+    """Processor seconds of one full-batch step of all clients, contender by contender, turn by turn."""
+    generator = torch.Generator().manual_seed(0)
+    shape = STEPS[name]
+    inputs = torch.randn(records, *shape, generator=generator)  # every client holds the same, to save memory
+    labels = torch.randint(0, 10, (records,), generator=generator)
+
+    def build() -> nn.Module:
+        return TransformerBlock() if name == "transformer" else build_network(name, shape, 10)
+
+    module = build()
+    model = PrivateModel(module)
+    weights = model.built_weights()
+    plan = LocalPlan(1, 1.0, _CLIP, _RATE, float(records))
+    chunk = min(FULL_BATCH_CHUNK, clients)
+    many = ClientRecords(inputs.repeat(chunk, *[1] * len(shape)), labels.repeat(chunk), [records] * chunk)
+
+    def private() -> None:
+        for _ in range(0, clients, chunk):
+            sources = [NoiseSource.from_system() for _ in range(chunk)]
+            private_updates(model, weights, many, plan, [_NOISE] * chunk, sources)
+
+    def backward(rows: int) -> None:
+        for _ in range(0, clients, chunk):
+            for start in range(0, chunk * records, rows):
+                part = slice(start, start + rows)
+                module.zero_grad()
+                losses = F.cross_entropy(module(many.inputs[part]), many.labels[part], reduction="sum")
+                torch.autograd.backward(losses)
+
+    def ghost() -> None:
+        for client in range(clients):
+            part = slice(client % chunk * records, (client % chunk + 1) * records)
+            wrapped, optimizer, loss = _ghost_clipping(build(), records)
+            optimizer.zero_grad()
+            loss(wrapped(many.inputs[part]), many.labels[part]).backward()
+            optimizer.step()
+
+    contenders: dict[str, Callable[[], None]] = {"private": private}
+    contenders |= {f"backward, {rows} rows": partial(backward, rows) for rows in _PASSES}
+    if opacus:
+        contenders["opacus ghost clipping"] = ghost
+    taken: dict[str, list[float]] = {contender: [] for contender in contenders}
+    for _ in range(turns):
+        for contender, work in contenders.items():
+            start = time.process_time()
+            work()
+            taken[contender].append(time.process_time() - start)
+    return taken
 
 
 @contextmanager
@@ -201,7 +311,7 @@ def _seconds(contender: Callable[[_Work], None], work: _Work) -> float:
 
 def _work(clients: int, records: int) -> _Work:
     generator = torch.Generator().manual_seed(0)
-    model = mlp(_SHAPE, 10)
+    model = build_model("mlp", _SHAPE, 10)
     return _Work(
         model,
         model.initial_weights(np.random.default_rng(0)),
@@ -258,19 +368,25 @@ def _opacus_hooks(work: _Work) -> None:
 
 def _opacus_ghost(work: _Work) -> None:
     """One round with Opacus's fastest mode: ghost clipping with two backward passes."""
-    warnings.filterwarnings("ignore", message="Full backward hook", category=UserWarning)
     for client in range(work.clients):
-        module = ghost_module.GradSampleModuleFastGradientClipping(
-            _network(), max_grad_norm=_CLIP, use_ghost_clipping=True
-        )
-        optimizer = ghost_optimizer.DPOptimizerFastGradientClipping(
-            torch.optim.SGD(module.parameters(), lr=_RATE),
-            noise_multiplier=_NOISE,
-            max_grad_norm=_CLIP,
-            expected_batch_size=_BATCH,
-        )
-        loss = ghost_loss.DPLossFastGradientClipping(module, optimizer, nn.CrossEntropyLoss(), "mean")
+        module, optimizer, loss = _ghost_clipping(_network(), _BATCH)
         for images, labels in _poisson_batches(work, client):
             optimizer.zero_grad()
             loss(module(images), labels).backward()
             optimizer.step()
+
+
+def _ghost_clipping(network: nn.Module, batch: int) -> tuple[Any, Any, Any]:
+    """Opacus's module, optimizer and loss for ghost clipping."""
+    warnings.filterwarnings("ignore", message="Full backward hook", category=UserWarning)
+    module = ghost_module.GradSampleModuleFastGradientClipping(
+        network, max_grad_norm=_CLIP, use_ghost_clipping=True
+    )
+    optimizer = ghost_optimizer.DPOptimizerFastGradientClipping(
+        torch.optim.SGD(module.parameters(), lr=_RATE),
+        noise_multiplier=_NOISE,
+        max_grad_norm=_CLIP,
+        expected_batch_size=batch,
+    )
+    loss = ghost_loss.DPLossFastGradientClipping(module, optimizer, nn.CrossEntropyLoss(), "mean")
+    return module, optimizer, loss

@@ -4,13 +4,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from privmarket.federated import model_check
-from privmarket.federated.model_check import (
-    ModelError,
-    layer_findings,
-    require_per_record,
-    row_findings,
-)
+from privmarket.training import ModelError, layer_findings, require_per_record, row_findings
+from privmarket.training import _check as model_check
 
 IMAGES, VECTORS, TOKENS = torch.zeros(3, 1, 8, 8), torch.zeros(3, 6), torch.zeros(3, 7, dtype=torch.int64)
 
@@ -35,6 +30,28 @@ class Tokens(nn.Module):
         return self.head(self.core(self.embedding(x)).mean(1))
 
 
+class Outputs(nn.Module):
+    """A recurrent layer without its last state."""
+
+    def __init__(self, core):
+        super().__init__()
+        self.core = core
+
+    def forward(self, x):
+        return self.core(x)[0]
+
+
+class SequenceFirst(nn.Module):
+    """Puts the sequence first: layers see tokens where records are expected, and are differentiated one by one."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.last(torch.tanh(self.first(x.transpose(0, 1)))).mean(0)
+
+
 def convolution(*middle):
     return nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), *middle, nn.ReLU(), nn.Flatten(), nn.Linear(256, 3))
 
@@ -46,6 +63,10 @@ GOOD = {
     "layer norm": (nn.Sequential(nn.Linear(6, 5), nn.LayerNorm(5), nn.Linear(5, 3)), VECTORS),
     "dropout": (nn.Sequential(nn.Linear(6, 50), nn.Dropout(0.5), nn.Linear(50, 3)), VECTORS),
     "embedding": (Tokens(nn.Linear(8, 8)), TOKENS),
+    "lstm": (Tokens(Outputs(nn.LSTM(8, 8, batch_first=True))), TOKENS),
+    "gru with dropout": (Tokens(Outputs(nn.GRU(8, 8, 2, batch_first=True, dropout=0.3))), TOKENS),
+    "encoder": (Tokens(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)), TOKENS),
+    "sequence first": (SequenceFirst(), torch.zeros(3, 5, 6)),
     "custom": (Custom(lambda _, x: x / (1 + x.square().sum(1, keepdim=True))), VECTORS),
     "frozen start": (nn.Sequential(nn.Linear(6, 5).requires_grad_(False), nn.Linear(5, 3)), VECTORS),
     "doubles": (nn.Sequential(nn.Flatten(), nn.Linear(6, 3)), VECTORS.reshape(3, 2, 3)),
@@ -78,14 +99,8 @@ def frozen(layer):
         (convolution(nn.SyncBatchNorm(4)), "SyncBatchNorm", "GroupNorm"),
         (nn.Sequential(nn.Linear(6, 48), nn.BatchNorm1d(48)), "BatchNorm1d", r"GroupNorm\(24, 48\)"),
         (convolution(nn.InstanceNorm2d(4, track_running_stats=True)), "InstanceNorm2d", "running_stats=False"),
-        (Tokens(nn.LSTM(8, 8, batch_first=True)), r"layer core \(LSTM\)", "DPLSTM"),
-        (Tokens(nn.GRU(8, 8)), "GRU", "DPGRU"),
-        (
-            Tokens(nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, batch_first=True), 1)),
-            "core, TransformerEncoder",
-            "DPMultiheadAttention",
-        ),
         (nn.Sequential(nn.Embedding(5, 4, max_norm=1.0), nn.Linear(4, 3)), "Embedding", "max_norm=None"),
+        (nn.Sequential(nn.Embedding(5, 4, scale_grad_by_freq=True), nn.Linear(4, 3)), "Embedding", "by_freq=False"),
         (nn.Sequential(nn.LazyLinear(3)), "LazyLinear", "not lazy"),
         (nn.Sequential(nn.Flatten()), "no trainable layer", "require gradients"),
         (nn.Linear(6, 3).requires_grad_(False), "no trainable layer", "require gradients"),
@@ -188,3 +203,29 @@ def test_the_row_check_would_pass_batch_norm_in_eval_mode_so_layers_are_looked_a
     monkeypatch.setattr(model_check, "_layer_findings", lambda *_: iter(()))
     with pytest.raises(ModelError, match="forward"):
         require_per_record(module, IMAGES)
+
+
+def test_records_along_another_axis_are_noticed():
+    """A recurrent layer that takes the first axis for time reads one record after the other."""
+    with pytest.raises(ModelError, match="changes the output of other records"):
+        require_per_record(Tokens(Outputs(nn.GRU(8, 8))), TOKENS)
+
+
+def test_a_plain_stack_that_does_not_fit_is_refused_before_anything_is_reserved():
+    stack = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
+    require_per_record(stack, IMAGES)
+    with pytest.raises(ModelError, match="fails on random records"):
+        require_per_record(stack, VECTORS)
+    with pytest.raises(ModelError, match="gives shape"):
+        require_per_record(nn.Conv2d(1, 4, 3), IMAGES)  # one loss for each pixel
+
+
+@pytest.mark.parametrize("quick", [True, False])
+def test_what_is_noted_for_a_record_is_compared_with_its_own_gradient(monkeypatch, quick):
+    """The subject broken on purpose: an engine that hands each record the gradient of its neighbour."""
+    module = Tokens(nn.Linear(8, 8))
+    assert row_findings(module, TOKENS, random_weights=not quick) == []
+    real = model_check.formed_gradients
+    monkeypatch.setattr(model_check, "formed_gradients", lambda *given: real(*given).roll(1, 0))
+    (found,) = row_findings(module, TOKENS, random_weights=not quick)
+    assert "another gradient than its own" in found.why

@@ -12,6 +12,7 @@ Deviation: the noise is on clipped gradient sums; the paper adds it to weights w
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,29 +21,24 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from privmarket.errors import ConfigurationError, UnknownNameError
-from privmarket.federated.gradients import (
-    BLOCK_ROWS,
-    Batch,
-    add_plain_sums,
-    clipped_sums,
-    gradient_sums,
-    summations,
-    tiled,
-)
-from privmarket.federated.layers import Part, Summation
-from privmarket.federated.models import Model
 from privmarket.plans import ARITHMETICS
 from privmarket.privacy.noise import NoiseSource
-from privmarket.privacy.release import (
-    CLIP_NORM_RANGE,
-    ReleaseGrid,
-    double_sum_inflation,
-    sum_inflation,
+from privmarket.privacy.release import CLIP_NORM_RANGE, ReleaseGrid, double_sum_inflation, sum_inflation
+from privmarket.training._engine import (
+    PASS_ROWS,
+    ClientRecords,
+    Sample,
+    add_plain_sums,
+    each_clipped_sum,
+    gradient_sums,
+    method_for,
 )
+from privmarket.training._model import PrivateModel
 
 # Clients trained at once: many where batches are small and calls cost more than arithmetic, few where a step takes
 # all records.
-SMALL_BATCH_CHUNK, FULL_BATCH_CHUNK = 25, 10
+SMALL_BATCH_CHUNK = 25
+FULL_BATCH_CHUNK = 10
 
 # Whose presence is protected: one record, or all records of one person.
 UNITS = ("record", "person")
@@ -89,35 +85,8 @@ class LocalPlan:
             )
 
 
-@dataclass(frozen=True, eq=False)
-class ClientRecords:
-    """The records of some clients, one after the other.
-
-    Attributes:
-        images: (rows, channels, h, w) float32.
-        labels: (rows,) int64.
-        sizes: rows per client; may hold zeros.
-        persons: (rows,) whole numbers ≥ 0 in any order, whose record each row is; needed for `unit="person"`.
-    """
-
-    images: Tensor
-    labels: Tensor
-    sizes: list[int]
-    persons: Tensor | None = None
-
-    @property
-    def clients(self) -> int:
-        """The number of clients whose records these are."""
-        return len(self.sizes)
-
-    @property
-    def starts(self) -> list[int]:
-        """For each client, the number of its first row."""
-        return [0, *np.cumsum(self.sizes[:-1]).tolist()]
-
-
 def private_updates(
-    model: Model,
+    model: PrivateModel,
     global_weights: Tensor,
     records: ClientRecords,
     plan: LocalPlan,
@@ -144,50 +113,62 @@ def private_updates(
     # In a single step all clients share the global weights, so that a forward pass is one product for all of them.
     single = plan.steps == 1
     weights = global_weights[None] if single else global_weights.repeat(len(noisy), 1)
-    parts, updates = model.parts(weights), torch.empty(len(noisy), model.parameters)
-    everybody = Batch(records.images, records.labels, records.sizes, persons=records.persons)
+    updates = torch.empty(len(noisy), model.parameters)
     for _ in range(plan.steps):
-        batch = everybody if plan.sampling_rate == 1.0 else sampled(records, plan, randomness)
+        sample, seeds = _chance(model, records, plan, randomness)
         # After several steps the weights are what is released, so that `updates` is free for the sums.
-        sums = clipped_sums(model, parts, batch, plan.clip_norm, out=None if single else updates)
-        for client, how in enumerate(summations(batch)):
-            # In the precision in which it was added up, so that each client releases what it would alone.
-            total = sums[client].float() if how is Summation.FEW else sums[client]
-            if single:
-                noisy[client].write(updates[client], total, rate, fresh=True)
-            else:
-                noisy[client].write(weights[client], total, -rate)
+        sums = each_clipped_sum(
+            *(model, weights, records, plan.clip_norm),
+            sample=sample,
+            mask_seeds=seeds,
+            out=None if single else updates,
+        )
+        with closing(sums):
+            for client, total in sums:
+                if single:
+                    noisy[client].write(updates[client], total, rate, fresh=True)
+                else:
+                    noisy[client].write(weights[client], total, -rate)
     return updates if single else global_weights - weights
 
 
 def private_shares(
-    model: Model,
+    model: PrivateModel,
     global_weights: Tensor,
     records: ClientRecords,
     plan: LocalPlan,
     grids: Sequence[ReleaseGrid],
     randomness: Sequence[NoiseSource],
-    *,
-    parts: list[list[Part]] | None = None,
 ) -> NDArray[np.int64]:
     """What each client adds to a secure sum: its clipped sum on its grid, with its share of the noise.
 
     Args:
-        grids: per client, from `shares.SharedSum.grid`.
-        parts: `model.parts(global_weights[None])`, if they are there already.
+        grids: per client, from `secagg.SharedSum.grid`.
 
     Returns:
         (clients, parameters); the opened sum is multiplied by `plan.learning_rate / plan.expected_batch`.
     """
     records = by_person(records) if plan.unit == "person" else replace(records, persons=None)
-    batch = Batch(records.images, records.labels, records.sizes, persons=records.persons)
-    if plan.sampling_rate < 1.0:
-        batch = sampled(records, plan, randomness)
-    sums = clipped_sums(model, parts or model.parts(global_weights[None]), batch, plan.clip_norm)
-    released = np.empty(tuple(sums.shape), dtype=np.int64)
-    for row, total, grid, source in zip(released, sums.numpy(), grids, randomness, strict=True):
-        grid.noisy(total, source, row)
+    sample, seeds = _chance(model, records, plan, randomness)
+    released = np.empty((records.clients, model.parameters), dtype=np.int64)
+    sums = each_clipped_sum(model, global_weights[None], records, plan.clip_norm, sample=sample, mask_seeds=seeds)
+    with closing(sums):
+        for client, total in sums:
+            grids[client].noisy(total.numpy(), randomness[client], released[client])
     return released
+
+
+def _chance(
+    model: PrivateModel, records: ClientRecords, plan: LocalPlan, randomness: Sequence[NoiseSource]
+) -> tuple[Sample | None, list[int] | None]:
+    """What chance decides in one step: each client's Poisson sample, and the seed of its masks of dropout."""
+    sample = None
+    if plan.sampling_rate < 1.0:
+        sample = sampled(records, plan.sampling_rate, randomness)
+    seeds = None
+    if method_for(model, records.inputs, records.labels).random:
+        seeds = [int.from_bytes(source.more_bytes(4).tobytes(), "little") for source in randomness]
+    return sample, seeds
 
 
 @dataclass(frozen=True)
@@ -220,7 +201,7 @@ class NoisySum:
 
 
 def plain_updates(
-    model: Model,
+    model: PrivateModel,
     global_weights: Tensor,
     records: ClientRecords,
     *,
@@ -237,25 +218,26 @@ def plain_updates(
         (clients, parameters) global weights minus local weights.
     """
     weights = global_weights.repeat(records.clients, 1)
-    parts = model.parts(weights)
     for _ in range(epochs):
         orders = [
             rng.permutation(n) + start for rng, n, start in zip(rngs, records.sizes, records.starts, strict=True)
         ]
         for at in range(0, max(records.sizes, default=0), batch):
             rows = [order[at : at + batch] for order in orders]
-            images, labels, sizes = _gather(records, rows)
-            rates = torch.tensor([learning_rate / max(1, n) for n in sizes])
-            _descend(model, weights, parts, Batch(images, labels, sizes), rates)
+            chosen = torch.from_numpy(np.concatenate(rows))
+            sizes = [one.size for one in rows]
+            taken = ClientRecords(records.inputs[chosen], records.labels[chosen], sizes)
+            rates = torch.tensor([learning_rate / max(1, size) for size in sizes])
+            _descend(model, weights, taken, rates)
     return global_weights - weights
 
 
-def _descend(model: Model, weights: Tensor, parts: list[list[Part]], batch: Batch, rates: Tensor) -> None:
+def _descend(model: PrivateModel, weights: Tensor, batch: ClientRecords, rates: Tensor) -> None:
     """weights ← weights − rate·Σ gradients, per client, all gradients taken at the old weights; no privacy."""
-    if sum(batch.sizes) <= BLOCK_ROWS:
-        add_plain_sums(model, parts, batch, parts, -rates)
+    if sum(batch.sizes) <= PASS_ROWS:
+        add_plain_sums(model, weights, batch, weights, -rates)
     else:
-        sums = gradient_sums(model, weights, batch.images, batch.labels, batch.sizes, None)
+        sums = gradient_sums(model, weights, batch.inputs, batch.labels, batch.sizes, None)
         weights.sub_(sums * rates[:, None])
 
 
@@ -284,31 +266,21 @@ def by_person(records: ClientRecords) -> ClientRecords:
         or [np.zeros(0, dtype=np.int64)]
     )
     chosen = torch.from_numpy(order)
-    whose, owner = persons[order], np.repeat(np.arange(records.clients), records.sizes)
+    whose = persons[order]
+    owner = np.repeat(np.arange(records.clients), records.sizes)
     begins = np.ones(whose.size, dtype=np.bool_)
     begins[1:] = (whose[1:] != whose[:-1]) | (owner[1:] != owner[:-1])
     numbers = torch.from_numpy(np.cumsum(begins) - 1)
-    return ClientRecords(records.images[chosen], records.labels[chosen], records.sizes, numbers)
+    return ClientRecords(records.inputs[chosen], records.labels[chosen], records.sizes, numbers)
 
 
-def sampled(records: ClientRecords, plan: LocalPlan, randomness: Sequence[NoiseSource]) -> Batch:
-    """The rows of one step: a Poisson sample of the units, in whole tiles of rows."""
-    persons = records.persons
-    rows, places, drawn, whose = [], [], list[int](), []
-    at = 0  # rows of tiles so far
+def sampled(records: ClientRecords, rate: float, randomness: Sequence[NoiseSource]) -> Sample:
+    """A Poisson sample of each client's units, drawn from its own randomness."""
+    drawn: list[NDArray[np.int64]] = []
     for source, size, start in zip(randomness, records.sizes, records.starts, strict=True):
-        mine = None if persons is None else persons[start : start + size]
-        taken = drawn_rows(source, plan.sampling_rate, size, mine)
-        layout, place = tiled(taken)
-        rows.append(layout + start)
-        places.append(place + at)
-        drawn.append(taken.size)
-        whose.append(taken + start)
-        at += layout.size
-    images, labels, sizes = _gather(records, rows)
-    drawn_persons = None if persons is None else persons[torch.from_numpy(np.concatenate(whose))]
-    stand = torch.from_numpy(np.concatenate(places))
-    return Batch(images, labels, sizes, persons=drawn_persons, places=stand, drawn=drawn)
+        mine = None if records.persons is None else records.persons[start : start + size]
+        drawn.append(drawn_rows(source, rate, size, mine))
+    return Sample(rate, drawn)
 
 
 def drawn_rows(source: NoiseSource, rate: float, size: int, persons: Tensor | None) -> NDArray[np.int64]:
@@ -318,8 +290,3 @@ def drawn_rows(source: NoiseSource, rate: float, size: int, persons: Tensor | No
     _, numbers = np.unique(persons.numpy(), return_inverse=True)
     coins = source.bernoulli(rate, int(numbers.max(initial=-1)) + 1)
     return np.flatnonzero(coins[numbers])
-
-
-def _gather(records: ClientRecords, rows: Sequence[NDArray[np.int64]]) -> tuple[Tensor, Tensor, list[int]]:
-    chosen = torch.from_numpy(np.concatenate(rows))
-    return records.images[chosen], records.labels[chosen], [r.size for r in rows]

@@ -4,13 +4,16 @@ Clipping bounds what one record adds to a sum only if a record's output and grad
 layer that normalises over the batch, or a forward pass that subtracts the batch's mean, breaks this silently: one
 record then moves the clipped sum by tens of clip norms. Two checks are made:
 
-- `layer_findings` names layers that are known to mix records, or that have no per-record gradients;
+- `layer_findings` names layers that are known to mix records;
 - `row_findings` runs the module on random numbers and watches: changing row i must leave every other row's output
   as it was, to the last bit; a row alone must give the output and gradient that it gives among others; and no call
   may leave a trace in the next one. The same in blocks of just the sizes in which training computes, where what
-  the hooks hold for each record is compared with the gradient of that record alone. It is run with the weights
+  the engine notes for each record is compared with the gradient of that record alone. It is run with the weights
   that a server sent, too: what a forward pass does may depend on them. A module that mixes records only for inputs
   that random ones never reach is not caught.
+
+A plain stack of layers that we know (`_stacks`), with one of our own losses, is only tried for the shapes that go
+in and come out: such layers keep records apart by what they are.
 
 Values of records are never used, only their shape and type, so that the answer tells nothing about them.
 """
@@ -24,14 +27,22 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from privmarket.errors import PrivacyError
-from privmarket.federated.record_gradients import BLOCK_ROWS, TILE_ROWS, Loss, block_gradients
+from privmarket.training._arithmetic import TILE_ROWS, conventional_products
+from privmarket.training._engine import (
+    block_terms,
+    close,
+    formed_gradients,
+    method_for,
+    random_labels,
+    random_records,
+)
+from privmarket.training._losses import LOSSES, Loss
+from privmarket.training._model import Column, PrivateModel
+from privmarket.training._stacks import is_stack
 
 _ROWS = 5
-# Rounding differs between one row and several; a record that reads others differs by far more than this.
-_TOLERANCE = 1e-3
 _SEED = 20260714
 
 
@@ -58,8 +69,8 @@ class Objection:
 
 def require_per_record(
     module: nn.Module,
-    inputs: object = None,
-    labels: object = None,
+    inputs: Column | None = None,
+    labels: Column | None = None,
     *,
     loss: Loss | None = None,
     weights: Mapping[str, np.ndarray] | None = None,
@@ -90,7 +101,10 @@ def require_supported(module: nn.Module) -> None:
         ModelError: the model mixes records.
     """
     require_per_record(module)
-    if (inputs := plausible_inputs(module)) is not None:
+    if is_stack(module):
+        return
+    inputs = plausible_inputs(module)
+    if inputs is not None:
         require_per_record(module, inputs, loss=_squares)
 
 
@@ -132,7 +146,7 @@ def plausible_inputs(module: nn.Module) -> Tensor | None:
 
 def layer_findings(module: nn.Module) -> list[Objection]:
     """What can be told from the layers alone, trainable or not, whatever mode they are in."""
-    found = [finding for name, layer in module.named_modules() for finding in _layer_findings(module, name, layer)]
+    found = [finding for name, layer in module.named_modules() for finding in _layer_findings(name, layer)]
     trainable = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
     if not trainable:
         advice = "a layer whose parameters require gradients"
@@ -143,8 +157,8 @@ def layer_findings(module: nn.Module) -> list[Objection]:
     return found
 
 
-def _layer_findings(module: nn.Module, name: str, layer: nn.Module) -> Iterator[Objection]:
-    shown = f"layer {name or '(root)'} ({type(layer).__name__}{_inside(module, name)})"
+def _layer_findings(name: str, layer: nn.Module) -> Iterator[Objection]:
+    shown = f"layer {name or '(root)'} ({type(layer).__name__})"
     if isinstance(layer, nn.modules.batchnorm._BatchNorm):
         yield Objection(
             shown,
@@ -154,31 +168,16 @@ def _layer_findings(module: nn.Module, name: str, layer: nn.Module) -> Iterator[
         )
     elif isinstance(layer, nn.modules.instancenorm._InstanceNorm) and layer.track_running_stats:
         yield Objection(shown, "keeps running statistics of all records", "track_running_stats=False")
-    elif isinstance(layer, nn.RNNBase):
-        kind = type(layer).__name__
-        yield Objection(shown, "has no gradients record by record", f"opacus.layers.DP{kind} with batch_first=True")
-    elif isinstance(layer, nn.MultiheadAttention):
-        yield Objection(
-            shown,
-            "has no gradients record by record",
-            "opacus.layers.DPMultiheadAttention with batch_first=True, in an encoder layer of your own",
-        )
     elif isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.max_norm is not None:
         yield Objection(shown, "with max_norm rewrites weights while it reads records", "max_norm=None")
+    elif isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.scale_grad_by_freq:
+        yield Objection(
+            shown, "divides gradients by how often other records name a line", "scale_grad_by_freq=False"
+        )
     elif isinstance(layer, torch.jit.ScriptModule):
         yield Objection(shown, "is compiled, so that no per-record gradients can be taken", "the plain module")
     if any(isinstance(p, nn.UninitializedParameter) for p in layer.parameters(recurse=False)):
         yield Objection(shown, "has no size before it sees a record", "the layer that is not lazy")
-
-
-def _inside(module: nn.Module, name: str) -> str:
-    """The outermost Transformer part around a layer, as users know it: " in encoder, TransformerEncoder"."""
-    parts = name.split(".")
-    for end in range(len(parts)):
-        outer = module.get_submodule(".".join(parts[:end])) if end else module
-        if type(outer).__name__.startswith("Transformer"):
-            return f" in {'.'.join(parts[:end]) or '(root)'}, {type(outer).__name__}"
-    return ""
 
 
 def _groups(channels: int) -> int:
@@ -191,8 +190,8 @@ def _groups(channels: int) -> int:
 
 def row_findings(
     module: nn.Module,
-    inputs: object,
-    labels: object = None,
+    inputs: Column,
+    labels: Column | None = None,
     *,
     loss: Loss | None = None,
     weights: Mapping[str, np.ndarray] | None = None,
@@ -205,11 +204,18 @@ def row_findings(
     """
     subject = copy.deepcopy(module)
     subject.train()
-    with torch.random.fork_rng(devices=[]):
+    model = PrivateModel(subject, loss)
+    like = torch.as_tensor(inputs)
+    targets = None if labels is None else torch.as_tensor(labels)
+    simple = is_stack(module) and model.loss in LOSSES
+    with torch.random.fork_rng(devices=[]), conventional_products():
         generator = torch.Generator().manual_seed(_SEED)
-        for scale in _weight_settings(subject, weights, random_weights, generator):
+        for scale in _weight_settings(model, weights, random_weights and not simple, generator):
             try:
-                found = _probe(subject, torch.as_tensor(inputs), labels, loss, scale, generator)
+                if simple:
+                    found = _shape_findings(model, like, targets, generator)
+                else:
+                    found = _probe(model, like, targets, scale, generator)
             except Exception as error:  # the module is the user's code and may raise anything
                 why = f"fails on random records ({_first_line(error)})"
                 found = [Objection("forward", why, "a module that fits the records")]
@@ -219,124 +225,164 @@ def row_findings(
 
 
 def _weight_settings(
-    subject: nn.Module, weights: Mapping[str, np.ndarray] | None, random: bool, generator: torch.Generator
+    model: PrivateModel, weights: Mapping[str, np.ndarray] | None, random: bool, generator: torch.Generator
 ) -> Iterator[float]:
     """Sets the weights to try, one after the other, and gives the scale of inputs that goes with each."""
-    trainable = {name: p for name, p in subject.named_parameters() if p.requires_grad}
     if weights is not None:
-        for name, parameter in trainable.items():
-            sent = torch.from_numpy(np.array(weights[name], dtype=np.float32))
-            parameter.data.copy_(sent.reshape(parameter.shape))
+        model.load(model.flat(weights))
     yield 1.0
     for scale in (1.0, 30.0) if random else ():
-        for parameter in trainable.values():
-            fan_in = parameter[0].numel() if parameter.ndim > 1 else 1
-            parameter.data.copy_(torch.randn(parameter.shape, generator=generator) / max(1, fan_in) ** 0.5)
+        drawn = torch.randn(model.parameters, generator=generator)
+        for slot in model.slots:
+            fan_in = max(1, int(np.prod(slot.shape[1:])) if len(slot.shape) > 1 else 1)
+            slot.of(drawn).div_(fan_in**0.5)
+        model.load(drawn)
         yield scale
 
 
-def _probe(
-    subject: nn.Module, like: Tensor, labels: object, loss: Loss | None, scale: float, generator: torch.Generator
+def _shape_findings(
+    model: PrivateModel, like: Tensor, labels: Tensor | None, generator: torch.Generator
 ) -> list[Objection]:
-    x, other = (_random_rows(like, scale, generator) for _ in range(2))
+    """Whether a plain stack takes such records, and gives one row and one loss for each."""
+    out = _run(model, random_records(like, _ROWS, generator))
+    return _output_findings(out) or _loss_findings(model.loss(out, random_labels(out, labels, generator)))
+
+
+def _probe(
+    model: PrivateModel, like: Tensor, labels: Tensor | None, scale: float, generator: torch.Generator
+) -> list[Objection]:
+    subject = model.module
+    x = random_records(like, _ROWS, generator, scale)
     before = {name: buffer.clone() for name, buffer in subject.named_buffers()}
-    out = _run(subject, x)
-    if not isinstance(out, Tensor) or out.ndim < 1 or out.shape[0] != _ROWS:
-        shape = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
-        return [Objection("forward", f"gives {shape} for {_ROWS} records", "one row of output per record")]
-    if not _same(_run(subject, x), out) or any(not _same(b, before[n]) for n, b in subject.named_buffers()):
+    out = _run(model, x)
+    found = _output_findings(out)
+    if found:
+        return found
+    if not _same(_run(model, x), out) or any(not _same(b, before[n]) for n, b in subject.named_buffers()):
         return [Objection("forward", "remembers earlier calls", "a forward pass without running state")]
-    for row in range(_ROWS):
-        changed = x.clone()
-        changed[row] = other[row]
-        rest = torch.arange(_ROWS) != row
-        if not _same(_run(subject, changed)[rest], out[rest]):
-            why = f"record {row} changes the output of other records"
-            return [Objection("forward", why, "nothing that reads across the first axis, such as x.mean(0)")]
-    found = _gradient_findings(subject, x, _random_labels(out, labels, generator), loss)
-    for rows in (TILE_ROWS, BLOCK_ROWS):
-        found = found or _block_findings(subject, like, labels, loss or _cross_entropy, scale, rows, generator)
+    found = _mixing_findings(model, x, random_records(like, _ROWS, generator, scale), range(_ROWS))
+    found = found or _gradient_findings(model, x, random_labels(out, labels, generator))
+    if found:
+        return found
+    block = method_for(model, like, random_labels(out, labels, generator)).block_rows
+    for rows in sorted({TILE_ROWS, block}):
+        found = found or _block_findings(model, like, labels, scale, rows, generator)
     return found
 
 
+def _output_findings(out: object) -> list[Objection]:
+    if isinstance(out, Tensor) and out.ndim >= 1 and out.shape[0] == _ROWS:
+        return []
+    shape = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
+    return [Objection("forward", f"gives {shape} for {_ROWS} records", "one row of output per record")]
+
+
+def _loss_findings(losses: object) -> list[Objection]:
+    if not isinstance(losses, Tensor) or losses.shape != (_ROWS,):
+        shape = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
+        why = f"gives shape {shape} for {_ROWS} records"
+        return [Objection("loss", why, 'one loss per record, reduction="none"')]
+    if not losses.requires_grad:
+        return [Objection("backward", "reaches no trainable layer", "a loss that depends on the weights")]
+    return []
+
+
+def _mixing_findings(
+    model: PrivateModel, x: Tensor, other: Tensor, tried: range | tuple[int, ...]
+) -> list[Objection]:
+    """Each of the tried rows is replaced by another: the outputs of all others must stay as they are."""
+    out = _run(model, x)
+    for row in tried:
+        changed = x.clone()
+        changed[row] = other[row]
+        rest = torch.arange(x.shape[0]) != row
+        if not _same(_run(model, changed)[rest], out[rest]):
+            why = f"record {row} of {x.shape[0]} changes the output of other records"
+            return [Objection("forward", why, "nothing that reads across the first axis, such as x.mean(0)")]
+    return []
+
+
+def _gradient_findings(model: PrivateModel, x: Tensor, y: Tensor) -> list[Objection]:
+    """Each record's loss and gradient among others, against those of the record alone."""
+    with _without_chance(model, x):
+        together = model.loss(_run(model, x), y)
+        found = _loss_findings(together)
+        if found:
+            return found
+        for row in range(_ROWS):
+            one = slice(row, row + 1)
+            alone = model.loss(_run(model, x[one]), y[one])
+            if not close(alone, together[one]):
+                why = "gives a record another loss alone than among others"
+                return [Objection("forward", why, "nothing that reads the number of records")]
+            if not close(_gradients(together[row], model), _gradients(alone[0], model)):
+                why = "gives a record another gradient alone than among others"
+                return [Objection("backward", why, "no backward pass or hook that reads across records")]
+    return []
+
+
 def _block_findings(
-    subject: nn.Module,
+    model: PrivateModel,
     like: Tensor,
-    labels: object,
-    loss: Loss,
+    labels: Tensor | None,
     scale: float,
     rows: int,
     generator: torch.Generator,
 ) -> list[Objection]:
-    """One block as training computes it: rows that keep to themselves, and what the hooks hold for some of them."""
-    x, other = (_random_rows(like, scale, generator, rows) for _ in range(2))
-    out = _run(subject, x)
-    for row in (0, rows - 1):
-        changed = x.clone()
-        changed[row] = other[row]
-        rest = torch.arange(rows) != row
-        if not _same(_run(subject, changed)[rest], out[rest]):
-            why = f"record {row} of {rows} changes the output of other records"
-            return [Objection("forward", why, "nothing that reads across the first axis, such as x.mean(0)")]
-    y = _random_labels(out, labels, generator)
-    parameters = [p for p in subject.parameters() if p.requires_grad]
-    advice = "layers that Opacus supports, with the records along the first axis of all that passes them"
-    dropout = [part for part in subject.modules() if not any(True for _ in part.parameters(recurse=False))]
-    for part in dropout:  # hooks need layers in training mode; what draws at random is switched off
-        part.training = False
-    try:
-        held = block_gradients(subject, parameters, x, y, loss)
+    """One block as training computes it: rows that keep to themselves, and what is noted for some of them."""
+    x = random_records(like, rows, generator, scale)
+    other = random_records(like, rows, generator, scale)
+    found = _mixing_findings(model, x, other, (0, rows - 1))
+    if found:
+        return found
+    y = random_labels(_run(model, x), labels, generator)
+    with _without_chance(model, x):
+        method = method_for(model, x, y)
+        try:
+            noted = formed_gradients(model, block_terms(model, method, model.built_weights(), x, y, _SEED), rows)
+        except Exception as error:  # the module is the user's code and may raise anything
+            why = f"has no gradients record by record ({_first_line(error)})"
+            return [Objection("backward", why, "layers whose records stand along the first axis")]
         for row in (0, rows // 2, rows - 1):
             one = slice(row, row + 1)
-            alone = _gradients(loss(subject(x[one]), y[one])[0], parameters)
-            if not _close(held[row], alone):
+            losses = model.loss(_run(model, x[one]), y[one])
+            if not close(noted[row], _gradients(losses[0], model)):
                 what = f"gives record {row} of {rows} another gradient than its own"
-                return [Objection("backward", what, advice)]
-        return []
-    except Exception as error:  # the module is the user's code and may raise anything
-        return [Objection("backward", f"has no gradients record by record ({_first_line(error)})", advice)]
-    finally:
-        subject.train()
+                return [Objection("backward", what, "layers whose records stand along the first axis")]
+    return []
 
 
-def _gradient_findings(subject: nn.Module, x: Tensor, y: Tensor, loss: Loss | None) -> list[Objection]:
-    """Each record's loss and gradient among others, against those of the record alone."""
-    measure = loss or _cross_entropy
-    # With dropout a record alone draws another mask; then the comparison is made with dropout off.
-    if not _same(_run(subject, x), _run(subject, x, seed=_SEED + 1)):
-        subject.eval()
-    try:
-        together = measure(_run(subject, x), y)
-        if together.shape != (_ROWS,):
-            why = f"gives shape {tuple(together.shape)} for {_ROWS} records"
-            return [Objection("loss", why, 'one loss per record, reduction="none"')]
-        if not together.requires_grad:
-            return [Objection("backward", "reaches no trainable layer", "a loss that depends on the weights")]
-        parameters = [p for p in subject.parameters() if p.requires_grad]
-        for row in range(_ROWS):
-            one = slice(row, row + 1)
-            alone = measure(_run(subject, x[one]), y[one])
-            if not _close(alone, together[one]):
-                why = "gives a record another loss alone than among others"
-                return [Objection("forward", why, "nothing that reads the number of records")]
-            if not _close(_gradients(together[row], parameters), _gradients(alone[0], parameters)):
-                why = "gives a record another gradient alone than among others"
-                return [Objection("backward", why, "no backward pass or hook that reads across records")]
-        return []
-    finally:
-        subject.train()
+class _without_chance:
+    """Puts a module that draws at random into eval mode: a record alone would draw another mask than among
+    others."""
+
+    def __init__(self, model: PrivateModel, x: Tensor) -> None:
+        self.model = model
+        self.random = not _same(_run(model, x), _run(model, x, seed=_SEED + 1))
+
+    def __enter__(self) -> None:
+        if self.random:
+            self.model.module.eval()
+
+    def __exit__(self, *_: object) -> None:
+        self.model.module.train()
 
 
-def _gradients(loss: Tensor, parameters: list[nn.Parameter]) -> Tensor:
-    found = torch.autograd.grad(loss, parameters, retain_graph=True, allow_unused=True)
-    parts = [torch.zeros(p.numel()) if g is None else g.flatten() for g, p in zip(found, parameters, strict=True)]
-    return torch.cat(parts)
+def _gradients(loss: Tensor, model: PrivateModel) -> Tensor:
+    """(parameters,) the gradient of one record's loss by torch alone, as it lies in the flat vector."""
+    own = [places[0][0]._parameters[places[0][1]] for places in model._owners]
+    found = torch.autograd.grad(loss, own, retain_graph=True, allow_unused=True)  # type: ignore[arg-type]
+    flat = torch.zeros(model.parameters)
+    for slot, gradient in zip(model.slots, found, strict=True):
+        if gradient is not None:
+            slot.of(flat).copy_(gradient)
+    return flat
 
 
-def _run(subject: nn.Module, x: Tensor, seed: int = _SEED) -> Tensor:
+def _run(model: PrivateModel, x: Tensor, seed: int = _SEED) -> Tensor:
     # Dropout draws the same masks every time. `torch.manual_seed` would seed other devices, too, and takes longer.
     torch.default_generator.manual_seed(seed)
-    out: Tensor = subject(x)
+    out: Tensor = model.module(x)
     return out
 
 
@@ -344,30 +390,5 @@ def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
 
 
-def _random_rows(like: Tensor, scale: float, generator: torch.Generator, rows: int = _ROWS) -> Tensor:
-    """(rows, ...) random numbers of the records' shape and type; whole ones are 0 and 1, which any table holds."""
-    shape = (rows, *like.shape[1:])
-    if like.dtype.is_floating_point:
-        return (torch.randn(shape, generator=generator) * scale).to(like.dtype)
-    return torch.randint(0, 2, shape, generator=generator).to(like.dtype)
-
-
-def _random_labels(out: Tensor, labels: object, generator: torch.Generator) -> Tensor:
-    if labels is None:
-        classes = out.shape[1] if out.ndim > 1 else 1
-        return torch.randint(0, classes, (out.shape[0], *out.shape[2:]), generator=generator)
-    return _random_rows(torch.as_tensor(labels), 1.0, generator, out.shape[0])
-
-
 def _same(one: Tensor, other: Tensor) -> bool:
     return bool(torch.equal(torch.nan_to_num(one), torch.nan_to_num(other)))
-
-
-def _close(one: Tensor, other: Tensor) -> bool:
-    a, b = torch.nan_to_num(one.detach()), torch.nan_to_num(other.detach())
-    size = max(float(a.abs().max()), float(b.abs().max()), 1e-6)
-    return float((a - b).abs().max()) <= _TOLERANCE * size
-
-
-def _cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
-    return F.cross_entropy(outputs, labels, reduction="none")

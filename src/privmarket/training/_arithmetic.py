@@ -1,0 +1,208 @@
+"""Norms from above, factors from below, sums in blocks: the arithmetic behind every clipped sum.
+
+What a record adds to a sum is defined by float32 numbers. Its norm is bounded from above in float64, its clip
+factor is rounded down, and contributions are added in blocks whose error `privacy.release.sum_inflation` states.
+Why that is private in the arithmetic that runs: docs/theory/finite-arithmetic.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from enum import Enum
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from privmarket.privacy.release import BLOCK_RECORDS, BLOCKS_IN_FLOAT32, CANCELLATION
+
+# Rows of every product over a Poisson sample; rows of any width begin at multiples of 64 bytes from tile to tile.
+TILE_ROWS = 16
+
+# Sums of more squares than this are taken in float64; for fewer, float32's worst case is below 0.1 %.
+_SQUARES_IN_FLOAT32 = 2**14
+# A squared norm beyond this counts as not finite, so that no product of factors can lose its small bits.
+_LARGEST_ENERGY = 2.0**126
+# Clipping stays below C by these shares. They cover the rounding of factors and of norms, where several factors add
+# up to one contribution (persons, tokens) also what float64 sums of them are off by.
+_RECORD_MARGIN = 2.0**-20
+_PERSON_MARGIN = 2.0**-19
+_TOKEN_MARGIN = 2.0**-18
+# What is given back for cancellation inside one contribution, as a share of A², see `group_factors`.
+_CANCELLATION_SLACK = 2.0**-26
+
+
+class Summation(Enum):
+    """How the contributions of one client's rows are added up."""
+
+    PLAIN = "one float32 product, onto whatever is there; for training without privacy"
+    FEW = "at most BLOCKS_IN_FLOAT32 products of at most BLOCK_RECORDS rows, in float32"
+    BLOCKS = "any number of such products, every few of them added to float64 totals"
+    DOUBLE = "float64 products, added to float64 totals"
+
+
+def row_energy(rows: Tensor) -> Tensor:
+    """(rows, n) float32 → (rows,) float64, never below Σ squares; infinite beyond 2^126 and for what is no number.
+
+    A float32 sum of n squares, in any order, loses at most a share γ = (n + 4)u/(1 − (n + 4)u), u = 2^−24, and
+    n·2^−125 by underflow [Higham2002]; both are given back.
+    """
+    return row_energies([rows])[0]
+
+
+def row_energies(tensors: Sequence[Tensor]) -> Tensor:
+    """(tensors, rows) `row_energy` of several tensors with as many rows."""
+    norms: list[Tensor] = []
+    shares: list[float] = []
+    floors: list[float] = []
+    for rows in tensors:
+        n = rows.shape[1]
+        if n > _SQUARES_IN_FLOAT32:
+            norms.append(torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64))
+            loss = 2.0**-20
+        else:
+            norms.append(torch.linalg.vector_norm(rows, dim=1).double())
+            unit = (n + 4) * 2.0**-24
+            loss = unit / (1.0 - unit)
+        shares.append(1.0 / (1.0 - loss))
+        floors.append(n * 2.0**-125)
+    energy = torch.stack(norms).square_()
+    energy.mul_(torch.tensor(shares, dtype=torch.float64)[:, None])
+    energy.add_(torch.tensor(floors, dtype=torch.float64)[:, None])
+    # What is no number is not below the limit either.
+    return energy.masked_fill_(~(energy <= _LARGEST_ENERGY), torch.inf)
+
+
+def clip_factors(squared_norms: Tensor, clip_norm: float, spread: Tensor | None = None) -> Tensor:
+    """(rows,) float32, at most min(1, C/‖g‖) for float64 bounds ‖g‖² from above; 0 where they are not finite.
+
+    Args:
+        squared_norms: (rows,) bounds of ‖g‖².
+        spread: (rows,) A² ≥ (Σ‖parts‖)² of those layers whose gradient is a sum of parts that are scaled one by one
+            (a linear layer on several tokens, if that sum is not formed). The squared norm is lifted by 2^−26·A²,
+            and f·A is at most 64·C, as for persons (`group_factors`).
+    """
+    squared = squared_norms.double()
+    limit = clip_norm * (1.0 - _RECORD_MARGIN)
+    if spread is None:
+        factor = (limit * squared.clamp_min(1e-300).rsqrt()).clamp_max(1.0)
+    else:
+        limit = clip_norm * (1.0 - _TOKEN_MARGIN)
+        squared = squared + _CANCELLATION_SLACK * spread
+        most = CANCELLATION * limit * spread.clamp_min(1e-300).rsqrt()
+        factor = torch.minimum(limit * squared.clamp_min(1e-300).rsqrt(), most).clamp_max(1.0)
+    return rounded_down(torch.where(torch.isfinite(squared), factor, 0.0))
+
+
+def group_factors(squared_norms: Tensor, energy: Tensor, members: Tensor | int, clip_norm: float) -> Tensor:
+    """(groups,) float64, at most min(1, C/‖Σ g‖) of each group of records that are clipped together.
+
+    With A² = members·Σ‖g‖² ≥ (Σ‖g‖)² the squared norm of the sum is lifted by 2^−26·A², which covers cancellation:
+    of records that cancel each other nothing is left but how they were rounded. 64·members·C/A is a second limit,
+    so that the sizes of all contributions together stay below 64·members·C.
+
+    Args:
+        squared_norms: (groups,) ‖Σ g‖² as computed in float64.
+        energy: (groups,) Σ‖g‖² over the group's records.
+        members: how many records each group has.
+    """
+    spread = members * energy
+    bound = (squared_norms + _CANCELLATION_SLACK * spread).clamp_min(1e-300)
+    limit = clip_norm * (1.0 - _PERSON_MARGIN)
+    most = CANCELLATION * members * limit * spread.clamp_min(1e-300).rsqrt()
+    return torch.minimum(limit * bound.rsqrt(), most).clamp_max(1.0)
+
+
+def rounded_down(factor: Tensor) -> Tensor:
+    """Rounds float64 to float32 without ever rounding up, same shape."""
+    near = factor.float()
+    return torch.where(near.double() > factor, torch.nextafter(near, torch.zeros(())), near)
+
+
+def even_blocks(rows: int, most: int = BLOCK_RECORDS) -> Iterator[slice]:
+    """Cuts rows into as few blocks of at most `most` as there can be, of nearly equal size."""
+    count = -(-rows // most)
+    for k in range(count):
+        yield slice(k * rows // count, (k + 1) * rows // count)
+
+
+def add_product(
+    target: Tensor, left: Tensor, right: Tensor, how: Summation, bad: Tensor | None = None, *, fresh: bool = True
+) -> None:
+    """target ← target + leftᵀ·right, (rows, m) and (rows, n) or (rows,); FEW overwrites a `fresh` target.
+
+    Rows of `left` where `bad` is true are taken as zeros, in their own block only: a copy of the others might lie
+    otherwise in memory, and a library may then add in another order.
+    """
+    multiply = torch.mm if right.ndim == 2 else torch.mv
+    rows = left.shape[0]
+    if how is Summation.DOUBLE:
+        whole = left.double()
+        if bad is not None:
+            whole.masked_fill_(bad[:, None], 0.0)
+        target.add_(multiply(whole.t(), right.double()))
+    elif how is Summation.PLAIN:
+        if rows:
+            target.addmm_(left.t(), right) if right.ndim == 2 else target.addmv_(left.t(), right)
+    elif how is Summation.FEW and target.dtype != torch.float32:
+        few = torch.zeros(target.shape, dtype=torch.float32) if fresh else target.float()
+        add_product(few, left, right, how, bad, fresh=fresh)
+        target.copy_(few)
+    elif how is Summation.FEW and fresh and 0 < rows <= BLOCK_RECORDS and bad is None:
+        multiply(left.t(), right, out=target)
+    elif how is Summation.FEW:
+        for k, block in enumerate(even_blocks(rows)):
+            mine = left[block]
+            if bad is not None and bool(bad[block].any()):
+                mine = mine.masked_fill(bad[block][:, None], 0.0)
+            if k or not fresh:
+                target.add_(multiply(mine.t(), right[block]))
+            else:
+                multiply(mine.t(), right[block], out=target)
+        if not rows and fresh:
+            target.zero_()
+    else:
+        few = torch.empty(target.shape, dtype=torch.float32)
+        for piece in even_blocks(rows, BLOCK_RECORDS * BLOCKS_IN_FLOAT32):
+            add_product(few, left[piece], right[piece], Summation.FEW, None if bad is None else bad[piece])
+            target.add_(few)
+
+
+def tiled(drawn: NDArray[np.int64], tile: int = TILE_ROWS) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Lays a Poisson sample out in tiles of equal size: record r stands at place r mod `tile` of one of them.
+
+    How a library computes a row may depend on how many rows there are, and on where the row stands: it adds in
+    another order where a row does not begin at a multiple of 16 bytes. So every product is of one tile, and a
+    record's place in it does not depend on who else was drawn.
+
+    Args:
+        drawn: (drawn,) numbers of records, ascending.
+
+    Returns:
+        (rows,) the record in each row, 0 in rows that only fill up; (drawn,) the row of each drawn record.
+    """
+    slots = drawn % tile
+    order = np.argsort(slots, kind="stable")
+    counts = np.bincount(slots, minlength=tile)
+    nth = np.empty(drawn.size, dtype=np.int64)
+    nth[order] = np.arange(drawn.size) - np.repeat(np.cumsum(counts) - counts, counts)
+    places = nth * tile + slots
+    rows = np.zeros(int(counts.max()) * tile, dtype=np.int64)
+    rows[places] = drawn
+    return rows, places
+
+
+@contextmanager
+def conventional_products() -> Iterator[None]:
+    """float32 products are float32 inside, even where the caller allowed bfloat16 or TF32 or set up autocast."""
+    before = torch.get_float32_matmul_precision()
+    if before != "highest":
+        torch.set_float32_matmul_precision("highest")
+    try:
+        with torch.autocast("cpu", enabled=False):
+            yield
+    finally:
+        if before != "highest":
+            torch.set_float32_matmul_precision(before)

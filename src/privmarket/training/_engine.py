@@ -1,0 +1,1022 @@
+"""Sums of clipped per-record gradients of any torch module, for many clients, with a proved bound on each record.
+
+Each record's contribution has norm at most C in real arithmetic, and the computed sum differs from the real one
+by so little that `privacy.release.sum_inflation` covers it: see docs/theory/finite-arithmetic.md. How a module is
+differentiated is found out once by a trial on random records of the same shape, so that it says nothing about the
+records themselves:
+
+- `stack`: a plain stack of layers that keep records apart, with linear maps of vectors. Rows of many clients pass
+  in
+  one go, with the weights that they share or each client with its own.
+- `rules`: the rules of `_rules`, in blocks of one client's rows.
+- `vmap`: `torch.func`, record by record, in the same blocks; for what no rule knows.
+- `loop`: one record after the other, for what `torch.func` cannot differentiate.
+
+Implements: per-example clipping of [Abadi2016], by ghost norms where a layer is linear.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import warnings
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+
+from privmarket.privacy.release import BLOCK_RECORDS, BLOCKS_IN_FLOAT32
+from privmarket.training._arithmetic import (
+    TILE_ROWS,
+    Summation,
+    clip_factors,
+    conventional_products,
+    even_blocks,
+    group_factors,
+    rounded_down,
+    row_energy,
+    tiled,
+)
+from privmarket.training._losses import LOSSES, require_one_each
+from privmarket.training._model import PrivateModel
+from privmarket.training._rules import Direct, Formed, Memo, NotTold, Outer, Run, Slot, Term, TokenOuter, watching
+from privmarket.training._stacks import is_stack, run_stack
+
+_LOG = logging.getLogger(__name__)  # the client's own
+
+# Memory of one pass of a stack is bounded by the rows in it, not by the number of clients or the size of a batch.
+PASS_ROWS = 4096
+# Other modules are computed in blocks of these sizes and no other, which `_check` tries: whole blocks, and tiles
+# for samples and for what is left.
+BLOCK_ROWS = BLOCK_RECORDS
+# Per-record gradients that are formed may take this much memory; above, tiles take the place of blocks.
+_FORMED_BYTES = 1 << 29
+# Samples of fewer records than this are laid out in smaller tiles, which leave less room unused.
+_SMALL_SAMPLE = 100
+_SMALL_TILE = 8
+_TRIAL_ROWS = (3, 7)
+_TRIAL_SEED = 20260714
+_TOLERANCE = 1e-3
+
+
+class _Workspace(threading.local):
+    """Buffers for samples that are laid out in tiles, one set per thread."""
+
+    def __init__(self) -> None:
+        self.buffers: dict[tuple[str, torch.dtype], Tensor] = {}
+
+
+_WORKSPACE = _Workspace()
+
+
+@dataclass(frozen=True, eq=False)
+class ClientRecords:
+    """The records of some clients, one after the other.
+
+    Attributes:
+        inputs: (rows, ...) of any type and shape.
+        labels: (rows, ...) of any type and shape.
+        sizes: rows per client; may hold zeros.
+        persons: (rows,) whole numbers ≥ 0 in any order, whose record each row is; needed for `unit="person"`.
+    """
+
+    inputs: Tensor
+    labels: Tensor
+    sizes: list[int]
+    persons: Tensor | None = None
+
+    @property
+    def clients(self) -> int:
+        """The number of clients whose records these are."""
+        return len(self.sizes)
+
+    @property
+    def starts(self) -> list[int]:
+        """For each client, the number of its first row."""
+        return [0, *np.cumsum(self.sizes[:-1]).tolist()]
+
+    def of(self, client: int) -> ClientRecords:
+        """One client's own."""
+        start = self.starts[client]
+        mine = slice(start, start + self.sizes[client])
+        persons = None if self.persons is None else self.persons[mine]
+        return ClientRecords(self.inputs[mine], self.labels[mine], [self.sizes[client]], persons)
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """A Poisson sample of each client's records, or of all records of sampled persons.
+
+    Attributes:
+        rate: the public probability with which a unit is drawn.
+        drawn: per client, the numbers of its drawn records, ascending.
+    """
+
+    rate: float
+    drawn: Sequence[NDArray[np.int64]]
+
+
+@dataclass(frozen=True, eq=False)
+class ClippedSums:
+    """What clients' records add up to. Private: only `privacy.release` may let it out.
+
+    Attributes:
+        values: (clients, parameters), float32 where every client's sum is; else float64.
+        single: per client, whether its sum was added up in float32.
+    """
+
+    values: Tensor
+    single: list[bool]
+
+    def of(self, client: int) -> Tensor:
+        """(parameters,) one client's sum in the precision in which it was added up.
+
+        So each client releases what it would alone, whoever else is in the chunk.
+        """
+        mine = self.values[client]
+        return mine.float() if self.single[client] else mine
+
+
+def clipped_sums(
+    model: PrivateModel,
+    weights: Tensor,
+    records: ClientRecords,
+    clip_norm: float,
+    *,
+    sample: Sample | None = None,
+    mask_seeds: Sequence[int] | None = None,
+    present: Tensor | None = None,
+) -> ClippedSums:
+    """Each client's sum of contributions of norm ≤ `clip_norm` each, of records or, if given, of persons.
+
+    A record whose gradient is not finite, or on which the module or the loss raises an error, contributes exactly
+    nothing: else one record could decide whether there is a sum at all.
+
+    Args:
+        weights: (1, parameters) shared by all clients, or (clients, parameters).
+        records: persons, if given, are equal numbers one after the other, different ones for different clients
+            (`by_person`); then each person's sum is clipped.
+        sample: which records were drawn, where a step takes a Poisson sample.
+        mask_seeds: per client; what a module draws, such as masks of dropout, follows from this and a record's
+            number alone. Needed where `method_for` says `random`.
+        present: (rows,) booleans, false for records that are blanked and contribute nothing.
+    """
+    sums = torch.empty(records.clients, model.parameters)
+    single: list[bool] = []
+    for client, total in each_clipped_sum(
+        model, weights, records, clip_norm, sample=sample, mask_seeds=mask_seeds, present=present
+    ):
+        if total.dtype != sums.dtype and sums.dtype == torch.float32:
+            sums = sums.double()
+        sums[client] = total
+        single.append(total.dtype == torch.float32)
+    return ClippedSums(sums, single)
+
+
+def each_clipped_sum(
+    model: PrivateModel,
+    weights: Tensor,
+    records: ClientRecords,
+    clip_norm: float,
+    *,
+    sample: Sample | None = None,
+    mask_seeds: Sequence[int] | None = None,
+    present: Tensor | None = None,
+    out: Tensor | None = None,
+) -> Generator[tuple[int, Tensor], None, None]:
+    """As `clipped_sums`, client by client: its number and (parameters,) its sum, valid until the next is asked for.
+
+    A sum of few records is float32, others float64. A client's weights may be changed once its sum is there.
+
+    Args:
+        out: float32 buffer (clients, parameters) that may be used for sums.
+    """
+    method = method_for(model, records.inputs, records.labels)
+    work = _Work(model, method, weights, records, clip_norm, sample, mask_seeds, present)
+    with conventional_products():
+        yield from work.by_stack(out) if method.kind == "stack" else work.by_blocks()
+
+
+def gradient_sums(
+    model: PrivateModel,
+    weights: Tensor,
+    inputs: Tensor,
+    labels: Tensor,
+    sizes: list[int],
+    clip_norm: float | None,
+) -> Tensor:
+    """(clients, parameters) float32: each client's Σ of gradients, each clipped to `clip_norm` unless that is None.
+
+    Args:
+        weights: (1, parameters) shared by all clients, or (clients, parameters).
+        inputs, labels: the clients' batches one after the other.
+        sizes: rows per client; may hold zeros.
+    """
+    records = ClientRecords(inputs, labels, sizes)
+    if clip_norm is not None:
+        return clipped_sums(model, weights, records, clip_norm).values.float()
+    sums = torch.zeros(len(sizes), model.parameters)
+    add_plain_sums(model, weights, records, sums)
+    return sums
+
+
+def add_plain_sums(
+    model: PrivateModel, weights: Tensor, records: ClientRecords, sums: Tensor, scale: Tensor | None = None
+) -> None:
+    """Adds each client's Σ of gradients, unclipped, times its entry of `scale` to `sums`: no privacy.
+
+    If all rows fit one pass, all gradients are known before the first is added, and `sums` may be `weights` itself.
+    """
+    method = method_for(model, records.inputs, records.labels)
+    each = torch.ones(records.clients) if scale is None else scale
+    if method.kind != "stack":
+        for client in range(records.clients):
+            mine = records.of(client)
+            if mine.sizes[0]:
+                own = weights[client if len(weights) > 1 else 0]
+                sums[client].add_(_plain_gradient(model, own, mine), alpha=float(each[client]))
+        return
+    rows_scale = each.repeat_interleave(torch.tensor(records.sizes))
+    for first, last, clients, counts in _passes(records.sizes, PASS_ROWS):
+        if first == last:
+            continue
+        x = records.inputs[first:last]
+        y = records.labels[first:last]
+        if len(weights) == 1:
+            run = _stack_run(model, weights, x, y, [last - first])
+        else:
+            run = _stack_run(model, weights[clients], x, y, counts, list(range(len(counts))))
+        memo = Memo(rows_scale[first:last])
+        plain = [Summation.PLAIN] * len(counts)
+        nobody: list[Tensor | None] = [None] * len(counts)
+        for number, term in run.terms().items():
+            slot = model.slots[number]
+            parts = sums[clients, slot.start : slot.stop].unbind(0)
+            term.add_sums(parts, counts, memo, plain, nobody, [False] * len(counts))
+
+
+def _plain_gradient(model: PrivateModel, flat: Tensor, records: ClientRecords) -> Tensor:
+    """(parameters,) the gradient of the summed loss, by torch alone; blocks bound the memory."""
+    total = torch.zeros(model.parameters)
+    for start in range(0, records.sizes[0], PASS_ROWS // 8):
+        own = flat.clone().requires_grad_()
+        rows = slice(start, start + PASS_ROWS // 8)
+        losses = model.loss(
+            functional_call(model.module, model.named(own), (records.inputs[rows],)), records.labels[rows]
+        )
+        (found,) = torch.autograd.grad(losses.sum(), own)
+        total += found
+    return total
+
+
+# --- how a module is differentiated ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Method:
+    """How a module is differentiated on records of one shape.
+
+    Attributes:
+        kind: `stack`, `rules`, `vmap` or `loop`, see above.
+        whole: it is a plain stack with one of our own losses, which keep records apart whatever the number of rows.
+        random: a forward pass draws random numbers, such as masks of dropout.
+        formed: how many numbers of each record's gradient are formed.
+        even: the widths of all linear layers are even, so that small tiles begin at multiples of 64 bytes.
+    """
+
+    kind: str
+    whole: bool = False
+    random: bool = False
+    formed: int = 0
+    even: bool = False
+
+    @property
+    def block_rows(self) -> int:
+        """How many rows of a client are computed at once."""
+        return BLOCK_ROWS if 4 * self.formed * BLOCK_ROWS <= _FORMED_BYTES else TILE_ROWS
+
+
+def method_for(model: PrivateModel, inputs: Tensor, labels: Tensor) -> Method:
+    """How this module is differentiated on records of this shape and type, found out by a trial on random ones."""
+    key = (inputs.shape[1:], inputs.dtype, labels.shape[1:], labels.dtype, _modes(model))
+    found = model._methods.get(key)
+    if not isinstance(found, Method):
+        with torch.random.fork_rng(devices=[]), conventional_products():
+            found = _trial(model, inputs, labels)
+        model._methods[key] = found
+    return found
+
+
+def _modes(model: PrivateModel) -> tuple[bool, ...]:
+    """Which parts of the module are in training mode: what they do may depend on it."""
+    return tuple([part.training for part in model._parts])
+
+
+def _trial(model: PrivateModel, inputs: Tensor, labels: Tensor) -> Method:
+    """Tries the rules, then `torch.func`, on a few random records; each must give a record's own gradient."""
+    generator = torch.Generator().manual_seed(_TRIAL_SEED)
+    whole = is_stack(model.module) and model.loss in LOSSES
+    weights = model.built_weights()
+    random = False
+    told = not any(isinstance(part, nn.RNNBase | nn.MultiheadAttention) for part in model.module.modules())
+    terms: dict[int, Term] = {}
+    for rows in _TRIAL_ROWS:
+        x = random_records(inputs, rows, generator)
+        before = torch.get_rng_state()
+        try:
+            with torch.no_grad():
+                out = functional_call(model.module, model.named(weights), (x.clone(),))
+        except Exception:  # the module is the user's code and may raise anything
+            random = True
+            continue
+        random = random or not torch.equal(before, torch.get_rng_state())
+        y = random_labels(out, labels, generator)
+        if not told:
+            continue
+        try:
+            terms = _run(model, weights[None], x, y, [rows]).terms()
+        except NotTold as reason:
+            _LOG.info("%s: gradients record by record, since %s", model.name, reason)
+            told = False
+        except Exception:  # as above; what raises here raises record by record, too
+            continue
+        else:
+            if not whole and not random and not _agrees(model, weights, terms, x, y):
+                told = False
+    if told:
+        formed = sum(_formed_size(term, model.slots[slot]) for slot, term in terms.items())
+        simple = bool(terms) and all(isinstance(term, Outer | Direct) for term in terms.values())
+        widths = [
+            term.left.shape[1] % 2 + term.right.shape[1] % 2 for term in terms.values() if isinstance(term, Outer)
+        ]
+        kind = "stack" if whole and simple and not random else "rules"
+        return Method(kind, whole, random, formed, not any(widths))
+    try:
+        x = random_records(inputs, _TRIAL_ROWS[0], generator)
+        out = functional_call(model.module, model.named(weights), (x.clone(),))
+        y = random_labels(out, labels, generator)
+        terms = _vmapped(model, weights, x, y)
+        if random or _agrees(model, weights, terms, x, y):
+            return Method("vmap", random=random, formed=model.parameters)
+    except Exception as reason:  # as above
+        why = str(reason).splitlines()
+        _LOG.info("%s: gradients one record after the other, since %s", model.name, why[0] if why else type(reason))
+    return Method("loop", random=random, formed=model.parameters)
+
+
+def _formed_size(term: Term, slot: Slot) -> int:
+    return 0 if isinstance(term, Outer | Direct | TokenOuter) else slot.size
+
+
+def _agrees(model: PrivateModel, weights: Tensor, terms: dict[int, Term], x: Tensor, y: Tensor) -> bool:
+    """Whether what was noted for each record is its own gradient, by torch's ordinary backward pass."""
+    found = formed_gradients(model, terms, x.shape[0])
+    for row in range(x.shape[0]):
+        alone = _alone(model, weights, x[row : row + 1], y[row : row + 1])
+        if not close(found[row], alone):
+            return False
+    return True
+
+
+def close(one: Tensor, other: Tensor) -> bool:
+    """Equal up to rounding; what reads another record differs by far more."""
+    a = torch.nan_to_num(one.detach())
+    b = torch.nan_to_num(other.detach())
+    size = max(float(a.abs().max()), float(b.abs().max()), 1e-6)
+    return float((a - b).abs().max()) <= _TOLERANCE * size
+
+
+def random_records(like: Tensor, rows: int, generator: torch.Generator, scale: float = 1.0) -> Tensor:
+    """(rows, ...) random numbers of the records' shape and type; whole ones are 0 and 1, which any table holds."""
+    shape = (rows, *like.shape[1:])
+    if like.dtype.is_floating_point:
+        return (torch.randn(shape, generator=generator) * scale).to(like.dtype)
+    return torch.randint(0, 2, shape, generator=generator).to(like.dtype)
+
+
+def random_labels(outputs: Tensor, labels: Tensor | None, generator: torch.Generator) -> Tensor:
+    """Random labels for these outputs, of the shape and type of `labels`; classes if there are none.
+
+    Numbers are between 0 and 1, which any loss takes.
+    """
+    if labels is None:
+        classes = outputs.shape[1] if outputs.ndim > 1 else 1
+        return torch.randint(0, classes, (outputs.shape[0], *outputs.shape[2:]), generator=generator)
+    shape = (outputs.shape[0], *labels.shape[1:])
+    if labels.dtype.is_floating_point:
+        return torch.rand(shape, generator=generator).to(labels.dtype)
+    return torch.randint(0, 2, shape, generator=generator).to(labels.dtype)
+
+
+# --- gradients of the rows of one pass -------------------------------------------------------------------
+
+
+def _run(
+    model: PrivateModel, weights: Tensor, x: Tensor, y: Tensor, sizes: list[int], copies: list[int] | None = None
+) -> Run:
+    """One forward and one backward pass through the rules; see `Run` for the arguments.
+
+    Raises:
+        NotTold: a parameter is used in a way that no rule knows, or rows are not records.
+    """
+    run = Run(model.slots, weights, x.shape[0], sizes, copies)
+    with watching(model._stand_ins, model._owners, run), torch.enable_grad():
+        losses = model.loss(model.module(x), y)
+        require_one_each(losses, x.shape[0])
+        if losses.requires_grad:
+            torch.autograd.grad(losses.sum(), run.anchor, allow_unused=True)
+    return run
+
+
+def _stack_run(
+    model: PrivateModel, weights: Tensor, x: Tensor, y: Tensor, sizes: list[int], copies: list[int] | None = None
+) -> Run:
+    """The same for a plain stack of linear layers, without torch's graph."""
+    run = Run(model.slots, weights, x.shape[0], sizes, copies)
+    for one in model._stand_ins:
+        one.run = run
+    try:
+        run_stack(model._leaves, model._watched, run, x, y, model.loss)
+    finally:
+        for one in model._stand_ins:
+            del one.run
+    return run
+
+
+def _vmapped(model: PrivateModel, weights: Tensor, x: Tensor, y: Tensor) -> dict[int, Term]:
+    """Each record's gradient by `torch.func`: the module sees one record at a time, whatever it does with it."""
+
+    def loss(flat: Tensor, one: Tensor, label: Tensor) -> Tensor:
+        losses = model.loss(functional_call(model.module, model.named(flat), (one[None],)), label[None])
+        require_one_each(losses, 1)
+        return losses[0]
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="There is a performance drop", category=UserWarning)
+        each: Tensor = vmap(grad(loss), (None, 0, 0), randomness="different")(weights, x, y)
+    return _by_slot(model, each)
+
+
+def _by_slot(model: PrivateModel, rows: Tensor) -> dict[int, Term]:
+    """(rows, parameters) → one term for each parameter, views."""
+    return {number: Formed(rows[:, slot.start : slot.stop]) for number, slot in enumerate(model.slots)}
+
+
+def _alone(model: PrivateModel, weights: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """(parameters,) the gradient of one record by torch's ordinary backward pass; x and y have one row."""
+    flat = weights.clone().requires_grad_()
+    with torch.enable_grad():
+        losses = model.loss(functional_call(model.module, model.named(flat), (x,)), y)
+        require_one_each(losses, 1)
+        if not losses.requires_grad:
+            return torch.zeros_like(weights)
+        (found,) = torch.autograd.grad(losses.sum(), flat, allow_unused=True)
+    return torch.zeros_like(weights) if found is None else found
+
+
+def formed_gradients(model: PrivateModel, terms: dict[int, Term], rows: int) -> Tensor:
+    """(rows, parameters) each record's gradient, formed; zeros for parameters that nothing used."""
+    whole = torch.zeros(rows, model.parameters)
+    for number, term in terms.items():
+        slot = model.slots[number]
+        whole[:, slot.start : slot.stop] = term.formed()
+    return whole
+
+
+def block_terms(
+    model: PrivateModel, method: Method, weights: Tensor, x: Tensor, y: Tensor, seed: int
+) -> dict[int, Term]:
+    """What each of the rows of one block contributes, (parameters,) weights; masks follow from the seed."""
+    torch.default_generator.manual_seed(seed % 2**63)
+    if method.kind == "vmap":
+        return _vmapped(model, weights, x, y)
+    if method.kind == "loop":
+        each = torch.empty(x.shape[0], model.parameters)
+        for row in range(x.shape[0]):
+            torch.default_generator.manual_seed((seed + row) % 2**63)
+            each[row] = _alone(model, weights, x[row : row + 1], y[row : row + 1])
+        return _by_slot(model, each)
+    return _run(model, weights[None], x, y, [x.shape[0]]).terms()
+
+
+def _guarded_terms(
+    model: PrivateModel, method: Method, weights: Tensor, x: Tensor, y: Tensor, seed: int
+) -> tuple[dict[int, Term], Tensor | None]:
+    """As `block_terms`, and which rows raise errors by themselves: those contribute nothing.
+
+    Each try fills the block with copies of a row that is tried, never with something else that might fail where the
+    rows do not: that, too, would be an answer. There is no second attempt for a row that failed alone.
+    """
+    try:
+        return block_terms(model, method, weights, x, y, seed), None
+    except Exception as error:  # the module is the user's code and may raise anything
+        _LOG.warning("records that raise errors add nothing: %s: %s", type(error).__name__, error)
+    rows = x.shape[0]
+    failing = torch.zeros(rows, dtype=torch.bool)
+
+    def attempt(chosen: Tensor) -> dict[int, Term] | None:
+        block = chosen[:1].repeat(rows)
+        block[chosen] = chosen
+        try:
+            return block_terms(model, method, weights, x[block], y[block], seed)
+        except Exception:  # as above
+            return None
+
+    def search(chosen: Tensor) -> None:
+        if chosen.numel() == 1:
+            failing[chosen] = attempt(chosen) is None
+            return
+        half = chosen.numel() // 2
+        for part in (chosen[:half], chosen[half:]):
+            if part.numel() == 1 or attempt(part) is None:
+                search(part)
+
+    search(torch.arange(rows))
+    left = torch.nonzero(~failing).flatten()
+    terms = attempt(left) if left.numel() else None
+    if terms is None:
+        return {}, torch.ones(rows, dtype=torch.bool)
+    return terms, failing
+
+
+# --- sums ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class _Work:
+    """One call of `clipped_sums`."""
+
+    model: PrivateModel
+    method: Method
+    weights: Tensor
+    records: ClientRecords
+    clip_norm: float
+    sample: Sample | None
+    mask_seeds: Sequence[int] | None
+    present: Tensor | None
+
+    def summation(self, client: int) -> Summation:
+        """How a client's rows are added up: in float32 as far as the proof goes, whatever other clients are here.
+
+        Blocks of a sample shift when one record more is drawn, so there only a single block may be added in
+        float32.
+        """
+        if self.records.persons is not None:
+            return Summation.DOUBLE
+        if self.sample is not None:
+            few = self.method.kind == "stack" and self.sample.drawn[client].size <= BLOCK_RECORDS
+            return Summation.FEW if few else Summation.DOUBLE
+        if self.method.kind == "stack":
+            few = self.records.sizes[client] <= BLOCK_RECORDS * BLOCKS_IN_FLOAT32
+        else:
+            few = sum(1 for _ in self._blocks(client)) <= BLOCKS_IN_FLOAT32
+        return Summation.FEW if few else Summation.BLOCKS
+
+    # Rows of many clients in one pass.
+
+    def by_stack(self, out: Tensor | None) -> Iterator[tuple[int, Tensor]]:
+        """Each client's sum, for a plain stack: rows of many clients in one pass."""
+        records = self.records
+        persons = records.persons
+        shared = len(self.weights) == 1
+        layout = None
+        inputs = records.inputs
+        labels = records.labels
+        sizes = records.sizes
+        cuts = persons
+        if self.sample is not None:
+            tiles = [self._tile(size) for size in sizes]
+            layout = _Layout.of(records, self.sample, tiles)
+            inputs = layout.laid_out(inputs, "inputs")
+            labels = layout.laid_out(labels, "labels")
+            sizes = layout.sizes
+            cuts = None
+        whole_clients = layout is not None and persons is not None
+        few = torch.empty(records.clients, self.model.parameters) if out is None else out
+        many: dict[int, Tensor] = {}
+        done = [0] * records.clients  # rows of each client that were added up
+        finished = -1  # the last client whose sum was handed over: those without rows come with several passes
+        for first, last, clients, counts in _passes(sizes, PASS_ROWS, cuts, whole_clients):
+            terms: dict[int, Term] = {}
+            present = None if self.present is None else self.present[first:last]
+            mine = None if persons is None else persons[first:last]
+            whose = list(range(len(counts)))
+            pieces = counts
+            rows_added = counts
+            if layout is not None:
+                # One product per tile: each copy of the weights is used as often as its client has tiles.
+                tile_sizes = layout.tiles[clients]
+                repeats = [count // tile for count, tile in zip(counts, tile_sizes, strict=True)]
+                pieces = [tile for tile, n in zip(tile_sizes, repeats, strict=True) for _ in range(n)]
+                whose = [client for client, n in enumerate(repeats) for _ in range(n)]
+            elif shared:
+                pieces = [last - first]
+            if first < last:
+                own = self.weights if shared else self.weights[clients]
+                copies = None if shared else whose
+                run = _stack_run(self.model, own, inputs[first:last], labels[first:last], pieces, copies)
+                terms = run.terms()
+            if layout is not None:
+                inside, rows_added = layout.counting(first, last, clients)
+                terms = _kept(terms, layout.places[inside] - first)
+                numbers = layout.drawn[inside]
+                present = None if self.present is None else self.present[numbers]
+                mine = None if persons is None else persons[numbers]
+            clipped = self._clipped(terms, sum(rows_added), None, present, mine)
+            chosen = [client for client in range(*clients.indices(len(sizes))) if client > finished]
+            skipped = len(counts) - len(chosen)  # without rows, and handed over with an earlier piece
+            how = [self.summation(client) for client in chosen]
+            totals: list[Tensor] = []
+            for client, way in zip(chosen, how, strict=True):
+                if way is not Summation.FEW and client not in many:
+                    many[client] = torch.zeros(self.model.parameters, dtype=torch.float64)
+                totals.append(few[client] if way is Summation.FEW else many[client])
+            fresh = [not done[client] for client in chosen]
+            clipped.add(totals, rows_added[skipped:], how, fresh)
+            for client, count in zip(chosen, counts[skipped:], strict=True):
+                done[client] += count
+            for client, total in zip(chosen, totals, strict=True):
+                if done[client] >= sizes[client]:
+                    finished = client
+                    many.pop(client, None)
+                    yield client, total
+
+    def _tile(self, size: int) -> int:
+        """Rows of each tile of a client's sample, from public numbers: the rate, and how many records it holds."""
+        assert self.sample is not None
+        small = self.method.even and self.sample.rate * size <= _SMALL_SAMPLE
+        return _SMALL_TILE if small else TILE_ROWS
+
+    # One client's rows in blocks.
+
+    def by_blocks(self) -> Iterator[tuple[int, Tensor]]:
+        """Each client's sum, block by block, for modules of any other kind."""
+        buffers = _Buffers(self.model.parameters)
+        for client in range(self.records.clients):
+            how = self.summation(client)
+            total = buffers.of(how, fresh=True)
+            with torch.random.fork_rng(devices=[]):
+                self._add_client(client, total, how)
+            yield client, total
+
+    def _add_client(self, client: int, total: Tensor, how: Summation) -> None:
+        mine = self.records.of(client)
+        weights = self.weights[client if len(self.weights) > 1 else 0]
+        seed = 0 if self.mask_seeds is None else self.mask_seeds[client]
+        first = self.records.starts[client]
+        people = None if mine.persons is None else _PersonSums(total, self.clip_norm)
+        fresh = True
+        for taken, counting in self._blocks(client):
+            rows = torch.from_numpy(taken)
+            places = torch.from_numpy(counting)
+            x = mine.inputs[rows]
+            y = mine.labels[rows]
+            terms, failing = _guarded_terms(self.model, self.method, weights, x, y, seed + int(taken[0]))
+            if counting.size < taken.size:
+                terms = _kept(terms, places)
+                failing = None if failing is None else failing[places]
+            present = None if self.present is None else self.present[first + rows[places]]
+            if people is None:
+                clipped = self._clipped(terms, counting.size, failing, present, None)
+                clipped.add([total], [counting.size], [how], [fresh])
+                fresh = False
+                continue
+            assert mine.persons is not None
+            gradients = formed_gradients(self.model, terms, counting.size)
+            energy = row_energy(gradients)
+            bad = ~torch.isfinite(energy)
+            if failing is not None:
+                bad |= failing
+            if present is not None:
+                bad |= ~present
+            gradients.masked_fill_(bad[:, None], 0.0)
+            people.add(mine.persons[rows[places]], gradients.double(), energy.masked_fill(bad, 0.0))
+        if people is not None:
+            people.finish()
+        elif fresh:
+            total.zero_()
+
+    def _blocks(self, client: int) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+        """Which of a client's records are computed at once, and which of those rows count.
+
+        What is left over of whole blocks goes in tiles: at most seven more additions in float64, which what
+        `privacy.release.sum_inflation` allows for sums in float32 covers many times over.
+        Of a Poisson sample each record stands at a place of its own in a tile, or each person in tiles of its own:
+        where it stands does not depend on who else was drawn. Where the module draws masks neither does the tile:
+        record r is in tile ⌊r/16⌋, among records that may not count, and gets the same mask whoever was drawn.
+        """
+        records = self.records.sizes[client]
+        if self.sample is None and self.method.whole and not self.method.random:
+            for block in even_blocks(records, self.method.block_rows):
+                rows = np.arange(block.start, block.stop)
+                yield rows, np.arange(rows.size)
+            return
+        if self.sample is None:
+            step = self.method.block_rows
+            whole = records - records % step
+            for start in range(0, whole, step):
+                yield np.arange(start, start + step), np.arange(step)
+            for start in range(whole, records, TILE_ROWS):
+                rows = np.arange(start, min(start + TILE_ROWS, records))
+                yield np.resize(rows, TILE_ROWS), np.arange(rows.size)
+            return
+        drawn = self.sample.drawn[client]
+        persons = self.records.persons
+        if persons is not None:
+            start = self.records.starts[client]
+            whose = persons.numpy()[start : start + records][drawn]
+            starts = np.flatnonzero(np.diff(whose, prepend=-1))
+            for one in np.split(drawn, starts[1:]):
+                filled = np.resize(one, -(-one.size // TILE_ROWS) * TILE_ROWS)
+                yield from _tiles(filled, np.arange(one.size))
+        elif self.method.random:
+            tiles, starts = np.unique(drawn // TILE_ROWS, return_index=True)
+            for tile, inside in zip(tiles, np.split(drawn, starts[1:]), strict=False):  # no tiles: one part
+                rows = np.arange(tile * TILE_ROWS, min((tile + 1) * TILE_ROWS, records))
+                yield np.resize(rows, TILE_ROWS), inside - rows[0]
+        else:
+            yield from _tiles(*tiled(drawn, TILE_ROWS))
+
+    def _clipped(
+        self,
+        terms: dict[int, Term],
+        rows: int,
+        failing: Tensor | None,
+        present: Tensor | None,
+        persons: Tensor | None,
+    ) -> _Clipped:
+        """What some rows contribute, with their clip factors."""
+        memo = Memo()
+        memo.measure(terms.values())
+        squared = torch.zeros(rows, dtype=torch.float64)
+        spread: Tensor | None = None
+        for term in terms.values():
+            bound, wide = term.squared_norms(memo)
+            squared += bound
+            if wide is not None:
+                spread = wide if spread is None else spread + wide
+        if failing is not None:
+            squared.masked_fill_(failing, torch.inf)
+        bad = ~torch.isfinite(squared)
+        if persons is None:
+            factor = clip_factors(squared, self.clip_norm, spread)
+        else:
+            factor = _person_factors(terms, squared, bad, self.clip_norm, persons)
+        if present is not None:
+            factor.masked_fill_(~present, 0.0)
+        memo.factor = factor
+        memo.bad = bad if bool(bad.any()) else None
+        return _Clipped(self.model.slots, terms, memo)
+
+
+@dataclass(frozen=True, eq=False)
+class _Clipped:
+    """The contributions of some rows: their terms, and in the memo their clip factors."""
+
+    slots: Sequence[Slot]
+    terms: dict[int, Term]
+    memo: Memo
+
+    def add(
+        self, totals: Sequence[Tensor], counts: list[int], how: Sequence[Summation], fresh: Sequence[bool]
+    ) -> None:
+        """Adds the contributions of clients' rows, `counts` of each, to their sums, (parameters,) each.
+
+        A `fresh` float32 sum is overwritten.
+        """
+        bad: Sequence[Tensor | None] = [None] * len(counts)
+        if self.memo.bad is not None:
+            bad = self.memo.bad.split_with_sizes(counts)
+        for number, slot in enumerate(self.slots):
+            parts = [total[slot.start : slot.stop] for total in totals]
+            if number in self.terms:
+                self.terms[number].add_sums(parts, counts, self.memo, how, bad, fresh)
+                continue
+            for part, way, is_fresh in zip(parts, how, fresh, strict=True):
+                if is_fresh and way is Summation.FEW:
+                    part.zero_()
+
+
+class _Buffers:
+    """One sum at a time, in either precision."""
+
+    def __init__(self, parameters: int) -> None:
+        self.parameters = parameters
+        self._made: dict[torch.dtype, Tensor] = {}
+
+    def of(self, how: Summation, *, fresh: bool) -> Tensor:
+        """(parameters,) float32 for few records, else float64, which begins with zeros if it is `fresh`."""
+        dtype = torch.float32 if how is Summation.FEW else torch.float64
+        if dtype not in self._made:
+            self._made[dtype] = torch.empty(self.parameters, dtype=dtype)
+        if fresh and how is not Summation.FEW:
+            self._made[dtype].zero_()
+        return self._made[dtype]
+
+
+def _kept(terms: dict[int, Term], rows: Tensor) -> dict[int, Term]:
+    """The terms for some of the rows; what several of them share is copied once."""
+    known: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def take(tensor: Tensor) -> Tensor:
+        if id(tensor) not in known:
+            known[id(tensor)] = tensor, tensor[rows]
+        return known[id(tensor)][1]
+
+    return {slot: term.keep(take) for slot, term in terms.items()}
+
+
+def _tiles(
+    rows: NDArray[np.int64], places: NDArray[np.int64]
+) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    """Cuts rows that are laid out in tiles, with the places in them that count."""
+    for start in range(0, rows.size, TILE_ROWS):
+        inside = places[(places >= start) & (places < start + TILE_ROWS)]
+        yield rows[start : start + TILE_ROWS], inside - start
+
+
+@dataclass(frozen=True, eq=False)
+class _Layout:
+    """Poisson samples of many clients in tiles, one client's after the other; see `tiled`.
+
+    Attributes:
+        sizes: rows per client.
+        tiles: rows of one tile of each client.
+        drawn: (drawn,) the numbers of the drawn records, counted over all clients.
+        places: (drawn,) the row in which each stands.
+        counts: drawn records per client.
+    """
+
+    sizes: list[int]
+    tiles: list[int]
+    drawn: Tensor
+    places: Tensor
+    counts: list[int]
+
+    @classmethod
+    def of(cls, records: ClientRecords, sample: Sample, tiles: list[int]) -> _Layout:
+        """Lays out each client's sample in tiles of its own size."""
+        sizes: list[int] = []
+        places: list[NDArray[np.int64]] = []
+        numbers: list[NDArray[np.int64]] = []
+        for drawn, start, tile in zip(sample.drawn, records.starts, tiles, strict=True):
+            rows, where = tiled(drawn, tile)
+            places.append(where + sum(sizes))
+            numbers.append(drawn + start)
+            sizes.append(rows.size)
+        return cls(
+            sizes,
+            tiles,
+            torch.from_numpy(np.concatenate(numbers)),
+            torch.from_numpy(np.concatenate(places)),
+            [one.size for one in sample.drawn],
+        )
+
+    def laid_out(self, records: Tensor, what: str) -> Tensor:
+        """(rows, ...) each drawn record in its place.
+
+        Rows that only fill up hold whatever was there before, zeros or records of earlier steps: they are computed
+        and not looked at. The buffer is kept for the next step.
+        """
+        shape = (sum(self.sizes), *records.shape[1:])
+        size = math.prod(shape)
+        kept = _WORKSPACE.buffers.get((what, records.dtype))
+        if kept is None or kept.numel() < size:
+            kept = torch.zeros(size, dtype=records.dtype)
+            _WORKSPACE.buffers[what, records.dtype] = kept
+        rows = kept[:size].view(shape)
+        rows.index_copy_(0, self.places, records.index_select(0, self.drawn))
+        return rows
+
+    def counting(self, first: int, last: int, clients: slice) -> tuple[Tensor, list[int]]:
+        """Which drawn records stand in the rows `first` to `last`, and how many of each of these clients."""
+        inside = torch.nonzero((self.places >= first) & (self.places < last)).flatten()
+        ends = torch.tensor(self.counts).cumsum(0)
+        counts = torch.searchsorted(inside, ends).diff(prepend=torch.zeros(1, dtype=torch.int64))
+        return inside, counts.tolist()[clients]
+
+
+def _passes(
+    sizes: Sequence[int], most: int, persons: Tensor | None = None, whole_clients: bool = False
+) -> Iterator[tuple[int, int, slice, list[int]]]:
+    """(first row, last row, clients, their rows) of passes of at most about `most` rows.
+
+    A pass holds whole clients, or a piece of one client that has too many rows. A client whose sum is added in
+    float32 is never cut in two, nor is a person, nor, with `whole_clients`, anybody.
+    """
+    row = 0
+    first_client = 0
+    counts: list[int] = []
+    for client, size in enumerate(sizes):
+        held = sum(counts)
+        if held and held + size > most:
+            yield row - held, row, slice(first_client, client), counts
+            first_client = client
+            counts = []
+        if size > most and not whole_clients:
+            for start, end in _pieces(row, size, most, persons):
+                yield start, end, slice(first_client, client + 1), [*[0] * len(counts), end - start]
+            first_client = client + 1
+            counts = []
+        else:
+            counts.append(size)
+        row += size
+    if counts:
+        yield row - sum(counts), row, slice(first_client, len(sizes)), counts
+
+
+def _pieces(first: int, size: int, most: int, persons: Tensor | None) -> Iterator[tuple[int, int]]:
+    """Cuts one client's rows: every `most`, in whole tiles, or at the next change of person."""
+    if persons is None:
+        step = -(-most // TILE_ROWS) * TILE_ROWS
+        cuts = list(range(first, first + size, step))
+    else:
+        mine = persons[first : first + size]
+        changes = (torch.nonzero(mine[1:] != mine[:-1]).flatten() + 1 + first).tolist()
+        cuts = [first]
+        for change in changes:
+            if change - cuts[-1] >= most:
+                cuts.append(change)
+    yield from zip(cuts, [*cuts[1:], first + size], strict=True)
+
+
+# --- persons ---------------------------------------------------------------------------------------------
+
+
+def _person_factors(
+    terms: dict[int, Term], squared: Tensor, bad: Tensor, clip_norm: float, persons: Tensor
+) -> Tensor:
+    """(rows,) float32: the same factor for all records of a person, which clips the norm of their sum.
+
+    Records that are `bad`, (rows,) booleans, count as zeros.
+    """
+    squared = squared.masked_fill(bad, 0.0)
+    factor = torch.empty(persons.shape[0], dtype=torch.float64)
+    _, counts = torch.unique_consecutive(persons, return_counts=True)
+    starts = counts.cumsum(0) - counts
+    for members in counts.unique().tolist():
+        groups = starts[counts == members][:, None] + torch.arange(members)
+        norms = torch.zeros(groups.shape[0], dtype=torch.float64)
+        for term in terms.values():
+            norms += _group_squared_norms(term, groups, bad)
+        factor[groups] = group_factors(norms, squared[groups].sum(1), members, clip_norm)[:, None]
+    return rounded_down(factor)
+
+
+def _group_squared_norms(term: Term, groups: Tensor, bad: Tensor) -> Tensor:
+    """(groups,) float64 ‖Σ gradients‖² over the records in each row of `groups`, (groups, members).
+
+    ‖Σ aᵢ gᵢᵀ‖² = Σᵢⱼ (aᵢ·aⱼ)(gᵢ·gⱼ), or by the sum itself where groups are large.
+    """
+
+    def taken(rows: Tensor) -> Tensor:
+        # Padded with zeros, so that every group begins at a multiple of 64 bytes and is computed alike.
+        mine = rows.masked_fill(bad[:, None], 0.0)[groups].double()
+        return torch.nn.functional.pad(mine, (0, -rows.shape[1] % 8))
+
+    if isinstance(term, Outer):
+        left = taken(term.left)
+        right = taken(term.right)
+        if groups.shape[1] ** 2 <= term.left.shape[1] * term.right.shape[1]:
+            return ((left @ left.mT) * (right @ right.mT)).sum((1, 2))
+        return (left.mT @ right).square().sum((1, 2))
+    return taken(term.formed()).sum(1).square().sum(1)
+
+
+class _PersonSums:
+    """Adds up each person's gradients over blocks of records, and each person's clipped sum to a total."""
+
+    def __init__(self, total: Tensor, clip_norm: float) -> None:
+        self.total = total
+        self.clip_norm = clip_norm
+        # The person whose records may go on in the next block: number, sum, energy and members so far.
+        self.open: tuple[int, Tensor, Tensor, Tensor] | None = None
+
+    def add(self, numbers: Tensor, gradients: Tensor, energy: Tensor) -> None:
+        """Takes a block: (rows,) whose record each is, (rows, parameters) float64, (rows,) squared norms."""
+        who, places, members = torch.unique_consecutive(numbers, return_inverse=True, return_counts=True)
+        sums = torch.zeros(who.shape[0], self.total.shape[0], dtype=torch.float64).index_add_(0, places, gradients)
+        energies = torch.zeros(who.shape[0], dtype=torch.float64).index_add_(0, places, energy)
+        if self.open is not None and self.open[0] == int(who[0]):
+            for mine, before in zip((sums, energies, members), self.open[1:], strict=True):
+                mine[0] += before
+        else:
+            self.finish()
+        self._close(sums[:-1], energies[:-1], members[:-1])
+        self.open = int(who[-1]), sums[-1], energies[-1], members[-1]
+
+    def finish(self) -> None:
+        """Adds the clipped sum of the last person, after whose records none follow."""
+        if self.open is not None:
+            _, sums, energy, members = self.open
+            self._close(sums[None], energy[None], members[None])
+        self.open = None
+
+    def _close(self, sums: Tensor, energy: Tensor, members: Tensor) -> None:
+        factor = rounded_down(group_factors(sums.square().sum(1), energy, members, self.clip_norm))
+        self.total += sums.t() @ factor.double()

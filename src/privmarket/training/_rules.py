@@ -1,0 +1,1089 @@
+"""Per-record gradients of a torch module from one forward and one backward pass, layer rule by layer rule.
+
+While a module runs, a `Watched` tensor stands in the place of each trainable parameter. An operation that gets one
+is looked up in `_RULES`: linear maps, convolutions, embeddings, scale and shift (which covers the affine part of
+all norms, and bare parameters that are added or multiplied). Its rule computes the output, keeps the input, and
+in the backward pass notes the slope by its output; gradients summed over records are never formed. Anything else
+that touches a parameter raises `NotTold`: the records' shares in such a gradient cannot be told apart here, and
+the engine differentiates the module record by record instead.
+
+What is noted are `Term`s. A term states two things: a bound from above on the squared norm of each record's
+gradient, and the weighted sum of the gradients over rows. A parameter that is used several times has several terms,
+which become one before a norm is taken.
+
+Implements: ghost norms for linear layers, after [Goodfellow2015] and [LiEtAl2022].
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from privmarket.training._arithmetic import Summation, add_product, row_energies, row_energy
+
+# Bytes of one piece of work that should stay in the processor's second-level cache.
+_CACHE_BYTES = 1 << 19
+# Bytes that the per-record gradients of one linear layer may take in one pass; above, they are never formed.
+_FORMED_BYTES = 1 << 26
+# The arena keeps at most so many numbers from pass to pass: 128 MB.
+_ARENA_FLOATS = 1 << 25
+# Up to so many tokens float64 sums of unformed gradients stay within their stated error.
+_MOST_TOKENS = 8192
+# Multiply-adds that take as long as writing one float and reading it twice.
+_MEMORY_COST = 36
+
+
+class _Arena(threading.local):
+    """Memory for the per-record gradients that a pass forms, kept from pass to pass, one piece per thread.
+
+    Fresh memory of that size comes from the operating system page by page, which takes a quarter of a pass. What
+    was formed in a pass is overwritten by the next one.
+    """
+
+    def __init__(self) -> None:
+        self.block = torch.empty(0)
+        self.used = 0
+        self.wanted = 0
+
+    def begin(self) -> None:
+        """A new pass begins: all is free, and there is as much as the last pass wanted."""
+        if self.block.numel() < self.wanted <= _ARENA_FLOATS:
+            self.block = torch.empty(self.wanted)
+        self.used = 0
+        self.wanted = 0
+
+    def take(self, *shape: int) -> Tensor:
+        """An uninitialised float32 tensor of this shape."""
+        size = math.prod(shape)
+        space = -(-size // 16) * 16  # whole cache lines, so that every piece begins at one
+        self.wanted += space
+        if self.used + space > self.block.numel():
+            return torch.empty(shape)
+        piece = self.block[self.used : self.used + size].view(shape)
+        self.used += space
+        return piece
+
+
+_ARENA = _Arena()
+
+
+class NotTold(Exception):
+    """A parameter is used in a way in which the records' shares in its gradient cannot be told apart."""
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Where one trainable parameter lies in the flat vector.
+
+    Attributes:
+        name: in the module.
+        shape: in the module.
+        start: its first place in the flat vector.
+        turned: a matrix of linear layers, which lies as (inputs, outputs); torch's own is (outputs, inputs).
+        fan_in: how many numbers an output of its layer is made of, for linear layers and convolutions; else 0.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    start: int
+    turned: bool = False
+    fan_in: int = 0
+
+    @property
+    def size(self) -> int:
+        """How many numbers it holds."""
+        return math.prod(self.shape)
+
+    @property
+    def stop(self) -> int:
+        """The place after its last one."""
+        return self.start + self.size
+
+    def of(self, flat: Tensor) -> Tensor:
+        """(..., parameters) → (..., *shape): the parameter in the module's shape, a view."""
+        part = flat[..., self.start : self.stop]
+        if self.turned:
+            outputs, inputs = self.shape
+            return part.view(*part.shape[:-1], inputs, outputs).mT
+        return part.view(*part.shape[:-1], *self.shape)
+
+    def stored(self, flat: Tensor) -> Tensor:
+        """(..., parameters) → (..., a, b) or (..., n): the parameter as it lies there, a view."""
+        part = flat[..., self.start : self.stop]
+        if self.turned:
+            outputs, inputs = self.shape
+            return part.view(*part.shape[:-1], inputs, outputs)
+        return part
+
+
+# --- terms -----------------------------------------------------------------------------------------------
+
+
+class Term(ABC):
+    """What one use of a parameter tells about each record's gradient; the numbers are float32."""
+
+    @abstractmethod
+    def squared_norms(self, memo: Memo) -> tuple[Tensor, Tensor | None]:
+        """(rows,) float64 bounds of the squared norms from above, and A² for `clip_factors` where it needs one."""
+
+    @abstractmethod
+    def add_sum(
+        self, target: Tensor, rows: slice, memo: Memo, how: Summation, bad: Tensor | None, fresh: bool
+    ) -> None:
+        """Adds Σ factor·gradient over some rows to the target, (size,); see `add_product`."""
+
+    def add_sums(
+        self,
+        targets: Sequence[Tensor],
+        counts: list[int],
+        memo: Memo,
+        how: Sequence[Summation],
+        bad: Sequence[Tensor | None],
+        fresh: Sequence[bool],
+    ) -> None:
+        """`add_sum` for clients whose rows, `counts` of each, follow one another."""
+        start = 0
+        for target, count, way, left_out, is_fresh in zip(targets, counts, how, bad, fresh, strict=True):
+            self.add_sum(target, slice(start, start + count), memo, way, left_out, is_fresh)
+            start += count
+
+    def parts(self) -> tuple[Tensor, ...]:
+        """The tensors, (rows, n) each, whose energies the norms are made of."""
+        return ()
+
+    @abstractmethod
+    def formed(self) -> Tensor:
+        """(rows, size) each record's gradient as float32 numbers."""
+
+    @abstractmethod
+    def keep(self, take: Callable[[Tensor], Tensor]) -> Term:
+        """The same for the rows that `take` takes of each tensor."""
+
+
+@dataclass(eq=False)
+class Memo:
+    """What several terms of one pass share: energies, and slopes scaled by the records' clip factors.
+
+    Attributes:
+        factor: (rows,) set once all norms are known.
+        bad: (rows,) which records contribute nothing whatever their numbers are; None if there is none.
+    """
+
+    factor: Tensor | None = None
+    bad: Tensor | None = None
+    _energies: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    _scaled: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+    def measure(self, terms: Iterable[Term]) -> None:
+        """Computes the energies of all that these terms are made of, together."""
+        needed = {id(part): part for term in terms for part in term.parts()}
+        if needed:
+            for part, energy in zip(needed.values(), row_energies(list(needed.values())), strict=True):
+                self._energies[id(part)] = part, energy  # the tensor is kept, so that its id stays its own
+
+    def energy(self, rows: Tensor) -> Tensor:
+        """(rows,) `row_energy` of one of them."""
+        return self._energies[id(rows)][1]
+
+    def scaled(self, slope: Tensor) -> Tensor:
+        """The slope times each record's factor, zeros for bad records; once for each tensor."""
+        found = self._scaled.get(id(slope))
+        if found is None:
+            assert self.factor is not None
+            shape = (-1, *[1] * (slope.ndim - 1))
+            scaled = slope * self.factor.view(shape)
+            if self.bad is not None:
+                scaled.masked_fill_(self.bad.view(shape), 0.0)
+            found = slope, scaled
+            self._scaled[id(slope)] = found
+        return found[1]
+
+
+@dataclass(frozen=True, eq=False)
+class Outer(Term):
+    """The gradient is the outer product of two vectors, left·rightᵀ, which is never formed: linear maps of vectors.
+
+    Attributes:
+        left, right: (rows, a) and (rows, b); the gradient lies as (a, b).
+        slope_left: the left one is the slope, so that it is scaled.
+    """
+
+    left: Tensor
+    right: Tensor
+    slope_left: bool = False
+
+    def parts(self) -> tuple[Tensor, ...]:
+        """Both vectors."""
+        return self.left, self.right
+
+    def squared_norms(self, memo: Memo) -> tuple[Tensor, Tensor | None]:
+        """‖a gᵀ‖² = ‖a‖²·‖g‖²."""
+        return memo.energy(self.left) * memo.energy(self.right), None
+
+    def add_sum(
+        self, target: Tensor, rows: slice, memo: Memo, how: Summation, bad: Tensor | None, fresh: bool
+    ) -> None:
+        """By one product of matrices for each block."""
+        matrix = target.view(self.left.shape[1], self.right.shape[1])
+        if self.slope_left:
+            # The other factor must lie left, where bad rows are blanked.
+            add_product(matrix.t(), self.right[rows], memo.scaled(self.left)[rows], how, bad, fresh=fresh)
+        else:
+            add_product(matrix, self.left[rows], memo.scaled(self.right)[rows], how, bad, fresh=fresh)
+
+    def add_sums(
+        self,
+        targets: Sequence[Tensor],
+        counts: list[int],
+        memo: Memo,
+        how: Sequence[Summation],
+        bad: Sequence[Tensor | None],
+        fresh: Sequence[bool],
+    ) -> None:
+        """The same for many clients, whose rows are cut once."""
+        if self.slope_left:
+            super().add_sums(targets, counts, memo, how, bad, fresh)
+            return
+        shape = self.left.shape[1], self.right.shape[1]
+        lefts = self.left.split_with_sizes(counts)
+        rights = memo.scaled(self.right).split_with_sizes(counts)
+        for target, left, right, way, left_out, is_fresh in zip(
+            targets, lefts, rights, how, bad, fresh, strict=True
+        ):
+            add_product(target.view(shape), left, right, way, left_out, fresh=is_fresh)
+
+    def formed(self) -> Tensor:
+        """(rows, a·b)."""
+        return torch.einsum("ra,rb->rab", self.left, self.right).flatten(1)
+
+    def keep(self, take: Callable[[Tensor], Tensor]) -> Term:
+        """The same for the rows that `take` takes of each tensor."""
+        return Outer(take(self.left), take(self.right), self.slope_left)
+
+
+@dataclass(frozen=True, eq=False)
+class TokenOuter(Term):
+    """A sum over tokens of outer products, never formed: large linear maps of a few tokens.
+
+    Like a person with several records: the norm is taken from products of tokens in float64, and so are sums.
+
+    Attributes:
+        left, right: (rows, tokens, a) and (rows, tokens, b); the gradient lies as (a, b).
+        slope_left: the left one is the slope, so that it is scaled.
+    """
+
+    left: Tensor
+    right: Tensor
+    slope_left: bool = False
+
+    def squared_norms(self, memo: Memo) -> tuple[Tensor, Tensor | None]:
+        """‖Σ aₜ gₜᵀ‖² = Σₛₜ (aₛ·aₜ)(gₛ·gₜ), and tokens·Σ‖aₜ‖²‖gₜ‖²."""
+        shape = self.left.shape[:2]
+        energies = [row_energy(part.flatten(0, 1)).view(shape) for part in (self.left, self.right)]
+        spread = shape[1] * (energies[0] * energies[1]).sum(1)
+        left = self.left.double()
+        right = self.right.double()
+        squared = ((left @ left.mT) * (right @ right.mT)).sum((1, 2)).clamp_min(0.0)
+        return torch.where(torch.isfinite(spread), squared, torch.inf), spread
+
+    def add_sum(
+        self, target: Tensor, rows: slice, memo: Memo, how: Summation, bad: Tensor | None, fresh: bool
+    ) -> None:
+        """By one float64 product over all tokens."""
+        other = (self.right if self.slope_left else self.left)[rows].double()
+        if bad is not None:
+            other.masked_fill_(bad[:, None, None], 0.0)
+        slope = memo.scaled(self.left if self.slope_left else self.right)[rows].double()
+        left = slope if self.slope_left else other
+        right = other if self.slope_left else slope
+        product = (left.flatten(0, 1).t() @ right.flatten(0, 1)).view(-1)
+        if how is Summation.FEW and fresh:
+            target.copy_(product)
+        else:
+            target.add_(product)
+
+    def formed(self) -> Tensor:
+        """(rows, a·b)."""
+        return torch.bmm(self.left.mT, self.right).flatten(1)
+
+    def keep(self, take: Callable[[Tensor], Tensor]) -> Term:
+        """The same for the rows that `take` takes of each tensor."""
+        return TokenOuter(take(self.left), take(self.right), self.slope_left)
+
+
+@dataclass(frozen=True, eq=False)
+class Direct(Term):
+    """The slope is the gradient, as for the bias of a linear map of vectors: (rows, size)."""
+
+    slope: Tensor
+
+    def parts(self) -> tuple[Tensor, ...]:
+        """The slope."""
+        return (self.slope,)
+
+    def squared_norms(self, memo: Memo) -> tuple[Tensor, Tensor | None]:
+        """‖g‖²."""
+        return memo.energy(self.slope), None
+
+    def add_sum(
+        self, target: Tensor, rows: slice, memo: Memo, how: Summation, bad: Tensor | None, fresh: bool
+    ) -> None:
+        """In float64, which costs nothing for a bias."""
+        _add_rows(target, memo.scaled(self.slope)[rows], how, fresh)
+
+    def add_sums(
+        self,
+        targets: Sequence[Tensor],
+        counts: list[int],
+        memo: Memo,
+        how: Sequence[Summation],
+        bad: Sequence[Tensor | None],
+        fresh: Sequence[bool],
+    ) -> None:
+        """The same for many clients, whose rows are cut once."""
+        pieces = memo.scaled(self.slope).split_with_sizes(counts)
+        for target, piece, way, is_fresh in zip(targets, pieces, how, fresh, strict=True):
+            _add_rows(target, piece, way, is_fresh)
+
+    def formed(self) -> Tensor:
+        """(rows, size)."""
+        return self.slope
+
+    def keep(self, take: Callable[[Tensor], Tensor]) -> Term:
+        """The same for the rows that `take` takes of each tensor."""
+        return Direct(take(self.slope))
+
+
+def _add_rows(target: Tensor, rows: Tensor, how: Summation, fresh: bool) -> None:
+    """target ← target + Σ rows, added up in float64; FEW overwrites a `fresh` target."""
+    if how is Summation.PLAIN:
+        target.add_(rows.sum(0))
+    elif how is Summation.FEW:
+        total = rows.sum(0, dtype=torch.float64).float()
+        target.copy_(total) if fresh else target.add_(total)
+    else:
+        target.add_(rows.sum(0, dtype=torch.float64))
+
+
+@dataclass(frozen=True, eq=False)
+class Formed(Term):
+    """Each record's gradient itself, (rows, size) float32."""
+
+    rows: Tensor
+
+    def parts(self) -> tuple[Tensor, ...]:
+        """The gradients."""
+        return (self.rows,)
+
+    def squared_norms(self, memo: Memo) -> tuple[Tensor, Tensor | None]:
+        """‖g‖²."""
+        return memo.energy(self.rows), None
+
+    def add_sum(
+        self, target: Tensor, rows: slice, memo: Memo, how: Summation, bad: Tensor | None, fresh: bool
+    ) -> None:
+        """Adds Σ factor·g."""
+        assert memo.factor is not None
+        add_product(target, self.rows[rows], memo.factor[rows], how, bad, fresh=fresh)
+
+    def formed(self) -> Tensor:
+        """(rows, size)."""
+        return self.rows
+
+    def keep(self, take: Callable[[Tensor], Tensor]) -> Term:
+        """The same for the rows that `take` takes of each tensor."""
+        return Formed(take(self.rows))
+
+
+@dataclass(frozen=True, eq=False)
+class Lookup(Term):
+    """An embedding's gradient: few lines of a table, each named once by a record.
+
+    Attributes:
+        lines: (rows, tokens) which lines.
+        slopes: (rows, tokens, width) their gradients, tokens of the same line added up in the first of them,
+            zeros in
+            the others: the contribution is defined by these numbers.
+        shape: of the table.
+    """
+
+    lines: Tensor
+    slopes: Tensor
+    shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, lines: Tensor, slopes: Tensor, shape: tuple[int, ...], padding: int | None) -> Lookup:
+        """Adds up the slopes of equal tokens of each record."""
+        count = lines.shape[1]
+        gathered = torch.empty_like(slopes)
+        step = max(1, _CACHE_BYTES // max(1, 4 * count * count))
+        for start in range(0, lines.shape[0], step):
+            mine = lines[start : start + step]
+            same = mine[:, :, None] == mine[:, None, :]
+            # Only the first token of a line keeps the sum.
+            first = ~torch.tril(same, -1).any(2)
+            if padding is not None:
+                first &= mine != padding
+            same &= first[:, :, None]
+            piece = slopes[start : start + step]
+            # Where no token comes twice this is the slope itself, to the last bit, as 1·g plus zeros.
+            torch.bmm(
+                same.float(),
+                torch.nan_to_num(piece, nan=0.0, posinf=0.0, neginf=0.0),
+                out=gathered[start : start + step],
+            )
+            odd = ~torch.isfinite(piece).flatten(1).all(1)
+            if bool(odd.any()):
+                gathered[start : start + step][odd] = torch.nan
+        return cls(lines, gathered, shape)
+
+    def squared_norms(self, memo: Memo) -> tuple[Tensor, Tensor | None]:
+        """Lines are different ones, so their squared norms add up."""
+        return row_energy(self.slopes.flatten(1)), None
+
+    def add_sum(
+        self, target: Tensor, rows: slice, memo: Memo, how: Summation, bad: Tensor | None, fresh: bool
+    ) -> None:
+        """Adds each record's lines to the table; a coordinate meets each record of a block once."""
+        table = target.view(self.shape)
+        if fresh and how is Summation.FEW:
+            table.zero_()
+        lines = self.lines[rows].flatten()
+        slopes = memo.scaled(self.slopes)[rows].flatten(0, 1)
+        if how is Summation.PLAIN or how is Summation.DOUBLE:
+            table.index_add_(0, lines, slopes.to(table.dtype))
+            return
+        block = torch.zeros(self.shape, dtype=torch.float32)
+        table.add_(block.index_add_(0, lines, slopes))
+
+    def formed(self) -> Tensor:
+        """(rows, lines·width)."""
+        count = self.lines.shape[0]
+        table = torch.zeros(count, *self.shape)
+        at = torch.arange(count)[:, None].expand_as(self.lines)
+        return table.index_put_((at, self.lines), self.slopes, accumulate=True).flatten(1)
+
+    def keep(self, take: Callable[[Tensor], Tensor]) -> Term:
+        """The same for the rows that `take` takes of each tensor."""
+        return Lookup(take(self.lines), take(self.slopes), self.shape)
+
+
+def token_term(left: Tensor, right: Tensor, slope_left: bool) -> Term:
+    """The term of a linear map of (rows, tokens, a) and (rows, tokens, b): formed, or not, by what is cheaper."""
+    rows, tokens, a = left.shape
+    b = right.shape[2]
+    if tokens == 1:
+        return Outer(left[:, 0], right[:, 0], slope_left)
+    unformed = tokens * a * b + 4 * tokens * tokens * (a + b) < _MEMORY_COST * a * b
+    if tokens <= _MOST_TOKENS and (unformed or 4 * rows * a * b > _FORMED_BYTES):
+        return TokenOuter(left, right, slope_left)
+    formed = _ARENA.take(rows, a, b)
+    torch.bmm(left.mT, right, out=formed)
+    return Formed(formed.view(rows, a * b))
+
+
+def merged(terms: Sequence[Term]) -> Term:
+    """Several uses of one parameter as one term, so that they add up before a norm is taken."""
+    if len(terms) == 1:
+        return terms[0]
+    outer = [term for term in terms if isinstance(term, Outer | TokenOuter)]
+    if len(outer) == len(terms) and len({term.slope_left for term in outer}) == 1:
+        lefts = [term.left if term.left.ndim == 3 else term.left[:, None] for term in outer]
+        rights = [term.right if term.right.ndim == 3 else term.right[:, None] for term in outer]
+        return token_term(torch.cat(lefts, 1), torch.cat(rights, 1), outer[0].slope_left)
+    total = terms[0].formed()
+    for term in terms[1:]:
+        total = total + term.formed()
+    return Formed(total)
+
+
+# --- a pass ----------------------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class Run:
+    """The weights and the records of a pass, and what it noted. What it noted holds until the next pass begins.
+
+    Attributes:
+        weights: (copies, parameters).
+        rows: how many records there are.
+        sizes: rows that are computed by one product, piece by piece.
+        copies: which copy of the weights each piece meets; the first and only one unless given.
+        anchor: a tensor that requires a gradient, so that torch keeps a graph although no weight does.
+        uses: by slot, what was noted.
+    """
+
+    slots: Sequence[Slot]
+    weights: Tensor
+    rows: int
+    sizes: list[int]
+    copies: list[int] | None = None
+    anchor: Tensor = field(default_factory=lambda: torch.zeros((), requires_grad=True))
+    uses: dict[int, list[Term]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _ARENA.begin()
+
+    def stored(self, slot: int) -> list[Tensor]:
+        """The parameter as it lies in the flat vector, for each piece of the rows."""
+        views = self.slots[slot].stored(self.weights).unbind(0)
+        if self.copies is None:
+            return [views[0]] * len(self.sizes)
+        return [views[copy] for copy in self.copies]
+
+    def note(self, slot: int, term: Term) -> None:
+        """Keeps what one use of a trainable parameter tells."""
+        self.uses.setdefault(slot, []).append(term)
+
+    def require_rows(self, tensor: Tensor, least_dims: int = 1) -> None:
+        """Refuses what does not have the records along its first axis."""
+        if isinstance(tensor, Watched) or tensor.ndim < least_dims or tensor.shape[0] != self.rows:
+            raise NotTold(f"a layer meets {tuple(tensor.shape)} where {self.rows} records pass")
+
+    def terms(self) -> dict[int, Term]:
+        """By slot, one term each."""
+        return {slot: merged(terms) for slot, terms in sorted(self.uses.items())}
+
+
+class Watched(Tensor):
+    """Stands for a trainable parameter while a module runs: what uses it goes through a rule."""
+
+    slot: int
+    run: Run
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Applies the rule of an operation, lets shapes and types be read, and refuses the rest."""
+        rule = _RULES.get(func)
+        if rule is not None:
+            return rule(*args, **(kwargs or {}))
+        if getattr(func, "__name__", "") in _HARMLESS or func in _READABLE:
+            return super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
+        raise NotTold(f"a trainable parameter is used by {getattr(func, '__name__', func)}")
+
+
+_READABLE = {
+    getattr(Tensor, name).__get__
+    for name in ("shape", "dtype", "device", "ndim", "layout", "is_cuda", "requires_grad", "is_nested", "is_sparse")
+} | {getattr(Tensor, name).__get__ for name in ("is_leaf", "grad", "is_mkldnn", "is_quantized")}
+_HARMLESS = {"size", "dim", "numel", "nelement", "element_size", "is_floating_point", "is_complex", "__len__"}
+
+
+def stand_in(slot: int, parameter: Tensor) -> Watched:
+    """What stands in a module's place for a parameter; its numbers are not used, only its shape and type."""
+    made: Watched = Tensor._make_subclass(Watched, parameter.detach())
+    made.slot = slot
+    return made
+
+
+@contextmanager
+def watching(
+    stand_ins: Sequence[Watched], owners: Sequence[Sequence[tuple[nn.Module, str]]], run: Run
+) -> Iterator[None]:
+    """Puts the stand-ins into the module for one pass, and the parameters back afterwards."""
+    before = [places[0][0]._parameters[places[0][1]] for places in owners]
+    try:
+        for one, places in zip(stand_ins, owners, strict=True):
+            one.run = run
+            for owner, name in places:
+                owner._parameters[name] = one  # type: ignore[assignment]
+        yield
+    finally:
+        for one, parameter, places in zip(stand_ins, before, owners, strict=True):
+            del one.run  # and with it what the pass kept
+            for owner, name in places:
+                owner._parameters[name] = parameter
+
+
+def _slot_of(tensor: Tensor | None) -> int | None:
+    return tensor.slot if isinstance(tensor, Watched) else None
+
+
+def _run_of(*tensors: Tensor | None) -> Run:
+    return next(tensor.run for tensor in tensors if isinstance(tensor, Watched))
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    """The numbers of a parameter, watched or not, outside any graph."""
+    if isinstance(tensor, Watched):
+        return tensor.run.slots[tensor.slot].of(tensor.run.weights[0])
+    return tensor.detach()
+
+
+# --- linear maps -----------------------------------------------------------------------------------------
+
+
+class LinearMap:
+    """x ↦ x·Wᵀ + b for (rows, ..., inputs) in one pass: forward, back, and what it notes.
+
+    Each piece of the rows meets its own copy of the weights.
+    """
+
+    def __init__(self, run: Run, weight: Tensor, bias: Tensor | None) -> None:
+        self.run = run
+        self.matrices = _copies(run, weight)
+        self.offsets = None if bias is None else _copies(run, bias)
+        self.weight_slot = _slot_of(weight)
+        self.bias_slot = _slot_of(bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(rows, ..., inputs) → (rows, ..., outputs)."""
+        flat = x if x.ndim == 2 else x.reshape(-1, x.shape[-1])
+        if len(self.matrices) == 1:
+            if self.offsets is None:
+                out = flat @ self.matrices[0]
+            else:
+                out = torch.addmm(self.offsets[0], flat, self.matrices[0])
+        else:
+            out = flat.new_empty(flat.shape[0], self.matrices[0].shape[1])
+            sizes = self._sizes(flat)
+            pieces = zip(flat.split_with_sizes(sizes), out.split_with_sizes(sizes), self.matrices, strict=True)
+            if self.offsets is None:
+                for mine, target, matrix in pieces:
+                    torch.mm(mine, matrix, out=target)
+            else:
+                for (mine, target, matrix), offset in zip(pieces, self.offsets, strict=True):
+                    torch.addmm(offset, mine, matrix, out=target)
+        return out if x.ndim == 2 else out.view(*x.shape[:-1], -1)
+
+    def note(self, x: Tensor, slope: Tensor) -> None:
+        """Notes each record's gradient by matrix and bias, from the input and the slope by the output."""
+        run = self.run
+        if x.ndim > 2:
+            x = x.reshape(run.rows, -1, x.shape[-1])
+            slope = slope.view(run.rows, -1, slope.shape[-1])
+        vectors = x.ndim == 2
+        if self.weight_slot is not None:
+            turned = run.slots[self.weight_slot].turned
+            left = x if turned else slope
+            right = slope if turned else x
+            make: Callable[..., Term] = Outer if vectors else token_term
+            run.note(self.weight_slot, make(left, right, not turned))
+        if self.bias_slot is not None:
+            run.note(self.bias_slot, Direct(slope) if vectors else Formed(slope.sum(1)))
+
+    def back(self, slope: Tensor) -> Tensor:
+        """(rows, ..., outputs) the slope by the output → (rows, ..., inputs) that by the input."""
+        flat = slope if slope.ndim == 2 else slope.view(-1, slope.shape[-1])
+        if len(self.matrices) == 1:
+            back = flat @ self.matrices[0].t()
+        else:
+            back = flat.new_empty(flat.shape[0], self.matrices[0].shape[0])
+            sizes = self._sizes(flat)
+            turned = {id(matrix): matrix.t() for matrix in self.matrices}
+            for mine, target, matrix in zip(
+                flat.split_with_sizes(sizes), back.split_with_sizes(sizes), self.matrices, strict=True
+            ):
+                torch.mm(mine, turned[id(matrix)], out=target)
+        return back if slope.ndim == 2 else back.view(*slope.shape[:-1], -1)
+
+    def _sizes(self, flat: Tensor) -> list[int]:
+        per_record = flat.shape[0] // self.run.rows
+        return self.run.sizes if per_record == 1 else [size * per_record for size in self.run.sizes]
+
+
+class _Linear(torch.autograd.Function):
+    """The same inside torch's graph."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, anchor: Tensor, layer: LinearMap) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.layer = layer
+        return layer.forward(x)
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
+        slope = slope.contiguous()
+        ctx.layer.note(ctx.saved_tensors[0].detach(), slope)
+        return ctx.layer.back(slope) if ctx.needs_input_grad[0] else None, None, None
+
+
+def _copies(run: Run, parameter: Tensor) -> list[Tensor]:
+    """Each copy of a matrix as (inputs, outputs), or of a bias; a frozen parameter has one for all."""
+    slot = _slot_of(parameter)
+    if slot is None:
+        plain = parameter.detach()
+        return [plain.t() if plain.ndim == 2 else plain] * len(run.sizes)
+    stored = run.stored(slot)
+    shape = run.slots[slot].shape
+    if len(shape) == 2 and not run.slots[slot].turned:
+        return [one.view(shape).t() for one in stored]
+    return stored
+
+
+def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    run = _run_of(weight, bias)
+    run.require_rows(input, 2)
+    result: Tensor = _Linear.apply(input, run.anchor, LinearMap(run, weight, bias))  # type: ignore[no-untyped-call]
+    return result
+
+
+# --- convolutions ----------------------------------------------------------------------------------------
+
+
+class _Convolution(torch.autograd.Function):
+    """A convolution over one or more axes; the gradient of each record by the kernel is formed."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        anchor: Tensor,
+        run: Run,
+        weight: Tensor,
+        bias: Tensor | None,
+        settings: tuple[Any, ...],
+    ) -> Tensor:
+        stride, padding, dilation, groups = settings
+        kernel = _plain(weight)
+        dims = len(stride)
+        out = torch.convolution(
+            x, kernel, None if bias is None else _plain(bias), stride, padding, dilation, False, [0] * dims, groups
+        )
+        ctx.save_for_backward(x)
+        ctx.run = run
+        ctx.kernel = kernel
+        ctx.settings = settings
+        ctx.weight_slot = _slot_of(weight)
+        ctx.bias_slot = _slot_of(bias)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
+        x = ctx.saved_tensors[0].detach()
+        run: Run = ctx.run
+        slope = slope.contiguous()
+        if ctx.weight_slot is not None:
+            run.note(ctx.weight_slot, Formed(kernel_gradients(x, slope, ctx.kernel.shape, ctx.settings)))
+        if ctx.bias_slot is not None:
+            run.note(ctx.bias_slot, Formed(slope.flatten(2).sum(2)))
+        back = None
+        if ctx.needs_input_grad[0]:
+            stride, padding, dilation, groups = ctx.settings
+            zeros = [0] * len(stride)
+            back = torch.ops.aten.convolution_backward(
+                *(slope, x, ctx.kernel, None, stride, padding, dilation, False, zeros, groups),
+                [True, False, False],
+            )[0]
+        return back, None, None, None, None, None
+
+
+def kernel_gradients(x: Tensor, slope: Tensor, shape: Sequence[int], settings: tuple[Any, ...]) -> Tensor:
+    """(rows, kernel's size) each record's gradient by the kernel: products of patches and slopes.
+
+    Args:
+        x: (rows, inputs, *spatial).
+        slope: (rows, outputs, *spatial after).
+        shape: of the kernel, (outputs, inputs/groups, *kernel).
+        settings: stride, padding and dilation for each axis, and groups.
+    """
+    stride, padding, dilation, groups = settings
+    rows = x.shape[0]
+    outputs = shape[0] // groups
+    fan_in = math.prod(shape[1:])
+    places = math.prod(slope.shape[2:])
+    out = _ARENA.take(rows * groups, outputs, fan_in)
+    step = max(1, _CACHE_BYTES // max(1, 4 * groups * fan_in * places))
+    borders = [side for pad in reversed(padding) for side in (pad, pad)]
+    for start in range(0, rows, step):
+        mine = x[start : start + step]
+        if any(borders):
+            mine = F.pad(mine, borders)
+        strides = mine.stride()
+        across = [strides[2 + axis] * dilation[axis] for axis in range(len(stride))]
+        along = [strides[2 + axis] * stride[axis] for axis in range(len(stride))]
+        patches = mine.as_strided(
+            (mine.shape[0], mine.shape[1], *shape[2:], *slope.shape[2:]),
+            (strides[0], strides[1], *across, *along),
+            mine.storage_offset(),
+        ).reshape(mine.shape[0] * groups, fan_in, places)
+        steep = slope[start : start + step].reshape(-1, outputs, places)
+        torch.bmm(steep, patches.mT, out=out[start * groups : start * groups + steep.shape[0]])
+    return out.view(rows, -1)
+
+
+def _convolution_rule(dims: int) -> Callable[..., Tensor]:
+    def rule(
+        input: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        stride: Any = 1,
+        padding: Any = 0,
+        dilation: Any = 1,
+        groups: int = 1,
+    ) -> Tensor:
+        run = _run_of(weight, bias)
+        run.require_rows(input, dims + 2)
+        if len(run.sizes) > 1:
+            raise NotTold("several copies of a kernel")
+        stride = _each(stride, dims)
+        dilation = _each(dilation, dims)
+        if padding == "valid":
+            padding = 0
+        if padding == "same":
+            totals = [gap * (size - 1) for gap, size in zip(dilation, weight.shape[2:], strict=True)]
+            input = F.pad(input, [side for total in reversed(totals) for side in (total // 2, total - total // 2)])
+            padding = 0
+        settings = stride, _each(padding, dims), dilation, groups
+        given = input, run.anchor, run, weight, bias, settings
+        result: Tensor = _Convolution.apply(*given)  # type: ignore[no-untyped-call]
+        return result
+
+    return rule
+
+
+def _each(value: Any, dims: int) -> list[int]:
+    """One number for each axis."""
+    if isinstance(value, int):
+        return [value] * dims
+    numbers = [int(one) for one in value]
+    return numbers * dims if len(numbers) == 1 else numbers
+
+
+# --- embeddings ------------------------------------------------------------------------------------------
+
+
+class _Embedding(torch.autograd.Function):
+    """Lines of a table by their numbers: (rows, ...) → (rows, ..., width)."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, lines: Tensor, run: Run, weight: Watched, padding: int | None) -> Tensor:
+        ctx.lines = lines
+        ctx.run = run
+        ctx.slot = weight.slot
+        ctx.padding = padding
+        return F.embedding(lines, _plain(weight))
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
+        run: Run = ctx.run
+        lines = ctx.lines.reshape(run.rows, -1)
+        slopes = slope.reshape(run.rows, lines.shape[1], -1)
+        slot = run.slots[ctx.slot]
+        lookup = Lookup.of(lines, slopes, slot.shape, ctx.padding)
+        run.note(ctx.slot, Formed(_as_stored(slot, lookup.formed())) if slot.turned else lookup)
+        return None, None, None, None, None
+
+
+def _embedding(
+    input: Tensor,
+    weight: Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Tensor:
+    if not isinstance(weight, Watched):
+        raise NotTold("a parameter that is looked up")
+    run = weight.run
+    run.require_rows(input)
+    if max_norm is not None or scale_grad_by_freq or len(run.sizes) > 1:
+        raise NotTold("an embedding that reads other records")
+    if padding_idx is not None and padding_idx < 0:
+        padding_idx += weight.shape[0]
+    result: Tensor = _Embedding.apply(run.anchor, input, run, weight, padding_idx)  # type: ignore[no-untyped-call]
+    return result
+
+
+def _as_stored(slot: Slot, rows: Tensor) -> Tensor:
+    """(rows, size) in the module's order → in the order of the flat vector."""
+    if not slot.turned:
+        return rows
+    return rows.view(-1, *slot.shape).mT.flatten(1)
+
+
+# --- scale and shift: bare parameters, and the affine part of norms --------------------------------------
+
+
+class _Affine(torch.autograd.Function):
+    """x ↦ x·w + b for a scale and a shift without an axis of records, either of which may be missing."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        anchor: Tensor,
+        run: Run,
+        scale: Tensor | None,
+        shift: Tensor | None,
+        shape: tuple[int, ...] | None,
+    ) -> Tensor:
+        w = None if scale is None else _shaped(_plain(scale), shape)
+        b = None if shift is None else _shaped(_plain(shift), shape)
+        out = x if w is None else x * w
+        if b is not None:
+            out = out + b
+        ctx.scale_slot = _slot_of(scale)
+        ctx.shift_slot = _slot_of(shift)
+        ctx.run = run
+        ctx.w = w
+        ctx.shape = None if w is None and b is None else (w if w is not None else b).shape  # type: ignore[union-attr]
+        ctx.save_for_backward(x if ctx.scale_slot is not None else torch.empty(0))
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
+        x = ctx.saved_tensors[0].detach()
+        run: Run = ctx.run
+        for slot, product in ((ctx.scale_slot, True), (ctx.shift_slot, False)):
+            if slot is not None:
+                rows = _reduced(slope * x if product else slope, ctx.shape)
+                run.note(slot, Formed(_as_stored(run.slots[slot], rows)))
+        back = None
+        if ctx.needs_input_grad[0]:
+            back = slope if ctx.w is None else slope * ctx.w
+        return back, None, None, None, None, None
+
+
+def _shaped(parameter: Tensor, shape: tuple[int, ...] | None) -> Tensor:
+    return parameter if shape is None else parameter.view(shape)
+
+
+def _reduced(slope: Tensor, shape: Sequence[int]) -> Tensor:
+    """(rows, ...) summed over the axes along which a parameter of this shape was repeated: (rows, size)."""
+    own = [1] * (slope.ndim - len(shape)) + list(shape)
+    summed = [axis for axis in range(1, slope.ndim) if own[axis] == 1 and slope.shape[axis] != 1]
+    reduced = slope.sum(summed) if summed else slope
+    return reduced.reshape(slope.shape[0], -1)
+
+
+def _affine(x: Tensor, scale: Tensor | None, shift: Tensor | None, shape: tuple[int, ...] | None = None) -> Tensor:
+    run = _run_of(scale, shift)
+    run.require_rows(x, 2)
+    if len(run.sizes) > 1:
+        raise NotTold("several copies of a scale")
+    for parameter in (scale, shift):
+        if parameter is None:
+            continue
+        own = tuple(parameter.shape) if shape is None else shape
+        if len(own) > x.ndim or (len(own) == x.ndim and own[0] != 1):
+            raise NotTold(f"a parameter of shape {own} meets {tuple(x.shape)}")
+        whole = torch.broadcast_shapes(x.shape, own)  # type: ignore[no-untyped-call]
+        if whole != x.shape:
+            x = x.expand(whole)
+    result: Tensor = _Affine.apply(x, run.anchor, run, scale, shift, shape)  # type: ignore[no-untyped-call]
+    return result
+
+
+def _add(one: Any, other: Any, *, alpha: float = 1, out: Any = None) -> Tensor:
+    if alpha != 1 or out is not None:
+        raise NotTold("a scaled addition")
+    if isinstance(one, Watched):
+        one, other = other, one
+    if not isinstance(one, Tensor) or isinstance(one, Watched) or not one.is_floating_point():
+        raise NotTold("a parameter that is added to no record")
+    return _affine(one, None, other)
+
+
+def _multiply(one: Any, other: Any, *, out: Any = None) -> Tensor:
+    if isinstance(one, Watched):
+        one, other = other, one
+    if out is not None or not isinstance(one, Tensor) or isinstance(one, Watched) or not one.is_floating_point():
+        raise NotTold("a parameter that is multiplied by no record")
+    return _affine(one, other, None)
+
+
+class _Expand(torch.autograd.Function):
+    """A parameter of shape (1, ...), repeated for each record."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, run: Run, parameter: Watched, shape: tuple[int, ...]) -> Tensor:
+        ctx.run = run
+        ctx.slot = parameter.slot
+        ctx.own = parameter.shape[1:]
+        return _plain(parameter).expand(shape).contiguous()
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
+        run: Run = ctx.run
+        run.note(ctx.slot, Formed(_as_stored(run.slots[ctx.slot], _reduced(slope, ctx.own))))
+        return None, None, None, None
+
+
+def _expand(parameter: Tensor, *sizes: Any) -> Tensor:
+    wanted = list(sizes[0]) if len(sizes) == 1 and not isinstance(sizes[0], int) else list(sizes)
+    if not isinstance(parameter, Watched) or len(wanted) != parameter.ndim or parameter.shape[0] != 1:
+        raise NotTold("a parameter that is repeated along new axes")
+    run = parameter.run
+    shape = [own if size == -1 else size for own, size in zip(parameter.shape, wanted, strict=True)]
+    if shape[0] != run.rows or len(run.sizes) > 1:
+        raise NotTold("a parameter that is not repeated for each record")
+    result: Tensor = _Expand.apply(run.anchor, run, parameter, tuple(shape))  # type: ignore[no-untyped-call]
+    return result
+
+
+def _layer_norm(
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:
+    if input.ndim <= len(normalized_shape):
+        raise NotTold("a norm over records")
+    return _affine(F.layer_norm(input, list(normalized_shape), None, None, eps), weight, bias)
+
+
+def _rms_norm(
+    input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None
+) -> Tensor:
+    if input.ndim <= len(normalized_shape):
+        raise NotTold("a norm over records")
+    return _affine(F.rms_norm(input, list(normalized_shape), None, eps), weight, None)
+
+
+def _group_norm(
+    input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+) -> Tensor:
+    shape = (input.shape[1], *[1] * (input.ndim - 2))
+    return _affine(F.group_norm(input, num_groups, None, None, eps), weight, bias, shape)
+
+
+def _instance_norm(
+    input: Tensor,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    if running_mean is not None or running_var is not None or not use_input_stats:
+        raise NotTold("a norm with running statistics")
+    shape = (input.shape[1], *[1] * (input.ndim - 2))
+    return _affine(F.instance_norm(input, eps=eps), weight, bias, shape)
+
+
+_RULES: dict[Any, Callable[..., Any]] = {
+    F.linear: _linear,
+    torch.conv1d: _convolution_rule(1),
+    torch.conv2d: _convolution_rule(2),
+    torch.conv3d: _convolution_rule(3),
+    F.embedding: _embedding,
+    F.layer_norm: _layer_norm,
+    F.rms_norm: _rms_norm,
+    F.group_norm: _group_norm,
+    F.instance_norm: _instance_norm,
+    torch.add: _add,
+    Tensor.add: _add,
+    Tensor.__add__: _add,
+    Tensor.__radd__: _add,
+    torch.mul: _multiply,
+    Tensor.mul: _multiply,
+    Tensor.__mul__: _multiply,
+    Tensor.__rmul__: _multiply,
+    Tensor.expand: _expand,
+}
