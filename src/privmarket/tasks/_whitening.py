@@ -18,7 +18,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from privmarket.federated.scattering import normalised_scattering
+from privmarket.tasks._scattering import normalised_scattering
 
 # A direction with the share λ of the strongest one's energy is scaled by (λ + floor)^−strength.
 _STRENGTH, _FLOOR = 0.5, 1e-2

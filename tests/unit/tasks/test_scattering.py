@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from privmarket.errors import DataError
-from privmarket.federated import features
-from privmarket.federated.datasets import Dataset
-from privmarket.federated.features import with_features
-from privmarket.federated.scattering import (
+from privmarket.tasks import _features as features
+from privmarket.tasks._datasets import Dataset
+from privmarket.tasks._features import with_features
+from privmarket.tasks._scattering import (
     ANGLES,
     ORDERS,
     PLANES,

@@ -18,11 +18,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from privmarket.errors import DataError, UnknownNameError
-from privmarket.federated.datasets import Dataset, Pixels
-from privmarket.federated.scattering import SMALLEST_SIDE, normalised_scattering, to_one_norm
-from privmarket.federated.whitening import public_basis
 from privmarket.files import file_beside
 from privmarket.privacy.tables import cache_folder
+from privmarket.tasks._datasets import Dataset, Pixels
+from privmarket.tasks._scattering import SMALLEST_SIDE, normalised_scattering, to_one_norm
+from privmarket.tasks._whitening import public_basis
 
 _DIRECTIONS = 8
 _CELL_PIXELS = 4
@@ -139,3 +139,8 @@ _TRANSFORMS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 _STORED = ("scattering", "whitened-scattering")
 FEATURES = ("none", *_TRANSFORMS)
+
+
+def feature_names() -> tuple[str, ...]:
+    """The transforms that `with_features` takes."""
+    return FEATURES

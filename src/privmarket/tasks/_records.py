@@ -1,0 +1,69 @@
+"""Records as arrays: what goes into a model, what should come out, and whose records they are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from privmarket.errors import DataError
+from privmarket.lazy import late
+
+if TYPE_CHECKING:
+    import torch
+else:
+    torch = late("torch")
+
+Inputs = NDArray[np.generic]
+Labels = NDArray[np.generic]
+Positions = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Records:
+    """Some records, one per row.
+
+    Attributes:
+        inputs: (rows, ...) what the model takes; float32, or int64 for numbers of tokens.
+        labels: (rows, ...) what the loss takes; int64 class numbers, or float32 targets.
+        persons: (rows,) int64, which person a row belongs to; a number belongs to one person at one client. None
+            where every row is protected on its own.
+    """
+
+    inputs: Inputs
+    labels: Labels
+    persons: Positions | None = None
+
+    def __post_init__(self) -> None:
+        rows = len(self.inputs)
+        if len(self.labels) != rows:
+            raise DataError(f"{rows} inputs and {len(self.labels)} labels", "give one label per record")
+        if self.persons is not None and self.persons.shape != (rows,):
+            raise DataError(f"{rows} records and {len(self.persons)} persons", "name one person per record")
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def __repr__(self) -> str:
+        return f"Records({len(self):,} × {self.inputs.shape[1:]})"
+
+    def __getitem__(self, rows: slice | NDArray[np.generic]) -> Records:
+        persons = None if self.persons is None else self.persons[rows]
+        return Records(self.inputs[rows], self.labels[rows], persons)
+
+    def tensors(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Inputs and labels as torch tensors that share the arrays' memory."""
+        return torch.from_numpy(self.inputs), torch.from_numpy(self.labels)
+
+
+def declared_size(units: int) -> int:
+    """The number of records (or persons) that a client declares: rounded up to two significant digits.
+
+    The number is public, so it need not be exact: 147 is declared as 150 and 1,203 as 1,300.
+    """
+    if units < 100:
+        return units
+    step: int = 10 ** (len(str(units)) - 2)
+    return -(-units // step) * step
