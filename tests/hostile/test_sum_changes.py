@@ -5,150 +5,89 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, Message, RecordDict
-from flwr.common import FitIns, ndarrays_to_parameters
-from flwr.compat.common import recorddict_compat as compat
+from flwr.app import Message, RecordDict
 
 import privmarket as pm
-from privmarket.federated.shares import honest_sellers
-from privmarket.flower import client, guard, masks, secure, secure_seller, sum_server, wire
+from privmarket.flower import client, guard, secure, secure_seller, wire
 from privmarket.flower.fleet import Delivery
 from privmarket.flower.node_seller import Seller
-from privmarket.flower.sum_memory import NAMES, RememberedSum
 from privmarket.privacy.calibration import ReleaseFamily
 from privmarket.privacy.policy import Order, PolicyRefusal, SellerPolicy
 from privmarket.rounds import Terms
+from privmarket.secagg import honest_sellers
 from tests.hostile import naive
-from tests.hostile.test_secure_sums import OTHERS, STEPS, VICTIM, attacked, reasons
+from tests.hostile.test_secure_sums import OTHERS, VICTIM, asks_for_a_vector, attacked, reasons
 from tests.unit.flower.test_at_a_broker import refused, service, sum_at, with_keys  # noqa: F401
 from tests.unit.flower.toy import START, Wire, refusal_of, train
 
-COLLECT = "collect_masked_vectors"
+# One array in two places: the others' numbers would cancel in the difference, and the victim's be left.
 
 
-def stage_of(message):
-    configs = message.content.config_records.get(STEPS)
-    return None if configs is None else configs.get("stage")
-
-
-# One array in two places: the others' numbers cancel in the difference, and the victim's are left.
-
-
-def named_twice(modulus=None):
-    """All but the victim are to send `b` twice; with a modulus, their vectors are cut to the length of its own."""
-    stage = []
+def other_arrays(names):
+    """All but the victim are to send these arrays of the model, in this order."""
 
     def tamper(message):
-        stage[:] = [stage_of(message), message.metadata.dst_node_id]
-        if stage[0] != COLLECT or stage[1] == VICTIM:
-            return None
-        order = dict(message.content.config_records["fitins.config"])
-        order[NAMES] = "b\nb\na"
-        arrays = ndarrays_to_parameters([START["b"], START["b"], START["a"]])
-        content = compat.fitins_to_recorddict(FitIns(arrays, order), keep_input=True)
-        content[STEPS] = message.content.config_records[STEPS]
-        return Message(content, stage[1], wire.TRAIN)
-
-    def after(reply):
-        if stage[0] != COLLECT or stage[1] == VICTIM or reply.has_error() or modulus is None:
+        if not asks_for_a_vector(message) or message.metadata.dst_node_id == VICTIM:
             return
-        record = reply.content.config_records[STEPS]
-        shapes = [(1,), (4,), (4,), (2, 3)]
-        parts = [masks.unpacked(p, s, modulus()) for p, s in zip(record["masked_params"], shapes, strict=True)]
-        flat = np.concatenate([part.ravel() for part in parts])[:11]
-        record["masked_params"] = [masks.packed(part, modulus=modulus()) for part in np.split(flat, [1, 7])]
+        listed = {name if name not in names[:at] else f"{name} again": START[name] for at, name in enumerate(names)}
+        message.content[wire.WEIGHTS] = wire.write_arrays(listed)
 
-    return tamper, after
+    return tamper
 
 
-def test_an_array_named_twice_uncovers_a_gullible_seller(monkeypatch):
-    def read(fields):
-        config = dict(fields)
-        names = str(config.pop(NAMES)).split("\n")
-        return wire.take(RecordDict({wire.SALE: ConfigRecord(config)}), wire.Sale), names
-
-    moduli = []
-    masking = sum_server.SumServer._setup
-    monkeypatch.setattr(
-        sum_server.SumServer, "_setup", lambda self: (moduli.append(self.masking.modulus), masking(self))[1]
-    )
-    monkeypatch.setattr(secure_seller, "_read_order", read)
-    for side in (sum_server, secure_seller):
-        monkeypatch.setattr(side, "public_numbers", lambda *_: b"")
-    sent, opened, _ = attacked(monkeypatch, *named_twice(lambda: moduli[-1]))
-    mine = sent[VICTIM]
-    np.testing.assert_array_equal(opened[:4] - opened[4:8], mine[:4] - mine[4:8])
-
-
-def test_an_array_named_twice_is_refused(monkeypatch):
-    sent, opened, grid = attacked(monkeypatch, *named_twice())
+@pytest.mark.parametrize("names", ["bba", "ba"])
+def test_other_arrays_or_another_order_of_them_are_refused(names, monkeypatch):
+    """All sellers signed their keys for the names, shapes and order of the arrays."""
+    sent, opened, grid = attacked(monkeypatch, other_arrays(names))
     assert opened is None
     assert set(sent) <= {VICTIM}
-    assert "weights" in reasons(grid)
+    assert reasons(grid) == {"cohort"}
 
 
-def test_another_order_of_the_arrays_gives_a_sum_that_nobody_can_open(monkeypatch):
-    def tamper(message):
-        if stage_of(message) != COLLECT or message.metadata.dst_node_id == VICTIM:
-            return None
-        order = dict(message.content.config_records["fitins.config"])
-        names = str(order[NAMES]).split("\n")[::-1]
-        order[NAMES] = "\n".join(names)
-        arrays = ndarrays_to_parameters([START[name] for name in names])
-        content = compat.fitins_to_recorddict(FitIns(arrays, order), keep_input=True)
-        content[STEPS] = message.content.config_records[STEPS]
-        return Message(content, message.metadata.dst_node_id, wire.TRAIN)
-
-    monkeypatch.setattr(sum_server.SumServer, "_cancels", lambda *_: True)  # the check of an honest server
-    sent, opened, _ = attacked(monkeypatch, tamper)
-    assert len(sent) > 1
-    assert opened is None or not np.array_equal(opened, sum(sent.values()))
+def test_another_order_of_the_arrays_mixes_the_sum_of_gullible_sellers(monkeypatch):
+    for side in (secure, secure_seller):
+        monkeypatch.setattr(side, "binding", lambda *_: bytes(32))
+    sent, opened, _ = attacked(monkeypatch, other_arrays("ba"))
+    meant = sum(one if node == VICTIM else np.concatenate([one[4:], one[:4]]) for node, one in sent.items())
+    np.testing.assert_array_equal(opened, sum(sent.values()))
+    assert not np.array_equal(opened, meant)
 
 
 # Another offer in the middle of a sum: what was checked at its beginning was checked for the first one.
 
 
-def rebidding(first, then):
-    """Begins the sum of all but the victim under one offer and goes on under another."""
-    calls, grids = {}, []
-
-    def bid(node, change):
-        message = Message(wire.put(RecordDict(), replace(calls[node], **change)), node, wire.BID)
-        super(Wire, grids[0]).answer(message)
-
-    def tamper(message):
-        node = message.metadata.dst_node_id
-        if message.metadata.message_type == wire.BID:
-            calls[node] = wire.take(message.content, Terms)
-        elif node in OTHERS and stage_of(message) == "setup":
-            bid(node, first)
-            configs = ConfigRecord({**message.content.config_records[STEPS], "max_weight": 1e30})
-            return Message(RecordDict({STEPS: configs}), node, wire.TRAIN)
-        elif node in OTHERS and stage_of(message) == "share_keys":
-            bid(node, then)
-        return None
+def rebidding(monkeypatch):
+    """A second call for bids, under local trust, between the first step and the order."""
+    calls = {}
+    grids = []
 
     class Remembered(Wire):
         def __init__(self, *args, **options):
             super().__init__(*args, **options)
             grids.append(self)
 
-    return tamper, Remembered
+    def tamper(message):
+        node = message.metadata.dst_node_id
+        if message.metadata.message_type == wire.BID:
+            calls[node] = wire.take(message.content, Terms)
+        elif node in OTHERS and asks_for_a_vector(message):
+            again = Message(wire.put(RecordDict(), replace(calls[node], trust="local")), node, wire.BID)
+            super(Wire, grids[0]).answer(again)
+
+    monkeypatch.setattr("tests.hostile.test_secure_sums.Wire", Remembered)
+    return attacked(monkeypatch, tamper)
 
 
-def test_a_sum_begun_for_another_offer_silences_gullible_sellers(monkeypatch):
-    tamper, remembered = rebidding({"trust": "local"}, {})
-    monkeypatch.setattr("tests.hostile.test_secure_sums.Wire", remembered)
-    monkeypatch.setattr(RememberedSum, "check_offer", lambda *_: None)
-    monkeypatch.setattr(sum_server.SumServer, "_cancels", lambda *_: True)
-    sent, opened, _ = attacked(monkeypatch, tamper)
-    np.testing.assert_array_equal(opened, sent[VICTIM])  # the "sum" is one seller's share
+def test_a_gullible_seller_serves_two_offers_in_one_sum(monkeypatch):
+    """It sells for an offer that it did not make, under another trust than it last agreed to."""
+    monkeypatch.setattr("privmarket.flower.node_seller._check_against_offer", lambda *_: None)
+    sent, opened, _ = rebidding(monkeypatch)
+    assert set(sent) > OTHERS
+    assert opened is not None
 
 
 def test_a_sum_serves_one_offer_to_its_end(monkeypatch):
-    tamper, remembered = rebidding({"trust": "local"}, {})
-    monkeypatch.setattr("tests.hostile.test_secure_sums.Wire", remembered)
-    sent, opened, grid = attacked(monkeypatch, tamper)
+    sent, opened, grid = rebidding(monkeypatch)
     assert opened is None
     assert set(sent) <= {VICTIM}
     assert "offer" in reasons(grid)
@@ -195,7 +134,7 @@ def play_with_two(monkeypatch, keyed):
 
 
 def test_a_part_of_the_sellers_is_a_sum_for_who_checks_only_that_nobody_else_is_there(with_keys, monkeypatch):  # noqa: F811
-    monkeypatch.setattr(secure_seller, "check_parties", lambda *_: None)
+    monkeypatch.setattr(secure_seller.SumTerms, "check_members", lambda *_: None)
     total, sent, _ = play_with_two(monkeypatch, with_keys)
     assert len(sent) == 2
     assert total is not None  # one colluder in it, and one seller is left with its own noise
@@ -217,14 +156,14 @@ def test_the_buyers_run_configuration_does_not_choose_the_wallet(gullible, tmp_p
     if gullible:
         monkeypatch.setattr(client, "_wallet_place", naive.fresh_folder)
     monkeypatch.setenv("PRIVMARKET_WALLETS", str(tmp_path / "mine"))
-    app = pm.flower.client_app(train, valuation=0.1, epsilon=2.0, wallet=2.0, spread=False)
+    app = pm.flower.client_app(train, valuation=0.1, epsilon=1.9, wallet=2.0, spread=False)
     sold = 0
     for run in range(3):
         grid = Wire(app, 1, run_config={"wallets": str(tmp_path / f"fresh-{run}")})
         (node,) = grid.contexts
         terms = Terms(0, 10**6, ReleaseFamily(), 5.0, run=f"r{run}")
         grid.answer(Message(wire.put(RecordDict(), terms), node, wire.BID))
-        sale = wire.Sale(f"r{run}", 0, 2.0, 1, ReleaseFamily(), 1.0, 1.0, 10.0)
+        sale = wire.Sale(f"r{run}", 0, 1.9, 0, ReleaseFamily(), 1.0, 1.0, 10.0)
         order = wire.put(RecordDict({wire.WEIGHTS: wire.write_arrays(START)}), sale)
         sold += refusal_of(grid.answer(Message(order, node, wire.TRAIN))) is None
     assert sold == (3 if gullible else 1)

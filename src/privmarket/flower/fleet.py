@@ -28,6 +28,7 @@ NO_ANSWER = "no answer before the deadline"
 RECEIPT_SECONDS = 60.0  # how long to wait until clients have taken their last receipts
 _POLL_SECONDS = 0.2
 _NAMING_VALUES = 1024
+_KEY_BYTES = 32
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,6 +51,9 @@ class Fleet:
         chosen: the nodes to ask for bids; None asks all.
         receipts: client → what became of its last delivery; told with the next call for bids.
         node_of: client → the node that bids for it.
+        sum_keys: client → the key with which it signs in secure sums, as it answered the last call for bids.
+        key_owner: such a key → the client that sent it first.
+        needs_keys: whether an offer without such a key is none.
         seen: digests of updates that were delivered; the same one is never taken again.
         declined: client → why it did not bid in the last round, in policy terms.
         waited_seconds: how long each call for bids took.
@@ -60,6 +64,9 @@ class Fleet:
     chosen: Collection[int] | None = None
     receipts: Mapping[str, Receipt] = field(default_factory=dict)
     node_of: dict[str, int] = field(default_factory=dict)
+    sum_keys: dict[str, bytes] = field(default_factory=dict)
+    key_owner: dict[bytes, str] = field(default_factory=dict)
+    needs_keys: bool = False
     seen: set[str] = field(default_factory=set)
     declined: dict[str, str] = field(default_factory=dict)
     waited_seconds: list[float] = field(default_factory=list)
@@ -86,8 +93,12 @@ class Fleet:
         replies = self.grid.send_and_receive(messages, timeout=self.bid_seconds)
         answers: dict[str, Offer | None] = {}
         self.declined = {}
+        self.sum_keys = {}
         for reply in sorted(replies, key=lambda message: message.metadata.src_node_id):
             client, offer = self._offer(reply)
+            if client is not None and self.needs_keys and offer is not None and client not in self.sum_keys:
+                self.declined[client] = "it sent no key for the secure sum, or another client's"
+                offer = None
             if client is not None and client not in answers:
                 answers[client] = offer
         self.waited_seconds.append(time.perf_counter() - started)
@@ -150,6 +161,10 @@ class Fleet:
         if self.node_of.setdefault(client, node) != node:
             _log.warning("node %s bids as client %s, which another node is", node, client)
             return None, None
+        key = _key(answer.sum_key)
+        # Others learn a client's key in the first sum that it takes part in, and might call it theirs.
+        if key is not None and self.key_owner.setdefault(key, client) == client:
+            self.sum_keys.setdefault(client, key)
         return client, offer
 
     def _delivery(
@@ -187,6 +202,15 @@ class Fleet:
             return Delivery(fault="the same update was delivered before")
         self.seen.add(named)
         return Delivery(update=update)
+
+
+def _key(text: str | None) -> bytes | None:
+    """A public key of 32 bytes, from hexadecimal; None where it is none."""
+    try:
+        key = bytes.fromhex(text or "")
+    except ValueError:
+        return None
+    return key if len(key) == _KEY_BYTES else None
 
 
 def in_policy_terms(word: str) -> str:

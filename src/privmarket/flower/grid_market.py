@@ -10,15 +10,15 @@ from dataclasses import dataclass, field, replace
 
 from privmarket.broker.http_client import BrokerClient
 from privmarket.errors import ConfigurationError
-from privmarket.federated.shares import SharedSum, bits_at_most
 from privmarket.flower.broker_auction import BrokerAuctioneer
 from privmarket.flower.fleet import Fleet
-from privmarket.flower.masks import SUM_BITS
+from privmarket.flower.secure import SUM_BITS
 from privmarket.flower.settings import MarketSettings
 from privmarket.flower.wire import Receipt, Sale
 from privmarket.plans import require_one_step
 from privmarket.privacy.wallet_store import ReleaseBook
 from privmarket.rounds import Auctioneer, Award, LocalAuctioneer, Pacing, Round, RoundRecord
+from privmarket.secagg import SharedSum, bits_at_most
 
 TOKEN_VARIABLE = "PRIVMARKET_BROKER_TOKEN"
 _log = logging.getLogger("privmarket.flower")
@@ -85,6 +85,7 @@ class GridMarket:
     ) -> dict[str, Sale]:
         """client → its own order, for those that sold something and are here; `total` under aggregate trust."""
         terms, plan = market.terms, self.settings
+        place = {client: at for at, client in enumerate(market.awards)}
         return {
             client: Sale(
                 *(terms.run, terms.number, award.epsilon, award.payment_micro, terms.family),
@@ -95,9 +96,9 @@ class GridMarket:
                 honest_share=terms.honest_share,
                 sellers=0 if total is None else len(total.weights),
                 levels=0 if total is None else total.levels,
-                weight=0.0 if total is None else float(total.weights[at]),
+                weight=0.0 if total is None else float(total.weights[place[client]]),
             )
-            for at, (client, award) in enumerate(self.sellers(market).items())
+            for client, award in self.sellers(market).items()
         }
 
     def sellers(self, market: Round) -> dict[str, Award]:
@@ -105,11 +106,14 @@ class GridMarket:
         return {client: award for client, award in market.awards.items() if client in self.fleet.node_of}
 
     def shared_sum(self, market: Round, parameters: int) -> SharedSum:
-        """The public numbers of a round's secure sum under aggregate trust."""
-        sellers = self.sellers(market)
+        """The public numbers of a round's secure sum under aggregate trust, over all that were awarded.
+
+        At a broker some of them may not be here: they are members of the sum, and drop out of it.
+        """
+        here = market.offers
         return SharedSum.plan(
-            [award.event.noise_multiplier for award in sellers.values()],
-            [market.offers[client].data_size for client in sellers],
+            [award.event.noise_multiplier for award in market.awards.values()],
+            [here[client].data_size if client in here else 1.0 for client in market.awards],
             clip_norm=self.settings.clip_norm,
             parameters=parameters,
             honest_share=market.terms.honest_share,

@@ -23,6 +23,7 @@ from privmarket.flower import wire
 from privmarket.flower.node_seller import MarketClientApp
 from privmarket.flower.result import MarketResult
 from privmarket.flower.server import MarketServerApp
+from privmarket.secagg import MemoryJournal, SumJournal
 
 SERVER_NODE = 1
 _FIRST_NODE = 1000
@@ -56,6 +57,13 @@ class InProcessGrid(Grid):
             for i in range(nodes)
         }
         self._replies: dict[str, Message] = {}
+        self._journals: dict[int, MemoryJournal] = {}
+        if isinstance(client_app, MarketClientApp):
+            client_app.seller.journals = self._journal
+
+    def _journal(self, context: Context) -> SumJournal:
+        """Where a node without a wallet file keeps its state of secure sums: in memory, as its context."""
+        return self._journals.setdefault(context.node_id, MemoryJournal())
 
     def set_run(self, run: Run) -> None:
         """Takes the run of an engine in place of the one that this grid made."""

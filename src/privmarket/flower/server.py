@@ -22,19 +22,20 @@ from privmarket.flower.result import MarketResult, save_result
 from privmarket.flower.settings import MarketSettings
 from privmarket.flower.wire import Arrays
 from privmarket.lazy import late
-from privmarket.rounds import Auctioneer, Delivered, Report, Round, RoundRecord, play_round
+from privmarket.rounds import Auctioneer, Delivered, LocalAuctioneer, Report, Round, RoundRecord, play_round
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from privmarket import training as engine
     from privmarket.federated import global_model
-    from privmarket.flower import secure, training, training_checks
+    from privmarket.flower import secure, training
 else:
     global_model = late("privmarket.federated.global_model")
     secure = late("privmarket.flower.secure")
     training = late("privmarket.flower.training")
-    training_checks = late("privmarket.flower.training_checks")
+    engine = late("privmarket.training")
     torch = late("torch")
 
 __all__ = ["TOKEN_VARIABLE", "MarketRun", "MarketServerApp", "server_app"]
@@ -67,7 +68,7 @@ def server_app(
 
     Args:
         model: makes the `torch.nn.Module` that is trained; its trainable parameters are what clients get. A model
-            that mixes records is refused before the first round, see `federated.model_check`.
+            that mixes records is refused before the first round, see `training.require_supported`.
         initial_weights: instead, arrays by name.
         evaluate: measures the model (the module, or the arrays by name) after a round.
         broker: URL of the broker that holds the auctions, or a connection to it; in this process unless given.
@@ -103,7 +104,7 @@ def _module_start(model: Callable[[], nn.Module] | None) -> InitialWeights:
         assert model is not None
         module = model()
         # Before any bid: every client would refuse such a model, one by one.
-        training_checks.require_supported(module)
+        engine.require_supported(module)
         return training.trainable_arrays(module)
 
     return start
@@ -134,6 +135,8 @@ class MarketRun:
     def __post_init__(self) -> None:
         settings = self.settings
         self.fleet = Fleet(self.grid, settings.bid_seconds)
+        # At a broker bids are sealed, and sellers have registered keys.
+        self.fleet.needs_keys = settings.trust == "aggregate" and isinstance(self.auctioneer, LocalAuctioneer)
         self.market = GridMarket(settings, self.auctioneer, self.fleet, str(self.grid.run.run_id))
         self.shapes = {name: array.shape for name, array in self.start_weights.items()}
         self.state = global_model.ServerState.start(torch.from_numpy(flatten(self.start_weights)))
@@ -213,7 +216,8 @@ class MarketRun:
         )
         update = None
         if total is not None:
-            came = [at for at, client in enumerate(sales) if deliveries[client].fault is None]
+            place = {client: at for at, client in enumerate(market.awards)}
+            came = [place[client] for client in sales if deliveries[client].fault is None]
             flat = np.concatenate([total[name].ravel() for name in self.shapes])
             rate = settings.learning_rate / settings.expected_batch
             update = (rate * (flat / float(plan.weights[came].sum()))).astype(np.float32)

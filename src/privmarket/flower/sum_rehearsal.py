@@ -7,6 +7,7 @@ pays nobody, and an honest round before and after gives what the plain simulatio
 
 from __future__ import annotations
 
+import hashlib
 import json
 import threading
 import time
@@ -18,119 +19,120 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from flwr.app import ConfigRecord, Context, Message, RecordDict
-from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, Key, Stage
 from flwr.serverapp import Grid
 
+from privmarket.broker.signatures import SigningKey
 from privmarket.federated.config import FederationConfig, Training
-from privmarket.federated.shares import honest_sellers
 from privmarket.files import write_atomically
-from privmarket.flower.cohort import Cohort, new_signing_key
+from privmarket.flower import wire
 from privmarket.flower.engine import Engine, write_app
 from privmarket.flower.federation import federation_client, federation_server
 from privmarket.flower.in_process import InProcessGrid, run_in_process
-from privmarket.flower.node_seller import Job, MarketClientApp, ShareTraining
+from privmarket.flower.node_seller import Job, MarketClientApp, ShareTraining, partition_name
 from privmarket.flower.rehearsal import kill_on_marker, marker, run_timeout, stretched
 from privmarket.flower.result import RoundJson
 from privmarket.flower.server import MarketServerApp
-from privmarket.flower.sum_memory import AGREE, COHORT, LIST, SURVIVORS
 from privmarket.flower.wire import Arrays
 from privmarket.lazy import late
 from privmarket.privacy.release import ReleaseGrid
 from privmarket.privacy.wallet_file import WalletFile
 from privmarket.rounds import micro_units
+from privmarket.secagg import (
+    Confirmations,
+    DeliveredShares,
+    Invitation,
+    KeyList,
+    Parcel,
+    SellerMessage,
+    ServerMessage,
+    SigningIdentity,
+    SumTerms,
+    SurvivorList,
+    honest_sellers,
+)
 
 if TYPE_CHECKING:
     from privmarket.federated import simulation
 else:
     simulation = late("privmarket.federated.simulation")  # torch: most messages to a client need none
 
-Tamper = Callable[[Message, list[Message]], None]
-"""Changes one message of a step in place; all messages of the step are there to look at."""
+Tamper = Callable[[ServerMessage, int, int], ServerMessage]
+"""(message of a step, number of its receiver, sellers in the sum) ↦ the message that is sent instead."""
 
 _NOTES = "answers.json"
-_WAITS_PER_ROUND = 6  # bids, set-up, keys, masked sums, survivors, opening
+_WAITS_PER_ROUND = 7  # bids, keys, shares, checks, masked sums, survivors, opening
 _SEED = 11
 
 
-def _at(stage: str, change: Callable[[ConfigRecord, Message, list[Message]], None]) -> Tamper:
-    """Makes an attack that changes the messages of one step of the protocol."""
+def _terms(change: Callable[[SumTerms], SumTerms]) -> Tamper:
+    """Makes an attack that changes the terms for the second half of the sellers."""
 
-    def tamper(message: Message, together: list[Message]) -> None:
-        configs = message.content.config_records.get(RECORD_KEY_CONFIGS)
-        if configs is not None and configs.get(Key.STAGE) == stage:
-            change(configs, message, together)
+    def tamper(message: ServerMessage, number: int, sellers: int) -> ServerMessage:
+        if not isinstance(message, Invitation) or number < sellers // 2:
+            return message
+        return Invitation(change(message.terms))
 
     return tamper
 
 
-def _set(
-    key: str, change_value: Callable[[float], float]
-) -> Callable[[ConfigRecord, Message, list[Message]], None]:
-    def change(configs: ConfigRecord, _: Message, __: list[Message]) -> None:
-        configs[key] = change_value(cast(float, configs[key]))
-
-    return change
-
-
-def _in_second_half(message: Message, together: list[Message]) -> bool:
-    nodes = sorted(one.metadata.dst_node_id for one in together)
-    return nodes.index(message.metadata.dst_node_id) >= len(nodes) // 2
+def _forged_key(message: ServerMessage, number: int, sellers: int) -> ServerMessage:
+    """Half of the sellers are shown a key of the server's own in place of the first seller's."""
+    if not isinstance(message, KeyList) or number < sellers // 2:
+        return message
+    first = replace(message.keys[0], mask_key=SigningIdentity.generate().public_key)
+    return KeyList(message.sum, (first, *message.keys[1:]))
 
 
-def _swap_cohort(configs: ConfigRecord, message: Message, together: list[Message]) -> None:
-    """Half of the sellers are shown a signing key of the server's own in place of the first seller's."""
-    if _in_second_half(message, together):
-        extra = message.content.config_records[COHORT]
-        first, *others = Cohort.read(cast(bytes, extra[LIST])).members
-        extra[LIST] = Cohort.of([replace(first, signing=new_signing_key()[1]), *others]).write()
+def _spoilt_parcels(message: ServerMessage, number: int, sellers: int) -> ServerMessage:
+    """What sellers sealed for each other is damaged on the way."""
+    if not isinstance(message, DeliveredShares):
+        return message
+    spoilt = tuple(Parcel(one.seller, bytes(len(one.content))) for one in message.parcels)
+    return DeliveredShares(message.sum, spoilt)
 
 
-def _two_sums(configs: ConfigRecord, message: Message, together: list[Message]) -> None:
-    """Half of the sellers are asked for the sum without the first seller, the others for the sum with it."""
-    if _in_second_half(message, together):
-        bits = bytearray(cast(bytes, configs[SURVIVORS]))
-        first = next(at for at in range(8 * len(bits)) if bits[at // 8] >> at % 8 & 1)
-        bits[first // 8] &= ~(1 << first % 8)
-        configs[SURVIVORS] = bytes(bits)
-
-
-def _pretended_drop_outs(configs: ConfigRecord, message: Message, together: list[Message]) -> None:
+def _pretended_drop_outs(message: ServerMessage, number: int, sellers: int) -> ServerMessage:
     """All sellers but as many as must be honest are said to have dropped out: those left could collude."""
-    bits = np.unpackbits(np.frombuffer(cast(bytes, configs[SURVIVORS]), dtype=np.uint8), bitorder="little")
-    there = np.flatnonzero(bits)
-    bits[there[honest_sellers(there.size, FederationConfig.honest_share) :]] = 0
-    configs[SURVIVORS] = np.packbits(bits, bitorder="little").tobytes()
+    if not isinstance(message, SurvivorList):
+        return message
+    honest = honest_sellers(sellers, FederationConfig.honest_share)
+    return SurvivorList(message.sum, message.survivors[:honest])
 
 
-def _both_ways(configs: ConfigRecord, message: Message, together: list[Message]) -> None:
-    """The first survivor is said to have dropped out, too."""
-    configs[Key.DEAD_NODE_ID_LIST] = configs[Key.ACTIVE_NODE_ID_LIST][:1]  # type: ignore[index]
+def _two_sums(message: ServerMessage, number: int, sellers: int) -> ServerMessage:
+    """Half of the sellers are asked for the sum without the first seller, the others for the sum with it."""
+    if not isinstance(message, SurvivorList) or number < sellers // 2:
+        return message
+    return SurvivorList(message.sum, message.survivors[1:])
 
 
-def _order(**changes: Callable[[float], float]) -> Tamper:
-    """Makes an attack that changes these fields of every order."""
+def _made_up_signatures(message: ServerMessage, number: int, sellers: int) -> ServerMessage:
+    """The server signs in the sellers' places."""
+    if not isinstance(message, Confirmations):
+        return message
+    own = SigningIdentity.generate()
+    return Confirmations(message.sum, tuple(Parcel(one.seller, own.sign(b"list")) for one in message.signatures))
 
-    def tamper(message: Message, _: list[Message]) -> None:
-        order = message.content.config_records.get("fitins.config")
-        if order is not None:
-            for key, change in changes.items():
-                order[key] = change(cast(float, order[key]))
 
-    return tamper
+def _as_it_is(message: ServerMessage, number: int, sellers: int) -> ServerMessage:
+    return message
 
 
 ATTACKS: dict[str, tuple[Tamper, set[str]]] = {
-    "a lower threshold": (_at(Stage.SETUP, _set(Key.THRESHOLD, lambda _: 2)), {"honest-share"}),
-    "keys in fewer pieces": (_at(Stage.SETUP, _set(Key.SHARE_NUMBER, lambda n: n - 1)), {"honest-share"}),
-    "a cohort with a seller swapped": (_at(Stage.SHARE_KEYS, _swap_cohort), {"cohort"}),
-    "integers cut off": (_at(Stage.SETUP, _set(Key.CLIPPING_RANGE, lambda r: r / 1024)), {"noise"}),
-    "more weight than the sold ε allows": (_order(weight=lambda w: 1.001 * w), {"noise"}),
-    "noise of sellers that are not there": (_order(sellers=lambda n: n + 1), {"honest-share"}),
-    "drop-outs pretended": (_at(AGREE, _pretended_drop_outs), {"honest-share", "cohort"}),
-    "two sums, one seller in and out": (_at(AGREE, _two_sums), {"cohort"}),
-    "keys of one seller both ways": (_at(Stage.UNMASK, _both_ways), {"cohort"}),
+    "a lower threshold": (_terms(lambda terms: replace(terms, honest_share=0.1)), {"honest-share"}),
+    "a part of the sellers": (_terms(lambda terms: replace(terms, members=terms.members[1:])), {"cohort"}),
+    "integers that wrap": (_terms(lambda terms: replace(terms, bits=terms.bits - 4)), {"noise"}),
+    "other noise for some": (_terms(lambda terms: replace(terms, binding=bytes(32))), set()),
+    "a forged key": (_forged_key, {"cohort"}),
+    "parcels spoilt before training": (_spoilt_parcels, {"cohort"}),
+    "more weight than the sold ε allows": (_as_it_is, {"noise"}),
+    "drop-outs pretended": (_pretended_drop_outs, {"cohort"}),
+    "two sums, one seller in and out": (_two_sums, set()),
+    "signatures made up": (_made_up_signatures, {"cohort"}),
 }
-"""What a server may try, and the words that sellers answer with. A replayed round is asked for by `HostileGrid`."""
+"""What a server may try, and the words that sellers answer with; none where the sum ends by itself.
+
+A replayed round is asked for by `HostileGrid`."""
 REPLAY = "a round replayed"
 KILLED = "a seller killed while it trains"
 HONEST = "none"
@@ -149,6 +151,7 @@ class HostileGrid:
     grid: Grid
     attacks: tuple[str, ...]
     answers: dict[int, dict[str, int]] = field(default_factory=dict)
+    _numbers: dict[int, int] = field(default_factory=dict)
     _first: list[Message] = field(default_factory=list)
 
     def __getattr__(self, name: str) -> object:
@@ -157,37 +160,58 @@ class HostileGrid:
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
         """Changes the messages as the attack of this round says, sends them, and returns the replies."""
         outgoing = list(messages)
-        in_sum = [m for m in outgoing if RECORD_KEY_CONFIGS in m.content]
-        if not in_sum:
+        if not any(wire.SUM in message.content for message in outgoing):
             return list(self.grid.send_and_receive(outgoing, timeout=timeout))
-        number = int(in_sum[0].metadata.group_id) - 1
+        number = int(outgoing[0].metadata.group_id)
         attack = self.attacks[number] if number < len(self.attacks) else HONEST
-        outgoing = [_copied(message) for message in outgoing]
-        for message in outgoing if attack in ATTACKS else ():
-            ATTACKS[attack][0](message, outgoing)
-        stage = in_sum[0].content.config_records[RECORD_KEY_CONFIGS].get(Key.STAGE)
-        if stage == Stage.SETUP and not self._first:
-            self._first = [_copied(message) for message in outgoing]
+        step = wire.take_sum(outgoing[0].content)
+        if isinstance(step, Invitation):
+            # Until they say their numbers in the sum, sellers are told apart by the order of their nodes.
+            nodes = sorted(message.metadata.dst_node_id for message in outgoing)
+            self._numbers = {node: at for at, node in enumerate(nodes)}
+        outgoing = [self._changed(message, attack) for message in outgoing]
+        if isinstance(step, Invitation) and not self._first:
+            self._first = list(outgoing)
         replies = list(self.grid.send_and_receive(outgoing, timeout=timeout))
         self._note(number, replies)
-        if attack == REPLAY and stage == Stage.UNMASK:
+        if attack == REPLAY and isinstance(step, Confirmations):
             # The sum is opened; now the same sellers are asked for the first step of one more, for the same offers.
-            self._note(number, self.grid.send_and_receive([_copied(m) for m in self._first], timeout=timeout))
+            again = [_message(m, RecordDict(dict(m.content))) for m in self._first]
+            self._note(number, self.grid.send_and_receive(again, timeout=timeout))
         return replies
+
+    def _changed(self, message: Message, attack: str) -> Message:
+        """The message that is sent instead; one of its own, as the honest server may send one to everybody."""
+        content = RecordDict(
+            {k: ConfigRecord(dict(r)) if isinstance(r, ConfigRecord) else r for k, r in message.content.items()}
+        )
+        if attack in ATTACKS:
+            sent = cast(ServerMessage, wire.take_sum(content))
+            number = self._numbers[message.metadata.dst_node_id]
+            wire.put_sum(content, ATTACKS[attack][0](sent, number, len(self._numbers)))
+        if attack == "more weight than the sold ε allows" and wire.SALE in content:
+            sale = wire.take(content, wire.Sale)
+            wire.put(content, replace(sale, weight=1.001 * sale.weight))
+        return _message(message, content)
 
     def _note(self, number: int, replies: Iterable[Message]) -> None:
         words = self.answers.setdefault(number, {})
         for reply in replies:
             if reply.has_error():
-                word = str(reply.error.reason)
-                words[word] = words.get(word, 0) + 1
+                continue
+            refused = wire.take(reply.content, wire.Refusal, None)
+            if refused is not None:
+                words[refused.reason] = words.get(refused.reason, 0) + 1
+                continue
+            answered = wire.take_sum(reply.content)
+            if isinstance(answered, SellerMessage):
+                self._numbers[reply.metadata.src_node_id] = answered.sender
 
 
-def _copied(message: Message) -> Message:
-    """A message of its own: the protocol sends one record to everybody, and an attack may not."""
-    content = {k: ConfigRecord(dict(r)) if isinstance(r, ConfigRecord) else r for k, r in message.content.items()}
-    meta = message.metadata
-    return Message(RecordDict(content), meta.dst_node_id, meta.message_type, ttl=meta.ttl, group_id=meta.group_id)
+def _message(like: Message, content: RecordDict) -> Message:
+    """A message to the same node with this content."""
+    meta = like.metadata
+    return Message(content, meta.dst_node_id, meta.message_type, ttl=meta.ttl, group_id=meta.group_id)
 
 
 @dataclass(frozen=True)
@@ -240,6 +264,10 @@ def client(plan: str, folder: str) -> MarketClientApp:
     app = federation_client(chosen.config, Path(folder) / "wallets")
     assert app.seller.share is not None
     app.seller.share = _Mortal(app.seller.share, chosen, Path(folder))
+    # A register: every client's key is known to all, and all of them sell in every round.
+    keys = [SigningKey.from_seed(hashlib.sha256(b"rehearsal %d" % at).digest()) for at in range(chosen.clients)]
+    app.seller.identity = lambda context: keys[int(partition_name(context))]
+    app.seller.parties = lambda context: [key.public for key in keys]
     return app
 
 
@@ -333,7 +361,9 @@ def sum_verdicts(
     }
     for number, attack in tried.items():
         words = answers.get(number, {})
-        verdicts[f"{attack}: sellers refuse"] = set(words) == ATTACKS[attack][1]
+        expected = ATTACKS[attack][1]
+        # Where sellers that are told different things never meet, there is nothing to refuse, and no sum.
+        verdicts[f"{attack}: {'sellers refuse' if expected else 'no two halves meet'}"] = set(words) == expected
     for number, attack in enumerate(plan.attacks):
         if attack == REPLAY:
             verdicts["a round replayed: every seller refuses"] = answers.get(number) == {"unsold": plan.clients}

@@ -22,11 +22,14 @@ from privmarket.errors import PrivmarketError
 from privmarket.plans import HONEST_SHARE, Trust
 from privmarket.privacy.calibration import ReleaseFamily
 from privmarket.rounds import Terms
+from privmarket.secagg import Message as SumMessage
+from privmarket.secagg import SumRefusal, from_bytes, to_bytes
 
 BID, TRAIN, RECEIPT = "query.bid", "train", "query.receipt"
 
 # Names of the records in a message.
 WEIGHTS, UPDATE = "privmarket-weights", "privmarket-update"
+SUM = "privmarket-sum"  # a message of a secure sum, as bytes
 JOB = "privmarket-job"  # in which an app behind `WalletMod` finds its noise multiplier, clipping, rate, steps, unit
 
 Arrays = dict[str, np.ndarray]
@@ -45,11 +48,12 @@ class Sale:
     Attributes:
         epsilon: what it sold, at `family.delta`; the client turns it into noise itself.
         payment_micro: due on delivery.
-        clip_norm, learning_rate, expected_batch: the public training plan, see `federated.local.LocalPlan`.
+        clip_norm, learning_rate, expected_batch: the public training plan, see `training.LocalPlan`.
         share: factor by which the client multiplies its update before secure aggregation; 1 otherwise.
         trust, honest_share: as in the terms.
         sellers, levels, weight: of the round's secure sum under aggregate trust: how many sell in it, digits of
             every seller's noise, steps of the sum's grid per unit of this client's clipped sum; 0 otherwise.
+        reach: under local trust with masks, where a coordinate is cut off before it is rounded; 0 otherwise.
     """
 
     run: str
@@ -67,6 +71,7 @@ class Sale:
     sellers: int = 0
     levels: int = 0
     weight: float = 0.0
+    reach: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -88,6 +93,7 @@ class Answer:
         bids: whether it offers something in this round; then price, ε and records are there.
         reason: a word of `privacy.policy.Reason` for why it does not, where there is one.
         accuracy: of its own model, where it declares one.
+        sum_key: the public key, in hexadecimal, with which it signs in secure sums; none where it takes no part.
     """
 
     client: str
@@ -97,6 +103,7 @@ class Answer:
     epsilon: float | None = None
     data_size: float | None = None
     accuracy: float | None = None
+    sum_key: str | None = None
 
 
 @dataclass(frozen=True)
@@ -189,6 +196,28 @@ def take(content: RecordDict, kind: type[Record], default: object = WireError) -
         return kind(**fields)
     except PrivmarketError as error:
         raise WireError(f"{name}: {error.message}", error.hint) from error
+
+
+def put_sum(content: RecordDict, message: SumMessage) -> RecordDict:
+    """Writes a message of a secure sum into a message's content, which is returned."""
+    content[SUM] = ConfigRecord({"message": to_bytes(message)})
+    return content
+
+
+def take_sum(content: RecordDict) -> SumMessage:
+    """The message of a secure sum.
+
+    Raises:
+        WireError: there is none, or it cannot be read.
+    """
+    record = content.config_records.get(SUM)
+    data = None if record is None else record.get("message")
+    if not isinstance(data, bytes):
+        raise WireError("a message outside the protocol of the secure sum", "run a privmarket app on both sides")
+    try:
+        return from_bytes(data)
+    except SumRefusal as error:
+        raise WireError(error.message, "use the same version on both sides") from error
 
 
 def write_arrays(arrays: Mapping[str, np.ndarray]) -> ArrayRecord:

@@ -1,4 +1,4 @@
-"""Secure aggregation by Flower's SecAgg+: the same model as in the clear, and no update in the clear."""
+"""Masked updates under local trust: the same model as in the clear, and no update in the clear."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ def test_the_model_is_that_of_open_aggregation():
     assert [r.paid_micro for r in secure.records] == [r.paid_micro for r in opened.records]
     assert balanced(secure)
     for name, array in opened.weights.items():
-        # Coordinates are rounded to 2·range/2²² where the range is below 200, so to 1e-4, and then scaled by 0.2.
+        # Coordinates are rounded to range/2²¹ where the range is below 200, so to 1e-4, and then scaled by 0.2.
         np.testing.assert_allclose(secure.weights[name], array, atol=2e-4)
 
 
@@ -48,11 +48,10 @@ def test_a_client_that_drops_out_is_not_paid_and_its_weight_goes_to_the_others()
 
 def test_an_order_is_still_private():
     _, grid = run(True)
-    orders = [m for m in grid.sent if "fitins.config" in m.content]
+    orders = grid.orders()
     own = {}
-    for message in orders:
-        config = message.content["fitins.config"]
-        own.setdefault(message.metadata.dst_node_id, set()).update({config["epsilon"], config["share"]})
+    for node, sale in orders:
+        own.setdefault(node, set()).update({sale.epsilon, sale.share})
     values = [value for values in own.values() for value in values]
     assert len(orders) == 2 * CLIENTS
     assert len(values) == len(set(values))

@@ -1,0 +1,136 @@
+"""Several sums for many sellers: who is in which cohort is drawn by chance that nobody controls alone.
+
+A server that could choose cohorts would put one seller among its own. So the cohorts follow from a seed that is
+fixed only after everybody's keys are: every seller hands in its registered key with a commitment, the hash of a
+secret; the list of all of them is published; then the secrets are opened, and the seed is a hash of the list and
+of all secrets. One honest seller's secret makes the seed uniform, and nobody knows it before the list is fixed.
+Where a secret stays closed there is no seed and no sum: otherwise whoever opens last could choose between two
+seeds. A seller's journal lets one sum of a round begin, so a round is not dealt again.
+
+The commitment and the order of the cohorts use SHA-256.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import gammaln
+
+from privmarket.secagg._codec import encode
+from privmarket.secagg._errors import SumRefusal
+from privmarket.secagg._keys import label
+from privmarket.secagg._messages import Parcel
+from privmarket.secagg._plan import colluders_allowed, honest_sellers
+
+DEFAULT_COHORT = 400
+"""The most sellers of one sum, unless agreed otherwise; measured in docs/scale.md."""
+
+
+def commitment(key: bytes, secret: bytes) -> bytes:
+    """What a seller publishes with its registered key before anything is dealt.
+
+    Args:
+        secret: 32 random bytes of its own.
+    """
+    return hashlib.sha256(label("dealing") + key + secret).digest()
+
+
+def dealing_seed(commitments: Mapping[bytes, bytes], secrets: Mapping[bytes, bytes]) -> bytes:
+    """The seed of a dealing, from the published commitments and the secrets that were opened afterwards.
+
+    Args:
+        commitments: registered key → commitment, of all awarded sellers.
+        secrets: registered key → secret.
+
+    Raises:
+        SumRefusal: `members`, where a secret is missing or is not the one that was committed to.
+    """
+    for key, committed in commitments.items():
+        if commitment(key, secrets.get(key, b"")) != committed:
+            raise SumRefusal(
+                "members",
+                f"the seller with key {key.hex()[:16]}… has not opened its commitment",
+                "hold the next round without it; this one cannot be dealt",
+            )
+    keys = sorted(commitments)
+    total = hashlib.sha256(label("dealing seed"))
+    for number, key in enumerate(keys):
+        total.update(encode(Parcel(number, key + commitments[key] + secrets[key])))
+    return total.digest()
+
+
+def deal_cohorts(
+    members: Sequence[bytes], seed: bytes, largest: int = DEFAULT_COHORT
+) -> tuple[tuple[bytes, ...], ...]:
+    """The cohorts of a round: as few as hold at most `largest` sellers each, and as equal as possible.
+
+    Args:
+        members: the registered keys of all awarded sellers, in any order.
+        seed: from `dealing_seed`, or a broker's log head that followed the awards.
+        largest: the most sellers of one sum.
+
+    Returns:
+        Each cohort's keys, ascending, as `SumTerms.members` wants them.
+    """
+    keys = sorted(set(members))
+    if len(keys) != len(members):
+        raise SumRefusal("members", "one seller twice in a dealing")
+    places = deal_places(len(keys), seed, largest)
+    cohorts = int(places.max()) + 1
+    return tuple(tuple(key for key, at in zip(keys, places, strict=True) if at == one) for one in range(cohorts))
+
+
+def deal_places(sellers: int, seed: bytes, largest: int = DEFAULT_COHORT) -> NDArray[np.int64]:
+    """(sellers,) the number of each seller's cohort; every dealing has the same probability over the seed."""
+    if sellers < 1 or largest < 1:
+        raise SumRefusal("terms", f"cohorts of at most {largest} of {sellers} sellers")
+    hashes = [
+        hashlib.sha256(label("cohort") + seed + place.to_bytes(8, "little")).digest() for place in range(sellers)
+    ]
+    order = sorted(range(sellers), key=lambda place: hashes[place])
+    cohorts = -(-sellers // largest)
+    places = np.empty(sellers, dtype=np.int64)
+    for at, place in enumerate(order):
+        places[place] = at % cohorts
+    return places
+
+
+def honest_per_cohort(sellers: int, honest_share: float, largest: int = DEFAULT_COHORT) -> int:
+    """h of the smallest cohort of so many sellers; 0 where there are none."""
+    if sellers == 0:
+        return 0
+    return honest_sellers(sellers // -(-sellers // largest), honest_share)
+
+
+def crowded_cohort_probability(
+    sellers: int, colluders: int, honest_share: float, largest: int = DEFAULT_COHORT
+) -> float:
+    """A bound on the probability that some cohort has more colluders than its sum may have.
+
+    Each cohort is a sample without replacement, so the number of colluders in it is hypergeometric; the bound adds
+    over cohorts.
+
+    Args:
+        colluders: of all sellers of the round.
+    """
+    sizes = np.bincount(deal_places(sellers, b"", largest))
+    tails = [
+        _more_than(colluders_allowed(int(size), honest_share), int(size), colluders, sellers) for size in sizes
+    ]
+    return min(1.0, sum(tails))
+
+
+def _more_than(allowed: int, drawn: int, colluders: int, sellers: int) -> float:
+    """The probability that of `drawn` sellers more than `allowed` collude: a hypergeometric tail."""
+    found = np.arange(max(allowed + 1, drawn - (sellers - colluders)), min(drawn, colluders) + 1)
+    chosen = _log_binomial(colluders, found) + _log_binomial(sellers - colluders, drawn - found)
+    return float(np.exp(chosen - _log_binomial(sellers, np.array(drawn))).sum())
+
+
+def _log_binomial(n: int, k: NDArray[np.int64]) -> NDArray[np.float64]:
+    """The logarithm of the binomial coefficient n over k, same shape as k."""
+    found: NDArray[np.float64] = gammaln(n + 1.0) - gammaln(k + 1.0) - gammaln(n - k + 1.0)
+    return found

@@ -1,0 +1,212 @@
+"""What server and sellers of a secure sum send each other: frozen records, and the one way to write them as bytes.
+
+Sellers are named by their numbers, the places of their keys in the list of members. Every message names the sum by
+the digest of its terms.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import cast
+
+from privmarket.secagg._codec import decode, encode
+from privmarket.secagg._errors import SumRefusal
+from privmarket.secagg._keys import label
+from privmarket.secagg._terms import SumTerms
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """Bytes for, from or about one seller; what they are depends on the message."""
+
+    seller: int
+    content: bytes
+
+
+# ---- round 0, AdvertiseKeys -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Invitation:
+    """Server to every member: the terms, and the broker's or register's signature under them, if there is one."""
+
+    terms: SumTerms
+    signature: bytes = b""
+
+    @property
+    def sum(self) -> bytes:
+        """The digest of the terms."""
+        return self.terms.digest
+
+
+@dataclass(frozen=True)
+class AdvertisedKeys:
+    """Seller to server: its public keys for this sum.
+
+    Attributes:
+        channel_key: X25519, for shares that other sellers send it.
+        mask_key: X25519, for pairwise masks.
+        seed_commitment: a hash of the seed of its own mask, so that a wrong seed is noticed when it is restored.
+        signature: under all of this, by its registered key.
+    """
+
+    sum: bytes
+    sender: int
+    channel_key: bytes
+    mask_key: bytes
+    seed_commitment: bytes
+    signature: bytes
+
+    @property
+    def statement(self) -> bytes:
+        """What is signed."""
+        unsigned = self.channel_key + self.mask_key + self.seed_commitment
+        return label("keys") + self.sum + self.sender.to_bytes(8, "little") + unsigned
+
+
+# ---- round 1, ShareKeys -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class KeyList:
+    """Server to every seller that advertised keys: the keys of all of them, by ascending number."""
+
+    sum: bytes
+    keys: tuple[AdvertisedKeys, ...]
+
+    @property
+    def digest(self) -> bytes:
+        """Names terms and keys; masks and signatures of later rounds are bound to it."""
+        return hashlib.sha256(label("key list") + encode(self)).digest()
+
+
+@dataclass(frozen=True)
+class SealedShares:
+    """Seller to server: for each other seller, a share of each of its two secrets, sealed for that seller."""
+
+    sum: bytes
+    sender: int
+    parcels: tuple[Parcel, ...]
+
+
+# ---- the check before training, which the paper does not have ----------------------------------------------------
+
+
+@dataclass(frozen=True)
+class DeliveredShares:
+    """Server to a seller: what the others sealed for it."""
+
+    sum: bytes
+    parcels: tuple[Parcel, ...]
+
+
+@dataclass(frozen=True)
+class CheckedShares:
+    """Seller to server: it could open what was delivered, but for parcels of the sellers in `spoilt`."""
+
+    sum: bytes
+    sender: int
+    spoilt: tuple[int, ...]
+
+
+# ---- round 2, MaskedInputCollection ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class InputRequest:
+    """Server to a seller: add your vector, masked against these sellers."""
+
+    sum: bytes
+    partners: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class MaskedInput:
+    """Seller to server: its masked vector."""
+
+    sum: bytes
+    sender: int
+    vector: bytes
+
+
+# ---- round 3, ConsistencyCheck -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SurvivorList:
+    """Server to every survivor: whose masked vectors came."""
+
+    sum: bytes
+    survivors: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Confirmation:
+    """Seller to server: its signature under key list and survivors."""
+
+    sum: bytes
+    sender: int
+    signature: bytes
+
+
+def survivors_statement(key_list: bytes, survivors: tuple[int, ...]) -> bytes:
+    """What a survivor signs: the digest of the key list, and who survived."""
+    numbers = b"".join(number.to_bytes(8, "little") for number in survivors)
+    return label("survivors") + key_list + numbers
+
+
+# ---- round 4, Unmasking ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Confirmations:
+    """Server to every survivor: who signed the list."""
+
+    sum: bytes
+    signatures: tuple[Parcel, ...]
+
+
+@dataclass(frozen=True)
+class OpenedShares:
+    """Seller to server: one share of each partner: of a survivor's seed, of a drop-out's mask key, never both."""
+
+    sum: bytes
+    sender: int
+    shares: tuple[Parcel, ...]
+
+
+ServerMessage = Invitation | KeyList | DeliveredShares | InputRequest | SurvivorList | Confirmations
+SellerMessage = AdvertisedKeys | SealedShares | CheckedShares | MaskedInput | Confirmation | OpenedShares
+Message = ServerMessage | SellerMessage
+
+_KINDS: tuple[type, ...] = (
+    Invitation,
+    AdvertisedKeys,
+    KeyList,
+    SealedShares,
+    DeliveredShares,
+    CheckedShares,
+    InputRequest,
+    MaskedInput,
+    SurvivorList,
+    Confirmation,
+    Confirmations,
+    OpenedShares,
+)
+
+
+def to_bytes(message: Message) -> bytes:
+    """A message as bytes: a byte for its kind, then its fields."""
+    return bytes([_KINDS.index(type(message))]) + encode(message)
+
+
+def from_bytes(data: bytes) -> Message:
+    """From `to_bytes`.
+
+    Raises:
+        SumRefusal: `message`, where these are not the bytes of one message.
+    """
+    if not data or data[0] >= len(_KINDS):
+        raise SumRefusal("message", "bytes that are no message of a secure sum")
+    return cast(Message, decode(_KINDS[data[0]], data[1:]))

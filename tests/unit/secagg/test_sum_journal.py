@@ -1,0 +1,127 @@
+"""A seller's state on disk: written before a message leaves, locked, whole or refused."""
+
+import os
+import stat
+import threading
+
+import numpy as np
+import pytest
+
+from privmarket.errors import WriteError
+from privmarket.secagg import Client, FileJournal, SumRefusal, answer
+from privmarket.secagg import _journal as journal_module
+from tests.unit.secagg.parties import IDENTITIES, Play, terms_of, total_of, vector_of
+
+
+def journals(folder, sellers=7):
+    return {number: FileJournal(folder / f"seller-{number}.sums") for number in range(sellers)}
+
+
+def test_a_sum_on_disk_is_the_sum(tmp_path):
+    play = Play(journals=journals(tmp_path))
+    np.testing.assert_array_equal(play.run(), total_of(range(7)))
+
+
+def test_every_step_may_be_taken_by_another_process(tmp_path):
+    """Nothing but the file goes from step to step: each seller gets a new client and a new journal each time."""
+    play = Play(journals=journals(tmp_path))
+    going = True
+    while going:
+        play.clients = [Client(play.identities[i], journals(tmp_path)[i]) for i in range(7)]
+        going = play.step()
+    np.testing.assert_array_equal(play.server.result.total, total_of(range(7)))
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such modes")
+def test_only_the_owner_reads_it(tmp_path):
+    play = Play(journals=journals(tmp_path)).until("SHARES")
+    path = play.journals[0].path
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("phase", ["KEYS", "SHARES", "CHECKS", "INPUTS", "CONFIRMATIONS", "OPENINGS"])
+def test_a_step_that_cannot_be_written_sends_nothing(phase, tmp_path, monkeypatch):
+    play = Play(journals=journals(tmp_path)).until(phase)
+    message = play.waiting[3]
+    before = play.journals[3].path.read_bytes() if play.journals[3].path.exists() else None
+
+    def full(*_, **__):
+        raise WriteError("no space left", "free some")
+
+    monkeypatch.setattr(journal_module, "write_atomically", full)
+    with pytest.raises(SumRefusal) as caught:
+        answer(play.clients[3], message, vector_of(3))
+    assert caught.value.cause == "disk"
+    monkeypatch.undo()
+    assert (play.journals[3].path.read_bytes() if before is not None else None) == before
+    assert play.run() is not None  # the step was not taken, so it can be
+
+
+@pytest.mark.parametrize("change", [lambda d: d[:-1], lambda d: d + b"x", lambda d: b"", lambda d: d[:40] + d[41:]])
+def test_a_damaged_file_is_refused(change, tmp_path):
+    play = Play(journals=journals(tmp_path)).until("SHARES")
+    path = play.journals[2].path
+    path.write_bytes(change(path.read_bytes()))
+    with pytest.raises(SumRefusal) as caught:
+        answer(play.clients[2], play.waiting[2])
+    assert caught.value.cause == "disk"
+    assert "damaged" in caught.value.message
+
+
+def test_two_handlers_at_the_same_time_get_one_answer(tmp_path):
+    """Sixteen threads with clients of their own ask one seller to sign one of two lists."""
+    play = Play(terms_of(14), journals=journals(tmp_path, 14)).until("CONFIRMATIONS")
+    lists = [
+        play.waiting[3],
+        type(play.waiting[3])(play.terms.digest, tuple(n for n in range(14) if n != 5)),
+    ]
+    signed, refused = [], []
+    barrier = threading.Barrier(16)
+
+    def handler(at):
+        client = Client(play.identities[3], FileJournal(play.journals[3].path))
+        barrier.wait()
+        try:
+            signed.append(client.confirm(lists[at % 2]))
+        except SumRefusal as error:
+            refused.append(error.cause)
+
+    threads = [threading.Thread(target=handler, args=(at,)) for at in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(signed) == 1
+    assert refused == ["repeated"] * 15
+
+
+def test_without_the_lock_two_lists_are_signed(tmp_path, monkeypatch):
+    """The subject broken on purpose: two handlers that each read the state before the other writes."""
+    play = Play(terms_of(14), journals=journals(tmp_path, 14)).until("CONFIRMATIONS")
+    other = type(play.waiting[3])(play.terms.digest, tuple(n for n in range(14) if n != 5))
+    client = Client(play.identities[3], play.journals[3])
+    copied = play.journals[3].path.read_bytes()
+    first = client.confirm(play.waiting[3])
+    play.journals[3].path.write_bytes(copied)  # what a handler sees that read before
+    second = client.confirm(other)
+    assert first.signature != second.signature
+
+
+def test_an_unregistered_seller_keeps_its_key(tmp_path):
+    journal = FileJournal(tmp_path / "sums")
+    with journal.open() as book:
+        made = book.identity().public_key
+    with FileJournal(tmp_path / "sums").open() as book:
+        assert book.identity().public_key == made
+
+
+def test_several_tasks_have_a_sum_each(tmp_path):
+    shared = journals(tmp_path)
+    one = Play(terms_of(task="one"), journals=shared).until("INPUTS")
+    other = Play(terms_of(task="other"), journals=shared).until("INPUTS")
+    assert one.run() is not None
+    assert other.run() is not None
+
+
+def test_identities_are_those_of_the_register():
+    assert len({one.public_key for one in IDENTITIES}) == len(IDENTITIES)
