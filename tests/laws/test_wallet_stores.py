@@ -23,7 +23,7 @@ PLACES = {client: at for at, client in enumerate(CLIENTS)}
 
 
 def in_memory(folder):
-    return MemoryStore(PLACES, Wallets([CAP] * 3, expected=[FAMILY.event(1.0)]))
+    return MemoryStore(PLACES, Wallets([CAP] * 3))
 
 
 class InFiles:
@@ -74,7 +74,8 @@ class InSql:
         sold = {self.ids[client]: event for client, event in events.items()}
         awards = {name: Award(float(FAMILY.epsilon(e.noise_multiplier)), e, 0) for name, e in sold.items()}
         with self.write() as tx:
-            wallets.reserve(tx, round_id, awards, wallets.StoredWallets(tx.connection, round_id).check(sold))
+            wallets.StoredWallets(tx.connection, round_id).check(sold)
+            wallets.reserve(tx, round_id, awards)
 
     def void(self, sale, clients):
         with self.write() as tx:

@@ -38,8 +38,6 @@ class AccountRules:
     public_key: str = ""
     imported: Fields = field(default_factory=dict)
     sold: dict[str, dict[str, PrivacyEvent]] = field(default_factory=lambda: defaultdict(dict))
-    measures: dict[str, str] = field(default_factory=dict)  # seller → what its wallet watches since its first sale
-    chosen: dict[str, dict[str, str]] = field(default_factory=lambda: defaultdict(dict))  # the same, by round
     # table → round → its sellers, in their order
     in_round: dict[str, dict[str, dict[str, None]]] = field(
         default_factory=lambda: defaultdict(lambda: defaultdict(dict))
@@ -126,8 +124,6 @@ class AccountRules:
             _, task = self._round_of(fields["round_id"])
             event = clearing.family_of(task).release(fields["noise_multiplier"])
             self.sold[fields["seller_id"]][fields["round_id"]] = event
-        if entry.subject == "parties":
-            self.measures[fields["id"]] = fields["measure"]
 
     def _party_registered(self, entry: Entry, fields: Fields) -> Iterator[str]:
         if fields["role"] not in parties.ROLES:

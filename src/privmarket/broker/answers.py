@@ -23,7 +23,10 @@ class Page(TypedDict, Generic[Item]):
 
 
 class WalletAnswer(TypedDict):
-    """A seller's lifetime wallet: the cap on ε at δ, what the accountant says is spent, the share that is left."""
+    """A seller's lifetime wallet: the cap on ε at δ, what the accountant says is spent, the share that is left.
+
+    `measure` is that of the measures which the wallet watches of which the largest share is left.
+    """
 
     cap_epsilon: float
     delta: float

@@ -14,7 +14,7 @@ import math
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar, TypedDict
 
@@ -128,13 +128,11 @@ class Auction:
     Attributes:
         awards: seller → what it sold.
         trimmed: seller → the ε that its wallet left of its offer, where that is less.
-        measures: seller → the measure that its wallet watches from now on, where that is new.
         seed: orders equal bids; drawn from everybody's nonces, so that nobody chooses it.
     """
 
     awards: Mapping[str, Award]
     trimmed: Mapping[str, float]
-    measures: Mapping[str, str]
     seed: int
     version: str
 
@@ -172,8 +170,9 @@ def auction(
     offers = {sellers[i]: bids.offer(i, kept[i]) for i in order if kept[i] > 0}
     machine = Round.publish(terms).bid(offers).clear(Guarded(mechanism))
     sold = {seller: award.event for seller, award in machine.awards.items()}
+    bidders.check(sold)
     cut = np.flatnonzero(fitting != bids.numbers[:, 1]).tolist()
-    return Auction(machine.awards, {sellers[i]: kept[i] for i in cut}, bidders.check(sold), seed, version)
+    return Auction(machine.awards, {sellers[i]: kept[i] for i in cut}, seed, version)
 
 
 @dataclass(frozen=True)
@@ -223,7 +222,7 @@ def still_valid(connection: Connection, round_id: str, prepared: Prepared) -> Pr
     """A prepared auction as the wallets stand now; None where it must be computed again.
 
     Only the wallets that moved since are looked at. Where each leaves as much of its owner's offer as before, the
-    auction is the same, but for which measure those wallets watch.
+    auction is the same.
     """
     rows = sql.run(connection, _MOVED, round_id, prepared.size, prepared.size, prepared.size)
     moved: dict[str, float] = dict(rows)
@@ -238,5 +237,5 @@ def still_valid(connection: Connection, round_id: str, prepared: Prepared) -> Pr
     if any(kept != found.trimmed.get(seller, moved[seller]) for seller, kept in bidders.trim_some(family, moved)):
         return None
     sold = {seller: found.awards[seller].event for seller in moved if seller in found.awards}
-    measures = {seller: measure for seller, measure in found.measures.items() if seller not in moved}
-    return replace(prepared, auction=replace(found, measures=measures | bidders.check(sold)))
+    bidders.check(sold)
+    return prepared

@@ -136,8 +136,6 @@ class EntryRules(AccountRules):
     def _award_made(self, entry: Entry, fields: Fields) -> Iterator[str]:
         if self._round_of(entry.subject)[0].state not in ("closed", "revealing"):
             yield "no auction was due"
-        if fields["measure"] is not None:
-            self.chosen[entry.subject][fields["seller_id"]] = fields["measure"]
 
     def _replayed(self, round_: RoundRow, task: TaskRow, version: str) -> clearing.Auction:
         """The auction again, with wallets as they stood and the rule in the version that was recorded."""
@@ -166,7 +164,7 @@ class EntryRules(AccountRules):
         if row.cap_epsilon is None or row.delta is None:
             raise BrokerError(f"{seller} has no wallet", "the entry is forged")
         events = tuple(self.sold[seller].values())
-        return wallets.WalletRecord(row.cap_epsilon, row.delta, self.measures.get(seller, "open"), events)
+        return wallets.WalletRecord(row.cap_epsilon, row.delta, events)
 
     def _round_cleared(self, entry: Entry, fields: Fields) -> Iterator[str]:
         round_, task = self._round_of(entry.subject)
@@ -180,7 +178,6 @@ class EntryRules(AccountRules):
         family = clearing.family_of(task)
         for award in made:
             self.sold[award.seller_id][entry.subject] = family.release(award.noise_multiplier)
-            self.measures[award.seller_id] = self._party(award.seller_id).measure
 
     def _same_auction(
         self, entry: Entry, fields: Fields, round_: RoundRow, task: TaskRow, made: list[AwardRow]
@@ -194,8 +191,7 @@ class EntryRules(AccountRules):
             return
         again = {n: (a.epsilon, a.event.noise_multiplier, a.payment_micro) for n, a in found.awards.items()}
         summary = {"trimmed": dict(found.trimmed), **found.summary()}
-        same = _alike(stored, again) and found.measures == self.chosen[round_.id]
-        if same and all(_alike(value, summary[name]) for name, value in recorded.items()):
+        if _alike(stored, again) and all(_alike(value, summary[name]) for name, value in recorded.items()):
             self.auctions += 1
         elif found.version != fields["mechanism_version"]:
             self._cannot_replay(round_, f"it was cleared by {fields['mechanism_version']}, this is {found.version}")

@@ -227,6 +227,10 @@ class BrokerClient(BrokerConnection):
         """Who sells what, as far as one may see it."""
         return cast("Iterator[answers.AwardAnswer]", self.pages(f"/v1/rounds/{round_id}/awards"))
 
+    def my_awards(self) -> Iterator[answers.AwardAnswer]:
+        """All that this seller sold at the broker, newest first."""
+        return cast("Iterator[answers.AwardAnswer]", self.pages("/v1/me/awards"))
+
     def cohort(self, round_id: str) -> Iterator[answers.CohortKey]:
         """The registered keys of a round's sellers: who may be in its secure sum (those sellers, the buyer)."""
         return cast("Iterator[answers.CohortKey]", self.pages(f"/v1/rounds/{round_id}/cohort"))

@@ -68,7 +68,7 @@ def clear(tx: Transaction, round_id: str, prepared: Prepared) -> StepAnswer | No
     if found is None:
         tx.log("alert", round_id, fault=prepared.fault)
         return end(tx, round_, task, "aborted", 0, prepared.fault)
-    wallets.reserve(tx, round_id, found.awards, found.measures)
+    wallets.reserve(tx, round_id, found.awards)
     until = Deadlines.after(tx.now_ms, task)
     summary = found.summary()
     tx.log("round.cleared", round_id, trimmed=dict(found.trimmed), **summary, **until.columns())

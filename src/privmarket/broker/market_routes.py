@@ -88,6 +88,15 @@ def statement(broker: TheBroker, caller: Caller, after: After = None, limit: Lim
         return views.statement(connection, caller.party_id, after, limit)
 
 
+@market.get("/me/awards")
+def my_awards(
+    broker: TheBroker, caller: Caller, after: After = None, limit: Limit = 50
+) -> Page[answers.AwardAnswer]:
+    """All that one sold (sellers), newest first: a seller compares it with its own wallet before it sells."""
+    with broker.database.read() as connection:
+        return views.own_awards(connection, caller, after, limit)
+
+
 @market.get("/me/tokens")
 def my_tokens(broker: TheBroker, caller: Caller, after: After = None, limit: Limit = 50) -> Page[answers.TokenLine]:
     """One's tokens by id; their text is not stored."""

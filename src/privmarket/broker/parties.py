@@ -176,7 +176,7 @@ def _new_wallet(fields: Mapping[str, object]) -> tuple[float, float]:
     if not isinstance(cap, int | float) or not isinstance(delta, int | float):
         raise BrokerError("a seller without a wallet", "give cap_epsilon and delta")
     plan = checked(WalletPlan, {"cap_epsilon": cap, "delta": delta})
-    Wallet(cap_epsilon=plan.cap_epsilon, delta=plan.delta)  # refuses a cap that leaves no room at this δ
+    Wallet(cap_epsilon=plan.cap_epsilon, delta=plan.delta)  # refuses a cap or a δ that no wallet can have
     return plan.cap_epsilon, plan.delta
 
 

@@ -80,13 +80,16 @@ def _transfer(entry: Entry, source: str, target: str, amount_micro: int) -> list
     ]
 
 
+_GONE = ("measure",)  # of a seller's wallet: it follows from cap and δ
+
+
 def _nothing(entry: Entry, fields: Fields) -> list[Change]:
     return []
 
 
 def _imported(entry: Entry, fields: Fields) -> list[Change]:
-    """A row that an older database held, as it stood when it was brought up to date."""
-    return [_insert(entry.subject, **fields)]
+    """A row that an older database held, as it stood when it was brought up to date, without columns that went."""
+    return [_insert(entry.subject, **{name: value for name, value in fields.items() if name not in _GONE})]
 
 
 def _imported_postings(entry: Entry, fields: Fields) -> list[Change]:
@@ -158,10 +161,7 @@ def _closed(entry: Entry, fields: Fields) -> list[Change]:
 
 def _awarded(entry: Entry, fields: Fields) -> list[Change]:
     row = {name: fields[name] for name in ("seller_id", "epsilon", "noise_multiplier", "payment_micro")}
-    made = [_insert("awards", round_id=entry.subject, seq=entry.seq, charge="reserved", **row)]
-    if fields["measure"] is not None:
-        made.append(Change("set", "parties", (row["seller_id"],), {"measure": fields["measure"]}))
-    return made
+    return [_insert("awards", round_id=entry.subject, seq=entry.seq, charge="reserved", **row)]
 
 
 def _cleared(entry: Entry, fields: Fields) -> list[Change]:

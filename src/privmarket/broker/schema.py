@@ -93,10 +93,9 @@ parties = Table(
     Column("role", String(10), nullable=False),
     Column("name_hash", String(64), nullable=False),
     Column("created_ms", BigInteger, nullable=False),
-    # Sellers only: the lifetime cap, its δ, the measure that the wallet watches since its first sale.
+    # Sellers only: the lifetime cap and its δ, from which follows what the wallet watches.
     Column("cap_epsilon", Float),
     Column("delta", Float),
-    Column("measure", String(40), nullable=False, default="open"),
     # Ed25519; a seller that has one must sign its bids.
     Column("public_key", String(64)),
     # The digest of the data set that a seller attests to sell from: one wallet per data set.

@@ -24,7 +24,7 @@ else:
     alembic_command = late("alembic.command")
     alembic_config = late("alembic.config")
 
-REVISION = "0006"  # the newest file below migrations/versions
+REVISION = "0007"  # the newest file below migrations/versions
 # How far SQLite's WAL grows before it is moved into the file: pages that many writes touch are then moved once.
 _CHECKPOINT_PAGES = 8000
 _MIGRATIONS = Path(__file__).parent / "migrations"

@@ -16,7 +16,7 @@ from privmarket.broker.http_errors import ConflictError, NotFoundError
 
 
 class PartyRow(NamedTuple):
-    """A party; `cap_epsilon`, `delta` and `measure` are a seller's wallet."""
+    """A party; `cap_epsilon` and `delta` are a seller's wallet."""
 
     id: str
     role: str
@@ -24,7 +24,6 @@ class PartyRow(NamedTuple):
     created_ms: int
     cap_epsilon: float | None
     delta: float | None
-    measure: str
     public_key: str | None
     dataset_sha256: str | None
     suspended: str | None

@@ -122,10 +122,10 @@ def wallets_of(connection: Connection, seller_ids: Sequence[str]) -> dict[str, a
             "delta": records[name].delta,
             "spent_epsilon": spent,
             "remaining_share": share,
-            "measure": records[name].measure,
+            "measure": measure,
             "sales": len(records[name].events),
         }
-        for name, (spent, share) in wallets.standing(records).items()
+        for name, (spent, share, measure) in wallets.standing(records).items()
     }
 
 
@@ -272,6 +272,13 @@ def award_list(
             claimed, judged, disputed = (item[one] is not None for one in ("claim_sha256", "usable", "dispute"))
             item["decided_ms"] = deliveries.decided_at(claimed, judged, disputed, until)
     return found
+
+
+def own_awards(connection: Connection, actor: Actor, after: str | None, limit: int) -> Page[answers.AwardAnswer]:
+    """All that a seller sold, newest first."""
+    require(actor, "seller")
+    query = select(awards).where(awards.c.seller_id == actor.party_id)
+    return page(answers.AwardAnswer, connection, query, awards.c.seq, None, after, limit)
 
 
 def cohort(

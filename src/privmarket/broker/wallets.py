@@ -26,19 +26,18 @@ from privmarket.privacy.accountant import COLUMNS, composed_cost, epsilon_of_cos
 from privmarket.privacy.calibration import ReleaseFamily
 from privmarket.privacy.events import PrivacyEvent
 from privmarket.privacy.gaussian import delta_of
-from privmarket.privacy.renyi import ORDERS, conversion_cost
 from privmarket.privacy.wallet import Wallets
+from privmarket.privacy.wallet_measures import GAUSSIAN_SHARE
 from privmarket.privacy.wallet_store import SoldBeforeError, not_reserved
 from privmarket.rounds import Award
 
 
 @dataclass(frozen=True)
 class WalletRecord:
-    """What is known of one seller's wallet: its cap, the measure it watches, and all it has sold."""
+    """What is known of one seller's wallet: its cap, its δ, and all it has sold."""
 
     cap_epsilon: float
     delta: float
-    measure: str
     events: tuple[PrivacyEvent, ...] = ()
 
 
@@ -49,10 +48,8 @@ _DELTA_MARGIN = 1e-6  # of μ²: far more than what rounding does to δ
 _TOGETHER = 4000
 _WORTH_HALVING = 16
 _AT_ONCE = 50_000
-# What each wallet watches as its order; the Gaussian measure as an infinite one.
-_ORDER_OF = {"gaussian": np.inf} | {f"renyi {order:g}": float(order) for order in ORDERS}
 _BOUNDS = (
-    "SELECT p.cap_epsilon, p.delta, p.measure, COALESCE(s.spent, 0) FROM bids b "
+    "SELECT p.cap_epsilon, p.delta, COALESCE(s.spent, 0) FROM bids b "
     "JOIN parties p ON p.id = b.seller_id "
     "LEFT JOIN (SELECT a.seller_id, SUM(t.steps / (a.noise_multiplier * a.noise_multiplier)) AS spent "
     f"FROM awards a JOIN rounds r ON r.id = a.round_id JOIN tasks t ON t.id = r.task_id WHERE {COUNTS_AS_SPENT} "
@@ -64,7 +61,7 @@ _SOLD = (
     "JOIN rounds r ON r.id = a.round_id JOIN tasks t ON t.id = r.task_id "
     f"WHERE a.seller_id IN (?*) AND {COUNTS_AS_SPENT} ORDER BY a.seq"
 )
-_CAPS = "SELECT id, cap_epsilon, delta, measure FROM parties WHERE id IN (?*)"
+_CAPS = "SELECT id, cap_epsilon, delta FROM parties WHERE id IN (?*)"
 
 
 def of_sellers(connection: Connection, seller_ids: Sequence[str]) -> dict[str, WalletRecord]:
@@ -78,10 +75,8 @@ def of_sellers(connection: Connection, seller_ids: Sequence[str]) -> dict[str, W
         events[seller].append(family(*schedule).release(noise))
     fresh = lru_cache(WalletRecord)  # very many sellers, few kinds of untouched wallets
     return {
-        seller: WalletRecord(cap, delta, measure, tuple(events[seller]))
-        if seller in events
-        else fresh(cap, delta, measure)
-        for seller, cap, delta, measure in sql.run(connection, _CAPS, chosen)
+        seller: WalletRecord(cap, delta, tuple(events[seller])) if seller in events else fresh(cap, delta)
+        for seller, cap, delta in sql.run(connection, _CAPS, chosen)
     }
 
 
@@ -92,8 +87,7 @@ def restore(records: Sequence[WalletRecord]) -> Wallets:
         [record.events[layer] if layer < len(record.events) else None for record in records]
         for layer in range(depth)
     )
-    caps, measures = [record.cap_epsilon for record in records], [record.measure for record in records]
-    return Wallets.restore(caps, records[0].delta, measures, history)
+    return Wallets.restore([record.cap_epsilon for record in records], records[0].delta, history)
 
 
 def _together(records: Mapping[str, WalletRecord], chosen: Iterable[str]) -> Iterator[tuple[list[str], Wallets]]:
@@ -130,22 +124,23 @@ def empty(records: Mapping[str, WalletRecord], family: ReleaseFamily) -> set[str
 def _surely_fitting(
     records: Mapping[str, WalletRecord], family: ReleaseFamily, offered: Mapping[str, float]
 ) -> set[str]:
-    """Sellers that sold nothing yet and whose offer fits because a larger one fits a smaller wallet.
+    """Sellers that sold nothing yet and whose offer fits because a larger one fits the same wallet.
 
-    A release of less ε costs less in every measure, and a larger cap leaves more room in every measure, so the
-    smallest wallet and the largest offer of a group decide for all of it where they fit; else the group is halved.
-    The offer is tried a little larger than it is: far more than rounding, so that no smaller one can fail by it.
+    A release of less ε costs less in every measure. Wallets of one cap and δ all watch the same, so among them the
+    largest offer of a group decides for all of it where it fits; else the group is halved. The offer is tried a
+    little larger than it is: far more than rounding, so that no smaller one can fail by it.
     """
-    alike: dict[float, list[str]] = defaultdict(list)
+    alike: dict[float, dict[float, list[str]]] = defaultdict(lambda: defaultdict(list))
     for name in offered:
-        if not records[name].events and records[name].measure == "open":
-            alike[records[name].delta].append(name)
+        record = records[name]
+        if not record.events:
+            alike[record.delta][record.cap_epsilon].append(name)
     found: set[str] = set()
-    for delta, names in alike.items():
-        groups = [sorted(names, key=lambda name: records[name].cap_epsilon)]
+    for delta, of_cap in alike.items():
+        groups = [sorted(names, key=lambda name: offered[name]) for names in of_cap.values()]
         while groups:
             caps = [records[group[0]].cap_epsilon for group in groups]
-            asked = [(1 + _MARGIN) * max(offered[name] for name in group) for group in groups]
+            asked = [(1 + _MARGIN) * offered[group[-1]] for group in groups]
             fits = Wallets(caps, delta).can_spend(family.events(asked))
             found.update(name for group, all_fit in zip(groups, fits, strict=True) if all_fit for name in group)
             doubtful = [group for group, all_fit in zip(groups, fits, strict=True) if not all_fit]
@@ -154,14 +149,10 @@ def _surely_fitting(
     return found
 
 
-def check(records: Mapping[str, WalletRecord], sold: Mapping[str, PrivacyEvent]) -> dict[str, str]:
-    """Raises `WalletError` if one sale does not fit; seller → the measure that its wallet watches, where new."""
-    measures: dict[str, str] = {}
+def check(records: Mapping[str, WalletRecord], sold: Mapping[str, PrivacyEvent]) -> None:
+    """Raises `WalletError` if one sale does not fit."""
     for names, wallets in _together(records, sold):
         wallets.spend([sold[name] for name in names])
-        watched = zip(names, wallets.measure, strict=True)
-        measures.update((name, measure) for name, measure in watched if records[name].measure != measure)
-    return measures
 
 
 class BidderWallets(Protocol):
@@ -170,8 +161,8 @@ class BidderWallets(Protocol):
     def trim(self, family: ReleaseFamily, sellers: Sequence[str], offered: Array) -> Array:
         """(bids,) the most that each can still sell, up to its offer; 0 where the wallet is as good as empty."""
 
-    def check(self, sold: Mapping[str, PrivacyEvent]) -> dict[str, str]:
-        """Raises `WalletError` if a sale does not fit; seller → the measure that its wallet watches, where new."""
+    def check(self, sold: Mapping[str, PrivacyEvent]) -> None:
+        """Raises `WalletError` if a sale does not fit."""
 
 
 @dataclass(frozen=True)
@@ -185,9 +176,9 @@ class ReplayedWallets:
         fitting = trim(self.records, family, dict(zip(sellers, offered.tolist(), strict=True)))
         return np.array([fitting[name] for name in sellers])
 
-    def check(self, sold: Mapping[str, PrivacyEvent]) -> dict[str, str]:
+    def check(self, sold: Mapping[str, PrivacyEvent]) -> None:
         """See `BidderWallets`."""
-        return check(self.records, sold)
+        check(self.records, sold)
 
 
 class StoredWallets:
@@ -195,7 +186,7 @@ class StoredWallets:
 
     Most offers fit by far: a bound on what each wallet has spent, added up by the database, shows that for all of
     them at once. Only the others are rebuilt event by event. A sale of σ and T steps costs at most T/σ² of the
-    Gaussian measure and α·T/2σ² at order α, whatever its sampling rate, because sampling never costs privacy.
+    Gaussian measure, which every wallet watches, whatever its sampling rate: sampling never costs privacy.
     """
 
     def __init__(self, connection: Connection, round_id: str) -> None:
@@ -216,16 +207,15 @@ class StoredWallets:
             kept = trim(of_sellers(self._connection, some), family, {name: offered[name] for name in some})
             yield from ((name, kept[name]) for name in some)
 
-    def check(self, sold: Mapping[str, PrivacyEvent]) -> dict[str, str]:
+    def check(self, sold: Mapping[str, PrivacyEvent]) -> None:
         """See `BidderWallets`."""
-        names, measures = list(sold), {}
+        names = list(sold)
         for start in range(0, len(names), _TOGETHER):
             some = names[start : start + _TOGETHER]
-            measures.update(check(of_sellers(self._connection, some), {name: sold[name] for name in some}))
-        return measures
+            check(of_sellers(self._connection, some), {name: sold[name] for name in some})
 
     def _surely_fitting(self, family: ReleaseFamily, offered: Array) -> NDArray[np.bool_]:
-        """(bids,) whether a wallet that has chosen its measure has room by the bound; False says nothing."""
+        """(bids,) whether a wallet has room by the bound; False says nothing."""
         found = np.zeros(offered.size, dtype=bool)
         rows = sql.stream(self._connection, _BOUNDS, self._round, self._round)
         start = 0
@@ -237,28 +227,19 @@ class StoredWallets:
 
 
 def _fits_by_bound(rows: Sequence[tuple[Any, ...]], family: ReleaseFamily, offered: Array) -> NDArray[np.bool_]:
-    """(bids,) for rows of cap, δ, measure and Σ T/σ²."""
-    cap, delta, spent = (np.array([row[i] for row in rows], dtype=float) for i in (0, 1, 3))
-    measure = [row[2] for row in rows]
-    order = np.array([_ORDER_OF.get(name, np.nan) for name in measure])  # infinite: Gaussian; NaN: open or unknown
+    """(bids,) for rows of cap, δ and Σ T/σ²."""
+    cap, delta, spent = np.array([row[:3] for row in rows], dtype=float).T
     bound = spent + family.steps / family.noise_multiplier(offered) ** 2
-    fits = np.zeros(len(rows), dtype=bool)
-    for one in np.unique(delta):
-        renyi = np.flatnonzero((delta == one) & np.isfinite(order))
-        room = cap[renyi] - conversion_cost(order[renyi], float(one))
-        fits[renyi] = bound[renyi] * order[renyi] / 2 * (1 + _MARGIN) <= room
-        gauss = np.flatnonzero((delta == one) & np.isposinf(order))
-        if gauss.size:
-            # Asked of δ rather than of μ, which would have to be searched for.
-            fits[gauss] = delta_of(cap[gauss], np.sqrt(bound[gauss] * (1 + _DELTA_MARGIN))) <= one
-    return fits
+    # Asked of δ rather than of μ, which would have to be searched for.
+    leaks = delta_of(cap, np.sqrt(bound * (1 + _DELTA_MARGIN)))
+    return np.asarray(leaks <= GAUSSIAN_SHARE * delta)
 
 
-def reserve(tx: Transaction, round_id: str, awards: Mapping[str, Award], measures: Mapping[str, str]) -> None:
+def reserve(tx: Transaction, round_id: str, awards: Mapping[str, Award]) -> None:
     """Sets aside what was sold in a round; it counts as spent with this write.
 
     Args:
-        awards: seller → what it sold; everything was found to fit by `check`, which gave `measures`.
+        awards: seller → what it sold; everything was found to fit by `check`.
 
     Raises:
         SoldBeforeError: the round has awards already.
@@ -273,7 +254,6 @@ def reserve(tx: Transaction, round_id: str, awards: Mapping[str, Award], measure
             epsilon=award.epsilon,
             noise_multiplier=award.event.noise_multiplier,
             payment_micro=award.payment_micro,
-            measure=measures.get(seller),
         )
 
 
@@ -295,11 +275,11 @@ def spent_epsilon(histories: Sequence[Sequence[PrivacyEvent]], delta: float) -> 
     return [float(one) for one in epsilon]
 
 
-def standing(records: Mapping[str, WalletRecord]) -> dict[str, tuple[float, float]]:
-    """Seller → (ε spent, the part of its wallet that is left, from 1 down to 0), all in one pass per δ."""
-    found: dict[str, tuple[float, float]] = {}
+def standing(records: Mapping[str, WalletRecord]) -> dict[str, tuple[float, float, str]]:
+    """Seller → (ε spent, the part of its wallet that is left from 1 to 0, in which measure), in one pass per δ."""
+    found: dict[str, tuple[float, float, str]] = {}
     for names, wallets in _together(records, records):
         spent = spent_epsilon([records[name].events for name in names], wallets.delta)
-        shares = (float(share) for share in wallets.remaining_share)
-        found.update(zip(names, zip(spent, shares, strict=True), strict=True))
+        shares = [float(share) for share in wallets.remaining_share]
+        found.update(zip(names, zip(spent, shares, wallets.measure, strict=True), strict=True))
     return found

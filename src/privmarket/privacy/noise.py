@@ -57,6 +57,19 @@ class _Workspace(threading.local):
 
 _WORKSPACE = _Workspace()
 
+# How often this process's memory was copied by a fork. A number of the process would not do: two processes in
+# different PID namespaces (containers) may both be number 1.
+_forks = 0
+
+
+def _count_fork() -> None:
+    global _forks
+    _forks += 1
+
+
+if hasattr(os, "register_at_fork"):  # where processes cannot fork there is nothing to count
+    os.register_at_fork(after_in_child=_count_fork)
+
 
 class NoiseSource:
     """A stream of standard normals (and of Poisson samples) that cannot be predicted without its key.
@@ -74,7 +87,7 @@ class NoiseSource:
             key = hmac.digest(key, repr(labels).encode(), "sha256")[:16]
         if len(key) != 16:
             raise PrivacyError(f"a noise key of {len(key)} bytes", "AES-128 takes 16; use from_seed or from_system")
-        self._process: int | None = None  # the process that a system-keyed stream belongs to
+        self._made_after: int | None = None  # the count of forks when a system-keyed stream was made
         # Counters start at 0 for every key; keys are never reused for anything else.
         tail_key = hmac.digest(key, repr(("tail",)).encode(), "sha256")[:16]
         bits, tail = algorithms.AES(key), algorithms.AES(tail_key)
@@ -86,7 +99,7 @@ class NoiseSource:
     def from_system(cls) -> Self:
         """A stream keyed by the operating system: what every real release uses."""
         source = cls(os.urandom(16))
-        source._process = os.getpid()
+        source._made_after = _forks
         return source
 
     @classmethod
@@ -99,23 +112,20 @@ class NoiseSource:
 
         Children of a system-keyed stream belong to this process too: a forked copy of either starts afresh.
         """
-        if self._process not in (None, os.getpid()):
-            self._renew_after_fork()
+        self._renew_after_fork()
         made = NoiseSource(self._key, "child", *labels)
-        made._process = self._process
+        made._made_after = self._made_after
         return made
 
     def cells(self, count: int) -> NDArray[np.uint16]:
         """The next `count` ≤ 2·_CHUNK words of 16 random bits; overwritten by the next call in this thread."""
-        if self._process not in (None, os.getpid()):
-            self._renew_after_fork()
+        self._renew_after_fork()
         self._bits.update_into(_ZEROS[: 4 * ((count + 1) // 2)], _WORKSPACE.bytes)
         return _WORKSPACE.words.view(np.uint16)[:count]
 
     def more_bytes(self, count: int) -> NDArray[np.uint8]:
         """`count` random bytes from a second stream, so that the first keeps its pace."""
-        if self._process not in (None, os.getpid()):
-            self._renew_after_fork()
+        self._renew_after_fork()
         return np.frombuffer(self._tail_bits.update(bytes(count)), dtype=np.uint8)
 
     def standard_normal(self, shape: int | tuple[int, ...]) -> NDArray[np.float32]:
@@ -164,11 +174,12 @@ class NoiseSource:
         return self.cells(2 * words).view(np.uint32)
 
     def _renew_after_fork(self) -> None:
-        """A forked copy starts with a new key: else it would repeat its parent's noise.
+        """Gives a forked copy of a system-keyed stream a new key: else it would repeat its parent's noise.
 
         The difference of two releases with the same noise would hold none.
         """
-        vars(self).update(vars(self.from_system()))
+        if self._made_after not in (None, _forks):
+            vars(self).update(vars(self.from_system()))
 
     def _polar(self, count: int) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
         """r, cos θ and sin θ of `count` ≤ _CHUNK normals r cos θ and r sin θ, where r² = −2 ln u (Box–Muller).

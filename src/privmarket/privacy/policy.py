@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import get_args
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -26,6 +26,9 @@ from privmarket.privacy.tables import is_ready
 from privmarket.privacy.words import Unit
 
 _ROUNDING = 1.0 + TOLERANCE
+
+Register = Literal["required", "none"]
+Declared = Literal["rounded", "exact"]
 
 
 class Reason(StrEnum):
@@ -45,9 +48,11 @@ class Reason(StrEnum):
     TRUST = "trust"
     HONEST_SHARE = "honest-share"
     COHORT = "cohort"
+    REGISTER = "register"
     UNIT = "unit"
     BUYER = "buyer"
     BROKER = "broker"
+    UNPAID = "unpaid"
     OFFER = "offer"
     AWARD = "award"
     SOLD = "sold-before"
@@ -75,10 +80,12 @@ MEANINGS: dict[Reason, str] = {
     Reason.RECORDS: "the client's own records cannot be used as they are; its owner finds the cause in its log",
     Reason.TRUST: "a trust model that the seller does not accept",
     Reason.HONEST_SHARE: "the promise would rest on more honest sellers than this one is willing to suppose",
-    Reason.COHORT: "sellers, keys or survivors of a secure sum that the other sellers did not confirm",
+    Reason.COHORT: "too few sellers in a secure sum, or sellers, keys or survivors that others did not confirm",
+    Reason.REGISTER: "the seller joins a secure sum only with sellers of a register, and knows none here",
     Reason.UNIT: "another privacy unit than the seller's",
     Reason.BUYER: "a buyer that the seller does not sell to, or that cannot be known without a broker",
     Reason.BROKER: "a broker that the seller does not use, or none where one is demanded",
+    Reason.UNPAID: "the buyer has not paid for earlier sales, and the seller risks no more ε with it",
     Reason.OFFER: "nothing was offered for this, or less, or under other terms",
     Reason.AWARD: "the order is not what the broker awarded",
     Reason.SOLD: "this round is sold already",
@@ -108,6 +115,8 @@ class Order:
         clip_norm, learning_rate, expected_batch: the training plan.
         trust: "local" or "aggregate".
         supposed_honest: under aggregate trust, the share of the sellers whose noise must protect each of them.
+        sellers: under aggregate trust, how many sell in the round's secure sum.
+        registered: whether there is a register of the sellers that may be in a secure sum.
         unit: "record" or "person".
         buyer: who buys, as a broker says it; None where no broker is asked.
         broker: the broker's address; None without one.
@@ -122,6 +131,8 @@ class Order:
     expected_batch: float | None = None
     trust: str = "local"
     supposed_honest: float = 0.0
+    sellers: int | None = None
+    registered: bool = False
     unit: str = "record"
     buyer: str | None = None
     broker: str | None = None
@@ -135,6 +146,9 @@ class SellerPolicy:
         epsilon_per_sale: the most ε in one sale.
         epsilon_lifetime: the wallet's cap: the most ε in all, at `delta`; infinite only if "unlimited" is written.
         wallet: the wallet's file, relative to the policy file; `{client}` stands for the client's name.
+        head_file: a second file, on another disk, that says how long the wallet's file is; None for none.
+        unpaid_epsilon: the most ε of sales that one buyer has not paid for; beyond it that buyer is refused until
+            it pays. None is a tenth of the wallet's cap.
         delta: the largest δ that a sale may name.
         schedules: (sampling rate, steps) that are accepted; "ready" takes all whose noise is known at once.
         steps: the most noisy steps in one sale.
@@ -145,6 +159,11 @@ class SellerPolicy:
         unit: what one unit of privacy is: "record", or "person".
         trust: trust models that are accepted.
         honest_share: the largest share of honest sellers that a promise under aggregate trust may rest on.
+        minimum_cohort: the fewest sellers in a secure sum under aggregate trust.
+        register: "required" joins a secure sum under aggregate trust only with sellers of a register; "none" also
+            without one, where a server may own all the others, and statements then promise no more than what is
+            left if all of them work together.
+        declared_records: "rounded" declares the number of records rounded up to two digits; "exact" as it is.
         price: money asked per unit of ε, by trust model; the client's own valuation where none is given.
         buyers: whom to sell to, as a broker names them.
         brokers: addresses of brokers; with a list, nothing is sold without one of them.
@@ -153,6 +172,8 @@ class SellerPolicy:
     epsilon_per_sale: float = 1.0
     epsilon_lifetime: float = 8.0
     wallet: str = "wallet-{client}.jsonl"
+    head_file: str | None = None
+    unpaid_epsilon: float | None = None
     delta: float = DELTA
     schedules: tuple[tuple[float, int], ...] | None = None
     steps: int = 1000
@@ -166,6 +187,9 @@ class SellerPolicy:
     trust: tuple[Trust, ...] = ("local",)
     # A limit on terms, not a term: a little above 2/3, so that terms which say 0.667 are within it.
     honest_share: float = 0.67
+    minimum_cohort: int = 10
+    register: Register = "required"
+    declared_records: Declared = "rounded"
     price: Mapping[str, float] = field(default_factory=dict)
     buyers: frozenset[str] | None = None
     brokers: frozenset[str] | None = None
@@ -182,7 +206,13 @@ class SellerPolicy:
         for rate, steps in self.schedules or ():
             if not (0 < rate <= 1 and steps >= 1):
                 raise ConfigurationError(f"policy: schedule [{rate}, {steps}]", "give [sampling rate, steps]")
+        if self.unpaid_epsilon is not None and not self.unpaid_epsilon > 0:
+            raise ConfigurationError(f"policy: unpaid_epsilon is {self.unpaid_epsilon}", "give a number above 0")
+        if self.minimum_cohort < 1:
+            raise ConfigurationError(f"policy: minimum_cohort is {self.minimum_cohort}", "give at least 1")
         _known("unit", [self.unit], get_args(Unit))
+        _known("register", [self.register], get_args(Register))
+        _known("declared_records", [self.declared_records], get_args(Declared))
         _known("trust", self.trust, get_args(Trust))
         _known("price", self.price, get_args(Trust))
         if not self.trust:
@@ -223,12 +253,52 @@ class SellerPolicy:
         if order.trust == "aggregate" and not 0 < order.supposed_honest <= self.honest_share * _ROUNDING:
             rests = f"ε rests on {order.supposed_honest:.0%} honest sellers, policy {self.honest_share:.0%}"
             raise _refusal(Reason.HONEST_SHARE, rests)
+        if order.trust == "aggregate" and order.sellers is not None and order.sellers < self.minimum_cohort:
+            raise _refusal(
+                Reason.COHORT, f"a secure sum of {order.sellers} sellers, policy at least {self.minimum_cohort}"
+            )
+        if order.trust == "aggregate" and self.register == "required" and not order.registered:
+            raise _refusal(
+                Reason.REGISTER,
+                "a secure sum, and no register says who the other sellers are: sell through a broker, "
+                'give parties=, or write register = "none" into the policy',
+            )
         if order.unit != self.unit:
             raise _refusal(Reason.UNIT, f"asked for ε per {order.unit}, policy per {self.unit}")
         if self.brokers is not None and order.broker not in self.brokers:
             raise _refusal(Reason.BROKER, f"order through {order.broker}, policy {sorted(self.brokers)}")
         if self.buyers is not None and order.buyer not in self.buyers:
             raise _refusal(Reason.BUYER, f"order of {order.buyer}, policy {sorted(self.buyers)}")
+
+    def check_debt(self, buyer: str, unpaid_epsilon: float, cap_epsilon: float) -> None:
+        """Refuses a buyer that has not paid for more ε than the policy risks.
+
+        Args:
+            buyer: who buys, as a broker says it; without a broker all buyers are one.
+            unpaid_epsilon: ε of all that this buyer got and has not paid for.
+            cap_epsilon: the wallet's cap.
+
+        Raises:
+            PolicyRefusal: `unpaid`.
+        """
+        most = 0.1 * cap_epsilon if self.unpaid_epsilon is None else self.unpaid_epsilon
+        if unpaid_epsilon > most:
+            who = buyer or "buyers without a broker"
+            raise PolicyRefusal(
+                Reason.UNPAID,
+                f"{who} has not paid for ε = {unpaid_epsilon:.3g}, policy at most {most:.3g}",
+                "wait for the payment, or raise unpaid_epsilon in the policy",
+            )
+
+    def declared(self, records: float) -> float:
+        """The number of records that a bid declares: rounded up to two digits unless the policy says `exact`.
+
+        A count that changes from one round to the next would tell who joined or left.
+        """
+        if self.declared_records == "exact" or records < 100:
+            return records
+        step = 10 ** (len(str(math.floor(records))) - 2)
+        return float(math.ceil(records / step) * step)
 
     def check_weights(
         self, weights: Mapping[str, np.ndarray], shapes: Mapping[str, tuple[int, ...]] | None = None
@@ -265,7 +335,9 @@ class SellerPolicy:
             found = cls(**values)
         except PrivmarketError as error:
             raise ConfigurationError(f"{place}: {error.message}", error.hint) from error
-        return replace(found, wallet=str(place.absolute().parent / found.wallet))
+        folder = place.absolute().parent
+        head = None if found.head_file is None else str(folder / found.head_file)
+        return replace(found, wallet=str(folder / found.wallet), head_file=head)
 
 
 def model_fingerprint(weights: Mapping[str, np.ndarray] | Mapping[str, tuple[int, ...]]) -> str:

@@ -13,6 +13,7 @@ from privmarket.errors import ConfigurationError
 
 UNLIMITED: Literal["unlimited"] = "unlimited"
 ANY, READY = "any", "ready"
+NONE, TENTH = "none", "tenth"
 
 
 def read_policy_file(place: Path) -> dict[str, Any]:
@@ -52,6 +53,14 @@ def _limit(key: str, value: object) -> float:
     if (number := _number(key, value)) == math.inf:
         raise _BadValueError(f'{key} = inf: write "{UNLIMITED}" to sell without a limit')
     return number
+
+
+def _risk(key: str, value: object) -> float | None:
+    return None if value == TENTH else _limit(key, value)
+
+
+def _place(key: str, value: object) -> str | None:
+    return None if value == NONE else _text(key, value)
 
 
 def _whole(key: str, value: object) -> int:
@@ -105,6 +114,8 @@ _READERS: dict[str, Callable[[str, object], Any]] = {
     "epsilon_per_sale": _limit,
     "epsilon_lifetime": _limit,
     "wallet": _text,
+    "head_file": _place,
+    "unpaid_epsilon": _risk,
     "delta": _number,
     "schedules": _schedules,
     "steps": _whole,
@@ -117,6 +128,9 @@ _READERS: dict[str, Callable[[str, object], Any]] = {
     "unit": _text,
     "trust": _texts,
     "honest_share": _number,
+    "minimum_cohort": _whole,
+    "register": _text,
+    "declared_records": _text,
     "price": _prices,
     "buyers": _names,
     "brokers": _names,
@@ -127,8 +141,11 @@ TEMPLATE = f"""\
 epsilon_per_sale = 1.0             # the most ε in one sale
 epsilon_lifetime = 8.0             # the wallet's cap, for life; "{UNLIMITED}" must be written out
 wallet = "wallet-{{client}}.jsonl"   # where sales are remembered, beside this file
+head_file = "{NONE}"                 # a file on another disk that shows when an old wallet file is put back
+unpaid_epsilon = "{TENTH}"           # of the wallet, or a number: the most ε that one buyer has not paid for
 delta = 1e-5                       # the largest δ; keep it below 1 / number of records
 unit = "record"                    # or "person": all records of a person together
+declared_records = "rounded"       # up to two digits; or "exact", which tells when a record comes or goes
 
 schedules = "{READY}"              # or a list of [sampling rate, steps], e.g. [[1.0, 1]]
 steps = 1000                       # the most noisy steps in one sale
@@ -142,6 +159,8 @@ models = "{ANY}"                     # or a list of fingerprints; a client's log
 
 trust = ["local"]                  # add "aggregate" to sell under secure sums
 honest_share = 0.67                # the most honest sellers, as a share, that a promise may rest on
+minimum_cohort = 10                # the fewest sellers in a secure sum
+register = "required"              # or "none": then the server may own all other sellers of a secure sum
 price = {{}}                         # money per unit of ε, e.g. {{ local = 0.5, aggregate = 0.1 }}
 
 buyers = "{ANY}"                     # or a list of ids, as the broker names them

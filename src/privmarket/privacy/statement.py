@@ -107,12 +107,9 @@ def statement(
     require_delta(delta)
     if not sales:
         raise PrivacyError("no sales to account for", "name at least one, e.g. 1.0x200")
-    noises = [
-        float(ReleaseFamily.of(sale, delta).noise_multiplier(sale.epsilon)) for sale in sales
-    ]
+    noises = [float(ReleaseFamily.of(sale, delta).noise_multiplier(sale.epsilon)) for sale in sales]
     events = [_repeated(sale, noise, sale.count) for sale, noise in zip(sales, noises, strict=True)]
-    # The whole list is known in advance, so the wallet may be tuned to it.
-    wallet = None if cap_epsilon is None else Wallet(cap_epsilon, delta, expected=events)
+    wallet = None if cap_epsilon is None else Wallet(cap_epsilon, delta)
     lines = [
         StatementLine(
             sale,
@@ -128,7 +125,7 @@ def statement(
     basic = (sum(sale.epsilon * sale.count for sale in sales), sold * delta)
     lifetime = None
     if wallet is not None:
-        lifetime = lifetime_promise(wallet.cap_epsilon, delta, measure=wallet.measure, unit=unit, trust=trust)
+        lifetime = lifetime_promise(wallet.cap_epsilon, delta, unit=unit, trust=trust)
     total = certify(events, delta)
     whole = promise(events, delta, unit=unit, trust=trust)
     return Statement(tuple(lines), total, basic, cap_epsilon, whole, lifetime)

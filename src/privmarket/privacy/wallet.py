@@ -1,12 +1,27 @@
 """A lifetime cap on what each client may sell, that holds even when every sale is chosen by what came before.
 
-A wallet is a *filter*: before each release it says whether the release still fits, and whatever sequence of
+A wallet is a *privacy filter*: before each release it says whether the release still fits, and whatever sequence of
 releases passes it, chosen adaptively by anyone who saw all the earlier outputs, is (cap, δ)-DP in total.
 
-Adaptive choice is why a wallet watches a single measure of cost, fixed before its first sale: the Rényi
-divergence at one order, or μ² of Gaussian differential privacy. Re-reading all of them after each sale and
-taking the best (as the accountant does for a report) is valid for a sequence fixed in advance, but not as a
-stopping rule. The first sale itself picks the measure: nothing had been released when it was chosen.
+It watches a few measures of cost that are fixed before the first sale: μ² of Gaussian differential privacy and the
+Rényi divergence at some orders. Measure j has a share δ_j of δ, Σ δ_j ≤ δ, and a limit B_j. A sale fits while, with
+it, the total of *one* of them is within its limit; all are charged for every sale. So full-batch sales are counted
+by μ², sampled ones by a Rényi order, and whoever buys first decides nothing for those who come later.
+
+Why that holds. Let P and Q be the distributions of everything that is ever released, with and without one unit, and
+A_j the outcomes in which the total of measure j stays within B_j.
+
+1. Process j is the same run, except that it stops before the first release that would take measure j past B_j.
+   Measure j alone is a fully adaptive filter, so what process j releases, P_j against Q_j, is (cap, δ_j)-DP. When
+   it stops follows from its own outputs, and on A_j it never stops: there P = P_j and Q = Q_j.
+2. Totals only grow and the wallet lets nothing through after which no measure holds, so every outcome lies in some
+   A_j. Cut any set S of outcomes into disjoint pieces S_j ⊆ A_j, each outcome into the first A_j that has it.
+3. P(S) = Σ P_j(S_j) ≤ Σ (e^cap·Q_j(S_j) + δ_j) ≤ e^cap·Q(S) + δ.
+
+Which measure holds at the end may depend on the outputs: the pieces S_j take care of that. What must not depend on
+them is the list of measures with their shares. Giving each measure *all* of δ and taking the best one is not
+covered: line 3 would add up to a multiple of δ, and a buyer that looks at its first release before it chooses the
+second gets more than δ out of such a wallet.
 """
 
 from __future__ import annotations
@@ -22,21 +37,13 @@ from numpy.typing import ArrayLike, NDArray
 
 from privmarket.errors import PrivacyError, WalletError
 from privmarket.plans import DELTA
-from privmarket.privacy.accountant import COLUMNS, composed_cost, composed_epsilon, release_costs
+from privmarket.privacy.accountant import composed_cost, composed_epsilon, release_costs
 from privmarket.privacy.calibration import ReleaseFamily
 from privmarket.privacy.events import PrivacyEvent, from_json, require_delta
 from privmarket.privacy.gaussian import Array
-from privmarket.privacy.renyi import ORDERS
-from privmarket.privacy.wallet_measures import (
-    COLUMN_OF,
-    best_columns,
-    capacities,
-    first_that_fits,
-    measure_name,
-    menu_with_costs,
-)
+from privmarket.privacy.wallet_measures import Measure, Watch, first_that_fits, measure_name, menu_with_costs
 
-# A sale of exactly the cap must fit although μ(ε) and its square are rounded: one part in 10^12 of slack.
+# A sale of exactly what is left must fit although μ(ε) and its square are rounded: one part in 10^12 of slack.
 _ROUNDING = 1.0 + 1e-12
 # A menu entry's ε, turned back into noise, may land one rounding error off; then the next entry is taken.
 _TRIM_RETRIES = 3
@@ -47,7 +54,7 @@ class _Stored(TypedDict):
 
     cap_epsilon: list[float | None]
     delta: float
-    measure: Sequence[str]
+    measures: list[list[Measure]]
     releases: list[dict[str, float | int]]
     history: list[list[int | None]]
 
@@ -59,22 +66,34 @@ class Wallets:
         clients: how many wallets there are.
         cap_epsilon: (clients,) lifetime caps; infinite means no cap.
         delta: the δ at which the caps hold.
-        capacity: (clients,) how much of the watched measure may be spent in all.
-        spent: (clients,) how much of it has been spent.
+        capacity: (clients, measures) how much of each watched measure may be spent in all.
+        spent: (clients, measures) how much of each has been spent.
 
     Implements: the Rényi filter of [FeldmanZrnic2021] (also [Lecuyer2021]): if Σ ρ_t(α) ≤ B almost surely
     for one α fixed in advance, the adaptively chosen sequence is (α, B)-RDP, and Proposition 12 of
-    [CanonneKamathSteinke2020] turns B into the cap at δ; and the Gaussian filter of [SmithThakurta2022],
-    [KoskelaTobabenHonkela2023]: if Σ μ_t² ≤ B², the sequence is B-GDP.
-    Assumes: what a client sells first does not depend on its own records.
+    [CanonneKamathSteinke2020] turns B into the cap at δ_j; and the Gaussian filter of [SmithThakurta2022],
+    [KoskelaTobabenHonkela2023]: if Σ μ_t² ≤ B², the sequence is B-GDP. The module shows how they are joined.
+    Assumes: whether a sale is void, or is made at all, depends on a client's records only through releases.
 
     No array and no list inside is changed in place, so `copy.copy` gives independent wallets with the same past.
     """
 
     def __init__(
-        self, cap_epsilon: ArrayLike, delta: float = DELTA, *, expected: Sequence[PrivacyEvent] = ()
+        self,
+        cap_epsilon: ArrayLike,
+        delta: float = DELTA,
+        *,
+        expected: Sequence[PrivacyEvent] = (),
+        measures: Sequence[Sequence[Measure]] | None = None,
     ) -> None:
-        """`expected` are releases named in advance, the measure is tuned to them; else to the first sale."""
+        """What the wallets watch follows from cap and δ, unless one of the last two is given.
+
+        Args:
+            cap_epsilon: (clients,) or one number.
+            expected: releases named in advance: then one measure gets all of δ, the one that suits them best.
+                Others are still charged safely, but may be dear.
+            measures: what each wallet watches, as `measures` gave it; for stores.
+        """
         require_delta(delta)
         caps = np.atleast_1d(np.array(cap_epsilon, dtype=np.float64))
         if caps.ndim != 1 or caps.size == 0 or not (caps > 0).all():
@@ -83,34 +102,31 @@ class Wallets:
         self.cap_epsilon: Array = caps
         self.clients = int(caps.size)
         self.delta = delta
-        self.spent: Array = np.zeros(caps.size)
-        # Until its first sale a wallet shows the order that suits many small Gaussian releases, ρ(α) ∝ α.
-        typical = composed_cost(expected) if expected else np.append(ORDERS, np.inf)
-        self._capacities: Array = capacities(caps, delta)  # (clients, columns)
-        self._column: NDArray[np.intp] = best_columns(self._capacities, typical)
-        self._fixed: NDArray[np.bool_] = np.full(caps.size, bool(expected))
+        if measures is not None:
+            self._watch = Watch.named(caps, delta, measures)
+        elif expected:
+            self._watch = Watch.single(caps, delta, composed_cost(expected))
+        else:
+            self._watch = Watch.standard(caps, delta)
+        self.capacity: Array = self._watch.limits
+        self.spent: Array = np.zeros(self.capacity.shape)
         self._history: tuple[tuple[PrivacyEvent | None, ...], ...] = ()
-        _require_room(self)
 
     @property
-    def capacity(self) -> Array:
-        """(clients,) how much of the watched measure may be spent in all."""
-        return np.asarray(self._capacities[np.arange(self.clients), self._column])
+    def measures(self) -> list[list[Measure]]:
+        """What each wallet watches: its measures, `gaussian` or `renyi` and the order, each with a share of δ."""
+        return self._watch.names()
 
     @property
     def measure(self) -> tuple[str, ...]:
-        """What each wallet watches: `gaussian`, or `renyi` and the order; `open` before the first sale."""
-        return tuple(
-            measure_name(int(c)) if fixed else "open" for c, fixed in zip(self._column, self._fixed, strict=True)
-        )
+        """Of what each wallet watches, the measure of which the largest part is left."""
+        best = np.argmax(self._shares_left(), axis=1)
+        return tuple(measure_name(int(row[at])) for row, at in zip(self._watch.columns, best, strict=True))
 
     @property
     def remaining_share(self) -> Array:
-        """(clients,) the part of its capacity that each wallet still has, from 1 down to 0."""
-        capacity = self.capacity
-        with np.errstate(invalid="ignore"):
-            share = 1.0 - self.spent / capacity
-        return np.asarray(np.where(np.isinf(capacity), 1.0, np.maximum(share, 0.0)))
+        """(clients,) the part that each wallet still has, from 1 down to 0, in the measure that has most left."""
+        return np.asarray(np.maximum(self._shares_left().max(axis=1), 0.0))
 
     @property
     def history(self) -> tuple[tuple[PrivacyEvent | None, ...], ...]:
@@ -119,16 +135,17 @@ class Wallets:
 
     def share(self, rounds: int) -> Wallets:
         """Wallets with an even share of what is left, so that as much can be sold in each of `rounds` rounds."""
-        purse, free = copy.copy(self), ~self._fixed
-        left = (purse.capacity - purse.spent) / rounds
-        # A wallet that has sold nothing has not chosen its measure: it gets an even share of each.
-        purse._capacities = np.where(free[:, None], self._capacities / rounds, self._capacities)
-        purse.spent = np.where(free, 0.0, self.capacity - left)
+        purse = copy.copy(self)
+        left = self.capacity - self.spent
+        # A measure that is used up stays used up.
+        purse.capacity = self.spent + np.where(left > 0, left / rounds, left)
         return purse
 
     def can_spend(self, events: Sequence[PrivacyEvent | None]) -> NDArray[np.bool_]:
         """(clients,) whether each client's event still fits; None always does. Changes nothing."""
-        return np.asarray((release_costs(events) <= self._room(len(events))).any(axis=1))
+        sells = np.array([event is not None for event in events], dtype=bool)
+        room = self._room(len(events))
+        return np.asarray((self._costs(events) <= room).any(axis=1) | ~sells)
 
     def spend(self, events: Sequence[PrivacyEvent | None]) -> int:
         """Charges one event (or None) per client: all of them, or, if one does not fit, none.
@@ -137,8 +154,9 @@ class Wallets:
             The position of this entry in `history`.
         """
         entry = tuple(events)
-        room, costs = self._room(len(entry)), release_costs(entry)
-        sells = np.array([event is not None for event in entry])
+        room = self._room(len(entry))
+        costs = self._costs(entry)
+        sells = np.array([event is not None for event in entry], dtype=bool)
         over = np.flatnonzero((costs > room).all(axis=1) & sells)
         if over.size:
             who = int(over[0])
@@ -147,12 +165,7 @@ class Wallets:
                 f" at δ = {self.delta:g} ({over.size} client(s) in all); nothing was charged",
                 "trim the offer first: wallet.trim(family, epsilon)",
             )
-        first = ~self._fixed & sells
-        if first.any():
-            column = self._column.copy()
-            column[first] = best_columns(self._capacities[first], costs[first])
-            self._column, self._fixed = column, self._fixed | first
-        self.spent = self.spent + costs[np.arange(self.clients), self._column]
+        self.spent = self.spent + costs
         self._history = (*self._history, entry)
         return len(self._history) - 1
 
@@ -186,18 +199,19 @@ class Wallets:
     def void(self, entry: int, clients: Iterable[int]) -> None:
         """Takes back what some clients were charged in one call of `spend`: nothing was released for it.
 
-        What is spent is added up again from the events that stay. A measure that was fixed stays fixed.
+        What is spent is added up again from the events that stay.
 
         Args:
             entry: which call of `spend`, as a position in `history`.
             clients: positions.
         """
-        events, spent = list(self._history[entry]), self.spent.copy()
+        events = list(self._history[entry])
+        spent = self.spent.copy()
         for client in clients:
             events[client] = None
             kept = [past[client] for at, past in enumerate(self._history) if at != entry]
             spent[client] = 0.0
-            for cost in release_costs(kept)[:, self._column[client]]:
+            for cost in release_costs(kept)[:, self._watch.columns[client]]:
                 spent[client] += cost
         self.spent = spent
         self._history = (*self._history[:entry], tuple(events), *self._history[entry + 1 :])
@@ -205,33 +219,39 @@ class Wallets:
     def is_empty(self, family: ReleaseFamily) -> NDArray[np.bool_]:
         """(clients,) where not even the smallest release on the family's menu fits any more."""
         _, cost = menu_with_costs(family)
-        return np.asarray((cost[-1] > self._room(self.clients)).all(axis=1))
+        return np.asarray((cost[-1][self._watch.columns] > self._room(self.clients)).all(axis=1))
 
     def _largest_on_menu(self, family: ReleaseFamily, who: NDArray[np.intp], asked: Array) -> Array:
         """(who,) the first, hence largest, entry of the family's menu that fits, below what was asked."""
         menu, cost = menu_with_costs(family)
         end = np.append(menu, 0.0)  # one past the menu: nothing
         room = self._room(self.clients)[who]
+        columns = self._watch.columns[who]
         first = np.searchsorted(-menu, -asked, side="left")
-        found = np.maximum(first, first_that_fits(cost, room))
+        found = np.maximum(first, first_that_fits(cost, room, columns))
         for _ in range(_TRIM_RETRIES):
-            events = family.events(end[found])
-            bad = (release_costs(events) > room).all(axis=1)
+            costs = np.take_along_axis(release_costs(family.events(end[found])), columns, axis=1)
+            bad = (costs > room).all(axis=1) & (found < menu.size)
             if not bad.any():
                 return np.asarray(end[found])
             found = np.minimum(found + bad, menu.size)
         return np.where(bad, 0.0, end[found])
 
-    def _room(self, events: int) -> Array:
-        """(clients, columns) what is left in each measure for one of so many events per client.
+    def _costs(self, events: Sequence[PrivacyEvent | None]) -> Array:
+        """(clients, measures) what one event per client costs in the measures that its wallet watches."""
+        return np.take_along_axis(release_costs(events), self._watch.columns, axis=1)
 
-        −∞ in the measures that a wallet does not watch; one that has sold nothing may still choose its measure.
-        """
+    def _room(self, events: int) -> Array:
+        """(clients, measures) what is left of each measure for one of so many events per client."""
         if events != self.clients:
             raise PrivacyError(f"{events} events for {self.clients} wallets", "give one per client")
-        capacity = self._capacities * _ROUNDING
-        watched = ~self._fixed[:, None] | (np.arange(COLUMNS) == self._column[:, None])
-        return np.asarray(np.where(watched, capacity - self.spent[:, None], -np.inf))
+        return self.capacity * _ROUNDING - self.spent
+
+    def _shares_left(self) -> Array:
+        """(clients, measures) the part of each limit that is left; below 0 where nothing is."""
+        with np.errstate(invalid="ignore", divide="ignore"):
+            share = 1.0 - self.spent / self.capacity
+        return np.where(np.isinf(self.capacity), 1.0, np.where(self.capacity > 0, share, -np.inf))
 
     def to_json(self) -> str:
         """Caps, δ, measures and the events; what was spent is recomputed from them."""
@@ -240,7 +260,7 @@ class Wallets:
         fields: _Stored = {
             "cap_epsilon": [None if np.isinf(c) else float(c) for c in self.cap_epsilon],
             "delta": self.delta,
-            "measure": self.measure,
+            "measures": self.measures,
             # Long runs repeat few kinds of release: each is written once, the history as places in that list.
             "releases": [asdict(kind) for kind in kinds],
             "history": [[place.get(e) for e in entry] for entry in self._history],
@@ -254,47 +274,36 @@ class Wallets:
         caps = [np.inf if c is None else c for c in fields["cap_epsilon"]]
         kinds = [from_json(kind) for kind in fields["releases"]]
         entries = ([None if at is None else kinds[at] for at in entry] for entry in fields["history"])
-        return cls.restore(caps, fields["delta"], fields["measure"], entries)
+        return cls.restore(caps, fields["delta"], entries, measures=fields["measures"])
 
     @classmethod
     def restore(
         cls,
         cap_epsilon: ArrayLike,
         delta: float,
-        measure: Sequence[str],
         history: Iterable[Sequence[PrivacyEvent | None]],
+        *,
+        measures: Sequence[Sequence[Measure]] | None = None,
     ) -> Wallets:
         """Wallets from what a store kept of them, charged again entry by entry.
 
         Args:
-            cap_epsilon, delta: as for the constructor.
-            measure: what each wallet watches, as `measure` gave it.
+            cap_epsilon, delta, measures: as for the constructor.
             history: entries of one event (or None) per client, oldest first.
 
         Raises:
             WalletError: the history passes a cap.
         """
-        wallets = cls(cap_epsilon, delta)
-        wallets._watch(measure)
+        wallets = cls(cap_epsilon, delta, measures=measures)
         for entry in history:
             wallets.spend(entry)
         return wallets
-
-    def _watch(self, measures: Sequence[str]) -> None:
-        """Takes the measures that were fixed when the wallets made their first sales."""
-        if len(measures) != self.clients or not set(measures) <= {*COLUMN_OF, "open"}:
-            raise PrivacyError(f"stored wallets watch {measures}", "restore the file from a copy")
-        self._fixed = np.array([name != "open" for name in measures])
-        kept = zip(self._column, measures, strict=True)
-        self._column = np.array([COLUMN_OF.get(name, before) for before, name in kept], dtype=np.intp)
 
 
 class Wallet:
     """One client's lifetime cap on ε and everything it has sold; refuses a sale that does not fit."""
 
-    def __init__(
-        self, cap_epsilon: float, delta: float = DELTA, *, expected: Sequence[PrivacyEvent] = ()
-    ) -> None:
+    def __init__(self, cap_epsilon: float, delta: float = DELTA, *, expected: Sequence[PrivacyEvent] = ()) -> None:
         self._one = Wallets([cap_epsilon], delta, expected=expected)
 
     @property
@@ -309,8 +318,13 @@ class Wallet:
 
     @property
     def measure(self) -> str:
-        """What the filter watches: `gaussian`, or `renyi` and the order; `open` before the first sale."""
+        """Of what the filter watches, the measure that has most left: `gaussian`, or `renyi` and the order."""
         return self._one.measure[0]
+
+    @property
+    def measures(self) -> list[Measure]:
+        """All that the filter watches, with each measure's share of δ."""
+        return self._one.measures[0]
 
     @property
     def remaining_share(self) -> float:
@@ -340,7 +354,7 @@ class Wallet:
         return float(self._one.trim(family, offered)[0])
 
     def to_json(self) -> str:
-        """The wallet as JSON text: its cap, δ, measure and releases."""
+        """The wallet as JSON text: its cap, δ, measures and releases."""
         return self._one.to_json()
 
     @classmethod
@@ -351,15 +365,6 @@ class Wallet:
         if wallet._one.clients != 1:
             raise PrivacyError(f"stored: {wallet._one.clients} wallets, not one", "use Wallets.from_json")
         return wallet
-
-
-def _require_room(wallets: Wallets) -> None:
-    bad = np.flatnonzero(~(wallets.capacity > 0))
-    if bad.size:
-        raise PrivacyError(
-            f"a lifetime cap of ε = {wallets.cap_epsilon[bad[0]]:g} at δ = {wallets.delta:g} leaves no room",
-            "raise the cap or δ",
-        )
 
 
 def _parsed(text: str) -> _Stored:

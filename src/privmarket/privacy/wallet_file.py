@@ -1,34 +1,44 @@
 """A client's wallet on its own disk: it outlives processes, and what was about to be released counts as spent.
 
-The file is a list of JSON lines that only grows: `opened`, then per sale `reserved`, and `released`, `paid` or
-`void`. A sale is written and forced to disk *before* training for it starts, so whenever the process dies, between
-that line and the reply or later, the wallet has paid. A line cut short by a crash was never forced to disk, hence
-nothing was released for it, and it is dropped. A lock on the file keeps two processes of one client from spending
-the same ε. `wallet_store` states the rule for when ε is spent.
+The file is a list of JSON lines that only grows: `opened`, perhaps `guarded`, then per sale `reserved`, and
+`released`, `paid` or `void`. A sale is written and forced to disk *before* training for it starts, so whenever the
+process dies, between that line and the reply or later, the wallet has paid. A line cut short by a crash was never
+forced to disk, hence nothing was released for it, and it is dropped. A lock on the file keeps two processes of one
+client from spending the same ε. `wallet_store` states the rule for when ε is spent.
+
+An older copy of the file that is put back would sell the same ε again. Two things show that:
+
+- A *head file* on another disk, written after each line: how many lines there are, and the last of a chain of
+  hashes over them. A file that is shorter, or that differs in a line that was counted, is refused. One that is
+  longer is not: a crash may come between the two writes.
+- A broker's books, where sales go through one: each delivery that the broker has from this seller must be in the
+  file (`OpenWallet.compare`).
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import IO, NotRequired, TypedDict
+from typing import IO, Literal, NotRequired, TypedDict
 
 import numpy as np
 
-from privmarket.errors import PrivmarketError, WalletError
-from privmarket.files import force_folder
+from privmarket.errors import PrivacyError, PrivmarketError, WalletError
+from privmarket.files import force_folder, write_atomically
 from privmarket.plans import DELTA, Trust
 from privmarket.privacy.accountant import composed_epsilon
 from privmarket.privacy.calibration import ReleaseFamily
-from privmarket.privacy.events import PrivacyEvent
+from privmarket.privacy.events import PrivacyEvent, from_json
 from privmarket.privacy.wallet import Wallets
+from privmarket.privacy.wallet_measures import Measure
 from privmarket.privacy.wallet_store import SoldBeforeError, not_reserved
 from privmarket.privacy.words import Unit
 
@@ -40,7 +50,11 @@ class WalletFileError(PrivmarketError):
 
 
 class SaleEntry(TypedDict):
-    """One sale in a wallet file: what was reserved, whether it left, and what was paid."""
+    """One sale in a wallet file: what was reserved, whether it left, and what was paid.
+
+    `buyer`, `broker` and `broker_round` are empty without a broker; `due_micro` is owed on delivery; `sellers` and
+    `registered` are those of a secure sum.
+    """
 
     epsilon: float
     event: dict[str, float]
@@ -48,6 +62,12 @@ class SaleEntry(TypedDict):
     unit: NotRequired[Unit]
     trust: NotRequired[Trust]
     honest_share: NotRequired[float]
+    sellers: NotRequired[int]
+    registered: NotRequired[bool]
+    buyer: NotRequired[str]
+    broker: NotRequired[str]
+    broker_round: NotRequired[str]
+    due_micro: NotRequired[int]
     void: NotRequired[bool]
     update_sha256: NotRequired[str]
     paid_micro: NotRequired[int]
@@ -60,14 +80,39 @@ class SaleLine(SaleEntry):
     sale: str
 
 
+class BookedDelivery(TypedDict):
+    """One of a seller's deliveries as a broker's books have it: see `broker.answers.AwardAnswer`."""
+
+    round_id: str
+    claim_sha256: str | None
+    settled_seq: int | None
+    paid_micro: int
+    fault: str | None
+
+
+Protection = Literal["broker", "head-file", "none"]
+PROTECTIONS: dict[Protection, str] = {
+    "broker": "refused, since the broker's books are compared with the file before each sale",
+    "head-file": "refused, since a second file says how long this one must be",
+    "none": "not noticed; it would sell the same ε again (give head_file, or sell at a broker)",
+}
+
+
 @dataclass
 class _Replay:
-    """What the first `offset` bytes of a wallet file say. Kept, so that a message reads only what is new."""
+    """What the first `offset` bytes of a wallet file say. Kept, so that a message reads only what is new.
+
+    Attributes:
+        heads: one hash per line, over it and all before it.
+        head_file: the second file, as the file itself names it; None where it has none.
+    """
 
     inode: int
     offset: int = 0
     wallets: Wallets | None = None
     sales: dict[str, SaleEntry] = field(default_factory=dict)
+    heads: list[str] = field(default_factory=list)
+    head_file: Path | None = None
 
 
 _REPLAYS: dict[Path, _Replay] = {}
@@ -84,25 +129,35 @@ class WalletFile:
     Args:
         path: the file; made, with its folder, when the first bid is asked for.
         cap_epsilon: lifetime limit on what the client sells, at `delta`. Fixed when the file is made.
+        head_file: a second file, best on another disk, that shows when an older copy of `path` is put back. A
+            wallet that has one keeps it, also where it is left out later.
     """
 
-    def __init__(self, path: Path | str, cap_epsilon: float, delta: float = DELTA) -> None:
-        self.path, self.cap_epsilon, self.delta = Path(path).absolute(), float(cap_epsilon), delta
+    def __init__(
+        self, path: Path | str, cap_epsilon: float, delta: float = DELTA, head_file: Path | str | None = None
+    ) -> None:
+        self.path = Path(path).absolute()
+        self.cap_epsilon = float(cap_epsilon)
+        self.delta = delta
+        self.head_file = None if head_file is None else Path(head_file).absolute()
 
     @contextmanager
     def open(self) -> Iterator[OpenWallet]:
-        """The wallet, locked for this process.
-
-        What a new wallet watches is fixed by its first sale, not by the first call for bids, which costs its sender
-        nothing.
-        """
+        """The wallet, locked for this process. What a new one watches stands in its first line, for life."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a+b") as stream:
             replay = self._replay(stream)
             if replay.wallets is None:
+                if self.head_file is not None and self.head_file.exists():
+                    raise _rolled_back(self.path, f"{self.head_file} belongs to a wallet, and the wallet is gone")
                 cap = None if np.isinf(self.cap_epsilon) else self.cap_epsilon
-                _append(stream, replay, {"kind": "opened", "cap_epsilon": cap, "delta": self.delta})
+                (measures,) = Wallets(self.cap_epsilon, self.delta).measures
+                first = {"kind": "opened", "cap_epsilon": cap, "delta": self.delta, "measures": measures}
+                _append(stream, replay, first)
                 force_folder(self.path.parent)
+            if self.head_file is not None and self.head_file != replay.head_file:
+                replay.head_file = self.head_file
+                _append(stream, replay, {"kind": "guarded", "head_file": str(self.head_file)})
             wallets = replay.wallets
             assert wallets is not None
             if float(wallets.cap_epsilon[0]) != self.cap_epsilon or wallets.delta != self.delta:
@@ -127,15 +182,18 @@ class WalletFile:
 
     @property
     def measure(self) -> str:
-        """What the wallet watches; `open` before the first sale."""
-        wallets = self._read().wallets
-        return "open" if wallets is None else wallets.measure[0]
+        """Of what the wallet watches, the measure that has most left: `gaussian`, or `renyi` and the order."""
+        return self._wallets().measure[0]
+
+    @property
+    def measures(self) -> list[Measure]:
+        """All that the wallet watches, with each measure's share of δ."""
+        return self._wallets().measures[0]
 
     @property
     def remaining_share(self) -> float:
         """The share of the wallet that is left, from 0 to 1."""
-        wallets = self._read().wallets
-        return 1.0 if wallets is None else float(wallets.remaining_share[0])
+        return float(self._wallets().remaining_share[0])
 
     @property
     def epsilon_spent(self) -> float:
@@ -147,8 +205,24 @@ class WalletFile:
         """The most ε that one more sale of one full step may have: `inf` without a cap, 0 if none fits."""
         if math.isinf(self.cap_epsilon):
             return math.inf
-        wallets = self._read().wallets or Wallets(self.cap_epsilon, self.delta)
-        return float(wallets.affordable(ReleaseFamily(1.0, 1, self.delta), self.cap_epsilon)[0])
+        return float(self._wallets().affordable(ReleaseFamily(1.0, 1, self.delta), self.cap_epsilon)[0])
+
+    @property
+    def protections(self) -> tuple[Protection, ...]:
+        """All that would show that an older copy of the file was put back; ("none",) where nothing would."""
+        replay = self._read()
+        found: list[Protection] = []
+        if any(sale.get("broker_round") for sale in replay.sales.values()):
+            found.append("broker")
+        if replay.head_file is not None or self.head_file is not None:
+            found.append("head-file")
+        return tuple(found) or ("none",)
+
+    def unpaid(self) -> dict[str, float]:
+        """Buyer → ε of all that it has not paid for; the empty name stands for buyers without a broker."""
+        sales = self._read().sales
+        buyers = {sale.get("buyer", "") for sale in sales.values() if _is_owed(sale)}
+        return {buyer: _unpaid_epsilon(sales, buyer, self.delta) for buyer in sorted(buyers)}
 
     def statement(self) -> list[SaleLine]:
         """Every sale: its ε and release, what ε means, whether it was released, and what was paid for it."""
@@ -162,6 +236,9 @@ class WalletFile:
         """All that counts as spent, oldest first."""
         wallets = self._read().wallets
         return () if wallets is None else tuple(e for entry in wallets.history if (e := entry[0]) is not None)
+
+    def _wallets(self) -> Wallets:
+        return self._read().wallets or Wallets(self.cap_epsilon, self.delta)
 
     def _read(self) -> _Replay:
         if not self.path.exists():
@@ -185,9 +262,33 @@ class WalletFile:
         for number, line in enumerate(whole.split(b"\n") if newline else [], 1):
             _apply(replay, line, f"{self.path.name}, line {number} from byte {replay.offset}")
         replay.offset += len(whole) + len(newline)
+        self._check_head(replay)
         if torn:
             stream.truncate(replay.offset)
         return replay
+
+    def _check_head(self, replay: _Replay) -> None:
+        """Holds the file against its head file: that of the file's own lines, or else the one that was given."""
+        place = replay.head_file
+        if place is not None and not place.exists() and self.head_file is not None:
+            place = self.head_file  # it was moved
+        if place is None:
+            place = self.head_file
+            if place is None or not place.exists() or not replay.heads:
+                return  # there is none yet
+        try:
+            noted = json.loads(place.read_text(encoding="utf-8"))
+            lines = int(noted["lines"])
+            head = str(noted["head"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise WalletFileError(
+                f"the head file of {self.path.name} cannot be read: {place} ({error})",
+                "put the head file back, or name the place to which it was moved as head_file",
+            ) from error
+        if lines > len(replay.heads):
+            raise _rolled_back(self.path, f"it has {len(replay.heads)} lines where {place} counted {lines}")
+        if lines < 1 or replay.heads[lines - 1] != head:
+            raise _rolled_back(self.path, f"its first {lines} lines are not those that {place} counted")
 
 
 @dataclass(frozen=True, eq=False)
@@ -211,11 +312,21 @@ class OpenWallet:
         unit: str = "record",
         trust: str = "local",
         honest_share: float | None = None,
+        sellers: int = 0,
+        registered: bool = True,
+        buyer: str = "",
+        broker: str = "",
+        broker_round: str = "",
+        due_micro: int = 0,
     ) -> None:
         """Sets a sale aside, on disk when this returns; nothing more has to be written before training starts.
 
-        `unit`, `trust` and, under aggregate trust, `honest_share` say what ε means; they are noted for the seller's
-        statement.
+        Args:
+            unit, trust: what ε means, for the seller's statement.
+            honest_share, sellers, registered: the same under aggregate trust: what the sum's promise rests on.
+            buyer: who buys, as a broker says it.
+            broker, broker_round: the broker's address and its name for the round.
+            due_micro: what the buyer owes on delivery.
 
         Raises:
             WalletError: it does not fit.
@@ -231,8 +342,16 @@ class OpenWallet:
             ) from error
         line: dict[str, object] = {"kind": "reserved", "sale": sale, "epsilon": epsilon, "event": asdict(event)}
         line |= {"unit": unit, "trust": trust}
-        if trust == "aggregate" and honest_share is not None:
-            line["honest_share"] = honest_share
+        if trust == "aggregate":
+            line |= {"registered": registered}
+            if honest_share is not None:
+                line["honest_share"] = honest_share
+            if sellers:
+                line["sellers"] = sellers
+        if broker_round:
+            line |= {"buyer": buyer, "broker": broker, "broker_round": broker_round}
+        if due_micro:
+            line["due_micro"] = due_micro
         _append(self._stream, self._state, line)
 
     def void(self, sale: str) -> None:
@@ -251,15 +370,60 @@ class OpenWallet:
         _append(self._stream, self._state, {"kind": "released", "sale": sale, "update_sha256": update_sha256})
 
     def paid(self, sale: str, paid_micro: int, fault: str) -> None:
-        """Notes what the server said it paid; a receipt that comes twice is noted once."""
-        if sale in self._state.sales and "paid_micro" not in self._state.sales[sale]:
+        """Notes what the server said it paid; a receipt that comes twice is noted once, a larger payment again."""
+        known = self._state.sales.get(sale)
+        if known is not None and paid_micro > known.get("paid_micro", -1):
             line = {"kind": "paid", "sale": sale, "paid_micro": paid_micro, "fault": fault}
             _append(self._stream, self._state, line)
+
+    def unpaid_epsilon(self, buyer: str) -> float:
+        """ε of all that was sold to a buyer and not paid for; void sales do not count."""
+        return _unpaid_epsilon(self._state.sales, buyer, self.wallets.delta)
+
+    def compare(self, broker: str, deliveries: Iterable[BookedDelivery]) -> None:
+        """Holds the file against a broker's books of this seller, and notes what was paid there.
+
+        A delivery is written into the file before the broker hears of it. So each that the broker has must be here.
+
+        Raises:
+            WalletFileError: one is missing: this is an older copy of the file, or another seller's.
+        """
+        here = {
+            sale.get("broker_round"): name
+            for name, sale in self._state.sales.items()
+            if sale.get("broker") == broker
+        }
+        for delivery in deliveries:
+            name = here.get(delivery["round_id"])
+            sale = None if name is None else self._state.sales[name]
+            claim = delivery["claim_sha256"]
+            if claim is not None and (sale is None or sale.get("update_sha256") != claim):
+                why = f"it lacks what was delivered in round {delivery['round_id']} at {broker}"
+                raise _rolled_back(Path(self._stream.name), why)
+            if name is not None and delivery["settled_seq"] is not None:
+                self.paid(name, delivery["paid_micro"], delivery["fault"] or "")
 
     @property
     def remaining_share(self) -> float:
         """The share of the wallet that is left, from 0 to 1."""
         return float(self.wallets.remaining_share[0])
+
+
+def _is_owed(sale: SaleEntry) -> bool:
+    return not sale.get("void") and sale.get("paid_micro", 0) < sale.get("due_micro", 0)
+
+
+def _unpaid_epsilon(sales: Mapping[str, SaleEntry], buyer: str, delta: float) -> float:
+    owed = [sale["event"] for sale in sales.values() if _is_owed(sale) and sale.get("buyer", "") == buyer]
+    return composed_epsilon([from_json(event) for event in owed], delta) if owed else 0.0
+
+
+def _rolled_back(path: Path, why: str) -> WalletFileError:
+    return WalletFileError(
+        f"{path.name} is not the newest copy of this wallet: {why}",
+        "put the newest copy back; it is the longest one. Where none is left, sell nothing more from these "
+        "records: what was sold of them cannot be known",
+    )
 
 
 def _append(stream: IO[bytes], state: _Replay, entry: Mapping[str, object]) -> None:
@@ -270,18 +434,21 @@ def _append(stream: IO[bytes], state: _Replay, entry: Mapping[str, object]) -> N
     os.fsync(stream.fileno())
     _apply(state, line, "a new line")
     state.offset += len(line)
+    if state.head_file is not None:
+        # After the line is on disk: a crash in between leaves a file that is longer than counted, no rollback.
+        noted = {"lines": len(state.heads), "head": state.heads[-1]}
+        write_atomically(state.head_file, json.dumps(noted) + "\n")
 
 
 def _apply(state: _Replay, line: bytes, place: str) -> None:
     """Changes the state of a wallet as one line of its file says."""
+    before = state.heads[-1] if state.heads else ""
     try:
         entry = json.loads(line)
         kind, sale = entry.pop("kind"), entry.pop("sale", None)
         if kind == "opened" and state.wallets is None:
             cap = np.inf if entry["cap_epsilon"] is None else entry["cap_epsilon"]
-            # Older files name a release that the first call for bids had announced, and watch what suits that.
-            expected = [PrivacyEvent(**entry["expected"])] if "expected" in entry else []
-            state.wallets = Wallets([cap], entry["delta"], expected=expected)
+            state.wallets = Wallets([cap], entry["delta"], measures=[entry["measures"]])
         elif kind == "reserved" and state.wallets is not None:
             state.wallets.spend([PrivacyEvent(**entry["event"])])
             state.sales[sale] = entry
@@ -289,6 +456,8 @@ def _apply(state: _Replay, line: bytes, place: str) -> None:
         elif kind == "void" and state.wallets is not None:
             state.wallets.void(list(state.sales).index(sale), [0])
             state.sales[sale]["void"] = True
+        elif kind == "guarded":
+            state.head_file = Path(entry["head_file"])
         elif kind == "released":
             state.sales[sale].update(entry)
             state.sales[sale]["released"] = True
@@ -296,7 +465,8 @@ def _apply(state: _Replay, line: bytes, place: str) -> None:
             state.sales[sale].update(entry)
         else:
             raise ValueError(f"unexpected {kind}")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        state.heads.append(hashlib.sha256(before.encode() + line.rstrip(b"\n")).hexdigest())
+    except (ValueError, KeyError, TypeError, AttributeError, PrivacyError) as error:
         raise WalletFileError(
             f"{place}: {line[:80]!r} ({error})",
             "restore a copy that holds every sale (an older one would sell the same ε again); never edit it",

@@ -9,23 +9,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
-from scipy.special import ndtr
+import numpy as np
 
 from privmarket.errors import PrivacyError
 from privmarket.plans import ARITHMETICS, DELTA, TRUSTS, Arithmetic, Trust
 from privmarket.privacy import gaussian
+from privmarket.privacy.accountant import GAUSSIAN
 from privmarket.privacy.certificate import certify, group_epsilon, guess_accuracy
 from privmarket.privacy.events import PrivacyEvent, require_delta
-from privmarket.privacy.renyi import conversion_cost
+from privmarket.privacy.renyi import ORDERS
+from privmarket.privacy.wallet_measures import Measure, Watch
 
 Unit = Literal["record", "person"]
 
 # How many records of one person the group-privacy line supposes.
 GROUP_RECORDS = 5
+# At so many ε, from 0 to the cap, a lifetime promise is looked at.
+_CURVE_POINTS = 401
 
 SEEDED_WARNING = (
     "the noise comes from a seed and is the same in every run: no ε here holds against those who know the seed, "
@@ -64,6 +68,10 @@ class Promise:
         guess: the largest share of right guesses on whether a unit was used, for someone who starts at 50:50.
         unit, trust, arithmetic: see `UNITS`, `plans.TRUSTS`, `plans.ARITHMETICS`.
         honest_share: under aggregate trust, what was agreed on; None where that is not known.
+        registered: under aggregate trust, whether a register says who the other sellers are. Where none does, a
+            server may own all of them, and ε is what is left then.
+        epsilon_alone: under aggregate trust, ε if all other sellers of the sum work together with the server; None
+            where their number is not known.
         group_epsilon: ε at δ for `GROUP_RECORDS` records of one person; None where the unit is a person already, or
             where nothing better than infinity is known.
         seeded: whether the noise came from a seed.
@@ -80,6 +88,8 @@ class Promise:
     seeded: bool = False
     scope: Literal["sale", "lifetime"] = "sale"
     honest_share: float | None = None
+    registered: bool = True
+    epsilon_alone: float | None = None
 
     def __post_init__(self) -> None:
         for name, known in (("unit", UNITS), ("trust", TRUSTS), ("arithmetic", ARITHMETICS)):
@@ -110,13 +120,21 @@ class Promise:
             f'not {self.epsilon:.3g} (sell with unit = "person" to protect them together)'
         )
 
+    @property
+    def alone_lines(self) -> list[str]:
+        """What is left if all other sellers of a secure sum work together with the server: a line, or none."""
+        if self.trust != "aggregate" or self.epsilon_alone is None:
+            return []
+        return [f"if all other sellers of the sum work together with the server: ε = {self.epsilon_alone:.3g}"]
+
     def lines(self) -> list[str]:
         """The promise for people, a line each."""
         shown = [
             self.sentence,
             f"ε = {self.epsilon:.4g} at δ = {self.delta:g}",
             f"unit: {self.unit} ({UNITS[self.unit]})",
-            f"trust: {self.trust} ({trust_words(self.trust, self.honest_share)})",
+            f"trust: {self.trust} ({trust_words(self.trust, self.honest_share, self.registered)})",
+            *self.alone_lines,
             f"arithmetic: {self.arithmetic} ({_ARITHMETIC_WORDS[self.arithmetic]})",
             self.group_line,
         ]
@@ -138,29 +156,64 @@ def promise(
     arithmetic: Arithmetic = "exact",
     seeded: bool = False,
     honest_share: float | None = None,
+    sellers: int | None = None,
+    registered: bool = True,
 ) -> Promise:
     """What releases promise that were fixed in advance: a sale, or a finished list of them.
 
     Args:
         events: what is released.
         epsilon: what it was sold as, where that is more than it costs; the smaller of both guesses is given.
+        sellers: under aggregate trust, how many sold in the sum.
+        registered: under aggregate trust, whether a register says who they are. Where none does, what is promised
+            is what is left if all of them work together, and never what the sum was sold as.
     """
+    if trust != "aggregate":
+        honest_share = sellers = None
+        registered = True
     cost, accuracy, group = _figures(tuple(events), delta)
     sold = cost if epsilon is None else epsilon
+    alone: float | None = None
+    if sellers is not None and honest_share is not None:
+        shares = tuple(alone_event(event, sellers, honest_share) for event in events)
+        alone, accuracy_alone, group_alone = _figures(shares, delta)
+        if not registered:
+            sold = alone
+            accuracy = accuracy_alone
+            group = group_alone
     return Promise(
-        *(sold, delta, min(accuracy, guess_accuracy(sold, delta)), unit, trust, arithmetic),
+        sold,
+        delta,
+        min(accuracy, guess_accuracy(sold, delta)),
+        unit,
+        trust,
+        arithmetic,
         group if unit == "record" else None,
         seeded,
-        honest_share=honest_share if trust == "aggregate" else None,
+        honest_share=honest_share,
+        registered=registered,
+        epsilon_alone=alone,
     )
 
 
-def trust_words(trust: Trust, honest_share: float | None = None) -> str:
-    """Whom a seller trusts, with what was agreed on for a secure sum: see `federated.shares.colluders_allowed`.
+def alone_event(event: PrivacyEvent, sellers: int, honest_share: float) -> PrivacyEvent:
+    """What a share of a secure sum is if all other sellers' noise is known: noise of σ/√h.
+
+    Each seller adds 1/h of the noise variance that the sum must have, where h = ⌈share·n⌉ sellers are honest.
+    """
+    honest = min(sellers, max(1, math.ceil(honest_share * sellers - 1e-9)))
+    return replace(event, noise_multiplier=event.noise_multiplier / math.sqrt(honest))
+
+
+def trust_words(trust: Trust, honest_share: float | None = None, registered: bool = True) -> str:
+    """Whom a seller trusts, with what was agreed on for a secure sum.
 
     Args:
         honest_share: the share of a round's sellers whose noise must be in every sum; None where it is not known.
+        registered: whether a register says who the other sellers are.
     """
+    if trust == "aggregate" and not registered:
+        return "nobody: no register says who the other sellers are, so the server may own all of them"
     if trust != "aggregate" or honest_share is None:
         return _TRUST_WORDS[trust]
     return (
@@ -173,7 +226,7 @@ def lifetime_promise(
     cap_epsilon: float,
     delta: float = DELTA,
     *,
-    measure: str = "open",
+    measures: Sequence[Measure] | None = None,
     unit: Unit = "record",
     trust: Trust = "local",
     arithmetic: Arithmetic = "exact",
@@ -183,31 +236,47 @@ def lifetime_promise(
 
     Args:
         cap_epsilon: the wallet's cap; infinite promises nothing.
-        measure: what the wallet watches, as `Wallet.measure` says: "gaussian", "renyi 8" or "open".
+        measures: what the wallet watches, as `Wallet.measures` says; what every new wallet does unless given.
 
-    Implements: a filter that stops at Σ μ² = B² is B-GDP in all [SmithThakurta2022], so a guess is right with
-    probability at most Φ(B/2); one that stops at a Rényi divergence B bounds the Kullback–Leibler divergence by B,
-    hence total variation by √(B/2) and √(1 − e^−B) [Canonne2022].
+    Implements: three bounds on the share of right guesses, of which the smallest holds.
+    (1) What (cap, δ) allows.
+    (2) The argument of `wallet` at any other ε: everything is (ε, Σ δ_j(ε))-DP, where δ_j is the curve of measure j
+    at its limit B_j; 2Φ(√B/2) − 1 at ε = 0 for μ² alone [DongRothSu2022].
+    (3) Kullback–Leibler divergences add up along a sequence chosen adaptively, and that of each release is at most
+    μ²/2 and at most its divergence at any order above 1. So the whole sequence has at most the largest of B/2 and
+    B_j over all measures, hence a total variation of at most √(B/2) and √(1 − e^−B) [Canonne2022].
     """
     require_delta(delta)
     if not cap_epsilon > 0:
         raise PrivacyError(f"a wallet's cap is {cap_epsilon}", "give an ε above 0")
     if math.isinf(cap_epsilon):
         return Promise(math.inf, delta, 1.0, unit, trust, arithmetic, None, seeded, "lifetime")
-    accuracy = guess_accuracy(cap_epsilon, delta)
+    caps = np.array([cap_epsilon])
+    watch = Watch.standard(caps, delta) if measures is None else Watch.named(caps, delta, [measures])
+    epsilons = np.linspace(0.0, cap_epsilon, _CURVE_POINTS)
+    fails = np.zeros(epsilons.size)
+    divergence = 0.0
+    for column, limit in zip(watch.columns[0].tolist(), watch.limits[0].tolist(), strict=True):
+        if limit <= 0:
+            continue  # a measure that never holds
+        if column == GAUSSIAN:
+            fails += gaussian.delta_of(epsilons, math.sqrt(limit))
+            divergence = max(divergence, limit / 2)
+        else:
+            order = float(ORDERS[column])
+            # The inverse of `conversion_cost`.
+            fails += np.exp(np.minimum((order - 1) * (limit - epsilons + math.log1p(-1 / order)), 700.0)) / order
+            divergence = max(divergence, limit)
+    by_curve = float((1.0 - (1.0 - np.minimum(fails, 1.0)) / (1.0 + np.exp(np.minimum(epsilons, 700.0)))).min())
+    advantage = min(math.sqrt(divergence / 2), math.sqrt(-math.expm1(-divergence)))
+    # The share of δ that is kept for finite arithmetic comes on top of bounds on the exact mechanism.
+    accuracy = min(guess_accuracy(cap_epsilon, delta), by_curve + delta, 0.5 + advantage / 2 + delta)
     # From (ε, δ) alone k records have (kε, δ·Σ e^{iε}), whose δ is soon above 1; the Gaussian curve says more.
     group: float | None = None
-    if measure == "gaussian":
-        mu = float(gaussian.mu_of(cap_epsilon, delta))
-        accuracy = min(accuracy, float(ndtr(mu / 2)) + delta)
+    if unit == "record" and watch.columns[0].tolist() == [GAUSSIAN]:
+        mu = math.sqrt(float(watch.limits[0, 0]))
         group = float(gaussian.epsilon_of(GROUP_RECORDS * mu, delta))
-    elif measure.startswith("renyi"):
-        order = float(measure.split()[-1])
-        spent = cap_epsilon - float(conversion_cost(order, delta))
-        advantage = min(math.sqrt(spent / 2), math.sqrt(-math.expm1(-spent)))
-        accuracy = min(accuracy, 0.5 + advantage / 2 + delta)
-    shown = group if unit == "record" else None
-    return Promise(cap_epsilon, delta, accuracy, unit, trust, arithmetic, shown, seeded, "lifetime")
+    return Promise(cap_epsilon, delta, accuracy, unit, trust, arithmetic, group, seeded, "lifetime")
 
 
 def rounded_up_percent(share: float) -> str:

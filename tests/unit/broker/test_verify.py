@@ -51,8 +51,8 @@ EDITS = {
     "a revocation undone": "UPDATE tokens SET revoked_ms = NULL WHERE revoked_ms IS NOT NULL",
     "a read token made full": "UPDATE tokens SET scope = 'full' WHERE scope = 'read'",
     "an expiry removed": "UPDATE tokens SET expires_ms = NULL WHERE expires_ms IS NOT NULL",
-    "a back-door operator": "INSERT INTO parties (id, role, name_hash, created_ms, measure) "
-    "VALUES ('operator-x', 'operator', 'h', 1, 'open')",
+    "a back-door operator": "INSERT INTO parties (id, role, name_hash, created_ms) "
+    "VALUES ('operator-x', 'operator', 'h', 1)",
     "a back-door token": "INSERT INTO tokens (id, party_id, token_hash, scope, created_ms) "
     "SELECT 'token-x', id, 'h', 'full', 1 FROM parties WHERE role = 'operator'",
     "a forged deposit": "INSERT INTO postings (seq, account, amount_micro) "
@@ -205,10 +205,10 @@ def test_a_processor_that_rounds_differently_is_no_forgery(
     honest = gaussian.mu_of
     for error, found in ((4e-16, False), (1e-6, True)):
         monkeypatch.setattr(gaussian, "mu_of", lambda *asked, error=error: honest(*asked) * (1 + error))
-        wallet_measures._capacity_of_one.cache_clear()
+        wallet_measures._standard_row.cache_clear()
         differences = checked(eventful_file[0]).differences
         assert any("another result than recorded" in one for one in differences) == bool(differences) == found
-    wallet_measures._capacity_of_one.cache_clear()
+    wallet_measures._standard_row.cache_clear()
 
 
 def test_all_differences_are_reported(eventful_file: tuple[Path, str], tmp_path: Path) -> None:

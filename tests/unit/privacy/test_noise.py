@@ -1,4 +1,5 @@
 import os
+import shutil
 import subprocess
 import sys
 
@@ -51,16 +52,70 @@ def test_system_streams_differ():
     )
 
 
-def test_a_forked_copy_does_not_repeat_its_parents_noise():
-    source = NoiseSource.from_system()
+def repeats_its_parent(source, grandchild=False):
+    """Whether a forked copy of a stream draws the same numbers as the stream itself."""
     source.standard_normal(2)
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
+        if grandchild and os.fork() != 0:
+            os.wait()
+            os._exit(0)
         os.write(writer, source.standard_normal(4).tobytes())
         os._exit(0)
     os.waitpid(child, 0)
-    assert os.read(reader, 16) != source.standard_normal(4).tobytes()
+    return os.read(reader, 16) == source.standard_normal(4).tobytes()
+
+
+@pytest.mark.parametrize("grandchild", [False, True])
+@pytest.mark.parametrize("make", [NoiseSource.from_system, lambda: NoiseSource.from_system().child(3, "a")])
+def test_a_forked_copy_does_not_repeat_its_parents_noise(make, grandchild):
+    assert not repeats_its_parent(make(), grandchild)
+    assert repeats_its_parent(NoiseSource.from_seed(1), grandchild)  # as it says: reproducible
+
+
+class KnowsItsProcess(NoiseSource):
+    """The broken subject: a stream that compares process numbers."""
+
+    def _renew_after_fork(self):
+        if vars(self).setdefault("number", os.getpid()) != os.getpid():
+            vars(self).update(vars(NoiseSource.from_system()))
+
+
+def test_a_fork_in_another_pid_namespace_does_not_repeat_its_parents_noise(monkeypatch):
+    """There both processes are number 1."""
+    assert not repeats_its_parent(KnowsItsProcess.from_system())
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    assert not repeats_its_parent(NoiseSource.from_system())
+    assert repeats_its_parent(KnowsItsProcess.from_system())
+
+
+_BOTH_ARE_NUMBER_ONE = """
+import ctypes, os
+from privmarket.privacy.noise import NoiseSource
+source = NoiseSource.from_system()
+assert os.getpid() == 1
+if ctypes.CDLL(None).unshare(0x20000000) != 0:  # CLONE_NEWPID
+    raise SystemExit(77)
+reader, writer = os.pipe()
+if os.fork() == 0:
+    os.write(writer, bytes([os.getpid()]) + source.standard_normal(4).tobytes())
+    os._exit(0)
+os.wait()
+found = os.read(reader, 17)
+assert found[0] == 1, found[0]
+raise SystemExit(found[1:] == source.standard_normal(4).tobytes())
+"""
+
+
+def test_a_real_pid_namespace():
+    unshare = ["unshare", "--user", "--map-root-user", "--pid", "--fork"]
+    if shutil.which("unshare") is None or subprocess.run([*unshare, "true"], check=False).returncode:
+        pytest.skip("this system makes no PID namespaces for its users")
+    code = subprocess.run([*unshare, sys.executable, "-c", _BOTH_ARE_NUMBER_ONE], check=False).returncode
+    if code == 77:
+        pytest.skip("no PID namespace inside another")
+    assert code == 0
 
 
 def test_normals_are_box_muller_of_the_cipher_stream():

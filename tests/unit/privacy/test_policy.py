@@ -90,10 +90,45 @@ def test_a_list_of_schedules_takes_those_and_no_others():
 
 def test_aggregate_trust_is_taken_when_it_rests_on_no_more_honest_sellers_than_supposed():
     policy = SellerPolicy(trust=("local", "aggregate"), honest_share=0.6)
-    policy.check(replace(GOOD, trust="aggregate", supposed_honest=0.5))
-    assert refused(policy, replace(GOOD, trust="aggregate", supposed_honest=0.9)) is Reason.HONEST_SHARE
-    assert refused(policy, replace(GOOD, trust="aggregate", supposed_honest=0.0)) is Reason.HONEST_SHARE
+    sum_ = replace(GOOD, trust="aggregate", registered=True)
+    policy.check(replace(sum_, supposed_honest=0.5))
+    assert refused(policy, replace(sum_, supposed_honest=0.9)) is Reason.HONEST_SHARE
+    assert refused(policy, replace(sum_, supposed_honest=0.0)) is Reason.HONEST_SHARE
     assert refused(policy, replace(GOOD, trust="hearsay")) is Reason.TRUST
+
+
+def test_a_secure_sum_needs_enough_sellers_and_a_register():
+    policy = SellerPolicy(trust=("local", "aggregate"))
+    sum_ = replace(GOOD, trust="aggregate", supposed_honest=0.6, registered=True, sellers=10)
+    policy.check(sum_)
+    assert refused(policy, replace(sum_, sellers=9)) is Reason.COHORT
+    assert refused(policy, replace(sum_, registered=False)) is Reason.REGISTER
+    replace(policy, register="none", minimum_cohort=3).check(replace(sum_, registered=False, sellers=3))
+    policy.check(replace(GOOD, sellers=0))  # under local trust nothing rests on others
+
+
+@pytest.mark.parametrize(
+    ("limit", "owed", "fits"), [(None, 0.8, True), (None, 0.81, False), (2.0, 1.9, True), (math.inf, 1e9, True)]
+)
+def test_who_owes_too_much_is_refused(limit, owed, fits):
+    policy = SellerPolicy(unpaid_epsilon=limit)
+    if fits:
+        policy.check_debt("lab", owed, cap_epsilon=8.0)
+        return
+    with pytest.raises(PolicyRefusal, match="lab has not paid") as caught:
+        policy.check_debt("lab", owed, cap_epsilon=8.0)
+    assert caught.value.reason is Reason.UNPAID
+    assert "unpaid_epsilon" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("records", "declared"),
+    [(1.0, 1.0), (37.0, 37.0), (99.0, 99.0), (100.0, 100.0), (101.0, 110.0), (612.0, 620.0), (600.0, 600.0),
+     (45_001.0, 46_000.0), (999.0, 1000.0), (0.5, 0.5)],
+)  # fmt: skip
+def test_records_are_declared_with_two_digits_and_never_fewer(records, declared):
+    assert SellerPolicy().declared(records) == declared
+    assert SellerPolicy(declared_records="exact").declared(records) == records
 
 
 def test_buyers_and_brokers_are_held_to_the_lists():
@@ -165,6 +200,12 @@ def test_no_weights_at_all_are_refused():
         ("honest_share = 1.5", "share"),
         ('unit = "family"', "choose from: record"),
         ("buyers = 3", "not a list"),
+        ("minimum_cohort = 0", "at least 1"),
+        ('register = "maybe"', "choose from: required"),
+        ('declared_records = "guessed"', "choose from: rounded"),
+        ("unpaid_epsilon = 0", "above 0"),
+        ('unpaid_epsilon = "half"', "not a number"),
+        ("head_file = 3", "not a text"),
         ("wallet = ''", "not a text"),
         ("= 3", "seller.toml"),
     ],

@@ -137,17 +137,21 @@ time.sleep(60)
     assert [sale["released"] for sale in wallet.statement()] == [False]
 
 
-def test_the_first_sale_fixes_what_is_watched_not_the_first_call_for_bids(wallet):
-    """A call for bids costs its sender nothing; announcing an odd release must not cost the seller its wallet."""
-    with wallet.open() as book:
-        book.wallets.affordable(ReleaseFamily(0.01, 1), 0.5, rounds_left=1000)  # whatever was called for
+def test_a_file_says_for_life_what_it_watches(wallet):
     sell(wallet, "a/0")
-    forget()
-    with wallet.open() as book:
-        assert book.wallets.measure == ("gaussian",)
-        plain = Wallet(3.0)
-        plain.spend(FAMILY.event(1.0))
-        assert book.remaining_share == pytest.approx(plain.remaining_share)
+    first = json.loads(wallet.path.read_text().splitlines()[0])
+    assert [tuple(one) for one in first["measures"]] == Wallet(3.0).measures == wallet.measures
+    plain = Wallet(3.0)
+    plain.spend(FAMILY.event(1.0))
+    assert left(wallet) == plain.remaining_share
+    # Another version may watch something else in new files; this one stays as it was opened.
+    other = WalletFile(wallet.path.parent / "other.jsonl", 3.0)
+    other.path.write_text(json.dumps(first | {"measures": [["gaussian", 1.0]]}) + "\n")
+    assert other.measures == [("gaussian", 1.0)]
+    more = WalletFile(wallet.path.parent / "more.jsonl", 3.0)
+    more.path.write_text(json.dumps(first | {"measures": [["gaussian", 1.0], ["renyi 8", 0.5]]}) + "\n")
+    with pytest.raises(WalletFileError, match="shares"):
+        left(more)
 
 
 def test_a_new_wallet_spreads_what_it_has_over_the_rounds_to_come(wallet):
@@ -158,22 +162,6 @@ def test_a_new_wallet_spreads_what_it_has_over_the_rounds_to_come(wallet):
     with pytest.raises(WalletError):
         sell(wallet, "a/10", share)
     assert left(wallet) < 0.03
-
-
-def test_a_file_that_watches_what_was_announced_of_old_is_not_fuller(wallet):
-    """The same sales under the old first line, which named an expected release, and under the new one."""
-    for number in range(3):
-        sell(wallet, f"a/{number}")
-    lines = wallet.path.read_bytes().splitlines(keepends=True)
-    old = WalletFile(wallet.path.parent / "old.jsonl", 3.0)
-    first = json.loads(lines[0]) | {"expected": {"noise_multiplier": 3.73, "sampling_rate": 1.0, "steps": 1}}
-    old.path.write_bytes(json.dumps(first).encode() + b"\n" + b"".join(lines[1:]))
-    assert left(old) == pytest.approx(left(wallet))
-    first["expected"] = {"noise_multiplier": 1.0, "sampling_rate": 0.01, "steps": 100}
-    odd = WalletFile(wallet.path.parent / "odd.jsonl", 3.0)
-    odd.path.write_bytes(json.dumps(first).encode() + b"\n" + b"".join(lines[1:2]))
-    with odd.open() as book:
-        assert book.wallets.measure[0].startswith("renyi")  # as it was: a measure once fixed stays
 
 
 def test_a_wallet_that_was_never_opened_is_full(tmp_path):

@@ -90,12 +90,21 @@ def test_a_sampled_groups_epsilon_is_that_of_the_mixture():
 
 
 def test_a_wallets_words_hold_for_its_whole_capacity():
-    wallet = Wallet(8.0)
-    wallet.spend(PrivacyEvent(3.0))
-    shown = lifetime_promise(wallet.cap_epsilon, measure=wallet.measure)
+    wallet = Wallet(8.0, expected=[PrivacyEvent(3.0)])
+    shown = lifetime_promise(wallet.cap_epsilon, measures=wallet.measures)
     mu = float(gaussian.mu_of(8.0, 1e-5))
     assert shown.guess == pytest.approx(norm.cdf(mu / 2), abs=2e-5)
-    assert shown.guess < lifetime_promise(8.0, measure="open").guess == guess_accuracy(8.0)
+    assert shown.guess < lifetime_promise(8.0).guess < guess_accuracy(8.0)
+    assert lifetime_promise(8.0).guess == lifetime_promise(8.0, measures=Wallet(8.0).measures).guess
+
+
+@pytest.mark.parametrize("cap", [0.5, 2.0, 8.0])
+@pytest.mark.parametrize("family", [ReleaseFamily(), ReleaseFamily(0.05, 20)])
+def test_a_new_wallets_words_cover_what_it_lets_through(cap, family):
+    event, wallet = family.event(0.2), Wallet(cap)
+    while wallet.can_spend(event):
+        wallet.spend(event)
+    assert 0.5 < certify(wallet.history).guess_accuracy <= lifetime_promise(cap).guess <= guess_accuracy(cap)
 
 
 @pytest.mark.parametrize("cap", [0.5, 2.0, 8.0])
@@ -105,8 +114,8 @@ def test_a_renyi_wallets_words_cover_what_it_lets_through(cap):
     assert wallet.measure.startswith("renyi")
     while wallet.can_spend(event):
         wallet.spend(event)
-    assert certify(wallet.history).guess_accuracy <= lifetime_promise(cap, measure=wallet.measure).guess
-    assert lifetime_promise(cap, measure=wallet.measure).guess <= guess_accuracy(cap)
+    assert certify(wallet.history).guess_accuracy <= lifetime_promise(cap, measures=wallet.measures).guess
+    assert lifetime_promise(cap, measures=wallet.measures).guess <= guess_accuracy(cap)
 
 
 def test_every_promise_names_unit_trust_arithmetic_and_group():
@@ -125,8 +134,8 @@ def test_seeded_noise_is_warned_about():
 def test_a_lifetime_says_what_five_records_of_one_person_have():
     """k records of a Gaussian curve of μ have one of k·μ; where a person is the unit, that is said already."""
     of_five = float(gaussian.epsilon_of(5 * gaussian.mu_of(2.0, 1e-5), 1e-5))
-    assert lifetime_promise(2.0, measure="gaussian").group_epsilon == pytest.approx(of_five)
-    assert lifetime_promise(2.0, measure="gaussian", unit="person").group_epsilon is None
+    assert lifetime_promise(2.0, measures=[("gaussian", 1.0)]).group_epsilon == pytest.approx(of_five)
+    assert lifetime_promise(2.0, measures=[("gaussian", 1.0)], unit="person").group_epsilon is None
 
 
 def test_no_limit_promises_nothing():
@@ -148,6 +157,8 @@ def test_unknown_words_are_refused():
         Promise(1.0, 1e-5, 0.7, unit="family")
     with pytest.raises(PrivacyError):
         lifetime_promise(0.0)
+    with pytest.raises(PrivacyError):
+        lifetime_promise(1.0, measures=[("gaussian", 0.9), ("renyi 8", 0.2)])
 
 
 @pytest.mark.parametrize("records", [0, -1])
