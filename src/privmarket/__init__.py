@@ -7,8 +7,9 @@
 array([1. , 0. , 0.5])
 
 `dir(privmarket)` lists everything public: functions, classes, and the packages `market`, `mechanisms`, `privacy`,
-`rounds`, `tasks`, `federated`, `meanfield`, `flower` and `broker`. Each is imported when it is first used, so that
-`import privmarket` takes a few milliseconds and an auction never waits for torch, a web server or Flower.
+`rounds`, `tasks`, `federated`, `meanfield`, `secagg`, `flower` and `broker`. Each is imported when it is first
+used, so that `import privmarket` takes a few milliseconds and an auction never waits for torch, a web server or
+Flower.
 """
 
 from typing import TYPE_CHECKING
@@ -17,7 +18,7 @@ from privmarket.lazy import public_names
 from privmarket.version import __version__
 
 if TYPE_CHECKING:
-    from privmarket import broker, federated, flower, market, meanfield, mechanisms, privacy, rounds, tasks
+    from privmarket import broker, federated, flower, market, meanfield, mechanisms, privacy, rounds, secagg, tasks
     from privmarket.broker.http_client import BrokerClient
     from privmarket.errors import PrivmarketError
     from privmarket.federated.entry_point import federate
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from privmarket.mechanisms.registry import mechanism, mechanism_names
     from privmarket.privacy.wallet import Wallet
     from privmarket.reports.comparison import audit, compare
+    from privmarket.tasks._builtin import task
+    from privmarket.tasks._task import Task
 
 __all__ = [
     "Bids",
@@ -37,6 +40,7 @@ __all__ = [
     "Mechanism",
     "Outcome",
     "PrivmarketError",
+    "Task",
     "Wallet",
     "__version__",
     "audit",
@@ -53,6 +57,8 @@ __all__ = [
     "privacy",
     "rounds",
     "scenario",
+    "secagg",
+    "task",
     "tasks",
 ]
 
@@ -64,6 +70,7 @@ _HOMES = {
     "Mechanism": "privmarket.market.mechanism",
     "Outcome": "privmarket.market.outcome",
     "PrivmarketError": "privmarket.errors",
+    "Task": "privmarket.tasks._task",
     "Wallet": "privmarket.privacy.wallet",
     "__version__": "privmarket.version",
     "audit": "privmarket.reports.comparison",
@@ -74,12 +81,14 @@ _HOMES = {
     "flower": "privmarket.flower",
     "market": "privmarket.market",
     "meanfield": "privmarket.meanfield",
+    "secagg": "privmarket.secagg",
     "mechanism": "privmarket.mechanisms.registry",
     "mechanism_names": "privmarket.mechanisms.registry",
     "mechanisms": "privmarket.mechanisms",
     "privacy": "privmarket.privacy",
     "rounds": "privmarket.rounds",
     "scenario": "privmarket.market.scenarios",
+    "task": "privmarket.tasks._builtin",
     "tasks": "privmarket.tasks",
 }
 if not TYPE_CHECKING:  # so that mypy reports a name that does not exist

@@ -24,6 +24,9 @@ Arithmetic = Literal["exact", "float"]
 TRUSTS: tuple[Trust, ...] = get_args(Trust)
 ARITHMETICS: tuple[Arithmetic, ...] = get_args(Arithmetic)
 
+# What a run's accuracy is measured on. Settings are chosen on validation records, which no client ever holds.
+MEASURED_ON = ("test", "validation")
+
 # Defaults that rules, objectives, accounting and engines share; a test refuses a second number for any of them.
 EPSILON_MAX = 5.0  # the public limit on offers where no law of a market says another
 DELTA = 1e-5  # of sales, wallets and claims

@@ -356,7 +356,9 @@ def test_no_text_of_an_error_leaves_and_a_failure_is_charged(tmp_path, caplog):
     assert SECRET not in everything_sent(grid)
     assert SECRET not in str(result.to_json())
     assert result.records[0].dropped["1"].startswith("refused: failed")
-    assert len(wallet.statement()) == 2  # that training failed is something the records told: it stays spent
+    assert len(wallet.statement()) == 1  # that training failed is something the records told: it stays spent
+    assert wallet.unpaid()[""] == pytest.approx(1.0, rel=1e-2)  # and was not paid for, so no more is risked
+    assert result.declined["1"].startswith("unpaid")
     assert "1" in result.releases
     assert SECRET in caplog.text  # the owner's own log has it
 

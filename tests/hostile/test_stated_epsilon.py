@@ -15,7 +15,6 @@ from typer.testing import CliRunner
 import privmarket as pm
 from privmarket.cli import app as cli
 from privmarket.errors import ConfigurationError
-from privmarket.federated.shares import alone_noise_multiplier
 from privmarket.flower import wire
 from privmarket.privacy import gaussian
 from privmarket.privacy.accountant import composed_epsilon
@@ -24,6 +23,7 @@ from privmarket.privacy.events import PrivacyEvent
 from privmarket.privacy.policy import SellerPolicy
 from privmarket.privacy.wallet import Wallets
 from privmarket.privacy.words import ODOMETER_LABEL, ODOMETER_NOTE, lifetime_promise
+from privmarket.secagg import alone_noise_multiplier
 from tests.unit.flower.toy import VALUATIONS, Wire, client, partition, play, server
 
 # --- "ε so far" is not a promise -------------------------------------------------------------------------
@@ -77,7 +77,7 @@ def test_a_lifetime_with_a_secure_sum_in_it_is_not_called_local(tmp_path):
     with wallet.open() as book:
         book.reserve("run/0", 1.0, event)
         book.reserve("run/1", 1.0, event, trust="aggregate")
-    claimed = lifetime_promise(4.0, measure=wallet.measure)  # the subject of old: whatever the sales were
+    claimed = lifetime_promise(4.0, measures=wallet.measures)  # the subject of old: whatever the sales were
     alone = PrivacyEvent(float(alone_noise_multiplier(event.noise_multiplier, 67)))
     assert claimed.trust == "local"
     assert composed_epsilon([event, alone]) > 2 * claimed.epsilon
@@ -118,7 +118,7 @@ def test_a_wallet_above_the_policy_sells_nothing(tmp_path):
     assert not wallet.path.exists()
 
 
-# --- who fixes what a wallet watches ---------------------------------------------------------------------
+# --- nobody fixes what a wallet watches ------------------------------------------------------------------
 
 ODD = ReleaseFamily(sampling_rate=0.05, steps=20)
 
@@ -133,8 +133,14 @@ def sales_that_fit(wallets, family=None, epsilon=0.5):
     return count
 
 
-def test_a_mere_call_for_bids_does_not_fix_what_a_wallet_watches(tmp_path):
-    """The broken subject takes its measure from the first call; a call costs nothing and spoils later sales."""
+def test_neither_a_call_nor_a_small_sale_spoils_a_wallet(tmp_path):
+    """The broken subjects take their one measure from the first call or sale, which costs its buyer nothing."""
+    small = ReleaseFamily().event(0.001)
+    fixed = Wallets([8.0], 1e-5, expected=[small])
+    open_ = Wallets([8.0], 1e-5)
+    for wallets in (fixed, open_):
+        wallets.spend([small])
+    assert sales_that_fit(open_, ODD) > 10 * sales_that_fit(fixed, ODD)
     called = Wallets([4.0], 1e-5, expected=[ODD.event(8.0)])
     honest = Wallets([4.0], 1e-5)
     assert sales_that_fit(called) < 0.8 * sales_that_fit(honest)
@@ -144,7 +150,6 @@ def test_a_mere_call_for_bids_does_not_fix_what_a_wallet_watches(tmp_path):
     calling = server(budget=1e-5, sampling_rate=ODD.sampling_rate, steps=ODD.steps, rounds=3)  # buys nothing
     pm.flower.run_in_process(calling, grid.client_app, 1, grid=grid)
     assert [message.metadata.message_type for message in grid.sent].count(wire.BID) == 3
-    assert wallet.measure == "open"
     with wallet.open() as opened:
         assert sales_that_fit(opened.wallets) == sales_that_fit(Wallets([4.0], 1e-5))
 

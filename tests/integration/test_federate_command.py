@@ -68,7 +68,7 @@ def test_a_run_killed_by_the_system_resumes_to_the_identical_result(tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["federate", "--dataset", "imagenet"], "unknown data set 'imagenet'"),
+        (["federate", "--dataset", "imagenet"], "unknown task 'imagenet'"),
         (["federate", "--literal", "--no-dp"], "exclude each other"),
         (["federate", "--mechanism", "lottery"], "unknown mechanism 'lottery'"),
         (["federate", "--set", "clipnorm=3"], "unknown training setting 'clipnorm'"),
@@ -98,13 +98,13 @@ def test_a_run_names_its_seed_and_does_not_ask_to_leave_it_out():
 
 
 def test_own_records_come_first():
-    done = privmarket(*SMALL, "--rounds", "2", "--own-records", "40")
+    done = privmarket(*SMALL, "--rounds", "2", "--public", "40")
     assert done.returncode == 0, done.stderr
     (said,) = [line for line in done.stdout.splitlines() if line.startswith("Your own records alone")]
     assert "so there was nothing to buy here" in said  # two rounds do not do better than 40 digits
-    refused = privmarket(*SMALL, "--own-records", "144")
+    refused = privmarket(*SMALL, "--public", "144")
     assert refused.returncode == 2
-    assert "ask for at most 143" in refused.stderr
+    assert "only 143 are kept back from the clients" in refused.stderr
 
 
 def test_a_missing_data_set_says_how_to_get_it(tmp_path):

@@ -90,6 +90,7 @@ PREPARED: dict[str, Callable[[], contextlib.AbstractContextManager[Callable[[str
     "docs/how-to/flower.md": _both_apps,
     "docs/how-to/sell-safely.md": lambda: _example("flower-quickstart"),
     "docs/how-to/run-a-broker.md": _broker,
+    "docs/how-to/your-own-data.md": lambda: _example("own-data"),
 }
 
 

@@ -13,11 +13,12 @@ import typer.main
 from typer.testing import CliRunner
 
 from privmarket.cli import app
-from privmarket.cli.plan import _command, _not_reached
+from privmarket.cli.plan import _advice, _command, _not_reached
 from privmarket.errors import PrivmarketError
 from privmarket.federated.config import FederationConfig, recommended_training
 from privmarket.federated.plan_choices import Choice
 from privmarket.federated.planning import Plan, Point, TriedSettings
+from privmarket.tasks import TaskSource, score
 from privmarket_studies.pasted import Pasted, misread
 from tests.forked import privmarket
 from tests.json_fields import check_fields
@@ -38,13 +39,15 @@ def test_plan_resumes_and_says_what_it_tried_for_a_target(tmp_path):
     assert [point["total"] for point in made["points"]] == [4, 40]
     assert made["computed"] > 0
     assert (tmp_path / "plan.png").stat().st_size > 5_000
-    again = plan(*place, "--target", "0.999", "--own-records", "40")
+    assert made["own_records"] == 143, "a client holds more than are kept back"
+    assert 0 < made["score_before"] < 1
+    again = plan(*place, "--target", "0.999")
     assert again.returncode == 1
-    assert again.stdout.startswith("Your own records alone: a model of 40 records is right on")
+    assert again.stdout.startswith("Your own 143 records alone: accuracy ")
     said = " ".join(again.stdout.split())
-    assert "Not reached: 99.90%. The best of what was tried:" in said
-    assert "Tried: 5 rounds; server rates 0.5 and 1; 5 rules; 2 totals up to 40." in said
-    assert "chosen with 1 seed, figures come from 1 seed." in said
+    assert "Not reached: 99.9 %. The best of what was tried:" in said
+    assert "Tried: 5 rounds; 5 rules; " in said
+    assert "rehearsals on your own records, figures come from 2 seeds." in said
     assert "out of reach" not in said
     # One seed and one number of rounds say nothing about other settings: the next command tries more of them.
     (following,) = re.findall(r"^Next: (privmarket plan .*)$", again.stdout, flags=re.M)
@@ -61,7 +64,7 @@ def test_wrong_words_are_refused(tmp_path):
         (["--target", "0.9", "--total", "5"], "exclude each other"),
         (["--money", "ten"], "--money"),
         (["--effort", "heroic"], "heroic"),
-        (["--proxy", str(tmp_path / "none.npz")], "no proxy"),
+        (["--data", str(tmp_path / "none.csv")], "none.csv"),
         (["--plot", str(tmp_path / "plan.txt")], "plan.txt"),
         (["--set", "clip=3"], "clip"),
     ):
@@ -87,25 +90,57 @@ def test_what_is_planned_is_what_federate_would_run(monkeypatch):
     base = stopped.args[0]
     assert base.training == replace(recommended_training("mnist", "aggregate"), clip_norm=0.7)
     choice = Choice(5, "ration", (("unit_price", 1.0),), "ration", 4.0)
-    point = Point(10.0, choice, 2.0, *[0.0] * 4, 1, *[0.0] * 5)
-    said = _command(base, point)
+    point = row(10.0, choice, score=0.5, spent=9.0)
+    said = _command(base, point, TaskSource())
     assert "--set clip_norm=0.7" in said
     assert "--delta 1e-06" in said
     assert said.count("--set ") == 2
     local = CliRunner().invoke(app, ["plan", "--dataset", "mnist"]).exception.args[0]
     assert local.training == recommended_training("mnist", "aggregate")  # what federate does not take by itself
-    assert "--set model=logistic --set features=whitened-scattering" in _command(local, point)
+    assert "--set model=logistic --set features=whitened-scattering" in _command(local, point, TaskSource())
 
 
-def made(target: float, ceiling: float, spent: float) -> Plan:
-    """A plan for a target that none of its two points reaches."""
+def row(total: float, choice: Choice, *, score: float, spent: float) -> Point:
+    return Point(
+        total=total,
+        choice=choice,
+        budget_per_round=total / choice.rounds,
+        score=score,
+        deviation=0.0,
+        lowest=score,
+        highest=score,
+        score_before=0.4,
+        gain=score - 0.4,
+        gain_deviation=0.0,
+        seeds=1,
+        spent=spent,
+        lifetime_epsilon=1.0,
+        pay_per_client=0.1,
+        highest_pay=0.2,
+        sellers_per_round=5.0,
+    )
+
+
+def made(target: float | None, spent: float, *, before: float = 0.4) -> Plan:
+    """A plan of two points, one of 50 % and one of 60 %."""
     base = FederationConfig(dataset="digits", clients=8, wallet=1.0)
     choice = Choice(30, "ration", (("unit_price", 1.0),), "ration", 2.0)
-    points = (
-        Point(10.0, choice, 1.0, *[0.5] * 4, 1, 9.0, *[0.0] * 4),
-        Point(40.0, choice, 1.0, *[0.6] * 4, 1, spent, *[0.0] * 4),
+    points = [
+        row(10.0, choice, score=0.5, spent=9.0),
+        row(40.0, choice, score=0.6, spent=spent),
+    ]
+    return Plan(
+        base=base,
+        points=tuple(replace(one, score_before=before, gain=one.score - before) for one in points),
+        score=score("accuracy"),
+        own_records=40,
+        score_before=before,
+        target=target,
+        chosen=None,
+        cells=9,
+        computed=9,
+        tried=TriedSettings(rounds=(10, 30), server_rates=(1.0, 2.0), rules=5, rehearsals=12, seeds=3),
     )
-    return Plan(base, points, target, None, ceiling, 9, 9, tried=TriedSettings((10, 30), (1.0, 2.0), 5, 3, 3))
 
 
 def said_of(effort: str, plan: Plan) -> str:
@@ -117,18 +152,27 @@ def said_of(effort: str, plan: Plan) -> str:
 
 
 def test_what_is_said_of_a_target_follows_from_what_was_tried():
-    capped = said_of("full", made(0.9, 0.95, spent=12.0))
-    assert "Of the largest total only 12 was spent, within a lifetime ε of 1: more money is not what is" in capped
-    assert capped.endswith("--rounds 30,90")
-    low = said_of("full", made(0.9, 0.8, spent=39.0))
-    assert "give 80.00%. More money for these very settings is not likely to pass that" in low
     again = "Next: privmarket plan --clients 8 --target 0.9 --set clip_norm=2 --set momentum=0.5"
-    assert low.endswith(f"{again} --rounds 30,90")
-    dear = said_of("full", made(0.9, 0.95, spent=39.0))
-    assert "give 95.00%. More money may do" in dear
+    capped = said_of("full", made(0.9, spent=12.0))
+    assert "Of the largest total only 12 could be spent" in capped
+    assert "within a lifetime ε of 1. More money for these settings will not do" in capped
+    assert capped.endswith(f"{again} --rounds 30,90")
+    dear = said_of("full", made(0.9, spent=39.0))
+    assert "More money may do" in dear
     assert "--rounds 9" in dear
     assert dear.endswith("--money 160,640")
-    assert said_of("quick", made(0.9, 0.8, spent=39.0)).endswith("--set momentum=0.5 --effort normal")
-    assert said_of("normal", made(0.9, 0.8, spent=39.0)).endswith("--effort full")
-    assert "Tried: 10 and 30 rounds; server rates 1 and 2; 5 rules; 2 totals up to 40." in low
-    assert "chosen with 3 seeds, figures come from 3 seeds." in low
+    assert said_of("quick", made(0.9, spent=39.0)).endswith("--set momentum=0.5 --effort normal")
+    assert said_of("normal", made(0.9, spent=39.0)).endswith("--effort full")
+    assert "Tried: 10 and 30 rounds; 5 rules; 2 totals up to 40." in dear
+    assert "chosen by 12 rehearsals on your own records, figures come from 3 seeds." in dear
+
+
+def test_buy_nothing_is_said_where_buying_does_not_pay():
+    source = TaskSource()
+    (reached,) = _advice(made(0.9, spent=39.0, before=0.95), "normal", source)
+    assert reached == "Buy nothing: your own records reach 90.0 % already."
+    (nothing,) = _advice(made(None, spent=39.0, before=0.7), "normal", source)
+    assert nothing.startswith("Buy nothing: of 2 totals up to 40 none gave a better accuracy than your own records")
+    lines = _advice(made(None, spent=39.0), "normal", source)
+    assert lines[0].startswith("For 40: 60.0 % (+20.00 points over your own records)")
+    assert lines[1].startswith("privmarket federate --dataset digits")

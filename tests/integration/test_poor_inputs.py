@@ -10,9 +10,7 @@ import io
 import os
 import shlex
 import sys
-from functools import lru_cache
 
-import numpy as np
 import pytest
 
 from privmarket.cli import main
@@ -106,8 +104,7 @@ FILES = {
     "beyond.csv": HEADER + "ann,1e309,1\n",
     "list.toml": "federate = [1]\n",
     "wallet.jsonl": "",
-    "empty.npz": "",
-    "broken.npz": "PK\x03\x04",
+    "sites.csv": "site,age,ill\na,30,yes\nb,40,no\na,50,no\nb,20,yes\n",
     "bin.csv": "\udcff\udcfe\x00\x01" * 20,
 }
 # what is typed after `privmarket` → what the line must say
@@ -210,7 +207,7 @@ BAD = {
     "federate --budget -1": "budget is -1.0",
     "federate --total-budget 0": "total_budget is 0.0",
     "federate --alpha 0": "alpha is 0.0",
-    "federate --dataset cifar": "unknown data set 'cifar'",
+    "federate --dataset cifar": "unknown task 'cifar'",
     "federate --trust none": "unknown trust 'none'",
     "federate --honest-share 2": "honest_share is 2.0",
     "federate --dropout 1.5": "dropout is 1.5",
@@ -233,23 +230,30 @@ BAD = {
     "federate --save bids.csv/x.json": "--save bids.csv/x.json: bids.csv is not a folder",
     "federate --watch folder": "--watch folder is a folder",
     "federate --strategy clever --rounds 1 --clients 4": "unknown strategy 'clever'",
-    "plan --target 2 --dataset digits": "--target is 2",
+    "plan --target 2 --dataset digits": "the target is 2, and no accuracy is better than 1",
     "plan --target 0.9 --total 5": "--target and --total exclude each other",
     "plan --money a,b": "--money 'a,b'",
     "plan --rounds x": "--rounds 'x'",
     "plan --effort huge": "unknown effort 'huge'",
     "plan --plot x.doc": "a plot called 'x.doc'",
-    "plan --dataset nobody": "unknown data set 'nobody'",
+    "plan --dataset nobody": "unknown task 'nobody'",
     "plan --total -5": "money to plan for: [-5.0]",
     "plan --clients 0": "clients is 0",
     "plan --money ''": "money to plan for: []",
-    "plan --rounds 0": "rounds and rates must be above 0",
+    "plan --rounds 0": "rounds must be above 0",
     "plan --workers 0": "Invalid value for '--workers'",
     "plan --folder bids.csv --effort quick": "--folder bids.csv/a-run.json: bids.csv is not a folder",
-    "plan --dataset digits --proxy shape.npz": "the proxy's images have shape (1, 9, 9), those of digits (1, 8, 8)",
-    "plan --dataset digits --proxy words.npz": "labels are no whole numbers from 0 on",
-    "plan --dataset digits --proxy nan.npz": "images are not all finite numbers",
-    "plan --dataset digits --proxy one.npy": "one.npy: not a proxy",
+    "plan --data empty.csv --label y --client c": "empty.csv: the file is empty",
+    "plan --data nowhere.csv --label ill --client site": "nowhere.csv: no such file",
+    "plan --data sites.csv --label sick --client site": "sites.csv: no column 'sick' for the label",
+    "plan --data sites.csv --label ill": "sites.csv: which column names the client?",
+    "plan --data sites.csv --label ill --client site": "column 'age' has no public scale",
+    "plan --data sites.csv --task syntax.py:task": "--task and --data exclude each other",
+    "plan --task syntax.py:task": "'syntax.py' cannot be imported",
+    "plan --task nowhere.py:task": "nowhere.py is no Python file",
+    "plan --dataset digits --public many": "--public many with --dataset",
+    "plan --dataset digits --public 5000": "only 143 are kept back from the clients",
+    "predict text.safetensors sites.csv": "a model is two files: NAME.safetensors, NAME.json",
     "attack --epsilon 0": "epsilon is 0.0",
     "attack --epsilon abc": "Invalid value for '--epsilon': 'abc' is not a valid float.",
     "attack --trials 0": "trials is 0",
@@ -330,8 +334,6 @@ BAD = {
     "equilibrium --out bids.csv": "bids.csv is not a folder",
     "attack --trials 1": "trials is 1 (must be finite and at least 50",
     "attack --trials 99999999999": "trials is 99999999999",
-    "plan --dataset digits --proxy empty.npz": "empty.npz: not a proxy",
-    "plan --dataset digits --proxy broken.npz": "broken.npz: not a proxy",
     "seller check folder": "folder: ",
     "seller statement wallet.jsonl": "wallet.jsonl: not a wallet file",
     "seller register --url nonsense --name x --cap-epsilon 3": "'nonsense' is no address of a broker",
@@ -386,29 +388,12 @@ BAD = {
 }
 
 
-@lru_cache(maxsize=1)
-def array_files():
-    """name → contents of NumPy's files, which take longer to make than all the others."""
-    images, labels = np.zeros((100, 8, 8)), np.arange(100) % 10
-    several = {
-        "shape.npz": {"images": np.zeros((100, 9, 9)), "labels": labels},
-        "words.npz": {"images": images, "labels": np.full(100, "seven")},
-        "nan.npz": {"images": np.full((100, 8, 8), np.nan), "labels": labels},
-    }
-    made = {}
-    for name, arrays in several.items():
-        np.savez(stream := io.BytesIO(), **arrays)
-        made[name] = stream.getvalue()
-    np.save(stream := io.BytesIO(), images)
-    return {**made, "one.npy": stream.getvalue()}
-
-
 @pytest.fixture
 def here(tmp_path, monkeypatch, request):
     """A folder with the files that the command names."""
     typed = getattr(getattr(request.node, "callspec", None), "params", {}).get("typed", "")
     texts = {name: text.encode("utf-8", "surrogateescape") for name, text in FILES.items()}
-    for name, contents in {**texts, **array_files()}.items():
+    for name, contents in texts.items():
         if name.split("/")[0].split(".")[0] in typed or not typed:
             (tmp_path / name).parent.mkdir(exist_ok=True)
             (tmp_path / name).write_bytes(contents)

@@ -88,7 +88,8 @@ def test_matched_runs_are_matched_in_every_round(results):
 
 def test_no_wallet_spends_more_than_its_cap(results):
     capped = [r for r in results.all("federated") if r.cell.config["wallet"]]
-    assert any(r.result["largest_epsilon_spent"] > 0.99 * r.cell.config["wallet"] for r in capped)
+    # A wallet that watches several measures gives each a share of δ, and sells two or three per cent less for it.
+    assert any(r.result["largest_epsilon_spent"] > 0.95 * r.cell.config["wallet"] for r in capped)
     assert all(r.result["largest_epsilon_spent"] <= r.cell.config["wallet"] * (1 + 1e-9) for r in capped)
 
 

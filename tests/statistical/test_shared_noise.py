@@ -10,15 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from privmarket.federated.gradients import gradient_sums
-from privmarket.federated.local import ClientRecords, LocalPlan, private_shares
-from privmarket.federated.models import logistic
-from privmarket.federated.shares import SharedSum
 from privmarket.privacy.calibration import ReleaseFamily
 from privmarket.privacy.noise import NoiseSource
 from privmarket.privacy.release_audit import audit_family, collect_scores
+from privmarket.secagg import SharedSum
+from privmarket.training import ClientRecords, LocalPlan, build_model, gradient_sums, private_shares
 
-MODEL = logistic((1, 8, 8), 10)
+MODEL = build_model("logistic", (1, 8, 8), 10)
 PLAN = LocalPlan(clip_norm=0.5, expected_batch=20.0)
 SIZES = [20, 5, 30, 12, 20, 20]
 SIGMA = np.array([0.6, 8.0, 4.0, 30.0, 5.0, 0.8])
@@ -53,7 +51,7 @@ def test_the_opened_sum_is_the_weighted_mean_with_the_stated_noise():
     plan, survivors = public_sum(), [0, 1, 2, 4, 5]
     weights = MODEL.initial_weights(np.random.default_rng(0))
     data = records()
-    sums = gradient_sums(MODEL, weights[None], data.images, data.labels, SIZES, PLAN.clip_norm).double().numpy()
+    sums = gradient_sums(MODEL, weights[None], data.inputs, data.labels, SIZES, PLAN.clip_norm).double().numpy()
     mean = (plan.weights[survivors] / plan.weights[survivors].sum()) @ sums[survivors]
     noise = np.array([plan.opened(sent(plan, seed)[survivors], survivors) - mean for seed in range(30)])
     claimed = plan.deviation(survivors)
@@ -80,11 +78,11 @@ def canary_bound(plan: SharedSum, seller: int, trials: int):
     sizes = [SIZES[i] for i in honest]
     full = records(sizes)
     last = SIZES[seller] - 1  # that seller's records come first
-    full.images[last] *= 5  # its gradient is long enough to be clipped, so it pushes with all of C
+    full.inputs[last] *= 5  # its gradient is long enough to be clipped, so it pushes with all of C
     others = torch.arange(sum(sizes)) != last
-    without = ClientRecords(full.images[others], full.labels[others], [sizes[0] - 1, *sizes[1:]])
+    without = ClientRecords(full.inputs[others], full.labels[others], [sizes[0] - 1, *sizes[1:]])
     weights = MODEL.initial_weights(np.random.default_rng(0))
-    canary = full.images[last : last + 1], full.labels[last : last + 1]
+    canary = full.inputs[last : last + 1], full.labels[last : last + 1]
     direction = gradient_sums(MODEL, weights[None], *canary, [1], PLAN.clip_norm)[0].numpy()
     grids = [plan.grid(i) for i in honest]
 

@@ -9,14 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from privmarket.federated.gradients import gradient_sums
-from privmarket.federated.local import ClientRecords, LocalPlan, private_updates
-from privmarket.federated.models import logistic
 from privmarket.privacy.calibration import ReleaseFamily
 from privmarket.privacy.noise import NoiseSource
 from privmarket.privacy.release_audit import audit_family, collect_scores
+from privmarket.training import ClientRecords, LocalPlan, build_model, gradient_sums, private_updates
 
-MODEL = logistic((1, 8, 8), 10)
+MODEL = build_model("logistic", (1, 8, 8), 10)
 EPSILON, TRIALS = 8.0, 900
 
 
@@ -34,7 +32,7 @@ def audit(plan, family, noise_share, trials=TRIALS):
     weights = MODEL.initial_weights(np.random.default_rng(0))
     with_canary, without = neighbours()
     direction = gradient_sums(
-        MODEL, weights[None], with_canary.images[-1:], with_canary.labels[-1:], [1], plan.clip_norm
+        MODEL, weights[None], with_canary.inputs[-1:], with_canary.labels[-1:], [1], plan.clip_norm
     )[0]
     sigma = float(family.noise_multiplier(EPSILON)) * noise_share
 

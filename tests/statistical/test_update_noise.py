@@ -9,12 +9,11 @@ import pytest
 import torch
 
 from privmarket.federated.config import FederationConfig, Training
-from privmarket.federated.local import ClientRecords, LocalPlan, private_updates
-from privmarket.federated.models import cnn, logistic, mlp
 from privmarket.federated.simulation import Federation, SimulatedClients
 from privmarket.privacy.calibration import noise_multiplier
 from privmarket.privacy.noise import NoiseSource
 from privmarket.rounds import Round, Terms
+from privmarket.training import ClientRecords, LocalPlan, build_model, private_updates
 
 SHAPE = (1, 8, 8)
 
@@ -29,7 +28,10 @@ def sources(count, seed):
     return [NoiseSource.from_seed(seed, i) for i in range(count)]
 
 
-@pytest.mark.parametrize("model", [mlp(SHAPE, 10), cnn(SHAPE, 10)], ids=lambda m: m.name)
+MODELS = [build_model(name, SHAPE, 10) for name in ("mlp", "cnn")]
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda m: m.name)
 def test_deviation_of_a_full_batch_release(model):
     """Full batch: the update minus the noiseless update is exactly the noise."""
     plan = LocalPlan(clip_norm=0.7, learning_rate=0.3, expected_batch=50.0)
@@ -50,7 +52,7 @@ def test_deviation_of_a_full_batch_release(model):
 
 def test_a_tenth_of_the_noise_would_be_noticed():
     """The same comparison on updates that carry a tenth of the claimed noise."""
-    model, data = logistic(SHAPE, 10), records([20])
+    model, data = build_model("logistic", SHAPE, 10), records([20])
     weights = model.initial_weights(np.random.default_rng(0))
     quiet, weak = (
         private_updates(model, weights, data, LocalPlan(), [sigma], sources(1, 1)).double() for sigma in (0.0, 0.2)
@@ -60,7 +62,7 @@ def test_a_tenth_of_the_noise_would_be_noticed():
 
 def test_deviation_adds_up_over_steps():
     """With a flat loss (no records) k steps leave exactly k independent noises."""
-    model = logistic(SHAPE, 10)
+    model = build_model("logistic", SHAPE, 10)
     plan = LocalPlan(steps=9, sampling_rate=0.5, clip_norm=1.0, learning_rate=1.0, expected_batch=10.0)
     empty = records([0])
     weights = model.initial_weights(np.random.default_rng(0))
@@ -91,10 +93,10 @@ def test_sold_epsilon_sets_the_noise_of_a_market_round():
 
 def test_poisson_batches_have_the_stated_rate():
     """Noiseless one-step updates of a client with equal records count how many were drawn."""
-    model = logistic(SHAPE, 10)
+    model = build_model("logistic", SHAPE, 10)
     same = ClientRecords(torch.ones(400, *SHAPE), torch.zeros(400, dtype=torch.int64), [400])
     weights = model.initial_weights(np.random.default_rng(0))
-    one = ClientRecords(same.images[:1], same.labels[:1], [1])
+    one = ClientRecords(same.inputs[:1], same.labels[:1], [1])
     full = LocalPlan(clip_norm=1.0)
     each = float(private_updates(model, weights, one, full, [0.0], sources(1, 0)).norm())
     plan = LocalPlan(sampling_rate=0.1, clip_norm=1.0)
@@ -108,11 +110,11 @@ def test_poisson_batches_have_the_stated_rate():
 
 def test_the_normaliser_is_public():
     """Adding a record changes the sum by at most C over a constant: the private size divides nothing."""
-    model = mlp(SHAPE, 10)
+    model = build_model("mlp", SHAPE, 10)
     plan = LocalPlan(clip_norm=0.2, expected_batch=7.0)
     weights = model.initial_weights(np.random.default_rng(0))
     data = records([40])
-    fewer = ClientRecords(data.images[:-1], data.labels[:-1], [39])
+    fewer = ClientRecords(data.inputs[:-1], data.labels[:-1], [39])
     with_it, without = (
         private_updates(model, weights, d, plan, [0.0], sources(1, 0)).double() for d in (data, fewer)
     )

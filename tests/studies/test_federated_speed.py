@@ -6,14 +6,21 @@ from pathlib import Path
 import pytest
 
 import privmarket
-from privmarket_studies.federated_speed import ROUNDS, SpeedReport, accounting_seconds, measure
+from privmarket_studies.federated_speed import (
+    ROUNDS,
+    STEPS,
+    SpeedReport,
+    accounting_seconds,
+    full_batch,
+    measure,
+)
 from privmarket_studies.federated_speed_page import render
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_every_contender_runs():
     def is_quick():
-        report = measure(3, 64, turns=1, growth=(2,))
+        report = measure(3, 64, turns=1, growth=(2,), steps=())
         assert set(report.seconds) == {"private", "non-private", "opacus ghost clipping", "opacus default"}
         return report.to_dict()["ratios"]["opacus default"] > 1 and report.draws_per_second > 1e6
 
@@ -24,7 +31,9 @@ def test_two_trees_take_turns():
     """Here both are this one, and no slower than itself by much."""
 
     def is_alike():
-        report = measure(2, 64, turns=2, opacus=False, growth=(), before=Path(privmarket.__file__).parents[2])
+        report = measure(
+            2, 64, turns=2, opacus=False, growth=(), steps=(), before=Path(privmarket.__file__).parents[2]
+        )
         assert [len(each) for each in report.turns.values()] == [2] * 6
         return 0.1 < report.ratios["several steps over before"] < 10
 
@@ -36,6 +45,23 @@ def test_ratios_are_of_medians():
     turns |= {"before, one step": [1.0], "now, one step": [1.25]}
     ratios = SpeedReport(1, 1, turns, {}, 0.1, 1e7).to_dict()["ratios"]
     assert ratios == {"opacus default": 4.0, "private over non-private": 2.0, "one step over before": 1.25}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("name", STEPS)
+def test_full_batch_steps_are_timed_for_every_network(name):
+    taken = full_batch(name, 1, 32, turns=1)
+    assert {"private", "opacus ghost clipping"} < set(taken)
+    assert all(len(each) == 1 and each[0] > 0 for each in taken.values())
+
+
+def test_of_plain_passes_the_fastest_counts():
+    steps = {
+        "mlp": {"private": [3.0, 2.0], "backward, 1": [1.0], "backward, 2": [1.5], "opacus ghost clipping": [8.0]}
+    }
+    report = SpeedReport(1, 1, {"private": [1.0], "non-private": [1.0]}, {}, 0.1, 1e7, steps)
+    assert report.ratios["mlp step over backward"] == 2.0
+    assert report.ratios["opacus ghost clipping over mlp step"] == 4.0
 
 
 def speed_file(private):

@@ -16,13 +16,13 @@ import pytest
 import privmarket as pm
 from privmarket.broker.group_commit import QUICK_SECONDS
 from privmarket.broker.http_server import THREAD_TURN_SECONDS
-from privmarket.federated.features import with_features
 from privmarket.market.scenarios import scenario
 from privmarket.mechanisms.learned.mean_field_network import MeanFieldNetwork
 from privmarket.mechanisms.learned.recipes import Recipe
 from privmarket.mechanisms.learned.weights import load, shipped
 from privmarket.privacy.calibration import ReleaseFamily
 from privmarket.privacy.certificate import certify
+from privmarket.tasks import with_features
 from privmarket_studies.reproduce.publish import all_kept
 
 ROOT = Path(__file__).parents[2]
@@ -135,7 +135,7 @@ def test_a_record_s_own_mean_is_worth_about_a_point():
 
 def test_oriented_gradients_halve_the_first_layer():
     """docs/decisions/public-features.md: 28 × 28 pixels against the features of such images."""
-    from privmarket.federated.datasets import Dataset
+    from privmarket.tasks import Dataset
 
     images = np.random.default_rng(0).random((2, 1, 28, 28), dtype=np.float32)
     labels = np.zeros(2, dtype=np.int64)

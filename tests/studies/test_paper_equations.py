@@ -19,7 +19,7 @@ from scipy import optimize, stats
 
 import privmarket as pm
 from privmarket.federated.aggregation import seller_weights
-from privmarket.federated.clients import dirichlet_sizes_partition, measured_types
+from privmarket.federated.clients import measured_types
 from privmarket.federated.config import FederationConfig
 from privmarket.market.scenarios import scenario
 from privmarket.mechanisms.learned.lagrangian import Multipliers, Steering
@@ -40,6 +40,7 @@ from privmarket.privacy.calibration import ReleaseFamily
 from privmarket.privacy.events import PrivacyEvent
 from privmarket.privacy.gaussian import epsilon_of, literal_noise_multiplier, mu_of
 from privmarket.rounds import Award, Offer, Phase, Round, Terms
+from privmarket.tasks import dirichlet_sizes_partition
 from privmarket_studies.reproduce import rq3
 
 PAGE = Path(__file__).parents[2] / "docs/fidelity.md"
@@ -155,7 +156,9 @@ def test_measured_valuations_follow_the_equation():
     config = FederationConfig(
         dataset="digits", clients=3, valuations="measured", valuation_weights="0,2,3", aggregation="epsilon"
     )
-    types = measured_types(config, 0, labels, parts)
+    holders = np.repeat(["0", "1", "2"], [100, 300, 200])
+    task = pm.Task.from_arrays(np.zeros((600, 1)), labels, clients=holders, classes=3)
+    types = measured_types(config, 0, task)
     overall = np.bincount(labels, minlength=3) / 600
     for client, part in enumerate(parts):
         mix = np.bincount(labels[part], minlength=3) / part.size

@@ -5,10 +5,7 @@ import re
 import tomllib
 from pathlib import Path
 
-import pytest
-
 import privmarket
-from tests.walk import MARKS, PARTS, both, on_page, split, table
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
@@ -70,48 +67,6 @@ def test_the_modules_of_a_round_are_listed():
 def test_a_module_that_is_not_listed_is_noticed():
     shorter = PAGE.replace("| `rounds.pacing` |", "| pacing |")
     assert "pacing" not in listed_modules(shorter, "rounds")
-
-
-def steps(column):
-    """The functions that the table of the walk names, in a column."""
-    lines = PAGE.split("## The walk of a bid")[1].split(MARKS[0])[0]
-    rows = [line.split("|")[1:-1] for line in lines.splitlines() if line.startswith("| ") and "---" not in line]
-    return [name for row in rows[1:] for name in re.findall(r"`([\w.]+)`", row[column])]
-
-
-@pytest.fixture(scope="module")
-def walks():
-    return both()
-
-
-@pytest.mark.parametrize(("column", "title"), [(1, "simulation"), (2, "Flower")])
-def test_the_walk_is_walked(column, title, walks):
-    walked = {f"{module}.{function}" for module, function in walks[title]}
-    named = steps(column)
-    assert len(named) > 15
-    assert [name for name in named if name not in walked] == []
-
-
-def test_the_counts_of_the_walk_are_measured(walks):
-    assert on_page() == table(walks), "run `python -m tests.walk --write`"
-
-
-def test_what_came_since_is_walked(walks):
-    """A name in `PARTS` that is wrong, or that nobody walks any more, is noticed."""
-    walked = {(module, function) for walk in walks.values() for module, function in walk}
-    modules = {module for module, _ in walked}
-    for homes in PARTS.values():
-        for module, functions in homes.items():
-            assert module in modules
-            assert [one for one in functions if one and (module, one) not in walked] == []
-
-
-def test_the_split_counts_every_function_once(walks):
-    for walk in walks.values():
-        assert sum(split(walk).values()) == len(walk)
-        more = {**walk, ("privacy.release", "another"): 0, ("rounds.driver", "another"): 1}
-        grown = {part: count - split(walk)[part] for part, count in split(more).items()}
-        assert {part for part, count in grown.items() if count} == {"exact noise and its error bounds", "rest"}
 
 
 def test_names_on_the_page_exist():

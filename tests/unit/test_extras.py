@@ -91,7 +91,7 @@ def test_nothing_in_the_wheel_knows_the_studies_the_tests_or_the_repository():
 
 def test_all_is_everything_but_the_simulation_engine_and_the_tools():
     mine = packages(PROJECT["optional-dependencies"]["all"])
-    assert mine == set(extras.EXTRA_OF) - {"ray"}
+    assert mine == set(extras.EXTRA_OF) - {"ray", "opacus"}
 
 
 # A process in which the optional packages cannot be found, and one forked from it for each command.

@@ -32,7 +32,7 @@ def test_modules_are_modules_and_unknown_names_are_refused():
 
 
 LISTED = ("market", "mechanisms", "privacy", "federated", "meanfield", "flower")  # with all of their modules
-PACKAGES = [f"privmarket.{name}" for name in (*LISTED, "broker")]
+PACKAGES = [f"privmarket.{name}" for name in (*LISTED, "broker", "tasks")]
 
 
 @pytest.mark.parametrize("package", ["privmarket", *PACKAGES])
@@ -48,9 +48,12 @@ def test_the_type_checker_sees_the_same_names_from_the_same_modules(package):
 
 @pytest.mark.parametrize("package", LISTED)
 def test_every_module_of_a_package_is_public(package):
-    """So that `pm.privacy.calibration` is there in a fresh process, whatever was imported before."""
+    """So that `pm.privacy.calibration` is there in a fresh process, whatever was imported before.
+
+    Modules whose names begin with an underscore are private.
+    """
     module = import_module(f"privmarket.{package}")
-    files = {path.stem for path in Path(module.__file__).parent.glob("*.py")} - {"__init__"}
+    files = {path.stem for path in Path(module.__file__).parent.glob("[!_]*.py")}
     assert files <= set(dir(module))
 
 

@@ -23,8 +23,8 @@ _POSIX = re.compile(
     r"|signal\.(?:SIGKILL|SIGHUP|SIGUSR\d|SIGALRM|alarm|setitimer)\b|preexec_fn|\"/proc|\"/dev/",
     flags=re.M,
 )
-# file → why it may: the first has a branch for Windows, the second is refused there with one line.
-ALLOWED = {"privacy/wallet_file.py", "flower/engine.py"}
+# file → why it may: the first two have a branch for Windows, the third is refused there with one line.
+ALLOWED = {"privacy/wallet_file.py", "secagg/_journal.py", "flower/engine.py"}
 
 
 def test_posix_only_calls_stand_only_where_they_may():
@@ -52,6 +52,25 @@ def test_a_wallet_works_without_fcntl(tmp_path):
         "with wallet.open() as book:\n"
         "    book.reserve('run/0', 1.0, calibration.ReleaseFamily().event(1.0))\n"
         "assert locked and len(wallet.statement()) == 1\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_journal_of_sums_has_a_lock_where_there_is_no_fcntl(tmp_path):
+    code = (
+        "import sys, types\n"
+        "import privmarket.secagg\n"
+        "for name in [name for name in sys.modules if name.startswith('privmarket.secagg')]:\n"
+        "    del sys.modules[name]\n"
+        "locked = []\n"
+        "sys.modules['msvcrt'] = types.SimpleNamespace(LK_LOCK=1, locking=lambda *a: locked.append(a))\n"
+        "sys.modules['fcntl'] = None\n"
+        "sys.platform = 'win32'\n"
+        "from privmarket.secagg import FileJournal\n"
+        "with FileJournal('sums').open() as book:\n"
+        "    assert book.latest('run') is None\n"
+        "assert locked\n"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr

@@ -11,8 +11,6 @@ import pytest
 from scipy.optimize import brentq
 
 import privmarket as pm
-from privmarket.federated.shares import colluders_allowed
-from privmarket.flower.neighbours import failure_probability, neighbourhood
 from privmarket.market.bids import Bids
 from privmarket.market.bounds import fluid_bound
 from privmarket.market.objectives import AggregateError
@@ -23,6 +21,7 @@ from privmarket.privacy.certificate import certify
 from privmarket.privacy.gaussian import literal_noise_multiplier
 from privmarket.privacy.integer_noise import deviation
 from privmarket.privacy.release import ReleaseGrid, release_distance, rounded_sensitivity, sum_inflation
+from privmarket.secagg import DEFAULT_COHORT, colluders_allowed, survivors_needed
 
 ROOT = Path(__file__).parents[2]
 DELTA = 1e-5
@@ -45,13 +44,6 @@ def first_underestimate() -> float:
 
 def _uniform() -> Bids:
     return scenario("uniform").sample(np.random.default_rng(0), 1_000_000)
-
-
-def window_for(failure: float, sellers: int) -> float:
-    """How many neighbours a ring needs for another probability that more than the sum is read."""
-    colluders = colluders_allowed(sellers, 2 / 3)
-    widths = range(neighbourhood(sellers, 2 / 3).window, sellers, 4)
-    return next(w for w in widths if failure_probability(sellers, colluders, w) <= failure)
 
 
 def extra_noise(records: int, parameters: int, sigma: float) -> float:
@@ -80,12 +72,9 @@ STATED: list[tuple[str, str, Callable[[], float]]] = [
         "lowers the noise that ε = 2.5 needs by a factor of {:.2f}",
         lambda: noise_multiplier(2.5) / noise_multiplier(2.5, sampling_rate=0.25),
     ),
-    (SUMS, "W is {:.0f} of 100 sellers", lambda: neighbourhood(100, 2 / 3).window),
-    (SUMS, "of 100 sellers, {:.0f} of 1,000, 171", lambda: neighbourhood(1000, 2 / 3).window),
-    (SUMS, "115 of 1,000, {:.0f} of a million", lambda: neighbourhood(1_000_000, 2 / 3).window),
-    (SUMS, "would have to be {:.0f} of 1,000 sellers and 263", lambda: window_for(2.0**-80, 1000)),
-    (SUMS, "187 of 1,000 sellers and {:.0f} of a million", lambda: window_for(2.0**-80, 1_000_000)),
-    (SUMS, "({:.0f} for ρ = 0.7)", lambda: neighbourhood(1_000_000, 2 / 3).sample),
+    (SUMS, "`DEFAULT_COHORT` = {:.0f} sellers", lambda: DEFAULT_COHORT),
+    (SUMS, "of 100 sellers h = 67, c = {:.0f}, T = 84", lambda: colluders_allowed(100, 2 / 3)),
+    (SUMS, "c = 17, T = {:.0f}; of 7", lambda: survivors_needed(100, 2 / 3)),
     (BITS, "add e = {:.2%} to the sensitivity", lambda: sum_inflation(600)),
     (BITS, "the dithered grid {:.2%}.", lambda: rounded_sensitivity(TWO_DIGITS, 10**5) / TWO_DIGITS - 1),
     (BITS, "So the noise is {:.2%} more than σ·C", lambda: extra_noise(600, 10**5, 1.0)),

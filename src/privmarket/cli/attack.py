@@ -14,6 +14,7 @@ from privmarket.files import check_writable
 from privmarket.lazy import late
 from privmarket.plans import AttackPlan
 from privmarket.privacy.words import rounded_up_percent
+from privmarket.tasks import SOURCE_OPTIONS, TaskSource
 
 if TYPE_CHECKING:
     from privmarket.federated import attack_suite
@@ -26,11 +27,13 @@ else:
 
 @takes_settings(
     AttackPlan,
-    *("dataset", "epsilon", "delta", "model", "records", "sampling_rate", "steps", "trials", "canaries", "targets"),
+    *("dataset", "epsilon", "delta", "records", "sampling_rate", "steps", "trials", "canaries", "targets"),
     *("rounds", "noise_share", "confidence", "seed"),
 )
+@takes_settings(TaskSource, *SOURCE_OPTIONS, into="source")
 def attack(
     settings: dict[str, Any],
+    source: dict[str, Any],
     kind: Annotated[
         list[str] | None, typer.Option("--attack", help="canary, one-run or membership; all unless given.")
     ] = None,
@@ -51,8 +54,14 @@ def attack(
       privmarket attack --dataset mnist --attack canary --trials 5000 --json
     """
     check_writable(plot, "--plot")
+    given = TaskSource(**source)
+    task = given.load() if given.is_given else None
+    if task is None:
+        given.require_none_of_a_table()
+        settings = settings | {"model": given.model}
     plan = AttackPlan(**settings)
-    results = attack_suite.attack_client(plan, list(dict.fromkeys(kind or attack_suite.ATTACKS)), note)
+    kinds = list(dict.fromkeys(kind or attack_suite.ATTACKS))
+    results = attack_suite.attack_client(plan, kinds, note, task=task)
     if plot is not None:
         _draw(results, plot)
         note(f"written: {plot}")

@@ -34,7 +34,14 @@ COMMANDS = {
         "federate:federate",
         "Run a federated training in which clients sell ε: auction, private training, aggregation, settlement.",
     ),
-    "plan": ("plan:plan", "Say what a model will cost: money → accuracy, largest lifetime ε, pay per client."),
+    "plan": (
+        "plan:plan",
+        "Say what a model will cost, and what it adds to your own records: money → score, lifetime ε, pay.",
+    ),
+    "predict": (
+        "predict:predict",
+        "Apply a model that `privmarket federate --model-out` wrote to new rows of a table.",
+    ),
     "equilibrium": (
         "equilibrium:equilibrium",
         "Solve the game in which clients sell a limited budget over many rounds and look ahead.",
@@ -49,7 +56,7 @@ COMMANDS = {
     "example": ("examples:example", "Copy an example project to start from: a Flower app, a rule of your own."),
     "serve": ("serve:serve", "Run the market as a service: API, dashboard, ledger and wallets in one process."),
     "witness": ("witness:witness", "Keep the heads of a broker's log and check that each continues the last."),
-    "data": ("data:app", "Fetch data sets and verify them."),
+    "data": ("data:app", "Fetch data sets and verify them; draft the schema of your own table."),
     "seller": ("seller:app", "For sellers: write a policy, check it, and read what was sold."),
     "broker": ("broker_admin:app", "Look after a broker: verify, back up, restore, erase names, new token."),
     "flower": ("flower:app", "The market on Flower: run an app, rehearse a deployment."),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict, fields
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
 from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,7 +18,6 @@ from privmarket.cli.attack import show_attacks
 from privmarket.cli.live import Curve, LiveView, Watch
 from privmarket.cli.options import (
     Json,
-    OwnRecordsOption,
     note,
     parse_settings,
     print_json,
@@ -28,18 +27,22 @@ from privmarket.cli.options import (
 from privmarket.counted import counted
 from privmarket.errors import ConfigurationError, UnknownNameError
 from privmarket.extras import require
-from privmarket.federated.clients import client_place
-from privmarket.federated.config import FederationConfig, Training
+from privmarket.federated.config import DATASETS, FederationConfig, Training
 from privmarket.files import check_writable, write_atomically
 from privmarket.lazy import late
 from privmarket.market.facts import MarketFacts
 from privmarket.market.scenarios import scenario
 from privmarket.mechanisms import resolve, why_nothing_sold
 from privmarket.privacy.words import SIMULATED_WARNING, rounded_down_percent, rounded_up_percent
+from privmarket.tasks import SOURCE_OPTIONS, TaskSource
 
 if TYPE_CHECKING:
-    from privmarket.federated import attack_suite, simulation
+    from privmarket import tasks as builtin
+    from privmarket.federated import _tuning as tuning
+    from privmarket.federated import attack_suite, entry_point, simulation
+    from privmarket.federated import clients as clients_of
     from privmarket.federated import summary as summaries
+    from privmarket.federated.clients import AskedPrices
     from privmarket.federated.privacy_attacks import AttackResult
     from privmarket.federated.state import RunResult
     from privmarket.federated.summary import ClientRow, RunSummary
@@ -49,12 +52,17 @@ if TYPE_CHECKING:
     from privmarket.reports import verdict as verdicts
     from privmarket.reports.own_records import OwnRecords
     from privmarket.rounds import RoundRecord
+    from privmarket.tasks import Score, Task
 else:
     attack_suite = late("privmarket.federated.attack_suite")
     simulation = late("privmarket.federated.simulation")
     summaries = late("privmarket.federated.summary")
     federated_report = late("privmarket.reports.federated_report")
     baselines = late("privmarket.reports.own_records")
+    builtin = late("privmarket.tasks")
+    entry_point = late("privmarket.federated.entry_point")
+    tuning = late("privmarket.federated._tuning")
+    clients_of = late("privmarket.federated.clients")
     verdicts = late("privmarket.reports.verdict")
 
 _ATTACK = 9  # keeps the attacker's random numbers apart from the run's
@@ -81,8 +89,10 @@ _Checkpoint = Annotated[Path | None, typer.Option(help="File to save to every fe
     *("heterogeneity", "trust", "honest_share", "dropout", "scenario", "types", "delta", "wallet"),
     *("wallet_policy", "evaluate_every", "seed", "sizes", "valuations", "valuation_weights", "strategy"),
 )
+@takes_settings(TaskSource, *SOURCE_OPTIONS, into="source")
 def federate(
     settings: dict[str, Any],
+    source: dict[str, Any],
     mechanism_set: _MechanismSet = None,
     literal: Annotated[bool, typer.Option("--literal", help="Paper-literal: noise on the weights.")] = False,
     no_dp: Annotated[bool, typer.Option("--no-dp", help="Plain FedAvg with everyone, for free.")] = False,
@@ -92,15 +102,21 @@ def federate(
     save: Annotated[Path | None, typer.Option(help="Also write a short result file (JSON) here.")] = None,
     report: Annotated[Path | None, typer.Option(help="Also write an HTML report here.")] = None,
     attack: _Attack = False,
-    own_records: OwnRecordsOption = None,
+    model_out: Annotated[
+        Path | None, typer.Option(help="Also write the model here (.safetensors, and a JSON card beside it).")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="Also draw the score over money (.png, .svg, .pdf).")] = None,
     checkpoint: _Checkpoint = None,
     watch: Watch = None,
     json: Json = False,
 ) -> None:
     """Run a federated training in which clients sell ε: auction, private training, aggregation, settlement.
 
-    Every update carries the noise that makes the client's sale (ε, δ) true for each of its records. A run that
-    was killed goes on from its checkpoint and gives the identical result.
+    It learns from your own table (--data), your own task (--task) or a built-in data set (--dataset). Your own
+    records
+    (--public) train the model that the market starts from and choose the settings, and what they give alone is said
+    first. Every update carries the noise that makes the client's sale (ε, δ) true for each of its records. A
+    run that was killed goes on from its checkpoint and gives the identical result.
 
     [bold]Examples[/bold]
 
@@ -113,37 +129,163 @@ def federate(
       privmarket federate --dataset digits --clients 20 --budget 10 --strategy learning --sizes dirichlet
 
       privmarket federate --dataset mnist --trust aggregate --mechanism ration --rounds 20 --budget 15
+
+      privmarket federate --data strikes.csv --schema strikes.toml --public-share 0.02 --trust aggregate --wallet 1
     """
-    mode, of_rule = _mode(literal, no_dp, no_noise), parse_settings(mechanism_set)
-    config = with_training(FederationConfig(**settings, mechanism_settings=of_rule, mode=mode), training)
     if workers < 1:
         raise ConfigurationError(f"--workers is {workers}", "give at least 1 process")
-    for option, path in {"save": save, "report": report, "checkpoint": checkpoint, "watch": watch}.items():
+    outputs = {
+        "save": save,
+        "report": report,
+        "checkpoint": checkpoint,
+        "watch": watch,
+        "model-out": model_out,
+        "plot": plot,
+    }
+    for option, path in outputs.items():
         check_writable(path, f"--{option}")
+    if model_out is not None and model_out.suffix != ".safetensors":
+        raise ConfigurationError(f"--model-out {model_out}", "let its name end in .safetensors")
+    if plot is not None:
+        require("matplotlib", "plots")
     require("torch", "federated")
-    own = None if own_records is None else baselines.own_records_of(config, own_records)
-    with LiveRounds(config, watch) as live:
-        result = simulation.run(config, workers=workers, checkpoint=checkpoint, on_round=live.show_round)
+    mode = _mode(literal, no_dp, no_noise)
+    of_rule = parse_settings(mechanism_set)
+    run = prepared(settings | {"mechanism_settings": of_rule, "mode": mode}, TaskSource(**source), training)
+    config = run.config
+    if run.task is not None:
+        for line in (*run.task.describe(), *run.task.warnings):
+            note(line)
+        note("choosing the server's rate, the clip norm and the averaging on your own records …")
+        tuned = tuning.tuned_settings(config, run.task, run.asked, fixed=tuple(parse_settings(training)))
+        if tuned is None:
+            note("no public records to choose settings on: documented defaults are used")
+        else:
+            config = replace(config, training=tuned.rehearsal.training)
+    own_model = None if run.task is None or tuned is None else tuned.own_model
+    label = None if run.task is None else run.task.score
+    with LiveRounds(config, watch, score=label) as live:
+        result = simulation.run(
+            config,
+            task=run.task,
+            asked=run.asked,
+            own_model=own_model,
+            workers=workers,
+            checkpoint=checkpoint,
+            on_round=live.show_round,
+        )
     summary = summaries.summarise(result)
+    own = baselines.OwnRecords.of(result)
     attacks = _attacked(result) if attack else []
-    if report is not None:
-        _write_report(report, result, attacks, own)
-    if save is not None:
-        write_atomically(save, dumps(summaries.brief(result, _command()), indent=1, ensure_ascii=False) + "\n")
+    # A picture or a page that fails costs neither the table nor the JSON.
+    failures = _written(result, attacks, own, report=report, save=save, model_out=model_out, plot=plot)
     if json:
-        free = None if own is None else asdict(own)
-        print_json({**summary, "own_records": free, "attacks": [one.to_json() for one in attacks]})
+        print_json({**summary, "attacks": [one.to_json() for one in attacks]})
     else:
         _show(result, summary, attacks, own)
+    for failure in failures:
+        note(f"warning: {failure}")
+    if failures:
+        raise typer.Exit(1)
+
+
+def _written(
+    result: RunResult,
+    attacks: list[AttackResult],
+    own: OwnRecords | None,
+    *,
+    report: Path | None,
+    save: Path | None,
+    model_out: Path | None,
+    plot: Path | None,
+) -> list[str]:
+    """Writes what was asked for; returns what could not be written, and why."""
+    failures = []
+    jobs: list[tuple[Path | None, Callable[[Path], object]]] = [
+        (model_out, result.save_model),
+        (save, lambda path: _save(path, result)),
+        (report, lambda path: _write_report(path, result, attacks, own)),
+        (plot, result.plot),
+    ]
+    for path, job in jobs:
+        if path is None:
+            continue
+        try:
+            job(path)
+            note(f"written: {path}")
+        except Exception as error:  # whatever went wrong there, the run itself is done and must be shown
+            failures.append(f"{path} could not be written: {type(error).__name__}: {error}")
+    return failures
+
+
+def _save(path: Path, result: RunResult) -> None:
+    write_atomically(path, dumps(summaries.brief(result, _command()), indent=1, ensure_ascii=False) + "\n")
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """A run as the command line describes it: its configuration, and a task unless a built-in set is meant."""
+
+    config: FederationConfig
+    task: Task | None
+    asked: AskedPrices | None
+
+
+def prepared(settings: dict[str, Any], source: TaskSource, training: list[str] | None) -> Prepared:
+    """The configuration and the task that the options describe."""
+    asked = None if source.bids is None else clients_of.AskedPrices.read(source.bids)
+    if asked is not None:
+        settings = settings | {"bids": asked.digest(), "scenario": str(source.bids)}
+    dataset = str(settings["dataset"])
+    task = None
+    if source.is_given:
+        task = source.load()
+    else:
+        source.require_none_of_a_table()
+        if dataset not in DATASETS:
+            task = _named_task(dataset, settings, source)
+    if task is None:
+        if source.public is not None:
+            settings = settings | {"public": _count(source.public)}
+        if source.score is not None or source.model is not None:
+            option = "--score" if source.score is not None else "--model"
+            raise ConfigurationError(f"{option} with --dataset {dataset}", "use --set model=… or your own --data")
+        config = with_training(FederationConfig(**settings), training)
+        return Prepared(config, None, asked)
+    rest = {name: value for name, value in settings.items() if name not in _OF_DATASETS}
+    if rest["mechanism"] == FederationConfig.mechanism and rest["trust"] == "aggregate":
+        rest["mechanism"] = "graded-ration"
+    config = FederationConfig(**entry_point.settings_of(task, {}), **rest)
+    return Prepared(with_training(config, training), task, asked)
+
+
+_OF_DATASETS = ("dataset", "clients", "alpha", "sizes", "public", "measured_on")
+
+
+def _named_task(name: str, settings: dict[str, Any], source: TaskSource) -> Task:
+    """A built-in task that is not one of the paper's picture sets."""
+    public = None if source.public is None else _count(source.public)
+    seed = int(settings.get("seed", 0))
+    return builtin.task(name, public=public, model=source.model, score=source.score, seed=seed)
+
+
+def _count(text: str) -> int:
+    """A number of kept-back records."""
+    if not text.isdigit():
+        raise ConfigurationError(
+            f"--public {text} with --dataset", "give how many of the kept-back records are yours"
+        )
+    return int(text)
 
 
 def _show(result: RunResult, summary: RunSummary, attacks: list[AttackResult], own: OwnRecords | None) -> None:
     """The run for people: tables, the verdict in words, and what to beware of."""
     config = result.config
     promised = verdicts.worst_promise(result)
-    print_table(_totals_table(config, summary, promised))
-    print_table(clients_table(summary["clients"]))
-    print(verdicts.verdict({"": result}, own=own))
+    print_table(_totals_table(result, summary, promised))
+    print_table(clients_table(summary["clients"], names=result.task.clients))
+    if result.scores is not None:
+        print(verdicts.verdict({"": result}, own=own))
     if config.privacy.is_private:
         print(verdicts.strength_sentence(promised, verdicts.worst_promise_alone(result)))
     if attacks:
@@ -155,12 +297,13 @@ def _show(result: RunResult, summary: RunSummary, attacks: list[AttackResult], o
     if result.spent == 0 and config.privacy.holds_auctions:
         note(f"note: {_why_nothing_sold(result)}")
     for number, dropped in summary["dropped"].items():
-        note(f"round {number}: dropped, unpaid: " + ", ".join(f"client {c} ({why})" for c, why in dropped.items()))
+        note(f"round {number}: dropped, unpaid: " + ", ".join(f"{c} ({why})" for c, why in dropped.items()))
 
 
 def _why_nothing_sold(result: RunResult) -> str:
     config = result.config
-    facts = MarketFacts.of(scenario(config.scenario))
+    law = scenario(result.types if config.bids else config.scenario)
+    facts = MarketFacts.of(law)
     rule = resolve(config.mechanism, market=facts, **config.mechanism_settings)
     return why_nothing_sold(rule, result.types, config.budget_per_round)
 
@@ -173,13 +316,12 @@ def _attacked(result: RunResult) -> list[AttackResult]:
 def _write_report(path: Path, result: RunResult, attacks: list[AttackResult], own: OwnRecords | None) -> None:
     label = f"{result.config.dataset}, {result.config.mode}"
     federated_report.write_report(path, {label: result}, command=_command(), attacks=attacks, own=own)
-    note(f"report: {path}")
 
 
 def _command() -> str:
     """What was typed, without what does not change the result."""
     words = sys.argv[1:]
-    for option in ("--save", "--report", "--checkpoint", "--workers", "--watch"):
+    for option in ("--save", "--report", "--checkpoint", "--workers", "--watch", "--model-out", "--plot"):
         if option in words:
             at = words.index(option)
             words = words[:at] + words[at + 2 :]
@@ -204,14 +346,28 @@ def with_training(config: FederationConfig, pairs: list[str] | None) -> Federati
 
 
 class LiveRounds(LiveView):
-    """The live view of a federated run: accuracy, pay, sellers, and who earned most so far."""
+    """The live view of a federated run: score, pay, sellers, and who earned most so far.
 
-    def __init__(self, config: FederationConfig, page: Path | None = None, names: Sequence[str] = ()) -> None:
-        self._names, self._money = names, config.money_in_all
+    Args:
+        names: what to call clients that have numbers.
+        score: what is measured, where it is not accuracy.
+    """
+
+    def __init__(
+        self,
+        config: FederationConfig,
+        page: Path | None = None,
+        names: Sequence[str] = (),
+        score: Score | None = None,
+    ) -> None:
+        self._names = names
+        self._money = config.money_in_all
+        self._owners = bool(config.task)
+        self._score = "accuracy" if score is None else score.heading
         self._earned: Counter[str] = Counter()
         self._dropped = 0
         curves = (
-            Curve("accuracy", lambda value: f"{value:.1%}"),
+            Curve(self._score, (lambda value: f"{value:.1%}") if score is None else score.format),
             Curve("sellers", lambda value: f"{value:.0f}"),
             Curve("paid in the round", lambda value: f"{value:,.2f}"),
             Curve("largest ε sold in the round", lambda value: f"{value:.2f}"),
@@ -231,7 +387,7 @@ class LiveRounds(LiveView):
         facts |= {"earned most": best} if best else {}
         facts |= {"dropped, unpaid": str(self._dropped)} if self._dropped else {}
         figures = {
-            "accuracy": record.accuracy,
+            self._score: record.accuracy,
             "sellers": record.sellers,
             "paid in the round": record.spent_micro / 1e6,
             "largest ε sold in the round": max(record.sold_epsilon.values(), default=0.0),
@@ -239,18 +395,30 @@ class LiveRounds(LiveView):
         self.show(record.number + 1, figures, facts)
 
     def _name(self, client: str) -> str:
-        return self._names[client_place(client)] if self._names else f"client {client}"
+        if self._names:
+            return self._names[int(client)]
+        return client if self._owners else f"client {client}"
 
 
-def _totals_table(config: FederationConfig, summary: RunSummary, promised: Promise | None) -> Table:
+def _totals_table(result: RunResult, summary: RunSummary, promised: Promise | None) -> Table:
+    config = result.config
+    skew = "" if config.task else f"α = {config.alpha:g}, "
     title = (
-        f"{config.dataset}, {counted(config.clients, 'client')}, α = {config.alpha:g}, {config.mechanism}, "
+        f"{config.dataset}, {counted(config.clients, 'client')}, {skew}{config.mechanism}, "
         f"{config.mode}, seed {config.seed}"
     )
     table = Table(title=title, show_header=False)
     table.add_column("figure")
     table.add_column("value", justify="right")
-    table.add_row("test accuracy", f"{summary['accuracy']:.2%}")
+    score = result.task.score
+    if result.own_records is not None and result.score_before is not None:
+        had = counted(result.own_records.records, "record")
+        table.add_row(
+            f"{score.heading} of your own {had} alone ({result.own_records.best})",
+            score.format(result.score_before),
+        )
+    after = "no test records" if result.scores is None else score.format(result.score)
+    table.add_row(f"test {score.heading}", after)
     table.add_row("rounds", f"{config.rounds}")
     table.add_row("paid in all", f"{summary['spent']:,.2f}")
     table.add_row("sellers per round", f"{summary['sellers_per_round']:.1f}")

@@ -18,14 +18,6 @@ from privmarket.errors import ConfigurationError
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of a table.")]
 Seed = Annotated[int, typer.Option(help="Seed of everything that is drawn by chance.", min=0)]
 Budget = Annotated[float, typer.Option(help="Money that may be spent in one round.")]
-OwnRecordsOption = Annotated[
-    int | None,
-    typer.Option(
-        "--own-records",
-        min=5,
-        help="Also say what so many records of your own would give alone; drawn from those that no client holds.",
-    ),
-]
 SCHEMA_VERSION = 1
 """Of every JSON document that a command prints; raised when a field changes its meaning or goes away."""
 
@@ -50,10 +42,12 @@ def broker_address(url: str) -> str:
     return url
 
 
-def takes_settings(record: type, *names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def takes_settings(
+    record: type, *names: str, into: str = "settings"
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Gives a command one option per named field of a settings record, with the field's type, default and help.
 
-    The command is called with what was typed as one dictionary, its argument `settings`.
+    The command is called with what was typed as one dictionary, its argument `into`.
     """
     hints, declared = get_type_hints(record), {one.name: one for one in fields(record)}
     options = [
@@ -67,11 +61,12 @@ def takes_settings(record: type, *names: str) -> Callable[[Callable[..., None]],
     ]
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        own = [p for p in signature(command, eval_str=True).parameters.values() if p.name != "settings"]
+        own = [p for p in signature(command, eval_str=True).parameters.values() if p.name != into]
         every = [*options, *(p.replace(kind=Parameter.KEYWORD_ONLY) for p in own)]
 
         def run(**given: object) -> None:
-            command(settings={name: given.pop(name) for name in names}, **given)
+            given[into] = {name: given.pop(name) for name in names}
+            command(**given)
 
         run.__name__, run.__doc__, run.__module__ = command.__name__, command.__doc__, command.__module__
         run.__signature__ = Signature(every)  # type: ignore[attr-defined]

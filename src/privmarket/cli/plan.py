@@ -1,10 +1,10 @@
-"""`privmarket plan`: what a model will cost before anyone is paid."""
+"""`privmarket plan`: what a model will cost before anyone is paid, and what it adds to what the buyer has."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -13,36 +13,33 @@ import typer
 from click.core import ParameterSource
 from rich.table import Table
 
-from privmarket.cli.federate import with_training
-from privmarket.cli.options import Json, OwnRecordsOption, note, print_json, print_table, takes_settings
+from privmarket.cli.federate import prepared
+from privmarket.cli.options import Json, note, parse_settings, print_json, print_table, takes_settings
 from privmarket.cli.progress import ProgressBar
 from privmarket.counted import counted
 from privmarket.errors import ConfigurationError
-from privmarket.federated.config import FederationConfig, recommended_training
+from privmarket.extras import require
+from privmarket.federated.config import DATASETS, FederationConfig, recommended_training
 from privmarket.files import check_writable
 from privmarket.lazy import late
 from privmarket.reports.plan_figure import amount, check_plot, write_plan
+from privmarket.tasks import SOURCE_OPTIONS, TaskSource
 
 if TYPE_CHECKING:
-    from privmarket.federated import plan_choices, plan_runs, planning
+    from privmarket import tasks as builtin
+    from privmarket.federated import plan_choices, planning
     from privmarket.federated.plan_choices import Options
     from privmarket.federated.planning import Plan, Planner, Point
-    from privmarket.reports import own_records as baselines
-    from privmarket.reports import verdict as verdicts
+    from privmarket.tasks import _builtin as builtin_tasks
 else:
+    builtin = late("privmarket.tasks")
     plan_choices = late("privmarket.federated.plan_choices")
-    plan_runs = late("privmarket.federated.plan_runs")
     planning = late("privmarket.federated.planning")
-    baselines = late("privmarket.reports.own_records")
-    verdicts = late("privmarket.reports.verdict")
+    builtin_tasks = late("privmarket.tasks._builtin")
 
 Number = TypeVar("Number", int, float)
 
 
-_Proxy = Annotated[
-    Path | None,
-    typer.Option(help="Public records to plan on (.npz: images, labels) in place of --dataset's own."),
-]
 _Money = Annotated[
     str | None,
     typer.Option(
@@ -51,24 +48,22 @@ _Money = Annotated[
 ]
 _Training = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="NAME=VALUE", help="A training setting, e.g. --set model=logistic."),
+    typer.Option("--set", metavar="NAME=VALUE", help="A training setting that the plan keeps, e.g. clip_norm=1."),
 ]
-_Plot = Annotated[
-    Path | None, typer.Option(help="Also draw money → accuracy, ε and pay (.png, .svg, .pdf or .html).")
-]
+_Plot = Annotated[Path | None, typer.Option(help="Also draw money → score, ε and pay (.png, .svg, .pdf or .html).")]
 
 
 @takes_settings(
     FederationConfig, "dataset", "clients", "alpha", "scenario", "trust", "honest_share", "wallet", "delta"
 )
+@takes_settings(TaskSource, *SOURCE_OPTIONS, into="source")
 def plan(
     settings: dict[str, Any],
-    proxy: _Proxy = None,
-    target: Annotated[float | None, typer.Option(help="Find the least money for this accuracy, e.g. 0.95.")] = None,
+    source: dict[str, Any],
+    target: Annotated[float | None, typer.Option(help="Find the least money for this score, e.g. 0.95.")] = None,
     total: Annotated[float | None, typer.Option(help="Plan for this much money in all.")] = None,
     money: _Money = None,
     rounds: Annotated[str | None, typer.Option(help="Numbers of rounds to try, e.g. 10,30,90.")] = None,
-    own_records: OwnRecordsOption = None,
     effort: Annotated[str, typer.Option(help="quick, normal or full: how many settings and seeds.")] = "normal",
     training: _Training = None,
     workers: Annotated[int, typer.Option(help="Processes; the plan does not depend on it.", min=1)] = 1,
@@ -76,65 +71,82 @@ def plan(
     plot: _Plot = None,
     json: Json = False,
 ) -> None:
-    """Say what a model will cost: money → accuracy, largest lifetime ε, pay per client.
+    """Say what a model will cost, and what it adds to your own records: money → score, lifetime ε, pay.
 
-    Runs the whole market and training on the data set or a public stand-in, spends nobody's money, and picks
-    rounds, budget a round, rule, price and server rate. Settings are chosen on validation records with seeds of
-    their own; figures come from other seeds and test records. Ends with exit code 1 if no run reaches the target,
-    and says what was tried.
+    Rounds, budget a round, rule, price, server rate and clip norm are chosen by rehearsals on your own records
+    (--public) alone. The figures come from whole runs of the market with other seeds, measured on test records.
+    Spends nobody's money. Says "buy nothing" where buying does not pay. Ends with exit code 1 if no run reaches
+    the target, and says what was tried.
 
     [bold]Examples[/bold]
 
-      privmarket plan --dataset digits --clients 20 --trust aggregate --target 0.85 --effort quick --own-records 40
+      privmarket plan --dataset digits --clients 20 --trust aggregate --target 0.85 --effort quick --public 40
 
-      privmarket plan --dataset mnist --alpha 0.1 --target 0.94 --workers 2 --plot plan.png
+      privmarket plan --data strikes.csv --schema strikes.toml --public-share 0.02 --trust aggregate --plot plan.png
 
-      privmarket plan --dataset mnist --proxy public.npz --scenario past-bids.csv --total 500 --wallet 3 --json
+      privmarket plan --dataset mnist --alpha 0.1 --public 600 --bids past-bids.csv --total 500 --wallet 3 --json
     """
     if target is not None and total is not None:
         raise ConfigurationError("--target and --total exclude each other", "give one of them")
-    if target is not None and not 0 < target < 1:
-        raise ConfigurationError(f"--target is {target:g}", "give a share between 0 and 1, e.g. 0.95")
     options = _options(effort, rounds)
-    # What is recommended for a sum learns most for little money under local trust, too.
-    usual = recommended_training(settings["dataset"], "aggregate")
-    base = with_training(FederationConfig(**settings, training=usual), training)
-    totals = planning.checked_totals(_totals(money, total, base))
     check_writable(folder / "a-run.json", "--folder")
-    stand_in = None if proxy is None else plan_runs.PublicProxy.at(proxy)
-    if stand_in is not None:
-        plan_runs.check_proxy(stand_in.load("test"), base.dataset)
     if plot is not None:
         check_plot(plot)
         check_writable(plot, "--plot")
-    own = None
-    if own_records is not None:
-        kept, test = (plan_runs.records_of(base, stand_in, part) for part in ("validation", "test"))
-        own = baselines.measure_own_records(kept, test, own_records, seed=base.seed)
-    planner = planning.Planner(base, folder, options, proxy=stand_in, workers=workers)
+    require("torch", "federated")
+    given = TaskSource(**source)
+    settings = settings | {"mechanism": FederationConfig.mechanism}
+    if not given.is_given and settings["dataset"] in DATASETS:
+        if given.public is None:
+            # As many as a client holds, so that there is something to choose settings on.
+            given = replace(given, public=str(_usual_public(settings)))
+        # What is recommended for a sum learns most for little money under local trust, too.
+        settings["training"] = recommended_training(settings["dataset"], "aggregate")
+    run = prepared(settings, given, training)
+    base = run.config
+    totals = planning.checked_totals(_totals(money, total, base))
+    planner = planning.Planner(
+        base,
+        folder,
+        options,
+        task=run.task,
+        asked=run.asked,
+        workers=workers,
+        fixed=tuple(parse_settings(training)),
+    )
+    if target is not None:
+        planner.check_target(target)
+    for line in (*planner.task.describe(), *planner.task.warnings) if run.task is not None else ():
+        note(line)
+    if not planner.rehearses:
+        note("no public records to choose settings on: documented defaults are used")
     with ProgressBar("planning", _expected(planner, totals, target is not None)) as bar:
         planner.on_cell = bar.advance
         made = planner.for_target(target, totals) if target is not None else planner.for_totals(totals)
         bar.finish()
+    if json:
+        print_json(made.to_json())
+    else:
+        print(_first_line(made))
+        print_table(_table(made))
+        for line in _advice(made, effort, given):
+            print(line)
     if plot is not None:
         note(f"plot: {write_plan(made, plot)}")
-    if json:
-        print_json({**made.to_json(), "own_records": None if own is None else asdict(own)})
-    else:
-        if own is not None:
-            print(verdicts.own_records_sentence(own))
-        print_table(_table(made))
-        for line in _advice(made, effort):
-            print(line)
-        if own is None:
-            note("What do your own records give for nothing? Add --own-records and how many you have.")
     if not made.reached:
         raise typer.Exit(1)
 
 
+def _usual_public(settings: Mapping[str, Any]) -> int:
+    """How many kept-back records the buyer of a built-in picture set has unless told: as many as a client holds."""
+    made = builtin.task(settings["dataset"], clients=settings["clients"], alpha=settings["alpha"], features="none")
+    return 0 if made.public is None else len(made.public)
+
+
 def _expected(planner: Planner, totals: list[float], target: bool) -> int:
-    trust = planner.base.trust
-    return plan_choices.expected_cells(planner.options, len(totals), len(planner.rules), trust, target=target)
+    return plan_choices.expected_cells(
+        planner.options, len(totals), len(planner.rules), rehearses=planner.rehearses, target=target
+    )
 
 
 def _totals(money: str | None, total: float | None, base: FederationConfig) -> list[float]:
@@ -161,15 +173,17 @@ def _options(effort: str, rounds: str | None) -> Options:
 
 def _table(made: Plan) -> Table:
     base = made.base
+    skew = "" if base.task else f"α = {base.alpha:g}, "
     title = (
-        f"{base.dataset}, {counted(base.clients, 'client')}, α = {base.alpha:g}, law {base.scenario}, "
+        f"{base.dataset}, {counted(base.clients, 'client')}, {skew}asks from {base.scenario}, "
         f"{base.trust} trust, {counted(made.cells, 'run')}"
-        + ("" if made.heterogeneity is None else f", H = {made.heterogeneity:g} measured")
+        + ("" if made.heterogeneity is None else f", H = {made.heterogeneity:g} in rehearsals")
     )
     table = Table(title=title)
     columns = (
         "money",
-        "accuracy",
+        made.score.heading,
+        "gain",
         "lowest–highest",
         "lifetime ε ≤",
         "pay/client",
@@ -185,8 +199,11 @@ def _table(made: Plan) -> Table:
         chosen = "bold" if point is made.chosen else ""
         table.add_row(
             amount(point.total),
-            _with_deviation(point),
-            f"{point.lowest:.2%}–{point.highest:.2%}" if point.seeds > 1 else "one seed",
+            _with_deviation(made, point),
+            "–" if point.gain is None else _signed(made, point.gain),
+            f"{made.score.format(point.lowest)}–{made.score.format(point.highest)}"
+            if point.seeds > 1
+            else "one seed",
             f"{point.lifetime_epsilon:.3g}",
             f"{point.pay_per_client:,.2f}",
             f"{point.highest_pay:,.2f}",
@@ -199,59 +216,91 @@ def _table(made: Plan) -> Table:
     return table
 
 
-def _with_deviation(point: Point) -> str:
-    return f"{point.accuracy:.2%}" + (f" ± {point.deviation:.2%}" if point.seeds > 1 else "")
+def _with_deviation(made: Plan, point: Point) -> str:
+    return made.score.format(point.score) + (f" ± {_size(made, point.deviation)}" if point.seeds > 1 else "")
 
 
-def _advice(made: Plan, effort: str) -> list[str]:
+def _size(made: Plan, value: float) -> str:
+    """A difference of scores: in points for shares of records, else as a number."""
+    return f"{100 * value:.2f} points" if _is_share(made) else f"{value:.3g}"
+
+
+def _signed(made: Plan, gain: float) -> str:
+    return f"{100 * gain:+.2f} points" if _is_share(made) else f"{gain:+.3g}"
+
+
+def _is_share(made: Plan) -> bool:
+    return made.score.name in ("accuracy", "balanced-accuracy")
+
+
+def _first_line(made: Plan) -> str:
+    """What the buyer has, before anything is bought."""
+    if made.score_before is None:
+        return "You hold no records of your own: what they would give for nothing is not known (--public)."
+    had = counted(made.own_records, "record")
+    return f"Your own {had} alone: {made.score.heading} {made.score.format(made.score_before)}, for nothing."
+
+
+def _advice(made: Plan, effort: str, source: TaskSource) -> list[str]:
     """Lines that say what to do with the plan."""
+    had = made.score_before
+    if made.target is not None and had is not None and made.score.gain(made.target, had) >= 0:
+        return [f"Buy nothing: your own records reach {made.score.format(made.target)} already."]
     if made.target is not None and made.chosen is None:
         return _not_reached(made, made.target, effort)
+    if not made.worth_buying:
+        most = max(made.points, key=lambda point: point.total)
+        return [
+            f"Buy nothing: of {counted(len(made.points), 'total')} up to {amount(most.total)} none gave a better "
+            f"{made.score.heading} than your own records, beyond what chance explains."
+        ]
     if made.chosen is None:
-        return []
-    point = made.chosen
+        best = max(made.points, key=lambda point: point.gain if point.gain is not None else 0.0)
+        return [] if best.gain is None else [_said(made, best), _command(made.base, best, source)]
+    return [_said(made, made.chosen), _command(made.base, made.chosen, source)]
+
+
+def _said(made: Plan, point: Point) -> str:
+    """What one total buys, in a sentence."""
     largest = f"nobody's lifetime ε above {point.lifetime_epsilon:.3g} at δ = {made.base.delta:g}"
     if point.epsilon_if_others_collude is not None:
         largest += (
             f" if {made.base.honest_share:.1%} of each round's sellers are honest and present, above "
             f"{point.epsilon_if_others_collude:.3g} if all others collude"
         )
-    return [
-        f"For {amount(point.total)}: {_with_deviation(point)} over {counted(point.seeds, 'seed')}; {largest}.",
-        _command(made.base, point),
-    ]
+    gained = "" if point.gain is None else f" ({_signed(made, point.gain)} over your own records)"
+    return (
+        f"For {amount(point.total)}: {_with_deviation(made, point)}{gained} over {counted(point.seeds, 'seed')}; "
+        f"{largest}."
+    )
 
 
 def _not_reached(made: Plan, target: float, effort: str) -> list[str]:
     """What was tried for a target that no run reached, nothing about what was not, and the next command."""
     tried = made.tried
-    best = max(made.points, key=lambda point: point.accuracy)
+    best = max(made.points, key=lambda point: made.score.gain(target, point.score))
     dearest = max(made.points, key=lambda point: point.total)
-    largest = dearest.total
-    ceiling = made.ceiling or 0.0
-    changes = {"--rounds": f"{max(tried.rounds)},{3 * max(tried.rounds)}"}
-    settings = f"{counted(best.choice.rounds, 'round')} at a server rate of {best.choice.server_rate:g}"
-    if ceiling < target:
-        meaning = "More money for these very settings is not likely to pass that; other settings may."
-    elif dearest.spent < 0.9 * largest:
-        cap = "" if made.base.wallet is None else f", within a lifetime ε of {made.base.wallet:g}"
+    if dearest.spent < 0.9 * dearest.total:
+        cap = "" if made.base.wallet is None else f" within a lifetime ε of {made.base.wallet:g}"
         meaning = (
-            f"Of the largest total only {amount(dearest.spent)} was spent{cap}: more money is not what is missing "
-            "there; other settings may do."
+            f"Of the largest total only {amount(dearest.spent)} could be spent, because clients do not offer more "
+            f"ε{cap}. More money for these settings will not do; other settings may."
         )
+        changes = {"--rounds": f"{max(tried.rounds)},{3 * max(tried.rounds)}"}
     else:
         meaning = "More money may do, with these settings or others."
-        changes = {"--money": f"{4 * largest:g},{16 * largest:g}"}
+        changes = {"--money": f"{4 * dearest.total:g},{16 * dearest.total:g}"}
     wider = {"quick": "normal", "normal": "full"}.get(effort)
     if wider is not None:
         changes = {"--effort": wider, "--rounds": ""}
     return [
-        f"Not reached: {target:.2%}. The best of what was tried: {_with_deviation(best)} for {amount(best.total)}.",
-        f"Tried: {_listed(tried.rounds)} rounds; server rates {_listed(tried.server_rates)}; "
-        f"{counted(tried.rules, 'rule')}; {counted(len(made.points), 'total')} up to {amount(largest)}. "
-        f"Settings were chosen with {counted(tried.search_seeds, 'seed')}, figures come from "
+        f"Not reached: {made.score.format(target)}. The best of what was tried: {_with_deviation(made, best)} for "
+        f"{amount(best.total)}.",
+        f"Tried: {_listed(tried.rounds)} rounds; {counted(tried.rules, 'rule')}; "
+        f"{counted(len(made.points), 'total')} up to {amount(dearest.total)}. Settings were chosen by "
+        f"{counted(tried.rehearsals, 'rehearsal')} on your own records, figures come from "
         f"{counted(tried.seeds, 'seed')}.",
-        f"With all clients and no noise, {settings} give {ceiling:.2%}. {meaning}",
+        meaning,
         f"Next: {_again(changes)}",
     ]
 
@@ -278,21 +327,35 @@ def _again(changes: Mapping[str, str]) -> str:
     return " ".join(words)
 
 
-def _command(base: FederationConfig, point: Point) -> str:
+def _command(base: FederationConfig, point: Point, source: TaskSource) -> str:
     """The `privmarket federate` command that makes the run of this point."""
-    words = ["privmarket federate", f"--dataset {base.dataset} --clients {base.clients} --alpha {base.alpha:g}"]
-    words += [f"--scenario {base.scenario} --rounds {point.choice.rounds} --budget {point.budget_per_round:.6g}"]
+    words = ["privmarket federate"]
+    if source.is_given:
+        words += source.words()
+    elif base.task:
+        words += [f"--dataset {base.dataset}", *source.words()]
+    else:
+        words += [f"--dataset {base.dataset} --clients {base.clients} --alpha {base.alpha:g}", *source.words()]
+    words += [] if source.bids is not None else [f"--scenario {base.scenario}"]
+    words += [f"--rounds {point.choice.rounds} --budget {point.budget_per_round:.6g}"]
     words += [f"--mechanism {point.choice.rule}"]
     words += [f"--mechanism-set {name}={value}" for name, value in point.choice.settings]
-    words += [f"--set server_rate={point.choice.server_rate:g}", *_training_words(base)]
+    words += _training_words(base, point)
     words += [] if base.trust == "local" else [f"--trust {base.trust} --honest-share {base.honest_share:.6g}"]
     words += [] if base.wallet is None else [f"--wallet {base.wallet:g}"]
     words += [] if base.delta == FederationConfig.delta else [f"--delta {base.delta:g}"]
     return " ".join(words)
 
 
-def _training_words(base: FederationConfig) -> list[str]:
-    """The training's settings that are not what `federate` takes by itself; the rate is the plan's choice."""
-    usual, chosen = recommended_training(base.dataset, base.trust), base.training
-    names = [one.name for one in fields(chosen) if one.name != "server_rate"]
-    return [f"--set {n}={getattr(chosen, n)}" for n in names if getattr(chosen, n) != getattr(usual, n)]
+def _training_words(base: FederationConfig, point: Point) -> list[str]:
+    """The training's settings that are not what `federate` takes by itself."""
+    chosen = point.choice.training(base.training)
+    usual = FederationConfig(dataset=base.dataset, task=base.task, trust=base.trust).training
+    names = [one.name for one in fields(chosen)]
+    # Public records would choose these again; what the plan chose is said.
+    said = ("server_rate", "clip_norm", "averaging") if base.task else ()
+    return [
+        f"--set {name}={getattr(chosen, name)}"
+        for name in names
+        if name in said or getattr(chosen, name) != getattr(usual, name)
+    ]

@@ -20,12 +20,13 @@ from privmarket.privacy.certificate import certify
 from privmarket.privacy.events import from_json
 from privmarket.privacy.policy import SellerPolicy
 from privmarket.privacy.policy_file import TEMPLATE
-from privmarket.privacy.wallet_file import SaleLine, WalletFile
+from privmarket.privacy.wallet_file import PROTECTIONS, Protection, SaleLine, WalletFile
 from privmarket.privacy.words import (
     GROUP_RECORDS,
     ODOMETER_LABEL,
     ODOMETER_NOTE,
     Promise,
+    alone_event,
     lifetime_promise,
     promise,
     rounded_up_percent,
@@ -66,8 +67,16 @@ def check(
     sale = None
     if math.isfinite(found.epsilon_per_sale):
         event = ReleaseFamily(delta=found.delta).event(found.epsilon_per_sale)
-        largest, share = found.epsilon_per_sale, found.honest_share
-        sale = promise([event], found.delta, epsilon=largest, unit=found.unit, trust=trust, honest_share=share)
+        sale = promise(
+            [event],
+            found.delta,
+            epsilon=found.epsilon_per_sale,
+            unit=found.unit,
+            trust=trust,
+            honest_share=found.honest_share,
+            sellers=found.minimum_cohort,
+            registered=found.register == "required",
+        )
     if json:
         plain = {k: sorted(v) if isinstance(v, frozenset) else v for k, v in asdict(found).items()}
         print_json({"policy": plain, "sale": None if sale is None else sale.to_json(), "lifetime": life.to_json()})
@@ -76,13 +85,18 @@ def check(
     print("the largest sale, as one noisy sum over all records:")
     for text in sale.lines() if sale is not None else ["no limit: whatever the client offers may be bought"]:
         print(f"  {text}")
+    if sale is not None and sale.epsilon_alone is not None:
+        print(f"  (all others of a sum of {found.minimum_cohort}, the fewest; in a larger sum ε is larger then)")
     print("a lifetime, however sales are chosen:")
     _print_lifetime(life)
     print("whom it trusts, and what it asks for that:")
     for one in found.trust:
         price = found.price.get(one)
         asks = "what the client values it at" if price is None else f"{price:g} per unit of ε"
-        print(f"  {one} ({trust_words(one, found.honest_share)}): {asks}")
+        print(f"  {one} ({trust_words(one, found.honest_share, found.register == 'required')}): {asks}")
+    risk = 0.1 * found.epsilon_lifetime if found.unpaid_epsilon is None else found.unpaid_epsilon
+    print(f"unpaid: a buyer that owes for more than ε = {risk:g} is refused until it pays")
+    print(f"an older copy of the wallet file, put back: {PROTECTIONS[_planned_protection(found)]}")
 
 
 @app.command("statement")
@@ -99,8 +113,11 @@ def statement(
     wallet = WalletFile.existing(file)
     sales = [(sale, _promise(sale, wallet.delta)) for sale in wallet.statement()]
     trust = _weakest(words.trust for _, words in sales)
-    life = lifetime_promise(wallet.cap_epsilon, wallet.delta, measure=wallet.measure, trust=trust)
+    life = lifetime_promise(wallet.cap_epsilon, wallet.delta, measures=wallet.measures, trust=trust)
     so_far = certify(wallet.spent(), wallet.delta)
+    alone = _epsilon_alone([sale for sale, _ in sales], wallet.delta)
+    unpaid = wallet.unpaid()
+    protections = wallet.protections
     if json:
         print_json(
             {
@@ -109,6 +126,9 @@ def statement(
                 "remaining_share": wallet.remaining_share,
                 "epsilon_so_far": so_far.epsilon,
                 "epsilon_so_far_is": f"{ODOMETER_LABEL}; {ODOMETER_NOTE}",
+                "epsilon_so_far_alone": alone,
+                "unpaid_epsilon": unpaid,
+                "rollback_protection": list(protections),
             }
         )
         return
@@ -117,6 +137,35 @@ def statement(
     print(f"  {ODOMETER_NOTE}")
     print(f"the wallet's cap: ε = {wallet.cap_epsilon:g}, {wallet.remaining_share:.0%} of it left")
     _print_lifetime(life)
+    if alone is not None:
+        print(f"if all other sellers of every sum work together with the server: ε = {alone:.3g} so far")
+        if any(not words.registered for _, words in sales):
+            print("  no register says who they are, so this is what is promised")
+    for buyer, epsilon in unpaid.items():
+        print(f"not paid for: ε = {epsilon:.3g}, sold to {buyer or 'buyers without a broker'}")
+    for one in protections:
+        print(f"an older copy of this file, put back: {PROTECTIONS[one]}")
+
+
+def _planned_protection(policy: SellerPolicy) -> Protection:
+    return "none" if policy.head_file is None else "head-file"
+
+
+def _epsilon_alone(sales: Sequence[SaleLine], delta: float) -> float | None:
+    """ε of all sales so far if in every secure sum all others collude; None without secure sums of known size."""
+    events = []
+    found = False
+    for sale in sales:
+        if sale.get("void"):
+            continue
+        event = from_json(sale["event"])
+        sellers = sale.get("sellers")
+        share = sale.get("honest_share")
+        if sale.get("trust") == "aggregate" and sellers is not None and share is not None:
+            event = alone_event(event, sellers, share)
+            found = True
+        events.append(event)
+    return certify(events, delta).epsilon if found else None
 
 
 def _weakest(trusts: Iterable[Trust]) -> Trust:
@@ -130,25 +179,38 @@ def _print_lifetime(life: Promise) -> None:
 
 
 def _promise(sale: SaleLine, delta: float) -> Promise:
-    """What a sale promises, in words; old wallet files do not say to which unit and trust its ε refers."""
-    unit, trust, share = sale.get("unit", "record"), sale.get("trust", "local"), sale.get("honest_share")
-    event = from_json(sale["event"])
-    return promise([event], delta, epsilon=sale["epsilon"], unit=unit, trust=trust, honest_share=share)
+    """What a sale promises, in words."""
+    return promise(
+        [from_json(sale["event"])],
+        delta,
+        epsilon=sale["epsilon"],
+        unit=sale.get("unit", "record"),
+        trust=sale.get("trust", "local"),
+        honest_share=sale.get("honest_share"),
+        sellers=sale.get("sellers"),
+        registered=sale.get("registered", True),
+    )
 
 
 def _print_sales(sales: Sequence[tuple[SaleLine, Promise]]) -> None:
     table = Table(title=counted(len(sales), "sale"))
     group = f"ε for {GROUP_RECORDS} records of one person"
-    for column in ("sale", "ε", "right guesses", group, "unit", "trust", "released", "paid"):
+    for column in ("sale", "ε", "ε if others collude", "right guesses", group, "unit", "trust", "released", "paid"):
         table.add_column(column, justify="left" if column == "sale" else "right")
     for sale, words in sales:
         state = "void" if sale.get("void") else "yes" if sale["released"] else "no, and spent"
         paid = sale.get("paid_micro")
         table.add_row(
-            *(sale["sale"], f"{sale['epsilon']:.3g}", f"≤ {rounded_up_percent(words.guess)}"),
+            sale["sale"],
+            f"{words.epsilon:.3g}",
+            "–" if words.epsilon_alone is None else f"{words.epsilon_alone:.3g}",
+            f"≤ {rounded_up_percent(words.guess)}",
             "–" if words.group_epsilon is None else f"{words.group_epsilon:.3g}",
             *(words.unit, words.trust, state, "not yet" if paid is None else f"{paid / 1_000_000:.6g}"),
         )
     print_table(table)
-    for share in sorted({words.honest_share for _, words in sales if words.honest_share is not None}):
+    shares = {words.honest_share for _, words in sales if words.registered}
+    for share in sorted(share for share in shares if share is not None):
         print(f"aggregate trust: {trust_words('aggregate', share)}")
+    if any(not words.registered for _, words in sales):
+        print(f"aggregate trust without a register: {trust_words('aggregate', None, registered=False)}")

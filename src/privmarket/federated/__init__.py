@@ -1,17 +1,14 @@
-"""Federated training in which clients sell ε: data, local private training, aggregation, the simulation of a run.
+"""Federated training in which clients sell ε: local private training, aggregation, the simulation of a run.
 
 `config`, `modes` and `clients` need NumPy at most, so that commands start and clients bid without torch; what
 trains needs torch.
 
 - `config`, `modes`: what a run is, with settings that were found to work, and what it does with privacy.
-- `datasets`, `downloads`, `features`, `scattering`, `whitening`: records, and fixed transforms of them.
 - `clients`, `bid_strategies`: who the clients are, and how they report.
-- `models`, `layers`, `gradients`: networks of our own with per-record gradients.
-- `record_gradients`, `model_check`: per-record gradients of any module, and whether it has them.
-- `local`, `pool`, `workers`: private training of one client, of a run's clients, in several processes.
+- `pool`, `workers`: private training of a run's clients (by `privmarket.training`), in several processes.
 - `aggregation`, `shares`, `global_model`: weights of updates, shares of a secure sum, the server's step.
 - `simulation`, `state`, `checkpoint`, `summary`, `entry_point`: a whole run, saved, summed up, by one call.
-- `planning`, `plan_choices`, `plan_runs`, `client_spread`: what a model will cost, what leaving clients out costs.
+- `planning`, `plan_choices`, `client_spread`: what a model will cost, what leaving clients out costs.
 - `privacy_attacks`, `gradient_inversion`, `attack_suite`: attacks on what clients release and on finished models.
 
 Each name is imported when it is first used; `dir` lists them.
@@ -30,35 +27,22 @@ if TYPE_CHECKING:
         client_spread,
         clients,
         config,
-        datasets,
-        downloads,
         entry_point,
-        features,
         global_model,
         gradient_inversion,
-        gradients,
-        layers,
-        local,
-        model_check,
-        models,
         modes,
         plan_choices,
-        plan_runs,
         planning,
         pool,
         privacy_attacks,
-        record_gradients,
-        scattering,
         shares,
         simulation,
         state,
         summary,
-        whitening,
         workers,
     )
     from privmarket.federated.attack_suite import attack_client, attack_run
     from privmarket.federated.config import FederationConfig, Training
-    from privmarket.federated.datasets import Dataset, load_dataset
     from privmarket.federated.entry_point import federate
     from privmarket.federated.planning import Plan, Planner
     from privmarket.federated.privacy_attacks import AttackResult
@@ -68,7 +52,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AttackResult",
-    "Dataset",
     "Federation",
     "FederationConfig",
     "Plan",
@@ -84,40 +67,26 @@ __all__ = [
     "client_spread",
     "clients",
     "config",
-    "datasets",
-    "downloads",
     "entry_point",
-    "features",
     "federate",
     "global_model",
     "gradient_inversion",
-    "gradients",
-    "layers",
-    "load_dataset",
-    "local",
-    "model_check",
-    "models",
     "modes",
     "plan_choices",
-    "plan_runs",
     "planning",
     "pool",
     "privacy_attacks",
-    "record_gradients",
-    "scattering",
     "shares",
     "simulation",
     "state",
     "summarise",
     "summary",
-    "whitening",
     "workers",
 ]
 
 # public name → the module that defines it; the other names are modules
 _HOMES = {
     "AttackResult": "privmarket.federated.privacy_attacks",
-    "Dataset": "privmarket.federated.datasets",
     "Federation": "privmarket.federated.simulation",
     "FederationConfig": "privmarket.federated.config",
     "Plan": "privmarket.federated.planning",
@@ -127,7 +96,6 @@ _HOMES = {
     "attack_client": "privmarket.federated.attack_suite",
     "attack_run": "privmarket.federated.attack_suite",
     "federate": "privmarket.federated.entry_point",
-    "load_dataset": "privmarket.federated.datasets",
     "summarise": "privmarket.federated.summary",
 }
 _HOMES |= {name: f"{__name__}.{name}" for name in __all__ if name not in _HOMES}

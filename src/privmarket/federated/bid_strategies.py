@@ -12,7 +12,6 @@ from typing import Protocol
 import numpy as np
 
 from privmarket.errors import ConfigurationError
-from privmarket.federated.clients import client_place
 from privmarket.federated.config import FederationConfig
 from privmarket.market.bids import Array
 from privmarket.market.menu import POSTED_PRICE
@@ -65,10 +64,12 @@ class Learning:
     it has learned from the records, so that a resumed run goes on as it would have.
     """
 
-    def __init__(self, clients: int, seed: int) -> None:
-        self.clients, self.seed = clients, seed
-        self._gain = np.zeros((len(FACTORS), clients))
-        self._tries = np.zeros((len(FACTORS), clients))
+    def __init__(self, names: Sequence[str], seed: int) -> None:
+        self.clients = len(names)
+        self.seed = seed
+        self._place = {name: i for i, name in enumerate(names)}
+        self._gain = np.zeros((len(FACTORS), self.clients))
+        self._tries = np.zeros((len(FACTORS), self.clients))
         self._learned = 0
 
     def reports(self, valuation: Array, left: Array, number: int, past: Sequence[RoundRecord]) -> Array:
@@ -93,10 +94,10 @@ class Learning:
         """Books each client's surplus of a round to the factor that it used there."""
         used, surplus = self.choices(record.number), np.zeros(self.clients)
         for client, epsilon in record.sold_epsilon.items():
-            place = client_place(client)
+            place = self._place[client]
             surplus[place] -= valuation[place] * epsilon
         for client, paid in record.paid_micro.items():
-            surplus[client_place(client)] += paid / MICRO
+            surplus[self._place[client]] += paid / MICRO
         everyone = np.arange(self.clients)
         self._gain[used, everyone] += surplus
         self._tries[used, everyone] += 1
@@ -104,7 +105,7 @@ class Learning:
 
 
 def bidding_of(
-    config: FederationConfig, law: Law, family: ReleaseFamily, strategy: Strategy | None
+    config: FederationConfig, names: Sequence[str], law: Law, family: ReleaseFamily, strategy: Strategy | None
 ) -> Bidding | None:
     """The way of reporting that a run asks for, None for the truth; a `strategy` given in code goes first.
 
@@ -114,7 +115,7 @@ def bidding_of(
     if strategy is not None:
         return Fixed(strategy)
     if config.strategy == "learning":
-        return Learning(config.clients, config.seed)
+        return Learning(names, config.seed)
     if config.strategy == "equilibrium":
         return Fixed(_equilibrium(config, law, family))
     return None
@@ -131,7 +132,7 @@ def _equilibrium(config: FederationConfig, law: Law, family: ReleaseFamily) -> S
             f"strategy 'equilibrium' with wallet {config.wallet} and scenario {config.scenario!r}",
             "looking ahead needs a lifetime limit: give --wallet, and uniform, bimodal or lognormal as scenario",
         )
-    wallets = Wallets(np.full(1, config.wallet), config.delta, expected=[family.event(law.epsilon_max)])
+    wallets = Wallets(np.full(1, config.wallet), config.delta)
     even = float(wallets.affordable(family, law.epsilon_max, config.rounds)[0])
     lifetime, wallet = even * config.rounds, config.wallet
     game = Problem.from_law(

@@ -20,9 +20,9 @@ import numpy as np
 
 from privmarket.errors import ConfigurationError
 from privmarket.federated.config import FederationConfig
-from privmarket.federated.datasets import Dataset
 from privmarket.federated.simulation import Federation
 from privmarket.federated.workers import one_thread
+from privmarket.tasks import Task
 
 # Random streams of a measurement, apart from those of a run.
 _PARTS, _NOISE = 11, 12
@@ -64,7 +64,7 @@ class ClientSpread:
 
 def measure_spread(
     config: FederationConfig,
-    dataset: Dataset,
+    task: Task,
     *,
     shares: Sequence[float] = (0.2, 0.35, 0.5),
     draws: int = 3,
@@ -75,7 +75,7 @@ def measure_spread(
 
     Args:
         config: model, split into clients, rounds and server's steps; its rule and money do not matter.
-        dataset: public records with features already computed; accuracy is of its test records.
+        task: whose private records are public ones that stand for the clients'; accuracy is of its test records.
         shares: of clients that take part, above 0 and below 1.
         draws: random parts for each share.
         octaves: noise that is tried, as powers of 2 around noise as large as the first round's mean gradient.
@@ -83,8 +83,7 @@ def measure_spread(
     """
     if not shares or not all(0 < share < 1 for share in shares):
         raise ConfigurationError(f"shares of clients {list(shares)}", "give shares above 0 and below 1")
-    ready = config.replace(mode="no-noise").replace_training(features="none")
-    with one_thread(), Federation(ready, dataset=dataset) as run:
+    with one_thread(), Federation(config.replace(mode="no-noise"), task=task) as run:
         everyone = np.flatnonzero(run.sizes)
         rng = np.random.default_rng([config.seed, _PARTS])
 
@@ -114,7 +113,9 @@ def _accuracy(run: Federation, clients: np.ndarray, noise: float) -> float:
         progress = number / run.config.rounds
         server = state.server.moved(update, run.server_plan, progress)
         state = replace(state, server=server, next_round=number + 1)
-    return run.accuracy(state)
+    found = run.score(state)
+    assert found is not None
+    return found
 
 
 def _equal_noise(run: Federation, clients: np.ndarray) -> float:

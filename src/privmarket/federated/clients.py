@@ -1,43 +1,102 @@
-"""Who the clients of a run are: the records they hold, and what their privacy is worth to them.
+"""What the clients of a run ask for their privacy: drawn from a law, measured, or given client by client.
 
 Needs NumPy only, so that a client can bid without loading torch.
-
-Implements: the sample distribution of Sec. VIII of [Sun2026] in two readings. [Hsu2019]: every client holds
-equally many records and its mix of labels is a draw from Dir(α). Or each label's records are shared out among the
-clients by a draw from Dir(α), which makes sizes vary as well, by a factor of many at α = 0.1.
 """
 
 from __future__ import annotations
 
+import csv
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 import numpy as np
 from numpy.typing import NDArray
 
-from privmarket.errors import ConfigurationError, DataError
+from privmarket.errors import BidError, ConfigurationError
 from privmarket.federated.config import FederationConfig
-from privmarket.federated.datasets import Labels
+from privmarket.market.bid_file import read_bids
 from privmarket.market.bids import Bids
 from privmarket.market.scenarios import ValuationFunction, scenario
+from privmarket.tasks import label_distance
 
-Records = NDArray[np.int64]
-# Streams of random numbers; `pool` holds the others.
-_PARTITION, _TYPES, _ACCURACY = 1, 5, 10
+if TYPE_CHECKING:
+    from privmarket.tasks import Task
 
-
-def client_name(place: int) -> str:
-    """What a client of a run is called in records, orders and files, by its place in arrays."""
-    return str(place)
+# Streams of random numbers; `tasks` and `pool` hold the others.
+_TYPES, _ACCURACY = 5, 10
 
 
-def client_place(name: str) -> int:
-    """The place in arrays of the client that is called so."""
-    return int(name)
+@dataclass(frozen=True, eq=False)
+class AskedPrices:
+    """What each client asks, by name.
+
+    Attributes:
+        clients: names, in the order of the arrays.
+        bids: (clients,) price of a unit of ε, and the most ε a round.
+        wallet: (clients,) lifetime limits on ε; infinite where none was given.
+    """
+
+    clients: tuple[str, ...]
+    bids: Bids
+    wallet: NDArray[np.float64]
+
+    @classmethod
+    def read(cls, path: str | Path) -> AskedPrices:
+        """A CSV file with client, valuation and epsilon, and perhaps wallet; see `market.bid_file`."""
+        found = read_bids(path)
+        return cls(found.clients, found.bids, _wallets(Path(path), found.clients))
+
+    def of(self, names: Sequence[str]) -> AskedPrices:
+        """The same in the order of these clients.
+
+        Raises:
+            BidError: a client has no bid, or a bid has no client.
+        """
+        place = {client: i for i, client in enumerate(self.clients)}
+        missing = [name for name in names if name not in place]
+        if missing:
+            raise BidError(
+                f"no bid of {missing[0]!r}" + (f" and {len(missing) - 1} more clients" if len(missing) > 1 else ""),
+                "give every client a line, with its name as in the data",
+            )
+        unknown = sorted(set(self.clients) - set(names))
+        if unknown:
+            raise BidError(f"a bid of {unknown[0]!r}, who holds no records", "remove the line, or correct the name")
+        order = np.array([place[name] for name in names])
+        return AskedPrices(tuple(names), self.bids[order], self.wallet[order])
+
+    def digest(self) -> str:
+        """Names these prices, so that a checkpoint belongs to them."""
+        text = repr((self.clients, self.bids.valuation.tolist(), self.bids.epsilon.tolist(), self.wallet.tolist()))
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def client_parts(config: FederationConfig, labels: Labels) -> list[Records]:
-    """Record numbers of each client, given the labels of all records, (records,)."""
-    rng = np.random.default_rng([config.seed, _PARTITION])
-    split = dirichlet_partition if config.sizes == "equal" else dirichlet_sizes_partition
-    return split(labels, config.clients, config.alpha, rng)
+def _wallets(path: Path, clients: Sequence[str]) -> NDArray[np.float64]:
+    """The column `wallet` of a file of bids; infinite where it is absent or empty."""
+    limits = dict.fromkeys(clients, np.inf)
+    with path.open(newline="", encoding="utf-8-sig") as stream:
+        header = stream.readline()
+        stream.seek(0)
+        separator = max(",;\t", key=header.count)
+        rows = csv.DictReader(stream, delimiter=separator)
+        for row in rows:
+            cells = {str(name).strip(): str(text or "").strip() for name, text in row.items()}
+            text = cells.get("wallet", "")
+            if not text:
+                continue
+            try:
+                limit = float(text.replace(",", ".") if separator != "," else text)
+            except ValueError:
+                limit = -1.0
+            if not limit > 0:
+                raise BidError(
+                    f"{path}, line {rows.line_num}, field wallet: {text!r}", "must be a number above 0, or empty"
+                )
+            limits[cells["client"]] = limit
+    return np.array([limits[client] for client in clients])
 
 
 def client_types(config: FederationConfig, number: int) -> Bids:
@@ -46,7 +105,7 @@ def client_types(config: FederationConfig, number: int) -> Bids:
     return scenario(config.scenario).sample(np.random.default_rng(key), config.clients)
 
 
-def measured_types(config: FederationConfig, number: int, labels: Labels, parts: list[Records]) -> Bids:
+def measured_types(config: FederationConfig, number: int, task: Task) -> Bids:
     """(clients,) types whose valuations follow from the clients' own records, in round `number`.
 
     Caps come from the scenario as ever. Sizes are relative to the mean, Δ is the total-variation distance of the
@@ -54,10 +113,13 @@ def measured_types(config: FederationConfig, number: int, labels: Labels, parts:
 
     Implements: Eq. (valuation-fn) of [Sun2026].
     """
-    drawn, sizes = client_types(config, number), np.array([float(part.size) for part in parts])
+    drawn = client_types(config, number)
+    sizes = task.sizes.astype(np.float64)
     accuracy = np.random.default_rng([config.seed, _ACCURACY]).uniform(0.5, 1.0, config.clients)
     function = ValuationFunction(*_weights(config.valuation_weights))
-    valuation = function(accuracy, drawn.epsilon, sizes / sizes.mean(), label_distance(labels, parts))
+    parts = [np.arange(rows.start, rows.stop) for rows in task.slices()]
+    distance = label_distance(np.asarray(task.private.labels), parts)
+    valuation = function(accuracy, drawn.epsilon, sizes / sizes.mean(), distance)
     return drawn.replace(valuation=valuation)
 
 
@@ -69,93 +131,3 @@ def _weights(text: str) -> tuple[float, float, float]:
     if min(a, b, c) < 0 or not np.isfinite(a + b + c):
         raise ConfigurationError(f"valuation_weights is {text!r}", "give numbers that are not negative")
     return a, b, c
-
-
-def iid_partition(labels: Labels, clients: int, rng: np.random.Generator) -> list[Records]:
-    """A random even split: `clients` arrays of record numbers, disjoint, all records used."""
-    _check(labels, clients)
-    return [np.sort(part) for part in np.array_split(rng.permutation(labels.size), clients)]
-
-
-def dirichlet_partition(labels: Labels, clients: int, alpha: float, rng: np.random.Generator) -> list[Records]:
-    """Equally many records each, labels in proportions drawn from Dir(α, …, α).
-
-    Args:
-        labels: (records,) the label of each record.
-        clients: how many clients share the records.
-        alpha: concentration; small is skewed, large is even.
-
-    Returns:
-        `clients` arrays of record numbers, disjoint; at most `clients` − 1 records are left over.
-    """
-    _check(labels, clients)
-    _check_alpha(alpha)
-    classes = int(labels.max()) + 1
-    pools = [rng.permutation(np.flatnonzero(labels == c)) for c in range(classes)]
-    left = np.array([pool.size for pool in pools])
-    share = labels.size // clients
-    parts: list[Records] = []
-    for _ in range(clients):
-        mix = rng.dirichlet(np.full(classes, alpha))
-        take = np.zeros(classes, dtype=np.int64)
-        while (short := share - take.sum()) > 0:
-            # Labels without records left drop out of the mix; if all have, the remaining records are the mix.
-            open_mix = np.where(left - take > 0, mix, 0.0)
-            if open_mix.sum() <= 1e-12:
-                open_mix = (left - take).astype(np.float64)
-            take = np.minimum(take + rng.multinomial(short, open_mix / open_mix.sum()), left)
-        chosen = [pools[c][left[c] - take[c] : left[c]] for c in range(classes)]
-        left -= take
-        parts.append(np.sort(np.concatenate(chosen)))
-    return parts
-
-
-def dirichlet_sizes_partition(
-    labels: Labels, clients: int, alpha: float, rng: np.random.Generator
-) -> list[Records]:
-    """Each label's records shared out by Dir(α, …, α) over clients; sizes vary, some clients may hold none.
-
-    Returns:
-        `clients` arrays of record numbers, disjoint, all records used.
-    """
-    _check(labels, clients)
-    _check_alpha(alpha)
-    held: list[list[Records]] = [[] for _ in range(clients)]
-    for label in range(int(labels.max()) + 1):
-        pool = rng.permutation(np.flatnonzero(labels == label))
-        cuts = np.round(np.cumsum(rng.dirichlet(np.full(clients, alpha)))[:-1] * pool.size).astype(np.int64)
-        for client, part in enumerate(np.split(pool, cuts)):
-            held[client].append(part)
-    return [np.sort(np.concatenate(parts)) for parts in held]
-
-
-def label_distance(labels: Labels, parts: list[Records]) -> NDArray[np.float64]:
-    """(clients,) total-variation distance between a client's label frequencies and those of all records.
-
-    Implements: Δ of Eq. (valuation-fn) of [Sun2026]. A client without records has distance 0.
-    """
-    classes = int(labels.max()) + 1
-    whole = np.bincount(labels, minlength=classes) / labels.size
-
-    def distance(part: Records) -> float:
-        own = np.bincount(labels[part], minlength=classes) / max(1, part.size)
-        return 0.5 * float(np.abs(own - whole).sum()) if part.size else 0.0
-
-    return np.array([distance(part) for part in parts])
-
-
-def _check_alpha(alpha: float) -> None:
-    if not alpha > 0 or not np.isfinite(alpha):
-        raise ConfigurationError(
-            f"alpha is {alpha}: must be finite and above 0", "give 0.5 for a mild skew, 0.1 for a severe one"
-        )
-
-
-def _check(labels: Labels, clients: int) -> None:
-    if clients < 1:
-        raise ConfigurationError(f"clients is {clients}: must be at least 1", "give the number of clients")
-    if labels.size < clients:
-        raise DataError(
-            f"{labels.size} records cannot be shared by {clients} clients",
-            "use fewer clients or a larger data set",
-        )

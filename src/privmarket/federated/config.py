@@ -15,11 +15,11 @@ from typing import Any, cast
 
 from privmarket.errors import ConfigurationError, UnknownNameError
 from privmarket.federated.modes import MODES, Mode
-from privmarket.plans import ARITHMETICS, MarketPlan, TrainingPlan, identity, setting
+from privmarket.plans import ARITHMETICS, MEASURED_ON, MarketPlan, TrainingPlan, identity, setting
 
 DATASETS = ("digits", "mnist", "fashion-mnist", "cifar10")
-# What a run's accuracy is measured on. Settings are chosen on validation records, which no client ever holds.
-MEASURED_ON = ("test", "validation")
+# What `Training.model` says where the task builds a module of its own.
+OWN_MODEL = "own"
 SIZES = ("equal", "dirichlet")
 STRATEGIES = ("truthful", "equilibrium", "learning")
 
@@ -28,8 +28,8 @@ STRATEGIES = ("truthful", "equilibrium", "learning")
 class Training(TrainingPlan):
     """How a round trains: the model, local steps, clipping, the server's optimiser. All of it is public."""
 
-    model: str = setting("mlp", "mlp, cnn or logistic.")
-    features: str = setting("none", "none, or a fixed public transform of each image; see `federated.features`.")
+    model: str = setting("mlp", "mlp, cnn or logistic; own where a task brings its model.")
+    features: str = setting("none", "none, or a fixed public transform: `pm.tasks.feature_names()`.")
     local_rate: float = setting(1.0, "Local step size, relative to clip_norm.", above=0)
     arithmetic: str = setting(
         "exact",
@@ -66,8 +66,14 @@ _WHITENED = Training(
 _UNDER_AGGREGATE_TRUST = {"mnist": _WHITENED, "fashion-mnist": _WHITENED, "cifar10": _WHITENED}
 
 
+# For a task whose public records have not chosen anything better; see docs/how-to/your-own-data.md.
+_OF_A_TASK = Training(
+    model=OWN_MODEL, clip_norm=1.0, server_rate=1.0, final_rate=0.1, momentum=0.9, averaging=0.5
+)
+
+
 def recommended_training(dataset: str, trust: str = "local") -> Training:
-    """The training that was found to work on a data set, under local or aggregate trust."""
+    """The training that was found to work on a built-in picture set, under local or aggregate trust."""
     if dataset not in _RECOMMENDED:
         raise UnknownNameError(f"unknown data set {dataset!r}", f"choose one of: {', '.join(_RECOMMENDED)}")
     if trust == "aggregate" and dataset in _UNDER_AGGREGATE_TRUST:
@@ -87,7 +93,7 @@ class FederationConfig(MarketPlan):
     paper's MLP on pixels.
     """
 
-    dataset: str = setting("digits", "digits, mnist, fashion-mnist or cifar10.", choices=DATASETS)
+    dataset: str = setting("digits", "digits, mnist, fashion-mnist or cifar10; or the name of a task.")
     clients: int = setting(100, "How many clients share the records.", at_least=1)
     alpha: float = setting(0.5, "Dirichlet skew of labels: 0.1 severe, 0.5 mild.", above=0)
     sizes: str = setting(
@@ -140,12 +146,22 @@ class FederationConfig(MarketPlan):
         "test", "Test records, or the validation records on which settings are chosen.", choices=MEASURED_ON
     )
     seed: int = setting(0, "Seed of everything that is drawn by chance.", at_least=0)
+    task: str = setting("", "Digest of a task of one's own; empty for a built-in data set.", added=True)
+    public: int = setting(0, "How many of the kept-back records are the buyer's own.", at_least=0, added=True)
+    bids: str = setting("", "Digest of what each client asks, if it was given client by client.", added=True)
     training: Training = _NOT_GIVEN
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if not self.task and self.dataset not in DATASETS:
+            raise UnknownNameError.among("data set", self.dataset, DATASETS)
         if self.training is None:
-            usual = Training() if self.privacy.on_pixels else recommended_training(self.dataset, self.trust)
+            if self.task:
+                usual = _OF_A_TASK
+            elif self.privacy.on_pixels:
+                usual = Training()
+            else:
+                usual = recommended_training(self.dataset, self.trust)
             object.__setattr__(self, "training", usual)
 
     @property

@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 
 from privmarket.errors import ConfigurationError
-from privmarket.federated.layers import Linear
-from privmarket.federated.models import Model
+from privmarket.training import PrivateModel
 
 
-def inverted(model: Model, update: Tensor) -> Tensor:
+def inverted(model: PrivateModel, update: Tensor) -> Tensor:
     """(parameters,) → (inputs,): the image that fits best if a single record made the update.
 
     Least squares over the units of the first layer: Σ slope × matrix row / Σ slope². Exact without noise, whatever
@@ -24,14 +23,14 @@ def inverted(model: Model, update: Tensor) -> Tensor:
     Raises:
         ConfigurationError: the model does not begin with a fully connected layer.
     """
-    parts = zip(model.layers, model.parts(update.double()[None]), strict=True)
-    layer, (weights,) = next((layer, part) for layer, part in parts if layer.size)
-    if not isinstance(layer, Linear):
+    parts = list(model.named(update.double()).values())
+    if parts[0].ndim != 2 or len(parts) < 2:
         raise ConfigurationError(
-            f"model {model.name!r} begins with a {type(layer).__name__}", "use mlp or logistic"
+            f"model {model.name!r} begins with weights of shape {tuple(parts[0].shape)}", "use mlp or logistic"
         )
-    matrix, slope, _ = weights
-    return matrix @ slope / (slope @ slope).clamp_min(1e-30)
+    matrix = parts[0]  # (units, inputs)
+    slope = parts[1]
+    return slope @ matrix / (slope @ slope).clamp_min(1e-30)
 
 
 def likeness(found: Tensor, image: Tensor) -> float:

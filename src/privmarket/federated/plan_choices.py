@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from privmarket.errors import ConfigurationError
-from privmarket.federated.config import FederationConfig
-from privmarket.federated.plan_runs import SPREAD_TRAININGS
+from privmarket.federated.config import FederationConfig, Training
 from privmarket.market.objectives import AggregateError
 from privmarket.market.ration_design import Marginals
-from privmarket.market.scenarios import SCENARIOS, scenario
+from privmarket.market.scenarios import SCENARIOS, Law
 
-# Settings are chosen with these, first ones first; figures come from others.
-SEARCH_SEEDS = (0, 101, 102)
+# Settings are chosen with this seed; figures come from others.
+SEARCH_SEEDS = (0,)
 REFINEMENTS = 2  # totals tried between the cheapest that reaches a target and the next below it
 # Under local trust, where H means something else and is not measured.
 _GRADED_HETEROGENEITY = 1.0
@@ -28,6 +27,7 @@ class Choice:
         rounds: how often money is spent; the total is split evenly.
         rule, settings: the auction rule; `label` names both for tables.
         server_rate: step size of the server's optimiser.
+        clip_norm, averaging: of the training; None leaves those of the base configuration.
     """
 
     rounds: int
@@ -35,6 +35,23 @@ class Choice:
     settings: tuple[tuple[str, object], ...]
     label: str
     server_rate: float
+    clip_norm: float | None = None
+    averaging: float | None = None
+
+    def tuned(self, training: Training) -> Choice:
+        """The same choice with the settings that a rehearsal found."""
+        return replace(
+            self, server_rate=training.server_rate, clip_norm=training.clip_norm, averaging=training.averaging
+        )
+
+    def training(self, base: Training) -> Training:
+        """The training of a run with this choice."""
+        return replace(
+            base,
+            server_rate=self.server_rate,
+            clip_norm=base.clip_norm if self.clip_norm is None else self.clip_norm,
+            averaging=base.averaging if self.averaging is None else self.averaging,
+        )
 
     def config(self, base: FederationConfig, total: float) -> FederationConfig:
         """The configuration of a run that spends `total` with these settings."""
@@ -45,41 +62,37 @@ class Choice:
             total_budget=None,
             mechanism=self.rule,
             mechanism_settings=dict(self.settings),
-        ).replace_training(server_rate=self.server_rate)
+            training=self.training(base.training),
+        )
 
 
 @dataclass(frozen=True)
 class Options:
-    """What a plan tries. Rates are relative to the base configuration's, prices are shares of clients below."""
+    """What a plan tries. Prices are shares of clients that ask less; worlds are those of a rehearsal."""
 
-    rounds: tuple[int, ...] = (5, 10, 30, 90)
-    rates: tuple[float, ...] = (0.5, 1.0, 2.0)
+    rounds: tuple[int, ...] = (5, 15, 50)
     price_shares: tuple[float, ...] = (0.5, 0.75, 0.95)
     heterogeneities: tuple[float, ...] = (0.3, 1.0)
-    seeds: tuple[int, ...] = (1, 2)
-    search_seeds: int = 2
+    seeds: tuple[int, ...] = (1, 2, 3)
+    worlds: int = 6
 
     def __post_init__(self) -> None:
-        for name in ("rounds", "rates", "seeds"):
+        for name in ("rounds", "seeds"):
             if not getattr(self, name):
                 raise ConfigurationError(f"plan: no {name} to try", "give at least one")
-        if not 1 <= self.search_seeds <= len(SEARCH_SEEDS):
+        if self.worlds < 1:
+            raise ConfigurationError(f"plan: {self.worlds} worlds to rehearse in", "give at least 1")
+        if min(self.rounds) < 1 or {*SEARCH_SEEDS} & {*self.seeds} or min(self.seeds) < 0:
             raise ConfigurationError(
-                f"plan: settings chosen by {self.search_seeds} seeds", f"give 1 to {len(SEARCH_SEEDS)}"
-            )
-        if min(self.rounds) < 1 or min(self.rates) <= 0 or {*SEARCH_SEEDS} & {*self.seeds} or min(self.seeds) < 0:
-            raise ConfigurationError(
-                f"plan: rounds {list(self.rounds)}, rates {list(self.rates)}, seeds {list(self.seeds)}",
-                f"rounds and rates must be above 0, seeds other than {SEARCH_SEEDS}, which choose the settings",
+                f"plan: rounds {list(self.rounds)}, seeds {list(self.seeds)}",
+                f"rounds must be above 0, seeds other than {SEARCH_SEEDS}, which choose the settings",
             )
 
 
 EFFORTS = {
-    "quick": Options((10, 30), (1.0,), (0.6, 0.95), (0.3,), (1,), 1),
+    "quick": Options((5, 20), (0.6, 0.95), (0.3,), (1, 2), 4),
     "normal": Options(),
-    "full": Options(
-        (5, 10, 30, 90), (0.25, 0.5, 1.0, 2.0), (0.4, 0.6, 0.8, 0.95), (0.1, 0.3, 1.0), (1, 2, 3), 3
-    ),
+    "full": Options((3, 7, 20, 60), (0.4, 0.6, 0.8, 0.95), (0.1, 0.3, 1.0), (1, 2, 3, 4, 5), 10),
 }
 
 # Under aggregate trust the same model takes a fraction of the money: the noise is shared.
@@ -91,15 +104,16 @@ def usual_totals(clients: int, trust: str) -> list[float]:
     return [clients * amount for amount in _MONEY_PER_CLIENT[trust]]
 
 
-def rule_choices(base: FederationConfig, options: Options, measured: float | None = None) -> list[Choice]:
+def rule_choices(base: FederationConfig, law: Law, options: Options, measured: float | None = None) -> list[Choice]:
     """The rules that a plan tries: all exact, so that the plan holds when clients look after themselves.
 
     Rounds and rate of the result are those of the base configuration.
 
     Args:
+        law: what clients ask.
         measured: H where it was measured; else rules that need it are tried with those of the options.
     """
-    facts = Marginals.of(scenario(base.scenario))
+    facts = Marginals.of(law)
     rounds, rate = base.rounds, base.training.server_rate
     found = []
     for share in options.price_shares:
@@ -108,7 +122,7 @@ def rule_choices(base: FederationConfig, options: Options, measured: float | Non
         found.append(Choice(rounds, "two-step", settings, f"two-step, one ration at {price:g}", rate))
     for heterogeneity in options.heterogeneities if measured is None else (measured,):
         learned = (("objective", AggregateError.name), ("heterogeneity", heterogeneity))
-        if base.scenario in SCENARIOS:
+        if law.name in SCENARIOS:
             found.append(Choice(rounds, "mfg-menunet", learned, f"mfg-menunet for H = {heterogeneity:g}", rate))
         else:
             found.append(Choice(rounds, "two-step", learned[1:], f"two-step for H = {heterogeneity:g}", rate))
@@ -119,10 +133,9 @@ def rule_choices(base: FederationConfig, options: Options, measured: float | Non
     return found
 
 
-def expected_cells(options: Options, totals: int, rules: int, trust: str, *, target: bool = False) -> int:
-    """About how many runs and trainings a plan for so many totals makes; for a target, more totals are tried."""
+def expected_cells(options: Options, totals: int, rules: int, *, rehearses: bool, target: bool = False) -> int:
+    """About how many rehearsals and runs a plan for so many totals makes; for a target, more totals are tried."""
     totals += REFINEMENTS if target else 0
-    search = options.search_seeds * (rules + len(options.rounds) + len(options.rates) - 2)
-    near = options.search_seeds * (min(3, len(options.rounds)) + min(2, rules - 1) + 1)
-    spread = SPREAD_TRAININGS if trust == "aggregate" else 0
-    return spread + search + (totals - 1) * near + totals * len(options.seeds)
+    search = rules + len(options.rounds)
+    near = min(3, len(options.rounds)) + min(2, rules - 1)
+    return (search + (totals - 1) * near if rehearses else 0) + totals * len(options.seeds)

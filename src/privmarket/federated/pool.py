@@ -6,33 +6,35 @@ update for a client whoever asks and in whatever order.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from privmarket.federated.clients import Records, client_parts
 from privmarket.federated.config import FederationConfig
-from privmarket.federated.datasets import Dataset, load_dataset
-from privmarket.federated.features import with_features
-from privmarket.federated.local import (
-    FULL_BATCH_CHUNK,
-    SMALL_BATCH_CHUNK,
-    ClientRecords,
-    LocalPlan,
-    plain_updates,
-    private_shares,
-    private_updates,
-)
-from privmarket.federated.models import Model, build_model
 from privmarket.federated.modes import Mode
 from privmarket.federated.workers import one_thread
 from privmarket.privacy.gaussian import literal_noise_multiplier
 from privmarket.privacy.noise import NoiseSource
 from privmarket.privacy.release import ReleaseGrid
+from privmarket.tasks import task as builtin
+from privmarket.training import (
+    FULL_BATCH_CHUNK,
+    SMALL_BATCH_CHUNK,
+    ClientRecords,
+    LocalPlan,
+    PrivateModel,
+    plain_updates,
+    private_shares,
+    private_updates,
+)
+
+if TYPE_CHECKING:
+    from privmarket.tasks import Task
 
 # What each stream of random numbers is for; keeps them independent. `clients` holds 1 and 5.
 _WEIGHTS, _SHUFFLE, _LITERAL_NOISE = 2, 3, 4
@@ -75,19 +77,41 @@ class ClientPool:
     """All clients of a run.
 
     Attributes:
-        images: (records, channels, h, w) of all clients, one client's after the other, features already computed.
-        parts: record numbers of each client; may be empty.
-        nominal_records: public number of records per client; sums are divided by its expected batch.
+        task: whose private records they hold, one client's after the other.
+        model: the task's module.
+        nominal_records: public number of units (records or persons) per client; sums are divided by its expected
+            batch.
         Order: what `train` takes.
     """
 
     Order: ClassVar[type[ChunkOrder]] = ChunkOrder
     config: FederationConfig
-    model: Model
-    images: Tensor
-    labels: Tensor
-    parts: list[Records]
+    task: Task
+    model: PrivateModel
     nominal_records: int
+
+    @classmethod
+    def of(cls, config: FederationConfig, task: Task) -> ClientPool:
+        """The clients of a task, as they train in this run."""
+        # A built-in data set is shared out by a public draw; what the owners of a table hold is known as declared.
+        units = task.declared_sizes if config.task else task.units
+        nominal = max(1, int(units.sum()) // len(task.clients))
+        return cls(config, task, PrivateModel(task.build_model(config.seed), task.loss, name=task.name), nominal)
+
+    @cached_property
+    def inputs(self) -> Tensor:
+        """(records, ...) of all clients."""
+        return self.task.private.tensors()[0]
+
+    @cached_property
+    def labels(self) -> Tensor:
+        """(records, ...) of all clients."""
+        return self.task.private.tensors()[1]
+
+    @cached_property
+    def parts(self) -> list[slice]:
+        """The rows of each client."""
+        return self.task.slices()
 
     @cached_property
     def plan(self) -> LocalPlan:
@@ -100,6 +124,7 @@ class ClientPool:
             # Relative to C: halving C alone then changes the bias of clipping, not the size of a step.
             learning_rate=training.local_rate / training.clip_norm,
             expected_batch=training.sampling_rate * self.nominal_records,
+            unit=self.task.unit,
             arithmetic=training.arithmetic,
         )
 
@@ -136,17 +161,16 @@ class ClientPool:
             return private_updates(self.model, weights, records, self.plan, sigma, sources).numpy()
 
     def shares(self, order: ChunkOrder) -> np.ndarray:
-        """(1, parameters) int64: what the clients add to a secure sum, modulo 2⁶⁴; see `shares.SharedSum`.
+        """(1, parameters) int64: what the clients add to a secure sum, modulo 2⁶⁴; see `secagg.SharedSum`.
 
         One client after the other: matrix products round differently when clients are stacked, and a sum must be
         the same to the last bit whether its sellers live in one process or on machines of their own.
         """
         weights, total = torch.from_numpy(order.weights), np.zeros((1, order.weights.size), dtype=np.int64)
-        parts = self.model.parts(weights[None])
         for client, grid in zip(order.clients, order.grids, strict=True):
             source = NoiseSource.from_seed(self.config.seed, "update", order.round_number, client)
             records = self._records((client,))
-            total += private_shares(self.model, weights, records, self.plan, [grid], [source], parts=parts)
+            total += private_shares(self.model, weights, records, self.plan, [grid], [source])
         return total
 
     def plain_updates(
@@ -177,11 +201,18 @@ class ClientPool:
     def _records(self, clients: tuple[int, ...]) -> ClientRecords:
         """The records of some clients, one after the other."""
         chosen = [self.parts[i] for i in clients]
-        rows = np.concatenate(chosen)
-        # Neighbours' records lie side by side (`pool_from`): a slice of them need not be copied.
-        side_by_side = rows.size > 0 and bool((np.diff(rows) == 1).all())
-        taken = slice(int(rows[0]), int(rows[-1]) + 1) if side_by_side else torch.from_numpy(rows)
-        return ClientRecords(self.images[taken], self.labels[taken], [part.size for part in chosen])
+        sizes = [part.stop - part.start for part in chosen]
+        # Neighbours' records lie side by side: a slice of them need not be copied.
+        side_by_side = all(one.stop == other.start for one, other in itertools.pairwise(chosen))
+        persons = self.task.private.persons
+        if side_by_side:
+            rows = slice(chosen[0].start, chosen[-1].stop)
+            whose = None if persons is None else torch.from_numpy(persons[rows])
+            return ClientRecords(self.inputs[rows], self.labels[rows], sizes, whose)
+        places = np.concatenate([np.arange(part.start, part.stop) for part in chosen])
+        taken = torch.from_numpy(places)
+        whose = None if persons is None else torch.from_numpy(persons[places])
+        return ClientRecords(self.inputs[taken], self.labels[taken], sizes, whose)
 
 
 _REFERENCES = {"plain": ClientPool.plain_updates, "literal": ClientPool.literal_updates}
@@ -192,29 +223,22 @@ def plain_rate(model: str, features: str) -> float:
     return PIXEL_RATES.get(model, PLAIN_RATE) if features == "none" else PLAIN_RATE
 
 
-def build_pool(config: FederationConfig) -> ClientPool:
-    """Loads the data set, computes features and splits the records."""
-    return pool_from(config, with_features(load_dataset(config.dataset), config.training.features))
-
-
-def pool_from(config: FederationConfig, dataset: Dataset, parts: list[Records] | None = None) -> ClientPool:
-    """A pool on a data set whose features are computed; `parts` instead of a Dirichlet split if given."""
-    if parts is None:
-        parts = client_parts(config, dataset.train_labels)
-    model = build_model(config.training.model, dataset.image_shape, dataset.classes)
-    order = np.concatenate(parts)
-    ends = np.cumsum([part.size for part in parts])
-    return ClientPool(
-        config,
-        model,
-        torch.from_numpy(_in_order(np.asarray(dataset.train_images), order)),
-        torch.from_numpy(_in_order(dataset.train_labels, order)),
-        [np.arange(end - part.size, end) for end, part in zip(ends, parts, strict=True)],
-        max(1, dataset.train_labels.size // config.clients),
+def builtin_task(config: FederationConfig) -> Task:
+    """The task that a configuration names: a built-in data set with its features, model and split."""
+    model = {"logistic": "linear"}.get(config.training.model, config.training.model)
+    return builtin(
+        config.dataset,
+        clients=config.clients,
+        alpha=config.alpha,
+        sizes=config.sizes,
+        public=config.public,
+        features=config.training.features,
+        model=model,
+        measured_on=config.measured_on,
+        seed=config.seed,
     )
 
 
-def _in_order(records: np.ndarray, order: Records) -> np.ndarray:
-    """The records in that order: a copy, but where they stand so already, because they may fill half the memory."""
-    already = order.size == len(records) and bool((order == np.arange(order.size)).all())
-    return records if already and records.flags.writeable else records[order]
+def build_pool(config: FederationConfig) -> ClientPool:
+    """The pool of a built-in data set, for a process of its own."""
+    return ClientPool.of(config, builtin_task(config))

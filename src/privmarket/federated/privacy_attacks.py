@@ -21,14 +21,19 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from privmarket.errors import ConfigurationError
-from privmarket.federated.gradients import gradient_sums
-from privmarket.federated.local import ClientRecords, LocalPlan, plain_updates, private_updates
-from privmarket.federated.models import Model
 from privmarket.plans import DELTA
 from privmarket.privacy.calibration import ReleaseFamily
 from privmarket.privacy.certificate import certify
 from privmarket.privacy.noise import NoiseSource
 from privmarket.privacy.release_audit import AuditResult, Scores, audit_family, audit_one_run
+from privmarket.training import (
+    ClientRecords,
+    LocalPlan,
+    PrivateModel,
+    gradient_sums,
+    plain_updates,
+    private_updates,
+)
 
 Array = NDArray[np.float64]
 # Releases computed at once: copies of one client.
@@ -51,7 +56,7 @@ class Subject:
         noise_share: 1 for the product; less is a client that cheats on its noise.
     """
 
-    model: Model
+    model: PrivateModel
     weights: Tensor
     records: ClientRecords
     plan: LocalPlan
@@ -169,14 +174,14 @@ def canary_attack(
 
     Implements: the white-box audit of [NasrEtAl2023] with the bound of `audit_family`.
     """
-    image = torch.from_numpy(rng.standard_normal((1, *subject.records.images.shape[1:])).astype(np.float32))
+    image = torch.from_numpy(rng.standard_normal((1, *subject.records.inputs.shape[1:])).astype(np.float32))
     label = torch.from_numpy(rng.integers(0, _classes(subject), 1))
     image *= _BRIGHT
     direction = next(subject.directions(image, label))[0]
     direction /= max(float(direction @ direction), 1e-30)  # the canary's own contribution scores 1
     base = subject.records
     planted = ClientRecords(
-        torch.cat([base.images, image]), torch.cat([base.labels, label]), [base.labels.shape[0] + 1]
+        torch.cat([base.inputs, image]), torch.cat([base.labels, label]), [base.labels.shape[0] + 1]
     )
     inside, outside = (
         np.concatenate([subject.release(_copies(records, n)) @ direction for n in _batches(trials)])
@@ -198,7 +203,7 @@ def one_run_attack(
 
     Implements: [SteinkeNasrJagielski2023].
     """
-    shape, classes = subject.records.images.shape[1:], _classes(subject)
+    shape, classes = subject.records.inputs.shape[1:], _classes(subject)
     pixels = int(np.prod(shape))
     count = min(canaries, pixels * classes)
     chosen = rng.permutation(pixels * classes)[:count]
@@ -210,12 +215,12 @@ def one_run_attack(
     base = subject.records
     mine = torch.from_numpy(np.flatnonzero(coins))
     planted = ClientRecords(
-        torch.cat([base.images, images[mine]]),
+        torch.cat([base.inputs, images[mine]]),
         torch.cat([base.labels, labels[mine]]),
         [base.labels.shape[0] + int(coins.sum())],
     )
     known = np.zeros(subject.model.parameters)
-    for part in subject.directions(base.images, base.labels):
+    for part in subject.directions(base.inputs, base.labels):
         known += part.sum(0)
     seen = subject.release(planted)[0] / (subject.plan.sampling_rate * subject.plan.steps) - known
     scores = _ridge_scores(subject, images, labels, seen)
@@ -281,7 +286,7 @@ def membership_attack(
 
 
 def finished_model_attack(
-    model: Model,
+    model: PrivateModel,
     weights: Tensor,
     members: tuple[Tensor, Tensor],
     others: tuple[Tensor, Tensor],
@@ -344,23 +349,20 @@ def _reference(subject: Subject, public: tuple[Tensor, Tensor], rng: np.random.G
     return subject.weights - moved[0]
 
 
-def _losses(model: Model, weights: Tensor, images: Tensor, labels: Tensor) -> Tensor:
+def _losses(model: PrivateModel, weights: Tensor, images: Tensor, labels: Tensor) -> Tensor:
     """(rows,) the cross-entropy of each record."""
-    parts = model.parts(weights[None])
-    logits, _ = model.forward(parts, images.clone(), [labels.shape[0]])
+    logits = model.outputs(weights, images)
     return F.cross_entropy(logits.double(), labels, reduction="none")
 
 
 def _classes(subject: Subject) -> int:
-    logits, _ = subject.model.forward(
-        subject.model.parts(subject.weights[None]), torch.zeros(1, *subject.records.images.shape[1:]), [1]
-    )
+    logits = subject.model.outputs(subject.weights, torch.zeros(1, *subject.records.inputs.shape[1:]))
     return int(logits.shape[1])
 
 
 def _copies(records: ClientRecords, count: int) -> ClientRecords:
     """The same client several times: that many independent releases."""
-    images = records.images.repeat(count, *[1] * (records.images.ndim - 1))
+    images = records.inputs.repeat(count, *[1] * (records.inputs.ndim - 1))
     return ClientRecords(images, records.labels.repeat(count), records.sizes * count)
 
 

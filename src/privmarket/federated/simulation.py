@@ -5,25 +5,28 @@ Implements: Algorithm 2 of [Sun2026] over many rounds, with composition (its lim
 
 from __future__ import annotations
 
+import pickle
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from privmarket.errors import CheckpointError, ConfigurationError, DataError
+from privmarket.errors import CheckpointError, ConfigurationError
+from privmarket.federated._before import own_records
+from privmarket.federated._own_model import FEWEST_RECORDS, OwnModel, OwnTraining, flat_weights
 from privmarket.federated.aggregation import aggregate, seller_weights
 from privmarket.federated.bid_strategies import Strategy, bidding_of
 from privmarket.federated.checkpoint import load_checkpoint, save_checkpoint
-from privmarket.federated.clients import Records, client_name, client_types, measured_types
+from privmarket.federated.clients import AskedPrices, client_types, measured_types
 from privmarket.federated.config import FederationConfig
-from privmarket.federated.datasets import Dataset, load_dataset
-from privmarket.federated.features import with_features
 from privmarket.federated.global_model import PLAIN_AVERAGE, ServerState
-from privmarket.federated.pool import ChunkOrder, ClientPool, build_pool, plain_rate, pool_from
-from privmarket.federated.shares import MODULUS_BITS, SharedSum, bits_at_most
+from privmarket.federated.pool import ChunkOrder, ClientPool, build_pool, builtin_task, plain_rate
+from privmarket.federated.shares import simulated_sum
 from privmarket.federated.state import RunResult, RunState, from_checkpoint, to_checkpoint
 from privmarket.federated.workers import Workers, one_thread
 from privmarket.market.bids import Array, Bids
@@ -49,6 +52,11 @@ from privmarket.rounds import (
     Terms,
     play_round,
 )
+from privmarket.secagg import DEFAULT_COHORT, MODULUS_BITS, SharedSum, bits_at_most
+from privmarket.tasks import declared_size
+
+if TYPE_CHECKING:
+    from privmarket.tasks import Task
 
 OnRound = Callable[["RoundRecord"], None]
 
@@ -63,8 +71,9 @@ class Federation:
 
     Args:
         config: the run.
-        dataset: instead of the configured one.
-        parts: record numbers per client, instead of the configured split.
+        task: what is learned from whose records, instead of the built-in data set that the configuration names.
+        asked: what each client asks, instead of a draw from the configured law.
+        own_model: the task's module trained on the public records, if it is there already.
         mechanism: a ready rule, instead of the configured name.
         workers: processes that train; any number gives the same result.
         strategy: how clients report, e.g. the bid function of a solved mean-field game, instead of the configured
@@ -76,28 +85,34 @@ class Federation:
         self,
         config: FederationConfig,
         *,
-        dataset: Dataset | None = None,
-        parts: list[Records] | None = None,
+        task: Task | None = None,
+        asked: AskedPrices | None = None,
+        own_model: OwnModel | None = None,
         mechanism: Mechanism | None = None,
         workers: int = 1,
         strategy: Strategy | None = None,
     ) -> None:
-        self.config, self.mode = config, config.privacy
+        self.config = config
+        self.mode = config.privacy
         training = config.training
-        own = dataset is not None or parts is not None
-        if own and workers > 1:
-            raise DataError("several workers need a data set that each can load by name", "use workers=1")
-        raw = dataset if dataset is not None else load_dataset(config.dataset, measured_on=config.measured_on)
-        featured = with_features(raw, training.features)
-        self.pool: ClientPool = pool_from(config, featured, parts)
-        self.sizes: Array = np.array([float(part.size) for part in self.pool.parts])
-        if not self.sizes.any():
-            raise DataError("no client has any records", "use fewer clients or a larger data set")
-        self.names = tuple(client_name(i) for i in range(config.clients))
+        given = task is not None
+        self.task = builtin_task(config) if task is None else task
+        if len(self.task.clients) != config.clients:
+            raise ConfigurationError(
+                f"a run of {config.clients} clients on a task with {len(self.task.clients)}",
+                f"use clients={len(self.task.clients)}",
+            )
+        self.pool = ClientPool.of(config, self.task)
+        self._own_model = own_model
+        self.sizes: Array = self.task.sizes.astype(np.float64)
+        # What is said of a client's size in public: rounded up where real owners declare it.
+        self.declared: Array = self.sizes
+        if config.task:
+            self.declared = np.array([float(declared_size(int(size))) for size in self.sizes])
+        self.names = self.task.clients
         self.place = {name: i for i, name in enumerate(self.names)}
-        self._test_images = torch.from_numpy(featured.test_images)
-        self._test_labels = torch.from_numpy(featured.test_labels)
-        self.law = scenario(config.scenario)
+        self.asked = None if asked is None else asked.of(self.names)
+        self.law = scenario(config.scenario if self.asked is None else self.asked.bids)
         if mechanism is None:
             facts = MarketFacts.of(self.law)
             mechanism = resolve(config.mechanism, market=facts, **config.mechanism_settings)
@@ -106,17 +121,18 @@ class Federation:
         self.pacing = Pacing(config, self.family, self.law.epsilon_max)
         self.auctioneer = LocalAuctioneer(self.mechanism)
         self.objective = AggregationError(config.kappa, config.heterogeneity)
-        self.bidding = bidding_of(config, self.law, self.family, strategy)
+        self.bidding = bidding_of(config, self.names, self.law, self.family, strategy)
         self._persistent = self._types(0) if config.types == "persistent" else None
         # Without the market's own training the server replaces the weights by the sellers' average.
         self.server_plan = training if self.mode.uses_server_plan else PLAIN_AVERAGE
         if config.trust == "aggregate":
             self._require_secure_sum()
-        self._workers = (
-            Workers(build_pool, config, ClientPool.train, workers)
-            if workers > 1
-            else Workers(lambda pool: pool, self.pool, ClientPool.train)
-        )
+        if workers > 1 and not given:
+            self._workers = Workers(build_pool, config, ClientPool.train, workers)
+        elif workers > 1:
+            self._workers = Workers(_own_pool, _pickled(config, self.task), ClientPool.train, workers)
+        else:
+            self._workers = Workers(lambda pool: pool, self.pool, ClientPool.train)
 
     def __enter__(self) -> Federation:
         return self
@@ -126,20 +142,44 @@ class Federation:
 
     def start(self) -> RunState:
         """The state of the run before its first round."""
+        server = ServerState.start(self.first_weights())
+        return RunState(0, server, self.wallets(), self.pacing.total_micro, ())
+
+    def wallets(self) -> Wallets:
+        """The clients' wallets before anyone sold."""
         config = self.config
-        cap = np.inf if config.wallet is None else config.wallet
-        # What is expected is public, so every wallet can fix its measure before anyone sold.
-        typical = [self.family.event(self.law.epsilon_max)]
-        wallets = Wallets(np.full(config.clients, cap), config.delta, expected=typical)
-        return RunState(0, ServerState.start(self.pool.initial_weights()), wallets, self.pacing.total_micro, ())
+        caps = np.full(config.clients, np.inf if config.wallet is None else config.wallet)
+        if self.asked is not None:
+            caps = np.minimum(caps, self.asked.wallet)
+        return Wallets(caps, config.delta)
+
+    @cached_property
+    def own_model(self) -> OwnModel | None:
+        """The task's module trained on the buyer's own records; None where it has none."""
+        if self._own_model is not None:
+            return self._own_model
+        public = self.task.public
+        if public is None or len(public) < FEWEST_RECORDS:
+            return None
+        with one_thread():
+            return OwnTraining(self.task, self.config.seed).own_model()
+
+    def first_weights(self) -> torch.Tensor:
+        """(parameters,) what training starts from: the buyer's own model, else a public draw."""
+        own = None if self.mode.on_pixels else self.own_model
+        if own is None:
+            return self.pool.initial_weights()
+        return flat_weights(self.pool.model, own.module)
 
     def types(self, number: int) -> Bids:
         """(clients,) the clients' true valuations and caps in a round."""
         return self._types(number) if self._persistent is None else self._persistent
 
     def _types(self, number: int) -> Bids:
+        if self.asked is not None:
+            return self.asked.bids
         if self.config.valuations == "measured":
-            return measured_types(self.config, number, self.pool.labels.numpy(), self.pool.parts)
+            return measured_types(self.config, number, self.task)
         return client_types(self.config, number)
 
     def step(self, state: RunState) -> RunState:
@@ -156,7 +196,7 @@ class Federation:
         if update is not None:
             state = replace(state, server=state.server.moved(update, self.server_plan, number / rounds))
         if self.config.measures_after(number):
-            record = replace(record, accuracy=self.accuracy(state))
+            record = replace(record, accuracy=self.score(state))
         return replace(state, next_round=number + 1, records=(*state.records, record))
 
     def run_clients(
@@ -196,8 +236,8 @@ class Federation:
             )
         require_one_step(config.trust, config.training.steps)
         needed = bits_at_most(
-            config.clients,
-            int(self.sizes.max()),
+            min(config.clients, DEFAULT_COHORT),
+            int(self.declared.max()),
             float(self.family.noise_multiplier(self.law.epsilon_max)),
             self.pool.model.parameters,
             config.honest_share,
@@ -209,19 +249,47 @@ class Federation:
             )
 
     def shared_sum(self, market: Round) -> SharedSum:
-        """The public numbers of a cleared round's secure sum."""
-        return SharedSum.plan(
+        """The public numbers of a cleared round's secure sums."""
+        return simulated_sum(
             [award.event.noise_multiplier for award in market.awards.values()],
-            self.sizes[[self.place[client] for client in market.awards]],
+            self.declared[[self.place[client] for client in market.awards]],
             clip_norm=self.config.training.clip_norm,
             parameters=self.pool.model.parameters,
             honest_share=market.terms.honest_share,
+            sellers=len(market.awards),
+            seed=f"{self.config.seed}/{market.terms.number}",
         )
 
-    def accuracy(self, state: RunState) -> float:
-        """Accuracy of the model as it stands, on the records that the run is measured on."""
+    def score(self, state: RunState) -> float | None:
+        """The headline score of the model as it stands, on the test records; None where there are none."""
+        scores = self.scores(state)
+        return None if scores is None else scores[self.task.score.name]
+
+    def scores(self, state: RunState) -> dict[str, float] | None:
+        """Every score of the model as it stands, on the test records; None where there are none."""
+        test = self.task.test
+        if test is None:
+            return None
         with one_thread():
-            return self.pool.model.accuracy(self.model_weights(state), self._test_images, self._test_labels)
+            outputs = self.pool.model.outputs(self.model_weights(state), test.tensors()[0])
+            return self.task.evaluate(outputs.numpy(), test)
+
+    def result(self, state: RunState) -> RunResult:
+        """The run as it stands: its records, its model, and what the buyer's own records would have given."""
+        own = self.own_model
+        with one_thread():
+            before = None if own is None else own_records(self.task, own.module, seed=self.config.seed)
+        return RunResult(
+            self.config,
+            state.records,
+            self.model_weights(state).numpy(),
+            state.wallets,
+            self.types(self.config.rounds - 1),
+            0.0,
+            self.task,
+            self.scores(state),
+            before,
+        )
 
     def model_weights(self, state: RunState) -> torch.Tensor:
         """(parameters,) the model that is tested and kept."""
@@ -244,10 +312,10 @@ class SimulatedClients:
             rounds_left = terms.rounds - terms.number if config.wallet_policy == "spread" else 1
             epsilon = state.wallets.affordable(terms.family, epsilon, rounds_left)
         if run.bidding is not None:
-            left = state.wallets.remaining_share * (np.inf if config.wallet is None else config.wallet)
+            left = state.wallets.remaining_share * state.wallets.cap_epsilon
             valuation = np.maximum(run.bidding.reports(valuation, left, terms.number, state.records), 0.0)
         return {
-            run.names[i]: Offer(float(valuation[i]), float(epsilon[i]), float(run.sizes[i]))
+            run.names[i]: Offer(float(valuation[i]), float(epsilon[i]), float(run.declared[i]))
             for i in np.flatnonzero((run.sizes > 0) & (epsilon > 0))
         }
 
@@ -274,18 +342,28 @@ class SimulatedClients:
         return Delivered(reports, total)
 
     def _secure_sum(self, market: Round, sales: Mapping[str, Award]) -> Delivered:
-        """Aggregate trust: the server sees the sum of the shares that arrive, if there are enough of them."""
-        run, cohort = self.federation, list(market.awards)
+        """Aggregate trust: the server sees the sum of the shares that arrive, if there are enough of them.
+
+        In a round of several cohorts that holds for each; those that lost too many sellers stay closed.
+        """
+        run = self.federation
+        sellers = list(market.awards)
         plan = run.shared_sum(market)
-        arrived = [number for number, client in enumerate(cohort) if client in sales]
-        shares = run.run_clients(self.state, sales, [plan.grid(number) for number in arrived])
-        total = plan.opened(shares, arrived)
+        arrived = [number for number, client in enumerate(sellers) if client in sales]
+        counted = plan.counted(arrived)
+        # Shares of a closed sum stay under masks that nobody takes off: not seen, not paid, ε stays spent.
+        fault = f"only {len(arrived)} of {len(sellers)} sellers came through, {plan.needed} are needed"
+        if plan.cohorts > 1:
+            fault = f"too few sellers of this cohort came through, {plan.needed} are needed"
+        opened = {sellers[number] for number in counted}
+        reports = {client: Report(None if client in opened else fault) for client in sales}
+        paid = {client: sales[client] for client in sales if client in opened}
+        shares = run.run_clients(self.state, paid, [plan.grid(number) for number in counted])
+        total = plan.opened(shares, counted)
         if total is None:
-            # Shares were sent under masks that nobody takes off: nothing is seen, nobody is paid, ε stays spent.
-            fault = f"only {len(arrived)} of {len(cohort)} sellers came through, {plan.needed} are needed"
-            return Delivered(dict.fromkeys(sales, Report(fault)))
+            return Delivered(reports)
         rate = run.pool.plan.learning_rate / run.pool.plan.expected_batch
-        return Delivered(dict.fromkeys(sales, Report()), (rate * total).astype(np.float32))
+        return Delivered(reports, (rate * total).astype(np.float32))
 
     def _dropped(self, market: Round) -> set[str]:
         """The sellers that vanish after the auction, drawn with the configured probability."""
@@ -314,6 +392,9 @@ class SimulatedClients:
 def run(
     config: FederationConfig,
     *,
+    task: Task | None = None,
+    asked: AskedPrices | None = None,
+    own_model: OwnModel | None = None,
     workers: int = 1,
     checkpoint: Path | None = None,
     checkpoint_every: int = 10,
@@ -324,6 +405,7 @@ def run(
     """Runs all rounds, resuming from `checkpoint` if it holds this very configuration.
 
     Args:
+        task, asked, own_model: as for `Federation`.
         workers: processes that train.
         checkpoint: the file to save to and resume from.
         checkpoint_every: rounds between two saves.
@@ -332,7 +414,15 @@ def run(
         mechanism: a ready rule, instead of the configured one; resume with the same.
     """
     started = time.perf_counter()
-    with Federation(config, mechanism=mechanism, workers=workers, strategy=strategy) as federation:
+    with Federation(
+        config,
+        task=task,
+        asked=asked,
+        own_model=own_model,
+        mechanism=mechanism,
+        workers=workers,
+        strategy=strategy,
+    ) as federation:
         state = _resume(federation, checkpoint)
         for record in state.records:
             on_round(record)
@@ -343,10 +433,8 @@ def run(
                 state.next_round % checkpoint_every == 0 or state.next_round == config.rounds
             ):
                 save_checkpoint(checkpoint, to_checkpoint(config, state))
-        types = federation.types(config.rounds - 1)
-        weights = federation.model_weights(state).numpy()
-    seconds = time.perf_counter() - started
-    return RunResult(config, state.records, weights, state.wallets, types, seconds)
+        result = federation.result(state)
+    return replace(result, seconds=time.perf_counter() - started)
 
 
 def _resume(federation: Federation, path: Path | None) -> RunState:
@@ -358,3 +446,23 @@ def _resume(federation: Federation, path: Path | None) -> RunState:
             f"{path} belongs to another run (its settings differ)", "give another file, or delete this one"
         )
     return from_checkpoint(saved)
+
+
+def _pickled(config: FederationConfig, task: Task) -> bytes:
+    """A run on a task of one's own, as another process can read it.
+
+    Raises:
+        ConfigurationError: the task holds something that cannot be sent, such as a lambda.
+    """
+    try:
+        return pickle.dumps((config, task))
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise ConfigurationError(
+            f"the task {task.name!r} cannot be sent to other processes: {error}",
+            "use workers=1, or define model, loss and scores as functions of a module",
+        ) from error
+
+
+def _own_pool(sent: bytes) -> ClientPool:
+    config, task = pickle.loads(sent)
+    return ClientPool.of(config, task)

@@ -4,18 +4,36 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from privmarket.errors import DataError
 from privmarket.federated.checkpoint import Checkpoint
-from privmarket.federated.clients import client_place
 from privmarket.federated.config import FederationConfig
 from privmarket.federated.global_model import ServerState
+from privmarket.lazy import late
 from privmarket.market.bids import Array, Bids
 from privmarket.privacy.wallet import Wallets
 from privmarket.rounds import MICRO, RoundRecord
+from privmarket.training import PrivateModel
+
+if TYPE_CHECKING:
+    import pandas
+    from matplotlib.figure import Figure
+    from torch import nn
+
+    from privmarket.federated import _model_file as model_files
+    from privmarket.federated import _statements as statements
+    from privmarket.federated._before import OwnRecords
+    from privmarket.federated._statements import ClientStatement
+    from privmarket.tasks import Task
+else:
+    model_files = late("privmarket.federated._model_file")
+    statements = late("privmarket.federated._statements")
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,7 +47,7 @@ class RunState:
     records: tuple[RoundRecord, ...]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class RunResult:
     """A finished run.
 
@@ -37,6 +55,9 @@ class RunResult:
         weights: (parameters,) the final model.
         wallets: every client's releases and what its wallet has left.
         types: the clients' true (v, ε) in the last round.
+        task: what was learned from whose records.
+        scores: every score of the final model on the test records; None where there are none.
+        own_records: what the buyer's own records give for nothing; None where it has none.
     """
 
     config: FederationConfig
@@ -45,12 +66,83 @@ class RunResult:
     wallets: Wallets
     types: Bids
     seconds: float
+    task: Task
+    scores: dict[str, float] | None = None
+    own_records: OwnRecords | None = None
+
+    @property
+    def score(self) -> float:
+        """The headline score of the final model on the test records.
+
+        Raises:
+            DataError: the task has no test records.
+        """
+        if self.scores is None:
+            raise DataError(f"the task {self.task.name!r} has no test records", "give test=… or test_share=…")
+        return self.scores[self.task.score.name]
+
+    @property
+    def score_before(self) -> float | None:
+        """The same score of the best model of the buyer's own records, bought for nothing; None without any."""
+        return None if self.own_records is None else self.own_records.scores[self.task.score.name]
+
+    @property
+    def gain(self) -> float | None:
+        """How much better the score is than before, above 0 for better whatever its direction; None without it."""
+        before = self.score_before
+        return None if before is None else self.task.score.gain(before, self.score)
 
     @property
     def accuracy(self) -> float:
-        """The test accuracy after the last round."""
-        measured = [r.accuracy for r in self.records if r.accuracy is not None]
-        return measured[-1]
+        """The test accuracy of the final model.
+
+        Raises:
+            DataError: accuracy is not among the task's scores.
+        """
+        if self.scores is None or "accuracy" not in self.scores:
+            raise DataError(f"accuracy is no score of the task {self.task.name!r}", "use `score` or `scores`")
+        return self.scores["accuracy"]
+
+    @cached_property
+    def model(self) -> nn.Module:
+        """The final model: the task's module with its weights, in evaluation mode."""
+        built = PrivateModel(self.task.build_model(self.config.seed), self.task.loss)
+        return built.load(torch.from_numpy(self.weights)).eval()
+
+    def save_model(self, path: str | Path) -> Path:
+        """Writes the model to a .safetensors file, and a JSON card beside it; see `privmarket predict`."""
+        return model_files.save_model(self, path)
+
+    def export_onnx(self, path: str | Path) -> Path:
+        """Writes the model as ONNX, where torch can export it."""
+        return model_files.export_onnx(self, path)
+
+    def statement(self, client: str) -> ClientStatement:
+        """What one client would be given: its sales, its pay, and what they add up to."""
+        return statements.client_statement(self, client)
+
+    def to_frame(self) -> pandas.DataFrame:
+        """One row per round: bidders, sellers, ε, money, score; needs pandas."""
+        return statements.rounds_frame(self)
+
+    def plot(self, path: str | Path | None = None) -> Figure:
+        """The score over money, with what the buyer had before; saved to `path` if given. Needs matplotlib."""
+        return statements.run_figure(self, path)
+
+    def __repr__(self) -> str:
+        score = self.task.score
+        after = "no test records" if self.scores is None else f"{score.heading} {score.format(self.score)}"
+        before = self.score_before
+        had = "" if before is None else f" (own records: {score.format(before)})"
+        return (
+            f"RunResult({self.task.name!r}, {len(self.task.clients)} clients, {len(self.records)} rounds, "
+            f"paid {self.spent:,.2f}, {after}{had})"
+        )
+
+    @cached_property
+    def place(self) -> dict[str, int]:
+        """Where each client stands in arrays."""
+        return {client: i for i, client in enumerate(self.task.clients)}
 
     @property
     def spent(self) -> float:
@@ -62,7 +154,7 @@ class RunResult:
         """(rounds, clients) ε of what each client released in each round."""
         sold = np.zeros((len(self.records), self.config.clients))
         for row, record in zip(sold, self.records, strict=True):
-            row[[client_place(client) for client in record.sold_epsilon]] = list(record.sold_epsilon.values())
+            row[[self.place[client] for client in record.sold_epsilon]] = list(record.sold_epsilon.values())
         return sold
 
     @cached_property
@@ -70,7 +162,7 @@ class RunResult:
         """(rounds, clients) money that each client got in each round, micro-units."""
         paid = np.zeros((len(self.records), self.config.clients), dtype=np.int64)
         for row, record in zip(paid, self.records, strict=True):
-            row[[client_place(client) for client in record.paid_micro]] = list(record.paid_micro.values())
+            row[[self.place[client] for client in record.paid_micro]] = list(record.paid_micro.values())
         return paid
 
 

@@ -10,22 +10,22 @@ from typing import NotRequired, TypedDict
 
 import numpy as np
 
-from privmarket.federated.clients import client_place
 from privmarket.federated.config import FederationConfig
-from privmarket.federated.shares import alone_noise_multiplier, honest_sellers
 from privmarket.federated.state import RunResult
 from privmarket.privacy.accountant import RdpAccountant
 from privmarket.privacy.calibration import ReleaseFamily
 from privmarket.privacy.events import PrivacyEvent
 from privmarket.privacy.gaussian import Array
 from privmarket.privacy.release import FLOAT_WARNING
-from privmarket.rounds import MICRO
+from privmarket.rounds import MICRO, RoundRecord
+from privmarket.secagg import alone_noise_multiplier, honest_per_cohort
 
 
 class ClientRow(TypedDict):
     """What a run did to one client; None where there is nothing to state."""
 
     client: int
+    name: str
     valuation: float
     epsilon_per_round: float
     sales: int
@@ -41,7 +41,12 @@ class RunSummary(TypedDict):
     config: dict[str, object]
     versions: dict[str, str]
     seconds: float
-    accuracy: float
+    score_name: str
+    score: float | None
+    scores: dict[str, float]
+    score_before: float | None
+    own_records: dict[str, object] | None
+    accuracy: NotRequired[float]
     spent: float
     epsilon_bought: float
     sellers_per_round: float
@@ -67,6 +72,7 @@ def client_table(result: RunResult) -> list[ClientRow]:
     return [
         {
             "client": i,
+            "name": result.task.clients[i],
             "valuation": float(result.types.valuation[i]),
             "epsilon_per_round": float(result.types.epsilon[i]),
             "sales": sales[i],
@@ -74,7 +80,7 @@ def client_table(result: RunResult) -> list[ClientRow]:
             # Without noise nothing is spent: there is no finite ε to state.
             "epsilon_spent": (float(epsilon[i]) if sales[i] else 0.0) if private else None,
             "epsilon_if_others_collude": None if alone is None else float(alone[i]),
-            "wallet_left": float(left[i]) if result.config.wallet is not None else None,
+            "wallet_left": float(left[i]) if np.isfinite(result.wallets.cap_epsilon[i]) else None,
         }
         for i in range(clients)
     ]
@@ -102,11 +108,11 @@ def events_if_others_collude(result: RunResult) -> list[list[PrivacyEvent | None
     rounds = []
     for record in result.records:
         events: list[PrivacyEvent | None] = [None] * config.clients
-        honest = honest_sellers(len(record.sold_epsilon), config.honest_share)
+        honest = honest_per_cohort(len(record.sold_epsilon), config.honest_share)
         for client, epsilon in record.sold_epsilon.items():
             sold = family.event(epsilon)
             alone = float(alone_noise_multiplier(sold.noise_multiplier, honest))
-            events[client_place(client)] = replace(sold, noise_multiplier=alone)
+            events[result.place[client]] = replace(sold, noise_multiplier=alone)
         rounds.append(events)
     return rounds
 
@@ -143,7 +149,11 @@ def summarise(result: RunResult, *, rounds: bool = True) -> RunSummary:
             "python": platform.python_version(),
         },
         "seconds": round(result.seconds, 3),
-        "accuracy": result.accuracy,
+        "score_name": result.task.score.name,
+        "score": None if result.scores is None else result.score,
+        "scores": result.scores or {},
+        "score_before": result.score_before,
+        "own_records": None if result.own_records is None else asdict(result.own_records),
         "spent": result.spent,
         "epsilon_bought": sum(r.total_epsilon for r in records),
         "sellers_per_round": float(np.mean([r.sellers for r in records])),
@@ -154,9 +164,22 @@ def summarise(result: RunResult, *, rounds: bool = True) -> RunSummary:
         "dropped": {str(r.number): r.dropped for r in records if r.dropped},
         "clients": table,
     }
+    if result.scores is not None and "accuracy" in result.scores:
+        summary["accuracy"] = result.scores["accuracy"]
     if rounds:
-        summary["rounds"] = [asdict(r) for r in records]
+        summary["rounds"] = [
+            _round_row(record, by_accuracy=result.task.score.name == "accuracy") for record in records
+        ]
     return summary
+
+
+def _round_row(record: RoundRecord, *, by_accuracy: bool) -> dict[str, object]:
+    """A round as JSON data; the headline score is called accuracy only where it is one."""
+    row = asdict(record)
+    row["score"] = row["accuracy"]
+    if not by_accuracy:
+        del row["accuracy"]
+    return row
 
 
 def _largest(values: Iterable[float | None]) -> float | None:

@@ -2,8 +2,8 @@
 
 - `client`, `server`, `settings`, `result`, `strategy`, `mod`: the apps, an auction around a strategy, a wallet.
 - `wire`, `fleet`, `grid_market`, `broker_auction`: messages, the server's view of its clients, the market of a run.
-- `node_seller`, `guard`, `training`, `training_checks`, `known_layers`: what a client does and what it refuses.
-- `secure`, `secure_seller`, `masks`, `key_pieces`, `hash_tree`, `cohort`, `neighbours` and `sum_…`: secure sums.
+- `node_seller`, `guard`, `training`, `training_checks`: what a client does and what it refuses.
+- `secure`, `secure_seller`: the messages of secure sums (`privmarket.secagg`) over Flower's grid.
 - `federation`, `in_process`, `engine`, `app_folder`, `rehearsal`, `sum_rehearsal`: runs on every engine.
 
 Each name is imported when it is first used: a client that only bids loads no torch. `dir` lists them.
@@ -18,19 +18,13 @@ if TYPE_CHECKING:
         app_folder,
         broker_auction,
         client,
-        cohort,
         engine,
         federation,
         fleet,
         grid_market,
         guard,
-        hash_tree,
         in_process,
-        key_pieces,
-        known_layers,
-        masks,
         mod,
-        neighbours,
         node_seller,
         rehearsal,
         result,
@@ -39,13 +33,7 @@ if TYPE_CHECKING:
         server,
         settings,
         strategy,
-        sum_keys,
-        sum_memory,
-        sum_opening,
-        sum_parties,
         sum_rehearsal,
-        sum_replies,
-        sum_server,
         training,
         training_checks,
         wire,
@@ -72,7 +60,6 @@ __all__ = [
     "broker_auction",
     "client",
     "client_app",
-    "cohort",
     "engine",
     "federation",
     "federation_client",
@@ -80,13 +67,8 @@ __all__ = [
     "fleet",
     "grid_market",
     "guard",
-    "hash_tree",
     "in_process",
-    "key_pieces",
-    "known_layers",
-    "masks",
     "mod",
-    "neighbours",
     "node_seller",
     "rehearsal",
     "result",
@@ -97,13 +79,7 @@ __all__ = [
     "server_app",
     "settings",
     "strategy",
-    "sum_keys",
-    "sum_memory",
-    "sum_opening",
-    "sum_parties",
     "sum_rehearsal",
-    "sum_replies",
-    "sum_server",
     "train_privately",
     "training",
     "training_checks",

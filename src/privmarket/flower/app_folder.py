@@ -15,9 +15,9 @@ from flwr.app import UserConfigValue
 
 from privmarket.errors import ConfigurationError, UnknownNameError
 from privmarket.files import write_atomically
-from privmarket.flower.client import WALLETS_FOLDER, WALLETS_VARIABLE
 from privmarket.flower.engine import Engine
 from privmarket.flower.in_process import play_in_process
+from privmarket.flower.node_seller import WALLETS_FOLDER, WALLETS_VARIABLE
 from privmarket.flower.result import ResultJson, saved_result
 
 RunConfig = Mapping[str, UserConfigValue]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import warnings
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
@@ -27,6 +26,7 @@ from privmarket.flower.node_seller import (
     TrainFunction,
     TrainMany,
     WalletChoice,
+    own_file,
     partition_name,
 )
 from privmarket.flower.wire import Arrays
@@ -43,22 +43,18 @@ if TYPE_CHECKING:
     from flwr.clientapp.typing import Mod
     from torch import nn
 
+    from privmarket import training as engine
     from privmarket.broker.http_client import BrokerClient
     from privmarket.broker.signatures import SigningKey
-    from privmarket.federated import model_check
-    from privmarket.federated.record_gradients import Column, Loss
     from privmarket.flower import secure_seller, training, training_checks
+    from privmarket.training import Column, Loss
 
     RecordsOf = Callable[[Context], tuple[Column, Column] | tuple[Column, Column, Column]]
 else:
-    model_check = late("privmarket.federated.model_check")
+    engine = late("privmarket.training")
     training_checks = late("privmarket.flower.training_checks")
     secure_seller = late("privmarket.flower.secure_seller")
     training = late("privmarket.flower.training")
-
-WALLETS_KEY = "wallets"  # in a node's configuration: the folder of its wallet
-WALLETS_VARIABLE = "PRIVMARKET_WALLETS"  # in the environment of the process in which a node's app runs
-WALLETS_FOLDER = "out/flower-wallets"  # where neither says anything: below the folder in which the app runs
 
 
 def client_app(
@@ -106,12 +102,13 @@ def client_app(
         name: the client's name in the market; its `partition-id` unless given.
         broker: connects to the broker that holds the auction, with the client's own token.
         noise_seed: for simulations only: whoever knows the seed knows the noise. None draws from the system.
-        secure_aggregation: updates leave masked, by SecAgg+; without further mods. Needed for aggregate trust.
+        secure_aggregation: updates leave masked, by `privmarket.secagg`; without further mods. Needed for aggregate
+            trust. The client's state of its secure sums is a file beside its wallet.
         share: how to train for aggregate trust, beside a `train` of your own; done for you with `model` and `data`.
         identity: this client's registered signing key; it signs its keys of a secure sum with it. With a broker,
             the key that it bids with unless given.
-        parties: the public keys of registered parties; a secure sum with anybody else in it is refused. With a
-            broker, the keys of the round's sellers there unless given.
+        parties: the public keys of all sellers of the round, from a register of your own; a secure sum of others,
+            or of a part of them, is refused. With a broker, the keys of the round's sellers there unless given.
         mods: further Flower mods.
     """
     if train is None:
@@ -129,7 +126,10 @@ def client_app(
     seller = Seller(train, offer, purse, spread, naming, broker, noise_seed, rules)
     seller.train_many = None if mods else train_many
     if secure_aggregation:
-        seller.identity, seller.parties = identity, parties
+        seller.identity = identity
+        seller.parties = parties
+        seller.masked = True
+        seller.train_many = None  # each trains within its own protocol
         seller.share = share if share is not None else (train if isinstance(train, ModuleTraining) else None)
         return secure_seller.secure_client(seller)
     app = MarketClientApp(mods=mods)
@@ -167,7 +167,8 @@ def rules_and_wallet(
         if not math.isfinite(rules.epsilon_lifetime):
             return UNLIMITED
         place = rules.wallet.replace("{client}", name(context))
-        return WalletFile(place, rules.epsilon_lifetime, rules.delta)
+        head = None if rules.head_file is None else rules.head_file.replace("{client}", name(context))
+        return WalletFile(place, rules.epsilon_lifetime, rules.delta, head)
 
     if wallet is None:
         return rules, of_policy
@@ -183,12 +184,8 @@ def rules_and_wallet(
 
 
 def _wallet_place(context: Context, client: str) -> Path:
-    """A wallet file of the node's own, in a folder that the node's owner named.
-
-    Never one from the run's configuration: who submits a run writes that, and a new folder is a new lifetime.
-    """
-    folder = str(context.node_config.get(WALLETS_KEY) or os.environ.get(WALLETS_VARIABLE) or WALLETS_FOLDER)
-    return Path(folder).absolute() / f"client-{client}.jsonl"
+    """The wallet file of a node whose app names only a cap."""
+    return own_file(context, f"client-{client}.jsonl")
 
 
 def fixed_offer(valuation: PerClient, epsilon: PerClient, data_size: PerClient = 1.0) -> OfferFunction:
@@ -233,7 +230,7 @@ class ModuleTraining:
         module = self.model()
         policy.check_weights(weights, guard.array_shapes(training.trainable_arrays(module)))
         inputs, labels, persons = (*self.data(job.context), None)[:3]
-        with guard.becomes(Reason.MODEL, model_check.ModelError):
+        with guard.becomes(Reason.MODEL, engine.ModelError):
             training_checks.require_trainable(module, inputs, labels, self.loss, weights, quick=self._checked)
         with guard.becomes(Reason.RECORDS, PrivmarketError, ValueError, TypeError):
             training_checks.require_records(inputs, labels, persons, job, self.loss)

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from flwr.app import Context
 
+from privmarket import tasks
 from privmarket.errors import ConfigurationError
-from privmarket.federated.clients import client_parts, client_place, client_types
+from privmarket.federated.clients import client_types
 from privmarket.federated.config import FederationConfig
-from privmarket.federated.datasets import load_dataset
 from privmarket.flower.client import client_app
 from privmarket.flower.node_seller import Job, MarketClientApp, Purse, partition_name
 from privmarket.flower.server import MarketServerApp, server_app
@@ -40,10 +40,9 @@ from privmarket.rounds import Offer, Terms
 if TYPE_CHECKING:
     import torch
 
-    from privmarket.federated import features, pool, workers
+    from privmarket.federated import pool, workers
     from privmarket.federated.pool import ClientPool
 else:
-    features = late("privmarket.federated.features")
     pool = late("privmarket.federated.pool")
     workers = late("privmarket.federated.workers")
     torch = late("torch")
@@ -59,7 +58,7 @@ def federation_server(config: FederationConfig, **extra: Any) -> MarketServerApp
             f"mode {config.mode!r} on Flower", "only 'private' runs there; simulate the others"
         )
     training, law = config.training, scenario(config.scenario)
-    nominal = max(1, load_dataset(config.dataset).train_labels.size // config.clients)
+    nominal = max(1, tasks.load_dataset(config.dataset).train_labels.size // config.clients)
     settings: dict[str, Any] = {
         **{one.name: getattr(config, one.name) for one in fields(MarketPlan)},
         **{one.name: getattr(training, one.name) for one in fields(TrainingPlan)},
@@ -104,6 +103,10 @@ def federation_client(config: FederationConfig, wallet_folder: Path | str | None
             # A simulated client takes what the run's own configuration says, and waits for a table if it must.
             schedules=((config.training.sampling_rate, config.training.steps),),
             steps=config.training.steps,
+            unpaid_epsilon=math.inf,
+            minimum_cohort=1,
+            register="none",
+            declared_records="exact",
         ),
         wallet=wallet,
         spread=config.wallet_policy == "spread",
@@ -116,7 +119,7 @@ def federation_client(config: FederationConfig, wallet_folder: Path | str | None
 
 
 def _offer(config: FrozenConfig, terms: Terms, context: Context) -> Offer | None:
-    client = client_place(partition_name(context))
+    client = int(partition_name(context))
     # Persistent types are those of the first round in every round.
     persistent = _thawed(config).types == "persistent"
     types, size = _types(config, 0 if persistent else terms.number), _sizes(config)[client]
@@ -133,13 +136,13 @@ class _PoolShares:
 
     def records(self, context: Context) -> int:
         """How many records the client holds."""
-        return _sizes(self.config)[client_place(partition_name(context))]
+        return _sizes(self.config)[int(partition_name(context))]
 
     def share(self, weights: Arrays, job: Job, grid: ReleaseGrid) -> Arrays:
         """The client's clipped sum with its share of the noise, as integers by name."""
         clients = _pool(self.config)
         order = clients.Order(
-            *(job.sale.number, (client_place(job.client),), (job.sale.epsilon,), (job.noise_multiplier,)),
+            *(job.sale.number, (int(job.client),), (job.sale.epsilon,), (job.noise_multiplier,)),
             *(weights[_FLAT], (grid,)),
         )
         return {_FLAT: clients.train(order)[0]}
@@ -152,7 +155,7 @@ def _train_many(config: FrozenConfig, weights: Arrays, jobs: Sequence[Job]) -> l
         some = jobs[at : at + clients.chunk]
         order = clients.Order(
             some[0].sale.number,
-            tuple(client_place(job.client) for job in some),
+            tuple(int(job.client) for job in some),
             tuple(job.sale.epsilon for job in some),
             tuple(job.noise_multiplier for job in some),
             weights[_FLAT],
@@ -162,9 +165,10 @@ def _train_many(config: FrozenConfig, weights: Arrays, jobs: Sequence[Job]) -> l
 
 
 def _accuracy(config: FrozenConfig, weights: Arrays) -> float:
-    images, labels = _test_records(config)
+    clients = _pool(config)
+    assert clients.task.test is not None
     with workers.one_thread():
-        return _pool(config).model.accuracy(torch.from_numpy(weights[_FLAT]), images, labels)
+        return clients.model.accuracy(torch.from_numpy(weights[_FLAT]), *clients.task.test.tensors())
 
 
 # A process answers many messages: what follows from the configuration alone is made once.
@@ -195,16 +199,10 @@ def _wallet_file(config: FrozenConfig, folder: Path | str, client: str) -> Walle
 @lru_cache(maxsize=2)
 def _sizes(config: FrozenConfig) -> list[int]:
     run = _thawed(config)
-    return [part.size for part in client_parts(run, load_dataset(run.dataset).train_labels)]
+    labels = tasks.load_dataset(run.dataset).train_labels
+    return [part.size for part in tasks.drawn_parts(labels, run.clients, run.alpha, run.sizes, run.seed)]
 
 
 @lru_cache(maxsize=2)
 def _pool(config: FrozenConfig) -> ClientPool:
     return pool.build_pool(_thawed(config))
-
-
-@lru_cache(maxsize=2)
-def _test_records(config: FrozenConfig) -> tuple[torch.Tensor, torch.Tensor]:
-    run = _thawed(config)
-    dataset = features.with_features(load_dataset(run.dataset), run.training.features)
-    return torch.from_numpy(dataset.test_images), torch.from_numpy(dataset.test_labels)

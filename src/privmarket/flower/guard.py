@@ -24,6 +24,7 @@ from privmarket.flower.wire import Refusal, Sale
 from privmarket.plans import TOLERANCE
 from privmarket.privacy.calibration import ReleaseFamily
 from privmarket.privacy.policy import PolicyRefusal, Reason
+from privmarket.privacy.wallet_file import WalletFileError
 from privmarket.privacy.wallet_store import SoldBeforeError
 from privmarket.rounds import Terms
 
@@ -96,6 +97,8 @@ def reason_of(error: Exception) -> Reason:
         return error.reason
     if isinstance(error, WalletError):
         return Reason.SOLD if isinstance(error, SoldBeforeError) else Reason.WALLET
+    if isinstance(error, WalletFileError):
+        return Reason.WALLET
     if isinstance(error, wire.WireError):
         return Reason.MESSAGE
     return Reason.FAILED

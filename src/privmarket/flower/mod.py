@@ -31,12 +31,10 @@ NOISE = ("update", "app")
 if TYPE_CHECKING:
     from torch import nn
 
-    from privmarket.federated import model_check
-    from privmarket.flower import training_checks
+    from privmarket import training as engine
 else:
     # torch: bids are answered without it
-    model_check = late("privmarket.federated.model_check")
-    training_checks = late("privmarket.flower.training_checks")
+    engine = late("privmarket.training")
 
 
 class WalletMod:
@@ -202,6 +200,6 @@ class _AppTraining:
             PolicyRefusal: `model`.
         """
         if self._model is not None and not self._has_passed:
-            with guard.becomes(Reason.MODEL, model_check.ModelError):
-                training_checks.require_supported(self._model())
+            with guard.becomes(Reason.MODEL, engine.ModelError):
+                engine.require_supported(self._model())
             self._has_passed = True

@@ -13,6 +13,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
@@ -31,17 +33,32 @@ from privmarket.privacy.policy_file import UNLIMITED
 from privmarket.privacy.release import ReleaseGrid
 from privmarket.privacy.wallet_file import OpenWallet, WalletFile
 from privmarket.rounds import Offer, Terms, sale_name
+from privmarket.secagg import FileJournal, Signer, SumJournal
 
 if TYPE_CHECKING:
     from privmarket.broker.http_client import BrokerClient
     from privmarket.broker.signatures import SigningKey
 MEMORY = wire.NAMES[Offered]  # where a node remembers its offer from the bid to the sale
+_COMPARED = 50  # so many of a seller's newest sales at a broker are held against its wallet
 _PLAN = ("epsilon", "clip_norm", "learning_rate", "expected_batch")  # what only an order says, not a call for bids
 
 OfferFunction = Callable[[Terms, Context], Offer | None]
 PerClient = float | Callable[[Context], float]
 Purse = WalletFile | Literal["unlimited"]
 WalletChoice = Purse | float | Callable[[Context], Purse] | None
+
+WALLETS_KEY = "wallets"  # in a node's configuration: the folder of its wallet
+WALLETS_VARIABLE = "PRIVMARKET_WALLETS"  # in the environment of the process in which a node's app runs
+WALLETS_FOLDER = "out/flower-wallets"  # where neither says anything: below the folder in which the app runs
+
+
+def own_file(context: Context, name: str) -> Path:
+    """A file of the node's own, in a folder that the node's owner named.
+
+    Never one from the run's configuration: who submits a run writes that, and a new folder is a new lifetime.
+    """
+    folder = str(context.node_config.get(WALLETS_KEY) or os.environ.get(WALLETS_VARIABLE) or WALLETS_FOLDER)
+    return Path(folder).absolute() / name
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,6 +136,8 @@ class Seller:
     share: ShareTraining | None = None
     identity: Callable[[Context], SigningKey] | None = None
     parties: Callable[[Context], Collection[str]] | None = None
+    masked: bool = False
+    journals: Callable[[Context], SumJournal] | None = None
 
     def bid(self, message: Message, context: Context) -> Message:
         """Answers a call for bids with what policy and wallet allow, and remembers the offer until the sale.
@@ -127,16 +146,19 @@ class Seller:
         """
         terms = wire.take(message.content, Terms)
         try:
-            self._check_terms(terms, context)
+            buyer = self._check_terms(terms, context)
             self._note_receipt(message.content, context)
             wanted = self.offer(terms, context)
             if wanted is not None:
                 price = self.policy.price.get(terms.trust, wanted.valuation)
                 most = min(wanted.epsilon, self.policy.epsilon_per_sale)
-                wanted = replace(wanted, epsilon=most, valuation=price)
+                declared = self.policy.declared(wanted.data_size)
+                self._check_count(terms, declared, context)
+                wanted = replace(wanted, epsilon=most, valuation=price, data_size=declared)
                 rounds_left = max(1, terms.rounds - terms.number) if self.spread else 1
                 with self._wallet(context) as wallet:
                     if wallet is not None:
+                        self._check_debt(wallet, buyer)
                         fits = float(wallet.wallets.affordable(terms.family, most, rounds_left)[0])
                         wanted = replace(wanted, epsilon=fits) if fits > 0 else None
             # Before the offer is remembered: an offer that the broker did not take can never be sold.
@@ -149,15 +171,37 @@ class Seller:
             guard.note_refusal(context, reason, error)
             answer = Answer(self.name(context), bids=False, reason=str(reason))
             return Message(wire.put(RecordDict(), answer), reply_to=message)
-        answer = Answer(client, bids=False)
+        key = self.signer(context).public_key.hex() if self.masked else None
+        answer = Answer(client, bids=False, sum_key=key)
         if wanted is not None and self.broker is None:  # at a broker the bid is sealed
             accuracy = None if wanted.accuracy is None else float(wanted.accuracy)
             numbers = float(wanted.valuation), float(wanted.epsilon), float(wanted.data_size)
-            answer = Answer(client, True, None, *numbers, accuracy)
+            answer = Answer(client, True, None, *numbers, accuracy, key)
         return Message(wire.put(RecordDict(), answer), reply_to=message)
 
-    def _check_terms(self, asked: Terms | Sale, context: Context) -> None:
-        """Holds a call or an order against the policy and, where there is a broker, against what it published."""
+    def _check_count(self, terms: Terms, declared: float, context: Context) -> None:
+        """Declines where a secure sum would have no room for all of this client's records.
+
+        The server makes room for what sellers declare. Found out in the sum, it would cost all other sellers ε.
+        """
+        if terms.trust == "aggregate" and self.share is not None:
+            records = self.share.records(context)
+            if records > declared:
+                raise PolicyRefusal(
+                    Reason.RECORDS,
+                    f"{records} records, {declared:g} declared",
+                    "declare at least as many as there are: data_size=",
+                )
+
+    def _check_debt(self, wallet: OpenWallet, buyer: str) -> None:
+        self.policy.check_debt(buyer, wallet.unpaid_epsilon(buyer), float(wallet.wallets.cap_epsilon[0]))
+
+    def _check_terms(self, asked: Terms | Sale, context: Context) -> str:
+        """Holds a call or an order against the policy and, where there is a broker, against what it published.
+
+        Returns:
+            Who buys, as the broker says it; empty without a broker.
+        """
         if len(asked.run) > guard.LONGEST_TEXT or not asked.run.isprintable():
             raise PolicyRefusal(Reason.MESSAGE, f"a run with a name of {len(asked.run)} characters")
         task = None
@@ -165,9 +209,11 @@ class Seller:
             with self.broker(context) as broker:
                 task = guard.fetch_task(broker, asked.broker_round)
                 guard.check_task(asked, task)
-        plan = {}
+        plan: dict[str, float] = {}
+        sellers = None
         if isinstance(asked, Sale):
             plan = {name: getattr(asked, name) for name in _PLAN}
+            sellers = asked.sellers
         self.policy.check(
             Order(
                 delta=asked.family.delta,
@@ -175,12 +221,20 @@ class Seller:
                 steps=asked.family.steps,
                 trust=asked.trust,
                 supposed_honest=asked.honest_share,
+                sellers=sellers,
+                registered=self.has_register,
                 unit=self.policy.unit,
                 buyer=None if task is None else task.buyer,
                 broker=None if task is None else task.broker,
                 **plan,
             )
         )
+        return "" if task is None else task.buyer
+
+    @property
+    def has_register(self) -> bool:
+        """Whether this client can say which parties may be in a secure sum: its own list, or its broker's."""
+        return self.parties is not None or self.broker is not None
 
     def sell(self, message: Message, context: Context) -> Message:
         """Checks an order, charges the wallet, trains and replies with the noisy update, or with a refusal."""
@@ -225,11 +279,14 @@ class Seller:
             PolicyRefusal: it is outside the policy, the offer or the broker's award, or the model mixes records.
             WalletError: it does not fit, or was made before.
         """
-        self._check_terms(sale, context)
+        buyer = self._check_terms(sale, context)
         _check_against_offer(sale, context)
+        address = ""
         if self.broker is not None:
             with self.broker(context) as broker:
                 guard.check_award(sale, broker)
+                address = broker.url.rstrip("/")
+                self._compare(broker, context)
         self.policy.check_weights(weights)
         event = event_of(sale.family, sale.epsilon)
         client = self.name(context)
@@ -244,9 +301,21 @@ class Seller:
             check(weights, job, self.policy)
         with self._wallet(context) as wallet:
             if wallet is not None:
-                unit, share = self.policy.unit, sale.honest_share
-                name = sale_name(sale.run, sale.number)
-                wallet.reserve(name, sale.epsilon, event, unit=unit, trust=sale.trust, honest_share=share)
+                self._check_debt(wallet, buyer)
+                wallet.reserve(
+                    sale_name(sale.run, sale.number),
+                    sale.epsilon,
+                    event,
+                    unit=self.policy.unit,
+                    trust=sale.trust,
+                    honest_share=sale.honest_share,
+                    sellers=sale.sellers,
+                    registered=self.has_register,
+                    buyer=buyer,
+                    broker=address,
+                    broker_round=sale.broker_round,
+                    due_micro=sale.payment_micro,
+                )
         # Without a wallet file the node's own memory keeps a round from being sold twice.
         del context.state[MEMORY]
         return job
@@ -271,9 +340,23 @@ class Seller:
         self._note_receipt(message.content, context)
         return Message(RecordDict(), reply_to=message)
 
+    def _compare(self, broker: BrokerClient, context: Context) -> None:
+        """Holds the wallet against the newest of this seller's sales in the broker's books, and notes payments."""
+        if self.wallet(context) == UNLIMITED:
+            return
+        with guard.becomes(Reason.BROKER, PrivmarketError):
+            newest = list(islice(broker.my_awards(), _COMPARED))
+        with self._wallet(context) as wallet:
+            if wallet is not None:
+                wallet.compare(broker.url.rstrip("/"), newest)
+
     def _note_receipt(self, content: RecordDict, context: Context) -> None:
         receipt = wire.take(content, Receipt, None)
         if receipt is None:
+            return
+        if self.broker is not None:  # what the broker says was paid, not the server
+            with self.broker(context) as broker:
+                self._compare(broker, context)
             return
         if receipt.paid_micro < 0:
             raise PolicyRefusal(Reason.MESSAGE, f"a receipt for {receipt.paid_micro} µ")
@@ -296,6 +379,23 @@ class Seller:
             )
         return wallet.open()
 
+    def journal(self, context: Context) -> SumJournal:
+        """Where this client keeps its state of secure sums: beside its wallet, unless told otherwise."""
+        wallet = self.wallet(context)
+        if isinstance(wallet, WalletFile):
+            return FileJournal(wallet.path.with_suffix(".sums"))
+        if self.journals is not None:
+            return self.journals(context)
+        return FileJournal(own_file(context, f"client-{self.name(context)}.sums"))
+
+    def signer(self, context: Context) -> Signer:
+        """What this client signs with in secure sums: its registered key, else one that its journal keeps."""
+        registered = self.registered_key(context)
+        if registered is not None:
+            return RegisteredSigner(registered)
+        with self.journal(context).open() as journal:
+            return journal.identity()
+
     def registered_key(self, context: Context) -> SigningKey | None:
         """The key that this client signs its keys of a secure sum with: as given, else the one it bids with."""
         if self.identity is not None:
@@ -306,7 +406,7 @@ class Seller:
             return broker.key
 
     def registered_parties(self, context: Context, broker_round: str) -> Collection[str] | None:
-        """The public keys that a round's secure sum may consist of: as given, else the broker's for that round."""
+        """The public keys of the sellers of a round's secure sum: as given, else the broker's for that round."""
         if self.parties is not None:
             return self.parties(context)
         if self.broker is None:
@@ -330,6 +430,22 @@ class Seller:
                     **features,
                 )
             return str(broker.me()["id"])
+
+
+@dataclass(frozen=True)
+class RegisteredSigner:
+    """A key that a client bids or is registered with, as the protocol of secure sums takes it."""
+
+    key: SigningKey
+
+    @property
+    def public_key(self) -> bytes:
+        """The public key, 32 bytes."""
+        return bytes.fromhex(self.key.public)
+
+    def sign(self, statement: bytes) -> bytes:
+        """The 64 bytes of a signature."""
+        return bytes.fromhex(self.key.sign(statement))
 
 
 @lru_cache(maxsize=4096)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from flwr.app import Context
 
-from privmarket.federated.clients import client_place, client_types
+from privmarket.federated.clients import client_types
 from privmarket.federated.config import FederationConfig, Training
 from privmarket.flower.engine import Engine, write_app
 from privmarket.flower.federation import federation_client, federation_server
@@ -127,7 +127,7 @@ def _noise_alone(weights: Arrays, job: Job) -> Arrays:
 
 
 def _type(plan: RehearsalPlan, terms: Terms, context: Context) -> Offer:
-    number, types = client_place(partition_name(context)), client_types(plan.config, terms.number)
+    number, types = int(partition_name(context)), client_types(plan.config, terms.number)
     return Offer(float(types.valuation[number]), float(types.epsilon[number]))
 
 
@@ -215,7 +215,7 @@ def _nodes_to_ask(plan: RehearsalPlan, rounds: list[RoundJson]) -> list[str]:
         for r in rounds
         for client in everybody - gone[r["number"]] - set(r["paid_micro"]) - _busy(plan, r["number"])
     }
-    return [f"node-{client}" for client in sorted(missing, key=client_place)]
+    return [f"node-{client}" for client in sorted(missing, key=int)]
 
 
 def verdicts(plan: RehearsalPlan, rounds: list[RoundJson], folder: Path) -> dict[str, bool]:
@@ -256,7 +256,7 @@ def _plain_payments(plan: RehearsalPlan, record: RoundJson) -> dict[str, int]:
     A client that is dead, or still busy with a late update, does not bid, and prices move. Everybody who bids sells
     in this market, so who bid is who was paid or dropped.
     """
-    present = sorted({*record["paid_micro"], *record["dropped"]}, key=client_place)
+    present = sorted({*record["paid_micro"], *record["dropped"]}, key=int)
     if len(present) != record["bidders"]:
         return {}
     with simulation.Federation(plan.config) as federation:

@@ -31,9 +31,9 @@ from privmarket.rounds import Delivered, Round, RoundRecord, hold_auction, settl
 if TYPE_CHECKING:
     from torch import nn
 
-    from privmarket.flower import training_checks
+    from privmarket import training as engine
 else:
-    training_checks = late("privmarket.flower.training_checks")
+    engine = late("privmarket.training")
 
 _log = logging.getLogger("privmarket.flower")
 _ACCURACY = "accuracy"
@@ -62,7 +62,7 @@ class AuctionStrategy(Strategy):
         **settings: Any,
     ) -> None:
         if model is not None:
-            training_checks.require_supported(model())
+            engine.require_supported(model())
         self.inner, self.weighted_by_key = inner, weighted_by_key
         self.settings = MarketSettings(**settings)
         if self.settings.trust != "local":

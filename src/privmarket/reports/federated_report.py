@@ -87,7 +87,10 @@ def write_report(
         remarks: sentences on how the runs came about, at the end of the page.
     """
     main = next(iter(runs.values()))
-    called = list(names) or [f"client {i}" for i in range(main.config.clients)]
+    by_accuracy = main.task.score.name == "accuracy"
+    # Owners of records have names; clients that share out a data set have numbers.
+    of_task = list(main.task.clients) if main.config.task else [f"client {name}" for name in main.task.clients]
+    called = list(names) or of_task
     summary = summarise(main, rounds=False)
     template = jinja2.Template(
         (files("privmarket.reports") / "templates" / "federated_report.html").read_text(encoding="utf-8"),
@@ -99,11 +102,12 @@ def write_report(
         details=details(runs, misreports),
         other_trust=other_trust_sentence(runs, currency),
         strength=strength_sentence(worst_promise(main), worst_promise_alone(main)),
-        sampling="" if own is None else sampling_sentence(own.tested, main.accuracy),
+        sampling="" if own is None or not by_accuracy else sampling_sentence(own.tested, main.score),
         trusts=[_trust_column(run, currency) for run in both_trusts(runs)],
         figures=_figures(runs, summary, called, currency, own),
         runs=compared_rows(runs, own),
         main_label=next(iter(runs)),
+        score_title=score_title(main),
         left=rounded_down_percent,
         sums=main.config.trust == "aggregate" and main.config.privacy.is_private,
         remarks=remarks,
@@ -132,7 +136,7 @@ def _trust_column(run: RunResult, currency: str) -> dict[str, str]:
         "title": _SEES["aggregate" if sums else "local"],
         "trust": trust_words("aggregate" if sums else "local", run.config.honest_share),
         "rule": run.config.mechanism,
-        "accuracy": percent(run.accuracy),
+        "accuracy": shown(run, run.score),
         "paid": f"{run.spent:,.0f} of {run.config.money_in_all:,.0f} {currency}",
         "largest": f"ε = {summary['largest_epsilon_spent']:.3g}",
         "strength": "about nothing" if promised is None else strength(promised.guess),
@@ -146,7 +150,8 @@ def compared_rows(runs: Mapping[str, RunResult], own: OwnRecords | None = None) 
     rows = []
     if own is not None:
         label = f"your own {own.records} records alone"
-        rows.append((label, {"accuracy": percent(own.accuracy), "spent": "0", "largest": "0", "alone": "0"}))
+        main = next(iter(runs.values()))
+        rows.append((label, {"accuracy": shown(main, own.accuracy), "spent": "0", "largest": "0", "alone": "0"}))
     for label, run in runs.items():
         summary = summarise(run, rounds=False)
         largest = summary["largest_epsilon_spent"]
@@ -156,7 +161,7 @@ def compared_rows(runs: Mapping[str, RunResult], own: OwnRecords | None = None) 
             (
                 label,
                 {
-                    "accuracy": percent(run.accuracy),
+                    "accuracy": shown(run, run.score),
                     "spent": f"{run.spent:,.0f}" if run.config.privacy.holds_auctions else "–",
                     "largest": f"{largest:.3g}" if private else "no promise",
                     "alone": ("the same" if alone is None else f"{alone:.3g}") if private else "no promise",
@@ -175,7 +180,8 @@ def _figures(
 ) -> list[tuple[str, str, str]]:
     """(title, takeaway, chart) in the order of the page."""
     main = next(iter(runs.values()))
-    free = [] if own is None else [_own_figure(own, main.accuracy)]
+    # One number of own records is a level in the first chart; several are a chart of their own.
+    free = [_own_figure(own, main.score)] if own is not None and len(own.curve) > 1 else []
     return [
         ("How well the model does", accuracy_takeaway(runs), accuracy_chart(runs, own)),
         *free,
@@ -213,14 +219,27 @@ def accuracy_chart(runs: Mapping[str, RunResult], own: OwnRecords | None = None)
         y = [record.accuracy for record in measured]
         lines.append(Line(label, x, y, colour, dashed=not run.config.privacy.is_private, strong=i == 0))
     levels = [] if own is None else [(f"your own {own.records} records alone", own.accuracy)]
+    main = next(iter(runs.values()))
+    by_accuracy = main.task.score.name == "accuracy"
     return charts.line_chart(
         lines,
         x_title="round",
-        y_title="right on the test",
-        y_text=lambda y: f"{y:.0%}",
+        y_title=score_title(main),
+        y_text=(lambda y: f"{y:.0%}") if by_accuracy else (lambda y: f"{y:.3g}"),
         levels=levels,
         names_right=True,
     )
+
+
+def score_title(run: RunResult) -> str:
+    """What the headline score is called on axes and in tables."""
+    score = run.task.score
+    return "right on the test" if score.name == "accuracy" else f"{score.heading} on the test"
+
+
+def shown(run: RunResult, value: float) -> str:
+    """A value of the headline score as pages write it."""
+    return percent(value) if run.task.score.name == "accuracy" else run.task.score.format(value)
 
 
 def sales_chart(run: RunResult, names: Sequence[str]) -> str:

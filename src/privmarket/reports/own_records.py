@@ -9,9 +9,8 @@ import numpy as np
 
 from privmarket.errors import DataError
 from privmarket.federated.config import FederationConfig
-from privmarket.federated.datasets import Dataset, load_dataset
-from privmarket.federated.features import with_features
-from privmarket.tasks import own_records_alone
+from privmarket.federated.state import RunResult
+from privmarket.tasks import Dataset, load_dataset, own_records_alone, with_features
 
 _OWN = 7  # keeps the draws apart from the run's random numbers
 
@@ -22,7 +21,8 @@ class OwnRecords:
 
     Attributes:
         records: how many records the buyer has.
-        accuracy: share of test records that such a model gets right, in the mean over the draws.
+        accuracy: share of test records that such a model gets right, or another headline score, in the mean over
+            the draws.
         curve: (records, accuracy) for other numbers of own records, rising in records; `records` is among them.
         draws: over how many draws of the records each accuracy is a mean.
         tested: how many test records there are.
@@ -33,6 +33,16 @@ class OwnRecords:
     curve: tuple[tuple[int, float], ...]
     draws: int
     tested: int
+
+    @classmethod
+    def of(cls, result: RunResult) -> OwnRecords | None:
+        """What a run on a task says of the buyer's public records; None where it has none."""
+        found = result.own_records
+        test = result.task.test
+        if found is None or test is None:
+            return None
+        value = found.scores[result.task.score.name]
+        return cls(found.records, value, ((found.records, value),), 1, len(test))
 
     def enough(self, accuracy: float) -> int | None:
         """The fewest own records of the curve that do as well as `accuracy`; None if none do."""

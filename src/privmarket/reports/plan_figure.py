@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from privmarket.federated.planning import Plan, Point
 
 PLOT_ENDINGS = (".png", ".svg", ".pdf", ".html")
-_PANELS = ("accuracy", "largest lifetime ε", "pay per client")
+_PANELS = ("score", "largest lifetime ε", "pay per client")
 _PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1"><title>privmarket: a plan</title>
 <style>body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 1000px; margin: 24px auto; padding: 0 14px; }}
@@ -53,7 +53,7 @@ def plan_figure(plan: Plan) -> Figure:
     figure = new_figure(9.5, 3.4)
     panels = figure.subplots(1, 3)
     money = [point.total for point in plan.points]
-    for axes, title, values in zip(panels, _PANELS, _values(plan.points), strict=True):
+    for axes, title, values in zip(panels, _titles(plan), _values(plan.points), strict=True):
         axes.plot(money, values, "o-", color="#D55E00")
         axes.set(xscale="log", xlabel="money in all", title=title)
         axes.set_xticks(money, _labels(money), minor=False)
@@ -61,25 +61,36 @@ def plan_figure(plan: Plan) -> Figure:
         axes.grid(alpha=0.25)
     low, high = ([getattr(point, name) for point in plan.points] for name in ("lowest", "highest"))
     panels[0].fill_between(money, low, high, color="#D55E00", alpha=0.2, lw=0)
-    panels[0].yaxis.set_major_formatter(lambda share, _: f"{100 * share:g}%")
+    panels[0].yaxis.set_major_formatter(lambda value, _: _score_text(plan, value))
     panels[1].set_yscale("log")
     ticks = _round_numbers([point.lifetime_epsilon for point in plan.points])
     panels[1].set_yticks(ticks, [f"{tick:g}" for tick in ticks], minor=False)
     panels[1].set_yticks([], minor=True)
     if plan.target is not None:
         panels[0].axhline(plan.target, color="k", ls="--", lw=0.8, label="target")
-    if plan.ceiling is not None:
-        panels[0].axhline(plan.ceiling, color="#777777", ls=":", lw=1.0, label="all clients, no noise")
+    if plan.score_before is not None:
+        had = counted(plan.own_records, "record")
+        panels[0].axhline(plan.score_before, color="#009E73", ls=":", lw=1.4, label=f"your own {had} alone")
     if plan.chosen is not None:
-        panels[0].plot([plan.chosen.total], [plan.chosen.accuracy], "s", color="k", ms=7, label="chosen")
+        panels[0].plot([plan.chosen.total], [plan.chosen.score], "s", color="k", ms=7, label="chosen")
     if panels[0].get_legend_handles_labels()[0]:
         panels[0].legend(loc="best", fontsize=8)
     return figure
 
 
+def _titles(plan: Plan) -> tuple[str, ...]:
+    return (f"{plan.score.heading} on test records", *_PANELS[1:])
+
+
+def _score_text(plan: Plan, value: float) -> str:
+    """A score on an axis."""
+    return f"{100 * value:g}%" if plan.score.name in ("accuracy", "balanced-accuracy") else f"{value:.3g}"
+
+
 def _round_numbers(values: Sequence[float]) -> list[float]:
     """1, 2 and 5 times powers of ten around the values, for an axis whose labels do not overlap."""
-    low, high = min(values), max(values)
+    sold = [value for value in values if 0 < value < math.inf] or [1.0]
+    low, high = min(sold), max(sold)
     powers = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1)
     steps = [digit * 10.0**power for power in powers for digit in (1, 2, 5)]
     return [step for step in steps if low / 2.5 <= step <= high * 2.5]
@@ -102,7 +113,7 @@ def _labels(money: Sequence[float]) -> list[str]:
 
 def _values(points: Sequence[Point]) -> tuple[list[float], list[float], list[float]]:
     return (
-        [point.accuracy for point in points],
+        [point.score for point in points],
         [point.lifetime_epsilon for point in points],
         [point.pay_per_client for point in points],
     )
@@ -112,7 +123,9 @@ def _page(plan: Plan) -> str:
     """One self-contained page: a chart per panel, then what each amount of money was spent on."""
     money = [point.total for point in plan.points]
     levels = [
-        (name, value) for name, value in (("target", plan.target), ("no noise", plan.ceiling)) if value is not None
+        (name, value)
+        for name, value in (("target", plan.target), ("your own records alone", plan.score_before))
+        if value is not None
     ]
     accuracy, lifetime, pay = _values(plan.points)
     lowest, highest = ([getattr(point, name) for point in plan.points] for name in ("lowest", "highest"))
@@ -130,14 +143,14 @@ def _page(plan: Plan) -> str:
             of_panel,
             x_title="money in all",
             y_title=title,
-            y_text=(lambda y: f"{y:.1%}") if i == 0 else (lambda y: f"{y:g}"),
+            y_text=(lambda y: _score_text(plan, y)) if i == 0 else (lambda y: f"{y:g}"),
             y_from_zero=i > 0,
             x_log=True,
             levels=levels if i == 0 else (),
         )
-        for i, (title, of_panel) in enumerate(zip(_PANELS, lines, strict=True))
+        for i, (title, of_panel) in enumerate(zip(_titles(plan), lines, strict=True))
     ]
-    panels = "".join(f"<h2>{title}</h2>{chart}" for title, chart in zip(_PANELS, drawn, strict=True))
+    panels = "".join(f"<h2>{title}</h2>{chart}" for title, chart in zip(_titles(plan), drawn, strict=True))
     spent_on = "".join(
         f"<li>{point.total:,.4g}: {counted(point.choice.rounds, 'round')} × {point.budget_per_round:,.4g}, "
         f"{escape(point.choice.label)}</li>"

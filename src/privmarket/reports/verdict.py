@@ -145,15 +145,15 @@ def headline(runs: Mapping[str, RunResult], currency: str = CURRENCY, own: OwnRe
     """
     main = next(iter(runs.values()))
     if not main.config.privacy.holds_auctions:
-        return f"Without a market and without privacy the model got {percent(main.accuracy)} of the test right."
+        return f"Without a market and without privacy the model {does(main, main.score)}."
     bought = (
-        f"For {main.spent:,.0f} of a budget of {main.config.money_in_all:,.0f} {currency} you got a model that is "
-        f"right on {percent(main.accuracy)} of the test"
+        f"For {main.spent:,.0f} of a budget of {main.config.money_in_all:,.0f} {currency} you got a model that "
+        f"{does(main, main.score)}"
         + (f", under {main.config.trust} trust" if main.config.privacy.is_private else "")
     )
     if own is None:
         return f"{bought}. {_most_spent(main)}"
-    return f"{own_records_sentence(own)} {bought}: {_compared(main.accuracy, own.accuracy)}. {_most_spent(main)}"
+    return f"{own_records_sentence(main, own)} {bought}: {_compared(main, own)}. {_most_spent(main)}"
 
 
 def details(runs: Mapping[str, RunResult], misreports: MisreportCheck | None = None) -> str:
@@ -162,8 +162,8 @@ def details(runs: Mapping[str, RunResult], misreports: MisreportCheck | None = N
     parts = []
     twin = noise_free_twin(runs)
     if twin is not None:
-        lost = points(twin.accuracy, main.accuracy)
-        cost = f"cost {lost:.1f} points" if lost > 0 else "cost nothing"
+        worse = is_better(main, twin.score, main.score)
+        cost = f"cost {difference(main, main.score, twin.score)}" if worse else "cost nothing"
         parts.append(f"privacy noise {cost} against the same run without noise")
     if misreports is not None and main.config.privacy.holds_auctions:
         parts.append(misreports.sentence)
@@ -176,23 +176,45 @@ def points(more: float, less: float) -> float:
     return round(round(100 * more, 1) - round(100 * less, 1), 1)
 
 
-def own_records_sentence(own: OwnRecords) -> str:
+def does(run: RunResult, value: float) -> str:
+    """What a model with this headline score does: "is right on 90.8 % of the test", "has an R² of …"."""
+    score = run.task.score
+    if score.name == "accuracy":
+        return f"is right on {percent(value)} of the test"
+    article = "an" if score.heading[:1] in "AEFHILMNORSX" else "a"
+    return f"has {article} {score.heading} of {score.format(value)} on the test"
+
+
+def difference(run: RunResult, worse: float, better: float) -> str:
+    """How far two values of the headline score are apart: "5.3 points", or "0.041 of AUC"."""
+    score = run.task.score
+    if score.name == "accuracy":
+        return f"{abs(points(better, worse)):.1f} points"
+    return f"{abs(better - worse):.3g} of {score.heading}"
+
+
+def is_better(run: RunResult, one: float, other: float) -> bool:
+    """Whether the headline score `one` is better than `other`, in the digits that a page shows."""
+    score = run.task.score
+    if score.name == "accuracy":
+        return points(one, other) > 0
+    return score.gain(other, one) > 0 and score.format(one) != score.format(other)
+
+
+def own_records_sentence(run: RunResult, own: OwnRecords) -> str:
     """What the buyer has without a market."""
-    return (
-        f"Your own records alone: a model of {counted(own.records, 'record')} is right on {percent(own.accuracy)} "
-        "of the test, for nothing."
-    )
+    had = counted(own.records, "record")
+    return f"Your own records alone: a model of {had} {does(run, own.accuracy)}, for nothing."
 
 
-def _compared(accuracy: float, own: float) -> str:
-    gained = points(accuracy, own)
-    if gained > 0:
-        return f"{gained:.1f} points more than your own records alone"
-    return "no more than your own records alone, so there was nothing to buy here"
+def _compared(run: RunResult, own: OwnRecords) -> str:
+    if is_better(run, run.score, own.accuracy):
+        return f"{difference(run, own.accuracy, run.score)} better than your own records alone"
+    return "no better than your own records alone, so there was nothing to buy here"
 
 
 def own_records_takeaway(own: OwnRecords, accuracy: float) -> str:
-    """How many records of the buyer's own would have done as well as the market."""
+    """How many records of the buyer's own would have done as well as the market, by accuracy."""
     enough = own.enough(accuracy)
     most, reached = own.curve[-1]
     said = f"Each figure is a mean over {counted(own.draws, 'draw')} from the {most} records that no client holds. "
@@ -235,7 +257,7 @@ def other_trust_sentence(runs: Mapping[str, RunResult], currency: str = CURRENCY
     left = "" if alone is None else f" ({epsilon_text(alone.epsilon)} if all other sellers collude)"
     return (
         f"Under {other.config.trust} trust, where the server sees {sees}, {other.spent:,.0f} {currency} bought "
-        f"{percent(other.accuracy)}, and nobody sold more than {epsilon_text(most)}{left}."
+        f"a model that {does(other, other.score)}, and nobody sold more than {epsilon_text(most)}{left}."
     )
 
 
@@ -271,10 +293,12 @@ def accuracy_takeaway(runs: Mapping[str, RunResult]) -> str:
     main = next(iter(runs.values()))
     twin = noise_free_twin(runs)
     measured = [(record.number + 1, record.accuracy) for record in main.records if record.accuracy is not None]
-    near = next(number for number, accuracy in measured if accuracy >= 0.95 * main.accuracy)
-    said = f"After {counted(main.config.rounds, 'round')} it is right on {percent(main.accuracy)} of the test"
+    said = f"After {counted(main.config.rounds, 'round')} it {does(main, main.score)}"
     if twin is not None:
-        said += f", and on {percent(twin.accuracy)} without noise"
+        said += f"; without noise it {does(main, twin.score)}"
+    if main.task.score.name != "accuracy":
+        return f"{said}."
+    near = next(number for number, accuracy in measured if accuracy >= 0.95 * main.score)
     return f"{said}; round {near} is the first after which it had 95 % of that."
 
 

@@ -68,7 +68,8 @@ class RoundRecord:
         sold_epsilon: client → ε of what it released, paid or not: this is what its wallet is charged.
         paid_micro: client → money, for clients that delivered a usable update.
         dropped: client → why it was not paid.
-        accuracy: test accuracy after the round, None where it was not measured.
+        accuracy: test accuracy after the round, or another score that the run's task is measured by; None where it
+            was not measured.
     """
 
     number: int

@@ -13,11 +13,8 @@ import psycopg
 
 from privmarket.market.bids import Array
 from privmarket.privacy.calibration import ReleaseFamily
-from privmarket.privacy.events import PrivacyEvent
-from privmarket.privacy.wallet import Wallets
 
 _PAST_SHARE = 0.7  # of all sellers, each in one of two earlier rounds
-_MEASURES = 200  # sellers whose first sale decides which measure the others of their kind watch
 
 
 def copy_market(url: str, round_id: str, caps: Array, first: str, seed: int) -> int:
@@ -27,9 +24,6 @@ def copy_market(url: str, round_id: str, caps: Array, first: str, seed: int) -> 
     sold = rng.uniform(0.1, 1.0, sellers)
     noise = ReleaseFamily().noise_multiplier(sold)
     past = [np.flatnonzero(rng.random(sellers) < _PAST_SHARE) for _ in range(2)]
-    has_past = np.zeros(sellers, dtype=bool)
-    has_past[np.concatenate(past)] = True
-    measure = _measures(caps, noise)
     with psycopg.connect(url.replace("+psycopg", "")) as connection:
         task = connection.execute("SELECT task_id FROM rounds WHERE id = %s", (round_id,)).fetchone()
         assert task is not None
@@ -41,12 +35,10 @@ def copy_market(url: str, round_id: str, caps: Array, first: str, seed: int) -> 
                 "VALUES (%s, %s, %s, 'settled', 1, 'x', 1, 1, 0, 0, 0, 0, 0, 0)",
                 (name, task[0], number),
             )
-        watched = (measure[i] if has_past[i] else "open" for i in range(sellers))
         rows: Iterable[Sequence[object]] = (
-            (name, "seller", "", 1, float(cap), 1e-5, kind)
-            for name, cap, kind in zip(names, caps, watched, strict=True)
+            (name, "seller", "", 1, float(cap), 1e-5) for name, cap in zip(names, caps, strict=True)
         )
-        _copy(connection, "parties (id, role, name_hash, created_ms, cap_epsilon, delta, measure)", rows)
+        _copy(connection, "parties (id, role, name_hash, created_ms, cap_epsilon, delta)", rows)
         for (name, _), some in zip(numbers, past, strict=True):
             rows = ((name, names[i], -1, float(sold[i]), float(noise[i]), 5, "charged", 5) for i in some.tolist())
             columns = "(round_id, seller_id, seq, epsilon, noise_multiplier, payment_micro, charge, paid_micro)"
@@ -63,20 +55,6 @@ def copy_market(url: str, round_id: str, caps: Array, first: str, seed: int) -> 
         connection.autocommit = True
         connection.execute("ANALYZE")
     return sum(some.size for some in past)
-
-
-def _measures(caps: Array, noise: Array) -> list[str]:
-    """What each wallet watches after its first sale: as wallets choose it, for some and for their neighbours."""
-    order = np.argsort(caps)
-    groups = np.array_split(order, min(_MEASURES, caps.size))
-    found = [""] * caps.size
-    for group in groups:
-        middle = group[group.size // 2]
-        wallet = Wallets([caps[middle]])
-        wallet.spend([PrivacyEvent(float(noise[middle]))])
-        for i in group.tolist():
-            found[i] = wallet.measure[0]
-    return found
 
 
 def _copy(connection: psycopg.Connection[object], target: str, rows: Iterable[Sequence[object]]) -> None:

@@ -18,12 +18,10 @@ import torch
 from torch import Tensor
 
 from privmarket.federated.config import Training, recommended_training
-from privmarket.federated.datasets import load_dataset
-from privmarket.federated.features import with_features
-from privmarket.federated.gradients import gradient_sums
-from privmarket.federated.models import Model, build_model
 from privmarket.files import write_atomically
 from privmarket.privacy.calibration import ReleaseFamily
+from privmarket.tasks import load_dataset, with_features
+from privmarket.training import PrivateModel, build_model, gradient_sums
 
 _CLIENTS, _ALPHA, _TYPICAL_EPSILON, _DELTA = 100, 0.1, 2.5, 1e-5
 _MEASURED_AFTER = (0, 5, 20, 50, 100)
@@ -55,14 +53,14 @@ def measure(dataset: str = "mnist") -> list[dict[str, float]]:
     return rows
 
 
-def _noise_variance(model: Model, training: Training, records: float) -> float:
+def _noise_variance(model: PrivateModel, training: Training, records: float) -> float:
     """κ in gradient units: squared norm of one client's noise, times ε², at a typical ε."""
     family = ReleaseFamily.of(training, _DELTA)
     sigma = float(family.noise_multiplier(np.array([_TYPICAL_EPSILON]))[0])
     return model.parameters * (training.clip_norm * sigma * _TYPICAL_EPSILON / records) ** 2
 
 
-def _spread(model: Model, weights: Tensor, images: Tensor, labels: Tensor, clip_norm: float) -> float:
+def _spread(model: PrivateModel, weights: Tensor, images: Tensor, labels: Tensor, clip_norm: float) -> float:
     """H² in gradient units: mean squared distance of the clients' mean gradients from their mean."""
     order = torch.argsort(labels, stable=True)
     sizes = torch.bincount(labels).tolist()

@@ -23,10 +23,11 @@ from privmarket.lazy import late
 if TYPE_CHECKING:
     import torch
 
-    from privmarket.federated import datasets, simulation
+    from privmarket import tasks
+    from privmarket.federated import simulation
 else:  # the process that only starts the others needs none of them
     torch = late("torch")
-    datasets = late("privmarket.federated.datasets")
+    tasks = late("privmarket.tasks")
     simulation = late("privmarket.federated.simulation")
 
 RECORDS_PER_CLIENT = 600
@@ -74,7 +75,7 @@ def _peak_bytes(clients: int) -> int:
     records = clients * RECORDS_PER_CLIENT
     images = rng.standard_normal((records, 1, 28, 28), dtype=np.float32)
     labels = rng.integers(0, 10, records)
-    data = datasets.Dataset("random", images, labels, images[:1000], labels[:1000])
+    data = tasks.Dataset("random", images, labels, images[:1000], labels[:1000])
     parts = [np.arange(i * RECORDS_PER_CLIENT, (i + 1) * RECORDS_PER_CLIENT) for i in range(clients)]
     # At 10 per client and ε ≤ 5, everyone sells all it offers.
     config = FederationConfig(
@@ -84,7 +85,7 @@ def _peak_bytes(clients: int) -> int:
         evaluate_every=_ROUNDS,
         training=Training(model="mlp"),
     )
-    with simulation.Federation(config, dataset=data, parts=parts) as federation:
+    with simulation.Federation(config, task=tasks.task_of(data, parts, model="mlp")) as federation:
         state = federation.start()
         for _ in range(_ROUNDS):
             state = federation.step(state)

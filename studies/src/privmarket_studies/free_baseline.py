@@ -17,10 +17,8 @@ from pathlib import Path
 from typing import TypedDict
 
 from privmarket.federated.config import DATASETS, recommended_training
-from privmarket.federated.datasets import load_dataset
-from privmarket.federated.features import with_features
 from privmarket.files import write_atomically
-from privmarket.tasks import own_records_alone
+from privmarket.tasks import load_dataset, own_records_alone, with_features
 from privmarket_studies.page_text import table_row
 from privmarket_studies.reproduce.document import NOT_COMPUTED
 

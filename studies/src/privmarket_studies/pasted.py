@@ -32,18 +32,20 @@ from privmarket.files import write_atomically
 
 # Not run: a pattern of the command → why.
 ELSEWHERE = {
-    r"mnist|cifar10": "needs a data set that is downloaded first",
+    r"mnist|cifar10|insteval|nlschools|medpar": "needs a data set that is downloaded first",
     r"market\.example|--url": "needs somebody's broker",
     r"postgresql": "needs a PostgreSQL server",
     r"public\.npz": "needs records of the reader's own",
     r"wallet-0\.jsonl": "needs the wallet of an earlier sale",
     r"^privmarket (reproduce|bench|nash-gap)": "part of the studies, run by their own tests",
     r"--engine (simulation|deployment)": "needs Ray or SuperNodes: test_flower_engines.py",
+    r"predict model.safetensors new.csv": "needs new rows: test_task_runs.py",
     r"broker (verify|operator-token|backup|restore|forget)": "needs a broker's file: test_broker_service.py",
 }
 # Takes more than a few seconds.
 SLOW = (
-    r"^privmarket (demo|federate|plan|attack|train|serve|flower|audit|equilibrium)",
+    # predict needs the model of a run.
+    r"^privmarket (demo|federate|plan|predict|attack|train|serve|flower|audit|equilibrium)",
     r"account.*0\.05,20x100",  # certificates of sampled sales
 )
 # Ends with another code than 0, as the page says.

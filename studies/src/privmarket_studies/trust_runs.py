@@ -17,12 +17,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from privmarket.federated.config import FederationConfig, recommended_training
-from privmarket.federated.datasets import Dataset, load_dataset
-from privmarket.federated.features import with_features
 from privmarket.federated.simulation import Federation
 from privmarket.federated.state import RunResult
 from privmarket.federated.summary import brief
 from privmarket.files import write_atomically
+from privmarket.tasks import Dataset, Task, drawn_parts, load_dataset, task_of, with_features
 from privmarket_studies.kept_weights import read_run, with_weights
 
 SEEDS = (0, 1, 2)
@@ -205,9 +204,15 @@ def played(config: FederationConfig, features: Dataset) -> RunResult:
     """Plays one run on records whose features are already computed."""
     started = time.perf_counter()
     plain = config.replace_training(features="none")
-    with Federation(plain, dataset=features) as federation:
+    with Federation(plain, task=shared_out(config, features)) as federation:
         state = federation.start()
         while state.next_round < config.rounds:
             state = federation.step(state)
-        weights, types = federation.model_weights(state).numpy(), federation.types(config.rounds - 1)
-    return RunResult(config, state.records, weights, state.wallets, types, time.perf_counter() - started)
+        result = federation.result(state)
+    return replace(result, config=config, seconds=time.perf_counter() - started)
+
+
+def shared_out(config: FederationConfig, features: Dataset) -> Task:
+    """Records whose features are already computed, shared out among the clients of a run as its seed says."""
+    parts = drawn_parts(features.train_labels, config.clients, config.alpha, config.sizes, config.seed)
+    return task_of(features, parts, model=config.training.model)

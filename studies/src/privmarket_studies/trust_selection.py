@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from privmarket.federated.client_spread import ClientSpread, measure_spread
-from privmarket.federated.datasets import Dataset, load_dataset
-from privmarket.federated.features import with_features
 from privmarket.files import write_atomically
-from privmarket_studies.trust_runs import MONEY, TrustRun, played, point, rules_of
+from privmarket.tasks import Dataset, load_dataset, with_features
+from privmarket_studies.trust_runs import MONEY, TrustRun, played, point, rules_of, shared_out
 
 VALIDATION_SEED = 100
 RATES = {"aggregate": (4.0, 8.0, 16.0), "local": (4.0, 16.0)}
@@ -59,7 +58,8 @@ def select(folder: Path, minutes: float) -> int:
     for rate in RATES["aggregate"]:
         if f"{rate:g}" not in chosen.spreads:
             config = _validated(point("aggregate", "ration", 10, rate, 1.0)).config(VALIDATION_SEED)
-            spread = measure_spread(config, features, shares=_SHARES, draws=_DRAWS, octaves=_OCTAVES)
+            task = shared_out(config, features)
+            spread = measure_spread(config, task, shares=_SHARES, draws=_DRAWS, octaves=_OCTAVES)
             chosen.spreads[f"{rate:g}"] = spread
             _write(folder / "spread.json", {name: asdict(found) for name, found in chosen.spreads.items()})
             print(f"rate {rate:g}: H = {spread.heterogeneity:.3g}", flush=True)

@@ -15,13 +15,12 @@ import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from privmarket.federated.datasets import load_dataset
-from privmarket.federated.features import with_features
 from privmarket.federated.simulation import Federation
 from privmarket.files import write_atomically
+from privmarket.tasks import load_dataset, with_features
 from privmarket_studies.trust_front import caption, draw_front, headline
 from privmarket_studies.trust_results import draw, render
-from privmarket_studies.trust_runs import BARS, MORE_SEEDS, curves, make, point
+from privmarket_studies.trust_runs import BARS, MORE_SEEDS, curves, make, point, shared_out
 from privmarket_studies.trust_selection import Selection, select
 
 FOLDER = Path(__file__).parents[3] / "docs" / "results" / "trust"
@@ -34,7 +33,7 @@ def measure_speed(path: Path, rounds: int = 4) -> None:
     for trust in ("local", "aggregate"):
         config = point(trust, "ration", 100, 16.0, 1.0).config(0)
         plain = config.replace_training(features="none")
-        with Federation(plain, dataset=features) as federation:
+        with Federation(plain, task=shared_out(config, features)) as federation:
             state, taken = federation.start(), []
             for _ in range(rounds):
                 started = time.process_time()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -58,3 +60,15 @@ def test_what_is_there_stays_and_what_is_not_is_named(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", ["bids.csv", "my_rules.py", "past-bids.csv", "sales.csv"])
 def test_samples_are_named_in_their_page(name):
     assert f"`{name}`" in (ROOT / "src/privmarket/examples" / "samples" / "README.md").read_text()
+
+
+def test_the_table_of_ones_own_runs(tmp_path, monkeypatch, capsys):
+    """The script makes a task of the table and its schema, and says what the buyer's own records give."""
+    assert run("example", "own-data", "--to", str(tmp_path)).exit_code == 0
+    monkeypatch.chdir(tmp_path / "own-data")
+    assert run("data", "describe", "strikes.csv", "--label", "damage", "--client", "operator").exit_code == 0
+    runpy.run_path("strikes.py", run_name="__main__")
+    said = capsys.readouterr().out
+    assert "clients: 41" in said
+    area = float(re.search(r"your own 174 records: AUC (0\.\d+)", said).group(1))
+    assert 0.65 < area < 0.85

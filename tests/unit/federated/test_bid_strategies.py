@@ -12,6 +12,10 @@ from privmarket.rounds import MICRO, RoundRecord
 CONFIG = FederationConfig(clients=20, rounds=4, budget=4.0, wallet=3.0, training=Training(model="logistic"), seed=1)
 
 
+def names(clients):
+    return [str(i) for i in range(clients)]
+
+
 def settled(number, sold, paid):
     micro = {client: int(money * MICRO) for client, money in paid.items()}
     return RoundRecord(number, 2, 2, sum(sold.values()), 0, 0, sold, micro, {}, None)
@@ -28,22 +32,22 @@ def play(learners, price_of, rounds=120, valuation=0.4):
 
 
 def test_learners_find_that_a_first_price_rule_pays_for_asking_more():
-    last = play(Learning(30, seed=0), price_of=lambda ask: ask)
+    last = play(Learning(names(30), seed=0), price_of=lambda ask: ask)
     assert np.mean(np.array(FACTORS)[last] == max(FACTORS)) > 0.8
 
 
 def test_learners_stay_with_the_truth_where_the_report_does_not_matter():
-    last = play(Learning(30, seed=0), price_of=lambda ask: 0.5)
+    last = play(Learning(names(30), seed=0), price_of=lambda ask: 0.5)
     assert np.mean(np.array(FACTORS)[last] == 1.0) > 0.8
 
 
 def test_a_learner_that_starts_again_from_the_records_asks_the_same():
     values, left, past = np.full(5, 0.3), np.full(5, np.inf), []
-    first = Learning(5, seed=3)
+    first = Learning(names(5), seed=3)
     for number in range(6):
         asked = first.reports(values, left, number, past)
         past.append(settled(number, {"0": 1.0}, {"0": float(asked[0])}))
-    again = Learning(5, seed=3).reports(values, left, 6, past)
+    again = Learning(names(5), seed=3).reports(values, left, 6, past)
     np.testing.assert_array_equal(again, first.reports(values, left, 6, past))
 
 
@@ -76,4 +80,4 @@ def test_learning_clients_report_by_factors_and_keep_the_budget():
     assert all(record.spent_micro <= 4 * MICRO for record in result.records)
     asked, true = asks(strategy="learning")
     assert all(asked[c] == true[int(c)] for c in asked), "the first round is truthful"
-    assert len(set(Learning(20, seed=1).choices(5))) > 1, "later ones try other factors"
+    assert len(set(Learning(names(20), seed=1).choices(5))) > 1, "later ones try other factors"

@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from privmarket.errors import ConfigurationError, DataError
-from privmarket.federated.clients import client_name, client_place, dirichlet_partition, iid_partition
 from privmarket.federated.config import FederationConfig
 from privmarket.federated.state import RunResult
 from privmarket.rounds import RoundRecord
+from privmarket.tasks import Task, dirichlet_partition, iid_partition
 
 
 @settings(max_examples=100, deadline=None)
@@ -64,12 +64,16 @@ def test_more_clients_than_records():
 
 
 def test_names_at_the_edge_are_places_inside():
-    assert [client_place(client_name(place)) for place in (0, 7, 12)] == [0, 7, 12]
+    rng = np.random.default_rng(0)
+    named = [name for name in ("Ulm", "Bonn", "Kiel") for _ in range(4)]
+    task = Task.from_arrays(rng.normal(size=(12, 2)), np.arange(12) % 2, clients=named, classes=2)
     records = (
-        RoundRecord(0, sold_epsilon={"2": 0.5, "0": 1.5}, paid_micro={"2": 7}),
+        RoundRecord(0, sold_epsilon={"Kiel": 0.5, "Ulm": 1.5}, paid_micro={"Kiel": 7}),
         RoundRecord(1),
-        RoundRecord(2, sold_epsilon={"1": 2.5}, paid_micro={"1": 11}),
+        RoundRecord(2, sold_epsilon={"Bonn": 2.5}, paid_micro={"Bonn": 11}),
     )
-    run = RunResult(FederationConfig(clients=3), records, None, None, None, 0.0)
-    assert run.sold_epsilon.tolist() == [[1.5, 0.0, 0.5], [0.0, 0.0, 0.0], [0.0, 2.5, 0.0]]
-    assert run.paid_micro.tolist() == [[0, 0, 7], [0, 0, 0], [0, 11, 0]]
+    run = RunResult(FederationConfig(clients=3), records, None, None, None, 0.0, task)
+    assert [run.place[name] for name in task.clients] == [0, 1, 2]
+    order = [task.clients.index(name) for name in ("Ulm", "Bonn", "Kiel")]
+    assert run.sold_epsilon[:, order].tolist() == [[1.5, 0.0, 0.5], [0.0, 0.0, 0.0], [0.0, 2.5, 0.0]]
+    assert run.paid_micro[:, order].tolist() == [[0, 0, 7], [0, 0, 0], [0, 11, 0]]

@@ -5,12 +5,11 @@ import pytest
 import torch
 
 from privmarket.errors import ConfigurationError
-from privmarket.federated.datasets import load_dataset
 from privmarket.federated.gradient_inversion import inverted, likeness
-from privmarket.federated.local import ClientRecords, LocalPlan, private_updates
-from privmarket.federated.models import build_model
 from privmarket.privacy.calibration import noise_multiplier
 from privmarket.privacy.noise import NoiseSource
+from privmarket.tasks import load_dataset
+from privmarket.training import ClientRecords, LocalPlan, build_model, private_updates
 
 RECORDS = 60
 
@@ -51,5 +50,5 @@ def test_with_a_hundredth_of_that_noise_the_digit_shows_again():
 def test_a_model_without_such_a_layer_is_refused():
     data = load_dataset("digits")
     model = build_model("cnn", data.image_shape, data.classes)
-    with pytest.raises(ConfigurationError, match="Convolution"):
+    with pytest.raises(ConfigurationError, match="begins with weights of shape"):
         inverted(model, torch.zeros(model.parameters))

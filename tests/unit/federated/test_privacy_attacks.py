@@ -9,8 +9,6 @@ import pytest
 import torch
 
 from privmarket.errors import ConfigurationError
-from privmarket.federated.local import ClientRecords, LocalPlan
-from privmarket.federated.models import logistic, mlp
 from privmarket.federated.privacy_attacks import (
     Subject,
     canary_attack,
@@ -19,8 +17,9 @@ from privmarket.federated.privacy_attacks import (
     one_run_attack,
 )
 from privmarket.reports.attack_figure import attack_figure
+from privmarket.training import ClientRecords, LocalPlan, build_model
 
-MODEL = logistic((1, 8, 8), 10)
+MODEL = build_model("logistic", (1, 8, 8), 10)
 
 
 def records(count, seed=0):
@@ -42,7 +41,9 @@ def test_canaries_stay_below_the_claim_and_find_a_tenth_of_the_noise(rate, steps
     assert not seen.refuted
     assert canary_attack(broken, np.random.default_rng(1), trials=400, confidence=0.99).refuted
     if (rate, steps) == (1.0, 1):
-        assert seen.audit.epsilon_lower > 0.15 * epsilon  # the attack sees something
+        # The attack sees something: blind guesses are right half of the time. The claim's 0.678 is met with a
+        # deviation of 0.02 over the system's noise, so this fails in less than one run of ten thousand.
+        assert seen.guess > 0.6
         assert seen.guess == pytest.approx(seen.claim_guess, abs=0.1)
 
 
@@ -54,7 +55,7 @@ def test_one_run_stays_below_the_claim_and_finds_a_tenth_of_the_noise():
 
 def test_membership_stays_below_the_claim_and_finds_a_model_that_was_trained_without_noise():
     images, labels = records(150)
-    public, model = records(200, seed=1), mlp((1, 8, 8), 10)
+    public, model = records(200, seed=1), build_model("mlp", (1, 8, 8), 10)
     arguments = {"targets": 150, "rounds": 150, "clients": 2, "confidence": 0.9999}
     # The records are noise with random labels: whatever a model knows about them it remembers.
     broken = membership_attack(
@@ -72,16 +73,14 @@ def test_membership_stays_below_the_claim_and_finds_a_model_that_was_trained_wit
 def test_a_finished_model_that_remembers_is_found_and_one_that_does_not_is_not():
     images, labels = records(120)
     others = records(500, seed=1)
-    model = logistic((1, 8, 8), 10)
+    model = build_model("logistic", (1, 8, 8), 10)
     start = model.initial_weights(np.random.default_rng(0))
     memorised = start.clone()
     for _ in range(300):
-        parts = model.parts(memorised[None])
-        logits, _ = model.forward(parts, images, [120])
-        slope = torch.softmax(logits, 1)
+        slope = torch.softmax(model.outputs(memorised, images), 1)
         slope[torch.arange(120), labels] -= 1
-        matrix, bias = parts[1][0][:2]
-        matrix -= 0.05 * images.flatten(1).T @ slope
+        matrix, bias = model.named(memorised).values()
+        matrix -= 0.05 * slope.T @ images.flatten(1)
         bias -= 0.05 * slope.sum(0)
     rng = np.random.default_rng(2)
     found = finished_model_attack(

@@ -5,11 +5,11 @@ import pytest
 
 from privmarket.errors import ConfigurationError
 from privmarket.federated.config import FederationConfig, Training
-from privmarket.federated.shares import honest_sellers
 from privmarket.federated.simulation import Federation, SimulatedClients, run
 from privmarket.federated.summary import summarise
 from privmarket.privacy.wallet_store import MemoryStore
 from privmarket.rounds import LocalAuctioneer, hold_auction
+from privmarket.secagg import honest_sellers
 
 TRAINING = Training(model="logistic", clip_norm=1.0, server_rate=2.0)
 

@@ -7,11 +7,11 @@ from privmarket.errors import CheckpointError, ConfigurationError, DataError, Un
 from privmarket.federated import pool, simulation
 from privmarket.federated.checkpoint import load_checkpoint
 from privmarket.federated.config import FederationConfig, Training
-from privmarket.federated.datasets import Dataset
 from privmarket.federated.pool import ClientPool
 from privmarket.federated.simulation import Federation, SimulatedClients, run
 from privmarket.federated.summary import arithmetic_of, summarise
 from privmarket.rounds import MICRO
+from privmarket.tasks import Dataset, task_of
 
 SMALL = FederationConfig(clients=12, rounds=6, budget=5.0, training=Training(model="logistic"), seed=3)
 
@@ -33,6 +33,10 @@ def toy(sizes, classes=3):
     ends = np.cumsum(sizes)
     parts = [np.arange(end - size, end) for size, end in zip(sizes, ends, strict=True)]
     return Dataset("toy", images, labels, images, labels, classes), parts
+
+
+def federation_on(config, data, parts):
+    return Federation(config, task=task_of(data, parts, model=config.training.model))
 
 
 def step_all(federation):
@@ -149,7 +153,7 @@ def test_a_record_with_nan_counts_as_nothing():
     data, parts = toy([40] * 5)
     data.train_images[parts[2][0]] = np.nan
     config = SMALL.replace(clients=5, rounds=2, budget=100.0)
-    with Federation(config, dataset=data, parts=parts) as federation:
+    with federation_on(config, data, parts) as federation:
         state = step_all(federation)
     assert all(record.dropped == {} and "2" in record.paid_micro for record in state.records)
     assert np.isfinite(state.server.weights.numpy()).all()
@@ -166,7 +170,7 @@ def test_an_update_that_is_not_finite_is_dropped_unpaid_and_named(monkeypatch):
     monkeypatch.setattr(ClientPool, "train", broken)
     data, parts = toy([40] * 5)
     config = SMALL.replace(clients=5, rounds=2, budget=100.0)
-    with Federation(config, dataset=data, parts=parts) as federation:
+    with federation_on(config, data, parts) as federation:
         state = step_all(federation)
     for record in state.records:
         assert record.dropped == {"2": "update is not finite"}
@@ -181,7 +185,7 @@ def test_clients_without_records_with_one_record_and_with_one_class():
     data, parts = toy([0, 1, 30, 29])
     parts[2] = parts[2][data.train_labels[parts[2]] == 0]
     config = SMALL.replace(clients=4, rounds=3, budget=100.0)
-    with Federation(config, dataset=data, parts=parts) as federation:
+    with federation_on(config, data, parts) as federation:
         state = step_all(federation)
     assert all("0" not in record.paid_micro for record in state.records)
     assert all({"1", "2", "3"} == set(record.paid_micro) for record in state.records)
@@ -190,7 +194,7 @@ def test_clients_without_records_with_one_record_and_with_one_class():
 def test_nobody_has_records():
     data, _ = toy([10])
     with pytest.raises(DataError, match="no client has any records"):
-        Federation(SMALL.replace(clients=2), dataset=data, parts=[np.zeros(0, dtype=np.int64)] * 2)
+        federation_on(SMALL.replace(clients=2), data, [np.zeros(0, dtype=np.int64)] * 2)
 
 
 def test_a_budget_that_buys_nothing():
@@ -267,7 +271,7 @@ def test_float_arithmetic_is_stamped_on_the_result():
     data, parts = toy([40] * 4)
     for arithmetic, stamp in (("exact", "exact"), ("float", "float: not private in floating point")):
         config = SMALL.replace(clients=4, rounds=1, budget=50.0, training=Training(arithmetic=arithmetic))
-        with Federation(config, dataset=data, parts=parts) as federation:
+        with federation_on(config, data, parts) as federation:
             step_all(federation)
             assert federation.pool.plan.arithmetic == arithmetic
         assert arithmetic_of(config) == stamp
@@ -285,8 +289,8 @@ def without_privacy(model, rounds=4):
     images = 0.3 * own[labels] + 0.45 * shared + 0.3 * rng.normal(size=(labels.size, 1, 28, 28))
     data = Dataset("toy", *[(images / images.std()).astype(np.float32), labels] * 2, 10)
     config = FederationConfig(clients=2, rounds=rounds, mode="no-dp", training=Training(model=model))
-    with Federation(config, dataset=data, parts=[np.arange(600), np.arange(600, 1200)]) as federation:
-        return federation.accuracy(step_all(federation))
+    with federation_on(config, data, [np.arange(600), np.arange(600, 1200)]) as federation:
+        return federation.score(step_all(federation))
 
 
 def test_without_privacy_a_network_learns_from_pixels(monkeypatch):

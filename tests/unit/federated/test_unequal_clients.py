@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from privmarket.errors import ConfigurationError
-from privmarket.federated.clients import dirichlet_sizes_partition, label_distance
 from privmarket.federated.config import FederationConfig, Training
 from privmarket.federated.simulation import Federation
+from privmarket.tasks import dirichlet_sizes_partition, label_distance
 
 LABELS = np.repeat(np.arange(10), 100)
 CONFIG = FederationConfig(clients=20, rounds=2, budget=4.0, alpha=0.1, training=Training(model="logistic"))
@@ -27,7 +27,8 @@ def test_the_distance_of_labels_is_total_variation():
 
 def test_valuations_follow_from_the_records():
     with Federation(CONFIG.replace(valuations="measured", valuation_weights="0,0,1")) as federation:
-        labels, parts = federation.pool.labels.numpy(), federation.pool.parts
+        labels = federation.pool.labels.numpy()
+        parts = [np.arange(rows.start, rows.stop) for rows in federation.pool.parts]
         np.testing.assert_allclose(federation.types(0).valuation, label_distance(labels, parts))
     varied = CONFIG.replace(valuations="measured", valuation_weights="0,2,0", sizes="dirichlet")
     with Federation(varied) as federation:

@@ -1,20 +1,30 @@
 """Aggregate trust on Flower: the simulation's sum to the last bit, and what a server that wants more is refused."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from flwr.app import Error, Message
-from flwr.common.secure_aggregation.secaggplus_utils import pseudo_rand_gen
 from flwr.serverapp.strategy import FedAvg
 
 import privmarket as pm
 from privmarket.broker.signatures import SigningKey
-from privmarket.errors import ConfigurationError, PrivacyError
+from privmarket.errors import ConfigurationError
 from privmarket.federated.config import FederationConfig, Training
 from privmarket.federated.simulation import run
-from privmarket.flower import guard, masks, wire
+from privmarket.flower import guard, secure, wire
 from privmarket.flower.sum_rehearsal import ATTACKS, IN_PROCESS_ATTACKS, SumPlan, rehearse_sums, sum_verdicts
+from privmarket.secagg import (
+    Client,
+    Invitation,
+    MaskedInput,
+    MemoryJournal,
+    SigningIdentity,
+    SurvivorList,
+    add_up,
+)
 from tests.json_fields import check_fields
-from tests.unit.flower.toy import Wire, seed_noise
+from tests.unit.flower.toy import OPEN_TO_SUMS, Wire, refusal_of, seed_noise
 
 CONFIG = FederationConfig(
     clients=6,
@@ -27,7 +37,11 @@ CONFIG = FederationConfig(
     mechanism_settings={"unit_price": 0.9},
     training=Training(model="logistic"),
 )
-STEPS = "secaggplus_configs"
+
+
+def sum_message(message):
+    """The message of a secure sum that a Flower message carries; None for others."""
+    return wire.take_sum(message.content) if wire.SUM in message.content else None
 
 
 def play(config=CONFIG, folder=None, grid=Wire, **options):
@@ -62,36 +76,40 @@ def test_nothing_but_masked_vectors_leaves():
     result, grid = play()
     replies = [r for r in grid.answered if r.metadata.message_type == wire.TRAIN]
     assert not any(len(record) for r in replies for record in r.content.array_records.values())
-    sent = [part for r in replies for part in r.content.config_records[STEPS].get("masked_params", [])]
-    modulus = next(iter(grid.contexts.values())).state.config_records["secaggplus_state"]["mod_range"]
-    width = len(masks.packed(np.zeros(1, dtype=np.int64), modulus=modulus))
-    vectors = [masks.unpacked(part, (len(part) // width,), modulus) for part in sent if len(part) > 800]
+    vectors = [m.vector for m in map(sum_message, replies) if isinstance(m, MaskedInput)]
     assert len(vectors) == sum(record.sellers for record in result.records)
-    # Uniform below the modulus: about half of all bits are set in every client's vector.
-    top = modulus.bit_length() - 1
-    assert all(0.45 < np.mean([(array >> bit) & 1 for bit in range(top)]) < 0.55 for array in vectors)
+    # About half of all bits are set in every client's vector, but for the unused top bits of its last byte.
+    for vector in vectors:
+        whole = np.frombuffer(vector, dtype=np.uint8).reshape(-1, 4)[:, :3]
+        assert 0.49 < np.unpackbits(whole).mean() < 0.51
 
 
-def setup_with(**changes):
-    """A server that changes the first message of its protocol."""
+def told(**changes):
+    """A server that changes the terms of its sum for everybody."""
 
     def tamper(message):
-        configs = message.content.config_records.get(STEPS)
-        if configs is not None and configs.get("stage") == "setup":
-            for key, value in changes.items():
-                configs[key] = value(configs[key])
+        sent = sum_message(message)
+        if isinstance(sent, Invitation):
+            terms = replace(sent.terms, **{name: change(sent.terms) for name, change in changes.items()})
+            wire.put_sum(message.content, Invitation(terms))
 
     return tamper
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [{"threshold": lambda t: 2}, {"threshold": lambda t: t - 1}, {"share_num": lambda n: n - 1}],
-    ids=["lowest threshold", "one too low", "part of the sellers"],
+    ("changes", "reason"),
+    [
+        ({"honest_share": lambda t: 0.1}, "honest-share"),
+        ({"round": lambda t: t.round + 1}, "offer"),
+        ({"task": lambda t: "another"}, "offer"),
+        ({"bits": lambda t: t.bits - 1}, "noise"),
+        ({"largest": lambda t: 2 * t.largest}, "noise"),
+        ({"members": lambda t: t.members[::-1]}, "cohort"),
+    ],
 )
-def test_a_server_that_weakens_the_sum_gets_nothing(changes):
-    result, grid = play(tamper=setup_with(**changes))
-    assert set(refused(grid)) == {"honest-share"}
+def test_a_server_that_weakens_the_sum_gets_nothing(changes, reason):
+    result, grid = play(tamper=told(**changes))
+    assert set(refused(grid)) == {reason}
     assert result.paid_micro == {}
     assert result.releases == {}  # refused before any order: nobody has spent anything
 
@@ -100,7 +118,7 @@ def order_with(**changes):
     """A server that changes its orders."""
 
     def tamper(message):
-        config = message.content.config_records.get("fitins.config")
+        config = message.content.config_records.get(wire.SALE)
         if config is not None:
             for key, value in changes.items():
                 config[key.replace("_", "-")] = value(config[key.replace("_", "-")])
@@ -113,10 +131,10 @@ def order_with(**changes):
     [
         ({"weight": lambda w: w * 1.001}, "noise"),
         ({"weight": lambda w: float("nan")}, "noise"),
-        ({"sellers": lambda n: n + 1}, "honest-share"),
-        ({"honest_share": lambda h: 1.0, "weight": lambda w: w * 1.1}, "honest-share"),
-        ({"levels": lambda n: 9}, "schedule"),
-        ({"trust": lambda t: "local"}, "offer"),
+        ({"sellers": lambda n: n + 1}, "cohort"),
+        ({"honest_share": lambda h: 1.0, "weight": lambda w: w * 1.1}, "cohort"),
+        ({"levels": lambda n: 9}, "cohort"),
+        ({"trust": lambda t: "local"}, "cohort"),
     ],
     ids=["more weight", "NaN", "more sellers", "more honest sellers", "no such digits", "all of its own"],
 )
@@ -152,35 +170,29 @@ def test_a_round_with_one_seller_is_the_simulation_s():
 
 # What one malicious seller may answer to each step instead of what belongs there.
 NONSENSE = {
-    "no record": lambda content: content.config_records.pop(STEPS),
-    "no values": lambda content: content.config_records[STEPS].clear(),
-    "other types": lambda content: content.config_records[STEPS].update(
-        dict.fromkeys(content.config_records[STEPS], 7)
-    ),
-    "empty lists": lambda content: content.config_records[STEPS].update(
-        {key: [] for key, value in content.config_records[STEPS].items() if isinstance(value, list)}
-    ),
-    "nonsense of the right type": lambda content: content.config_records[STEPS].update(
-        {
-            key: [type(one)(1) for one in value] if isinstance(value, list) else type(value)(1)
-            for key, value in content.config_records[STEPS].items()
-        }
-    ),
+    "no record": lambda content: content.config_records.pop(wire.SUM),
+    "no values": lambda content: content.config_records[wire.SUM].clear(),
+    "another type": lambda content: content.config_records[wire.SUM].update({"message": 7}),
+    "no bytes": lambda content: content.config_records[wire.SUM].update({"message": b""}),
+    "nonsense": lambda content: content.config_records[wire.SUM].update({"message": bytes(range(200))}),
+    "another's message": lambda content: wire.put_sum(content, replace(wire.take_sum(content), sender=1)),
 }
-STAGES = ("setup", "share_keys", "collect_masked_vectors", "agree", "unmask")
-EVERYBODY = CONFIG.replace(rounds=len(STAGES), budget=40.0, mechanism_settings={"unit_price": 1.0})
+STEPS = ("KeyList", "DeliveredShares", "InputRequest", "SurvivorList", "Confirmations", "after")
+EVERYBODY = CONFIG.replace(rounds=6, budget=40.0, mechanism_settings={"unit_price": 1.0})
 
 
 def spoiled(change):
     """A run in which the first seller spoils its answer to one step in each round, one step after the other."""
     seen = []
+    order = ["Invitation", *STEPS]
 
     def note(message):
-        configs = message.content.config_records.get(STEPS)
-        seen[:] = [] if configs is None else [configs["stage"], int(message.metadata.group_id) - 1]
+        sent = sum_message(message)
+        seen[:] = [] if sent is None else [type(sent).__name__, int(message.metadata.group_id)]
 
     def spoil(reply):
-        if seen and reply.metadata.src_node_id == 1000 and not reply.has_error() and seen[0] == STAGES[seen[1]]:
+        mine = seen and reply.metadata.src_node_id == 1000 and wire.SUM in reply.content
+        if mine and seen[0] == order[seen[1]]:
             change(reply.content)
 
     return play(EVERYBODY, tamper=note, after=spoil)[0]
@@ -188,49 +200,48 @@ def spoiled(change):
 
 @pytest.mark.parametrize("nonsense", NONSENSE)
 def test_a_seller_that_answers_nonsense_is_left_out(nonsense):
-    """The run goes on, and the others' sum is opened; from the fourth step on the seller's vector is in the sum."""
+    """The run goes on, and the others' sum is opened; from the fifth step on the seller's vector is in the sum."""
     result = spoiled(NONSENSE[nonsense])
-    first = [] if nonsense == "empty lists" else ["0"]  # there are no lists in the first step's answer
-    assert [list(record.dropped) for record in result.records] == [first, ["0"], ["0"], [], []]
+    assert [list(record.dropped) for record in result.records] == [["0"], ["0"], ["0"], ["0"], [], []]
     assert all(record.sellers == CONFIG.clients - len(record.dropped) for record in result.records)
-
-
-def test_false_pieces_of_keys_keep_the_sum_closed():
-    def lie(content):
-        configs = content.config_records[STEPS]
-        if "shares" in configs:
-            configs["shares"] = [piece[:-1] + bytes([piece[-1] ^ 1]) for piece in configs["shares"]]
-
-    result = spoiled(lie)
-    assert [record.sellers for record in result.records] == [6, 6, 6, 6, 0]
-    assert result.records[-1].refunded_micro == 40_000_000
-
-
-def test_keys_of_one_seller_both_ways_are_refused():
-    def tamper(message):
-        configs = message.content.config_records.get(STEPS)
-        if configs is not None and configs.get("stage") == "unmask":
-            configs["dead_nids"] = [configs["active_nids"][0]]
-
-    result, grid = play(tamper=tamper)
-    assert set(refused(grid)) == {"cohort"}
-    assert result.paid_micro == {}
-    assert result.releases  # masked vectors had left: that is spent
 
 
 def test_a_second_sum_for_one_offer_is_refused():
     first = {}
 
     def keep(message):
-        configs = message.content.config_records.get(STEPS)
-        if configs is not None and configs.get("stage") == "setup":
-            first[message.metadata.dst_node_id] = dict(configs)
+        if isinstance(sum_message(message), Invitation):
+            first[message.metadata.dst_node_id] = sum_message(message)
 
     _, grid = play(tamper=keep)
-    node, configs = next(iter(first.items()))
-    again = wire.RecordDict({STEPS: wire.ConfigRecord(configs)})
-    assert grid.answer(Message(again, node, wire.TRAIN)).has_error()
+    node, invitation = next(iter(first.items()))
+    content = wire.put_sum(wire.RecordDict(), invitation)
+    assert refusal_of(grid.answer(Message(content, node, wire.TRAIN))) == "unsold"
     assert refused(grid) == {"unsold": 1}
+
+
+def test_state_survives_in_the_file_beside_the_wallet_and_not_in_the_context(tmp_path):
+    """A copied context gets nothing: who survived is signed once, whatever state the engine hands in again."""
+    copies, asked = {}, []
+
+    def keep(message):
+        sent = sum_message(message)
+        node = message.metadata.dst_node_id
+        if isinstance(sent, SurvivorList) and node == 1002:
+            copies[node] = wire.RecordDict(dict(grids[0].contexts[node].state))
+            asked.append(Message(wire.RecordDict(dict(message.content)), node, wire.TRAIN))
+
+    grids = []
+
+    def made(*args, **options):
+        grids.append(Wire(*args, **options))
+        return grids[0]
+
+    result, grid = play(CONFIG.replace(rounds=1), folder=tmp_path, grid=made, tamper=keep)
+    assert result.paid_micro
+    assert (tmp_path / "client-2.sums").exists()
+    grid.contexts[1002].state = copies[1002]
+    assert refusal_of(pm.flower.InProcessGrid.answer(grid, asked[0])) == "unsold"
 
 
 def test_every_attack_of_a_server_is_caught_by_its_sellers(tmp_path):
@@ -244,7 +255,7 @@ def test_every_attack_of_a_server_is_caught_by_its_sellers(tmp_path):
     rounds, answers = report["rounds"], {number: {} for number in range(20)}
     wrong = [{**rounds[0]}, {**rounds[1], "paid_micro": {"0": 5}}, *rounds[2:]]
     failed = [promise for promise, kept in sum_verdicts(plan, wrong, answers, tmp_path).items() if not kept]
-    assert len(failed) == 2 + len(ATTACKS) + 1
+    assert len(failed) == 2 + sum(bool(words) for _, words in ATTACKS.values()) + 1
 
 
 def test_sellers_that_are_no_registered_parties_are_noticed():
@@ -252,20 +263,22 @@ def test_sellers_that_are_no_registered_parties_are_noticed():
     keys = [SigningKey.from_seed(bytes([i]) * 32) for i in range(CONFIG.clients)]
 
     def play_with(known):
-        app = pm.flower.federation_client(CONFIG)
+        app = pm.flower.federation_client(EVERYBODY)
         app.seller.identity = lambda context: keys[int(context.node_config["partition-id"])]
         app.seller.parties = lambda context: [key.public for key in known]
         grid = Wire(app, CONFIG.clients)
-        return pm.flower.run_in_process(pm.flower.federation_server(CONFIG), app, CONFIG.clients, grid=grid), grid
+        return pm.flower.run_in_process(pm.flower.federation_server(EVERYBODY), app, 6, grid=grid), grid
 
     result, grid = play_with(keys)
     assert result.paid_micro
     assert refused(grid) == {}
     stranger = SigningKey.from_seed(bytes([99]) * 32)
-    result, grid = play_with([*keys[:2], stranger, *keys[3:]])
-    assert result.paid_micro == {}
-    assert set(refused(grid)) == {"cohort"}
-    assert result.releases == {}
+    # One stranger in the sum, or one of the register's sellers left out of it.
+    for known in ([*keys[:2], stranger, *keys[3:]], [*keys, stranger]):
+        result, grid = play_with(known)
+        assert result.paid_micro == {}
+        assert set(refused(grid)) == {"cohort"}
+        assert result.releases == {}
 
 
 def test_a_sum_that_the_protocol_cannot_carry_is_refused_before_anyone_bids():
@@ -282,7 +295,7 @@ class Flaky(Wire):
 
     def answer(self, message):
         reply = super().answer(message)
-        if message.metadata.dst_node_id < 1003 and "fitins.config" in message.content:
+        if message.metadata.dst_node_id < 1003 and wire.SALE in message.content:
             return Message(Error(20, "gone"), reply_to=message)
         return reply
 
@@ -327,6 +340,7 @@ def test_a_module_of_ones_own_sells_into_a_sum(monkeypatch):
             valuation=0.1,
             epsilon=2.0,
             data_size=40.0,
+            policy=OPEN_TO_SUMS,
             wallet="unlimited",
             secure_aggregation=True,
         )
@@ -352,15 +366,43 @@ def test_what_cannot_be_summed_is_refused_at_the_start():
         pm.flower.AuctionStrategy(FedAvg(), trust="aggregate")
 
 
-def test_masks_follow_from_the_whole_key():
-    """Flower folds keys to 32 bits: two keys with the same fold give the same masks there, and not here."""
-    key, other = bytes(32), bytes([1, 0, 0, 0, 1, 0, 0, 0]) + bytes(24)
-    assert np.array_equal(pseudo_rand_gen(key, 2**32, [(4,)])[0], pseudo_rand_gen(other, 2**32, [(4,)])[0])
-    ours = masks.strong_masks(key, 2**40, [(1000,), (2, 3)])
-    assert not np.array_equal(ours[0], masks.strong_masks(other, 2**40, [(1000,)])[0])
-    assert np.array_equal(ours[0], masks.strong_masks(key, 2**40, [(1000,)])[0])
-    assert [a.shape for a in ours] == [(1000,), (2, 3)]
-    assert ours[0].min() >= 0
-    assert 2**39 < ours[0].max() < 2**40
-    with pytest.raises(PrivacyError):
-        masks.strong_masks(key, 1000, [(1,)])
+def test_a_client_without_a_key_makes_no_offer_for_a_sum():
+    """Else it would be awarded, and could not be a member of the sum that has exactly the awarded sellers."""
+
+    def after(reply):
+        offer = reply.content.config_records.get(wire.NAMES[wire.Answer])
+        if offer is not None and reply.metadata.src_node_id in (1000, 1001):
+            offer["sum-key"] = {1000: "no key", 1001: keys.get(1002, "no key yet")}[reply.metadata.src_node_id]
+        if offer is not None:
+            keys[reply.metadata.src_node_id] = offer["sum-key"]
+
+    keys = {}
+    result, _ = play(EVERYBODY.replace(rounds=2), after=after)
+    assert [sorted(record.paid_micro) for record in result.records] == [["2", "3", "4", "5"]] * 2
+    assert "no key" in result.declined["0"]
+
+
+def test_the_same_sum_in_memory_and_over_the_grid(monkeypatch):
+    """The integers that sellers sent over Flower, added up by `secagg.add_up`: the same bits."""
+    sent, opened = {}, []
+    play_sum, mask = secure.SumRun.play, Client.mask
+
+    def noted(self, digest, vector):
+        sent.setdefault(digest, {})[self._identity.public_key] = vector
+        return mask(self, digest, vector)
+
+    def kept(self):
+        opened.append((self.terms, play_sum(self)))
+        return opened[-1][1]
+
+    monkeypatch.setattr(secure.SumRun, "play", kept)
+    monkeypatch.setattr(Client, "mask", noted)
+    play()
+    monkeypatch.undo()
+    assert len(opened) == CONFIG.rounds
+    for terms, result in opened:
+        identities = sorted((SigningIdentity.generate() for _ in terms.members), key=lambda one: one.public_key)
+        again = replace(terms, members=tuple(one.public_key for one in identities))
+        clients = {one.public_key: Client(one, MemoryJournal()) for one in identities}
+        vectors = {new: sent[terms.digest][old] for new, old in zip(again.members, terms.members, strict=True)}
+        np.testing.assert_array_equal(add_up(again, clients, vectors).total, result.total)

@@ -1,5 +1,7 @@
 """The auction at a broker: sealed bids go there, money and wallets are there, and the books agree."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from fastapi.testclient import TestClient
@@ -15,8 +17,7 @@ from privmarket.errors import ConfigurationError
 from privmarket.federated.config import FederationConfig, Training
 from privmarket.federated.simulation import run as simulate
 from privmarket.flower import guard, secure_seller, wire
-from privmarket.flower.cohort import Cohort, Member, masking_digest, new_signing_key
-from privmarket.flower.sum_keys import KeyPair
+from privmarket.secagg import AdvertisedKeys, Invitation, KeyList, SigningIdentity
 from privmarket_studies.torture.market import Clock
 from tests.unit.flower.toy import CLIENTS, VALUATIONS, Wire, client, partition, server, train
 
@@ -155,7 +156,6 @@ SUMS = FederationConfig(
     mechanism_settings={"unit_price": 0.9},
     training=Training(model="logistic"),
 )
-STEPS = "secaggplus_configs"
 
 
 @pytest.fixture
@@ -211,52 +211,45 @@ def test_a_secure_sum_with_the_auction_at_a_broker(with_keys):
     assert verify(broker).difference is None
 
 
-def swapped(message, keys_of, sale=""):
-    """A server that shows everybody keys of its own in place of the first seller's, signed by `keys_of`."""
-    configs = message.content.config_records.get(STEPS)
-    if configs is None or configs.get("stage") != "share_keys":
-        return
-    extra = message.content.config_records["privmarket-cohort"]
-    first, *others = Cohort.read(extra["list"]).members
-    if message.metadata.dst_node_id == first.node:
-        return
-    theirs = [KeyPair.new().public for _ in range(2)]
-    mine = Member(first.node, new_signing_key()[1], masking_digest(theirs))
-    extra["list"] = Cohort.of([mine, *others]).write()
-    configs[str(first.node)] = theirs
-    if keys_of is not None:
-        extra["parties"] = [keys_of.public, *extra["parties"][1:]]
-        extra["proofs"] = [bytes.fromhex(keys_of.sign(mine.statement(sale))), *extra["proofs"][1:]]
+def swapped(message, own, sign):
+    """A server with a key of its own in place of one seller's: in the terms, or only in the list of keys."""
+    sent = wire.take_sum(message.content) if wire.SUM in message.content else None
+    if isinstance(sent, Invitation):
+        members = sorted([*sent.terms.members[1:], bytes.fromhex(own.public)])
+        wire.put_sum(message.content, Invitation(replace(sent.terms, members=tuple(members))))
 
 
-@pytest.mark.parametrize("signer", ["the old proof", "a stranger's key", "a party that sold nothing"])
-def test_a_server_that_swaps_a_key_of_the_cohort_is_caught(with_keys, signer):
+def forged(message, own, sign):
+    """A server that signs keys of its own for the first seller of the sum."""
+    sent = wire.take_sum(message.content) if wire.SUM in message.content else None
+    if isinstance(sent, KeyList):
+        first = replace(sent.keys[0], mask_key=SigningIdentity.generate().public_key)
+        signature = bytes.fromhex(own.sign(first.statement)) if sign else first.signature
+        wire.put_sum(message.content, KeyList(sent.sum, (replace(first, signature=signature), *sent.keys[1:])))
+
+
+@pytest.mark.parametrize("registered", [False, True])
+@pytest.mark.parametrize(("attack", "sign"), [(swapped, False), (forged, False), (forged, True)])
+def test_a_server_that_swaps_a_key_of_the_sum_is_caught(with_keys, attack, sign, registered):
     """The broker says who sold; keys that none of these signed for this round are noticed by every other seller."""
     _, connect, _, _ = with_keys
-    own = None if signer == "the old proof" else SigningKey.from_seed(bytes([77]) * 32)
-    if signer == "a party that sold nothing":
+    own = SigningKey.from_seed(bytes([77]) * 32)
+    if registered:  # a party that sold nothing
         connect(None).register("seller", "the server's own", cap_epsilon=8.0, delta=1e-5, key=own)
-
-    sale = []
-
-    def tamper(message):
-        if wire.NAMES[wire.Terms] in message.content:
-            terms = wire.take(message.content, wire.Terms)
-            sale[:] = [f"{terms.run}/{terms.number}/{terms.broker_round}"]
-        swapped(message, own, *sale)
-
-    result, grid = sum_at(with_keys, tamper)
+    result, grid = sum_at(with_keys, lambda message: attack(message, own, sign))
     assert refused(grid) == {"cohort"}
     assert result.paid_micro == {}
     assert result.releases == {}  # refused before any order: nobody has spent anything
 
 
-def test_without_that_check_orders_go_out_to_a_cohort_with_a_swapped_key(with_keys, monkeypatch):
-    """Sellers that do not ask the broker notice nothing before pieces of keys arrive that they cannot read."""
-    monkeypatch.setattr(secure_seller, "check_parties", lambda *_: None)
-    _, grid = sum_at(with_keys, lambda message: swapped(message, None))
-    assert refused(grid) == {"failed"}
-    assert any("fitins.config" in message.content for message in grid.sent)
+def test_without_that_check_a_stranger_is_in_the_sum(with_keys, monkeypatch):
+    """Sellers that do not ask the broker go on with a key of the server's own among them."""
+    monkeypatch.setattr(secure_seller.SumTerms, "check_members", lambda *_: None)
+    own = SigningKey.from_seed(bytes([77]) * 32)
+    _, grid = sum_at(with_keys, lambda message: swapped(message, own, False))
+    assert refused(grid) <= {"cohort"}  # the one whose key is missing
+    replies = [wire.take_sum(r.content) for r in grid.answered if wire.SUM in r.content]
+    assert any(isinstance(reply, AdvertisedKeys) for reply in replies)
 
 
 def test_sellers_without_a_registered_key_do_not_bid_for_a_sum(with_keys):

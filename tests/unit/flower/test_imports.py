@@ -45,7 +45,7 @@ order = RecordDict({wire.WEIGHTS: wire.write_arrays(
 wire.put(order, wire.Sale("run", 0, 1.0, 5, family, 1.0, 1.0, 1.0))
 assert wire.take(ask(order, wire.TRAIN).content, wire.Refusal, None) is None
 print("torch" in sys.modules)
-from privmarket.flower.training_checks import require_supported
+from privmarket.training import require_supported
 require_supported(model())
 print("opacus" in sys.modules)
 """

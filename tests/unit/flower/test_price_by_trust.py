@@ -13,6 +13,8 @@ from privmarket.cli import app as command_line
 POLICY = """
 epsilon_per_sale = 1.0
 trust = ["local", "aggregate"]
+minimum_cohort = 4
+register = "none"
 price = { local = 0.5, aggregate = 0.1 }
 wallet = "wallet-{client}.jsonl"
 """

@@ -1,7 +1,6 @@
-"""Private training of torch modules: clipped sums against torch.func, both paths, and what is refused."""
+"""Private training of torch modules on Flower: clipped sums against torch.func, and what is refused."""
 
 import copy
-import logging
 import math
 from dataclasses import replace
 
@@ -12,16 +11,13 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 
 from privmarket.errors import ConfigurationError, PrivacyError
-from privmarket.federated import record_gradients
-from privmarket.federated.record_gradients import clipped_sum
-from privmarket.flower import training
-from privmarket.flower.known_layers import fast_model
 from privmarket.flower.node_seller import Job
 from privmarket.flower.training import load_arrays, private_module_update, trainable_arrays
 from privmarket.flower.wire import Sale
 from privmarket.privacy.calibration import ReleaseFamily
 from privmarket.privacy.noise import NoiseSource
 from privmarket.privacy.release import ReleaseGrid, sum_inflation
+from privmarket.training import ClientRecords, PrivateModel, clipped_sums
 
 
 class Residual(nn.Module):
@@ -61,7 +57,13 @@ MODULES = {
     "words": Words,
     "without bias": lambda: nn.Sequential(nn.Flatten(), nn.Linear(36, 3, bias=False)),
 }
-FAST = ("logistic", "mlp", "cnn")
+
+
+def clipped_sum(module, inputs, labels, clip):
+    """(parameters,) the clipped sum under the module's own weights."""
+    model = PrivateModel(module)
+    records = ClientRecords(inputs, labels, [len(labels)])
+    return clipped_sums(model, model.built_weights()[None], records, clip).of(0).double()
 
 
 def records(name, rows=20):
@@ -104,34 +106,17 @@ def test_clipped_sums_are_those_of_torch_func(name):
     module = build(name)
     x, y = records(name)
     expected = reference(module, x, y, 0.5)
-    weights = trainable_arrays(module)
-    assert (fast_model(module) is not None) == (name in FAST)
-    update = private_module_update(build(name), weights, x, y, job())
-    flat = clipped_sum(module, x, y, 0.5, training.cross_entropy)
-    general = training._named(flat, {n: p for n, p in module.named_parameters() if p.requires_grad})
+    update = private_module_update(build(name), trainable_arrays(module), x, y, job())
     for key, want in expected.items():
         np.testing.assert_allclose(update[key], want, atol=2e-5)
-        np.testing.assert_allclose(general[key], want, atol=2e-5)
 
 
 def test_a_sum_that_is_not_clipped_is_caught():
     module = build("residual")
     x, y = records("residual")
-    loose = clipped_sum(module, x, y, 1e9, training.cross_entropy)
     expected = reference(module, x, y, 0.5)
-    assert any(not np.allclose(a.detach(), b, atol=1e-2) for a, b in zip(loose, expected.values(), strict=True))
-
-
-def test_both_paths_take_the_same_noisy_steps(monkeypatch):
-    """Three sampled steps: the same batches, and without noise the same numbers."""
-    x, y = records("mlp", rows=200)
-    weights = trainable_arrays(build("mlp"))
-    plan = {"steps": 3, "sampling_rate": 0.3, "rate": 0.2, "batch": 60.0, "clip_norm": 1.0}
-    fast = private_module_update(build("mlp"), weights, x, y, job(**plan))
-    monkeypatch.setattr(training, "fast_model", lambda module: None)
-    general = private_module_update(build("mlp"), weights, x, y, job(**plan))
-    for name in weights:
-        np.testing.assert_allclose(fast[name], general[name], atol=1e-5)
+    loose = private_module_update(build("residual"), trainable_arrays(module), x, y, job(clip_norm=1e9))
+    assert any(not np.allclose(loose[key], want, atol=1e-2) for key, want in expected.items())
 
 
 def test_the_noise_is_what_the_multiplier_says():
@@ -150,10 +135,10 @@ def test_no_record_counts_for_more_than_the_clip_norm():
     """One record added moves the sum by at most C, also when its gradient is infinite or not a number."""
     module = build("residual")
     x, y = records("residual")
-    base = clipped_sum(module, x, y, 0.5, training.cross_entropy)
+    base = clipped_sum(module, x, y, 0.5)
     for outlier in (torch.full((1, 1, 6, 6), 1e20), torch.full((1, 1, 6, 6), math.nan), 100 * x[:1]):
-        more = clipped_sum(module, torch.cat([x, outlier]), torch.cat([y, y[:1]]), 0.5, training.cross_entropy)
-        moved = math.sqrt(sum(float((a - b).square().sum()) for a, b in zip(more, base, strict=True)))
+        more = clipped_sum(module, torch.cat([x, outlier]), torch.cat([y, y[:1]]), 0.5)
+        moved = float((more - base).norm())
         assert moved <= 0.5 + 1e-4
 
 
@@ -205,32 +190,27 @@ def test_own_losses_and_wrong_weights():
         private_module_update(module, trainable_arrays(module), x, targets[:3], job())
 
 
-@pytest.mark.parametrize("sampling_rate", [1.0, 0.4])
-@pytest.mark.parametrize("name", ["mlp", "cnn"])
-def test_persons_are_clipped_alike_on_both_paths(monkeypatch, name, sampling_rate):
-    x, y = records(name, 150)
-    persons = torch.randint(0, 40, (150,), generator=torch.Generator().manual_seed(2))
-    weights = trainable_arrays(build(name))
-    work = replace(job(sampling_rate=sampling_rate), unit="person")
-    fast = private_module_update(build(name), weights, x, y, work, None, persons)
-    monkeypatch.setattr(training, "fast_model", lambda _: None)
-    work = replace(job(sampling_rate=sampling_rate), unit="person")
-    general = private_module_update(build(name), weights, x, y, work, None, persons)
-    alone = private_module_update(build(name), weights, x, y, job(sampling_rate=sampling_rate))
-    for key in fast:
-        np.testing.assert_allclose(general[key], fast[key], atol=1e-4, rtol=2e-3)
-    assert any(not np.allclose(alone[key], fast[key], atol=1e-2) for key in fast)
-    with pytest.raises(ConfigurationError, match="person"):
-        private_module_update(build(name), weights, x, y, work)
-
-
-def test_the_general_path_adds_its_noise_on_a_grid(monkeypatch):
-    """Large weights from the server do not swallow it: what leaves is a function of noisy whole numbers."""
-    monkeypatch.setattr(training, "fast_model", lambda _: None)
-    x, y = records("mlp")
+def test_a_person_is_clipped_whole():
+    x, y = records("mlp", 150)
+    persons = torch.zeros(150, dtype=torch.int64)
     weights = trainable_arrays(build("mlp"))
-    quiet = private_module_update(build("mlp"), weights, x, y, job())
-    noisy = private_module_update(build("mlp"), weights, x, y, job(noise_multiplier=2.0))
+    work = replace(job(clip_norm=1e-3), unit="person")
+    update = private_module_update(build("mlp"), weights, x, y, work, None, persons)
+    alone = private_module_update(build("mlp"), weights, x, y, job(clip_norm=1e-3))
+    sizes = [math.sqrt(sum(float(np.square(a).sum()) for a in one.values())) for one in (update, alone)]
+    assert sizes[0] <= 1e-3
+    assert sizes[1] > 5e-3
+    with pytest.raises(ConfigurationError, match="person"):
+        private_module_update(build("mlp"), weights, x, y, work)
+
+
+@pytest.mark.parametrize("name", ["mlp", "words"])
+def test_noise_is_added_on_a_grid(name):
+    """Large weights from the server do not swallow it: what leaves is a function of noisy whole numbers."""
+    x, y = records(name)
+    weights = trainable_arrays(build(name))
+    quiet = private_module_update(build(name), weights, x, y, job())
+    noisy = private_module_update(build(name), weights, x, y, job(noise_multiplier=2.0))
     size = sum(array.size for array in weights.values())
     grid = ReleaseGrid.for_release(2.0, 0.5, size, sum_inflation(20))
     moved = np.concatenate([(noisy[key] - quiet[key]).ravel() for key in weights])
@@ -254,28 +234,7 @@ def test_layers_that_are_not_trained_keep_their_mode():
 
 def test_an_activation_on_the_input_leaves_the_records_alone():
     module = nn.Sequential(nn.Flatten(), nn.ReLU(), nn.Linear(36, 3))
-    assert fast_model(module) is None
     x, y = records("mlp")
     before = x.clone()
     private_module_update(module, trainable_arrays(module), x, y, job())
     assert torch.equal(x, before)
-
-
-def test_opacus_does_not_configure_logging_for_everybody(monkeypatch):
-    """Its import calls `logging.basicConfig`, after which each of Flower's lines would appear twice."""
-    real = record_gradients.grad_sample.GradSampleModule
-
-    class Configuring:
-        """Stands for the first use, which imports Opacus."""
-
-        @staticmethod
-        def GradSampleModule(*arguments, **settings):
-            logging.root.addHandler(logging.StreamHandler())
-            return real(*arguments, **settings)
-
-    before = list(logging.root.handlers)
-    monkeypatch.setattr(record_gradients, "grad_sample", Configuring)
-    loss = nn.CrossEntropyLoss(reduction="none")
-    sums = clipped_sum(nn.Linear(3, 2), torch.ones(4, 3), torch.zeros(4, dtype=torch.long), 1.0, loss)
-    assert sums.numel() == 8
-    assert logging.root.handlers == before

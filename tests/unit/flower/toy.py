@@ -1,16 +1,28 @@
 """A market of six clients whose training is an array of their own: everything but the learning is real."""
 
 import itertools
+import math
 
 import numpy as np
 
 import privmarket as pm
 from privmarket.flower import wire
 from privmarket.privacy.noise import NoiseSource
+from privmarket.privacy.policy import SellerPolicy
 
 CLIENTS, BUDGET = 6, 4.0
 VALUATIONS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
 START = {"a": np.zeros((2, 3), dtype=np.float32), "b": np.zeros(4, dtype=np.float32)}
+
+
+# Six sellers that nobody registered: more than the defaults of a policy allow under aggregate trust.
+OPEN_TO_SUMS = SellerPolicy(
+    epsilon_per_sale=math.inf,
+    epsilon_lifetime=math.inf,
+    trust=("local", "aggregate"),
+    minimum_cohort=2,
+    register="none",
+)
 
 
 def partition(context):
@@ -35,6 +47,8 @@ def seed_noise(monkeypatch):
 def client(train=train, **options):
     options = {"valuation": lambda context: VALUATIONS[partition(context)], "epsilon": 1.0, **options}
     options.setdefault("wallet", "unlimited")
+    if options.get("secure_aggregation"):
+        options.setdefault("policy", OPEN_TO_SUMS)
     return pm.flower.client_app(train, **options)
 
 

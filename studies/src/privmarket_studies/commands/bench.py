@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         flower_speed,
         learned_speed,
         privacy_speed,
+        wallet_costs,
     )
 else:
     console, tables = late("rich.console"), late("rich.table")
@@ -35,6 +36,7 @@ else:
     flower_speed = late("privmarket_studies.flower_speed")
     learned_speed = late("privmarket_studies.learned_speed")
     privacy_speed = late("privmarket_studies.privacy_speed")
+    wallet_costs = late("privmarket_studies.wallet_costs")
 
 app = typer.Typer(
     help="Speed, as ratios against stated references in the same run.",
@@ -72,6 +74,29 @@ def privacy(
         figures = (f"{row.seconds:.4f}", row.reference, f"{row.reference_seconds:.3g}", f"{row.ratio:.2g}")
         table.add_row(row.task, *figures)
     print_table(table)
+
+
+@app.command("wallet")
+def wallet(json: Json = False) -> None:
+    """Sales that fit a wallet, which watches several measures, beside one whose only measure suits the first sale.
+
+    [bold]Example[/bold]
+
+      privmarket bench wallet --json
+    """
+    rows = wallet_costs.measure()
+    seconds = wallet_costs.seconds_per_round()
+    if json:
+        print_json({"rows": [{**asdict(row), "ratio": row.ratio} for row in rows], "round_seconds": seconds})
+        return
+    table = tables.Table(title="sales until the first refusal, δ = 1e-5")
+    for column in ("history", "cap", "one measure, tuned", "several measures", "ratio"):
+        table.add_column(column, justify="left" if column == "history" else "right")
+    for row in rows:
+        ratio = "–" if row.ratio is None else f"{row.ratio:.3f}" if row.kind != "mixed" else f"{row.ratio:.0f} ×"
+        table.add_row(f"{row.kind}: {row.history}", f"{row.cap:g}", str(row.tuned), str(row.several), ratio)
+    print_table(table)
+    print(f"1,000 wallets trimmed and checked: {1000 * seconds:.1f} ms")
 
 
 app.command("broker")(bench_broker)
@@ -176,6 +201,11 @@ def federate(
         table.add_row(name, f"{seconds:.2f}", f"{seconds / report.seconds['private']:.2f} ×")
     for grown, seconds in report.growth.items():
         table.add_row(f"private, {grown} clients", f"{seconds:.2f}", f"{1000 * seconds / grown:.1f} ms per client")
+    for name, contenders in report.steps.items():
+        plain = f"{name} step over backward"
+        for contender, each in contenders.items():
+            over = f"{report.ratios[plain]:.2f} × backward" if contender == "private" else ""
+            table.add_row(f"{name}, full batch: {contender}", f"{min(each):.2f}", over)
     table.add_row("accounting, 100 clients × 200 rounds", f"{report.accounting_seconds:.3f}", "")
     table.add_row("exact draws a second", f"{report.draws_per_second / 1e6:.0f} million", "")
     print_table(table)

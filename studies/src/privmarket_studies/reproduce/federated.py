@@ -12,10 +12,7 @@ from typing import Any
 import numpy as np
 
 from privmarket.federated.checkpoint import load_checkpoint, save_checkpoint
-from privmarket.federated.clients import client_place, iid_partition
 from privmarket.federated.config import FederationConfig, Training, recommended_training
-from privmarket.federated.datasets import Dataset, load_dataset
-from privmarket.federated.features import with_features
 from privmarket.federated.simulation import Federation
 from privmarket.federated.state import RunResult, RunState, from_checkpoint, to_checkpoint
 from privmarket.federated.summary import summarise
@@ -23,6 +20,7 @@ from privmarket.market.evaluation import underpaid_share
 from privmarket.market.scenarios import scenario
 from privmarket.plans import identity
 from privmarket.rounds import MICRO
+from privmarket.tasks import Dataset, Task, drawn_parts, iid_partition, load_dataset, task_of, with_features
 from privmarket_studies.reproduce.cells import Config, Result
 from privmarket_studies.reproduce.markets import outside_training, rule_for
 from privmarket_studies.reproduce.matched import MatchedEpsilon
@@ -42,9 +40,7 @@ def run(config: Config, seed: int, scratch: Path) -> Result:
     dataset = _featured(config["dataset"], training.features)
     # The features are in the data set already: computing them is most of a short run's time.
     plan = _plan(config, seed, replace(training, features="none"))
-    parts = None
-    if config["alpha"] is None:
-        parts = iid_partition(dataset.train_labels, plan.clients, np.random.default_rng([seed, _IID_PARTS]))
+    task = _shared_out(plan, dataset, evenly=config["alpha"] is None)
     rule = (
         rule_for(config["mechanism"], scenario(plan.scenario), **config["settings"])
         if config["mechanism"]
@@ -53,18 +49,21 @@ def run(config: Config, seed: int, scratch: Path) -> Result:
     if config["matched"] is not None and rule is not None:
         rule = MatchedEpsilon(rule, config["matched"])
     started = time.perf_counter()
-    with outside_training() as said, Federation(plan, dataset=dataset, parts=parts, mechanism=rule) as federation:
+    with outside_training() as said, Federation(plan, task=task, mechanism=rule) as federation:
         state = _all_rounds(federation, scratch / "run.checkpoint")
-        result = RunResult(
-            plan,
-            state.records,
-            federation.model_weights(state).numpy(),
-            state.wallets,
-            federation.types(plan.rounds - 1),
-            time.perf_counter() - started,
-        )
+        result = replace(federation.result(state), seconds=time.perf_counter() - started)
     shutil.rmtree(scratch, ignore_errors=True)
     return {**_figures(result), "outside_training": said}
+
+
+def _shared_out(plan: FederationConfig, dataset: Dataset, *, evenly: bool) -> Task:
+    """The data set among the clients of a run: evenly, or with the skew that its configuration names."""
+    if evenly:
+        rng = np.random.default_rng([plan.seed, _IID_PARTS])
+        parts = iid_partition(dataset.train_labels, plan.clients, rng)
+    else:
+        parts = drawn_parts(dataset.train_labels, plan.clients, plan.alpha, plan.sizes, plan.seed)
+    return task_of(dataset, parts, model=plan.training.model)
 
 
 def _plan(config: Config, seed: int, training: Training) -> FederationConfig:
@@ -103,7 +102,7 @@ def _all_rounds(federation: Federation, place: Path) -> RunState:
 
 def _measured(federation: Federation, state: RunState) -> RunState:
     """The same state with the accuracy of its last round measured."""
-    last = replace(state.records[-1], accuracy=federation.accuracy(state))
+    last = replace(state.records[-1], accuracy=federation.score(state))
     return replace(state, records=(*state.records[:-1], last))
 
 
@@ -116,7 +115,7 @@ def _figures(result: RunResult) -> Result:
     summary = summarise(result, rounds=False)
     sales = [(r, client) for r in records for client in r.paid_micro]
     paid = np.array([r.paid_micro[c] / MICRO for r, c in sales])
-    cost = np.array([result.types.valuation[client_place(c)] * r.sold_epsilon[c] for r, c in sales])
+    cost = np.array([result.types.valuation[result.place[c]] * r.sold_epsilon[c] for r, c in sales])
     return {
         "accuracy": float(np.mean(final)),
         "curve": curve,

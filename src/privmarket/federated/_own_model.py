@@ -1,0 +1,196 @@
+"""The buyer's own model: the task's module, trained on the buyer's own records, for no money and at ε = 0.
+
+A market starts from this model (a warm start), so that sellers are paid only for what the buyer could not have
+learned alone. How strongly the training is held back is chosen by cross-validation on the same records; private and
+test records are not looked at.
+
+Two ways of training are enough. A linear model is fitted to the end with a penalty on its weights. Any other module
+is trained by Adam for a number of passes over the records, and stopping early is what holds it back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from privmarket.errors import DataError
+
+if TYPE_CHECKING:
+    from privmarket.tasks import Task
+    from privmarket.training import PrivateModel
+
+_PENALTIES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
+_PASSES = (2, 5, 10, 20, 40, 80)
+_FOLDS = 5
+# With many records folds of a linear model cost more than they tell.
+_FOLDS_OF_MANY = 3
+_MANY_RECORDS = 2_000
+# Fewer public records than this are not trained on.
+FEWEST_RECORDS = 10
+_NEWTON_STEPS = 150
+_BATCH = 32
+_ADAM_RATE = 3e-3
+_BLOCK_ROWS = 4096
+
+
+@dataclass(frozen=True, eq=False)
+class OwnModel:
+    """What the buyer has before it buys anything.
+
+    Attributes:
+        module: the task's module, trained on all public records.
+        strength: what cross-validation chose: the penalty of a linear model, or passes over the records.
+        held_out_loss: mean loss per record in cross-validation, each record left out of the training that
+        predicts it.
+        held_out_spread: of a regression, the deviation of targets from what was predicted for them; else 0.
+    """
+
+    module: nn.Module
+    strength: float
+    held_out_loss: float
+    held_out_spread: float
+
+
+class OwnTraining:
+    """Trains a task's module on records that cost nothing.
+
+    Args:
+        task: its model and loss are used; of its records only the public ones.
+        seed: of initial weights, folds and the order of records.
+    """
+
+    def __init__(self, task: Task, seed: int = 0) -> None:
+        self.task = task
+        self.seed = seed
+        self.is_linear = is_linear(task.build_model(seed))
+
+    @property
+    def strengths(self) -> Sequence[float]:
+        """What cross-validation chooses from."""
+        return _PENALTIES if self.is_linear else _PASSES
+
+    def own_model(self) -> OwnModel:
+        """The task's module on all public records, with the strength that cross-validation chose.
+
+        Raises:
+            DataError: there are too few public records.
+        """
+        inputs, labels = self._public()
+        strength, loss, spread = self.chosen_strength(inputs, labels)
+        return OwnModel(self.fit(inputs, labels, strength), strength, loss, spread)
+
+    def chosen_strength(self, inputs: Tensor, labels: Tensor) -> tuple[float, float, float]:
+        """The strength with the least mean loss on records that were left out, that loss, and their spread."""
+        count = labels.shape[0]
+        folds = _FOLDS_OF_MANY if self.is_linear and count > _MANY_RECORDS else _FOLDS
+        fold = torch.from_numpy(self._fold_of_each(folds))
+        losses = np.zeros(len(self.strengths))
+        squares = np.zeros(len(self.strengths))
+        for number in range(folds):
+            rest = fold == number
+            fitted = self._fits(inputs[~rest], labels[~rest], self.strengths)
+            for place, module in enumerate(fitted):
+                losses[place] += float(self.losses(module, inputs[rest], labels[rest]).sum())
+                if self.task.goal == "regression":
+                    with torch.no_grad():
+                        off = module(inputs[rest]).reshape(labels[rest].shape) - labels[rest]
+                    squares[place] += float(off.double().square().sum())
+        best = int(np.argmin(losses))
+        return float(self.strengths[best]), float(losses[best]) / count, float(squares[best] / count) ** 0.5
+
+    def fit(self, inputs: Tensor, labels: Tensor, strength: float) -> nn.Module:
+        """The task's module trained on these records; inputs (rows, ...), labels (rows, ...)."""
+        return next(self._fits(inputs, labels, (strength,)))
+
+    def losses(self, module: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
+        """(rows,) the loss of each record, without gradients."""
+        module.eval()
+        with torch.no_grad():
+            blocks = range(0, labels.shape[0], _BLOCK_ROWS)
+            parts = [
+                self.task.loss(module(inputs[a : a + _BLOCK_ROWS]), labels[a : a + _BLOCK_ROWS]) for a in blocks
+            ]
+        return torch.cat(parts)
+
+    def _public(self) -> tuple[Tensor, Tensor]:
+        public = self.task.public
+        if public is None or len(public) < FEWEST_RECORDS:
+            held = 0 if public is None else len(public)
+            raise DataError(
+                f"{held} public records are too few to train on", f"give at least {FEWEST_RECORDS}, or none"
+            )
+        return public.tensors()
+
+    def _fold_of_each(self, folds: int) -> NDArray[np.int64]:
+        """(public records,) which fold a record is in; all records of a person are in one."""
+        assert self.task.public is not None
+        persons = self.task.public.persons
+        rows = len(self.task.public)
+        _, unit = np.unique(np.arange(rows) if persons is None else persons, return_inverse=True)
+        order = np.random.default_rng([self.seed, rows]).permutation(int(unit.max()) + 1)
+        return order[unit] % folds
+
+    def _fits(self, inputs: Tensor, labels: Tensor, strengths: Sequence[float]) -> Iterator[nn.Module]:
+        """The module for each strength, weakest penalty or fewest passes first.
+
+        Passes go on where those before ended, so a yielded module must be used before the next one is asked for.
+        """
+        module = self.task.build_model(self.seed)
+        module.train()
+        if self.is_linear:
+            for penalty in strengths:
+                _fit_linear(module, self.task, inputs, labels, penalty)
+                yield module
+            return
+        trained = [p for p in module.parameters() if p.requires_grad]
+        optimiser = torch.optim.Adam(trained, lr=_ADAM_RATE)
+        rng = np.random.default_rng([self.seed, 1])
+        done = 0
+        for passes in strengths:
+            module.train()
+            while done < passes:
+                order = torch.from_numpy(rng.permutation(labels.shape[0]))
+                for start in range(0, order.shape[0], _BATCH):
+                    rows = order[start : start + _BATCH]
+                    optimiser.zero_grad()
+                    self.task.loss(module(inputs[rows]), labels[rows]).mean().backward()  # type: ignore[no-untyped-call]
+                    optimiser.step()
+                done += 1
+            yield module
+
+
+def flat_weights(model: PrivateModel, module: nn.Module) -> Tensor:
+    """(parameters,) the trained parameters of a module that was built as the model's own was."""
+    named = {name: p.detach().numpy() for name, p in module.named_parameters() if p.requires_grad}
+    return model.flat(named)
+
+
+def is_linear(module: nn.Module) -> bool:
+    """Whether all trainable parameters belong to one `nn.Linear`: then fitting has one answer."""
+    holders = [m for m in module.modules() if any(p.requires_grad for p in m.parameters(recurse=False))]
+    return len(holders) == 1 and isinstance(holders[0], nn.Linear)
+
+
+def _fit_linear(module: nn.Module, task: Task, inputs: Tensor, labels: Tensor, penalty: float) -> None:
+    """Minimises mean loss + penalty·‖weights‖²/2 from zero, by L-BFGS; the bias is not held back."""
+    linear = next(m for m in module.modules() if isinstance(m, nn.Linear) and m.weight.requires_grad)
+    with torch.no_grad():
+        linear.weight.zero_()
+        if linear.bias is not None:
+            linear.bias.zero_()
+    trained = [p for p in linear.parameters() if p.requires_grad]
+    optimiser = torch.optim.LBFGS(trained, max_iter=_NEWTON_STEPS, line_search_fn="strong_wolfe")
+
+    def objective() -> Tensor:
+        optimiser.zero_grad()
+        value: Tensor = task.loss(module(inputs), labels).mean() + 0.5 * penalty * linear.weight.square().sum()
+        value.backward()  # type: ignore[no-untyped-call]
+        return value
+
+    optimiser.step(objective)  # type: ignore[no-untyped-call]
