@@ -190,7 +190,7 @@ def difference(run: RunResult, worse: float, better: float) -> str:
     score = run.task.score
     if score.name == "accuracy":
         return f"{abs(points(better, worse)):.1f} points"
-    return f"{abs(better - worse):.3g} of {score.heading}"
+    return f"{score.format(abs(better - worse))} of {score.heading}"
 
 
 def is_better(run: RunResult, one: float, other: float) -> bool:

@@ -78,10 +78,11 @@ def test_nothing_but_masked_vectors_leaves():
     assert not any(len(record) for r in replies for record in r.content.array_records.values())
     vectors = [m.vector for m in map(sum_message, replies) if isinstance(m, MaskedInput)]
     assert len(vectors) == sum(record.sellers for record in result.records)
-    # About half of all bits are set in every client's vector, but for the unused top bits of its last byte.
+    # About half of all bits are set in every client's vector, but for the unused top bits of its last byte. Of 15,624
+    # fair bits the share has a deviation of 0.004: beyond 0.025 it is by chance in fewer than one of 10⁹ vectors.
     for vector in vectors:
         whole = np.frombuffer(vector, dtype=np.uint8).reshape(-1, 4)[:, :3]
-        assert 0.49 < np.unpackbits(whole).mean() < 0.51
+        assert abs(np.unpackbits(whole).mean() - 0.5) < 0.025
 
 
 def told(**changes):
