@@ -78,8 +78,9 @@ def test_nothing_but_masked_vectors_leaves():
     assert not any(len(record) for r in replies for record in r.content.array_records.values())
     vectors = [m.vector for m in map(sum_message, replies) if isinstance(m, MaskedInput)]
     assert len(vectors) == sum(record.sellers for record in result.records)
-    # About half of all bits are set in every client's vector, but for the unused top bits of its last byte. Of 15,624
-    # fair bits the share has a deviation of 0.004: beyond 0.025 it is by chance in fewer than one of 10⁹ vectors.
+    # About half of all bits are set in every client's vector, but for the unused top bits of its last byte. Of
+    # 15,624 fair bits the share has a deviation of 0.004: beyond 0.025 it is by chance in fewer than one of 10⁹
+    # vectors.
     for vector in vectors:
         whole = np.frombuffer(vector, dtype=np.uint8).reshape(-1, 4)[:, :3]
         assert abs(np.unpackbits(whole).mean() - 0.5) < 0.025
@@ -169,6 +170,11 @@ def test_a_round_with_one_seller_is_the_simulation_s():
     assert refused(grid) == {}
 
 
+def in_anothers_name(message):
+    """The same message from another member; a seller's number follows from its key, so it may be any."""
+    return replace(message, sender=0 if message.sender else 1)
+
+
 # What one malicious seller may answer to each step instead of what belongs there.
 NONSENSE = {
     "no record": lambda content: content.config_records.pop(wire.SUM),
@@ -176,7 +182,7 @@ NONSENSE = {
     "another type": lambda content: content.config_records[wire.SUM].update({"message": 7}),
     "no bytes": lambda content: content.config_records[wire.SUM].update({"message": b""}),
     "nonsense": lambda content: content.config_records[wire.SUM].update({"message": bytes(range(200))}),
-    "another's message": lambda content: wire.put_sum(content, replace(wire.take_sum(content), sender=1)),
+    "another's message": lambda content: wire.put_sum(content, in_anothers_name(wire.take_sum(content))),
 }
 STEPS = ("KeyList", "DeliveredShares", "InputRequest", "SurvivorList", "Confirmations", "after")
 EVERYBODY = CONFIG.replace(rounds=6, budget=40.0, mechanism_settings={"unit_price": 1.0})
