@@ -121,6 +121,7 @@ class OwnRation(Mechanism):
 
     name = "broken:own-ration"
     guarantees = (Truthful(in_="valuation"), Truthful(in_="epsilon"))
+    breaks = ("truthful in v",)
 
     def clear(self, bids, budget):
         ration = budget / bids.clients * (0.1 + bids.valuation)

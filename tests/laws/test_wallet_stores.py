@@ -210,7 +210,7 @@ def test_sql_remembers_what_was_void_and_what_a_claim_announced(tmp_path):
         tx.log("round.cleared", round_id, trimmed={}, delivery_deadline_ms=tx.now_ms + 1, review_deadline_ms=2,
                dispute_deadline_ms=3, ruling_deadline_ms=4)  # fmt: skip
     with store.market.broker.database.write(anna) as tx:
-        lifecycle.claim(tx, anna, *round_and_task(tx.connection, round_id), "ab" * 32, None)
+        lifecycle.claim(tx, anna, *round_and_task(tx.connection, round_id), "ab" * 32, None, None)
     with pytest.raises(WalletError, match="nothing is reserved"):
         store.void("run/0", ["anna"])
     store.void("run/0", ["ben"])

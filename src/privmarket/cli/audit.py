@@ -27,10 +27,10 @@ from privmarket.files import check_writable
 from privmarket.market.attacks import LEVELS
 from privmarket.market.audit_report import AuditReport, RegretSummary
 from privmarket.market.facts import MarketFacts
-from privmarket.market.scenarios import Law
+from privmarket.market.scenarios import EmpiricalLaw, Law, independence_test
 from privmarket.market.scenarios import scenario as law_called
 from privmarket.mechanisms import resolve
-from privmarket.reports.comparison import COLUMNS, LEGEND, Comparison, compare
+from privmarket.reports.comparison import LEGEND, Comparison, compare
 from privmarket.reports.comparison import audit as run
 
 _Mechanism = Annotated[
@@ -58,9 +58,19 @@ def audit(
     scenario: _Scenario = "uniform",
     clients: Annotated[int, typer.Option(help="Clients in each market.")] = 100,
     budget: Budget = 50.0,
-    profiles: Annotated[int, typer.Option(help="Markets to sample and attack.")] = 5,
+    profiles: Annotated[int, typer.Option(help="Markets to sample and attack.")] = 20,
     objective: _Objective = "total-epsilon",
     coalition: _Coalition = None,
+    exact: Annotated[
+        bool,
+        typer.Option("--exact", help="Also compare with the best truthful rule on a grid of types (≤ 4 clients)."),
+    ] = False,
+    certify: Annotated[
+        bool, typer.Option("--certify", help="Also bound from above what any misreport can gain (menus, networks).")
+    ] = False,
+    independent: Annotated[
+        bool, typer.Option("--independent", help="Past bids: v has nothing to do with ε; draw the columns apart.")
+    ] = False,
     settings: Settings = None,
     out: Annotated[Path, typer.Option(help="Folder for the figure of `--mechanism all`.")] = Path("out"),
     seed: Seed = 0,
@@ -69,7 +79,8 @@ def audit(
     """Attack a mechanism on sampled markets: regret, IR, budget, truthfulness in ε, distance to the bounds.
 
     The attack is {attack}; the worst that any of them finds counts. It is a lower bound on what a client can gain
-    by a misreport.
+    by a misreport. Ends with exit code 1 if a promise that the rule declares was seen broken; the table then names
+    a client and a report that show it.
 
     [bold]Examples[/bold]
 
@@ -85,14 +96,14 @@ def audit(
 
       privmarket audit --mechanism all --clients 50 --budget 25 --profiles 3
     """
-    law = law_called(scenario)
+    law = law_called(scenario, independent=independent)
     if coalition is not None and coalition > clients:
         raise ConfigurationError(
             f"coalitions of {coalition} among {clients} clients", f"give --coalition at most {clients}"
         )
     if mechanism == "all":
         check_writable(out / "auction-comparison.png")
-        _compare_all(law, clients, budget, profiles, seed, out, json)
+        _compare_all(law, clients, budget, profiles, seed, out, json, exact)
         return
     # Some rules have settings that are called like options of the audit, such as `objective`.
     rule = resolve(mechanism, market=MarketFacts.of(law), **parse_settings(settings))
@@ -106,6 +117,8 @@ def audit(
             seed=seed,
             objective=objective,
             coalition=coalition,
+            exact=exact,
+            certify=certify,
             progress=bar.show,
         )
     if json:
@@ -115,13 +128,34 @@ def audit(
         print_table(_quintile_table(report))
     if report.epsilon_bought == 0:
         note("note: nothing was sold in any market; try a larger --budget or another rule (--mechanism all)")
+    for line in _about_independence(law):
+        note(line)
+    if report.broken:
+        raise typer.Exit(1)
 
 
 if audit.__doc__ is not None:  # python -OO has none
     audit.__doc__ = audit.__doc__.format(attack=LEVELS["strong"].words)
 
 
-def _compare_all(law: Law, clients: int, budget: float, profiles: int, seed: int, out: Path, json: bool) -> None:
+def _about_independence(law: Law) -> list[str]:
+    """What a user of past bids must know about the bounds."""
+    if not isinstance(law, EmpiricalLaw):
+        return []
+    p_value = independence_test(law.past)
+    if p_value < 0.05:
+        return [
+            f"note: in these past bids v depends on ε (p = {p_value:.2g}), and the bounds take that into account"
+        ]
+    return [
+        f"note: these past bids do not show that v depends on ε (p = {p_value:.2g}); --independent draws the "
+        "columns apart, which gives tighter bounds"
+    ]
+
+
+def _compare_all(
+    law: Law, clients: int, budget: float, profiles: int, seed: int, out: Path, json: bool, exact: bool
+) -> None:
     with Console(stderr=True).status("starting") as status:
         comparison = compare(
             scenario=law,
@@ -129,6 +163,7 @@ def _compare_all(law: Law, clients: int, budget: float, profiles: int, seed: int
             budget=budget,
             profiles=profiles,
             seed=seed,
+            exact=exact,
             progress=lambda name: status.update(f"clearing and attacking {name}"),
         )
     if json:
@@ -137,6 +172,12 @@ def _compare_all(law: Law, clients: int, budget: float, profiles: int, seed: int
         print_table(_comparison_table(comparison))
     for why in comparison.skipped:
         note(f"skipped: {why}")
+    _figure_of(comparison, out)
+    if any(report.broken for report in comparison):
+        raise typer.Exit(1)
+
+
+def _figure_of(comparison: Comparison, out: Path) -> None:
     path = out / "auction-comparison.png"
     try:
         require("matplotlib")
@@ -150,7 +191,7 @@ def _compare_all(law: Law, clients: int, budget: float, profiles: int, seed: int
 def _comparison_table(comparison: Comparison) -> Table:
     table = Table(title=comparison.title, caption=LEGEND)
     table.add_column("rule")
-    for column in COLUMNS:
+    for column in comparison.columns:
         table.add_column(column, justify="right")
     for row in comparison.rows():
         table.add_row(*row)
@@ -176,10 +217,31 @@ def _table(report: AuditReport) -> Table:
             "  as a share of the mean payment",
             f"{summary.mean_share:.3%} / {summary.percentile_99_share:.3%} / {summary.maximum_share:.3%}",
         )
+        if summary.mean_share_high > 0:
+            table.add_row(
+                "  the mean share, at 95 %", f"{summary.mean_share_low:.3%} to {summary.mean_share_high:.3%}"
+            )
 
     regret("gain from misreports of v and ε", report.regret)
     regret("gain from misreports of v alone", report.regret_in_valuation)
-    regret("gain from misreports of ε alone", report.regret_in_epsilon)
+    regret("gain from withheld ε alone", report.regret_in_epsilon)
+    regret("gain from offers above the own ε that can be delivered", report.regret_in_epsilon_up)
+    if report.regret_in_expectation is not None:
+        expected = report.regret_in_expectation
+        table.add_row(
+            f"gain in expectation over {expected.coins} fresh throws of the coins, market 0",
+            f"{expected.gain:.3g} ± {expected.standard_error:.2g}",
+        )
+    if report.certified is not None:
+        table.add_row(
+            f"no gain above (mean / maximum), for {report.certified.reports}",
+            f"{report.certified.mean:.3g} / {report.certified.maximum:.3g}",
+        )
+        table.add_row(
+            "  as a share of the mean payment",
+            f"{report.certified.mean_share:.3%} / {report.certified.maximum_share:.3%}",
+        )
+        table.add_row("  largest gain found, by attacks or on the way", f"{report.certified.found:.3g}")
     if report.collusion is not None:
         table.add_row(
             f"gain of coalitions of {report.collusion.size}: mean / maximum / mean as a share of their pay",
@@ -199,13 +261,22 @@ def _table(report: AuditReport) -> Table:
     table.add_row("ε per unit of money", f"{report.epsilon_per_unit_spent:.4f}")
     table.add_section()
     table.add_row(f"objective: {report.objective}", f"{report.objective_value:.6g}")
-    table.add_row("fluid bound (one unit price for all)", f"{report.fluid_bound:.6g}")
+    table.add_row("fluid bound (any truthful rule, many clients)", f"{report.fluid_bound:.6g}")
     table.add_row("ratio to the fluid bound", f"{report.fluid_ratio:.4f}")
+    if report.one_price_bound != report.fluid_bound:
+        table.add_row("  with one list of prices for everybody", f"{report.one_price_bound:.6g}")
     table.add_row("first-best bound (costs known)", f"{report.first_best_bound:.6g}")
     table.add_row("ratio to the first-best bound", f"{report.first_best_ratio:.4f}")
+    if report.prior_free_reference is not None:
+        table.add_row("(1 − 1/e) of the first best (no distribution known)", f"{report.prior_free_reference:.6g}")
+    if report.optimum is not None and report.optimum_ratio is not None:
+        table.add_row("best truthful rule on a grid of types", f"{report.optimum:.6g}")
+        table.add_row("ratio to that optimum, on the grid", f"{report.optimum_ratio:.4f}")
     table.add_section()
     table.add_row("promised", ", ".join(report.declared) or "nothing")
     table.add_row("promises seen broken", ", ".join(report.broken) or "none")
+    for promise, witness in report.witnesses.items():
+        table.add_row(f"  {promise}", str(witness))
     return table
 
 

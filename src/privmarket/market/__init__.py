@@ -6,6 +6,8 @@
 - `guarantees`, `attacks`, `collusion`: promises of rules, and the search for misreports that break them.
 - `objectives`, `bounds`, `aggregate_bound`, `typical_bound`: what the buyer wants, and points of
   reference for how much of it a budget buys.
+- `exact_optimum`, `certificate`: the best truthful rule of a small market, and upper bounds on regret.
+- `randomised`: rules that throw coins.
 - `evaluation`, `audit_report`: how outcomes are judged, and the report on one rule.
 - `menu`, `ration_curve`, `ration_design`: curves of unit prices, and which of them suit a law.
 
@@ -24,8 +26,10 @@ if TYPE_CHECKING:
         bid_file,
         bids,
         bounds,
+        certificate,
         collusion,
         evaluation,
+        exact_optimum,
         facts,
         frames,
         guarantees,
@@ -33,6 +37,7 @@ if TYPE_CHECKING:
         menu,
         objectives,
         outcome,
+        randomised,
         ration_curve,
         ration_design,
         scenarios,
@@ -42,12 +47,14 @@ if TYPE_CHECKING:
     from privmarket.market.audit_report import AuditReport
     from privmarket.market.bid_file import read_bids
     from privmarket.market.bids import Bids
-    from privmarket.market.bounds import first_best_bound, fluid_bound
+    from privmarket.market.bounds import first_best_bound, fluid_bound, one_price_bound, prior_free_reference
     from privmarket.market.collusion import CoalitionAttack
     from privmarket.market.evaluation import judge
+    from privmarket.market.exact_optimum import TypeGrid
     from privmarket.market.facts import MarketFacts
-    from privmarket.market.mechanism import Mechanism
+    from privmarket.market.mechanism import Mechanism, Witness
     from privmarket.market.outcome import Outcome
+    from privmarket.market.randomised import RandomisedMechanism
     from privmarket.market.scenarios import Law, scenario
 
 __all__ = [
@@ -60,15 +67,20 @@ __all__ = [
     "MarketFacts",
     "Mechanism",
     "Outcome",
+    "RandomisedMechanism",
     "Regret",
+    "TypeGrid",
+    "Witness",
     "aggregate_bound",
     "attacks",
     "audit_report",
     "bid_file",
     "bids",
     "bounds",
+    "certificate",
     "collusion",
     "evaluation",
+    "exact_optimum",
     "facts",
     "first_best_bound",
     "fluid_bound",
@@ -78,7 +90,10 @@ __all__ = [
     "mechanism",
     "menu",
     "objectives",
+    "one_price_bound",
     "outcome",
+    "prior_free_reference",
+    "randomised",
     "ration_curve",
     "ration_design",
     "read_bids",
@@ -98,10 +113,15 @@ _HOMES = {
     "MarketFacts": "privmarket.market.facts",
     "Mechanism": "privmarket.market.mechanism",
     "Outcome": "privmarket.market.outcome",
+    "RandomisedMechanism": "privmarket.market.randomised",
     "Regret": "privmarket.market.attacks",
+    "TypeGrid": "privmarket.market.exact_optimum",
+    "Witness": "privmarket.market.mechanism",
     "first_best_bound": "privmarket.market.bounds",
     "fluid_bound": "privmarket.market.bounds",
     "judge": "privmarket.market.evaluation",
+    "one_price_bound": "privmarket.market.bounds",
+    "prior_free_reference": "privmarket.market.bounds",
     "read_bids": "privmarket.market.bid_file",
     "scenario": "privmarket.market.scenarios",
 }

@@ -1,9 +1,9 @@
 """How misreports are searched: what is the most that a client can gain by one?
 
-A client's type is (v, ε). It may report any valuation, and any ε up to its own. Offers above its own are not
-searched, although a rule may ask for so little of them that the client can deliver it. Every attack tries reports
-for all clients at once through `Mechanism.unilateral` and keeps, client by client, the best one. What is found is a
-lower bound on the true regret.
+A client's type is (v, ε). It may report any valuation, and any ε up to its own; `UpwardAttack` also tries offers
+above its own, which gain where a rule asks for so little of them that the client can deliver it. Every attack tries
+reports for all clients at once through `Mechanism.unilateral` and keeps, client by client, the best one. What is
+found is a lower bound on the true regret; `certified` has upper ones.
 """
 
 from __future__ import annotations
@@ -140,6 +140,43 @@ class GridAttack:
             beside = ranked[..., rank : rank + 1]
             for nudge in (-1e-7, 0.0, 1e-7):
                 yield np.broadcast_to(np.maximum(beside * (1 + nudge), 0.0), types.shape)
+
+
+@dataclass(frozen=True)
+class UpwardAttack:
+    """Offers above the client's own ε while its valuation is truthful.
+
+    A client that is asked for more than it has cannot deliver, and such reports count for nothing. The others are
+    lies about capacity that nobody would ever see.
+
+    Attributes:
+        most: the largest offer that the market admits.
+        offers: points between the own ε and `most`, in equal ratios, and then in equal steps.
+        neighbours: how many of the other offers are tried from just below and just above.
+    """
+
+    most: float
+    offers: int = 40
+    neighbours: int = 16
+
+    def __call__(self, mechanism: Mechanism, types: Bids, budget: ArrayLike, rng: np.random.Generator) -> Regret:
+        """Tries the offers for every client of `types`, (..., clients); returns each client's best one."""
+        reports = (types.replace(epsilon=offer) for offer in self.reported_offers(types))
+        return _best_of(mechanism, types, budget, reports)
+
+    def reported_offers(self, types: Bids) -> Iterator[Array]:
+        """Yields the offers that are tried, (..., clients) each, the truth first."""
+        yield types.epsilon
+        top = np.maximum(types.epsilon, self.most)
+        for part in np.linspace(0.0, 1.0, self.offers // 2 + 1)[1:]:
+            yield np.minimum(types.epsilon * (top / types.epsilon) ** part, top)
+            yield np.minimum(types.epsilon + (top - types.epsilon) * part, top)
+        ranked = np.sort(types.epsilon, axis=-1)
+        count = min(self.neighbours, types.clients)
+        for rank in np.unique(np.linspace(0, types.clients - 1, count).astype(int)):
+            beside = ranked[..., rank : rank + 1]
+            for nudge in (-1e-7, 1e-7):
+                yield np.clip(beside * (1 + nudge), types.epsilon, top)
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,18 @@
-"""Two points of reference for what a budget buys: the fluid bound, and the first best of known costs.
+"""What a budget can buy: bounds that no truthful rule passes, and the first best of known costs.
 
-Both are limits for many clients. The fluid bound buys at virtual costs φ(v) = v + F(v)/f(v), ironed. It bounds the
-rules that are truthful in v, individually rational and within budget in expectation, and that offer every client
-the same unit prices, whatever ε it offers. Where v and ε are independent, prices that differ with ε would not help,
-so it is the limit for all such rules. Where they depend on each other a truthful rule can pass it, by posting
-prices that rise with ε: `docs/theory/fluid-bound.md` has one that does. The first-best bound pays each client
-exactly its cost, which nobody can without knowing it; no rule that pays at least the cost beats it.
+All are limits for many clients.
 
-For errors of an aggregate the fluid bound takes v as independent of ε and of the number of records. For laws where
-they depend on each other it is a point of reference there, not a proven bound; the first best is one always. The
-bound of the typical error takes all clients to hold equally many records.
+- `fluid_bound` holds for every rule that is truthful in v, individually rational and within budget in expectation.
+  Such a rule may look at what is no secret between client and rule: the offered ε and the number of records. So it
+  buys at virtual costs φ(v) = v + F(v)/f(v), ironed, with F the distribution of v *given ε and records*. Where v is
+  independent of them that is one list of prices for all.
+- `one_price_bound` is the same for rules that post one list of unit prices to everybody. The two are equal where v
+  is independent of ε and records, and differ where they are not: `docs/theory/fluid-bound.md`.
+- `first_best_bound` pays each client exactly its cost, which nobody can without knowing it.
+- `prior_free_reference` is the share 1 − 1/e of the first best: what the best rule that knows no distribution
+  guarantees in large markets [AnariGoelNikzad2014].
+
+The bound of the typical error takes all clients to hold equally many records.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from privmarket.errors import ConfigurationError
 from privmarket.market.aggregate_bound import Types, least_aggregate_error
@@ -31,11 +34,13 @@ from privmarket.market.objectives import (
     TotalEpsilon,
     TypicalAggregateError,
 )
-from privmarket.market.scenarios import EmpiricalLaw, IndependentLaw, Law
+from privmarket.market.scenarios import DerivedLaw, EmpiricalLaw, IndependentLaw, Law
 from privmarket.market.typical_bound import least_typical_error
 
 _QUANTILES = 1 << 16
 _SAMPLE_CLIENTS = 200_000
+# Into so many levels of ε a law is cut whose valuations depend on it.
+_EPSILON_LEVELS = 256
 # Clients are grouped by records at these shares: the few with very many of them count most.
 _SIZE_GROUPS = (0.25, 0.5, 0.75, 0.9, 0.97, 0.99, 0.999)
 
@@ -92,14 +97,34 @@ def supply_curve(law: Law | Bids) -> SupplyCurve:
 
 
 def fluid_bound(law: Law | Bids, clients: int, budget: float, objective: Objective = TOTAL_EPSILON) -> float:
-    """What one unit price, posted to all of `clients` clients, buys with a total budget in the fluid limit.
+    """The most that a rule truthful in v buys from `clients` clients with a total budget, in the fluid limit.
 
-    For an error: the least error instead. The module says which rules this bounds.
+    For an error: the least error instead. Bids stand for the distribution that draws their rows.
     """
+    if _is_independent(law):
+        return one_price_bound(law, clients, budget, objective)
+    population = _conditional_population(law)
+    if isinstance(objective, TotalEpsilon):
+        return float(clients * np.interp(budget / clients, population.spend, population.quantity))
+    return _least_error(_thinned(population.cost, population.rows), clients, budget, objective)
+
+
+def one_price_bound(law: Law | Bids, clients: int, budget: float, objective: Objective = TOTAL_EPSILON) -> float:
+    """The most that one list of unit prices, posted to all of `clients` clients, buys in the fluid limit."""
     if isinstance(objective, TotalEpsilon):
         spend, quantity = _supply_hull(law)
         return float(clients * np.interp(budget / clients, spend, quantity))
     return _least_error(virtual_types(law), clients, budget, objective)
+
+
+def prior_free_reference(law: Law | Bids, clients: int, budget: float) -> float:
+    """(1 − 1/e) of the first best of total ε.
+
+    In large markets some truthful rule that knows nothing of the distribution buys that much on every market, and
+    none can promise more [AnariGoelNikzad2014]. On a given distribution a rule may well buy more: it is a point of
+    reference, not a bound.
+    """
+    return (1 - 1 / np.e) * first_best_bound(law, clients, budget)
 
 
 def first_best_bound(law: Law | Bids, clients: int, budget: float, objective: Objective = TOTAL_EPSILON) -> float:
@@ -205,6 +230,90 @@ def true_types(law: Law | Bids, quantiles: int = 128) -> Types:
         return _product(law.valuation((np.arange(quantiles) + 0.5) / quantiles), law)
     rows = _rows(law)
     return _thinned(rows.valuation, rows)
+
+
+@dataclass(frozen=True, eq=False)
+class _Population:
+    """Rows that stand for a law in which v depends on ε or records, with what each really costs a truthful rule.
+
+    Attributes:
+        rows: (rows,) equally likely clients.
+        cost: (rows,) the ironed virtual cost of each among clients of its own ε and records.
+        spend, quantity: corners of the concave curve of ε bought against money spent, both per client.
+    """
+
+    rows: Bids
+    cost: Array
+    spend: Array
+    quantity: Array
+
+
+@lru_cache(maxsize=32)
+def _conditional_population(law: Law | Bids) -> _Population:
+    """Irons v within each group of clients of equal ε and records, then buys over all groups by slope.
+
+    Money is split between groups by one Lagrange multiplier: the best use of any budget takes the segments of all
+    groups' hulls in the order of their slopes.
+    """
+    rows = _rows_by_level(law)
+    cost = np.empty(rows.clients)
+    spends = []
+    quantities = []
+    for members in _groups(law, rows):
+        order = members[np.argsort(rows.valuation[members], kind="stable")]
+        price = rows.valuation[order]
+        quantity = np.cumsum(rows.epsilon[order]) / rows.clients
+        spend, bought = _concave_hull(np.append(0.0, price * quantity), np.append(0.0, quantity))
+        slope = np.diff(spend) / np.diff(bought)
+        piece = np.clip(np.searchsorted(bought, quantity * (1 - 1e-12), side="left") - 1, 0, slope.size - 1)
+        cost[order] = slope[piece]
+        spends.append(np.diff(spend))
+        quantities.append(np.diff(bought))
+    money = np.concatenate(spends)
+    amount = np.concatenate(quantities)
+    by_slope = np.argsort(money / amount, kind="stable")
+    return _Population(
+        rows,
+        cost,
+        np.append(0.0, np.cumsum(money[by_slope])),
+        np.append(0.0, np.cumsum(amount[by_slope])),
+    )
+
+
+def _is_independent(law: Law | Bids) -> bool:
+    return isinstance(law, Law) and law.independent
+
+
+def _rows_by_level(law: Law | Bids) -> Bids:
+    """(rows,) a sample that stands for the law, with few different ε where the law can be asked for that."""
+    if isinstance(law, DerivedLaw):
+        middle = (np.arange(_EPSILON_LEVELS) + 0.5) / _EPSILON_LEVELS
+        levels = np.repeat(law.epsilon(middle), _SAMPLE_CLIENTS // _EPSILON_LEVELS)
+        return law.clients_with(np.random.default_rng(0), levels)
+    return _rows(law)
+
+
+def _groups(law: Law | Bids, rows: Bids) -> list[NDArray[np.intp]]:
+    """Indices of the rows, by equal ε and records.
+
+    A file of past bids is grouped exactly, for it is the whole distribution. The sample of another law is too where
+    it shows few different values; otherwise it is cut into many narrow levels of ε, and the bound is an estimate.
+    """
+    keys = [rows.epsilon]
+    if rows.data_size is not None and not (isinstance(law, DerivedLaw) and law.function.size_weight == 0):
+        keys.append(rows.data_size)
+    exact = isinstance(law, Bids | EmpiricalLaw | DerivedLaw)
+    columns = []
+    for key in keys:
+        values, place = np.unique(key, return_inverse=True)
+        if not exact and values.size > _EPSILON_LEVELS:
+            ranks = np.argsort(np.argsort(key, kind="stable"), kind="stable")
+            place = ranks * _EPSILON_LEVELS // key.size
+        columns.append(place)
+    _, group = np.unique(np.stack(columns), axis=1, return_inverse=True)
+    order = np.argsort(group.ravel(), kind="stable")
+    edges = np.flatnonzero(np.diff(group.ravel()[order])) + 1
+    return np.split(order, edges)
 
 
 def _product(cost: Array, law: IndependentLaw, epsilons: int = 16) -> Types:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from privmarket.errors import ConfigurationError
 from privmarket.market.bids import Bids
-from privmarket.market.scenarios import EmpiricalLaw, Law
+from privmarket.market.scenarios import EmpiricalLaw, IndependentLaw, Law
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +36,7 @@ class MarketFacts:
     @classmethod
     def of(cls, law: Law) -> MarketFacts:
         """Everything that follows from a law: its name, its limit on offers and, where it has them, its rows."""
-        past = law.past if isinstance(law, EmpiricalLaw) else None
+        past = law.past if isinstance(law, EmpiricalLaw | IndependentLaw) else None
         return cls(law=law, scenario=law.name, epsilon_max=law.epsilon_max, past_bids=past)
 
 

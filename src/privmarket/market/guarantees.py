@@ -17,7 +17,7 @@ from privmarket.errors import ConfigurationError
 from privmarket.market import attacks
 from privmarket.market.bids import Array, Bids
 from privmarket.market.collusion import CoalitionAttack
-from privmarket.market.mechanism import Finding, Guarantee, Mechanism, budget_column
+from privmarket.market.mechanism import Finding, Guarantee, Mechanism, Witness, budget_column
 from privmarket.market.outcome import Outcome
 from privmarket.plans import TOLERANCE
 
@@ -36,9 +36,21 @@ class OutcomeGuarantee(Guarantee):
         column = np.broadcast_to(np.asarray(budget, dtype=np.float64), types.shape[:-1])[..., None]
         excess = self.excess(types, outcome, column)
         worst = float(np.max(excess))
-        held = bool(np.all(np.isfinite(outcome.payment))) and worst <= TOLERANCE
+        if bool(np.all(np.isfinite(outcome.payment))) and worst <= TOLERANCE:
+            return Finding(self.label, True, max(worst, 0.0))
         at = tuple(int(i) for i in np.unravel_index(int(np.argmax(excess)), excess.shape))
-        return Finding(self.label, held, max(worst, 0.0), "" if held else f"at {at}")
+        return Finding(self.label, False, max(worst, 0.0), self.witness(at, types, outcome, column))
+
+    def witness(self, at: tuple[int, ...], types: Bids, outcome: Outcome, budget: Array) -> Witness:
+        """The client at index `at` of the outcome, as it stands."""
+        truth = (float(types.valuation[at]), float(types.epsilon[at]))
+        sold = float(outcome.epsilon[at])
+        paid = float(outcome.payment[at])
+        return Witness(at[:-1], at[-1], *truth, *truth, sold, paid, self.money(truth, sold, paid))
+
+    def money(self, truth: tuple[float, float], sold: float, paid: float) -> float:
+        """What the promise is broken by, in money: by how much a payment is short of the cost."""
+        return truth[0] * sold - paid
 
     def check(self, mechanism: Mechanism, types: Bids, budget: ArrayLike, rng: np.random.Generator) -> Finding:
         """Runs the mechanism and reads the promise off its outcome."""
@@ -77,6 +89,15 @@ class BudgetFeasible(OutcomeGuarantee):
         """(..., 1) by which share of the budget the payments pass it; 0 or less where they do not."""
         return (outcome.spend[..., None] - budget) / budget
 
+    def witness(self, at: tuple[int, ...], types: Bids, outcome: Outcome, budget: Array) -> Witness:
+        """The market at index `at`, which no single client stands for."""
+        market = at[:-1]
+        sold = float(outcome.total_epsilon[market])
+        paid = float(outcome.spend[market])
+        nobody = float("nan")
+        over = paid - float(budget[at])
+        return Witness(market, None, nobody, nobody, nobody, nobody, sold, paid, over)
+
 
 @dataclass(frozen=True)
 class WithinOffer(OutcomeGuarantee):
@@ -91,44 +112,71 @@ class WithinOffer(OutcomeGuarantee):
         """(..., clients) by how much what a client sells passes what it offered, as a share of the offer."""
         return (outcome.epsilon - types.epsilon) / types.epsilon
 
+    def money(self, truth: tuple[float, float], sold: float, paid: float) -> float:
+        """What the ε beyond the offer is worth to the client."""
+        return truth[0] * (sold - truth[1])
+
 
 @dataclass(frozen=True)
 class Truthful(Guarantee):
-    """No misreport pays: of v alone (`in_="valuation"`), or of v and ε together (`in_="epsilon"`).
+    """No misreport in one direction pays, and the audit attacks it in that direction.
 
-    Truthfulness in ε has a direction. A client with (v, ε) may report any v and any offer up to ε, and none of
-    these reports gains over the truth: withholding never pays. Offers above ε are neither promised nor attacked.
-    They can gain where a rule sells less than what was offered, because such a sale can still be delivered.
+    `in_="valuation"`: no valuation other than the true one gains, while ε is truthful. `in_="epsilon"`: no offer
+    below the own ε gains, while v is truthful; withholding never pays. A rule that promises both also promises that
+    the two together never gain (`in_="both"`, see `promises_of`). Offers above ε are promised by nobody. They can
+    gain where a rule sells less than what was offered, because such a sale can still be delivered; the audit
+    reports them as a direction of their own.
     """
 
-    in_: Literal["valuation", "epsilon"]
+    in_: Literal["valuation", "epsilon", "both"]
 
     def __post_init__(self) -> None:
-        if self.in_ not in ("valuation", "epsilon"):
-            raise ConfigurationError(f"truthful in {self.in_!r}: unknown", "choose valuation or epsilon")
+        if self.in_ not in _LABELS:
+            raise ConfigurationError(f"truthful in {self.in_!r}: unknown", "choose valuation, epsilon or both")
 
     @property
     def label(self) -> str:
         """The promise in a few words, for tables."""
-        return "truthful in v" if self.in_ == "valuation" else "truthful in ε, downwards"
+        return _LABELS[self.in_]
 
     @property
     def attack(self) -> attacks.Attack:
-        """The strong attack, restricted to the misreports that this promise is about."""
-        return attacks.STRONG if self.in_ == "epsilon" else attacks.VALUATION_ONLY
+        """The strong attack in the direction of this promise."""
+        strong = attacks.LEVELS["strong"]
+        return {"valuation": strong.valuation, "epsilon": strong.epsilon, "both": strong.joint}[self.in_]
 
     def check(self, mechanism: Mechanism, types: Bids, budget: ArrayLike, rng: np.random.Generator) -> Finding:
         """Attacks the mechanism; a gain beyond rounding breaks the promise."""
-        regret = self.attack(mechanism, types, budget, rng)
+        return self.judge(mechanism, types, budget, self.attack(mechanism, types, budget, rng))
+
+    def judge(self, mechanism: Mechanism, types: Bids, budget: ArrayLike, regret: attacks.Regret) -> Finding:
+        """Whether the misreports that an attack found break the promise."""
         worst = float((regret.gain / budget_column(budget, types.shape)).max())
-        return Finding(self.label, worst <= TOLERANCE, worst, "" if worst <= TOLERANCE else _lie(regret, types))
+        if worst <= TOLERANCE:
+            return Finding(self.label, True, worst)
+        return Finding(self.label, False, worst, lie(mechanism, types, budget, regret))
+
+
+_LABELS = {
+    "valuation": "truthful in v",
+    "epsilon": "truthful in ε, downwards",
+    "both": "truthful in v and ε together",
+}
+
+
+def promises_of(mechanism: Mechanism) -> tuple[Guarantee, ...]:
+    """What a rule declares, and that v and ε together never gain where it declares each of them."""
+    declared = mechanism.guarantees
+    if Truthful("valuation") in declared and Truthful("epsilon") in declared and Truthful("both") not in declared:
+        return (*declared, Truthful("both"))
+    return declared
 
 
 @dataclass(frozen=True)
 class ApproximatelyTruthful(Guarantee):
     """The mean gain from the best misreport of (v, ε) is at most `max_regret` times the mean payment.
 
-    Misreports are those of `Truthful(in_="epsilon")`: any v, and offers up to the client's own ε.
+    Misreports are those of `Truthful(in_="both")`: any v, and offers up to the client's own ε.
     """
 
     max_regret: float
@@ -165,9 +213,26 @@ class CollusionProof(Guarantee):
         return Finding(self.label, worst <= TOLERANCE, worst)
 
 
-def _lie(regret: attacks.Regret, types: Bids) -> str:
+def lie(mechanism: Mechanism, types: Bids, budget: ArrayLike, regret: attacks.Regret) -> Witness:
+    """The misreport that gains most of those found, and what the rule answers to it."""
     at = tuple(int(i) for i in np.unravel_index(int(np.argmax(regret.gain)), regret.gain.shape))
-    return (
-        f"client {at} with (v, ε) = ({types.valuation[at]:.6g}, {types.epsilon[at]:.6g}) gains "
-        f"{regret.gain[at]:.3g} by reporting ({regret.valuation[at]:.6g}, {regret.epsilon[at]:.6g})"
+    market = at[:-1]
+    client = at[-1]
+    truth = types[market] if market else types
+    valuation = truth.valuation.copy()
+    epsilon = truth.epsilon.copy()
+    valuation[client] = regret.valuation[at]
+    epsilon[client] = regret.epsilon[at]
+    money = float(budget_column(budget, types.shape)[(*market, 0)])
+    outcome = mechanism.run(truth.replace(valuation=valuation, epsilon=epsilon), money)
+    return Witness(
+        market,
+        client,
+        float(types.valuation[at]),
+        float(types.epsilon[at]),
+        float(regret.valuation[at]),
+        float(regret.epsilon[at]),
+        float(outcome.epsilon[client]),
+        float(outcome.payment[client]),
+        float(regret.gain[at]),
     )

@@ -23,13 +23,60 @@ _CHUNK_CELLS = 2_000_000
 
 
 @dataclass(frozen=True)
+class Witness:
+    """One client of one market that shows how a promise breaks: anybody can run the rule on it again.
+
+    Attributes:
+        market: index of the market among those that were tried, () where there was one.
+        client: index of the client in its market; None where the promise is about the market as a whole.
+        valuation, epsilon: the client's true type.
+        reported_valuation, reported_epsilon: what it reported; its type where the truth already breaks the promise.
+        sold, paid: what the rule gave it for that report.
+        gain: money gained over the truth; for a promise about outcomes, money short or too much.
+    """
+
+    market: tuple[int, ...]
+    client: int | None
+    valuation: float
+    epsilon: float
+    reported_valuation: float
+    reported_epsilon: float
+    sold: float
+    paid: float
+    gain: float
+
+    def __str__(self) -> str:
+        if self.client is None:
+            place = f"market {_index(self.market)} pays {self.paid:.6g}"
+            return f"{place}, {self.gain:.3g} too much"
+        who = f"client {self.client}"
+        if self.market:
+            who += f" of market {_index(self.market)}"
+        who += f" with (v, ε) = ({self.valuation:.6g}, {self.epsilon:.6g})"
+        deal = f"sells {self.sold:.6g} for {self.paid:.6g}"
+        if (self.reported_valuation, self.reported_epsilon) == (self.valuation, self.epsilon):
+            return f"{who} {deal}: {self.gain:.3g} off"
+        report = f"({self.reported_valuation:.6g}, {self.reported_epsilon:.6g})"
+        return f"{who} reports {report}, {deal}: gains {self.gain:.3g}"
+
+
+def _index(market: tuple[int, ...]) -> str:
+    return ", ".join(str(i) for i in market) or "0"
+
+
+@dataclass(frozen=True)
 class Finding:
     """Whether a promise held, and by how much it was broken at worst (0 where it held to the last digit)."""
 
     promise: str
     held: bool
     worst: float
-    detail: str = ""
+    witness: Witness | None = None
+
+    @property
+    def detail(self) -> str:
+        """The witness in words, "" where there is none."""
+        return "" if self.witness is None else str(self.witness)
 
 
 class Guarantee(ABC):

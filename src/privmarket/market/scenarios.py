@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 
@@ -31,10 +32,13 @@ class Law(ABC):
     Attributes:
         name: what tables call it.
         epsilon_max: the public limit on offers in this market, a constant, never computed from bids.
+        independent: whether the law declares that v has nothing to do with ε and the number of records. Where it
+            does not, bounds let prices depend on these.
     """
 
     name: str
     epsilon_max: float
+    independent: ClassVar[bool] = False
 
     @abstractmethod
     def sample(self, rng: np.random.Generator, clients: int, markets: tuple[int, ...] = ()) -> Bids:
@@ -45,7 +49,8 @@ class Law(ABC):
 class IndependentLaw(Law):
     """Valuation and ε drawn independently, each by its quantile function on (0, 1).
 
-    `data_size`, where given, is drawn independently too; None means that all clients hold as many records.
+    `data_size`, where given, is drawn independently too; None means that all clients hold as many records. `past`
+    are the bids that the quantiles were read off, where there are any.
     """
 
     name: str
@@ -53,6 +58,20 @@ class IndependentLaw(Law):
     epsilon: Quantile
     epsilon_max: float = EPSILON_MAX
     data_size: Quantile | None = None
+    past: Bids | None = None
+    independent: ClassVar[bool] = True
+
+    @staticmethod
+    def of_columns(name: str, past: Bids) -> IndependentLaw:
+        """The columns of past bids, each drawn by itself: how a file is declared to be independent."""
+
+        def quantile(column: Array) -> Quantile:
+            ranked = np.sort(column)
+            return lambda u: ranked[np.minimum((np.asarray(u) * ranked.size).astype(int), ranked.size - 1)]
+
+        sizes = None if past.data_size is None else quantile(past.data_size)
+        top = float(past.epsilon.max())
+        return IndependentLaw(name, quantile(past.valuation), quantile(past.epsilon), top, sizes, past)
 
     def sample(self, rng: np.random.Generator, clients: int, markets: tuple[int, ...] = ()) -> Bids:
         """Draws truthful bids of shape (*markets, clients), valuations and caps independent of each other."""
@@ -68,7 +87,7 @@ class IndependentLaw(Law):
 
 @dataclass(frozen=True)
 class EmpiricalLaw(Law):
-    """Clients drawn with replacement from the rows of past bids, (clients,)."""
+    """Clients drawn with replacement from the rows of past bids, (clients,), so that v and ε stay together."""
 
     name: str
     past: Bids
@@ -86,6 +105,28 @@ class EmpiricalLaw(Law):
     def sample(self, rng: np.random.Generator, clients: int, markets: tuple[int, ...] = ()) -> Bids:
         """Draws truthful bids of shape (*markets, clients) from the past bids, with replacement."""
         return self.past[rng.integers(self.past.clients, size=(*markets, clients))]
+
+
+def independence_test(past: Bids, permutations: int = 999) -> float:
+    """How well past bids, (clients,), fit the belief that v has nothing to do with ε: the p-value of a test.
+
+    A permutation test: offers are dealt to the valuations anew, and the share of deals counts that show at least as
+    much dependence. Dependence is Spearman's correlation of ranks, of v with ε and of v's distance from the median
+    with ε, so that a valley or a hill is seen as well as a slope.
+    """
+
+    def centred(column: Array) -> Array:
+        ranks = np.argsort(np.argsort(column, kind="stable"), kind="stable").astype(np.float64)
+        return np.asarray(ranks - ranks.mean())
+
+    slope = centred(past.valuation)
+    valley = centred(np.abs(slope))
+    measures = np.stack([slope / np.linalg.norm(slope), valley / max(float(np.linalg.norm(valley)), 1e-300)])
+    offers = centred(past.epsilon)
+    rng = np.random.default_rng(0)
+    dealt = np.stack([offers, *(rng.permutation(offers) for _ in range(permutations))])
+    found = np.abs(dealt @ measures.T).max(axis=1)
+    return float((found >= found[0] * (1 - 1e-12)).mean())
 
 
 @dataclass(frozen=True)
@@ -123,9 +164,13 @@ class DerivedLaw(Law):
 
     def sample(self, rng: np.random.Generator, clients: int, markets: tuple[int, ...] = ()) -> Bids:
         """Draws truthful bids of shape (*markets, clients), valuations computed from the other fields."""
-        shape = (*markets, clients)
-        epsilon = self.epsilon(rng.random(shape))
-        accuracy, records = rng.uniform(0.5, 1.0, shape), rng.uniform(100.0, 1000.0, shape)
+        return self.clients_with(rng, self.epsilon(rng.random((*markets, clients))))
+
+    def clients_with(self, rng: np.random.Generator, epsilon: Array) -> Bids:
+        """Draws clients whose offers are given; the bids have the shape of `epsilon`."""
+        shape = epsilon.shape
+        accuracy = rng.uniform(0.5, 1.0, shape)
+        records = rng.uniform(100.0, 1000.0, shape)
         valuation = self.function(accuracy, epsilon, records, rng.random(shape))
         return Bids(valuation, epsilon, data_size=records, accuracy=accuracy)
 
@@ -153,20 +198,24 @@ SCENARIOS: dict[str, Law] = {
 }
 
 
-def scenario(source: str | Path | Law | Bids) -> Law:
+def scenario(source: str | Path | Law | Bids, *, independent: bool = False) -> Law:
     """The law that clients are drawn from.
 
     Args:
         source: a name (`uniform`, `bimodal`, `lognormal`, `valuation-function`), the path of a CSV file of past
             bids, past bids (clients,), or a law, which is returned as it is.
+        independent: declares that in past bids v has nothing to do with ε and records. Then each column is drawn by
+            itself; otherwise rows are drawn whole.
     """
     if isinstance(source, Law):
+        if independent and isinstance(source, EmpiricalLaw):
+            return IndependentLaw.of_columns(source.name, source.past)
         return source
     if isinstance(source, Bids):
-        return EmpiricalLaw("past bids", source)
+        return scenario(EmpiricalLaw("past bids", source), independent=independent)
     text = str(source)
     if text.lower().endswith(".csv"):
-        return EmpiricalLaw(Path(text).stem, read_bids(text).bids)
+        return scenario(EmpiricalLaw(Path(text).stem, read_bids(text).bids), independent=independent)
     if text not in SCENARIOS:
         raise UnknownNameError.among("scenario", text, [*SCENARIOS, "a CSV file of past bids"])
     return SCENARIOS[text]

@@ -90,6 +90,11 @@ class MeanFieldMenu(Mechanism):
         reports.refuse_above(self.epsilon_max)
         return Outcome(*self._at(reports.valuation, reports.epsilon, self.price_levels(bids, budget)))
 
+    def own_pieces(self, bids: Bids, budget: float) -> tuple[Array, Array]:
+        """What a client faces in one market: (clients, steps) posted prices, and no kinks in its offer."""
+        level = self.price_levels(bids, budget)
+        return level[:, None] * self.curve.price, np.empty((bids.clients, 0))
+
     def why_nothing_sold(self, bids: Bids, budget: float) -> str:
         """The reserve for one more offer of epsilon_max leaves a price level that nobody sells at."""
         level = float(self.price_levels(bids, budget).max())

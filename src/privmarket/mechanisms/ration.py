@@ -80,6 +80,11 @@ class Ration(Mechanism):
         sold = np.where(bids.valuation < price, np.minimum(bids.epsilon, ration), 0.0)
         return Outcome(sold, sold * price)
 
+    def own_pieces(self, bids: Bids, budget: float) -> tuple[Array, Array]:
+        """What a client faces: (clients, 1) the price, and (clients, 1) the ration."""
+        price = self.price_for(bids.clients, budget)
+        return np.full((bids.clients, 1), price), np.full((bids.clients, 1), budget / (bids.clients * price))
+
     def unilateral(self, bids: Bids, reports: Bids, budget: ArrayLike) -> Outcome:
         """All N deviations at once in O(N): nobody's report matters to anybody else."""
         return self.run(reports, budget)

@@ -73,6 +73,16 @@ class RationMenu(Mechanism):
             self._last = weakref.ref(bids), column, self.facing(bids, column)
         return Outcome(*self._last[2].trade(reports.valuation, reports.epsilon))
 
+    def own_pieces(self, bids: Bids, budget: float) -> tuple[Array, Array]:
+        """What a client faces in one market: (clients, prices), and (clients, kinks) amounts on offer to it."""
+        curve = self.ration_curve(bids.clients, budget)
+        facing = self.facing(bids, budget_column(budget, bids.shape))
+        prices = np.concatenate(
+            [np.broadcast_to(curve.price, (bids.clients, curve.steps)), facing.unit_price[:, None]], axis=1
+        )
+        amounts = [curve.amount(step, facing.ration) for step in range(curve.steps)]
+        return prices, np.stack(amounts, axis=1)
+
     def facing(self, bids: Bids, budget: Array) -> Facing:
         """What the clients of each market face, whatever they report themselves. budget: (..., 1)."""
         bids.refuse_above(self.epsilon_max)

@@ -20,7 +20,8 @@ from privmarket.errors import ConfigurationError, OutcomeError, PrivmarketError,
 from privmarket.extras import needed
 from privmarket.market.facts import MarketFacts
 from privmarket.market.mechanism import Guarantee, Mechanism
-from privmarket.mechanisms.function_rule import FunctionRule, RuleFunction, function_settings
+from privmarket.market.randomised import RandomisedMechanism
+from privmarket.mechanisms.function_rule import RuleFunction, function_rule, function_settings
 from privmarket.mechanisms.setting_types import check_type, declared_types
 
 GROUP = "privmarket.mechanisms"
@@ -184,7 +185,14 @@ def _build(name: str, found: object, market: MarketFacts | None, settings: Mappi
         return found
     if isclass(found) and issubclass(found, Mechanism):
         if isabstract(found):
-            raise ConfigurationError(f"{name} has no method clear", "write clear(self, bids, budget) -> Outcome")
+            method = (
+                "clear_with(self, bids, budget, rng)"
+                if issubclass(found, RandomisedMechanism)
+                else "clear(self, bids, budget)"
+            )
+            raise ConfigurationError(
+                f"{name} has no method {method.partition('(')[0]}", f"write {method} -> Outcome"
+            )
         if not isinstance(getattr(found, "name", None), str):
             raise ConfigurationError(f"{name} has no name", 'write name = "my-rule" in the class')
         parameters = dict(signature(found).parameters)
@@ -208,7 +216,7 @@ def _build(name: str, found: object, market: MarketFacts | None, settings: Mappi
         wanted = tuple(f.name for f in fields(MarketFacts) if f.name in parameters)
         given = {**_told(wanted, market), **settings}
         _check_complete(name, given, parameters)
-        return FunctionRule(found, **given)
+        return function_rule(found, **given)
     raise ConfigurationError(
         f"{name} is {found!r}: no auction rule",
         "give a Mechanism subclass, a mechanism, or a function (bids, budget) -> (epsilon, payment)",

@@ -48,6 +48,18 @@ def line_look(mechanism: str) -> dict[str, Any]:
     return {"color": shade, "marker": marker, "ms": size, "mew": 0.0, "ls": ":" if ":" in mechanism else "-"}
 
 
+_OWN = ("#4477AA", "#EE6677", "#228833", "#66CCEE", "#AA3377", "#BBBBBB")
+
+
+def own_look(rule: str, number: int) -> dict[str, Any]:
+    """As `line_look`; a rule that is not of this package gets a colour and a marker of its own, by its number."""
+    look = line_look(rule)
+    if rule.partition(":")[0] not in _LOOKS:
+        look["color"] = _OWN[number % len(_OWN)]
+        look["marker"] = "os^vDP"[number % 6]
+    return look
+
+
 def new_figure(width: float = 7.0, height: float = 4.2) -> drawing.Figure:
     """An empty matplotlib figure of this size in inches; no display is needed."""
     return drawing.Figure(figsize=(width, height), dpi=150, layout="constrained")

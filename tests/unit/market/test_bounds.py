@@ -5,11 +5,19 @@ from scipy.special import ndtri
 import privmarket as pm
 from privmarket.market.aggregate_bound import Types
 from privmarket.market.audit_report import audit
-from privmarket.market.bounds import SupplyCurve, _dual, first_best_bound, fluid_bound, supply_curve
+from privmarket.market.bounds import (
+    SupplyCurve,
+    _dual,
+    first_best_bound,
+    fluid_bound,
+    one_price_bound,
+    prior_free_reference,
+    supply_curve,
+)
 from privmarket.market.guarantees import BudgetFeasible, IndividuallyRational, Truthful, WithinOffer
 from privmarket.market.menu import from_function
 from privmarket.market.objectives import AggregationError
-from privmarket.market.scenarios import SCENARIOS, EmpiricalLaw, IndependentLaw, Law, scenario
+from privmarket.market.scenarios import SCENARIOS, EmpiricalLaw, IndependentLaw, Law, independence_test, scenario
 
 UNIFORM = scenario("uniform")
 
@@ -38,7 +46,8 @@ def test_a_large_sample_gives_the_bound_of_its_law(rng):
     sample = UNIFORM.sample(rng, 200_000)
     for objective in (None, AggregationError(1.0, 0.1)):
         extra = () if objective is None else (objective,)
-        assert fluid_bound(sample, 100, 50, *extra) == pytest.approx(
+        declared = IndependentLaw.of_columns("past", sample)
+        assert fluid_bound(declared, 100, 50, *extra) == pytest.approx(
             fluid_bound(UNIFORM, 100, 50, *extra), rel=0.02
         )
         law = EmpiricalLaw("past", sample)
@@ -93,9 +102,9 @@ def _many_sizes(u):
 UNEQUAL = IndependentLaw("unequal", lambda u: u, lambda u: 0.1 + 4.9 * u, 5.0, _many_sizes)
 
 
-# In the valuation function v falls with ε, so the fluid bound is no bound there; the first best always is.
+# In the valuation function v falls with ε; the fluid bound knows that.
 @pytest.mark.parametrize(
-    ("law", "bound_of"), [(UNEQUAL, fluid_bound), (SCENARIOS["valuation-function"], first_best_bound)]
+    ("law", "bound_of"), [(UNEQUAL, fluid_bound), (SCENARIOS["valuation-function"], fluid_bound)]
 )
 def test_rules_that_look_at_records_do_not_beat_the_p2_bound(law, bound_of):
     types = law.sample(np.random.default_rng(1), 400, (20,))
@@ -183,8 +192,8 @@ class _PriceByOffer(pm.Mechanism):
         return pm.Outcome(paid / price, paid)
 
 
-def test_a_truthful_rule_passes_the_fluid_bound_where_v_and_epsilon_depend_on_each_other():
-    """So the bound is not called the most that any truthful rule can buy. 2,000 markets: standard error 0.0007."""
+def test_prices_by_offer_pass_the_bound_of_one_price_and_not_the_fluid_bound():
+    """2,000 markets: standard error 0.0007."""
     law = _TwoKinds()
     rule = _PriceByOffer(small=0.5, large=0.75)
     report = audit(rule, law, 40, 40.0, profiles=2)
@@ -193,14 +202,70 @@ def test_a_truthful_rule_passes_the_fluid_bound_where_v_and_epsilon_depend_on_ea
     types = law.sample(np.random.default_rng(0), 400, (2_000,))
     outcome = rule.run(types, 400.0)
     assert outcome.spend.max() <= 400.0 * (1 + 1e-12)
-    assert outcome.total_epsilon.mean() / fluid_bound(law, 400, 400.0) == pytest.approx(1.055, abs=0.005)
-    assert outcome.total_epsilon.mean() < first_best_bound(law, 400, 400.0)
+    assert outcome.total_epsilon.mean() / one_price_bound(law, 400, 400.0) == pytest.approx(1.055, abs=0.005)
+    assert outcome.total_epsilon.mean() < fluid_bound(law, 400, 400.0) < first_best_bound(law, 400, 400.0)
 
 
-def test_the_same_prices_for_everybody_stay_below_the_fluid_bound_there():
+def test_the_bound_where_v_depends_on_the_offer_has_a_closed_form():
+    """Virtual costs 2v and 2v − 1/2: for one unit of money a client, all small and half of the large sell."""
+    assert fluid_bound(_TwoKinds(), 400, 400.0) == pytest.approx(600.0, rel=2e-3)
+
+
+def test_the_bound_of_the_valuation_function_by_numerical_integration():
+    """v = a/ε with a uniform on [0.5, 1]: a client of offer ε sells while 2a − 0.5 ≤ c·ε."""
+    epsilon = 0.1 + 4.9 * (np.arange(20_000) + 0.5) / 20_000
+
+    def spend_and_buy(c):
+        reached = np.clip((c * epsilon + 0.5) / 2, 0.5, 1.0)
+        share = (reached - 0.5) / 0.5
+        return (share * reached).mean(), (share * epsilon).mean()
+
+    low, high = 0.0, 20.0
+    for _ in range(60):
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if spend_and_buy(middle)[0] < 0.5 else (low, middle)
+    assert fluid_bound(SCENARIOS["valuation-function"], 100, 50.0) == pytest.approx(
+        100 * spend_and_buy(low)[1], rel=2e-3
+    )
+
+
+def test_a_file_in_which_every_offer_differs_is_bounded_by_the_first_best(rng):
+    past = EmpiricalLaw("past", UNIFORM.sample(rng, 500))
+    assert fluid_bound(past, 100, 50.0) == pytest.approx(first_best_bound(past, 100, 50.0), rel=1e-3)
+    declared = scenario(past, independent=True)
+    assert declared.independent
+    assert fluid_bound(declared, 100, 50.0) == one_price_bound(declared, 100, 50.0)
+    assert fluid_bound(declared, 100, 50.0) < 0.8 * first_best_bound(declared, 100, 50.0)
+
+
+def test_columns_that_are_declared_independent_are_drawn_apart(rng):
+    v = rng.random(2_000)
+    past = EmpiricalLaw("past", pm.Bids(v, 1 + v))
+    together = past.sample(rng, 5_000)
+    apart = scenario(past, independent=True).sample(rng, 5_000)
+    assert np.corrcoef(together.valuation, together.epsilon)[0, 1] > 0.999
+    assert abs(np.corrcoef(apart.valuation, apart.epsilon)[0, 1]) < 0.1
+    assert set(apart.epsilon) <= set(1 + v)
+
+
+def test_dependence_of_past_bids_is_detected():
+    rng = np.random.default_rng(5)
+    v = rng.random(300)
+    assert independence_test(pm.Bids(v, 1 + rng.random(300))) > 0.05
+    assert independence_test(pm.Bids(v, 1 + rng.random(300) + 0.5 * v)) < 0.01
+    assert independence_test(pm.Bids(v, 1 + np.abs(v - 0.5) + 0.2 * rng.random(300))) < 0.01  # a valley
+
+
+def test_the_prior_free_reference_is_a_share_of_the_first_best():
+    assert prior_free_reference(UNIFORM, 100, 50.0) == pytest.approx(
+        0.6321 * first_best_bound(UNIFORM, 100, 50.0), rel=1e-4
+    )
+
+
+def test_the_same_prices_for_everybody_stay_below_the_bound_of_one_price():
     law = _TwoKinds()
     types = law.sample(np.random.default_rng(0), 400, (2_000,))
-    most = fluid_bound(law, 400, 400.0)
+    most = one_price_bound(law, 400, 400.0)
     for price in (0.5, 0.6, 0.7, 0.75, 0.9):
         assert _PriceByOffer(small=price, large=price).run(types, 400.0).total_epsilon.mean() < most
 

@@ -11,8 +11,11 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
+from torch import Tensor
 
+from privmarket.errors import ConfigurationError
 from privmarket.market.bids import Array, Bids
+from privmarket.market.certificate import CertifiedRegret
 from privmarket.market.facts import offer_limit
 from privmarket.market.guarantees import (
     ApproximatelyTruthful,
@@ -22,8 +25,10 @@ from privmarket.market.guarantees import (
 )
 from privmarket.market.mechanism import Guarantee, Mechanism, budget_column
 from privmarket.market.outcome import Outcome
+from privmarket.mechanisms.learned import certified
 from privmarket.mechanisms.learned.market_tensors import Markets, from_bids
 from privmarket.mechanisms.learned.networks import AuctionNetwork, Encoding, Trade
+from privmarket.mechanisms.learned.slopes import Slope
 from privmarket.mechanisms.learned.weights import Weights, WeightsError, load, shipped
 
 # Beyond this many clients in all, the network runs in float32; money is float64 throughout.
@@ -46,6 +51,7 @@ class LearnedMechanism(Mechanism):
 
     market_facts: ClassVar[tuple[str, ...]] = ("epsilon_max",)
     exact_in_batches: ClassVar[bool] = False
+    least_share: ClassVar[float] = LEAST_SHARE
     network_class: ClassVar[type[AuctionNetwork]]
     kept_by_construction: ClassVar[tuple[Guarantee, ...]] = (
         IndividuallyRational(),
@@ -82,6 +88,14 @@ class LearnedMechanism(Mechanism):
         markets = from_bids(bids, budget, self.epsilon_max, dtype)
         trade = self._trade(self.network(dtype), markets)
         return settle(trade, bids, bids, budget)
+
+    def certify(self, bids: Bids, budget: float, closeness: float) -> CertifiedRegret:
+        """Bounds from above what any misreport of v gains in one market; see `certified`."""
+        return certified.certify(self, bids, budget, closeness)
+
+    def own_trade(self, bids: Bids, budget: float, client: int, centre: Tensor, radius: Tensor) -> Trade:
+        """What one client gets for its reports in boxes, as slopes; see `certified`."""
+        raise ConfigurationError(f"{self.name}: no upper bound on its regret is known", "attack it instead")
 
     def _warn_outside(self, bids: Bids, budget: Array) -> None:
         """Once per mechanism. Only the warning looks at the bids, never the outcome."""
@@ -137,6 +151,17 @@ class MeanFieldMechanism(LearnedMechanism):
             markets = from_bids(bids, budget, self.epsilon_max, dtype)
             self._last = bids, budget, markets, self._encode(self.network(dtype), markets)
         return self._last[2], self._last[3]
+
+    def own_trade(self, bids: Bids, budget: float, client: int, centre: Tensor, radius: Tensor) -> Trade:
+        """What one client gets for its reports in boxes, as slopes: own terms enter the population sums."""
+        network = self.network()
+        markets = from_bids(bids, np.array([budget]), self.epsilon_max, torch.float64)
+        who = torch.tensor([client])
+        ones = torch.ones(centre.numel(), 1, 1, dtype=torch.float64)
+        report = Slope(centre.reshape(-1, 1, 1), ones, ones, radius)
+        offer = markets.epsilon[:, who].expand(centre.numel(), 1, 1)
+        trade = network.deviate(network.encode(markets), markets, report, offer, who)  # type: ignore[arg-type]
+        return Trade(trade.epsilon[:, 0, 0], trade.payment[:, 0, 0])
 
     def _encode(self, network: AuctionNetwork, markets: Markets) -> Encoding:
         return network.encode(markets)

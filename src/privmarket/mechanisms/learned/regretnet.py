@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import ClassVar
 
+import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
@@ -19,6 +20,7 @@ from privmarket.mechanisms.learned.learned_mechanism import LearnedMechanism, se
 from privmarket.mechanisms.learned.market_tensors import Markets, from_bids
 from privmarket.mechanisms.learned.menu_ladder import MenuLadder
 from privmarket.mechanisms.learned.networks import AuctionNetwork, Encoding, Trade, multilayer, within_budget
+from privmarket.mechanisms.learned.slopes import Slope
 
 SEAT_FEATURES = 4
 # Beyond this, exponentials are subnormal numbers, ten times as slow and of no consequence.
@@ -186,6 +188,35 @@ class SeatedMechanism(LearnedMechanism):
         groups = group(markets, network.seats)
         trade = network.final(groups, groups.valuation, groups.epsilon)
         return ungroup(trade, *markets.valuation.shape)
+
+    def own_trade(self, bids: Bids, budget: float, client: int, centre: Tensor, radius: Tensor) -> Trade:
+        """What one client gets for its reports in boxes, as slopes: the others of its group keep their bids."""
+        network = self.network()
+        assert isinstance(network, ConcatenatedNetwork)
+        markets = from_bids(bids, np.array([budget]), self.epsilon_max, torch.float64)
+        groups = group(markets, network.seats)
+        # Where the client sits: every seat's number travels back through the seating of the bids.
+        numbers = torch.arange(groups.valuation.numel(), dtype=torch.float64).reshape(groups.valuation.shape)
+        seats = ungroup(Trade(numbers, numbers), *markets.valuation.shape).epsilon[0]
+        row, seat = divmod(int(seats[client]), network.seats)
+        mine = slice(row, row + 1)
+        own_group = replace(
+            groups,
+            valuation=groups.valuation[mine],
+            epsilon=groups.epsilon[mine],
+            data_size=groups.data_size[mine],
+            accuracy=groups.accuracy[mine],
+            budget=groups.budget[mine],
+            present=None if groups.present is None else groups.present[mine],
+        )
+        count = centre.numel()
+        valuation = own_group.valuation.expand(count, -1).clone()
+        valuation[:, seat] = centre
+        slope = torch.zeros_like(valuation)
+        slope[:, seat] = 1.0
+        report = Slope(valuation, slope, slope, radius)
+        trade = network.final(own_group, report, own_group.epsilon.expand(count, -1))  # type: ignore[arg-type]
+        return Trade(trade.epsilon[:, seat], trade.payment[:, seat])
 
     def unilateral(self, bids: Bids, reports: Bids, budget: ArrayLike) -> Outcome:
         """A deviation reaches the own group only: N small auctions instead of N large ones."""

@@ -1,0 +1,400 @@
+"""Numbers that know how fast they can change: interval arithmetic on derivatives, for certificates.
+
+A `Slope` stands for functions of one report w on boxes |w − w₀| ≤ r, many boxes at once. It keeps their values at
+the middles and, for each, an interval that holds every derivative on the box. By the mean value theorem
+
+    f(w) ∈ f(w₀) + [−r, r]·[low, high].
+
+Every operation updates both by the rules of calculus in interval arithmetic: a sum adds the intervals, a product
+uses f'g + fg' with f and g anywhere in their ranges, and a ReLU that may switch on the box has a slope anywhere
+between 0 and that of its input. Where the boxes are small the intervals are almost exact.
+
+A network runs on slopes unchanged: torch asks `__torch_function__` what each of its functions does to them. A
+function that is not listed is refused, never guessed. Arithmetic is ordinary float64; callers leave room for its
+rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from privmarket.errors import ConfigurationError
+
+# Networks divide by, and take logarithms of, what they keep above this themselves (1e-30 at least). On a wide box
+# the range of such a number may reach below; its true value does not.
+_TINY = 1e-50
+
+
+class Slope:
+    """Values at the middles of boxes, and bounds of the derivative on them; tensors of one shape (boxes, ...).
+
+    Args:
+        middle: f(w₀).
+        low, high: f′(w) lies between them on the box.
+        radius: (boxes, 1, …) r, one for each box.
+    """
+
+    def __init__(self, middle: Tensor, low: Tensor, high: Tensor, radius: Tensor) -> None:
+        self.middle = middle
+        self.low = low.expand_as(middle)
+        self.high = high.expand_as(middle)
+        self.radius = radius
+
+    @property
+    def reach(self) -> Tensor:
+        """How far the value can lie from the middle, anywhere on the box."""
+        return self._radius() * torch.maximum(self.low.abs(), self.high.abs())
+
+    @property
+    def least(self) -> Tensor:
+        """A lower bound of the value on the box."""
+        return self.middle - self.reach
+
+    @property
+    def most(self) -> Tensor:
+        """An upper bound of the value on the box."""
+        return self.middle + self.reach
+
+    def _radius(self) -> Tensor:
+        return self.radius.reshape(-1, *[1] * (self.middle.ndim - 1))
+
+    def _like(self, middle: Tensor, low: Tensor, high: Tensor) -> Slope:
+        return Slope(middle, low, high, self.radius)
+
+    def _shaped(self, change: Callable[[Tensor], Tensor]) -> Slope:
+        """The same numbers in another arrangement."""
+        return self._like(change(self.middle), change(self.low), change(self.high))
+
+    # What tensors can do that torch does not ask `__torch_function__` about.
+    @property
+    def shape(self) -> torch.Size:
+        """As of a tensor."""
+        return self.middle.shape
+
+    @property
+    def ndim(self) -> int:
+        """As of a tensor."""
+        return self.middle.ndim
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """As of a tensor."""
+        return self.middle.dtype
+
+    def __getitem__(self, index: Any) -> Slope:
+        return self._shaped(lambda part: part[index])
+
+    def __add__(self, other: Slope | Tensor | float) -> Slope:
+        return _add(self, other)
+
+    __radd__ = __add__
+
+    def __neg__(self) -> Slope:
+        return self._like(-self.middle, -self.high, -self.low)
+
+    def __sub__(self, other: Slope | Tensor | float) -> Slope:
+        return _add(self, -other)
+
+    def __rsub__(self, other: Tensor | float) -> Slope:
+        return _add(-self, other)
+
+    def __mul__(self, other: Slope | Tensor | float) -> Slope:
+        return _multiply(self, other)
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, other: Slope | Tensor | float) -> Slope:
+        if isinstance(other, Slope):
+            return _multiply(self, _reciprocal(other))
+        return _multiply(self, 1 / other)
+
+    def __rtruediv__(self, other: Tensor | float) -> Slope:
+        return _multiply(_reciprocal(self), other)
+
+    def __matmul__(self, other: Slope | Tensor) -> Slope:
+        return _matmul(self, other)
+
+    def __rmatmul__(self, other: Tensor) -> Slope:
+        return _matmul(other, self)
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        method = getattr(Tensor, name, None)
+        if name.startswith("_") or method not in _RULES:
+            raise AttributeError(f"no bound is known for a slope's {name}")
+        return lambda *args, **named: _RULES[method](self, *args, **named)
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (), named: Any = None
+    ) -> Any:
+        rule = _RULES.get(func)
+        if rule is None:
+            raise ConfigurationError(
+                f"no bound is known for {getattr(func, '__name__', func)}", "see mechanisms/learned/slopes.py"
+            )
+        return rule(*args, **(named or {}))
+
+
+def _times(low: Tensor, high: Tensor, other_low: Tensor, other_high: Tensor) -> tuple[Tensor, Tensor]:
+    """The interval of all products of two intervals."""
+    first, second = low * other_low, low * other_high
+    third, fourth = high * other_low, high * other_high
+    least = torch.minimum(torch.minimum(first, second), torch.minimum(third, fourth))
+    most = torch.maximum(torch.maximum(first, second), torch.maximum(third, fourth))
+    return least, most
+
+
+def _add(a: Any, b: Any, alpha: float = 1.0) -> Slope:
+    if alpha != 1.0:
+        b = b * alpha
+    if not isinstance(a, Slope):
+        a, b = b, a
+    assert isinstance(a, Slope)
+    if isinstance(b, Slope):
+        return a._like(a.middle + b.middle, a.low + b.low, a.high + b.high)
+    middle = a.middle + b
+    return a._like(middle, a.low.expand_as(middle), a.high.expand_as(middle))
+
+
+def _subtract(a: Any, b: Any, alpha: float = 1.0) -> Slope:
+    return _add(a, -b if alpha == 1.0 else b * -alpha)
+
+
+def _multiply(a: Any, b: Any) -> Slope:
+    if not isinstance(a, Slope):
+        a, b = b, a
+    assert isinstance(a, Slope)
+    if isinstance(b, Slope):
+        of_a = _times(a.low, a.high, b.least, b.most)
+        of_b = _times(b.low, b.high, a.least, a.most)
+        return a._like(a.middle * b.middle, of_a[0] + of_b[0], of_a[1] + of_b[1])
+    first, second = a.low * b, a.high * b
+    return a._like(a.middle * b, torch.minimum(first, second), torch.maximum(first, second))
+
+
+def _divide(a: Any, b: Any) -> Slope:
+    return _multiply(a, _reciprocal(b) if isinstance(b, Slope) else 1 / b)
+
+
+def _addcmul(total: Any, a: Any, b: Any, value: float = 1.0) -> Slope:
+    product = a * b
+    return _add(total, product if value == 1.0 else product * value)
+
+
+def _matmul(a: Any, b: Any) -> Slope:
+    if isinstance(a, Slope) and isinstance(b, Slope):
+        return _sum(_multiply(a[..., :, :, None], b[..., None, :, :]), -2)
+    slope, other = (a, b) if isinstance(a, Slope) else (b, a)
+    up, down = other.clamp_min(0.0), other.clamp_max(0.0)
+    if isinstance(a, Slope):
+        return slope._like(
+            slope.middle @ other, slope.low @ up + slope.high @ down, slope.high @ up + slope.low @ down
+        )
+    return slope._like(other @ slope.middle, up @ slope.low + down @ slope.high, up @ slope.high + down @ slope.low)
+
+
+def _linear(rows: Slope, weight: Tensor, bias: Tensor | None = None) -> Slope:
+    found = _matmul(rows, weight.T)
+    return found if bias is None else found + bias
+
+
+def _scaled(x: Slope, middle: Tensor, least: Tensor, most: Tensor) -> Slope:
+    """f(x) for a function whose derivative on x's range lies between `least` and `most`."""
+    return x._like(middle, *_times(x.low, x.high, least, most))
+
+
+def _exp(x: Slope) -> Slope:
+    return _scaled(x, x.middle.exp(), x.least.exp(), x.most.exp())
+
+
+def _log(x: Slope) -> Slope:
+    return _scaled(x, x.middle.log(), 1 / x.most, 1 / x.least.clamp_min(_TINY))
+
+
+def _log1p(x: Slope) -> Slope:
+    return _log(x + 1.0)
+
+
+def _reciprocal(x: Slope) -> Slope:
+    return _scaled(x, 1 / x.middle, -1 / x.least.clamp_min(_TINY).square(), -1 / x.most.square())
+
+
+def _sigmoid(x: Slope) -> Slope:
+    value = torch.sigmoid(x.middle)
+    at_ends = [torch.sigmoid(end) * torch.sigmoid(-end) for end in (x.least, x.most)]
+    crosses = (x.least < 0) & (x.most > 0)
+    most = torch.where(crosses, torch.full_like(value, 0.25), torch.maximum(*at_ends))
+    return _scaled(x, value, torch.minimum(*at_ends), most)
+
+
+def _clamp(x: Slope, min: float | None = None, max: float | None = None) -> Slope:
+    floor = -torch.inf if min is None else min
+    ceiling = torch.inf if max is None else max
+    inside = (x.least >= floor) & (x.most <= ceiling)
+    outside = (x.most <= floor) | (x.least >= ceiling)
+    least = torch.where(inside, 1.0, 0.0).to(x.dtype)
+    most = torch.where(outside, 0.0, 1.0).to(x.dtype)
+    return _scaled(x, x.middle.clamp(floor, ceiling), least, most)
+
+
+def _relu(x: Slope, inplace: bool = False) -> Slope:
+    return _clamp(x, min=0.0)
+
+
+def _sum(x: Slope, dim: int | tuple[int, ...] | None = None, keepdim: bool = False) -> Slope:
+    return x._shaped(lambda part: part.sum(dim, keepdim=keepdim))
+
+
+def _mean(x: Slope, dim: int, keepdim: bool = False) -> Slope:
+    return x._shaped(lambda part: part.mean(dim, keepdim=keepdim))
+
+
+def _softmax(x: Slope, dim: int = -1, dtype: torch.dtype | None = None, **_: object) -> Slope:
+    """y_k = exp(x_k)/Σ exp(x_j), so y_k′ = y_k·Σ_j y_j·(x_k′ − x_j′)."""
+    assert dim == -1
+    shift = x.middle.amax(-1, keepdim=True)
+    least, most = (x.least - shift).exp(), (x.most - shift).exp()
+    total_least, total_most = least.sum(-1, keepdim=True), most.sum(-1, keepdim=True)
+    y_least = least / (least + total_most - most)
+    y_most = most / (most + total_least - least)
+    difference_low = x.low[..., :, None] - x.high[..., None, :]
+    difference_high = x.high[..., :, None] - x.low[..., None, :]
+    itself = torch.eye(x.shape[-1], dtype=torch.bool)
+    low, high = _times(
+        difference_low.masked_fill(itself, 0.0),
+        difference_high.masked_fill(itself, 0.0),
+        y_least[..., None, :],
+        y_most[..., None, :],
+    )
+    return x._like(torch.softmax(x.middle, -1), *_times(low.sum(-1), high.sum(-1), y_least, y_most))
+
+
+def _minimum(a: Slope, b: Slope) -> Slope:
+    """The smaller of two: its slope is that of the one that is smaller, or between both where that may change."""
+    first = a.most <= b.least
+    second = b.most <= a.least
+    low = torch.where(first, a.low, torch.where(second, b.low, torch.minimum(a.low, b.low)))
+    high = torch.where(first, a.high, torch.where(second, b.high, torch.maximum(a.high, b.high)))
+    return a._like(torch.minimum(a.middle, b.middle), low, high)
+
+
+class _Running:
+    """What `torch.cummin` answers, as far as networks use it."""
+
+    def __init__(self, values: Slope) -> None:
+        self.values = values
+
+
+def _cummin(x: Slope, dim: int) -> _Running:
+    assert dim == -1
+    running = [x[..., 0]]
+    for place in range(1, x.shape[-1]):
+        running.append(_minimum(running[-1], x[..., place]))
+    return _Running(_stack(running, -1))
+
+
+def _stack(parts: Sequence[Any], dim: int = 0) -> Slope:
+    return _joined(parts, lambda same: torch.stack(same, dim))
+
+
+def _cat(parts: Sequence[Any], dim: int = 0) -> Slope:
+    return _joined(parts, lambda same: torch.cat(same, dim))
+
+
+def _joined(parts: Sequence[Any], join: Callable[[list[Tensor]], Tensor]) -> Slope:
+    like = next(part for part in parts if isinstance(part, Slope))
+    slopes = [part if isinstance(part, Slope) else _constant(part, like) for part in parts]
+    return like._like(
+        join([part.middle for part in slopes]),
+        join([part.low for part in slopes]),
+        join([part.high for part in slopes]),
+    )
+
+
+def _constant(value: Tensor, like: Slope) -> Slope:
+    nothing = torch.zeros_like(value)
+    return like._like(value, nothing, nothing)
+
+
+def _split(x: Slope, sizes: int | Sequence[int], dim: int = 0) -> list[Slope]:
+    parts = zip(*(torch.split(part, sizes, dim) for part in (x.middle, x.low, x.high)), strict=True)  # type: ignore[arg-type]
+    return [x._like(*part) for part in parts]
+
+
+def _unbind(x: Slope, dim: int = 0) -> list[Slope]:
+    return [x._shaped(lambda part, at=at: part.select(dim, at)) for at in range(x.shape[dim])]  # type: ignore[misc]
+
+
+def _arranged(name: str) -> Callable[..., Slope]:
+    return lambda x, *args, **named: x._shaped(lambda part: getattr(part, name)(*args, **named))
+
+
+def _like_middle(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """`ones_like` and its kind: a constant of the same shape."""
+    return lambda x, *args, **named: function(x.middle, *args, **named)
+
+
+def _expand_as(x: Any, other: Any) -> Any:
+    if isinstance(x, Slope):
+        return x._shaped(lambda part: part.expand(other.shape))
+    return x.expand(other.shape)
+
+
+_RULES: dict[Any, Callable[..., Any]] = {
+    torch.exp: _exp,
+    Tensor.exp: _exp,
+    torch.log: _log,
+    Tensor.log: _log,
+    torch.log1p: _log1p,
+    torch.sigmoid: _sigmoid,
+    Tensor.sigmoid: _sigmoid,
+    torch.relu: _relu,
+    torch.nn.functional.relu: _relu,
+    torch.nn.functional.linear: _linear,
+    torch.clamp: _clamp,
+    Tensor.clamp: _clamp,
+    Tensor.clamp_min: lambda x, floor: _clamp(x, min=floor),
+    Tensor.sum: _sum,
+    torch.sum: _sum,
+    Tensor.mean: _mean,
+    torch.softmax: _softmax,
+    torch.nn.functional.softmax: _softmax,
+    torch.cummin: _cummin,
+    torch.minimum: _minimum,
+    torch.stack: _stack,
+    torch.cat: _cat,
+    torch.addcmul: _addcmul,
+    torch.sub: _subtract,
+    torch.matmul: _matmul,
+    Tensor.matmul: _matmul,
+    Tensor.__matmul__: _matmul,
+    Tensor.__rmatmul__: lambda a, b: _matmul(b, a),
+    Tensor.add: _add,
+    Tensor.__add__: _add,
+    Tensor.__radd__: _add,
+    Tensor.sub: _subtract,
+    Tensor.__sub__: _subtract,
+    Tensor.__rsub__: lambda a, b: _subtract(b, a),
+    Tensor.mul: _multiply,
+    Tensor.__mul__: _multiply,
+    Tensor.__rmul__: _multiply,
+    Tensor.div: _divide,
+    Tensor.__truediv__: _divide,
+    Tensor.__rtruediv__: lambda a, b: _divide(b, a),
+    torch.ones_like: _like_middle(torch.ones_like),
+    torch.zeros_like: _like_middle(torch.zeros_like),
+    torch.full_like: _like_middle(torch.full_like),
+    Tensor.split: _split,
+    torch.split: _split,
+    Tensor.unbind: _unbind,
+    Tensor.square: lambda x: _multiply(x, x),
+    **{
+        getattr(Tensor, name): _arranged(name)
+        for name in ("squeeze", "unsqueeze", "flatten", "unflatten", "transpose", "reshape", "expand")
+    },
+    Tensor.expand_as: _expand_as,
+}
