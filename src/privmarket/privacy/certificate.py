@@ -92,9 +92,7 @@ def guess_accuracy(epsilon: float, delta: float = DELTA) -> float:
     return 1.0 - (1.0 - delta) / (1.0 + math.exp(min(epsilon, 700.0)))
 
 
-def group_epsilon(
-    events: Sequence[PrivacyEvent | None], delta: float = DELTA, *, records: int = 5
-) -> float:
+def group_epsilon(events: Sequence[PrivacyEvent | None], delta: float = DELTA, *, records: int = 5) -> float:
     """ε at δ of all the releases together for `records` records of one person, zeroed out at once.
 
     Implements: group privacy of [DongRothSu2022] for full batches, where μ becomes `records`·μ; mixtures of

@@ -20,6 +20,7 @@ import numpy as np
 
 from privmarket.errors import ConfigurationError, PrivmarketError
 from privmarket.plans import DELTA, TOLERANCE, Trust
+from privmarket.privacy._guard_policy import GuardPolicy
 from privmarket.privacy.events import require_delta
 from privmarket.privacy.policy_file import read_policy_file
 from privmarket.privacy.tables import is_ready
@@ -27,7 +28,8 @@ from privmarket.privacy.words import Unit
 
 _ROUNDING = 1.0 + TOLERANCE
 
-Register = Literal["required", "none"]
+REGISTERS = ("required", "none")
+_KEY_DIGITS = 64
 Declared = Literal["rounded", "exact"]
 
 
@@ -45,6 +47,7 @@ class Reason(StrEnum):
     MODEL = "model"
     NOISE = "noise"
     RECORDS = "records"
+    APP = "app"
     TRUST = "trust"
     HONEST_SHARE = "honest-share"
     COHORT = "cohort"
@@ -78,6 +81,7 @@ MEANINGS: dict[Reason, str] = {
     Reason.MODEL: "a model that the seller does not train, or that mixes records",
     Reason.NOISE: "noise that cannot be drawn exactly, or that would not reach the sum whole",
     Reason.RECORDS: "the client's own records cannot be used as they are; its owner finds the cause in its log",
+    Reason.APP: "the client's own code fails before it trains; its owner finds the line in its log",
     Reason.TRUST: "a trust model that the seller does not accept",
     Reason.HONEST_SHARE: "the promise would rest on more honest sellers than this one is willing to suppose",
     Reason.COHORT: "too few sellers in a secure sum, or sellers, keys or survivors that others did not confirm",
@@ -100,7 +104,7 @@ class PolicyRefusal(PrivmarketError):
 
     code = "refused"
 
-    def __init__(self, reason: Reason, message: str = "", hint: str = "see the seller's policy file") -> None:
+    def __init__(self, reason: Reason, message: str = "", hint: str = "") -> None:
         super().__init__(message or reason.meaning, hint)
         self.reason = reason
 
@@ -160,13 +164,15 @@ class SellerPolicy:
         trust: trust models that are accepted.
         honest_share: the largest share of honest sellers that a promise under aggregate trust may rest on.
         minimum_cohort: the fewest sellers in a secure sum under aggregate trust.
-        register: "required" joins a secure sum under aggregate trust only with sellers of a register; "none" also
-            without one, where a server may own all the others, and statements then promise no more than what is
-            left if all of them work together.
+        register: "required" joins a secure sum under aggregate trust only with sellers that a broker or a list of
+            the client's own names; the public key of a register, in hexadecimal, only with a roster that this
+            register signed (`secagg.SellerRegister`); "none" also without, where a server may own all the others,
+            and statements then promise no more than what is left if all of them work together.
         declared_records: "rounded" declares the number of records rounded up to two digits; "exact" as it is.
         price: money asked per unit of ε, by trust model; the client's own valuation where none is given.
         buyers: whom to sell to, as a broker names them.
         brokers: addresses of brokers; with a list, nothing is sold without one of them.
+        guard: what leaves a site that takes part in no market, see `flower.GuardMod`.
     """
 
     epsilon_per_sale: float = 1.0
@@ -188,11 +194,12 @@ class SellerPolicy:
     # A limit on terms, not a term: a little above 2/3, so that terms which say 0.667 are within it.
     honest_share: float = 0.67
     minimum_cohort: int = 10
-    register: Register = "required"
+    register: str = "required"
     declared_records: Declared = "rounded"
     price: Mapping[str, float] = field(default_factory=dict)
     buyers: frozenset[str] | None = None
     brokers: frozenset[str] | None = None
+    guard: GuardPolicy = field(default_factory=GuardPolicy)
 
     def __post_init__(self) -> None:
         require_delta(self.delta)
@@ -211,7 +218,8 @@ class SellerPolicy:
         if self.minimum_cohort < 1:
             raise ConfigurationError(f"policy: minimum_cohort is {self.minimum_cohort}", "give at least 1")
         _known("unit", [self.unit], get_args(Unit))
-        _known("register", [self.register], get_args(Register))
+        if self.register_key is None:
+            _known("register", [self.register], (*REGISTERS, "the register's public key, 64 hexadecimal digits"))
         _known("declared_records", [self.declared_records], get_args(Declared))
         _known("trust", self.trust, get_args(Trust))
         _known("price", self.price, get_args(Trust))
@@ -221,6 +229,16 @@ class SellerPolicy:
             raise ConfigurationError(f"policy: honest_share is {self.honest_share}", "give a share in (0, 1]")
         if any(not 0 <= price < math.inf for price in self.price.values()):
             raise ConfigurationError(f"policy: price is {dict(self.price)}", "give money per unit of ε, at least 0")
+
+    @property
+    def register_key(self) -> bytes | None:
+        """The public key of the register that the policy names; None where it names none."""
+        if len(self.register) != _KEY_DIGITS:
+            return None
+        try:
+            return bytes.fromhex(self.register)
+        except ValueError:
+            return None
 
     def check(self, order: Order) -> None:
         """Refuses an order, or a call for bids, that goes beyond the policy. Needs no table and no data.
@@ -257,11 +275,11 @@ class SellerPolicy:
             raise _refusal(
                 Reason.COHORT, f"a secure sum of {order.sellers} sellers, policy at least {self.minimum_cohort}"
             )
-        if order.trust == "aggregate" and self.register == "required" and not order.registered:
+        if order.trust == "aggregate" and self.register != "none" and not order.registered:
             raise _refusal(
                 Reason.REGISTER,
                 "a secure sum, and no register says who the other sellers are: sell through a broker, "
-                'give parties=, or write register = "none" into the policy',
+                'give parties=, or write a register\'s key, or "none", as register into the policy',
             )
         if order.unit != self.unit:
             raise _refusal(Reason.UNIT, f"asked for ε per {order.unit}, policy per {self.unit}")
@@ -348,7 +366,7 @@ def model_fingerprint(weights: Mapping[str, np.ndarray] | Mapping[str, tuple[int
 
 
 def _refusal(reason: Reason, message: str) -> PolicyRefusal:
-    return PolicyRefusal(reason, f"{reason.value}: {message}")
+    return PolicyRefusal(reason, f"{reason.value}: {message}", "see the seller's policy file")
 
 
 def _known(name: str, given: Iterable[str], choices: tuple[str, ...]) -> None:

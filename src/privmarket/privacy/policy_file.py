@@ -9,7 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-from privmarket.errors import ConfigurationError
+from privmarket.errors import ConfigurationError, PrivmarketError
+from privmarket.privacy._guard_policy import TEMPLATE as GUARD_TEMPLATE
+from privmarket.privacy._guard_policy import read_guard_table
 
 UNLIMITED: Literal["unlimited"] = "unlimited"
 ANY, READY = "any", "ready"
@@ -35,6 +37,8 @@ def read_policy_file(place: Path) -> dict[str, Any]:
         return {key: _READERS[key](key, value) for key, value in table.items()}
     except _BadValueError as error:
         raise ConfigurationError(f"{place}: {error}", "`privmarket seller policy` shows the form") from error
+    except PrivmarketError as error:
+        raise ConfigurationError(f"{place}: {error.message}", error.hint) from error
 
 
 class _BadValueError(ValueError):
@@ -134,6 +138,7 @@ _READERS: dict[str, Callable[[str, object], Any]] = {
     "price": _prices,
     "buyers": _names,
     "brokers": _names,
+    "guard": read_guard_table,
 }
 
 TEMPLATE = f"""\
@@ -160,9 +165,9 @@ models = "{ANY}"                     # or a list of fingerprints; a client's log
 trust = ["local"]                  # add "aggregate" to sell under secure sums
 honest_share = 0.67                # the most honest sellers, as a share, that a promise may rest on
 minimum_cohort = 10                # the fewest sellers in a secure sum
-register = "required"              # or "none": then the server may own all other sellers of a secure sum
+register = "required"              # who sells besides: a broker says it; or a register's key; or "none" says it
 price = {{}}                         # money per unit of ε, e.g. {{ local = 0.5, aggregate = 0.1 }}
 
 buyers = "{ANY}"                     # or a list of ids, as the broker names them
 brokers = "{ANY}"                    # or a list of addresses: then nothing is sold without one of them
-"""
+{GUARD_TEMPLATE}"""

@@ -13,6 +13,9 @@ An older copy of the file that is put back would sell the same ε again. Two thi
   longer is not: a crash may come between the two writes.
 - A broker's books, where sales go through one: each delivery that the broker has from this seller must be in the
   file (`OpenWallet.compare`).
+
+The file in turn shows when an older copy of the seller's journal of secure sums is put back (`check_journal`,
+`confirmed`): whatever protects the wallet protects the journal with it.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import asdict, dataclass, field
@@ -52,8 +55,9 @@ class WalletFileError(PrivmarketError):
 class SaleEntry(TypedDict):
     """One sale in a wallet file: what was reserved, whether it left, and what was paid.
 
-    `buyer`, `broker` and `broker_round` are empty without a broker; `due_micro` is owed on delivery; `sellers` and
-    `registered` are those of a secure sum.
+    `buyer`, `broker` and `broker_round` are empty without a broker; `due_micro` is owed on delivery; `sellers`,
+    `cohorts` and `registered` are those of a secure sum, `confirmed` is a hash of the list of survivors that the
+    seller signed for it.
     """
 
     epsilon: float
@@ -63,7 +67,9 @@ class SaleEntry(TypedDict):
     trust: NotRequired[Trust]
     honest_share: NotRequired[float]
     sellers: NotRequired[int]
+    cohorts: NotRequired[int]
     registered: NotRequired[bool]
+    confirmed: NotRequired[str]
     buyer: NotRequired[str]
     broker: NotRequired[str]
     broker_round: NotRequired[str]
@@ -313,6 +319,7 @@ class OpenWallet:
         trust: str = "local",
         honest_share: float | None = None,
         sellers: int = 0,
+        cohorts: int = 1,
         registered: bool = True,
         buyer: str = "",
         broker: str = "",
@@ -323,7 +330,8 @@ class OpenWallet:
 
         Args:
             unit, trust: what ε means, for the seller's statement.
-            honest_share, sellers, registered: the same under aggregate trust: what the sum's promise rests on.
+            honest_share, sellers, cohorts, registered: the same under aggregate trust: what the sum's promise rests
+                on, and of how many sums the round consists.
             buyer: who buys, as a broker says it.
             broker, broker_round: the broker's address and its name for the round.
             due_micro: what the buyer owes on delivery.
@@ -348,6 +356,8 @@ class OpenWallet:
                 line["honest_share"] = honest_share
             if sellers:
                 line["sellers"] = sellers
+            if cohorts > 1:
+                line["cohorts"] = cohorts
         if broker_round:
             line |= {"buyer": buyer, "broker": broker, "broker_round": broker_round}
         if due_micro:
@@ -368,6 +378,34 @@ class OpenWallet:
     def released(self, sale: str, update_sha256: str) -> None:
         """Notes in the file that the update of a sale has left this machine, with its hash."""
         _append(self._stream, self._state, {"kind": "released", "sale": sale, "update_sha256": update_sha256})
+
+    def confirmed(self, sale: str, list_sha256: str) -> None:
+        """Notes which list of survivors of a sale's secure sum is signed, before the signature leaves.
+
+        Raises:
+            WalletFileError: another list was signed before: the journal of secure sums is an older copy.
+        """
+        found = self._state.sales.get(sale)
+        if found is None:
+            raise not_reserved(sale)
+        before = found.get("confirmed")
+        if before is not None and before != list_sha256:
+            raise _journal_rolled_back(Path(self._stream.name), f"another list of survivors of {sale} was signed")
+        if before is None:
+            _append(self._stream, self._state, {"kind": "confirmed", "sale": sale, "confirmed": list_sha256})
+
+    def check_journal(self, has_begun: Callable[[str], bool]) -> None:
+        """Holds the journal of secure sums against the file: each sum that was sold must have begun there.
+
+        Args:
+            has_begun: whether the journal knows that training for a sale's sum has begun, by the sale's name.
+
+        Raises:
+            WalletFileError: one is missing: the journal is an older copy.
+        """
+        for name, sale in self._state.sales.items():
+            if sale.get("trust") == "aggregate" and not has_begun(name):
+                raise _journal_rolled_back(Path(self._stream.name), f"it does not know the sum of {name}")
 
     def paid(self, sale: str, paid_micro: int, fault: str) -> None:
         """Notes what the server said it paid; a receipt that comes twice is noted once, a larger payment again."""
@@ -426,6 +464,13 @@ def _rolled_back(path: Path, why: str) -> WalletFileError:
     )
 
 
+def _journal_rolled_back(wallet: Path, why: str) -> WalletFileError:
+    return WalletFileError(
+        f"the journal of secure sums beside {wallet.name} is not its newest copy: {why}",
+        "put the newest copy back; where none is left, this client can sell under local trust only",
+    )
+
+
 def _append(stream: IO[bytes], state: _Replay, entry: Mapping[str, object]) -> None:
     """Writes a line, forces it to disk, and does to the state what reading it would do."""
     line = json.dumps(entry).encode() + b"\n"
@@ -461,7 +506,7 @@ def _apply(state: _Replay, line: bytes, place: str) -> None:
         elif kind == "released":
             state.sales[sale].update(entry)
             state.sales[sale]["released"] = True
-        elif kind == "paid":
+        elif kind in ("paid", "confirmed"):
             state.sales[sale].update(entry)
         else:
             raise ValueError(f"unexpected {kind}")

@@ -27,8 +27,8 @@ from privmarket.privacy.gaussian import Array
 from privmarket.privacy.renyi import ORDERS, conversion_cost
 
 # Of δ for μ²; and for each Rényi order, with how far α − 1 lies below that of many small releases.
-GAUSSIAN_SHARE = 0.78
-_RENYI_SHARES = (0.20, 0.02)
+GAUSSIAN_SHARE = 0.775
+_RENYI_SHARES = (0.215, 0.01)
 _RENYI_FACTORS = (0.95, 0.65)
 SHARES = (GAUSSIAN_SHARE, *_RENYI_SHARES)
 

@@ -141,6 +141,10 @@ class ReleaseBook:
         """What counts as spent by a client, as `WalletStore.spent` describes."""
         return tuple(events[client] for events in self._sales.values() if client in events)
 
+    def sales(self) -> tuple[tuple[str, dict[str, PrivacyEvent]], ...]:
+        """(name, client → release) of every sale, in order."""
+        return tuple((sale, dict(events)) for sale, events in self._sales.items())
+
     def releases(self) -> dict[str, tuple[PrivacyEvent, ...]]:
         """client → all that counts as spent, for everybody who sold something."""
         found: dict[str, list[PrivacyEvent]] = {}

@@ -205,6 +205,14 @@ def alone_event(event: PrivacyEvent, sellers: int, honest_share: float) -> Priva
     return replace(event, noise_multiplier=event.noise_multiplier / math.sqrt(honest))
 
 
+def cohort_words(cohorts: int) -> str:
+    """What it costs that a round's sellers were dealt to several secure sums, each with its full noise."""
+    return (
+        f"dealt to {cohorts} secure sums: √{cohorts} = {math.sqrt(cohorts):.2f} times the noise of one sum of all "
+        "sellers, for the same ε"
+    )
+
+
 def trust_words(trust: Trust, honest_share: float | None = None, registered: bool = True) -> str:
     """Whom a seller trusts, with what was agreed on for a secure sum.
 

@@ -24,6 +24,8 @@ from privmarket.secagg._backend import SumBackend
 from privmarket.secagg._client import Client
 from privmarket.secagg._cohorts import (
     DEFAULT_COHORT,
+    cohort_sizes,
+    cohorts_of,
     commitment,
     crowded_cohort_probability,
     deal_cohorts,
@@ -31,21 +33,28 @@ from privmarket.secagg._cohorts import (
     dealing_seed,
     honest_per_cohort,
 )
+from privmarket.secagg._dealing import Dealer
 from privmarket.secagg._errors import SumClosed, SumRefusal
 from privmarket.secagg._in_memory import add_up, answer
-from privmarket.secagg._journal import FileJournal, MemoryJournal, SumJournal
+from privmarket.secagg._journal import FileJournal, MemoryJournal, Step, SumJournal
 from privmarket.secagg._keys import Signer, SigningIdentity
 from privmarket.secagg._messages import (
     AdvertisedKeys,
     CheckedShares,
+    Commitment,
+    CommitmentList,
     Confirmation,
     Confirmations,
+    DealerMessage,
+    DealingCall,
+    DealtMessage,
     DeliveredShares,
     InputRequest,
     Invitation,
     KeyList,
     MaskedInput,
     Message,
+    OpenedSecret,
     OpenedShares,
     Parcel,
     SealedShares,
@@ -68,6 +77,8 @@ from privmarket.secagg._plan import (
     require_covered,
     survivors_needed,
 )
+from privmarket.secagg._register import SellerRegister
+from privmarket.secagg._roster import DealingTerms, Roster
 from privmarket.secagg._server import OpenedSum, Phase, Server
 from privmarket.secagg._terms import SumTerms, exact_bits
 
@@ -78,8 +89,15 @@ __all__ = [
     "AdvertisedKeys",
     "CheckedShares",
     "Client",
+    "Commitment",
+    "CommitmentList",
     "Confirmation",
     "Confirmations",
+    "Dealer",
+    "DealerMessage",
+    "DealingCall",
+    "DealingTerms",
+    "DealtMessage",
     "DeliveredShares",
     "FileJournal",
     "InputRequest",
@@ -88,17 +106,21 @@ __all__ = [
     "MaskedInput",
     "MemoryJournal",
     "Message",
+    "OpenedSecret",
     "OpenedShares",
     "OpenedSum",
     "Parcel",
     "Phase",
+    "Roster",
     "SealedShares",
     "SellerMessage",
+    "SellerRegister",
     "Server",
     "ServerMessage",
     "SharedSum",
     "Signer",
     "SigningIdentity",
+    "Step",
     "SumBackend",
     "SumClosed",
     "SumJournal",
@@ -109,6 +131,8 @@ __all__ = [
     "alone_noise_multiplier",
     "answer",
     "bits_at_most",
+    "cohort_sizes",
+    "cohorts_of",
     "colluders_allowed",
     "commitment",
     "crowded_cohort_probability",

@@ -19,8 +19,9 @@ from dataclasses import replace
 import numpy as np
 
 from privmarket.secagg._codec import decode, encode
+from privmarket.secagg._cohorts import commitment, deal_cohorts, dealing_seed
 from privmarket.secagg._errors import SumRefusal
-from privmarket.secagg._journal import OpenJournal, Step, SumJournal, SumState
+from privmarket.secagg._journal import DealingState, OpenJournal, Step, SumJournal, SumState
 from privmarket.secagg._keys import (
     NONCE_BYTES,
     Agreement,
@@ -37,26 +38,33 @@ from privmarket.secagg._masks import Integers, mask, pack, with_count
 from privmarket.secagg._messages import (
     AdvertisedKeys,
     CheckedShares,
+    Commitment,
+    CommitmentList,
     Confirmation,
     Confirmations,
+    DealingCall,
     DeliveredShares,
     InputRequest,
     Invitation,
     KeyList,
     MaskedInput,
+    OpenedSecret,
     OpenedShares,
     Parcel,
     SealedShares,
     SurvivorList,
+    dealt_digest,
     survivors_statement,
 )
+from privmarket.secagg._plan import survivors_needed
+from privmarket.secagg._roster import DealingTerms, Roster
 from privmarket.secagg._shamir import PIECE_BYTES, SECRET_BYTES, piece_number, split
 from privmarket.secagg._terms import SumTerms
 
 CHANNEL = "channel"
 MASKS = "masks"
 OWN_MASK = "own mask"
-_CONSENT = Callable[[SumTerms, bytes], None]
+_CONSENT = Callable[[Roster, bytes], None]
 
 
 class Client:
@@ -68,9 +76,11 @@ class Client:
     Args:
         identity: the seller's registered signing key.
         journal: its state; the same one for all of its sums, in every process.
-        consent: called with the terms and the register's signature before anything else; raises `SumRefusal` for
-            a sum that this seller does not take part in. `SumTerms.check_members` and `SumTerms.check_signature`
-            are made for it. A seller without one supposes that each member is a party of its own.
+        consent: called with the roster of a round and the register's signature before anything else; raises
+            `SumRefusal` for a round that this seller does not take part in. `Roster.check_members` and
+            `Roster.check_signature` are made for it. A seller without one supposes that each member is a party of
+            its own, and that nobody chose them.
+        minimum_cohort: the fewest sellers of a sum that it takes part in.
         random_bytes: where secrets come from; the operating system outside tests.
     """
 
@@ -80,12 +90,56 @@ class Client:
         journal: SumJournal,
         *,
         consent: _CONSENT | None = None,
+        minimum_cohort: int = 1,
         random_bytes: Callable[[int], bytes] = os.urandom,
     ) -> None:
         self._identity = identity
         self._journal = journal
         self._consent = consent
+        self._minimum_cohort = minimum_cohort
         self._random = random_bytes
+
+    def commit(self, call: DealingCall) -> Commitment:
+        """Before the sums of a large round: checks who is dealt, and answers with the hash of a new secret.
+
+        Raises:
+            SumRefusal: `terms` or `members` for a dealing that this seller does not take part in; `repeated` for a
+                round in which, or after which, a dealing or a sum has begun.
+        """
+        terms = call.terms
+        terms.check()
+        roster = terms.roster
+        number = roster.number_of(self._identity.public_key)
+        self._check_size(terms.smallest_cohort)
+        if self._consent is not None:
+            self._consent(roster, call.signature)
+        secret = self._random(SECRET_BYTES)
+        with self._journal.open() as journal:
+            for latest in (journal.latest(roster.task), journal.dealing(roster.task)):
+                _check_first(roster.round, latest)
+            journal.write_dealing(DealingState(roster.task, roster.round, terms.digest, encode(terms), secret))
+        unsigned = Commitment(terms.digest, number, commitment(self._identity.public_key, secret), b"")
+        return replace(unsigned, signature=self._identity.sign(unsigned.statement))
+
+    def reveal(self, listed: CommitmentList) -> OpenedSecret:
+        """Opens the secret, for one list of commitments: from here on the cohorts of the round are fixed.
+
+        Raises:
+            SumRefusal: `members` for a list that the registered sellers did not sign, that is too short, or that
+                lacks this seller's commitment.
+        """
+        with self._journal.open() as journal:
+            state = journal.dealing_named(listed.dealing)
+            if state is None:
+                raise SumRefusal("message", "a dealing that has not begun here, or that another has followed")
+            if state.commitments:
+                raise SumRefusal("repeated", "this seller has opened its secret before")
+            roster = decode(DealingTerms, state.terms).roster
+            number = roster.number_of(self._identity.public_key)
+            own = commitment(self._identity.public_key, state.secret)
+            _check_commitments(listed, roster, number, own)
+            journal.write_dealing(replace(state, commitments=listed.commitments))
+        return OpenedSecret(listed.dealing, number, state.secret)
 
     def advertise(self, invitation: Invitation) -> AdvertisedKeys:
         """Round 0: checks the terms and answers with new public keys, signed by the registered key.
@@ -97,14 +151,14 @@ class Client:
         terms = invitation.terms
         terms.check()
         number = terms.number_of(self._identity.public_key)
-        if self._consent is not None:
-            self._consent(terms, invitation.signature)
+        self._check_size(terms.sellers)
+        if self._consent is not None and not terms.dealing:
+            self._consent(terms.roster, invitation.signature)
         with self._journal.open() as journal:
-            latest = journal.latest(terms.task)
-            if latest is not None and terms.round <= latest.round:
-                raise SumRefusal(
-                    "repeated", f"a sum of round {terms.round}, and one of round {latest.round} has begun before"
-                )
+            _check_first(terms.round, journal.latest(terms.task))
+            if terms.dealing:
+                # Consent was given to the whole roster, before this seller committed itself.
+                _check_dealt(invitation, journal.dealing(terms.task))
             state = SumState(
                 terms.task,
                 terms.round,
@@ -272,6 +326,12 @@ class Client:
             journal.write(state.erased())
         return OpenedShares(terms.digest, number, tuple(sorted(opened, key=lambda one: one.seller)))
 
+    def _check_size(self, sellers: int) -> None:
+        if sellers < self._minimum_cohort:
+            raise SumRefusal(
+                "members", f"a secure sum of {sellers} sellers, this one wants at least {self._minimum_cohort}"
+            )
+
     def _at(self, journal: OpenJournal, digest: bytes, step: Step) -> tuple[SumState, SumTerms]:
         """The sum of that digest, if its last step is the one before."""
         state = journal.named(digest)
@@ -282,6 +342,45 @@ class Client:
         if state.step < step:
             raise SumRefusal("message", f"the sum is at {Step(state.step).name}, not at {step.name}")
         return state, decode(SumTerms, state.terms)
+
+
+def _check_first(round_: int, latest: SumState | DealingState | None) -> None:
+    """Refuses a round in which, or after which, something of the kind has begun."""
+    if latest is not None and round_ <= latest.round:
+        raise SumRefusal("repeated", f"round {round_}, and round {latest.round} has begun before")
+
+
+def _check_commitments(listed: CommitmentList, roster: Roster, number: int, own: bytes) -> None:
+    """Refuses a list of commitments that is too short, not signed, or not with this seller's own."""
+    senders = [one.sender for one in listed.commitments]
+    sellers = len(roster.members)
+    needed = survivors_needed(sellers, roster.honest_share)
+    if senders != sorted(set(senders)) or any(sender >= sellers for sender in senders):
+        raise SumRefusal("members", "a list of commitments with a seller twice, out of order, or not awarded")
+    if len(senders) < needed:
+        raise SumRefusal("members", f"commitments of {len(senders)} of {sellers} sellers, {needed} are needed")
+    for one in listed.commitments:
+        if one.dealing != listed.dealing or not verifies(roster.members[one.sender], one.signature, one.statement):
+            raise SumRefusal("members", f"seller {one.sender} did not sign this commitment for this dealing")
+    if {one.sender: one.commitment for one in listed.commitments}.get(number) != own:
+        raise SumRefusal("members", "a list without this seller's own commitment")
+
+
+def _check_dealt(invitation: Invitation, state: DealingState | None) -> None:
+    """Refuses a sum that is not the cohort which this round's dealing gave."""
+    terms = invitation.terms
+    if state is None or state.round != terms.round or not state.commitments:
+        raise SumRefusal("members", "a cohort of a round in which this seller was not dealt")
+    dealing = decode(DealingTerms, state.terms)
+    roster = dealing.roster
+    opened = {one.seller: one.content for one in invitation.secrets}
+    commitments = {roster.members[one.sender]: one.commitment for one in state.commitments}
+    secrets = {roster.members[one.sender]: opened.get(one.sender, b"") for one in state.commitments}
+    seed = dealing_seed(commitments, secrets)
+    if terms.dealing != dealt_digest(dealing.digest, seed) or terms.honest_share != roster.honest_share:
+        raise SumRefusal("members", "a sum of another dealing than the one that this seller took part in")
+    if terms.members not in deal_cohorts(roster.members, seed, dealing.largest_cohort):
+        raise SumRefusal("members", "a sum of other sellers than those that were dealt together")
 
 
 def seed_commitment(seed: bytes, digest: bytes, number: int) -> bytes:

@@ -2,10 +2,10 @@
 
 A server that could choose cohorts would put one seller among its own. So the cohorts follow from a seed that is
 fixed only after everybody's keys are: every seller hands in its registered key with a commitment, the hash of a
-secret; the list of all of them is published; then the secrets are opened, and the seed is a hash of the list and
-of all secrets. One honest seller's secret makes the seed uniform, and nobody knows it before the list is fixed.
-Where a secret stays closed there is no seed and no sum: otherwise whoever opens last could choose between two
-seeds. A seller's journal lets one sum of a round begin, so a round is not dealt again.
+secret; the list of them is published; then the secrets are opened, and the seed is a hash of the list and of all
+secrets. One honest seller's secret makes the seed uniform, and nobody knows it before the list is fixed. Where a
+secret of the list stays closed there is no seed and no sum: otherwise whoever opens last could choose between two
+seeds. A seller opens its secret for one list of a round (`Client.reveal`), so a round is not dealt again.
 
 The commitment and the order of the cohorts use SHA-256.
 """
@@ -13,17 +13,17 @@ The commitment and the order of the cohorts use SHA-256.
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import gammaln
 
-from privmarket.secagg._codec import encode
 from privmarket.secagg._errors import SumRefusal
 from privmarket.secagg._keys import label
-from privmarket.secagg._messages import Parcel
 from privmarket.secagg._plan import colluders_allowed, honest_sellers
+from privmarket.secagg._shamir import SECRET_BYTES
 
 DEFAULT_COHORT = 400
 """The most sellers of one sum, unless agreed otherwise; measured in docs/scale.md."""
@@ -42,23 +42,23 @@ def dealing_seed(commitments: Mapping[bytes, bytes], secrets: Mapping[bytes, byt
     """The seed of a dealing, from the published commitments and the secrets that were opened afterwards.
 
     Args:
-        commitments: registered key → commitment, of all awarded sellers.
+        commitments: registered key → commitment, of the sellers that sent one.
         secrets: registered key → secret.
 
     Raises:
         SumRefusal: `members`, where a secret is missing or is not the one that was committed to.
     """
     for key, committed in commitments.items():
-        if commitment(key, secrets.get(key, b"")) != committed:
+        secret = secrets.get(key, b"")
+        if len(secret) != SECRET_BYTES or commitment(key, secret) != committed:
             raise SumRefusal(
                 "members",
                 f"the seller with key {key.hex()[:16]}… has not opened its commitment",
                 "hold the next round without it; this one cannot be dealt",
             )
-    keys = sorted(commitments)
     total = hashlib.sha256(label("dealing seed"))
-    for number, key in enumerate(keys):
-        total.update(encode(Parcel(number, key + commitments[key] + secrets[key])))
+    for key in sorted(commitments):
+        total.update(key + commitments[key] + secrets[key])
     return total.digest()
 
 
@@ -91,18 +91,30 @@ def deal_places(sellers: int, seed: bytes, largest: int = DEFAULT_COHORT) -> NDA
         hashlib.sha256(label("cohort") + seed + place.to_bytes(8, "little")).digest() for place in range(sellers)
     ]
     order = sorted(range(sellers), key=lambda place: hashes[place])
-    cohorts = -(-sellers // largest)
+    cohorts = cohorts_of(sellers, largest)
     places = np.empty(sellers, dtype=np.int64)
     for at, place in enumerate(order):
         places[place] = at % cohorts
     return places
 
 
+def cohort_sizes(sellers: int, largest: int = DEFAULT_COHORT) -> list[int]:
+    """How many sellers each cohort of a round has, largest first: as few cohorts as can be, and as equal."""
+    cohorts = cohorts_of(sellers, largest)
+    smaller, larger = divmod(sellers, cohorts)
+    return [smaller + 1] * larger + [smaller] * (cohorts - larger)
+
+
+def cohorts_of(sellers: int, largest: int = DEFAULT_COHORT) -> int:
+    """How many secure sums a round of so many sellers has; the noise grows with its square root."""
+    return max(1, -(-sellers // largest))
+
+
 def honest_per_cohort(sellers: int, honest_share: float, largest: int = DEFAULT_COHORT) -> int:
-    """h of the smallest cohort of so many sellers; 0 where there are none."""
+    """h of the largest cohort of so many sellers, where each one's own part of the noise is least; 0 for none."""
     if sellers == 0:
         return 0
-    return honest_sellers(sellers // -(-sellers // largest), honest_share)
+    return honest_sellers(max(cohort_sizes(sellers, largest)), honest_share)
 
 
 def crowded_cohort_probability(
@@ -116,11 +128,10 @@ def crowded_cohort_probability(
     Args:
         colluders: of all sellers of the round.
     """
-    sizes = np.bincount(deal_places(sellers, b"", largest))
-    tails = [
-        _more_than(colluders_allowed(int(size), honest_share), int(size), colluders, sellers) for size in sizes
-    ]
-    return min(1.0, sum(tails))
+    total = 0.0
+    for size, cohorts in Counter(cohort_sizes(sellers, largest)).items():
+        total += cohorts * _more_than(colluders_allowed(size, honest_share), size, colluders, sellers)
+    return min(1.0, total)
 
 
 def _more_than(allowed: int, drawn: int, colluders: int, sellers: int) -> float:

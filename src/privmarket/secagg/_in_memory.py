@@ -8,7 +8,10 @@ from privmarket.secagg._client import Client
 from privmarket.secagg._errors import SumClosed, SumRefusal
 from privmarket.secagg._masks import Integers
 from privmarket.secagg._messages import (
+    CommitmentList,
     Confirmations,
+    DealingCall,
+    DealtMessage,
     DeliveredShares,
     InputRequest,
     Invitation,
@@ -23,7 +26,7 @@ from privmarket.secagg._server import OpenedSum, Server
 from privmarket.secagg._terms import SumTerms
 
 
-def answer(client: Client, message: object, vector: Integers | None = None) -> SellerMessage:
+def answer(client: Client, message: object, vector: Integers | None = None) -> SellerMessage | DealtMessage:
     """What a seller answers to a server's message.
 
     Args:
@@ -33,6 +36,10 @@ def answer(client: Client, message: object, vector: Integers | None = None) -> S
     Raises:
         SumRefusal: it refuses, or the message is none of a server's.
     """
+    if isinstance(message, DealingCall):
+        return client.commit(message)
+    if isinstance(message, CommitmentList):
+        return client.reveal(message)
     if isinstance(message, Invitation):
         return client.advertise(message)
     if isinstance(message, KeyList):

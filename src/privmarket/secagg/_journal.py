@@ -7,11 +7,16 @@ disk before the step's message is returned. After a crash a step is therefore ei
 second case it is not taken again, its message may be lost, and the seller counts as dropped out of it.
 
 Secrets of a sum are erased when it is opened, or when the next sum of its task begins.
+
+An older copy of the file that is put back would take steps again. A *head file* on another disk shows that: after
+each write it holds how often the journal was written, and a hash of it. A journal with fewer writes is refused, and
+one with as many and another content. One with more is not: a crash may come between the two writes.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import sys
 import threading
@@ -27,7 +32,7 @@ from privmarket.files import OWNER_ONLY, write_atomically
 from privmarket.secagg._codec import decode, encode
 from privmarket.secagg._errors import SumRefusal
 from privmarket.secagg._keys import SigningIdentity, label
-from privmarket.secagg._messages import AdvertisedKeys, Parcel
+from privmarket.secagg._messages import AdvertisedKeys, Commitment, Parcel
 
 if sys.platform == "win32":
     import msvcrt
@@ -84,16 +89,41 @@ class SumState:
 
 
 @dataclass(frozen=True)
+class DealingState:
+    """What a seller remembers of one task's latest dealing.
+
+    Attributes:
+        task, round: name it; none of a smaller or equal round begins for this task any more.
+        digest, terms: the digest and the bytes of the dealing's terms.
+        secret: what this seller committed itself to.
+        commitments: the one list for which it opened its secret; empty before that.
+    """
+
+    task: str
+    round: int
+    digest: bytes
+    terms: bytes
+    secret: bytes
+    commitments: tuple[Commitment, ...] = ()
+
+
+@dataclass(frozen=True)
 class JournalState:
     """All that a journal holds.
 
     Attributes:
+        writes: how often it was written.
+        guarded: 1 where it has a head file, 0 where it has none.
         identity: the secret signing key of a seller that is registered nowhere; empty for others.
         sums: the latest sum of each task.
+        dealings: the latest dealing of each task.
     """
 
+    writes: int = 0
+    guarded: int = 0
     identity: bytes = b""
     sums: tuple[SumState, ...] = ()
+    dealings: tuple[DealingState, ...] = ()
 
 
 class OpenJournal:
@@ -103,6 +133,11 @@ class OpenJournal:
         self._state = state
         self._journal = journal
 
+    @property
+    def sums(self) -> tuple[SumState, ...]:
+        """The latest sum of each task."""
+        return self._state.sums
+
     def latest(self, task: str) -> SumState | None:
         """The latest sum of a task."""
         return next((one for one in self._state.sums if one.task == task), None)
@@ -110,6 +145,14 @@ class OpenJournal:
     def named(self, digest: bytes) -> SumState | None:
         """The sum of that digest, if it is the latest of its task."""
         return next((one for one in self._state.sums if one.digest == digest), None)
+
+    def dealing(self, task: str) -> DealingState | None:
+        """The latest dealing of a task."""
+        return next((one for one in self._state.dealings if one.task == task), None)
+
+    def dealing_named(self, digest: bytes) -> DealingState | None:
+        """The dealing of that digest, if it is the latest of its task."""
+        return next((one for one in self._state.dealings if one.digest == digest), None)
 
     def identity(self) -> SigningIdentity:
         """The journal's own signing key, made when it is first asked for."""
@@ -123,9 +166,15 @@ class OpenJournal:
         others = tuple(one for one in self._state.sums if one.task != changed.task)
         self._write(replace(self._state, sums=(*others, changed)))
 
+    def write_dealing(self, changed: DealingState) -> None:
+        """Puts a dealing in the place of its task's; on disk when this returns."""
+        others = tuple(one for one in self._state.dealings if one.task != changed.task)
+        self._write(replace(self._state, dealings=(*others, changed)))
+
     def _write(self, state: JournalState) -> None:
-        self._journal.store(state)
-        self._state = state
+        counted = replace(state, writes=state.writes + 1)
+        self._journal.store(counted)
+        self._state = counted
 
 
 class SumJournal(Protocol):
@@ -157,46 +206,63 @@ class MemoryJournal:
         self._state = state
 
 
+@contextmanager
+def locked(lock: Path) -> Iterator[None]:
+    """Waits until no other process or thread has this file locked, and keeps it until the block ends.
+
+    Raises:
+        SumRefusal: `disk`, where it cannot be made.
+    """
+    try:
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        stream = lock.open("ab")
+    except OSError as error:
+        raise SumRefusal("disk", f"{lock}: {error}", "make the folder writable for this client") from error
+    with stream:
+        if sys.platform == "win32":
+            stream.seek(0)
+            msvcrt.locking(stream.fileno(), msvcrt.LK_LOCK, 1)
+        else:
+            fcntl.flock(stream, fcntl.LOCK_EX)
+        yield
+
+
 class FileJournal:
     """A journal in one file that only its owner may read; `<file>.lock` beside it is what processes lock.
 
     Args:
         path: the file; made, with its folder, by the first sum.
+        head_file: a second file, best on another disk, that shows when an older copy of `path` is put back.
     """
 
-    def __init__(self, path: Path | str) -> None:
+    def __init__(self, path: Path | str, head_file: Path | str | None = None) -> None:
         self.path = Path(path).absolute()
+        self.head_file = None if head_file is None else Path(head_file).absolute()
 
     @contextmanager
     def open(self) -> Iterator[OpenJournal]:
         """The journal, locked against other processes and threads.
 
         Raises:
-            SumRefusal: `disk`, where the file is damaged or cannot be read.
+            SumRefusal: `disk`, where the file is damaged, cannot be read, or is an older copy.
         """
-        lock = self.path.with_name(self.path.name + ".lock")
-        try:
-            lock.parent.mkdir(parents=True, exist_ok=True)
-            stream = lock.open("ab")
-        except OSError as error:
-            raise SumRefusal("disk", f"{lock}: {error}", "make the folder writable for this client") from error
-        with stream:
-            if sys.platform == "win32":
-                stream.seek(0)
-                msvcrt.locking(stream.fileno(), msvcrt.LK_LOCK, 1)
-            else:
-                fcntl.flock(stream, fcntl.LOCK_EX)
-            yield OpenJournal(self._load(), self)
+        with locked(self.path.with_name(self.path.name + ".lock")):
+            state = self._load()
+            self._check_head(state)
+            yield OpenJournal(state, self)
 
     def store(self, state: JournalState) -> None:
-        """Replaces the file in one step, and forces it to disk.
+        """Replaces the file in one step, and forces it to disk; then the head file.
 
         Raises:
-            SumRefusal: `disk`; then the file is as it was.
+            SumRefusal: `disk`; then the step's message does not leave.
         """
-        content = encode(state)
+        content = encode(replace(state, guarded=int(self.head_file is not None)))
         try:
             write_atomically(self.path, _MAGIC + _sealed(content) + content, mode=OWNER_ONLY)
+            if self.head_file is not None:
+                noted = {"writes": state.writes, "head": _sealed(content).hex()}
+                write_atomically(self.head_file, json.dumps(noted) + "\n")
         except WriteError as error:
             raise SumRefusal("disk", error.message, error.hint) from error
 
@@ -217,6 +283,39 @@ class FileJournal:
                 f"({os.fspath(self.path)})",
             )
         return decode(JournalState, content)
+
+    def _check_head(self, state: JournalState) -> None:
+        """Refuses a journal that is older than its head file says."""
+        if self.head_file is None:
+            if state.guarded:
+                raise SumRefusal("disk", f"{self.path.name} has a head file", "name it: FileJournal(head_file=…)")
+            return
+        try:
+            noted = json.loads(self.head_file.read_text(encoding="utf-8"))
+            writes = int(noted["writes"])
+            head = str(noted["head"])
+        except FileNotFoundError:
+            if not state.guarded:
+                return  # there is none yet
+            raise SumRefusal(
+                "disk", f"the head file {self.head_file} is gone", "put it back as it was last written"
+            ) from None
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise SumRefusal(
+                "disk", f"{self.head_file} cannot be read: {error}", "put the head file back as it was last written"
+            ) from error
+        if state.writes < writes:
+            raise self._rolled_back(f"it was written {state.writes} times, {self.head_file} counted {writes}")
+        if state.writes == writes and _sealed(encode(state)).hex() != head:
+            raise self._rolled_back(f"{self.head_file} names another one")
+
+    def _rolled_back(self, why: str) -> SumRefusal:
+        return SumRefusal(
+            "disk",
+            f"{self.path.name} is not the newest copy of this journal: {why}",
+            "put the newest copy back; where none is left, remove the journal and its head file, and let this "
+            "seller join only tasks that it has not been in",
+        )
 
 
 def _sealed(content: bytes) -> bytes:

@@ -13,6 +13,7 @@ from typing import cast
 from privmarket.secagg._codec import decode, encode
 from privmarket.secagg._errors import SumRefusal
 from privmarket.secagg._keys import label
+from privmarket.secagg._roster import DealingTerms
 from privmarket.secagg._terms import SumTerms
 
 
@@ -24,15 +25,74 @@ class Parcel:
     content: bytes
 
 
+# ---- dealing, before the sums, where a round has more sellers than one is made for -------------------------------
+
+
+@dataclass(frozen=True)
+class DealingCall:
+    """Server to every awarded seller: commit yourself to a secret, from which the cohorts will follow."""
+
+    terms: DealingTerms
+    signature: bytes = b""
+
+    @property
+    def dealing(self) -> bytes:
+        """The digest of the terms."""
+        return self.terms.digest
+
+
+@dataclass(frozen=True)
+class Commitment:
+    """Seller to server: the hash of its secret (`commitment`), signed by its registered key."""
+
+    dealing: bytes
+    sender: int
+    commitment: bytes
+    signature: bytes
+
+    @property
+    def statement(self) -> bytes:
+        """What is signed."""
+        return label("commitment") + self.dealing + self.sender.to_bytes(8, "little") + self.commitment
+
+
+@dataclass(frozen=True)
+class CommitmentList:
+    """Server to every seller that committed itself: all commitments, by ascending number."""
+
+    dealing: bytes
+    commitments: tuple[Commitment, ...]
+
+
+@dataclass(frozen=True)
+class OpenedSecret:
+    """Seller to server: its secret."""
+
+    dealing: bytes
+    sender: int
+    secret: bytes
+
+
+def dealt_digest(dealing: bytes, seed: bytes) -> bytes:
+    """Names a dealing with its outcome, in the terms of each of its sums."""
+    return hashlib.sha256(label("dealt") + dealing + seed).digest()
+
+
 # ---- round 0, AdvertiseKeys -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Invitation:
-    """Server to every member: the terms, and the broker's or register's signature under them, if there is one."""
+    """Server to every member: the terms of a sum.
+
+    Attributes:
+        signature: of the register under the roster, where there is one.
+        secrets: where the sellers were dealt to several sums, the secrets that all of them opened.
+    """
 
     terms: SumTerms
     signature: bytes = b""
+    secrets: tuple[Parcel, ...] = ()
 
     @property
     def sum(self) -> bytes:
@@ -176,9 +236,11 @@ class OpenedShares:
     shares: tuple[Parcel, ...]
 
 
+DealerMessage = DealingCall | CommitmentList
+DealtMessage = Commitment | OpenedSecret
 ServerMessage = Invitation | KeyList | DeliveredShares | InputRequest | SurvivorList | Confirmations
 SellerMessage = AdvertisedKeys | SealedShares | CheckedShares | MaskedInput | Confirmation | OpenedShares
-Message = ServerMessage | SellerMessage
+Message = ServerMessage | SellerMessage | DealerMessage | DealtMessage
 
 _KINDS: tuple[type, ...] = (
     Invitation,
@@ -193,6 +255,10 @@ _KINDS: tuple[type, ...] = (
     Confirmation,
     Confirmations,
     OpenedShares,
+    DealingCall,
+    Commitment,
+    CommitmentList,
+    OpenedSecret,
 )
 
 

@@ -103,7 +103,8 @@ class Server:
 
     Args:
         terms: the public numbers.
-        signature: of the broker or register under them, where there is one.
+        signature: of the register under the roster, where there is one.
+        secrets: of the sellers that were dealt to several sums, see `Dealer`.
 
     Attributes:
         phase: what the server waits for.
@@ -111,13 +112,13 @@ class Server:
         left_out: seller → why its message did not count, for the server's log.
     """
 
-    def __init__(self, terms: SumTerms, signature: bytes = b"") -> None:
+    def __init__(self, terms: SumTerms, signature: bytes = b"", secrets: tuple[Parcel, ...] = ()) -> None:
         terms.check()
         self.terms = terms
         self.phase = Phase.KEYS
         self.result: OpenedSum | None = None
         self.left_out: dict[int, str] = {}
-        self._signature = signature
+        self._invitation = Invitation(terms, signature, secrets)
         self._expected: frozenset[int] = frozenset(range(terms.sellers))
         self._key_list = KeyList(terms.digest, ())
         self._keys: dict[int, AdvertisedKeys] = {}
@@ -142,7 +143,7 @@ class Server:
 
     def start(self) -> dict[int, ServerMessage]:
         """seller → the first message to it."""
-        return dict.fromkeys(range(self.terms.sellers), Invitation(self.terms, self._signature))
+        return dict.fromkeys(range(self.terms.sellers), self._invitation)
 
     def receive(self, message: SellerMessage) -> bool:
         """Takes a seller's answer to the current step; whether it counts."""

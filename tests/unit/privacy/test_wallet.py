@@ -223,8 +223,8 @@ def _overdrawn():
         lambda: Wallet.from_json(_overdrawn()),
         lambda: Wallet.from_json(Wallets([1.0, 2.0]).to_json()),
         lambda: Wallet.from_json(Wallet(1.0).to_json().replace("gaussian", "renyi 17.95")),
-        lambda: Wallet.from_json(Wallet(1.0).to_json().replace("0.78", "0.88")),
-        lambda: Wallet.from_json(Wallet(1.0).to_json().replace("0.78", "-0.78")),
+        lambda: Wallet.from_json(Wallet(1.0).to_json().replace("0.775", "0.875")),
+        lambda: Wallet.from_json(Wallet(1.0).to_json().replace("0.775", "-0.775")),
     ],
 )
 def test_bad_input_is_refused_with_a_remedy(make):

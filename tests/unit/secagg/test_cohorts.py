@@ -8,6 +8,8 @@ import pytest
 from privmarket.secagg import (
     SharedSum,
     SumRefusal,
+    cohort_sizes,
+    cohorts_of,
     commitment,
     crowded_cohort_probability,
     deal_cohorts,
@@ -27,6 +29,15 @@ def test_cohorts_are_as_few_and_as_equal_as_possible():
     assert sorted(key for cohort in cohorts for key in cohort) == sorted(KEYS)
     assert all(list(cohort) == sorted(cohort) for cohort in cohorts)
     assert deal_cohorts(KEYS, b"seed", largest=40) == (tuple(sorted(KEYS)),)
+
+
+@pytest.mark.parametrize(("sellers", "sums"), [(0, 1), (1, 1), (400, 1), (401, 2), (1000, 3), (4000, 10)])
+def test_the_number_of_sums_and_their_sizes(sellers, sums):
+    assert cohorts_of(sellers) == sums
+    sizes = cohort_sizes(sellers)
+    assert len(sizes) == sums
+    assert sum(sizes) == sellers
+    assert max(sizes) - min(sizes) <= 1
 
 
 def test_everybody_computes_the_same_and_another_seed_gives_another():

@@ -125,3 +125,77 @@ def test_several_tasks_have_a_sum_each(tmp_path):
 
 def test_identities_are_those_of_the_register():
     assert len({one.public_key for one in IDENTITIES}) == len(IDENTITIES)
+
+
+# ---- an older copy is put back ---------------------------------------------------------------------------------
+
+
+def guarded(folder, sellers=7):
+    return {
+        number: FileJournal(folder / f"seller-{number}.sums", folder / "elsewhere" / f"head-{number}")
+        for number in range(sellers)
+    }
+
+
+def second_list(play):
+    """The victim's journal is put back to before it signed; then it is shown a list without seller 5."""
+    path = play.journals[3].path
+    copied = path.read_bytes()
+    play.clients[3].confirm(play.waiting[3])
+    path.write_bytes(copied)
+    return type(play.waiting[3])(play.terms.digest, tuple(n for n in range(14) if n != 5))
+
+
+def test_a_head_file_shows_an_older_copy(tmp_path):
+    play = Play(terms_of(14), journals=guarded(tmp_path, 14)).until("CONFIRMATIONS")
+    other = second_list(play)
+    with pytest.raises(SumRefusal) as caught:
+        play.clients[3].confirm(other)
+    assert caught.value.cause == "disk"
+    assert "not the newest copy" in caught.value.message
+    assert "put the newest copy back" in caught.value.hint
+
+
+def test_without_a_head_file_it_signs_again(tmp_path):
+    """The subject broken on purpose."""
+    play = Play(terms_of(14), journals=journals(tmp_path, 14)).until("CONFIRMATIONS")
+    other = second_list(play)
+    assert play.clients[3].confirm(other).signature
+
+
+def test_sums_go_on_under_a_head_file(tmp_path):
+    play = Play(journals=guarded(tmp_path))
+    np.testing.assert_array_equal(play.run(), total_of(range(7)))
+
+
+def test_a_crash_between_the_two_files_is_no_rollback(tmp_path):
+    play = Play(journals=guarded(tmp_path)).until("SHARES")
+    head = play.journals[2].head_file
+    before = head.read_bytes()
+    play.step()
+    head.write_bytes(before)  # the journal was written, its head was not
+    assert play.run() is not None
+
+
+@pytest.mark.parametrize("lost", ["journal", "head"])
+def test_a_file_that_is_gone_is_noticed(lost, tmp_path):
+    play = Play(journals=guarded(tmp_path)).until("SHARES")
+    journal = play.journals[2]
+    (journal.path if lost == "journal" else journal.head_file).unlink()
+    with pytest.raises(SumRefusal) as caught:
+        answer(play.clients[2], play.waiting[2])
+    assert caught.value.cause == "disk"
+
+
+def test_a_journal_keeps_its_head_file(tmp_path):
+    play = Play(journals=guarded(tmp_path)).until("SHARES")
+    client = Client(play.identities[2], FileJournal(play.journals[2].path))
+    with pytest.raises(SumRefusal, match="has a head file"):
+        answer(client, play.waiting[2])
+
+
+def test_a_journal_may_get_a_head_file_later(tmp_path):
+    play = Play(journals=journals(tmp_path)).until("SHARES")
+    play.journals = guarded(tmp_path)
+    play.clients = [Client(play.identities[i], play.journals[i]) for i in range(7)]
+    assert play.run() is not None

@@ -66,28 +66,30 @@ def test_exact_bits_hold_the_largest_sum_and_no_bit_more():
 
 
 def test_members_must_be_the_awarded_sellers():
-    terms = terms_of()
-    terms.check_members(set(terms.members))
+    roster = terms_of().roster
+    roster.check_members(set(roster.members))
     for awarded in (
-        [*terms.members, STRANGER.public_key],
-        terms.members[1:],
-        [*terms.members[1:], STRANGER.public_key],
+        [*roster.members, STRANGER.public_key],
+        roster.members[1:],
+        [*roster.members[1:], STRANGER.public_key],
         [],
     ):
         with pytest.raises(SumRefusal) as caught:
-            terms.check_members(awarded)
+            roster.check_members(awarded)
         assert caught.value.cause == "members"
 
 
-def test_a_register_signs_exactly_one_sum():
+def test_a_register_signs_exactly_one_roster():
     register = IDENTITIES[30]
-    signature = terms_of().signed_by(register)
-    terms_of().check_signature(register.public_key, signature)
+    signature = terms_of().roster.signed_by(register)
+    terms_of().roster.check_signature(register.public_key, signature)
     for terms, key, signed in (
         (terms_of(round=1), register.public_key, signature),
         (terms_of(6), register.public_key, signature),
+        (terms_of(task="another"), register.public_key, signature),
+        (terms_of(honest_share=0.5), register.public_key, signature),
         (terms_of(), STRANGER.public_key, signature),
         (terms_of(), register.public_key, b""),
     ):
         with pytest.raises(SumRefusal, match="not signed"):
-            terms.check_signature(key, signed)
+            terms.roster.check_signature(key, signed)

@@ -1,0 +1,145 @@
+"""A register of sellers in a folder: whose keys are known, and which rosters it has signed.
+
+Without a broker nobody but the server says who was awarded. A register is a party besides: it knows each seller's
+key from that seller itself, and signs for every round one roster, all of whose members it knows. A seller whose
+policy names the register joins no sum without that signature. So a server cannot fill a sum with sellers that it
+made up, and cannot show different rosters to different sellers. Whom it awards is still the server's choice: only a
+broker takes that from it too.
+
+The folder has three files: `key`, the secret signing key; `sellers.csv`, one `public key,name` a line; and
+`signed.jsonl`, what was signed. It belongs on a machine that the server's operator does not run.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from privmarket.errors import ConfigurationError
+from privmarket.files import write_atomically, write_new
+from privmarket.secagg._errors import SumRefusal
+from privmarket.secagg._journal import locked
+from privmarket.secagg._keys import KEY_BYTES, SigningIdentity
+from privmarket.secagg._roster import Roster
+
+_HINT = "`privmarket register init FOLDER` makes one"
+
+
+class SellerRegister:
+    """A register in a folder.
+
+    Args:
+        folder: as `make` left it.
+    """
+
+    def __init__(self, folder: Path | str) -> None:
+        self.folder = Path(folder).absolute()
+        try:
+            secret = bytes.fromhex((self.folder / "key").read_text(encoding="ascii").strip())
+        except (OSError, ValueError) as error:
+            raise ConfigurationError(f"{self.folder}: no register of sellers ({error})", _HINT) from error
+        if len(secret) != KEY_BYTES:
+            raise ConfigurationError(f"{self.folder / 'key'}: a key of {len(secret)} bytes", _HINT)
+        self._identity = SigningIdentity(secret)
+
+    @classmethod
+    def make(cls, folder: Path | str) -> SellerRegister:
+        """A new register, without sellers.
+
+        Raises:
+            ConfigurationError: the folder has one.
+        """
+        place = Path(folder)
+        place.mkdir(parents=True, exist_ok=True)
+        try:
+            write_new(place / "key", SigningIdentity.generate().secret.hex() + "\n")
+        except FileExistsError:
+            raise ConfigurationError(f"{place} has a register", "a key is never replaced: name another") from None
+        return cls(place)
+
+    @property
+    def public_key(self) -> bytes:
+        """What sellers write into their policies, in hexadecimal: `register = "…"`."""
+        return self._identity.public_key
+
+    def sellers(self) -> dict[bytes, str]:
+        """Registered key → name."""
+        place = self.folder / "sellers.csv"
+        found: dict[bytes, str] = {}
+        for number, line in enumerate(place.read_text(encoding="utf-8").splitlines() if place.exists() else [], 1):
+            text, _, name = line.partition(",")
+            key = _key(text, f"{place}, line {number}")
+            if key in found or name in found.values() or not name:
+                raise ConfigurationError(f"{place}, line {number}: a seller twice, or without a name", "remove it")
+            found[key] = name
+        return found
+
+    def add(self, public_key: str, name: str) -> None:
+        """Registers a seller: the caller has made sure that the key is that party's, and its only one.
+
+        Raises:
+            ConfigurationError: it is no key, or key or name are there.
+        """
+        key = _key(public_key, "a seller's key")
+        if not name or not name.isprintable():
+            raise ConfigurationError(f"a seller called {name!r}", "give a name on one line")
+        with locked(self.folder / "lock"):
+            known = self.sellers()
+            if key in known or name in known.values():
+                raise ConfigurationError(f"{name}, or its key, is registered", "one key per party")
+            _append(self.folder / "sellers.csv", f"{key.hex()},{name}\n")
+
+    def sign(self, roster: Roster) -> bytes:
+        """Signs the roster of a round: one per round, of known sellers only. The same one again is signed again.
+
+        Raises:
+            SumRefusal: `members` for unknown sellers; `repeated` for a second roster of a round, or of an earlier
+                round than one that was signed.
+        """
+        roster.check()
+        with locked(self.folder / "lock"):
+            strangers = [key for key in roster.members if key not in self.sellers()]
+            if strangers:
+                raise SumRefusal(
+                    "members",
+                    f"{len(strangers)} of {len(roster.members)} sellers are not registered, such as "
+                    f"{strangers[0].hex()}",
+                    "`privmarket register add` registers a seller, once it has shown who it is",
+                )
+            signed = self._signed().get(roster.task)
+            if signed is not None and roster.round <= signed[0] and signed != (roster.round, roster.digest.hex()):
+                raise SumRefusal(
+                    "repeated", f"another roster of task {roster.task!r}, round {signed[0]}, was signed before"
+                )
+            if signed is None or roster.round > signed[0]:
+                line = {"task": roster.task, "round": roster.round, "digest": roster.digest.hex()}
+                _append(self.folder / "signed.jsonl", json.dumps(line) + "\n")
+        return roster.signed_by(self._identity)
+
+    def _signed(self) -> dict[str, tuple[int, str]]:
+        """Task → its latest round, and the digest of the roster that was signed for it."""
+        place = self.folder / "signed.jsonl"
+        found: dict[str, tuple[int, str]] = {}
+        try:
+            for line in place.read_text(encoding="utf-8").splitlines() if place.exists() else []:
+                entry = json.loads(line)
+                found[str(entry["task"])] = (int(entry["round"]), str(entry["digest"]))
+        except (ValueError, KeyError, TypeError) as error:
+            raise SumRefusal("disk", f"{place} is damaged: {error}", "put the newest copy back") from error
+        return found
+
+
+def _key(text: str, where: str) -> bytes:
+    try:
+        key = bytes.fromhex(text.strip())
+    except ValueError:
+        key = b""
+    if len(key) != KEY_BYTES:
+        raise ConfigurationError(f"{where}: {text[:80]!r} is no public key", "give 64 hexadecimal digits")
+    return key
+
+
+def _append(path: Path, line: str) -> None:
+    """Adds a line, on disk when this returns."""
+    before = path.read_text(encoding="utf-8") if path.exists() else ""
+    write_atomically(path, before + line)
