@@ -1,8 +1,8 @@
 """What the buyer had before it bought anything: the best model of its own records, measured like the bought one.
 
 The task's own module is tried, and beside it ridge, kernel ridge and, for classes, logistic regression on the same
-inputs. The figure that reports state first is the best of them on the test records: a buyer might have had
-that one, and a market that adds less than nothing to it should say so.
+inputs; tokens are counted for them. The figure that reports state first is the best of them on the test records: a
+buyer might have had that one, and a market that adds less than nothing to it should say so.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _NEEDS_PROBABILITIES = ("log-loss",)
 # What an output is set to whose class none of the buyer's records has.
 _NEVER = -1e3
-# More inputs than this a record, or inputs that are tokens, are left to the task's own module.
+# More inputs than this a record are left to the task's own module.
 _MOST_INPUTS = 20_000
 
 
@@ -72,22 +72,44 @@ def _plain_models(task: Task, seed: int) -> list[FittedBaseline]:
     """Ridge, kernel ridge and logistic regression on the public records, where they can be fitted."""
     public = task.public
     assert public is not None
-    if task.goal not in ("classification", "regression") or public.inputs.dtype.kind != "f":
-        return []
-    if int(np.prod(public.inputs.shape[1:])) > _MOST_INPUTS or public.labels.ndim != 1:
+    inputs = _plain_inputs(task, public.inputs)
+    if task.goal not in ("classification", "regression") or inputs is None or public.labels.ndim != 1:
         return []
     try:
         if task.goal == "classification":
-            return own_records_alone(public.inputs, public.labels, goal="classification", seed=seed)
-        return own_records_alone(public.inputs, public.labels, goal="regression", seed=seed)
+            return own_records_alone(inputs, public.labels, goal="classification", seed=seed)
+        return own_records_alone(inputs, public.labels, goal="regression", seed=seed)
     except DataError:  # too few records: the task's own module stands alone
         return []
+
+
+def _plain_inputs(task: Task, inputs: NDArray[np.generic]) -> NDArray[np.generic] | None:
+    """(rows, ...) numbers that the plain models take; None where there are none, or too many a record.
+
+    Numbers of tokens become counts of how often each occurs in the record, scaled to length 1. Padding (token 0) is
+    not counted.
+    """
+    if inputs.dtype.kind == "f":
+        return inputs if int(np.prod(inputs.shape[1:])) <= _MOST_INPUTS else None
+    columns = () if task.pipeline is None else task.pipeline.columns
+    buckets = next((one.about.buckets for one in columns if one.about.kind == "tokens"), 0)
+    if not 0 < buckets <= _MOST_INPUTS or inputs.ndim != 2:
+        return None
+    counts = np.zeros((len(inputs), buckets), dtype=np.float32)
+    rows = np.repeat(np.arange(len(inputs)), inputs.shape[1])
+    np.add.at(counts, (rows, inputs.astype(np.int64).reshape(-1)), 1.0)
+    counts[:, 0] = 0.0
+    lengths = np.linalg.norm(counts, axis=1, keepdims=True)
+    scaled: NDArray[np.generic] = counts / np.maximum(lengths, 1.0)
+    return scaled
 
 
 def _outputs(task: Task, baseline: FittedBaseline) -> NDArray[np.float64]:
     """The baseline's outputs on the test records, as the task's scores take them."""
     assert task.test is not None
-    found = baseline.outputs(task.test.inputs)
+    inputs = _plain_inputs(task, task.test.inputs)
+    assert inputs is not None
+    found = baseline.outputs(inputs)
     if task.goal == "regression":
         return found[:, 0]
     whole = np.full((len(found), len(task.classes)), _NEVER)

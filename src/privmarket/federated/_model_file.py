@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file, save
 
 from privmarket.errors import ConfigurationError, DataError
+from privmarket.federated.config import statistics_words
 from privmarket.files import write_atomically
 from privmarket.privacy.certificate import certify
 from privmarket.tasks import Pipeline, TargetScale, builder_from_json, builder_to_json
@@ -102,13 +103,16 @@ def privacy_of(result: RunResult) -> dict[str, object]:
         "mode": config.mode,
         "largest_epsilon": None,
     }
+    if config.statistics != "none":
+        said["statistics"] = statistics_words(config)
     if not config.privacy.is_private:
         return said | {"note": "no noise was added: there is no privacy to state"}
     sold = np.flatnonzero(result.sold_epsilon.any(axis=0)).tolist()
     histories = [[entry[i] for entry in result.wallets.history if entry[i] is not None] for i in sold]
     if not histories:
         return said | {"largest_epsilon": 0.0}
-    worst = max((certify(events, config.delta) for events in histories), key=lambda one: one.epsilon)
+    certificates = [certify(events, config.delta, unit=result.task.unit) for events in histories]
+    worst = max(certificates, key=lambda one: one.epsilon)
     return said | {"largest_epsilon": worst.epsilon, "certificate": asdict(worst)}
 
 

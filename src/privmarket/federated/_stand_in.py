@@ -158,7 +158,14 @@ class StandIn:
         return [float(f"{max(float(norm), 1e-3):.3g}") for norm in np.quantile(norms, _CLIP_QUANTILES)]
 
     def rehearse(
-        self, training: Training, rounds: int, noise: float, seller_weights: Array, *, fixed: Sequence[str] = ()
+        self,
+        training: Training,
+        rounds: int,
+        noise: float,
+        seller_weights: Array,
+        *,
+        fixed: Sequence[str] = (),
+        on_tried: Callable[[int], None] = lambda _: None,
     ) -> Rehearsal:
         """The best server rate, clip norm and averaging for a market of so many rounds.
 
@@ -167,6 +174,7 @@ class StandIn:
             noise: deviation of the noise on the mean gradient, over the clip norm.
             seller_weights: (clients,) weights of the sellers' updates, adding up to 1.
             fixed: settings of the training that are not to be changed.
+            on_tried: told how many settings have been tried so far.
         """
         groups = self.group_weights(seller_weights)
         tried: dict[Training, float] = {}
@@ -174,6 +182,7 @@ class StandIn:
         def loss(one: Training) -> float:
             if one not in tried:
                 tried[one] = self.loss_after(one, rounds, noise, groups)
+                on_tried(len(tried))
             return tried[one]
 
         best = training

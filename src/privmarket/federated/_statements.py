@@ -10,7 +10,6 @@ import numpy as np
 
 from privmarket.counted import counted
 from privmarket.extras import require
-from privmarket.federated.summary import client_table
 from privmarket.lazy import late
 from privmarket.rounds import MICRO
 
@@ -40,6 +39,7 @@ class ClientStatement:
         wallet_left: share of its wallet that is left; None without a limit.
         unit: what is protected.
         honest_share: of a round's sellers, on which `epsilon` rests under aggregate trust.
+        rounds_of_moments: so many of the first rounds sold moments of the inputs instead of updates.
     """
 
     client: str
@@ -51,6 +51,7 @@ class ClientStatement:
     wallet_left: float | None
     unit: str
     honest_share: float | None
+    rounds_of_moments: int = 0
 
     def to_json(self) -> dict[str, object]:
         """The statement as JSON data."""
@@ -73,14 +74,16 @@ class ClientStatement:
             )
         if self.wallet_left is not None:
             lines.append(f"Left in the wallet: {self.wallet_left:.0%}.")
-        lines += [f"  round {number}: ε = {epsilon:.3g}, {money:,.2f}" for number, epsilon, money in self.sales]
+        for number, epsilon, money in self.sales:
+            what = ", means and second moments" if number <= self.rounds_of_moments else ""
+            lines.append(f"  round {number}: ε = {epsilon:.3g}, {money:,.2f}{what}")
         return "\n".join(lines)
 
 
 def client_statement(result: RunResult, client: str) -> ClientStatement:
     """The statement of one client, by name."""
     place = result.task.place(client)
-    row = client_table(result)[place]
+    row = result.client_rows[place]
     sold = result.sold_epsilon[:, place]
     paid = result.paid_micro[:, place]
     sales = tuple(
@@ -97,6 +100,7 @@ def client_statement(result: RunResult, client: str) -> ClientStatement:
         wallet_left=row["wallet_left"],
         unit=result.task.unit,
         honest_share=config.honest_share if config.trust == "aggregate" else None,
+        rounds_of_moments=result.rounds_of_moments,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -89,19 +89,21 @@ def tuned_settings(
     fixed: Sequence[str] = (),
     mechanism: Mechanism | None = None,
     worlds: int = WORLDS,
+    on_tried: Callable[[int], None] = lambda _: None,
 ) -> Tuned | None:
     """Server rate, clip norm and averaging for this run, chosen on the task's public records.
 
     None where there are no public records to choose on, where nothing is sold, or where the run trains otherwise
-    (several local steps, references without privacy): then documented defaults stand.
+    (several local steps, references without privacy, whitened inputs): then documented defaults stand.
 
     Args:
         fixed: settings that the caller chose.
+        on_tried: told how many settings have been tried so far.
     """
     public = task.public
     if public is None or len(public) < FEWEST_RECORDS or not config.privacy.uses_server_plan:
         return None
-    if config.training.steps != 1:
+    if config.training.steps != 1 or config.statistics != "none":
         return None
     with one_thread(), Federation(config, task=task, asked=asked, mechanism=mechanism) as federation:
         first = first_round(federation)
@@ -109,5 +111,7 @@ def tuned_settings(
             return None
         stand_in = StandIn(task, clients=config.clients, worlds=worlds, seed=config.seed)
         noise = first.noise if config.privacy.is_private else 0.0
-        found = stand_in.rehearse(config.training, config.rounds, noise, first.weights, fixed=fixed)
+        found = stand_in.rehearse(
+            config.training, config.rounds, noise, first.weights, fixed=fixed, on_tried=on_tried
+        )
     return Tuned(found, stand_in.own)

@@ -22,6 +22,15 @@ DATASETS = ("digits", "mnist", "fashion-mnist", "cifar10")
 OWN_MODEL = "own"
 SIZES = ("equal", "dirichlet")
 STRATEGIES = ("truthful", "equilibrium", "learning")
+STATISTICS = ("none", "free", "moments")
+
+
+def usual_interval(rounds: int) -> int:
+    """Rounds between two measurements on test records unless told: about ten over a run, at most ten rounds apart.
+
+    Measurements between rounds are for charts alone; nothing is chosen by them.
+    """
+    return min(10, max(1, rounds // 10))
 
 
 @dataclass(frozen=True)
@@ -67,8 +76,11 @@ _UNDER_AGGREGATE_TRUST = {"mnist": _WHITENED, "fashion-mnist": _WHITENED, "cifar
 
 
 # For a task whose public records have not chosen anything better; see docs/how-to/your-own-data.md.
-_OF_A_TASK = Training(
-    model=OWN_MODEL, clip_norm=1.0, server_rate=1.0, final_rate=0.1, momentum=0.9, averaging=0.5
+_OF_A_TASK = Training(model=OWN_MODEL, clip_norm=1.0, server_rate=1.0, final_rate=0.1, momentum=0.9, averaging=0.5)
+
+# For inputs that vary alike in all directions, see `_moments`: clip norm in usual norms, rate in usual steps.
+_OF_WHITENED = Training(
+    model=OWN_MODEL, clip_norm=0.25, server_rate=1.0, final_rate=0.1, momentum=0.0, averaging=0.5
 )
 
 
@@ -79,6 +91,16 @@ def recommended_training(dataset: str, trust: str = "local") -> Training:
     if trust == "aggregate" and dataset in _UNDER_AGGREGATE_TRUST:
         return _UNDER_AGGREGATE_TRUST[dataset]
     return _RECOMMENDED[dataset]
+
+
+def statistics_words(config: FederationConfig) -> str:
+    """What a run scales its inputs by, for people; empty where they are as they are."""
+    if config.statistics == "moments":
+        return "round 1 sells means and second moments of the inputs; later rounds train on inputs whitened by them"
+    if config.statistics == "free":
+        source = "the moments of your own records" if config.public else "what the schema suggests"
+        return f"inputs are whitened by {source}"
+    return ""
 
 
 # Replaced as soon as the configuration is made, which knows its data set, trust and mode.
@@ -149,6 +171,16 @@ class FederationConfig(MarketPlan):
     task: str = setting("", "Digest of a task of one's own; empty for a built-in data set.", added=True)
     public: int = setting(0, "How many of the kept-back records are the buyer's own.", at_least=0, added=True)
     bids: str = setting("", "Digest of what each client asks, if it was given client by client.", added=True)
+    statistics: str = setting(
+        "none",
+        "What inputs are scaled by: none; free (moments of public records, or what the schema suggests); moments "
+        "(the first round sells means and second moments of the inputs, and the others train on scaled ones).",
+        choices=STATISTICS,
+        added=True,
+    )
+    statistics_norm: float | None = setting(
+        None, "Norm of (inputs, 1) at which bought moments clip a record; else by schema.", above=0, added=True
+    )
     training: Training = _NOT_GIVEN
 
     def __post_init__(self) -> None:
@@ -157,7 +189,7 @@ class FederationConfig(MarketPlan):
             raise UnknownNameError.among("data set", self.dataset, DATASETS)
         if self.training is None:
             if self.task:
-                usual = _OF_A_TASK
+                usual = _OF_A_TASK if self.statistics == "none" else _OF_WHITENED
             elif self.privacy.on_pixels:
                 usual = Training()
             else:

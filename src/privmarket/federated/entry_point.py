@@ -11,7 +11,7 @@ from privmarket.errors import ConfigurationError, UnknownNameError
 from privmarket.federated._tuning import tuned_settings
 from privmarket.federated.bid_strategies import Strategy
 from privmarket.federated.clients import AskedPrices
-from privmarket.federated.config import FederationConfig, Training
+from privmarket.federated.config import FederationConfig, Training, usual_interval
 from privmarket.federated.simulation import OnRound, run
 from privmarket.federated.state import RunResult
 from privmarket.market.facts import MarketFacts
@@ -74,6 +74,8 @@ def federate(
         aggregate = settings.get("trust") == "aggregate"
         mechanism = "graded-ration" if task is not None and aggregate else FederationConfig.mechanism
     of_task: dict[str, Any] = {"dataset": dataset} if task is None else settings_of(task, settings)
+    if "evaluate_every" not in settings:
+        settings["evaluate_every"] = usual_interval(int(settings.get("rounds", FederationConfig.rounds)))
     config = FederationConfig(
         **of_task,
         mechanism=mechanism if isinstance(mechanism, str) else _name(mechanism),

@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from privmarket.errors import ConfigurationError
-from privmarket.federated._own_model import FEWEST_RECORDS
+from privmarket.federated._before import own_records
+from privmarket.federated._own_model import FEWEST_RECORDS, OwnTraining
 from privmarket.federated._stand_in import StandIn
 from privmarket.federated._tuning import first_round
 from privmarket.federated.config import FederationConfig
@@ -36,7 +37,6 @@ from privmarket.federated.plan_choices import (
 )
 from privmarket.federated.pool import builtin_task
 from privmarket.federated.simulation import Federation
-from privmarket.federated.summary import client_table
 from privmarket.federated.workers import one_thread, process_context
 from privmarket.files import write_atomically
 from privmarket.market.scenarios import Law, scenario
@@ -142,7 +142,7 @@ class Plan:
         own_records: how many records the buyer holds.
         score_before: mean score of these alone; None without any.
         target: the score asked for; `chosen` is the cheapest point that reaches it, or the point of the total asked
-            for, or None.
+            for, or None. Where `score_before` reaches the target there are no points: nothing needs to be bought.
         cells, computed: runs that the plan stands on, and how many of them this call made.
         heterogeneity: H as it was measured in rehearsals; None under local trust or without public records.
         tried: what was tried. It says nothing about settings that were not.
@@ -162,8 +162,14 @@ class Plan:
 
     @property
     def reached(self) -> bool:
-        """Whether some run of the plan reaches the target; always true without a target."""
-        return self.target is None or self.chosen is not None
+        """Whether the buyer's own records or some run reach the target; always true without a target."""
+        return self.target is None or self.chosen is not None or self.own_records_suffice
+
+    @property
+    def own_records_suffice(self) -> bool:
+        """Whether the buyer's own records reach the target already."""
+        had = self.score_before
+        return self.target is not None and had is not None and self.score.gain(self.target, had) >= 0
 
     @property
     def worth_buying(self) -> bool:
@@ -249,8 +255,14 @@ class Planner:
         return self._plan(points, None, chosen)
 
     def for_target(self, target: float, totals: Sequence[float]) -> Plan:
-        """The cheapest total found that reaches the target, and the points on the way to it."""
+        """The cheapest total found that reaches the target, and the points on the way to it.
+
+        Where the buyer's own records reach it already, nothing is rehearsed or run, and there are no points.
+        """
         self.check_target(target)
+        before = self.score_of_own_records()
+        if before is not None and self.task.score.gain(target, before) >= 0:
+            return replace(self._plan([], target, None), score_before=before)
         with self._processes():
             points = self._points(checked_totals(totals))
             self._reach_for(target, points)
@@ -267,6 +279,24 @@ class Planner:
                 if self._reaches(tried, target):
                     good.append(tried)
         return self._plan(points, target, min(good, key=lambda point: point.total))
+
+    def score_of_own_records(self) -> float | None:
+        """Mean score of the buyer's own records alone, over the seeds of the plan; None where it has too few.
+
+        This is the `score_before` of the plan's runs, found without running a market.
+        """
+        if self.task.test is None or self.task.public is None or len(self.task.public) < FEWEST_RECORDS:
+            return None
+        found = []
+        with one_thread():
+            for seed in self.options.seeds:
+                task = self._given
+                if task is None:
+                    task = builtin_task(self.base.replace(measured_on="test", seed=seed))
+                own = own_records(task, OwnTraining(task, seed).own_model().module, seed=seed)
+                if own is not None:
+                    found.append(own.scores[task.score.name])
+        return float(np.mean(found)) if found else None
 
     def check_target(self, target: float) -> None:
         """Refuses, before anything is rehearsed, a target that no model reaches."""
@@ -510,7 +540,7 @@ def run_figures(config: FederationConfig, task: Task | None, asked: AskedPrices 
         while state.next_round < config.rounds:
             state = federation.step(state)
         result = federation.result(state)
-    rows = client_table(result)
+    rows = result.client_rows
     spent = [math.inf if row["epsilon_spent"] is None else row["epsilon_spent"] for row in rows]
     alone = [row["epsilon_if_others_collude"] for row in rows]
     return RunFigures(

@@ -7,7 +7,7 @@ update for a client whoever asks and in whatever order.
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
 
@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from privmarket.federated._moments import MomentsSale, Whitening
 from privmarket.federated.config import FederationConfig
 from privmarket.federated.modes import Mode
 from privmarket.federated.workers import one_thread
@@ -62,6 +63,8 @@ class ChunkOrder:
         noise_multiplier: what that needs.
         weights: (parameters,) global weights.
         grids: of each client's share of a secure sum; empty where updates are released one by one.
+        sells_moments: they release moments of their inputs, and no update.
+        whitening: the public map that clients apply to their inputs; None before one is known.
     """
 
     round_number: int
@@ -70,6 +73,8 @@ class ChunkOrder:
     noise_multiplier: tuple[float, ...]
     weights: np.ndarray
     grids: tuple[ReleaseGrid, ...] = ()
+    sells_moments: bool = False
+    whitening: Whitening | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,6 +144,26 @@ class ClientPool:
         one_step = self.config.training.steps == 1 and self.mode.counts_epsilon
         return FULL_BATCH_CHUNK if one_step else SMALL_BATCH_CHUNK
 
+    @cached_property
+    def moments(self) -> MomentsSale:
+        """What a round that sells moments of the inputs releases."""
+        return MomentsSale.of(self.config, self.task)
+
+    @cached_property
+    def _whitened(self) -> dict[tuple[str, int], Tensor]:
+        """By map and client, its inputs after the map; of one map at a time."""
+        return {}
+
+    def sale(self, *, sells_moments: bool, whitening: Whitening | None) -> tuple[PrivateModel, LocalPlan]:
+        """What clients differentiate in a round, and the public plan by which they do."""
+        if sells_moments:
+            return self.moments.model, self.moments.plan(self.task.unit)
+        if whitening is None:
+            return self.model, self.plan
+        clip_norm = whitening.training(self.config.training, self.task).clip_norm
+        rate = self.config.training.local_rate / clip_norm
+        return self.model, replace(self.plan, clip_norm=clip_norm, learning_rate=rate)
+
     def initial_weights(self) -> Tensor:
         """(parameters,) the public weights that training starts from."""
         return self.model.initial_weights(np.random.default_rng([self.config.seed, _WEIGHTS]))
@@ -157,8 +182,9 @@ class ClientPool:
             key = self.config.seed, "update", order.round_number
             sources = [NoiseSource.from_seed(*key, client) for client in order.clients]
             sigma = order.noise_multiplier if self.mode.is_private else (0.0,) * len(order.clients)
-            weights, records = torch.from_numpy(order.weights), self._records(order.clients)
-            return private_updates(self.model, weights, records, self.plan, sigma, sources).numpy()
+            weights, records = torch.from_numpy(order.weights), self._ordered(order, order.clients)
+            model, plan = self.sale(sells_moments=order.sells_moments, whitening=order.whitening)
+            return private_updates(model, weights, records, plan, sigma, sources).numpy()
 
     def shares(self, order: ChunkOrder) -> np.ndarray:
         """(1, parameters) int64: what the clients add to a secure sum, modulo 2⁶⁴; see `secagg.SharedSum`.
@@ -167,10 +193,11 @@ class ClientPool:
         the same to the last bit whether its sellers live in one process or on machines of their own.
         """
         weights, total = torch.from_numpy(order.weights), np.zeros((1, order.weights.size), dtype=np.int64)
+        model, plan = self.sale(sells_moments=order.sells_moments, whitening=order.whitening)
         for client, grid in zip(order.clients, order.grids, strict=True):
             source = NoiseSource.from_seed(self.config.seed, "update", order.round_number, client)
-            records = self._records((client,))
-            total += private_shares(self.model, weights, records, self.plan, [grid], [source])
+            records = self._ordered(order, (client,))
+            total += private_shares(model, weights, records, plan, [grid], [source])
         return total
 
     def plain_updates(
@@ -197,6 +224,23 @@ class ClientPool:
             rng = np.random.default_rng([self.config.seed, _LITERAL_NOISE, order.round_number, client])
             updates[row] += sigma * rng.standard_normal(updates.shape[1], dtype=np.float32)
         return updates
+
+    def _ordered(self, order: ChunkOrder, clients: tuple[int, ...]) -> ClientRecords:
+        """The records of some clients as they are looked at in this round."""
+        records = self._records(clients)
+        if order.sells_moments:
+            rows = self.moments.rows(records.inputs)
+            return replace(records, inputs=rows, labels=rows)
+        if order.whitening is None:
+            return records
+        key = order.whitening.key
+        if any(known != key for known, _ in self._whitened):
+            self._whitened.clear()
+        for client in clients:
+            # One client after the other, as each would do it on a machine of its own.
+            if (key, client) not in self._whitened:
+                self._whitened[key, client] = order.whitening.of(self.inputs[self.parts[client]])
+        return replace(records, inputs=torch.cat([self._whitened[key, client] for client in clients]))
 
     def _records(self, clients: tuple[int, ...]) -> ClientRecords:
         """The records of some clients, one after the other."""

@@ -18,6 +18,7 @@ import torch
 
 from privmarket.errors import CheckpointError, ConfigurationError
 from privmarket.federated._before import own_records
+from privmarket.federated._moments import Whitening
 from privmarket.federated._own_model import FEWEST_RECORDS, OwnModel, OwnTraining, flat_weights
 from privmarket.federated.aggregation import aggregate, seller_weights
 from privmarket.federated.bid_strategies import Strategy, bidding_of
@@ -53,7 +54,6 @@ from privmarket.rounds import (
     play_round,
 )
 from privmarket.secagg import DEFAULT_COHORT, MODULUS_BITS, SharedSum, bits_at_most
-from privmarket.tasks import declared_size
 
 if TYPE_CHECKING:
     from privmarket.tasks import Task
@@ -105,10 +105,11 @@ class Federation:
         self.pool = ClientPool.of(config, self.task)
         self._own_model = own_model
         self.sizes: Array = self.task.sizes.astype(np.float64)
-        # What is said of a client's size in public: rounded up where real owners declare it.
+        # What is said of a client's size in public: rounded up where real owners declare it. Where persons are
+        # protected it is their number: how many rows a person has is part of what is protected.
         self.declared: Array = self.sizes
         if config.task:
-            self.declared = np.array([float(declared_size(int(size))) for size in self.sizes])
+            self.declared = self.task.declared_sizes.astype(np.float64)
         self.names = self.task.clients
         self.place = {name: i for i, name in enumerate(self.names)}
         self.asked = None if asked is None else asked.of(self.names)
@@ -122,6 +123,8 @@ class Federation:
         self.auctioneer = LocalAuctioneer(self.mechanism)
         self.objective = AggregationError(config.kappa, config.heterogeneity)
         self.bidding = bidding_of(config, self.names, self.law, self.family, strategy)
+        if config.statistics != "none":
+            _ = self.pool.moments  # refuses what cannot be, before anyone bids
         self._persistent = self._types(0) if config.types == "persistent" else None
         # Without the market's own training the server replaces the weights by the sellers' average.
         self.server_plan = training if self.mode.uses_server_plan else PLAIN_AVERAGE
@@ -142,8 +145,12 @@ class Federation:
 
     def start(self) -> RunState:
         """The state of the run before its first round."""
-        server = ServerState.start(self.first_weights())
-        return RunState(0, server, self.wallets(), self.pacing.total_micro, ())
+        first = self.first_weights()
+        whitening = None
+        if self.config.statistics == "free":
+            whitening = Whitening(self.pool.moments.free)
+            first = whitening.unfolded(self.pool.model, first)
+        return RunState(0, ServerState.start(first), self.wallets(), self.pacing.total_micro, (), whitening)
 
     def wallets(self) -> Wallets:
         """The clients' wallets before anyone sold."""
@@ -165,8 +172,13 @@ class Federation:
             return OwnTraining(self.task, self.config.seed).own_model()
 
     def first_weights(self) -> torch.Tensor:
-        """(parameters,) what training starts from: the buyer's own model, else a public draw."""
+        """(parameters,) what training starts from: the buyer's own model, else a public draw.
+
+        A linear model of whitened inputs starts from zeros, which are right for all it knows.
+        """
         own = None if self.mode.on_pixels else self.own_model
+        if own is None and self.config.statistics != "none":
+            return torch.zeros(self.pool.model.parameters)
         if own is None:
             return self.pool.initial_weights()
         return flat_weights(self.pool.model, own.module)
@@ -188,16 +200,44 @@ class Federation:
         if self.mode.holds_auctions:
             terms, store = self.pacing.terms(state.records), MemoryStore(self.place, state.wallets)
             purses = store if self.mode.counts_epsilon else ReleaseBook()
-            _, record, delivered = play_round(terms, clients, self.auctioneer, clients, purses)
+            market, record, delivered = play_round(terms, clients, self.auctioneer, clients, purses)
             update, left = delivered.update, state.remaining_micro - record.spent_micro
             state = replace(state, wallets=store.wallets, remaining_micro=left)
         else:
             update, record = clients.train_all(), RoundRecord(number)
-        if update is not None:
-            state = replace(state, server=state.server.moved(update, self.server_plan, number / rounds))
+        if self.sells_moments(number):
+            state = self._whitened(state, market, record, update)
+        elif update is not None:
+            plan = self.server_plan
+            if state.whitening is not None:
+                plan = state.whitening.training(plan, self.task)
+            state = replace(state, server=state.server.moved(update, plan, number / rounds))
         if self.config.measures_after(number):
             record = replace(record, accuracy=self.score(state))
         return replace(state, next_round=number + 1, records=(*state.records, record))
+
+    def sells_moments(self, number: int) -> bool:
+        """Whether a round sells moments of the inputs and no update: the first one, where that was asked for."""
+        return number == 0 and self.config.statistics == "moments"
+
+    def _whitened(self, state: RunState, market: Round, record: RoundRecord, total: np.ndarray | None) -> RunState:
+        """The state after a round that sold moments: inputs are whitened from now on.
+
+        Where nothing came of the round, what was known for nothing must do.
+        """
+        sale = self.pool.moments
+        moments = sale.free
+        if total is not None:
+            sellers = list(market.awards)
+            paid = [number for number, client in enumerate(sellers) if client in record.paid_micro]
+            plan = self.shared_sum(market)
+            weights = plan.weights[paid] / plan.weights[paid].sum()
+            records = float(weights @ self.declared[[self.place[sellers[number]] for number in paid]])
+            noise = plan.deviation(paid) if self.mode.is_private else 0.0
+            moments = sale.bought(total, records, noise, self.task.unit)
+        whitening = Whitening(moments)
+        weights_now = whitening.unfolded(self.pool.model, state.server.weights)
+        return replace(state, server=ServerState.start(weights_now), whitening=whitening)
 
     def run_clients(
         self, state: RunState, sales: Mapping[str, Award | None], grids: Sequence[ReleaseGrid] = ()
@@ -209,6 +249,9 @@ class Federation:
             grids: of each client's share, where a secure sum adds them up; then a row is the sum of some of them.
         """
         weights, chunk = state.server.weights.numpy(), self.pool.chunk
+        sells_moments = self.sells_moments(state.next_round)
+        if sells_moments:
+            weights = np.zeros(self.pool.moments.parameters, dtype=np.float32)
         clients, awards = [self.place[client] for client in sales], list(sales.values())
         orders = []
         for start in range(0, len(clients), chunk):
@@ -221,6 +264,8 @@ class Federation:
                     tuple(0.0 if award is None else award.event.noise_multiplier for award in some),
                     weights,
                     tuple(grids[start : start + chunk]),
+                    sells_moments,
+                    state.whitening,
                 )
             )
         done = list(self._workers.map(orders))
@@ -235,11 +280,14 @@ class Federation:
                 "the server must not see single updates: use mode 'private' or 'no-noise'",
             )
         require_one_step(config.trust, config.training.steps)
+        parameters = self.pool.model.parameters
+        if config.statistics == "moments":
+            parameters = max(parameters, self.pool.moments.parameters)
         needed = bits_at_most(
             min(config.clients, DEFAULT_COHORT),
             int(self.declared.max()),
             float(self.family.noise_multiplier(self.law.epsilon_max)),
-            self.pool.model.parameters,
+            parameters,
             config.honest_share,
         )
         if needed > MODULUS_BITS:
@@ -248,13 +296,15 @@ class Federation:
                 "use fewer clients a round, or a lower limit on offers",
             )
 
-    def shared_sum(self, market: Round) -> SharedSum:
-        """The public numbers of a cleared round's secure sums."""
+    def shared_sum(self, market: Round, whitening: Whitening | None = None) -> SharedSum:
+        """The public numbers of a cleared round's secure sums, of inputs that are as they are or whitened."""
+        sells_moments = self.sells_moments(market.terms.number)
+        model, plan = self.pool.sale(sells_moments=sells_moments, whitening=whitening)
         return simulated_sum(
             [award.event.noise_multiplier for award in market.awards.values()],
             self.declared[[self.place[client] for client in market.awards]],
-            clip_norm=self.config.training.clip_norm,
-            parameters=self.pool.model.parameters,
+            clip_norm=plan.clip_norm,
+            parameters=model.parameters,
             honest_share=market.terms.honest_share,
             sellers=len(market.awards),
             seed=f"{self.config.seed}/{market.terms.number}",
@@ -289,11 +339,13 @@ class Federation:
             self.task,
             self.scores(state),
             before,
+            state.whitening,
         )
 
     def model_weights(self, state: RunState) -> torch.Tensor:
-        """(parameters,) the model that is tested and kept."""
-        return state.server.tested(self.server_plan)
+        """(parameters,) the model that is tested and kept, for inputs as they are."""
+        tested = state.server.tested(self.server_plan)
+        return tested if state.whitening is None else state.whitening.folded(self.pool.model, tested)
 
 
 @dataclass(frozen=True, eq=False)
@@ -348,7 +400,7 @@ class SimulatedClients:
         """
         run = self.federation
         sellers = list(market.awards)
-        plan = run.shared_sum(market)
+        plan = run.shared_sum(market, self.state.whitening)
         arrived = [number for number, client in enumerate(sellers) if client in sales]
         counted = plan.counted(arrived)
         # Shares of a closed sum stay under masks that nobody takes off: not seen, not paid, ε stays spent.
@@ -362,7 +414,10 @@ class SimulatedClients:
         total = plan.opened(shares, counted)
         if total is None:
             return Delivered(reports)
-        rate = run.pool.plan.learning_rate / run.pool.plan.expected_batch
+        _, local = run.pool.sale(
+            sells_moments=run.sells_moments(market.terms.number), whitening=self.state.whitening
+        )
+        rate = local.learning_rate / local.expected_batch
         return Delivered(reports, (rate * total).astype(np.float32))
 
     def _dropped(self, market: Round) -> set[str]:

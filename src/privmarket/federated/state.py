@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from privmarket.errors import DataError
+from privmarket.federated._moments import Moments, Whitening
 from privmarket.federated.checkpoint import Checkpoint
 from privmarket.federated.config import FederationConfig
 from privmarket.federated.global_model import ServerState
@@ -28,23 +29,31 @@ if TYPE_CHECKING:
 
     from privmarket.federated import _model_file as model_files
     from privmarket.federated import _statements as statements
+    from privmarket.federated import summary as summaries
     from privmarket.federated._before import OwnRecords
     from privmarket.federated._statements import ClientStatement
+    from privmarket.federated.summary import ClientRow
     from privmarket.tasks import Task
 else:
     model_files = late("privmarket.federated._model_file")
     statements = late("privmarket.federated._statements")
+    summaries = late("privmarket.federated.summary")
 
 
 @dataclass(frozen=True, eq=False)
 class RunState:
-    """Everything that a run carries from one round to the next."""
+    """Everything that a run carries from one round to the next.
+
+    Attributes:
+        whitening: the public map of inputs on which the server's weights stand; None where inputs are as they are.
+    """
 
     next_round: int
     server: ServerState
     wallets: Wallets
     remaining_micro: int
     records: tuple[RoundRecord, ...]
+    whitening: Whitening | None = None
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -58,6 +67,8 @@ class RunResult:
         task: what was learned from whose records.
         scores: every score of the final model on the test records; None where there are none.
         own_records: what the buyer's own records give for nothing; None where it has none.
+        whitening: the public map of inputs on which it was trained, made of bought or public moments; None where
+            inputs were as they are. `weights` are those of the task's own module all the same.
     """
 
     config: FederationConfig
@@ -69,6 +80,7 @@ class RunResult:
     task: Task
     scores: dict[str, float] | None = None
     own_records: OwnRecords | None = None
+    whitening: Whitening | None = None
 
     @property
     def score(self) -> float:
@@ -117,6 +129,11 @@ class RunResult:
         """Writes the model as ONNX, where torch can export it."""
         return model_files.export_onnx(self, path)
 
+    @cached_property
+    def client_rows(self) -> list[ClientRow]:
+        """One row per client, in the order of the task: sales, pay and total ε."""
+        return summaries.client_table(self)
+
     def statement(self, client: str) -> ClientStatement:
         """What one client would be given: its sales, its pay, and what they add up to."""
         return statements.client_statement(self, client)
@@ -145,6 +162,11 @@ class RunResult:
         return {client: i for i, client in enumerate(self.task.clients)}
 
     @property
+    def rounds_of_moments(self) -> int:
+        """How many of the first rounds sold moments of the inputs instead of updates: 1 or 0."""
+        return min(1, len(self.records)) if self.config.statistics == "moments" else 0
+
+    @property
     def spent(self) -> float:
         """The money paid in all rounds together."""
         return sum(r.spent_micro for r in self.records) / MICRO
@@ -170,6 +192,10 @@ def to_checkpoint(config: FederationConfig, state: RunState) -> Checkpoint:
     """Weights, wallets, money and records together: they cannot get out of step."""
     server = state.server
     arrays = {"weights": server.weights, "direction": server.direction, "averaged": server.averaged}
+    if state.whitening is not None:
+        moments = state.whitening.moments
+        known = {"mean": moments.mean, "covariance": moments.covariance, "noise": np.array(moments.deviation)}
+        arrays |= {name: torch.from_numpy(array) for name, array in known.items()}
     data = {
         "config": config.to_json(),
         "next_round": state.next_round,
@@ -184,10 +210,15 @@ def from_checkpoint(saved: Checkpoint) -> RunState:
     """Restores the state that `to_checkpoint` wrote."""
     server = ServerState(*(torch.from_numpy(saved.arrays[n]) for n in ("weights", "direction", "averaged")))
     data = saved.data
+    whitening = None
+    if "covariance" in saved.arrays:
+        known = saved.arrays
+        whitening = Whitening(Moments(known["mean"], known["covariance"], float(known["noise"])))
     return RunState(
         data["next_round"],
         server,
         Wallets.from_json(data["wallets"]),
         data["remaining_micro"],
         tuple(RoundRecord(**r) for r in data["records"]),
+        whitening,
     )

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterable
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from importlib.metadata import version
 from typing import NotRequired, TypedDict
 
 import numpy as np
 
-from privmarket.federated.config import FederationConfig
+from privmarket.federated.config import FederationConfig, statistics_words
 from privmarket.federated.state import RunResult
 from privmarket.privacy.accountant import RdpAccountant
 from privmarket.privacy.calibration import ReleaseFamily
@@ -53,6 +53,7 @@ class RunSummary(TypedDict):
     largest_epsilon_spent: float | None
     largest_epsilon_if_others_collude: float | None
     arithmetic: str | None
+    statistics: NotRequired[dict[str, object]]
     dropped: dict[str, dict[str, str]]
     clients: list[ClientRow]
     rounds: NotRequired[list[dict[str, object]]]
@@ -65,7 +66,7 @@ def client_table(result: RunResult) -> list[ClientRow]:
     accountant.compose(*history)
     epsilon = accountant.epsilon(result.config.delta)
     paid = result.paid_micro.sum(axis=0)
-    sales = [sum(entry[i] is not None for entry in history) for i in range(clients)]
+    sales = [sum(event is not None for event in sold) for sold in zip(*history, strict=True)] or [0] * clients
     left = result.wallets.remaining_share
     alone = _epsilon_if_others_collude(result)
     private = result.config.privacy.is_private
@@ -108,11 +109,12 @@ def events_if_others_collude(result: RunResult) -> list[list[PrivacyEvent | None
     rounds = []
     for record in result.records:
         events: list[PrivacyEvent | None] = [None] * config.clients
-        honest = honest_per_cohort(len(record.sold_epsilon), config.honest_share)
-        for client, epsilon in record.sold_epsilon.items():
-            sold = family.event(epsilon)
-            alone = float(alone_noise_multiplier(sold.noise_multiplier, honest))
-            events[result.place[client]] = replace(sold, noise_multiplier=alone)
+        if record.sold_epsilon:
+            honest = honest_per_cohort(len(record.sold_epsilon), config.honest_share)
+            sold = family.noise_multiplier(list(record.sold_epsilon.values()))
+            alone = alone_noise_multiplier(sold, honest).tolist()
+            for client, noise_multiplier in zip(record.sold_epsilon, alone, strict=True):
+                events[result.place[client]] = family.release(noise_multiplier)
         rounds.append(events)
     return rounds
 
@@ -139,7 +141,7 @@ def brief(result: RunResult, command: str) -> dict[str, object]:
 def summarise(result: RunResult, *, rounds: bool = True) -> RunSummary:
     """Configuration, versions, time, totals, clients and, if wanted, every round."""
     records = result.records
-    table = client_table(result)
+    table = result.client_rows
     private = result.config.privacy.is_private
     summary: RunSummary = {
         "config": result.config.to_json(),
@@ -166,11 +168,31 @@ def summarise(result: RunResult, *, rounds: bool = True) -> RunSummary:
     }
     if result.scores is not None and "accuracy" in result.scores:
         summary["accuracy"] = result.scores["accuracy"]
+    if result.config.statistics != "none":
+        summary["statistics"] = _statistics_row(result)
     if rounds:
         summary["rounds"] = [
             _round_row(record, by_accuracy=result.task.score.name == "accuracy") for record in records
         ]
+        for row in summary["rounds"][: result.rounds_of_moments]:
+            row["sold"] = "moments"
     return summary
+
+
+def _statistics_row(result: RunResult) -> dict[str, object]:
+    """What whitened the inputs, and what that cost; it is part of the totals, too."""
+    sale = result.records[: result.rounds_of_moments]
+    row: dict[str, object] = {
+        "kind": result.config.statistics,
+        "said": statistics_words(result.config),
+        "sellers": sum(record.sellers for record in sale),
+        "spent": sum(record.spent_micro for record in sale) / MICRO,
+        "epsilon_bought": sum(record.total_epsilon for record in sale),
+    }
+    if result.whitening is not None:
+        row["inputs"] = result.whitening.moments.inputs
+        row["noise"] = result.whitening.moments.deviation
+    return row
 
 
 def _round_row(record: RoundRecord, *, by_accuracy: bool) -> dict[str, object]:

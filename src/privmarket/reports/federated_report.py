@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from privmarket.federated.config import FederationConfig
+from privmarket.federated.config import FederationConfig, statistics_words
 from privmarket.federated.state import RunResult
 from privmarket.federated.summary import ClientRow, RunSummary, summarise
 from privmarket.files import write_atomically
@@ -103,6 +103,7 @@ def write_report(
         other_trust=other_trust_sentence(runs, currency),
         strength=strength_sentence(worst_promise(main), worst_promise_alone(main)),
         sampling="" if own is None or not by_accuracy else sampling_sentence(own.tested, main.score),
+        statistics=_statistics_sentence(main),
         trusts=[_trust_column(run, currency) for run in both_trusts(runs)],
         figures=_figures(runs, summary, called, currency, own),
         runs=compared_rows(runs, own),
@@ -124,6 +125,19 @@ def write_report(
     )
     write_atomically(path, page)
     return path
+
+
+def _statistics_sentence(run: RunResult) -> str:
+    """What scaled the inputs, and what that cost as a sale; empty where they were as they are."""
+    if run.config.statistics == "none":
+        return ""
+    said = statistics_words(run.config)
+    sentence = f"{said[0].upper()}{said[1:]}."
+    if not run.rounds_of_moments:
+        return sentence
+    return (
+        f"{sentence} Wallets were charged for that sale as for any other, and it is in every total of ε and money."
+    )
 
 
 def _trust_column(run: RunResult, currency: str) -> dict[str, str]:
@@ -211,7 +225,11 @@ def _own_figure(own: OwnRecords, accuracy: float) -> tuple[str, str, str]:
 
 
 def accuracy_chart(runs: Mapping[str, RunResult], own: OwnRecords | None = None) -> str:
-    """Accuracy after each round, one line per run; what the buyer's own records give is a level."""
+    """The score after each round, one line per run; what the buyer's own records give is a level.
+
+    Shares of right answers count from 0. Other scores have no such start: an AUC of chance is 0.5, an R² may be
+    below 0. Their axis spans the values alone, so that what the money added can be seen.
+    """
     lines = []
     for i, ((label, run), colour) in enumerate(zip(runs.items(), _RUN_COLOURS, strict=False)):
         measured = [record for record in run.records if record.accuracy is not None]
@@ -225,7 +243,8 @@ def accuracy_chart(runs: Mapping[str, RunResult], own: OwnRecords | None = None)
         lines,
         x_title="round",
         y_title=score_title(main),
-        y_text=(lambda y: f"{y:.0%}") if by_accuracy else (lambda y: f"{y:.3g}"),
+        y_text=(lambda y: f"{y:.0%}") if by_accuracy else (lambda y: f"{y:.4g}"),
+        y_from_zero=by_accuracy,
         levels=levels,
         names_right=True,
     )

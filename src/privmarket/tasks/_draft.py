@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from privmarket.errors import DataError, UnknownNameError
-from privmarket.tasks._schema import MISSING_CELLS, day_number, number_text, toml_key
+from privmarket.tasks._schema import DATE_FORMATS, MISSING_CELLS, day_number, number_text, toml_key
 from privmarket.tasks._tables import FILE_NAME, Block, read_table, require_column, texts
 
 _MARK = "# taken from this file: public only if you say so"
@@ -25,7 +25,10 @@ _MOST_CLASSES = 20
 
 @dataclass
 class _Seen:
-    """What was seen of one column so far; only a bounded number of its values is kept."""
+    """What was seen of one column so far; only a bounded number of its values is kept.
+
+    `days` has the formats of dates that fit every cell so far, each with the first and the last day.
+    """
 
     cells: int = 0
     missing: int = 0
@@ -35,9 +38,7 @@ class _Seen:
     whole: bool = True
     low: float = math.inf
     high: float = -math.inf
-    days: bool = True
-    first_day: int = 10**9
-    last_day: int = 0
+    days: dict[str, tuple[int, int]] = field(default_factory=lambda: dict.fromkeys(DATE_FORMATS, (10**9, 0)))
     longest: int = 0
     words: int = 0
 
@@ -57,8 +58,7 @@ class _Seen:
         if not self.numbers:
             self.longest = max(self.longest, max(map(len, held)))
             self.words += sum(len(cell.split()) for cell in held)
-            if self.days:
-                self._add_days(held)
+            self._add_days(held)
 
     def _add_numbers(self, held: Sequence[str]) -> None:
         try:
@@ -74,13 +74,13 @@ class _Seen:
         self.whole = self.whole and bool((numbers == np.rint(numbers)).all())
 
     def _add_days(self, held: Sequence[str]) -> None:
-        try:
-            days = [day_number(cell) for cell in held]
-        except ValueError:
-            self.days = False
-            return
-        self.first_day = min(self.first_day, min(days))
-        self.last_day = max(self.last_day, max(days))
+        for form, (first, last) in list(self.days.items()):
+            try:
+                days = [day_number(cell, form) for cell in held]
+            except ValueError:
+                del self.days[form]
+                continue
+            self.days[form] = (min(first, min(days)), max(last, max(days)))
 
     def sorted_values(self) -> list[str]:
         return sorted(self.values, key=float) if self.numbers else sorted(self.values)
@@ -181,9 +181,7 @@ def _column_lines(one: _Seen) -> list[str]:
         if one.many and one.whole and one.high - one.low + 1 == one.cells - one.missing:
             lines.append('# a different whole number in every row: if these are row numbers, use kind = "ignore"')
     elif one.days:
-        first = _day(one.first_day)
-        last = _day(one.last_day)
-        lines = ['kind = "date"', f'range = ["{first}", "{last}"]   {_MARK}']
+        lines = _date_lines(one)
     elif not one.many:
         lines = ['kind = "category"', f"values = {_list(values)}   {_MARK}"]
     elif one.words > 3 * (one.cells - one.missing):
@@ -193,6 +191,20 @@ def _column_lines(one: _Seen) -> list[str]:
     if one.missing and not lines[0].endswith('"ignore"'):
         lines.append(f'missing = "flag"   # some cells are empty; {_MARK.removeprefix("# ")}')
     return lines
+
+
+def _date_lines(one: _Seen) -> list[str]:
+    """A date's format, if it is not ISO, and its range."""
+    form, *others = one.days
+    first, last = one.days[form]
+    lines = ['kind = "date"']
+    if form:
+        lines.append(f'format = "{form}"')
+    if others:
+        lines.append(f"# every date would fit {' and '.join(others)} as well: check which is meant")
+    if last == first:
+        last += 1
+    return [*lines, f'range = ["{_day(first)}", "{_day(last)}"]   {_MARK}']
 
 
 def _day(ordinal: int) -> str:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privmarket.errors import ConfigurationError, DataError, UnknownNameError
-from privmarket.tasks._schema import MISSING_CELLS, Column, Schema, day_number, toml_key
+from privmarket.tasks._schema import DATE_FORMATS, MISSING_CELLS, Column, Schema, day_number, is_day, toml_key
 from privmarket.tasks._tables import Block, cell_text, read_table, require_column, texts
 
 Inputs = NDArray[np.generic]
@@ -449,8 +449,9 @@ def _guessed(schema: Schema, name: str, public: Block | None, missing: frozenset
         )
     if isinstance(public.cells[name], np.ndarray) or all(_is_number(cell, public.decimal_comma) for cell in held):
         return Column("number", missing=rule)
-    if all(_is_day(cell) for cell in held):
-        return Column("date", missing=rule)
+    for form in DATE_FORMATS:
+        if all(is_day(cell, form) for cell in held):
+            return Column("date", missing=rule, format=form)
     distinct = {cell.lower() for cell in held}
     for words in _BOOLEAN_WORDS[:-1]:
         if distinct == set(words):
@@ -460,6 +461,13 @@ def _guessed(schema: Schema, name: str, public: Block | None, missing: frozenset
     if len(values) == 1:
         raise _constant(name, values[0], heading)
     if len(values) > _MOST_CATEGORIES or len(values) > max(10, len(held) // 2):
+        kept = [row for row, cell in enumerate(cells) if cell not in missing]
+        odd = [row for row in kept if not _is_number(cells[row], public.decimal_comma)]
+        if len(odd) < len(held) / 2:
+            raise DataError(
+                f"{public.place(odd[0], name)}: {cells[odd[0]][:40]!r} is no number, as most of the column are",
+                f'mend it, list it in missing_values, or add to the schema: {heading} kind = "text"',
+            )
         raise DataError(
             f"column {name!r} has {len(values)} different texts in {len(held)} public records",
             f'add to the schema: {heading} kind = "ignore", "text", "length" or "category" with its values',
@@ -470,14 +478,6 @@ def _guessed(schema: Schema, name: str, public: Block | None, missing: frozenset
 def _is_number(cell: str, decimal_comma: bool) -> bool:
     try:
         float(cell.replace(",", ".") if decimal_comma else cell)
-    except ValueError:
-        return False
-    return True
-
-
-def _is_day(cell: str) -> bool:
-    try:
-        day_number(cell)
     except ValueError:
         return False
     return True

@@ -258,6 +258,20 @@ def toml_key(name: str) -> str:
     return name if plain else json.dumps(name, ensure_ascii=False)
 
 
+# How dates are commonly written, in the letters of `strptime`; "" is ISO. Where day and month could be either way
+# round, the first format that fits counts.
+DATE_FORMATS = ("", "%d.%m.%Y", "%d.%m.%Y %H:%M", "%d/%m/%Y", "%m/%d/%Y", "%Y/%m/%d")
+
+
+def is_day(text: str, form: str = "") -> bool:
+    """Whether a text is a date that is written in this format."""
+    try:
+        day_number(text, form)
+    except ValueError:
+        return False
+    return True
+
+
 def day_number(text: str, form: str = "") -> int:
     """The ordinal number of a day; raises ValueError for what is none."""
     if form:
@@ -328,13 +342,16 @@ def _range(given: object, where: str, day_format: str | None) -> tuple[float, fl
         try:
             if day_format is not None:
                 text = end.isoformat() if isinstance(end, date) else str(end)
-                ends.append(float(day_number(text, "" if isinstance(end, date) else day_format)))
+                in_iso = isinstance(end, date) or not is_day(text, day_format)
+                ends.append(float(day_number(text, "" if in_iso else day_format)))
             elif isinstance(end, bool) or not isinstance(end, int | float):
                 raise ValueError
             else:
                 ends.append(float(end))
         except ValueError:
-            kind = "number" if day_format is None else f"date written as {day_format or 'YYYY-MM-DD'}"
+            kind = "number" if day_format is None else "date written as YYYY-MM-DD"
+            if day_format:
+                kind += f" or as {day_format}"
             raise ConfigurationError(f"{where}: {end!r} is no {kind}", "give two values, low and high") from None
     low = ends[0]
     high = ends[1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
@@ -67,8 +68,11 @@ class TaskSource:
         """Whether a table or a Python object was named."""
         return self.data is not None or self.task is not None
 
-    def load(self) -> Task:
+    def load(self, progress: Callable[[int, int], None] = lambda _done, _all: None) -> Task:
         """Reads the table, or imports the object.
+
+        Args:
+            progress: told how many rows are read, and of how many (0 while that is not known).
 
         Raises:
             ConfigurationError: options do not fit together.
@@ -98,6 +102,7 @@ class TaskSource:
             model=self.model,
             score=self.score,
             seed=self.split_seed,
+            progress=progress,
         )
 
     def require_none_of_a_table(self) -> None:
@@ -122,35 +127,8 @@ class TaskSource:
         return typed
 
 
-_OF_TABLES = (
-    "label",
-    "client",
-    "person",
-    "public",
-    "public_share",
-    "test",
-    "test_share",
-    "schema",
-    "goal",
-    "model",
-    "score",
-)
+SOURCE_OPTIONS = tuple(one.name for one in fields(TaskSource))
+"""The options that commands take."""
 
-# The options that commands take.
-SOURCE_OPTIONS = (
-    "data",
-    "task",
-    "label",
-    "client",
-    "person",
-    "public",
-    "public_share",
-    "test",
-    "test_share",
-    "schema",
-    "goal",
-    "model",
-    "score",
-    "bids",
-    "split_seed",
-)
+# All but those that also make sense where the records do not come from a table.
+_OF_TABLES = tuple(name for name in SOURCE_OPTIONS if name not in ("data", "task", "bids", "split_seed"))

@@ -34,10 +34,12 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
+    from privmarket import training
     from privmarket.tasks import _losses as losses
     from privmarket.tasks import _models as models
 else:
     torch = late("torch")
+    training = late("privmarket.training")
     losses = late("privmarket.tasks._losses")
     models = late("privmarket.tasks._models")
 
@@ -404,7 +406,12 @@ class Task:
         return outputs
 
     def _try_model(self) -> None:
-        """Runs the model and the loss on rows of zeros, so that a wrong shape is found before anything is sold."""
+        """Runs the model and the loss on rows of zeros, so that what is wrong is found before anything is sold.
+
+        Raises:
+            ConfigurationError: a wrong shape.
+            ModelError: records mix in the model, so that no client's release could be private.
+        """
         module = self.build_model()
         rows = np.zeros((_TRIED_ROWS, *self.private.inputs.shape[1:]), dtype=self.private.inputs.dtype)
         labels = np.zeros((_TRIED_ROWS, *self.private.labels.shape[1:]), dtype=self.private.labels.dtype)
@@ -441,6 +448,8 @@ class Task:
                 f"the loss of {_TRIED_ROWS} records has {was}",
                 "return one value per record, e.g. with reduction='none'",
             )
+        # Only shapes and types of these records are used.
+        training.require_per_record(module, torch.from_numpy(rows), torch.from_numpy(labels), loss=self.loss)
 
     def _check_shape(self, shape: tuple[int, ...]) -> None:
         classes = len(self.classes)

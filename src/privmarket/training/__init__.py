@@ -7,6 +7,7 @@ check.
 - `clipped_sums`, `gradient_sums`: what a step adds up, before noise.
 - `mlp`, `logistic`, `cnn`, `build_network`, `build_model`: the networks that are built in.
 - `require_per_record`, `require_supported`: refuse a module in which records mix, before anything is reserved.
+- `clipped_sum`, `noisy_sum`: the same sums for gradients of any framework, as NumPy arrays; without torch.
 - `cross_entropy` and other losses that never raise an error.
 
 Each name is imported when it is first used, and torch with it; `dir` lists them.
@@ -54,10 +55,12 @@ if TYPE_CHECKING:
         absolute_error,
         binary_cross_entropy,
         cross_entropy,
+        inner_product,
         squared_error,
     )
     from privmarket.training._model import Arrays, Column, PrivateModel, usable_inputs
     from privmarket.training._networks import NETWORKS, build_model, build_network, cnn, logistic, mlp
+    from privmarket.training._numpy import clipped_sum, noisy_sum
 
 __all__ = [
     "FULL_BATCH_CHUNK",
@@ -82,16 +85,19 @@ __all__ = [
     "build_model",
     "build_network",
     "by_person",
+    "clipped_sum",
     "clipped_sums",
     "cnn",
     "conventional_products",
     "cross_entropy",
     "each_clipped_sum",
     "gradient_sums",
+    "inner_product",
     "layer_findings",
     "logistic",
     "method_for",
     "mlp",
+    "noisy_sum",
     "plain_updates",
     "plausible_inputs",
     "private_shares",
@@ -127,6 +133,7 @@ _HOMES = {
     "build_model": f"{__name__}._networks",
     "build_network": f"{__name__}._networks",
     "by_person": f"{__name__}._local",
+    "clipped_sum": f"{__name__}._numpy",
     "clipped_sums": f"{__name__}._engine",
     "cnn": f"{__name__}._networks",
     "conventional_products": f"{__name__}._arithmetic",
@@ -137,6 +144,7 @@ _HOMES = {
     "logistic": f"{__name__}._networks",
     "method_for": f"{__name__}._engine",
     "mlp": f"{__name__}._networks",
+    "noisy_sum": f"{__name__}._numpy",
     "plain_updates": f"{__name__}._local",
     "plausible_inputs": f"{__name__}._check",
     "private_shares": f"{__name__}._local",
@@ -144,6 +152,7 @@ _HOMES = {
     "require_per_record": f"{__name__}._check",
     "require_supported": f"{__name__}._check",
     "row_findings": f"{__name__}._check",
+    "inner_product": f"{__name__}._losses",
     "squared_error": f"{__name__}._losses",
     "usable_inputs": f"{__name__}._model",
 }

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -30,6 +31,7 @@ _LARGEST_ENERGY = 2.0**126
 _RECORD_MARGIN = 2.0**-20
 _PERSON_MARGIN = 2.0**-19
 _TOKEN_MARGIN = 2.0**-18
+_ZERO = torch.zeros(())
 # What is given back for cancellation inside one contribution, as a share of A², see `group_factors`.
 _CANCELLATION_SLACK = 2.0**-26
 
@@ -55,24 +57,27 @@ def row_energy(rows: Tensor) -> Tensor:
 def row_energies(tensors: Sequence[Tensor]) -> Tensor:
     """(tensors, rows) `row_energy` of several tensors with as many rows."""
     norms: list[Tensor] = []
-    shares: list[float] = []
-    floors: list[float] = []
     for rows in tensors:
-        n = rows.shape[1]
-        if n > _SQUARES_IN_FLOAT32:
+        if rows.shape[1] > _SQUARES_IN_FLOAT32:
             norms.append(torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64))
-            loss = 2.0**-20
         else:
             norms.append(torch.linalg.vector_norm(rows, dim=1).double())
-            unit = (n + 4) * 2.0**-24
-            loss = unit / (1.0 - unit)
-        shares.append(1.0 / (1.0 - loss))
-        floors.append(n * 2.0**-125)
-    energy = torch.stack(norms).square_()
-    energy.mul_(torch.tensor(shares, dtype=torch.float64)[:, None])
-    energy.add_(torch.tensor(floors, dtype=torch.float64)[:, None])
+    shares, floors = _given_back(tuple([rows.shape[1] for rows in tensors]))
+    energy = torch.stack(norms).square_().mul_(shares).add_(floors)
     # What is no number is not below the limit either.
     return energy.masked_fill_(~(energy <= _LARGEST_ENERGY), torch.inf)
+
+
+@lru_cache(maxsize=256)
+def _given_back(widths: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """(widths, 1) float64 each: what sums of so many squares are multiplied by, and what is added to them."""
+    shares: list[float] = []
+    for n in widths:
+        unit = (n + 4) * 2.0**-24
+        loss = 2.0**-20 if n > _SQUARES_IN_FLOAT32 else unit / (1.0 - unit)
+        shares.append(1.0 / (1.0 - loss))
+    floors = [n * 2.0**-125 for n in widths]
+    return torch.tensor(shares, dtype=torch.float64)[:, None], torch.tensor(floors, dtype=torch.float64)[:, None]
 
 
 def clip_factors(squared_norms: Tensor, clip_norm: float, spread: Tensor | None = None) -> Tensor:
@@ -118,7 +123,7 @@ def group_factors(squared_norms: Tensor, energy: Tensor, members: Tensor | int, 
 def rounded_down(factor: Tensor) -> Tensor:
     """Rounds float64 to float32 without ever rounding up, same shape."""
     near = factor.float()
-    return torch.where(near.double() > factor, torch.nextafter(near, torch.zeros(())), near)
+    return torch.where(near.double() > factor, torch.nextafter(near, _ZERO), near)
 
 
 def even_blocks(rows: int, most: int = BLOCK_RECORDS) -> Iterator[slice]:

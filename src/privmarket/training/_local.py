@@ -23,7 +23,13 @@ from torch import Tensor
 from privmarket.errors import ConfigurationError, UnknownNameError
 from privmarket.plans import ARITHMETICS
 from privmarket.privacy.noise import NoiseSource
-from privmarket.privacy.release import CLIP_NORM_RANGE, ReleaseGrid, double_sum_inflation, sum_inflation
+from privmarket.privacy.release import (
+    CLIP_NORM_RANGE,
+    ReleaseGrid,
+    covered_records,
+    double_sum_inflation,
+    sum_inflation,
+)
 from privmarket.training._engine import (
     PASS_ROWS,
     ClientRecords,
@@ -186,7 +192,8 @@ class NoisySum:
             return cls(source)
         if plan.arithmetic == "float":
             return cls(source, float_deviation=sigma * plan.clip_norm)
-        inflation = sum_inflation(size) if plan.unit == "record" else double_sum_inflation(size)
+        covered = covered_records(size)  # the grid can be seen in what is released; the number of records cannot
+        inflation = sum_inflation(covered) if plan.unit == "record" else double_sum_inflation(covered)
         return cls(source, ReleaseGrid.for_release(sigma, plan.clip_norm, parameters, inflation))
 
     def write(self, target: Tensor, total: Tensor, scale: float, *, fresh: bool = False) -> None:

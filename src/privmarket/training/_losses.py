@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -29,6 +30,29 @@ def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(outputs, labels.masked_fill(wrong, _NO_CLASS), reduction="none", ignore_index=_NO_CLASS)
 
 
+def cross_entropy_slopes(outputs: Tensor, labels: Tensor) -> Tensor | None:
+    """(rows, classes) the derivative of each record's cross-entropy by its outputs; None unless labels are classes.
+
+    The two steps that torch's graph would take, bit for bit, without making a graph: for small models that takes
+    as long as the arithmetic.
+    """
+    if labels.dtype != torch.int64 or labels.ndim != 1 or outputs.ndim != 2:
+        return None
+    wrong = labels.div(outputs.shape[1], rounding_mode="floor") != 0
+    logs = torch.log_softmax(outputs, 1)
+    by_logs = torch.ops.aten.nll_loss_backward(
+        outputs.new_ones(labels.shape),  # by each record's loss
+        logs,
+        labels.masked_fill(wrong, _NO_CLASS),
+        None,
+        0,  # losses are not added up
+        _NO_CLASS,
+        outputs.new_zeros(()),
+    )
+    slopes: Tensor = torch.ops.aten._log_softmax_backward_data(by_logs, logs, 1, outputs.dtype)
+    return slopes
+
+
 def binary_cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
     """−log of the probability that one logit per record, (records,) or (records, 1), gives to its label, 0 or 1."""
     logits = _one_each(outputs)
@@ -43,6 +67,11 @@ def squared_error(outputs: Tensor, labels: Tensor) -> Tensor:
 def absolute_error(outputs: Tensor, labels: Tensor) -> Tensor:
     """|output − label| of each record, summed over its numbers."""
     return (outputs.flatten(1) - _like(outputs, labels)).abs().sum(1)
+
+
+def inner_product(outputs: Tensor, labels: Tensor) -> Tensor:
+    """Σ output·label of each record: no loss, but a form whose gradients are sums that one may want to buy."""
+    return (outputs.flatten(1) * _like(outputs, labels)).sum(1)
 
 
 def require_one_each(losses: object, rows: int) -> None:
@@ -66,4 +95,4 @@ def _like(outputs: Tensor, labels: Tensor) -> Tensor:
     return labels.to(outputs.dtype).reshape(outputs.shape[0], -1)
 
 
-LOSSES: tuple[Loss, ...] = (cross_entropy, binary_cross_entropy, squared_error, absolute_error)
+LOSSES: tuple[Loss, ...] = (cross_entropy, binary_cross_entropy, squared_error, absolute_error, inner_product)

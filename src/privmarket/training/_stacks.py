@@ -12,7 +12,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from privmarket.training._losses import Loss, require_one_each
+from privmarket.training._losses import Loss, cross_entropy, cross_entropy_slopes, require_one_each
 from privmarket.training._rules import LinearMap, Run, Watched
 
 _ACTIVATIONS = (
@@ -118,12 +118,14 @@ def run_stack(
                 steps.append(partial(_through_graph, before, after))
                 rows = after.detach()
             fresh = False
-        outputs = rows.detach().requires_grad_()
-        with torch.enable_grad():
-            losses = loss(outputs, y)
-            require_one_each(losses, run.rows)
-            total = losses.sum()
-        (slope,) = torch.autograd.grad(total, outputs)
+        slope = cross_entropy_slopes(rows, y) if loss is cross_entropy else None
+        if slope is None:
+            outputs = rows.detach().requires_grad_()
+            with torch.enable_grad():
+                losses = loss(outputs, y)
+                require_one_each(losses, run.rows)
+                total = losses.sum()
+            (slope,) = torch.autograd.grad(total, outputs)
         for step in reversed(steps):
             slope = step(slope)
 

@@ -33,9 +33,7 @@ def test_the_exchange_rate_by_hand():
 
 
 def test_skewed_clients_differ_more_than_equal_ones():
-    skewed, equal = (
-        measure_spread(config(alpha), task(alpha), shares=(0.2,), draws=3) for alpha in (0.05, 100.0)
-    )
+    skewed, equal = (measure_spread(config(alpha), task(alpha), shares=(0.2,), draws=3) for alpha in (0.05, 100.0))
     assert skewed.bias_to_noise > 3 * equal.bias_to_noise
     assert np.all(np.diff(skewed.noise) > 0)
     assert skewed.noise_accuracy[-1] < skewed.noise_accuracy[0]

@@ -55,3 +55,14 @@ def test_a_saved_training_is_read_as_it_was_written():
     old = FederationConfig(clients=3, training=Training())
     assert FederationConfig.from_json(old.to_json()) == old != FederationConfig(clients=3)
     assert FederationConfig.from_json({"clients": 3}) == FederationConfig(clients=3)
+
+
+def test_a_run_is_measured_about_ten_times_unless_told():
+    from privmarket.federated.config import usual_interval
+
+    for rounds in (1, 3, 10, 15, 20, 50, 99, 100, 200, 1000):
+        config = FederationConfig(rounds=rounds, evaluate_every=usual_interval(rounds))
+        measured = [number for number in range(rounds) if config.measures_after(number)]
+        assert measured[-1] == rounds - 1
+        assert len(measured) >= min(10, rounds)
+        assert len(measured) <= max(20, rounds // 10 + 1)

@@ -62,6 +62,7 @@ def law(monkeypatch):
     made = Law()
     monkeypatch.setattr(planning, "run_figures", made.run)
     monkeypatch.setattr(planning, "StandIn", lambda *_, **__: object())
+    monkeypatch.setattr(Planner, "score_of_own_records", lambda self: made.before)
     monkeypatch.setattr(Planner, "_rehearse", lambda self, total, choice: made.rehearse(self, total, choice))
     return made
 
@@ -110,6 +111,27 @@ def test_the_cheapest_total_for_a_target(law, tmp_path):
     assert plan.reached
     assert plan.chosen.total == pytest.approx(np.sqrt(40 * np.sqrt(40 * 160)))
     assert plan.to_json()["chosen"]["total"] == plan.chosen.total
+
+
+def test_nothing_is_rehearsed_or_run_where_own_records_reach_the_target(law, tmp_path):
+    law.before = 0.7
+    planner = Planner(BASE, tmp_path, OPTIONS)
+    plan = planner.for_target(0.7, [10.0, 40.0])
+    assert plan.reached
+    assert plan.own_records_suffice
+    assert (plan.points, plan.chosen, plan.score_before) == ((), None, 0.7)
+    assert not plan.worth_buying
+    assert (law.calls, planner._rehearsed) == ([], {})
+    law.before = 0.6999
+    assert Planner(BASE, tmp_path, OPTIONS).for_target(0.7, [10.0, 40.0]).points
+
+
+def test_the_score_of_own_records_is_what_the_runs_of_a_plan_state(tmp_path):
+    config = BASE.replace(measured_on="test", rounds=1, evaluate_every=1, budget=1.0)
+    stated = [run(config.replace(seed=seed)).score_before for seed in OPTIONS.seeds]
+    assert Planner(BASE, tmp_path, OPTIONS).score_of_own_records() == pytest.approx(np.mean(stated), abs=1e-12)
+    without = BASE.replace(public=0)
+    assert Planner(without, tmp_path, OPTIONS).score_of_own_records() is None
 
 
 def test_totals_below_those_named_are_tried_while_all_reach_the_target(law, tmp_path):

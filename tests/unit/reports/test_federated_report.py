@@ -3,6 +3,7 @@
 import re
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from privmarket.federated.config import FederationConfig, Training
@@ -127,9 +128,29 @@ def test_the_demo_is_small_names_its_clients_and_leads_with_a_strong_promise():
     assert (config.dataset, config.clients) == ("digits", 20)
     assert len(set(NAMES)) == config.clients
     assert (config.trust, config.wallet) == ("aggregate", 1.0)
-    configs = demo_configs(3)
+    config = demo_config(3)
+    configs = demo_configs(config, config.replace(trust="local"))
     assert next(iter(configs)) == PRIVATE
     assert {run.seed for run in configs.values()} == {3}
     private = [run for run in configs.values() if run.privacy.is_private]
     assert [run.trust for run in private] == ["aggregate", "local"]
     assert {(run.money_in_all, run.wallet) for run in private} == {(50.0, 1.0)}  # the same money and cap
+
+
+def test_the_demo_chooses_its_settings_on_the_buyers_digits_alone(monkeypatch):
+    """With noise in place of the clients' digits, the same settings are chosen."""
+    from privmarket.reports import federated_demo
+    from privmarket.tasks import Records
+
+    config = demo_config(2).replace(rounds=2)
+    chosen = federated_demo.tuned(config).training
+    assert chosen != config.training
+    real = federated_demo.builtin_task
+
+    def with_other_private_records(given):
+        task = real(given)
+        other = np.random.default_rng(0).random(task.private.inputs.shape, dtype=np.float32)
+        return task.replace(private=Records(other, task.private.labels[::-1].copy()))
+
+    monkeypatch.setattr(federated_demo, "builtin_task", with_other_private_records)
+    assert federated_demo.tuned(config).training == chosen

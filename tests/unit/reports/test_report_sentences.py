@@ -162,10 +162,10 @@ def test_sales(local):
 
 @pytest.mark.parametrize("which", ["local", "sums"])
 def test_wallets(which, request):
-    """With full-batch steps a wallet adds up μ² = 1/σ²; its cap is a μ² by the Gaussian curve, at 78 % of δ."""
+    """With full-batch steps a wallet adds up μ² = 1/σ²; its cap is a μ² by the Gaussian curve, at its part of δ."""
     result = request.getfixturevalue(which)
     rows = client_table(result)
-    cap = squared_mu_of(result.config.wallet, 0.78 * result.config.delta)
+    cap = squared_mu_of(result.config.wallet, 0.775 * result.config.delta)
     clients = range(result.config.clients)
     used = [sum(1.0 / s**2 for s in multipliers_of(result, client)) / cap for client in clients]
     for row, share in zip(rows, used, strict=True):

@@ -150,6 +150,8 @@ def test_public_records_that_do_not_say_enough(tmp_path):
         public("x,y\n5,1\n6,2\n7,3\n")
     with pytest.raises(PrivmarketError, match=r"column 'x' has 12 different texts in 12 public records"):
         public("x,y\n" + "".join(f"name{k},{'yn'[k % 2]}\n" for k in range(12)))
+    with pytest.raises(PrivmarketError, match=r"own\.csv, line 5, column 'x': 'high' is no number, as most"):
+        public("x,y\n" + "".join(f"{'high' if k == 3 else k},{'yn'[k % 2]}\n" for k in range(12)))
     with pytest.raises(PrivmarketError, match=r"column 'x' holds red in all public records"):
         public("x,y\nred,no\nred,yes\n")
 
@@ -204,7 +206,23 @@ class Pair(nn.Module):
         return rows, rows
 
 
+class Centred(nn.Module):
+    """Takes the mean of the other records off each: records mix, and the shapes are right."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+
+    def forward(self, rows):
+        return self.layer(rows - rows.mean(0, keepdim=True))
+
+
 MODELS = {
+    "records that mix": (lambda: Centred(), "changes the output of other records"),
+    "batch normalisation": (
+        lambda: nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 2)),
+        "normalises every record by the others",
+    ),
     "too few outputs": (
         lambda inputs: nn.Linear(inputs[0], 3),
         r"returns the shape \(3, 3\) for 3 records.*of 2 classes",

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import tomllib
+from datetime import datetime, timedelta
 
 import numpy as np
 import pandas as pd
@@ -129,3 +130,31 @@ def test_a_draft_needs_neither_torch_nor_pandas(table):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("form", ["", "%d.%m.%Y", "%d.%m.%Y %H:%M", "%d/%m/%Y", "%m/%d/%Y", "%Y/%m/%d"])
+def test_dates_are_known_by_how_they_are_written(tmp_path, form):
+    """The draft finds the format and the range, and so do public records without a schema."""
+    first = datetime(2023, 1, 1, 13, 45)
+    days = [first + timedelta(days=k) for k in range(120)]
+    rows = [f"s{k % 3};{day.strftime(form or '%Y-%m-%d')};{k % 2}" for k, day in enumerate(days)]
+    path = tmp_path / "t.csv"
+    path.write_text("\n".join(["site;day;sick", *rows]) + "\n", encoding="utf-8")
+    schema = Schema.from_dict(tomllib.loads(draft_schema(path, label="sick", client="site")))
+    day = schema.columns["day"]
+    assert (day.kind, day.format) == ("date", form)
+    assert day.range == (first.toordinal(), first.toordinal() + 119)
+    guessed = Task.from_csv(path, label="sick", client="site", public_share=0.4, seed=1).pipeline.columns[0].about
+    assert (guessed.kind, guessed.format) == ("date", form)
+
+
+def test_a_date_that_may_be_read_in_two_ways_is_pointed_out(tmp_path):
+    rows = [f"s{k % 3},0{1 + k % 9}/0{1 + k % 7}/2023,{k % 2}" for k in range(60)]
+    path = tmp_path / "t.csv"
+    path.write_text("\n".join(["site,day,sick", *rows]) + "\n", encoding="utf-8")
+    text = draft_schema(path, label="sick", client="site")
+    assert 'format = "%d/%m/%Y"' in text
+    assert "# every date would fit %m/%d/%Y as well: check which is meant" in text
+    mixed = path.read_text("utf-8") + "s0,2023-01-01,1\n"
+    path.write_text(mixed, encoding="utf-8")
+    assert 'kind = "date"' not in draft_schema(path, label="sick", client="site")

@@ -65,6 +65,16 @@ def test_every_kind_is_read_and_written_again(tmp_path):
     assert Schema.from_dict(tomllib.loads(GOOD)).columns == schema.columns
 
 
+def test_a_range_of_dates_may_be_in_iso_whatever_the_file_writes(tmp_path):
+    schema = read(tmp_path, GOOD)
+    for ends in ('["2020-01-01", "2024-12-31"]', "[2020-01-01, 2024-12-31]"):
+        iso = read(tmp_path, GOOD.replace('["01/01/2020", "31/12/2024"]', ends))
+        assert iso.columns == schema.columns
+    neither = GOOD.replace("31/12/2024", "31.12.2024")
+    with pytest.raises(ConfigurationError, match=r"'31\.12\.2024' is no date written as YYYY-MM-DD or as %d/%m/%Y"):
+        read(tmp_path, neither)
+
+
 WRONG = {
     "a key on top": ('clientt = "x"', r"clientt.*did you mean 'client'"),
     "a key of a column": (

@@ -17,6 +17,7 @@ from privmarket.training import (
     Sample,
     build_model,
     clipped_sums,
+    cross_entropy,
     gradient_sums,
     method_for,
     squared_error,
@@ -25,6 +26,7 @@ from privmarket.training import _engine as engine
 from privmarket.training import _rules as rules
 from privmarket.training._arithmetic import clip_factors, row_energy, tiled
 from privmarket.training._engine import add_plain_sums
+from privmarket.training._losses import cross_entropy_slopes
 
 SHAPE = (3, 8, 8)
 
@@ -592,3 +594,26 @@ def test_norms_of_tokens_that_are_not_formed_are_bounds_from_above(scale):
         assert float(exact.norm()) <= 0.01
         pieces = left[row].double().norm(dim=1) * memo.scaled(right)[row].double().norm(dim=1)
         assert float(pieces.sum()) <= 64 * 0.01
+
+
+@pytest.mark.parametrize("scale", [1.0, 30.0, 1e4, 1e38])
+def test_slopes_without_a_graph_are_those_of_torch_bit_for_bit(scale):
+    generator = torch.Generator().manual_seed(0)
+    for rows, classes in ((1, 2), (7, 10), (600, 10), (33, 3)):
+        outputs = scale * torch.randn(rows, classes, generator=generator)
+        labels = torch.randint(-2, classes + 2, (rows,), generator=generator)  # some name no class
+        if rows > 3:
+            outputs[1] = torch.nan
+            outputs[2, 0] = torch.inf
+            outputs[3] = -torch.inf
+        watched = outputs.clone().requires_grad_()
+        (expected,) = torch.autograd.grad(cross_entropy(watched, labels).sum(), watched)
+        found = cross_entropy_slopes(outputs, labels)
+        assert found is not None
+        assert torch.equal(found.isnan(), expected.isnan())
+        assert torch.equal(found.nan_to_num(), expected.nan_to_num())
+        if rows == 600:
+            # Broken on purpose: labels that name no class must have slopes of 0, not those of another class.
+            broken = cross_entropy_slopes(outputs, labels.clamp(0, classes - 1))
+            assert not torch.equal(broken.nan_to_num(), expected.nan_to_num())
+    assert cross_entropy_slopes(outputs, labels.double()) is None

@@ -6,7 +6,7 @@ import torch
 
 from privmarket.errors import ConfigurationError
 from privmarket.privacy.noise import NoiseSource
-from privmarket.privacy.release import ReleaseGrid, sum_inflation
+from privmarket.privacy.release import ReleaseGrid, covered_records, sum_inflation
 from privmarket.training import (
     ClientRecords,
     LocalPlan,
@@ -48,7 +48,7 @@ def test_noisy_steps_written_out(monkeypatch, model, block_rows, rate, steps):
             pick = torch.from_numpy(np.flatnonzero(drawn) + first)
             total = gradient_sums(model, mine[None], data.inputs[pick], data.labels[pick], [pick.numel()], 0.3)[0]
             if sigma:
-                grid = ReleaseGrid.for_release(sigma, 0.3, model.parameters, sum_inflation(size))
+                grid = ReleaseGrid.for_release(sigma, 0.3, model.parameters, sum_inflation(covered_records(size)))
                 total = torch.from_numpy(grid.noisy_integers(total.numpy(), source) * grid.spacing)
             mine = mine - 0.2 / 10.0 * total.float()
         torch.testing.assert_close(found[client], weights - mine, atol=1e-5, rtol=1e-4)
