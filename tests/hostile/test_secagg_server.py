@@ -20,6 +20,7 @@ from privmarket.secagg import (
     KeyList,
     MaskedInput,
     MemoryJournal,
+    Server,
     SumClosed,
     SumRefusal,
     SurvivorList,
@@ -63,7 +64,7 @@ CHOSEN = {
 
 
 def asks_the_register(identity, journal):
-    return Client(identity, journal, consent=lambda terms, _: terms.check_members(AWARDED))
+    return Client(identity, journal, consent=lambda roster, _: roster.check_members(AWARDED))
 
 
 @pytest.mark.parametrize("members", CHOSEN.values(), ids=CHOSEN)
@@ -87,14 +88,14 @@ def test_a_register_may_sign_the_order_instead():
     register = IDENTITIES[30]
 
     def signed_only(identity, journal):
-        def consent(terms, signature):
-            terms.check_signature(register.public_key, signature)
+        def consent(roster, signature):
+            roster.check_signature(register.public_key, signature)
 
         return Client(identity, journal, consent=consent)
 
     for terms in (terms_of(), terms_of(members=CHOSEN["three of seven, two of them the server's"])):
         play = Play(terms, client=signed_only)
-        play.server._signature = terms_of().signed_by(register)
+        play.server = Server(terms, terms_of().roster.signed_by(register))
         play.waiting = play.server.start()
         assert (play.run() is not None) == (terms == terms_of())
 

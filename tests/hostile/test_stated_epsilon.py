@@ -222,7 +222,7 @@ def careless(tmp_path, noise, **terms):
     valuation = lambda context: VALUATIONS[partition(context)]  # noqa: E731
     market = pm.flower.WalletMod(valuation=valuation, epsilon=1.0, wallet=wallet, noise=noise)
     grid = Wire(careless_app(market, jobs))
-    options = {"mechanism": "proportional-share", "budget": 5.0, "rounds": 1, "clip_norm": 0.5, **terms}
+    options = {"mechanism": "proportional-share", "budget": 5.0, "steps": 1, "clip_norm": 0.5, **terms}
     strategy = pm.flower.AuctionStrategy(FedAvg(fraction_evaluate=0.0), **options)
     strategy.start(grid, ArrayRecord({"w": wire.Array(np.zeros(5, dtype=np.float32))}), num_rounds=1)
     replies = [m.content for m in grid.answered if m.metadata.message_type == wire.TRAIN]
@@ -235,7 +235,7 @@ def test_an_app_trusted_with_the_noise_can_send_its_record_bare(tmp_path):
     assert all((update == np.float32(0.125)).all() for update in received)
 
 
-def test_by_default_the_mod_adds_the_noise_whatever_the_app_does(tmp_path):
+def test_the_mod_adds_the_noise_whatever_the_app_does(tmp_path):
     received, _ = careless(tmp_path, "update")
     assert received
     assert all((update != np.float32(0.125)).all() for update in received)
@@ -271,12 +271,12 @@ def test_noise_of_the_example_with_opacus_is_not_one_of_few(monkeypatch):
 
     Wire(opacus_client_app.app, 1)  # messages are made in a run
     sold = {"noise-multiplier": 1.0, "clip-norm": 1.0, "learning-rate": 1.0, "expected-batch": 64.0, "steps": 1}
-    weights = ArrayRecord(opacus_client_app.build_model().state_dict())
+    weights = ArrayRecord(opacus_client_app.Net().state_dict())
     sent = []
     for _ in range(2):
         job = ConfigRecord({**sold, "sampling-rate": 1.0})
         message = Message(RecordDict({"arrays": weights, wire.JOB: job}), 1, wire.TRAIN)
-        context = Context(1, 1, {"partition-id": 0, "num-partitions": 10}, RecordDict(), {})
+        context = Context(1, 1, {"partition-id": 0, "num-partitions": 10}, RecordDict(), {"batch-size": 32})
         sent.append(opacus_client_app.train(message, context).content["arrays"].to_torch_state_dict())
     noise = torch.cat([(one - other).flatten() for one, other in zip(*(s.values() for s in sent), strict=True)])
     assert float(noise.std()) == pytest.approx(2**0.5 / 64, rel=0.1)

@@ -100,11 +100,11 @@ def play_with_two(monkeypatch, keyed):
     """The buyer plays the sum with two of the sellers that the broker awarded; returns the sum and their shares."""
     real, seen, sent = secure.secure_sum, {}, {}
 
-    def few(grid, fleet, sales, weights, records, timeout, parties=None):
+    def few(grid, fleet, sales, weights, records, timeout, cohorts):
         two = sorted(sales, key=lambda client: fleet.node_of[client])[:2]
         share = math.sqrt(honest_sellers(2, 2 / 3) / honest_sellers(len(sales), 2 / 3))
         orders = {c: replace(sales[c], sellers=2, weight=0.97 * share * sales[c].weight) for c in two}
-        known = None if parties is None else {c: parties[c] for c in two}
+        known = secure.Cohorts.one({c: cohorts.keys[c] for c in two})
         delivered, seen["sum"] = real(grid, fleet, orders, weights, {c: records[c] for c in two}, timeout, known)
         seen["awarded"] = len(sales)
         return {**{c: Delivery(fault="left out", refused=True) for c in sales}, **delivered}, seen["sum"]
@@ -134,7 +134,7 @@ def play_with_two(monkeypatch, keyed):
 
 
 def test_a_part_of_the_sellers_is_a_sum_for_who_checks_only_that_nobody_else_is_there(with_keys, monkeypatch):  # noqa: F811
-    monkeypatch.setattr(secure_seller.SumTerms, "check_members", lambda *_: None)
+    monkeypatch.setattr(secure_seller.Roster, "check_members", lambda *_: None)
     total, sent, _ = play_with_two(monkeypatch, with_keys)
     assert len(sent) == 2
     assert total is not None  # one colluder in it, and one seller is left with its own noise

@@ -3,6 +3,7 @@
 - `client`, `server`, `settings`, `result`, `strategy`, `mod`: the apps, an auction around a strategy, a wallet.
 - `wire`, `fleet`, `grid_market`, `broker_auction`: messages, the server's view of its clients, the market of a run.
 - `node_seller`, `guard`, `training`, `training_checks`: what a client does and what it refuses.
+- `GuardMod`, `average_privately`: privacy without a market, under any server.
 - `secure`, `secure_seller`: the messages of secure sums (`privmarket.secagg`) over Flower's grid.
 - `federation`, `in_process`, `engine`, `app_folder`, `rehearsal`, `sum_rehearsal`: runs on every engine.
 
@@ -38,6 +39,9 @@ if TYPE_CHECKING:
         training_checks,
         wire,
     )
+    from privmarket.flower._array_training import train_arrays_privately
+    from privmarket.flower._guard_mod import GuardMod
+    from privmarket.flower._guard_release import average_privately
     from privmarket.flower.client import client_app
     from privmarket.flower.federation import federation_client, federation_server
     from privmarket.flower.in_process import InProcessGrid, run_in_process
@@ -51,12 +55,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AuctionStrategy",
+    "GuardMod",
     "InProcessGrid",
     "MarketResult",
     "MarketSettings",
     "WalletFile",
     "WalletMod",
     "app_folder",
+    "average_privately",
     "broker_auction",
     "client",
     "client_app",
@@ -80,6 +86,7 @@ __all__ = [
     "settings",
     "strategy",
     "sum_rehearsal",
+    "train_arrays_privately",
     "train_privately",
     "training",
     "training_checks",
@@ -89,16 +96,19 @@ __all__ = [
 # public name → the module that defines it; the other names are modules
 _HOMES = {
     "AuctionStrategy": "privmarket.flower.strategy",
+    "GuardMod": "privmarket.flower._guard_mod",
     "InProcessGrid": "privmarket.flower.in_process",
     "MarketResult": "privmarket.flower.result",
     "MarketSettings": "privmarket.flower.settings",
     "WalletFile": "privmarket.privacy.wallet_file",
     "WalletMod": "privmarket.flower.mod",
+    "average_privately": "privmarket.flower._guard_release",
     "client_app": "privmarket.flower.client",
     "federation_client": "privmarket.flower.federation",
     "federation_server": "privmarket.flower.federation",
     "run_in_process": "privmarket.flower.in_process",
     "server_app": "privmarket.flower.server",
+    "train_arrays_privately": "privmarket.flower._array_training",
     "train_privately": "privmarket.flower.training",
 }
 _HOMES |= {name: f"{__name__}.{name}" for name in __all__ if name not in _HOMES}

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from flwr.app import Context
@@ -15,6 +15,7 @@ from flwr.clientapp import ClientApp
 
 from privmarket.errors import ConfigurationError, PrivmarketError
 from privmarket.flower import guard
+from privmarket.flower._arguments import require_maker, where
 from privmarket.flower.node_seller import (
     Job,
     MarketClientApp,
@@ -32,7 +33,7 @@ from privmarket.flower.node_seller import (
 from privmarket.flower.wire import Arrays
 from privmarket.lazy import late
 from privmarket.plans import TRUSTS, Trust
-from privmarket.privacy.policy import Reason, SellerPolicy
+from privmarket.privacy.policy import PolicyRefusal, Reason, SellerPolicy
 from privmarket.privacy.policy_file import UNLIMITED
 from privmarket.privacy.release import ReleaseGrid
 from privmarket.privacy.wallet_file import WalletFile
@@ -42,16 +43,21 @@ from privmarket.rounds import Offer, Terms
 if TYPE_CHECKING:
     from flwr.clientapp.typing import Mod
     from torch import nn
+    from torch.utils.data import DataLoader, Dataset
 
     from privmarket import training as engine
     from privmarket.broker.http_client import BrokerClient
     from privmarket.broker.signatures import SigningKey
+    from privmarket.flower import _loaders as loaders
     from privmarket.flower import secure_seller, training, training_checks
+    from privmarket.tasks import Task
     from privmarket.training import Column, Loss
 
-    RecordsOf = Callable[[Context], tuple[Column, Column] | tuple[Column, Column, Column]]
+    Records = tuple[Column, Column] | tuple[Column, Column, Column] | DataLoader[Any] | Dataset[Any]
+    RecordsOf = Callable[[Context], Records]
 else:
     engine = late("privmarket.training")
+    loaders = late("privmarket.flower._loaders")
     training_checks = late("privmarket.flower.training_checks")
     secure_seller = late("privmarket.flower.secure_seller")
     training = late("privmarket.flower.training")
@@ -64,8 +70,9 @@ def client_app(
     model: Callable[[], nn.Module] | None = None,
     data: RecordsOf | None = None,
     loss: Loss | None = None,
+    task: Task | Callable[[], Task] | None = None,
     valuation: PerClient | None = None,
-    epsilon: PerClient = 1.0,
+    epsilon: PerClient | None = None,
     data_size: PerClient = 1.0,
     offer: OfferFunction | None = None,
     policy: SellerPolicy | Path | str | None = None,
@@ -86,11 +93,13 @@ def client_app(
         train: does the training and adds the noise. Or give `model` and `data`, and both are done for you.
         train_many: as `train`, for clients that share a process on an in-process grid; without mods only.
         model: makes the `torch.nn.Module` that is trained, any that can be trained record by record.
-        data: the client's (inputs, labels), first axis records; (inputs, labels, persons) where the policy's unit
-            is a person: whose record each is, whole numbers ≥ 0.
+        data: the client's (inputs, labels), first axis records, or its `DataLoader`; (inputs, labels, persons)
+            where the policy's unit is a person: whose record each is, whole numbers ≥ 0.
         loss: (outputs, labels) ↦ one loss per record; cross-entropy unless given.
+        task: instead of `model`, `data` and `loss`, a task or a function that makes one: node i is its i-th client.
+            For runs on one machine, and for tables that every node holds: a task knows all clients' records.
         valuation: money asked per unit of ε, a number or a function of the node's context.
-        epsilon: the most ε on offer in a round.
+        epsilon: the most ε on offer in a round. Left out, what the wallet allows; 1 where it is unlimited.
         data_size: declared number of records; public.
         offer: instead of the three, what to offer in a round.
         policy: what the client accepts, or the file that says so (`privmarket seller policy` prints one). Without
@@ -111,6 +120,11 @@ def client_app(
             or of a part of them, is refused. With a broker, the keys of the round's sellers there unless given.
         mods: further Flower mods.
     """
+    require_maker("client_app", "model", model)
+    if task is not None:
+        if train is not None or model is not None or data is not None:
+            raise ConfigurationError("client_app got a task beside train, model or data", "give one of them")
+        model, data, loss = _of_task(task)
     if train is None:
         if model is None or data is None:
             raise ConfigurationError("client_app got neither train nor model and data", "give one of them")
@@ -118,7 +132,7 @@ def client_app(
     if offer is None:
         if valuation is None:
             raise ConfigurationError("client_app got neither valuation nor offer", "say what a unit of ε costs")
-        offer = fixed_offer(valuation, epsilon, data_size)
+        offer = fixed_offer(valuation, most_epsilon(epsilon, wallet, policy), data_size)
     if noise_seed is not None:
         warnings.warn(SEEDED_WARNING, stacklevel=2)
     naming = name or partition_name
@@ -138,6 +152,30 @@ def client_app(
     app.query("receipt")(seller.receive)
     app.train()(seller.sell)
     return app
+
+
+def _of_task(
+    task: Task | Callable[[], Task],
+) -> tuple[Callable[[], nn.Module], RecordsOf, Loss]:
+    """Model, records and loss of a task, which is made when the first of them is needed."""
+    made: list[Task] = []
+
+    def known() -> Task:
+        if not made:
+            made.append(task() if callable(task) else task)
+        return made[0]
+
+    def records(context: Context) -> tuple[Column, Column] | tuple[Column, Column, Column]:
+        place = int(partition_name(context))
+        names = known().clients
+        if place >= len(names):
+            raise ConfigurationError(
+                f"partition {place} of a task with {len(names)} clients", f"start at most {len(names)} nodes"
+            )
+        mine = known().records_of(names[place])
+        return (mine.inputs, mine.labels) if mine.persons is None else (mine.inputs, mine.labels, mine.persons)
+
+    return lambda: known().build_model(), records, lambda outputs, labels: known().loss(outputs, labels)
 
 
 def rules_and_wallet(
@@ -188,6 +226,15 @@ def _wallet_place(context: Context, client: str) -> Path:
     return own_file(context, f"client-{client}.jsonl")
 
 
+def most_epsilon(
+    epsilon: PerClient | None, wallet: WalletChoice, policy: SellerPolicy | Path | str | None
+) -> PerClient:
+    """The most ε on offer in a round: as given, else whatever policy and wallet allow, else 1."""
+    if epsilon is not None:
+        return epsilon
+    return math.inf if wallet != UNLIMITED or policy is not None else 1.0
+
+
 def fixed_offer(valuation: PerClient, epsilon: PerClient, data_size: PerClient = 1.0) -> OfferFunction:
     """Makes an offer function that offers the same price, ε and number of records in every round."""
 
@@ -206,19 +253,33 @@ class ModuleTraining:
     data: RecordsOf
     loss: Loss | None = None
     _checked: bool = field(default=False, init=False)
+    _noted: set[str] = field(default_factory=set, init=False)
 
     def __call__(self, weights: Arrays, job: Job) -> Arrays:
         """Trains for a sale and returns the noisy update, as `TrainFunction` describes."""
-        inputs, labels, persons = (*self.data(job.context), None)[:3]
+        inputs, labels, persons = self._columns(job.context)
         return training.private_module_update(self.model(), weights, inputs, labels, job, self.loss, persons)
 
     def records(self, context: Context) -> int:
         """The number of records this client holds, as `ShareTraining` describes."""
-        return int(np.shape(self.data(context)[1])[0])
+        return int(np.shape(self._columns(context)[1])[0])
+
+    def _columns(self, context: Context) -> tuple[Column, Column, Column | None]:
+        """Inputs, labels, and whose records they are or None, from whatever the client's own function returns.
+
+        Raises:
+            PolicyRefusal: `app` where the function fails, `records` where it returns something else.
+        """
+        try:
+            found = self.data(context)
+        except Exception as error:  # the function is the owner's own code and may raise anything
+            raise PolicyRefusal(Reason.APP, f"{type(error).__name__}: {error}") from error
+        with guard.becomes(Reason.RECORDS, PrivmarketError):
+            return loaders.columns_of(found)
 
     def share(self, weights: Arrays, job: Job, grid: ReleaseGrid) -> Arrays:
         """See `ShareTraining`."""
-        inputs, labels, persons = (*self.data(job.context), None)[:3]
+        inputs, labels, persons = self._columns(job.context)
         return training.private_module_share(self.model(), weights, inputs, labels, job, grid, self.loss, persons)
 
     def check(self, weights: Arrays, job: Job, policy: SellerPolicy) -> None:
@@ -227,13 +288,19 @@ class ModuleTraining:
         Raises:
             PolicyRefusal: `weights`, `model`, `records` or `noise`.
         """
-        module = self.model()
+        with guard.becomes(Reason.APP, Exception):
+            module = self.model()
         policy.check_weights(weights, guard.array_shapes(training.trainable_arrays(module)))
-        inputs, labels, persons = (*self.data(job.context), None)[:3]
+        inputs, labels, persons = self._columns(job.context)
+        if job.client not in self._noted:
+            training_checks.note_values(inputs, labels, self.loss, module)
+            self._noted.add(job.client)
         with guard.becomes(Reason.MODEL, engine.ModelError):
             training_checks.require_trainable(module, inputs, labels, self.loss, weights, quick=self._checked)
-        with guard.becomes(Reason.RECORDS, PrivmarketError, ValueError, TypeError):
+        try:
             training_checks.require_records(inputs, labels, persons, job, self.loss)
+        except (PrivmarketError, ValueError, TypeError) as error:
+            raise PolicyRefusal(Reason.RECORDS, f"{where(self.data)}: {error}") from error
         with guard.becomes(Reason.NOISE, PrivmarketError):
             training_checks.require_noise(
                 job, int(np.shape(labels)[0]), sum(array.size for array in weights.values())

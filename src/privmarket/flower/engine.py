@@ -26,7 +26,7 @@ import httpx
 from flwr.app import UserConfigValue
 
 from privmarket.errors import PrivmarketError
-from privmarket.flower.result import ResultJson
+from privmarket.flower.result import RESULT_VARIABLE, ResultJson
 
 _CONNECTION = "loopback"
 _POLL_SECONDS = 0.2
@@ -92,6 +92,7 @@ class Engine(AbstractContextManager["Engine"]):
             "RAY_DEDUP_LOGS": "0",
             "RAY_USAGE_STATS_ENABLED": "0",
             "OMP_NUM_THREADS": "1",
+            RESULT_VARIABLE: str(self.folder / "result.json"),
             **self.environment,
         }
 
@@ -135,18 +136,20 @@ class Engine(AbstractContextManager["Engine"]):
     ) -> ResultJson:
         """Runs the app in folder `app` and returns the result that its server wrote.
 
-        The app's `[tool.flwr.app.config]` must name `result-file` and all keys of `run_config`: others are refused.
+        The app's `[tool.flwr.app.config]` must name all keys of `run_config`: others are refused.
         """
         result = self.folder / "result.json"
         result.unlink(missing_ok=True)
-        self.submit(app, {**(run_config or {}), "result-file": str(result)})
+        self.submit(app, run_config or {})
         return self.await_result(result, timeout_seconds)
 
     def submit(self, app: Path, run_config: Mapping[str, UserConfigValue]) -> None:
         """Hands an app to the SuperLink, once all nodes have logged in."""
         self.await_nodes()
         overrides = " ".join(f"{key}={json.dumps(value)}" for key, value in run_config.items())
-        command = ["flwr", "run", str(app), _CONNECTION, "--run-config", overrides]
+        command = ["flwr", "run", str(app), _CONNECTION]
+        if overrides:
+            command += ["--run-config", overrides]
         if self.simulation:
             # Ray is told how many processors it may use, else it takes the machine's.
             federation = f"num-supernodes={self.nodes} client-resources-num-cpus=1 init-args-num-cpus=1"

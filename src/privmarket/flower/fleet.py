@@ -56,7 +56,10 @@ class Fleet:
         needs_keys: whether an offer without such a key is none.
         seen: digests of updates that were delivered; the same one is never taken again.
         declined: client → why it did not bid in the last round, in policy terms.
+        bid_errors: what nodes that failed at a call for bids said.
         waited_seconds: how long each call for bids took.
+        last_offers: what everybody offered in the last round, also offers that the auction left out.
+        late_receipts: client → a receipt that a stopped run left; told to the client when it answers again.
     """
 
     grid: Grid
@@ -69,7 +72,10 @@ class Fleet:
     needs_keys: bool = False
     seen: set[str] = field(default_factory=set)
     declined: dict[str, str] = field(default_factory=dict)
+    bid_errors: set[str] = field(default_factory=set)
     waited_seconds: list[float] = field(default_factory=list)
+    last_offers: dict[str, Offer | None] = field(default_factory=dict)
+    late_receipts: dict[str, Receipt] = field(default_factory=dict)
 
     def wait(self, nodes: int, timeout_seconds: float) -> int:
         """Waits until so many nodes are there; returns how many are."""
@@ -104,7 +110,16 @@ class Fleet:
         self.waited_seconds.append(time.perf_counter() - started)
         # Client 2 before client 10, and names after numbers: never by who answered first.
         order = {name: (float(name) if name.isdecimal() else math.inf, name) for name in answers}
-        return {name: answers[name] for name in sorted(answers, key=order.__getitem__)}
+        self.last_offers = {name: answers[name] for name in sorted(answers, key=order.__getitem__)}
+        self._send_late_receipts(terms)
+        return dict(self.last_offers)
+
+    def _send_late_receipts(self, terms: Terms) -> None:
+        """Tells clients that are here again what a stopped run still owed them."""
+        due = {client: one for client, one in self.late_receipts.items() if client in self.node_of}
+        if due:
+            self._send(due, terms, RECEIPT_SECONDS)
+            self.late_receipts = {c: one for c, one in self.late_receipts.items() if c not in due}
 
     def take(
         self,
@@ -130,8 +145,11 @@ class Fleet:
 
     def send_receipts(self, terms: Terms, timeout_seconds: float) -> None:
         """Tells each client what became of its last delivery; who does not answer is not waited for longer."""
+        self._send(self.receipts, terms, timeout_seconds)
+
+    def _send(self, receipts: Mapping[str, Receipt], terms: Terms, timeout_seconds: float) -> None:
         messages = []
-        for client, receipt in self.receipts.items():
+        for client, receipt in receipts.items():
             content = wire.put(wire.put(RecordDict(), terms), receipt)
             messages.append(Message(content, self.node_of[client], wire.RECEIPT, ttl=timeout_seconds))
         self.grid.send_and_receive(messages, timeout=timeout_seconds)
@@ -140,6 +158,7 @@ class Fleet:
         node = reply.metadata.src_node_id
         if reply.has_error():
             _log.warning("node %s could not bid: %s", node, reply.error.reason)
+            self.bid_errors.add(reply.error.reason or "")
             return None, None
         try:
             if (refused := wire.take(reply.content, Refusal, None)) is not None:

@@ -19,6 +19,7 @@ import numpy as np
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from privmarket.errors import PrivmarketError, WalletError
+from privmarket.flower import _failures as failures
 from privmarket.flower import wire
 from privmarket.flower.wire import Refusal, Sale
 from privmarket.plans import TOLERANCE
@@ -31,7 +32,9 @@ from privmarket.rounds import Terms
 if TYPE_CHECKING:
     from privmarket.broker.http_client import BrokerClient
 
-_log = logging.getLogger("privmarket.client")
+_log = logging.getLogger(failures.LOGGER)
+# What the owner of a client can mend in its own code or records.
+OWN_FAULTS = frozenset({Reason.FAILED, Reason.APP, Reason.MODEL, Reason.RECORDS})
 _REFUSALS = "privmarket-refusals"  # how often a node refused, by reason
 # Characters of a server, in a file that the client's owner reads; and in a line of the log, with our own words.
 LONGEST_TEXT, _LONGEST_LINE = 200, 2000
@@ -69,12 +72,19 @@ def refuse(message: Message, context: Context, error: Exception, reason: Reason 
 
 
 def note_refusal(context: Context, reason: Reason, error: Exception) -> None:
-    """Counts a refusal and logs it for the client's owner."""
-    if reason is Reason.FAILED:
-        _log.error("the client failed; the server hears %r and no more", reason.value, exc_info=error)
+    """Counts a refusal and logs it for the client's owner; its own failures with the line of its own file.
+
+    The first failure of a kind is logged with its whole traceback, further ones with one line.
+    """
+    counts = refusals(context)
+    if reason in OWN_FAULTS:
+        client = str(context.node_config.get("partition-id", context.node_id))
+        first = None if counts.get(reason.value) else error
+        _log.error(
+            "%s\n(the server hears %r and no more)", failures.marked(client, error), reason.value, exc_info=first
+        )
     else:
         _log.warning("refused, %s: %s", reason.value, one_line(str(error), _LONGEST_LINE))
-    counts = refusals(context)
     counts[reason.value] = counts.get(reason.value, 0) + 1
     context.state[_REFUSALS] = ConfigRecord({**counts})
 

@@ -6,6 +6,7 @@ as on the real ones: each node has its own state, an exception becomes an error 
 
 from __future__ import annotations
 
+import logging
 import secrets
 import time
 import uuid
@@ -19,12 +20,14 @@ from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
 from privmarket.errors import ConfigurationError
+from privmarket.flower import _failures as failures
 from privmarket.flower import wire
 from privmarket.flower.node_seller import MarketClientApp
-from privmarket.flower.result import MarketResult
+from privmarket.flower.result import SUMMARY_LOG, MarketResult
 from privmarket.flower.server import MarketServerApp
 from privmarket.secagg import MemoryJournal, SumJournal
 
+_log = logging.getLogger(SUMMARY_LOG)
 SERVER_NODE = 1
 _FIRST_NODE = 1000
 _TOGETHER = 25  # orders that are handed to a client app at once, where it can train several clients
@@ -56,6 +59,7 @@ class InProcessGrid(Grid):
             )
             for i in range(nodes)
         }
+        self.failures: dict[str, str] = {}  # client → its first error, with the line of the app's own file
         self._replies: dict[str, Message] = {}
         self._journals: dict[int, MemoryJournal] = {}
         if isinstance(client_app, MarketClientApp):
@@ -143,10 +147,17 @@ def run_in_process(
     run_config: Mapping[str, UserConfigValue] | None = None,
     grid: InProcessGrid | None = None,
 ) -> MarketResult:
-    """Runs a market in this process and returns what it came to; for apps of `server_app`."""
+    """Runs a market in this process and returns what it came to; for apps of `server_app`.
+
+    The first error of each client is logged at the end, with the line of the app's own file. It is not part of the
+    result, which a server of another owner would have.
+    """
+    grid = grid or InProcessGrid(client_app, nodes, run_config)
     play_in_process(server_app, client_app, nodes, run_config, grid)
     if not isinstance(server_app, MarketServerApp) or server_app.result is None:
         raise ConfigurationError("this ServerApp runs no market", "make it with pm.flower.server_app")
+    for line in failures.summary_lines(grid.failures):
+        _log.error("%s", line)
     return server_app.result
 
 
@@ -166,5 +177,9 @@ def play_in_process(
         state=RecordDict(),
         run_config=dict(run_config or {}),
     )
-    server_app(grid, context)
+    with failures.collected() as found:
+        try:
+            server_app(grid, context)
+        finally:
+            grid.failures |= found
     return context

@@ -1,7 +1,9 @@
 """A wallet for an existing Flower client: a mod that answers bids and lets nothing out that was not sold.
 
-With `noise="update"` the mod makes the release private itself, whatever the app does: it clips the whole update and
-adds noise to it. With `noise="app"` the app promises to train privately with the noise multiplier that it is given.
+With `noise="records"` the app calls `train_privately`, which clips and noises the gradients of records; the mod
+lets out what that left in the model and nothing else. With `noise="update"` the mod makes the release private
+itself, whatever the app does: it clips the whole update and adds noise to it. With `noise="app"` the app promises
+to train privately, by means of its own, with the noise multiplier that it is given.
 Messages that were not paid for (evaluation, other queries) would release numbers that nobody accounted for, so they
 are refused unless allowed.
 """
@@ -13,20 +15,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from privmarket.errors import UnknownNameError
-from privmarket.flower import guard, wire
-from privmarket.flower.client import fixed_offer, rules_and_wallet
+from privmarket.errors import ConfigurationError, UnknownNameError
+from privmarket.flower import _guard_release, guard, wire
+from privmarket.flower import _trial as trial
+from privmarket.flower._arguments import require_maker
+from privmarket.flower.client import fixed_offer, most_epsilon, rules_and_wallet
 from privmarket.flower.node_seller import Job, PerClient, Seller, WalletChoice, partition_name
 from privmarket.flower.wire import Arrays, Sale
 from privmarket.lazy import late
 from privmarket.privacy.policy import PolicyRefusal, Reason, SellerPolicy
-from privmarket.privacy.release import ReleaseGrid
 
-NOISE = ("update", "app")
+NOISE = ("records", "update", "app")
 
 if TYPE_CHECKING:
     from torch import nn
@@ -40,13 +42,13 @@ else:
 class WalletMod:
     """A Flower client mod that enforces a wallet.
 
-    >>> market = WalletMod(valuation=0.3, epsilon=1.0, wallet=wallet)  # doctest: +SKIP
+    >>> market = WalletMod(valuation=0.3, data_size=480, wallet=8.0, noise="records")  # doctest: +SKIP
     >>> app = ClientApp(mods=[market])  # doctest: +SKIP
     >>> market.answer_bids(app)  # doctest: +SKIP
 
     Args:
         valuation, epsilon, data_size, policy, wallet, spread, name: as for `client_app`.
-        noise: who adds it, see above.
+        noise: what is clipped and noised, and by whom, see above: "records", "update" or "app".
         allow: message types that may pass without a sale, e.g. ("evaluate",).
         metric: the one metric that leaves with an update: the declared data size, which is public.
         model: makes the app's `torch.nn.Module`; one in which records mix is refused before anything is reserved.
@@ -55,21 +57,27 @@ class WalletMod:
     def __init__(
         self,
         valuation: PerClient,
-        epsilon: PerClient = 1.0,
+        epsilon: PerClient | None = None,
         data_size: PerClient = 1.0,
         *,
         policy: SellerPolicy | Path | str | None = None,
         wallet: WalletChoice = None,
         spread: bool = True,
         name: Callable[[Context], str] = partition_name,
-        noise: str = "update",
+        noise: str | None = None,
         allow: Collection[str] = (),
         metric: str = "num-examples",
         model: Callable[[], nn.Module] | None = None,
     ) -> None:
+        if noise is None:
+            raise ConfigurationError(
+                "WalletMod without noise=, which has no default",
+                'noise="records" where the app calls train_privately, noise="update" where it does not',
+            )
         if noise not in NOISE:
-            raise UnknownNameError(f"unknown noise {noise!r}", f"choose one of: {', '.join(NOISE)}")
-        offer = fixed_offer(valuation, epsilon, data_size)
+            raise UnknownNameError.among("noise", noise, NOISE)
+        require_maker("WalletMod", "model", model)
+        offer = fixed_offer(valuation, most_epsilon(epsilon, wallet, policy), data_size)
         rules, purse = rules_and_wallet(policy, wallet, name)
         if noise == "update":  # noise on a whole update is one full release, whatever schedules are known
             rules = replace(rules, schedules=((1.0, 1),))
@@ -106,9 +114,34 @@ class WalletMod:
         # What the app gets may be changed by it; the clipping is against what the server sent.
         sent = wire.read_arrays(message.content, None)
         floats = {name: array for name, array in sent.items() if array.dtype.kind == "f"}
-        job = self.seller.accept(sale, context, floats)
+
+        def try_app(job: Job) -> None:
+            if self.noise == "records":
+                trial.require_runs(call_next, message, context, self._job_record(job), sale.run)
+
+        job = self.seller.accept(sale, context, floats, try_app)
+        message.content[wire.JOB] = self._job_record(job)
+        # From here on ε is reserved, and whatever goes wrong is the one word `failed`.
+        try:
+            reply = call_next(message, context)
+            if reply.has_error():
+                raise RuntimeError(reply.error.reason)
+            size = float(self._size(context) if callable(self._size) else self._size)
+            if self.noise == "update":
+                reply.content = self._noisy(message.content, reply.content, sent, job, size)
+            elif self.noise == "records":
+                trial.require_released(message, sent, wire.read_arrays(reply.content, None))
+                reply.content = self._alone(message.content, reply.content, size)
+            self.seller.close(sale, wire.read_arrays(reply.content, None), context)
+        except Exception as error:
+            raise PolicyRefusal(Reason.FAILED, f"the app: {type(error).__name__}: {error}") from error
+        return reply
+
+    def _job_record(self, job: Job) -> ConfigRecord:
+        """What the app finds under `wire.JOB`."""
+        sale = job.sale
         family = sale.family
-        message.content[wire.JOB] = ConfigRecord(
+        return ConfigRecord(
             {
                 "noise-multiplier": job.noise_multiplier,
                 "sampling-rate": family.sampling_rate,
@@ -119,24 +152,19 @@ class WalletMod:
                 "epsilon": sale.epsilon,
                 "delta": family.delta,
                 "unit": self.seller.policy.unit,
+                "token": trial.new_token(),
             }
         )
-        # From here on ε is reserved, and whatever goes wrong is the one word `failed`.
-        try:
-            reply = call_next(message, context)
-            if reply.has_error():
-                raise RuntimeError(reply.error.reason)
-            if self.noise == "update":
-                size = self._size(context) if callable(self._size) else self._size
-                reply.content = self._noisy(reply.content, sent, job, float(size))
-            self.seller.close(sale, wire.read_arrays(reply.content, None), context)
-        except Exception as error:
-            raise PolicyRefusal(Reason.FAILED, f"the app: {type(error).__name__}: {error}") from error
-        return reply
 
-    def _noisy(self, content: RecordDict, sent: Arrays, job: Job, size: float) -> RecordDict:
-        """The reply with its update clipped and noised, and with nothing else in it."""
-        name = next(iter(content.array_records), "arrays")
+    def _alone(self, asked: RecordDict, content: RecordDict, size: float) -> RecordDict:
+        """The released arrays under the server's own name, and the declared data size; nothing else."""
+        arrays = ArrayRecord({key: Array(array) for key, array in wire.read_arrays(content, None).items()})
+        name = next(iter(asked.array_records))
+        return RecordDict({name: arrays, "metrics": MetricRecord({self.metric: size})})
+
+    def _noisy(self, asked: RecordDict, content: RecordDict, sent: Arrays, job: Job, size: float) -> RecordDict:
+        """The reply with its update clipped and noised, and with nothing else of the app's in it."""
+        name = next(iter(asked.array_records))
         trained = wire.read_arrays(content, None)
         released = noisy_weights(sent, trained, job.sale, job)
         arrays = ArrayRecord({key: Array(array) for key, array in released.items()})
@@ -146,39 +174,14 @@ class WalletMod:
 def noisy_weights(sent: Arrays, trained: Arrays, sale: Sale, job: Job) -> Arrays:
     """The weights that a client may release: what it was sent, plus its clipped change, plus noise.
 
-    One record blanked may change everything that the app computes, so the clipped change moves by up to
-    2·clip_norm: that is the sensitivity to which the noise multiplier refers. The change leaves through
-    `privacy.release`. Arrays that hold no floating-point numbers go back as they came.
+    See `_guard_release.noisy_weights`, which clips and adds the noise.
 
     Raises:
         ValueError: the app returned other arrays than it was sent.
     """
     if {n: a.shape for n, a in sent.items()} != {n: a.shape for n, a in trained.items()}:
         raise ValueError("the app returned other arrays than it was sent; clipping needs the same names and shapes")
-    moving = [name for name, array in sent.items() if array.dtype.kind == "f"]
-    released = {name: array.copy() for name, array in sent.items()}
-    if not moving:
-        return released
-    with np.errstate(invalid="ignore", over="ignore"):
-        change = np.concatenate([trained[n].astype(np.float64).ravel() - sent[n].ravel() for n in moving])
-        norm = float(np.linalg.norm(change))
-    # A change that is no number counts as none: whether it is one may depend on a single record.
-    finite = np.isfinite(norm)
-    change = (
-        change * min(1.0, sale.clip_norm * (1.0 - 2.0**-24) / max(norm, 1e-300))
-        if finite
-        else np.zeros(change.size)
-    )
-    moved = change.astype(np.float32)
-    if job.noise_multiplier:
-        grid = ReleaseGrid.for_release(job.noise_multiplier, 2.0 * sale.clip_norm, change.size, 2.0**-20)
-        grid.noisy(change, job.noise, moved)
-    start = 0
-    for name in moving:
-        array = sent[name]
-        step = moved[start : start + array.size].reshape(array.shape)
-        released[name], start = (array + step).astype(array.dtype), start + array.size
-    return released
+    return _guard_release.noisy_weights(sent, trained, sale.clip_norm, job.noise_multiplier, job.noise)
 
 
 class _AppTraining:

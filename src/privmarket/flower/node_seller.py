@@ -8,6 +8,7 @@ order. Nothing here needs torch.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -33,7 +34,7 @@ from privmarket.privacy.policy_file import UNLIMITED
 from privmarket.privacy.release import ReleaseGrid
 from privmarket.privacy.wallet_file import OpenWallet, WalletFile
 from privmarket.rounds import Offer, Terms, sale_name
-from privmarket.secagg import FileJournal, Signer, SumJournal
+from privmarket.secagg import FileJournal, Signer, Step, SumJournal, SurvivorList
 
 if TYPE_CHECKING:
     from privmarket.broker.http_client import BrokerClient
@@ -160,7 +161,9 @@ class Seller:
                     if wallet is not None:
                         self._check_debt(wallet, buyer)
                         fits = float(wallet.wallets.affordable(terms.family, most, rounds_left)[0])
-                        wanted = replace(wanted, epsilon=fits) if fits > 0 else None
+                        if not fits > 0:
+                            raise PolicyRefusal(Reason.WALLET, "the wallet holds no further sale of this kind")
+                        wanted = replace(wanted, epsilon=fits)
             # Before the offer is remembered: an offer that the broker did not take can never be sold.
             client = self.name(context) if self.broker is None else self._bid_at_broker(terms, context, wanted)
             offered = 0.0 if wanted is None else float(wanted.epsilon)
@@ -233,8 +236,8 @@ class Seller:
 
     @property
     def has_register(self) -> bool:
-        """Whether this client can say which parties may be in a secure sum: its own list, or its broker's."""
-        return self.parties is not None or self.broker is not None
+        """Whether somebody besides the server says who is in a secure sum: its own list, its broker, a register."""
+        return self.parties is not None or self.broker is not None or self.policy.register_key is not None
 
     def sell(self, message: Message, context: Context) -> Message:
         """Checks an order, charges the wallet, trains and replies with the noisy update, or with a refusal."""
@@ -272,8 +275,17 @@ class Seller:
                 replies[at] = guard.refuse(message, context, error)
         return [replies[at] for at in range(len(orders))]
 
-    def accept(self, sale: Sale, context: Context, weights: Arrays) -> Job:
+    def accept(
+        self,
+        sale: Sale,
+        context: Context,
+        weights: Arrays,
+        try_app: Callable[[Job], None] = lambda _: None,
+    ) -> Job:
         """Checks a sale and its weights, calibrates the noise, and charges the wallet; all before training.
+
+        Args:
+            try_app: called before the wallet is charged; what it raises refuses the sale.
 
         Raises:
             PolicyRefusal: it is outside the policy, the offer or the broker's award, or the model mixes records.
@@ -299,6 +311,7 @@ class Seller:
         check = getattr(self.train, "check", None)
         if check is not None:
             check(weights, job, self.policy)
+        try_app(job)
         with self._wallet(context) as wallet:
             if wallet is not None:
                 self._check_debt(wallet, buyer)
@@ -310,6 +323,7 @@ class Seller:
                     trust=sale.trust,
                     honest_share=sale.honest_share,
                     sellers=sale.sellers,
+                    cohorts=sale.cohorts,
                     registered=self.has_register,
                     buyer=buyer,
                     broker=address,
@@ -387,6 +401,43 @@ class Seller:
         if self.journals is not None:
             return self.journals(context)
         return FileJournal(own_file(context, f"client-{self.name(context)}.sums"))
+
+    def check_journal(self, context: Context) -> None:
+        """Refuses to go on where the journal of secure sums is an older copy: the wallet knows a sum it does not.
+
+        Raises:
+            WalletFileError: it is.
+        """
+        begun: dict[str, int] = {}
+        with self.journal(context).open() as journal:
+            for one in journal.sums:
+                begun[one.task] = one.round if one.step >= Step.ACCEPTED else one.round - 1
+
+        def has_begun(sale: str) -> bool:
+            run, _, number = sale.rpartition("/")
+            return not number.isdecimal() or int(number) <= begun.get(run, -1)
+
+        with self._wallet(context) as wallet:
+            if wallet is not None:
+                wallet.check_journal(has_begun)
+
+    def note_list(self, context: Context, listed: SurvivorList) -> None:
+        """Notes in the wallet which list of survivors this client signs: one for each sale.
+
+        At a broker the wallet is held against the books first, so that not both files can be older copies.
+
+        Raises:
+            WalletFileError: it signed another before, or the wallet is an older copy.
+        """
+        if self.broker is not None:
+            with self.broker(context) as broker:
+                self._compare(broker, context)
+        with self.journal(context).open() as journal:
+            signed = journal.named(listed.sum)
+        with self._wallet(context) as wallet:
+            if wallet is not None and signed is not None:
+                sha256 = hashlib.sha256(repr((listed.sum, listed.survivors)).encode()).hexdigest()
+                wallet.confirmed(sale_name(signed.task, signed.round), sha256)
 
     def signer(self, context: Context) -> Signer:
         """What this client signs with in secure sums: its registered key, else one that its journal keeps."""

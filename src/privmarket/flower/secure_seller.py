@@ -28,8 +28,10 @@ from privmarket.secagg import (
     Client,
     InputRequest,
     MaskedInput,
+    Roster,
     SumRefusal,
     SumTerms,
+    SurvivorList,
     answer,
     honest_sellers,
     largest_weights,
@@ -73,15 +75,19 @@ def secure_client(seller: Seller) -> SecureClientApp:
     def step(message: Message, context: Context) -> Message:
         sent = wire.take_sum(message.content)
         with _refusals():
+            seller.check_journal(context)
             client = Client(
                 seller.signer(context),
                 seller.journal(context),
-                consent=lambda terms, _: _check_terms(seller, terms, context),
+                consent=lambda roster, signature: _check_roster(seller, roster, signature, context),
+                minimum_cohort=_minimum_cohort(seller, context),
             )
             if isinstance(sent, InputRequest):
                 reply = wire.put_sum(RecordDict(), _add(seller, client, sent, message.content, context))
             else:
                 reply = wire.put_sum(RecordDict(), answer(client, sent))
+                if isinstance(sent, SurvivorList):
+                    seller.note_list(context, sent)
         return Message(reply, reply_to=message)
 
     return app
@@ -96,25 +102,35 @@ def _refusals() -> Iterator[None]:
         raise PolicyRefusal(_REASONS[error.cause], str(error)) from error
 
 
-def _check_terms(seller: Seller, terms: SumTerms, context: Context) -> None:
-    """Refuses a sum that this seller made no offer for, or that is not of the awarded sellers.
+def _minimum_cohort(seller: Seller, context: Context) -> int:
+    """The fewest sellers of a sum: the policy's under aggregate trust, any number where updates only get a mask."""
+    offered = wire.take(context.state, Offered, None)
+    return seller.policy.minimum_cohort if offered is None or offered.trust == "aggregate" else 1
+
+
+def _check_roster(seller: Seller, roster: Roster, signature: bytes, context: Context) -> None:
+    """Refuses a round that this seller made no offer for, or whose sums are not of the awarded sellers.
 
     Raises:
-        PolicyRefusal: `unsold` without an offer, or after its sale; `offer` for another round or honest share;
-            `cohort` for other sellers than the awarded ones.
+        PolicyRefusal: `unsold` without an offer, or after its sale; `offer` for another round or honest share.
+        SumRefusal: `members` for other sellers than the awarded ones, or a roster that the register of the policy
+            did not sign.
     """
     offered = wire.take(context.state, Offered, None)
     if offered is None or not offered.epsilon > 0:
         raise PolicyRefusal(Reason.UNSOLD, "a secure sum without an offer, or a second one for the same offer")
-    if (terms.task, terms.round) != (offered.run, offered.number):
-        raise PolicyRefusal(Reason.OFFER, f"a secure sum of round {terms.round}, offered for {offered.number}")
-    if terms.honest_share != offered.honest_share:
+    if (roster.task, roster.round) != (offered.run, offered.number):
+        raise PolicyRefusal(Reason.OFFER, f"a secure sum of round {roster.round}, offered for {offered.number}")
+    if roster.honest_share != offered.honest_share:
         raise PolicyRefusal(
-            Reason.HONEST_SHARE, f"an honest share of {terms.honest_share:g}, offered for {offered.honest_share:g}"
+            Reason.HONEST_SHARE, f"an honest share of {roster.honest_share:g}, offered for {offered.honest_share:g}"
         )
     registered = seller.registered_parties(context, offered.broker_round)
     if registered is not None:
-        terms.check_members({bytes.fromhex(key) for key in registered})
+        roster.check_members({bytes.fromhex(key) for key in registered})
+    register = seller.policy.register_key
+    if register is not None and offered.trust == "aggregate":
+        roster.check_signature(register, signature)
 
 
 def _add(
@@ -190,7 +206,7 @@ def array_layout(arrays: Mapping[str, np.ndarray]) -> str:
 def binding(sale: Sale, layout: str) -> bytes:
     """A hash of what all orders of a sum have in common: each seller's noise is what the others count on."""
     common = (sale.run, sale.number, sale.broker_round, sale.trust, sale.honest_share)
-    of_sum = (sale.sellers, sale.levels, sale.reach)
+    of_sum = (sale.sellers, sale.cohorts, sale.levels, sale.reach)
     return hashlib.sha256(repr((*common, *of_sum, layout)).encode()).digest()
 
 

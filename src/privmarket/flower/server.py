@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -13,16 +13,23 @@ from flwr.app import Context, Message, RecordDict
 from flwr.serverapp import Grid, ServerApp
 
 from privmarket.broker.http_client import BrokerClient
-from privmarket.errors import ConfigurationError, PrivacyError
+from privmarket.errors import ConfigurationError
 from privmarket.federated.aggregation import aggregate, seller_weights
+from privmarket.flower import _checkpoint as checkpoint
+from privmarket.flower import _stop as stop
 from privmarket.flower import wire
+from privmarket.flower._arguments import later_score, own_arguments, require_maker, settings_from, tried_score
+from privmarket.flower._checkpoint import partial_path
+from privmarket.flower._defaults import optimiser_gain, steps_for
+from privmarket.flower._subject import Evaluate, InitialWeights, Subject
 from privmarket.flower.fleet import RECEIPT_SECONDS, Fleet
 from privmarket.flower.grid_market import TOKEN_VARIABLE, GridMarket, auctioneer_for
-from privmarket.flower.result import MarketResult, save_result
+from privmarket.flower.result import MarketResult, log_summary, result_places, save_result
 from privmarket.flower.settings import MarketSettings
 from privmarket.flower.wire import Arrays
 from privmarket.lazy import late
-from privmarket.rounds import Auctioneer, Delivered, LocalAuctioneer, Report, Round, RoundRecord, play_round
+from privmarket.rounds import Auctioneer, Delivered, LocalAuctioneer, Round, RoundRecord, play_round
+from privmarket.secagg import SellerRegister
 
 if TYPE_CHECKING:
     import torch
@@ -30,9 +37,15 @@ if TYPE_CHECKING:
 
     from privmarket import training as engine
     from privmarket.federated import global_model
+    from privmarket.flower import _bought_sum as bought_sum
+    from privmarket.flower import _warm_start as warm_start
     from privmarket.flower import secure, training
+    from privmarket.flower.secure import SignRoster
+    from privmarket.tasks import Task
 else:
+    warm_start = late("privmarket.flower._warm_start")
     global_model = late("privmarket.federated.global_model")
+    bought_sum = late("privmarket.flower._bought_sum")
     secure = late("privmarket.flower.secure")
     training = late("privmarket.flower.training")
     engine = late("privmarket.training")
@@ -41,10 +54,6 @@ else:
 __all__ = ["TOKEN_VARIABLE", "MarketRun", "MarketServerApp", "server_app"]
 
 BROKER_KEY = "broker-url"
-
-InitialWeights = Callable[[], Mapping[str, np.ndarray]]
-Evaluate = Callable[[Arrays], float]
-"""The weights that are tested, array by array ↦ a figure of merit."""
 
 
 class MarketServerApp(ServerApp):
@@ -58,8 +67,10 @@ def server_app(
     model: Callable[[], nn.Module] | None = None,
     initial_weights: InitialWeights | None = None,
     evaluate: Evaluate | Callable[[nn.Module], float] | None = None,
+    task: Task | Callable[[], Task] | None = None,
     broker: str | BrokerClient | None = None,
     token: str | None = None,
+    register: SignRoster | Path | str | None = None,
     result_file: Path | str | None = None,
     on_round: Callable[[RoundRecord], None] = lambda _: None,
     **settings: Any,
@@ -70,33 +81,72 @@ def server_app(
         model: makes the `torch.nn.Module` that is trained; its trainable parameters are what clients get. A model
             that mixes records is refused before the first round, see `training.require_supported`.
         initial_weights: instead, arrays by name.
-        evaluate: measures the model (the module, or the arrays by name) after a round.
+        evaluate: measures the model (the module, or the arrays by name) after a round: one number. It is tried
+            before the first round; if it fails later, the run goes on without it.
+        task: instead of `model` and `evaluate`, a task or a function that makes one. Its public records train the
+            first model and give `score_before`, its test records measure.
         broker: URL of the broker that holds the auctions, or a connection to it; in this process unless given.
         token: the buyer's token there; the environment's PRIVMARKET_BROKER_TOKEN unless given.
-        result_file: where the result is written as JSON.
+        register: signs the roster of each round's secure sum, which sellers whose policy names it ask for: a
+            function that carries a `secagg.Roster` to the register and returns its signature, or the folder of a
+            `secagg.SellerRegister` on this machine.
+        result_file: where the result is written as JSON. Settled rounds are kept beside it until then: a stopped
+            run goes on when it is started again.
         on_round: told every round's record.
         settings: see `MarketSettings`. Flower's run configuration (`flwr run --run-config "budget=5.0"`) overrides
-            them by name, and `result-file` and `broker-url` likewise.
+            them by name, and `result-file` and `broker-url` likewise. `steps`, `learning_rate` and
+            `expected_batch` are chosen from public numbers where they are left out.
     """
-    chosen = MarketSettings(**settings)
-    if (model is None) == (initial_weights is None):
-        raise ConfigurationError("server_app wants a model, or initial weights", "give exactly one of them")
-    start: InitialWeights = initial_weights if initial_weights is not None else _module_start(model)
-    measure = cast("Evaluate | None", evaluate)
-    if model is not None and evaluate is not None:
-        measure = _module_evaluation(model, cast("Callable[[nn.Module], float]", evaluate))
+    chosen = settings_from("server_app", settings, own_arguments(server_app))
+    require_maker("server_app", "model", model)
+    require_maker("server_app", "initial_weights", initial_weights)
+    if sum(one is not None for one in (model, initial_weights, task)) != 1:
+        raise ConfigurationError("server_app wants a model, initial weights, or a task", "give exactly one of them")
+    if task is not None and evaluate is not None:
+        raise ConfigurationError("evaluate beside a task", "leave it out: the task's test records measure")
     app = MarketServerApp()
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         config = context.run_config
         here = chosen.overridden(config)
+        if "steps" not in settings and "steps" not in config and initial_weights is None:
+            here = replace(here, steps=steps_for(here.trust))
+        subject = _subject(model, initial_weights, evaluate, task)
         auctioneer = auctioneer_for(here, str(config.get(BROKER_KEY) or "") or broker, token)
-        market = MarketRun(grid, here, auctioneer, start(), measure, on_round)
-        app.result = market.run()
+        signs = SellerRegister(register).sign if isinstance(register, str | Path) else register
+        places = result_places(context, result_file)
+        kept = partial_path(places[0]) if places else None
+        market = MarketRun(grid, here, auctioneer, subject.start(), subject.measure, on_round, kept, subject, signs)
+        try:
+            app.result = market.run()
+        except KeyboardInterrupt:
+            app.result = market.stopped()
+            log_summary(app.result)
+            raise
+        log_summary(app.result)
         save_result(context, app.result, result_file)
+        if kept is not None:
+            kept.unlink(missing_ok=True)
 
     return app
+
+
+def _subject(
+    model: Callable[[], nn.Module] | None,
+    initial_weights: InitialWeights | None,
+    evaluate: Evaluate | Callable[[nn.Module], float] | None,
+    task: Task | Callable[[], Task] | None,
+) -> Subject:
+    if initial_weights is not None:
+        return Subject(initial_weights, cast("Evaluate | None", evaluate))
+    if model is not None:
+        measure = None
+        if evaluate is not None:
+            measure = _module_evaluation(model, cast("Callable[[nn.Module], float]", evaluate))
+        return Subject(_module_start(model), measure, model)
+    assert task is not None
+    return warm_start.subject(task() if callable(task) else task)
 
 
 def _module_start(model: Callable[[], nn.Module] | None) -> InitialWeights:
@@ -110,6 +160,11 @@ def _module_start(model: Callable[[], nn.Module] | None) -> InitialWeights:
     return start
 
 
+def _named(function: Callable[..., object], like: Callable[..., object]) -> None:
+    """Messages about `function` name the file and line of the user's own `like`."""
+    function.__wrapped__ = like  # type: ignore[attr-defined]
+
+
 def _module_evaluation(model: Callable[[], nn.Module], evaluate: Callable[[nn.Module], float]) -> Evaluate:
     def measure(weights: Arrays) -> float:
         module = model()
@@ -117,6 +172,7 @@ def _module_evaluation(model: Callable[[], nn.Module], evaluate: Callable[[nn.Mo
         module.eval()
         return evaluate(module)
 
+    _named(measure, evaluate)
     return measure
 
 
@@ -130,20 +186,30 @@ class MarketRun:
     start_weights: Mapping[str, np.ndarray]
     evaluate: Evaluate | None
     on_round: Callable[[RoundRecord], None]
+    partial: Path | None = None
+    subject: Subject | None = None
+    register: SignRoster | None = None
     round_seconds: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         settings = self.settings
+        self._began = time.perf_counter()
         self.fleet = Fleet(self.grid, settings.bid_seconds)
         # At a broker bids are sealed, and sellers have registered keys.
         self.fleet.needs_keys = settings.trust == "aggregate" and isinstance(self.auctioneer, LocalAuctioneer)
         self.market = GridMarket(settings, self.auctioneer, self.fleet, str(self.grid.run.run_id))
+        self.market.parameters = sum(array.size for array in self.start_weights.values())
+        self.market.server_gain = optimiser_gain(
+            settings.server_rate, settings.momentum, settings.rounds, settings.final_rate
+        )
         self.shapes = {name: array.shape for name, array in self.start_weights.items()}
         self.state = global_model.ServerState.start(torch.from_numpy(flatten(self.start_weights)))
 
     def run(self) -> MarketResult:
-        """Waits for enough nodes, plays all rounds, and returns the result."""
-        started = time.perf_counter()
+        """Waits for enough nodes, plays all rounds that are left, and returns the result."""
+        self._go_on()
+        if self.evaluate is not None:
+            tried_score(self.evaluate, self.model_weights())
         there = self.fleet.wait(self.settings.min_nodes, self.settings.join_seconds)
         if there < self.settings.min_nodes:
             raise ConfigurationError(
@@ -151,17 +217,66 @@ class MarketRun:
                 "start more, or lower min-nodes",
             )
         if self.settings.trust == "aggregate":
-            self.market.require_sum(there, sum(array.size for array in self.start_weights.values()))
-        for number in range(self.settings.rounds):
+            self.market.require_sum(there, self.market.parameters)
+        for number in range(len(self.market.records), self.settings.rounds):
             self.step(number)
+            if self.market.ended:
+                break
+            if stop.is_asked() and number + 1 < self.settings.rounds:
+                raise KeyboardInterrupt
         if self.settings.receipts and self.fleet.receipts:
             self.fleet.send_receipts(self.market.pacing.terms(self.market.records[:-1]), RECEIPT_SECONDS)
-        releases, records = self.market.purses.releases(), tuple(self.market.records)
-        seconds, calls = time.perf_counter() - started, tuple(self.fleet.waited_seconds)
-        weights, declined = self.model_weights(), self.market.declined
+        return self.result()
+
+    def result(self, *notes: str) -> MarketResult:
+        """What the rounds so far came to."""
+        market = self.market
+        subject = self.subject or Subject(lambda: self.start_weights, self.evaluate)
         return MarketResult(
-            self.settings, records, weights, releases, calls, seconds, declined, tuple(self.round_seconds)
+            self.settings,
+            tuple(market.records),
+            self.model_weights(),
+            market.purses.releases(),
+            tuple(self.fleet.waited_seconds),
+            time.perf_counter() - self._began,
+            market.declined,
+            tuple(self.round_seconds),
+            cohorts=market.cohorts_of,
+            build=subject.build,
+            task=subject.task,
+            own_records=subject.own_records,
+            notes=(*market.notes(), *notes),
         )
+
+    def stopped(self) -> MarketResult:
+        """What a run that was interrupted came to. Clients of settled rounds are told that they were paid."""
+        if self.settings.receipts and self.fleet.receipts:
+            self.fleet.send_receipts(self.market.pacing.terms(self.market.records[:-1]), RECEIPT_SECONDS)
+            self.fleet.receipts = {}
+            self._keep()
+        return self.result(self.market.stopped_note(self.partial))
+
+    def _go_on(self) -> None:
+        """Takes up the rounds that a stopped run with the same settings left."""
+        left = checkpoint.found(self.partial, self.settings, self.start_weights)
+        if left is None:
+            return
+        self.market.restore(left)
+        whole = {name: left.arrays[name] for name in self.shapes}
+        parts = [torch.from_numpy(flatten(whole))]
+        for name in ("direction", "averaged"):
+            parts.append(torch.from_numpy(left.arrays[f"server-{name}"]))
+        self.state = global_model.ServerState(*parts)
+
+    def _keep(self) -> None:
+        """Writes the settled rounds beside the result."""
+        if self.partial is not None and self.market.records:
+            arrays = self._arrays(self.state.weights.numpy())
+            arrays |= {
+                "server-direction": self.state.direction.numpy(),
+                "server-averaged": self.state.averaged.numpy(),
+            }
+            self.market.settled(arrays).write(self.partial)
 
     def step(self, number: int) -> None:
         """One round: auction, training, settlement, and the model moved by what was bought."""
@@ -170,9 +285,13 @@ class MarketRun:
         played, record, delivered = play_round(terms, self.fleet, self.auctioneer, self, market.purses)
         if delivered.update is not None:
             self.state = self.state.moved(delivered.update, settings, number / settings.rounds)
-        measure = self.evaluate if settings.measures_after(number) else None
-        accuracy = None if measure is None else float(measure(self.model_weights()))
-        self.on_round(market.close(played, record, accuracy))
+        closed = market.close(played, record)
+        self._keep()  # a stop from here on finds this round settled
+        if self.evaluate is not None and settings.measures_after(number):
+            closed = replace(closed, accuracy=later_score(self.evaluate, self.model_weights()))
+            market.records[-1] = closed
+            self._keep()
+        self.on_round(closed)
         self.round_seconds.append(time.perf_counter() - started)
 
     def model_weights(self) -> Arrays:
@@ -203,25 +322,8 @@ class MarketRun:
 
     def _train_sum(self, market: Round) -> Delivered:
         """Aggregate trust: the exact sum of the sellers' integers, of which each carries a share of the noise."""
-        weights, settings = self._arrays(self.state.weights.numpy()), self.settings
-        try:
-            plan = self.market.shared_sum(market, sum(array.size for array in weights.values()))
-        except PrivacyError as error:  # no order has gone out: nobody released anything
-            return Delivered(dict.fromkeys(self.market.sellers(market), Report(str(error), refused=True)))
-        sales = self.market.sales(market, total=plan)
-        sizes = {client: market.offers[client].data_size for client in sales}
-        deliveries, total = secure.secure_sum(
-            *(self.grid, self.fleet, sales, weights, sizes, settings.deadline_seconds),
-            self.market.registered_keys(market),
-        )
-        update = None
-        if total is not None:
-            place = {client: at for at, client in enumerate(market.awards)}
-            came = [place[client] for client in sales if deliveries[client].fault is None]
-            flat = np.concatenate([total[name].ravel() for name in self.shapes])
-            rate = settings.learning_rate / settings.expected_batch
-            update = (rate * (flat / float(plan.weights[came].sum()))).astype(np.float32)
-        return Delivered(deliveries, update)
+        weights = self._arrays(self.state.weights.numpy())
+        return Delivered(*bought_sum.buy_sum(self.market, market, weights, self.register))
 
     def _train_secure(self, market: Round) -> Delivered:
         """The same without seeing a single update: clients multiply by n·α, the server divides what came by Σ α."""

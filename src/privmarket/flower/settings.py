@@ -7,12 +7,14 @@ from dataclasses import dataclass, fields
 
 from flwr.app import UserConfigValue
 
+from privmarket.errors import ConfigurationError
 from privmarket.market.facts import MarketFacts
 from privmarket.market.mechanism import Mechanism
 from privmarket.market.objectives import AggregationError
 from privmarket.mechanisms import Rule, resolve
 from privmarket.plans import EPSILON_MAX, MarketPlan, TrainingPlan, setting
 from privmarket.privacy.calibration import ReleaseFamily
+from privmarket.secagg import DEFAULT_COHORT
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,16 +23,34 @@ class MarketSettings(MarketPlan, TrainingPlan):
 
     mechanism: Rule = MarketPlan.mechanism  # type: ignore[assignment]  # here also a rule itself
     epsilon_max: float = setting(EPSILON_MAX, "The public limit on offers.", above=0)
-    learning_rate: float = setting(1.0, "Local step size.", above=0)
-    expected_batch: float = setting(
-        1.0, "Public number by which sums over records are divided: about how many a client has.", above=0
+    learning_rate: float | None = setting(
+        None, "Local step size; left out, chosen in every round from what was sold, see `defaults`.", above=0
+    )
+    expected_batch: float | None = setting(
+        None,
+        "Public number by which sums over records are divided. Left out, the sampling rate times the mean number "
+        "of records that clients declare.",
+        above=0,
     )
     min_nodes: int = setting(1, "Nodes to wait for before the first round.", at_least=1)
     join_seconds: float = setting(120.0, "How long to wait for them.", at_least=0)
     bid_seconds: float = setting(120.0, "How long to wait for bids.", above=0)
     deadline_seconds: float = setting(600.0, "How long to wait for updates; who is later is not paid.", above=0)
     secure_aggregation: bool = setting(False, "Updates leave masked, see `secure`; tell the clients' app, too.")
+    largest_cohort: int = setting(
+        DEFAULT_COHORT,
+        "The most sellers of one secure sum under aggregate trust. More are dealt to k sums: √k times the noise.",
+        at_least=2,
+    )
     receipts: bool = setting(True, "Tell every client what became of its last delivery when the run ends.")
+
+    def __post_init__(self) -> None:
+        for one in fields(self):
+            value = getattr(self, one.name)
+            # A run configuration may give 2 for a number; 2.5 rounds are a slip.
+            if one.type == "int" and (isinstance(value, bool) or not isinstance(value, int)):
+                raise ConfigurationError(f"{one.name} is {value!r}", "give a whole number")
+        MarketPlan.__post_init__(self)
 
     @property
     def family(self) -> ReleaseFamily:

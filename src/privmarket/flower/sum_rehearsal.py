@@ -1,4 +1,4 @@
-"""Rehearses secure sums: servers that ask for more than the sum, sellers that vanish, on any engine.
+"""Rehearses secure sums: servers that ask for more than the sum, sellers that vanish or lie, on any engine.
 
 The server app runs the honest protocol through a grid that changes its messages, one attack a round, as a server
 that cheats would send them. What must come out: sellers refuse by themselves, the attacked round opens nothing and
@@ -42,6 +42,7 @@ from privmarket.secagg import (
     DeliveredShares,
     Invitation,
     KeyList,
+    OpenedShares,
     Parcel,
     SellerMessage,
     ServerMessage,
@@ -134,9 +135,13 @@ ATTACKS: dict[str, tuple[Tamper, set[str]]] = {
 
 A replayed round is asked for by `HostileGrid`."""
 REPLAY = "a round replayed"
+LYING = "a seller that opens wrong shares"
 KILLED = "a seller killed while it trains"
+KILLED_AND_LYING = "a seller killed, another one lying"
 HONEST = "none"
-IN_PROCESS_ATTACKS = (HONEST, *ATTACKS, REPLAY, HONEST)
+IN_PROCESS_ATTACKS = (LYING, *ATTACKS, REPLAY, HONEST)
+_LIAR = 0
+"""The client that lies, where one does."""
 
 
 @dataclass(eq=False)
@@ -219,8 +224,20 @@ class SumPlan:
     """A rehearsal of secure sums: what is tried in each round, on so many clients that train for real."""
 
     clients: int = 7
-    attacks: tuple[str, ...] = (HONEST, "a lower threshold", "two sums, one seller in and out", KILLED)
+    attacks: tuple[str, ...] = (
+        LYING,
+        "a lower threshold",
+        "two sums, one seller in and out",
+        KILLED,
+        KILLED_AND_LYING,
+    )
     deadline_seconds: float = 60.0
+
+    @property
+    def killed(self) -> dict[int, str]:
+        """Round → the client that is killed in it: the last one that is left."""
+        rounds = [number for number, attack in enumerate(self.attacks) if attack in (KILLED, KILLED_AND_LYING)]
+        return {number: str(self.clients - 1 - at) for at, number in enumerate(rounds)}
 
     @property
     def config(self) -> FederationConfig:
@@ -259,21 +276,55 @@ def server(plan: str, folder: str) -> MarketServerApp:
 
 
 def client(plan: str, folder: str) -> MarketClientApp:
-    """The client app of a rehearsal: honest; the last client says when it may be killed."""
+    """The client app of a rehearsal: sellers say when they may be killed, and the first one may lie."""
     chosen = read_sum_plan(plan)
     app = federation_client(chosen.config, Path(folder) / "wallets")
     assert app.seller.share is not None
     app.seller.share = _Mortal(app.seller.share, chosen, Path(folder))
-    # A register: every client's key is known to all, and all of them sell in every round.
-    keys = [SigningKey.from_seed(hashlib.sha256(b"rehearsal %d" % at).digest()) for at in range(chosen.clients)]
+    # Sellers that know each other's keys: all of them sell in every round, but for those that are gone.
+    keys = rehearsal_keys(chosen.clients)
     app.seller.identity = lambda context: keys[int(partition_name(context))]
-    app.seller.parties = lambda context: [key.public for key in keys]
-    return app
+    app.seller.parties = lambda context: [
+        key.public for at, key in enumerate(keys) if not marker(Path(folder), str(at)).exists()
+    ]
+    return _MayLie(app, chosen)
+
+
+class _MayLie(MarketClientApp):
+    """A client app of which one client opens wrong shares of the others' secrets, in the rounds of the plan."""
+
+    def __init__(self, inner: MarketClientApp, plan: SumPlan) -> None:
+        super().__init__()
+        self.inner = inner
+        self.plan = plan
+        self.seller = inner.seller
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        """The honest client's answer, or a lie."""
+        reply = self.inner(message, context)
+        lies = partition_name(context) == str(_LIAR) and wire.SUM in message.content
+        if not lies or self.plan.attacks[int(message.metadata.group_id)] not in (LYING, KILLED_AND_LYING):
+            return reply
+        opened = wire.take_sum(reply.content) if wire.SUM in reply.content else None
+        if isinstance(opened, OpenedShares):
+            wrong = tuple(Parcel(one.seller, _another_share(one.content)) for one in opened.shares)
+            wire.put_sum(reply.content, replace(opened, shares=wrong))
+        return reply
+
+
+def _another_share(piece: bytes) -> bytes:
+    """A piece of the same number that holds other values."""
+    return piece[:2] + bytes(value ^ 1 for value in piece[2:])
+
+
+def rehearsal_keys(clients: int) -> list[SigningKey]:
+    """The signing key of each client, the same in every process."""
+    return [SigningKey.from_seed(hashlib.sha256(b"rehearsal %d" % at).digest()) for at in range(clients)]
 
 
 @dataclass(frozen=True)
 class _Mortal:
-    """Training in which the last client waits to be killed, in the round of the plan."""
+    """Training in which a client waits to be killed, in the rounds of the plan."""
 
     inner: ShareTraining
     plan: SumPlan
@@ -283,8 +334,7 @@ class _Mortal:
         return self.inner.records(context)
 
     def share(self, weights: Arrays, job: Job, grid: ReleaseGrid) -> Mapping[str, np.ndarray]:
-        last = job.client == str(self.plan.clients - 1)
-        if last and self.plan.attacks[job.sale.number] == KILLED:
+        if self.plan.killed.get(job.sale.number) == job.client:
             marker(self.folder, job.client).touch()
             time.sleep(3600)
         return self.inner.share(weights, job, grid)
@@ -310,8 +360,8 @@ def rehearse_sums(
             if stretch:
                 chosen = replace(chosen, deadline_seconds=stretched(chosen.deadline_seconds, engine.ready_seconds))
             app = write_app(folder / "app", _app_code(chosen, folder), {})
-            if KILLED in chosen.attacks:
-                waiting = {chosen.clients - 1}
+            if chosen.killed:
+                waiting = {int(one) for one in chosen.killed.values()}
                 threading.Thread(target=kill_on_marker, args=(engine, waiting, folder), daemon=True).start()
             patience = run_timeout(len(chosen.attacks), _WAITS_PER_ROUND, chosen.deadline_seconds)
             result = engine.run(app, timeout_seconds=patience)
@@ -348,7 +398,8 @@ def sum_verdicts(
     first = rounds[0]
     verdicts = {
         "every round ended": len(rounds) == len(plan.attacks),
-        "an honest round is the plain simulation's, to the micro-unit and the last digit of accuracy": (
+        f"{'a round with a liar' if plan.attacks[0] == LYING else 'an honest round'} is the plain simulation's, "
+        "to the micro-unit and the last digit of accuracy": (
             first["paid_micro"] == plain.paid_micro and first["accuracy"] == plain.accuracy
         ),
         "money adds up": all(sum(r["paid_micro"].values()) + r["refunded_micro"] == budget for r in rounds),
@@ -367,15 +418,19 @@ def sum_verdicts(
     for number, attack in enumerate(plan.attacks):
         if attack == REPLAY:
             verdicts["a round replayed: every seller refuses"] = answers.get(number) == {"unsold": plan.clients}
-        if attack == KILLED:
-            gone = str(plan.clients - 1)
+        if attack in (KILLED, KILLED_AND_LYING):
+            gone = plan.killed[number]
             statement = WalletFile(folder / "wallets" / f"client-{gone}.jsonl", float("inf")).statement()
-            others = {str(c) for c in range(plan.clients - 1)}
-            verdicts["the others' sum is opened and paid without the killed seller"] = (
-                set(rounds[number]["paid_micro"]) == others
-            )
-            verdicts["the killed seller has spent what it did not deliver"] = (
+            verdicts[f"round {number + 1}: the killed seller has spent what it did not deliver"] = (
                 bool(statement) and statement[-1]["released"] is False
+            )
+        if attack == KILLED:
+            verdicts["the others' sum is opened and paid without the killed seller"] = set(
+                rounds[number]["paid_micro"]
+            ) == {str(client) for client in range(int(plan.killed[number]))}
+        if attack == KILLED_AND_LYING:
+            verdicts["one killed and one lying are too many: no sum, and nobody is paid"] = (
+                rounds[number]["paid_micro"] == {} and rounds[number]["accuracy"] == rounds[number - 1]["accuracy"]
             )
     return verdicts
 

@@ -8,27 +8,33 @@ Implements: DP-SGD of [Abadi2016].
 
 from __future__ import annotations
 
-import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
 
 from privmarket.errors import PrivacyError
 from privmarket.federated.workers import one_thread
-from privmarket.flower import wire
+from privmarket.flower import _trial as trial
+from privmarket.flower._guard_open import open_reply
+from privmarket.flower._loaders import records_of
 from privmarket.flower.node_seller import Job
-from privmarket.flower.training_checks import client_records, job_plan, require_trainable
+from privmarket.flower.training_checks import (
+    client_records,
+    job_plan,
+    note_values,
+    require_noise,
+    require_records,
+    require_trainable,
+)
 from privmarket.flower.wire import Arrays
-from privmarket.privacy.noise import NoiseSource
 from privmarket.privacy.release import ReleaseGrid
 from privmarket.training import (
-    ClientRecords,
     Column,
     Loss,
     PrivateModel,
-    cross_entropy,
     private_shares,
     private_updates,
     require_per_record,
@@ -36,8 +42,6 @@ from privmarket.training import (
 
 if TYPE_CHECKING:
     from flwr.app import Context, Message
-
-_LOG = logging.getLogger(__name__)  # the client's own
 
 
 def trainable_arrays(module: nn.Module) -> Arrays:
@@ -81,7 +85,6 @@ def private_module_update(
     flat = model.flat(weights)
     model.load(flat)
     plan = job_plan(job)
-    _note_labels(model, flat, records)
     with one_thread():
         update = private_updates(model, flat, records, plan, [job.noise_multiplier], [job.noise])[0]
     return model.arrays(update)
@@ -91,33 +94,56 @@ def train_privately(
     message: Message,
     context: Context,
     model: nn.Module,
-    inputs: Column,
-    labels: Column,
+    data: Column | DataLoader[Any] | Dataset[Any],
+    labels: Column | None = None,
     *,
     loss: Loss | None = None,
     persons: Column | None = None,
 ) -> None:
-    """Trains a model for the sale in a message, with its noise; for apps behind `WalletMod(noise="app")`.
+    """Trains a model for the sale in a message, with its noise; for apps behind `WalletMod(noise="records")`.
+
+    Before any ε is reserved the mod calls the app once for a trial. The trial ends in this function: shapes, types,
+    the loss and one batch of made-up records of the same shape are tried, and nothing is trained.
+
+    Behind a `GuardMod` nothing is sold: the site's policy says how to train and how much noise there is, and what
+    leaves is what is released here, whatever the app replies.
 
     Args:
         message: the message that the app was called with.
         context: its node's.
         model: holds the weights that the message brought; afterwards those that may be sent back.
-        inputs, labels, loss, persons: as for `private_module_update`.
+        data: the app's `DataLoader` or data set as it is, batches (inputs, labels) or mappings of the two; or the
+            inputs along the first axis, beside `labels`.
+        loss: (outputs, labels) ↦ one loss per record; cross-entropy unless given.
+        persons: whose record each is, whole numbers ≥ 0; needed where the job's unit is a person.
 
     Raises:
         WireError: the message carries no sale, or passed no `WalletMod`.
     """
-    sale, record = wire.take(message.content, wire.Sale), message.content.config_records.get(wire.JOB)
-    if record is None:
-        raise wire.WireError(f"a sale without {wire.JOB}", 'put WalletMod(noise="app") before this app')
-    job = Job(
-        sale, float(str(record["noise-multiplier"])), NoiseSource.from_system(), "", context, str(record["unit"])
-    )
-    # Also with other weights than those that came: after the first noisy step it has others.
-    require_trainable(model, inputs, labels, loss, weights := trainable_arrays(model))
-    update = private_module_update(model, weights, inputs, labels, job, loss, persons)
-    load_arrays(model, {name: weights[name] - update[name] for name in weights})
+    guarded = open_reply()
+    if guarded is not None:
+        inputs, targets = records_of(data, labels)
+        guarded.train(model, inputs, targets, loss, persons)
+        return
+    job = trial.job_of(message, context)
+    inputs, targets = records_of(data, labels)
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    model.to("cpu")
+    try:
+        weights = trainable_arrays(model)
+        if trial.is_trial(message):
+            note_values(inputs, targets, loss, model)
+            require_trainable(model, inputs, targets, loss, weights)
+            require_records(inputs, targets, persons, job, loss)
+            require_noise(job, int(targets.shape[0]), sum(array.size for array in weights.values()))
+            raise trial.Passed
+        # Also with other weights than those that came: after the first noisy step it has others.
+        require_trainable(model, inputs, targets, loss, weights)
+        update = private_module_update(model, weights, inputs, targets, job, loss, persons)
+        load_arrays(model, {name: weights[name] - update[name] for name in weights})
+        trial.note_release(message, trainable_arrays(model))
+    finally:
+        model.to(device)
 
 
 def private_module_share(
@@ -141,22 +167,6 @@ def private_module_share(
     model = PrivateModel(module, loss)
     flat = model.flat(weights)
     model.load(flat)
-    _note_labels(model, flat, records)
     with one_thread():
         integers = private_shares(model, flat, records, job_plan(job), [grid], [job.noise])[0]
     return model.arrays(torch.from_numpy(integers))
-
-
-def _note_labels(model: PrivateModel, flat: Tensor, records: ClientRecords) -> None:
-    """Tells the client's own log how many labels name no class; such records add nothing."""
-    if model.loss is not cross_entropy or records.labels.dtype.is_floating_point:
-        return
-    try:
-        outputs = model.outputs(flat, torch.zeros_like(records.inputs[:1]))
-    except Exception:  # the module is the user's code and may raise anything
-        return
-    if outputs.ndim < 2:
-        return
-    wrong = int(((records.labels < 0) | (records.labels >= outputs.shape[1])).sum())
-    if wrong:
-        _LOG.warning("%d records whose labels name no class add nothing", wrong)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+import logging
+
 import torch
 from torch import nn
 
 from privmarket.errors import PrivacyError
 from privmarket.federated.workers import one_thread
+from privmarket.flower import _failures as failures
 from privmarket.flower.node_seller import Job
 from privmarket.flower.wire import Arrays
 from privmarket.training import (
@@ -14,12 +18,17 @@ from privmarket.training import (
     Column,
     LocalPlan,
     Loss,
+    ModelError,
     NoisySum,
     by_person,
     require_per_record,
     row_findings,
     usable_inputs,
 )
+from privmarket.training._engine import random_labels, random_records
+
+_log = logging.getLogger(failures.LOGGER)
+_TRIED_ROWS = 5
 
 
 def job_plan(job: Job) -> LocalPlan:
@@ -61,12 +70,72 @@ def require_trainable(
         ModelError: with the layer's name, and what to put there instead.
     """
     x = usable_inputs(module, inputs)
+    if not quick:
+        _try_batch(module, x, labels, loss)
     with one_thread():
         if quick:
             found = row_findings(module, x, labels, loss=loss, weights=weights, random_weights=False)
             if not found:
                 return
         require_per_record(module, x, labels, loss=loss, weights=weights)
+
+
+def _try_batch(module: nn.Module, inputs: torch.Tensor, labels: Column, loss: Loss | None) -> None:
+    """One forward pass and one loss on random records of the same shape, for errors that name the user's own line.
+
+    Raises:
+        ModelError: the module or the loss fails, with the line of the owner's code that failed.
+    """
+    subject = copy.deepcopy(module).train()
+    generator = torch.Generator().manual_seed(0)
+    with torch.random.fork_rng(devices=[]), one_thread():
+        try:
+            outputs = subject(random_records(inputs, _TRIED_ROWS, generator))
+        except Exception as error:  # the module is the user's code and may raise anything
+            shape = tuple(inputs.shape[1:])
+            raise ModelError(
+                f"the model does not take records of shape {shape}, {inputs.dtype}: "
+                f"{type(error).__name__}: {error}",
+                "make model and records fit",
+            ) from error
+        if loss is None or not isinstance(outputs, torch.Tensor):
+            return
+        try:
+            loss(outputs, random_labels(outputs, torch.as_tensor(labels), generator))
+        except Exception as error:
+            raise ModelError(
+                f"the loss fails on outputs of shape {tuple(outputs.shape)} and labels of "
+                f"{torch.as_tensor(labels).dtype}: {type(error).__name__}: {error}",
+                "let it take (outputs, labels) and return one loss per record",
+            ) from error
+
+
+def note_values(inputs: Column, labels: Column, loss: Loss | None, module: nn.Module) -> None:
+    """Tells the client's own log what is odd about the values of its records; nothing of this leaves the client.
+
+    Records that are no numbers, and labels that name no class, add nothing to the sum. A client of which all
+    records are of that kind sells noise, and its owner should know.
+    """
+    x = torch.as_tensor(inputs)
+    y = torch.as_tensor(labels)
+    rows = int(x.shape[0])
+    if x.is_floating_point() and rows:
+        broken = int((~torch.isfinite(x.reshape(rows, -1)).all(dim=1)).sum())
+        if broken:
+            _log.warning("%d of %d records hold NaN or infinite numbers and add nothing", broken, rows)
+    if loss is None and not y.is_floating_point() and y.ndim == 1 and rows:
+        try:
+            with torch.no_grad(), one_thread():
+                outputs = copy.deepcopy(module).eval()(usable_inputs(module, torch.zeros_like(x[:1])))
+            classes = int(outputs.shape[1])
+        except Exception:  # the module is the user's; what is wrong with it is said elsewhere
+            return
+        wrong = int(((y < 0) | (y >= classes)).sum())
+        if wrong:
+            _log.warning(
+                "%d of %d labels name none of the model's %d classes (0 to %d); such records add nothing",
+                *(wrong, rows, classes, classes - 1),
+            )
 
 
 def require_records(inputs: Column, labels: Column, persons: Column | None, job: Job, loss: Loss | None) -> None:
@@ -82,6 +151,10 @@ def require_records(inputs: Column, labels: Column, persons: Column | None, job:
     x, y = torch.as_tensor(inputs), torch.as_tensor(labels)
     if x.shape[0] != y.shape[0]:
         raise PrivacyError(f"{x.shape[0]} inputs and {y.shape[0]} labels", "give one label per record")
+    if not x.shape[0]:
+        raise PrivacyError(
+            "no records", "a client without records cannot sell: look at what its data function returns"
+        )
     records = ClientRecords(x, y, [x.shape[0]], None if persons is None else torch.as_tensor(persons))
     if job.unit == "person":
         by_person(records)

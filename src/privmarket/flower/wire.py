@@ -51,8 +51,9 @@ class Sale:
         clip_norm, learning_rate, expected_batch: the public training plan, see `training.LocalPlan`.
         share: factor by which the client multiplies its update before secure aggregation; 1 otherwise.
         trust, honest_share: as in the terms.
-        sellers, levels, weight: of the round's secure sum under aggregate trust: how many sell in it, digits of
+        sellers, levels, weight: of this client's secure sum under aggregate trust: how many sell in it, digits of
             every seller's noise, steps of the sum's grid per unit of this client's clipped sum; 0 otherwise.
+        cohorts: how many such sums the round has; the noise on the average grows with its square root.
         reach: under local trust with masks, where a coordinate is cut off before it is rounded; 0 otherwise.
     """
 
@@ -72,17 +73,23 @@ class Sale:
     levels: int = 0
     weight: float = 0.0
     reach: float = 0.0
+    cohorts: int = 1
 
 
 @dataclass(frozen=True)
 class Receipt:
-    """What became of one client's delivery: money, or why there was none, and whom the sale protected against."""
+    """What became of one client's delivery: money, or why there was none, and whom the sale protected against.
+
+    Attributes:
+        cohorts: under aggregate trust, to how many secure sums the round's sellers were dealt.
+    """
 
     run: str
     number: int
     paid_micro: int
     fault: str = ""
     trust: Trust = "local"
+    cohorts: int = 1
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,7 @@ def existing_app(market, spoil=None):
 
 
 def mod(folder, **options):
-    options = {"epsilon": lambda context: 0.5 + 0.07 * partition(context), **options}
+    options = {"noise": "update", "epsilon": lambda context: 0.5 + 0.07 * partition(context), **options}
     return pm.flower.WalletMod(
         valuation=lambda context: VALUATIONS[partition(context)],
         wallet=lambda context: pm.flower.WalletFile(folder / f"{partition(context)}.jsonl", 4.0),
@@ -62,7 +62,7 @@ def mod(folder, **options):
 
 def play(app, rounds=2, **options):
     grid = Wire(app, NODES)
-    options = {"mechanism": "proportional-share", "budget": 5.0, "rounds": rounds, "clip_norm": 0.5, **options}
+    options = {"mechanism": "proportional-share", "budget": 5.0, "clip_norm": 0.5, "noise": "update", **options}
     strategy = pm.flower.AuctionStrategy(FedAvg(fraction_evaluate=1.0), **options)
     result = strategy.start(grid, START, num_rounds=rounds)
     return strategy, result, grid
@@ -202,7 +202,7 @@ def digits_like():
 def retrofit(folder, model=None):
     """The client of an existing app behind the mod, with a wallet per node by default."""
     build, _, records = digits_like()
-    market = pm.flower.WalletMod(valuation=0.2, epsilon=3.0, wallet=30.0, noise="app", model=model or build)
+    market = pm.flower.WalletMod(valuation=0.2, epsilon=3.0, wallet=30.0, noise="records", model=model or build)
     app = ClientApp(mods=[market])
     market.answer_bids(app)
 
@@ -222,7 +222,7 @@ def retrofit(folder, model=None):
 
 
 def strategy(**options):
-    options = {"mechanism": "proportional-share", "budget": 20.0, "rounds": 4, "learning_rate": 2.0, **options}
+    options = {"mechanism": "proportional-share", "budget": 20.0, "learning_rate": 2.0, "steps": 1, **options}
     return pm.flower.AuctionStrategy(FedAvg(fraction_evaluate=0.0), expected_batch=60.0, **options)
 
 
@@ -272,7 +272,7 @@ def test_a_model_that_mixes_records_is_refused_before_anything_is_reserved(tmp_p
     with pytest.raises(PrivacyError, match="BatchNorm"):
         strategy(model=mixing)
     grid = retrofit(tmp_path, model=mixing)  # a server that does not care
-    buyer = strategy(rounds=1)
+    buyer = strategy()
     result = buyer.start(grid, ArrayRecord(build().state_dict()), num_rounds=1)
     assert all("model" in why for why in buyer.records[0].dropped.values())
     assert all(pm.flower.WalletFile(path, 30.0).statement() == [] for path in tmp_path.glob("*.jsonl"))
@@ -290,17 +290,19 @@ def test_private_training_needs_a_sale():
 def test_the_example_with_opacus_learns_and_its_noise_is_its_own(monkeypatch, tmp_path):
     """Its model seeds torch's generator; noise from there would be the same in every client and in every round."""
     monkeypatch.syspath_prepend(str(Path(pm.__file__).parent / "examples" / "flower-existing-app"))
+    monkeypatch.chdir(tmp_path)
     from existing_app import opacus_client_app, server_app
 
-    config = {"num-server-rounds": 2, "budget": 10.0}
+    config = {"num-server-rounds": 2, "budget": 10.0, "batch-size": 32}
     runs = []
     for number in range(2):
         monkeypatch.setenv("PRIVMARKET_WALLETS", str(tmp_path / str(number)))
         grid = Wire(opacus_client_app.app, 6, run_config=config)
-        context = play_in_process(server_app.app, opacus_client_app.app, 6, config, grid)
-        runs.append(saved_result(context))
+        monkeypatch.setenv("PRIVMARKET_RESULT", str(tmp_path / f"{number}.json"))
+        play_in_process(server_app.app, opacus_client_app.app, 6, config, grid)
+        runs.append(json.loads((tmp_path / f"{number}.json").read_text()))
     assert all(one["accuracy"] > 0.3 for one in runs)  # by chance 0.1
     assert runs[0]["weights_sha256"] != runs[1]["weights_sha256"]
     wallet = pm.flower.WalletFile.existing(tmp_path / "0" / "client-0.jsonl")
-    assert wallet.epsilon_spent == pytest.approx(runs[0]["epsilon_spent"]["0"])
-    assert 0.0 < wallet.epsilon_remaining < wallet.cap_epsilon == 20.0
+    assert wallet.epsilon_spent == pytest.approx(runs[0]["epsilon_spent"]["0"], rel=0.1)
+    assert 0.0 < wallet.epsilon_remaining < wallet.cap_epsilon == 8.0

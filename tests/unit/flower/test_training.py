@@ -16,7 +16,7 @@ from privmarket.flower.training import load_arrays, private_module_update, train
 from privmarket.flower.wire import Sale
 from privmarket.privacy.calibration import ReleaseFamily
 from privmarket.privacy.noise import NoiseSource
-from privmarket.privacy.release import ReleaseGrid, sum_inflation
+from privmarket.privacy.release import ReleaseGrid, covered_records, sum_inflation
 from privmarket.training import ClientRecords, PrivateModel, clipped_sums
 
 
@@ -212,7 +212,7 @@ def test_noise_is_added_on_a_grid(name):
     quiet = private_module_update(build(name), weights, x, y, job())
     noisy = private_module_update(build(name), weights, x, y, job(noise_multiplier=2.0))
     size = sum(array.size for array in weights.values())
-    grid = ReleaseGrid.for_release(2.0, 0.5, size, sum_inflation(20))
+    grid = ReleaseGrid.for_release(2.0, 0.5, size, sum_inflation(covered_records(20)))
     moved = np.concatenate([(noisy[key] - quiet[key]).ravel() for key in weights])
     assert moved.std() == pytest.approx(grid.deviation, rel=5 / np.sqrt(2 * size))
     assert grid.deviation == pytest.approx(2.0 * 0.5, rel=0.004)

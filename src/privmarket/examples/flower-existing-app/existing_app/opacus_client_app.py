@@ -13,11 +13,10 @@ from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 import privmarket as pm
-from existing_app.client_app import build_model, price
+from existing_app.client_app import price
+from existing_app.task import Net
 
-market = pm.flower.WalletMod(
-    valuation=price, epsilon=3.0, data_size=140.0, wallet=20.0, noise="app", model=build_model
-)
+market = pm.flower.WalletMod(valuation=price, data_size=140, wallet=8.0, noise="app", model=Net)
 app = ClientApp(mods=[market])
 market.answer_bids(app)
 
@@ -33,10 +32,12 @@ def train(message: Message, context: Context) -> Message:
     from privmarket.privacy.noise import NoiseSource
 
     sold = message.content["privmarket-job"]
-    model = build_model()
+    model = Net()
     model.load_state_dict(message.content["arrays"].to_torch_state_dict())
     node = context.node_config
-    images, labels = load_data(node["partition-id"], node["num-partitions"])
+    batches = list(load_data(node["partition-id"], node["num-partitions"], context.run_config["batch-size"]))
+    images = torch.cat([batch["img"] for batch in batches])
+    labels = torch.cat([batch["label"] for batch in batches])
     secret, size = NoiseSource.from_system(), round(sold["expected-batch"])  # public: not the number of records
 
     def add_noise(optimizer):

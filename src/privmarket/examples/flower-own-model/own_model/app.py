@@ -37,9 +37,7 @@ def data(context):
     return images[mine], labels[mine]
 
 
-server = pm.flower.server_app(
-    model=build, evaluate=accuracy, budget=15.0, rounds=5, expected_batch=140.0, server_rate=2.0, momentum=0.5
-)
+server = pm.flower.server_app(model=build, evaluate=accuracy, budget=15.0, rounds=5, momentum=0.0)
 client = pm.flower.client_app(
-    model=build, data=data, loss=loss, valuation=0.3, epsilon=4.0, data_size=140.0, wallet="unlimited"
+    model=build, data=data, loss=loss, valuation=0.3, data_size=140, epsilon=3.0, wallet="unlimited"
 )

@@ -13,7 +13,6 @@ app = pm.flower.client_app(
     model=build_model,
     data=client_records,
     valuation=price,
-    epsilon=3.0,  # at most so much a round
-    data_size=140.0,
-    wallet=20.0,  # at most ε = 20 in a lifetime, whoever asks and however often
+    data_size=140,  # declared, and public: about how many records there are
+    wallet=8.0,  # at most ε = 8 in a lifetime, whoever asks and however often
 )

@@ -9,9 +9,5 @@ app = pm.flower.server_app(
     mechanism="mean-field-menu",
     budget=10.0,  # per round
     rounds=10,
-    clip_norm=1.0,
-    expected_batch=140.0,  # public: about how many records a client has
-    server_rate=4.0,
-    momentum=0.9,
     evaluate_every=1,
 )

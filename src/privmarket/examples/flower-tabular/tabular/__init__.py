@@ -1,0 +1,1 @@
+"""A regression on a table of patients."""

@@ -1,0 +1,1 @@
+"""A market without torch: softmax regression in NumPy, and with scikit-learn."""

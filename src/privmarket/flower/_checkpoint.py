@@ -1,0 +1,136 @@
+"""The settled rounds of a run in one file beside its result, so that a stopped run can go on.
+
+The file is written after every settled round and removed with the result. A run that finds it, with the same
+settings and the same model, continues behind its last round: with its weights, its records, what every client has
+released, and the receipts that clients have not been given yet.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from privmarket.errors import CheckpointError
+from privmarket.files import write_atomically
+from privmarket.flower.settings import MarketSettings
+from privmarket.flower.wire import Arrays, Receipt
+from privmarket.privacy.calibration import ReleaseFamily
+from privmarket.privacy.events import PrivacyEvent
+from privmarket.rounds import RoundRecord
+
+_JSON = "privmarket-json"
+_PREFIX = "array:"
+
+
+def partial_path(result: Path) -> Path:
+    """Where the settled rounds of an unfinished run are kept: `result.partial.npz` beside `result.json`."""
+    return result.with_suffix(".partial.npz")
+
+
+@dataclass(frozen=True, eq=False)
+class SettledRounds:
+    """What a stopped run leaves.
+
+    Attributes:
+        settings: of the run, as JSON data.
+        records: one per settled round.
+        arrays: the model, and the server's momentum and average where it has them.
+        releases: (name of a sale, client → release), in order.
+        receipts: client → what it has not been told yet.
+        declared: mean number of records that clients declared in the first round.
+        cohorts: round → to how many secure sums its sellers were dealt; under aggregate trust.
+    """
+
+    settings: Mapping[str, object]
+    records: tuple[RoundRecord, ...]
+    arrays: Arrays
+    releases: tuple[tuple[str, Mapping[str, PrivacyEvent]], ...]
+    receipts: Mapping[str, Receipt] = field(default_factory=dict)
+    declared: float = 0.0
+    cohorts: Mapping[int, int] = field(default_factory=dict)
+
+    def write(self, path: Path) -> None:
+        """Writes the file in one step."""
+        told = {
+            "settings": self.settings,
+            "records": [asdict(record) for record in self.records],
+            "releases": [[sale, {c: asdict(e) for c, e in events.items()}] for sale, events in self.releases],
+            "receipts": {client: asdict(receipt) for client, receipt in self.receipts.items()},
+            "declared": self.declared,
+            "cohorts": [[number, cohorts] for number, cohorts in self.cohorts.items()],
+        }
+        content = io.BytesIO()
+        named: dict[str, Any] = {f"{_PREFIX}{name}": array for name, array in self.arrays.items()}
+        named[_JSON] = np.array(json.dumps(told))
+        np.savez(content, allow_pickle=False, **named)
+        write_atomically(path, content.getvalue())
+
+    @classmethod
+    def read(cls, path: Path) -> SettledRounds:
+        """The rounds in a file.
+
+        Raises:
+            CheckpointError: the file cannot be read.
+        """
+        try:
+            with np.load(path, allow_pickle=False) as content:
+                told = json.loads(str(content[_JSON]))
+                arrays = {
+                    name.removeprefix(_PREFIX): content[name] for name in content.files if name.startswith(_PREFIX)
+                }
+            return cls(
+                settings=told["settings"],
+                records=tuple(RoundRecord(**record) for record in told["records"]),
+                arrays=arrays,
+                releases=tuple(
+                    (sale, {client: _event(event) for client, event in events.items()})
+                    for sale, events in told["releases"]
+                ),
+                receipts={client: Receipt(**receipt) for client, receipt in told["receipts"].items()},
+                declared=float(told["declared"]),
+                cohorts={int(number): int(cohorts) for number, cohorts in told["cohorts"]},
+            )
+        except (OSError, ValueError, KeyError, TypeError, EOFError) as error:
+            raise CheckpointError(
+                f"{path}: not the settled rounds of a run ({error})", "remove the file to start anew"
+            ) from error
+
+
+def _event(told: Mapping[str, Any]) -> PrivacyEvent:
+    """A release, from its fields."""
+    family = ReleaseFamily(float(told["sampling_rate"]), int(told["steps"]))
+    return family.release(float(told["noise_multiplier"]))
+
+
+def found(path: Path | None, settings: MarketSettings, arrays: Mapping[str, np.ndarray]) -> SettledRounds | None:
+    """The rounds that a stopped run with these settings left; None where there are none.
+
+    Args:
+        arrays: of the model that is to be trained; a file of another model is refused.
+
+    Raises:
+        CheckpointError: the file is of other settings or of another model.
+    """
+    if path is None or not path.exists():
+        return None
+    left = SettledRounds.read(path)
+    now = json.loads(json.dumps(settings.to_json()))
+    differing = sorted(key for key in now if now[key] != left.settings.get(key))
+    if differing:
+        raise CheckpointError(
+            f"{path} holds {len(left.records)} rounds of a run with other settings ({', '.join(differing)})",
+            "run with the same settings to go on, or remove the file to start anew",
+        )
+    shapes = {name: array.shape for name, array in arrays.items()}
+    there = {name: left.arrays[name].shape for name in shapes if name in left.arrays}
+    if shapes != there:
+        raise CheckpointError(
+            f"{path} holds rounds of another model", "use the same model to go on, or remove the file to start anew"
+        )
+    return left

@@ -1,0 +1,415 @@
+"""A guard for a Flower site without a market: one mod, under any server, lets out what the site's policy allows.
+
+The server is not trusted, and the app's reply is not passed on. A reply is built anew: record names, array names,
+shapes and dtypes are those of the message that came, the number of records and the names of metrics are the
+policy's, and all numbers that depend on records are clipped, carry exact noise, and were charged to the site's
+wallet before they leave. Everything else that a server may ask for (queries, initial parameters, evaluation that is
+not declared) is answered by an error reply of fixed words, which Flower's strategies count as a failure of this
+node, and go on.
+
+What runs in the app's own process can reach around all of this: see docs/how-to/guard-a-site.md.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Callable, Sequence
+from copy import copy, deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.app.typing import MetricRecordValues
+from flwr.clientapp import ClientApp
+from flwr.common.constant import ErrorCode
+from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_STATE
+
+from privmarket.errors import ConfigurationError, PrivmarketError, WalletError
+from privmarket.flower import wire
+from privmarket.flower._guard_open import opened
+from privmarket.flower._guard_release import GuardedReply, array_forms
+from privmarket.flower.guard import one_line
+from privmarket.flower.wire import Arrays
+from privmarket.lazy import late
+from privmarket.privacy.policy import PolicyRefusal, SellerPolicy
+from privmarket.privacy.wallet_file import WalletFile, WalletFileError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from privmarket import training as engine
+    from privmarket.flower import _loaders as loaders
+    from privmarket.flower.client import RecordsOf
+    from privmarket.training import Loss
+else:
+    # torch: a message that is refused is answered without it
+    engine = late("privmarket.training")
+    loaders = late("privmarket.flower._loaders")
+
+CallNext = Callable[[Message, Context], Message]
+
+POLICY_KEY = "policy"  # in a node's configuration: the site's policy file
+POLICY_VARIABLE = "PRIVMARKET_POLICY"  # in the environment of the process in which a node's app runs
+_OURS = "privmarket-"  # records that a server may not put before the app
+_FIT, _EVALUATE = "fitins.parameters", "evaluateins.parameters"  # in messages of strategies of Flower's older API
+_KINDS_OF_ARRAY = "fiub"  # floating point, and the integers and flags that go back as they came
+
+_log = logging.getLogger("privmarket.guard")
+
+# All that ever leaves instead of a release.
+REFUSALS = {
+    "not-allowed": "the site's policy lets nothing of this kind out",
+    "wallet": "the site's lifetime privacy budget does not hold another release",
+    "weights": "arrays that the site does not train: their type, size or values",
+    "message": "a message that cannot be read: the guard answers one record of arrays",
+    "setup": "the site's guard is not set up; its owner finds the cause in the site's own log",
+    "failed": "the site failed; its owner finds the cause in the site's own log",
+}
+
+
+class GuardRefusal(PrivmarketError):
+    """A guard refuses. `word` leaves, with its fixed sentence; the message stays in the site's own log."""
+
+    code = "refused"
+
+    def __init__(self, word: str, message: str, hint: str = "see the [guard] table of the site's policy") -> None:
+        super().__init__(message, hint)
+        self.word = word
+
+
+def site_name(context: Context) -> str:
+    """The node's `partition-id` where it has one, as in simulations; else `site`."""
+    partition = str(context.node_config.get("partition-id", "site"))
+    if not partition.replace("-", "").replace("_", "").isalnum():
+        raise ConfigurationError(f"a partition-id of {partition!r}", "give letters, digits and hyphens")
+    return partition
+
+
+class GuardMod:
+    """A Flower client mod that lets out what a site's policy allows, and charges it to the site's wallet.
+
+    >>> app = ClientApp(mods=[GuardMod(policy="site.toml")])  # doctest: +SKIP
+
+    It must be the first of the app's own mods; mods of Flower may stand before it. The server and its strategy stay
+    as they are. The policy is the site's: `--node-config 'policy="/etc/site.toml"'` or the environment variable
+    PRIVMARKET_POLICY take the place of the file that an app names, and a run's configuration is never asked.
+
+    Args:
+        policy: the site's policy file, or the policy itself; see docs/how-to/guard-a-site.md.
+        name: the site's name, which stands for `{client}` in the wallet's file name.
+        model, data, loss: makes the model, gives the node's (inputs, labels) or (inputs, labels, persons), and
+        gives
+            one loss per record. With the first two the guard trains itself, record by record, and does not call the
+            app's train function.
+    """
+
+    def __init__(
+        self,
+        policy: SellerPolicy | Path | str | None = None,
+        *,
+        name: Callable[[Context], str] = site_name,
+        model: Callable[[], nn.Module] | None = None,
+        data: RecordsOf | None = None,
+        loss: Loss | None = None,
+    ) -> None:
+        if (model is None) != (data is None):
+            raise ConfigurationError("GuardMod got one of model and data", "give both, or call train_privately")
+        self._given = policy
+        if isinstance(policy, Path | str) and not os.environ.get(POLICY_VARIABLE) and Path(policy).exists():
+            SellerPolicy.read(policy)  # a slip in the file is told when the app starts
+        self._name = name
+        self._model = model
+        self._data = data
+        self._loss = loss
+        self._trainable: dict[str, Sequence[str] | None] = {}  # site → arrays that training by records changed
+        self._warned: set[str] = set()
+
+    def __call__(self, message: Message, context: Context, call_next: CallNext) -> Message:
+        """Handles a message as a Flower mod: what leaves is a release that was charged, or fixed words."""
+        try:
+            return self._answer(message, context, call_next)
+        except GuardRefusal as refusal:
+            return _refuse(message, refusal.word, refusal)
+        except (WalletError, WalletFileError) as error:
+            return _refuse(message, "wallet", error)
+        except PolicyRefusal as refusal:
+            return _refuse(message, "weights", refusal)
+        except Exception as error:
+            _log.exception("the guard failed; the server hears so and no more")
+            return _refuse(message, "failed", error)
+
+    def _answer(self, message: Message, context: Context, call_next: CallNext) -> Message:
+        beside = self._mods_of_the_app()
+        kind = message.metadata.message_type
+        category = kind.partition(".")[0]
+        if category not in ("train", "evaluate"):
+            raise GuardRefusal(
+                "not-allowed", f"{one_line(kind)}: only training and declared evaluation are answered"
+            )
+        policy, client = self._site(context)
+        rules = policy.guard
+        metrics = rules.train if category == "train" else rules.evaluate
+        if category == "evaluate" and not metrics:
+            raise GuardRefusal(
+                "not-allowed", "evaluate, and the policy has no [guard.evaluate]", "declare its metrics there"
+            )
+        if "adaptiveclipping_mod" in beside and category == "train" and "norm_bit" not in metrics:
+            raise GuardRefusal(
+                "setup",
+                "adaptiveclipping_mod behind GuardMod: its norm_bit is a number about the site's records",
+                "declare it: [guard.train] norm_bit = { range = [0, 1], epsilon = 0.1 }; or leave the mod out",
+            )
+        form = Form.of(message.content, category)
+        if form.is_legacy and category == "evaluate" and "loss" not in metrics:
+            raise GuardRefusal("not-allowed", "evaluate of the older API, and [guard.evaluate] has no loss")
+        sent = form.arrays(message.content)
+        policy.check_weights({name: array for name, array in sent.items() if array.dtype.kind == "f"})
+        reply = GuardedReply(policy, _wallet(policy, client), client, context, category, sent, metrics)
+        reply.trainable = self._trainable.get(client)
+        reply.check_wallet()
+        if self._model is not None and category == "train":
+            self._check_model(self._model)
+        content = self._ask_the_app(message, context, call_next, reply)
+        arrays: Arrays = {}
+        if category == "train":
+            arrays = self._released(reply, content)
+            self._trainable[client] = reply.trainable
+        reply.charge(reply.metric_charges())
+        values = reply.metric_values(content)
+        reply.close(arrays or {name: np.array([value]) for name, value in values.items()})
+        return Message(form.reply(arrays, values, policy), reply_to=message)
+
+    def _check_model(self, model: Callable[[], nn.Module]) -> None:
+        try:
+            engine.require_supported(model())
+        except engine.ModelError as error:
+            raise GuardRefusal("setup", f"the guard's model: {error}", error.hint) from error
+
+    def _site(self, context: Context) -> tuple[SellerPolicy, str]:
+        """The site's policy and name; never from the run's configuration, which belongs to who submits the run."""
+        for key in sorted({POLICY_KEY, "wallet", "wallets"} & set(context.run_config)):
+            self._warn(f"the run's configuration names {key}; it is not asked: the site's own configuration is")
+        place = context.node_config.get(POLICY_KEY) or os.environ.get(POLICY_VARIABLE) or self._given
+        if place is None:
+            raise GuardRefusal(
+                "setup",
+                "this guard has no policy",
+                f'give GuardMod(policy="site.toml"), or --node-config \'{POLICY_KEY}="/etc/site.toml"\'',
+            )
+        try:
+            policy = place if isinstance(place, SellerPolicy) else SellerPolicy.read(str(place))
+            return policy, self._name(context)
+        except Exception as error:  # the name is the app's own function
+            where = "" if isinstance(place, SellerPolicy) else f" ({Path(str(place)).absolute()})"
+            raise GuardRefusal(
+                "setup", f"the guard's policy{where}: {error}", "mend the file, or name another"
+            ) from error
+
+    def _ask_the_app(
+        self, message: Message, context: Context, call_next: CallNext, reply: GuardedReply
+    ) -> RecordDict | None:
+        """Calls the app on copies of what came, and reads its reply; None where it failed.
+
+        The app gets no hand on the original message, from which the reply is derived, nor on the node's
+        configuration, which names the wallet. Its state is kept, but for what a mod of Flower has in it.
+        """
+        records = {name: deepcopy(record) for name, record in message.content.items() if not name.startswith(_OURS)}
+        inner = Message(RecordDict(records), metadata=copy(message.metadata))  # type: ignore[call-overload]
+        masks = deepcopy(context.state.get(RECORD_KEY_STATE))
+        own = copy(context)
+        own.node_config = dict(context.node_config)
+        own.run_config = dict(context.run_config)
+        reply.context = own
+        try:
+            with opened(reply):
+                if self._model is not None and self._data is not None and reply.kind.startswith("train"):
+                    inputs, labels, persons = loaders.columns_of(self._data(own))
+                    reply.train(self._model(), inputs, labels, self._loss, persons)
+                    return RecordDict()
+                answer = call_next(inner, own)
+            if answer.has_error():
+                raise RuntimeError(f"an error reply: {answer.error.reason}")
+            return RecordDict(dict(answer.content.items()))
+        except BaseException as error:  # also an exit, which would end the process without a reply
+            if isinstance(error, KeyboardInterrupt):
+                raise
+            if reply.is_short:  # another handler was faster; what the app itself raises is not asked
+                raise WalletError("the wallet was used up while the app ran", "see the statement") from error
+            self._failed(reply, error)
+            return None
+        finally:
+            if isinstance(own.state, RecordDict):
+                context.state = own.state
+            # What Flower's secure aggregation keeps there decides what it sends later, past the guard.
+            context.state.pop(RECORD_KEY_STATE, None)
+            if masks is not None:
+                context.state[RECORD_KEY_STATE] = masks
+
+    def _failed(self, reply: GuardedReply, error: BaseException) -> None:
+        """Tells the site's log that the app failed and, only if the policy says so, the server."""
+        if reply.rules.failures == "tell":
+            _log.error("the app failed; the server hears so and no more", exc_info=error)
+            raise GuardRefusal("failed", f"the app: {type(error).__name__}") from error
+        leaves = "noise alone" if reply.released is None else "what train_privately released"
+        _log.error("the app failed; %s leaves, and is charged. Mend the app, or stop it", leaves, exc_info=error)
+
+    def _released(self, reply: GuardedReply, content: RecordDict | None) -> Arrays:
+        """The arrays that leave; they are charged when this returns."""
+        if reply.released is not None:
+            return reply.released
+        if reply.rules.training == "records" or reply.charged:
+            if content is not None:
+                error = ConfigurationError(
+                    'the policy says training = "records", and the app did not train by train_privately',
+                    "call it in the app, or change [guard] training",
+                )
+                self._failed(reply, error)
+            if not reply.charged:
+                reply.charge([reply.records_charge()])
+            return reply.noise_of_records()
+        trained = None if content is None else self._trained(reply, content)
+        reply.charge([reply.update_charge()])
+        return reply.noisy_update(trained)
+
+    def _trained(self, reply: GuardedReply, content: RecordDict) -> Arrays | None:
+        """The arrays that the app returned; None, no change, where they are not those that it was sent."""
+        try:
+            trained = wire.read_arrays(content, None)
+            if array_forms(trained) != array_forms(reply.sent):
+                raise ConfigurationError("the app returned other arrays than it was sent", "return the same names")
+            return {name: array.astype(np.float64) for name, array in trained.items()}
+        except Exception as error:  # the bytes are the app's
+            self._failed(reply, error)
+            return None
+
+    def _mods_of_the_app(self) -> list[str]:
+        """The names of the mods behind this one, or a refusal where messages or replies could pass the guard by.
+
+        Flower tells a mod nothing about the app that it stands in, so the app is looked up among the callers.
+
+        Raises:
+            GuardRefusal: a mod that is not Flower's stands before the guard and could add to its replies, the guard
+                stands at one function only, or the app has a market's mod, too.
+        """
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and frame.f_code is not ClientApp.__call__.__code__:
+            frame = frame.f_back
+        app = None if frame is None else frame.f_locals.get("self")
+        mods = getattr(app, "_mods", None)
+        if mods is None:  # not called by an app
+            return []
+        if self not in mods:
+            raise GuardRefusal(
+                "setup", "GuardMod stands at one function of the app", "give ClientApp(mods=[GuardMod(…), …])"
+            )
+        makers = [mod if hasattr(mod, "__name__") else type(mod) for mod in mods]
+        names = [str(maker.__name__) for maker in makers]
+        place = mods.index(self)
+        if "WalletMod" in names:
+            raise GuardRefusal(
+                "setup", "GuardMod and WalletMod in one app", "choose one: both hold the same wallet"
+            )
+        for maker in makers[:place]:
+            if not str(maker.__module__).startswith("flwr."):
+                raise GuardRefusal("setup", f"{maker.__name__} stands before GuardMod", "put GuardMod first")
+        if "LocalDpMod" in names:
+            self._warn("LocalDpMod adds noise of its own, which no wallet counts; the guard's noise is enough")
+        if getattr(getattr(app, "_lifespan", None), "__name__", "_empty_lifespan") != "_empty_lifespan":
+            self._warn("the app has a lifespan function; Flower sends the text of its errors past every mod")
+        return names[place + 1 :]
+
+    def _warn(self, text: str) -> None:
+        if text not in self._warned:
+            self._warned.add(text)
+            _log.warning(text)
+
+
+@dataclass(frozen=True)
+class Form:
+    """How replies to a message look: of Flower's message API, or of its older one, whose records have fixed names.
+
+    Attributes:
+        arrays_record: the name of the message's record of arrays.
+        is_legacy: whether a strategy of the older API asks.
+        is_train: whether it is to be trained.
+    """
+
+    arrays_record: str
+    is_legacy: bool
+    is_train: bool
+
+    @classmethod
+    def of(cls, content: RecordDict, category: str) -> Form:
+        """The form of a message.
+
+        Raises:
+            GuardRefusal: it has not exactly one record of arrays.
+        """
+        names = list(content.array_records)
+        if len(names) != 1:
+            hint = "send one"
+            if any("secagg" in name for name in content.config_records):
+                hint = "put secaggplus_mod before GuardMod in ClientApp(mods=[…])"
+            raise GuardRefusal("message", f"{len(names)} records of arrays", hint)
+        return cls(names[0], names[0] in (_FIT, _EVALUATE), category == "train")
+
+    def arrays(self, content: RecordDict) -> Arrays:
+        """The arrays that were sent, as this process's own.
+
+        Raises:
+            GuardRefusal: they cannot be read, or are not numbers.
+        """
+        try:
+            sent = wire.read_arrays(content, self.arrays_record)
+        except Exception as error:  # the bytes are the server's
+            raise GuardRefusal("weights", f"arrays that cannot be read: {type(error).__name__}") from error
+        for name, array in sent.items():
+            if array.dtype.kind not in _KINDS_OF_ARRAY:
+                raise GuardRefusal("weights", f"{one_line(name)} holds {array.dtype}")
+        return sent
+
+    def reply(self, arrays: Arrays, metrics: dict[str, float], policy: SellerPolicy) -> RecordDict:
+        """The content of a reply; nothing in it was made by the app."""
+        rules = policy.guard
+        if not self.is_legacy:
+            numbers: dict[str, MetricRecordValues] = {rules.examples_key: rules.examples, **metrics}
+            content = RecordDict({rules.metrics_record: MetricRecord(numbers)})
+            if self.is_train:
+                content[self.arrays_record] = _written(arrays)
+            return content
+        name = "fitres" if self.is_train else "evaluateres"
+        content = RecordDict(
+            {
+                f"{name}.num_examples": MetricRecord({"num_examples": rules.examples}),
+                f"{name}.status": ConfigRecord({"code": 0, "message": ""}),
+            }
+        )
+        if self.is_train:
+            content[f"{name}.parameters"] = _written(arrays)
+        else:
+            content[f"{name}.loss"] = MetricRecord({"loss": metrics.pop("loss")})
+        content[f"{name}.metrics"] = ConfigRecord({**metrics})
+        return content
+
+
+def _written(arrays: Arrays) -> ArrayRecord:
+    """A record of arrays; single numbers, such as a layer's counter, keep their shape."""
+    return ArrayRecord({name: Array(np.asarray(array, order="C")) for name, array in arrays.items()})
+
+
+def _wallet(policy: SellerPolicy, client: str) -> WalletFile:
+    """The site's wallet, the same over all runs and apps: its place is the policy's."""
+    head = None if policy.head_file is None else policy.head_file.replace("{client}", client)
+    return WalletFile(policy.wallet.replace("{client}", client), policy.epsilon_lifetime, policy.delta, head)
+
+
+def _refuse(message: Message, word: str, error: Exception) -> Message:
+    """An error reply of fixed words; the cause goes to the site's own log."""
+    _log.warning("refused, %s: %s", word, one_line(str(error), 2000))
+    text = f"privmarket guard: {word}: {REFUSALS[word]}"
+    return Message(Error(ErrorCode.MOD_FAILED_PRECONDITION, text), reply_to=message)

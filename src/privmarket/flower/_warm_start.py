@@ -1,0 +1,49 @@
+"""A task on Flower: what its public records give for nothing, and the model that the market starts from."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from privmarket.errors import ConfigurationError
+from privmarket.federated._before import own_records
+from privmarket.federated._own_model import FEWEST_RECORDS, OwnTraining
+from privmarket.federated.workers import one_thread
+from privmarket.flower._subject import Subject
+from privmarket.flower.training import load_arrays, trainable_arrays
+from privmarket.flower.wire import Arrays
+from privmarket.tasks import Task
+
+
+def subject(task: Task, seed: int = 0) -> Subject:
+    """What a run trains and measures for a task.
+
+    Public records train the first model, as in the simulation, and are the baseline that the result states first.
+    The task's headline score is measured on its test records.
+
+    Raises:
+        ConfigurationError: it is no task.
+    """
+    if not isinstance(task, Task):
+        raise ConfigurationError(
+            f"task is {type(task).__name__}, not a Task", "give pm.Task.from_csv(…), or pm.task(…)"
+        )
+
+    def build() -> nn.Module:
+        return task.build_model(seed)
+
+    first = build()
+    public = task.public
+    if public is not None and len(public) >= FEWEST_RECORDS:
+        with one_thread():
+            first = OwnTraining(task, seed).own_model().module
+    before = own_records(task, first, seed=seed) if public is not None and len(public) >= FEWEST_RECORDS else None
+    start = trainable_arrays(first)
+
+    def measure(weights: Arrays) -> float:
+        module = build()
+        load_arrays(module, weights)
+        with torch.no_grad(), one_thread():
+            return float(task.evaluate_model(module.eval())[task.score.name])
+
+    return Subject(lambda: start, measure if task.test is not None else None, build, task, before)
