@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import random
 import shutil
 import subprocess
 import tarfile
@@ -21,6 +22,7 @@ from privmarket.broker import ledger
 from privmarket.broker.api import ServiceSettings, create_app
 from privmarket.broker.broker import Broker
 from privmarket.broker.parties import SYSTEM
+from privmarket.broker.signatures import SigningKey, bid_message, is_signed
 from privmarket.rounds import Offer
 from privmarket_studies.broker_load import free_port
 from privmarket_studies.torture.market import TASK, key
@@ -79,6 +81,7 @@ def site(tmp_path: Path) -> Iterator[tuple[str, Broker]]:
     while not server.started:
         time.sleep(0.02)
     yield f"http://127.0.0.1:{port}", broker
+    app.state.is_stopping = True  # as `http_server` does: streams of events end
     server.should_exit = True
     thread.join()
 
@@ -128,7 +131,7 @@ def problems(page: Any) -> list[str]:
 
 def shoot(page: Any, name: str) -> None:
     """At both widths nothing sticks out and axe finds nothing; pictures go to the folder PRIVMARKET_SCREENSHOTS."""
-    for label, width in (("desktop", 1100), ("phone", 390)):
+    for label, width in (("desktop", 1280), ("phone", 400)):
         page.set_window_size(width, 900)
         over = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
         assert page.execute_script(over) <= 0, f"{name} is too wide for {label}"
@@ -181,6 +184,8 @@ def test_a_round_with_the_keyboard_only(browser: Any, site: tuple[str, Broker]) 
     rival = broker.register({"role": "seller", "name": "rival", "cap_epsilon": 9.0, "delta": 1e-5}, key())
     round_id = broker.open_round(buyer, task["id"], key())["id"]
 
+    page.get(f"{url}/docs")
+    shoot(page, "docs")
     page.get(f"{url}/sign-in")
     shoot(page, "sign-in")
     tab_to(page, "name").send_keys(NASTY, Keys.TAB, Keys.TAB, Keys.TAB, Keys.ENTER)
@@ -221,7 +226,7 @@ def test_a_round_with_the_keyboard_only(browser: Any, site: tuple[str, Broker]) 
     shoot(page, "seller-money")
     page.get(f"{url}/privacy")
     shoot(page, "seller-privacy")
-    assert "under your cap" in page.page_source
+    until(lambda: "under your cap" in page.page_source)
 
     sign_in(page, url, broker.first_operator() or "")
     for name in ("money", "privacy", "people", "audit"):
@@ -246,7 +251,11 @@ def book(page: Any, url: str, buyer_id: str, broker: Broker) -> None:
     """An operator books a deposit from the page."""
     page.get(f"{url}/people")
     tab_to(page, "deposit-who").send_keys("lab")
-    tab_to(page, "deposit-amount").send_keys("7.5", Keys.ENTER)
+    tab_to(page, "deposit-amount").send_keys("7.5")
+    tab_to(page, "deposit-reference").send_keys("transfer 7", Keys.ENTER)
+    until(lambda: "Is this right?" in page.page_source)
+    shoot(page, "operator-confirm")
+    press(page, "confirm")
     until(lambda: balance(broker, buyer_id) == 5_000_000 - 999_999 + 7_500_000)
 
 
@@ -266,10 +275,10 @@ def test_an_error_is_shown_and_a_lost_broker_is_noticed(browser: Any, site: tupl
     (url, broker), page = site, browser
     made = broker.register({"role": "seller", "name": "s", "cap_epsilon": 9.0, "delta": 1e-5}, key())
     sign_in(page, url, made["token"])
-    assert "No tasks yet" in page.page_source
+    until(lambda: "No tasks yet" in page.page_source)
     shoot(page, "seller-empty")
     page.get(f"{url}/audit")
-    assert "may not do this" in page.page_source  # sellers have no log
+    until(lambda: "may not do this" in page.page_source)  # sellers have no log
     shoot(page, "seller-error")
     page.get(f"{url}/money")
     until(lambda: page.find_element(By.CSS_SELECTOR, ".live").text == "Live")
@@ -279,6 +288,56 @@ def test_an_error_is_shown_and_a_lost_broker_is_noticed(browser: Any, site: tupl
     (noted,) = page.get_log("browser")
     assert "/audit" in noted["message"]
     assert "403" in noted["message"]
+
+
+def test_a_seller_with_a_key_bids_in_the_browser(browser: Any, site: tuple[str, Broker], tmp_path: Path) -> None:
+    (url, broker), page = site, browser
+    own, other = SigningKey.generate(), SigningKey.generate()
+    own.write(tmp_path / "seller.pem")
+    other.write(tmp_path / "other.pem")
+    lab = broker.authenticate(broker.register({"role": "buyer", "name": "lab"}, key())["token"])
+    broker.deposit(SYSTEM, lab.party_id, 5_000_000, key())
+    round_id = broker.open_round(lab, broker.publish_task(lab, LONG, key())["id"], key())["id"]
+    form = {"role": "seller", "name": "clinic", "cap_epsilon": 9.0, "delta": 1e-5, "public_key": own.public}
+    made = broker.register(form, key())
+    sign_in(page, url, made["token"])
+    page.get(f"{url}/rounds/{round_id}")
+    # The commitment is a digest of Python's text of each number.
+    rng = random.Random(3)
+    numbers = [0.0, 1.0, 1e16, 9999999999999998.0, 1e-4, 9.9e-5, 5e-324, 1.7976931348623157e308, 123456789.125, 0.1]
+    numbers += [rng.uniform(0, 10) * 10.0 ** rng.randint(-20, 20) for _ in range(300)]
+    script = "return arguments[0].map((one) => privmarketSigning.floatText(Number(one)))"
+    assert page.execute_script(script, [repr(one) for one in numbers]) == [repr(one) for one in numbers]
+    fields = {"valuation": "0.25", "epsilon": "1", "data_size": "600"}
+    for name, typed in fields.items():
+        box = page.find_element(By.ID, name)
+        box.clear()
+        box.send_keys(typed)
+    page.find_element(By.ID, "place").click()
+    until(lambda: "Choose your key file first" in page.find_element(By.ID, "signing").text)
+    (tmp_path / "no.pem").write_text("no key")
+    page.find_element(By.ID, "pem").send_keys(str(tmp_path / "no.pem"))
+    page.find_element(By.ID, "place").click()
+    until(lambda: "could not be used" in page.find_element(By.ID, "signing").text)
+    page.find_element(By.ID, "pem").send_keys(str(tmp_path / "seller.pem"))
+    page.find_element(By.ID, "place").click()
+    until(lambda: "your sealed bid" in page.page_source)
+    shoot(page, "seller-signed")
+    with broker.database.read() as connection:
+        row = connection.exec_driver_sql(
+            "SELECT valuation, epsilon, data_size, commitment, signature FROM bids"
+        ).one()
+    assert tuple(row[:3]) == (0.25, 1.0, 600.0)
+    assert is_signed(own.public, bid_message(round_id, made["id"], row[3]), row[4])
+    # Another's key signs nothing in this seller's name.
+    page.get(f"{url}/rounds/{round_id}")
+    for name, typed in fields.items():
+        box = page.find_element(By.ID, name)
+        box.clear()
+        box.send_keys(typed)
+    page.find_element(By.ID, "pem").send_keys(str(tmp_path / "other.pem"))
+    page.find_element(By.ID, "place").click()
+    until(lambda: "not signed by the seller" in page.page_source)
 
 
 def test_a_dispute_from_all_sides_at_both_widths(browser: Any, site: tuple[str, Broker]) -> None:
@@ -301,7 +360,7 @@ def test_a_dispute_from_all_sides_at_both_widths(browser: Any, site: tuple[str, 
     for role, token in (("buyer", lab["token"]), ("seller", clinic["token"]), ("arbiter", court["token"])):
         sign_in(page, url, token)
         page.get(f"{url}/rounds/{round_id}")
-        assert "the shape is as asked" in page.page_source
+        until(lambda: "the shape is as asked" in page.page_source)
         shoot(page, f"{role}-disputed")
     page.get(f"{url}/tokens")
     shoot(page, "tokens")

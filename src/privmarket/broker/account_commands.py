@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 from privmarket.broker import parties
 from privmarket.broker.answers import (
-    Balance,
     DatasetAnswer,
     Erased,
     KeyAnswer,
@@ -14,6 +13,7 @@ from privmarket.broker.answers import (
     Revoked,
     Suspended,
     TokenAnswer,
+    WebhookAnswer,
 )
 from privmarket.broker.database import Transaction
 from privmarket.broker.http_errors import BrokerError, ForbiddenError
@@ -30,6 +30,20 @@ class AccountCommands(WritePath):
         with self.database.read() as connection:
             return parties.authenticate(connection, token, self.database.now_ms())
 
+    def end_session(self, actor: Actor, session_id: str) -> None:
+        """Notes that a session of the dashboard was signed out, so that its cookie opens nothing any more."""
+        with self.database.write(actor.party_id) as tx:
+            tx.log("session.ended", actor.party_id, session=session_id)
+
+    def set_webhook(self, actor: Actor, url: str | None, key: str) -> WebhookAnswer:
+        """Where the caller's events are posted from now on; None ends it."""
+
+        def command(tx: Transaction) -> WebhookAnswer:
+            tx.log("webhook.set", actor.party_id, url=url)
+            return {"id": actor.party_id, "url": url}
+
+        return self._write(actor, key, ("webhook", url), command)
+
     def register(self, fields: Mapping[str, object], key: str, actor: Actor = ANONYMOUS) -> Registered:
         """A new party with its first token. Only an operator may make an operator or an arbiter.
 
@@ -37,7 +51,7 @@ class AccountCommands(WritePath):
         time; else the answer shows a token that was made here, once: a repeat is refused.
         """
         fields = dict(fields)
-        if fields.get("role") in ("operator", "arbiter") and actor.role != "operator":
+        if fields.get("role") in ("operator", "arbiter", "auditor") and actor.role != "operator":
             raise ForbiddenError(f"an {fields['role']} is made by operators", "ask an operator of this broker")
         given = fields.pop("token_sha256", None)
         own = None if given is None else str(given)
@@ -77,11 +91,14 @@ class AccountCommands(WritePath):
         """Ends a token at once."""
         return self._write(actor, key, ("revoke", token_id), lambda tx: parties.revoke(tx, actor, token_id))
 
-    def change_key(self, actor: Actor, public_key: str, key: str, *, signature: str | None = None) -> KeyAnswer:
-        """Another key for the caller's bids; `signature`: of the change, by the key that it had."""
-        require(actor, "seller")
-        asked = ("key", public_key, *(() if signature is None else (signature,)))
-        return self._write(actor, key, asked, lambda tx: parties.change_key(tx, actor, public_key, signature))
+    def change_key(
+        self, actor: Actor, public_key: str, key: str, *, signature: str | None = None, signs: str | None = None
+    ) -> KeyAnswer:
+        """Another key of the caller, and what it signs; `signature`: of the change, by the key that it had."""
+        asked = ("key", public_key, signature, signs)
+        return self._write(
+            actor, key, asked, lambda tx: parties.change_key(tx, actor, public_key, signature, signs)
+        )
 
     def attest(self, actor: Actor, dataset_sha256: str, signature: str, key: str) -> DatasetAnswer:
         """Says which data set a seller sells from."""
@@ -105,16 +122,3 @@ class AccountCommands(WritePath):
         """Removes a party's name from the database."""
         require(actor, "operator")
         return self._write(actor, key, ("erase", party_id), lambda tx: parties.erase(tx, party_id))
-
-    def deposit(self, actor: Actor, party_id: str, amount_micro: int, key: str) -> Balance:
-        """Money comes in from outside."""
-        return self._move_money(actor, "deposit", party_id, amount_micro, key)
-
-    def withdraw(self, actor: Actor, party_id: str, amount_micro: int, key: str) -> Balance:
-        """Pays money of a party out of the market."""
-        return self._move_money(actor, "withdraw", party_id, amount_micro, key)
-
-    def _move_money(self, actor: Actor, kind: str, party_id: str, amount_micro: int, key: str) -> Balance:
-        require(actor, "operator")
-        asked = (kind, party_id, amount_micro)
-        return self._write(actor, key, asked, lambda tx: parties.move_money(tx, kind, party_id, amount_micro))

@@ -7,11 +7,23 @@ from collections.abc import Sequence
 
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
+from starlette.concurrency import run_in_threadpool
 
-from privmarket.broker import answers, log_views, plots, sessions, views
+from privmarket.broker import answers, bookings, events, log_views, plots, sessions, views, wallets
+from privmarket.broker.api_callers import LogGrowth, event_stream, take_stream
+from privmarket.broker.charts import Chart
 from privmarket.broker.http_errors import BrokerError
-from privmarket.broker.page_frame import ROWS, Field, Key, actor_and_broker, money_typed, number_typed, show
-from privmarket.broker.parties import ANONYMOUS
+from privmarket.broker.page_frame import (
+    ROWS,
+    Field,
+    Key,
+    actor_and_broker,
+    money_typed,
+    number_typed,
+    reason_typed,
+    show,
+)
+from privmarket.broker.parties import ANONYMOUS, require
 from privmarket.broker.projection import KINDS
 from privmarket.plans import DELTA
 
@@ -22,7 +34,7 @@ PARTY = re.compile(r"(?:operator|buyer|seller|arbiter)-[0-9a-f]{16}")
 @pages.get("/sign-in", response_class=HTMLResponse)
 def sign_in_form(request: Request) -> Response:
     """Where one signs in or registers."""
-    if not request.cookies.get("privmarket_visitor") and not request.cookies.get("privmarket_session"):
+    if not sessions.has_cookie(request):
         response: Response = RedirectResponse("/sign-in", 303)  # the form needs the secret that this sets
         sessions.greet(request, response)
         return response
@@ -41,10 +53,10 @@ def sign_in(request: Request, token: Field, mark: Field) -> Response:
 
 @pages.post("/sign-out")
 def sign_out(request: Request, mark: Field) -> Response:
-    """Signs out: the session ends and its cookie is removed."""
+    """Signs out: the session ends on the server, and its cookie is removed."""
     sessions.require_mark(request, mark)
     response = RedirectResponse("/sign-in", 303)
-    sessions.end(response)
+    sessions.end(request, response)
     return response
 
 
@@ -70,6 +82,20 @@ def register(
     return response
 
 
+@pages.get("/news")
+async def news(request: Request) -> Response:
+    """Says whenever the log has grown, as server-sent events, so that pages fetch what they show again."""
+    actor, broker = await run_in_threadpool(actor_and_broker, request)
+    take_stream(request, actor.party_id)
+
+    async def told(since: int) -> tuple[str, int]:
+        growth: LogGrowth = request.app.state.log_growth
+        size = await growth.size()
+        return f"id: {size}\ndata: {size}\n\n", size
+
+    return event_stream(request, told, await run_in_threadpool(events.log_size, broker))
+
+
 @pages.get("/people", response_class=HTMLResponse)
 def people(request: Request) -> Response:
     """Everybody, with what they hold (operators)."""
@@ -80,30 +106,102 @@ def people(request: Request) -> Response:
     return show(request, "people.html", actor=actor, people=found, balances=held)
 
 
-@pages.post("/people/{party_id}/money")
-def move_money(request: Request, party_id: str, direction: Field, amount: Field, mark: Field, key: Key) -> Response:
+@pages.post("/bookings/confirm", response_class=HTMLResponse)
+def confirm_booking(
+    request: Request, party_id: Field, direction: Field, amount: Field, mark: Field, reference: Field = ""
+) -> Response:
+    """Shows what would be booked, for whom and how much, before it is booked (operators)."""
+    sessions.require_mark(request, mark)
+    actor, broker = actor_and_broker(request)
+    require(actor, "operator")
+    amount_micro = money_typed("amount", amount)
+    with broker.database.read() as connection:
+        party = views.party(connection, actor, party_id)
+    shown = {"party": party, "direction": _direction(direction), "amount_micro": amount_micro, "live": False}
+    return show(request, "booking.html", actor=actor, reference=reason_typed(reference), amount=amount, **shown)
+
+
+@pages.post("/bookings")
+def book(
+    request: Request,
+    party_id: Field,
+    direction: Field,
+    amount: Field,
+    reference: Field,
+    mark: Field,
+    key: Key,
+) -> Response:
     """Books money that came in or went out (operators)."""
     sessions.require_mark(request, mark)
     actor, broker = actor_and_broker(request)
-    book = {"deposit": broker.deposit, "withdraw": broker.withdraw}.get(direction)
-    if book is None:
-        raise BrokerError(f"money cannot {direction}", "choose deposit or withdraw")
-    book(actor, party_id, money_typed("amount", amount), key)
-    return RedirectResponse("/people", 303)
+    command = broker.deposit if _direction(direction) == "deposit" else broker.withdraw
+    command(actor, party_id, money_typed("amount", amount), key, reason_typed(reference))
+    return RedirectResponse("/money", 303)
+
+
+def _direction(text: str) -> str:
+    if text not in ("deposit", "withdraw"):
+        raise BrokerError(f"money cannot {text}", "choose deposit or withdraw")
+    return text
+
+
+@pages.post("/bookings/{entry}/undo")
+def undo_booking(request: Request, entry: int, reason: Field, mark: Field, key: Key) -> Response:
+    """Books the same amount the other way (operators)."""
+    sessions.require_mark(request, mark)
+    actor, broker = actor_and_broker(request)
+    broker.undo_booking(actor, entry, reason_typed(reason), key)
+    return RedirectResponse("/money", 303)
+
+
+@pages.post("/proposals/{entry}/{verdict}")
+def answer_proposal(
+    request: Request, entry: int, verdict: str, mark: Field, key: Key, reason: Field = ""
+) -> Response:
+    """Approves or declines a booking that another operator proposed (operators)."""
+    sessions.require_mark(request, mark)
+    actor, broker = actor_and_broker(request)
+    if verdict == "approve":
+        broker.approve_booking(actor, entry, key)
+    else:
+        broker.decline_booking(actor, entry, reason.strip() or "declined", key)
+    return RedirectResponse("/money", 303)
+
+
+@pages.post("/payouts")
+def request_payout(request: Request, amount: Field, mark: Field, key: Key) -> Response:
+    """Asks for money of one's account."""
+    sessions.require_mark(request, mark)
+    actor, broker = actor_and_broker(request)
+    broker.request_payout(actor, money_typed("amount", amount), key)
+    return RedirectResponse("/money", 303)
 
 
 @pages.get("/money", response_class=HTMLResponse)
 def money(request: Request) -> Response:
-    """One's statement; all the money there is, for operators."""
+    """One's statement; all the money there is and what was booked, for operators."""
     actor, broker = actor_and_broker(request)
+    after = request.query_params.get("after")
+    shown: dict[str, object] = {"totals": None, "bookings": None, "proposals": [], "lines": None}
+    drawn: list[Chart | None] = []
     with broker.database.read() as connection:
         me = views.me(connection, actor.party_id)
-        lines = views.statement(connection, actor.party_id, request.query_params.get("after"), ROWS)
-        totals = views.totals(connection, actor) if actor.role == "operator" else None
-    drawn = [None if totals is None else plots.all_the_money(totals)]
-    if request.query_params.get("after") is None:  # the line ends at today's balance
-        drawn.append(plots.balance_over_time(me["balance_micro"], lines["items"]))
-    return show(request, "money.html", actor=actor, me=me, lines=lines, totals=totals, plots=drawn)
+        if actor.role == "operator":
+            totals = views.totals(connection, actor)
+            shown["totals"] = totals
+            shown["bookings"] = bookings.booking_list(connection, actor, after, ROWS)
+            shown["proposals"] = bookings.open_proposals(connection, actor)
+            shown["payouts"] = bookings.open_payouts(connection)
+            drawn.append(plots.all_the_money(totals))
+        else:
+            lines = views.statement(connection, actor.party_id, after, ROWS)
+            shown["lines"] = lines
+            shown["payouts"] = bookings.open_payouts(connection, actor.party_id)
+            if actor.role == "seller":
+                drawn.append(plots.earnings_over_time(connection, actor.party_id))
+            if after is None:  # the line ends at today's balance
+                drawn.append(plots.balance_over_time(me["balance_micro"], lines["items"]))
+    return show(request, "money.html", actor=actor, me=me, plots=drawn, **shown)
 
 
 @pages.get("/privacy", response_class=HTMLResponse)
@@ -111,17 +209,20 @@ def privacy(request: Request) -> Response:
     """Wallets: one's own, or everybody's for operators."""
     actor, broker = actor_and_broker(request)
     sellers: Sequence[answers.PartyLine | answers.Party] = []
-    further, own = None, None
+    further, own, sales_left = None, None, None
     with broker.database.read() as connection:
         if actor.role == "operator":
             found = views.party_list(connection, actor, request.query_params.get("after"), ROWS)
             sellers, further = [one for one in found["items"] if one["role"] == "seller"], found["next"]
         elif actor.role == "seller":
-            sellers, own = [views.me(connection, actor.party_id)], plots.own_spending(connection, actor.party_id)
+            sellers = [views.me(connection, actor.party_id)]
+            own = plots.own_spending(connection, actor.party_id)
+            record = wallets.of_sellers(connection, [actor.party_id])[actor.party_id]
+            sales_left = wallets.sales_like_last(record)
         held = views.wallets_of(connection, [one["id"] for one in sellers]) if sellers else {}
     named = {one["name"] or one["id"]: held[one["id"]] for one in sellers}
     drawn = [own if actor.role == "seller" else plots.wallets_left(named)]
-    shown = {"sellers": sellers, "wallets": held, "next": further, "plots": drawn}
+    shown = {"sellers": sellers, "wallets": held, "next": further, "plots": drawn, "sales_left": sales_left}
     return show(request, "privacy.html", actor=actor, **shown)
 
 

@@ -45,6 +45,7 @@ class Party(TypedDict):
     created_ms: int
     balance_micro: int
     public_key: str | None
+    signs: str
     dataset_sha256: str | None
     suspended: str | None
     reliability: dict[str, int] | None
@@ -67,6 +68,7 @@ class Registered(TypedDict):
     cap_epsilon: NotRequired[float | None]
     delta: NotRequired[float | None]
     public_key: NotRequired[str | None]
+    signs: NotRequired[str]
 
 
 class TokenAnswer(TypedDict):
@@ -80,10 +82,11 @@ class TokenAnswer(TypedDict):
 
 
 class KeyAnswer(TypedDict):
-    """The key that a seller's bids must be signed with."""
+    """A party's key, and what must be signed with it."""
 
     id: str
     public_key: str
+    signs: str
 
 
 class Setting(TypedDict):
@@ -306,13 +309,19 @@ class StandingBid(TypedDict):
 
 
 class Movement(TypedDict):
-    """A line of a statement; `seq` is its log entry."""
+    """A line of a statement; `seq` is its log entry.
+
+    `reference`: of a booking, as the bank has it. `title` and `number`: of the task and round that it is about.
+    """
 
     seq: int
     kind: str
     subject: str
     created_ms: int
     amount_micro: int
+    reference: str | None
+    title: str | None
+    number: int | None
 
 
 class TokenLine(TypedDict):
@@ -338,11 +347,64 @@ class PartyLine(TypedDict):
     suspended: str | None
 
 
+class PayoutAnswer(TypedDict):
+    """A request for a payout, and its entry in the log."""
+
+    party_id: str
+    entry: int
+    amount_micro: int
+
+
 class Balance(TypedDict):
-    """What a party holds after money came in or went out."""
+    """What a party holds after money came in or went out; `entry` is the booking's number in the log.
+
+    `state`: booked; proposed, where a second operator must approve it first; or declined.
+    """
 
     party_id: str
     balance_micro: int
+    entry: int
+    state: str
+
+
+class BookingLine(TypedDict):
+    """A booking: `way` is deposit or withdraw; `undoes` and `undone_by` are numbers of other bookings."""
+
+    entry: int
+    created_ms: int
+    by: str
+    by_name: str | None
+    way: str
+    party_id: str
+    party_name: str | None
+    amount_micro: int
+    reference: str
+    undoes: int | None
+    undone_by: int | None
+
+
+class ProposalLine(TypedDict):
+    """A booking that waits for a second operator."""
+
+    entry: int
+    created_ms: int
+    by: str
+    by_name: str | None
+    way: str
+    party_id: str
+    party_name: str | None
+    amount_micro: int
+    reference: str
+
+
+class PayoutLine(TypedDict):
+    """A payout that was asked for and not made yet."""
+
+    entry: int
+    created_ms: int
+    party_id: str
+    party_name: str | None
+    amount_micro: int
 
 
 class Suspended(TypedDict):
@@ -394,6 +456,32 @@ class LogLine(TypedDict):
     hash: str
 
 
+class Event(TypedDict):
+    """Something that happened: `kind` as in the log, and what it is about, where it is about one."""
+
+    seq: int
+    at_ms: int
+    kind: str
+    task_id: str | None
+    round_id: str | None
+    party_id: str | None
+
+
+class WebhookAnswer(TypedDict):
+    """Where a party's events are posted; None where they are not."""
+
+    id: str
+    url: str | None
+
+
+class Events(TypedDict):
+    """Events, oldest first. Send `next` as `after` for those that follow; `head` is the log's newest entry."""
+
+    items: list[Event]
+    next: int
+    head: int
+
+
 class Status(TypedDict):
     """Whether the broker works."""
 
@@ -402,7 +490,10 @@ class Status(TypedDict):
 
 
 class LogHead(TypedDict):
-    """The head of the log: how many entries, the Merkle root over them, when, signed by `public_key`."""
+    """The head of the log: how many entries, the Merkle root over them, when, signed by `public_key`.
+
+    `now_signature` says, signed too, that this was the newest head at `now_ms`; `keys` how the key was handed on.
+    """
 
     log_id: str
     size: int
@@ -410,6 +501,51 @@ class LogHead(TypedDict):
     at_ms: int
     signature: str
     public_key: str
+    now_ms: int
+    now_signature: str
+    keys: list[KeyStep]
+    witnesses: list[Witnessed]
+
+
+class KeyStep(TypedDict):
+    """One key that took over the signing of the log from another, which signed for it."""
+
+    old: str
+    new: str
+    signature: str
+
+
+class StatementAnswer(TypedDict):
+    """A signed statement that was taken, and the answer of the step that it makes."""
+
+    kind: str
+    about: str
+    answer: dict[str, JsonValue]
+
+
+class Witnessed(TypedDict):
+    """A witness, and the head that it cosigned last: how many entries, and when by its clock."""
+
+    witness: str
+    size: int
+    seconds: int
+    public_key: str
+
+
+class ProvenEntry(TypedDict):
+    """An entry of the log, and the hashes that lead from it to the root."""
+
+    entry: list[int | str | None]
+    path: list[str]
+
+
+class RoundEntries(TypedDict):
+    """Entries of a round that has ended, under `head`; `public_keys` are those of its bidders."""
+
+    head: str
+    public_keys: dict[str, str | None]
+    items: list[ProvenEntry]
+    next: str | None
 
 
 class Consistency(TypedDict):

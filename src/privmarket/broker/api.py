@@ -5,7 +5,7 @@ from __future__ import annotations
 import pathlib
 import secrets
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,16 +16,21 @@ from fastapi.staticfiles import StaticFiles
 from starlette.exceptions import HTTPException
 
 from privmarket.broker import account_pages, market_pages
-from privmarket.broker.bid_route import BidRoute
+from privmarket.broker.api_callers import LogGrowth
+from privmarket.broker.audit_routes import audits
 from privmarket.broker.broker import Broker, Scheduler
+from privmarket.broker.group_commit import GroupCommit
 from privmarket.broker.http_errors import BrokerError
-from privmarket.broker.limits import Counters, Gate, Limits, RateLimit, error_body
+from privmarket.broker.limits import Counters, Gate, Limits, Places, RateLimit, error_body, notes_of
 from privmarket.broker.market_routes import market
 from privmarket.broker.operator_routes import health, operators
 from privmarket.broker.page_frame import error_page, is_page
+from privmarket.broker.sessions import EndedSessions
+from privmarket.broker.webhooks import Webhooks
 from privmarket.errors import PrivmarketError
 from privmarket.version import __version__
 
+_FOR_ANYBODY = ("/v1/register", "/v1/log/head", "/v1/log/checkpoint", "/v1/log/consistency")
 _STATIC = pathlib.Path(__file__).parent / "static"
 
 
@@ -41,6 +46,7 @@ class ServiceSettings:
         secure_cookies: whether browsers send the dashboard's cookies over HTTPS only.
         access_log: one JSON line per request on standard error.
         currency: what the dashboard calls a unit of money.
+        webhooks: whether parties may have their events posted to addresses in the public internet.
     """
 
     open_registration: bool = True
@@ -52,6 +58,7 @@ class ServiceSettings:
     secure_cookies: bool = False
     access_log: bool = False
     currency: str = "credits"
+    webhooks: bool = False
 
 
 def create_app(broker: Broker, settings: ServiceSettings | None = None) -> FastAPI:
@@ -60,26 +67,33 @@ def create_app(broker: Broker, settings: ServiceSettings | None = None) -> FastA
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        with Scheduler(broker, chosen.tick_seconds):
+        with Scheduler(broker, chosen.tick_seconds), Webhooks(broker) if chosen.webhooks else nullcontext():
             yield
 
     app = FastAPI(title="privmarket broker", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan)
-    app.state.broker, app.state.settings, app.state.counters = broker, chosen, Counters()
+    app.state.broker = broker
+    app.state.settings = chosen
+    app.state.counters = Counters()
+    app.state.streams = Places(chosen.limits.streams, chosen.limits.streams_per_account)
+    app.state.log_growth = LogGrowth(lambda: app.state.broker)
+    app.state.ended_sessions = EndedSessions()
+    app.state.is_stopping = False
+    app.state.bids = GroupCommit(lambda: app.state.broker)
     broker.database.newest_head()  # every answer carries a head, from the first one on
     key = broker.database.key
     app.state.session_secret = secrets.token_bytes(32) if key is None else key.secret("sessions")
     app.state.allowance = RateLimit(chosen.requests_per_second, chosen.burst)
+    limits = chosen.limits
+    app.state.account_places = Places(limits.requests, limits.requests_per_account)
     # As they are: `include_router` would analyse every route again, a quarter of a second at the first request.
     dashboard = [*market_pages.pages.routes, *account_pages.pages.routes]
-    app.router.routes += [*market.routes, *operators.routes, *health.routes, *dashboard]
+    app.router.routes += [*market.routes, *operators.routes, *audits.routes, *health.routes, *dashboard]
     app.openapi = lambda: _described(app)  # type: ignore[method-assign]
     app.mount("/static", StaticFiles(directory=_STATIC), name="static")
     app.add_exception_handler(PrivmarketError, _known)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http)
     app.add_exception_handler(Exception, _unknown)
-    # The last that is added comes first.
-    app.add_middleware(BidRoute, broker=lambda: app.state.broker, allowance=app.state.allowance, refuse=_not_taken)
     app.add_middleware(
         Gate,
         limits=chosen.limits,
@@ -97,7 +111,7 @@ def _described(app: FastAPI) -> dict[str, Any]:
     bearer = {"type": "http", "scheme": "bearer", "description": "Your token."}
     document["components"]["securitySchemes"] = {"token": bearer}
     for path, verbs in document["paths"].items():
-        if path.startswith("/v1") and not path.startswith(("/v1/register", "/v1/log/head", "/v1/log/consistency")):
+        if path.startswith("/v1") and not path.startswith(_FOR_ANYBODY):
             for operation in verbs.values():
                 operation["security"] = [{"token": []}]
     return document
@@ -114,29 +128,45 @@ def _known(request: Request, error: Exception) -> Response:
     status = error.status if isinstance(error, BrokerError) else 400
     if is_page(request):
         return error_page(request, status, error)
-    headers = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": "1"}, 503: {"Retry-After": "1"}}.get(
-        status
-    )
-    return JSONResponse(error_body(error.code, error.message, error.hint), status, headers)
+    headers = {}
+    if status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    if status in (429, 503):
+        allowance = notes_of(request.scope).allowance
+        headers["Retry-After"] = str(max(1, allowance.wait_seconds if allowance else 1))
+    return _json(request, status, error.code, error.message, error.hint, headers=headers)
 
 
-def _not_taken(request: Request, error: Exception) -> Response:
-    """The answer to a bid that was refused."""
-    return _invalid(request, error) if isinstance(error, RequestValidationError) else _known(request, error)
+def _json(
+    request: Request,
+    status: int,
+    code: str,
+    message: str,
+    hint: str,
+    *,
+    field: str | None = None,
+    headers: dict[str, str] | None = None,
+) -> Response:
+    request_id = notes_of(request.scope).request_id
+    return JSONResponse(error_body(code, message, hint, field=field, request_id=request_id), status, headers)
 
 
-def _answer(request: Request, status: int, code: str, message: str, hint: str) -> Response:
+def _answer(
+    request: Request, status: int, code: str, message: str, hint: str, field: str | None = None
+) -> Response:
     """A person's browser gets a page, everybody else the one JSON shape."""
     if is_page(request) and "text/html" in request.headers.get("accept", ""):
         return error_page(request, status, PrivmarketError(message, hint))
-    return JSONResponse(error_body(code, message, hint), status)
+    return _json(request, status, code, message, hint, field=field)
 
 
 def _invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
-    where = ".".join(str(part) for part in first["loc"])
-    return _answer(request, 422, "bad-request", f"{where}: {first['msg']}", "see /docs for the expected form")
+    field = ".".join(str(part) for part in first["loc"])
+    return _answer(
+        request, 422, "bad-request", f"{field}: {first['msg']}", "see /docs for the expected form", field
+    )
 
 
 def _http(request: Request, error: Exception) -> Response:
@@ -149,4 +179,6 @@ def _http(request: Request, error: Exception) -> Response:
 
 
 def _unknown(request: Request, error: Exception) -> Response:
-    return _answer(request, 500, "internal", "something broke here", "tell the operator what you sent")
+    return _answer(
+        request, 500, "internal", "something broke here", "tell the operator what you sent, and the request id"
+    )

@@ -19,12 +19,12 @@ from privmarket.broker import log, merkle, projection, sql
 from privmarket.broker.database import Database
 from privmarket.broker.http_errors import BrokerError
 from privmarket.broker.log import Entry
-from privmarket.broker.schema import names, old_log, sealed_keys
+from privmarket.broker.schema import cosignatures, names, sealed_keys
 from privmarket.broker.signatures import Head
 from privmarket.files import OWNER_ONLY, file_beside
 
 _FORMAT = "privmarket broker backup 1"
-_BESIDE = {table.name: table for table in (names, sealed_keys, old_log)}
+_BESIDE = {table.name: table for table in (names, sealed_keys, cosignatures)}
 _CHUNK = 5000
 
 
@@ -77,8 +77,9 @@ def restore(database: Database, file: str | Path) -> Head:
             raise BrokerError(f"{file} is not whole: it gives another head than it names", "give another backup")
         sql.run(
             connection,
-            "UPDATE head SET log_id = ?, size = ?, root = ?, at_ms = ?, frontier = ?, signature = ?",
+            "UPDATE head SET log_id = ?, size = ?, root = ?, at_ms = ?, frontier = ?, signature = ?, signed_by = ?",
             head.log_id, head.size, head.root, head.at_ms, frontier.dump(), head.signature,
+            log.announced_key(connection) if head.signature else "",
         )  # fmt: skip
     database.head = head
     return head

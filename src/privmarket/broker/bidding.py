@@ -1,8 +1,7 @@
 """Taking sealed bids, many in one transaction: each is checked on its own, all are durable together.
 
 Bids that arrive together share one flush of the disk and one look at everything that decides about them, so this
-takes a list; a list of one is the plain case. Callers may come by token: it is looked up in this same transaction,
-so a revocation that was acknowledged before, by whichever broker on this database, holds.
+takes a list; a list of one is the plain case.
 
 A bid is sealed by the broker, which sees it, or by its bidder, who sends a commitment and reveals the bid after
 bidding has ended. A seller that registered a key signs its bids either way.
@@ -28,18 +27,16 @@ from privmarket.rounds import Offer, Terms
 
 VALUATION_LIMIT = 1e9  # all the money that the ledger takes, per unit of ε
 EPSILON_LEAST = 1e-4
-# One row per bid, in their order: who asks, whether it sold before, what its key was answered, whether it has a
-# bid, the round.
+# One row per bid, in their order: the seller's key and data set, whether it sold before, what its idempotency key
+# was answered, whether it has a bid, the round.
 _FACTS = (
-    "SELECT p.id, p.role, k.scope, p.suspended IS NOT NULL, p.public_key, p.dataset_sha256 IS NOT NULL, "
+    "SELECT p.public_key, p.dataset_sha256 IS NOT NULL, "
     f"EXISTS (SELECT 1 FROM awards a WHERE a.seller_id = p.id AND {wallets.COUNTS_AS_SPENT}), "
     "i.request_hash, i.seq, i.subject, i.details, i.answer, b.seq, "
     "r.id, r.state, r.bid_deadline_ms, t.sealing, t.attested, "
     "r.number, r.budget_micro, t.epsilon_max, t.sampling_rate, t.steps, t.delta, t.trust, t.honest_share "
     "FROM asked q "
-    "LEFT JOIN tokens k ON k.token_hash = q.token_hash AND k.revoked_ms IS NULL "
-    "AND (k.expires_ms IS NULL OR k.expires_ms > q.at_ms) "
-    "LEFT JOIN parties p ON p.id = COALESCE(k.party_id, q.party_id) "
+    "LEFT JOIN parties p ON p.id = q.party_id "
     "LEFT JOIN rounds r ON r.id = q.round_id LEFT JOIN tasks t ON t.id = r.task_id "
     "LEFT JOIN log i ON i.key_hash = q.key_hash AND i.actor = p.id "
     "LEFT JOIN bids b ON b.round_id = r.id AND b.seller_id = p.id "
@@ -48,7 +45,7 @@ _FACTS = (
 
 
 class BidRequest(NamedTuple):
-    """Somebody's bid. The caller is known already, or comes by the hash of its token.
+    """Somebody's bid.
 
     Attributes:
         offer: the bid itself; None where the bidder seals it, then `commitment` stands for it.
@@ -60,8 +57,7 @@ class BidRequest(NamedTuple):
     round_id: str
     offer: Offer | None
     key: str
-    actor: Actor | None = None
-    token_hash: str = ""
+    actor: Actor
     nonce: str | None = None
     commitment: str | None = None
     signature: str | None = None
@@ -82,7 +78,6 @@ class _OpenRound(NamedTuple):
 class _Facts(NamedTuple):
     """What the database says about one bid."""
 
-    actor: Actor | None
     public_key: str | None
     attests: bool
     has_sold: bool
@@ -116,38 +111,31 @@ def take_bids(
 
 
 def _look_up(tx: Transaction, requests: Sequence[BidRequest]) -> list[_Facts]:
-    asked: list[str | int] = []
+    asked: list[str] = []
     for one in requests:
-        known = one.actor.party_id if one.actor else ""
-        asked += (one.token_hash, known, one.round_id, parties.hash_token(one.key), tx.now_ms)
-    rows = sql.run(tx.connection, _facts_of(len(requests)), *asked)
-    return [_facts(request, row) for request, row in zip(requests, rows, strict=True)]
+        asked += (one.actor.party_id, one.round_id, parties.hash_token(one.key))
+    return [_facts(row) for row in sql.run(tx.connection, _facts_of(len(requests)), *asked)]
 
 
 @lru_cache(maxsize=1024)
 def _facts_of(requests: int) -> str:
-    places = ", ".join(f"({place}, ?, ?, ?, ?, CAST(? AS BIGINT))" for place in range(requests))
-    return f"WITH asked (place, token_hash, party_id, round_id, key_hash, at_ms) AS (VALUES {places}) {_FACTS}"
+    places = ", ".join(f"({place}, ?, ?, ?)" for place in range(requests))
+    return f"WITH asked (place, party_id, round_id, key_hash) AS (VALUES {places}) {_FACTS}"
 
 
-def _facts(request: BidRequest, row: tuple[Any, ...]) -> _Facts:
-    party_id, role, scope, suspended, public_key, attests, has_sold, request_hash, seq, *rest = row
-    subject, details, answer, standing, round_id, state, deadline, sealing, attested, *columns = rest
-    actor = request.actor
-    if actor is None and party_id is not None:
-        actor = Actor(party_id, role, scope, suspended=bool(suspended))
+def _facts(row: tuple[Any, ...]) -> _Facts:
+    public_key, attests, has_sold, request_hash, seq, subject, details, answer, standing, *rest = row
+    round_id, state, deadline, sealing, attested, *columns = rest
     answered = None if seq is None else (request_hash, idempotency.answer_of(seq, subject, details, answer))
     found = None
     if round_id is not None:
         found = _OpenRound(round_id, state, deadline, sealing, bool(attested), clearing.terms(*columns))
-    return _Facts(actor, public_key, bool(attests), bool(has_sold), answered, standing is not None, found)
+    return _Facts(public_key, bool(attests), bool(has_sold), answered, standing is not None, found)
 
 
 def _take(tx: Transaction, learned: _Learned, request: BidRequest, facts: _Facts, entropy: Entropy) -> BidAnswer:
     """The answer to one bid; every reason to refuse it is here or below."""
-    actor = facts.actor
-    if actor is None:
-        raise parties.unknown_token()
+    actor = request.actor
     parties.require(actor, "seller")
     parties.require_full_scope(actor)
     offer = None if request.offer is None else offer_fields(request.offer)
@@ -294,11 +282,12 @@ def _exhausted(tx: Transaction, asked: Sequence[tuple[BidRequest, _Facts]]) -> s
     where the schedule's noise table is not in memory: nothing is computed while others wait to write.
     """
     doubtful: dict[ReleaseFamily, set[tuple[str, str]]] = defaultdict(set)
-    for _, (actor, _, _, has_sold, _, _, round_) in asked:
-        if not (actor and actor.role == "seller" and round_ and has_sold):
+    for request, facts in asked:
+        if request.actor.role != "seller" or facts.round is None or not facts.has_sold:
             continue
-        if noise_tables.is_ready(round_.terms.family):
-            doubtful[round_.terms.family].add((actor.party_id, round_.id))
+        family = facts.round.terms.family
+        if noise_tables.is_ready(family):
+            doubtful[family].add((request.actor.party_id, facts.round.id))
     records = wallets.of_sellers(tx.connection, list({who for pairs in doubtful.values() for who, _ in pairs}))
     found: set[tuple[str, str]] = set()
     for family, pairs in doubtful.items():

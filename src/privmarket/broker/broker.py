@@ -12,6 +12,7 @@ from types import TracebackType
 from privmarket.broker import auction_process, lifecycle, noise_tables, parties, sql
 from privmarket.broker.account_commands import AccountCommands
 from privmarket.broker.answers import StepAnswer
+from privmarket.broker.bookings import BookingCommands
 from privmarket.broker.http_errors import ConflictError
 from privmarket.broker.parties import SYSTEM
 from privmarket.broker.round_commands import RoundCommands
@@ -30,7 +31,7 @@ _LIVE = (
 )
 
 
-class Broker(AccountCommands, TaskCommands, RoundCommands):
+class Broker(AccountCommands, BookingCommands, TaskCommands, RoundCommands):
     """The market's rules over one database."""
 
     def prepare_schedules(self) -> None:
@@ -132,7 +133,7 @@ class Scheduler:
     ) -> None:
         self._stop.set()
         if self._seconds > 0:
-            self._thread.join(timeout=30)
+            self._thread.join(timeout=3)  # a long auction goes on with the next start
 
     def _run(self) -> None:
         while not self._stop.wait(self._seconds):

@@ -22,14 +22,15 @@ import numpy as np
 from sqlalchemy import Connection
 
 from privmarket.broker import log, sql, wallets
+from privmarket.broker.http_errors import BrokerError
 from privmarket.broker.log import canonical
-from privmarket.broker.rules import Guarded, MakeMechanism, version_of
+from privmarket.broker.rules import BrokenPromiseError, Guarded, MakeMechanism, as_recorded, version_of
 from privmarket.broker.stored_rows import RoundRow, TaskRow, round_and_task
 from privmarket.errors import PrivmarketError
 from privmarket.market.bids import Array
 from privmarket.market.facts import MarketFacts
 from privmarket.market.mechanism import Mechanism
-from privmarket.plans import Trust
+from privmarket.plans import TOLERANCE, Trust
 from privmarket.privacy.calibration import ReleaseFamily
 from privmarket.rounds import MICRO, Award, Offer, Round, Terms
 
@@ -169,10 +170,44 @@ def auction(
     order = np.random.default_rng(seed).permutation(len(sellers)).tolist()
     offers = {sellers[i]: bids.offer(i, kept[i]) for i in order if kept[i] > 0}
     machine = Round.publish(terms).bid(offers).clear(Guarded(mechanism))
+    broken = next(broken_terms(terms, offers, machine.awards), None)
+    if broken is not None:
+        raise BrokenPromiseError(
+            f"{mechanism.name}: {broken}", "the round is aborted and refunded; use another mechanism"
+        )
     sold = {seller: award.event for seller, award in machine.awards.items()}
     bidders.check(sold)
     cut = np.flatnonzero(fitting != bids.numbers[:, 1]).tolist()
     return Auction(machine.awards, {sellers[i]: kept[i] for i in cut}, seed, version)
+
+
+def broken_terms(terms: Terms, offers: Mapping[str, Offer], awards: Mapping[str, Award]) -> Iterator[str]:
+    """What no auction may do, whatever its rule: what is wrong with these awards.
+
+    Winners have bid, sell at most what they offered and the task allows, with the noise that this ε needs, are
+    paid at least what they ask, and all of them together no more than the budget. Payments are whole micro-units,
+    rounded down, so a payment may be a micro-unit or two below the ask.
+    """
+    for seller in awards:
+        if seller not in offers:
+            yield f"{seller} sells without a bid that counts"
+    sellers = [seller for seller in awards if seller in offers]
+    sold = np.array([awards[seller].epsilon for seller in sellers])
+    offered = np.array([min(offers[seller].epsilon, terms.epsilon_max) for seller in sellers])
+    for i in np.flatnonzero(~((sold > 0) & (sold <= offered * (1 + TOLERANCE)))).tolist():
+        yield f"{sellers[i]} sells ε = {sold[i]:g} of an offer of {offered[i]:g}"
+    noise = np.array([awards[seller].event.noise_multiplier for seller in sellers])
+    if (sold > 0).all() and sellers:
+        needed = terms.family.noise_multiplier(sold)
+        for i in np.flatnonzero(~(noise >= needed * (1 - TOLERANCE))).tolist():
+            yield f"{sellers[i]} sells ε = {sold[i]:g} with noise {noise[i]:g} instead of {needed[i]:g}"
+    paid_micro = np.array([awards[seller].payment_micro for seller in sellers], dtype=float)
+    ask_micro = sold * np.array([offers[seller].valuation for seller in sellers]) * MICRO
+    for i in np.flatnonzero(~(paid_micro >= ask_micro * (1 - TOLERANCE) - 2)).tolist():
+        yield f"{sellers[i]} is paid {paid_micro[i]:.0f} µ and asks {ask_micro[i]:.0f} µ"
+    paid = sum(award.payment_micro for award in awards.values())
+    if paid > terms.budget_micro or any(award.payment_micro < 0 for award in awards.values()):
+        yield f"{paid} µ are paid of a budget of {terms.budget_micro} µ"
 
 
 @dataclass(frozen=True)
@@ -203,9 +238,17 @@ def prepare(connection: Connection, round_id: str, make: MakeMechanism) -> Prepa
     size = log.read_head(connection).size
     round_, task = round_and_task(connection, round_id)
     try:
-        rule = mechanism_of(task.mechanism, task.settings, task.epsilon_max, make)
-        bidders, bids = wallets.StoredWallets(connection, round_id), standing_bids(connection, round_id)
-        found = auction(round_id, terms_of(round_, task), bids, bidders, rule, version_of(rule))
+        recorded = as_recorded(make, task.mechanism, round_.mechanism_version)
+        rule = mechanism_of(task.mechanism, task.settings, task.epsilon_max, recorded)
+        version = version_of(rule)
+        if version != round_.mechanism_version:
+            raise BrokerError(
+                f"{task.mechanism} is {version} now, the round was opened with {round_.mechanism_version}",
+                "the round is aborted and refunded: open another",
+            )
+        bidders = wallets.StoredWallets(connection, round_id)
+        bids = standing_bids(connection, round_id)
+        found = auction(round_id, terms_of(round_, task), bids, bidders, rule, version)
     # Whatever a mechanism raises, money must not stay locked: the round ends, refunded, with an alert.
     except Exception as error:
         known = isinstance(error, PrivmarketError)

@@ -160,8 +160,10 @@ class Database:
             connection, tree = self._begin(patient)
             head = None
             try:
-                if self.key is None and tree.head.signature:
-                    raise DatabaseError("this log is signed", "give the key that its broker signs with")
+                if tree.signed_by and (self.key is None or self.key.public != tree.signed_by):
+                    raise DatabaseError(
+                        f"this log is signed with the key {tree.signed_by[:16]}…", "give that key: --key FILE"
+                    )
                 now = max(arrived, self._clock(), tree.head.at_ms)
                 # A clock that was set back brings no deadline back: the log's own time counts from then on.
                 arrived = max(arrived, (seen or tree.head).at_ms, now - ARRIVAL_LIMIT_MS)

@@ -6,8 +6,9 @@ import random
 import threading
 from typing import Any
 
+from privmarket.broker import sql
 from privmarket.broker.broker import Broker
-from privmarket.broker.parties import SYSTEM, Actor
+from privmarket.broker.parties import Actor
 from privmarket.errors import PrivmarketError
 from privmarket.rounds import Offer
 
@@ -17,6 +18,15 @@ _SELLERS = (
 )  # fmt: skip
 _ROUNDS = 10_000
 _BUDGET_MICRO = 5_000_000
+
+
+def _operator(broker: Broker) -> Actor:
+    """The first operator, in whose name the demo books its money; made where there is none."""
+    broker.first_operator()
+    with broker.database.read() as connection:
+        query = "SELECT id FROM parties WHERE role = 'operator' ORDER BY created_ms, id LIMIT 1"
+        ((party_id,),) = sql.run(connection, query)
+    return Actor(party_id, "operator")
 
 
 class DemoMarket:
@@ -35,7 +45,8 @@ class DemoMarket:
             actor, token = self._enter("seller", name, cap_epsilon=cap, delta=1e-5)
             self._sellers.append((actor, self._rng.uniform(0.1, 1.0)))
             self.tokens.setdefault("seller", token)
-        broker.deposit(SYSTEM, self._buyer.party_id, 10_000 * _BUDGET_MICRO, self._key())
+        budget = _ROUNDS * _BUDGET_MICRO
+        broker.deposit(_operator(broker), self._buyer.party_id, budget, self._key(), "money of the demo")
         fields: dict[str, Any] = {
             "title": "Find the fracture",
             "budget_micro": _BUDGET_MICRO,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
-from typing import Annotated, Any, Literal, cast
+from dataclasses import MISSING, fields
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 
 from privmarket.broker.task_plan import (
     MONEY_LIMIT_MICRO,
@@ -17,6 +17,7 @@ from privmarket.broker.task_plan import (
     WalletPlan,
 )
 from privmarket.plans import Trust
+from privmarket.rounds import Offer
 
 
 def limits(name: str, record: type[TaskPlan | WalletPlan] = TaskPlan) -> object:
@@ -29,6 +30,7 @@ Number = Annotated[float, Field(allow_inf_nan=False)]
 PRINTS = r"^[^\x00-\x1f\x7f]*$"
 Line = Annotated[str, Field(min_length=1, max_length=80, pattern=PRINTS)]
 Sentence = Annotated[str, Field(min_length=1, max_length=200, pattern=PRINTS)]
+NO_REFERENCE = "no reference"
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Nonce = Annotated[str, Field(pattern=r"^[0-9a-f]{32,64}$")]
 Money = Annotated[int, Field(ge=1, le=MONEY_LIMIT_MICRO, strict=True)]
@@ -50,15 +52,17 @@ class Registration(Form):
     """A new party. Sellers bring a lifetime wallet: at most `cap_epsilon` at `delta`, for ever.
 
     `token_sha256` is the SHA-256 of a token that the caller made itself (32 random bytes, as text): then no secret
-    travels and the request can be repeated. `public_key` is an Ed25519 key that a seller signs its bids with.
+    travels and the request can be repeated. `public_key` is an Ed25519 key; with it one signs everything that one
+    states (POST /v1/statements), or with `signs` = bids only bids. Without a key one signs nothing.
     """
 
     model_config = _example(role="seller", name="North clinic", cap_epsilon=8.0, delta=1e-5)
 
-    role: Literal["buyer", "seller", "operator", "arbiter"]
+    role: Literal["buyer", "seller", "operator", "arbiter", "auditor"]
     name: Line
     token_sha256: Digest | None = None
     public_key: Digest | None = None
+    signs: Literal["bids", "everything"] | None = None
     cap_epsilon: Annotated[Number, limits("cap_epsilon", WalletPlan)] | None = None
     delta: Annotated[Number, limits("delta", WalletPlan)] | None = None
 
@@ -74,27 +78,86 @@ class TokenForm(Form):
 
 
 class KeyForm(Form):
-    """The Ed25519 public key that one's bids are signed with from now on.
+    """The Ed25519 public key that one signs with from now on, and what it signs.
 
-    `signature`: by the key that one had, over "privmarket key v1", one's id and the new key, each with a line feed
-    after it. Without it every check of the log points at the change.
+    `signature`: by the key that one had, over "privmarket key v1", one's id, the new key and what it signs, each
+    with a line feed after it. Without it every check of the log points at the change.
     """
 
     model_config = _example(public_key="1f" * 32)
 
     public_key: Digest
     signature: Annotated[str, Field(pattern=r"^[0-9a-f]{128}$")] | None = None
+    signs: Literal["bids", "everything"] | None = None
 
 
-class Amount(Form):
-    """Money in micro-units: 1,000,000 is one unit."""
+class Booking(Form):
+    """Money that came in or went out, in micro-units: 1,000,000 is one unit; `reference`: as the bank has it."""
+
+    model_config = _example(amount_micro=2_500_000, reference="transfer 2026-04-17, invoice 31")
+
+    amount_micro: Money
+    reference: Sentence = NO_REFERENCE
+
+
+class WebhookForm(Form):
+    """Where one's events are posted: an https:// address in the public internet; null ends it."""
+
+    model_config = _example(url="https://clinic.example/privmarket")
+
+    url: Annotated[str, Field(min_length=9, max_length=200, pattern=r"^https://[^\x00-\x20\x7f]+$")] | None
+
+
+class PayoutForm(Form):
+    """Money of one's account that one wants paid out, in micro-units."""
 
     model_config = _example(amount_micro=2_500_000)
 
     amount_micro: Money
 
 
-class TaskForm(Form):
+# Fields whose type a dataclass does not say closely enough for strangers' JSON.
+_CLOSER: dict[str, Any] = {
+    "title": Annotated[str, Field(min_length=1, max_length=TITLE_LENGTH, pattern=PRINTS)],
+    "mechanism": Annotated[str, Field(min_length=1, max_length=60)],
+    "settings": Annotated[
+        dict[Annotated[str, Field(max_length=40)], bool | int | Number], Field(default_factory=dict, max_length=20)
+    ],
+    "budget_micro": Money,
+    "sealing": Sealing,
+    "arbiter_id": Identifier | None,
+    "delivery": Delivery,
+    "trust": Trust,
+}
+
+
+def _fields_of(record: type[TaskPlan]) -> dict[str, Any]:
+    """The fields of a form, from the record that declares them: type, limits, help and default."""
+    hints = get_type_hints(record)
+    made: dict[str, Any] = {}
+    for one in fields(record):
+        kind = _CLOSER.get(one.name)
+        if kind is None:
+            kind = Number if hints[one.name] is float else hints[one.name]
+            if hints[one.name] in (int, float):
+                kind = Annotated[kind, limits(one.name, record)]
+        told = one.metadata.get("help")
+        if one.default is not MISSING:
+            made[one.name] = (kind, Field(default=one.default, description=told))
+        elif one.default_factory is not MISSING:
+            made[one.name] = (kind, Field(default_factory=one.default_factory, description=told))
+        else:
+            made[one.name] = (kind, Field(description=told))
+    return made
+
+
+if TYPE_CHECKING:
+    _TaskFields = Form
+else:
+    _TaskFields = create_model("_TaskFields", __base__=Form, **_fields_of(TaskPlan))
+
+
+class TaskForm(_TaskFields):
     """What a buyer wants: a budget per round, the auction rule, the release that is bought, and deadlines.
 
     `delivery` = sealed: updates travel encrypted, and the buyer gets the key when the round is settled and paid.
@@ -104,35 +167,7 @@ class TaskForm(Form):
     collude with the buyer and half may drop out.
     """
 
-    model_config = ConfigDict(
-        extra="forbid",
-        json_schema_extra={"examples": [{"title": "digits", "budget_micro": 1_000_000, "mechanism": "pac"}]},
-    )
-
-    title: Annotated[str, Field(min_length=1, max_length=TITLE_LENGTH, pattern=PRINTS)]
-    mechanism: Annotated[str, Field(min_length=1, max_length=60)] = TaskPlan.mechanism
-    settings: dict[Annotated[str, Field(max_length=40)], bool | int | Number] = Field(
-        default_factory=dict, max_length=20
-    )
-    budget_micro: Money
-    rounds: Annotated[int, limits("rounds")] = TaskPlan.rounds
-    epsilon_max: Annotated[Number, limits("epsilon_max")] = TaskPlan.epsilon_max
-    sampling_rate: Annotated[Number, limits("sampling_rate")] = TaskPlan.sampling_rate
-    steps: Annotated[int, limits("steps")] = TaskPlan.steps
-    delta: Annotated[Number, limits("delta")] = TaskPlan.delta
-    sealing: Sealing = cast(Sealing, TaskPlan.sealing)
-    buyer_may_close: bool = TaskPlan.buyer_may_close
-    bid_seconds: Annotated[int, limits("bid_seconds")] = TaskPlan.bid_seconds
-    reveal_seconds: Annotated[int, limits("reveal_seconds")] = TaskPlan.reveal_seconds
-    delivery_seconds: Annotated[int, limits("delivery_seconds")] = TaskPlan.delivery_seconds
-    review_seconds: Annotated[int, limits("review_seconds")] = TaskPlan.review_seconds
-    dispute_seconds: Annotated[int, limits("dispute_seconds")] = TaskPlan.dispute_seconds
-    ruling_seconds: Annotated[int, limits("ruling_seconds")] = TaskPlan.ruling_seconds
-    arbiter_id: Identifier | None = TaskPlan.arbiter_id
-    delivery: Delivery = cast(Delivery, TaskPlan.delivery)
-    attested: bool = TaskPlan.attested
-    trust: Trust = cast(Trust, TaskPlan.trust)
-    honest_share: Annotated[Number, limits("honest_share")] = TaskPlan.honest_share
+    model_config = _example(title="digits", budget_micro=1_000_000, mechanism="pac")
 
 
 class BidForm(Form):
@@ -158,6 +193,20 @@ class BidForm(Form):
     nonce: Nonce | None = None
     commitment: Digest | None = None
     signature: Annotated[str, Field(pattern=r"^[0-9a-f]{128}$")] | None = None
+
+    @model_validator(mode="after")
+    def _numbers_or_commitment(self) -> Self:
+        if self.commitment is None and (self.valuation is None or self.epsilon is None):
+            raise ValueError("a bid has valuation and epsilon, or a commitment")
+        if self.commitment is not None and (self.valuation is not None or self.epsilon is not None):
+            raise ValueError("a commitment stands for the bid: send no numbers with it")
+        return self
+
+    def offer(self) -> Offer | None:
+        """The bid's numbers; None where a commitment stands for them."""
+        if self.valuation is None or self.epsilon is None:
+            return None
+        return Offer(self.valuation, self.epsilon, self.data_size, self.accuracy)
 
 
 class RevealForm(Form):
@@ -241,8 +290,14 @@ class Ruling(Form):
 
 
 class ErrorShape(BaseModel):
-    """Every error, everywhere."""
+    """Every error, everywhere.
+
+    `field` names the part of the request that was wrong, such as `body.budget_micro`, where one was; tell the
+    operator `request_id` if you ask about it.
+    """
 
     code: str
     message: str
     hint: str
+    field: str | None = None
+    request_id: str = ""

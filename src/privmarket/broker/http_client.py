@@ -1,8 +1,8 @@
 """The broker from Python: every call of the API as a method, retried safely.
 
-With a key, bids are signed, and sealed by this client where the task asks for that. The client notes the heads of
-the log that come with the answers, and can have proven that the log was only ever added to and holds its own
-entries.
+With a key, everything that the party states is signed: bids, tasks, claims, receipts, disputes, rulings, requests
+for payouts. Bids are sealed by this client where the task asks for that. The client notes the heads of the log
+that come with the answers, and can have proven that the log was only ever added to and holds its own entries.
 """
 
 from __future__ import annotations
@@ -61,8 +61,9 @@ class BrokerClient(BrokerConnection):
         """Connects.
 
         Args:
-            key: signs one's bids; make a file with `privmarket seller init` and give `SigningKey.read(file)`.
-            openings: a file for the numbers of sealed bids until they are revealed; in memory only by default.
+            key: signs one's bids and statements; make a file with `privmarket seller init` and give
+            `SigningKey.read(file)`. openings: a file for the numbers of sealed bids until they are revealed; in
+            memory only by default.
         """
         super().__init__(url, token, http or httpx.Client(base_url=url, timeout=timeout_seconds))
         self.key = key
@@ -72,6 +73,7 @@ class BrokerClient(BrokerConnection):
             self._openings = json.loads(self._openings_file.read_text())
         self._sealing: dict[str, str] = {}  # task → who seals its bids
         self._id = ""
+        self._signs = ""  # what this account signs, once it was asked
 
     # ---- oneself ----------------------------------------------------------------------------------------
 
@@ -83,16 +85,20 @@ class BrokerClient(BrokerConnection):
         cap_epsilon: float | None = None,
         delta: float | None = None,
         key: SigningKey | None = None,
+        signs: str | None = None,
         openings: str | Path | None = None,
     ) -> BrokerClient:
         """Registers a party and returns a client that acts for it; `.token` is its token, keep it.
 
-        The token is made here and only its hash is sent, so the broker never sees it before it is used.
+        The token is made here and only its hash is sent, so the broker never sees it before it is used. With a key
+        the party signs everything that it states, so that nobody can invent it; `signs="bids"` leaves it at its
+        bids.
         """
         token = "pm_" + secrets.token_hex(32)
         form = {"role": role, "name": name, "cap_epsilon": cap_epsilon, "delta": delta}
         form |= {
             "public_key": key.public if key else None,
+            "signs": signs,
             "token_sha256": hashlib.sha256(token.encode()).hexdigest(),
         }
         self.write("POST", "/v1/register", {k: v for k, v in form.items() if v is not None})
@@ -114,13 +120,16 @@ class BrokerClient(BrokerConnection):
             form["lifetime_seconds"] = lifetime_seconds
         return cast("answers.TokenAnswer", {**self.write("POST", "/v1/me/tokens", form), "token": token})
 
-    def change_key(self, key: SigningKey) -> answers.KeyAnswer:
-        """Another key for one's bids (sellers); the one that this client has signs the change."""
-        form = {"public_key": key.public}
+    def change_key(self, key: SigningKey, signs: str | None = None) -> answers.KeyAnswer:
+        """Another key, and what it signs (everything, or bids); the one that this client has signs the change."""
+        me = self.me()
+        chosen = signs or (me["signs"] if me["public_key"] else "everything")
+        form = {"public_key": key.public, "signs": chosen}
         if self.key is not None:
-            form["signature"] = self.key.sign(signatures.key_message(str(self.me()["id"]), key.public))
+            form["signature"] = self.key.sign(signatures.key_message(str(me["id"]), key.public, chosen))
         answer = self.write("PUT", "/v1/me/key", form)
         self.key = key
+        self._signs = chosen
         return cast("answers.KeyAnswer", answer)
 
     def attest(self, dataset_sha256: str) -> answers.DatasetAnswer:
@@ -140,14 +149,55 @@ class BrokerClient(BrokerConnection):
         """Ends a token."""
         return cast("answers.Revoked", self.write("DELETE", f"/v1/tokens/{token_id}"))
 
+    def request_payout(self, amount_micro: int) -> answers.PayoutAnswer:
+        """Asks for money of one's account; an operator pays it out."""
+        if self._signs_everything():
+            said = {"amount_micro": amount_micro, "nonce": secrets.token_hex(16)}
+            answer = self._state("money.requested", self._id, [said])
+        else:
+            answer = self.write("POST", "/v1/me/payouts", {"amount_micro": amount_micro})
+        return cast("answers.PayoutAnswer", answer)
+
+    def my_entries(self) -> Iterator[answers.LogLine]:
+        """All entries of the log in one's own name, newest first: one that is not yours is a forgery."""
+        return cast("Iterator[answers.LogLine]", self.pages("/v1/me/entries"))
+
+    # ---- signed statements ------------------------------------------------------------------------------
+
+    def _signs_everything(self) -> bool:
+        """Whether this account's statements are signed; asked once, of the broker, where there is a key."""
+        if self.key is None:
+            return False
+        if not self._signs:
+            me = self.me()
+            self._id = str(me["id"])
+            self._signs = me["signs"]
+        return self._signs == "everything"
+
+    def _state(self, kind: str, about: str, said: list[Json], key: str | None = None) -> Json:
+        """Signs statements and sends them."""
+        assert self.key is not None
+        self._id = self._id or str(self.me()["id"])
+        signed = []
+        for one in said:
+            message = signatures.statement_message(kind, self._id, about, one)
+            signed.append({"said": one, "signature": self.key.sign(message)})
+        form: Json = {"kind": kind, "about": about, "statements": signed}
+        if key is not None:
+            form["key"] = key
+        answer: Json = self.write("POST", "/v1/statements", form)["answer"]
+        return answer
+
     # ---- the market -------------------------------------------------------------------------------------
 
     def publish_task(self, title: str, budget_micro: int, **terms: Any) -> answers.TaskAnswer:
         """Publishes a task (buyers)."""
-        return cast(
-            "answers.TaskAnswer",
-            self.write("POST", "/v1/tasks", {"title": title, "budget_micro": budget_micro, **terms}),
-        )
+        form = {"title": title, "budget_micro": budget_micro, **terms}
+        if self._signs_everything():
+            answer = self._state("task.published", "new", [{**form, "nonce": secrets.token_hex(16)}])
+        else:
+            answer = self.write("POST", "/v1/tasks", form)
+        return cast("answers.TaskAnswer", answer)
 
     def tasks(self) -> Iterator[answers.TaskAnswer]:
         """Tasks, newest first."""
@@ -155,7 +205,13 @@ class BrokerClient(BrokerConnection):
 
     def open_round(self, task_id: str) -> answers.RoundAnswer:
         """Opens the next round, its budget in escrow (buyers)."""
-        return cast("answers.RoundAnswer", self.write("POST", f"/v1/tasks/{task_id}/rounds"))
+        if self._signs_everything():
+            newest = next(iter(self.rounds(task_id)), None)
+            number = 0 if newest is None else newest["number"] + 1
+            answer = self._state("round.opened", task_id, [{"number": number}])
+        else:
+            answer = self.write("POST", f"/v1/tasks/{task_id}/rounds")
+        return cast("answers.RoundAnswer", answer)
 
     def rounds(self, task_id: str) -> Iterator[answers.RoundAnswer]:
         """A task's rounds, newest first."""
@@ -216,7 +272,10 @@ class BrokerClient(BrokerConnection):
 
     def close_round(self, round_id: str) -> answers.StepAnswer | answers.RoundAnswer:
         """Ends bidding and runs the auction; of a very large round the broker computes it after its answer."""
-        closed = self.write("POST", f"/v1/rounds/{round_id}/close")
+        if self._signs_everything():
+            closed = self._state("round.closed", round_id, [{}])
+        else:
+            closed = self.write("POST", f"/v1/rounds/{round_id}/close")
         answer = cast("answers.StepAnswer | answers.RoundAnswer", closed)
         while answer["state"] == "closed":
             time.sleep(PAUSES_SECONDS[-1])
@@ -237,6 +296,9 @@ class BrokerClient(BrokerConnection):
 
     def claim_delivery(self, round_id: str, update_sha256: str, key: str | None = None) -> answers.ClaimAnswer:
         """Says what one delivers, before it leaves (sellers); `key` opens it where updates travel sealed."""
+        if self._signs_everything():
+            said = {"update_sha256": update_sha256, "key_sha256": None if key is None else sealed.key_digest(key)}
+            return cast("answers.ClaimAnswer", self._state("delivery.claimed", round_id, [said], key))
         form = {"update_sha256": update_sha256} | ({} if key is None else {"key": key})
         return cast("answers.ClaimAnswer", self.write("POST", f"/v1/rounds/{round_id}/delivery", form))
 
@@ -265,12 +327,18 @@ class BrokerClient(BrokerConnection):
 
     def report_progress(self, round_id: str, accuracy: float) -> answers.ProgressAnswer:
         """Notes how good one's model is after a round (buyers)."""
+        if self._signs_everything():
+            said = {"accuracy": float(accuracy) + 0.0}
+            return cast("answers.ProgressAnswer", self._state("round.progress", round_id, [said]))
         return cast(
             "answers.ProgressAnswer", self.write("POST", f"/v1/rounds/{round_id}/progress", {"accuracy": accuracy})
         )
 
     def give_receipts(self, round_id: str, receipts: Mapping[str, str | None]) -> answers.StepAnswer:
         """Says which claimed updates are usable (buyers): None, or what is wrong."""
+        if self._signs_everything():
+            said = [{"seller_id": seller, "fault": fault} for seller, fault in receipts.items()]
+            return cast("answers.StepAnswer", self._state("delivery.judged", round_id, said))
         return cast(
             "answers.StepAnswer",
             self.write("POST", f"/v1/rounds/{round_id}/receipts", {"receipts": dict(receipts)}),
@@ -278,11 +346,15 @@ class BrokerClient(BrokerConnection):
 
     def dispute(self, round_id: str, reason: str) -> answers.Dispute:
         """Objects to the rejection of one's update (sellers)."""
+        if self._signs_everything():
+            return cast("answers.Dispute", self._state("dispute.opened", round_id, [{"reason": reason}]))
         return cast("answers.Dispute", self.write("POST", f"/v1/rounds/{round_id}/disputes", {"reason": reason}))
 
     def rule(self, round_id: str, seller_id: str, pays: bool, reason: str) -> answers.Ruled:
         """Decides a dispute (the task's arbiter)."""
         form = {"seller_id": seller_id, "pays": pays, "reason": reason}
+        if self._signs_everything():
+            return cast("answers.Ruled", self._state("dispute.ruled", round_id, [form]))
         return cast("answers.Ruled", self.write("POST", f"/v1/rounds/{round_id}/rulings", form))
 
     def settle_round(self, round_id: str) -> answers.StepAnswer:
@@ -291,6 +363,8 @@ class BrokerClient(BrokerConnection):
 
     def abort_round(self, round_id: str, reason: str) -> answers.StepAnswer:
         """Ends a round with refunds."""
+        if self._signs_everything():
+            return cast("answers.StepAnswer", self._state("round.aborted", round_id, [{"reason": reason}]))
         return cast("answers.StepAnswer", self.write("POST", f"/v1/rounds/{round_id}/abort", {"reason": reason}))
 
     # ---- the log ----------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from sqlalchemy import Connection
 
 from privmarket.broker import sql
+from privmarket.broker.http_errors import BrokerError
 from privmarket.broker.signatures import SigningKey
 
 
@@ -49,6 +50,34 @@ class Vault:
             except (InvalidTag, ValueError):  # the broker's key was replaced meanwhile, or somebody edited the row
                 continue
         return found
+
+    def rewrap(self, new: SigningKey) -> None:
+        """Wraps all keys with another key of the broker, which takes over.
+
+        Raises:
+            BrokerError: one of them cannot be unwrapped with the present key.
+        """
+        other = Vault(self._connection, new)
+        query = "SELECT DISTINCT round_id FROM sealed_keys ORDER BY round_id"
+        for (round_id,) in sql.run(self._connection, query):
+            held = sql.run(self._connection, "SELECT seller_id FROM sealed_keys WHERE round_id = ?", round_id)
+            opened = self.of_round(round_id)
+            lost = [str(seller) for (seller,) in held if seller not in opened]
+            if lost:
+                raise BrokerError(
+                    f"the key of the update of {lost[0]} in {round_id} cannot be unwrapped",
+                    "ask that seller to claim its delivery again with the same key, then rotate",
+                )
+            self.destroy(round_id)
+            for seller, key in opened.items():
+                other.put(round_id, seller, key)
+
+    def replace(self, round_id: str, seller_id: str, key: str) -> None:
+        """Keeps a seller's key in place of one that cannot be unwrapped any more."""
+        sql.run(
+            self._connection, "DELETE FROM sealed_keys WHERE round_id = ? AND seller_id = ?", round_id, seller_id
+        )
+        self.put(round_id, seller_id, key)
 
     def destroy(self, round_id: str) -> None:
         """Forgets the keys of a round that is settled."""

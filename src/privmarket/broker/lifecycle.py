@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from privmarket.broker import clearing, deliveries, sealed, wallets
+from privmarket.broker import clearing, deliveries, sealed, sql, wallets
+from privmarket.broker._statements import countersigned
 from privmarket.broker.answers import ClaimAnswer, Dispute, Ruled, StepAnswer, UpdateKey
 from privmarket.broker.clearing import Prepared
 from privmarket.broker.database import Transaction
@@ -31,7 +32,7 @@ LIVE_STATES = (*TAKING_BIDS, "cleared", "delivered")
 # ---- closing and clearing -------------------------------------------------------------------------------------
 
 
-def close(tx: Transaction, round_: RoundRow, task: TaskRow, by_buyer: bool) -> None:
+def close(tx: Transaction, round_: RoundRow, task: TaskRow, by_buyer: bool, signature: str | None) -> None:
     """Ends bidding: after the deadline that was published, or when the buyer says so where the task allows it."""
     require_state(round_, "open")
     early = tx.over_ms < round_.bid_deadline_ms
@@ -39,12 +40,12 @@ def close(tx: Transaction, round_: RoundRow, task: TaskRow, by_buyer: bool) -> N
         raise ConflictError(
             f"round {round_.id} takes bids until its deadline", "only a task with buyer_may_close may close earlier"
         )
+    words: dict[str, object] = {"state": "closed", "reveal_deadline_ms": None}
     if task.sealing == "bidder" and round_.bids:
-        tx.log(
-            "round.closed", round_.id, state="revealing", reveal_deadline_ms=tx.now_ms + 1000 * task.reveal_seconds
-        )
-    else:
-        tx.log("round.closed", round_.id, state="closed", reveal_deadline_ms=None)
+        words = {"state": "revealing", "reveal_deadline_ms": tx.now_ms + 1000 * task.reveal_seconds}
+    if early:
+        words = countersigned(tx.connection, tx.actor, "round.closed", round_.id, words, signature)
+    tx.log("round.closed", round_.id, **words)
     tx.flush()
 
 
@@ -84,29 +85,46 @@ def clear(tx: Transaction, round_id: str, prepared: Prepared) -> StepAnswer | No
     }
 
 
-def abort(tx: Transaction, round_: RoundRow, task: TaskRow, fault: str) -> StepAnswer:
+def abort(tx: Transaction, round_: RoundRow, task: TaskRow, fault: str, signature: str | None) -> StepAnswer:
     """Ends a round before its auction; the escrow goes back to the buyer. After it, sellers are owed money."""
     require_state(round_, "open")
-    return end(tx, round_, task, "aborted", 0, fault)
+    signed = {}
+    if tx.actor == task.buyer_id:
+        stated = countersigned(tx.connection, tx.actor, "round.aborted", round_.id, {"fault": fault}, signature)
+        signed = {name: value for name, value in stated.items() if name == "signature"}
+    return end(tx, round_, task, "aborted", 0, fault, signed)
 
 
 # ---- deliveries -----------------------------------------------------------------------------------------------
 
 
 def claim(
-    tx: Transaction, seller_id: str, round_: RoundRow, task: TaskRow, update_sha256: str, key: str | None
+    tx: Transaction,
+    seller_id: str,
+    round_: RoundRow,
+    task: TaskRow,
+    update_sha256: str,
+    key: str | None,
+    signature: str | None,
 ) -> ClaimAnswer:
     """A seller declares, before its update leaves, the digest of what it delivers. It cannot be changed later.
 
-    `key` opens a sealed update; it stays with the broker until the round is settled.
+    `key` opens a sealed update; it stays with the broker until the round is settled. Where the broker cannot
+    unwrap it any more, the seller leaves the same key again by repeating its claim: settlement waits for it.
     """
     award = award_of(tx.connection, round_.id, seller_id)
-    require_state(round_, "cleared")
+    require_state(round_, "cleared", "delivered")
     if (task.delivery == "sealed") != (key is not None):
         raise BrokerError(
             f"updates of this task are sent {task.delivery}",
             "send key, the 64 hexadecimal digits that open the update" if key is None else "send no key",
         )
+    same = key is not None and (update_sha256, sealed.key_digest(key)) == (award.claim_sha256, award.key_sha256)
+    if key is not None and same and seller_id not in tx.vault.of_round(round_.id):
+        tx.vault.replace(round_.id, seller_id, key)
+        query = "SELECT MAX(seq) FROM log WHERE kind = 'delivery.claimed' AND subject = ? AND actor = ?"
+        ((seq,),) = sql.run(tx.connection, query, round_.id, seller_id)
+        return _claim_answer(round_.id, int(seq), update_sha256, award.key_sha256)
     came = tx.in_time(Deadlines.of(round_).delivery_ms)
     if came is None:
         raise ConflictError(
@@ -117,11 +135,17 @@ def claim(
     words = {"update_sha256": update_sha256}
     if key is not None:
         words["key_sha256"] = sealed.key_digest(key)
-        tx.vault.put(round_.id, seller_id, key)
-    seq = tx.log("delivery.claimed", round_.id, **words, **came)
-    answer: ClaimAnswer = {"round_id": round_.id, "entry": seq, "update_sha256": update_sha256}
+    stated = countersigned(tx.connection, seller_id, "delivery.claimed", round_.id, words, signature)
     if key is not None:
-        answer["key_sha256"] = words["key_sha256"]
+        tx.vault.put(round_.id, seller_id, key)
+    seq = tx.log("delivery.claimed", round_.id, **stated, **came)
+    return _claim_answer(round_.id, seq, update_sha256, words.get("key_sha256"))
+
+
+def _claim_answer(round_id: str, seq: int, update_sha256: str, key_sha256: str | None) -> ClaimAnswer:
+    answer: ClaimAnswer = {"round_id": round_id, "entry": seq, "update_sha256": update_sha256}
+    if key_sha256 is not None:
+        answer["key_sha256"] = key_sha256
     return answer
 
 
@@ -141,7 +165,9 @@ def show_key(tx: Transaction, round_: RoundRow, seller_id: str) -> UpdateKey:
     return {"round_id": round_.id, "seller_id": seller_id, "update_sha256": award.claim_sha256, "key": key}
 
 
-def judge(tx: Transaction, round_: RoundRow, receipts: Mapping[str, str | None]) -> StepAnswer:
+def judge(
+    tx: Transaction, round_: RoundRow, receipts: Mapping[str, str | None], signatures: Mapping[str, str]
+) -> StepAnswer:
     """The buyer's receipts for claimed updates: None for usable, else the fault. A receipt cannot be changed."""
     require_state(round_, "cleared")
     came = tx.in_time(Deadlines.of(round_).review_ms)
@@ -161,12 +187,15 @@ def judge(tx: Transaction, round_: RoundRow, receipts: Mapping[str, str | None])
                 f"{seller} has its receipt already", "leave this seller out: its receipt cannot be changed"
             )
     for seller, fault in receipts.items():
-        tx.log("delivery.judged", round_.id, seller_id=seller, usable=fault is None, fault=fault, **came)
+        words = {"seller_id": seller, "usable": fault is None, "fault": fault}
+        signature = signatures.get(seller)
+        stated = countersigned(tx.connection, tx.actor, "delivery.judged", round_.id, words, signature)
+        tx.log("delivery.judged", round_.id, **stated, **came)
     missing = sum(row.usable is None for row in known.values()) - len(receipts)
     return {"round_id": round_.id, "state": _perhaps_delivered(tx, round_), "missing": missing}
 
 
-def dispute(tx: Transaction, seller_id: str, round_: RoundRow, reason: str) -> Dispute:
+def dispute(tx: Transaction, seller_id: str, round_: RoundRow, reason: str, signature: str | None) -> Dispute:
     """A seller's objection to a rejection."""
     award = award_of(tx.connection, round_.id, seller_id)
     require_state(round_, "cleared")
@@ -181,11 +210,15 @@ def dispute(tx: Transaction, seller_id: str, round_: RoundRow, reason: str) -> D
         raise ConflictError(
             f"round {round_.id}: the time for disputes is over", "nothing to do: the rejection stands"
         )
-    tx.log("dispute.opened", round_.id, seller_id=seller_id, dispute=reason, **came)
+    words = {"seller_id": seller_id, "dispute": reason}
+    stated = countersigned(tx.connection, seller_id, "dispute.opened", round_.id, words, signature)
+    tx.log("dispute.opened", round_.id, **stated, **came)
     return {"round_id": round_.id, "seller_id": seller_id, "ruling_deadline_ms": Deadlines.of(round_).ruling_ms}
 
 
-def rule(tx: Transaction, round_: RoundRow, task: TaskRow, seller_id: str, pays: bool, reason: str) -> Ruled:
+def rule(
+    tx: Transaction, round_: RoundRow, seller_id: str, pays: bool, reason: str, signature: str | None
+) -> Ruled:
     """The arbiter's decision on a dispute."""
     award = award_of(tx.connection, round_.id, seller_id)
     require_state(round_, "cleared")
@@ -200,7 +233,9 @@ def rule(tx: Transaction, round_: RoundRow, task: TaskRow, seller_id: str, pays:
             f"round {round_.id}: the time for rulings is over",
             "nothing to do: a dispute without a ruling is decided for the seller, who is paid",
         )
-    tx.log("dispute.ruled", round_.id, seller_id=seller_id, ruling=pays, reason=reason, **came)
+    words = {"seller_id": seller_id, "ruling": pays, "reason": reason}
+    stated = countersigned(tx.connection, tx.actor, "dispute.ruled", round_.id, words, signature)
+    tx.log("dispute.ruled", round_.id, **stated, **came)
     return {"round_id": round_.id, "seller_id": seller_id, "pays": pays, "state": _perhaps_delivered(tx, round_)}
 
 
@@ -250,14 +285,18 @@ def settle(tx: Transaction, round_: RoundRow, task: TaskRow) -> StepAnswer:
     settled = deliveries.settlement(clearing.terms_of(round_, task), rows, until, tx.over_ms)
     keys = tx.vault.of_round(round_.id) if task.delivery == "sealed" else {}
     for row in rows:
+        if row.key_sha256 is not None and row.seller_id in settled.paid_micro and row.seller_id not in keys:
+            raise ConflictError(
+                f"round {round_.id} waits: the key of the update of {row.seller_id} cannot be unwrapped",
+                "start the broker with the key that its log announces, or ask the seller to claim again",
+            )
+    for row in rows:
         if row.seller_id not in settled.sold_epsilon:
             wallets.void(tx, row)
             continue
         words: dict[str, str | None] = {"charge": "charged"}
         if row.key_sha256 is not None and row.seller_id in settled.paid_micro:
-            words["key"] = keys.get(row.seller_id)
-            if words["key"] is None:
-                tx.log("alert", round_.id, fault=f"the key of the update of {row.seller_id} is lost")
+            words["key"] = keys[row.seller_id]
         paid = settled.paid_micro.get(row.seller_id, 0)
         tx.log("award.settled", round_.id, seller_id=row.seller_id, paid_micro=paid, **words)
     tx.vault.destroy(round_.id)
@@ -265,7 +304,13 @@ def settle(tx: Transaction, round_: RoundRow, task: TaskRow) -> StepAnswer:
 
 
 def end(
-    tx: Transaction, round_: RoundRow, task: TaskRow, state: str, paid_micro: int, fault: str | None
+    tx: Transaction,
+    round_: RoundRow,
+    task: TaskRow,
+    state: str,
+    paid_micro: int,
+    fault: str | None,
+    signed: Mapping[str, object] | None = None,
 ) -> StepAnswer:
     """The last entry of a round: what was not paid goes back to the buyer."""
     refunded = round_.budget_micro - paid_micro
@@ -276,6 +321,7 @@ def end(
         paid_micro=paid_micro,
         refunded_micro=refunded,
         fault=fault,
+        **(signed or {}),
     )
     answer: StepAnswer = {
         "round_id": round_.id,

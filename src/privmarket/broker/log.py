@@ -17,17 +17,19 @@ from privmarket.broker import merkle, sql
 from privmarket.broker.http_errors import NotFoundError
 from privmarket.broker.signatures import Head, SigningKey, canonical, digest
 
-__all__ = ["Entry", "Tree", "append", "canonical", "digest", "entries", "lock", "read_head"]
+__all__ = ["Entry", "Tree", "announced_key", "append", "canonical", "digest", "entries", "lock", "read_head"]
 
 _COLUMNS = (
     "seq", "at_ms", "actor", "kind", "subject", "details", "key_hash", "request_hash", "answer", "hash",
 )  # fmt: skip
 _SELECT = f"SELECT {', '.join(_COLUMNS)} FROM log"
 _INSERT = f"INSERT INTO log ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))})"
-_HEAD = "SELECT log_id, size, root, at_ms, signature, frontier FROM head"
+_HEAD = "SELECT log_id, size, root, at_ms, signature, frontier, signed_by FROM head"
 _LOCKED_HEAD = _HEAD + " FOR UPDATE"  # SQLite's BEGIN IMMEDIATE locks already
-_MOVE_HEAD = "UPDATE head SET size = ?, root = ?, at_ms = ?, frontier = ?, signature = ?, clean = FALSE"
-_CHUNK = 5000
+_MOVE_HEAD = (
+    "UPDATE head SET size = ?, root = ?, at_ms = ?, frontier = ?, signature = ?, signed_by = ?, clean = FALSE"
+)
+_CHUNK = 1000
 
 
 class Entry(NamedTuple):
@@ -60,22 +62,32 @@ class Entry(NamedTuple):
 
 
 class Tree(NamedTuple):
-    """The head and the right edge of the tree, as locked by a write."""
+    """The head and the right edge of the tree, as locked by a write, and the key that signed the head."""
 
     head: Head
     frontier: merkle.Frontier
+    signed_by: str
 
 
 def lock(connection: Connection) -> Tree:
     """The head of the log; nobody else can write until this transaction ends."""
-    ((*head, frontier),) = sql.run(connection, _HEAD if connection.dialect.name == "sqlite" else _LOCKED_HEAD)
-    return Tree(Head(*head), merkle.Frontier.load(head[1], frontier))
+    ((*head, frontier, signed_by),) = sql.run(
+        connection, _HEAD if connection.dialect.name == "sqlite" else _LOCKED_HEAD
+    )
+    return Tree(Head(*head), merkle.Frontier.load(head[1], frontier), signed_by)
 
 
 def read_head(connection: Connection) -> Head:
     """The head as of this connection's snapshot."""
-    ((*head, _),) = sql.run(connection, _HEAD)
+    ((*head, _, _),) = sql.run(connection, _HEAD)
     return Head(*head)
+
+
+def announced_key(connection: Connection) -> str:
+    """The public key that the log announces last; empty where it announces none."""
+    query = "SELECT details FROM log WHERE kind = 'log.key' ORDER BY seq DESC LIMIT 1"
+    rows = sql.run(connection, query)
+    return str(json.loads(rows[0][0])["public_key"]) if rows else ""
 
 
 def append(connection: Connection, entries: Sequence[Entry], tree: Tree, key: SigningKey | None) -> Head:
@@ -83,7 +95,9 @@ def append(connection: Connection, entries: Sequence[Entry], tree: Tree, key: Si
     insert(connection, entries, tree.frontier)
     grown = Head(tree.head.log_id, tree.frontier.size, tree.frontier.root().hex(), entries[-1].at_ms)
     head = grown.signed(key)
-    sql.run(connection, _MOVE_HEAD, head.size, head.root, head.at_ms, tree.frontier.dump(), head.signature)
+    signed_by = "" if key is None else key.public
+    edge = tree.frontier.dump()
+    sql.run(connection, _MOVE_HEAD, head.size, head.root, head.at_ms, edge, head.signature, signed_by)
     return head
 
 

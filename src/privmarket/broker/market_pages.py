@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from pydantic import ValidationError
 
-from privmarket.broker import bid_preview, noise_tables, plots, rules, sessions, to_do, views, wallets
+from privmarket.broker import bid_preview, bookings, noise_tables, plots, rules, sessions, to_do, views, wallets
 from privmarket.broker.answers import AwardAnswer, RoundAnswer, TaskAnswer
 from privmarket.broker.forms import TaskForm
 from privmarket.broker.http_errors import BrokerError
@@ -42,12 +42,24 @@ def home(request: Request) -> Response:
         newest = {one["id"]: views.round_list(connection, actor, one["id"], None, 1) for one in found["items"]}
         me = views.me(connection, actor.party_id)
         totals = views.totals(connection, actor) if actor.role == "operator" else None
-        waiting = to_do.waiting(connection, actor, broker.database.now_ms())
+        now = broker.database.now_ms()
+        waiting = to_do.waiting(connection, actor, now)
+        more: dict[str, object] = {"health": None, "earned_micro": 0, "sales_left": None, "spent": {}}
+        if actor.role == "operator":
+            more["health"] = to_do.health(connection, now)
+            more["proposals"] = len(bookings.open_proposals(connection, actor))
+            more["payouts"] = len(bookings.open_payouts(connection))
+        elif actor.role == "seller":
+            more["earned_micro"] = views.earned(connection, actor.party_id)
+            record = wallets.of_sellers(connection, [actor.party_id])[actor.party_id]
+            more["sales_left"] = wallets.sales_like_last(record)
+        elif actor.role == "buyer":
+            more["spent"] = views.spending(connection, [one["id"] for one in found["items"]])
     names = [name for name in mechanism_names() if ":" not in name] if actor.role == "buyer" else []
     offered = [rules.describe(name) for name in names]
     latest = {task_id: next(iter(one["items"]), None) for task_id, one in newest.items()}
     shown = {"tasks": found, "latest": latest, "totals": totals, "rules": offered, "waiting": waiting}
-    return show(request, "tasks.html", actor=actor, me=me, **shown)
+    return show(request, "tasks.html", actor=actor, me=me, **shown, **more)
 
 
 @pages.post("/tasks")
@@ -70,17 +82,19 @@ def publish_task(
     sessions.require_mark(request, mark)
     actor, broker = actor_and_broker(request)
     try:
-        form = TaskForm(
-            title=title.strip(),
-            mechanism=mechanism,
-            budget_micro=money_typed("budget", budget),
-            rounds=int(number_typed("rounds", rounds)),
-            epsilon_max=number_typed("largest offer", epsilon_max),
-            bid_seconds=round(60 * number_typed("minutes for bids", bid_minutes)),
-            delivery_seconds=round(60 * number_typed("minutes for updates", delivery_minutes)),
-            review_seconds=round(60 * number_typed("minutes for your review", review_minutes)),
-            sealing="bidder" if sealing == "bidder" else "broker",
-            buyer_may_close=bool(may_close),
+        form = TaskForm.model_validate(
+            {
+                "title": title.strip(),
+                "mechanism": mechanism,
+                "budget_micro": money_typed("budget", budget),
+                "rounds": int(number_typed("rounds", rounds)),
+                "epsilon_max": number_typed("largest offer", epsilon_max),
+                "bid_seconds": round(60 * number_typed("minutes for bids", bid_minutes)),
+                "delivery_seconds": round(60 * number_typed("minutes for updates", delivery_minutes)),
+                "review_seconds": round(60 * number_typed("minutes for your review", review_minutes)),
+                "sealing": "bidder" if sealing == "bidder" else "broker",
+                "buyer_may_close": bool(may_close),
+            }
         )
     except ValidationError as error:
         first = error.errors()[0]
@@ -101,7 +115,7 @@ def one_task(request: Request, task_id: str) -> Response:
         buyer = views.buyer_words(connection, task["buyer_id"]) if actor.role == "seller" else None
     held = _what_keeps_it_shut(task, newest, balance)
     rule = rules.describe(task["mechanism"]) if task["mechanism"] in mechanism_names() else None
-    drawn = (plots.accuracy_per_round, plots.paid_per_round, plots.price_per_round)
+    drawn = (plots.score_against_spending, plots.paid_per_round, plots.price_per_round)
     shown = {
         "plots": [draw(actor, rounds["items"]) for draw in drawn],
         "rule": rule,
@@ -144,6 +158,7 @@ def one_round(request: Request, round_id: str) -> Response:
         claims = views.unanswered_claims(connection, actor, round_id) if actor.role == "buyer" else 0
         outcome = views.outcome(connection, actor, round_id)["why"] if own else None
         wallet = views.wallet(connection, actor.party_id) if actor.role == "seller" else None
+        public_key = views.me(connection, actor.party_id)["public_key"] if actor.role == "seller" else None
         drawn = plots.of_round(connection, actor, round_, now)
         sellers = views.seller_words(connection, [one["seller_id"] for one in awards["items"]])
     values: dict[str, object] = {
@@ -153,11 +168,30 @@ def one_round(request: Request, round_id: str) -> Response:
         "awards": awards,
         "plots": drawn,
         "wallet": wallet,
+        "public_key": public_key,
     }
     values |= {"outcome": outcome, "pays": bid_preview.pays_what_is_asked(task["mechanism"])}
     current = next(iter(own), None)
+    values["deadlines"] = _deadlines_of(actor, round_, has_bid=current is not None, has_sold=bool(awards["items"]))
     can = _what_applies(actor, round_, task, awards["items"], claims, now)
     return show(request, "round.html", actor=actor, bid=current, claims=claims, can=can, **values)
+
+
+def _deadlines_of(actor: Actor, round_: RoundAnswer, *, has_bid: bool, has_sold: bool) -> list[tuple[str, int]]:
+    """The deadlines that concern whoever looks: a seller that sold nothing has nothing to deliver or to dispute."""
+    closed_ms = round_.get("closed_ms")
+    bids = ("Bids until", round_["bid_deadline_ms"]) if closed_ms is None else ("Bidding ended", closed_ms)
+    named = [
+        bids,
+        ("Reveal until", round_.get("reveal_deadline_ms")),
+        ("Deliver until", round_.get("delivery_deadline_ms")),
+        ("Review until", round_.get("review_deadline_ms")),
+        ("Dispute until", round_.get("dispute_deadline_ms")),
+        ("Rule until", round_.get("ruling_deadline_ms")),
+    ]
+    if actor.role == "seller" and not has_sold:
+        named = named[: 2 if has_bid else 1]
+    return [(name, at_ms) for name, at_ms in named if at_ms]
 
 
 def _what_applies(
@@ -230,13 +264,21 @@ def report_progress(request: Request, round_id: str, accuracy: Field, mark: Fiel
 
 @pages.post("/rounds/{round_id}/bid")
 def place_bid(
-    request: Request, round_id: str, valuation: Field, epsilon: Field, mark: Field, key: Key, data_size: Field = "1"
+    request: Request,
+    round_id: str,
+    valuation: Field,
+    epsilon: Field,
+    mark: Field,
+    key: Key,
+    data_size: Field = "1",
+    nonce: Field = "",
+    signature: Field = "",
 ) -> Response:
-    """A sealed bid."""
+    """A sealed bid; a seller with a key signs it in the browser."""
     sessions.require_mark(request, mark)
     actor, broker = actor_and_broker(request)
     offer = Offer(number_typed("price", valuation), number_typed("ε", epsilon), number_typed("records", data_size))
-    broker.bid(actor, round_id, offer, key)
+    broker.bid(actor, round_id, offer, key, nonce=nonce or None, signature=signature or None)
     return RedirectResponse(f"/rounds/{round_id}", 303)
 
 

@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Depends, Path, Request
+from fastapi import APIRouter, Depends, Header, Path, Query, Request
+from fastapi.responses import StreamingResponse
+from starlette.concurrency import run_in_threadpool
 
-from privmarket.broker import answers, bid_route, rules, views
+from privmarket.broker import answers, events, rules, views, webhooks
 from privmarket.broker.answers import Page
 from privmarket.broker.api_callers import (
     ERRORS,
     After,
+    Arrived,
     Caller,
     Id,
     Key,
     Limit,
     TheBroker,
+    event_stream,
+    operation_id,
     perhaps_actor,
+    take_stream,
 )
+from privmarket.broker.bidding import BidRequest
 from privmarket.broker.forms import (
     Attestation,
+    BidForm,
     Claim,
     KeyForm,
+    PayoutForm,
     Progress,
     ReasonForm,
     Receipts,
@@ -30,19 +39,40 @@ from privmarket.broker.forms import (
     Ruling,
     TaskForm,
     TokenForm,
+    WebhookForm,
 )
+from privmarket.broker.group_commit import GroupCommit
 from privmarket.broker.http_errors import ForbiddenError, NotFoundError
 from privmarket.broker.parties import ANONYMOUS, Actor
 from privmarket.mechanisms import mechanism_names
 from privmarket.rounds import Offer
 
-market = APIRouter(prefix="/v1", responses=ERRORS)
+market = APIRouter(prefix="/v1", responses=ERRORS, generate_unique_id_function=operation_id)
+_STREAM: dict[int | str, dict[str, Any]] = {
+    200: {"description": "Server-sent events.", "content": {"text/event-stream": {"schema": {"type": "string"}}}}
+}
 
 
-@market.post("/rounds/{round_id}/bids", status_code=201, openapi_extra=bid_route.DESCRIPTION)
-async def place_bid() -> answers.BidAnswer:
-    """A sealed bid (sellers); a later one replaces it until bidding ends."""
-    raise NotFoundError("bids are taken at /v1/rounds/ID/bids", "send them there")  # `BidRoute` answers before this
+@market.post("/rounds/{round_id}/bids", status_code=201)
+async def place_bid(
+    request: Request, arrived: Arrived, caller: Caller, round_id: Id, form: BidForm, key: Key
+) -> answers.BidAnswer:
+    """A sealed bid (sellers); a later one replaces it until bidding ends.
+
+    Bids that arrive together share a transaction, and each is answered once it is durable.
+    """
+    bids: GroupCommit = request.app.state.bids
+    bid = BidRequest(
+        round_id,
+        form.offer(),
+        key,
+        caller,
+        nonce=form.nonce,
+        commitment=form.commitment,
+        signature=form.signature,
+        arrived_ms=arrived,
+    )
+    return await bids.take(bid)
 
 
 @market.post("/register", status_code=201)
@@ -88,6 +118,29 @@ def statement(broker: TheBroker, caller: Caller, after: After = None, limit: Lim
         return views.statement(connection, caller.party_id, after, limit)
 
 
+@market.post("/me/payouts", status_code=201)
+def request_payout(broker: TheBroker, caller: Caller, form: PayoutForm, key: Key) -> answers.PayoutAnswer:
+    """Ask for money of one's account; an operator pays it out."""
+    return broker.request_payout(caller, form.amount_micro, key)
+
+
+@market.put("/me/webhook")
+def set_webhook(
+    request: Request, broker: TheBroker, caller: Caller, form: WebhookForm, key: Key
+) -> answers.WebhookAnswer:
+    """Have one's events posted to an address; null ends it.
+
+    The body is {"events", "next"} as `GET /v1/events` gives them. `Privmarket-Signature` is the Ed25519 signature,
+    by the key that `/v1/log/head` names, over the four lines "privmarket webhook v1", `Privmarket-Timestamp`, one's
+    id, and the SHA-256 of the body, each ended by a line feed.
+    """
+    if not request.app.state.settings.webhooks:
+        raise ForbiddenError("this broker posts no webhooks", "follow GET /v1/events, or ask the operator")
+    if form.url is not None:
+        webhooks.checked_address(form.url)
+    return broker.set_webhook(caller, form.url, key)
+
+
 @market.get("/me/awards")
 def my_awards(
     broker: TheBroker, caller: Caller, after: After = None, limit: Limit = 50
@@ -114,8 +167,8 @@ def mint_token(broker: TheBroker, caller: Caller, form: TokenForm, key: Key) -> 
 
 @market.put("/me/key")
 def change_key(broker: TheBroker, caller: Caller, form: KeyForm, key: Key) -> answers.KeyAnswer:
-    """Another key that one's bids must be signed with (sellers)."""
-    return broker.change_key(caller, form.public_key, key, signature=form.signature)
+    """Another key, and what must be signed with it."""
+    return broker.change_key(caller, form.public_key, key, signature=form.signature, signs=form.signs)
 
 
 @market.put("/me/dataset")
@@ -165,6 +218,59 @@ def list_rounds(
 def open_round(broker: TheBroker, caller: Caller, task_id: Id, key: Key) -> answers.RoundAnswer:
     """Put the budget in escrow and open the next round (its buyer)."""
     return broker.open_round(caller, task_id, key)
+
+
+RoundState = Literal["open", "revealing", "closed", "cleared", "delivered", "settled", "aborted"]
+
+
+@market.get("/rounds")
+def list_all_rounds(
+    broker: TheBroker,
+    caller: Caller,
+    state: Annotated[RoundState | None, Query()] = None,
+    after: After = None,
+    limit: Limit = 50,
+) -> Page[answers.RoundAnswer]:
+    """The rounds of all tasks that one may see, newest first; `state=open` for those that take bids."""
+    with broker.database.read() as connection:
+        return views.rounds_in_state(connection, caller, state, after, limit)
+
+
+@market.get("/events")
+def list_events(
+    broker: TheBroker,
+    caller: Caller,
+    after: Annotated[int, Query(ge=0, le=10**15)] = 0,
+    limit: Limit = 50,
+) -> answers.Events:
+    """What happened that concerns one, oldest first; send `next` of the answer as `after` of the following call."""
+    with broker.database.read() as connection:
+        return events.events_after(connection, caller, after, limit)
+
+
+@market.get("/events/stream", response_class=StreamingResponse, responses=_STREAM)
+async def stream_events(
+    request: Request,
+    broker: TheBroker,
+    caller: Caller,
+    after: Annotated[int | None, Query(ge=0, le=10**15)] = None,
+    last_event_id: Annotated[str | None, Header(max_length=20, pattern=r"^\d*$")] = None,
+) -> StreamingResponse:
+    """The same as server-sent events, as they happen; from now on, from `after`, or from `Last-Event-ID`."""
+    take_stream(request, caller.party_id)
+    begin = int(last_event_id) if last_event_id else after
+    if begin is None:
+        begin = await run_in_threadpool(events.log_size, broker)
+
+    def find(since: int) -> tuple[str, int]:
+        with broker.database.read() as connection:
+            found = events.events_after(connection, caller, since, views.PAGE_LIMIT)
+        return events.as_text(found), found["next"]
+
+    async def told(since: int) -> tuple[str, int]:
+        return await run_in_threadpool(find, since)
+
+    return event_stream(request, told, begin)
 
 
 @market.get("/rounds/{round_id}")

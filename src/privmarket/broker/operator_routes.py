@@ -7,16 +7,15 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import HTMLResponse, Response
 
-from privmarket.broker import answers, log_views, metrics, views
+from privmarket.broker import answers, bookings, log_views, metrics, views
 from privmarket.broker.answers import Page
-from privmarket.broker.api_callers import ERRORS, After, Caller, Id, Key, Limit, TheBroker
+from privmarket.broker.api_callers import ERRORS, After, Caller, Id, Key, Limit, TheBroker, operation_id
 from privmarket.broker.api_page import reference_page
-from privmarket.broker.forms import Amount, Identifier, Suspension, TokenForm
-from privmarket.broker.log import read_head
+from privmarket.broker.forms import Booking, Identifier, ReasonForm, Suspension, TokenForm
 from privmarket.broker.parties import require
 from privmarket.version import __version__
 
-operators = APIRouter(prefix="/v1", responses=ERRORS)
+operators = APIRouter(prefix="/v1", responses=ERRORS, generate_unique_id_function=operation_id)
 
 
 @operators.get("/parties")
@@ -36,15 +35,60 @@ def one_party(broker: TheBroker, caller: Caller, party_id: Id) -> answers.Party:
 
 
 @operators.post("/parties/{party_id}/deposits", status_code=201)
-def deposit(broker: TheBroker, caller: Caller, party_id: Id, form: Amount, key: Key) -> answers.Balance:
+def deposit(broker: TheBroker, caller: Caller, party_id: Id, form: Booking, key: Key) -> answers.Balance:
     """Book money that came in (operators)."""
-    return broker.deposit(caller, party_id, form.amount_micro, key)
+    return broker.deposit(caller, party_id, form.amount_micro, key, form.reference)
 
 
 @operators.post("/parties/{party_id}/withdrawals", status_code=201)
-def withdraw(broker: TheBroker, caller: Caller, party_id: Id, form: Amount, key: Key) -> answers.Balance:
-    """Book money that went out (operators)."""
-    return broker.withdraw(caller, party_id, form.amount_micro, key)
+def withdraw(broker: TheBroker, caller: Caller, party_id: Id, form: Booking, key: Key) -> answers.Balance:
+    """Book money that went out (operators); it answers the party's oldest request for a payout of that amount."""
+    return broker.withdraw(caller, party_id, form.amount_micro, key, form.reference)
+
+
+@operators.get("/bookings")
+def list_bookings(
+    broker: TheBroker, caller: Caller, after: After = None, limit: Limit = 50
+) -> Page[answers.BookingLine]:
+    """What was booked, newest first, and what was undone (operators)."""
+    with broker.database.read() as connection:
+        return bookings.booking_list(connection, caller, after, limit)
+
+
+Entry = Annotated[int, Path(ge=1, le=10**15)]
+
+
+@operators.post("/bookings/{entry}/undo", status_code=201)
+def undo_booking(broker: TheBroker, caller: Caller, entry: Entry, form: ReasonForm, key: Key) -> answers.Balance:
+    """Book the same amount the other way (operators); a booking is undone once."""
+    return broker.undo_booking(caller, entry, form.reason, key)
+
+
+@operators.get("/proposals")
+def list_proposals(broker: TheBroker, caller: Caller) -> Page[answers.ProposalLine]:
+    """Bookings that wait for a second operator (operators)."""
+    with broker.database.read() as connection:
+        return {"items": bookings.open_proposals(connection, caller), "next": None}
+
+
+@operators.post("/proposals/{entry}/approve", status_code=201)
+def approve_booking(broker: TheBroker, caller: Caller, entry: Entry, key: Key) -> answers.Balance:
+    """Book what another operator proposed (operators)."""
+    return broker.approve_booking(caller, entry, key)
+
+
+@operators.post("/proposals/{entry}/decline", status_code=201)
+def decline_booking(broker: TheBroker, caller: Caller, entry: Entry, form: ReasonForm, key: Key) -> answers.Balance:
+    """Take a proposal off the list (operators)."""
+    return broker.decline_booking(caller, entry, form.reason, key)
+
+
+@operators.get("/payouts")
+def list_payouts(broker: TheBroker, caller: Caller) -> Page[answers.PayoutLine]:
+    """Payouts that were asked for and not made yet: all for operators, one's own for others."""
+    whose = None if caller.role == "operator" else caller.party_id
+    with broker.database.read() as connection:
+        return {"items": bookings.open_payouts(connection, whose), "next": None}
 
 
 @operators.post("/parties/{party_id}/tokens", status_code=201)
@@ -100,16 +144,7 @@ Number = Annotated[int, Query(ge=1, le=10**15)]
 def log_head(broker: TheBroker) -> answers.LogHead:
     """The newest head of the log, signed, and the key that signs it. For anybody: witnesses keep these."""
     with broker.database.read() as connection:
-        head = read_head(connection)
-    key = broker.database.key
-    return {
-        "log_id": head.log_id,
-        "size": head.size,
-        "root": head.root,
-        "at_ms": head.at_ms,
-        "signature": head.signature,
-        "public_key": key.public if key else "",
-    }
+        return log_views.newest(connection, broker.database.key, broker.database.now_ms())
 
 
 @operators.get("/log/consistency")
@@ -128,7 +163,7 @@ def log_proof(
         return log_views.proof(connection, caller, seq, size)
 
 
-health = APIRouter()
+health = APIRouter(generate_unique_id_function=operation_id)
 
 
 @health.get("/health")
@@ -152,7 +187,7 @@ def show_metrics(request: Request, caller: Caller) -> Response:
     """Counters and gauges for Prometheus (operators; a token that may only read will do)."""
     require(caller, "operator")
     text = metrics.render(request.app.state.broker, request.app.state.counters)
-    return Response(text, media_type="text/plain; version=0.0.4")
+    return Response(text, media_type=metrics.CONTENT_TYPE)
 
 
 @health.get("/docs", include_in_schema=False, response_class=HTMLResponse)

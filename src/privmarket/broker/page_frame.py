@@ -20,7 +20,7 @@ from fastapi import Form, Request
 from fastapi.responses import RedirectResponse, Response
 from fastapi.templating import Jinja2Templates
 
-from privmarket.broker import sessions
+from privmarket.broker import log_views, sessions
 from privmarket.broker.broker import Broker
 from privmarket.broker.http_errors import BrokerError, UnauthenticatedError
 from privmarket.broker.parties import Actor
@@ -41,9 +41,12 @@ _templates.env.filters["money"] = lambda micro: shown_money(micro)
 _templates.env.filters["until"] = lambda ms, now: until(ms - now)
 _templates.env.filters["duration"] = lambda seconds: until(1000 * seconds).removeprefix("in ")
 _templates.env.filters["moment"] = lambda ms: moment(ms)
+_templates.env.filters["iso"] = lambda ms: datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="seconds")
+_templates.env.filters["units"] = lambda micro: f"{Decimal(micro) / 1_000_000:f}"
 _templates.env.filters["plain"] = lambda value: f"{value:.12f}".rstrip("0").rstrip(".")
 _templates.env.filters["words"] = lambda details, names: details_in_words(details, names)
 _templates.env.filters["promise"] = lambda label: _PROMISES.get(label, label)
+_templates.env.globals["log_line"] = lambda request: log_line(request)
 ROWS = 50
 Field = Annotated[str, Form(max_length=300)]
 # Drawn with the form: the same form posted twice acts once.
@@ -55,6 +58,12 @@ class _Html(str):
 
     def __html__(self) -> str:
         return str(self)
+
+
+def log_line(request: Request) -> str:
+    """The head of the log and who witnessed it, for the foot of every page."""
+    with request.app.state.broker.database.read() as connection:
+        return log_views.statement_of_trust(connection)
 
 
 def shown_money(micro: int) -> str:
@@ -92,6 +101,8 @@ def _in_words(name: str, value: object, names: Mapping[str, str | None]) -> str:
     if isinstance(value, int) and name.endswith("_ms"):
         return moment(value)
     if isinstance(value, str):
+        if re.fullmatch("[0-9a-f]{40,}", value):  # a digest, a key or a signature: its beginning tells it apart
+            return _Html(f'<code title="{value}">{value[:12]}…</code>')
         return names.get(value) or value
     return f"{value:.6g}" if isinstance(value, float) else json.dumps(value)
 
@@ -140,7 +151,7 @@ def error_page(request: Request, status: int, error: PrivmarketError) -> Respons
     """The error state of every page; somebody who is not signed in is sent to do so."""
     if isinstance(error, UnauthenticatedError) and request.query_params.get("part") != "live":
         response: Response = RedirectResponse("/sign-in", 303)
-        sessions.end(response)
+        sessions.forget(response)
         return response
     hint = "" if error.hint.startswith("GET ") else error.hint  # routes of the API help nobody who reads a page
     return _filled(

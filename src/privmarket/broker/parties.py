@@ -15,11 +15,12 @@ from typing import NamedTuple
 from sqlalchemy import Connection
 
 from privmarket.broker import ledger, sql
+from privmarket.broker._statements import SIGNS, countersigned
 from privmarket.broker.answers import (
-    Balance,
     DatasetAnswer,
     Erased,
     KeyAnswer,
+    PayoutAnswer,
     Registered,
     Revoked,
     Suspended,
@@ -35,12 +36,14 @@ from privmarket.broker.http_errors import (
 )
 from privmarket.broker.log import digest
 from privmarket.broker.signatures import dataset_message, is_public_key, is_signed, key_message
+from privmarket.broker.stored_rows import find_party
 from privmarket.broker.task_plan import MONEY_LIMIT_MICRO, WalletPlan, checked
 from privmarket.privacy.wallet import Wallet
 
 Entropy = Callable[[int], bytes]
-ROLES = ("operator", "buyer", "seller", "arbiter")
+ROLES = ("operator", "buyer", "seller", "arbiter", "auditor")
 SCOPES = ("full", "read")
+REFERENCE_LENGTH = 200
 _CALLERS = (
     "SELECT t.token_hash, p.id, p.role, t.scope, t.id, p.suspended IS NOT NULL FROM tokens t "
     "JOIN parties p ON p.id = t.party_id WHERE t.token_hash IN (?*) AND t.revoked_ms IS NULL "
@@ -144,7 +147,8 @@ def name_hash(party_id: str, name: str, salt: str) -> str:
 def register(
     tx: Transaction, entropy: Entropy, fields: Mapping[str, object], token_hash: str | None = None
 ) -> Registered:
-    """A new party with its first token; sellers bring a lifetime wallet, and may bring a key to sign their bids."""
+    """A new party with its first token; sellers bring a lifetime wallet, and anybody may bring a key to sign
+    with."""
     role, name = str(fields["role"]), str(fields["name"]).strip()
     if role not in ROLES:
         raise BrokerError(f"unknown role {role!r}", f"choose one of: {', '.join(ROLES)}")
@@ -154,9 +158,10 @@ def register(
         )
     cap, delta = _new_wallet(fields) if role == "seller" else (None, None)
     public_key = _checked_key(fields.get("public_key"))
+    signs = _checked_signs(fields.get("signs"), public_key)
     party_id, salt = identifier(entropy, role), entropy(16).hex()
     sql.run(tx.connection, "INSERT INTO names (party_id, name, salt) VALUES (?, ?, ?)", party_id, name, salt)
-    row = {"role": role, "cap_epsilon": cap, "delta": delta, "public_key": public_key}
+    row = {"role": role, "cap_epsilon": cap, "delta": delta, "public_key": public_key, "signs": signs}
     tx.log("party.registered", party_id, name_hash=name_hash(party_id, name, salt), **row)
     token = mint(tx, entropy, party_id, "full", token_hash=token_hash)
     made: Registered = {
@@ -165,6 +170,7 @@ def register(
         "cap_epsilon": cap,
         "delta": delta,
         "public_key": public_key,
+        "signs": signs,
         **token,
     }
     return made
@@ -188,22 +194,35 @@ def _checked_key(public_key: object) -> str | None:
     return public_key
 
 
-def change_key(tx: Transaction, actor: Actor, public_key: str, signature: str | None) -> KeyAnswer:
-    """Another key for one's bids from now on. The key that one had signs the change, where one still has it.
+def _checked_signs(signs: object, public_key: str | None) -> str:
+    """What a party signs: everything where it has a key, unless it chose to sign its bids only."""
+    chosen = signs or ("nothing" if public_key is None else "everything")
+    if chosen not in SIGNS or (chosen == "nothing") != (public_key is None):
+        raise BrokerError(f"signs is {chosen!r}", "with a key: everything or bids; without one: nothing")
+    return str(chosen)
 
-    A change that the old key did not sign is a note in every check of the log: it might be the operator's.
+
+def change_key(
+    tx: Transaction, actor: Actor, public_key: str, signature: str | None, signs: str | None = None
+) -> KeyAnswer:
+    """Another key from now on, and what it signs. The key that one had signs the change, where one still has it.
+
+    A change that the old key did not sign is a difference in every check of the log, until the auditor has asked
+    and accepts it: it might be the operator's.
     """
     _checked_key(public_key)
-    ((old,),) = sql.run(tx.connection, "SELECT public_key FROM parties WHERE id = ?", actor.party_id)
-    words = {"public_key": public_key}
+    query = "SELECT public_key, signs FROM parties WHERE id = ?"
+    ((old, before),) = sql.run(tx.connection, query, actor.party_id)
+    kept = None if old is None else str(before)
+    words = {"public_key": public_key, "signs": _checked_signs(signs or kept, public_key)}
     if old is not None and signature is not None:
-        if not is_signed(old, key_message(actor.party_id, public_key), signature):
+        if not is_signed(old, key_message(actor.party_id, public_key, words["signs"]), signature):
             raise ForbiddenError(
                 "the change is not signed by your present key", "sign it; BrokerClient(key=…) does"
             )
         words["signature"] = signature
     tx.log("party.key", actor.party_id, **words)
-    return {"id": actor.party_id, "public_key": public_key}
+    return {"id": actor.party_id, "public_key": public_key, "signs": words["signs"]}
 
 
 def attest(tx: Transaction, actor: Actor, dataset_sha256: str, signature: str) -> DatasetAnswer:
@@ -303,13 +322,65 @@ def erase(tx: Transaction, party_id: str) -> Erased:
     return {"id": party_id, "name": None}
 
 
-def move_money(tx: Transaction, kind: str, party_id: str, amount_micro: int) -> Balance:
-    """A deposit from outside, or a withdrawal to it. Operators only: they know what arrived at the bank."""
+def is_reference(text: str) -> bool:
+    """Whether this can be the reference of a booking: it prints, has no spaces around it, and fits a line."""
+    return 0 < len(text) <= REFERENCE_LENGTH and text.isprintable() and text == text.strip()
+
+
+def check_amount(amount_micro: int) -> None:
+    """Refuses what is no amount of money."""
     if not 0 < amount_micro <= MONEY_LIMIT_MICRO:
         raise BrokerError(f"amount of {amount_micro} µ", f"give 1 to {MONEY_LIMIT_MICRO} micro-units")
-    role_of(tx.connection, party_id)
+
+
+def move_money(
+    tx: Transaction, kind: str, party_id: str, amount_micro: int, notes: Mapping[str, object] | None = None
+) -> int:
+    """A deposit from outside, or a withdrawal to it; the number of its entry, which also holds the notes.
+
+    Operators only: they know what arrived at the bank. Money of a party that signs everything leaves only for an
+    open request that it signed, of the same amount; or where a deposit is undone.
+    """
+    check_amount(amount_micro)
+    party = find_party(tx.connection, party_id)
+    if party is None:
+        raise NotFoundError(f"no party {party_id}", "GET /v1/parties lists them")
+    words: dict[str, object] = {"amount_micro": amount_micro, **(notes or {})}
     if kind == "withdraw":
         ledger.require(tx.connection, ledger.party(party_id), amount_micro, kind)
-    tx.log(f"money.{kind}", party_id, amount_micro=amount_micro)
-    tx.flush()
-    return {"party_id": party_id, "balance_micro": ledger.balance(tx.connection, ledger.party(party_id))}
+        request = None if "undoes" in words else _open_request(tx, party_id, amount_micro)
+        if request is not None:
+            words["request"] = request
+        elif party.signs == "everything" and "undoes" not in words:
+            raise ConflictError(
+                f"{party_id} signs everything, and has not asked for a payout of {amount_micro} µ",
+                "wait for its request: BrokerClient.request_payout, or privmarket seller payout",
+            )
+    return tx.log(f"money.{kind}", party_id, **words)
+
+
+def request_payout(
+    tx: Transaction, actor: Actor, amount_micro: int, nonce: str | None, signature: str | None
+) -> PayoutAnswer:
+    """A party asks for money of its account; an operator pays it out with a withdrawal of the same amount."""
+    check_amount(amount_micro)
+    words = {"amount_micro": amount_micro, "nonce": nonce}
+    stated = countersigned(tx.connection, actor.party_id, "money.requested", actor.party_id, words, signature)
+    asked = "SELECT COALESCE(SUM(amount_micro), 0) FROM payouts WHERE party_id = ? AND paid_seq IS NULL"
+    ((waiting,),) = sql.run(tx.connection, asked, actor.party_id)
+    ledger.require(tx.connection, ledger.party(actor.party_id), int(waiting) + amount_micro, "a payout")
+    if nonce is not None:
+        known = "SELECT 1 FROM payouts WHERE party_id = ? AND nonce = ?"
+        if sql.run(tx.connection, known, actor.party_id, nonce):
+            raise ConflictError("this request was made before", "sign another one with a fresh nonce")
+    seq = tx.log("money.requested", actor.party_id, **stated)
+    return {"party_id": actor.party_id, "entry": seq, "amount_micro": amount_micro}
+
+
+def _open_request(tx: Transaction, party_id: str, amount_micro: int) -> int | None:
+    """The oldest request of this amount that was not paid yet."""
+    query = (
+        "SELECT seq FROM payouts WHERE party_id = ? AND amount_micro = ? AND paid_seq IS NULL ORDER BY seq LIMIT 1"
+    )
+    rows = sql.run(tx.connection, query, party_id, amount_micro)
+    return int(rows[0][0]) if rows else None

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 from sqlalchemy import Connection
 
-from privmarket.broker import charts, sql, wallets
+from privmarket.broker import charts, ledger, sql, wallets
 from privmarket.broker.answers import Movement, RoundAnswer, Totals, WalletAnswer
 from privmarket.broker.charts import Chart
 from privmarket.broker.page_frame import rounded_money
@@ -97,16 +97,22 @@ def where_the_budget_went(round_: RoundAnswer) -> Chart:
     return charts.stack("Where this round's budget is", shown)
 
 
-def accuracy_per_round(actor: Actor, rounds: list[RoundAnswer]) -> Chart | None:
-    """How good the buyer says its model was after each round; sellers do not see it."""
+def score_against_spending(actor: Actor, rounds: Sequence[RoundAnswer]) -> Chart | None:
+    """How good the buyer says its model was after each round, over what all rounds until then cost.
+
+    `rounds`: newest first. Sellers see neither.
+    """
     if actor.role == "seller":
         return None
-    told = [(float(r["number"] + 1), 100 * r["model_accuracy"]) for r in reversed(rounds)
-            if r["model_accuracy"] is not None]  # fmt: skip
-    if len(told) < 2:
+    spent = 0.0
+    points = []
+    for round_ in reversed(rounds):
+        spent += round_["paid_micro"] / 1e6
+        if round_["model_accuracy"] is not None:
+            points.append((spent, 100 * round_["model_accuracy"]))
+    if len(points) < 2:
         return None
-    ends = (f"round {told[0][0]:.0f}", f"round {told[-1][0]:.0f}")
-    return charts.line("Accuracy of the model, %, as reported", told, x_name="round", x_ends=ends)
+    return charts.line("Score of the model, %, over money paid", points, x_name="paid in these rounds")
 
 
 def paid_per_round(actor: Actor, rounds: Sequence[RoundAnswer]) -> Chart | None:
@@ -127,14 +133,21 @@ def paid_per_round(actor: Actor, rounds: Sequence[RoundAnswer]) -> Chart | None:
 
 
 def price_per_round(actor: Actor, rounds: Sequence[RoundAnswer]) -> Chart | None:
-    """What a unit of ε cost in the latest rounds. Not for sellers."""
+    """What a unit of ε cost in the latest rounds: on average, or for sellers the highest price that was paid."""
     if actor.role == "seller":
+        known = [(float(r["number"] + 1), r["top_price"]) for r in rounds if r.get("top_price")]
+        label = "Highest price of a unit of ε in each round"
+    else:
+        known = [
+            (float(r["number"] + 1), r["awarded_micro"] / 1e6 / r["total_epsilon"])
+            for r in rounds
+            if r.get("total_epsilon")
+        ]
+        label = "Price of a unit of ε in each round"
+    points = [(number, float(price or 0.0)) for number, price in known[:30][::-1]]
+    if len(points) < 2:
         return None
-    priced = [r for r in rounds if r.get("total_epsilon")][:30][::-1]
-    if len(priced) < 2:
-        return None
-    points = [(float(r["number"] + 1), r["awarded_micro"] / 1e6 / r["total_epsilon"]) for r in priced]
-    return charts.line("Price of a unit of ε", points, x_name="round")
+    return charts.line(label, points, x_name="round")
 
 
 def balance_over_time(balance_micro: int, lines: Sequence[Movement]) -> Chart | None:
@@ -147,6 +160,24 @@ def balance_over_time(balance_micro: int, lines: Sequence[Movement]) -> Chart | 
         balance -= movement["amount_micro"]
     ends = (_clock(lines[-1]["created_ms"]), _clock(lines[0]["created_ms"]))
     return charts.line("Your balance", points[::-1], x_name="latest movements", x_ends=ends, stairs=True)
+
+
+def earnings_over_time(connection: Connection, seller_id: str) -> Chart | None:
+    """What a seller has earned in all, after each of its sales that was paid."""
+    query = (
+        "SELECT l.at_ms, p.amount_micro FROM postings p JOIN log l ON l.seq = p.seq "
+        "WHERE p.account = ? AND l.kind = 'award.settled' ORDER BY p.seq"
+    )
+    sales = sql.run(connection, query, ledger.party(seller_id))
+    if len(sales) < 2:
+        return None
+    earned = 0.0
+    points = []
+    for at_ms, amount_micro in sales:
+        earned += amount_micro / 1e6
+        points.append((float(at_ms), earned))
+    ends = (_day(sales[0][0]), _day(sales[-1][0]))
+    return charts.line("Earned in all", _thinned(points), x_name="time (UTC)", x_ends=ends, stairs=True)
 
 
 def all_the_money(totals: Totals) -> Chart:
@@ -180,6 +211,10 @@ def own_spending(connection: Connection, seller_id: str) -> Chart | None:
     spent = wallets.spent_epsilon([record.events[:mark] for mark in marks], record.delta)
     points = [(0.0, 0.0), *zip(map(float, marks), spent, strict=True)]
     return charts.line("ε spent in all, under your cap", points, x_name="sales", limit=record.cap_epsilon)
+
+
+def _day(at_ms: int) -> str:
+    return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M")
 
 
 def _clock(at_ms: int) -> str:

@@ -7,7 +7,7 @@ from the log alone in a check. A table that differs from what its log gives was 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain
 from typing import Any, NamedTuple
@@ -80,20 +80,8 @@ def _transfer(entry: Entry, source: str, target: str, amount_micro: int) -> list
     ]
 
 
-_GONE = ("measure",)  # of a seller's wallet: it follows from cap and δ
-
-
 def _nothing(entry: Entry, fields: Fields) -> list[Change]:
     return []
-
-
-def _imported(entry: Entry, fields: Fields) -> list[Change]:
-    """A row that an older database held, as it stood when it was brought up to date, without columns that went."""
-    return [_insert(entry.subject, **{name: value for name, value in fields.items() if name not in _GONE})]
-
-
-def _imported_postings(entry: Entry, fields: Fields) -> list[Change]:
-    return [_insert("postings", seq=entry.seq, account=a, amount_micro=m) for a, m in fields["postings"].items()]
 
 
 def _registered(entry: Entry, fields: Fields) -> list[Change]:
@@ -120,16 +108,26 @@ def _deposited(entry: Entry, fields: Fields) -> list[Change]:
     return _transfer(entry, WORLD, party(entry.subject), fields["amount_micro"])
 
 
+def _requested(entry: Entry, fields: Fields) -> list[Change]:
+    row = {"amount_micro": fields["amount_micro"], "nonce": fields.get("nonce")}
+    return [_insert("payouts", seq=entry.seq, party_id=entry.subject, **row)]
+
+
 def _withdrawn(entry: Entry, fields: Fields) -> list[Change]:
-    return _transfer(entry, party(entry.subject), WORLD, fields["amount_micro"])
+    moved = _transfer(entry, party(entry.subject), WORLD, fields["amount_micro"])
+    if fields.get("request") is None:
+        return moved
+    return [Change("set", "payouts", (fields["request"],), {"paid_seq": entry.seq}), *moved]
 
 
 def _published(entry: Entry, fields: Fields) -> list[Change]:
-    return [_insert("tasks", id=entry.subject, created_ms=entry.at_ms, **fields)]
+    row = {name: value for name, value in fields.items() if name not in ("said", "signature")}
+    nonce = (fields.get("said") or {}).get("nonce")
+    return [_insert("tasks", id=entry.subject, created_ms=entry.at_ms, nonce=nonce, **row)]
 
 
 def _opened(entry: Entry, fields: Fields) -> list[Change]:
-    row = {name: value for name, value in fields.items() if name != "buyer_id"}
+    row = {name: value for name, value in fields.items() if name not in ("buyer_id", "signature")}
     return [
         _insert("rounds", id=entry.subject, state="open", opened_ms=entry.at_ms, **row),
         *_transfer(entry, party(fields["buyer_id"]), escrow(entry.subject), fields["budget_micro"]),
@@ -156,7 +154,8 @@ def _revealed(entry: Entry, fields: Fields) -> list[Change]:
 
 
 def _closed(entry: Entry, fields: Fields) -> list[Change]:
-    return [Change("set", "rounds", (entry.subject,), {"closed_ms": entry.at_ms, **fields})]
+    row = {name: fields[name] for name in ("state", "reveal_deadline_ms")}
+    return [Change("set", "rounds", (entry.subject,), {"closed_ms": entry.at_ms, **row})]
 
 
 def _awarded(entry: Entry, fields: Fields) -> list[Change]:
@@ -217,16 +216,10 @@ def _ended(state: str) -> Callable[[Entry, Fields], list[Change]]:
 
 
 _STEPS: dict[str, Callable[[Entry, Fields], list[Change]]] = {
-    "log.begun": _nothing,
     "log.key": _nothing,
-    "log.imported": _nothing,
     "alert": _nothing,
-    "imported.row": _imported,
-    "imported.postings": _imported_postings,
-    "imported.answer": _nothing,
-    "imported.replaced-bid": _nothing,
     "party.registered": _registered,
-    "party.key": _party("public_key"),
+    "party.key": _party("public_key", "signs"),
     "party.dataset": _party("dataset_sha256"),
     "party.suspended": _party("suspended"),
     "party.restored": _party("suspended"),
@@ -234,7 +227,12 @@ _STEPS: dict[str, Callable[[Entry, Fields], list[Change]]] = {
     "token.minted": _minted,
     "token.revoked": _revoked,
     "money.deposit": _deposited,
+    "money.requested": _requested,
     "money.withdraw": _withdrawn,
+    "money.proposed": _nothing,
+    "money.declined": _nothing,
+    "session.ended": _nothing,
+    "webhook.set": _nothing,
     "task.published": _published,
     "round.opened": _opened,
     "bid.placed": _bid,
@@ -268,21 +266,21 @@ def store(connection: Connection, made: Sequence[Change]) -> None:
             for column, amount in change.values.items():
                 added[change.table, change.key, column] += amount
             continue
-        statement = _statement(change.verb, change.table, tuple(change.values))
+        text = statement(change.verb, change.table, tuple(change.values))
         of_table = forms.setdefault(change.table, [])
-        if not of_table or of_table[-1][0] != statement:
-            of_table.append((statement, []))
+        if not of_table or of_table[-1][0] != text:
+            of_table.append((text, []))
         values = tuple(change.values.values())
         of_table[-1][1].append(values if change.verb in ("insert", "put") else (*values, *change.key))
-    for statement, rows in chain.from_iterable(forms.values()):
-        sql.run_many(connection, statement, rows)
+    for text, rows in chain.from_iterable(forms.values()):
+        sql.run_many(connection, text, rows)
     for (table, key, column), amount in added.items():
         where = " AND ".join(f"{name} = ?" for name in KEYS[table])
         sql.run(connection, f"UPDATE {table} SET {column} = {column} + ? WHERE {where}", amount, *key)
 
 
 @lru_cache(maxsize=256)
-def _statement(verb: str, table: str, columns: tuple[str, ...]) -> str:
+def statement(verb: str, table: str, columns: tuple[str, ...]) -> str:
     """The SQL of one form of change; names come from the schema, never from a caller."""
     unknown = set(columns) - set(COLUMNS[table])
     if unknown:
@@ -299,30 +297,3 @@ def _statement(verb: str, table: str, columns: tuple[str, ...]) -> str:
     rest = [name for name in columns if name not in KEYS[table]]
     moved = ", ".join(f"{name} = excluded.{name}" for name in rest)
     return f"{insert} ON CONFLICT ({', '.join(KEYS[table])}) DO UPDATE SET {moved}"
-
-
-# ---- into memory ----------------------------------------------------------------------------------------------
-
-
-class Rebuilt:
-    """The tables as the log gives them: table → key → row."""
-
-    def __init__(self) -> None:
-        self.tables: dict[str, dict[Key, Row]] = {name: {} for name in TABLES}
-
-    def apply(self, made: Iterable[Change]) -> None:
-        """Makes changes; raises KeyError where one needs a row that is not there."""
-        for verb, table, key, values in made:
-            rows = self.tables[table]
-            if verb in ("insert", "put"):
-                if verb == "insert" and key in rows:
-                    raise BrokerError(
-                        f"{table}: a second row {key}",
-                        "run `privmarket broker verify`, and restore a backup if it reports this entry",
-                    )
-                rows[key] = dict(values)
-            elif verb == "set":
-                rows[key].update(values)
-            else:
-                for column, amount in values.items():
-                    rows[key][column] += amount

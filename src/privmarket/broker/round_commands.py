@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from typing import cast
 
 from privmarket.broker import auction_process, bidding, clearing, idempotency, lifecycle, parties, sealed
+from privmarket.broker._statements import countersigned
 from privmarket.broker.answers import BidAnswer, ClaimAnswer, Dispute, ProgressAnswer, Ruled, StepAnswer, UpdateKey
 from privmarket.broker.bidding import BidRequest
 from privmarket.broker.clearing import Prepared
@@ -49,11 +50,9 @@ class RoundCommands(WritePath):
             raise result
         return result
 
-    def take_bids(
-        self, requests: Sequence[BidRequest], *, patient: bool = True
-    ) -> list[BidAnswer | PrivmarketError]:
+    def take_bids(self, requests: Sequence[BidRequest]) -> list[BidAnswer | PrivmarketError]:
         """Sealed bids of many sellers in one durable transaction; one answer or refusal each."""
-        with self.database.write(SYSTEM.party_id, patient=patient) as tx:
+        with self.database.write(SYSTEM.party_id) as tx:
             return bidding.take_bids(tx, requests, self.entropy)
 
     def reveal(self, actor: Actor, round_id: str, offer: Offer, nonce: str, key: str) -> BidAnswer:
@@ -68,7 +67,7 @@ class RoundCommands(WritePath):
             actor, key, ("reveal", round_id, bidding.offer_fields(offer), nonce), command, even_suspended=True
         )
 
-    def close_round(self, actor: Actor, round_id: str, key: str) -> StepAnswer:
+    def close_round(self, actor: Actor, round_id: str, key: str, *, signature: str | None = None) -> StepAnswer:
         """Ends bidding where it may end now, and runs the auction as soon as all bids are open.
 
         Who ends the bidding of a very large round is answered at once: the next `tick` begins its auction, or
@@ -84,7 +83,7 @@ class RoundCommands(WritePath):
             round_, task = self._own_round(tx, actor, round_id)
             require_state(round_, *lifecycle.TAKING_BIDS)
             if round_.state == "open":
-                lifecycle.close(tx, round_, task, by_buyer=actor.party_id == task.buyer_id)
+                lifecycle.close(tx, round_, task, actor.party_id == task.buyer_id, signature)
                 round_, _ = round_and_task(tx.connection, round_id)
             waits = not lifecycle.may_clear(round_, tx.over_ms)
             large = actor is not SYSTEM and round_.bids >= auction_process.WORTH_A_PROCESS
@@ -144,14 +143,21 @@ class RoundCommands(WritePath):
         return prepared
 
     def claim_delivery(
-        self, actor: Actor, round_id: str, update_sha256: str, key: str, *, update_key: str | None = None
+        self,
+        actor: Actor,
+        round_id: str,
+        update_sha256: str,
+        key: str,
+        *,
+        update_key: str | None = None,
+        signature: str | None = None,
     ) -> ClaimAnswer:
         """A seller says, before its update leaves, what it delivers; `update_key` opens a sealed one."""
         require(actor, "seller")
 
         def command(tx: Transaction) -> ClaimAnswer:
             round_, task = round_and_task(tx.connection, round_id)
-            return lifecycle.claim(tx, actor.party_id, round_, task, update_sha256, update_key)
+            return lifecycle.claim(tx, actor.party_id, round_, task, update_sha256, update_key, signature)
 
         digest = None if update_key is None else sealed.key_digest(update_key)
         return self._write(actor, key, ("claim", round_id, update_sha256, digest), command, even_suspended=True)
@@ -167,14 +173,21 @@ class RoundCommands(WritePath):
 
         return self._write(actor, key, ("show key", round_id, seller_id), command, secret=("key",))
 
-    def report_progress(self, actor: Actor, round_id: str, accuracy: float, key: str) -> ProgressAnswer:
+    def report_progress(
+        self, actor: Actor, round_id: str, accuracy: float, key: str, *, signature: str | None = None
+    ) -> ProgressAnswer:
         """The buyer notes how good its model is after a round."""
         require(actor, "buyer")
 
         def command(tx: Transaction) -> ProgressAnswer:
             round_, _ = self._own_round(tx, actor, round_id)
             require_state(round_, "cleared", "delivered", "settled")
-            tx.log("round.progress", round_id, model_accuracy=float(accuracy) + 0.0)
+            words = {"model_accuracy": float(accuracy) + 0.0}
+            tx.log(
+                "round.progress",
+                round_id,
+                **countersigned(tx.connection, actor.party_id, "round.progress", round_id, words, signature),
+            )
             return {"round_id": round_id, "state": round_.state, "model_accuracy": accuracy}
 
         if not 0 <= accuracy <= 1:
@@ -182,35 +195,53 @@ class RoundCommands(WritePath):
         return self._write(actor, key, ("progress", round_id, accuracy), command)
 
     def give_receipts(
-        self, actor: Actor, round_id: str, receipts: Mapping[str, str | None], key: str
+        self,
+        actor: Actor,
+        round_id: str,
+        receipts: Mapping[str, str | None],
+        key: str,
+        *,
+        signatures: Mapping[str, str] | None = None,
     ) -> StepAnswer:
-        """The buyer says which of the claimed updates it can use."""
+        """The buyer says which of the claimed updates it can use; `signatures`: of each receipt, by seller."""
         require(actor, "buyer")
 
         def command(tx: Transaction) -> StepAnswer:
             round_, _ = self._own_round(tx, actor, round_id)
-            return lifecycle.judge(tx, round_, receipts)
+            return lifecycle.judge(tx, round_, receipts, signatures or {})
 
         return self._write(actor, key, ("receipts", round_id, dict(receipts)), command, even_suspended=True)
 
-    def dispute(self, actor: Actor, round_id: str, reason: str, key: str) -> Dispute:
+    def dispute(
+        self, actor: Actor, round_id: str, reason: str, key: str, *, signature: str | None = None
+    ) -> Dispute:
         """A seller objects to a rejection."""
         require(actor, "seller")
 
         def command(tx: Transaction) -> Dispute:
             round_, _ = round_and_task(tx.connection, round_id)
-            return lifecycle.dispute(tx, actor.party_id, round_, reason)
+            return lifecycle.dispute(tx, actor.party_id, round_, reason, signature)
 
         return self._write(actor, key, ("dispute", round_id, reason), command, even_suspended=True)
 
-    def rule(self, actor: Actor, round_id: str, seller_id: str, pays: bool, reason: str, key: str) -> Ruled:
+    def rule(
+        self,
+        actor: Actor,
+        round_id: str,
+        seller_id: str,
+        pays: bool,
+        reason: str,
+        key: str,
+        *,
+        signature: str | None = None,
+    ) -> Ruled:
         """The task's arbiter decides a dispute."""
         require(actor, "arbiter", "operator")
 
         def command(tx: Transaction) -> Ruled:
             round_, task = round_and_task(tx.connection, round_id)
             lifecycle.may_rule(actor.party_id, actor.role, task)
-            return lifecycle.rule(tx, round_, task, seller_id, pays, reason)
+            return lifecycle.rule(tx, round_, seller_id, pays, reason, signature)
 
         return self._write(actor, key, ("rule", round_id, seller_id, pays, reason), command, even_suspended=True)
 
@@ -223,12 +254,14 @@ class RoundCommands(WritePath):
 
         return self._write(actor, key, ("settle", round_id), command)
 
-    def abort_round(self, actor: Actor, round_id: str, reason: str, key: str) -> StepAnswer:
+    def abort_round(
+        self, actor: Actor, round_id: str, reason: str, key: str, *, signature: str | None = None
+    ) -> StepAnswer:
         """Ends a round with refunds, before its bidding has ended: later, sellers have a claim."""
         require(actor, "buyer", "operator")
 
         def command(tx: Transaction) -> StepAnswer:
-            return lifecycle.abort(tx, *self._own_round(tx, actor, round_id), reason)
+            return lifecycle.abort(tx, *self._own_round(tx, actor, round_id), reason, signature)
 
         return self._write(actor, key, ("abort", round_id, reason), command)
 

@@ -2,8 +2,8 @@
 
 The `log` holds everything that happened, in order. `PROJECTIONS` are tables that `projection` derives from it, and
 could be thrown away and rebuilt. `names` stand beside the log, so that a person's name can be
-erased, and `sealed_keys`, so that keys of updates that nobody pays can be destroyed; `head` and `tiles` are the
-Merkle tree over the log.
+erased, `sealed_keys`, so that keys of updates that nobody pays can be destroyed, and `cosignatures` of witnesses;
+`head` and `tiles` are the Merkle tree over the log.
 """
 
 from __future__ import annotations
@@ -22,8 +22,6 @@ from sqlalchemy import (
     Text,
     UniqueConstraint,
 )
-
-from privmarket.broker.task_plan import BEFORE
 
 metadata = MetaData()
 # SQLite numbers rows only in a column of type INTEGER.
@@ -50,6 +48,9 @@ log = Table(
     Column("answer", Text),
     Column("hash", String(64), nullable=False),
     Index("log_of_kind", "kind", "seq"),
+    # Who asks for the entries in their name, or of a round, must not wait for a walk through the whole log.
+    Index("log_of_actor", "actor", "seq"),
+    Index("log_of_subject", "subject", "seq"),
     Index("log_of_key", "key_hash", "actor", unique=True),
 )
 
@@ -64,6 +65,8 @@ head = Table(
     Column("at_ms", BigInteger, nullable=False),
     Column("frontier", Text, nullable=False),
     Column("signature", String(128), nullable=False),
+    # The key that signs: a broker with another one does not write.
+    Column("signed_by", String(64), nullable=False),
     # Whether the last broker closed the file in order: a copy of an unclean file needs its WAL.
     Column("clean", Boolean, nullable=False),
 )
@@ -96,8 +99,9 @@ parties = Table(
     # Sellers only: the lifetime cap and its δ, from which follows what the wallet watches.
     Column("cap_epsilon", Float),
     Column("delta", Float),
-    # Ed25519; a seller that has one must sign its bids.
+    # Ed25519, and what this party signs with it: "nothing" (no key), "bids", or "everything" that it states.
     Column("public_key", String(64)),
+    Column("signs", String(10), nullable=False),
     # The digest of the data set that a seller attests to sell from: one wallet per data set.
     Column("dataset_sha256", String(64)),
     Column("suspended", Text),
@@ -143,14 +147,17 @@ tasks = Table(
     Column("ruling_seconds", Integer, nullable=False),
     Column("arbiter_id", String(40)),
     # How updates travel: "open", or "sealed" under a key that the buyer gets when it pays.
-    Column("delivery", String(10), default=BEFORE["delivery"]),
+    Column("delivery", String(10), nullable=False),
     # Whether only sellers that attest their data set may bid.
-    Column("attested", Boolean, default=BEFORE["attested"]),
+    Column("attested", Boolean, nullable=False),
     # Against whom sales protect: "local", or "aggregate" where the buyer sees only a secure sum.
-    Column("trust", String(10), default=BEFORE["trust"]),
-    Column("honest_share", Float, default=BEFORE["honest_share"]),
+    Column("trust", String(10), nullable=False),
+    Column("honest_share", Float, nullable=False),
+    # Of the buyer's own making where it signs: one signed task is one task.
+    Column("nonce", String(64)),
     Column("created_ms", BigInteger, nullable=False),
     Index("tasks_by_age", "created_ms", "id"),
+    Index("tasks_by_nonce", "buyer_id", "nonce", unique=True),
 )
 
 rounds = Table(
@@ -257,18 +264,32 @@ sealed_keys = Table(
     PrimaryKeyConstraint("round_id", "seller_id"),
 )
 
-# Logs of brokers before version 4 of the database, as they left them.
-old_log = Table(
-    "old_log",
+# What parties asked to be paid out, and the entry that paid it.
+payouts = Table(
+    "payouts",
     metadata,
     Column("seq", _RowNumber, primary_key=True, autoincrement=False),
-    Column("at_ms", BigInteger, nullable=False),
-    Column("actor", String(40), nullable=False),
-    Column("kind", String(40), nullable=False),
-    Column("subject", String(40), nullable=False),
-    Column("details", Text, nullable=False),
-    Column("previous", String(64), nullable=False),
-    Column("hash", String(64), nullable=False),
+    Column("party_id", String(40), nullable=False),
+    Column("amount_micro", BigInteger, nullable=False),
+    # Of the party's own making where it signs: one signed request is one payout.
+    Column("nonce", String(64)),
+    Column("paid_seq", BigInteger),
+    Index("payouts_of_party", "party_id", "seq"),
+    Index("payouts_by_nonce", "party_id", "nonce", unique=True),
 )
 
-PROJECTIONS = (parties, tokens, tasks, rounds, bids, awards, postings)
+# Beside the log: witnesses' signatures over its heads. They have no effect on any party.
+cosignatures = Table(
+    "cosignatures",
+    metadata,
+    Column("witness", String(80), nullable=False),
+    Column("size", BigInteger, nullable=False),
+    Column("root", String(64), nullable=False),
+    Column("at_ms", BigInteger, nullable=False),
+    Column("public_key", String(64), nullable=False),
+    Column("seconds", BigInteger, nullable=False),
+    Column("signature", String(128), nullable=False),
+    PrimaryKeyConstraint("witness", "size"),
+)
+
+PROJECTIONS = (parties, tokens, tasks, rounds, bids, awards, postings, payouts)

@@ -1,15 +1,17 @@
-"""Ed25519 keys: sellers sign their bids, the broker signs the heads of its log.
+"""Ed25519 keys: parties sign their bids and statements, the broker signs the heads of its log.
 
 A private key is a PEM file (PKCS 8, not encrypted) that only its owner may read. A public key is 64 hexadecimal
-digits, a signature 128.
+digits, a signature 128. The head of the log is signed as a checkpoint in the format of C2SP (`_signed_note`).
 
 Implements: [RFC8032], by the `cryptography` package.
 """
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
@@ -59,7 +61,8 @@ class SigningKey:
             key = serialization.load_pem_private_key(Path(path).read_bytes(), None)
         except (OSError, ValueError, TypeError) as error:
             raise BrokerError(
-                f"cannot read a key from {path}: {type(error).__name__}", "make one with privmarket seller init"
+                f"cannot read a key from {path}: {type(error).__name__}",
+                "check the path; privmarket seller init makes a new key",
             ) from None
         if not isinstance(key, Ed25519PrivateKey):
             raise BrokerError(f"{path} holds another kind of key", "give an Ed25519 key as a PEM file")
@@ -74,13 +77,6 @@ class SigningKey:
             write_new(path, pem)
         except FileExistsError:
             raise BrokerError(f"{path} exists", "a key is never overwritten: give another file") from None
-
-    @classmethod
-    def read_or_make(cls, path: str | Path) -> SigningKey:
-        """The key in the file; a fresh one is written where there is none."""
-        if not Path(path).exists():
-            cls.generate().write(path)
-        return cls.read(path)
 
     def sign(self, message: bytes) -> str:
         """The signature as hexadecimal digits."""
@@ -143,14 +139,30 @@ def bid_message(round_id: str, seller_id: str, committed: str) -> bytes:
     return f"privmarket bid v1\n{round_id}\n{seller_id}\n{committed}\n".encode()
 
 
-def key_message(seller_id: str, public_key: str) -> bytes:
-    """What a seller signs, with the key that it has, to change to another."""
-    return f"privmarket key v1\n{seller_id}\n{public_key}\n".encode()
+def key_message(party_id: str, public_key: str, signs: str) -> bytes:
+    """What a party signs, with the key that it has, to change to another, and to say what that one signs."""
+    return f"privmarket key v1\n{party_id}\n{public_key}\n{signs}\n".encode()
 
 
 def dataset_message(seller_id: str, dataset_sha256: str) -> bytes:
     """What a seller signs to attest which data set it sells from."""
     return f"privmarket dataset v1\n{seller_id}\n{dataset_sha256}\n".encode()
+
+
+def statement_message(kind: str, party_id: str, about: str, said: Mapping[str, object]) -> bytes:
+    """What a party signs to make a statement: publish a task, claim a delivery, give a receipt, rule.
+
+    Args:
+        kind: of the log entry that the statement becomes, such as "delivery.claimed".
+        about: the round, task or party that the statement is about; "new" for a task.
+        said: what is stated, by name. Numbers are part of the text that is hashed: 1.0 is not 1.
+    """
+    return f"privmarket statement v1\n{kind}\n{party_id}\n{about}\n{digest(said)}\n".encode()
+
+
+def log_key_message(log_id: str, old: str, new: str) -> bytes:
+    """What both keys sign where another key takes over the signing of a log."""
+    return f"privmarket log key v1\n{log_id}\n{old}\n{new}\n".encode()
 
 
 # ---- heads of the log -----------------------------------------------------------------------------------------
@@ -162,6 +174,7 @@ class Head(NamedTuple):
     Attributes:
         log_id: which log, 32 hexadecimal digits drawn at its beginning.
         root: 64 hexadecimal digits.
+        at_ms: the time of the last entry.
         signature: by the broker's key; empty where a broker runs without one.
     """
 
@@ -171,9 +184,23 @@ class Head(NamedTuple):
     at_ms: int
     signature: str = ""
 
+    @property
+    def origin(self) -> str:
+        """The name of the log in checkpoints."""
+        return f"privmarket/{self.log_id}"
+
+    def text(self) -> str:
+        """The checkpoint: origin, size, root in base64, and the time of the last entry as an extension line."""
+        root = base64.b64encode(bytes.fromhex(self.root)).decode()
+        return f"{self.origin}\n{self.size}\n{root}\nat_ms {self.at_ms}\n"
+
     def message(self) -> bytes:
         """What is signed."""
-        return f"privmarket log v1\n{self.log_id}\n{self.size}\n{self.root}\n{self.at_ms}\n".encode()
+        return self.text().encode()
+
+    def shown_message(self, now_ms: int) -> bytes:
+        """What a broker signs when it shows this head as its newest."""
+        return f"privmarket newest v1\n{self.log_id}\n{self.size}\n{self.root}\n{now_ms}\n".encode()
 
     def signed(self, key: SigningKey | None) -> Head:
         """The same with a signature."""

@@ -15,7 +15,7 @@ from sqlalchemy import Connection
 
 # What a simulation does before each statement; it has the same hook for SQLAlchemy's own.
 BEFORE_STATEMENT = "privmarket_before_statement"
-_FETCH = 20_000
+_FETCH = 2_000
 _WORTH_COPYING = 50  # rows
 _PLAIN_INSERT = re.compile(r"INSERT INTO (\w+ \([^()]*\)) VALUES \([?, ]*\)")
 

@@ -24,7 +24,7 @@ else:
     alembic_command = late("alembic.command")
     alembic_config = late("alembic.config")
 
-REVISION = "0007"  # the newest file below migrations/versions
+REVISION = "0001"  # the newest file below migrations/versions
 # How far SQLite's WAL grows before it is moved into the file: pages that many writes touch are then moved once.
 _CHECKPOINT_PAGES = 8000
 _MIGRATIONS = Path(__file__).parent / "migrations"
@@ -40,7 +40,10 @@ def open_engine(url: str, read_only: bool, patience_seconds: float, idle_seconds
     address = make_url(url)
     if address.drivername.startswith("sqlite"):
         return _open_sqlite(url, read_only, patience_seconds)
-    options = f"-c lock_timeout={round(1000 * patience_seconds)}"
+    # A role or database may have another search_path, and with it tables of the same name in another schema.
+    # And one in which commits return before they are on disk would lose acknowledged writes in a crash.
+    options = "-c search_path=public,pg_temp -c synchronous_commit=on"
+    options += f" -c lock_timeout={round(1000 * patience_seconds)}"
     if read_only:
         options += " -c default_transaction_read_only=on"
     else:
@@ -156,10 +159,10 @@ def _create(connection: Connection) -> None:
 
 def begin_log(connection: Connection) -> None:
     """The head of an empty log under a fresh name."""
-    values = (secrets.token_hex(16), EMPTY_ROOT.hex())
     sql.run(
         connection,
-        "INSERT INTO head (id, log_id, size, root, at_ms, frontier, signature, clean) "
-        "VALUES (1, ?, 0, ?, 0, '', '', TRUE)",
-        *values,
+        "INSERT INTO head (id, log_id, size, root, at_ms, frontier, signature, signed_by, clean) "
+        "VALUES (1, ?, 0, ?, 0, '', '', '', TRUE)",
+        secrets.token_hex(16),
+        EMPTY_ROOT.hex(),
     )

@@ -25,6 +25,7 @@ class PartyRow(NamedTuple):
     cap_epsilon: float | None
     delta: float | None
     public_key: str | None
+    signs: str
     dataset_sha256: str | None
     suspended: str | None
     erased_ms: int | None
@@ -57,6 +58,7 @@ class TaskRow(NamedTuple):
     attested: bool
     trust: str
     honest_share: float
+    nonce: str | None
     created_ms: int
 
 
@@ -129,10 +131,41 @@ class AwardRow(NamedTuple):
     paid_micro: int
 
 
+class PayoutRow(NamedTuple):
+    """What a party asked to be paid out; `paid_seq` is the entry that paid it."""
+
+    seq: int
+    party_id: str
+    amount_micro: int
+    nonce: str | None
+    paid_seq: int | None
+
+
+_PARTY = f"SELECT {', '.join(PartyRow._fields)} FROM parties WHERE id = ?"
+_BID = f"SELECT {', '.join(BidRow._fields)} FROM bids WHERE round_id = ? AND seller_id = ?"
+_PAYOUT = f"SELECT {', '.join(PayoutRow._fields)} FROM payouts WHERE seq = ?"
 _TASK = f"SELECT {', '.join(TaskRow._fields)} FROM tasks WHERE id = ?"
 _ROUND = f"SELECT {', '.join(RoundRow._fields)} FROM rounds WHERE id = ?"
 _AWARDS = f"SELECT {', '.join(AwardRow._fields)} FROM awards WHERE round_id = ?"
 _TRUTH = {0: False, 1: True, None: None}  # SQLite has no Booleans of its own
+
+
+def find_party(connection: Connection, party_id: str) -> PartyRow | None:
+    """The party of that id; None where there is none."""
+    rows = sql.run(connection, _PARTY, party_id)
+    return PartyRow(*rows[0]) if rows else None
+
+
+def find_bid(connection: Connection, round_id: str, seller_id: str) -> BidRow | None:
+    """A seller's bid in a round; None where there is none."""
+    rows = sql.run(connection, _BID, round_id, seller_id)
+    return BidRow(*rows[0]) if rows else None
+
+
+def find_payout(connection: Connection, seq: int) -> PayoutRow | None:
+    """The request for a payout in log entry `seq`; None where there is none."""
+    rows = sql.run(connection, _PAYOUT, seq)
+    return PayoutRow(*rows[0]) if rows else None
 
 
 def find_task(connection: Connection, task_id: str) -> TaskRow | None:

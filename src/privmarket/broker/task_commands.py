@@ -7,7 +7,10 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import cast
 
+from sqlalchemy import Connection
+
 from privmarket.broker import clearing, ledger, noise_tables, parties, rules, sql
+from privmarket.broker._statements import countersigned
 from privmarket.broker.answers import RoundAnswer, TaskAnswer
 from privmarket.broker.database import Transaction
 from privmarket.broker.http_errors import BrokerError, ConflictError, NotFoundError
@@ -20,33 +23,58 @@ from privmarket.broker.write_path import WritePath
 from privmarket.errors import PrivmarketError
 from privmarket.mechanisms import mechanism
 
+_PROMISED = (
+    "SELECT SUM(t.budget_micro) FROM tasks t WHERE t.buyer_id = ? "
+    "AND NOT EXISTS (SELECT 1 FROM rounds r WHERE r.task_id = t.id)"
+)
 _STATES = "SELECT state FROM rounds WHERE task_id = ?"
 
 
 class TaskCommands(WritePath):
     """Every write about tasks, and the opening of rounds."""
 
-    def publish_task(self, actor: Actor, given: Mapping[str, object], key: str) -> TaskAnswer:
-        """What the buyer wants trained: `given` are fields of a `TaskPlan`."""
+    def publish_task(
+        self,
+        actor: Actor,
+        given: Mapping[str, object],
+        key: str,
+        *,
+        nonce: str | None = None,
+        signature: str | None = None,
+    ) -> TaskAnswer:
+        """What the buyer wants trained: `given` are fields of a `TaskPlan`.
+
+        Args:
+            nonce, signature: of a buyer that signs everything; `given` with the nonce in it is what it signed.
+        """
         require(actor, "buyer")
         row = _task_row(actor.party_id, checked(TaskPlan, given))
         if self.make_mechanism is mechanism:
             rules.check(row.mechanism, json.loads(row.settings))
         self._rule_version(row)
-        noise_tables.prepare(clearing.family_of(row))
-        stored = {name: value for name, value in row._asdict().items() if name not in ("id", "created_ms")}
+        with self.database.read() as connection:
+            _require_first_escrow(connection, actor.party_id, row.budget_micro)
+        noise_tables.prepare(clearing.family_of(row), actor.party_id)
+        made_here = ("id", "created_ms", "nonce")
+        stored = {name: value for name, value in row._asdict().items() if name not in made_here}
 
         def command(tx: Transaction) -> TaskAnswer:
             if row.arbiter_id is not None and parties.role_of(tx.connection, row.arbiter_id) != "arbiter":
                 raise BrokerError(f"{row.arbiter_id} is not an arbiter", "name a party of that role, or nobody")
+            _require_first_escrow(tx.connection, actor.party_id, row.budget_micro)
             task_id = identifier(self.entropy, "task")
-            tx.log("task.published", task_id, **stored)
+            words = stored if nonce is None else {**stored, "said": {**given, "nonce": nonce}}
+            stated = countersigned(tx.connection, actor.party_id, "task.published", task_id, words, signature)
+            known = "SELECT 1 FROM tasks WHERE buyer_id = ? AND nonce = ?"
+            if nonce is not None and sql.run(tx.connection, known, actor.party_id, nonce):
+                raise ConflictError("this task was published before", "sign another one with a fresh nonce")
+            tx.log("task.published", task_id, **stated)
             return cast(TaskAnswer, {"id": task_id, **stored, "settings": json.loads(row.settings)})
 
         asked = {name: value for name, value in stored.items() if name != "buyer_id"}
         return self._write(actor, key, ("publish", {**asked, "settings": json.loads(row.settings)}), command)
 
-    def open_round(self, actor: Actor, task_id: str, key: str) -> RoundAnswer:
+    def open_round(self, actor: Actor, task_id: str, key: str, *, signature: str | None = None) -> RoundAnswer:
         """Puts the round's budget in escrow and opens it for bids."""
         require(actor, "buyer")
         with self.database.read() as connection:
@@ -54,7 +82,7 @@ class TaskCommands(WritePath):
         if task is None or task.buyer_id != actor.party_id:
             raise NotFoundError(f"no task {task_id}", "GET /v1/tasks lists yours")
         version = self._rule_version(task)
-        noise_tables.prepare(clearing.family_of(task))
+        noise_tables.prepare(clearing.family_of(task), actor.party_id)
 
         def command(tx: Transaction) -> RoundAnswer:
             past = [str(state) for (state,) in sql.run(tx.connection, _STATES, task_id)]
@@ -72,7 +100,9 @@ class TaskCommands(WritePath):
                 "mechanism_version": version,
                 "bid_deadline_ms": tx.now_ms + 1000 * task.bid_seconds,
             }
-            tx.log("round.opened", round_id, buyer_id=actor.party_id, **row)
+            words = {"buyer_id": actor.party_id, **row}
+            stated = countersigned(tx.connection, actor.party_id, "round.opened", round_id, words, signature)
+            tx.log("round.opened", round_id, **stated)
             return cast(RoundAnswer, {"id": round_id, **row, "state": "open", "opened_ms": tx.now_ms})
 
         return self._write(actor, key, ("open", task_id), command)
@@ -91,9 +121,26 @@ class TaskCommands(WritePath):
             ) from None
 
 
+def _require_first_escrow(connection: Connection, buyer_id: str, budget_micro: int) -> None:
+    """Refuses a task whose first round its buyer could not pay, beside those of its other tasks without a round.
+
+    So nobody fills the list with tasks that will never open, or has noise tables computed for them.
+    """
+    ((promised,),) = sql.run(connection, _PROMISED, buyer_id)
+    needed = budget_micro + int(promised or 0)
+    ledger.require(connection, ledger.party(buyer_id), needed, "the first round of each task without one")
+
+
 def _task_row(buyer_id: str, plan: TaskPlan) -> TaskRow:
     """A task as it is stored, but for its id and time."""
     stored = {one.name: getattr(plan, one.name) for one in fields(plan)}
     return TaskRow(
-        **{**stored, "id": "", "buyer_id": buyer_id, "created_ms": 0, "settings": canonical(plan.settings)}
+        **{
+            **stored,
+            "id": "",
+            "buyer_id": buyer_id,
+            "created_ms": 0,
+            "nonce": None,
+            "settings": canonical(plan.settings),
+        }
     )

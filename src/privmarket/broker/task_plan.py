@@ -32,16 +32,10 @@ SEALINGS, DELIVERIES = get_args(Sealing), get_args(Delivery)
 MONEY_LIMIT_MICRO = 10**15  # the most of any amount
 YEAR_SECONDS = 366 * 24 * 3600  # the longest that anything may last
 TITLE_LENGTH = 120
+SAMPLING_RATE_LEAST = 1e-6  # one record in a million; below, float64 loses the digits of the noise
 _FLOAT, _INT, _STR = cast(float, MISSING), cast(int, MISSING), cast(str, MISSING)  # no default: must be given
 # Narrower than a plan's δ: strangers choose it, and beyond these limits a promise means nothing or costs hours.
 _DELTA_LEAST, _DELTA_MOST = 1e-12, 0.5
-# What a task means that was published before the setting existed. Old logs are read by this: it never changes.
-BEFORE: Mapping[str, str | bool | float] = {
-    "delivery": "open",
-    "attested": False,
-    "trust": "local",
-    "honest_share": 2 / 3,
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +50,10 @@ class TaskPlan:
     rounds: int = setting(1, "How many rounds may be opened.", at_least=1, at_most=100_000)
     epsilon_max: float = setting(EPSILON_MAX, "The public limit on offers.", above=0, at_most=100)
     sampling_rate: float = setting(
-        TrainingPlan.sampling_rate, "Probability with which a record enters a step.", above=0, at_most=1
+        TrainingPlan.sampling_rate,
+        "Probability with which a record enters a step.",
+        at_least=SAMPLING_RATE_LEAST,
+        at_most=1,
     )
     # A plan has no upper limit; here strangers choose it, and the broker computes the noise table.
     steps: int = setting(TrainingPlan.steps, "Noisy local steps per round.", at_least=1, at_most=1_000_000)

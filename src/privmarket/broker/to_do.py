@@ -68,3 +68,30 @@ def waiting(connection: Connection, actor: Actor, now_ms: int) -> list[Waiting]:
             for round_id, title, count, until in sql.run(connection, query, actor.party_id, now_ms):
                 found.append(Waiting(round_id, title, text.format(count=count), until))
     return sorted(found, key=lambda one: one.until_ms)
+
+
+class Health(NamedTuple):
+    """What an operator looks at first: what waits for somebody, and whether the market moves."""
+
+    open_disputes: int
+    open_rounds: int
+    overdue_rounds: int
+    log_entries: int
+    newest_entry_ms: int
+
+
+_DISPUTES = (
+    "SELECT COUNT(*) FROM awards a JOIN rounds r ON r.id = a.round_id "
+    "WHERE r.state = 'cleared' AND a.dispute IS NOT NULL AND a.ruling IS NULL"
+)
+_OVERDUE_MS = 60_000  # a deadline is met within seconds; a minute late, something is wrong
+
+
+def health(connection: Connection, now_ms: int) -> Health:
+    """How the market is, for operators."""
+    ((disputes,),) = sql.run(connection, _DISPUTES)
+    ((open_rounds,),) = sql.run(connection, "SELECT COUNT(*) FROM rounds WHERE state = 'open'")
+    late = "SELECT COUNT(*) FROM rounds WHERE state = 'open' AND bid_deadline_ms < ?"
+    ((overdue,),) = sql.run(connection, late, now_ms - _OVERDUE_MS)
+    ((size, at_ms),) = sql.run(connection, "SELECT size, at_ms FROM head")
+    return Health(int(disputes), int(open_rounds), int(overdue), int(size), int(at_ms))

@@ -69,6 +69,7 @@ def me(connection: Connection, party_id: str) -> answers.Party:
         "name": names_of(connection, [party_id]).get(party_id),
         "created_ms": row.created_ms,
         "public_key": row.public_key,
+        "signs": row.signs,
         "suspended": row.suspended,
         "dataset_sha256": row.dataset_sha256,
         "balance_micro": ledger.balance(connection, ledger.party(party_id)),
@@ -132,11 +133,55 @@ def wallets_of(connection: Connection, seller_ids: Sequence[str]) -> dict[str, a
 def statement(connection: Connection, party_id: str, after: str | None, limit: int) -> Page[answers.Movement]:
     """Every movement on a party's account, newest first; `seq` is its entry in the log."""
     query = (
-        select(postings.c.seq, log.c.kind, log.c.subject, log.c.at_ms.label("created_ms"), postings.c.amount_micro)
-        .select_from(postings.join(log, postings.c.seq == log.c.seq))
+        select(
+            postings.c.seq,
+            log.c.kind,
+            log.c.subject,
+            log.c.at_ms.label("created_ms"),
+            postings.c.amount_micro,
+            log.c.details.label("reference"),
+            tasks.c.title,
+            rounds.c.number,
+        )
+        .select_from(
+            postings.join(log, postings.c.seq == log.c.seq)
+            .outerjoin(rounds, rounds.c.id == log.c.subject)
+            .outerjoin(tasks, tasks.c.id == rounds.c.task_id)
+        )
         .where(postings.c.account == ledger.party(party_id))
     )
-    return page(answers.Movement, connection, query, postings.c.seq, None, after, limit)
+    found = page(answers.Movement, connection, query, postings.c.seq, None, after, limit)
+    for item in found["items"]:
+        details = str(item["reference"])  # as the log has it: of a booking, it holds the bank's reference
+        item["reference"] = json.loads(details).get("reference") if item["kind"].startswith("money.") else None
+    return found
+
+
+def earned(connection: Connection, seller_id: str) -> int:
+    """What a seller was paid for its sales in all, in micro-units."""
+    query = "SELECT COALESCE(SUM(paid_micro), 0) FROM awards WHERE seller_id = ?"
+    return int(sql.run(connection, query, seller_id)[0][0])
+
+
+class Spending(NamedTuple):
+    """What a task has cost so far, and how good its model was when the buyer's program last said so."""
+
+    paid_micro: int
+    score: float | None
+
+
+def spending(connection: Connection, task_ids: Sequence[str]) -> dict[str, Spending]:
+    """Task → what it cost and its newest score; for its buyer."""
+    if not task_ids:
+        return {}
+    sums = "SELECT task_id, SUM(paid_micro) FROM rounds WHERE task_id IN (?*) GROUP BY task_id"
+    paid = {row[0]: int(row[1]) for row in sql.run(connection, sums, list(task_ids))}
+    told = (
+        "SELECT task_id, model_accuracy FROM rounds WHERE task_id IN (?*) AND model_accuracy IS NOT NULL "
+        "ORDER BY number"
+    )
+    scores = {row[0]: float(row[1]) for row in sql.run(connection, told, list(task_ids))}
+    return {one: Spending(paid.get(one, 0), scores.get(one)) for one in task_ids}
 
 
 def own_tokens(connection: Connection, actor: Actor, after: str | None, limit: int) -> Page[answers.TokenLine]:
@@ -177,6 +222,20 @@ def round_list(
     task(connection, actor, task_id)
     query = select(rounds).where(rounds.c.task_id == task_id)
     found = page(answers.RoundAnswer, connection, query, rounds.c.number, None, after, limit)
+    return {"items": [_round(actor, item) for item in found["items"]], "next": found["next"]}
+
+
+def rounds_in_state(
+    connection: Connection, actor: Actor, state: str | None, after: str | None, limit: int
+) -> Page[answers.RoundAnswer]:
+    """The rounds of all tasks that the caller may see, newest first; in one state, or in any."""
+    query = select(rounds)
+    if actor.role in ("buyer", "arbiter"):
+        owner = tasks.c.buyer_id if actor.role == "buyer" else tasks.c.arbiter_id
+        query = query.join(tasks, tasks.c.id == rounds.c.task_id).where(owner == actor.party_id)
+    if state is not None:
+        query = query.where(rounds.c.state == state)
+    found = page(answers.RoundAnswer, connection, query, rounds.c.opened_ms, rounds.c.id, after, limit)
     return {"items": [_round(actor, item) for item in found["items"]], "next": found["next"]}
 
 

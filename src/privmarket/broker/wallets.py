@@ -48,6 +48,7 @@ _DELTA_MARGIN = 1e-6  # of μ²: far more than what rounding does to δ
 _TOGETHER = 4000
 _WORTH_HALVING = 16
 _AT_ONCE = 50_000
+_SALES_COUNTED = 1 << 20  # more than anybody sells
 _BOUNDS = (
     "SELECT p.cap_epsilon, p.delta, COALESCE(s.spent, 0) FROM bids b "
     "JOIN parties p ON p.id = b.seller_id "
@@ -283,3 +284,31 @@ def standing(records: Mapping[str, WalletRecord]) -> dict[str, tuple[float, floa
         shares = [float(share) for share in wallets.remaining_share]
         found.update(zip(names, zip(spent, shares, wallets.measure, strict=True), strict=True))
     return found
+
+
+def sales_like_last(record: WalletRecord) -> int | None:
+    """How many more sales like the last one the wallet admits; None where nothing was sold yet.
+
+    n releases of one kind cost what one release of n times as many steps costs, so n is found by halving.
+    """
+    if not record.events:
+        return None
+    last = record.events[-1]
+    wallet = restore([record])
+
+    def fits(copies: int) -> bool:
+        together = ReleaseFamily(last.sampling_rate, last.steps * copies, record.delta)
+        return bool(wallet.can_spend([together.release(last.noise_multiplier)])[0])
+
+    if not fits(1):
+        return 0
+    low, high = 1, 2
+    while high < _SALES_COUNTED and fits(high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        if fits(middle):
+            low = middle
+        else:
+            high = middle
+    return low

@@ -10,12 +10,13 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar, cast
 
-from privmarket.broker import idempotency, parties, rules, sql
+from privmarket.broker import idempotency, log, parties, rules
 from privmarket.broker.database import Clock, Database, Transaction
-from privmarket.broker.http_errors import ConflictError
+from privmarket.broker.http_errors import BrokerError, ConflictError, DatabaseError
 from privmarket.broker.log import canonical
 from privmarket.broker.parties import ANONYMOUS, SYSTEM, Actor, Entropy
-from privmarket.broker.signatures import SigningKey
+from privmarket.broker.signatures import SigningKey, log_key_message
+from privmarket.counted import counted
 from privmarket.mechanisms import mechanism
 
 Told = TypeVar("Told", bound=Mapping[str, object])  # what a command answers, one of `answers`
@@ -50,17 +51,53 @@ class WritePath:
         self._auctions = threading.RLock()  # held while an auction is logged, and while one is computed again
         self._looked: dict[str, int] = {}  # round → how many of its deadlines have been dealt with
         if self.database.key is not None and not self.database.read_only:
-            self._announce_key(self.database.key)
+            try:
+                self._announce_key(self.database.key)
+            except DatabaseError:
+                self.database.close()  # a SQLite file that nobody serves is left whole
+                raise
 
     def _announce_key(self, key: SigningKey) -> None:
-        """The log itself says which key signs its heads."""
+        """The first entry of a log says which key signs its heads; a broker with another key does not start."""
         with self.database.read() as connection:
-            query = "SELECT details FROM log WHERE kind = 'log.key' ORDER BY seq DESC LIMIT 1"
-            known = sql.run(connection, query)
-        details = {"public_key": key.public}
-        if not known or known[0][0] != canonical(details):
+            known = log.announced_key(connection)
+            head = log.read_head(connection)
+        if known == key.public:
+            return
+        if head.size == 0:
             with self.database.write(SYSTEM.party_id) as tx:
-                tx.log("log.key", "log", **details)
+                if tx.size == 0:  # nobody else was faster
+                    tx.log("log.key", head.log_id, public_key=key.public)
+            return
+        said = f"announces the key {known[:16]}…" if known else "announces no key"
+        raise DatabaseError(
+            f"the log of {counted(head.size, 'entry', 'entries')} {said}, and this key is {key.public[:16]}…",
+            "give the file of that key (--key FILE); to change keys: privmarket serve --key OLD --rotate-key NEW",
+        )
+
+    def rotate_key(self, new: SigningKey) -> None:
+        """Hands the signing of the log over to another key: both sign the entry, and sealed keys are wrapped
+        anew."""
+        old = self.database.key
+        if old is None:
+            raise BrokerError("a log without a key", "start the broker with a key first")
+        if new.public == old.public:
+            return
+        try:
+            with self.database.write(SYSTEM.party_id) as tx:
+                log_id = log.read_head(tx.connection).log_id
+                message = log_key_message(log_id, old.public, new.public)
+                words = {
+                    "public_key": new.public,
+                    "signature": old.sign(message),
+                    "own_signature": new.sign(message),
+                }
+                tx.log("log.key", log_id, **words)
+                tx.vault.rewrap(new)
+                self.database.key = new  # signs the head of this very write
+        except BaseException:
+            self.database.key = old
+            raise
 
     def _write(
         self,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import stat
+import sys
 import threading
 import time
 from pathlib import Path
@@ -26,41 +27,33 @@ from privmarket.broker.http_errors import BrokerError, ConflictError, Unavailabl
 from privmarket.broker.verify import verify
 from privmarket.errors import PrivmarketError
 from privmarket.mechanisms import mechanism, mechanism_names
+from privmarket.privacy import tables
 from privmarket.privacy.accountant import composed_epsilon
-from privmarket.privacy.calibration import ReleaseFamily
 from privmarket.rounds import Offer
-from privmarket_studies.torture.market import TASK, Market, key, make_market
+from privmarket_studies.torture.market import BROKER_KEY, TASK, Market, key, make_market
 from tests.postgres import new_database
+from tests.unit.broker.test_noise_tables import QUICK
 
 
-def test_a_new_schedule_holds_nobody_up(market: Market, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_schedule_holds_nobody_up(market: Market, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """1: noise calibration ran inside the write transaction, for minutes."""
-    round_id = market.open()
-    begun, done, built = threading.Event(), threading.Event(), threading.Event()
-    honest = ReleaseFamily.menu
-
-    def slow(self: ReleaseFamily) -> Any:
-        begun.set()
-        done.wait(60)
-        built.set()
-        return honest(self)
-
-    monkeypatch.setattr(ReleaseFamily, "menu", slow)
+    monkeypatch.setenv("PRIVMARKET_CACHE", str(tmp_path))
     monkeypatch.setattr(noise_tables, "PATIENCE_SECONDS", 0.05)
-    monkeypatch.setattr(noise_tables.prepare, "__defaults__", (0.05,))
-    delta = 3.21e-6 if market.broker.database.is_embedded else 3.22e-6  # a schedule that nobody has used yet
-    new, same = {**TASK, "steps": 3, "delta": delta}, key()
+    slow = noise_tables.TableBuilder([sys.executable, "-c", "import time; time.sleep(600)"])
+    monkeypatch.setattr(noise_tables, "builder", slow)
+    round_id = market.open()
+    new, same = {**TASK, "sampling_rate": 0.5, "steps": 2, "delta": 1.7e-5}, key()
     try:
         with pytest.raises(UnavailableError) as refused:
             market.broker.publish_task(market.buyer, new, same)
         assert refused.value.code == "preparing"
-        assert begun.wait(60)
         market.bid_all(round_id)  # while the table is being built
-        assert not built.is_set()
     finally:
-        done.set()
-    monkeypatch.setattr(noise_tables.prepare, "__defaults__", (120.0,))
-    assert market.broker.publish_task(market.buyer, new, same)["steps"] == 3
+        slow.stop()
+    monkeypatch.setattr(noise_tables, "builder", noise_tables.TableBuilder(QUICK))
+    monkeypatch.setattr(noise_tables, "PATIENCE_SECONDS", 250.0)
+    assert market.broker.publish_task(market.buyer, new, same)["steps"] == 2
+    tables.noise_table.cache_clear()  # what QUICK makes is no real table
 
 
 def test_auctions_leave_the_write_lock_alone(market: Market) -> None:
@@ -313,7 +306,7 @@ def test_a_paused_broker_does_not_stop_the_others(postgres_server: str, monkeypa
     url = new_database(postgres_server)
     market = make_market(url)
     monkeypatch.setattr(stored, "IDLE_SECONDS", 0.5)  # of this one alone: others stand still for longer by chance
-    paused, same = Broker(url, clock=market.clock), key()
+    paused, same = Broker(url, clock=market.clock, key=BROKER_KEY), key()
 
     def deposit(broker: Broker, again: str) -> int:
         return broker.deposit(market.operator, market.buyer.party_id, 5, again)["balance_micro"]

@@ -14,13 +14,12 @@ import psycopg
 import pytest
 
 from privmarket.broker import database as stored
-from privmarket.broker import group_commit
 from privmarket.broker.api import ServiceSettings, create_app
 from privmarket.broker.broker import Broker, Scheduler
 from privmarket.broker.http_errors import UnavailableError
 from privmarket.broker.verify import verify
 from privmarket.rounds import Offer
-from privmarket_studies.torture.market import Market, key, make_market
+from privmarket_studies.torture.market import BROKER_KEY, Market, key, make_market
 from tests.postgres import new_database
 
 FORM = {"valuation": 0.2, "epsilon": 1.0}
@@ -51,7 +50,7 @@ def test_a_write_that_waits_too_long_is_refused_and_can_be_repeated(
 ) -> None:
     monkeypatch.setattr(stored, "PATIENCE_SECONDS", 0.2)
     market = make_market(database)
-    elsewhere, round_id, same = Broker(database), market.open(), key()  # as in another process
+    elsewhere, round_id, same = Broker(database, key=BROKER_KEY), market.open(), key()  # as in another process
     with somebody_writes(elsewhere), pytest.raises(UnavailableError):
         market.broker.bid(market.sellers[0], round_id, Offer(0.2, 1.0), same)
     first = market.broker.bid(market.sellers[0], round_id, Offer(0.2, 1.0), same)
@@ -73,7 +72,7 @@ def test_an_interrupted_write_leaves_no_lock_behind(market: Market, monkeypatch:
         market.open()
     monkeypatch.undo()
     monkeypatch.setattr(stored, "PATIENCE_SECONDS", 0.2)
-    elsewhere = Broker(str(market.broker.database.engine.url.render_as_string(hide_password=False)))
+    elsewhere = Broker(str(market.broker.database.engine.url.render_as_string(hide_password=False)), key=BROKER_KEY)
     elsewhere.mint_token(market.operator, "read", key())
     elsewhere.database.close()
     market.open()
@@ -82,11 +81,14 @@ def test_an_interrupted_write_leaves_no_lock_behind(market: Market, monkeypatch:
 def test_over_http_it_is_503_in_the_one_shape(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stored, "PATIENCE_SECONDS", 0.2)
     market = make_market(database)
-    elsewhere, round_id, token = Broker(database), market.open(), _token(market)
+    elsewhere, round_id, token = Broker(database, key=BROKER_KEY), market.open(), _token(market)
     with somebody_writes(elsewhere):
         refused = _post_bid(market, round_id, token)
     assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
-    assert (set(refused.json()), refused.json()["code"]) == ({"code", "message", "hint"}, "unavailable")
+    assert (set(refused.json()), refused.json()["code"]) == (
+        {"code", "message", "hint", "field", "request_id"},
+        "unavailable",
+    )
     assert _post_bid(market, round_id).status_code == 201
     for broker in (elsewhere, market.broker):
         broker.database.close()
@@ -128,25 +130,12 @@ def seen(market: Market, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     threads: list[str] = []
     honest = Broker.take_bids
 
-    def watched(self: Broker, requests: Any, *, patient: bool = True) -> Any:
+    def watched(self: Broker, requests: Any) -> Any:
         threads.append(threading.current_thread().name.partition("_")[0])
-        return honest(self, requests, patient=patient)
+        return honest(self, requests)
 
     monkeypatch.setattr(Broker, "take_bids", watched)
     return threads
-
-
-def test_a_lone_bid_is_taken_at_once_where_the_disk_is_quick(market: Market, seen: list[str]) -> None:
-    assert _post_bid(market, market.open()).status_code == 201
-    assert seen == ["MainThread" if market.broker.database.is_embedded else "bids"]
-
-
-def test_a_slow_disk_is_waited_for_in_a_thread(
-    market: Market, seen: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(group_commit, "QUICK_SECONDS", 0.0)
-    assert _post_bid(market, market.open()).status_code == 201
-    assert seen == ["bids"]
 
 
 def test_behind_another_writer_a_bid_waits_and_readers_do_not(market: Market, seen: list[str]) -> None:

@@ -8,11 +8,14 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from privmarket.broker import auction_process, bid_preview, charts
+from privmarket.broker import auction_process, bid_preview, charts, views, wallets
 from privmarket.broker.api import create_app
+from privmarket.broker.broker import Broker
 from privmarket.broker.http_errors import UnauthenticatedError
 from privmarket.broker.page_frame import details_in_words
 from privmarket.broker.signatures import canonical
+from privmarket.broker.wallets import WalletRecord
+from privmarket.privacy.calibration import ReleaseFamily
 from privmarket_studies.torture.market import TASK, Market, key
 from tests.unit.broker.test_api import PAGE_ROUTES, SETTINGS
 
@@ -100,6 +103,8 @@ def test_every_form_needs_its_mark(market: Market, tokens: dict[str, str]) -> No
     fields |= {
         "direction": "deposit",
         "amount": "5",
+        "party_id": "buyer-x",
+        "reference": "x",
         "seller_id": "x",
         "verdict": "accept",
         "scope": "read",
@@ -110,7 +115,7 @@ def test_every_form_needs_its_mark(market: Market, tokens: dict[str, str]) -> No
         **TASK_FIELDS,
     }
     known = {"task_id": "task-x", "round_id": "round-x", "step": "close"}
-    known |= {"party_id": "buyer-x", "token_id": "token-x"}
+    known |= {"token_id": "token-x", "entry": "1", "verdict": "approve"}
     forms = [path.format(**known) for method, path in sorted(PAGE_ROUTES) if method == "POST"]
     assert len(forms) > 10
     for role in ("operator", "buyer", "seller"):
@@ -162,15 +167,17 @@ def test_a_buyer_publishes_and_an_operator_books_money(market: Market, tokens: d
         f"<b{more}>{shown}</b>" in page.text
         for more, shown in (("", "1.50 credits"), ("", "3"), (' class="name"', "pac"))
     ] == [True] * 3
-    form = {"direction": "deposit", "amount": "2.000001", "key": key(), "mark": mark(operator.get("/people").text)}
-    assert "52.000001" in operator.post(f"/people/{market.buyer.party_id}/money", data=form).text
-    # The same form posted twice, by a double click or a reload, acts once.
-    assert "52.000001" in operator.post(f"/people/{market.buyer.party_id}/money", data=form).text
+    form = {"direction": "deposit", "party_id": market.buyer.party_id, "amount": "2.000001", "reference": "bank 7"}
+    form |= {"key": key(), "mark": mark(operator.get("/people").text)}
+    for _ in range(2):  # the same form posted twice, by a double click or a reload, acts once
+        operator.post("/bookings", data=form)
+        assert "52.000001" in operator.get("/people").text
     for bad in ("0", "-1", "1e99", "0.0000001", "nan", "lots"):
-        refused = operator.post(
-            f"/people/{market.buyer.party_id}/money", data={**form, "key": key(), "amount": bad}
-        )
-        assert refused.status_code == 400, bad
+        for path in ("/bookings", "/bookings/confirm"):
+            refused = operator.post(path, data={**form, "key": key(), "amount": bad})
+            assert refused.status_code == 400, bad
+    for name, bad in (("direction", "burn"), ("reference", " "), ("party_id", "buyer-none")):
+        assert operator.post("/bookings/confirm", data={**form, name: bad}).status_code in (400, 404, 422), name
     for name, bad in (
         ("rounds", "0"),
         ("budget", "x"),
@@ -182,6 +189,98 @@ def test_a_buyer_publishes_and_an_operator_books_money(market: Market, tokens: d
             "/tasks", data={**TASK_FIELDS, name: bad, "key": key(), "mark": mark(buyer.get("/").text)}
         )
         assert refused.status_code == 400, name
+
+
+def fields_of(page: str, action: str, which: int = 0) -> dict[str, str]:
+    """What a browser without scripts sends for the form with this action, as the page fills it."""
+    form = re.findall(rf'<form[^>]*action="{re.escape(action)}"[^>]*>(.*?)</form>', page, re.DOTALL)[which]
+    return dict(re.findall(r'<input[^>]*name="(\w+)"[^>]*value="([^"]*)"', form))
+
+
+def test_no_javascript_credits_the_chosen_party_after_a_confirmation(
+    market: Market, tokens: dict[str, str]
+) -> None:
+    """The form named the first party of the list; a script put the chosen one in its place."""
+    operator, chosen = browser(market, tokens["operator"]), market.sellers[2].party_id
+    people = operator.get("/people").text
+    assert re.search(r'<select[^>]*name="party_id"', people)
+    assert f'<option value="{chosen}">clinic 2 (seller, {chosen[-4:]})</option>' in people
+    typed = {**fields_of(people, "/bookings/confirm"), "party_id": chosen, "amount": "7.5", "reference": "bank 9"}
+    shown = operator.post("/bookings/confirm", data=typed).text
+    for word in ("7.50 credits", "clinic 2", "bank 9", "Credit", chosen):
+        assert word in shown
+    with market.broker.database.read() as connection:
+        assert views.balances(connection, [chosen]) == {chosen: 0}  # nothing was booked yet
+    booked = operator.post("/bookings", data=fields_of(shown, "/bookings")).text
+    assert "bank 9" in booked
+    with market.broker.database.read() as connection:
+        everybody = [one.party_id for one in market.sellers]
+        assert views.balances(connection, everybody) == {**dict.fromkeys(everybody, 0), chosen: 7_500_000}
+    entry = re.search(r'action="/bookings/(\d+)/undo"', booked).group(1)  # type: ignore[union-attr]
+    undo = {**fields_of(booked, f"/bookings/{entry}/undo"), "reason": "wrong clinic"}
+    assert "undone by entry" in operator.post(f"/bookings/{entry}/undo", data=undo).text
+    with market.broker.database.read() as connection:
+        assert views.balances(connection, [chosen]) == {chosen: 0}
+
+
+def test_a_form_without_a_choice_credits_nobody(market: Market, tokens: dict[str, str]) -> None:
+    operator = browser(market, tokens["operator"])
+    typed = {**fields_of(operator.get("/people").text, "/bookings/confirm"), "amount": "1", "reference": "x"}
+    assert "party_id" not in typed  # no party is chosen beforehand
+    assert operator.post("/bookings/confirm", data={**typed, "party_id": ""}).status_code in (404, 422)
+
+
+def test_a_payout_is_asked_for_and_paid_on_the_pages(market: Market, tokens: dict[str, str]) -> None:
+    seller, operator = browser(market, tokens["seller"]), browser(market, tokens["operator"])
+    market.broker.deposit(market.operator, market.sellers[0].party_id, 3_000_000, key(), "sales")
+    page = seller.get("/money").text
+    asked = seller.post("/payouts", data={**fields_of(page, "/payouts"), "amount": "2"}).text
+    assert "Payouts that you asked for" in asked
+    page = operator.get("/money").text
+    typed = {**fields_of(page, "/bookings/confirm"), "reference": "transfer 5"}
+    shown = operator.post("/bookings/confirm", data=typed).text
+    assert "Pay out" in shown
+    assert "clinic 0" in shown
+    operator.post("/bookings", data=fields_of(shown, "/bookings"))
+    assert "Payouts that were asked for" not in operator.get("/money").text
+    assert "transfer 5" in seller.get("/money").text
+
+
+def test_a_second_operator_approves_on_the_page(market: Market, tokens: dict[str, str]) -> None:
+    market.broker.second_approver_above_micro = 1_000_000
+    market.broker.deposit(market.operator, market.buyer.party_id, 2_000_000, key(), "large one")
+    made = market.broker.register({"role": "operator", "name": "second"}, key(), market.operator)
+    first, second = browser(market, tokens["operator"]), browser(market, made["token"])
+    assert "Approve" not in first.get("/money").text
+    page = second.get("/money").text
+    entry = re.search(r'action="/proposals/(\d+)/approve"', page).group(1)  # type: ignore[union-attr]
+    done = second.post(f"/proposals/{entry}/approve", data=fields_of(page, f"/proposals/{entry}/approve")).text
+    assert "wait for a second operator" not in done
+    assert "large one" in done
+
+
+def test_signing_out_ends_the_session_on_the_server(market: Market, tokens: dict[str, str], database: str) -> None:
+    """A copy of the cookie was good until the session expired."""
+    http = browser(market, tokens["seller"])
+    copied = dict(http.cookies)
+    elsewhere = Broker(database, clock=market.clock)
+    other = TestClient(create_app(elsewhere, SETTINGS), cookies=copied)
+    other.app.state.session_secret = http.app.state.session_secret  # type: ignore[attr-defined]
+    thief = TestClient(http.app, cookies=copied)
+    assert [one.get("/money").url.path for one in (thief, other)] == ["/money"] * 2
+    http.post("/sign-out", data={"mark": mark(http.get("/money").text)})
+    assert [one.get("/money").url.path for one in (thief, other)] == ["/sign-in"] * 2
+    again = browser(market, tokens["seller"])  # the token itself is as good as before
+    assert again.get("/money").url.path == "/money"
+    elsewhere.database.close()
+
+
+def test_cookies_are_secure_where_the_page_came_by_tls(market: Market) -> None:
+    for scheme, expected in (("http", False), ("https", True)):
+        http = TestClient(
+            create_app(market.broker, SETTINGS), base_url=f"{scheme}://broker", follow_redirects=False
+        )
+        assert ("secure" in http.get("/sign-in").headers["set-cookie"].lower()) is expected
 
 
 def steps(page: str) -> set[str]:
@@ -328,9 +427,9 @@ def test_a_buyer_sees_records_and_the_accuracy_of_its_model(market: Market, toke
         fields = {"mark": mark(page), "key": key(), "accuracy": accuracy}
         assert buyer.post(f"/rounds/{round_id}/progress", data=fields, follow_redirects=False).status_code == 303
     assert "2 of 2 delivered" in buyer.get(f"/rounds/{round_id}").text
-    assert "Accuracy of the model" in buyer.get(f"/tasks/{task['id']}").text
+    assert "Score of the model" in buyer.get(f"/tasks/{task['id']}").text
     seller = browser(market, tokens["seller"]).get(f"/tasks/{task['id']}").text
-    assert "Accuracy of the model" not in seller
+    assert "Score of the model" not in seller
     assert "lab, who bought" in seller
 
 
@@ -338,6 +437,56 @@ def test_the_log_is_searched_by_name(market: Market, tokens: dict[str, str]) -> 
     found = browser(market, tokens["operator"]).get("/audit", params={"about": "clinic 1"}).text
     assert market.sellers[1].party_id in found
     assert market.sellers[2].party_id not in found
+
+
+def test_a_seller_that_sold_nothing_sees_no_deadline_of_others(market: Market, tokens: dict[str, str]) -> None:
+    round_id = market.open()
+    market.bid_all(round_id, (9.0, 0.3, 0.4))
+    assert "Bids until" in browser(market, tokens["seller"]).get(f"/rounds/{round_id}").text
+    market.broker.close_round(market.buyer, round_id, key())
+    winner = market.broker.mint_token(market.seller(market.winners(round_id)[0]), "full", key())["token"]
+    words = ("Deliver until", "Review until", "Dispute until", "Rule until")
+    lost, won = (browser(market, one).get(f"/rounds/{round_id}").text for one in (tokens["seller"], winner))
+    assert "Bidding ended" in lost
+    assert [word in lost for word in words] == [False] * 4
+    assert [word in won for word in words] == [True] * 4
+
+
+def test_homes_show_what_each_role_looks_for(market: Market, tokens: dict[str, str]) -> None:
+    people = {role: browser(market, tokens[role]) for role in ("operator", "buyer", "seller")}
+    assert "all of ε = 10" in people["seller"].get("/").text
+    task = market.broker.publish_task(market.buyer, TASK, key())
+    for score in (0.5, 0.62):
+        round_id = str(market.broker.open_round(market.buyer, task["id"], key())["id"])
+        market.bid_all(round_id)
+        market.finish(round_id)
+        market.broker.report_progress(market.buyer, round_id, score, key())
+    seller = people["seller"].get("/").text
+    assert re.search(r"about \d+ more sales", seller)
+    assert "% left" not in seller
+    assert "Highest price of a unit of ε" in people["seller"].get(f"/tasks/{task['id']}").text
+    assert "Earned in all" in people["seller"].get("/money").text
+    assert "62.0 %" in people["buyer"].get("/").text
+    home = people["operator"].get("/").text
+    assert "no open disputes" in home
+    assert "every deadline was met" in home
+    round_id = market.open(bid_seconds=1)
+    market.clock.now_ms += 62_000
+    assert "1 rounds are past their deadline" in people["operator"].get("/").text  # nobody ticked
+
+
+@pytest.mark.parametrize("family", [ReleaseFamily(0.01, 1, 1e-5), ReleaseFamily(1.0, 1, 1e-5)])
+def test_more_sales_like_the_last_as_counted_one_by_one(family: ReleaseFamily) -> None:
+    assert wallets.sales_like_last(WalletRecord(8.0, 1e-5)) is None
+    event = family.event(1.0)
+    record = WalletRecord(8.0, 1e-5, (event,))
+    wallet = wallets.restore([record])
+    count = 0
+    while wallet.can_spend([event])[0]:
+        wallet.spend([event])
+        count += 1
+    assert 1 < count == wallets.sales_like_last(record)
+    assert wallets.sales_like_last(WalletRecord(8.0, 1e-5, (event,) * (count + 1))) == 0
 
 
 def test_details_of_the_log_are_told_in_words() -> None:
@@ -361,3 +510,9 @@ def test_an_axis_ends_at_a_round_figure() -> None:
     for largest, top in ((0.975, "1"), (1.02, "1.2"), (12, "12"), (4.9, "5"), (73, "80"), (1000, "1000"), (0, "1")):
         drawn = charts.columns("c", [(0.0, largest, "")], ("a", "b"), "x")
         assert top in [text for _, _, anchor, text in drawn.texts if anchor == "end"]
+
+
+def test_every_page_says_how_far_the_log_is_and_who_witnessed_it(market: Market) -> None:
+    session = browser(market, market.broker.mint_token(market.buyer, "full", key())["token"])
+    size = market.broker.database.newest_head().size
+    assert f"log head {size}, not witnessed" in session.get("/money").text

@@ -1,248 +1,315 @@
-"""Kinds of tampering that nobody reported, against `broker verify` with a head that a witness saw.
+"""A sample of the tampering campaign, and the three cases by name: theft, lost key, two keys.
 
-Somebody edits the database; somebody without the broker's key rewrites the log and everything that follows from it;
-the operator itself does, with the key. Each case is a broken subject.
+The whole campaign is `python -m privmarket_studies.torture.broker_tampering`; its last result is in
+docs/results/broker.
 """
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 from pathlib import Path
-from typing import Any
 
-import psycopg
 import pytest
 
+from privmarket.broker import _broker_key
 from privmarket.broker.broker import Broker
-from privmarket.broker.http_errors import DatabaseError
+from privmarket.broker.database import Database
+from privmarket.broker.http_errors import BrokerError, ConflictError, DatabaseError
 from privmarket.broker.log import Entry
-from privmarket.broker.signatures import Head, SigningKey, canonical
+from privmarket.broker.signatures import SigningKey, canonical
 from privmarket.broker.verify import verify
 from privmarket.rounds import Offer
-from privmarket_studies.torture.market import key, make_market
-from tests.postgres import new_database
-from tests.unit.broker.eventful import eventful_market
-from tests.unit.broker.test_verify import appended, checked, edited, known_names, rewritten
-
-SIGNING = SigningKey.from_seed(b"\x08" * 32)
+from privmarket_studies.torture import broker_tampering as campaign
+from privmarket_studies.torture.broker_tampering import SIGNING, STRANGER, Target, make_target, run_edit
+from privmarket_studies.torture.market import BROKER_KEY, Market, key, make_market
+from privmarket_studies.torture.tampering import (
+    appended,
+    checked,
+    edited,
+    entries_of,
+    entry,
+    head_of,
+    resigned,
+    rewritten,
+)
 
 
 @pytest.fixture(scope="session")
-def signed_file(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """The file of an eventful market whose broker signs with a key that these tests have, and its head."""
-    file = tmp_path_factory.mktemp("signed") / "market.db"
-    market = eventful_market(f"sqlite:///{file}", SIGNING)
-    verdict = verify(market.broker)
-    assert verdict.differences == verdict.notes == ()
-    market.broker.database.close()
-    return file, verdict.head
+def target(tmp_path_factory: pytest.TempPathFactory) -> Target:
+    """A market in which everybody signs everything, closed, and what a witness saw of it."""
+    made = make_target(tmp_path_factory.mktemp("target"))
+    clean = checked(made.file, now_ms=made.now_ms, witnessed=[made.seen], public_key=SIGNING.public)
+    assert clean.differences == clean.accepted == ()
+    return made
 
 
-INVENTED = {
-    "a bid takes another's nonce": "UPDATE bids SET nonce = (SELECT MAX(nonce) FROM bids) WHERE nonce = "
-    "(SELECT MIN(nonce) FROM bids)",
-    "two bids swap their places": "UPDATE bids SET seq = (SELECT MIN(b.seq) + MAX(b.seq) FROM bids b WHERE "
-    "b.round_id = bids.round_id) - seq",
-    "both sides of a transfer turned round": "UPDATE postings SET amount_micro = -amount_micro",
-    "a name in other letters": "UPDATE names SET name = upper(name)",
-    "another salt": "UPDATE names SET salt = salt || '0'",
-    "a name for nobody": "INSERT INTO names (party_id, name, salt) VALUES ('seller-x', 'x', 'x')",
-    "a sealed key moved to another seller": "UPDATE sealed_keys SET seller_id = 'seller-x' "
-    "WHERE seller_id = (SELECT MIN(seller_id) FROM sealed_keys)",
-    "a second head": "INSERT INTO head SELECT 2, log_id, size, root, at_ms, frontier, signature, clean FROM head",
-    "a head of another log": "UPDATE head SET log_id = 'f' || substr(log_id, 2) || 'f'",
-    "a head of another time": "UPDATE head SET at_ms = at_ms + 1",
-    "another edge of the tree": "UPDATE head SET frontier = substr(frontier, 65) || substr(frontier, 1, 64)",
-    "a tile that no log gives": "INSERT INTO tiles (level, place, hash) VALUES (1, 0, 'ab')",
-    "only a hash of an entry": "UPDATE log SET hash = (SELECT hash FROM log WHERE seq = 1) WHERE seq = 2",
-    "an entry spelt differently": "UPDATE log SET details = replace(details, ':', ': ')",
-    "an entry a millisecond later": "UPDATE log SET at_ms = at_ms + 1 WHERE seq = (SELECT MAX(seq) FROM log)",
-    "an entry of somebody else": "UPDATE log SET actor = 'system' WHERE kind = 'bid.placed'",
-    "an entry numbered beyond the end": "INSERT INTO log SELECT seq + 1000, at_ms, actor, kind, subject, details, "
-    "NULL, NULL, NULL, hash FROM log WHERE kind = 'money.deposit' LIMIT 1",
-    "a trigger for later": "CREATE TRIGGER later AFTER INSERT ON postings BEGIN SELECT 1; END",
-    "a view in the way": "CREATE VIEW richer AS SELECT * FROM parties",
-    "a column more": "ALTER TABLE parties ADD COLUMN note TEXT",
-    "keys that may repeat": "DROP INDEX log_of_key",
-    "numbers as text": "UPDATE rounds SET number = 'zero' WHERE number = 0",
-    "a true that is a two": "UPDATE awards SET usable = 2 WHERE usable",
-}  # fmt: skip
+STEPS = {"tables": 9, "schema": 4, "re-chained": 6, "history": 8, "appended": 3}
 
 
-@pytest.mark.parametrize("edit", INVENTED)
-def test_tampering_of_another_kind_is_found(signed_file: tuple[Path, str], tmp_path: Path, edit: str) -> None:
-    file, head = signed_file
-    schema_only = INVENTED[edit].startswith(("CREATE", "ALTER", "DROP"))
-    assert edited(file, tmp_path / "edited.db", INVENTED[edit]) > 0 or schema_only
-    assert checked(tmp_path / "edited.db", head).differences
+@pytest.mark.parametrize("kind", campaign.CLASSES)
+def test_a_sample_of_the_campaign(target: Target, tmp_path: Path, kind: str) -> None:
+    edits = [one for one in campaign.all_edits(target) if one.kind == kind]
+    outcomes = {edit.name: run_edit(target, edit, tmp_path) for edit in edits[:: STEPS[kind]]}
+    assert {name for name, found in outcomes.items() if found is not None and found.result == "missed"} == set()
+    assert sum(found is not None for found in outcomes.values()) >= min(len(edits) // STEPS[kind] // 2, 5)
 
 
-@pytest.mark.parametrize(
-    ("statement", "said"),
-    [
-        ("DROP INDEX log_of_key", "table log has other columns"),
-        ("ALTER TABLE tokens DROP CONSTRAINT tokens_token_hash_key", "table tokens has other columns"),
-        ("ALTER TABLE names ADD COLUMN note TEXT", "table names has other columns"),
-        ("CREATE VIEW richer AS SELECT * FROM parties", "richer does not belong here"),
-        ("CREATE FUNCTION f() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END'; "
-         "CREATE TRIGGER later BEFORE INSERT ON postings EXECUTE FUNCTION f()", "later does not belong here"),
-    ],
-)  # fmt: skip
-def test_another_schema_is_found_on_postgresql(postgres_server: str, statement: str, said: str) -> None:
-    url = new_database(postgres_server)
-    broker = Broker(url)
-    assert verify(broker).differences == ()
-    with psycopg.connect(url.replace("+psycopg", ""), autocommit=True) as connection:
-        connection.execute(statement)
-    assert [said in one for one in verify(broker).differences] == [True]
-    broker.database.close()
-
-
-def _resigned(file: Path, key: SigningKey) -> None:
-    """Signs the head of a copy again."""
-    with sqlite3.connect(file) as connection:
-        row = connection.execute("SELECT log_id, size, root, at_ms FROM head").fetchone()
-        connection.execute("UPDATE head SET signature = ?", (Head(*row).signed(key).signature,))
-    connection.close()
-
-
-def test_a_log_signed_again_with_ones_own_key_does_not_pass_unnoticed(
-    signed_file: tuple[Path, str], tmp_path: Path
+def test_the_campaign_says_missed_where_a_check_is_missing(
+    target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without the broker's key: announced after the witnessed head, it is a note; put in the old one's place, it
-    is another log."""
-    file, head = signed_file
-    own = SigningKey.generate()
-    announced = appended("log.key", "log", "system", {"public_key": own.public})
-    rewritten(file, tmp_path / "announced.db", announced)
-    _resigned(tmp_path / "announced.db", own)
-    assert any("another key signs from here" in note for note in checked(tmp_path / "announced.db", head).notes)
-
-    def replaced(entries: list[Entry]) -> list[Entry]:
-        details = canonical({"public_key": own.public})
-        return [one._replace(details=details) if one.kind == "log.key" else one for one in entries]
-
-    rewritten(file, tmp_path / "replaced.db", replaced)
-    _resigned(tmp_path / "replaced.db", own)
-    assert ["noted earlier" in one for one in checked(tmp_path / "replaced.db", head).differences] == [True]
+    """Broken on purpose: without one rule of the check, its forgery passes, and the campaign says so."""
+    edits = {one.name: one for one in campaign.appended_edits(target)}
+    edit = edits["a rejection invented"]
+    assert run_edit(target, edit, tmp_path).result == "found"
+    monkeypatch.setattr("privmarket.broker.entry_rules.EntryRules._signed", lambda *_: iter(()))
+    assert run_edit(target, edit, tmp_path).result == "missed"
 
 
-@pytest.mark.parametrize("change", ["swapped", "cut", "invented", "redated"])
-def test_a_broker_that_rewrites_what_a_witness_saw_is_found(
-    signed_file: tuple[Path, str], tmp_path: Path, change: str
-) -> None:
-    """The operator itself, with the key, rewrites the log, its hashes, its tables and the signature."""
-    file, head = signed_file
-
-    def rewrite(entries: list[Entry]) -> list[Entry]:
-        bids = [i for i, one in enumerate(entries) if one.kind == "bid.placed"]
-        if change == "swapped":
-            entries[bids[0]], entries[bids[1]] = entries[bids[1]], entries[bids[0]]
-        if change == "cut":
-            entries = entries[:-1]
-        if change == "invented":
-            entries.insert(
-                len(entries) - 1, Entry(0, entries[-1].at_ms, "system", "alert", "x", canonical({"fault": "x"}))
-            )
-        if change == "redated":
-            entries[-1] = entries[-1]._replace(at_ms=entries[-1].at_ms + 1)
-        return entries
-
-    rewritten(file, tmp_path / "rewritten.db", rewrite)
-    _resigned(tmp_path / "rewritten.db", SIGNING)
-    assert any("noted earlier" in one for one in checked(tmp_path / "rewritten.db", head).differences)
+@pytest.mark.parametrize("name", ["a policy", "a partial index", "another search path", "a rule", "a default"])
+def test_another_schema_is_found_on_postgresql(postgres_server: str, name: str) -> None:
+    assert campaign.run_on_postgresql(postgres_server, campaign.POSTGRESQL_SCHEMA[name]).result == "found"
 
 
-@pytest.mark.parametrize(
-    ("kind", "actor", "subject", "details", "found"),
-    [
-        ("party.key", "OPERATOR", "SELLER", {"public_key": "ab" * 32}, "was changed by"),
-        ("party.dataset", "SELLER", "SELLER", {"dataset_sha256": "ff" * 32, "signature": "00" * 64},
-         "not signed by"),
-        ("party.suspended", "BUYER", "SELLER", {"suspended": "x"}, "is not an operator"),
-        ("token.revoked", "BUYER", "OPERATOR", {"id": "TOKEN"}, "was ended by"),
-        ("log.key", "BUYER", "log", {"public_key": "ab" * 32}, "announced a key"),
-        ("party.registered", "BUYER", "operator-x", {"role": "operator", "name_hash": "h"}, "was made by"),
-        ("money.deposit", "OPERATOR", "BUYER", {"amount_micro": -5}, "not an amount"),
-        ("delivery.claimed", "SELLER", "CLEARED", {"update_sha256": "ab" * 32}, "a claim after the deadline"),
-        ("dispute.ruled", "BUYER", "CLEARED", {"seller_id": "SELLER", "ruling": True, "reason": "x"}, "not yours"),
-        ("delivery.shown", "OPERATOR", "CLEARED", {"seller_id": "SELLER"}, "without an open dispute"),
-        ("round.progress", "SELLER", "CLEARED", {"model_accuracy": 0.5}, "somebody else than the buyer"),
-        ("bid.revealed", "SELLER", "CLEARED", {"valuation": 0.1, "epsilon": 1.0, "data_size": 1.0, "accuracy": None,
-         "nonce": "00" * 16}, "not the one that was committed to"),
-        ("round.delivered", "system", "OPEN", {}, "the round was not cleared"),
-        ("party.key", "SELLER", "SELLER", {"public_key": "ab" * 32, "signature": "00" * 64}, "seller's old key"),
-        ("imported.row", "system", "tokens", {"id": "token-x", "party_id": "OPERATOR", "token_hash": "ab" * 32,
-         "scope": "full", "created_ms": 1}, "never later"),
-        ("imported.postings", "system", "x", {"postings": {"world": -5, "party:x": 5}}, "never later"),
-        ("log.imported", "system", "log", {"note": "all is well", "entries": 0, "head": "0" * 64}, "never later"),
-    ],
-)  # fmt: skip
-def test_an_entry_that_nobody_could_have_made_is_found(
-    signed_file: tuple[Path, str], tmp_path: Path, kind: str, actor: str, subject: str, details: Any, found: str
-) -> None:
-    """Entries after the witnessed head, hashed, projected and signed by the operator itself."""
-    file, head = signed_file
-    known = known_names(file)
-    named = {name: known.get(value, value) if isinstance(value, str) else value for name, value in details.items()}
-    forged = appended(kind, known.get(subject, subject), known.get(actor, actor), named)
-    rewritten(file, tmp_path / "forged.db", forged)
-    _resigned(tmp_path / "forged.db", SIGNING)
-    differences = checked(tmp_path / "forged.db", head).differences
-    assert any(found in one for one in differences), differences
+# ---- theft ----------------------------------------------------------------------------------------------------
 
 
-def test_what_an_operator_can_forge_about_a_seller_is_noted(signed_file: tuple[Path, str], tmp_path: Path) -> None:
-    """A key of the operator's own in a seller's name, and an older signed bid again: allowed words, so a note."""
-    file, head = signed_file
-    seller = known_names(file)["SELLER"]
-    rewritten(file, tmp_path / "key.db", appended("party.key", seller, seller, {"public_key": "ab" * 32}))
-    _resigned(tmp_path / "key.db", SIGNING)
-    verdict = checked(tmp_path / "key.db", head)
+def test_theft_is_found_whatever_the_version(target: Target, tmp_path: Path) -> None:
+    """The budget goes to a party that never bid, with the log's key, through settlement.
+
+    Even a buyer that plays along, and opens its round with a version that nobody has, leaves differences that no
+    auditor can accept.
+    """
+    thefts = [one for one in campaign.appended_edits(target) if one.name.startswith("theft")]
+    assert len(thefts) >= 9
+    for theft in thefts:
+        rewritten(target.file, tmp_path / "theft.db", theft.change)
+        resigned(tmp_path / "theft.db", SIGNING)
+        late = entries_of(tmp_path / "theft.db")[-1].at_ms
+        assert checked(tmp_path / "theft.db", now_ms=late, accept=["rule@132"]).differences, theft.name
+
+    unknown = "proportional-share/9.9.9+0000000000000000"
+
+    def opened_with_it(entries: list[Entry]) -> list[Entry]:
+        with_version = []
+        for one in thefts[0].change(entries):
+            fields = one.fields()
+            if one.subject == target.rounds["open"] and "mechanism_version" in fields:
+                one = one._replace(details=canonical({**fields, "mechanism_version": unknown}))
+            with_version.append(one)
+        return with_version
+
+    rewritten(target.file, tmp_path / "theft.db", opened_with_it)
+    resigned(tmp_path / "theft.db", SIGNING)
+    late = entries_of(tmp_path / "theft.db")[-1].at_ms
+    differences = checked(tmp_path / "theft.db", now_ms=late).differences
+    assert any("sells without a bid that counts" in one for one in differences)
+    assert any("--accept rule@132" in one for one in differences)
+    accepted = checked(tmp_path / "theft.db", now_ms=late, accept=["rule@132"]).differences
+    assert any("sells without a bid that counts" in one for one in accepted)
+
+
+def test_what_an_auditor_accepts_is_only_what_was_named(target: Target, tmp_path: Path) -> None:
+    at = target.seen.last_ms + 1000
+    words = {"public_key": STRANGER.public, "signs": "everything"}
+    seller = target.sellers[0]
+    rewritten(target.file, tmp_path / "key.db", appended(entry(at, seller, "party.key", seller, words)))
+    resigned(tmp_path / "key.db", SIGNING)
+    (difference,) = checked(tmp_path / "key.db", now_ms=target.now_ms).differences
+    assert "--accept other-key@130" in difference
+    verdict = checked(tmp_path / "key.db", now_ms=target.now_ms, accept=["other-key@130"])
     assert verdict.differences == ()
-    assert ["old one did not sign" in one for one in verdict.notes] == [True]
+    assert "did not sign the change" in verdict.accepted[0]
+    wrong = checked(tmp_path / "key.db", now_ms=target.now_ms, accept=["other-key@129"])
+    assert wrong.unused == ("other-key@129",)
+    assert len(wrong.differences) == 1
 
-    def replayed(entries: list[Entry]) -> list[Entry]:
-        """The bid that its seller replaced comes back before bidding ends."""
-        first, second = (i for i, one in enumerate(entries) if (one.kind, one.actor) == ("bid.placed", who))
-        assert entries[first].subject == entries[second].subject
-        again = canonical({**entries[first].fields(), "replaces": True})
-        return [
-            *entries[: second + 1],
-            entries[second]._replace(details=again, key_hash=None),
-            *entries[second + 1 :],
-        ]
 
+def test_a_signed_bid_that_comes_back_is_a_finding(tmp_path: Path) -> None:
     market = make_market(f"sqlite:///{tmp_path}/bids.db", key=SIGNING)
     round_id, who = market.open(), market.sellers[0].party_id
     for valuation in (0.2, 0.3):
         market.broker.bid(market.sellers[0], round_id, Offer(valuation, 1.0), key())
     market.broker.database.close()
-    assert checked(tmp_path / "bids.db", None).notes == ()
+    assert checked(tmp_path / "bids.db").differences == ()
+
+    def replayed(entries: list[Entry]) -> list[Entry]:
+        """The bid that its seller replaced comes back before bidding ends."""
+        first, second = (i for i, one in enumerate(entries) if (one.kind, one.actor) == ("bid.placed", who))
+        again = canonical({**entries[first].fields(), "replaces": True})
+        return [*entries[: second + 1], entries[second]._replace(details=again, key_hash=None, request_hash=None)]
+
     rewritten(tmp_path / "bids.db", tmp_path / "replayed.db", replayed)
-    _resigned(tmp_path / "replayed.db", SIGNING)
-    verdict = checked(tmp_path / "replayed.db", None)
-    assert verdict.differences == ()
-    assert ["came back" in one for one in verdict.notes] == [True]
+    resigned(tmp_path / "replayed.db", SIGNING)
+    (difference,) = checked(tmp_path / "replayed.db").differences
+    assert "came back" in difference
 
 
-def test_a_database_without_a_head_is_refused(signed_file: tuple[Path, str], tmp_path: Path) -> None:
-    file, head = signed_file
-    edited(file, tmp_path / "edited.db", "DELETE FROM head")
+# ---- keys -----------------------------------------------------------------------------------------------------
+
+
+def test_lost_key_no_new_one_goes_on_with_an_old_log(tmp_path: Path) -> None:
+    """A broker started in another folder, or on a restored database, does not make a key without a word."""
+    file = tmp_path / "market.db.key"
+    stored = Database(f"sqlite:///{tmp_path}/market.db")
+    stored.key = _broker_key.read_or_make_key(stored, file)
+    broker = Broker(stored)
+    broker.first_operator()
+    broker.database.close()
+    file.rename(tmp_path / "elsewhere.key")
+    again = Database(f"sqlite:///{tmp_path}/market.db")
+    with pytest.raises(BrokerError, match=r"no key at .*market\.db\.key; the log of 3 entries is signed with"):
+        _broker_key.read_or_make_key(again, file)
+    assert not file.exists()
+    with pytest.raises(DatabaseError, match="this log is signed"):
+        Broker(again).first_operator()
+    again.key = _broker_key.read_or_make_key(again, tmp_path / "elsewhere.key")
+    assert Broker(again).first_operator() is None
+    again.close()
+    with pytest.raises(BrokerError, match="has no default place"):
+        _broker_key.key_file("postgresql+psycopg://market@host/market", None)
+    assert _broker_key.key_file("sqlite:///a/m.db", None) == Path("a/m.db.key")
+
+
+def test_two_keys_never_sign_one_log(database: str) -> None:
+    """A second broker with another key does not start; after a rotation the first does not write."""
+    market = make_market(database)
+    other = SigningKey.from_seed(b"\x33" * 32)
+    with pytest.raises(DatabaseError, match="announces the key"):
+        Broker(database, key=other)
+    beside = Broker(database, clock=market.clock, key=BROKER_KEY)
+    beside.deposit(market.operator, market.buyer.party_id, 5, key())
+    market.broker.rotate_key(other)
+    market.broker.deposit(market.operator, market.buyer.party_id, 6, key())
+    with pytest.raises(DatabaseError, match="this log is signed with the key"):
+        beside.deposit(market.operator, market.buyer.party_id, 7, key())
+    beside.database.close()
+    with pytest.raises(DatabaseError, match="announces the key"):
+        Broker(database, key=BROKER_KEY)
+    assert verify(market.broker, public_key=BROKER_KEY.public).differences == ()
+    assert verify(market.broker, public_key=other.public).differences == ()
+    unknown = verify(market.broker, public_key=STRANGER.public).differences
+    assert ["never announced" in one for one in unknown] == [True]
+    market.broker.database.close()
+
+
+def test_a_key_that_is_not_the_logs_is_a_difference(target: Target) -> None:
+    for own, found in ((SIGNING, False), (STRANGER, True)):
+        database = Database(f"sqlite:///{target.file}", lambda: target.now_ms, key=own, read_only=True)
+        differences = verify(Broker(database)).differences
+        assert any("it announces the key" in one for one in differences) is found
+        database.close()
+
+
+def test_a_log_without_key_or_signature_is_a_difference(tmp_path: Path) -> None:
+    market = make_market(f"sqlite:///{tmp_path}/m.db", key=None)
+    assert "log: it announces no key, so nobody signed for it" in verify(market.broker).differences
+    market.broker.database.close()
+
+
+def _sealed_round(market: Market) -> str:
+    round_id = market.open(delivery="sealed")
+    market.bid_all(round_id)
+    market.close(round_id)
+    for winner in market.winners(round_id):
+        market.claim(market.seller(winner), round_id, "cd" * 32, "5e" * 32)
+    market.judge(round_id, dict.fromkeys(market.winners(round_id)))
+    return round_id
+
+
+def test_payment_waits_while_a_key_cannot_be_unwrapped(market: Market) -> None:
+    round_id = _sealed_round(market)
+    _spoil(market)
+    with pytest.raises(ConflictError, match="waits: the key of the update of"):
+        market.broker.settle_round(market.buyer, round_id, key())
+    assert market.broker.round_state(round_id) == "delivered"
+    for seller in market.winners(round_id):  # each seller leaves the same key again
+        market.claim(market.seller(seller), round_id, "cd" * 32, "5e" * 32)
+    assert market.broker.settle_round(market.buyer, round_id, key())["state"] == "settled"
+    assert verify(market.broker).differences == ()
+
+
+def _spoil(market: Market) -> None:
+    with market.broker.database.engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE sealed_keys SET wrapped = 'ab'")
+
+
+def test_a_rotated_key_still_opens_sealed_updates(market: Market) -> None:
+    round_id = _sealed_round(market)
+    market.broker.rotate_key(SigningKey.from_seed(b"\x34" * 32))
+    assert verify(market.broker).differences == ()
+    assert market.broker.settle_round(market.buyer, round_id, key())["state"] == "settled"
+    assert verify(market.broker).differences == ()
+
+
+def test_a_rotation_that_the_old_key_did_not_sign_is_a_finding(target: Target, tmp_path: Path) -> None:
+    at = target.seen.last_ms + 1000
+    made = entry(at, "system", "log.key", target.log_id, {"public_key": STRANGER.public})
+    rewritten(target.file, tmp_path / "taken.db", appended(made))
+    resigned(tmp_path / "taken.db", STRANGER)
+    (difference,) = checked(tmp_path / "taken.db", now_ms=target.now_ms).differences
+    assert "--accept log-key@130" in difference
+
+
+# ---- the file -------------------------------------------------------------------------------------------------
+
+
+def test_a_database_without_a_head_is_refused(target: Target, tmp_path: Path) -> None:
+    edited(target.file, tmp_path / "edited.db", "DELETE FROM head")
     with pytest.raises(DatabaseError):
-        checked(tmp_path / "edited.db", head)
+        checked(tmp_path / "edited.db")
 
 
-def test_single_bits_all_over_the_log_are_found(signed_file: tuple[Path, str], tmp_path: Path) -> None:
+def test_single_bits_all_over_the_log_are_found(target: Target, tmp_path: Path) -> None:
     """One bit of one text of the log at a time: what the log says is never another thing."""
-    file, head = signed_file
-    whole = file.read_bytes()
-    with sqlite3.connect(file) as connection:
+    whole = target.file.read_bytes()
+    with sqlite3.connect(target.file) as connection:
         texts = [str(text).encode() for (text,) in connection.execute("SELECT details FROM log ORDER BY seq")]
     places = [whole.find(text) for text in texts if len(text) > 40 and whole.count(text) == 1]
     assert len(places) > 30
-    for number, place in enumerate(places[::2]):
+    for number, place in enumerate(places[::4]):
         flipped = bytearray(whole)
         flipped[place + 5 + number % 30] ^= 1 << number % 8
         (tmp_path / "flipped.db").write_bytes(flipped)
-        assert checked(tmp_path / "flipped.db", head).differences
+        assert checked(tmp_path / "flipped.db", now_ms=target.now_ms, witnessed=[target.seen]).differences
+
+
+def test_an_auditor_goes_on_from_a_checkpoint(target: Target, tmp_path: Path) -> None:
+    """Only what came after a clean check is read again; the state is the auditor's own, and signed."""
+    auditor = SigningKey.from_seed(b"\x44" * 32)
+    copy, kept = tmp_path / "market.db", tmp_path / "audit.db"
+    shutil.copy(target.file, copy)
+
+    def audit(file: Path, own: SigningKey = auditor) -> object:
+        database = Database(f"sqlite:///{file}", lambda: target.now_ms, read_only=True)
+        try:
+            return verify(Broker(database), witnessed=[target.seen], checkpoint=kept, auditor=own)
+        finally:
+            database.close()
+
+    first = audit(copy)
+    assert (first.differences, first.since) == ((), 0)
+    size = head_of(copy).size
+    broker = Broker(f"sqlite:///{copy}", clock=lambda: target.now_ms, key=SIGNING)
+    operator = broker.authenticate(broker.new_operator_token())
+    broker.deposit(operator, target.buyer, 5, key())
+    broker.database.close()
+    second = audit(copy)
+    assert (second.differences, second.since, second.auctions) == ((), size, first.auctions)
+    assert second.entries == head_of(copy).size > size
+    everything = checked(copy, now_ms=target.now_ms, witnessed=[target.seen])
+    assert (everything.head, everything.auctions) == (second.head, second.auctions)
+    # Tables are compared in full; a log that was cut behind the checkpoint, or forged after it, is found.
+    edited(copy, tmp_path / "edited.db", "UPDATE awards SET paid_micro = paid_micro + 1")
+    assert audit(tmp_path / "edited.db").differences
+    rewritten(copy, tmp_path / "cut.db", lambda entries: entries[:-1])
+    resigned(tmp_path / "cut.db", SIGNING)
+    assert audit(tmp_path / "cut.db").differences
+    assert audit(copy).since == second.entries, "a check that found something leaves the checkpoint alone"
+    with pytest.raises(BrokerError, match="not the checkpoint that this key signed"):
+        audit(copy, STRANGER)
+    with sqlite3.connect(kept) as connection:
+        connection.execute("UPDATE balances SET amount_micro = amount_micro + 1")
+    connection.close()
+    with pytest.raises(BrokerError, match="not the checkpoint that this key signed"):
+        audit(copy)

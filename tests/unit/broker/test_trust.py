@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import gzip
+import hashlib
 import os
 import stat
 from pathlib import Path
@@ -10,8 +12,10 @@ from typing import Any
 
 import psycopg
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from fastapi.testclient import TestClient
 
+from privmarket.broker._signed_note import read_checkpoint
 from privmarket.broker.api import ServiceSettings, create_app
 from privmarket.broker.backup import backup, restore
 from privmarket.broker.broker import Broker
@@ -23,9 +27,10 @@ from privmarket.broker.sealed import unseal
 from privmarket.broker.signatures import Head, SigningKey, key_message
 from privmarket.broker.verify import verify
 from privmarket.rounds import Offer
+from privmarket_studies.torture import market as markets
+from privmarket_studies.torture.eventful import NONCE, eventful_market, sealed_bid
 from privmarket_studies.torture.market import TASK, Clock, Market, key, make_market
 from tests.postgres import new_database
-from tests.unit.broker.eventful import NONCE, eventful_market, sealed_bid
 
 SETTINGS = ServiceSettings(tick_seconds=0, requests_per_second=1e6, burst=1e6)
 BROKER_KEY = SigningKey.from_seed(b"\x01" * 32)
@@ -41,7 +46,7 @@ def signed(database: str) -> Market:
     """A market whose log is signed, and whose first two sellers have keys."""
     market = make_market(database, key=BROKER_KEY)
     for i, seller in enumerate(market.sellers[:2]):
-        market.broker.change_key(seller, signing(i).public, key())
+        market.broker.change_key(seller, signing(i).public, key(), signs="bids")
     return market
 
 
@@ -167,7 +172,7 @@ def test_a_witness_raises_an_alarm_when_the_log_forks(tmp_path: Path) -> None:
     market = make_market(f"sqlite:///{tmp_path}/m.db", key=BROKER_KEY)
     other = fork(market, tmp_path)
     file = tmp_path / "heads.txt"
-    witness = Witness(connect(market), file)
+    witness = Witness(connect(market), file, clock=market.clock)
     first = witness.look()
     assert witness.look() == first
     market.broker.deposit(market.operator, market.buyer.party_id, 5, key())
@@ -175,10 +180,10 @@ def test_a_witness_raises_an_alarm_when_the_log_forks(tmp_path: Path) -> None:
     assert (grown.size, len(read_heads(file)[1])) == (first.size + 1, 2)
     for amount in (6, 7):
         other.broker.deposit(other.operator, other.buyer.party_id, amount, key())
-    shown_the_other = Witness(connect(other), file)  # the same file, after a restart
+    shown_the_other = Witness(connect(other), file, clock=market.clock)  # the same file, after a restart
     with pytest.raises(LogForkedError, match="does not begin with"):
         shown_the_other.look()
-    theirs = Witness(connect(other), tmp_path / "theirs.txt")
+    theirs = Witness(connect(other), tmp_path / "theirs.txt", clock=market.clock)
     theirs.look()
     assert forks(connect(market), witness.heads, witness.heads) == []
     market.broker.deposit(market.operator, market.buyer.party_id, 8, key())
@@ -190,15 +195,99 @@ def test_a_witness_raises_an_alarm_when_the_log_forks(tmp_path: Path) -> None:
 def test_a_witness_notices_another_key_and_a_shorter_log(tmp_path: Path) -> None:
     market = make_market(f"sqlite:///{tmp_path}/m.db", key=BROKER_KEY)
     file = tmp_path / "heads.txt"
-    Witness(connect(market), file, BROKER_KEY.public).look()
+    Witness(connect(market), file, BROKER_KEY.public, clock=market.clock).look()
     with pytest.raises(BrokerError):
         Witness(connect(market), file, SigningKey.generate().public)
     younger = make_market(f"sqlite:///{tmp_path}/n.db", sellers=1, key=BROKER_KEY)
     with pytest.raises(LogForkedError):
-        Witness(connect(younger), file).look()
+        Witness(connect(younger), file, clock=market.clock).look()
     forged = make_market(f"sqlite:///{tmp_path}/o.db", key=SigningKey.generate())
     with pytest.raises(LogForkedError, match="not signed"):
-        Witness(connect(forged), file).look()
+        Witness(connect(forged), file, clock=market.clock).look()
+
+
+def test_a_witness_checks_time_and_freshness(tmp_path: Path) -> None:
+    market = make_market(f"sqlite:///{tmp_path}/m.db", key=BROKER_KEY)
+    own = Clock(market.clock.now_ms)
+    witness = Witness(connect(market), tmp_path / "heads.txt", clock=own)
+    first = witness.look()
+    own.now_ms += 120_000
+    with pytest.raises(LogForkedError, match="clock is -120 s away"):
+        witness.look()  # the broker stands still, or shows an answer of two minutes ago
+    market.clock.now_ms += 40 * 86_400_000
+    market.broker.deposit(market.operator, market.buyer.party_id, 5, key())
+    with pytest.raises(LogForkedError, match="clock is 34558"):
+        witness.look()  # 40 days ahead
+    market.clock.now_ms = own.now_ms
+    with pytest.raises(LogForkedError, match="newest entry is dated"):
+        witness.look()  # the clock is right again, the entry stays
+    assert read_heads(tmp_path / "heads.txt").heads[-1].head == first
+
+
+def test_entries_that_are_dated_back_are_found_with_what_a_witness_saw(tmp_path: Path) -> None:
+    """The operator holds a round open, its clock still, until somebody has made up its mind."""
+    market = make_market(f"sqlite:///{tmp_path}/m.db", key=BROKER_KEY)
+    round_id = market.open()
+    own = Clock(market.clock.now_ms)
+    witness = Witness(connect(market), tmp_path / "heads.txt", clock=own)
+    witness.look()
+    held = market.clock.now_ms
+    for _ in range(3):
+        own.now_ms += 50_000
+        market.clock.now_ms = own.now_ms
+        witness.look()  # the log does not grow; the witness notes how long
+    market.clock.now_ms = held + 1000
+    market.broker.bid(market.sellers[0], round_id, Offer(0.2, 1.0), key())
+    market.clock.now_ms = own.now_ms
+    with pytest.raises(LogForkedError, match="dated back by 149 s"):
+        witness.look()
+    seen = read_heads(tmp_path / "heads.txt").heads
+    assert [one.last_ms - one.first_ms for one in seen] == [150_000]
+    assert verify(market.broker).differences == (), "the log alone cannot tell"
+    (difference,) = verify(market.broker, witnessed=seen).differences
+    assert "it is dated back: a witness saw the log without it 149 s after that time" in difference
+
+
+def test_a_witness_follows_a_rotated_key_that_the_old_one_signed(tmp_path: Path) -> None:
+    market = make_market(f"sqlite:///{tmp_path}/m.db", key=BROKER_KEY)
+    witness = Witness(connect(market), tmp_path / "heads.txt", clock=market.clock)
+    witness.look()
+    market.broker.rotate_key(signing(7))
+    assert witness.look().is_signed_by(signing(7).public)
+    assert read_heads(tmp_path / "heads.txt").key == signing(7).public
+    assert len(read_heads(tmp_path / "heads.txt").heads) == 2
+
+
+def test_checkpoints_are_signed_notes_with_cosignatures(tmp_path: Path) -> None:
+    """Taken apart here by hand, as another program would."""
+    market = make_market(f"sqlite:///{tmp_path}/m.db", key=BROKER_KEY)
+    made = market.broker.register({"role": "auditor", "name": "w"}, key(), market.operator)
+    client = connect(market, made["token"])
+    witness = Witness(client, tmp_path / "heads.txt", name="w.example", own_key=signing(1), clock=market.clock)
+    head = witness.look()
+    note = client._http.get("/v1/log/checkpoint").text
+    text, _, below = note.partition("\n\n")
+    origin, size, root, _ = text.split("\n")
+    assert (int(size), base64.b64decode(root).hex()) == (head.size, head.root)
+    log_line, witness_line = below.splitlines()
+    raw = base64.b64decode(log_line.removeprefix(f"\u2014 {origin} "))
+    log_key = bytes.fromhex(BROKER_KEY.public)
+    assert raw[:4] == hashlib.sha256(origin.encode() + b"\n\x01" + log_key).digest()[:4]
+    Ed25519PublicKey.from_public_bytes(log_key).verify(raw[4:], f"{text}\n".encode())
+    raw = base64.b64decode(witness_line.removeprefix("\u2014 w.example "))
+    own_key = bytes.fromhex(signing(1).public)
+    assert raw[:4] == hashlib.sha256(b"w.example\n\x04" + own_key).digest()[:4]
+    seconds = int.from_bytes(raw[4:12], "big")
+    assert seconds == market.clock.now_ms // 1000
+    signed_text = f"cosignature/v1\ntime {seconds}\n{text}\n".encode()
+    Ed25519PublicKey.from_public_bytes(own_key).verify(raw[12:], signed_text)
+    assert read_checkpoint(note)[0] == head
+    (shown,) = client.read("/v1/log/head")["witnesses"]
+    assert (shown["witness"], shown["size"]) == ("w.example", head.size)
+    with pytest.raises(BrokerError, match="not a checkpoint"):
+        read_checkpoint(note.replace("at_ms", "time"))
+    with pytest.raises(BrokerCallError, match="signs with another key"):
+        Witness(client, tmp_path / "o.txt", name="w.example", own_key=signing(2), clock=market.clock).look()
 
 
 def test_a_signed_log_is_written_by_whoever_has_its_key_only(tmp_path: Path) -> None:
@@ -344,8 +433,7 @@ def test_a_backup_drill(tmp_path: Path, to: str, request: pytest.FixtureRequest)
     # Life goes on where it stopped: keys are remembered, the open round takes bids.
     with pytest.raises(BrokerError, match="holds a market already"):
         restore(fresh, file)
-    task = broker.publish_task(market.buyer, TASK, key())
-    assert broker.open_round(market.buyer, task["id"], key())["number"] == 0
+    Market(broker, market.clock, market.operator, market.buyer, market.sellers, market.keys).open()
     assert verify(broker, f"{head.size}:{head.root}").differences == ()
     fresh.close()
 
@@ -379,9 +467,9 @@ def test_a_role_that_cannot_rewrite_the_log_is_enough(postgres_server: str) -> N
     with psycopg.connect(url.replace("+psycopg", ""), autocommit=True) as connection:
         connection.execute(f"CREATE ROLE {role} LOGIN")
         connection.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO {role}")
-        connection.execute(f"REVOKE UPDATE, DELETE, TRUNCATE ON log, old_log FROM {role}")
+        connection.execute(f"REVOKE UPDATE, DELETE, TRUNCATE ON log FROM {role}")
     plain = url.replace("//market@", f"//{role}@")
-    broker = Broker(plain, clock=Clock())
+    broker = Broker(plain, clock=Clock(), key=markets.BROKER_KEY)
     operator = broker.authenticate(broker.new_operator_token())
     made = broker.register({"role": "buyer", "name": "b"}, key())
     broker.deposit(operator, made["id"], 5_000_000, key())
@@ -401,14 +489,14 @@ def test_a_change_of_key_is_signed_by_the_old_one(signed: Market) -> None:
     client = connect(signed, signed.broker.mint_token(seller, "full", key())["token"], key=signing(0))
     client.change_key(signing(5))
     assert client.me()["public_key"] == signing(5).public
-    assert verify(signed.broker).notes == ()
-    message = key_message(seller.party_id, signing(6).public)
+    assert verify(signed.broker).differences == ()
+    message = key_message(seller.party_id, signing(6).public, "bids")
     with pytest.raises(ForbiddenError, match="present key"):
         signed.broker.change_key(seller, signing(6).public, key(), signature=signing(0).sign(message))
     signed.broker.change_key(seller, signing(6).public, key())  # a key that was lost cannot sign
-    (note,) = verify(signed.broker).notes
-    assert "the old one did not sign the change" in note
-    assert seller.party_id in note
+    (difference,) = verify(signed.broker).differences
+    assert "the old one did not sign the change" in difference
+    assert seller.party_id in difference
 
 
 def test_a_suspended_party_keeps_its_word_in_rounds_under_way(market: Market) -> None:

@@ -1,13 +1,18 @@
-// Fetches the live part of the page again every second, shows only the steps that apply now, and says so when the
+// Fetches the live part of the page again when the broker says that something happened, shows only the steps that apply now, and says so when the
 // broker cannot be reached. Without it the pages work too, as of when they were loaded.
 (function () {
   "use strict";
-  // A form that acts on whoever is chosen in it.
-  for (const choice of document.querySelectorAll("[data-chooses]")) {
-    const aim = () => { choice.form.action = choice.form.dataset.to.replace("ID", choice.value); };
-    choice.addEventListener("change", aim);
-    aim();
+  // Moments in the reader's own time zone; without scripts they stand in UTC.
+  const shape = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "short" });
+  const whole = new Intl.DateTimeFormat(undefined, { dateStyle: "full", timeStyle: "long" });
+  function localTimes(inside) {
+    for (const one of inside.querySelectorAll("time[datetime]")) {
+      const moment = new Date(one.dateTime);
+      one.textContent = shape.format(moment);
+      one.title = whole.format(moment);
+    }
   }
+  localTimes(document);
   for (const button of document.querySelectorAll("[data-copy]")) {
     button.addEventListener("click", async () => {
       await navigator.clipboard.writeText(document.getElementById(button.dataset.copy).textContent);
@@ -59,6 +64,7 @@
     // Keyboard users keep their place: a link that has the focus gets it again, by where it leads.
     const held = place.contains(document.activeElement) ? document.activeElement.getAttribute("href") : null;
     place.innerHTML = text;
+    localTimes(place);
     if (held) {
       const again = place.querySelector(`a[href="${CSS.escape(held)}"]`);
       if (again) again.focus({ preventScroll: true });
@@ -85,5 +91,17 @@
     }
   }
   refresh();
-  setInterval(refresh, 1000);
+  // News come as server-sent events; a look every ten seconds keeps "in 5 min" true, and serves where a proxy holds
+  // events back. A burst of news is one look.
+  let soon = 0;
+  const again = () => {
+    if (!soon) soon = setTimeout(() => { soon = 0; refresh(); }, 250);
+  };
+  const news = new EventSource("/news");
+  news.onmessage = again;
+  news.onerror = again;
+  window.addEventListener("pagehide", () => news.close());
+  window.addEventListener("pageshow", (shown) => { if (shown.persisted) location.reload(); });
+  document.addEventListener("visibilitychange", again);
+  setInterval(refresh, 10000);
 })();

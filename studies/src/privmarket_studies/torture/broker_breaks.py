@@ -296,7 +296,10 @@ def file_oracle(market: ServedMarket) -> Seen:
     rule = {**_TERMS, "mechanism": "mfg-menunet"}
     files = ("/etc/passwd", "/no/such/file")
     said = [market.ask("POST", "/v1/tasks", market.buyer, {**rule, "settings": {"weights": one}}) for one in files]
-    there, gone = (one.text.replace("/etc/passwd", "F").replace("/no/such/file", "F") for one in said)
+    there, gone = (
+        {name: str(value).replace(file, "F") for name, value in one.json().items() if name != "request_id"}
+        for one, file in zip(said, files, strict=True)
+    )
     return Seen(
         there != gone, "different answers" if there != gone else f"answered {said[0].status_code} both times"
     )

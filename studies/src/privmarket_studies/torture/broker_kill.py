@@ -131,7 +131,7 @@ class Load:
     def _enter(self, stranger: Caller, number: int) -> HttpSeller:
         key = SigningKey.generate()
         form = {"role": "seller", "name": f"s{number}", "cap_epsilon": 9_000.0, "delta": 1e-5}
-        made = stranger.must("POST", "/v1/register", {**form, "public_key": key.public})
+        made = stranger.must("POST", "/v1/register", {**form, "public_key": key.public, "signs": "bids"})
         return HttpSeller(self._caller(made["token"], number % len(self.servers)), made["id"], key)
 
     def deposit(self, amount: int) -> None:

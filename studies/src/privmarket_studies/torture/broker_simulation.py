@@ -160,6 +160,7 @@ class Simulation:
         for i in range(SELLERS):
             key = self.signing[i].public if i < KEYED else None
             wallet = {"cap_epsilon": caps[i % 6], "delta": (1e-5, 1e-6)[i % 2], "public_key": key}
+            wallet["signs"] = None if key is None else "bids"
             self.sellers.append(enter("seller", **wallet))
         self.openings: dict[tuple[str, str], tuple[Offer, str]] = {}
         self.tasks = []
@@ -167,6 +168,10 @@ class Simulation:
         seller, digest = self.sellers[0].party_id, "da" * 32
         b.attest(self.sellers[0], digest, self.signing[0].sign(dataset_message(seller, digest)), self._key())
         names = ("proportional-share", "pac", "csra", "broken", "proportional-share", "proportional-share")
+        for buyer in self.buyers:  # publishing needs the money of each task's first round
+            amount = 1_000_003 * len(names)
+            b.deposit(self.operator, buyer.party_id, amount, self._key())
+            self.deposited += amount
         for i, rule in enumerate(names):
             fields: dict[str, object] = {
                 "title": rule,
