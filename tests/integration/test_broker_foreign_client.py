@@ -59,7 +59,8 @@ def test_a_stranger_plays_a_whole_market(market: Market) -> None:
     buyer = operator.enter(role="buyer", name="lab")
     key = Ed25519PrivateKey.generate()
     public = key.public_key().public_bytes_raw().hex()
-    seller = operator.enter(role="seller", name="clinic", cap_epsilon=8.0, delta=1e-5, public_key=public)
+    wallet = {"cap_epsilon": 8.0, "delta": 1e-5, "signs": "bids"}
+    seller = operator.enter(role="seller", name="clinic", public_key=public, **wallet)
     me, lab = seller.call("me")["id"], buyer.call("me")["id"]
     operator.call("deposit", {"amount_micro": 5_000_000}, party_id=lab)
     rules = buyer.call("list_mechanisms")["items"]
@@ -70,7 +71,7 @@ def test_a_stranger_plays_a_whole_market(market: Market) -> None:
     # One bid alone sells nothing under this rule: a second seller of the same making.
     other_key = Ed25519PrivateKey.generate()
     other_public = other_key.public_key().public_bytes_raw().hex()
-    other = operator.enter(role="seller", name="lab 2", cap_epsilon=8.0, delta=1e-5, public_key=other_public)
+    other = operator.enter(role="seller", name="lab 2", public_key=other_public, **wallet)
     openings = {}
     for who, signing, price in ((seller, key, 0.2), (other, other_key, 0.4)):
         name = who.call("me")["id"]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sqlite3
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from privmarket.broker import idempotency, projection, sql
+from privmarket.broker import idempotency, projection, sql, storage
 from privmarket.broker.database import Transaction
 from privmarket_studies.torture.broker_simulation import Crash, InvariantError, Simulation
 
@@ -17,7 +18,8 @@ def test_invariants_hold(tmp_path: Path, seed: int) -> None:
     Simulation(tmp_path / "m.db", seed).run(15)
 
 
-def test_a_seed_replays_exactly(tmp_path: Path) -> None:
+def test_a_seed_replays_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage, "secrets", SimpleNamespace(token_hex=lambda size: "ab" * size))  # a log's name
     heads = []
     for name in ("a", "b"):
         simulation = Simulation(tmp_path / f"{name}.db", 7)
@@ -60,6 +62,7 @@ def test_it_catches_refunds_outside_the_transaction(tmp_path: Path, monkeypatch:
             sql.run(connection, "BEGIN IMMEDIATE")
             raise Crash
 
+    simulation = Simulation(tmp_path / "m.db", 0)
     monkeypatch.setattr(projection, "store", hasty)
     with pytest.raises((InvariantError, sqlite3.IntegrityError)):
-        Simulation(tmp_path / "m.db", 0).run(15)
+        simulation.run(15)

@@ -13,6 +13,7 @@ from tests.forked import privmarket
 from tests.json_fields import check_fields
 
 ROOT = Path(__file__).resolve().parents[2]
+NUMBERED = ("flower-existing-app", "flower-without-torch")
 
 
 @pytest.mark.parametrize(
@@ -21,10 +22,11 @@ ROOT = Path(__file__).resolve().parents[2]
         ("flower-quickstart", 10, {"flower-wallets": 10}),
         ("flower-own-model", 5, {}),
         ("flower-existing-app", 8, {"flower-wallets": 10}),
+        ("flower-without-torch", 10, {"flower-wallets": 10}),
     ],
 )
 def test_an_example_learns_and_pays(example, rounds, wallets, tmp_path):
-    fewer = ("--set", f"num-server-rounds={rounds}") if example == "flower-existing-app" else ()
+    fewer = ("--set", f"num-server-rounds={rounds}") if example in NUMBERED else ()
     folder = str(ROOT / "src/privmarket/examples" / example)
     done = privmarket("flower", "run", folder, "--json", *fewer, cwd=tmp_path).end(200)
     assert done.returncode == 0, done.stderr
@@ -44,7 +46,7 @@ def test_an_example_learns_and_pays(example, rounds, wallets, tmp_path):
     [
         ("tests", "in-process", {}, "no pyproject.toml"),
         ("src/privmarket/examples/flower-quickstart", "carrier-pigeon", {}, "unknown engine"),
-        ("src/privmarket/examples/flower-quickstart", "deployment", {"bugdet": 3}, "unknown settings: bugdet"),
+        ("src/privmarket/examples/flower-quickstart", "deployment", {"bugdet": 3}, "did you mean 'budget'"),
     ],
 )
 def test_what_cannot_be_run_is_said(folder, engine, settings, reason, tmp_path):

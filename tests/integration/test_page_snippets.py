@@ -88,6 +88,7 @@ def _broker() -> Iterator[Callable[[str], str]]:
 
 PREPARED: dict[str, Callable[[], contextlib.AbstractContextManager[Callable[[str], str]]]] = {
     "docs/how-to/flower.md": _both_apps,
+    "docs/how-to/guard-a-site.md": lambda: _example("flower-guard"),
     "docs/how-to/sell-safely.md": lambda: _example("flower-quickstart"),
     "docs/how-to/run-a-broker.md": _broker,
     "docs/how-to/your-own-data.md": lambda: _example("own-data"),
@@ -103,7 +104,7 @@ def test_the_page_does_what_it_shows(name, tmp_path, monkeypatch):
     with PREPARED.get(name, lambda: contextlib.nullcontext(lambda text: text))() as filled_in:
         assert problems(name, filled_in(text)) == []
     for module in set(sys.modules) - before:
-        if module.partition(".")[0] in {"quickstart", "existing_app"}:
+        if module.partition(".")[0] in {"quickstart", "existing_app", "guarded_app"}:
             del sys.modules[module]
 
 

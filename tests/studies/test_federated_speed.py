@@ -76,7 +76,13 @@ def test_the_page_states_the_spread_of_its_runs(tmp_path):
     memory = {"peak_bytes": {"125": 1e9}, "record_bytes": {"125": 5e8}}
     (tmp_path / "memory.json").write_text(json.dumps(memory), encoding="utf-8")
     page = render(tmp_path)
-    assert "| Opacus' ghost clipping over ours | 5.00 | 4.50–6.00 | at least 6 |" in page
+    assert "| the same round: Opacus' ghost clipping over ours | 5.00 | 4.50–6.00 | at least 3 |" in page
+    assert "MLP step" not in page  # there are no files of steps
+    ghost = {f"opacus ghost clipping over {name} step": 2.0 for name in STEPS}
+    steps = {"clients": 5, "records": 600, "steps": {"mlp": {"private": [1.0, 1.0]}}}
+    steps |= {"ratios": ghost | {f"{name} step over backward": 1.5 for name in STEPS}}
+    (tmp_path / "steps-1.json").write_text(json.dumps(steps), encoding="utf-8")
+    assert "| MLP step: ghost clipping over plain | 3.00 | 3.00–3.00 | |" in render(tmp_path)
     assert "3 separate runs" in page
 
 

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 import privmarket as pm
-from privmarket.broker.group_commit import QUICK_SECONDS
 from privmarket.broker.http_server import THREAD_TURN_SECONDS
 from privmarket.market.scenarios import scenario
 from privmarket.mechanisms.learned.mean_field_network import MeanFieldNetwork
@@ -86,7 +85,6 @@ STATED: list[tuple[str, str, Callable[[], float]]] = [
         lambda: equilibrium("exploitability_on_fine_grid"),
     ),
     ("docs/decisions/population-through-gates.md", "(about {:,.0f} reports", lambda: round(tries(), -2)),
-    ("docs/decisions/bids-share-transactions.md", "less than {:.0f} ms", lambda: 1000 * QUICK_SECONDS),
     ("docs/decisions/broker-writes-are-serial.md", "turns of {:.1f} ms", lambda: 1000 * THREAD_TURN_SECONDS),
 ]
 

@@ -25,6 +25,7 @@ IMPORTED = {
     "dp-accounting": ("dp_accounting",),
     "fastapi": ("fastapi", "starlette"),
     "typing-extensions": ("typing_extensions",),
+    "prometheus-client": ("prometheus_client",),
     "flwr[simulation]": ("flwr", "ray"),
 }
 

@@ -13,9 +13,8 @@ from pydantic import Field
 from privmarket.broker import answers
 from privmarket.broker.forms import TaskForm
 from privmarket.broker.http_errors import BrokerError
-from privmarket.broker.schema import tasks
 from privmarket.broker.stored_rows import TaskRow
-from privmarket.broker.task_plan import BEFORE, TaskPlan, checked
+from privmarket.broker.task_plan import TaskPlan, checked
 from privmarket.cli.federate import federate as command
 from privmarket.errors import ConfigurationError, UnknownNameError
 from privmarket.federated.config import DATASETS, FederationConfig, Training
@@ -108,7 +107,12 @@ def test_a_brokers_task_is_a_plan_but_for_what_it_names():
     assert {"mechanism", "rounds", "delta", "trust", "honest_share", "sampling_rate", "steps"} == set(shared)
     limits = {name: [[one.metadata[word] for word in LIMITS] for one in pair] for name, pair in shared.items()}
     assert {name for name, (mine, theirs) in shared.items() if mine.default != theirs.default} == {"rounds"}
-    assert {name for name, (mine, theirs) in limits.items() if mine != theirs} == {"rounds", "delta", "steps"}
+    assert {name for name, (mine, theirs) in limits.items() if mine != theirs} == {
+        "rounds",
+        "delta",
+        "sampling_rate",
+        "steps",
+    }
 
 
 def form_limits(form, name):
@@ -137,11 +141,12 @@ def numbers_in(source):
 def test_a_task_is_declared_once():
     assert set(TaskForm.model_fields) == {one.name for one in fields(TaskPlan)}
     assert second_declarations(TaskForm) == []
-    # Lengths of texts and lists are the form's own, and a budget in its example; no limit or default is.
-    assert numbers_in(inspect.getsource(TaskForm)) == [1, 1, 20, 40, 60, 1_000_000]
+    # Its example has a budget; no limit or default is its own.
+    assert numbers_in(inspect.getsource(TaskForm)) == [1_000_000]
     types = {one.name: one.type for one in fields(TaskPlan)}
-    kept = {"id": "str", "buyer_id": "str", **types, "settings": "str", "created_ms": "int"}
+    kept = {"id": "str", "buyer_id": "str", **types, "settings": "str", "nonce": "str | None", "created_ms": "int"}
     assert get_annotations(TaskRow) == list(kept.items())
+    kept.pop("nonce")  # of the buyer's signature
     told = {**kept, "settings": "dict[str, JsonValue]", "created_ms": "NotRequired[int]"}
     assert get_annotations(answers.TaskAnswer) == list(told.items())
 
@@ -156,12 +161,6 @@ def test_a_second_declaration_of_a_task_is_caught():
         rounds: Annotated[int, Field(ge=1, le=100_000)] = 200
 
     assert second_declarations(Mine) == ["rounds", "ruling_seconds"]
-
-
-def test_what_old_tasks_mean_is_fixed():
-    """Log entries from before a setting existed are read with these values, whatever today's defaults are."""
-    columns = {column.name: column.default.arg for column in tasks.columns if column.default is not None}
-    assert columns == BEFORE == {"delivery": "open", "attested": False, "trust": "local", "honest_share": 2 / 3}
 
 
 @pytest.mark.parametrize(

@@ -10,26 +10,33 @@ import typer
 
 from privmarket.broker.signatures import SigningKey
 from privmarket.cli.options import Json, note, print_json
-from privmarket.cli.serve import DEFAULT_DATABASE, Database, key_file
+from privmarket.cli.serve import DEFAULT_DATABASE, Database
 from privmarket.counted import counted
 from privmarket.errors import ConfigurationError
 from privmarket.lazy import late
 
 if TYPE_CHECKING:
+    from privmarket.broker import _broker_key as broker_key
     from privmarket.broker import backup as broker_backup
     from privmarket.broker import broker as service
     from privmarket.broker import database as databases
+    from privmarket.broker import log as logs
+    from privmarket.broker import log_witness
     from privmarket.broker import verify as broker_verify
 else:
+    broker_key = late("privmarket.broker._broker_key")
+    log_witness = late("privmarket.broker.log_witness")
     broker_backup = late("privmarket.broker.backup")
     service = late("privmarket.broker.broker")
     databases = late("privmarket.broker.database")
+    logs = late("privmarket.broker.log")
     broker_verify = late("privmarket.broker.verify")
 
 Key = Annotated[
     Path | None,
     typer.Option(
-        help="File of the key that signs the log; beside the database by default.", envvar="PRIVMARKET_BROKER_KEY"
+        help="File of the key that signs the log; FILE.key for sqlite:///FILE by default.",
+        envvar="PRIVMARKET_BROKER_KEY",
     ),
 ]
 
@@ -40,9 +47,11 @@ app = typer.Typer(
 
 
 def _key(database: str, key: Path | None) -> SigningKey | None:
-    """The broker's key where there is one: whatever is written must be signed as the log announces."""
-    file = key or key_file(database)
-    return SigningKey.read(file) if file.exists() else None
+    """The broker's key: the file that is named must be there; beside a SQLite file it may be."""
+    if key is not None:
+        return SigningKey.read(key)
+    file = broker_key.default_key_file(database)
+    return SigningKey.read(file) if file is not None and file.exists() else None
 
 
 def _require_there(database: str) -> None:
@@ -57,30 +66,69 @@ def verify(
         str | None, typer.Option(help="A head noted earlier, SIZE:ROOT; the log must still contain it.")
     ] = None,
     key: Key = None,
+    public_key: Annotated[
+        str | None, typer.Option(help="The broker's public key, from another source; the log must announce it.")
+    ] = None,
+    witness: Annotated[
+        list[Path] | None, typer.Option(help="A witness's file: its heads, and when it saw them; may be repeated.")
+    ] = None,
+    accept: Annotated[
+        list[str] | None,
+        typer.Option(help="A finding that you have looked into, by the name that its difference gives."),
+    ] = None,
+    checkpoint: Annotated[
+        Path | None, typer.Option(help="Keep the state of a clean check here; the next one goes on from it.")
+    ] = None,
+    auditor_key: Annotated[Path | None, typer.Option(help="Your own key, which signs the checkpoint.")] = None,
     json: Json = False,
 ) -> None:
     """Rebuild every table from the log, replay every auction, and report all differences.
 
     The database is opened for reading only; with the broker's key, keys of sealed updates are looked at too. Exit
     code 0: everything agrees. Exit code 1: it does not, and every difference is shown. Keep the head that is shown
-    somewhere else, or let a witness do so: with --head, even a log that was rewritten from the start is found out.
+    somewhere else, or let a witness do so: with --head or --witness, even a log that was rewritten from the start
+    with the broker's own key is found out.
 
-    [bold]Example[/bold]
+    With --checkpoint, entries before the last clean check are not read again; tables and schema are compared in
+    full.
+
+    [bold]Examples[/bold]
 
       privmarket broker verify --database sqlite:///market.db
+
+      privmarket broker verify --database sqlite:///market.db --witness heads.txt
+
+      privmarket broker verify --database sqlite:///market.db --checkpoint audit.db --auditor-key auditor.pem
     """
+    if (checkpoint is None) != (auditor_key is None):
+        raise ConfigurationError(
+            "a checkpoint is signed with the auditor's own key",
+            "give --checkpoint FILE and --auditor-key FILE; privmarket seller init --key FILE makes one",
+        )
+    seen = [one for file in witness or () for one in log_witness.read_heads(file).heads]
     stored = databases.Database(database, key=_key(database, key), read_only=True)
-    verdict = broker_verify.verify(service.Broker(stored), head)
+    verdict = broker_verify.verify(
+        service.Broker(stored),
+        head,
+        public_key=public_key,
+        accept=accept or (),
+        witnessed=seen,
+        checkpoint=checkpoint,
+        auditor=None if auditor_key is None else SigningKey.read(auditor_key),
+    )
+    for name in verdict.unused:
+        note(f"--accept {name}: there is no such finding")
     if json:
         print_json(asdict(verdict))
     else:
-        for text in verdict.notes:
-            print(f"note: {text}")
+        for text in verdict.accepted:
+            print(f"accepted: {text}")
         for text in verdict.differences:
             print(f"difference: {text}")
         said = counted(len(verdict.differences), "difference") if verdict.differences else "all agrees"
+        read = f" ({counted(verdict.since, 'entry', 'entries')} checked before)" if verdict.since else ""
         print(
-            f"{said}: {counted(verdict.entries, 'log entry', 'log entries')}, "
+            f"{said}: {counted(verdict.entries, 'log entry', 'log entries')}{read}, "
             f"{counted(verdict.auctions, 'auction')} replayed, {counted(verdict.postings, 'posting')}, "
             f"head {verdict.head}"
         )
@@ -158,8 +206,11 @@ def restore(
         raise ConfigurationError(f"no backup at {file}", "give a file that `privmarket broker backup` wrote")
     stored = databases.Database(database)
     head = broker_backup.restore(stored, file)
+    with stored.read() as connection:
+        announced = logs.announced_key(connection)
     verdict = broker_verify.verify(service.Broker(stored), f"{head.size}:{head.root}")
     stored.close()
+    note(f"start the broker with the key that this log announces: {announced}")
     for text in verdict.differences:
         print(f"difference: {text}")
     print(f"{counted(verdict.entries, 'entry', 'entries')} restored, head {verdict.head}")

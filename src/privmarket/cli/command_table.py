@@ -56,8 +56,13 @@ COMMANDS = {
     "example": ("examples:example", "Copy an example project to start from: a Flower app, a rule of your own."),
     "serve": ("serve:serve", "Run the market as a service: API, dashboard, ledger and wallets in one process."),
     "witness": ("witness:witness", "Keep the heads of a broker's log and check that each continues the last."),
+    "replay": (
+        "replay:replay",
+        "Run the auction of a round again, from the entries that its broker shows once the round has ended.",
+    ),
     "data": ("data:app", "Fetch data sets and verify them; draft the schema of your own table."),
     "seller": ("seller:app", "For sellers: write a policy, check it, and read what was sold."),
+    "register": ("register:app", "Keep a register of sellers: it signs who is in a round's secure sum."),
     "broker": ("broker_admin:app", "Look after a broker: verify, back up, restore, erase names, new token."),
     "flower": ("flower:app", "The market on Flower: run an app, rehearse a deployment."),
 }

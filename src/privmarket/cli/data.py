@@ -23,7 +23,10 @@ def data() -> None:
 
 @app.command("get")
 def get(
-    name: Annotated[str, typer.Argument(help="mnist, fashion-mnist, cifar10, insteval, nlschools or medpar.")],
+    name: Annotated[
+        str,
+        typer.Argument(help="mnist, fashion-mnist, cifar10, insteval, nlschools, medpar, sentences or packages."),
+    ],
     source: Annotated[
         Path | None, typer.Option("--from", metavar="DIR", help="Copy the files from this folder instead.")
     ] = None,

@@ -16,12 +16,10 @@ from privmarket.files import check_writable
 from privmarket.lazy import late
 
 if TYPE_CHECKING:
-    from privmarket.federated import summary as summaries
     from privmarket.reports import federated_demo, federated_report
     from privmarket.reports import verdict as verdicts
     from privmarket.reports.federated_demo import DemoResult
 else:
-    summaries = late("privmarket.federated.summary")
     federated_demo = late("privmarket.reports.federated_demo")
     federated_report = late("privmarket.reports.federated_report")
     verdicts = late("privmarket.reports.verdict")
@@ -49,7 +47,7 @@ def demo(
     with LiveRounds(federated_demo.demo_config(seed), watch, federated_demo.NAMES) as live:
         result = federated_demo.run_demo(seed, on_round=live.show_round, progress=live.say)
     print_table(_closing_table(result))
-    print_table(clients_table(summaries.client_table(result.private), limit=20, names=federated_demo.NAMES))
+    print_table(clients_table(result.private.client_rows, limit=20, names=federated_demo.NAMES))
     main = result.private
     print(verdicts.verdict(result.runs, result.misreports, own=result.own))
     print(verdicts.strength_sentence(verdicts.worst_promise(main), verdicts.worst_promise_alone(main)))

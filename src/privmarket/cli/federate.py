@@ -10,8 +10,10 @@ from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import click
 import numpy as np
 import typer
+from click.core import ParameterSource
 from rich.table import Table
 
 from privmarket.cli.attack import show_attacks
@@ -24,20 +26,23 @@ from privmarket.cli.options import (
     print_table,
     takes_settings,
 )
+from privmarket.cli.progress import WorkBar
 from privmarket.counted import counted
 from privmarket.errors import ConfigurationError, UnknownNameError
 from privmarket.extras import require
-from privmarket.federated.config import DATASETS, FederationConfig, Training
+from privmarket.federated.config import DATASETS, FederationConfig, Training, statistics_words, usual_interval
 from privmarket.files import check_writable, write_atomically
 from privmarket.lazy import late
 from privmarket.market.facts import MarketFacts
 from privmarket.market.scenarios import scenario
 from privmarket.mechanisms import resolve, why_nothing_sold
-from privmarket.privacy.words import SIMULATED_WARNING, rounded_down_percent, rounded_up_percent
+from privmarket.privacy.words import SIMULATED_WARNING, cohort_words, rounded_down_percent, rounded_up_percent
 from privmarket.tasks import SOURCE_OPTIONS, TaskSource
 
 if TYPE_CHECKING:
+    from privmarket import secagg
     from privmarket import tasks as builtin
+    from privmarket.federated import _moments as moments
     from privmarket.federated import _tuning as tuning
     from privmarket.federated import attack_suite, entry_point, simulation
     from privmarket.federated import clients as clients_of
@@ -61,8 +66,10 @@ else:
     baselines = late("privmarket.reports.own_records")
     builtin = late("privmarket.tasks")
     entry_point = late("privmarket.federated.entry_point")
+    moments = late("privmarket.federated._moments")
     tuning = late("privmarket.federated._tuning")
     clients_of = late("privmarket.federated.clients")
+    secagg = late("privmarket.secagg")
     verdicts = late("privmarket.reports.verdict")
 
 _ATTACK = 9  # keeps the attacker's random numbers apart from the run's
@@ -88,6 +95,7 @@ _Checkpoint = Annotated[Path | None, typer.Option(help="File to save to every fe
     *("dataset", "clients", "alpha", "mechanism", "budget", "total_budget", "rounds", "aggregation"),
     *("heterogeneity", "trust", "honest_share", "dropout", "scenario", "types", "delta", "wallet"),
     *("wallet_policy", "evaluate_every", "seed", "sizes", "valuations", "valuation_weights", "strategy"),
+    *("statistics", "statistics_norm"),
 )
 @takes_settings(TaskSource, *SOURCE_OPTIONS, into="source")
 def federate(
@@ -151,14 +159,27 @@ def federate(
     require("torch", "federated")
     mode = _mode(literal, no_dp, no_noise)
     of_rule = parse_settings(mechanism_set)
+    context = click.get_current_context()
+    if context.get_parameter_source("evaluate_every") is ParameterSource.DEFAULT:
+        settings = settings | {"evaluate_every": usual_interval(settings["rounds"])}
     run = prepared(settings | {"mechanism_settings": of_rule, "mode": mode}, TaskSource(**source), training)
     config = run.config
     if run.task is not None:
         for line in (*run.task.describe(), *run.task.warnings):
             note(line)
-        note("choosing the server's rate, the clip norm and the averaging on your own records …")
-        tuned = tuning.tuned_settings(config, run.task, run.asked, fixed=tuple(parse_settings(training)))
-        if tuned is None:
+        if config.statistics == "none":
+            note("choosing the server's rate, the clip norm and the averaging on your own records …")
+        with WorkBar("rehearsing", "settings") as bar:
+            tuned = tuning.tuned_settings(
+                config,
+                run.task,
+                run.asked,
+                fixed=tuple(parse_settings(training)),
+                on_tried=lambda tried: bar.show(tried, 0),
+            )
+        if config.statistics != "none":
+            note(f"{statistics_words(config)}; documented defaults are used")
+        elif tuned is None:
             note("no public records to choose settings on: documented defaults are used")
         else:
             config = replace(config, training=tuned.rehearsal.training)
@@ -239,7 +260,7 @@ def prepared(settings: dict[str, Any], source: TaskSource, training: list[str] |
     dataset = str(settings["dataset"])
     task = None
     if source.is_given:
-        task = source.load()
+        task = loaded(source)
     else:
         source.require_none_of_a_table()
         if dataset not in DATASETS:
@@ -257,6 +278,13 @@ def prepared(settings: dict[str, Any], source: TaskSource, training: list[str] |
         rest["mechanism"] = "graded-ration"
     config = FederationConfig(**entry_point.settings_of(task, {}), **rest)
     return Prepared(with_training(config, training), task, asked)
+
+
+def loaded(source: TaskSource) -> Task:
+    """The task that the options name; says how far reading is where that takes a while."""
+    what = source.data if source.data is not None else source.task
+    with WorkBar(f"reading {Path(str(what)).name}", "rows") as bar:
+        return source.load(bar.show)
 
 
 _OF_DATASETS = ("dataset", "clients", "alpha", "sizes", "public", "measured_on")
@@ -286,6 +314,8 @@ def _show(result: RunResult, summary: RunSummary, attacks: list[AttackResult], o
     print_table(clients_table(summary["clients"], names=result.task.clients))
     if result.scores is not None:
         print(verdicts.verdict({"": result}, own=own))
+        if own is not None and _may_whiten(result) and not verdicts.is_better(result, result.score, own.accuracy):
+            note("note: --statistics free costs nothing and may change that: it scales inputs by your own records")
     if config.privacy.is_private:
         print(verdicts.strength_sentence(promised, verdicts.worst_promise_alone(result)))
     if attacks:
@@ -298,6 +328,17 @@ def _show(result: RunResult, summary: RunSummary, attacks: list[AttackResult], o
         note(f"note: {_why_nothing_sold(result)}")
     for number, dropped in summary["dropped"].items():
         note(f"round {number}: dropped, unpaid: " + ", ".join(f"{c} ({why})" for c, why in dropped.items()))
+
+
+def _may_whiten(result: RunResult) -> bool:
+    """Whether the run could have scaled its inputs by the moments of the buyer's own records, and did not."""
+    if result.config.statistics != "none" or not result.config.task:
+        return False
+    try:
+        moments.MomentsSale.of(replace(result.config, statistics="free"), result.task)
+    except ConfigurationError:
+        return False
+    return True
 
 
 def _why_nothing_sold(result: RunResult) -> str:
@@ -429,7 +470,8 @@ def _totals_table(result: RunResult, summary: RunSummary, promised: Promise | No
     )
     if promised is not None:
         guesses = f"≤ {rounded_up_percent(promised.guess)}"
-        table.add_row("right guesses whether one of its records was used", guesses)
+        used = "one of its records was" if promised.unit == "record" else "a person's records were"
+        table.add_row(f"right guesses whether {used} used", guesses)
         table.add_row("unit, arithmetic", f"one {promised.unit} zeroed out, {promised.arithmetic}")
     alone = summary["largest_epsilon_if_others_collude"]
     if alone is not None:
@@ -437,6 +479,9 @@ def _totals_table(result: RunResult, summary: RunSummary, promised: Promise | No
         table.add_row("that ε holds if of a round's sellers collude at most", f"{(1 - share) / 2:.1%}")
         table.add_row("and a round's sum is opened only if there came through", f"{(1 + share) / 2:.1%}")
         table.add_row("largest total ε if all other sellers collude", f"{alone:.2f}")
+        cohorts = max((secagg.cohorts_of(record.sellers) for record in result.records), default=1)
+        if cohorts > 1:
+            table.add_row("sellers of the largest round", cohort_words(cohorts))
     table.add_row("seconds", f"{summary['seconds']:.1f}")
     return table
 

@@ -13,6 +13,7 @@ import typer
 
 from privmarket.cli.options import Json, note, parse_settings, print_json
 from privmarket.errors import ConfigurationError
+from privmarket.files import check_writable
 from privmarket.lazy import late
 
 if TYPE_CHECKING:
@@ -40,11 +41,15 @@ def run(
     setting: Annotated[list[str] | None, typer.Option("--set", help="NAME=VALUE of the app's run config.")] = None,
     out: Annotated[Path, typer.Option(help="Folder for Flower's home, logs and the result.")] = Path("out/flower"),
     timeout: Annotated[float, typer.Option(help="Seconds after which the run is given up.", min=1)] = 600.0,
+    model_out: Annotated[
+        Path | None, typer.Option(help="Also write the trained model, a .safetensors file with a card beside it.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Run a market app in this process, on Flower's simulation (Ray), or on SuperLink and SuperNodes on loopback.
 
-    Nothing is installed at run time and no telemetry is sent; Flower's home is inside --out.
+    Nothing is installed at run time and no telemetry is sent; Flower's home is inside --out. Ctrl-C leaves the
+    settled rounds in --out, and the same command goes on behind them.
 
     [bold]Examples[/bold]
 
@@ -64,13 +69,25 @@ def run(
     given = {name.replace("_", "-"): value for name, value in parse_settings(setting).items()}
     if engine == "in-process":  # the summary is printed below
         logging.getLogger(flower_result.SUMMARY_LOG).setLevel(logging.WARNING)
-    report = app_folder.run_app(folder, engine, nodes, given, out, timeout)
+    if model_out is not None:
+        if model_out.suffix != ".safetensors":
+            raise ConfigurationError(f"--model-out {model_out}", "let its name end in .safetensors")
+        check_writable(model_out, "--model-out")
+    try:
+        report = app_folder.run_app(folder, engine, nodes, given, out, timeout, model_out)
+    except app_folder.StoppedError as stopped:
+        for line in [] if stopped.result is None else stopped.result["summary"]:
+            note(line)
+        note(str(stopped))
+        raise typer.Exit(130) from None
     if json:
         print_json(report)
     else:
         for line in report["summary"]:
             print(line)
         print(f"result: {out / 'result.json'}")
+        if model_out is not None:
+            print(f"model: {model_out}")
     raise typer.Exit(0 if report["paid_micro"] else 1)
 
 

@@ -22,10 +22,12 @@ from privmarket.extras import require
 from privmarket.federated.config import DATASETS, FederationConfig, recommended_training
 from privmarket.files import check_writable
 from privmarket.lazy import late
+from privmarket.privacy.words import cohort_words
 from privmarket.reports.plan_figure import amount, check_plot, write_plan
 from privmarket.tasks import SOURCE_OPTIONS, TaskSource
 
 if TYPE_CHECKING:
+    from privmarket import secagg
     from privmarket import tasks as builtin
     from privmarket.federated import plan_choices, planning
     from privmarket.federated.plan_choices import Options
@@ -35,6 +37,7 @@ else:
     builtin = late("privmarket.tasks")
     plan_choices = late("privmarket.federated.plan_choices")
     planning = late("privmarket.federated.planning")
+    secagg = late("privmarket.secagg")
     builtin_tasks = late("privmarket.tasks._builtin")
 
 Number = TypeVar("Number", int, float)
@@ -128,11 +131,14 @@ def plan(
         print_json(made.to_json())
     else:
         print(_first_line(made))
-        print_table(_table(made))
+        if made.points:
+            print_table(_table(made))
         for line in _advice(made, effort, given):
             print(line)
-    if plot is not None:
+    if plot is not None and made.points:
         note(f"plot: {write_plan(made, plot)}")
+    elif plot is not None:
+        note("no plot: nothing was run, because your own records reach the target")
     if not made.reached:
         raise typer.Exit(1)
 
@@ -243,9 +249,9 @@ def _first_line(made: Plan) -> str:
 
 def _advice(made: Plan, effort: str, source: TaskSource) -> list[str]:
     """Lines that say what to do with the plan."""
-    had = made.score_before
-    if made.target is not None and had is not None and made.score.gain(made.target, had) >= 0:
-        return [f"Buy nothing: your own records reach {made.score.format(made.target)} already."]
+    if made.target is not None and made.own_records_suffice:
+        stopped = "" if made.points else " Nothing was rehearsed or run."
+        return [f"Buy nothing: your own records reach {made.score.format(made.target)} already.{stopped}"]
     if made.target is not None and made.chosen is None:
         return _not_reached(made, made.target, effort)
     if not made.worth_buying:
@@ -256,8 +262,11 @@ def _advice(made: Plan, effort: str, source: TaskSource) -> list[str]:
         ]
     if made.chosen is None:
         best = max(made.points, key=lambda point: point.gain if point.gain is not None else 0.0)
-        return [] if best.gain is None else [_said(made, best), _command(made.base, best, source)]
-    return [_said(made, made.chosen), _command(made.base, made.chosen, source)]
+        if best.gain is None:
+            return []
+        return [_said(made, best), _command(made.base, best, source), *_on_flower(made.base, best, source)]
+    chosen = made.chosen
+    return [_said(made, chosen), _command(made.base, chosen, source), *_on_flower(made.base, chosen, source)]
 
 
 def _said(made: Plan, point: Point) -> str:
@@ -268,6 +277,9 @@ def _said(made: Plan, point: Point) -> str:
             f" if {made.base.honest_share:.1%} of each round's sellers are honest and present, above "
             f"{point.epsilon_if_others_collude:.3g} if all others collude"
         )
+        cohorts = secagg.cohorts_of(made.base.clients)
+        if cohorts > 1:
+            largest += f"; a round in which everybody sells is {cohort_words(cohorts)}"
     gained = "" if point.gain is None else f" ({_signed(made, point.gain)} over your own records)"
     return (
         f"For {amount(point.total)}: {_with_deviation(made, point)}{gained} over {counted(point.seeds, 'seed')}; "
@@ -345,6 +357,31 @@ def _command(base: FederationConfig, point: Point, source: TaskSource) -> str:
     words += [] if base.wallet is None else [f"--wallet {base.wallet:g}"]
     words += [] if base.delta == FederationConfig.delta else [f"--delta {base.delta:g}"]
     return " ".join(words)
+
+
+def _on_flower(base: FederationConfig, point: Point, source: TaskSource) -> list[str]:
+    """The same settings as a line of a Flower app, for a task of one's own."""
+    if not source.is_given:
+        return []
+    training = point.choice.training(base.training)
+    given: dict[str, object] = {
+        "rounds": point.choice.rounds,
+        "budget": float(f"{point.budget_per_round:.6g}"),
+        "mechanism": point.choice.rule,
+        "steps": training.steps,
+        "sampling_rate": training.sampling_rate,
+        "clip_norm": training.clip_norm,
+        "learning_rate": float(f"{training.local_rate / training.clip_norm:.6g}"),
+        "server_rate": training.server_rate,
+        "final_rate": training.final_rate,
+        "momentum": training.momentum,
+        "averaging": training.averaging,
+        "trust": base.trust,
+    }
+    words = [f"{name}={value!r}" for name, value in given.items()]
+    if point.choice.settings:
+        words.append(f"mechanism_settings={dict(point.choice.settings)!r}")
+    return [f"on Flower: pm.flower.server_app(task=task, {', '.join(words)})"]
 
 
 def _training_words(base: FederationConfig, point: Point) -> list[str]:

@@ -15,6 +15,7 @@ from privmarket.cli import seller_at_broker
 from privmarket.cli.options import Json, print_json, print_table
 from privmarket.counted import counted
 from privmarket.plans import Trust
+from privmarket.privacy._guard_policy import GUARDED, GuardedMetric
 from privmarket.privacy.calibration import ReleaseFamily
 from privmarket.privacy.certificate import certify
 from privmarket.privacy.events import from_json
@@ -27,6 +28,7 @@ from privmarket.privacy.words import (
     ODOMETER_NOTE,
     Promise,
     alone_event,
+    cohort_words,
     lifetime_promise,
     promise,
     rounded_up_percent,
@@ -75,7 +77,7 @@ def check(
             trust=trust,
             honest_share=found.honest_share,
             sellers=found.minimum_cohort,
-            registered=found.register == "required",
+            registered=found.register != "none",
         )
     if json:
         plain = {k: sorted(v) if isinstance(v, frozenset) else v for k, v in asdict(found).items()}
@@ -93,8 +95,9 @@ def check(
     for one in found.trust:
         price = found.price.get(one)
         asks = "what the client values it at" if price is None else f"{price:g} per unit of ε"
-        print(f"  {one} ({trust_words(one, found.honest_share, found.register == 'required')}): {asks}")
+        print(f"  {one} ({trust_words(one, found.honest_share, found.register != 'none')}): {asks}")
     risk = 0.1 * found.epsilon_lifetime if found.unpaid_epsilon is None else found.unpaid_epsilon
+    _print_guard(found)
     print(f"unpaid: a buyer that owes for more than ε = {risk:g} is refused until it pays")
     print(f"an older copy of the wallet file, put back: {PROTECTIONS[_planned_protection(found)]}")
 
@@ -147,6 +150,31 @@ def statement(
         print(f"an older copy of this file, put back: {PROTECTIONS[one]}")
 
 
+def _print_guard(found: SellerPolicy) -> None:
+    """What leaves a site whose app has a `GuardMod`."""
+    rules = found.guard
+    ways = {
+        "auto": "record by record where the app calls train_privately, else as a whole",
+        "records": "record by record, by train_privately",
+        "update": "as a whole",
+    }
+    print("guarded, without a market (`GuardMod`):")
+    print(f"  an update, clipped {ways[rules.training]}: ε = {rules.epsilon:g}")
+    for kind, metrics in (("training", rules.train), ("evaluation", rules.evaluate)):
+        for name, metric in metrics.items():
+            print(f"  {name}, with {kind}: {_metric_words(metric)}")
+    if not rules.evaluate:
+        print("  evaluation is refused")
+
+
+def _metric_words(metric: GuardedMetric) -> str:
+    if metric.value is not None:
+        return f"always {metric.value:g}"
+    if metric.is_priced:
+        return f"clipped to {metric.low:g} … {metric.high:g}, ε = {metric.epsilon:g}"
+    return f"clipped to {metric.low:g} … {metric.high:g} and WITHOUT NOISE: no promise covers it"
+
+
 def _planned_protection(policy: SellerPolicy) -> Protection:
     return "none" if policy.head_file is None else "head-file"
 
@@ -193,24 +221,29 @@ def _promise(sale: SaleLine, delta: float) -> Promise:
 
 
 def _print_sales(sales: Sequence[tuple[SaleLine, Promise]]) -> None:
-    table = Table(title=counted(len(sales), "sale"))
+    guarded = [sale["sale"].startswith(GUARDED) for sale, _ in sales]
+    table = Table(title=counted(len(sales), "release" if any(guarded) else "sale"))
     group = f"ε for {GROUP_RECORDS} records of one person"
     for column in ("sale", "ε", "ε if others collude", "right guesses", group, "unit", "trust", "released", "paid"):
         table.add_column(column, justify="left" if column == "sale" else "right")
     for sale, words in sales:
         state = "void" if sale.get("void") else "yes" if sale["released"] else "no, and spent"
         paid = sale.get("paid_micro")
+        unpaid = "–" if sale["sale"].startswith(GUARDED) else "not yet"
         table.add_row(
             sale["sale"],
             f"{words.epsilon:.3g}",
             "–" if words.epsilon_alone is None else f"{words.epsilon_alone:.3g}",
             f"≤ {rounded_up_percent(words.guess)}",
             "–" if words.group_epsilon is None else f"{words.group_epsilon:.3g}",
-            *(words.unit, words.trust, state, "not yet" if paid is None else f"{paid / 1_000_000:.6g}"),
+            *(words.unit, words.trust, state, unpaid if paid is None else f"{paid / 1_000_000:.6g}"),
         )
     print_table(table)
     shares = {words.honest_share for _, words in sales if words.registered}
     for share in sorted(share for share in shares if share is not None):
         print(f"aggregate trust: {trust_words('aggregate', share)}")
+    for sale, _ in sales:
+        if sale.get("cohorts", 1) > 1:
+            print(f"{sale['sale']}: the round's sellers were {cohort_words(sale['cohorts'])}")
     if any(not words.registered for _, words in sales):
         print(f"aggregate trust without a register: {trust_words('aggregate', None, registered=False)}")

@@ -106,16 +106,19 @@ def deliver(
     update: Annotated[Path, typer.Argument(help="Your update, as one file.", exists=True, dir_okay=False)],
     url: Url,
     token: Token,
+    key: Key = DEFAULT_KEY,
     json: Json = False,
 ) -> None:
     """Claim your delivery before the update leaves; where updates travel sealed, send the UPDATE.sealed made here.
+
+    The claim is signed with your key, where you registered with one.
 
     [bold]Example[/bold]
 
       privmarket seller deliver round-0123456789abcdef update.npz --url https://HOST --token TOKEN
     """
     content, to_send, opening = update.read_bytes(), update, None
-    with http_client.BrokerClient(url, token) as client:
+    with http_client.BrokerClient(url, token, key=_own_key(key)) as client:
         if client.read(f"/v1/tasks/{client.round(round_id)['task_id']}")["delivery"] == "sealed":
             made = sealed.seal(content)
             to_send = update.with_name(update.name + ".sealed")
@@ -124,6 +127,64 @@ def deliver(
         answer = client.claim_delivery(round_id, hashlib.sha256(content).hexdigest(), opening)
     note(f"now send {to_send} to the buyer")
     print_json(answer) if json else print(f"claimed {answer['update_sha256']}: entry {answer['entry']} of the log")
+
+
+def payout(
+    amount_micro: Annotated[int, typer.Argument(help="Micro-units: 1,000,000 are one unit of money.", min=1)],
+    url: Url,
+    token: Token,
+    key: Key = DEFAULT_KEY,
+    json: Json = False,
+) -> None:
+    """Ask for money of your account, signed with your key where you registered with one; an operator pays it out.
+
+    [bold]Example[/bold]
+
+      privmarket seller payout 2500000 --url https://HOST --token TOKEN
+    """
+    with http_client.BrokerClient(url, token, key=_own_key(key)) as client:
+        answer = client.request_payout(amount_micro)
+    print_json(answer) if json else print(f"asked for {amount_micro} µ: entry {answer['entry']} of the log")
+
+
+def dispute(
+    round_id: RoundId,
+    reason: Annotated[str, typer.Argument(help="Why the rejection is wrong.")],
+    url: Url,
+    token: Token,
+    key: Key = DEFAULT_KEY,
+    json: Json = False,
+) -> None:
+    """Object to the rejection of your update, signed with your key where you registered with one.
+
+    [bold]Example[/bold]
+
+      privmarket seller dispute round-0123456789abcdef "the shape is as asked" --url https://HOST --token TOKEN
+    """
+    with http_client.BrokerClient(url, token, key=_own_key(key)) as client:
+        answer = client.dispute(round_id, reason)
+    print_json(answer) if json else print(f"disputed: the arbiter rules until {answer['ruling_deadline_ms']}")
+
+
+def entries(url: Url, token: Token, json: Json = False) -> None:
+    """List all entries of the log in your name, newest first. One that you did not make is a forgery: keep it.
+
+    [bold]Example[/bold]
+
+      privmarket seller entries --url https://HOST --token TOKEN
+    """
+    with http_client.BrokerClient(url, token) as client:
+        found = list(client.my_entries())
+    if json:
+        print_json(found)
+        return
+    for one in found:
+        print(f"{one['seq']} {one['at_ms']} {one['kind']} {one['subject']} {one['details']}")
+
+
+def _own_key(key: Path) -> signatures.SigningKey | None:
+    """The key in the file; None where there is no file, for those who registered without one."""
+    return signatures.SigningKey.read(key) if key.exists() else None
 
 
 def bid(
@@ -183,5 +244,5 @@ def prove(
 
 def add_to(app: typer.Typer) -> None:
     """Adds these commands to `privmarket seller`."""
-    for command in (init, register, attest, bid, reveal, deliver, prove):
+    for command in (init, register, attest, bid, reveal, deliver, dispute, payout, prove, entries):
         app.command(command.__name__)(command)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import logging
 import socket
 import sys
@@ -19,11 +20,15 @@ from privmarket.errors import ConfigurationError
 from privmarket.lazy import late
 
 if TYPE_CHECKING:
+    from privmarket.broker import _broker_key as broker_key
     from privmarket.broker import api, demo_market, http_server, limits
     from privmarket.broker import broker as service
+    from privmarket.broker import database as databases
     from privmarket.broker.broker import Broker
 else:
     api = late("privmarket.broker.api")
+    broker_key = late("privmarket.broker._broker_key")
+    databases = late("privmarket.broker.database")
     service = late("privmarket.broker.broker")
     demo_market = late("privmarket.broker.demo_market")
     http_server = late("privmarket.broker.http_server")
@@ -70,12 +75,31 @@ BehindProxy = Annotated[
 Key = Annotated[
     Path | None,
     typer.Option(
-        help="File of the key that signs the log; beside the database by default, made on the first start.",
+        help="File of the key that signs the log, made on the first start; FILE.key for sqlite:///FILE by default.",
         envvar="PRIVMARKET_BROKER_KEY",
     ),
 ]
+RotateKey = Annotated[
+    Path | None,
+    typer.Option(help="Change to the key in this file, made if missing; the one in --key signs the change."),
+]
 Currency = Annotated[
     str, typer.Option(help="What the dashboard calls a unit of money.", envvar="PRIVMARKET_CURRENCY")
+]
+WebhooksOption = Annotated[
+    bool,
+    typer.Option(
+        "--webhooks", help="Post events to addresses that parties give, signed.", envvar="PRIVMARKET_WEBHOOKS"
+    ),
+]
+SecondApprover = Annotated[
+    float | None,
+    typer.Option(
+        "--second-approver-above",
+        help="Bookings of more units of money than this need a second operator.",
+        min=0,
+        envvar="PRIVMARKET_SECOND_APPROVER_ABOVE",
+    ),
 ]
 AccessLog = Annotated[
     bool,
@@ -84,12 +108,6 @@ AccessLog = Annotated[
     ),
 ]
 DEFAULT_DATABASE = "sqlite:///privmarket.db"
-
-
-def key_file(database: str) -> Path:
-    """Where the broker's signing key is by default: beside a SQLite file, else in the working folder."""
-    file = database.removeprefix("sqlite:///")
-    return Path(f"{file}.key" if file != database else "privmarket-broker.key")
 
 
 def serve(
@@ -104,7 +122,10 @@ def serve(
     request_seconds: RequestSeconds = 10.0,
     behind_proxy: BehindProxy = None,
     key: Key = None,
+    rotate_key: RotateKey = None,
     currency: Currency = "credits",
+    second_approver: SecondApprover = None,
+    webhooks: WebhooksOption = False,
     access_log: AccessLog = False,
     seed: Seed = 0,
 ) -> None:
@@ -129,32 +150,54 @@ def serve(
         secure_cookies=secure_cookies,
         access_log=access_log,
         currency=currency,
+        webhooks=webhooks,
     )
     server_settings = http_server.ServerSettings(connections, request_seconds, behind_proxy)
     with contextlib.ExitStack() as until_the_end:
         if demo and database == DEFAULT_DATABASE:
             folder = until_the_end.enter_context(tempfile.TemporaryDirectory(prefix="privmarket-demo-"))
             database = f"sqlite:///{Path(folder) / 'demo.db'}"
-        broker = _open(database, key or key_file(database))
+        broker = _open(database, broker_key.key_file(database, key), rotate_key)
+        if second_approver is not None:
+            broker.second_approver_above_micro = round(1_000_000 * second_approver)
         until_the_end.callback(broker.database.close)
         if demo:
             _begin_demo(broker, seed)
         if access_log:
             _log_requests()
         note(_where(listening))
+        if not _is_loopback(host) and not secure_cookies and behind_proxy is None:
+            note(
+                f"warning: {host} is reachable from other machines, and tokens travel without encryption: "
+                "put a TLS proxy in front (--behind-proxy, --secure-cookies), or listen on 127.0.0.1"
+            )
         http_server.run_server(api.create_app(broker, service_settings), listening, server_settings)
 
 
-def _open(database: str, key: Path) -> Broker:
+def _open(database: str, key: Path, rotate_key: Path | None) -> Broker:
     """The broker over a database, with an operator and a signing key; both are made on the first start."""
     if not key.parent.is_dir():
         raise ConfigurationError(f"no folder {key.parent}", "make it first, or choose another --database or --key")
-    broker = service.Broker(database, key=SigningKey.read_or_make(key), closing_grace_ms=2000)
+    stored = databases.Database(database)
+    try:
+        stored.key = broker_key.read_or_make_key(stored, key)
+    except BrokerError:
+        stored.close()
+        raise
+    broker = service.Broker(stored, closing_grace_ms=2000)
+    if rotate_key is not None:
+        if not rotate_key.exists():
+            SigningKey.generate().write(rotate_key)
+        broker.rotate_key(SigningKey.read(rotate_key))
+        key = rotate_key
+        note(f"the log is signed with the key in {key} from here on: start with --key {key} from now on")
+    assert stored.key is not None
+    note(f"the log is signed with the key {stored.key.public} in {key}")
     broker.prepare_schedules()
     token = broker.first_operator()
     if token is not None:
         note(f"operator token (shown once): {token}")
-        note(f"the key that signs the log is in {key}: back it up apart from the database")
+        note("back that key up apart from the database: without it the log cannot go on")
     return broker
 
 
@@ -176,6 +219,16 @@ def _where(listening: socket.socket) -> str:
     host, port = listening.getsockname()[:2]
     address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     return f"listening on {address}: sign in there with a token  (API description: {address}/docs)"
+
+
+def _is_loopback(host: str) -> bool:
+    """Whether only this machine reaches an address; names count as reachable, but for localhost."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _listen(host: str, port: int) -> socket.socket:

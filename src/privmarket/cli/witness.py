@@ -15,8 +15,9 @@ from privmarket.counted import counted
 from privmarket.lazy import late
 
 if TYPE_CHECKING:
-    from privmarket.broker import http_client, log_witness
+    from privmarket.broker import http_client, log_witness, signatures
 else:
+    signatures = late("privmarket.broker.signatures")
     http_client = late("privmarket.broker.http_client")
     log_witness = late("privmarket.broker.log_witness")
 
@@ -26,28 +27,41 @@ def witness(
     file: Annotated[Path, typer.Option(help="Where heads and the broker's key are saved.")] = Path("heads.txt"),
     key: Annotated[str | None, typer.Option(help="The broker's public key, from another source.")] = None,
     every: Annotated[float, typer.Option(help="Seconds between two checks; 0 checks once.", min=0)] = 60.0,
+    name: Annotated[str, typer.Option(help="What you are called where you cosign: a host name, say.")] = "",
+    own_key: Annotated[
+        Path | None, typer.Option(help="Your own key: cosign each head, and leave that with the broker.")
+    ] = None,
+    token: Annotated[
+        str | None, typer.Option(help="Of your account as auditor, to cosign.", envvar="PRIVMARKET_BROKER_TOKEN")
+    ] = None,
     compare: Annotated[Path | None, typer.Option(help="Another witness's file: compare with it once.")] = None,
 ) -> None:
     """Keep the heads of a broker's log and check that each continues the last.
 
     Needs no account. Exit code 2, with the reason on standard error, as soon as the broker shows a log that is not
-    a continuation of one that it showed before, or a head that its key did not sign. A broker that does not answer
-    is asked again.
+    a continuation of one that it showed before, a head that its key did not sign, entries that are dated back, or a
+    clock that is more than a minute off. A broker that does not answer is asked again. `privmarket broker verify
+    --witness FILE` compares every entry's time with what is in the file.
 
     [bold]Examples[/bold]
 
       privmarket witness https://market.example --file heads.txt
 
+      privmarket witness https://market.example --file heads.txt --name w.example --own-key witness.pem
+
       privmarket witness https://market.example --file heads.txt --compare theirs.txt
     """
-    with http_client.BrokerClient(broker_address(url)) as client:
-        watching = log_witness.Witness(client, file, key)
+    with http_client.BrokerClient(broker_address(url), token) as client:
+        own = None if own_key is None else signatures.SigningKey.read(own_key)
+        watching = log_witness.Witness(client, file, key, name=name, own_key=own)
         while True:
             try:
                 head = watching.look()
                 note(f"{counted(head.size, 'entry', 'entries')}, root {head.root}")
                 found = (
-                    log_witness.forks(client, watching.heads, log_witness.read_heads(compare)[1]) if compare else []
+                    log_witness.forks(client, watching.heads, log_witness.read_heads(compare).heads)
+                    if compare
+                    else []
                 )
             except http_client.LogForkedError as error:
                 found = [f"{error.message} ({error.hint})"]

@@ -92,7 +92,9 @@ def measure(
         place = Path(name)
         address = database or f"sqlite:///{place}/market.db"
         progress("placing bids")
-        broker = Broker(address)
+        own_key = place / "key"
+        SigningKey.generate().write(own_key)
+        broker = Broker(address, key=SigningKey.read(own_key))
         operator = broker.first_operator() or broker.new_operator_token()
         opened = open_market(broker, 1, budget_micro=budget_micro, mechanism=_MECHANISM)
         buyer, round_id, (first,), (seller,) = opened
@@ -112,7 +114,6 @@ def measure(
             _fill(broker, round_id, sellers, seed)
         broker.database.close()
         port = free_port()
-        own_key = place / "key"
         with server(serve_arguments(address, port, own_key), port, place / "log"), _Use(port, found):
             tokens = {"operator": operator, "buyer": buyer, "seller": seller}
             _live(found, port, (round_id, other), tokens, progress)

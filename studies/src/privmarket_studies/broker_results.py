@@ -7,6 +7,8 @@ python -m privmarket_studies.torture.broker_kill --kills 20 --seed 1 [--postgres
 python -m privmarket_studies.torture.broker_simulation --rounds 1000 --seed 1 --out simulation.json
 python -m privmarket_studies.torture.broker_fuzz --examples 8 [--postgres] --out fuzz.json
 python -m privmarket_studies.torture.broker_breaks --before CHECKOUT --out breaks.json
+python -m privmarket_studies.torture.broker_tampering --postgres --out tampering.json
+python -m privmarket_studies.torture.broker_outsider --postgres --out outsider.json
 python -m privmarket_studies.broker_results .
 """
 
@@ -74,6 +76,28 @@ takes a minute; *test* is where else the same thing is held.
 
 | break | attack | then | now | test |
 |---|---|---|---|---|
+"""
+_TAMPERING = """
+## Tampering
+`python -m privmarket_studies.torture.broker_tampering --postgres` ([tampering.json](tampering.json)), on *{code}*:
+{edits} edits of a market in which every party signs everything, each checked by `broker verify` with what a witness
+saw. *Signed* are entries that the party itself made, the operator's own acts among them; *without effect* leave
+every table that parties live by as it was. tests/unit/broker/test_tampering.py runs a sample in the suite.
+
+| class | edits | found | without effect | signed by the party | missed |
+|---|---|---|---|---|---|
+"""
+_OUTSIDER = """
+A second campaign was written from the log's format alone, by somebody who had not read the checks:
+`python -m privmarket_studies.torture.broker_outsider --postgres` ([outsider.json](outsider.json)), on *{code}*:
+{edits} edits.
+Its market also has two operators, bookings that were undone, proposed, approved and declined, webhooks, ended
+sessions, and a log whose key was handed over. *Own* are no forgeries: acts that operators may do in the open, and
+parties' own words; none of them may raise an alarm. *Refused* are edits that SQLite itself does not take. Whether
+a sealed key was exchanged is seen only by a check that has the broker's key.
+
+| class | edits | found | without effect | own | refused | missed | false alarms |
+|---|---|---|---|---|---|---|---|
 """
 _ROUND = """
 ## One large round
@@ -166,6 +190,8 @@ def render(folder: Path) -> str:
     page += "".join(_ranges(runs) for runs in _groups(now, "code").values())
     page += _OTHERS.format(ratios=_other_ratios(_read(folder / "bids-other-runs.json")))
     page += _breaks(_read(folder / "breaks.json"))
+    page += _tampering(_read(folder / "tampering.json"))
+    page += _outsider(_read(folder / "outsider.json"))
     page += _large(folder) + _KILLS + _kill_rows(_read(folder / "kills.json")) + _ONCE
     page += _SIMULATED + _simulated_rows(_read(folder / "simulation.json"))
     return page + _FUZZ + "".join(_fuzz_row(run) for run in _read(folder / "fuzz.json"))
@@ -204,6 +230,34 @@ def _ranges(runs: list[Run]) -> str:
 
 def _from_to(values: list[float]) -> str:
     return f"{min(values):.2f} to {max(values):.2f}"
+
+
+def _tampering(found: Run) -> str:
+    """One row per class of edits; one that was missed is an error, not a row."""
+    counts = found["counts"]
+    rows = ""
+    for kind, results in counts.items():
+        if results.get("missed"):
+            raise ValueError(f"{kind}: {results['missed']} edits were missed")
+        ways = [results.get(name, 0) for name in ("found", "without effect", "signed", "missed")]
+        rows += table_row((kind, str(sum(ways)), *map(str, ways)))
+    edits = sum(sum(results.values()) for results in counts.values())
+    return _TAMPERING.format(code=found["code"], edits=edits) + rows
+
+
+def _outsider(found: Run) -> str:
+    """One row per class; an edit that was missed, or an own act that was reported, is an error, not a row."""
+    counts = found["counts"]
+    rows = ""
+    for kind, results in counts.items():
+        bad = results.get("missed", 0) + results.get("false alarm", 0)
+        if bad:
+            raise ValueError(f"{kind}: {bad} edits were missed, or own acts reported")
+        names = ("found", "without effect", "own", "refused", "missed", "false alarm")
+        ways = [results.get(name, 0) for name in names]
+        rows += table_row((kind, str(sum(ways)), *map(str, ways)))
+    edits = sum(sum(results.values()) for results in counts.values())
+    return _OUTSIDER.format(code=found["code"], edits=edits) + rows
 
 
 def _breaks(found: Run) -> str:

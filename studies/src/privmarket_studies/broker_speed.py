@@ -96,6 +96,7 @@ def _enter(broker: Broker, sellers: int, keys: list[str] | None = None) -> tuple
         for i in range(sellers):
             form: dict[str, object] = {"role": "seller", "name": f"seller {i}", "cap_epsilon": 50.0, "delta": 1e-5}
             form["public_key"] = keys[i] if keys else None
+            form["signs"] = "bids" if keys else None
             made = parties.register(tx, broker.entropy, form)
             tokens.append(made["token"])
             actors.append(Actor(made["id"], "seller"))
@@ -103,7 +104,7 @@ def _enter(broker: Broker, sellers: int, keys: list[str] | None = None) -> tuple
 
 
 def serve_arguments(database: str, port: int, key: Path) -> list[str]:
-    """The broker's process, with a rate limit that a single caller does not reach; `key`: where its key is made."""
+    """The broker's process, with a rate limit that a single caller does not reach; `key`: the file of its key."""
     code = "from privmarket.cli import main; main()"
     where = ["--database", database, "--port", str(port), "--key", str(key)]
     return ["-c", code, "serve", *where, "--rate", "1000000"]
@@ -122,7 +123,9 @@ def measure(
         place = Path(name)
         ports = {"broker": free_port(), "loop": free_port(), "threads": free_port()}
         database = f"sqlite:///{place}/market.db"
-        broker = Broker(database)
+        own = SigningKey.generate()
+        own.write(place / "key")
+        broker = Broker(database, key=own)
         broker.first_operator()
         _, round_id, _, tokens = open_market(broker, _SELLERS)
         signing = [SigningKey.generate() for _ in range(_SELLERS)]

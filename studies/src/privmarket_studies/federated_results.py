@@ -104,6 +104,10 @@ itself, and what `mnist-0.5-wallet-8` takes. Where the comparison starts is not 
 step a round, momentum, averaging and the first candidate's rates date from an earlier search on test accuracy. All
 that was changed since, and every choice in the table, was decided on validation records.
 
+Runs with a cap were computed with wallets that watch one measure of cost, μ² with all of δ (`Wallet(cap,
+expected=…)`). A wallet now watches [several](../../decisions/wallet-watches-several-measures.md) unless told
+otherwise, and sells about 2 % fewer full-batch releases within the same cap.
+
 """
 _RULE_NAMES = {
     "posted": "posted price (`mfg-menunet`, total ε)",

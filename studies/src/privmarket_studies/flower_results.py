@@ -23,6 +23,7 @@ def render(folder: Path) -> str:
     page: str = environment.from_string(text).render(
         overhead=[kept["overhead-mnist"], kept["overhead-digits"]],
         engines=kept.get("engines"),
+        template=kept.get("template"),
         sums=kept["sums"],
         failing=kept["rehearsal"],
         answers=_answers,

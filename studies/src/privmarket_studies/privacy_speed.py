@@ -116,6 +116,4 @@ def _calibration(seed: int, turns: int) -> SpeedRow:
 
     (mine,) = best_in_turn([lambda: family.noise_multiplier(epsilon)], turns)
     (once,) = best_in_turn([theirs], 1)
-    return SpeedRow(
-        f"noise for {many:,} sold ε", mine, "dp-accounting calibration, from one ε", once * many
-    )
+    return SpeedRow(f"noise for {many:,} sold ε", mine, "dp-accounting calibration, from one ε", once * many)

@@ -54,6 +54,10 @@ it if all other sellers of every round colluded: every lifetime ε here supposes
 sellers are honest. *Buyer's own records alone*: what the records that no client holds give on the same features,
 for nothing and at ε = 0 ([how](../free-baseline/README.md)), by the model that cross-validation on them chose.
 
+Runs with a cap were computed with wallets that watch one measure of cost, μ² with all of δ (`Wallet(cap,
+expected=…)`). A wallet now watches [several](../../decisions/wallet-watches-several-measures.md) unless told
+otherwise, and sells about 2 % fewer full-batch releases within the same cap.
+
 | run | accuracy | seeds | buyer's own records alone | rounds | paid in all | lifetime ε | if all others collude |
 |---|---|---|---|---|---|---|---|
 """

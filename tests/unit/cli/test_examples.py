@@ -21,7 +21,13 @@ def run(*words: str):
 
 
 def test_without_a_name_they_say_what_there_is():
-    assert run("sample").stdout.split() == ["bids.csv", "my_rules.py", "past-bids.csv", "sales.csv"]
+    assert run("sample").stdout.split() == [
+        "bids.csv",
+        "my_rules.py",
+        "past-bids.csv",
+        "random_sampling.py",
+        "sales.csv",
+    ]
     assert {"flower-quickstart", "flower-own-model"} <= set(run("example").stdout.split())
     assert "samples" not in run("example").stdout
 
@@ -57,7 +63,16 @@ def test_what_is_there_stays_and_what_is_not_is_named(tmp_path, monkeypatch):
     assert isinstance(run("sample", "sales.csv", "--to", "bids.csv").exception, WriteError)
 
 
-@pytest.mark.parametrize("name", ["bids.csv", "my_rules.py", "past-bids.csv", "sales.csv"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "bids.csv",
+        "my_rules.py",
+        "past-bids.csv",
+        "random_sampling.py",
+        "sales.csv",
+    ],
+)
 def test_samples_are_named_in_their_page(name):
     assert f"`{name}`" in (ROOT / "src/privmarket/examples" / "samples" / "README.md").read_text()
 

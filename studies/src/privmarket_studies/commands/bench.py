@@ -253,9 +253,7 @@ def train(
       privmarket bench train --json
     """
     with console.Console(stderr=True).status("starting") as status:
-        report = learned_speed.measure(
-            forward_clients=forward_clients, repeats=repeats, progress=status.update
-        )
+        report = learned_speed.measure(forward_clients=forward_clients, repeats=repeats, progress=status.update)
     if json:
         print_json(report.to_dict())
         return

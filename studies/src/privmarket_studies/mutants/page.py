@@ -71,9 +71,7 @@ at first and were tried again, in the same code, after tests had been written fo
 """
 
 
-def render(
-    sample: Sequence[Entry], judged: Mapping[str, Mapping[str, str]], commit: str, tests: str = ""
-) -> str:
+def render(sample: Sequence[Entry], judged: Mapping[str, Mapping[str, str]], commit: str, tests: str = "") -> str:
     """The page.
 
     Args:

@@ -34,6 +34,7 @@ _LOGS = ("broker/kills.json", "broker/simulation.json", "broker/fuzz.json")
 _LISTS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     **dict.fromkeys(_LOGS, ("", ())),
     "learned/tuning.json": ("", ()),
+    "bought-statistics/runs.json": ("", ("task", "public", "wallet", "statistics", "seed")),
     "secure-sums/costs.json": ("sums", ("sellers", "weights", "dropped")),
 }
 # The fields that name a row, in lists inside other files.

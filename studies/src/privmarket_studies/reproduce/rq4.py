@@ -105,22 +105,12 @@ def _full_cells(scale: Scale) -> list[Cell]:
 def _quick_cells(scale: Scale) -> list[Cell]:
     small = partial(federated_cell, "digits", clients=20, budget=10.0, training=training_settings("digits"))
     seeds = scale.seeds_or(2, 2)
-    made = [
-        small(alpha, row, s, rounds=quick_rounds())
-        for s in seeds
-        for alpha in ALPHAS
-        for row in ROWS
+    made = [small(alpha, row, s, rounds=quick_rounds()) for s in seeds for alpha in ALPHAS for row in ROWS]
+    made += [
+        small(0.1, row, s, rounds=quick_rounds(), matched=MATCHED_EPSILON / 2) for s in seeds for row in ROWS[:-1]
     ]
     made += [
-        small(0.1, row, s, rounds=quick_rounds(), matched=MATCHED_EPSILON / 2)
-        for s in seeds
-        for row in ROWS[:-1]
-    ]
-    made += [
-        small(0.5, row, s, rounds=quick_rounds(w), wallet=w)
-        for s in seeds
-        for w in WALLETS
-        for row in FEW[:-1]
+        small(0.5, row, s, rounds=quick_rounds(w), wallet=w) for s in seeds for w in WALLETS for row in FEW[:-1]
     ]
     logistic = {**_pixels(), "model": "logistic"}
     return [*made, small(0.5, "mean-field-menu", 0, rounds=2, training=logistic, mode="literal")]

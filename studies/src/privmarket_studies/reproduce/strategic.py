@@ -18,7 +18,6 @@ _ROUNDS = 12
 _BUDGET_PER_CLIENT = 0.1
 
 
-
 def run(config: Config, seed: int, scratch: Path) -> Result:
     """Config: strategy (equilibrium or truthful), clients, games, grid.
 
