@@ -37,10 +37,11 @@ or sealed updates. *a3c3c473e35ff7c3* differs from *dc7e4ae172819876* in one lin
 priorities of that kind, the auction's process keeps its own. From *170cf465b670d18e* on, bids are answered before
 Starlette's and FastAPI's steps, and `verify` and suspension are stricter; *b7712d14e02762ff* and
 *a97fde2f72b1a28d* are the same after names in `privmarket.rounds` changed and modules were split; since
-*e580912f59ae8c30* PostgreSQL gets a few rows one by one. *cdfff306924c31c4* is the code of today: it says busy
-(503) where a transaction was ended by PostgreSQL. Its runs shared the machine with others at a load of 4 to 20, so
-fewer bids came through between kills than on an idle one. How to run a broker, what it defends against:
-[run a broker](../../how-to/run-a-broker.md).
+*e580912f59ae8c30* PostgreSQL gets a few rows one by one. *cdfff306924c31c4* says busy
+(503) where a transaction was ended by PostgreSQL; *2a89b67071898dba* and *906928d108860036*, the code of today,
+have signed statements, bookings and the stricter `verify`. The runs of *cdfff306924c31c4* shared the machine with
+others at a load of 4 to 20, so fewer bids came through between kills than on an idle one. How to run a broker, what
+it defends against: [run a broker](../../how-to/run-a-broker.md).
 
 ## Sealed bids per second
 `privmarket bench broker --bids 0 --callers 1 --callers 16`, three runs of each code. *a3c3c473e35ff7c3*: on a
