@@ -290,7 +290,8 @@ class GuardMod:
     def _mods_of_the_app(self) -> list[str]:
         """The names of the mods behind this one, or a refusal where messages or replies could pass the guard by.
 
-        Flower tells a mod nothing about the app that it stands in, so the app is looked up among the callers.
+        Flower tells a mod nothing about the app that it stands in, so the app is looked up among the callers. Its
+        list of mods is no public part of Flower; where it is not found, the guard refuses.
 
         Raises:
             GuardRefusal: a mod that is not Flower's stands before the guard and could add to its replies, the guard
@@ -299,10 +300,17 @@ class GuardMod:
         frame: FrameType | None = sys._getframe(1)
         while frame is not None and frame.f_code is not ClientApp.__call__.__code__:
             frame = frame.f_back
-        app = None if frame is None else frame.f_locals.get("self")
-        mods = getattr(app, "_mods", None)
-        if mods is None:  # not called by an app
+        if frame is None:
+            self._warn("no ClientApp among the callers: nothing can be said about mods that stand before the guard")
             return []
+        app = frame.f_locals.get("self")
+        mods = getattr(app, "_mods", None)
+        if mods is None:  # another Flower than those that were tried: rather no reply than an unchecked one
+            raise GuardRefusal(
+                "setup",
+                "this version of Flower does not show the mods of an app, so the guard's place cannot be checked",
+                "use a version of Flower that privmarket was tested with",
+            )
         if self not in mods:
             raise GuardRefusal(
                 "setup", "GuardMod stands at one function of the app", "give ClientApp(mods=[GuardMod(…), …])"

@@ -137,3 +137,12 @@ def test_a_markets_mod_beside_the_guard_is_refused_by_name(tmp_path, caplog):
     app = plain_app([market, pm.flower.GuardMod(policy=policy(tmp_path))])
     assert ask(app).error.reason.startswith("privmarket guard: setup")
     assert "GuardMod and WalletMod" in caplog.text
+
+
+def test_a_flower_that_hides_its_mods_gets_a_refusal_and_not_an_unchecked_reply(tmp_path, caplog):
+    app = plain_app([pm.flower.GuardMod(policy=policy(tmp_path))])
+    assert not ask(app).has_error()
+    other = plain_app([pm.flower.GuardMod(policy=policy(tmp_path))])
+    del other._mods  # as if a later version kept them under another name
+    assert ask(other).error.reason.startswith("privmarket guard: setup")
+    assert "does not show the mods of an app" in caplog.text
