@@ -16,7 +16,7 @@ import typer.main
 import typer.testing
 from hypothesis import HealthCheck, settings
 
-from privmarket.market.bids import Bids
+from privmarket.market._bids import Bids
 
 # Typer reads the signatures of all commands at every call: half of the cost of a command that refuses its input.
 typer.main.get_command = typer.testing._get_command = cache(typer.main.get_command)

@@ -20,10 +20,10 @@ from typing import Any
 
 _PRELOADED = (
     "privmarket.cli",
-    "privmarket.federated.simulation",
-    "privmarket.mechanisms.learned.session",
+    "privmarket.simulation._federation",
+    "privmarket.mechanisms.learned._session",
     "torch._dynamo",  # which the first optimizer of a process imports, two seconds
-    "privmarket.market.audit_report",
+    "privmarket.market._audit_report",
 )
 _context = multiprocessing.get_context("forkserver")
 

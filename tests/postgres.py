@@ -10,9 +10,9 @@ import psycopg
 import pytest
 from sqlalchemy import create_engine
 
-from privmarket.broker.broker import Broker
-from privmarket.broker.schema import metadata
-from privmarket.broker.storage import begin_log
+from privmarket.broker._broker import Broker
+from privmarket.broker._schema import metadata
+from privmarket.broker._storage import begin_log
 from privmarket_studies.torture.postgres import PostgresMissingError, new_database, postgres
 
 

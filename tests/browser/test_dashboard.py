@@ -18,11 +18,11 @@ from typing import Any
 import pytest
 import uvicorn
 
-from privmarket.broker import ledger
-from privmarket.broker.api import ServiceSettings, create_app
-from privmarket.broker.broker import Broker
-from privmarket.broker.parties import SYSTEM
-from privmarket.broker.signatures import SigningKey, bid_message, is_signed
+from privmarket.broker import _ledger as ledger
+from privmarket.broker._api import ServiceSettings, create_app
+from privmarket.broker._broker import Broker
+from privmarket.broker._parties import SYSTEM
+from privmarket.broker._signatures import SigningKey, bid_message, is_signed
 from privmarket.rounds import Offer
 from privmarket_studies.broker_load import free_port
 from privmarket_studies.torture.market import TASK, key

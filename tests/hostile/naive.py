@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from privmarket.flower import wire
-from privmarket.privacy.noise import NoiseSource
+from privmarket.flower import _wire as wire
+from privmarket.privacy._noise import NoiseSource
 
 
 def clipped_sum(weights, inputs, labels, clip, *, block=4096, into=None, scale=1.0):

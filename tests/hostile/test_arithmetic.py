@@ -14,10 +14,10 @@ import pytest
 import torch
 from torch import nn
 
-from privmarket.privacy import tables
-from privmarket.privacy.calibration import noise_multiplier
-from privmarket.privacy.noise import NoiseSource
-from privmarket.privacy.release import ReleaseGrid, double_sum_inflation, sum_inflation
+from privmarket.privacy import _tables as tables
+from privmarket.privacy._calibration import noise_multiplier
+from privmarket.privacy._noise import NoiseSource
+from privmarket.privacy._release import ReleaseGrid, double_sum_inflation, sum_inflation
 from privmarket.training import (
     ClientRecords,
     LocalPlan,
@@ -134,7 +134,7 @@ def test_release_is_on_the_same_grid_with_and_without_a_record():
 
 def test_the_update_mod_releases_on_a_grid():
     """Two apps, one of which moved its weights: both releases are the sent weights plus whole steps of one grid."""
-    mod = pytest.importorskip("privmarket.flower.mod")
+    mod = pytest.importorskip("privmarket.flower._mod")
     sale = SimpleNamespace(clip_norm=0.5)
     sent = {"w": np.zeros(5000, dtype=np.float32)}
     for moved in (0.0, 1.0):

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 import privmarket as pm
-from privmarket.broker.http_errors import BrokerError
-from privmarket.cli.seller_at_broker import dataset_digest
-from privmarket.flower import wire
-from privmarket.privacy import integer_noise
-from privmarket.privacy.calibration import ReleaseFamily
-from privmarket.privacy.noise import NoiseSource
+from privmarket.broker._http_errors import BrokerError
+from privmarket.cli._seller_at_broker import dataset_digest
+from privmarket.flower import _wire as wire
+from privmarket.privacy import _integer_noise as integer_noise
+from privmarket.privacy._calibration import ReleaseFamily
+from privmarket.privacy._noise import NoiseSource
 from tests.unit.flower.toy import Wire, train
 
 AGES = range(120)
@@ -69,7 +69,7 @@ class Claims:
 def test_a_claim_for_a_secure_sum_does_not_uncover_the_share(salted, monkeypatch):
     """A share has 1/√h of the noise that was sold: of one number, a buyer tries out the 2¹⁷ likely ones."""
     if not salted:
-        monkeypatch.setattr("privmarket.flower.node_seller.os.urandom", lambda size: b"")
+        monkeypatch.setattr("privmarket.flower._node_seller.os.urandom", lambda size: b"")
     broker = Claims()
     app = pm.flower.client_app(
         train, valuation=0.1, wallet="unlimited", broker=contextmanager(lambda context: iter([broker]))

@@ -18,12 +18,12 @@ from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_STATE
 
 import privmarket as pm
 from privmarket.errors import WalletError
-from privmarket.flower import wire
+from privmarket.flower import _wire as wire
 from privmarket.flower._guard_mod import GuardRefusal
 from privmarket.flower._guard_release import GuardedReply
-from privmarket.flower.in_process import InProcessGrid
-from privmarket.privacy.noise import NoiseSource
-from privmarket.privacy.release import ReleaseGrid, sum_inflation
+from privmarket.flower._in_process import InProcessGrid
+from privmarket.privacy._noise import NoiseSource
+from privmarket.privacy._release import ReleaseGrid, sum_inflation
 from privmarket.training import LocalPlan, NoisySum
 from tests.unit.flower.guarded import NODE, SITE, START, arrays, ask, plain_app, policy, seed_noise, wallet
 

@@ -13,10 +13,10 @@ from torch import nn
 from torch.nn import functional as F
 
 import privmarket as pm
-from privmarket.flower import wire
-from privmarket.flower.training import trainable_arrays
-from privmarket.privacy.calibration import ReleaseFamily
-from privmarket.privacy.policy import SellerPolicy
+from privmarket.flower import _wire as wire
+from privmarket.flower._training import trainable_arrays
+from privmarket.privacy._calibration import ReleaseFamily
+from privmarket.privacy._policy import SellerPolicy
 from privmarket.rounds import Terms
 from privmarket.training import (
     ClientRecords,
@@ -80,7 +80,7 @@ def test_without_the_check_one_record_moves_the_sum_by_many_clip_norms(name, mon
 
 def selling(module, tmp_path, **options):
     """A client with this model and a wallet; returns its answer to a bid and to an order."""
-    wallet = pm.flower.WalletFile(tmp_path / "w.jsonl", 8.0)
+    wallet = pm.privacy.WalletFile(tmp_path / "w.jsonl", 8.0)
     app = pm.flower.client_app(
         model=lambda: module, data=lambda context: records(False), valuation=0.1, wallet=wallet, **options
     )
@@ -182,7 +182,7 @@ def test_a_server_guesses_inputs_for_common_first_layers():
 def answers(tmp_path, data, module=None, **options):
     """A client's answer to an order for its records, and its wallet."""
     module = module or nn.Sequential(nn.Linear(12, 8), nn.GELU(), nn.Linear(8, 3))
-    wallet = pm.flower.WalletFile(tmp_path / "w.jsonl", 8.0)
+    wallet = pm.privacy.WalletFile(tmp_path / "w.jsonl", 8.0)
     app = pm.flower.client_app(
         model=lambda: module, data=lambda context: data, valuation=0.1, wallet=wallet, **options
     )
@@ -216,7 +216,7 @@ def test_persons_are_sold_together(tmp_path):
 
 
 def test_noise_beyond_the_exact_is_refused_before_it_is_charged(tmp_path, monkeypatch):
-    monkeypatch.setattr("privmarket.privacy.release.MAX_LEVELS", 0)  # as for a model too large for its noise
+    monkeypatch.setattr("privmarket.privacy._release.MAX_LEVELS", 0)  # as for a model too large for its noise
     answer, wallet = answers(tmp_path, records(False))
     assert refusal_of(answer) == "noise"
     assert wallet.statement() == []

@@ -15,14 +15,15 @@ from fastapi.testclient import TestClient
 from flwr.app import ConfigRecord, Message, RecordDict
 
 import privmarket as pm
-from privmarket.broker.api import ServiceSettings, create_app
-from privmarket.broker.broker import Broker
-from privmarket.broker.http_client import BrokerClient
-from privmarket.flower import guard, wire
-from privmarket.flower import node_seller as client_module
-from privmarket.flower.training import private_module_update, trainable_arrays
-from privmarket.privacy.calibration import ReleaseFamily
-from privmarket.privacy.policy import PolicyRefusal, Reason, SellerPolicy
+from privmarket.broker._api import ServiceSettings, create_app
+from privmarket.broker._broker import Broker
+from privmarket.broker._http_client import BrokerClient
+from privmarket.flower import _guard as guard
+from privmarket.flower import _node_seller as client_module
+from privmarket.flower import _wire as wire
+from privmarket.flower._training import private_module_update, trainable_arrays
+from privmarket.privacy._calibration import ReleaseFamily
+from privmarket.privacy._policy import PolicyRefusal, Reason, SellerPolicy
 from tests.unit.flower.toy import CLIENTS, START, Wire, client, partition, play, refusal_of, server, train
 
 VICTIM = 1001
@@ -62,7 +63,7 @@ def gullible(monkeypatch):
 def victims(tmp_path, **options):
     """Clients whose victim has a wallet and a note of every job that it trained for."""
     jobs = []
-    wallet = pm.flower.WalletFile(tmp_path / "victim.jsonl", 8.0)
+    wallet = pm.privacy.WalletFile(tmp_path / "victim.jsonl", 8.0)
 
     def noted(weights, job):
         if job.client == "1":
@@ -174,7 +175,7 @@ def test_an_unknown_schedule_is_refused_at_once(tmp_path, monkeypatch):
     def never(*_):
         raise AssertionError("a noise table was built")
 
-    monkeypatch.setattr("privmarket.privacy.tables.build_table", never)
+    monkeypatch.setattr("privmarket.privacy._tables.build_table", never)
     app, jobs, wallet = victims(tmp_path)
     start = time.perf_counter()
     odd = lambda asked: {"family": ReleaseFamily(0.0417, 33, asked.family.delta)}  # noqa: E731
@@ -266,7 +267,7 @@ def sell_again(service, tmp_path):
         jobs.append(job)
         return train(weights, job)
 
-    wallet = pm.flower.WalletFile(tmp_path / "victim.jsonl", 8.0)
+    wallet = pm.privacy.WalletFile(tmp_path / "victim.jsonl", 8.0)
     mine = lambda context: wallet if partition(context) == 1 else "unlimited"  # noqa: E731
     app = client(noted, epsilon=3.0, broker=lambda context: connect(sellers[partition(context)]), wallet=mine)
     grid = Wire(app, tamper=keep)
@@ -350,7 +351,7 @@ def everything_sent(grid):
 
 
 def test_no_text_of_an_error_leaves_and_a_failure_is_charged(tmp_path, caplog):
-    wallet = pm.flower.WalletFile(tmp_path / "w.jsonl", 8.0)
+    wallet = pm.privacy.WalletFile(tmp_path / "w.jsonl", 8.0)
     app = client(leaking, wallet=lambda c: wallet if partition(c) == 1 else "unlimited")
     result, grid = play(app)
     assert SECRET not in everything_sent(grid)

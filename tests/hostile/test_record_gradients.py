@@ -12,11 +12,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from privmarket.flower.node_seller import Job
-from privmarket.flower.training import private_module_update, trainable_arrays
-from privmarket.flower.wire import Sale
-from privmarket.privacy.calibration import ReleaseFamily
-from privmarket.privacy.noise import NoiseSource
+from privmarket.flower._node_seller import Job
+from privmarket.flower._training import private_module_update, trainable_arrays
+from privmarket.flower._wire import Sale
+from privmarket.privacy._calibration import ReleaseFamily
+from privmarket.privacy._noise import NoiseSource
 from privmarket.training import (
     ClientRecords,
     ModelError,

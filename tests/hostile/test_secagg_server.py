@@ -10,8 +10,8 @@ import math
 import numpy as np
 import pytest
 
-from privmarket.privacy import integer_noise
-from privmarket.privacy.noise import NoiseSource
+from privmarket.privacy import _integer_noise as integer_noise
+from privmarket.privacy._noise import NoiseSource
 from privmarket.secagg import (
     AdvertisedKeys,
     Client,

@@ -13,11 +13,22 @@ from flwr.app import Message
 
 import privmarket as pm
 from privmarket.errors import PrivacyError
-from privmarket.flower import guard, secure, secure_seller, wire
-from privmarket.flower.node_seller import MarketClientApp
-from privmarket.privacy import integer_noise
-from privmarket.privacy.noise import NoiseSource
-from privmarket.privacy.release import ReleaseGrid
+from privmarket.flower import (
+    _guard as guard,
+)
+from privmarket.flower import (
+    _secure as secure,
+)
+from privmarket.flower import (
+    _secure_seller as secure_seller,
+)
+from privmarket.flower import (
+    _wire as wire,
+)
+from privmarket.flower._node_seller import MarketClientApp
+from privmarket.privacy import _integer_noise as integer_noise
+from privmarket.privacy._noise import NoiseSource
+from privmarket.privacy._release import ReleaseGrid
 from privmarket.secagg import InputRequest, SharedSum, modular_sum
 from tests.unit.flower.toy import CLIENTS, START, Wire, client, server
 

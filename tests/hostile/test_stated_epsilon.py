@@ -15,14 +15,14 @@ from typer.testing import CliRunner
 import privmarket as pm
 from privmarket.cli import app as cli
 from privmarket.errors import ConfigurationError
-from privmarket.flower import wire
-from privmarket.privacy import gaussian
-from privmarket.privacy.accountant import composed_epsilon
-from privmarket.privacy.calibration import ReleaseFamily
-from privmarket.privacy.events import PrivacyEvent
-from privmarket.privacy.policy import SellerPolicy
-from privmarket.privacy.wallet import Wallets
-from privmarket.privacy.words import ODOMETER_LABEL, ODOMETER_NOTE, lifetime_promise
+from privmarket.flower import _wire as wire
+from privmarket.privacy import _gaussian as gaussian
+from privmarket.privacy._accountant import composed_epsilon
+from privmarket.privacy._calibration import ReleaseFamily
+from privmarket.privacy._events import PrivacyEvent
+from privmarket.privacy._policy import SellerPolicy
+from privmarket.privacy._wallet import Wallets
+from privmarket.privacy._words import ODOMETER_LABEL, ODOMETER_NOTE, lifetime_promise
 from privmarket.secagg import alone_noise_multiplier
 from tests.unit.flower.toy import VALUATIONS, Wire, client, partition, play, server
 
@@ -62,7 +62,7 @@ def test_who_stops_when_it_suits_breaks_the_sum_so_far_but_not_the_cap():
 
 
 def test_the_sum_so_far_is_called_what_it_is(tmp_path):
-    wallet = pm.flower.WalletFile(tmp_path / "w.jsonl", 8.0)
+    wallet = pm.privacy.WalletFile(tmp_path / "w.jsonl", 8.0)
     result, _ = play(client(wallet=lambda context: wallet if partition(context) == 1 else "unlimited"))
     told = result.to_json()["epsilon_spent_is"]
     assert ODOMETER_LABEL in told
@@ -72,7 +72,7 @@ def test_the_sum_so_far_is_called_what_it_is(tmp_path):
 
 def test_a_lifetime_with_a_secure_sum_in_it_is_not_called_local(tmp_path):
     """Against all others together a share in a sum of a hundred protects with σ/√67 only."""
-    wallet = pm.flower.WalletFile(tmp_path / "w.jsonl", 4.0)
+    wallet = pm.privacy.WalletFile(tmp_path / "w.jsonl", 4.0)
     event = ReleaseFamily().event(1.0)
     with wallet.open() as book:
         book.reserve("run/0", 1.0, event)
@@ -104,14 +104,14 @@ def test_a_client_without_a_wallet_is_bought_out_round_by_round(tmp_path):
     market = lambda: server(budget=50.0, rounds=10)  # noqa: E731
     open_hand, _ = play(client(spread=False), market())
     assert open_hand.certificate().epsilon > 3
-    purse = lambda context: pm.flower.WalletFile(tmp_path / f"{partition(context)}.jsonl", 2.0)  # noqa: E731
+    purse = lambda context: pm.privacy.WalletFile(tmp_path / f"{partition(context)}.jsonl", 2.0)  # noqa: E731
     capped, _ = play(client(wallet=purse, spread=False), market())
     assert capped.paid_micro
     assert capped.certificate().epsilon <= 2.0
 
 
 def test_a_wallet_above_the_policy_sells_nothing(tmp_path):
-    wallet = pm.flower.WalletFile(tmp_path / "w.jsonl", 80.0)
+    wallet = pm.privacy.WalletFile(tmp_path / "w.jsonl", 80.0)
     app = client(wallet=wallet, policy=SellerPolicy())
     result, _ = play(app)
     assert result.paid_micro == {}
@@ -145,7 +145,7 @@ def test_neither_a_call_nor_a_small_sale_spoils_a_wallet(tmp_path):
     honest = Wallets([4.0], 1e-5)
     assert sales_that_fit(called) < 0.8 * sales_that_fit(honest)
 
-    wallet = pm.flower.WalletFile(tmp_path / "w.jsonl", 4.0)
+    wallet = pm.privacy.WalletFile(tmp_path / "w.jsonl", 4.0)
     grid = Wire(client(wallet=lambda context: wallet), 1)
     calling = server(budget=1e-5, sampling_rate=ODD.sampling_rate, steps=ODD.steps, rounds=3)  # buys nothing
     pm.flower.run_in_process(calling, grid.client_app, 1, grid=grid)
@@ -218,7 +218,7 @@ def careless_app(market, jobs):
 
 def careless(tmp_path, noise, **terms):
     """What the buyer received of careless apps, and the jobs that they were given."""
-    jobs, wallet = [], lambda c: pm.flower.WalletFile(tmp_path / f"{noise}-{partition(c)}.jsonl", 8.0)
+    jobs, wallet = [], lambda c: pm.privacy.WalletFile(tmp_path / f"{noise}-{partition(c)}.jsonl", 8.0)
     valuation = lambda context: VALUATIONS[partition(context)]  # noqa: E731
     market = pm.flower.WalletMod(valuation=valuation, epsilon=1.0, wallet=wallet, noise=noise)
     grid = Wire(careless_app(market, jobs))

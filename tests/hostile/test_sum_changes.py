@@ -8,11 +8,25 @@ import pytest
 from flwr.app import Message, RecordDict
 
 import privmarket as pm
-from privmarket.flower import client, guard, secure, secure_seller, wire
-from privmarket.flower.fleet import Delivery
-from privmarket.flower.node_seller import Seller
-from privmarket.privacy.calibration import ReleaseFamily
-from privmarket.privacy.policy import Order, PolicyRefusal, SellerPolicy
+from privmarket.flower import (
+    _client as client,
+)
+from privmarket.flower import (
+    _guard as guard,
+)
+from privmarket.flower import (
+    _secure as secure,
+)
+from privmarket.flower import (
+    _secure_seller as secure_seller,
+)
+from privmarket.flower import (
+    _wire as wire,
+)
+from privmarket.flower._fleet import Delivery
+from privmarket.flower._node_seller import Seller
+from privmarket.privacy._calibration import ReleaseFamily
+from privmarket.privacy._policy import Order, PolicyRefusal, SellerPolicy
 from privmarket.rounds import Terms
 from privmarket.secagg import honest_sellers
 from tests.hostile import naive
@@ -80,7 +94,7 @@ def rebidding(monkeypatch):
 
 def test_a_gullible_seller_serves_two_offers_in_one_sum(monkeypatch):
     """It sells for an offer that it did not make, under another trust than it last agreed to."""
-    monkeypatch.setattr("privmarket.flower.node_seller._check_against_offer", lambda *_: None)
+    monkeypatch.setattr("privmarket.flower._node_seller._check_against_offer", lambda *_: None)
     sent, opened, _ = rebidding(monkeypatch)
     assert set(sent) > OTHERS
     assert opened is not None
@@ -197,7 +211,7 @@ def test_what_a_server_wrote_stands_in_a_clients_log_as_one_short_line(trust, ca
 def test_a_receipt_leaves_one_short_line(gullible, tmp_path, monkeypatch):
     if gullible:
         monkeypatch.setattr(Seller, "_note_receipt", naive.note_as_it_comes)
-    wallet = pm.flower.WalletFile(tmp_path / "w.jsonl", 8.0)
+    wallet = pm.privacy.WalletFile(tmp_path / "w.jsonl", 8.0)
     app = pm.flower.client_app(train, valuation=0.1, wallet=wallet)
     grid = Wire(app, 1)
     (node,) = grid.contexts

@@ -12,8 +12,8 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from fastapi.testclient import TestClient
 
-from privmarket.broker.api import ServiceSettings, create_app
-from privmarket.broker.verify import verify
+from privmarket.broker._api import ServiceSettings, create_app
+from privmarket.broker._verify import verify
 from privmarket_studies.torture.market import Market, make_market
 
 

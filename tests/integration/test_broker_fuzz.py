@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from privmarket.broker import bidding
+from privmarket.broker import _bidding as bidding
 from tests.postgres import new_database
 
 if TYPE_CHECKING:

@@ -15,15 +15,15 @@ import pytest
 from sqlalchemy import func, select
 from typer.testing import CliRunner
 
-from privmarket.broker.broker import Broker
-from privmarket.broker.demo_market import DemoMarket
-from privmarket.broker.http_client import BrokerClient
-from privmarket.broker.http_errors import BrokerError, ConflictError, DatabaseError, UnauthenticatedError
-from privmarket.broker.schema import log
-from privmarket.broker.signatures import SigningKey
-from privmarket.broker.verify import verify
+from privmarket.broker._broker import Broker
+from privmarket.broker._demo_market import DemoMarket
+from privmarket.broker._http_client import BrokerClient
+from privmarket.broker._http_errors import BrokerError, ConflictError, DatabaseError, UnauthenticatedError
+from privmarket.broker._schema import log
+from privmarket.broker._signatures import SigningKey
+from privmarket.broker._verify import verify
 from privmarket.cli import app
-from privmarket.cli.serve import _is_loopback
+from privmarket.cli._serve import _is_loopback
 from privmarket.errors import ConfigurationError, PrivmarketError
 from privmarket_studies.torture import broker_kill
 from privmarket_studies.torture.broker_process import BrokerProcess

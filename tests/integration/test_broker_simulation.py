@@ -8,8 +8,19 @@ from types import SimpleNamespace
 
 import pytest
 
-from privmarket.broker import idempotency, projection, sql, storage
-from privmarket.broker.database import Transaction
+from privmarket.broker import (
+    _idempotency as idempotency,
+)
+from privmarket.broker import (
+    _projection as projection,
+)
+from privmarket.broker import (
+    _sql as sql,
+)
+from privmarket.broker import (
+    _storage as storage,
+)
+from privmarket.broker._database import Transaction
 from privmarket_studies.torture.broker_simulation import Crash, InvariantError, Simulation
 
 

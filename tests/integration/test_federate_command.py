@@ -9,7 +9,7 @@ import time
 import pytest
 
 from privmarket import cli
-from privmarket.federated import simulation
+from privmarket.simulation import _federation as simulation
 from tests import forked
 from tests.json_fields import check_fields
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from privmarket.errors import ConfigurationError
-from privmarket.flower import app_folder
-from privmarket.flower.app_folder import run_app
+from privmarket.flower import _app_folder as app_folder
+from privmarket.flower._app_folder import run_app
 from privmarket_studies.flower_speed import measure
 from tests.forked import privmarket
 from tests.json_fields import check_fields

@@ -6,11 +6,11 @@ import signal
 
 import pytest
 
-from privmarket.federated.config import FederationConfig, Training
-from privmarket.federated.simulation import run
-from privmarket.flower import wire
-from privmarket.flower.engine import Engine, EngineError, write_app
-from privmarket.flower.rehearsal import Fault, RehearsalPlan, rehearse, verdicts
+from privmarket.flower import _wire as wire
+from privmarket.flower._engine import Engine, EngineError, write_app
+from privmarket.flower._rehearsal import Fault, RehearsalPlan, rehearse, verdicts
+from privmarket.simulation._config import FederationConfig, Training
+from privmarket.simulation._federation import run
 from tests.json_fields import check_fields
 
 
@@ -49,8 +49,8 @@ def test_ray_gives_the_plain_market_and_the_same_secure_sum(tmp_path):
         mechanism_settings={"unit_price": 1.0},
     )
     code = f"""import json
-from privmarket.federated.config import FederationConfig
-from privmarket.flower.federation import federation_client, federation_server
+from privmarket.simulation._config import FederationConfig
+from privmarket.flower._federation import federation_client, federation_server
 CONFIG = FederationConfig.from_json(json.loads({json.dumps(json.dumps(config.to_json()))}))
 server = federation_server(CONFIG, receipts=False)
 client = federation_client(CONFIG)

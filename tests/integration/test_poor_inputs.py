@@ -434,7 +434,7 @@ def test_a_full_disk_is_one_line(here, monkeypatch, capfd):
     def full(data):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "figure.png")
 
-    monkeypatch.setattr("privmarket.cli.auction.print_json", full)
+    monkeypatch.setattr("privmarket.cli._auction.print_json", full)
     assert _run(monkeypatch, "auction", "bids.csv", "--budget", "3", "--json") == 2
     assert capfd.readouterr().err == (
         "error: figure.png: No space left on device (run with --verbose to see where)\n"
@@ -445,7 +445,7 @@ def test_ctrl_c_says_that_it_stopped(here, monkeypatch, capfd):
     def interrupted(path):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("privmarket.cli.auction.read_bids", interrupted)
+    monkeypatch.setattr("privmarket.cli._auction.read_bids", interrupted)
     assert _run(monkeypatch, "auction", "bids.csv", "--budget", "3") == 130
     assert capfd.readouterr().err == "stopped\n"
 
@@ -466,7 +466,7 @@ def test_output_may_be_closed(here, monkeypatch):
 
 def test_a_fault_of_ours_is_not_called_the_users(here, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["privmarket", "auction", "bids.csv", "--budget", "1"])
-    monkeypatch.setattr("privmarket.market.bid_file.read_bids", lambda path: 1 / 0)
-    monkeypatch.setattr("privmarket.cli.auction.read_bids", lambda path: 1 / 0, raising=False)
+    monkeypatch.setattr("privmarket.market._bid_file.read_bids", lambda path: 1 / 0)
+    monkeypatch.setattr("privmarket.cli._auction.read_bids", lambda path: 1 / 0, raising=False)
     with pytest.raises(ZeroDivisionError):
         main()

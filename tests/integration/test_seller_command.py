@@ -6,10 +6,10 @@ from typer.testing import CliRunner
 
 from privmarket.cli import app
 from privmarket.errors import ConfigurationError, PrivmarketError
-from privmarket.privacy import gaussian
-from privmarket.privacy.calibration import ReleaseFamily
-from privmarket.privacy.wallet_file import WalletFile
-from privmarket.privacy.words import lifetime_promise
+from privmarket.privacy import _gaussian as gaussian
+from privmarket.privacy._calibration import ReleaseFamily
+from privmarket.privacy._wallet_file import WalletFile
+from privmarket.privacy._words import lifetime_promise
 from tests.json_fields import check_fields
 
 runner = CliRunner()

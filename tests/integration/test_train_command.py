@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from privmarket.cli import app
 from privmarket.errors import ConfigurationError
-from privmarket.mechanisms.learned.weights import load
+from privmarket.mechanisms.learned._weights import load
 from tests.json_fields import check_fields
 
 run = CliRunner()

@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 
 from privmarket.errors import PrivmarketError
-from privmarket.market.scenarios import scenario
-from privmarket.mechanisms.learned import session
-from privmarket.mechanisms.learned.recipes import MisreportSearch, Recipe
-from privmarket.mechanisms.learned.session import checkpoint_path
-from privmarket.mechanisms.learned.trainer import TrainingStep
-from privmarket.mechanisms.learned.weights import load
+from privmarket.market._scenarios import scenario
+from privmarket.mechanisms.learned import _session as session
+from privmarket.mechanisms.learned._recipes import MisreportSearch, Recipe
+from privmarket.mechanisms.learned._session import checkpoint_path
+from privmarket.mechanisms.learned._trainer import TrainingStep
+from privmarket.mechanisms.learned._weights import load
 from tests.forked import Forked
 
 RECIPE = Recipe(

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 
-from privmarket.market.guarantees import (
+from privmarket.market._guarantees import (
     BudgetFeasible,
     CollusionProof,
     IndividuallyRational,
     Truthful,
     WithinOffer,
 )
-from privmarket.market.mechanism import Mechanism
-from privmarket.market.outcome import Outcome
-from privmarket.market.ration_curve import RationCurve
-from privmarket.mechanisms.pac import Pac
-from privmarket.mechanisms.proportional_share import ProportionalShare
-from privmarket.mechanisms.ranking import Ranking, count_prefix, entry
+from privmarket.market._mechanism import Mechanism
+from privmarket.market._outcome import Outcome
+from privmarket.market._ration_curve import RationCurve
+from privmarket.mechanisms._pac import Pac
+from privmarket.mechanisms._proportional_share import ProportionalShare
+from privmarket.mechanisms._ranking import Ranking, count_prefix, entry
 
 
 class FirstPrice(Mechanism):

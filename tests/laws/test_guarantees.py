@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import privmarket as pm
-from privmarket.market.guarantees import promises_of
-from privmarket.market.scenarios import scenario
+from privmarket.market._guarantees import promises_of
+from privmarket.market._scenarios import scenario
 from tests.conftest import awkward_budgets, awkward_markets
 from tests.laws.broken import (
     BROKEN,

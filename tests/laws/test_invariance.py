@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import privmarket as pm
-from privmarket.market.guarantees import OutcomeGuarantee
-from privmarket.market.menu import MenuCurve, from_function
-from privmarket.market.scenarios import scenario
+from privmarket.market._guarantees import OutcomeGuarantee
+from privmarket.market._menu import MenuCurve, from_function
+from privmarket.market._scenarios import scenario
 from tests.conftest import awkward_budgets, awkward_markets
 
 CLASSICAL = [name for name in pm.mechanism_names() if "net" not in name]

@@ -8,18 +8,16 @@ from fastapi.testclient import TestClient
 from flwr.app import ArrayRecord
 
 import privmarket as pm
-from privmarket.broker.api import ServiceSettings, create_app
-from privmarket.broker.broker import Broker
-from privmarket.broker.http_client import BrokerClient
-from privmarket.federated.config import FederationConfig, Training
-from privmarket.federated.simulation import Federation, SimulatedClients
-from privmarket.flower.broker_auction import BrokerAuctioneer
-from privmarket.flower.server import MarketRun
-from privmarket.flower.settings import MarketSettings
+from privmarket.broker._api import ServiceSettings, create_app
+from privmarket.broker._broker import Broker
+from privmarket.broker._http_client import BrokerClient
+from privmarket.flower._broker_auction import BrokerAuctioneer
+from privmarket.flower._server import MarketRun
+from privmarket.flower._settings import MarketSettings
 from privmarket.mechanisms import mechanism
-from privmarket.privacy.calibration import ReleaseFamily
-from privmarket.privacy.events import PrivacyEvent
-from privmarket.privacy.wallet_store import ReleaseBook
+from privmarket.privacy._calibration import ReleaseFamily
+from privmarket.privacy._events import PrivacyEvent
+from privmarket.privacy._wallet_store import ReleaseBook
 from privmarket.rounds import (
     Award,
     Delivered,
@@ -33,6 +31,8 @@ from privmarket.rounds import (
     play_round,
     settle_round,
 )
+from privmarket.simulation._config import FederationConfig, Training
+from privmarket.simulation._federation import Federation, SimulatedClients
 from tests.unit.flower.toy import CLIENTS, START, Wire, client
 
 FAMILY = ReleaseFamily()

@@ -11,9 +11,9 @@ import pytest
 from dp_accounting import pld
 from scipy.special import ndtr
 
-from privmarket.privacy.calibration import ReleaseFamily
-from privmarket.privacy.events import PrivacyEvent, to_dp_event
-from privmarket.privacy.wallet import Wallets
+from privmarket.privacy._calibration import ReleaseFamily
+from privmarket.privacy._events import PrivacyEvent, to_dp_event
+from privmarket.privacy._wallet import Wallets
 
 DELTA = 1e-5
 SCHEDULES = ((1.0, 1), (0.05, 1), (0.05, 20), (0.5, 2), (0.01, 100))

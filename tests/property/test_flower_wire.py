@@ -5,8 +5,8 @@ from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from hypothesis import given
 from hypothesis import strategies as st
 
-from privmarket.flower import wire
-from privmarket.privacy.calibration import ReleaseFamily
+from privmarket.flower import _wire as wire
+from privmarket.privacy._calibration import ReleaseFamily
 from privmarket.rounds import Offer, Terms
 
 numbers = st.floats(min_value=1e-300, max_value=1e300)

@@ -8,9 +8,9 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 import privmarket as pm
-from privmarket.market.guarantees import OutcomeGuarantee
-from privmarket.market.ration_curve import RationCurve
-from privmarket.mechanisms.ration_menu import face
+from privmarket.market._guarantees import OutcomeGuarantee
+from privmarket.market._ration_curve import RationCurve
+from privmarket.mechanisms._ration_menu import face
 
 CLASSICAL = [name for name in pm.mechanism_names() if "net" not in name]
 values = st.one_of(st.sampled_from([0.0, 0.5, 1.0]), st.floats(0, 1e6, allow_subnormal=False))

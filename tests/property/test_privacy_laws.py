@@ -6,12 +6,13 @@ from dp_accounting.pld import privacy_loss_distribution as pld
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from privmarket.privacy import gaussian, tables
-from privmarket.privacy.accountant import RdpAccountant, composed_epsilon
-from privmarket.privacy.calibration import ReleaseFamily
-from privmarket.privacy.certificate import certify
-from privmarket.privacy.events import PrivacyEvent
-from privmarket.privacy.wallet import Wallet, Wallets
+from privmarket.privacy import _gaussian as gaussian
+from privmarket.privacy import _tables as tables
+from privmarket.privacy._accountant import RdpAccountant, composed_epsilon
+from privmarket.privacy._calibration import ReleaseFamily
+from privmarket.privacy._certificate import certify
+from privmarket.privacy._events import PrivacyEvent
+from privmarket.privacy._wallet import Wallet, Wallets
 
 epsilons = st.floats(0.02, 15.0)
 deltas = st.sampled_from([1e-9, 1e-6, 1e-5, 1e-3])

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from privmarket.mechanisms import mechanism
-from privmarket.privacy.calibration import ReleaseFamily
+from privmarket.privacy._calibration import ReleaseFamily
 from privmarket.rounds import MICRO, Offer, Round, Terms
 
 offers = st.dictionaries(

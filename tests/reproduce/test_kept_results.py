@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from privmarket.market.objectives import AggregateError
+from privmarket.market._objectives import AggregateError
 from privmarket_studies.reproduce import found, publish, readme_table, rq3
 from privmarket_studies.reproduce.cache import write_bundle
 from privmarket_studies.reproduce.document import Figure, Results, Table

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from privmarket.privacy.calibration import ReleaseFamily
-from privmarket.privacy.release_audit import Scores, audit_any, audit_family, audit_one_run
+from privmarket.privacy._calibration import ReleaseFamily
+from privmarket.privacy._release_audit import Scores, audit_any, audit_family, audit_one_run
 
 CLAIM, REPEATS, CONFIDENCE = 3.0, 300, 0.9
 SIGMA = float(ReleaseFamily().noise_multiplier(CLAIM))

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from privmarket.privacy import integer_noise
-from privmarket.privacy.integer_noise import draw, draw_digits
-from privmarket.privacy.noise import NoiseSource
+from privmarket.privacy import _integer_noise as integer_noise
+from privmarket.privacy._integer_noise import draw, draw_digits
+from privmarket.privacy._noise import NoiseSource
 
 DRAWS = 1_500_000
 FALSE_ALARM = 1e-4

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from privmarket.privacy.noise import NoiseSource
+from privmarket.privacy._noise import NoiseSource
 
 DRAWS = 1_000_000
 FALSE_ALARM = 1e-4

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from privmarket.privacy.calibration import ReleaseFamily
-from privmarket.privacy.noise import NoiseSource
-from privmarket.privacy.release_audit import audit_family, collect_scores
+from privmarket.privacy._calibration import ReleaseFamily
+from privmarket.privacy._noise import NoiseSource
+from privmarket.privacy._release_audit import audit_family, collect_scores
 from privmarket.secagg import SharedSum
 from privmarket.training import ClientRecords, LocalPlan, build_model, gradient_sums, private_shares
 

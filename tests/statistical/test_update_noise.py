@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from privmarket.federated.config import FederationConfig, Training
-from privmarket.federated.simulation import Federation, SimulatedClients
-from privmarket.privacy.calibration import noise_multiplier
-from privmarket.privacy.noise import NoiseSource
+from privmarket.privacy._calibration import noise_multiplier
+from privmarket.privacy._noise import NoiseSource
 from privmarket.rounds import Round, Terms
+from privmarket.simulation._config import FederationConfig, Training
+from privmarket.simulation._federation import Federation, SimulatedClients
 from privmarket.training import ClientRecords, LocalPlan, build_model, private_updates
 
 SHAPE = (1, 8, 8)

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from privmarket.federated.config import FederationConfig, recommended_training
-from privmarket.market.scenarios import scenario
+from privmarket.market._scenarios import scenario
 from privmarket.mechanisms import mechanism
+from privmarket.simulation._config import FederationConfig, recommended_training
 from privmarket_studies.federated_results import load, paired_difference, render
 from privmarket_studies.federated_runs import KEPT, command_of, settings_are_recommended
 from privmarket_studies.federated_selection import TASKS, best

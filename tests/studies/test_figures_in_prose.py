@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 
 import privmarket as pm
-from privmarket.broker.http_server import THREAD_TURN_SECONDS
-from privmarket.market.scenarios import scenario
-from privmarket.mechanisms.learned.mean_field_network import MeanFieldNetwork
-from privmarket.mechanisms.learned.recipes import Recipe
-from privmarket.mechanisms.learned.weights import load, shipped
-from privmarket.privacy.calibration import ReleaseFamily
-from privmarket.privacy.certificate import certify
+from privmarket.broker._http_server import THREAD_TURN_SECONDS
+from privmarket.market._scenarios import scenario
+from privmarket.mechanisms.learned._mean_field_network import MeanFieldNetwork
+from privmarket.mechanisms.learned._recipes import Recipe
+from privmarket.mechanisms.learned._weights import load, shipped
+from privmarket.privacy._calibration import ReleaseFamily
+from privmarket.privacy._certificate import certify
 from privmarket.tasks import with_features
 from privmarket_studies.reproduce.publish import all_kept
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from privmarket.errors import PrivmarketError
-from privmarket.mechanisms.learned.weights import shipped
+from privmarket.mechanisms.learned._weights import shipped
 from privmarket_studies import federated_results, kept_weights, trust_results
 from privmarket_studies.federated_runs import PROMISED, _up_to_date
 from privmarket_studies.kept_weights import (

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from privmarket.mechanisms.learned.recipes import recipe
+from privmarket.mechanisms.learned._recipes import recipe
 from privmarket_studies.learned_tuning import TRIALS, main, pending
 
 KEPT = Path(__file__).parents[2] / "docs" / "results" / "learned" / "tuning.json"

@@ -18,28 +18,28 @@ import torch
 from scipy import optimize, stats
 
 import privmarket as pm
-from privmarket.federated.aggregation import seller_weights
-from privmarket.federated.clients import measured_types
-from privmarket.federated.config import FederationConfig
-from privmarket.market.scenarios import scenario
-from privmarket.mechanisms.learned.lagrangian import Multipliers, Steering
-from privmarket.mechanisms.learned.literal import LiteralNetwork
-from privmarket.mechanisms.learned.market_tensors import Markets
-from privmarket.mechanisms.learned.mean_field_loss import (
+from privmarket.market._scenarios import scenario
+from privmarket.mechanisms.learned._lagrangian import Multipliers, Steering
+from privmarket.mechanisms.learned._literal import LiteralNetwork
+from privmarket.mechanisms.learned._market_tensors import Markets
+from privmarket.mechanisms.learned._mean_field_loss import (
     Alignment,
     Critic,
     alignment_loss,
     bellman_loss,
     mean_field_payment,
 )
-from privmarket.mechanisms.learned.misreports import Misreports, ascend, uniform_reports
-from privmarket.mechanisms.learned.networks import Trade
-from privmarket.mechanisms.learned.recipes import Recipe, recipe
-from privmarket.mechanisms.learned.weights import load, shipped
-from privmarket.privacy.calibration import ReleaseFamily
-from privmarket.privacy.events import PrivacyEvent
-from privmarket.privacy.gaussian import epsilon_of, literal_noise_multiplier, mu_of
+from privmarket.mechanisms.learned._misreports import Misreports, ascend, uniform_reports
+from privmarket.mechanisms.learned._networks import Trade
+from privmarket.mechanisms.learned._recipes import Recipe, recipe
+from privmarket.mechanisms.learned._weights import load, shipped
+from privmarket.privacy._calibration import ReleaseFamily
+from privmarket.privacy._events import PrivacyEvent
+from privmarket.privacy._gaussian import epsilon_of, literal_noise_multiplier, mu_of
 from privmarket.rounds import Award, Offer, Phase, Round, Terms
+from privmarket.simulation._aggregation import seller_weights
+from privmarket.simulation._clients import measured_types
+from privmarket.simulation._config import FederationConfig
 from privmarket.tasks import dirichlet_sizes_partition
 from privmarket_studies.reproduce import rq3
 

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from privmarket.errors import ConfigurationError
-from privmarket.market.menu import POSTED_PRICE
-from privmarket.market.scenarios import scenario
+from privmarket.market._menu import POSTED_PRICE
+from privmarket.market._scenarios import scenario
 from privmarket.meanfield import Grid, MenuMarket, Problem, solve
-from privmarket.mechanisms.learned.market_tensors import from_bids
-from privmarket.mechanisms.learned.recipes import MisreportSearch, recipe
-from privmarket.mechanisms.learned.trained_weights import new_trainer
+from privmarket.mechanisms.learned._market_tensors import from_bids
+from privmarket.mechanisms.learned._recipes import MisreportSearch, recipe
+from privmarket.mechanisms.learned._trained_weights import new_trainer
 from privmarket_studies.solved_reference import SolvedReference
 
 UNIFORM = scenario("uniform")

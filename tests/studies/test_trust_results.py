@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from privmarket.federated.config import FederationConfig
+from privmarket.simulation._config import FederationConfig
 from privmarket_studies.trust_front import caption, headline, part
 from privmarket_studies.trust_results import (
     RESERVATIONS,

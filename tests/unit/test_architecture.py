@@ -65,7 +65,7 @@ def test_the_modules_of_a_round_are_listed():
 
 
 def test_a_module_that_is_not_listed_is_noticed():
-    shorter = PAGE.replace("| `rounds.pacing` |", "| pacing |")
+    shorter = PAGE.replace("| `rounds._pacing` |", "| pacing |")
     assert "pacing" not in listed_modules(shorter, "rounds")
 
 

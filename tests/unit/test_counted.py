@@ -1,6 +1,6 @@
 """Numbers with their nouns."""
 
-from privmarket.counted import counted
+from privmarket._counted import counted
 
 
 def test_one_is_singular_and_all_others_are_plural():

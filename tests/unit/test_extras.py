@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from privmarket import extras
+from privmarket import _extras as extras
 from privmarket.errors import MissingPartError
 
 ROOT = Path(__file__).parents[2]

@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
+from privmarket._files import OWNER_ONLY, check_writable, file_beside, write_atomically, write_new
 from privmarket.errors import ConfigurationError, WriteError
-from privmarket.files import OWNER_ONLY, check_writable, file_beside, write_atomically, write_new
 
 
 def test_text_and_bytes_are_written_and_nothing_else_stays(tmp_path):

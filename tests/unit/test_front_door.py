@@ -60,7 +60,7 @@ def test_every_module_of_a_package_is_public(package):
 def test_names_of_packages_are_there_in_a_fresh_process():
     code = (
         "import sys, privmarket as pm; pm.privacy.calibration.noise_multiplier; pm.market.evaluation.judge; "
-        "pm.broker.BrokerClient; pm.privacy.Wallet; pm.federated.FederationConfig; pm.market.Bids; "
+        "pm.broker.BrokerClient; pm.privacy.Wallet; pm.simulation.FederationConfig; pm.market.Bids; "
         "pm.mechanisms.csra.Csra; pm.mechanisms.resolve; pm.meanfield.deviation_gain.Gap; pm.meanfield.solve; "
         "pm.flower.wire.Sale; print('torch' in sys.modules, [n for n in pm.__all__ if not dir(getattr(pm, n))])"
     )

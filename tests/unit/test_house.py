@@ -123,8 +123,8 @@ def _is_number(value: ast.expr) -> bool:
 # Settings whose default is a constant of `plans`, and where another number is meant, with the reason at the line.
 SHARED_DEFAULTS = {"delta", "honest_share", "kappa", "heterogeneity", "epsilon_max"}
 NUMBERS_OF_THEIR_OWN = {
-    "privmarket.privacy.policy": ["honest_share"],
-    "privmarket.mechanisms.graded_ration": ["heterogeneity"],
+    "privmarket.privacy._policy": ["honest_share"],
+    "privmarket.mechanisms._graded_ration": ["heterogeneity"],
 }
 
 
@@ -150,7 +150,7 @@ def named_trusts(tree: ast.Module) -> int:
 
 def test_trusts_and_arithmetics_are_listed_once():
     counts = {name: named_trusts(tree) for name, tree in trees().items()}
-    assert {name: count for name, count in counts.items() if count} == {"privmarket.plans": 2}
+    assert {name: count for name, count in counts.items() if count} == {"privmarket._plans": 2}
     assert named_trusts(ast.parse("A = Literal['exact', 'float']\nB = ('local', 'aggregate')\nC = ('local',)")) == 2
 
 
@@ -182,8 +182,8 @@ def own_tolerances(tree: ast.Module) -> list[str]:
 def test_one_tolerance_for_rounding():
     found = {name: own_tolerances(tree) for name, tree in trees().items()}
     assert {name: lines for name, lines in found.items() if lines} == {
-        "privmarket.plans": ["TOLERANCE = 1e-09"],
-        "privmarket.reports.run_charts": ["low / step + 1e-09"],  # ticks of an axis
+        "privmarket._plans": ["TOLERANCE = 1e-09"],
+        "privmarket.reports._run_charts": ["low / step + 1e-09"],  # ticks of an axis
     }
     code = "_ROUNDING = 1e-9\nif a > b * (1 + 1e-9):\n    c = math.ceil(d - 1e-9)\ne = 1e-9 * f"
     assert own_tolerances(ast.parse(code)) == ["1 + 1e-09", "1e-09 * f", "_ROUNDING = 1e-09"]
@@ -201,9 +201,9 @@ def conversions_by_hand(tree: ast.Module) -> list[str]:
 def test_conversions_have_one_place():
     found = {name: conversions_by_hand(tree) for name, tree in trees().items()}
     # Clients of a built-in data set, also as nodes, are called by their numbers; others have names.
-    numbered = ("privmarket.flower.", "privmarket.cli.federate", "privmarket.cli.demo")
+    numbered = ("privmarket.flower.", "privmarket.cli._federate", "privmarket.cli._demo")
     assert {name: calls for name, calls in found.items() if calls and not name.startswith(numbered)} == {
-        "privmarket.rounds.terms": ["int(Decimal(str(money)) * MICRO)"],
+        "privmarket.rounds._terms": ["int(Decimal(str(money)) * MICRO)"],
     }
     code = "a = b[int(seller)]\nc = ReleaseFamily(x.plan.sampling_rate, x.plan.steps, d)\n"
     code += "e = ReleaseFamily(1.0, 1, d)\nf = int(plan.budget * MICRO)\n"
@@ -238,8 +238,8 @@ OF_A_RESULT = ["_model_file", "_statements", "state", "summary"]
 
 def test_no_cycles_of_imports_also_late_or_for_types():
     expected = [
-        [f"privmarket.federated.{name}" for name in OF_A_RESULT],
-        ["privmarket.flower._model", "privmarket.flower.result"],
+        [f"privmarket.simulation.{name}" for name in OF_A_RESULT],
+        ["privmarket.flower._model", "privmarket.flower._result"],
     ]
     assert cycles(graph()) == expected
 
@@ -286,7 +286,7 @@ def test_answers_of_the_broker_have_names_of_their_own():
         module: {node.name for node in tree.body if isinstance(node, ast.ClassDef)}
         for module, tree in trees().items()
     }
-    answers = classes.pop("privmarket.broker.answers")
+    answers = classes.pop("privmarket.broker._answers")
     assert {name: module for module, names in classes.items() for name in answers & names} == {}
 
 
@@ -299,11 +299,11 @@ def test_releases_at_the_edges_come_from_their_family():
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "PrivacyEvent"
     ]
     assert [module for module in by_hand if module.startswith(("privmarket.broker", "privmarket.flower"))] == []
-    assert "privmarket.privacy.calibration" in by_hand
+    assert "privmarket.privacy._calibration" in by_hand
 
 
 def other_writers(tree: ast.Module) -> list[str]:
-    """Calls that put a file in its place, or write one, as only `privmarket.files` should."""
+    """Calls that put a file in its place, or write one, as only `privmarket._files` should."""
     found = []
     for node in ast.walk(tree):
         if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
@@ -318,10 +318,10 @@ def other_writers(tree: ast.Module) -> list[str]:
 
 def test_files_are_written_in_one_way():
     found = {module: other_writers(tree) for module, tree in (trees() | study_trees()).items()}
-    assert found.pop("privmarket.files")
+    assert found.pop("privmarket._files")
     allowed = {
-        "privmarket.privacy.wallet_file": ["os.fsync"],  # a journal: lines are added, never replaced
-        "privmarket.flower.engine": ["write_text"] * 3,  # a folder that is made for one run and thrown away
+        "privmarket.privacy._wallet_file": ["os.fsync"],  # a journal: lines are added, never replaced
+        "privmarket.flower._engine": ["write_text"] * 3,  # a folder that is made for one run and thrown away
         "privmarket.tasks._downloads": ["archive.write_bytes"],  # the same
         "privmarket_studies.pasted": ["write_text"],  # the same
         "privmarket_studies.reproduce.latency": ["write_text"],  # a switch of the kernel's, no file

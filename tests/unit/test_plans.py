@@ -10,20 +10,20 @@ from typing import Annotated
 import pytest
 from pydantic import Field
 
-from privmarket.broker import answers
-from privmarket.broker.forms import TaskForm
-from privmarket.broker.http_errors import BrokerError
-from privmarket.broker.stored_rows import TaskRow
-from privmarket.broker.task_plan import TaskPlan, checked
-from privmarket.cli.federate import federate as command
+from privmarket._plans import EPSILON_MAX, MarketPlan, TrainingPlan, check_settings, setting
+from privmarket.broker import _answers as answers
+from privmarket.broker._forms import TaskForm
+from privmarket.broker._http_errors import BrokerError
+from privmarket.broker._stored_rows import TaskRow
+from privmarket.broker._task_plan import TaskPlan, checked
+from privmarket.cli._federate import federate as command
 from privmarket.errors import ConfigurationError, UnknownNameError
-from privmarket.federated.config import DATASETS, FederationConfig, Training
-from privmarket.federated.entry_point import federate
-from privmarket.federated.simulation import Federation
-from privmarket.flower.grid_market import GridMarket
-from privmarket.flower.settings import MarketSettings
-from privmarket.plans import EPSILON_MAX, MarketPlan, TrainingPlan, check_settings, setting
+from privmarket.flower._grid_market import GridMarket
+from privmarket.flower._settings import MarketSettings
 from privmarket.rounds import LocalAuctioneer
+from privmarket.simulation._config import DATASETS, FederationConfig, Training
+from privmarket.simulation._entry_point import federate
+from privmarket.simulation._federation import Federation
 from privmarket.tasks._datasets import FILES
 
 

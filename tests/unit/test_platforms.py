@@ -11,10 +11,10 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner
 
+from privmarket._files import force_folder
 from privmarket.cli import app
 from privmarket.errors import ConfigurationError
-from privmarket.federated.workers import process_context
-from privmarket.files import force_folder
+from privmarket.simulation._workers import process_context
 
 SOURCE = Path(__file__).parents[2] / "src/privmarket"
 _POSIX = re.compile(
@@ -42,12 +42,12 @@ def test_a_wallet_works_without_fcntl(tmp_path):
     """As on Windows: the other branch of the lock, with a stand-in for the module that is only there."""
     code = (
         "import sys, types\n"
-        "import privmarket, privmarket.privacy.calibration as calibration\n"
+        "import privmarket, privmarket.privacy._calibration as calibration\n"
         "locked = []\n"
         "sys.modules['msvcrt'] = types.SimpleNamespace(LK_LOCK=1, locking=lambda *a: locked.append(a))\n"
         "sys.modules['fcntl'] = None\n"
         "sys.platform = 'win32'\n"
-        "from privmarket.privacy.wallet_file import WalletFile\n"
+        "from privmarket.privacy._wallet_file import WalletFile\n"
         "wallet = WalletFile('wallet.jsonl', 8.0)\n"
         "with wallet.open() as book:\n"
         "    book.reserve('run/0', 1.0, calibration.ReleaseFamily().event(1.0))\n"
@@ -77,7 +77,7 @@ def test_the_journal_of_sums_has_a_lock_where_there_is_no_fcntl(tmp_path):
 
 
 def test_a_deployment_on_windows_is_one_line(monkeypatch):
-    monkeypatch.setattr("privmarket.cli.flower._WINDOWS", True)
+    monkeypatch.setattr("privmarket.cli._flower._WINDOWS", True)
     for words in (["run", ".", "--engine", "deployment"], ["rehearse"], ["rehearse", "--sums"]):
         done = CliRunner().invoke(app, ["flower", *words])
         assert isinstance(done.exception, ConfigurationError)
@@ -86,7 +86,7 @@ def test_a_deployment_on_windows_is_one_line(monkeypatch):
 
 @pytest.mark.parametrize(("platform", "method"), [("linux", "forkserver"), ("darwin", "spawn"), ("win32", "spawn")])
 def test_workers_are_started_as_the_system_can(platform, method, monkeypatch):
-    monkeypatch.setattr("privmarket.federated.workers.sys", SimpleNamespace(platform=platform))
+    monkeypatch.setattr("privmarket.simulation._workers.sys", SimpleNamespace(platform=platform))
     assert process_context().get_start_method() == method
 
 
@@ -95,7 +95,7 @@ def test_where_folders_cannot_be_opened_a_file_is_written_all_the_same(tmp_path,
         raise PermissionError(13, "folders cannot be opened here")
 
     windows = SimpleNamespace(name="nt", open=refused, O_RDONLY=0)
-    monkeypatch.setattr("privmarket.files.os", windows)
+    monkeypatch.setattr("privmarket._files.os", windows)
     force_folder(tmp_path)
     windows.name = "posix"
     with pytest.raises(PermissionError):  # the stand-in is the one that is called

@@ -11,16 +11,16 @@ import pytest
 from scipy.optimize import brentq
 
 import privmarket as pm
-from privmarket.market.bids import Bids
-from privmarket.market.bounds import fluid_bound
-from privmarket.market.objectives import AggregateError
-from privmarket.market.scenarios import scenario
-from privmarket.mechanisms.learned.weights import load, shipped
-from privmarket.privacy.calibration import ReleaseFamily, noise_multiplier
-from privmarket.privacy.certificate import certify
-from privmarket.privacy.gaussian import literal_noise_multiplier
-from privmarket.privacy.integer_noise import deviation
-from privmarket.privacy.release import ReleaseGrid, release_distance, rounded_sensitivity, sum_inflation
+from privmarket.market._bids import Bids
+from privmarket.market._bounds import fluid_bound
+from privmarket.market._objectives import AggregateError
+from privmarket.market._scenarios import scenario
+from privmarket.mechanisms.learned._weights import load, shipped
+from privmarket.privacy._calibration import ReleaseFamily, noise_multiplier
+from privmarket.privacy._certificate import certify
+from privmarket.privacy._gaussian import literal_noise_multiplier
+from privmarket.privacy._integer_noise import deviation
+from privmarket.privacy._release import ReleaseGrid, release_distance, rounded_sensitivity, sum_inflation
 from privmarket.secagg import DEFAULT_COHORT, colluders_allowed, survivors_needed
 
 ROOT = Path(__file__).parents[2]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from privmarket.broker import log
-from privmarket.broker.database import Database
-from privmarket.broker.http_errors import BrokerError
-from privmarket.broker.signatures import SigningKey
-from privmarket.counted import counted
-from privmarket.files import check_writable
+from privmarket._counted import counted
+from privmarket._files import check_writable
+from privmarket.broker import _log as log
+from privmarket.broker._database import Database
+from privmarket.broker._http_errors import BrokerError
+from privmarket.broker._signatures import SigningKey
 
 
 def default_key_file(database: str) -> Path | None:

@@ -11,9 +11,9 @@ import hashlib
 import shutil
 from pathlib import Path
 
-from privmarket.broker.http_errors import BrokerError
-from privmarket.broker.signatures import Head, SigningKey, is_signed
-from privmarket.files import OWNER_ONLY, file_beside, write_atomically
+from privmarket._files import OWNER_ONLY, file_beside, write_atomically
+from privmarket.broker._http_errors import BrokerError
+from privmarket.broker._signatures import Head, SigningKey, is_signed
 
 _TITLE = "privmarket audit v1"
 

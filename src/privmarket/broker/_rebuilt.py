@@ -15,11 +15,13 @@ from typing import Any, TypeVar
 
 from sqlalchemy import Connection, create_engine, event
 
-from privmarket.broker import projection, sql, stored_rows
-from privmarket.broker.http_errors import BrokerError
-from privmarket.broker.projection import KEYS, Change
-from privmarket.broker.schema import PROJECTIONS, metadata, tiles
-from privmarket.broker.stored_rows import AwardRow, BidRow, PartyRow, RoundRow, TaskRow
+from privmarket.broker import _projection as projection
+from privmarket.broker import _sql as sql
+from privmarket.broker import _stored_rows as stored_rows
+from privmarket.broker._http_errors import BrokerError
+from privmarket.broker._projection import KEYS, Change
+from privmarket.broker._schema import PROJECTIONS, metadata, tiles
+from privmarket.broker._stored_rows import AwardRow, BidRow, PartyRow, RoundRow, TaskRow
 
 Row = TypeVar("Row")
 _COMMIT_EVERY = 20_000  # changes; until then SQLite keeps what it would need to undo them

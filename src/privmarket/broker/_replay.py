@@ -14,16 +14,27 @@ from typing import Any
 
 import numpy as np
 
-from privmarket.broker import clearing, merkle, rules, signatures
-from privmarket.broker.clearing import StandingBids
-from privmarket.broker.entry_rules import alike
-from privmarket.broker.http_client import BrokerClient, LogForkedError, require_continuation
-from privmarket.broker.log import Entry
-from privmarket.broker.signatures import Head
-from privmarket.market.bids import Array
+from privmarket.broker import (
+    _clearing as clearing,
+)
+from privmarket.broker import (
+    _merkle as merkle,
+)
+from privmarket.broker import (
+    _rules as rules,
+)
+from privmarket.broker import (
+    _signatures as signatures,
+)
+from privmarket.broker._clearing import StandingBids
+from privmarket.broker._entry_rules import alike
+from privmarket.broker._http_client import BrokerClient, LogForkedError, require_continuation
+from privmarket.broker._log import Entry
+from privmarket.broker._signatures import Head
+from privmarket.market._bids import Array
 from privmarket.mechanisms import mechanism
-from privmarket.privacy.calibration import ReleaseFamily
-from privmarket.privacy.events import PrivacyEvent
+from privmarket.privacy._calibration import ReleaseFamily
+from privmarket.privacy._events import PrivacyEvent
 from privmarket.rounds import Terms
 
 

@@ -18,8 +18,8 @@ from sqlalchemy import Column, Connection, Index, Table, UniqueConstraint, creat
 from sqlalchemy.dialects import registry
 from sqlalchemy.engine import Dialect
 
-from privmarket.broker import sql
-from privmarket.broker.schema import metadata
+from privmarket.broker import _sql as sql
+from privmarket.broker._schema import metadata
 
 _DIALECT: Dialect = registry.load("postgresql")()
 _VERSIONS = "alembic_version"

@@ -15,8 +15,8 @@ import struct
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from privmarket.broker.http_errors import BrokerError
-from privmarket.broker.signatures import Head, SigningKey, is_signed
+from privmarket.broker._http_errors import BrokerError
+from privmarket.broker._signatures import Head, SigningKey, is_signed
 
 _LOG = b"\x01"  # Ed25519
 _WITNESS = b"\x04"  # Ed25519 with a time

@@ -14,9 +14,9 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from privmarket.broker.http_errors import ForbiddenError, NotFoundError
-from privmarket.broker.signatures import is_signed, statement_message
-from privmarket.broker.stored_rows import PartyRow, find_party
+from privmarket.broker._http_errors import ForbiddenError, NotFoundError
+from privmarket.broker._signatures import is_signed, statement_message
+from privmarket.broker._stored_rows import PartyRow, find_party
 
 SIGNS = ("nothing", "bids", "everything")
 Fields = Mapping[str, Any]  # of an entry

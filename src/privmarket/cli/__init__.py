@@ -21,12 +21,12 @@ from typing import Annotated, TextIO, cast
 import click
 import typer
 
-from privmarket.cli.command_table import CommandTable
-from privmarket.cli.config_file import defaults_from
-from privmarket.cli.extensions import add_commands
+from privmarket import __version__
+from privmarket._extras import explain
+from privmarket.cli._command_table import CommandTable
+from privmarket.cli._config_file import defaults_from
+from privmarket.cli._extensions import add_commands
 from privmarket.errors import PrivmarketError
-from privmarket.extras import explain
-from privmarket.version import __version__
 
 STOPPED = 130
 """Exit code after Ctrl-C, as shells have it."""

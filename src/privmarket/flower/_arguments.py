@@ -14,7 +14,7 @@ from flwr.app import ArrayRecord, MetricRecord
 
 from privmarket.errors import ConfigurationError, UnknownNameError
 from privmarket.flower import _failures as failures
-from privmarket.flower.settings import MarketSettings
+from privmarket.flower._settings import MarketSettings
 
 _log = logging.getLogger("flwr.privmarket")
 

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from privmarket.errors import DataError, PrivacyError
 from privmarket.flower import _trial as trial
-from privmarket.flower.wire import Arrays
+from privmarket.flower._wire import Arrays
 from privmarket.training._numpy import clipped_sum, noisy_sum
 
 Gradients = Callable[[Arrays, NDArray[np.int64]], Mapping[str, ArrayLike]]

@@ -7,11 +7,11 @@ import logging
 import numpy as np
 
 from privmarket.errors import PrivacyError
-from privmarket.flower import secure
-from privmarket.flower.fleet import Delivery
-from privmarket.flower.grid_market import GridMarket
-from privmarket.flower.secure import SignRoster
-from privmarket.flower.wire import Arrays
+from privmarket.flower import _secure as secure
+from privmarket.flower._fleet import Delivery
+from privmarket.flower._grid_market import GridMarket
+from privmarket.flower._secure import SignRoster
+from privmarket.flower._wire import Arrays
 from privmarket.rounds import Round
 from privmarket.secagg import SumClosed, SumRefusal
 

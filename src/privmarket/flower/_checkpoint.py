@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 
+from privmarket._files import write_atomically
 from privmarket.errors import CheckpointError
-from privmarket.files import write_atomically
-from privmarket.flower.settings import MarketSettings
-from privmarket.flower.wire import Arrays, Receipt
-from privmarket.privacy.calibration import ReleaseFamily
-from privmarket.privacy.events import PrivacyEvent
+from privmarket.flower._settings import MarketSettings
+from privmarket.flower._wire import Arrays, Receipt
+from privmarket.privacy._calibration import ReleaseFamily
+from privmarket.privacy._events import PrivacyEvent
 from privmarket.rounds import RoundRecord
 
 _JSON = "privmarket-json"

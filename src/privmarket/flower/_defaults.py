@@ -24,13 +24,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from privmarket.federated.aggregation import seller_weights
 from privmarket.secagg import cohorts_of
+from privmarket.simulation._aggregation import seller_weights
 
 if TYPE_CHECKING:
     from flwr.serverapp.strategy import Strategy
 
-    from privmarket.flower.settings import MarketSettings
+    from privmarket.flower._settings import MarketSettings
     from privmarket.rounds import Round
 
 STEPS = 10

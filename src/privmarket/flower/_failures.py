@@ -1,6 +1,6 @@
 """What went wrong in a client, told to the client's owner: the error, and the line of the owner's own file.
 
-A server hears one word (`privacy.policy.Reason`). The owner of a client finds the whole story in the client's log.
+A server hears one word (`privacy._policy.Reason`). The owner of a client finds the whole story in the client's log.
 Where client and user are the same person, in one process or in processes that `privmarket flower run` started, the
 first error of each client is repeated at the end of the run.
 """

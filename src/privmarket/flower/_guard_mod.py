@@ -29,22 +29,22 @@ from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
 from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_STATE
 
+from privmarket._lazy import late
 from privmarket.errors import ConfigurationError, PrivmarketError, WalletError
-from privmarket.flower import wire
+from privmarket.flower import _wire as wire
+from privmarket.flower._guard import one_line
 from privmarket.flower._guard_open import opened
 from privmarket.flower._guard_release import GuardedReply, array_forms
-from privmarket.flower.guard import one_line
-from privmarket.flower.wire import Arrays
-from privmarket.lazy import late
-from privmarket.privacy.policy import PolicyRefusal, SellerPolicy
-from privmarket.privacy.wallet_file import WalletFile, WalletFileError
+from privmarket.flower._wire import Arrays
+from privmarket.privacy._policy import PolicyRefusal, SellerPolicy
+from privmarket.privacy._wallet_file import WalletFile, WalletFileError
 
 if TYPE_CHECKING:
     from torch import nn
 
     from privmarket import training as engine
     from privmarket.flower import _loaders as loaders
-    from privmarket.flower.client import RecordsOf
+    from privmarket.flower._client import RecordsOf
     from privmarket.training import Loss
 else:
     # torch: a message that is refused is answered without it

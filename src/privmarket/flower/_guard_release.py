@@ -20,29 +20,30 @@ from typing import TYPE_CHECKING
 import numpy as np
 from flwr.app import ConfigRecord, Context, MetricRecord, RecordDict
 
+from privmarket._lazy import late
 from privmarket.errors import PrivacyError, WalletError
-from privmarket.flower import wire
+from privmarket.flower import _wire as wire
 from privmarket.flower._guard_open import open_reply
-from privmarket.flower.node_seller import Job, event_of
-from privmarket.flower.wire import Arrays, Sale
-from privmarket.lazy import late
+from privmarket.flower._node_seller import Job, event_of
+from privmarket.flower._wire import Arrays, Sale
+from privmarket.privacy._calibration import ReleaseFamily
+from privmarket.privacy._events import PrivacyEvent
 from privmarket.privacy._guard_policy import GUARDED, GuardedMetric, GuardPolicy
-from privmarket.privacy.calibration import ReleaseFamily
-from privmarket.privacy.events import PrivacyEvent
-from privmarket.privacy.noise import NoiseSource
-from privmarket.privacy.policy import SellerPolicy
-from privmarket.privacy.release import ReleaseGrid, covered_records, double_sum_inflation, sum_inflation
-from privmarket.privacy.wallet_file import OpenWallet, WalletFile
+from privmarket.privacy._noise import NoiseSource
+from privmarket.privacy._policy import SellerPolicy
+from privmarket.privacy._release import ReleaseGrid, covered_records, double_sum_inflation, sum_inflation
+from privmarket.privacy._wallet_file import OpenWallet, WalletFile
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from privmarket.flower import training, training_checks
+    from privmarket.flower import _training as training
+    from privmarket.flower import _training_checks as training_checks
     from privmarket.training import Column, Loss
 else:
     # torch: a message that is refused is answered without it
-    training = late("privmarket.flower.training")
-    training_checks = late("privmarket.flower.training_checks")
+    training = late("privmarket.flower._training")
+    training_checks = late("privmarket.flower._training_checks")
 
 _log = logging.getLogger("privmarket.guard")
 # Float64 rounding of a norm, a difference and a quotient, as a share of the sensitivity; far above what they need.
@@ -320,7 +321,7 @@ def noisy_weights(
 
     One record blanked may change everything that an app computes, so the clipped change moves by up to
     2·clip_norm: that is the sensitivity to which the noise multiplier refers. The change leaves through
-    `privacy.release`. Arrays that hold no floating-point numbers go back as they came.
+    `privacy._release`. Arrays that hold no floating-point numbers go back as they came.
 
     Args:
         trained: arrays of other names or shapes, a change that is no number, or None count as no change: whether

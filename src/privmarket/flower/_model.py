@@ -15,15 +15,15 @@ import torch
 from safetensors.torch import save
 from torch import nn
 
+from privmarket import __version__
+from privmarket._files import write_atomically
 from privmarket.errors import ConfigurationError
-from privmarket.federated._model_file import FORMAT, card_path, checked_path
-from privmarket.files import write_atomically
-from privmarket.flower.training import load_arrays
+from privmarket.flower._training import load_arrays
+from privmarket.simulation._model_file import FORMAT, card_path, checked_path
 from privmarket.tasks import TargetScale, builder_to_json
-from privmarket.version import __version__
 
 if TYPE_CHECKING:
-    from privmarket.flower.result import MarketResult
+    from privmarket.flower._result import MarketResult
 
 
 def loaded(build: Callable[[], nn.Module], weights: Mapping[str, np.ndarray]) -> nn.Module:

@@ -22,11 +22,11 @@ from flwr.serverapp.strategy import (
 )
 
 from privmarket.errors import ConfigurationError
-from privmarket.flower import wire
+from privmarket.flower import _wire as wire
 from privmarket.flower._bought_sum import buy_sum
-from privmarket.flower.fleet import Delivery
-from privmarket.flower.grid_market import GridMarket
-from privmarket.flower.secure import SignRoster
+from privmarket.flower._fleet import Delivery
+from privmarket.flower._grid_market import GridMarket
+from privmarket.flower._secure import SignRoster
 from privmarket.rounds import Round
 
 _BY_AVERAGE = (FedAvg, FedAvgM, FedAdagrad, FedAdam, FedYogi)

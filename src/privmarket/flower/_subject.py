@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from privmarket.flower.wire import Arrays
+from privmarket.flower._wire import Arrays
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from privmarket.federated._before import OwnRecords
+    from privmarket.simulation._before import OwnRecords
     from privmarket.tasks import Task
 
 InitialWeights = Callable[[], Mapping[str, np.ndarray]]

@@ -20,10 +20,10 @@ import numpy as np
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from privmarket.errors import DataError, PrivmarketError
-from privmarket.flower import wire
-from privmarket.flower.node_seller import Job
-from privmarket.privacy.noise import NoiseSource
-from privmarket.privacy.policy import PolicyRefusal, Reason
+from privmarket.flower import _wire as wire
+from privmarket.flower._node_seller import Job
+from privmarket.privacy._noise import NoiseSource
+from privmarket.privacy._policy import PolicyRefusal, Reason
 
 _MARK, _TOKEN = "trial", "token"
 _PASSED = "privmarket-tried"  # in a node's state: the run for which a trial has passed

@@ -6,12 +6,12 @@ import torch
 from torch import nn
 
 from privmarket.errors import ConfigurationError
-from privmarket.federated._before import own_records
-from privmarket.federated._own_model import FEWEST_RECORDS, OwnTraining
-from privmarket.federated.workers import one_thread
 from privmarket.flower._subject import Subject
-from privmarket.flower.training import load_arrays, trainable_arrays
-from privmarket.flower.wire import Arrays
+from privmarket.flower._training import load_arrays, trainable_arrays
+from privmarket.flower._wire import Arrays
+from privmarket.simulation._before import own_records
+from privmarket.simulation._own_model import FEWEST_RECORDS, OwnTraining
+from privmarket.simulation._workers import one_thread
 from privmarket.tasks import Task
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, fields
 from typing import Literal, get_args
 
 from privmarket.errors import ConfigurationError
-from privmarket.privacy.events import PrivacyEvent
+from privmarket.privacy._events import PrivacyEvent
 
 Training = Literal["auto", "records", "update"]
 Failures = Literal["noise", "tell"]

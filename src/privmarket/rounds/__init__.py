@@ -6,8 +6,8 @@ rule that holds here (payment on delivery, the rest refunded, no sale above an o
 nor a web server.
 """
 
-from privmarket.rounds.awards import Award, Offer, RoundRecord
-from privmarket.rounds.driver import (
+from privmarket.rounds._awards import Award, Offer, RoundRecord
+from privmarket.rounds._driver import (
     Auctioneer,
     Bidders,
     Delivered,
@@ -18,9 +18,9 @@ from privmarket.rounds.driver import (
     play_round,
     settle_round,
 )
-from privmarket.rounds.machine import Phase, Round
-from privmarket.rounds.pacing import Pacing, offered_micro
-from privmarket.rounds.terms import MICRO, RoundError, Terms, micro_units, sale_name
+from privmarket.rounds._machine import Phase, Round
+from privmarket.rounds._pacing import Pacing, offered_micro
+from privmarket.rounds._terms import MICRO, RoundError, Terms, micro_units, sale_name
 
 __all__ = [
     "MICRO",

@@ -27,8 +27,8 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Protocol
 
+from privmarket._files import OWNER_ONLY, write_atomically
 from privmarket.errors import WriteError
-from privmarket.files import OWNER_ONLY, write_atomically
 from privmarket.secagg._codec import decode, encode
 from privmarket.secagg._errors import SumRefusal
 from privmarket.secagg._keys import SigningIdentity, label

@@ -26,10 +26,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from privmarket.errors import PrivacyError
-from privmarket.privacy import integer_noise
-from privmarket.privacy.gaussian import Array
-from privmarket.privacy.integer_noise import MAX_LEVELS
-from privmarket.privacy.release import ReleaseGrid, double_sum_inflation, sum_inflation
+from privmarket.privacy import _integer_noise as integer_noise
+from privmarket.privacy._gaussian import Array
+from privmarket.privacy._integer_noise import MAX_LEVELS
+from privmarket.privacy._release import ReleaseGrid, double_sum_inflation, sum_inflation
 
 Integers = NDArray[np.int64]
 

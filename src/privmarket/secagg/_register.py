@@ -15,8 +15,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from privmarket._files import write_atomically, write_new
 from privmarket.errors import ConfigurationError
-from privmarket.files import write_atomically, write_new
 from privmarket.secagg._errors import SumRefusal
 from privmarket.secagg._journal import locked
 from privmarket.secagg._keys import KEY_BYTES, SigningIdentity

@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import linalg, optimize, special
 
+from privmarket._plans import TOLERANCE
 from privmarket.errors import DataError, UnknownNameError
-from privmarket.plans import TOLERANCE
 
 Array = NDArray[np.float64]
 Goal = Literal["classification", "regression"]

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from privmarket._lazy import late
 from privmarket.errors import ConfigurationError, DataError, UnknownNameError
-from privmarket.lazy import late
 from privmarket.tasks._datasets import Dataset, data_folder, dataset_files, load_dataset, missing_files
 from privmarket.tasks._from_table import TaskRecords, records_of_tables
 from privmarket.tasks._partition import drawn_parts

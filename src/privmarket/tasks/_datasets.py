@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from privmarket._lazy import late
+from privmarket._plans import MEASURED_ON
 from privmarket.errors import DataError, UnknownNameError
-from privmarket.lazy import late
-from privmarket.plans import MEASURED_ON
 
 sklearn_datasets = late("sklearn.datasets")
 

@@ -29,9 +29,9 @@ from urllib.parse import urljoin
 
 import numpy as np
 
+from privmarket._files import write_atomically
+from privmarket._lazy import late
 from privmarket.errors import DataError
-from privmarket.files import write_atomically
-from privmarket.lazy import late
 from privmarket.tasks._datasets import (
     TABLES,
     TEXTS,

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from privmarket._lazy import late
 from privmarket.errors import ConfigurationError, DataError, UnknownNameError
-from privmarket.lazy import late
 from privmarket.tasks._from_table import TaskRecords, records_of_tables, same_name
 from privmarket.tasks._pipeline import TargetScale, target_of
 from privmarket.tasks._records import Positions, Records

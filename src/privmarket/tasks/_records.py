@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from privmarket._lazy import late
 from privmarket.errors import DataError
-from privmarket.lazy import late
 
 if TYPE_CHECKING:
     import torch

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
+from privmarket._lazy import late
+from privmarket._plans import check_settings, setting
 from privmarket.errors import ConfigurationError
-from privmarket.lazy import late
-from privmarket.plans import check_settings, setting
 
 if TYPE_CHECKING:
     from privmarket.tasks import _loading as loading

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from privmarket._lazy import late
 from privmarket.errors import DataError, UnknownNameError
-from privmarket.lazy import late
 from privmarket.tasks._schema import number_text
 
 if TYPE_CHECKING:

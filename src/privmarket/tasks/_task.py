@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from privmarket.counted import counted
+from privmarket._counted import counted
+from privmarket._lazy import late
 from privmarket.errors import ConfigurationError, DataError, UnknownNameError
-from privmarket.lazy import late
 from privmarket.tasks._from_arrays import Features, records_of_arrays
 from privmarket.tasks._from_table import Progress, TaskRecords, no_progress, records_of_files
 from privmarket.tasks._pipeline import Pipeline, TargetScale, class_logits

@@ -1,7 +1,7 @@
 """Norms from above, factors from below, sums in blocks: the arithmetic behind every clipped sum.
 
 What a record adds to a sum is defined by float32 numbers. Its norm is bounded from above in float64, its clip
-factor is rounded down, and contributions are added in blocks whose error `privacy.release.sum_inflation` states.
+factor is rounded down, and contributions are added in blocks whose error `privacy._release.sum_inflation` states.
 Why that is private in the arithmetic that runs: docs/theory/finite-arithmetic.md.
 """
 
@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from privmarket.privacy.release import BLOCK_RECORDS, BLOCKS_IN_FLOAT32, CANCELLATION
+from privmarket.privacy._release import BLOCK_RECORDS, BLOCKS_IN_FLOAT32, CANCELLATION
 
 # Rows of every product over a Poisson sample; rows of any width begin at multiples of 64 bytes from tile to tile.
 TILE_ROWS = 16

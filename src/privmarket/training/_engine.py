@@ -1,7 +1,7 @@
 """Sums of clipped per-record gradients of any torch module, for many clients, with a proved bound on each record.
 
 Each record's contribution has norm at most C in real arithmetic, and the computed sum differs from the real one
-by so little that `privacy.release.sum_inflation` covers it: see docs/theory/finite-arithmetic.md. How a module is
+by so little that `privacy._release.sum_inflation` covers it: see docs/theory/finite-arithmetic.md. How a module is
 differentiated is found out once by a trial on random records of the same shape, so that it says nothing about the
 records themselves:
 
@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from privmarket.privacy.release import BLOCK_RECORDS, BLOCKS_IN_FLOAT32
+from privmarket.privacy._release import BLOCK_RECORDS, BLOCKS_IN_FLOAT32
 from privmarket.training._arithmetic import (
     TILE_ROWS,
     Summation,
@@ -123,7 +123,7 @@ class Sample:
 
 @dataclass(frozen=True, eq=False)
 class ClippedSums:
-    """What clients' records add up to. Private: only `privacy.release` may let it out.
+    """What clients' records add up to. Private: only `privacy._release` may let it out.
 
     Attributes:
         values: (clients, parameters), float32 where every client's sum is; else float64.
@@ -705,7 +705,7 @@ class _Work:
         """Which of a client's records are computed at once, and which of those rows count.
 
         What is left over of whole blocks goes in tiles: at most seven more additions in float64, which what
-        `privacy.release.sum_inflation` allows for sums in float32 covers many times over.
+        `privacy._release.sum_inflation` allows for sums in float32 covers many times over.
         Of a Poisson sample each record stands at a place of its own in a tile, or each person in tiles of its own:
         where it stands does not depend on who else was drawn. Where the module draws masks neither does the tile:
         record r is in tile ⌊r/16⌋, among records that may not count, and gets the same mask whoever was drawn.

@@ -1,7 +1,7 @@
 """Local private training: Poisson batches, per-record clipping, exact noise on a grid, a public normaliser.
 
 What a client releases in a round is its weights after `steps` noisy steps from the public global weights. That
-is post-processing of `steps` noisy sums, each released by `privacy.release`. Blanking one record moves a sum by at
+is post-processing of `steps` noisy sums, each released by `privacy._release`. Blanking one record moves a sum by at
 most `clip_norm`, which is exactly the event that the noise multiplier was calibrated for, in the arithmetic that
 runs (docs/theory/finite-arithmetic.md). With `unit="person"` all records of a person are blanked at once.
 
@@ -20,10 +20,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from privmarket._plans import ARITHMETICS
 from privmarket.errors import ConfigurationError, UnknownNameError
-from privmarket.plans import ARITHMETICS
-from privmarket.privacy.noise import NoiseSource
-from privmarket.privacy.release import (
+from privmarket.privacy._noise import NoiseSource
+from privmarket.privacy._release import (
     CLIP_NORM_RANGE,
     ReleaseGrid,
     covered_records,

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from privmarket.errors import PrivacyError
-from privmarket.privacy.noise import NoiseSource
-from privmarket.privacy.release import ReleaseGrid, double_sum_inflation
+from privmarket.privacy._noise import NoiseSource
+from privmarket.privacy._release import ReleaseGrid, double_sum_inflation
 
 _BLOCK_ROWS = 4096
 _SHRINK = 1.0 - 2.0**-40  # more than all roundings of a norm, a factor and a product together

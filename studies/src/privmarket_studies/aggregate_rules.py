@@ -16,15 +16,15 @@ from typing import TypedDict
 
 import numpy as np
 
-from privmarket.files import write_atomically
-from privmarket.market.bids import Array
-from privmarket.market.bounds import fluid_bound
-from privmarket.market.facts import MarketFacts
-from privmarket.market.mechanism import Mechanism
-from privmarket.market.objectives import AggregateError, TypicalAggregateError
-from privmarket.market.scenarios import scenario
+from privmarket._files import write_atomically
+from privmarket.market._bids import Array
+from privmarket.market._bounds import fluid_bound
+from privmarket.market._facts import MarketFacts
+from privmarket.market._mechanism import Mechanism
+from privmarket.market._objectives import AggregateError, TypicalAggregateError
+from privmarket.market._scenarios import scenario
 from privmarket.mechanisms import mechanism
-from privmarket.mechanisms.learned.ration_learning import (
+from privmarket.mechanisms.learned._ration_learning import (
     RationSearch,
     curve_value,
     fluid_design,

@@ -26,14 +26,14 @@ import numpy as np
 from scipy.stats import t as student
 
 import privmarket as pm
-from privmarket.federated import federate
-from privmarket.federated._moments import Array, MomentsSale
-from privmarket.federated._tuning import first_round
-from privmarket.federated.config import FederationConfig
-from privmarket.federated.entry_point import settings_of
-from privmarket.federated.simulation import Federation
-from privmarket.federated.summary import summarise
-from privmarket.files import write_atomically
+from privmarket._files import write_atomically
+from privmarket.simulation import federate
+from privmarket.simulation._config import FederationConfig
+from privmarket.simulation._entry_point import settings_of
+from privmarket.simulation._federation import Federation
+from privmarket.simulation._moments import Array, MomentsSale
+from privmarket.simulation._summary import summarise
+from privmarket.simulation._tuning import first_round
 from privmarket_studies.page_text import table_row
 
 FOLDER = Path(__file__).parents[3] / "docs" / "results" / "bought-statistics"

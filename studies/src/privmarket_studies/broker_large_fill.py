@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import psycopg
 
-from privmarket.market.bids import Array
-from privmarket.privacy.calibration import ReleaseFamily
+from privmarket.market._bids import Array
+from privmarket.privacy._calibration import ReleaseFamily
 
 _PAST_SHARE = 0.7  # of all sellers, each in one of two earlier rounds
 

@@ -19,13 +19,13 @@ from pathlib import Path
 import numpy as np
 from sqlalchemy import select
 
-from privmarket.broker import parties
-from privmarket.broker.bidding import BidRequest
-from privmarket.broker.broker import Broker
-from privmarket.broker.http_calls import Json
-from privmarket.broker.parties import SYSTEM, Actor
-from privmarket.broker.schema import awards, rounds
-from privmarket.broker.signatures import SigningKey
+from privmarket.broker import _parties as parties
+from privmarket.broker._bidding import BidRequest
+from privmarket.broker._broker import Broker
+from privmarket.broker._http_calls import Json
+from privmarket.broker._parties import SYSTEM, Actor
+from privmarket.broker._schema import awards, rounds
+from privmarket.broker._signatures import SigningKey
 from privmarket.rounds import Offer
 from privmarket_studies import broker_large_fill, broker_speed, processes
 from privmarket_studies.broker_load import LoadError, call, free_port, server

@@ -19,7 +19,7 @@ import sys
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
-from privmarket.files import write_atomically
+from privmarket._files import write_atomically
 from privmarket_studies.page_text import table_row
 
 DATABASES = ("SQLite", "PostgreSQL")

@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from privmarket.broker import parties
-from privmarket.broker.bidding import offer_fields
-from privmarket.broker.broker import Broker
-from privmarket.broker.parties import SYSTEM, Actor
-from privmarket.broker.signatures import SigningKey, bid_message, commitment
+from privmarket.broker import _parties as parties
+from privmarket.broker._bidding import offer_fields
+from privmarket.broker._broker import Broker
+from privmarket.broker._parties import SYSTEM, Actor
+from privmarket.broker._signatures import SigningKey, bid_message, commitment
 from privmarket.rounds import Offer
 from privmarket_studies import processes
 from privmarket_studies.broker_load import Rate, free_port, load, request_bytes, server

@@ -25,8 +25,8 @@ import numpy as np
 from scipy.special import stdtrit
 
 import privmarket
-from privmarket.federated import federate
-from privmarket.files import write_atomically
+from privmarket._files import write_atomically
+from privmarket.simulation import federate
 from privmarket.tasks import task
 
 if TYPE_CHECKING:

@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from privmarket.federated.config import Training, recommended_training
-from privmarket.files import write_atomically
-from privmarket.privacy.calibration import ReleaseFamily
+from privmarket._files import write_atomically
+from privmarket.privacy._calibration import ReleaseFamily
+from privmarket.simulation._config import Training, recommended_training
 from privmarket.tasks import load_dataset, with_features
 from privmarket.training import PrivateModel, build_model, gradient_sums
 

@@ -17,18 +17,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from privmarket.federated.config import FederationConfig, Training
-from privmarket.lazy import late
+from privmarket._lazy import late
+from privmarket.simulation._config import FederationConfig, Training
 
 if TYPE_CHECKING:
     import torch
 
     from privmarket import tasks
-    from privmarket.federated import simulation
+    from privmarket.simulation import _federation as simulation
 else:  # the process that only starts the others needs none of them
     torch = late("torch")
     tasks = late("privmarket.tasks")
-    simulation = late("privmarket.federated.simulation")
+    simulation = late("privmarket.simulation._federation")
 
 RECORDS_PER_CLIENT = 600
 _ROUNDS = 2

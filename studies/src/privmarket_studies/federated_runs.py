@@ -18,9 +18,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from privmarket.federated.config import Training, recommended_training
-from privmarket.federated.modes import MODES
-from privmarket.files import write_atomically
+from privmarket._files import write_atomically
+from privmarket.simulation._config import Training, recommended_training
+from privmarket.simulation._modes import MODES
 from privmarket_studies.kept_weights import KeptConfig, read_run, with_weights
 
 SEEDS = (0, 1, 2)

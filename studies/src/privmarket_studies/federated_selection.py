@@ -22,10 +22,10 @@ from typing import Any, TypedDict
 
 import numpy as np
 
-from privmarket.federated.config import FederationConfig, Training
-from privmarket.federated.simulation import run
-from privmarket.federated.workers import one_thread
-from privmarket.files import write_atomically
+from privmarket._files import write_atomically
+from privmarket.simulation._config import FederationConfig, Training
+from privmarket.simulation._federation import run
+from privmarket.simulation._workers import one_thread
 
 _START = Training(
     features="centred-gradients",

@@ -32,13 +32,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import privmarket
-from privmarket.federated.workers import one_thread
-from privmarket.lazy import late
-from privmarket.privacy import integer_noise
-from privmarket.privacy.accountant import RdpAccountant
-from privmarket.privacy.events import PrivacyEvent
-from privmarket.privacy.noise import NoiseSource
-from privmarket.privacy.release import ReleaseGrid
+from privmarket._lazy import late
+from privmarket.privacy import _integer_noise as integer_noise
+from privmarket.privacy._accountant import RdpAccountant
+from privmarket.privacy._events import PrivacyEvent
+from privmarket.privacy._noise import NoiseSource
+from privmarket.privacy._release import ReleaseGrid
+from privmarket.simulation._workers import one_thread
 from privmarket.training import (
     FULL_BATCH_CHUNK,
     SMALL_BATCH_CHUNK,

@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, TypedDict
 
-from privmarket.files import write_atomically
+from privmarket._files import write_atomically
 
 _ROUND = """# What a private round costs
 

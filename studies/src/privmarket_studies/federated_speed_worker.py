@@ -14,12 +14,12 @@ from importlib.util import find_spec
 import numpy as np
 import torch
 
-from privmarket.privacy.noise import NoiseSource
+from privmarket.privacy._noise import NoiseSource
 
 # Trees before `privmarket.training` have the same names in two modules of another package.
 _NEW = find_spec("privmarket.training") is not None
-_local = import_module("privmarket.training" if _NEW else "privmarket.federated.local")
-_models = import_module("privmarket.training" if _NEW else "privmarket.federated.models")
+_local = import_module("privmarket.training" if _NEW else "privmarket.simulation.local")
+_models = import_module("privmarket.training" if _NEW else "privmarket.simulation.models")
 
 BATCH = 32
 # Clients trained at once in the simulation: many where batches are small, few where a step takes all records.

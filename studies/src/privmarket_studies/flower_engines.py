@@ -18,14 +18,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NotRequired, TypedDict
 
-from privmarket.federated import simulation
-from privmarket.federated.config import FederationConfig, Training
-from privmarket.files import write_atomically
-from privmarket.flower import wire
-from privmarket.flower.engine import Engine, write_app
-from privmarket.flower.federation import federation_client, federation_server
-from privmarket.flower.in_process import run_in_process
-from privmarket.flower.result import ResultJson
+from privmarket._files import write_atomically
+from privmarket.flower import _wire as wire
+from privmarket.flower._engine import Engine, write_app
+from privmarket.flower._federation import federation_client, federation_server
+from privmarket.flower._in_process import run_in_process
+from privmarket.flower._result import ResultJson
+from privmarket.simulation import _federation as simulation
+from privmarket.simulation._config import FederationConfig, Training
 
 CONFIG = FederationConfig(
     clients=7,
@@ -73,8 +73,8 @@ class EngineReport(TypedDict):
 def app_code(config: FederationConfig) -> str:
     """The source of a Flower app that runs this configured market."""
     return f"""import json
-from privmarket.federated.config import FederationConfig
-from privmarket.flower.federation import federation_client, federation_server
+from privmarket.simulation._config import FederationConfig
+from privmarket.flower._federation import federation_client, federation_server
 CONFIG = FederationConfig.from_json(json.loads({json.dumps(json.dumps(config.to_json()))}))
 server = federation_server(CONFIG, receipts=False, deadline_seconds={_PATIENCE_SECONDS / 2}, bid_seconds=120.0)
 client = federation_client(CONFIG)

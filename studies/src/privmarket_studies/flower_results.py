@@ -9,7 +9,7 @@ from pathlib import Path
 
 import jinja2
 
-from privmarket.files import write_atomically
+from privmarket._files import write_atomically
 
 FOLDER = Path("results") / "flower"
 

@@ -16,12 +16,12 @@ from typing import TypedDict
 
 import numpy as np
 
-from privmarket.federated.config import FederationConfig, Training
-from privmarket.federated.simulation import Federation
-from privmarket.flower.client import client_app
-from privmarket.flower.federation import federation_client, federation_server
-from privmarket.flower.in_process import run_in_process
-from privmarket.flower.server import server_app
+from privmarket.flower._client import client_app
+from privmarket.flower._federation import federation_client, federation_server
+from privmarket.flower._in_process import run_in_process
+from privmarket.flower._server import server_app
+from privmarket.simulation._config import FederationConfig, Training
+from privmarket.simulation._federation import Federation
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import privmarket as pm
 from privmarket import tasks
-from privmarket.files import write_atomically
+from privmarket._files import write_atomically
 
 CLIENTS = 5
 RECORDS = 480

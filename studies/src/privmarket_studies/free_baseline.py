@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TypedDict
 
-from privmarket.federated.config import DATASETS, recommended_training
-from privmarket.files import write_atomically
+from privmarket._files import write_atomically
+from privmarket.simulation._config import DATASETS, recommended_training
 from privmarket.tasks import load_dataset, own_records_alone, with_features
 from privmarket_studies.page_text import table_row
 from privmarket_studies.reproduce.document import NOT_COMPUTED

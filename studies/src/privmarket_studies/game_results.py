@@ -17,9 +17,9 @@ import jinja2
 import numpy as np
 
 from privmarket import __version__
-from privmarket.files import write_atomically
+from privmarket._files import write_atomically
 from privmarket.meanfield import DiscreteGame, Equilibrium, Grid, Problem, exploitability, solve
-from privmarket.mechanisms.learned.weights import load, shipped
+from privmarket.mechanisms.learned._weights import load, shipped
 from privmarket_studies.nash_gap_report import Measure, NashGapReport
 from privmarket_studies.nash_gap_study import SIZES, recorded_time
 

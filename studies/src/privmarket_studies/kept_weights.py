@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
+from privmarket._files import write_atomically
 from privmarket.errors import PrivmarketError
-from privmarket.files import write_atomically
-from privmarket.mechanisms.learned.menunet import AGGREGATE_WEIGHTS
+from privmarket.mechanisms.learned._menunet import AGGREGATE_WEIGHTS
 from privmarket_studies.reproduce.cells import parameters_digest, weights_digest
 
 EARLIER = "earlier-weights.json"
@@ -41,7 +41,7 @@ class KeptConfig(TypedDict):
 
 
 class KeptResult(TypedDict):
-    """Of a kept run's result file, what pages read; `privmarket.federated.summary.brief` writes it."""
+    """Of a kept run's result file, what pages read; `privmarket.simulation._summary.brief` writes it."""
 
     command: str
     config: KeptConfig

@@ -23,7 +23,7 @@ from typing import TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from privmarket.files import write_atomically
+from privmarket._files import write_atomically
 
 ROWS = 1_000_000
 CLIENTS = 10_000

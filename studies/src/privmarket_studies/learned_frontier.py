@@ -14,12 +14,12 @@ from tempfile import TemporaryDirectory
 
 import torch
 
-from privmarket.files import write_atomically
-from privmarket.market.attacks import QUICK
-from privmarket.market.scenarios import scenario
-from privmarket.mechanisms.learned.recipes import MisreportSearch, recipe
-from privmarket.mechanisms.learned.session import CaseRow, measure, train
-from privmarket.reports.palette import colour, new_figure, save
+from privmarket._files import write_atomically
+from privmarket.market._attacks import QUICK
+from privmarket.market._scenarios import scenario
+from privmarket.mechanisms.learned._recipes import MisreportSearch, recipe
+from privmarket.mechanisms.learned._session import CaseRow, measure, train
+from privmarket.reports._palette import colour, new_figure, save
 
 MULTIPLIERS = (2.0, 10.0, 50.0)
 

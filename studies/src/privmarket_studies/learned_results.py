@@ -15,13 +15,13 @@ from typing import Any, TypedDict
 
 import numpy as np
 
-from privmarket.files import write_atomically
-from privmarket.market.bounds import fluid_bound
-from privmarket.market.facts import MarketFacts
-from privmarket.market.scenarios import scenario
+from privmarket._files import write_atomically
+from privmarket.market._bounds import fluid_bound
+from privmarket.market._facts import MarketFacts
+from privmarket.market._scenarios import scenario
 from privmarket.mechanisms import mechanism
-from privmarket.mechanisms.learned.session import CaseRow
-from privmarket.mechanisms.learned.weights import load, shipped
+from privmarket.mechanisms.learned._session import CaseRow
+from privmarket.mechanisms.learned._weights import load, shipped
 from privmarket_studies.learned_frontier import FrontierRow
 from privmarket_studies.learned_tuning import TuningRow
 from privmarket_studies.make_weights import BASELINE_CASES, BUDGET_PER_CLIENT, CASES, LITERAL_CASES

@@ -14,14 +14,14 @@ from dataclasses import asdict, dataclass, replace
 import numpy as np
 import torch
 
-from privmarket.market.scenarios import scenario
+from privmarket.market._scenarios import scenario
 from privmarket.mechanisms import mechanism
-from privmarket.mechanisms.learned.learned_mechanism import LearnedMechanism, OutsideTraining
-from privmarket.mechanisms.learned.mean_field_network import ROW_FEATURES, MeanFieldNetwork
-from privmarket.mechanisms.learned.mfg_regretnet import CHUNK_ROWS
-from privmarket.mechanisms.learned.recipes import MisreportSearch, Recipe, recipe
-from privmarket.mechanisms.learned.trained_weights import new_trainer
-from privmarket.mechanisms.learned.trainer import Trainer
+from privmarket.mechanisms.learned._learned_mechanism import LearnedMechanism, OutsideTraining
+from privmarket.mechanisms.learned._mean_field_network import ROW_FEATURES, MeanFieldNetwork
+from privmarket.mechanisms.learned._mfg_regretnet import CHUNK_ROWS
+from privmarket.mechanisms.learned._recipes import MisreportSearch, Recipe, recipe
+from privmarket.mechanisms.learned._trained_weights import new_trainer
+from privmarket.mechanisms.learned._trainer import Trainer
 from privmarket_studies.timing import best_in_turn
 
 

@@ -17,12 +17,12 @@ from typing import Any, TypedDict
 
 import torch
 
-from privmarket.files import write_atomically
-from privmarket.market.attacks import QUICK
-from privmarket.market.scenarios import scenario
-from privmarket.mechanisms.learned.mean_field_loss import Alignment
-from privmarket.mechanisms.learned.recipes import Recipe
-from privmarket.mechanisms.learned.session import CaseRow, measure, train
+from privmarket._files import write_atomically
+from privmarket.market._attacks import QUICK
+from privmarket.market._scenarios import scenario
+from privmarket.mechanisms.learned._mean_field_loss import Alignment
+from privmarket.mechanisms.learned._recipes import Recipe
+from privmarket.mechanisms.learned._session import CaseRow, measure, train
 from privmarket_studies.make_weights import BUDGET_PER_CLIENT
 
 # Short, with half the clients per batch and half the attacked ones: a trial takes about a minute.

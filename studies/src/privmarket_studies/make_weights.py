@@ -13,14 +13,14 @@ from pathlib import Path
 
 import torch
 
-from privmarket.market.objectives import TOTAL_EPSILON, AggregateError, AggregationError
-from privmarket.market.scenarios import scenario
-from privmarket.mechanisms.learned.menu_session import DesignPoint, MenuProgress, learn_menus
-from privmarket.mechanisms.learned.menunet import AGGREGATE_WEIGHTS
-from privmarket.mechanisms.learned.recipes import TABLE_I, Recipe, recipe
-from privmarket.mechanisms.learned.session import CaseRow, measure, summary, train
-from privmarket.mechanisms.learned.trainer import TrainingStep
-from privmarket.mechanisms.learned.weights import Weights, load, save, shipped
+from privmarket.market._objectives import TOTAL_EPSILON, AggregateError, AggregationError
+from privmarket.market._scenarios import scenario
+from privmarket.mechanisms.learned._menu_session import DesignPoint, MenuProgress, learn_menus
+from privmarket.mechanisms.learned._menunet import AGGREGATE_WEIGHTS
+from privmarket.mechanisms.learned._recipes import TABLE_I, Recipe, recipe
+from privmarket.mechanisms.learned._session import CaseRow, measure, summary, train
+from privmarket.mechanisms.learned._trainer import TrainingStep
+from privmarket.mechanisms.learned._weights import Weights, load, save, shipped
 
 Case = tuple[str, int, float, int]  # scenario, clients, budget, markets attacked
 BUDGET_PER_CLIENT = {"uniform": 0.5, "bimodal": 0.5, "lognormal": 1.0}

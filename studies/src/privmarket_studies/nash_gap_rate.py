@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from privmarket.market.attacks import Attack, GridAttack
-from privmarket.market.bids import Array
-from privmarket.market.mechanism import Mechanism
-from privmarket.market.scenarios import Law
+from privmarket.market._attacks import Attack, GridAttack
+from privmarket.market._bids import Array
+from privmarket.market._mechanism import Mechanism
+from privmarket.market._scenarios import Law
 
 
 @dataclass(frozen=True)

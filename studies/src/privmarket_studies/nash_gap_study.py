@@ -19,16 +19,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from privmarket import __version__
-from privmarket.files import write_atomically
-from privmarket.market.bids import Array
-from privmarket.market.facts import MarketFacts
-from privmarket.market.mechanism import Mechanism
-from privmarket.market.menu import POSTED_PRICE, MenuCurve, from_function
-from privmarket.market.scenarios import scenario
+from privmarket._files import write_atomically
+from privmarket.market._bids import Array
+from privmarket.market._facts import MarketFacts
+from privmarket.market._mechanism import Mechanism
+from privmarket.market._menu import POSTED_PRICE, MenuCurve, from_function
+from privmarket.market._scenarios import scenario
 from privmarket.meanfield import Equilibrium, Grid, MenuMarket, Problem, Result, solve
-from privmarket.meanfield.deviation_gain import measure, search
+from privmarket.meanfield._deviation_gain import measure, search
 from privmarket.mechanisms import mechanism
-from privmarket.reports.palette import line_look, new_figure, save
+from privmarket.reports._palette import line_look, new_figure, save
 from privmarket_studies.nash_gap_rate import fit_slope, one_round_regret
 from privmarket_studies.nash_gap_report import Fit, GapCell, Headline, Measure, NashGapReport, SearchCell, Timed
 from privmarket_studies.plug_in_menu import PlugInMenu

@@ -19,7 +19,7 @@ from contextlib import chdir, redirect_stdout
 from pathlib import Path
 from typing import NotRequired, TypedDict
 
-from privmarket.files import write_atomically
+from privmarket._files import write_atomically
 
 
 class Output(TypedDict):

@@ -26,9 +26,9 @@ from pathlib import Path
 import click
 import typer.main
 
+from privmarket._files import write_atomically
 from privmarket.cli import app
 from privmarket.errors import PrivmarketError
-from privmarket.files import write_atomically
 
 # Not run: a pattern of the command → why.
 ELSEWHERE = {

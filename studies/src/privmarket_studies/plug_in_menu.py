@@ -10,11 +10,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from privmarket.market.bids import Array, Bids
-from privmarket.market.guarantees import BudgetFeasible, IndividuallyRational, WithinOffer
-from privmarket.market.mechanism import Mechanism
-from privmarket.market.menu import MenuCurve
-from privmarket.market.outcome import Outcome
+from privmarket.market._bids import Array, Bids
+from privmarket.market._guarantees import BudgetFeasible, IndividuallyRational, WithinOffer
+from privmarket.market._mechanism import Mechanism
+from privmarket.market._menu import MenuCurve
+from privmarket.market._outcome import Outcome
 
 _BISECTIONS = 60
 

@@ -11,12 +11,12 @@ import torch
 from absl import logging
 from dp_accounting import rdp
 
-from privmarket.privacy import integer_noise
-from privmarket.privacy.accountant import RdpAccountant
-from privmarket.privacy.calibration import ReleaseFamily
-from privmarket.privacy.events import PrivacyEvent, to_dp_event
-from privmarket.privacy.noise import NoiseSource
-from privmarket.privacy.release import ReleaseGrid
+from privmarket.privacy import _integer_noise as integer_noise
+from privmarket.privacy._accountant import RdpAccountant
+from privmarket.privacy._calibration import ReleaseFamily
+from privmarket.privacy._events import PrivacyEvent, to_dp_event
+from privmarket.privacy._noise import NoiseSource
+from privmarket.privacy._release import ReleaseGrid
 from privmarket_studies.timing import best_in_turn
 
 CLIENTS, ROUNDS, RATE = 100, 200, 0.05

@@ -23,8 +23,7 @@ from typing import TypedDict
 import jinja2
 import numpy as np
 
-from privmarket.federated.config import FederationConfig, Training
-from privmarket.files import write_atomically
+from privmarket._files import write_atomically
 from privmarket.secagg import (
     DEFAULT_COHORT,
     Client,
@@ -41,6 +40,7 @@ from privmarket.secagg import (
     from_bytes,
     to_bytes,
 )
+from privmarket.simulation._config import FederationConfig, Training
 from privmarket_studies.flower_speed import simulation_seconds
 from privmarket_studies.secagg_fuzz import play_sums
 

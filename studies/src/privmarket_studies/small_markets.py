@@ -3,7 +3,7 @@
     python -m privmarket_studies.small_markets docs/results/small-markets
 
 Types come from a grid of six valuations and two offers, and every profile of types is cleared, so nothing on the
-page is sampled. The optimum is a linear programme (`privmarket.market.exact_optimum`).
+page is sampled. The optimum is a linear programme (`privmarket.market._exact_optimum`).
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import TypedDict
 import numpy as np
 
 import privmarket as pm
-from privmarket.files import write_atomically
-from privmarket.market.evaluation import judge
-from privmarket.market.exact_optimum import TypeGrid, exact_optimum
-from privmarket.market.facts import MarketFacts
-from privmarket.market.guarantees import Truthful
+from privmarket._files import write_atomically
+from privmarket.market._evaluation import judge
+from privmarket.market._exact_optimum import TypeGrid, exact_optimum
+from privmarket.market._facts import MarketFacts
+from privmarket.market._guarantees import Truthful
 from privmarket_studies.page_text import table_row
 
 FOLDER = Path(__file__).parents[3] / "docs" / "results" / "small-markets"

@@ -16,11 +16,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from privmarket.federated.config import FederationConfig, recommended_training
-from privmarket.federated.simulation import Federation
-from privmarket.federated.state import RunResult
-from privmarket.federated.summary import brief
-from privmarket.files import write_atomically
+from privmarket._files import write_atomically
+from privmarket.simulation._config import FederationConfig, recommended_training
+from privmarket.simulation._federation import Federation
+from privmarket.simulation._state import RunResult
+from privmarket.simulation._summary import brief
 from privmarket.tasks import Dataset, Task, drawn_parts, load_dataset, task_of, with_features
 from privmarket_studies.kept_weights import read_run, with_weights
 

@@ -1,7 +1,7 @@
 """What is chosen on validation records before any curve is made: the server's rates, and H as it really is.
 
 Trials use a seed that no kept run uses. `spread.json` holds, for each rate, trainings with parts of the clients and
-with noise (`federated.client_spread`); `selection.json` holds accuracies by trust, sum of money, rule and rate.
+with noise (`simulation._client_spread`); `selection.json` holds accuracies by trust, sum of money, rule and rate.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from privmarket.federated.client_spread import ClientSpread, measure_spread
-from privmarket.files import write_atomically
+from privmarket._files import write_atomically
+from privmarket.simulation._client_spread import ClientSpread, measure_spread
 from privmarket.tasks import Dataset, load_dataset, with_features
 from privmarket_studies.trust_runs import MONEY, TrustRun, played, point, rules_of, shared_out
 

@@ -15,8 +15,8 @@ import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from privmarket.federated.simulation import Federation
-from privmarket.files import write_atomically
+from privmarket._files import write_atomically
+from privmarket.simulation._federation import Federation
 from privmarket.tasks import load_dataset, with_features
 from privmarket_studies.trust_front import caption, draw_front, headline
 from privmarket_studies.trust_results import draw, render

@@ -2,7 +2,7 @@
 
 - *tuned*: one measure with all of δ, the one that suits the first sale of the history best. For equal sales nothing
   that is proved sells more; a wallet whose measure the first sale fixed for life sold as many.
-- *several*: what every wallet does, `privacy.wallet_measures.SHARES`.
+- *several*: what every wallet does, `privacy._wallet_measures.SHARES`.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from itertools import cycle
 
 import numpy as np
 
-from privmarket.privacy.calibration import ReleaseFamily
-from privmarket.privacy.events import PrivacyEvent
-from privmarket.privacy.wallet import Wallets
+from privmarket.privacy._calibration import ReleaseFamily
+from privmarket.privacy._events import PrivacyEvent
+from privmarket.privacy._wallet import Wallets
 from privmarket_studies.timing import best_in_turn
 
 _CAPS = (1.0, 3.0, 8.0, 20.0)

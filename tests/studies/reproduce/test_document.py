@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from privmarket.errors import UnknownNameError
-from privmarket.reports.palette import new_figure
+from privmarket.reports._palette import new_figure
 from privmarket_studies.reproduce.cache import Record
 from privmarket_studies.reproduce.cells import Cell
 from privmarket_studies.reproduce.document import (

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from privmarket.federated.config import FederationConfig, Training
-from privmarket.federated.simulation import run as plain_run
+from privmarket.simulation._config import FederationConfig, Training
+from privmarket.simulation._federation import run as plain_run
 from privmarket_studies.reproduce import federated
 
 CONFIG = {

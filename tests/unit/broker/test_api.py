@@ -14,13 +14,21 @@ from fastapi import APIRouter
 from fastapi.testclient import TestClient
 
 import privmarket as pm
-from privmarket.broker import answers, market_routes, operator_routes
-from privmarket.broker.api import ServiceSettings, create_app
-from privmarket.broker.broker import Broker
-from privmarket.broker.http_client import BrokerCallError, BrokerClient
-from privmarket.broker.limits import Limits, RateLimit
-from privmarket.broker.schema import head, metadata
-from privmarket.broker.signatures import Head, SigningKey
+from privmarket.broker import (
+    _answers as answers,
+)
+from privmarket.broker import (
+    _market_routes as market_routes,
+)
+from privmarket.broker import (
+    _operator_routes as operator_routes,
+)
+from privmarket.broker._api import ServiceSettings, create_app
+from privmarket.broker._broker import Broker
+from privmarket.broker._http_client import BrokerCallError, BrokerClient
+from privmarket.broker._limits import Limits, RateLimit
+from privmarket.broker._schema import head, metadata
+from privmarket.broker._signatures import Head, SigningKey
 from privmarket_studies.torture.market import TASK, Market, key, make_market
 from tests.postgres import new_database
 

@@ -7,16 +7,17 @@ from typing import Any
 
 import pytest
 
-from privmarket.broker import bookings, ledger
-from privmarket.broker.http_errors import (
+from privmarket.broker import _bookings as bookings
+from privmarket.broker import _ledger as ledger
+from privmarket.broker._http_errors import (
     BrokerError,
     ConflictError,
     ForbiddenError,
     InsufficientFundsError,
     NotFoundError,
 )
-from privmarket.broker.parties import Actor
-from privmarket.broker.verify import verify
+from privmarket.broker._parties import Actor
+from privmarket.broker._verify import verify
 from privmarket_studies.torture.market import Market, key
 
 

@@ -19,16 +19,30 @@ import psycopg
 import pytest
 from fastapi.testclient import TestClient
 
-from privmarket.broker import auction_process, noise_tables, rules, sql, wallets
-from privmarket.broker import database as stored
-from privmarket.broker.api import ServiceSettings, create_app
-from privmarket.broker.broker import Broker
-from privmarket.broker.http_errors import BrokerError, ConflictError, UnavailableError
-from privmarket.broker.verify import verify
+from privmarket.broker import (
+    _auction_process as auction_process,
+)
+from privmarket.broker import _database as stored
+from privmarket.broker import (
+    _noise_tables as noise_tables,
+)
+from privmarket.broker import (
+    _rules as rules,
+)
+from privmarket.broker import (
+    _sql as sql,
+)
+from privmarket.broker import (
+    _wallets as wallets,
+)
+from privmarket.broker._api import ServiceSettings, create_app
+from privmarket.broker._broker import Broker
+from privmarket.broker._http_errors import BrokerError, ConflictError, UnavailableError
+from privmarket.broker._verify import verify
 from privmarket.errors import PrivmarketError
 from privmarket.mechanisms import mechanism, mechanism_names
-from privmarket.privacy import tables
-from privmarket.privacy.accountant import composed_epsilon
+from privmarket.privacy import _tables as tables
+from privmarket.privacy._accountant import composed_epsilon
 from privmarket.rounds import Offer
 from privmarket_studies.torture.market import BROKER_KEY, TASK, Market, key, make_market
 from tests.postgres import new_database

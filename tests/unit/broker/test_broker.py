@@ -9,10 +9,24 @@ import numpy as np
 import pytest
 from sqlalchemy import func, select
 
-from privmarket.broker import bidding, clearing, ledger, log_views, wallets
-from privmarket.broker.bidding import BidRequest
-from privmarket.broker.broker import Broker
-from privmarket.broker.http_errors import (
+from privmarket.broker import (
+    _bidding as bidding,
+)
+from privmarket.broker import (
+    _clearing as clearing,
+)
+from privmarket.broker import (
+    _ledger as ledger,
+)
+from privmarket.broker import (
+    _log_views as log_views,
+)
+from privmarket.broker import (
+    _wallets as wallets,
+)
+from privmarket.broker._bidding import BidRequest
+from privmarket.broker._broker import Broker
+from privmarket.broker._http_errors import (
     BrokerError,
     ConflictError,
     ForbiddenError,
@@ -21,14 +35,14 @@ from privmarket.broker.http_errors import (
     NotFoundError,
     UnauthenticatedError,
 )
-from privmarket.broker.parties import hash_token
-from privmarket.broker.schema import awards, bids, log, metadata, parties
-from privmarket.broker.stored_rows import round_and_task
-from privmarket.broker.verify import verify
+from privmarket.broker._parties import hash_token
+from privmarket.broker._schema import awards, bids, log, metadata, parties
+from privmarket.broker._stored_rows import round_and_task
+from privmarket.broker._verify import verify
 from privmarket.errors import PrivmarketError
-from privmarket.market.outcome import Outcome
-from privmarket.privacy.accountant import composed_epsilon
-from privmarket.privacy.calibration import ReleaseFamily
+from privmarket.market._outcome import Outcome
+from privmarket.privacy._accountant import composed_epsilon
+from privmarket.privacy._calibration import ReleaseFamily
 from privmarket.rounds import Offer, Terms
 from privmarket_studies.torture.market import BROKER_KEY, TASK, Market, key, make_market
 from tests.laws.broken import RoundsDownTooMuch, RoundsUp, TakesMoreThanOffered
@@ -487,7 +501,7 @@ def test_terms_carry_what_the_task_says_about_trust(market: Market) -> None:
 
 
 def test_no_torch_in_the_broker() -> None:
-    code = "import sys, privmarket.broker.broker, privmarket.broker.verify; sys.exit('torch' in sys.modules)"
+    code = "import sys, privmarket.broker._broker, privmarket.broker._verify; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

@@ -13,11 +13,11 @@ import httpx
 import psycopg
 import pytest
 
-from privmarket.broker import database as stored
-from privmarket.broker.api import ServiceSettings, create_app
-from privmarket.broker.broker import Broker, Scheduler
-from privmarket.broker.http_errors import UnavailableError
-from privmarket.broker.verify import verify
+from privmarket.broker import _database as stored
+from privmarket.broker._api import ServiceSettings, create_app
+from privmarket.broker._broker import Broker, Scheduler
+from privmarket.broker._http_errors import UnavailableError
+from privmarket.broker._verify import verify
 from privmarket.rounds import Offer
 from privmarket_studies.torture.market import BROKER_KEY, Market, key, make_market
 from tests.postgres import new_database

@@ -5,10 +5,10 @@ import sqlite3
 import pytest
 from sqlalchemy import update
 
-from privmarket.broker import views
-from privmarket.broker.deliveries import AWAITED, WAS_FAULTY, Deadlines, Standing, decided_at, standing
-from privmarket.broker.schema import awards
-from privmarket.broker.stored_rows import AwardRow
+from privmarket.broker import _views as views
+from privmarket.broker._deliveries import AWAITED, WAS_FAULTY, Deadlines, Standing, decided_at, standing
+from privmarket.broker._schema import awards
+from privmarket.broker._stored_rows import AwardRow
 from privmarket_studies.torture.market import Market
 
 UNTIL = Deadlines(10, 20, 30, 40)

@@ -9,9 +9,9 @@ from typing import Any
 from fastapi.testclient import TestClient
 from starlette.types import Message
 
-from privmarket.broker import events
-from privmarket.broker.api import create_app
-from privmarket.broker.parties import Actor
+from privmarket.broker import _events as events
+from privmarket.broker._api import create_app
+from privmarket.broker._parties import Actor
 from privmarket_studies.torture.market import Market, key
 from tests.unit.broker.test_api import SETTINGS
 

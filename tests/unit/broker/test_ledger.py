@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from privmarket.broker import ledger
-from privmarket.broker.broker import Broker
+from privmarket.broker import _ledger as ledger
+from privmarket.broker._broker import Broker
 from privmarket_studies.torture.market import TASK, Market, key
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from privmarket.broker.limits import Counters, Gate, Limits, Places, RateLimit
+from privmarket.broker._limits import Counters, Gate, Limits, Places, RateLimit
 
 SMALL = Limits(
     body_bytes=100,

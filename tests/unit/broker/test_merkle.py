@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from privmarket.broker import merkle
-from privmarket.broker.merkle import TILE_HEIGHT, Frontier, consistency_proof, extends, includes, inclusion_proof
+from privmarket.broker import _merkle as merkle
+from privmarket.broker._merkle import TILE_HEIGHT, Frontier, consistency_proof, extends, includes, inclusion_proof
 
 LEAVES = [merkle.leaf_hash(bytes([i])) for i in range(20)]
 

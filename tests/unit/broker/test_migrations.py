@@ -12,10 +12,10 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine, create_engine, inspect
 
-from privmarket.broker import storage
-from privmarket.broker.broker import Broker
-from privmarket.broker.schema import metadata
-from privmarket.broker.stored_rows import AwardRow, BidRow, PartyRow, PayoutRow, RoundRow, TaskRow
+from privmarket.broker import _storage as storage
+from privmarket.broker._broker import Broker
+from privmarket.broker._schema import metadata
+from privmarket.broker._stored_rows import AwardRow, BidRow, PartyRow, PayoutRow, RoundRow, TaskRow
 
 FOLDER = Path(storage.__file__).parent / "migrations"
 

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 
-from privmarket.broker import noise_tables
-from privmarket.broker.api import create_app
-from privmarket.broker.http_errors import ConflictError, TooManyRequestsError, UnavailableError
-from privmarket.broker.noise_tables import TableBuilder
-from privmarket.privacy import tables
-from privmarket.privacy.calibration import ReleaseFamily
+from privmarket.broker import _noise_tables as noise_tables
+from privmarket.broker._api import create_app
+from privmarket.broker._http_errors import ConflictError, TooManyRequestsError, UnavailableError
+from privmarket.broker._noise_tables import TableBuilder
+from privmarket.privacy import _tables as tables
+from privmarket.privacy._calibration import ReleaseFamily
 from privmarket_studies.torture.market import TASK, Market, key
 from tests.unit.broker.test_api import SETTINGS
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from privmarket.broker.http_errors import ConflictError
+from privmarket.broker._http_errors import ConflictError
 from privmarket_studies.torture import broker_outsider as outsider
 from privmarket_studies.torture.broker_outsider import Attempt, Victim, all_attempts, make_victim, run_attempt
 from privmarket_studies.torture.market import key, make_market

@@ -8,14 +8,28 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from privmarket.broker import auction_process, bid_preview, charts, views, wallets
-from privmarket.broker.api import create_app
-from privmarket.broker.broker import Broker
-from privmarket.broker.http_errors import UnauthenticatedError
-from privmarket.broker.page_frame import details_in_words
-from privmarket.broker.signatures import canonical
-from privmarket.broker.wallets import WalletRecord
-from privmarket.privacy.calibration import ReleaseFamily
+from privmarket.broker import (
+    _auction_process as auction_process,
+)
+from privmarket.broker import (
+    _bid_preview as bid_preview,
+)
+from privmarket.broker import (
+    _charts as charts,
+)
+from privmarket.broker import (
+    _views as views,
+)
+from privmarket.broker import (
+    _wallets as wallets,
+)
+from privmarket.broker._api import create_app
+from privmarket.broker._broker import Broker
+from privmarket.broker._http_errors import UnauthenticatedError
+from privmarket.broker._page_frame import details_in_words
+from privmarket.broker._signatures import canonical
+from privmarket.broker._wallets import WalletRecord
+from privmarket.privacy._calibration import ReleaseFamily
 from privmarket_studies.torture.market import TASK, Market, key
 from tests.unit.broker.test_api import PAGE_ROUTES, SETTINGS
 

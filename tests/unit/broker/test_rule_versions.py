@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from privmarket.broker import rules
+from privmarket.broker import _rules as rules
 from privmarket.mechanisms import mechanism, mechanism_names
 
 KEPT = Path(__file__).with_name("rule_versions.json")

@@ -8,13 +8,13 @@ import pytest
 from fastapi.testclient import TestClient
 
 from privmarket.broker import _replay
+from privmarket.broker._api import ServiceSettings, create_app
+from privmarket.broker._audit_routes import Kind
+from privmarket.broker._http_client import BrokerCallError, BrokerClient, LogForkedError
+from privmarket.broker._http_errors import BrokerError, ConflictError, ForbiddenError
+from privmarket.broker._signatures import SigningKey
 from privmarket.broker._statements import STATEMENTS
-from privmarket.broker.api import ServiceSettings, create_app
-from privmarket.broker.audit_routes import Kind
-from privmarket.broker.http_client import BrokerCallError, BrokerClient, LogForkedError
-from privmarket.broker.http_errors import BrokerError, ConflictError, ForbiddenError
-from privmarket.broker.signatures import SigningKey
-from privmarket.broker.verify import verify
+from privmarket.broker._verify import verify
 from privmarket_studies.torture.market import TASK, Market, key, make_market
 
 SETTINGS = ServiceSettings(tick_seconds=0, requests_per_second=1e6, burst=1e6)

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from privmarket.broker import _broker_key
-from privmarket.broker.broker import Broker
-from privmarket.broker.database import Database
-from privmarket.broker.http_errors import BrokerError, ConflictError, DatabaseError
-from privmarket.broker.log import Entry
-from privmarket.broker.signatures import SigningKey, canonical
-from privmarket.broker.verify import verify
+from privmarket.broker._broker import Broker
+from privmarket.broker._database import Database
+from privmarket.broker._http_errors import BrokerError, ConflictError, DatabaseError
+from privmarket.broker._log import Entry
+from privmarket.broker._signatures import SigningKey, canonical
+from privmarket.broker._verify import verify
 from privmarket.rounds import Offer
 from privmarket_studies.torture import broker_tampering as campaign
 from privmarket_studies.torture.broker_tampering import SIGNING, STRANGER, Target, make_target, run_edit
@@ -62,7 +62,7 @@ def test_the_campaign_says_missed_where_a_check_is_missing(
     edits = {one.name: one for one in campaign.appended_edits(target)}
     edit = edits["a rejection invented"]
     assert run_edit(target, edit, tmp_path).result == "found"
-    monkeypatch.setattr("privmarket.broker.entry_rules.EntryRules._signed", lambda *_: iter(()))
+    monkeypatch.setattr("privmarket.broker._entry_rules.EntryRules._signed", lambda *_: iter(()))
     assert run_edit(target, edit, tmp_path).result == "missed"
 
 

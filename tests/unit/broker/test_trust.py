@@ -15,17 +15,17 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from fastapi.testclient import TestClient
 
+from privmarket.broker._api import ServiceSettings, create_app
+from privmarket.broker._backup import backup, restore
+from privmarket.broker._broker import Broker
+from privmarket.broker._database import Database
+from privmarket.broker._http_client import BrokerCallError, BrokerClient, LogForkedError
+from privmarket.broker._http_errors import BrokerError, ConflictError, DatabaseError, ForbiddenError
+from privmarket.broker._log_witness import Witness, forks, read_heads
+from privmarket.broker._sealed import unseal
+from privmarket.broker._signatures import Head, SigningKey, key_message
 from privmarket.broker._signed_note import read_checkpoint
-from privmarket.broker.api import ServiceSettings, create_app
-from privmarket.broker.backup import backup, restore
-from privmarket.broker.broker import Broker
-from privmarket.broker.database import Database
-from privmarket.broker.http_client import BrokerCallError, BrokerClient, LogForkedError
-from privmarket.broker.http_errors import BrokerError, ConflictError, DatabaseError, ForbiddenError
-from privmarket.broker.log_witness import Witness, forks, read_heads
-from privmarket.broker.sealed import unseal
-from privmarket.broker.signatures import Head, SigningKey, key_message
-from privmarket.broker.verify import verify
+from privmarket.broker._verify import verify
 from privmarket.rounds import Offer
 from privmarket_studies.torture import market as markets
 from privmarket_studies.torture.eventful import NONCE, eventful_market, sealed_bid

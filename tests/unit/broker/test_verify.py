@@ -14,13 +14,15 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from privmarket.broker import projection, rules
-from privmarket.broker.database import Database
-from privmarket.broker.http_errors import BrokerError, DatabaseError
-from privmarket.broker.schema import PROJECTIONS, metadata
-from privmarket.broker.verify import verify
+from privmarket.broker import _projection as projection
+from privmarket.broker import _rules as rules
+from privmarket.broker._database import Database
+from privmarket.broker._http_errors import BrokerError, DatabaseError
+from privmarket.broker._schema import PROJECTIONS, metadata
+from privmarket.broker._verify import verify
 from privmarket.mechanisms import mechanism
-from privmarket.privacy import gaussian, wallet_measures
+from privmarket.privacy import _gaussian as gaussian
+from privmarket.privacy import _wallet_measures as wallet_measures
 from privmarket.rounds import Offer
 from privmarket_studies.torture.broker_tampering import table_edits
 from privmarket_studies.torture.eventful import eventful_market

@@ -18,10 +18,10 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from fastapi.testclient import TestClient
 
-from privmarket.broker.api import create_app
-from privmarket.broker.http_errors import BrokerError
-from privmarket.broker.signatures import SigningKey, is_signed
-from privmarket.broker.webhooks import Address, Webhooks, checked_address, message, post
+from privmarket.broker._api import create_app
+from privmarket.broker._http_errors import BrokerError
+from privmarket.broker._signatures import SigningKey, is_signed
+from privmarket.broker._webhooks import Address, Webhooks, checked_address, message, post
 from privmarket_studies.torture.market import key, make_market
 from tests.unit.broker.test_api import SETTINGS
 

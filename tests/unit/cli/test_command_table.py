@@ -11,8 +11,8 @@ import typer
 from typer.testing import CliRunner
 
 from privmarket.cli import app
-from privmarket.cli.command_table import COMMANDS, load
-from privmarket.market.attacks import LEVELS, GridAttack
+from privmarket.cli._command_table import COMMANDS, load
+from privmarket.market._attacks import LEVELS, GridAttack
 
 runner = CliRunner()
 
@@ -53,7 +53,7 @@ def test_listing_loads_no_command(arguments):
         f"import sys; sys.argv = ['privmarket', *{arguments!r}]\n"
         "from privmarket.cli import main\n"
         "try:\n    main()\nexcept SystemExit:\n    pass\n"
-        "sys.exit(any(name in sys.modules for name in ('privmarket.cli.federate', 'numpy')))"
+        "sys.exit(any(name in sys.modules for name in ('privmarket.cli._federate', 'numpy')))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr

@@ -8,7 +8,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from privmarket.cli.extensions import GROUP, STUDIES, add_commands
+from privmarket.cli._extensions import GROUP, STUDIES, add_commands
 from privmarket.errors import MissingPartError
 
 HERE = "tests.unit.cli.test_extensions"

@@ -9,11 +9,11 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from privmarket.cli import live
-from privmarket.cli.federate import LiveRounds
-from privmarket.cli.live import Curve, LiveView, sparkline
-from privmarket.federated.config import FederationConfig
+from privmarket.cli import _live as live
+from privmarket.cli._federate import LiveRounds
+from privmarket.cli._live import Curve, LiveView, sparkline
 from privmarket.rounds import RoundRecord
+from privmarket.simulation._config import FederationConfig
 
 
 @pytest.fixture

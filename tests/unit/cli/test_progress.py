@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import io
 
-from privmarket.cli import progress
-from privmarket.cli.progress import ProgressBar, WorkBar
+from privmarket.cli import _progress as progress
+from privmarket.cli._progress import ProgressBar, WorkBar
 
 
 def test_a_guess_that_was_too_low_grows_and_one_that_was_too_high_ends(capsys):

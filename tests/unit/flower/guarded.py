@@ -10,8 +10,8 @@ from flwr.common import ndarrays_to_parameters
 from flwr.serverapp import ServerApp
 
 import privmarket as pm
-from privmarket.flower.in_process import InProcessGrid, play_in_process
-from privmarket.privacy.noise import NoiseSource
+from privmarket.flower._in_process import InProcessGrid, play_in_process
+from privmarket.privacy._noise import NoiseSource
 
 START = {"weight": np.zeros((4, 3), dtype=np.float32), "bias": np.zeros(3, dtype=np.float32)}
 SITE = """
@@ -32,7 +32,7 @@ def policy(folder, text=SITE):
 
 def wallet(folder, client="0"):
     """What a site's wallet says."""
-    return pm.flower.WalletFile.existing(folder / f"wallet-{client}.jsonl")
+    return pm.privacy.WalletFile.existing(folder / f"wallet-{client}.jsonl")
 
 
 def arrays(values=None):

@@ -14,15 +14,15 @@ from flwr.serverapp.strategy import FedAvg
 
 import privmarket as pm
 from privmarket.errors import PrivacyError, UnknownNameError
-from privmarket.flower import wire
-from privmarket.flower.in_process import play_in_process
-from privmarket.flower.mod import _AppTraining, noisy_weights
-from privmarket.flower.node_seller import Job
-from privmarket.flower.result import saved_result
-from privmarket.flower.wire import Sale
-from privmarket.privacy.calibration import ReleaseFamily
-from privmarket.privacy.noise import NoiseSource
-from privmarket.privacy.policy import PolicyRefusal
+from privmarket.flower import _wire as wire
+from privmarket.flower._in_process import play_in_process
+from privmarket.flower._mod import _AppTraining, noisy_weights
+from privmarket.flower._node_seller import Job
+from privmarket.flower._result import saved_result
+from privmarket.flower._wire import Sale
+from privmarket.privacy._calibration import ReleaseFamily
+from privmarket.privacy._noise import NoiseSource
+from privmarket.privacy._policy import PolicyRefusal
 from tests.unit.flower.toy import VALUATIONS, Wire, partition, refusal_of, seed_noise
 
 NODES = 6
@@ -55,7 +55,7 @@ def mod(folder, **options):
     options = {"noise": "update", "epsilon": lambda context: 0.5 + 0.07 * partition(context), **options}
     return pm.flower.WalletMod(
         valuation=lambda context: VALUATIONS[partition(context)],
-        wallet=lambda context: pm.flower.WalletFile(folder / f"{partition(context)}.jsonl", 4.0),
+        wallet=lambda context: pm.privacy.WalletFile(folder / f"{partition(context)}.jsonl", 4.0),
         **options,
     )
 
@@ -125,7 +125,7 @@ def test_a_broken_app_is_not_paid_and_has_spent(kind, tmp_path):
     assert "2" in strategy.records[0].dropped
     assert "2" not in strategy.records[0].paid_micro
     assert np.isfinite(result.arrays["w"].numpy()).all()
-    (sale,) = pm.flower.WalletFile(tmp_path / "2.jsonl", 4.0).statement()
+    (sale,) = pm.privacy.WalletFile(tmp_path / "2.jsonl", 4.0).statement()
     assert sale["epsilon"] > 0
 
 
@@ -258,7 +258,7 @@ def test_an_existing_app_learns_and_its_market_reports(tmp_path, monkeypatch):
     assert saved_result(context) == json.loads((tmp_path / "result.json").read_text())
     wallets = {path.name for path in tmp_path.glob("*.jsonl")}
     assert wallets == {f"client-{i}.jsonl" for i in range(NODES)}  # one for each node
-    (first, *_) = pm.flower.WalletFile(tmp_path / "client-0.jsonl", 30.0).statement()
+    (first, *_) = pm.privacy.WalletFile(tmp_path / "client-0.jsonl", 30.0).statement()
     assert first["paid_micro"] > 0
 
 
@@ -275,7 +275,7 @@ def test_a_model_that_mixes_records_is_refused_before_anything_is_reserved(tmp_p
     buyer = strategy()
     result = buyer.start(grid, ArrayRecord(build().state_dict()), num_rounds=1)
     assert all("model" in why for why in buyer.records[0].dropped.values())
-    assert all(pm.flower.WalletFile(path, 30.0).statement() == [] for path in tmp_path.glob("*.jsonl"))
+    assert all(pm.privacy.WalletFile(path, 30.0).statement() == [] for path in tmp_path.glob("*.jsonl"))
     report = buyer.report(Context(1, 1, {}, RecordDict(), {}), result)
     assert "nothing was bought" in report.summary()[-1]
 
@@ -303,6 +303,6 @@ def test_the_example_with_opacus_learns_and_its_noise_is_its_own(monkeypatch, tm
         runs.append(json.loads((tmp_path / f"{number}.json").read_text()))
     assert all(one["accuracy"] > 0.3 for one in runs)  # by chance 0.1
     assert runs[0]["weights_sha256"] != runs[1]["weights_sha256"]
-    wallet = pm.flower.WalletFile.existing(tmp_path / "0" / "client-0.jsonl")
+    wallet = pm.privacy.WalletFile.existing(tmp_path / "0" / "client-0.jsonl")
     assert wallet.epsilon_spent == pytest.approx(runs[0]["epsilon_spent"]["0"], rel=0.1)
     assert 0.0 < wallet.epsilon_remaining < wallet.cap_epsilon == 8.0

@@ -8,12 +8,12 @@ from flwr.app import Error, Message
 from flwr.serverapp.strategy import FedMedian
 
 import privmarket as pm
-from privmarket.broker.signatures import SigningKey
+from privmarket.broker._signatures import SigningKey
 from privmarket.errors import ConfigurationError
-from privmarket.federated.config import FederationConfig, Training
-from privmarket.federated.simulation import run
-from privmarket.flower import guard, secure, wire
-from privmarket.flower.sum_rehearsal import ATTACKS, IN_PROCESS_ATTACKS, SumPlan, rehearse_sums, sum_verdicts
+from privmarket.flower import _guard as guard
+from privmarket.flower import _secure as secure
+from privmarket.flower import _wire as wire
+from privmarket.flower._sum_rehearsal import ATTACKS, IN_PROCESS_ATTACKS, SumPlan, rehearse_sums, sum_verdicts
 from privmarket.secagg import (
     Client,
     Invitation,
@@ -23,6 +23,8 @@ from privmarket.secagg import (
     SurvivorList,
     add_up,
 )
+from privmarket.simulation._config import FederationConfig, Training
+from privmarket.simulation._federation import run
 from tests.json_fields import check_fields
 from tests.unit.flower.toy import OPEN_TO_SUMS, Wire, refusal_of, seed_noise
 
@@ -147,7 +149,7 @@ def test_a_client_checks_its_part_of_the_sum(changes, reason, tmp_path):
     assert result.paid_micro == {}
     files = list(tmp_path.glob("*.jsonl"))
     assert files
-    assert all(pm.flower.WalletFile(path, np.inf).statement() == [] for path in files)
+    assert all(pm.privacy.WalletFile(path, np.inf).statement() == [] for path in files)
 
 
 def test_a_sum_that_every_seller_refuses_costs_nobody_anything():

@@ -7,17 +7,19 @@ import pytest
 from fastapi.testclient import TestClient
 
 import privmarket as pm
-from privmarket.broker import wallets
-from privmarket.broker.api import ServiceSettings, create_app
-from privmarket.broker.broker import Broker
-from privmarket.broker.http_client import BrokerClient
-from privmarket.broker.signatures import SigningKey
-from privmarket.broker.verify import verify
+from privmarket.broker import _wallets as wallets
+from privmarket.broker._api import ServiceSettings, create_app
+from privmarket.broker._broker import Broker
+from privmarket.broker._http_client import BrokerClient
+from privmarket.broker._signatures import SigningKey
+from privmarket.broker._verify import verify
 from privmarket.errors import ConfigurationError
-from privmarket.federated.config import FederationConfig, Training
-from privmarket.federated.simulation import run as simulate
-from privmarket.flower import guard, secure_seller, wire
+from privmarket.flower import _guard as guard
+from privmarket.flower import _secure_seller as secure_seller
+from privmarket.flower import _wire as wire
 from privmarket.secagg import AdvertisedKeys, Invitation, KeyList, SigningIdentity
+from privmarket.simulation._config import FederationConfig, Training
+from privmarket.simulation._federation import run as simulate
 from privmarket_studies.torture.market import BROKER_KEY, Clock
 from tests.unit.flower.toy import CLIENTS, VALUATIONS, Wire, client, partition, server, train
 
@@ -111,7 +113,7 @@ def test_who_does_not_deliver_is_not_paid_by_the_broker(service):
 
 
 def test_without_a_claim_the_broker_gives_back_what_the_clients_own_file_keeps(tmp_path):
-    """The broker's clause of the rule in `privacy.wallet_store`, and the stricter wallet on the client's disk."""
+    """The broker's clause of the rule in `privacy._wallet_store`, and the stricter wallet on the client's disk."""
 
     def spoil(weights, job):
         if job.client == "0":
@@ -121,7 +123,7 @@ def test_without_a_claim_the_broker_gives_back_what_the_clients_own_file_keeps(t
     clock = Clock()
     service = make_service(tmp_path, clock)
     broker, connect, buyer, sellers = service
-    files = [pm.flower.WalletFile(tmp_path / f"{i}.jsonl", 8.0) for i in range(CLIENTS)]
+    files = [pm.privacy.WalletFile(tmp_path / f"{i}.jsonl", 8.0) for i in range(CLIENTS)]
     _, grid = play(service, spoil, wallet=lambda context: files[partition(context)], rounds=1)
     round_id = grid.orders()[0][1].broker_round
     silent, other = (connect(token).me()["id"] for token in sellers[:2])

@@ -10,13 +10,12 @@ from typer.testing import CliRunner
 
 import privmarket as pm
 from privmarket.cli import app
-from privmarket.federated import shares
-from privmarket.federated.config import FederationConfig, Training
-from privmarket.federated.simulation import run
-from privmarket.flower import guard, secure, wire
-from privmarket.flower.node_seller import Seller, partition_name
-from privmarket.flower.sum_rehearsal import rehearsal_keys
-from privmarket.privacy.wallet_file import WalletFile
+from privmarket.flower import _guard as guard
+from privmarket.flower import _secure as secure
+from privmarket.flower import _wire as wire
+from privmarket.flower._node_seller import Seller, partition_name
+from privmarket.flower._sum_rehearsal import rehearsal_keys
+from privmarket.privacy._wallet_file import WalletFile
 from privmarket.secagg import (
     Confirmation,
     DealingCall,
@@ -25,6 +24,9 @@ from privmarket.secagg import (
     SharedSum,
     SurvivorList,
 )
+from privmarket.simulation import _shares as shares
+from privmarket.simulation._config import FederationConfig, Training
+from privmarket.simulation._federation import run
 from tests.unit.flower.toy import Wire, refusal_of
 
 CLIENTS, LARGEST = 12, 6

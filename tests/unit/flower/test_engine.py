@@ -8,10 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from privmarket.cli import flower as flower_commands
-from privmarket.flower import engine as engine_module
-from privmarket.flower.engine import Engine, EngineError
-from privmarket.flower.rehearsal import RehearsalPlan, run_timeout, stretched
+from privmarket.cli import _flower as flower_commands
+from privmarket.flower import _engine as engine_module
+from privmarket.flower._engine import Engine, EngineError
+from privmarket.flower._rehearsal import RehearsalPlan, run_timeout, stretched
 
 GIVEN_UP = "ERROR : [/v1/runtime/get-nodes][ApiError:1008] Runtime task-token authentication failed."
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import privmarket as pm
-from privmarket.federated.config import FederationConfig, Training
-from privmarket.federated.simulation import run
+from privmarket.simulation._config import FederationConfig, Training
+from privmarket.simulation._federation import run
 
 SMALL = FederationConfig(clients=12, rounds=4, budget=5.0, training=Training(model="logistic"), seed=3)
 
@@ -45,7 +45,7 @@ def test_the_result_says_what_everybody_got(tmp_path):
     assert set(result.epsilon_spent) == {c for r in result.records for c in r.sold_epsilon}
     assert result.certificate().epsilon <= max(result.epsilon_spent.values())
     for client in result.paid_micro:  # the client's own books say the same
-        wallet = pm.flower.WalletFile(tmp_path / f"client-{client}.jsonl", np.inf)
+        wallet = pm.privacy.WalletFile(tmp_path / f"client-{client}.jsonl", np.inf)
         statement = wallet.statement()
         assert sum(sale["paid_micro"] for sale in statement) == result.paid_micro[client]
         assert all(sale["released"] for sale in statement)

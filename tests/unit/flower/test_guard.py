@@ -22,10 +22,10 @@ from typer.testing import CliRunner
 import privmarket as pm
 from privmarket.cli import app as cli
 from privmarket.errors import ConfigurationError, WalletError
-from privmarket.flower.in_process import InProcessGrid, play_in_process
-from privmarket.flower.training import private_module_update, trainable_arrays
-from privmarket.privacy.calibration import ReleaseFamily, noise_multiplier
-from privmarket.privacy.noise import NoiseSource
+from privmarket.flower._in_process import InProcessGrid, play_in_process
+from privmarket.flower._training import private_module_update, trainable_arrays
+from privmarket.privacy._calibration import ReleaseFamily, noise_multiplier
+from privmarket.privacy._noise import NoiseSource
 from privmarket.training import LocalPlan
 from tests.unit.flower.guarded import (
     NODE,
@@ -357,7 +357,7 @@ def test_the_statement_lists_what_left(tmp_path):
 def test_market_and_guard_share_a_wallet(tmp_path):
     app = plain_app([guard(tmp_path)])
     assert not ask(app).has_error()
-    file = pm.flower.WalletFile(tmp_path / "wallet-0.jsonl", 6.0)
+    file = pm.privacy.WalletFile(tmp_path / "wallet-0.jsonl", 6.0)
     event = ReleaseFamily().event(1.0)
     with file.open() as sold, suppress(WalletError):  # a market that buys until nothing is left
         for number in range(100):

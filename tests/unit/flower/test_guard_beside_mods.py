@@ -11,8 +11,8 @@ from flwr.server.workflow import DefaultWorkflow, SecAggPlusWorkflow, SecAggWork
 from flwr.serverapp import strategy as new
 
 import privmarket as pm
-from privmarket.flower.in_process import InProcessGrid
-from privmarket.privacy.calibration import noise_multiplier
+from privmarket.flower._in_process import InProcessGrid
+from privmarket.privacy._calibration import noise_multiplier
 from tests.unit.flower.guarded import SITE, ask, old_app, old_start, plain_app, policy, run, seed_noise, wallet
 
 NODES = 3

@@ -9,7 +9,7 @@ import privmarket as pm
 assert not {"torch", "flwr", "scipy.stats"} & set(sys.modules), "import privmarket"
 from flwr.app import Context, Message, RecordDict
 from privmarket.flower import wire
-from privmarket.privacy.calibration import ReleaseFamily
+from privmarket.privacy._calibration import ReleaseFamily
 from privmarket.rounds import Terms
 
 def data(context):
@@ -21,7 +21,7 @@ def model():
     return torch.nn.Sequential(torch.nn.Linear(4, 2))
 
 app = pm.flower.client_app(
-    model=model, data=data, valuation=0.5, epsilon=1.0, wallet=pm.flower.WalletFile(sys.argv[1] + "/w.jsonl", 8.0)
+    model=model, data=data, valuation=0.5, epsilon=1.0, wallet=pm.privacy.WalletFile(sys.argv[1] + "/w.jsonl", 8.0)
 )
 pm.flower.server_app(model=model, budget=1.0)  # naming a server beside it loads nothing either
 context = Context(1, 7, {"partition-id": 0}, RecordDict(), {})

@@ -9,8 +9,9 @@ from flwr.app import Message, RecordDict
 
 import privmarket as pm
 from privmarket.errors import ConfigurationError
-from privmarket.flower import in_process, wire
-from privmarket.flower.result import RoundJson
+from privmarket.flower import _in_process as in_process
+from privmarket.flower import _wire as wire
+from privmarket.flower._result import RoundJson
 from privmarket.rounds import RoundRecord
 from tests.unit.flower.toy import (
     BUDGET,
@@ -295,7 +296,7 @@ def asked(change):
     ids=["more ε", "NaN", "negative", "more steps", "larger δ", "another round", "another run"],
 )
 def test_a_client_refuses_more_than_it_offered(change, reason, tmp_path):
-    wallet = pm.flower.WalletFile(tmp_path / "1.jsonl", 10.0)
+    wallet = pm.privacy.WalletFile(tmp_path / "1.jsonl", 10.0)
     app = client(wallet=lambda context: wallet if partition(context) == 1 else "unlimited")
     result, _ = play(app, tamper=asked(change))
     assert all(reason in r.dropped["1"] for r in result.records)
@@ -304,7 +305,7 @@ def test_a_client_refuses_more_than_it_offered(change, reason, tmp_path):
 
 
 def test_an_order_sent_twice_is_released_once(tmp_path):
-    wallet = pm.flower.WalletFile(tmp_path / "w.jsonl", 10.0)
+    wallet = pm.privacy.WalletFile(tmp_path / "w.jsonl", 10.0)
     app = client(wallet=lambda context: wallet if partition(context) == 1 else "unlimited")
     _, grid = play(app)
     order = next(m for m in grid.sent if wire.NAMES[wire.Sale] in m.content and m.metadata.dst_node_id == 1001)
@@ -320,7 +321,7 @@ def test_an_order_sent_twice_is_released_once(tmp_path):
 
 def test_a_wallet_holds_against_any_server(tmp_path):
     """Twenty rounds of ε = 1 do not fit into a cap of 2: the client bids less and then nothing, whoever asks."""
-    wallet = pm.flower.WalletFile(tmp_path / "w.jsonl", 2.0)
+    wallet = pm.privacy.WalletFile(tmp_path / "w.jsonl", 2.0)
     app = client(wallet=lambda context: wallet if partition(context) == 0 else "unlimited", spread=False)
     result, _ = play(app, server(rounds=20))
     sold = [r.sold_epsilon.get("0", 0.0) for r in result.records]

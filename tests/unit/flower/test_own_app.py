@@ -18,9 +18,9 @@ import privmarket as pm
 from privmarket.errors import CheckpointError, ConfigurationError, DataError, UnknownNameError
 from privmarket.flower import _defaults as defaults
 from privmarket.flower import _failures as failures
+from privmarket.flower._app_folder import StoppedError, run_app
 from privmarket.flower._loaders import records_of
-from privmarket.flower.app_folder import StoppedError, run_app
-from privmarket.privacy.noise import NoiseSource
+from privmarket.privacy._noise import NoiseSource
 from tests.unit.flower.toy import Wire, seed_noise
 
 NODES = 3
@@ -108,7 +108,7 @@ def test_a_templates_loader_trains_with_defaults(inner, tmp_path, monkeypatch):
 
 def test_the_plan_follows_the_formula():
     """ρ = √d·√(Σα²σ²)/(b·√S), path = min(PATH, 5√d, 2.4·S, DRIFT/ρ), rate = path/(S·C·gain)."""
-    from privmarket.flower.settings import MarketSettings
+    from privmarket.flower._settings import MarketSettings
     from privmarket.mechanisms import resolve
     from privmarket.rounds import Offer, Round, Terms
 
@@ -200,7 +200,7 @@ def test_a_slip_costs_no_epsilon_and_names_its_line(body, word, said, tmp_path):
     assert all(said in line for line in found.values())
     if body in (typo, wrong_shape):
         assert all(Path(__file__).name in line for line in found.values())
-    assert all(not pm.flower.WalletFile(path, 8.0).statement() for path in tmp_path.glob("*.jsonl"))
+    assert all(not pm.privacy.WalletFile(path, 8.0).statement() for path in tmp_path.glob("*.jsonl"))
     assert any("ended after round 1 of 4" in line for line in strategy.result.summary())
 
 
@@ -338,7 +338,7 @@ def test_a_strategys_evaluation_must_return_metrics_and_start_gets_what_it_needs
     [
         ({"budget": 1e-6}, {"valuation": 1e6}, "the cheapest asks 1e"),
         ({}, {"offer": lambda terms, context: pm.rounds.Offer(0.1, 99.0, 60.0)}, "offer left out"),
-        ({}, {"wallet": lambda context: pm.flower.WalletFile(WALLETS / "w.jsonl", 1e-6)}, "wallet"),
+        ({}, {"wallet": lambda context: pm.privacy.WalletFile(WALLETS / "w.jsonl", 1e-6)}, "wallet"),
     ],
 )
 def test_nothing_was_bought_says_why(server, client, said, tmp_path, monkeypatch):
@@ -409,7 +409,7 @@ def test_a_slip_in_the_data_function_costs_nothing_and_names_its_line(data, word
     assert result.records[0].dropped["0"].startswith(f"refused: {word} ")
     assert f"{__file__}, line {data.__code__.co_firstlineno + (data is misspelt)}" in grid.failures["0"]
     assert said in grid.failures["0"]
-    assert not any(pm.flower.WalletFile.existing(path).epsilon_spent for path in tmp_path.glob("*.jsonl"))
+    assert not any(pm.privacy.WalletFile.existing(path).epsilon_spent for path in tmp_path.glob("*.jsonl"))
 
 
 def test_a_data_function_may_return_a_loader(monkeypatch):
@@ -456,7 +456,7 @@ server = pm.flower.server_app(model=build, evaluate=stops_once, rounds=4, budget
 
 
 def test_a_stopped_run_leaves_its_settled_rounds_and_goes_on(tmp_path, monkeypatch):
-    from privmarket.flower.engine import write_app
+    from privmarket.flower._engine import write_app
 
     app = write_app(tmp_path / "app", STOPPED, {"budget": 10.0})
     monkeypatch.chdir(tmp_path)
@@ -472,7 +472,7 @@ def test_a_stopped_run_leaves_its_settled_rounds_and_goes_on(tmp_path, monkeypat
     assert result["rounds"][0] == left["rounds"][0]
     assert not list((tmp_path / "out").glob("*.partial.npz"))
     (first, *_) = sorted((tmp_path / "out" / "flower-wallets").glob("*.jsonl"))
-    wallet = pm.flower.WalletFile.existing(first)
+    wallet = pm.privacy.WalletFile.existing(first)
     assert [sale["paid_micro"] > 0 for sale in wallet.statement()] == [True] * 4
     assert wallet.epsilon_spent <= 8.0 + 1e-9
 
@@ -487,7 +487,7 @@ server = pm.flower.server_app(model=build, buget=3)
 
 
 def test_flower_run_names_the_line_of_a_misspelt_argument(tmp_path, monkeypatch):
-    from privmarket.flower.engine import write_app
+    from privmarket.flower._engine import write_app
 
     monkeypatch.delitem(sys.modules, "market_app", raising=False)  # of another test
     app = write_app(tmp_path / "misspelt", MISSPELT, {})
@@ -567,7 +567,7 @@ def test_a_flower_run_gives_what_the_simulation_gives(tmp_path):
     card = json.loads(place.with_suffix(".json").read_text())
     assert card["score"]["before"] == before
     assert card["money"] == pytest.approx(sum(result.paid_micro.values()) / 1e6)
-    from privmarket.federated._model_file import load_model
+    from privmarket.simulation._model_file import load_model
 
     saved = load_model(place)
     expected = result.model(torch.from_numpy(INPUTS[:5])).detach().numpy()

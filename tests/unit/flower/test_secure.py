@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord
 
-from privmarket.flower import wire
+from privmarket.flower import _wire as wire
 from tests.unit.flower.toy import CLIENTS, balanced, client, partition, play, server
 
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 import numpy as np
 
 import privmarket as pm
-from privmarket.flower import wire
-from privmarket.privacy import wallet_file
-from privmarket.privacy.policy import SellerPolicy
+from privmarket.flower import _wire as wire
+from privmarket.privacy import _wallet_file as wallet_file
+from privmarket.privacy._policy import SellerPolicy
 from tests.unit.flower.test_at_a_broker import make_service
 from tests.unit.flower.test_at_a_broker import play as play_at_broker
 from tests.unit.flower.toy import CLIENTS, OPEN_TO_SUMS, Wire, client, partition, play, server
@@ -49,7 +49,7 @@ def keeps_its_money(message):
 
 def drained(tmp_path, tamper=None, **policy):
     """How many rounds of five one seller with a wallet of 8 sells in, at ε = 0.5 each."""
-    wallet = pm.flower.WalletFile(tmp_path / "w.jsonl", 8.0)
+    wallet = pm.privacy.WalletFile(tmp_path / "w.jsonl", 8.0)
     rules = SellerPolicy(**policy)
     app = client(epsilon=0.5, policy=rules, wallet=lambda c: wallet if partition(c) == 0 else fresh(tmp_path, c))
     result, _ = play(app, server(rounds=5), tamper=tamper)
@@ -57,7 +57,7 @@ def drained(tmp_path, tamper=None, **policy):
 
 
 def fresh(tmp_path, context):
-    return pm.flower.WalletFile(tmp_path / f"other-{partition(context)}.jsonl", 8.0)
+    return pm.privacy.WalletFile(tmp_path / f"other-{partition(context)}.jsonl", 8.0)
 
 
 def test_a_buyer_that_does_not_pay_is_refused_until_it_does(tmp_path):
@@ -131,7 +131,7 @@ def test_a_policy_names_a_head_file(tmp_path):
     (tmp_path / "seller.toml").write_text('head_file = "heads/{client}.json"\n')
     app = client(epsilon=0.3, policy=tmp_path / "seller.toml", wallet=None)
     play(app, server(rounds=2))
-    wallet = pm.flower.WalletFile(tmp_path / "wallet-0.jsonl", 8.0)
+    wallet = pm.privacy.WalletFile(tmp_path / "wallet-0.jsonl", 8.0)
     assert (tmp_path / "heads" / "0.json").exists()
     assert wallet.protections == ("head-file",)
     lines = wallet.path.read_text().splitlines(keepends=True)
@@ -147,7 +147,7 @@ def test_at_a_broker_an_older_wallet_file_sells_nothing(tmp_path):
 
     def wallet(context):
         name = partition(context)
-        return files.setdefault(name, pm.flower.WalletFile(tmp_path / f"w{name}.jsonl", 8.0))
+        return files.setdefault(name, pm.privacy.WalletFile(tmp_path / f"w{name}.jsonl", 8.0))
 
     play_at_broker(service, wallet=wallet, rounds=2)
     before = tmp_path / "copy.jsonl"

@@ -9,11 +9,12 @@ from flwr.serverapp.strategy import FedAdam, FedAvg, FedMedian
 
 import privmarket as pm
 from privmarket.errors import ConfigurationError
-from privmarket.flower import guard, wire
+from privmarket.flower import _guard as guard
+from privmarket.flower import _wire as wire
 from privmarket.flower._checkpoint import SettledRounds
 from privmarket.flower._defaults import plan_round
-from privmarket.privacy.certificate import certify
-from privmarket.privacy.policy import SellerPolicy
+from privmarket.privacy._certificate import certify
+from privmarket.privacy._policy import SellerPolicy
 from privmarket.secagg import MaskedInput
 from tests.unit.flower.toy import Wire
 

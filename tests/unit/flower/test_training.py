@@ -11,12 +11,12 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 
 from privmarket.errors import ConfigurationError, PrivacyError
-from privmarket.flower.node_seller import Job
-from privmarket.flower.training import load_arrays, private_module_update, trainable_arrays
-from privmarket.flower.wire import Sale
-from privmarket.privacy.calibration import ReleaseFamily
-from privmarket.privacy.noise import NoiseSource
-from privmarket.privacy.release import ReleaseGrid, covered_records, sum_inflation
+from privmarket.flower._node_seller import Job
+from privmarket.flower._training import load_arrays, private_module_update, trainable_arrays
+from privmarket.flower._wire import Sale
+from privmarket.privacy._calibration import ReleaseFamily
+from privmarket.privacy._noise import NoiseSource
+from privmarket.privacy._release import ReleaseGrid, covered_records, sum_inflation
 from privmarket.training import ClientRecords, PrivateModel, clipped_sums
 
 

@@ -6,9 +6,9 @@ import math
 import numpy as np
 
 import privmarket as pm
-from privmarket.flower import wire
-from privmarket.privacy.noise import NoiseSource
-from privmarket.privacy.policy import SellerPolicy
+from privmarket.flower import _wire as wire
+from privmarket.privacy._noise import NoiseSource
+from privmarket.privacy._policy import SellerPolicy
 
 CLIENTS, BUDGET = 6, 4.0
 VALUATIONS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6)

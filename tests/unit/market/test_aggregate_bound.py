@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from scipy.optimize import linprog, minimize_scalar
 
-from privmarket.market.aggregate_bound import Types, _Slices, least_aggregate_error
-from privmarket.market.bounds import first_best_bound, fluid_bound, true_types, virtual_types
-from privmarket.market.objectives import AggregateError
-from privmarket.market.scenarios import IndependentLaw, scenario
+from privmarket.market._aggregate_bound import Types, _Slices, least_aggregate_error
+from privmarket.market._bounds import first_best_bound, fluid_bound, true_types, virtual_types
+from privmarket.market._objectives import AggregateError
+from privmarket.market._scenarios import IndependentLaw, scenario
 from privmarket.mechanisms import mechanism
 
 CAP = 2.0

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from privmarket.errors import ConfigurationError, UnknownNameError
-from privmarket.market.bids import Bids
-from privmarket.market.objectives import OBJECTIVES, TOTAL_EPSILON, AggregateError, objective
-from privmarket.market.outcome import Outcome
-from privmarket.market.scenarios import scenario
-from privmarket.privacy.gaussian import delta_of, mu_of
+from privmarket.market._bids import Bids
+from privmarket.market._objectives import OBJECTIVES, TOTAL_EPSILON, AggregateError, objective
+from privmarket.market._outcome import Outcome
+from privmarket.market._scenarios import scenario
+from privmarket.privacy._gaussian import delta_of, mu_of
 
 
 def outcome(epsilon) -> Outcome:

@@ -2,10 +2,10 @@ import numpy as np
 import pytest
 
 import privmarket as pm
-from privmarket.market import attacks
-from privmarket.market.mechanism import Mechanism
-from privmarket.market.outcome import nothing
-from privmarket.market.scenarios import scenario
+from privmarket.market import _attacks as attacks
+from privmarket.market._mechanism import Mechanism
+from privmarket.market._outcome import nothing
+from privmarket.market._scenarios import scenario
 from tests.laws.broken import FirstPrice
 
 

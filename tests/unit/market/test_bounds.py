@@ -3,9 +3,9 @@ import pytest
 from scipy.special import ndtri
 
 import privmarket as pm
-from privmarket.market.aggregate_bound import Types
-from privmarket.market.audit_report import audit
-from privmarket.market.bounds import (
+from privmarket.market._aggregate_bound import Types
+from privmarket.market._audit_report import audit
+from privmarket.market._bounds import (
     SupplyCurve,
     _dual,
     first_best_bound,
@@ -14,10 +14,10 @@ from privmarket.market.bounds import (
     prior_free_reference,
     supply_curve,
 )
-from privmarket.market.guarantees import BudgetFeasible, IndividuallyRational, Truthful, WithinOffer
-from privmarket.market.menu import from_function
-from privmarket.market.objectives import AggregationError
-from privmarket.market.scenarios import SCENARIOS, EmpiricalLaw, IndependentLaw, Law, independence_test, scenario
+from privmarket.market._guarantees import BudgetFeasible, IndividuallyRational, Truthful, WithinOffer
+from privmarket.market._menu import from_function
+from privmarket.market._objectives import AggregationError
+from privmarket.market._scenarios import SCENARIOS, EmpiricalLaw, IndependentLaw, Law, independence_test, scenario
 
 UNIFORM = scenario("uniform")
 

@@ -9,9 +9,9 @@ import pytest
 
 import privmarket as pm
 from privmarket.errors import ConfigurationError
-from privmarket.market import guarantees
-from privmarket.market.collusion import CoalitionAttack, Collusion
-from privmarket.market.scenarios import scenario
+from privmarket.market import _guarantees as guarantees
+from privmarket.market._collusion import CoalitionAttack, Collusion
+from privmarket.market._scenarios import scenario
 
 
 def test_two_sellers_lift_a_price_by_hand():

@@ -10,8 +10,8 @@ import pytest
 
 import privmarket as pm
 from privmarket.errors import BidError, MissingPartError
-from privmarket.market.bid_file import read_bids
-from privmarket.market.frames import frame_of
+from privmarket.market._bid_file import read_bids
+from privmarket.market._frames import frame_of
 
 FRAME = pandas.DataFrame(
     {"client": ["ann", "bob", "cyd"], "valuation": [0.2, 0.9, 0.4], "epsilon": [1.0, 2.0, 0.5], "city": list("abc")}

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import privmarket as pm
-from privmarket.market.evaluation import beyond_rounding, gain_shares, judge, underpaid_share
-from privmarket.market.outcome import is_beyond
-from privmarket.plans import TOLERANCE
+from privmarket._plans import TOLERANCE
+from privmarket.market._evaluation import beyond_rounding, gain_shares, judge, underpaid_share
+from privmarket.market._outcome import is_beyond
 
 TYPES = pm.Bids([[0.5, 1.0], [0.5, 1.0]], [[2.0, 1.0], [2.0, 1.0]])
 

@@ -5,10 +5,10 @@ import pytest
 
 import privmarket as pm
 from privmarket.errors import ConfigurationError
-from privmarket.market.exact_optimum import TypeGrid, exact_optimum
-from privmarket.market.facts import MarketFacts
-from privmarket.market.guarantees import BudgetFeasible, IndividuallyRational, Truthful
-from privmarket.market.scenarios import SCENARIOS, scenario
+from privmarket.market._exact_optimum import TypeGrid, exact_optimum
+from privmarket.market._facts import MarketFacts
+from privmarket.market._guarantees import BudgetFeasible, IndividuallyRational, Truthful
+from privmarket.market._scenarios import SCENARIOS, scenario
 
 UNIFORM = scenario("uniform")
 

@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 
 import privmarket as pm
+from privmarket._plans import EPSILON_MAX
 from privmarket.errors import ConfigurationError, OutcomeError
-from privmarket.market.facts import MarketFacts
-from privmarket.market.scenarios import EmpiricalLaw, scenario
-from privmarket.plans import EPSILON_MAX
+from privmarket.market._facts import MarketFacts
+from privmarket.market._scenarios import EmpiricalLaw, scenario
 
 BIDS = pm.Bids([0.2, 0.9, 0.4], [1.0, 2.0, 0.5])
 LIMIT_OF_RULES = {"mean-field-menu", "mfg-menunet", "mfg-regretnet", "regretnet", "dm-regretnet"}
 
 
 def test_mechanisms_is_a_package_and_its_names_are_listed():
-    assert importlib.import_module("privmarket.mechanisms.pac").Pac.name == "pac"
+    assert importlib.import_module("privmarket.mechanisms._pac").Pac.name == "pac"
     assert pm.mechanisms.__name__ == "privmarket.mechanisms"
     assert "pac" in pm.mechanism_names()
 

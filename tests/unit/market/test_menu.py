@@ -3,8 +3,8 @@ import pytest
 from scipy.integrate import quad
 
 from privmarket.errors import ConfigurationError
-from privmarket.market.menu import POSTED_PRICE, MenuCurve, from_function
-from privmarket.market.ration_curve import RationCurve
+from privmarket.market._menu import POSTED_PRICE, MenuCurve, from_function
+from privmarket.market._ration_curve import RationCurve
 
 
 def test_posted_price_is_all_or_nothing():

@@ -3,7 +3,7 @@ import pytest
 from scipy.optimize import minimize
 
 import privmarket as pm
-from privmarket.market.objectives import AggregationError, objective
+from privmarket.market._objectives import AggregationError, objective
 
 
 def by_general_solver(goal, epsilon, bids):

@@ -3,7 +3,7 @@ import pytest
 
 import privmarket as pm
 from privmarket.errors import ConfigurationError, UnknownNameError
-from privmarket.market.scenarios import SCENARIOS, EmpiricalLaw, ValuationFunction, scenario
+from privmarket.market._scenarios import SCENARIOS, EmpiricalLaw, ValuationFunction, scenario
 
 
 @pytest.mark.parametrize("name", SCENARIOS)

@@ -7,14 +7,14 @@ import pytest
 from scipy.optimize import minimize
 
 import privmarket as pm
-from privmarket.market.aggregate_bound import Types
-from privmarket.market.bids import Bids
-from privmarket.market.bounds import first_best_bound, fluid_bound, virtual_types
-from privmarket.market.objectives import AggregateError, TypicalAggregateError, objective
-from privmarket.market.outcome import Outcome
-from privmarket.market.ration_design import _error, graded_curve
-from privmarket.market.scenarios import EmpiricalLaw, IndependentLaw, scenario
-from privmarket.market.typical_bound import _lowest, least_typical_error
+from privmarket.market._aggregate_bound import Types
+from privmarket.market._bids import Bids
+from privmarket.market._bounds import first_best_bound, fluid_bound, virtual_types
+from privmarket.market._objectives import AggregateError, TypicalAggregateError, objective
+from privmarket.market._outcome import Outcome
+from privmarket.market._ration_design import _error, graded_curve
+from privmarket.market._scenarios import EmpiricalLaw, IndependentLaw, scenario
+from privmarket.market._typical_bound import _lowest, least_typical_error
 
 WIDE = IndependentLaw("wide", lambda u: np.asarray(u), lambda u: np.full(np.shape(u), 1000.0))
 

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 import privmarket as pm
-from privmarket.market.menu import POSTED_PRICE, from_function
-from privmarket.meanfield.assumptions import Slope, payment_slope, regularity
-from privmarket.meanfield.problem import Problem
-from privmarket.meanfield.representative import MenuMarket
+from privmarket.market._menu import POSTED_PRICE, from_function
+from privmarket.meanfield._assumptions import Slope, payment_slope, regularity
+from privmarket.meanfield._problem import Problem
+from privmarket.meanfield._representative import MenuMarket
 
 LINEAR = from_function(lambda y: np.clip(1.0 - y, 0.0, 1.0), 1.0, steps=10_000)
 

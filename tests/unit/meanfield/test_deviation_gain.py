@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from privmarket.errors import ConfigurationError
-from privmarket.market.menu import from_function
+from privmarket.market._menu import from_function
 from privmarket.meanfield import Grid, MenuMarket, Problem, solve
-from privmarket.meanfield.deviation_gain import measure
-from privmarket.meanfield.finite_game import FiniteGame
+from privmarket.meanfield._deviation_gain import measure
+from privmarket.meanfield._finite_game import FiniteGame
 from privmarket.mechanisms import mechanism
 from privmarket_studies.plug_in_menu import PlugInMenu
 
@@ -55,8 +55,8 @@ def test_a_strategy_that_does_not_look_ahead_has_a_gap_that_stays(solved, rule):
 
 
 def test_any_mechanism_can_stand_in_and_a_first_price_rule_is_caught(solved):
-    from privmarket.market.mechanism import Mechanism
-    from privmarket.market.outcome import Outcome
+    from privmarket.market._mechanism import Mechanism
+    from privmarket.market._outcome import Outcome
 
     class PayWhatIsAsked(Mechanism):
         """Buys at the asked price from all who ask less than 0.6: shading pays."""

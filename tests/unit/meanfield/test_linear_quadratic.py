@@ -11,7 +11,7 @@ import pytest
 from scipy.integrate import solve_ivp
 from scipy.special import ndtri
 
-from privmarket.market.scenarios import IndependentLaw
+from privmarket.market._scenarios import IndependentLaw
 from privmarket.meanfield import SCHEMES, Grid, Problem, QuadraticMarket, Result, solve
 
 KAPPA, SIGMA, MEAN = 0.5, 0.08, 0.5

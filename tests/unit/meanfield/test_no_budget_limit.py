@@ -7,8 +7,8 @@ import pytest
 from scipy.optimize import brentq
 from scipy.special import ndtr, ndtri
 
-from privmarket.market.menu import POSTED_PRICE, MenuCurve
-from privmarket.market.scenarios import IndependentLaw
+from privmarket.market._menu import POSTED_PRICE, MenuCurve
+from privmarket.market._scenarios import IndependentLaw
 from privmarket.meanfield import SCHEMES, Grid, MenuMarket, Problem, solve
 
 CAP, SPREAD, KAPPA, SIGMA, BUDGET = 0.05, 0.15, 0.4, 0.1, 0.012

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from privmarket.market.bids import Bids
-from privmarket.market.menu import POSTED_PRICE, MenuCurve
+from privmarket.market._bids import Bids
+from privmarket.market._menu import POSTED_PRICE, MenuCurve
 from privmarket.meanfield import MenuMarket
-from privmarket.meanfield.offered import MenuPath, TabulatedMarket, average
+from privmarket.meanfield._offered import MenuPath, TabulatedMarket, average
 from privmarket_studies.plug_in_menu import PlugInMenu
 
 CURVE = MenuCurve([0.4, 0.8, 1.0], [0.3, 0.3, 0.4])

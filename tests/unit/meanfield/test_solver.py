@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from privmarket.errors import ConfigurationError
-from privmarket.market.menu import from_function
-from privmarket.market.scenarios import SCENARIOS
+from privmarket.market._menu import from_function
+from privmarket.market._scenarios import SCENARIOS
 from privmarket.meanfield import SCHEMES, DiscreteGame, Grid, MenuMarket, Problem, Result, exploitability, solve
-from privmarket.meanfield.solver import _Damping
+from privmarket.meanfield._solver import _Damping
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import truncnorm
 
 from privmarket.meanfield import SCHEMES
-from privmarket.meanfield.valuation_process import ValuationProcess
+from privmarket.meanfield._valuation_process import ValuationProcess
 
 ORDER = SCHEMES["explicit"].order
 

@@ -5,8 +5,8 @@ import pytest
 
 import privmarket as pm
 from privmarket.errors import BidError, ConfigurationError
-from privmarket.market.bounds import fluid_bound
-from privmarket.market.scenarios import IndependentLaw, scenario
+from privmarket.market._bounds import fluid_bound
+from privmarket.market._scenarios import IndependentLaw, scenario
 
 UNIFORM = scenario("uniform")
 

@@ -12,9 +12,10 @@ import pytest
 
 import privmarket as pm
 from privmarket.errors import ConfigurationError, MissingPartError, OutcomeError, UnknownNameError
-from privmarket.market.facts import MarketFacts
-from privmarket.mechanisms import FunctionRule, registry, resolve
-from privmarket.mechanisms.proportional_share import ProportionalShare
+from privmarket.market._facts import MarketFacts
+from privmarket.mechanisms import FunctionRule, resolve
+from privmarket.mechanisms import _registry as registry
+from privmarket.mechanisms._proportional_share import ProportionalShare
 
 BIDS = pm.Bids([0.2, 0.9, 0.4], [1.0, 2.0, 0.5])
 

@@ -7,11 +7,11 @@ import pytest
 
 import privmarket as pm
 from privmarket.errors import BidError, ConfigurationError
-from privmarket.market.objectives import AggregateError, TypicalAggregateError
-from privmarket.market.ration_curve import RationCurve
-from privmarket.market.ration_design import bias_to_noise, flat_price, two_step_curve
-from privmarket.market.scenarios import EmpiricalLaw, IndependentLaw, scenario
-from privmarket.mechanisms.ration_menu import RationMenu, face, face_all
+from privmarket.market._objectives import AggregateError, TypicalAggregateError
+from privmarket.market._ration_curve import RationCurve
+from privmarket.market._ration_design import bias_to_noise, flat_price, two_step_curve
+from privmarket.market._scenarios import EmpiricalLaw, IndependentLaw, scenario
+from privmarket.mechanisms._ration_menu import RationMenu, face, face_all
 from tests.conftest import awkward_budgets, awkward_markets
 
 CURVES = {

@@ -9,11 +9,11 @@ import pytest
 from dp_accounting import rdp as their_rdp
 
 from privmarket.errors import PrivacyError
-from privmarket.privacy import accountant as accountant_module
-from privmarket.privacy import gaussian
-from privmarket.privacy.accountant import RdpAccountant, composed_cost, composed_epsilon, renyi_epsilon
-from privmarket.privacy.events import PrivacyEvent, Step, to_dp_event
-from privmarket.privacy.renyi import ORDERS, epsilon_from_divergence, step_divergence
+from privmarket.privacy import _accountant as accountant_module
+from privmarket.privacy import _gaussian as gaussian
+from privmarket.privacy._accountant import RdpAccountant, composed_cost, composed_epsilon, renyi_epsilon
+from privmarket.privacy._events import PrivacyEvent, Step, to_dp_event
+from privmarket.privacy._renyi import ORDERS, epsilon_from_divergence, step_divergence
 
 WHOLE = ORDERS.round() == ORDERS
 
@@ -104,7 +104,7 @@ def test_a_bad_round_changes_nothing():
 
 def test_cumulative_epsilon_of_the_papers_table_is_far_from_its_claim():
     """Row 18: 200 rounds of ε = 0.1 to 5 are claimed to add up to 2 to 100; basic composition says 20 to 1000."""
-    from privmarket.privacy.calibration import noise_multiplier
+    from privmarket.privacy._calibration import noise_multiplier
 
     low, high = (composed_epsilon([PrivacyEvent(noise_multiplier(e))] * 200) for e in (0.1, 5.0))
     assert low < 20  # real accounting beats basic composition of the smallest sale …

@@ -2,9 +2,9 @@ import dp_accounting
 import numpy as np
 import pytest
 
-from privmarket.privacy import gaussian
-from privmarket.privacy.certificate import certify
-from privmarket.privacy.events import PrivacyEvent, to_dp_event
+from privmarket.privacy import _gaussian as gaussian
+from privmarket.privacy._certificate import certify
+from privmarket.privacy._events import PrivacyEvent, to_dp_event
 
 
 def test_gaussians_have_their_closed_form():

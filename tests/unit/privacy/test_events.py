@@ -3,7 +3,7 @@ from dataclasses import asdict
 import pytest
 
 from privmarket.errors import PrivacyError
-from privmarket.privacy.events import PrivacyEvent, Step, from_json, step_counts, to_dp_event
+from privmarket.privacy._events import PrivacyEvent, Step, from_json, step_counts, to_dp_event
 
 
 def test_ten_events_of_one_step_equal_one_event_of_ten():

@@ -5,7 +5,7 @@ from dp_accounting import gaussian_mechanism
 from dp_accounting.pld import privacy_loss_distribution as pld
 from scipy.stats import norm
 
-from privmarket.privacy import gaussian
+from privmarket.privacy import _gaussian as gaussian
 
 
 @pytest.mark.parametrize("delta", [1e-10, 1e-5, 1e-2])

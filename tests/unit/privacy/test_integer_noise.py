@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from privmarket.errors import PrivacyError
-from privmarket.privacy import integer_noise
-from privmarket.privacy.integer_noise import _REACH, DIGIT_DEVIATION, RADIX, draw, draw_digits, tables
-from privmarket.privacy.noise import NoiseSource
+from privmarket.privacy import _integer_noise as integer_noise
+from privmarket.privacy._integer_noise import _REACH, DIGIT_DEVIATION, RADIX, draw, draw_digits, tables
+from privmarket.privacy._noise import NoiseSource
 
 mp.mp.dps = 80
 DISCRETE, ROUNDED = 0, 1

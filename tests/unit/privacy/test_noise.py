@@ -8,8 +8,8 @@ import pytest
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from privmarket.errors import PrivacyError
-from privmarket.privacy import noise
-from privmarket.privacy.noise import MAX_RADIUS, NoiseSource
+from privmarket.privacy import _noise as noise
+from privmarket.privacy._noise import MAX_RADIUS, NoiseSource
 
 
 class FixedWords(NoiseSource):
@@ -92,7 +92,7 @@ def test_a_fork_in_another_pid_namespace_does_not_repeat_its_parents_noise(monke
 
 _BOTH_ARE_NUMBER_ONE = """
 import ctypes, os
-from privmarket.privacy.noise import NoiseSource
+from privmarket.privacy._noise import NoiseSource
 source = NoiseSource.from_system()
 assert os.getpid() == 1
 if ctypes.CDLL(None).unshare(0x20000000) != 0:  # CLONE_NEWPID
@@ -170,7 +170,7 @@ def test_torch_tensors_are_filled_in_place():
 
 
 def test_noise_does_not_import_torch():
-    code = "import sys, privmarket.privacy.noise, privmarket.privacy.wallet, privmarket.privacy.release_audit;"
+    code = "import sys, privmarket.privacy._noise, privmarket.privacy._wallet, privmarket.privacy._release_audit;"
     code += "sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 

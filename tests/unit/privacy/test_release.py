@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from privmarket.errors import PrivacyError
-from privmarket.privacy import integer_noise
-from privmarket.privacy.noise import NoiseSource
-from privmarket.privacy.release import (
+from privmarket.privacy import _integer_noise as integer_noise
+from privmarket.privacy._noise import NoiseSource
+from privmarket.privacy._release import (
     BLOCK_RECORDS,
     BLOCKS_IN_FLOAT32,
     CANCELLATION,

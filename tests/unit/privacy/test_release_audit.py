@@ -3,9 +3,9 @@ import pytest
 from scipy import stats
 
 from privmarket.errors import PrivacyError
-from privmarket.privacy import release_audit as audit
-from privmarket.privacy.calibration import ReleaseFamily
-from privmarket.privacy.release_audit import Scores, audit_any, audit_family, audit_one_run, collect_scores
+from privmarket.privacy import _release_audit as audit
+from privmarket.privacy._calibration import ReleaseFamily
+from privmarket.privacy._release_audit import Scores, audit_any, audit_family, audit_one_run, collect_scores
 
 DIMENSION, CLIP = 20, 2.0
 

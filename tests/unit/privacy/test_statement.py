@@ -2,11 +2,11 @@ import numpy as np
 import pytest
 
 from privmarket.errors import PrivacyError
-from privmarket.privacy.calibration import ReleaseFamily
-from privmarket.privacy.certificate import certify
-from privmarket.privacy.events import PrivacyEvent
-from privmarket.privacy.statement import EqualSales, parse_sale, read_sales, running_epsilon, statement
-from privmarket.privacy.wallet import Wallet
+from privmarket.privacy._calibration import ReleaseFamily
+from privmarket.privacy._certificate import certify
+from privmarket.privacy._events import PrivacyEvent
+from privmarket.privacy._statement import EqualSales, parse_sale, read_sales, running_epsilon, statement
+from privmarket.privacy._wallet import Wallet
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,10 @@ import sys
 import pytest
 
 from privmarket.errors import WalletError
-from privmarket.privacy import wallet_file
-from privmarket.privacy.calibration import ReleaseFamily
-from privmarket.privacy.wallet import Wallet
-from privmarket.privacy.wallet_file import WalletFile, WalletFileError
+from privmarket.privacy import _wallet_file as wallet_file
+from privmarket.privacy._calibration import ReleaseFamily
+from privmarket.privacy._wallet import Wallet
+from privmarket.privacy._wallet_file import WalletFile, WalletFileError
 
 FAMILY = ReleaseFamily()
 
@@ -116,9 +116,9 @@ def test_what_another_process_sold_is_seen(wallet):
 def test_a_process_killed_while_it_trains_has_spent(tmp_path):
     """The line is on disk before training starts: SIGKILL in training, or before the reply, changes nothing."""
     code = f"""
-from privmarket.privacy.wallet_file import WalletFile
-from privmarket.privacy.calibration import ReleaseFamily
-from privmarket.privacy.wallet import Wallet
+from privmarket.privacy._wallet_file import WalletFile
+from privmarket.privacy._calibration import ReleaseFamily
+from privmarket.privacy._wallet import Wallet
 import time
 family = ReleaseFamily()
 wallet = WalletFile({str(tmp_path / "w.jsonl")!r}, 3.0)

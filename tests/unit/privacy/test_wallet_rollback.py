@@ -5,9 +5,9 @@ import shutil
 
 import pytest
 
-from privmarket.privacy import wallet_file
-from privmarket.privacy.calibration import ReleaseFamily
-from privmarket.privacy.wallet_file import WalletFile, WalletFileError
+from privmarket.privacy import _wallet_file as wallet_file
+from privmarket.privacy._calibration import ReleaseFamily
+from privmarket.privacy._wallet_file import WalletFile, WalletFileError
 
 FAMILY = ReleaseFamily()
 

@@ -6,12 +6,12 @@ from scipy.optimize import linprog
 from scipy.stats import norm
 
 from privmarket.errors import PrivacyError
-from privmarket.privacy import gaussian
-from privmarket.privacy.calibration import ReleaseFamily
-from privmarket.privacy.certificate import certify, group_epsilon, guess_accuracy
-from privmarket.privacy.events import PrivacyEvent
-from privmarket.privacy.wallet import Wallet
-from privmarket.privacy.words import Promise, lifetime_promise, promise, rounded_up_percent
+from privmarket.privacy import _gaussian as gaussian
+from privmarket.privacy._calibration import ReleaseFamily
+from privmarket.privacy._certificate import certify, group_epsilon, guess_accuracy
+from privmarket.privacy._events import PrivacyEvent
+from privmarket.privacy._wallet import Wallet
+from privmarket.privacy._words import Promise, lifetime_promise, promise, rounded_up_percent
 
 
 def best_guess(p, q):

@@ -9,7 +9,7 @@ from scipy.stats import t
 
 import privmarket as pm
 from privmarket.errors import ConfigurationError
-from privmarket.market.attacks import GridAttack, Level
+from privmarket.market._attacks import GridAttack, Level
 
 FEW = Level(
     GridAttack(valuations=5, shares=2, neighbours=2),

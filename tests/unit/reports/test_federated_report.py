@@ -6,11 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from privmarket.federated.config import FederationConfig, Training
-from privmarket.federated.simulation import run
-from privmarket.reports.federated_demo import NAMES, PRIVATE, demo_config, demo_configs
-from privmarket.reports.federated_report import write_report
-from privmarket.reports.verdict import (
+from privmarket.reports._federated_demo import NAMES, PRIVATE, demo_config, demo_configs
+from privmarket.reports._federated_report import write_report
+from privmarket.reports._verdict import (
     MisreportCheck,
     money_takeaway,
     other_trust_sentence,
@@ -20,6 +18,8 @@ from privmarket.reports.verdict import (
     worst_promise,
 )
 from privmarket.rounds import MICRO, RoundRecord
+from privmarket.simulation._config import FederationConfig, Training
+from privmarket.simulation._federation import run
 
 CONFIG = FederationConfig(
     clients=6, rounds=3, budget=5.0, wallet=4.0, evaluate_every=1, training=Training(model="logistic")
@@ -139,7 +139,7 @@ def test_the_demo_is_small_names_its_clients_and_leads_with_a_strong_promise():
 
 def test_the_demo_chooses_its_settings_on_the_buyers_digits_alone(monkeypatch):
     """With noise in place of the clients' digits, the same settings are chosen."""
-    from privmarket.reports import federated_demo
+    from privmarket.reports import _federated_demo as federated_demo
     from privmarket.tasks import Records
 
     config = demo_config(2).replace(rounds=2)

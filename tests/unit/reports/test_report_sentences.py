@@ -15,14 +15,14 @@ import numpy as np
 import pytest
 from dp_accounting.pld import PLDAccountant
 
-from privmarket.federated.config import FederationConfig
-from privmarket.federated.simulation import run
-from privmarket.federated.summary import client_table
-from privmarket.privacy.calibration import ReleaseFamily
-from privmarket.privacy.words import rounded_down_percent
-from privmarket.reports import verdict as said
-from privmarket.reports.federated_report import compared_rows, write_report
-from privmarket.reports.own_records import OwnRecords, own_records_of
+from privmarket.privacy._calibration import ReleaseFamily
+from privmarket.privacy._words import rounded_down_percent
+from privmarket.reports import _verdict as said
+from privmarket.reports._federated_report import compared_rows, write_report
+from privmarket.reports._own_records import OwnRecords, own_records_of
+from privmarket.simulation._config import FederationConfig
+from privmarket.simulation._federation import run
+from privmarket.simulation._summary import client_table
 
 LOCAL = FederationConfig(clients=8, rounds=4, budget=5.0, wallet=9.0, wallet_policy="spend", evaluate_every=1)
 SUMS = FederationConfig(

@@ -7,8 +7,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from privmarket.reports import run_charts as charts
-from privmarket.reports.run_charts import Bars, Line
+from privmarket.reports import _run_charts as charts
+from privmarket.reports._run_charts import Bars, Line
 
 LINE = Line("a <run>", [1, 2, 3], [0.1, None, 0.9], charts.ORANGE)
 DRAWN = {

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from privmarket.errors import OutcomeError
-from privmarket.market.mechanism import Mechanism
-from privmarket.market.outcome import Outcome
+from privmarket.market._mechanism import Mechanism
+from privmarket.market._outcome import Outcome
 from privmarket.mechanisms import mechanism
-from privmarket.privacy.calibration import ReleaseFamily, noise_multiplier
+from privmarket.privacy._calibration import ReleaseFamily, noise_multiplier
 from privmarket.rounds import MICRO, Offer, Phase, Round, RoundError, RoundRecord, Terms
 
 

@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from privmarket._plans import MarketPlan
 from privmarket.errors import WalletError
 from privmarket.mechanisms import mechanism
-from privmarket.plans import MarketPlan
-from privmarket.privacy.calibration import ReleaseFamily
-from privmarket.privacy.events import PrivacyEvent
-from privmarket.privacy.wallet_store import ReleaseBook
+from privmarket.privacy._calibration import ReleaseFamily
+from privmarket.privacy._events import PrivacyEvent
+from privmarket.privacy._wallet_store import ReleaseBook
 from privmarket.rounds import (
     MICRO,
     Award,

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from privmarket.errors import PrivacyError
-from privmarket.privacy import integer_noise
-from privmarket.privacy.release import release_distance
+from privmarket.privacy import _integer_noise as integer_noise
+from privmarket.privacy._release import release_distance
 from privmarket.secagg import (
     MOST_DRAWS,
     SharedSum,

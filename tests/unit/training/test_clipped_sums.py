@@ -10,7 +10,7 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
 
-from privmarket.privacy.release import sum_inflation
+from privmarket.privacy._release import sum_inflation
 from privmarket.training import (
     ClientRecords,
     PrivateModel,

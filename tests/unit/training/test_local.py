@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from privmarket.errors import ConfigurationError
-from privmarket.privacy.noise import NoiseSource
-from privmarket.privacy.release import ReleaseGrid, covered_records, sum_inflation
+from privmarket.privacy._noise import NoiseSource
+from privmarket.privacy._release import ReleaseGrid, covered_records, sum_inflation
 from privmarket.training import (
     ClientRecords,
     LocalPlan,

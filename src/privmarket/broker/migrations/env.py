@@ -2,7 +2,7 @@
 
 from alembic import context
 
-from privmarket.broker.schema import metadata
+from privmarket.broker._schema import metadata
 
 context.configure(
     connection=context.config.attributes["connection"], target_metadata=metadata, transactional_ddl=False

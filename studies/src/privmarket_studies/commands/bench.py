@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from privmarket.cli.options import Json, Seed, note, print_json, print_table
-from privmarket.lazy import late
+from privmarket._lazy import late
+from privmarket.cli._options import Json, Seed, note, print_json, print_table
 from privmarket_studies.commands.bench_broker import bench_broker
 
 if TYPE_CHECKING:

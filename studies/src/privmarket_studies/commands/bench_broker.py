@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from privmarket.cli.options import Json, Seed, print_json, print_table
-from privmarket.lazy import late
+from privmarket._lazy import late
+from privmarket.cli._options import Json, Seed, print_json, print_table
 
 if TYPE_CHECKING:
     from rich import console

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from privmarket.cli.options import Json, note, print_json, print_table
+from privmarket._files import write_atomically
+from privmarket._lazy import late
+from privmarket.cli._options import Json, note, print_json, print_table
 from privmarket.errors import ConfigurationError
-from privmarket.files import write_atomically
-from privmarket.lazy import late
 
 if TYPE_CHECKING:
     from rich import console

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from privmarket.cli.options import Json, note, print_json
-from privmarket.lazy import late
+from privmarket._lazy import late
+from privmarket.cli._options import Json, note, print_json
 
 if TYPE_CHECKING:
     from rich import console, progress

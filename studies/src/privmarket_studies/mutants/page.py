@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from privmarket.files import write_atomically
+from privmarket._files import write_atomically
 from privmarket_studies.mutants.fault_bench import PATIENCE_SECONDS, SLOW_SECONDS
 from privmarket_studies.mutants.trial import NOT_TRIED, SURVIVED, Entry
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from privmarket.market.attacks import (
+from privmarket._plans import EPSILON_MAX
+from privmarket.market._attacks import (
     EPSILON_ONLY,
     STRONG,
     VALUATION_ONLY,
@@ -22,10 +23,9 @@ from privmarket.market.attacks import (
     truthful_utility,
     utility_of,
 )
-from privmarket.market.bids import Array, Bids
-from privmarket.market.mechanism import Mechanism
-from privmarket.market.outcome import Outcome
-from privmarket.plans import EPSILON_MAX
+from privmarket.market._bids import Array, Bids
+from privmarket.market._mechanism import Mechanism
+from privmarket.market._outcome import Outcome
 
 _LEAST_SHARE = 0.02  # of the own ε that the paper's attack and the training's may offer
 
@@ -78,7 +78,7 @@ class PaperAscent:
 class TrainingAttack:
     """A dozen guesses and three sign steps from the best: what training searches with, for any rule.
 
-    The guesses are those of `mechanisms.learned.misreports.cheap_candidates`; slopes are finite differences.
+    The guesses are those of `mechanisms.learned._misreports.cheap_candidates`; slopes are finite differences.
     """
 
     sizes: tuple[float, ...] = (0.06, 0.03, 0.015)

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import numpy as np
 
-from privmarket.market.bounds import fluid_bound
-from privmarket.market.evaluation import gain_shares, judge
-from privmarket.market.facts import MarketFacts
-from privmarket.market.mechanism import Mechanism
-from privmarket.market.scenarios import EmpiricalLaw, IndependentLaw, Law, scenario
+from privmarket.market._bounds import fluid_bound
+from privmarket.market._evaluation import gain_shares, judge
+from privmarket.market._facts import MarketFacts
+from privmarket.market._mechanism import Mechanism
+from privmarket.market._scenarios import EmpiricalLaw, IndependentLaw, Law, scenario
 from privmarket.mechanisms import mechanism
-from privmarket.mechanisms.learned.recipes import recipe
-from privmarket.mechanisms.learned.session import train
-from privmarket.mechanisms.learned.trained_weights import mechanism_class
+from privmarket.mechanisms.learned._recipes import recipe
+from privmarket.mechanisms.learned._session import train
+from privmarket.mechanisms.learned._trained_weights import mechanism_class
 from privmarket_studies.reproduce.attack_strengths import TrainingAttack
 from privmarket_studies.reproduce.cells import Config, Result
 from privmarket_studies.reproduce.markets import outside_training

@@ -16,7 +16,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import NotRequired, TypedDict
 
-from privmarket.files import write_atomically
+from privmarket._files import write_atomically
 from privmarket_studies.reproduce.cells import Cell, Config, Result
 
 

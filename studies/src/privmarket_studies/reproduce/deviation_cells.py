@@ -7,14 +7,14 @@ from pathlib import Path
 
 import numpy as np
 
-from privmarket.market.attacks import LEVELS
-from privmarket.market.bounds import fluid_bound
-from privmarket.market.collusion import CoalitionAttack
-from privmarket.market.evaluation import gain_shares, judge
-from privmarket.market.scenarios import scenario
+from privmarket._plans import TOLERANCE
+from privmarket.market._attacks import LEVELS
+from privmarket.market._bounds import fluid_bound
+from privmarket.market._collusion import CoalitionAttack
+from privmarket.market._evaluation import gain_shares, judge
+from privmarket.market._scenarios import scenario
 from privmarket.meanfield import Equilibrium
-from privmarket.meanfield.deviation_gain import measure
-from privmarket.plans import TOLERANCE
+from privmarket.meanfield._deviation_gain import measure
 from privmarket_studies.nash_gap_study import MEASURES, POPULATIONS, RULES, SALE_CAP, StudySetting, solved_game
 from privmarket_studies.reproduce.attack_strengths import OVER_OFFERS, PaperAscent
 from privmarket_studies.reproduce.cells import Config, Result

@@ -11,15 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from privmarket.federated.checkpoint import load_checkpoint, save_checkpoint
-from privmarket.federated.config import FederationConfig, Training, recommended_training
-from privmarket.federated.simulation import Federation
-from privmarket.federated.state import RunResult, RunState, from_checkpoint, to_checkpoint
-from privmarket.federated.summary import summarise
-from privmarket.market.evaluation import underpaid_share
-from privmarket.market.scenarios import scenario
-from privmarket.plans import identity
+from privmarket._plans import identity
+from privmarket.market._evaluation import underpaid_share
+from privmarket.market._scenarios import scenario
 from privmarket.rounds import MICRO
+from privmarket.simulation._checkpoint import load_checkpoint, save_checkpoint
+from privmarket.simulation._config import FederationConfig, Training, recommended_training
+from privmarket.simulation._federation import Federation
+from privmarket.simulation._state import RunResult, RunState, from_checkpoint, to_checkpoint
+from privmarket.simulation._summary import summarise
 from privmarket.tasks import Dataset, Task, drawn_parts, iid_partition, load_dataset, task_of, with_features
 from privmarket_studies.reproduce.cells import Config, Result
 from privmarket_studies.reproduce.markets import outside_training, rule_for

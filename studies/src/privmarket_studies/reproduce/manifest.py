@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NotRequired, TypedDict
 
+from privmarket._files import write_atomically
 from privmarket.errors import PrivmarketError
-from privmarket.files import write_atomically
 from privmarket_studies.reproduce.cache import read_bundle
 
 NAME = "manifest.json"

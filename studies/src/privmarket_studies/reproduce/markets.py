@@ -10,17 +10,17 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from privmarket.lazy import late
-from privmarket.market.facts import MarketFacts
-from privmarket.market.mechanism import Mechanism
-from privmarket.market.scenarios import Law, scenario
+from privmarket._lazy import late
+from privmarket.market._facts import MarketFacts
+from privmarket.market._mechanism import Mechanism
+from privmarket.market._scenarios import Law, scenario
 from privmarket.mechanisms import mechanism
-from privmarket.mechanisms.learned.recipes import recipe
+from privmarket.mechanisms.learned._recipes import recipe
 
 if TYPE_CHECKING:
-    from privmarket.mechanisms.learned import trained_weights
+    from privmarket.mechanisms.learned import _trained_weights as trained_weights
 else:
-    trained_weights = late("privmarket.mechanisms.learned.trained_weights")
+    trained_weights = late("privmarket.mechanisms.learned._trained_weights")
 
 CLASSICAL = (
     "pac",

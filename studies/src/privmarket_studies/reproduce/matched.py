@@ -7,9 +7,9 @@ from typing import ClassVar
 import numpy as np
 
 from privmarket.errors import ConfigurationError
-from privmarket.market.bids import Array, Bids
-from privmarket.market.mechanism import Mechanism
-from privmarket.market.outcome import Outcome
+from privmarket.market._bids import Array, Bids
+from privmarket.market._mechanism import Mechanism
+from privmarket.market._outcome import Outcome
 
 _BISECTIONS = 80
 

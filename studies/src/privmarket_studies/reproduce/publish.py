@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from privmarket.files import write_atomically
+from privmarket._files import write_atomically
 from privmarket_studies.reproduce import found, manifest, readme_table
 from privmarket_studies.reproduce.cache import Record, read_bundle, write_bundle
 from privmarket_studies.reproduce.cells import Cell

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import jinja2
 from markdown_it import MarkdownIt
 
-from privmarket.files import write_atomically
-from privmarket.lazy import late
+from privmarket._files import write_atomically
+from privmarket._lazy import late
 from privmarket_studies.reproduce.cache import Record
 from privmarket_studies.reproduce.document import Block, Figure, ResultPage, Table, Text
 

@@ -8,18 +8,18 @@ from pathlib import Path
 
 import numpy as np
 
-from privmarket.market.attacks import combined
-from privmarket.market.evaluation import gain_shares, judge
-from privmarket.market.objectives import AggregateError, AggregationError
-from privmarket.market.scenarios import scenario
-from privmarket.mechanisms.learned.menu_learning import DEFAULT_SEARCH
-from privmarket.mechanisms.learned.menu_session import DesignPoint, learn_menus
-from privmarket.mechanisms.learned.menunet import MfgMenuNet
-from privmarket.mechanisms.learned.recipes import Recipe
-from privmarket.mechanisms.learned.session import train, value
-from privmarket.mechanisms.learned.trained_weights import mechanism_class
-from privmarket.mechanisms.learned.weights import load, shipped
-from privmarket.mechanisms.mean_field_menu import MeanFieldMenu
+from privmarket.market._attacks import combined
+from privmarket.market._evaluation import gain_shares, judge
+from privmarket.market._objectives import AggregateError, AggregationError
+from privmarket.market._scenarios import scenario
+from privmarket.mechanisms._mean_field_menu import MeanFieldMenu
+from privmarket.mechanisms.learned._menu_learning import DEFAULT_SEARCH
+from privmarket.mechanisms.learned._menu_session import DesignPoint, learn_menus
+from privmarket.mechanisms.learned._menunet import MfgMenuNet
+from privmarket.mechanisms.learned._recipes import Recipe
+from privmarket.mechanisms.learned._session import train, value
+from privmarket.mechanisms.learned._trained_weights import mechanism_class
+from privmarket.mechanisms.learned._weights import load, shipped
 from privmarket_studies.reproduce.attack_strengths import STRENGTHS
 from privmarket_studies.reproduce.cells import Config, Result
 from privmarket_studies.reproduce.markets import outside_training

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from functools import partial
 
-from privmarket.federated.config import Training
-from privmarket.federated.pool import plain_rate
-from privmarket.plans import identity
+from privmarket._plans import identity
+from privmarket.simulation._config import Training
+from privmarket.simulation._pool import plain_rate
 from privmarket_studies.reproduce.cells import Cell, Scale
 from privmarket_studies.reproduce.federated import training_settings
 

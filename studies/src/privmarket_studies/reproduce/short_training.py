@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
-from privmarket.market.attacks import combined
-from privmarket.market.scenarios import scenario
-from privmarket.mechanisms.learned.recipes import recipe
-from privmarket.mechanisms.learned.session import train, value
-from privmarket.mechanisms.learned.trained_weights import mechanism_class
+from privmarket.market._attacks import combined
+from privmarket.market._scenarios import scenario
+from privmarket.mechanisms.learned._recipes import recipe
+from privmarket.mechanisms.learned._session import train, value
+from privmarket.mechanisms.learned._trained_weights import mechanism_class
 from privmarket_studies.reproduce.attack_strengths import STRENGTHS
 from privmarket_studies.reproduce.cells import Config, Result
 from privmarket_studies.reproduce.markets import outside_training

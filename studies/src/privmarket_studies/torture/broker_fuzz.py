@@ -22,8 +22,8 @@ from hypothesis.errors import Unsatisfiable
 from schemathesis import Case, GenerationMode
 from schemathesis.schemas import APIOperation
 
-from privmarket.broker.api import ServiceSettings, create_app
-from privmarket.broker.limits import Limits
+from privmarket.broker._api import ServiceSettings, create_app
+from privmarket.broker._limits import Limits
 from privmarket_studies.torture.market import key, make_market
 from privmarket_studies.torture.postgres import postgres
 from privmarket_studies.torture.runs import append, broker_code

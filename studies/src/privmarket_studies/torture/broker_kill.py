@@ -22,13 +22,13 @@ from pathlib import Path
 import httpx
 from sqlalchemy import func, select
 
-from privmarket.broker import ledger
-from privmarket.broker.bidding import offer_fields
-from privmarket.broker.broker import Broker
-from privmarket.broker.http_calls import Json
-from privmarket.broker.schema import awards, log, rounds
-from privmarket.broker.signatures import SigningKey, bid_message, commitment
-from privmarket.broker.verify import verify
+from privmarket.broker import _ledger as ledger
+from privmarket.broker._bidding import offer_fields
+from privmarket.broker._broker import Broker
+from privmarket.broker._http_calls import Json
+from privmarket.broker._schema import awards, log, rounds
+from privmarket.broker._signatures import SigningKey, bid_message, commitment
+from privmarket.broker._verify import verify
 from privmarket.rounds import Offer
 from privmarket_studies.torture.broker_process import BrokerProcess, ForkedBroker
 from privmarket_studies.torture.postgres import postgres

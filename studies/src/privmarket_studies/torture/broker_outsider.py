@@ -26,11 +26,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from privmarket.broker.bidding import offer_fields
-from privmarket.broker.log import Entry
-from privmarket.broker.parties import Actor, name_hash
-from privmarket.broker.schema import PROJECTIONS
-from privmarket.broker.signatures import (
+from privmarket._files import write_atomically
+from privmarket.broker._bidding import offer_fields
+from privmarket.broker._log import Entry
+from privmarket.broker._parties import Actor, name_hash
+from privmarket.broker._schema import PROJECTIONS
+from privmarket.broker._signatures import (
     Head,
     SigningKey,
     bid_message,
@@ -41,9 +42,8 @@ from privmarket.broker.signatures import (
     log_key_message,
     statement_message,
 )
-from privmarket.broker.verify import SeenHead
+from privmarket.broker._verify import SeenHead
 from privmarket.errors import PrivmarketError
-from privmarket.files import write_atomically
 from privmarket.rounds import Offer
 from privmarket_studies.torture.broker_simulation import memory_folder
 from privmarket_studies.torture.broker_tampering import run_on_postgresql

@@ -102,7 +102,7 @@ class ForkedBroker(BrokerProcess):
 
     def _launch(self, words: list[str]) -> Running:
         self.log.touch()
-        _context.set_forkserver_preload(["privmarket.cli.serve", "privmarket.broker.api", __name__])
+        _context.set_forkserver_preload(["privmarket.cli._serve", "privmarket.broker._api", __name__])
         process = _context.Process(target=_serve, args=(words, self.environment, self.log))
         process.start()
         return _Forked(process)

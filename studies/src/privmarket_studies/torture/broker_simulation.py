@@ -20,22 +20,22 @@ import numpy as np
 from numpy.typing import ArrayLike
 from sqlalchemy import event, select
 
-from privmarket.broker import sql
-from privmarket.broker.bidding import BidRequest, offer_fields
-from privmarket.broker.broker import Broker
-from privmarket.broker.database import Database
-from privmarket.broker.parties import Actor
-from privmarket.broker.schema import awards, log
-from privmarket.broker.signatures import SigningKey, bid_message, commitment, dataset_message
-from privmarket.broker.sql import BEFORE_STATEMENT
-from privmarket.broker.verify import verify
+from privmarket.broker import _sql as sql
+from privmarket.broker._bidding import BidRequest, offer_fields
+from privmarket.broker._broker import Broker
+from privmarket.broker._database import Database
+from privmarket.broker._parties import Actor
+from privmarket.broker._schema import awards, log
+from privmarket.broker._signatures import SigningKey, bid_message, commitment, dataset_message
+from privmarket.broker._sql import BEFORE_STATEMENT
+from privmarket.broker._verify import verify
 from privmarket.errors import PrivmarketError
-from privmarket.market.bids import Bids
-from privmarket.market.facts import MarketFacts
-from privmarket.market.mechanism import Mechanism
-from privmarket.market.outcome import Outcome
+from privmarket.market._bids import Bids
+from privmarket.market._facts import MarketFacts
+from privmarket.market._mechanism import Mechanism
+from privmarket.market._outcome import Outcome
 from privmarket.mechanisms import mechanism
-from privmarket.mechanisms.proportional_share import ProportionalShare
+from privmarket.mechanisms._proportional_share import ProportionalShare
 from privmarket.rounds import Offer
 from privmarket_studies.torture.postgres import new_database, postgres
 from privmarket_studies.torture.runs import append, broker_code

@@ -28,13 +28,13 @@ from typing import Any, NamedTuple
 
 import psycopg
 
-from privmarket.broker._statements import STATEMENTS, is_stated
-from privmarket.broker.broker import Broker
-from privmarket.broker.database import Database
-from privmarket.broker.log import Entry
-from privmarket.broker.parties import name_hash
-from privmarket.broker.schema import PROJECTIONS
-from privmarket.broker.signatures import (
+from privmarket._files import write_atomically
+from privmarket.broker._broker import Broker
+from privmarket.broker._database import Database
+from privmarket.broker._log import Entry
+from privmarket.broker._parties import name_hash
+from privmarket.broker._schema import PROJECTIONS
+from privmarket.broker._signatures import (
     SigningKey,
     bid_message,
     canonical,
@@ -42,10 +42,10 @@ from privmarket.broker.signatures import (
     log_key_message,
     statement_message,
 )
-from privmarket.broker.stored_rows import PartyRow
-from privmarket.broker.verify import SeenHead, verify
+from privmarket.broker._statements import STATEMENTS, is_stated
+from privmarket.broker._stored_rows import PartyRow
+from privmarket.broker._verify import SeenHead, verify
 from privmarket.errors import PrivmarketError
-from privmarket.files import write_atomically
 from privmarket_studies.torture.broker_simulation import memory_folder
 from privmarket_studies.torture.eventful import eventful_market
 from privmarket_studies.torture.postgres import new_database, postgres

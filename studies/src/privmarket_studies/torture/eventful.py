@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from unittest.mock import patch
 
-from privmarket.broker.bidding import offer_fields
-from privmarket.broker.parties import Actor
-from privmarket.broker.signatures import SigningKey, bid_message, commitment, dataset_message
+from privmarket.broker._bidding import offer_fields
+from privmarket.broker._parties import Actor
+from privmarket.broker._signatures import SigningKey, bid_message, commitment, dataset_message
 from privmarket.rounds import Offer
 from privmarket_studies.torture import market as markets
 from privmarket_studies.torture.market import Market, make_market

@@ -11,13 +11,13 @@ from typing import Any
 
 from sqlalchemy import select
 
-from privmarket.broker.answers import BidAnswer, ClaimAnswer, Dispute, PayoutAnswer, Ruled, StepAnswer
-from privmarket.broker.bidding import offer_fields
-from privmarket.broker.broker import Broker
-from privmarket.broker.parties import Actor
-from privmarket.broker.schema import awards
-from privmarket.broker.sealed import key_digest
-from privmarket.broker.signatures import SigningKey, bid_message, commitment, statement_message
+from privmarket.broker._answers import BidAnswer, ClaimAnswer, Dispute, PayoutAnswer, Ruled, StepAnswer
+from privmarket.broker._bidding import offer_fields
+from privmarket.broker._broker import Broker
+from privmarket.broker._parties import Actor
+from privmarket.broker._schema import awards
+from privmarket.broker._sealed import key_digest
+from privmarket.broker._signatures import SigningKey, bid_message, commitment, statement_message
 from privmarket.rounds import Offer
 
 TASK: dict[str, object] = {

@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 
 from privmarket import broker
-from privmarket.files import write_atomically
+from privmarket._files import write_atomically
 
 _OUTSIDE = (
     "account_pages",

@@ -11,14 +11,16 @@ from pathlib import Path
 from sqlalchemy import create_engine, event
 from sqlalchemy.exc import IntegrityError
 
-from privmarket.broker import log, projection, sql
-from privmarket.broker.broker import Broker
-from privmarket.broker.database import Database
-from privmarket.broker.log import Entry
-from privmarket.broker.merkle import Frontier
-from privmarket.broker.schema import PROJECTIONS
-from privmarket.broker.signatures import Head, SigningKey, canonical
-from privmarket.broker.verify import SeenHead, Verdict, verify
+from privmarket.broker import _log as log
+from privmarket.broker import _projection as projection
+from privmarket.broker import _sql as sql
+from privmarket.broker._broker import Broker
+from privmarket.broker._database import Database
+from privmarket.broker._log import Entry
+from privmarket.broker._merkle import Frontier
+from privmarket.broker._schema import PROJECTIONS
+from privmarket.broker._signatures import Head, SigningKey, canonical
+from privmarket.broker._verify import SeenHead, Verdict, verify
 from privmarket.errors import PrivmarketError
 
 Change = Callable[[list[Entry]], list[Entry]]

@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 import torch
 
-from privmarket.market.bids import Bids
-from privmarket.market.objectives import AggregationError
-from privmarket.market.outcome import Outcome
-from privmarket.market.scenarios import scenario
-from privmarket.mechanisms.learned.buyer import aggregation_error, buyer_value, reference_quantity
-from privmarket.mechanisms.learned.client_groups import group
-from privmarket.mechanisms.learned.market_tensors import MarketSampler
-from privmarket.mechanisms.learned.networks import Trade
-from privmarket.mechanisms.learned.recipes import MisreportSearch, recipe
-from privmarket.mechanisms.learned.trained_weights import new_trainer
+from privmarket.market._bids import Bids
+from privmarket.market._objectives import AggregationError
+from privmarket.market._outcome import Outcome
+from privmarket.market._scenarios import scenario
+from privmarket.mechanisms.learned._buyer import aggregation_error, buyer_value, reference_quantity
+from privmarket.mechanisms.learned._client_groups import group
+from privmarket.mechanisms.learned._market_tensors import MarketSampler
+from privmarket.mechanisms.learned._networks import Trade
+from privmarket.mechanisms.learned._recipes import MisreportSearch, recipe
+from privmarket.mechanisms.learned._trained_weights import new_trainer
 
 UNIFORM = scenario("uniform")
 
@@ -88,7 +88,7 @@ def test_a_network_trained_for_the_error_makes_less_of_it_than_one_trained_for_t
             [UNIFORM],
         )
         run.run(lambda progress: None)
-        from privmarket.mechanisms.learned.market_tensors import from_bids
+        from privmarket.mechanisms.learned._market_tensors import from_bids
 
         markets = from_bids(fresh, np.full((200, 1), 15.0), 5.0, torch.float32)
         with torch.no_grad():

@@ -10,12 +10,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from privmarket.market.scenarios import scenario
-from privmarket.mechanisms.learned.client_groups import group, ungroup
-from privmarket.mechanisms.learned.dm_regretnet import LevelsNetwork
-from privmarket.mechanisms.learned.market_tensors import from_bids
-from privmarket.mechanisms.learned.networks import Trade
-from privmarket.mechanisms.learned.regretnet import RegretNetwork
+from privmarket.market._scenarios import scenario
+from privmarket.mechanisms.learned._client_groups import group, ungroup
+from privmarket.mechanisms.learned._dm_regretnet import LevelsNetwork
+from privmarket.mechanisms.learned._market_tensors import from_bids
+from privmarket.mechanisms.learned._networks import Trade
+from privmarket.mechanisms.learned._regretnet import RegretNetwork
 
 
 def market(clients, profiles=2, seed=0):

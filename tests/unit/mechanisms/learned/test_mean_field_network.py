@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from privmarket.market.scenarios import scenario
-from privmarket.mechanisms.learned import mfg_regretnet
-from privmarket.mechanisms.learned.literal import LiteralNetwork
-from privmarket.mechanisms.learned.market_tensors import from_bids
-from privmarket.mechanisms.learned.mean_field_network import MeanFieldNetwork
+from privmarket.market._scenarios import scenario
+from privmarket.mechanisms.learned import _mfg_regretnet as mfg_regretnet
+from privmarket.mechanisms.learned._literal import LiteralNetwork
+from privmarket.mechanisms.learned._market_tensors import from_bids
+from privmarket.mechanisms.learned._mean_field_network import MeanFieldNetwork
 
 
 def network(seed: int = 0, stir: float = 0.5) -> MeanFieldNetwork:

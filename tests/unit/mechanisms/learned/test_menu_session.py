@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from privmarket.errors import ConfigurationError
-from privmarket.market.objectives import TOTAL_EPSILON
-from privmarket.market.scenarios import scenario
-from privmarket.mechanisms.learned.menu_learning import CurveSearch
-from privmarket.mechanisms.learned.menu_session import DesignPoint, learn_menus, search_called
-from privmarket.mechanisms.learned.weights import WeightsError, load
+from privmarket.market._objectives import TOTAL_EPSILON
+from privmarket.market._scenarios import scenario
+from privmarket.mechanisms.learned._menu_learning import CurveSearch
+from privmarket.mechanisms.learned._menu_session import DesignPoint, learn_menus, search_called
+from privmarket.mechanisms.learned._weights import WeightsError, load
 
 SEARCH = CurveSearch(prices=8, steps=4, markets=2, validation=4)
 POINTS = [

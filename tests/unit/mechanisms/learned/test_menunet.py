@@ -10,19 +10,19 @@ import pytest
 
 import privmarket as pm
 from privmarket.errors import ConfigurationError
-from privmarket.market.attacks import AscentAttack, GridAttack, combined
-from privmarket.market.bids import Bids
-from privmarket.market.bounds import fluid_bound
-from privmarket.market.guarantees import BudgetFeasible, IndividuallyRational, WithinOffer
-from privmarket.market.mechanism import Mechanism
-from privmarket.market.menu import MenuCurve
-from privmarket.market.objectives import AggregationError
-from privmarket.market.outcome import Outcome
-from privmarket.market.scenarios import scenario
-from privmarket.mechanisms.learned.buyer import best_weights
-from privmarket.mechanisms.learned.floors import Floors, Ladder, levels
-from privmarket.mechanisms.learned.menu_learning import CurveSearch, learn_curve
-from privmarket.mechanisms.learned.menunet import MfgMenuNet
+from privmarket.market._attacks import AscentAttack, GridAttack, combined
+from privmarket.market._bids import Bids
+from privmarket.market._bounds import fluid_bound
+from privmarket.market._guarantees import BudgetFeasible, IndividuallyRational, WithinOffer
+from privmarket.market._mechanism import Mechanism
+from privmarket.market._menu import MenuCurve
+from privmarket.market._objectives import AggregationError
+from privmarket.market._outcome import Outcome
+from privmarket.market._scenarios import scenario
+from privmarket.mechanisms.learned._buyer import best_weights
+from privmarket.mechanisms.learned._floors import Floors, Ladder, levels
+from privmarket.mechanisms.learned._menu_learning import CurveSearch, learn_curve
+from privmarket.mechanisms.learned._menunet import MfgMenuNet
 from tests.conftest import awkward_budgets, awkward_markets
 
 P2 = {"objective": "aggregation-error", "heterogeneity": 0.2}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from privmarket.mechanisms.learned.misreports import (
+from privmarket.mechanisms.learned._misreports import (
     Misreports,
     ascend,
     best_of,
@@ -13,7 +13,7 @@ from privmarket.mechanisms.learned.misreports import (
     regret,
     sign_steps,
 )
-from privmarket.mechanisms.learned.networks import Trade
+from privmarket.mechanisms.learned._networks import Trade
 
 
 def soft_first_price(valuation, epsilon):

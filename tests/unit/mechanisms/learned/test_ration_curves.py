@@ -10,20 +10,20 @@ import pytest
 
 import privmarket as pm
 from privmarket.errors import ConfigurationError
-from privmarket.market.attacks import AscentAttack, GridAttack, combined
-from privmarket.market.objectives import AggregateError, TypicalAggregateError
-from privmarket.market.ration_curve import RationCurve
-from privmarket.market.ration_design import graded_curve
-from privmarket.market.scenarios import scenario
-from privmarket.mechanisms.learned.menunet import AGGREGATE_WEIGHTS, curve_arrays, read_curves
-from privmarket.mechanisms.learned.ration_learning import (
+from privmarket.market._attacks import AscentAttack, GridAttack, combined
+from privmarket.market._objectives import AggregateError, TypicalAggregateError
+from privmarket.market._ration_curve import RationCurve
+from privmarket.market._ration_design import graded_curve
+from privmarket.market._scenarios import scenario
+from privmarket.mechanisms.learned._menunet import AGGREGATE_WEIGHTS, curve_arrays, read_curves
+from privmarket.mechanisms.learned._ration_learning import (
     RationSearch,
     _SmoothCurve,
     curve_value,
     fluid_design,
     learn_ration_curve,
 )
-from privmarket.mechanisms.learned.weights import Weights, load, shipped
+from privmarket.mechanisms.learned._weights import Weights, load, shipped
 from tests.conftest import awkward_budgets, awkward_markets
 
 LAWS = ("uniform", "bimodal", "lognormal")

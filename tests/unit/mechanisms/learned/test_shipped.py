@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 import privmarket as pm
-from privmarket.market.attacks import AscentAttack, GridAttack, combined
-from privmarket.market.bounds import fluid_bound
-from privmarket.market.guarantees import ApproximatelyTruthful, OutcomeGuarantee
-from privmarket.market.scenarios import scenario
-from privmarket.mechanisms.learned.weights import load, shipped
+from privmarket.market._attacks import AscentAttack, GridAttack, combined
+from privmarket.market._bounds import fluid_bound
+from privmarket.market._guarantees import ApproximatelyTruthful, OutcomeGuarantee
+from privmarket.market._scenarios import scenario
+from privmarket.mechanisms.learned._weights import load, shipped
 from privmarket_studies.make_weights import BASELINE_CASES, CASES
 
 NETWORKS = ("mfg-regretnet", "regretnet", "dm-regretnet", "mfg-regretnet:literal")

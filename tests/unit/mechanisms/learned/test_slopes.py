@@ -5,7 +5,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from privmarket.errors import ConfigurationError  # noqa: E402
-from privmarket.mechanisms.learned.slopes import Slope  # noqa: E402
+from privmarket.mechanisms.learned._slopes import Slope  # noqa: E402
 
 
 def box(centre, radius):

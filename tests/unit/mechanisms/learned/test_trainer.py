@@ -12,27 +12,27 @@ import pytest
 import torch
 
 from privmarket.errors import ConfigurationError
-from privmarket.market.bids import Bids
-from privmarket.market.scenarios import EmpiricalLaw, scenario
-from privmarket.mechanisms.learned.client_groups import group
-from privmarket.mechanisms.learned.lagrangian import Multipliers, Steering
-from privmarket.mechanisms.learned.learned_mechanism import OutsideTraining
-from privmarket.mechanisms.learned.market_tensors import MarketSampler
-from privmarket.mechanisms.learned.mean_field_loss import (
+from privmarket.market._bids import Bids
+from privmarket.market._scenarios import EmpiricalLaw, scenario
+from privmarket.mechanisms.learned._client_groups import group
+from privmarket.mechanisms.learned._lagrangian import Multipliers, Steering
+from privmarket.mechanisms.learned._learned_mechanism import OutsideTraining
+from privmarket.mechanisms.learned._market_tensors import MarketSampler
+from privmarket.mechanisms.learned._mean_field_loss import (
     Alignment,
     Baseline,
     Critic,
     bellman_loss,
     mean_field_payment,
 )
-from privmarket.mechanisms.learned.mean_field_network import MeanFieldNetwork
-from privmarket.mechanisms.learned.misreports import Misreports, worst_group_excess
-from privmarket.mechanisms.learned.recipes import SEATS, MisreportSearch, Recipe, market_size, recipe
-from privmarket.mechanisms.learned.regretnet import RegretNet
-from privmarket.mechanisms.learned.session import checkpoint_path, train
-from privmarket.mechanisms.learned.trained_weights import mechanism_class, new_trainer
-from privmarket.mechanisms.learned.training_checkpoint import load_checkpoint, save_checkpoint
-from privmarket.mechanisms.learned.weights import WeightsError
+from privmarket.mechanisms.learned._mean_field_network import MeanFieldNetwork
+from privmarket.mechanisms.learned._misreports import Misreports, worst_group_excess
+from privmarket.mechanisms.learned._recipes import SEATS, MisreportSearch, Recipe, market_size, recipe
+from privmarket.mechanisms.learned._regretnet import RegretNet
+from privmarket.mechanisms.learned._session import checkpoint_path, train
+from privmarket.mechanisms.learned._trained_weights import mechanism_class, new_trainer
+from privmarket.mechanisms.learned._training_checkpoint import load_checkpoint, save_checkpoint
+from privmarket.mechanisms.learned._weights import WeightsError
 
 LAWS = [scenario("uniform"), scenario("lognormal")]
 SMALL = Recipe(

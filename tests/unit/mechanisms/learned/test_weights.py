@@ -10,9 +10,9 @@ import pytest
 
 import privmarket as pm
 from privmarket.errors import BidError, WriteError
-from privmarket.mechanisms.learned import weights as module
-from privmarket.mechanisms.learned.learned_mechanism import OutsideTraining
-from privmarket.mechanisms.learned.weights import Weights, WeightsError, load, save, shipped
+from privmarket.mechanisms.learned import _weights as module
+from privmarket.mechanisms.learned._learned_mechanism import OutsideTraining
+from privmarket.mechanisms.learned._weights import Weights, WeightsError, load, save, shipped
 
 NETS = tuple(name for name in pm.mechanism_names() if "net" in name)
 
@@ -99,7 +99,7 @@ def test_all_shipped_weights_together_are_under_three_megabytes():
 @pytest.mark.parametrize("name", [n for n in NETS if n != "mfg-menunet"])
 @pytest.mark.parametrize("clients", [1, 2, 7, 25, 133])
 def test_shipped_weights_serve_any_number_of_clients(name, clients, rng):
-    from privmarket.market.scenarios import scenario
+    from privmarket.market._scenarios import scenario
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", OutsideTraining)
@@ -109,7 +109,7 @@ def test_shipped_weights_serve_any_number_of_clients(name, clients, rng):
 
 
 def test_a_budget_outside_the_training_works_and_warns_once(rng):
-    from privmarket.market.scenarios import scenario
+    from privmarket.market._scenarios import scenario
 
     rule = pm.mechanism("mfg-regretnet")
     bids = scenario("uniform").sample(rng, 50)

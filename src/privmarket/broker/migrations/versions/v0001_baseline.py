@@ -2,7 +2,7 @@
 
 from alembic import op
 
-from privmarket.broker.schema import metadata
+from privmarket.broker._schema import metadata
 
 revision = "0001"
 down_revision = None

@@ -29,7 +29,7 @@ def train(message: Message, context: Context) -> Message:
     from opacus.optimizers import DPOptimizer
 
     from existing_app.task import load_data
-    from privmarket.privacy.noise import NoiseSource
+    from privmarket.privacy._noise import NoiseSource
 
     sold = message.content["privmarket-job"]
     model = Net()

@@ -10,7 +10,7 @@ from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordD
 from flwr.clientapp import ClientApp
 
 import privmarket as pm
-from privmarket.privacy.noise import NoiseSource
+from privmarket.privacy._noise import NoiseSource
 from without_torch.task import client_records, gradients
 
 market = pm.flower.WalletMod(valuation=0.3, data_size=140, wallet=8.0, noise="app")

@@ -1,0 +1,295 @@
+"""One database, SQLite or PostgreSQL: serial durable writes, readers that never wait for them."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from sqlalchemy import Connection
+from sqlalchemy.exc import ArgumentError, OperationalError, SQLAlchemyError, TimeoutError
+
+from privmarket.broker import _log as log
+from privmarket.broker import _projection as projection
+from privmarket.broker import _sql as sql
+from privmarket.broker import _storage as storage
+from privmarket.broker._http_errors import DatabaseError, UnavailableError
+from privmarket.broker._key_vault import Vault
+from privmarket.broker._log import Entry, canonical
+from privmarket.broker._signatures import Head, SigningKey
+from privmarket.errors import PrivmarketError
+
+PATIENCE_SECONDS = 30.0  # how long a write waits for a broker in another process before it answers "busy"
+# PostgreSQL ends a transaction that does nothing for this long: a broker that was paused while it held the lock
+# would otherwise stop all others.
+IDLE_SECONDS = 10.0
+# A request counts as of its arrival, at most this long before its entry was written: nobody is late because others
+# were written first, and nobody can date a request back by more.
+ARRIVAL_LIMIT_MS = 60_000
+CLOCK_JUMP_MS = 60_000  # how far the wall clock may step away from the steady one before writes are refused
+_POLL_SECONDS = 0.005
+Clock = Callable[[], int]
+# Result codes of SQLite that say nothing about the statement: busy, locked, I/O, full, cannot open, protocol.
+_SQLITE_BUSY = 5
+_SQLITE_PASSES = (_SQLITE_BUSY, 6, 10, 13, 14, 15)
+
+
+class WallClock:
+    """Milliseconds since 1970, refused while the machine's clock has jumped.
+
+    A clock that leaps ahead for a moment would end every deadline, and the log's time could not go back. So the
+    wall clock is compared with the steady one; after a real correction of the clock, restart the broker.
+    """
+
+    def __init__(self) -> None:
+        self._offset_ms = time.time_ns() // 1_000_000 - time.monotonic_ns() // 1_000_000
+
+    def __call__(self) -> int:
+        """The time now."""
+        now = time.time_ns() // 1_000_000
+        away = now - time.monotonic_ns() // 1_000_000 - self._offset_ms
+        if abs(away) > CLOCK_JUMP_MS:
+            raise UnavailableError(
+                f"this machine's clock jumped by {away / 1000:.0f} s",
+                "the operator must look at it; send again later",
+            )
+        self._offset_ms += round(away * 0.01)  # follows slow corrections
+        return now
+
+
+@dataclass
+class Transaction:
+    """A write under way. `now_ms` never runs backwards, whatever the machine's clock does."""
+
+    connection: Connection
+    now_ms: int
+    actor: str
+    size: int  # entries in the log before this write
+    arrived_ms: int  # when the request came, before it waited for other writes
+    over_ms: int  # deadlines up to here are over for everybody: `now_ms` less the grace for what waits in line
+    key: SigningKey | None  # of the broker
+    entries: list[Entry] = field(default_factory=list)
+    _unwritten: list[projection.Change] = field(default_factory=list)  # rows that follow from entries so far
+
+    @property
+    def vault(self) -> Vault:
+        """Where keys of sealed updates are."""
+        return Vault(self.connection, self.key)
+
+    def log(self, kind: str, subject: str, **details: object) -> int:
+        """Adds an entry to the log and returns its number. The tables follow at `flush`."""
+        return self.log_as(self.actor, kind, subject, details)
+
+    def log_as(
+        self, actor: str, kind: str, subject: str, details: Mapping[str, object], key: tuple[str, str] | None = None
+    ) -> int:
+        """The same for somebody else than who began the transaction: bids of many share one."""
+        seq = self.size + len(self.entries) + 1
+        key_hash, request_hash = key or (None, None)
+        entry = Entry(seq, self.now_ms, actor, kind, subject, canonical(details), key_hash, request_hash)
+        self.entries.append(entry)
+        self._unwritten += projection.changes(entry, details)
+        return seq
+
+    def in_time(self, deadline_ms: int) -> dict[str, int] | None:
+        """None for a request that came after its deadline; else what its entry must say about when it came."""
+        if self.arrived_ms >= deadline_ms:
+            return None
+        return {} if self.now_ms < deadline_ms else {"arrived_ms": self.arrived_ms}
+
+    def answer(self, first: int, key_hash: str, request_hash: str, answer: str) -> None:
+        """Notes on entry number `first` of this transaction (from 0) what its caller was told."""
+        self.entries[first] = self.entries[first]._replace(
+            key_hash=key_hash, request_hash=request_hash, answer=answer
+        )
+
+    def flush(self) -> None:
+        """Brings the tables up to the entries so far; call it before reading what they changed."""
+        unwritten, self._unwritten = self._unwritten, []
+        projection.store(self.connection, unwritten)
+
+
+class Database:
+    """An engine set up so that what was acknowledged survives a power cut."""
+
+    def __init__(
+        self, url: str, clock: Clock | None = None, *, key: SigningKey | None = None, read_only: bool = False
+    ) -> None:
+        """Opens a database and makes its tables or brings them up to date.
+
+        Args:
+            url: sqlite:///FILE or postgresql+psycopg://USER@HOST/NAME.
+            key: signs the log's heads.
+            read_only: changes nothing, and refuses a database that is missing, empty, of another version, or a copy
+                of a SQLite file whose WAL was left behind.
+        """
+        try:
+            self.engine = storage.open_engine(url, read_only, PATIENCE_SECONDS, IDLE_SECONDS)
+            driver = self.engine.dialect.loaded_dbapi
+            self._failures: tuple[type[Exception], ...] = (OperationalError, TimeoutError, driver.OperationalError)
+            if self.engine.dialect.name == "postgresql":  # it ended the transaction of a broker that stood still
+                self._failures += (driver.errors.IdleInTransactionSessionTimeout,)
+            # Whether the database lives in this process: nothing to wait for but the disk and other writers.
+            self.is_embedded = self.engine.dialect.name == "sqlite"
+            if read_only:
+                storage.require_current(self.engine, url)
+            else:
+                storage.migrate(self.engine)
+                self._mark_open()
+        except (ArgumentError, SQLAlchemyError, ImportError, sqlite3.OperationalError) as error:
+            shown = url.split("@")[-1]  # a password never reaches a message
+            raise DatabaseError(
+                f"cannot open database {shown}: {type(error).__name__}",
+                "give sqlite:///FILE or postgresql+psycopg://USER@HOST/NAME of a running server",
+            ) from error
+        self._clock = clock or WallClock()
+        self.key, self.read_only = key, read_only
+        self.grace_ms = 0
+        self.head: Head | None = None  # the newest that this process wrote or read
+        self._writer = threading.Lock()  # queues threads here rather than in SQLite's polling busy handler
+        # Kept between writes: taking one from the pool each time costs as much as half the statements of a bid.
+        self._writing: Connection | None = None
+
+    @contextmanager
+    def write(self, actor: str, *, patient: bool = True) -> Iterator[Transaction]:
+        """One serial, durable transaction; everything or nothing. Waits for other writers if `patient`."""
+        arrived, seen = self._clock(), self.head
+        if not self._writer.acquire(blocking=patient):
+            raise UnavailableError("somebody else is writing", "send the same again")
+        try:
+            connection, tree = self._begin(patient)
+            head = None
+            try:
+                if tree.signed_by and (self.key is None or self.key.public != tree.signed_by):
+                    raise DatabaseError(
+                        f"this log is signed with the key {tree.signed_by[:16]}…", "give that key: --key FILE"
+                    )
+                now = max(arrived, self._clock(), tree.head.at_ms)
+                # A clock that was set back brings no deadline back: the log's own time counts from then on.
+                arrived = max(arrived, (seen or tree.head).at_ms, now - ARRIVAL_LIMIT_MS)
+                over = now - self.grace_ms
+                transaction = Transaction(connection, now, actor, tree.head.size, arrived, over, self.key)
+                yield transaction
+                if transaction.entries:
+                    transaction.flush()
+                    head = log.append(connection, transaction.entries, tree, self.key)
+                connection.connection.commit()
+            except PrivmarketError:  # refused; the connection is as good as before
+                connection.connection.rollback()
+                raise
+            except BaseException:
+                self._let_go()
+                raise
+            self.head = head or self.head or tree.head
+        except self._failures as error:
+            self._name(error)
+            raise
+        finally:
+            self._writer.release()
+
+    @contextmanager
+    def read(self) -> Iterator[Connection]:
+        """A consistent view of one moment."""
+        try:
+            with self.engine.connect() as connection:
+                if not self.is_embedded:
+                    connection = connection.execution_options(isolation_level="REPEATABLE READ")
+                with connection.begin():
+                    yield connection
+        except self._failures as error:
+            self._name(error)
+            raise
+
+    def _begin(self, patient: bool) -> tuple[Connection, log.Tree]:
+        """A transaction that holds the write lock, on the connection of the last write or a fresh one."""
+        if self._writing is not None:
+            try:
+                return self._writing, self._lock(self._writing, patient)
+            except Exception:
+                # A server that was restarted since the last write closed this connection: nothing is lost yet.
+                lost = getattr(self._writing.connection.dbapi_connection, "closed", False)
+                self._let_go()
+                if not lost:
+                    raise
+            except BaseException:  # interrupted while it held the write lock
+                self._let_go()
+                raise
+        try:
+            self._writing = self.engine.connect()
+            if self.is_embedded:
+                sql.run(self._writing, "PRAGMA busy_timeout = 0")  # who waits, and how long, is decided in `_lock`
+            return self._writing, self._lock(self._writing, patient)
+        except BaseException:
+            self._let_go()
+            raise
+
+    def _lock(self, connection: Connection, patient: bool) -> log.Tree:
+        """Begins a transaction that holds the write lock; by hand, which is quicker than SQLAlchemy's way."""
+        give_up = time.monotonic() + PATIENCE_SECONDS
+        while True:
+            try:
+                if self.is_embedded:
+                    sql.run(connection, "BEGIN IMMEDIATE")  # the others begin with their first statement
+                return log.lock(connection)
+            except Exception as error:
+                busy = getattr(error, "sqlite_errorcode", 0) & 0xFF == _SQLITE_BUSY
+                if not (busy and patient) or time.monotonic() > give_up:
+                    raise
+            time.sleep(_POLL_SECONDS)  # a broker in another process is writing to the same file
+
+    def _let_go(self) -> None:
+        """Ends the connection that writes share; the next write opens another."""
+        if self._writing is not None:
+            connection, self._writing = self._writing, None
+            connection.invalidate()
+            connection.close()
+
+    def _name(self, error: Exception) -> None:
+        """A database that is busy, full or away becomes one error that says so, from whichever layer it comes."""
+        origin = getattr(error, "orig", None) or error
+        # A statement that SQLite does not understand is a fault of ours.
+        if getattr(origin, "sqlite_errorcode", _SQLITE_BUSY) & 0xFF in _SQLITE_PASSES:
+            raise UnavailableError(
+                f"the database did not take this: {type(origin).__name__}",
+                "it is busy, full or away; send the same again, under the same key",
+            ) from error
+
+    def now_ms(self) -> int:
+        """The time now, in milliseconds."""
+        return self._clock()
+
+    def newest_head(self) -> Head:
+        """The head of the log as this process last saw it; read from the database the first time."""
+        if self.head is None:
+            with self.read() as connection:
+                self.head = log.read_head(connection)
+        return self.head
+
+    def close(self) -> None:
+        """Ends all connections. A SQLite file is left whole: without a WAL beside it, and marked so."""
+        with self._writer:
+            if self.is_embedded and not self.read_only:
+                try:
+                    writing = self.engine.connect().execution_options(privmarket_write=True)
+                    with writing as connection, connection.begin():
+                        sql.run(connection, "UPDATE head SET clean = TRUE")
+                except (SQLAlchemyError, self.engine.dialect.loaded_dbapi.Error):
+                    pass  # another process is writing: it will close the file itself
+                self._let_go()
+                storage.checkpoint(self.engine)
+            self._let_go()
+        self.engine.dispose()
+
+    def _mark_open(self) -> None:
+        """Notes in the SQLite file itself, not only in its WAL, that it is in use."""
+        if not self.is_embedded:
+            return
+        with self.engine.connect().execution_options(privmarket_write=True) as connection, connection.begin():
+            ((clean,),) = sql.run(connection, "SELECT clean FROM head")
+            if clean:
+                sql.run(connection, "UPDATE head SET clean = FALSE")
+        if clean:
+            storage.checkpoint(self.engine)

@@ -1,0 +1,434 @@
+"""Rebuilds everything from the log and reports every difference.
+
+Four questions are checked: is the log what its signed Merkle tree says (and does it contain the heads that
+somebody noted earlier, at the times when they were seen), did every entry follow the market's rules when it was
+made, are the tables what the log gives, column by column, both ways, and is the schema the one that this version
+makes. There are two outcomes: no difference, or differences.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from sqlalchemy import Boolean, Connection, String, Table, Text
+from sqlalchemy.exc import SQLAlchemyError
+
+from privmarket.broker import (
+    _checkpoint,
+)
+from privmarket.broker import (
+    _ledger as ledger,
+)
+from privmarket.broker import (
+    _log as log,
+)
+from privmarket.broker import (
+    _merkle as merkle,
+)
+from privmarket.broker import (
+    _parties as parties,
+)
+from privmarket.broker import (
+    _sealed as sealed,
+)
+from privmarket.broker import (
+    _sql as sql,
+)
+from privmarket.broker._broker import Broker
+from privmarket.broker._entry_rules import EntryRules
+from privmarket.broker._http_errors import BrokerError
+from privmarket.broker._key_vault import Vault
+from privmarket.broker._log import Entry
+from privmarket.broker._rebuilt import RebuiltMarket
+from privmarket.broker._schema import PROJECTIONS, tiles
+from privmarket.broker._schema_check import schema_differences
+from privmarket.broker._signatures import Head, SigningKey
+
+CLOCK_SKEW_MS = 60_000  # by how much the clocks of a broker, a witness and an auditor may differ
+_EARLIEST_MS = 1_577_836_800_000  # 2020: no log is older
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What was found. Everything agrees where `differences` is empty.
+
+    Attributes:
+        accepted: findings that the auditor named as looked into.
+        unused: names that were to be accepted and did not occur.
+        entries: of the log; `since` of them were checked before, up to the checkpoint.
+    """
+
+    differences: tuple[str, ...]
+    accepted: tuple[str, ...]
+    unused: tuple[str, ...]
+    entries: int
+    since: int
+    auctions: int
+    postings: int
+    head: str
+
+    @property
+    def difference(self) -> str | None:
+        """The first difference."""
+        return self.differences[0] if self.differences else None
+
+
+class SeenHead(NamedTuple):
+    """A head that somebody noted: when it was first and last seen, by their clock."""
+
+    head: Head
+    first_ms: int
+    last_ms: int
+
+
+def verify(
+    broker: Broker,
+    expected_head: str | None = None,
+    *,
+    public_key: str | None = None,
+    accept: Collection[str] = (),
+    witnessed: Sequence[SeenHead] = (),
+    checkpoint: Path | None = None,
+    auditor: SigningKey | None = None,
+) -> Verdict:
+    """The whole check, in memory that does not grow with the log.
+
+    Args:
+        expected_head: one noted earlier, SIZE:ROOT: the log must still contain it.
+        public_key: of the broker, learnt elsewhere; the log must announce it.
+        accept: findings that the auditor has looked into, by the names that differences give.
+        witnessed: what a witness saw, and when: entries must not be dated before they could have been made.
+        checkpoint: where the state of a clean check is kept; the next one reads only what came after it. Tables and
+            schema are compared in full each time. Needs `auditor`, the key that signs for it.
+    """
+    wanted = _wanted(expected_head)
+    with tempfile.TemporaryDirectory(prefix="privmarket-verify-") as folder:
+        scratch = Path(folder) / "rebuilt.db"
+        begin = None
+        if checkpoint is not None:
+            if auditor is None:
+                raise BrokerError("a checkpoint is signed", "give the auditor's key")
+            if checkpoint.exists():
+                begin = _checkpoint.load(checkpoint, auditor)
+                shutil.copyfile(checkpoint, scratch)
+        market = RebuiltMarket(scratch)
+        check = _Check(broker, EntryRules(broker.make_mechanism, market, accept), market)
+        faults = (SQLAlchemyError, BrokerError, broker.database.engine.dialect.loaded_dbapi.Error, ValueError)
+        try:
+            with broker.database.read() as connection:
+                check.run(connection, begin, wanted, public_key, witnessed)
+        except faults as error:
+            check.say(f"database: it cannot be read: {error}")
+        verdict = check.verdict()
+        check.remember()
+        market.close()
+        if checkpoint is not None and auditor is not None and check.head is not None and not verdict.differences:
+            _checkpoint.save(checkpoint, scratch, check.head, auditor)
+        return verdict
+
+
+def _wanted(expected: str | None) -> tuple[int, str] | None:
+    if expected is None:
+        return None
+    size, _, root = expected.partition(":")
+    if not size.isdigit() or len(root) != 64:
+        raise BrokerError(f"{expected} is not a head", "give SIZE:ROOT, as `broker verify` and witnesses show it")
+    return int(size), root
+
+
+class _Check:
+    """One verification: the market as the log gives it, beside what is stored."""
+
+    def __init__(self, broker: Broker, rules: EntryRules, market: RebuiltMarket) -> None:
+        self.broker = broker
+        self.rules = rules
+        self.market = market
+        self.say = rules.say
+        self.frontier = merkle.Frontier()
+        self.at_ms = 0
+        self.since = 0
+        self.head: Head | None = None  # as stored
+
+    def run(
+        self,
+        connection: Connection,
+        begin: Head | None,
+        expected: tuple[int, str] | None,
+        public_key: str | None,
+        witnessed: Sequence[SeenHead],
+    ) -> None:
+        """Everything, in one snapshot."""
+        for extension, text in schema_differences(connection):
+            if extension:
+                self.rules.finding("extension", extension, text)
+            else:
+                self.say(text)
+        if begin is not None:
+            self._resume(begin)
+        seen = _by_size(witnessed)
+        if expected is not None:
+            self._contains(connection, expected)
+        for one in seen.values():
+            if one.head.size <= self.since:
+                self._contains(connection, (one.head.size, one.head.root))
+        self._log(connection, seen)
+        self._stored_head(connection)
+        self._keys(public_key)
+        if expected is not None and expected[0] > self.frontier.size:
+            self.say(f"log: the head {expected[0]}:{expected[1]} noted earlier is gone: the log was cut")
+        for one in seen.values():
+            if one.head.size > self.frontier.size:
+                self.say(f"log: a witness saw {one.head.size} entries, and there are {self.frontier.size}")
+        for table in PROJECTIONS:
+            self._compare(connection, table)
+        self._compare(connection, tiles)
+        self._names(connection)
+        self._sealed_keys(connection)
+        self._ends()
+
+    def verdict(self) -> Verdict:
+        """What was found so far."""
+        found = self.rules
+        postings = self.market.one("SELECT COUNT(*) FROM postings")
+        return Verdict(
+            tuple(found.differences),
+            tuple(found.accepted),
+            tuple(sorted(set(found.accept) - found.used)),
+            self.frontier.size,
+            self.since,
+            found.auctions,
+            int(postings),
+            f"{self.frontier.size}:{self.frontier.root().hex()}",
+        )
+
+    # ---- a checkpoint -----------------------------------------------------------------------------------
+
+    def remember(self) -> None:
+        """Notes beside the tables what else the next check needs to go on from here."""
+        self.market.note(
+            frontier=self.frontier.dump(),
+            at_ms=str(self.at_ms),
+            auctions=str(self.rules.auctions),
+            log_id=self.rules.log_id,
+            keys=" ".join(self.rules.keys),
+        )
+
+    def _resume(self, begin: Head) -> None:
+        facts = self.market.facts()
+        self.frontier = merkle.Frontier.load(begin.size, facts["frontier"])
+        if self.frontier.root().hex() != begin.root:
+            raise BrokerError("the checkpoint does not fit its own head", "delete it, and check everything")
+        self.since = begin.size
+        self.at_ms = int(facts["at_ms"])
+        self.rules.auctions = int(facts["auctions"])
+        self.rules.log_id = facts["log_id"]
+        self.rules.keys = facts["keys"].split()
+        self.rules.public_key = self.rules.keys[-1]
+
+    # ---- the log ----------------------------------------------------------------------------------------
+
+    def _contains(self, connection: Connection, wanted: tuple[int, str]) -> None:
+        """Whether the log begins with a head that was noted earlier, by the hashes that are stored."""
+        size, root = wanted
+        head = log.read_head(connection)
+        if not 0 < size <= head.size:
+            return  # said at the end
+        try:
+            path = merkle.consistency_proof(log.Stored(connection), size, head.size)
+            holds = merkle.extends(size, bytes.fromhex(root), head.size, bytes.fromhex(head.root), path)
+        except (IndexError, ValueError):
+            holds = False
+        if not holds:
+            self.say(f"log: the head {size}:{root} noted earlier is gone: the log was rewritten or cut")
+
+    def _log(self, connection: Connection, seen: dict[int, SeenHead]) -> None:
+        """Walks the log once: hashes, times, rules, and the tables that it gives."""
+        latest = self.broker.database.now_ms() + CLOCK_SKEW_MS
+        for entry, stored in log.entries(connection, self.since):
+            where = f"log entry {entry.seq} ({entry.kind} of {entry.subject})"
+            if entry.seq != self.frontier.size + 1:
+                self.say(f"log: entries {self.frontier.size + 1} to {entry.seq - 1} are missing")
+                return  # whatever follows has another place than it says
+            leaf = entry.leaf()
+            if leaf.hex() != stored:
+                self.say(f"{where} does not match its hash")
+            self._time(entry, where, latest, seen)
+            self.market.add_tiles(self.frontier.append(leaf))
+            self.at_ms = entry.at_ms
+            known = seen.get(entry.seq)
+            if known is not None and self.frontier.root().hex() != known.head.root:
+                self.say(f"log: the head of {entry.seq} entries is not the one that a witness saw")
+            self.rules.follow(entry, where)
+
+    def _time(self, entry: Entry, where: str, latest_ms: int, seen: dict[int, SeenHead]) -> None:
+        if type(entry.at_ms) is not int or not entry.at_ms >= _EARLIEST_MS:
+            self.say(f"{where}: it is dated {entry.at_ms}, before there were brokers")
+        elif entry.at_ms < self.at_ms:
+            self.say(f"{where}: time runs backwards")
+        elif entry.at_ms > latest_ms:
+            self.say(f"{where}: it is dated {(entry.at_ms - latest_ms) / 1000:.0f} s ahead of this machine's clock")
+        known = seen.get(entry.seq)
+        if known is not None and entry.at_ms > known.first_ms + CLOCK_SKEW_MS:
+            self.say(f"{where}: a witness saw it {(entry.at_ms - known.first_ms) / 1000:.0f} s before it was made")
+        before = seen.get(entry.seq - 1)
+        if before is not None and entry.at_ms < before.last_ms - CLOCK_SKEW_MS:
+            late = (before.last_ms - entry.at_ms) / 1000
+            self.say(f"{where}: it is dated back: a witness saw the log without it {late:.0f} s after that time")
+
+    def _stored_head(self, connection: Connection) -> None:
+        rows = sql.run(connection, "SELECT log_id, size, root, at_ms, signature, frontier, signed_by, id FROM head")
+        if len(rows) != 1 or rows[0][7] != 1:
+            self.say(f"head: {len(rows)} rows instead of one")
+            return
+        head, edge, signed_by = Head(*rows[0][:5]), rows[0][5], rows[0][6]
+        self.head = head
+        given = (self.frontier.size, self.frontier.root().hex(), self.frontier.dump())
+        if (head.size, head.root, edge) != given:
+            self.say(f"head: it stands at entry {head.size}, the log gives {self.frontier.size} and another root")
+        if head.at_ms != self.at_ms:
+            self.say(f"head: it is of {head.at_ms}, the last entry of {self.at_ms}")
+        if not self.rules.public_key:
+            self.say("log: it announces no key, so nobody signed for it")
+        elif not head.is_signed_by(self.rules.public_key):
+            self.say("head: it is not signed by the key that the log announces")
+        elif signed_by != self.rules.public_key:
+            self.say("head: it names another key than the one that signed it")
+        if head.log_id != self.rules.log_id:
+            self.say("head: it is that of another log")
+
+    def _keys(self, public_key: str | None) -> None:
+        """The key that the auditor has, or learnt, is the one that the log announces."""
+        own = self.broker.database.key
+        if own is not None and own.public != self.rules.public_key:
+            self.say(f"log: it announces the key {self.rules.public_key[:16]}…, yours is {own.public[:16]}…")
+        if public_key is not None and public_key not in self.rules.keys:
+            self.say(f"log: it never announced the key {public_key[:16]}…")
+
+    # ---- the tables -------------------------------------------------------------------------------------
+
+    def _compare(self, connection: Connection, table: Table) -> None:
+        """Every column of every stored row against what the log gives, and what the log gives and nobody stored."""
+        columns = [column.name for column in table.c]
+        places = [columns.index(column.name) for column in table.primary_key]
+        is_sqlite = connection.dialect.name == "sqlite"
+        # SQLite has no booleans: there the numbers themselves are compared, so that a 2 is no true.
+        as_boolean = [not is_sqlite and isinstance(column.type, Boolean) for column in table.c]
+        given_rows = (
+            tuple(bool(v) if b and v is not None else v for v, b in zip(row, as_boolean, strict=True))
+            for row in self.market.rows(table.name, columns)
+        )
+        order = ", ".join(_order(column.name, column.type, is_sqlite) for column in table.primary_key)
+        query = f"SELECT {', '.join(columns)} FROM {table.name} ORDER BY {order}"
+        for key, stored, given in _merged(sql.stream(connection, query), given_rows, places):
+            shown = f"{table.name} {' '.join(map(str, key))}"
+            if given is None:
+                self.say(f"{shown}: stored, but not in the log")
+            elif stored is None:
+                self.say(f"{shown}: in the log, but not stored")
+            elif stored != given or list(map(type, stored)) != list(map(type, given)):
+                for name, one, other in zip(columns, stored, given, strict=True):
+                    if one != other or type(one) is not type(other):
+                        self.say(f"{shown}: {name} is {one!r}, the log says {other!r}")
+
+    def _names(self, connection: Connection) -> None:
+        """Names stand beside the log: each is the one that was registered, or erased."""
+        is_sqlite = connection.dialect.name == "sqlite"
+        order = _order("party_id", String(40), is_sqlite)
+        stored_rows = sql.stream(connection, f"SELECT party_id, name, salt FROM names ORDER BY {order}")
+        registered = self.market.rows("parties", ("id", "name_hash", "erased_ms"))
+        for (party_id,), stored, party in _merged(stored_rows, registered, [0]):
+            if party is None:
+                self.say(f"names {party_id}: nobody of that id has registered")
+            elif stored is None:
+                if party[2] is None:
+                    self.say(f"names {party_id}: the name is gone, and nobody erased it")
+            elif party[2] is not None:
+                self.say(f"names {party_id}: it was erased, and is there again")
+            elif parties.name_hash(party_id, stored[1], stored[2]) != party[1]:
+                self.say(f"names {party_id}: not the name that was registered")
+
+    def _sealed_keys(self, connection: Connection) -> None:
+        """The broker keeps the key of every sealed update that is not settled, and no other; the right one, too,
+        where this process has the broker's key to look."""
+        query = "SELECT round_id, seller_id FROM sealed_keys"
+        stored = {(str(one), str(two)) for one, two in sql.run(connection, query)}
+        waiting = (
+            "SELECT round_id, seller_id, key_sha256 FROM awards "
+            "WHERE key_sha256 IS NOT NULL AND settled_seq IS NULL"
+        )
+        due = {(str(one), str(two)): digest for one, two, digest in self.market.run(waiting)}
+        for place in sorted(stored ^ set(due)):
+            fault = "stored, but not of an update that waits" if place in stored else "missing"
+            self.say(f"sealed keys {' '.join(place)}: {fault}")
+        if self.broker.database.key is not None:
+            vault = Vault(connection, self.broker.database.key)
+            for round_id in sorted({one for one, _ in stored}):
+                opened = vault.of_round(round_id)
+                for seller in (two for one, two in stored if one == round_id):
+                    if seller not in opened or sealed.key_digest(opened[seller]) != due.get((round_id, seller)):
+                        self.say(f"sealed keys {round_id} {seller}: not the key that was claimed")
+
+    def _ends(self) -> None:
+        """What an honest log never leaves behind."""
+        half = (
+            "SELECT a.round_id, a.seller_id, a.charge, r.state "
+            "FROM awards a JOIN rounds r ON r.id = a.round_id WHERE "
+            "(a.charge <> 'reserved' AND r.state NOT IN ('settled', 'aborted')) "
+            "OR r.state NOT IN ('cleared', 'delivered', 'settled')"
+        )
+        for round_id, seller, charge, state in self.market.run(half):
+            self.say(f"awards {round_id} {seller}: {charge}, and its round is {state}")
+        negative = "SELECT account, amount_micro FROM balances WHERE amount_micro < 0 AND account <> ?"
+        for account, amount in self.market.run(negative, ledger.WORLD):
+            self.say(f"ledger: account {account} stands at {amount} µ")
+
+
+def _by_size(witnessed: Iterable[SeenHead]) -> dict[int, SeenHead]:
+    """One per size of the log, from the first to the last time that anybody saw it."""
+    found: dict[int, SeenHead] = {}
+    for one in witnessed:
+        known = found.get(one.head.size, one)
+        first, last = min(known.first_ms, one.first_ms), max(known.last_ms, one.last_ms)
+        found[one.head.size] = SeenHead(one.head, first, last)
+    return found
+
+
+def _order(name: str, kind: object, is_sqlite: bool) -> str:
+    """A key's order by its bytes, in which both databases and Python agree."""
+    return name if is_sqlite or not isinstance(kind, String | Text) else f'{name} COLLATE "C"'
+
+
+def _rank(value: object) -> tuple[int, Any]:
+    """Values of different types in SQLite's order: nothing, numbers, text."""
+    if value is None:
+        return 0, 0
+    return (1, value) if isinstance(value, int | float) else (2, str(value))
+
+
+_Row = tuple[Any, ...]
+
+
+def _merged(
+    stored: Iterator[_Row], given: Iterator[_Row], places: Sequence[int]
+) -> Iterator[tuple[_Row, _Row | None, _Row | None]]:
+    """Rows of two tables in the order of their keys, side by side: (key, stored, given), None where one lacks
+    it."""
+    one, other = next(stored, None), next(given, None)
+    while one is not None or other is not None:
+        left = None if one is None else tuple(one[at] for at in places)
+        right = None if other is None else tuple(other[at] for at in places)
+        if right is None or (left is not None and [*map(_rank, left)] < [*map(_rank, right)]):
+            assert left is not None
+            yield left, one, None
+            one = next(stored, None)
+        elif left is None or left != right:
+            yield right, None, other
+            other = next(given, None)
+        else:
+            yield left, one, other
+            one, other = next(stored, None), next(given, None)

@@ -1,0 +1,294 @@
+"""`privmarket audit`: attack a mechanism and report what was found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from privmarket._counted import counted
+from privmarket._extras import require
+from privmarket._files import check_writable
+from privmarket.cli._options import (
+    Budget,
+    Json,
+    Seed,
+    Settings,
+    note,
+    parse_settings,
+    print_json,
+    print_table,
+)
+from privmarket.cli._progress import ProgressBar
+from privmarket.errors import ConfigurationError, MissingPartError
+from privmarket.market._attacks import LEVELS
+from privmarket.market._audit_report import AuditReport, RegretSummary
+from privmarket.market._facts import MarketFacts
+from privmarket.market._scenarios import EmpiricalLaw, Law, independence_test
+from privmarket.market._scenarios import scenario as law_called
+from privmarket.mechanisms import resolve
+from privmarket.reports._comparison import LEGEND, Comparison, compare
+from privmarket.reports._comparison import audit as run
+
+_Mechanism = Annotated[
+    str,
+    typer.Option(
+        metavar="RULE",
+        help="A name from `privmarket mechanisms`, package.module:Rule, file.py:Rule, or `all` for one "
+        "table of the registered rules without paper-literal forms.",
+    ),
+]
+_Scenario = Annotated[
+    str, typer.Option(help="uniform, bimodal, lognormal, valuation-function, or a CSV file of past bids.")
+]
+_Objective = Annotated[
+    str,
+    typer.Option(help="The buyer's aim: total-epsilon, aggregation-error or aggregate-error:heterogeneity=0.3."),
+]
+_Coalition = Annotated[
+    int | None, typer.Option(min=2, help="Also search joint misreports of coalitions of so many clients.")
+]
+
+
+def audit(
+    mechanism: _Mechanism,
+    scenario: _Scenario = "uniform",
+    clients: Annotated[int, typer.Option(help="Clients in each market.")] = 100,
+    budget: Budget = 50.0,
+    profiles: Annotated[int, typer.Option(help="Markets to sample and attack.")] = 20,
+    objective: _Objective = "total-epsilon",
+    coalition: _Coalition = None,
+    exact: Annotated[
+        bool,
+        typer.Option("--exact", help="Also compare with the best truthful rule on a grid of types (≤ 4 clients)."),
+    ] = False,
+    certify: Annotated[
+        bool, typer.Option("--certify", help="Also bound from above what any misreport can gain (menus, networks).")
+    ] = False,
+    independent: Annotated[
+        bool, typer.Option("--independent", help="Past bids: v has nothing to do with ε; draw the columns apart.")
+    ] = False,
+    settings: Settings = None,
+    out: Annotated[Path, typer.Option(help="Folder for the figure of `--mechanism all`.")] = Path("out"),
+    seed: Seed = 0,
+    json: Json = False,
+) -> None:
+    """Attack a mechanism on sampled markets: regret, IR, budget, truthfulness in ε, distance to the bounds.
+
+    The attack is {attack}; the worst that any of them finds counts. It is a lower bound on what a client can gain
+    by a misreport. Ends with exit code 1 if a promise that the rule declares was seen broken; the table then names
+    a client and a report that show it.
+
+    [bold]Examples[/bold]
+
+      privmarket audit --mechanism mean-field-menu --scenario uniform --clients 100 --budget 50
+
+      privmarket sample past-bids.csv
+
+      privmarket audit --mechanism proportional-share --scenario past-bids.csv --clients 30 --budget 9 --json
+
+      privmarket audit --mechanism pac --coalition 20
+
+      privmarket audit --mechanism two-step --objective aggregate-error:heterogeneity=0.3 --set heterogeneity=0.3
+
+      privmarket audit --mechanism all --clients 50 --budget 25 --profiles 3
+    """
+    law = law_called(scenario, independent=independent)
+    if coalition is not None and coalition > clients:
+        raise ConfigurationError(
+            f"coalitions of {coalition} among {clients} clients", f"give --coalition at most {clients}"
+        )
+    if mechanism == "all":
+        check_writable(out / "auction-comparison.png")
+        _compare_all(law, clients, budget, profiles, seed, out, json, exact)
+        return
+    # Some rules have settings that are called like options of the audit, such as `objective`.
+    rule = resolve(mechanism, market=MarketFacts.of(law), **parse_settings(settings))
+    with ProgressBar("attacking", profiles, transient=True) as bar:
+        report = run(
+            rule,
+            scenario=law,
+            clients=clients,
+            budget=budget,
+            profiles=profiles,
+            seed=seed,
+            objective=objective,
+            coalition=coalition,
+            exact=exact,
+            certify=certify,
+            progress=bar.show,
+        )
+    if json:
+        print_json(report.to_dict())
+    else:
+        print_table(_table(report))
+        print_table(_quintile_table(report))
+    if report.epsilon_bought == 0:
+        note("note: nothing was sold in any market; try a larger --budget or another rule (--mechanism all)")
+    for line in _about_independence(law):
+        note(line)
+    if report.broken:
+        raise typer.Exit(1)
+
+
+if audit.__doc__ is not None:  # python -OO has none
+    audit.__doc__ = audit.__doc__.format(attack=LEVELS["strong"].words)
+
+
+def _about_independence(law: Law) -> list[str]:
+    """What a user of past bids must know about the bounds."""
+    if not isinstance(law, EmpiricalLaw):
+        return []
+    p_value = independence_test(law.past)
+    if p_value < 0.05:
+        return [
+            f"note: in these past bids v depends on ε (p = {p_value:.2g}), and the bounds take that into account"
+        ]
+    return [
+        f"note: these past bids do not show that v depends on ε (p = {p_value:.2g}); --independent draws the "
+        "columns apart, which gives tighter bounds"
+    ]
+
+
+def _compare_all(
+    law: Law, clients: int, budget: float, profiles: int, seed: int, out: Path, json: bool, exact: bool
+) -> None:
+    with Console(stderr=True).status("starting") as status:
+        comparison = compare(
+            scenario=law,
+            clients=clients,
+            budget=budget,
+            profiles=profiles,
+            seed=seed,
+            exact=exact,
+            progress=lambda name: status.update(f"clearing and attacking {name}"),
+        )
+    if json:
+        print_json({"reports": [report.to_dict() for report in comparison]})
+    else:
+        print_table(_comparison_table(comparison))
+    for why in comparison.skipped:
+        note(f"skipped: {why}")
+    _figure_of(comparison, out)
+    if any(report.broken for report in comparison):
+        raise typer.Exit(1)
+
+
+def _figure_of(comparison: Comparison, out: Path) -> None:
+    path = out / "auction-comparison.png"
+    try:
+        require("matplotlib")
+    except MissingPartError as error:
+        note(f"no figure: {error}")
+    else:
+        comparison.plot(path)
+        note(f"figure: {path}")
+
+
+def _comparison_table(comparison: Comparison) -> Table:
+    table = Table(title=comparison.title, caption=LEGEND)
+    table.add_column("rule")
+    for column in comparison.columns:
+        table.add_column(column, justify="right")
+    for row in comparison.rows():
+        table.add_row(*row)
+    return table
+
+
+def _table(report: AuditReport) -> Table:
+    table = Table(
+        title=f"{report.mechanism} on {report.scenario}: {counted(report.clients, 'client')}, "
+        f"budget {report.budget:g}, {counted(report.profiles, 'market')} attacked, "
+        f"{report.markets} averaged, seed {report.seed}",
+        show_header=False,
+    )
+    table.add_column("figure")
+    table.add_column("value", justify="right")
+
+    def regret(label: str, summary: RegretSummary) -> None:
+        table.add_row(
+            f"{label}: mean / 99th percentile / maximum",
+            f"{summary.mean:.3g} / {summary.percentile_99:.3g} / {summary.maximum:.3g}",
+        )
+        table.add_row(
+            "  as a share of the mean payment",
+            f"{summary.mean_share:.3%} / {summary.percentile_99_share:.3%} / {summary.maximum_share:.3%}",
+        )
+        if summary.mean_share_high > 0:
+            table.add_row(
+                "  the mean share, at 95 %", f"{summary.mean_share_low:.3%} to {summary.mean_share_high:.3%}"
+            )
+
+    regret("gain from misreports of v and ε", report.regret)
+    regret("gain from misreports of v alone", report.regret_in_valuation)
+    regret("gain from withheld ε alone", report.regret_in_epsilon)
+    regret("gain from offers above the own ε that can be delivered", report.regret_in_epsilon_up)
+    if report.regret_in_expectation is not None:
+        expected = report.regret_in_expectation
+        table.add_row(
+            f"gain in expectation over {expected.coins} fresh throws of the coins, market 0",
+            f"{expected.gain:.3g} ± {expected.standard_error:.2g}",
+        )
+    if report.certified is not None:
+        table.add_row(
+            f"no gain above (mean / maximum), for {report.certified.reports}",
+            f"{report.certified.mean:.3g} / {report.certified.maximum:.3g}",
+        )
+        table.add_row(
+            "  as a share of the mean payment",
+            f"{report.certified.mean_share:.3%} / {report.certified.maximum_share:.3%}",
+        )
+        table.add_row("  largest gain found, by attacks or on the way", f"{report.certified.found:.3g}")
+    if report.collusion is not None:
+        table.add_row(
+            f"gain of coalitions of {report.collusion.size}: mean / maximum / mean as a share of their pay",
+            f"{report.collusion.mean:.3g} / {report.collusion.maximum:.3g} / {report.collusion.mean_share:.3%}",
+        )
+    table.add_section()
+    table.add_row("paid less than their cost (IR violations)", f"{report.rationality_violations:.2%} of clients")
+    table.add_row("markets over budget", f"{report.budget_violations:.2%}")
+    table.add_row("worst overspend", f"{report.worst_overspend:.2%} of the budget")
+    table.add_row("sold more than offered", f"{report.offer_violations:.2%} of clients")
+    table.add_section()
+    table.add_row("ε bought", f"{report.epsilon_bought:.4f}")
+    table.add_row("spent (R)", f"{report.spend:.4f}")
+    table.add_row("spent over budget (R/B)", f"{report.spend_over_budget:.4f}")
+    table.add_row("clients' surplus (SW)", f"{report.welfare:.4f}")
+    table.add_row("surplus over budget (SW/B)", f"{report.welfare_over_budget:.4f}")
+    table.add_row("ε per unit of money", f"{report.epsilon_per_unit_spent:.4f}")
+    table.add_section()
+    table.add_row(f"objective: {report.objective}", f"{report.objective_value:.6g}")
+    table.add_row("fluid bound (any truthful rule, many clients)", f"{report.fluid_bound:.6g}")
+    table.add_row("ratio to the fluid bound", f"{report.fluid_ratio:.4f}")
+    if report.one_price_bound != report.fluid_bound:
+        table.add_row("  with one list of prices for everybody", f"{report.one_price_bound:.6g}")
+    table.add_row("first-best bound (costs known)", f"{report.first_best_bound:.6g}")
+    table.add_row("ratio to the first-best bound", f"{report.first_best_ratio:.4f}")
+    if report.prior_free_reference is not None:
+        table.add_row("(1 − 1/e) of the first best (no distribution known)", f"{report.prior_free_reference:.6g}")
+    if report.optimum is not None and report.optimum_ratio is not None:
+        table.add_row("best truthful rule on a grid of types", f"{report.optimum:.6g}")
+        table.add_row("ratio to that optimum, on the grid", f"{report.optimum_ratio:.4f}")
+    table.add_section()
+    table.add_row("promised", ", ".join(report.declared) or "nothing")
+    table.add_row("promises seen broken", ", ".join(report.broken) or "none")
+    for promise, witness in report.witnesses.items():
+        table.add_row(f"  {promise}", str(witness))
+    return table
+
+
+def _quintile_table(report: AuditReport) -> Table:
+    table = Table(title="By valuation, a fifth of the clients per row")
+    for column in ("valuation up to", "sell something", "mean ε", "mean pay"):
+        table.add_column(column, justify="right")
+    for row in report.quintiles:
+        table.add_row(
+            f"{row.highest_valuation:.3f}",
+            f"{row.participation:.1%}",
+            f"{row.mean_epsilon:.3f}",
+            f"{row.mean_payment:.3f}",
+        )
+    return table

@@ -1,0 +1,399 @@
+"""`privmarket plan`: what a model will cost before anyone is paid, and what it adds to what the buyer has."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import click
+import typer
+from click.core import ParameterSource
+from rich.table import Table
+
+from privmarket._counted import counted
+from privmarket._extras import require
+from privmarket._files import check_writable
+from privmarket._lazy import late
+from privmarket.cli._federate import prepared
+from privmarket.cli._options import Json, note, parse_settings, print_json, print_table, takes_settings
+from privmarket.cli._progress import ProgressBar
+from privmarket.errors import ConfigurationError
+from privmarket.privacy._words import cohort_words
+from privmarket.reports._plan_figure import amount, check_plot, write_plan
+from privmarket.simulation._config import DATASETS, FederationConfig, recommended_training
+from privmarket.tasks import SOURCE_OPTIONS, TaskSource
+
+if TYPE_CHECKING:
+    from privmarket import secagg
+    from privmarket import tasks as builtin
+    from privmarket.simulation import _plan_choices as plan_choices
+    from privmarket.simulation import _planning as planning
+    from privmarket.simulation._plan_choices import Options
+    from privmarket.simulation._planning import Plan, Planner, Point
+    from privmarket.tasks import _builtin as builtin_tasks
+else:
+    builtin = late("privmarket.tasks")
+    plan_choices = late("privmarket.simulation._plan_choices")
+    planning = late("privmarket.simulation._planning")
+    secagg = late("privmarket.secagg")
+    builtin_tasks = late("privmarket.tasks._builtin")
+
+Number = TypeVar("Number", int, float)
+
+
+_Money = Annotated[
+    str | None,
+    typer.Option(
+        help="Totals to try, e.g. 100,500,2000; by default 0.3 to 10 per client, 0.03 to 1.5 under aggregate trust."
+    ),
+]
+_Training = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="NAME=VALUE", help="A training setting that the plan keeps, e.g. clip_norm=1."),
+]
+_Plot = Annotated[Path | None, typer.Option(help="Also draw money → score, ε and pay (.png, .svg, .pdf or .html).")]
+
+
+@takes_settings(
+    FederationConfig, "dataset", "clients", "alpha", "scenario", "trust", "honest_share", "wallet", "delta"
+)
+@takes_settings(TaskSource, *SOURCE_OPTIONS, into="source")
+def plan(
+    settings: dict[str, Any],
+    source: dict[str, Any],
+    target: Annotated[float | None, typer.Option(help="Find the least money for this score, e.g. 0.95.")] = None,
+    total: Annotated[float | None, typer.Option(help="Plan for this much money in all.")] = None,
+    money: _Money = None,
+    rounds: Annotated[str | None, typer.Option(help="Numbers of rounds to try, e.g. 10,30,90.")] = None,
+    effort: Annotated[str, typer.Option(help="quick, normal or full: how many settings and seeds.")] = "normal",
+    training: _Training = None,
+    workers: Annotated[int, typer.Option(help="Processes; the plan does not depend on it.", min=1)] = 1,
+    folder: Annotated[Path, typer.Option(help="Where runs are saved; a stopped plan resumes.")] = Path("out/plan"),
+    plot: _Plot = None,
+    json: Json = False,
+) -> None:
+    """Say what a model will cost, and what it adds to your own records: money → score, lifetime ε, pay.
+
+    Rounds, budget a round, rule, price, server rate and clip norm are chosen by rehearsals on your own records
+    (--public) alone. The figures come from whole runs of the market with other seeds, measured on test records.
+    Spends nobody's money. Says "buy nothing" where buying does not pay. Ends with exit code 1 if no run reaches
+    the target, and says what was tried.
+
+    [bold]Examples[/bold]
+
+      privmarket plan --dataset digits --clients 20 --trust aggregate --target 0.85 --effort quick --public 40
+
+      privmarket plan --data strikes.csv --schema strikes.toml --public-share 0.02 --trust aggregate --plot plan.png
+
+      privmarket plan --dataset mnist --alpha 0.1 --public 600 --bids past-bids.csv --total 500 --wallet 3 --json
+    """
+    if target is not None and total is not None:
+        raise ConfigurationError("--target and --total exclude each other", "give one of them")
+    options = _options(effort, rounds)
+    check_writable(folder / "a-run.json", "--folder")
+    if plot is not None:
+        check_plot(plot)
+        check_writable(plot, "--plot")
+    require("torch", "federated")
+    given = TaskSource(**source)
+    settings = settings | {"mechanism": FederationConfig.mechanism}
+    if not given.is_given and settings["dataset"] in DATASETS:
+        if given.public is None:
+            # As many as a client holds, so that there is something to choose settings on.
+            given = replace(given, public=str(_usual_public(settings)))
+        # What is recommended for a sum learns most for little money under local trust, too.
+        settings["training"] = recommended_training(settings["dataset"], "aggregate")
+    run = prepared(settings, given, training)
+    base = run.config
+    totals = planning.checked_totals(_totals(money, total, base))
+    planner = planning.Planner(
+        base,
+        folder,
+        options,
+        task=run.task,
+        asked=run.asked,
+        workers=workers,
+        fixed=tuple(parse_settings(training)),
+    )
+    if target is not None:
+        planner.check_target(target)
+    for line in (*planner.task.describe(), *planner.task.warnings) if run.task is not None else ():
+        note(line)
+    if not planner.rehearses:
+        note("no public records to choose settings on: documented defaults are used")
+    with ProgressBar("planning", _expected(planner, totals, target is not None)) as bar:
+        planner.on_cell = bar.advance
+        made = planner.for_target(target, totals) if target is not None else planner.for_totals(totals)
+        bar.finish()
+    if json:
+        print_json(made.to_json())
+    else:
+        print(_first_line(made))
+        if made.points:
+            print_table(_table(made))
+        for line in _advice(made, effort, given):
+            print(line)
+    if plot is not None and made.points:
+        note(f"plot: {write_plan(made, plot)}")
+    elif plot is not None:
+        note("no plot: nothing was run, because your own records reach the target")
+    if not made.reached:
+        raise typer.Exit(1)
+
+
+def _usual_public(settings: Mapping[str, Any]) -> int:
+    """How many kept-back records the buyer of a built-in picture set has unless told: as many as a client holds."""
+    made = builtin.task(settings["dataset"], clients=settings["clients"], alpha=settings["alpha"], features="none")
+    return 0 if made.public is None else len(made.public)
+
+
+def _expected(planner: Planner, totals: list[float], target: bool) -> int:
+    return plan_choices.expected_cells(
+        planner.options, len(totals), len(planner.rules), rehearses=planner.rehearses, target=target
+    )
+
+
+def _totals(money: str | None, total: float | None, base: FederationConfig) -> list[float]:
+    if total is not None:
+        return [total]
+    if money is None:
+        return plan_choices.usual_totals(base.clients, base.trust)
+    return _numbers("--money", money, float)
+
+
+def _numbers(option: str, text: str, kind: Callable[[str], Number]) -> list[Number]:
+    try:
+        return [kind(word) for word in text.split(",")] if text.strip() else []
+    except ValueError as error:
+        raise ConfigurationError(f"{option} {text!r}", "write numbers with commas, e.g. 10,30,90") from error
+
+
+def _options(effort: str, rounds: str | None) -> Options:
+    if effort not in plan_choices.EFFORTS:
+        raise ConfigurationError(f"unknown effort {effort!r}", f"choose one of: {', '.join(plan_choices.EFFORTS)}")
+    chosen = plan_choices.EFFORTS[effort]
+    return chosen if rounds is None else replace(chosen, rounds=tuple(sorted(_numbers("--rounds", rounds, int))))
+
+
+def _table(made: Plan) -> Table:
+    base = made.base
+    skew = "" if base.task else f"α = {base.alpha:g}, "
+    title = (
+        f"{base.dataset}, {counted(base.clients, 'client')}, {skew}asks from {base.scenario}, "
+        f"{base.trust} trust, {counted(made.cells, 'run')}"
+        + ("" if made.heterogeneity is None else f", H = {made.heterogeneity:g} in rehearsals")
+    )
+    table = Table(title=title)
+    columns = (
+        "money",
+        made.score.heading,
+        "gain",
+        "lowest–highest",
+        "lifetime ε ≤",
+        "pay/client",
+        "most",
+        "rounds",
+        "a round",
+        "rate",
+    )
+    for column in columns:
+        table.add_column(column, justify="right")
+    table.add_column("rule")
+    for point in made.points:
+        chosen = "bold" if point is made.chosen else ""
+        table.add_row(
+            amount(point.total),
+            _with_deviation(made, point),
+            "–" if point.gain is None else _signed(made, point.gain),
+            f"{made.score.format(point.lowest)}–{made.score.format(point.highest)}"
+            if point.seeds > 1
+            else "one seed",
+            f"{point.lifetime_epsilon:.3g}",
+            f"{point.pay_per_client:,.2f}",
+            f"{point.highest_pay:,.2f}",
+            str(point.choice.rounds),
+            f"{point.budget_per_round:,.3g}",
+            f"{point.choice.server_rate:g}",
+            point.choice.label,
+            style=chosen,
+        )
+    return table
+
+
+def _with_deviation(made: Plan, point: Point) -> str:
+    return made.score.format(point.score) + (f" ± {_size(made, point.deviation)}" if point.seeds > 1 else "")
+
+
+def _size(made: Plan, value: float) -> str:
+    """A difference of scores: in points for shares of records, else as a number."""
+    return f"{100 * value:.2f} points" if _is_share(made) else f"{value:.3g}"
+
+
+def _signed(made: Plan, gain: float) -> str:
+    return f"{100 * gain:+.2f} points" if _is_share(made) else f"{gain:+.3g}"
+
+
+def _is_share(made: Plan) -> bool:
+    return made.score.name in ("accuracy", "balanced-accuracy")
+
+
+def _first_line(made: Plan) -> str:
+    """What the buyer has, before anything is bought."""
+    if made.score_before is None:
+        return "You hold no records of your own: what they would give for nothing is not known (--public)."
+    had = counted(made.own_records, "record")
+    return f"Your own {had} alone: {made.score.heading} {made.score.format(made.score_before)}, for nothing."
+
+
+def _advice(made: Plan, effort: str, source: TaskSource) -> list[str]:
+    """Lines that say what to do with the plan."""
+    if made.target is not None and made.own_records_suffice:
+        stopped = "" if made.points else " Nothing was rehearsed or run."
+        return [f"Buy nothing: your own records reach {made.score.format(made.target)} already.{stopped}"]
+    if made.target is not None and made.chosen is None:
+        return _not_reached(made, made.target, effort)
+    if not made.worth_buying:
+        most = max(made.points, key=lambda point: point.total)
+        return [
+            f"Buy nothing: of {counted(len(made.points), 'total')} up to {amount(most.total)} none gave a better "
+            f"{made.score.heading} than your own records, beyond what chance explains."
+        ]
+    if made.chosen is None:
+        best = max(made.points, key=lambda point: point.gain if point.gain is not None else 0.0)
+        if best.gain is None:
+            return []
+        return [_said(made, best), _command(made.base, best, source), *_on_flower(made.base, best, source)]
+    chosen = made.chosen
+    return [_said(made, chosen), _command(made.base, chosen, source), *_on_flower(made.base, chosen, source)]
+
+
+def _said(made: Plan, point: Point) -> str:
+    """What one total buys, in a sentence."""
+    largest = f"nobody's lifetime ε above {point.lifetime_epsilon:.3g} at δ = {made.base.delta:g}"
+    if point.epsilon_if_others_collude is not None:
+        largest += (
+            f" if {made.base.honest_share:.1%} of each round's sellers are honest and present, above "
+            f"{point.epsilon_if_others_collude:.3g} if all others collude"
+        )
+        cohorts = secagg.cohorts_of(made.base.clients)
+        if cohorts > 1:
+            largest += f"; a round in which everybody sells is {cohort_words(cohorts)}"
+    gained = "" if point.gain is None else f" ({_signed(made, point.gain)} over your own records)"
+    return (
+        f"For {amount(point.total)}: {_with_deviation(made, point)}{gained} over {counted(point.seeds, 'seed')}; "
+        f"{largest}."
+    )
+
+
+def _not_reached(made: Plan, target: float, effort: str) -> list[str]:
+    """What was tried for a target that no run reached, nothing about what was not, and the next command."""
+    tried = made.tried
+    best = max(made.points, key=lambda point: made.score.gain(target, point.score))
+    dearest = max(made.points, key=lambda point: point.total)
+    if dearest.spent < 0.9 * dearest.total:
+        cap = "" if made.base.wallet is None else f" within a lifetime ε of {made.base.wallet:g}"
+        meaning = (
+            f"Of the largest total only {amount(dearest.spent)} could be spent, because clients do not offer more "
+            f"ε{cap}. More money for these settings will not do; other settings may."
+        )
+        changes = {"--rounds": f"{max(tried.rounds)},{3 * max(tried.rounds)}"}
+    else:
+        meaning = "More money may do, with these settings or others."
+        changes = {"--money": f"{4 * dearest.total:g},{16 * dearest.total:g}"}
+    wider = {"quick": "normal", "normal": "full"}.get(effort)
+    if wider is not None:
+        changes = {"--effort": wider, "--rounds": ""}
+    return [
+        f"Not reached: {made.score.format(target)}. The best of what was tried: {_with_deviation(made, best)} for "
+        f"{amount(best.total)}.",
+        f"Tried: {_listed(tried.rounds)} rounds; {counted(tried.rules, 'rule')}; "
+        f"{counted(len(made.points), 'total')} up to {amount(dearest.total)}. Settings were chosen by "
+        f"{counted(tried.rehearsals, 'rehearsal')} on your own records, figures come from "
+        f"{counted(tried.seeds, 'seed')}.",
+        meaning,
+        f"Next: {_again(changes)}",
+    ]
+
+
+def _listed(numbers: Sequence[float]) -> str:
+    """Numbers as a sentence lists them: 5, 10 and 30."""
+    words = [f"{number:g}" for number in numbers]
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+
+
+def _again(changes: Mapping[str, str]) -> str:
+    """The command as it was typed, with other values for some options; an empty value leaves the option out."""
+    context = click.get_current_context()
+    words = ["privmarket plan"]
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        option = max(parameter.opts, key=len)
+        if option in changes or context.get_parameter_source(name) is not ParameterSource.COMMANDLINE:
+            continue
+        given = context.params[name]
+        for value in given if isinstance(given, list | tuple) else [given]:
+            words.append(option if isinstance(value, bool) else f"{option} {shlex.quote(str(value))}")
+    words += [f"{option} {value}" for option, value in changes.items() if value]
+    return " ".join(words)
+
+
+def _command(base: FederationConfig, point: Point, source: TaskSource) -> str:
+    """The `privmarket federate` command that makes the run of this point."""
+    words = ["privmarket federate"]
+    if source.is_given:
+        words += source.words()
+    elif base.task:
+        words += [f"--dataset {base.dataset}", *source.words()]
+    else:
+        words += [f"--dataset {base.dataset} --clients {base.clients} --alpha {base.alpha:g}", *source.words()]
+    words += [] if source.bids is not None else [f"--scenario {base.scenario}"]
+    words += [f"--rounds {point.choice.rounds} --budget {point.budget_per_round:.6g}"]
+    words += [f"--mechanism {point.choice.rule}"]
+    words += [f"--mechanism-set {name}={value}" for name, value in point.choice.settings]
+    words += _training_words(base, point)
+    words += [] if base.trust == "local" else [f"--trust {base.trust} --honest-share {base.honest_share:.6g}"]
+    words += [] if base.wallet is None else [f"--wallet {base.wallet:g}"]
+    words += [] if base.delta == FederationConfig.delta else [f"--delta {base.delta:g}"]
+    return " ".join(words)
+
+
+def _on_flower(base: FederationConfig, point: Point, source: TaskSource) -> list[str]:
+    """The same settings as a line of a Flower app, for a task of one's own."""
+    if not source.is_given:
+        return []
+    training = point.choice.training(base.training)
+    given: dict[str, object] = {
+        "rounds": point.choice.rounds,
+        "budget": float(f"{point.budget_per_round:.6g}"),
+        "mechanism": point.choice.rule,
+        "steps": training.steps,
+        "sampling_rate": training.sampling_rate,
+        "clip_norm": training.clip_norm,
+        "learning_rate": float(f"{training.local_rate / training.clip_norm:.6g}"),
+        "server_rate": training.server_rate,
+        "final_rate": training.final_rate,
+        "momentum": training.momentum,
+        "averaging": training.averaging,
+        "trust": base.trust,
+    }
+    words = [f"{name}={value!r}" for name, value in given.items()]
+    if point.choice.settings:
+        words.append(f"mechanism_settings={dict(point.choice.settings)!r}")
+    return [f"on Flower: pm.flower.server_app(task=task, {', '.join(words)})"]
+
+
+def _training_words(base: FederationConfig, point: Point) -> list[str]:
+    """The training's settings that are not what `federate` takes by itself."""
+    chosen = point.choice.training(base.training)
+    usual = FederationConfig(dataset=base.dataset, task=base.task, trust=base.trust).training
+    names = [one.name for one in fields(chosen)]
+    # Public records would choose these again; what the plan chose is said.
+    said = ("server_rate", "clip_norm", "averaging") if base.task else ()
+    return [
+        f"--set {name}={getattr(chosen, name)}"
+        for name in names
+        if name in said or getattr(chosen, name) != getattr(usual, name)
+    ]

@@ -1,0 +1,240 @@
+"""The server's view of its clients: who answers to which name, what they offer, what they deliver.
+
+A name belongs to the node that first bid under it for as long as that node is there, so no client is paid twice and
+none under another's name. Every client's message is its own; only the weights are shared.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from flwr.app import Message, RecordDict
+from flwr.serverapp import Grid
+
+from privmarket.errors import PrivmarketError
+from privmarket.flower import _wire as wire
+from privmarket.flower._wire import Answer, Arrays, Receipt, Refusal, Sale
+from privmarket.privacy._policy import Reason
+from privmarket.rounds import Offer, Report, Terms
+
+_log = logging.getLogger("privmarket.flower")
+
+NO_ANSWER = "no answer before the deadline"
+RECEIPT_SECONDS = 60.0  # how long to wait until clients have taken their last receipts
+_POLL_SECONDS = 0.2
+_NAMING_VALUES = 1024
+_KEY_BYTES = 32
+
+
+@dataclass(frozen=True, eq=False)
+class Delivery(Report):
+    """What came back for a sale: an update, or why there is none.
+
+    Attributes:
+        update: the arrays; None where nothing usable came.
+    """
+
+    update: Arrays | None = None
+
+
+@dataclass(eq=False)
+class Fleet:
+    """The nodes of a grid, by the clients' names; the bidders of `rounds._driver`.
+
+    Attributes:
+        bid_seconds: how long to wait for bids.
+        chosen: the nodes to ask for bids; None asks all.
+        receipts: client → what became of its last delivery; told with the next call for bids.
+        node_of: client → the node that bids for it.
+        sum_keys: client → the key with which it signs in secure sums, as it answered the last call for bids.
+        key_owner: such a key → the client that sent it first.
+        needs_keys: whether an offer without such a key is none.
+        seen: digests of updates that were delivered; the same one is never taken again.
+        declined: client → why it did not bid in the last round, in policy terms.
+        bid_errors: what nodes that failed at a call for bids said.
+        waited_seconds: how long each call for bids took.
+        last_offers: what everybody offered in the last round, also offers that the auction left out.
+        late_receipts: client → a receipt that a stopped run left; told to the client when it answers again.
+    """
+
+    grid: Grid
+    bid_seconds: float
+    chosen: Collection[int] | None = None
+    receipts: Mapping[str, Receipt] = field(default_factory=dict)
+    node_of: dict[str, int] = field(default_factory=dict)
+    sum_keys: dict[str, bytes] = field(default_factory=dict)
+    key_owner: dict[bytes, str] = field(default_factory=dict)
+    needs_keys: bool = False
+    seen: set[str] = field(default_factory=set)
+    declined: dict[str, str] = field(default_factory=dict)
+    bid_errors: set[str] = field(default_factory=set)
+    waited_seconds: list[float] = field(default_factory=list)
+    last_offers: dict[str, Offer | None] = field(default_factory=dict)
+    late_receipts: dict[str, Receipt] = field(default_factory=dict)
+
+    def wait(self, nodes: int, timeout_seconds: float) -> int:
+        """Waits until so many nodes are there; returns how many are."""
+        end = time.monotonic() + timeout_seconds
+        while (there := len(list(self.grid.get_node_ids()))) < nodes and time.monotonic() < end:
+            time.sleep(_POLL_SECONDS)
+        return there
+
+    def offers(self, terms: Terms) -> dict[str, Offer | None]:
+        """Every client's offer, sorted by name; None for those that answered without one."""
+        started, there = time.perf_counter(), set(self.grid.get_node_ids())
+        # A client whose node is gone may come back on another.
+        self.node_of = {client: node for client, node in self.node_of.items() if node in there}
+        owner = {node: client for client, node in self.node_of.items()}
+        messages = []
+        for node in sorted(there if self.chosen is None else self.chosen):
+            content = wire.put(RecordDict(), terms)
+            if (receipt := self.receipts.get(owner.get(node, ""))) is not None:
+                wire.put(content, receipt)
+            messages.append(Message(content, node, wire.BID, ttl=self.bid_seconds, group_id=str(terms.number)))
+        replies = self.grid.send_and_receive(messages, timeout=self.bid_seconds)
+        answers: dict[str, Offer | None] = {}
+        self.declined = {}
+        self.sum_keys = {}
+        for reply in sorted(replies, key=lambda message: message.metadata.src_node_id):
+            client, offer = self._offer(reply)
+            if client is not None and self.needs_keys and offer is not None and client not in self.sum_keys:
+                self.declined[client] = "it sent no key for the secure sum, or another client's"
+                offer = None
+            if client is not None and client not in answers:
+                answers[client] = offer
+        self.waited_seconds.append(time.perf_counter() - started)
+        # Client 2 before client 10, and names after numbers: never by who answered first.
+        order = {name: (float(name) if name.isdecimal() else math.inf, name) for name in answers}
+        self.last_offers = {name: answers[name] for name in sorted(answers, key=order.__getitem__)}
+        self._send_late_receipts(terms)
+        return dict(self.last_offers)
+
+    def _send_late_receipts(self, terms: Terms) -> None:
+        """Tells clients that are here again what a stopped run still owed them."""
+        due = {client: one for client, one in self.late_receipts.items() if client in self.node_of}
+        if due:
+            self._send(due, terms, RECEIPT_SECONDS)
+            self.late_receipts = {c: one for c, one in self.late_receipts.items() if c not in due}
+
+    def take(
+        self,
+        sales: Mapping[str, Sale],
+        replies: Iterable[Message],
+        record: str | None,
+        shapes: Mapping[str, tuple[int, ...]],
+        integers: Collection[str] = (),
+    ) -> dict[str, Delivery]:
+        """client → what it delivered; a node's first reply counts, and only for its own sale.
+
+        `integers` names arrays, such as counters among a model's buffers, that need not hold fractions.
+        """
+        owner = {self.node_of[client]: client for client in sales}
+        taken: dict[str, Delivery] = {}
+        for reply in replies:
+            client = owner.get(reply.metadata.src_node_id)
+            if client is None or client in taken:
+                _log.warning("node %s delivers what it did not sell, or twice", reply.metadata.src_node_id)
+                continue
+            taken[client] = self._delivery(reply, record, shapes, integers)
+        return {client: taken.get(client, Delivery(fault=NO_ANSWER)) for client in sales}
+
+    def send_receipts(self, terms: Terms, timeout_seconds: float) -> None:
+        """Tells each client what became of its last delivery; who does not answer is not waited for longer."""
+        self._send(self.receipts, terms, timeout_seconds)
+
+    def _send(self, receipts: Mapping[str, Receipt], terms: Terms, timeout_seconds: float) -> None:
+        messages = []
+        for client, receipt in receipts.items():
+            content = wire.put(wire.put(RecordDict(), terms), receipt)
+            messages.append(Message(content, self.node_of[client], wire.RECEIPT, ttl=timeout_seconds))
+        self.grid.send_and_receive(messages, timeout=timeout_seconds)
+
+    def _offer(self, reply: Message) -> tuple[str | None, Offer | None]:
+        node = reply.metadata.src_node_id
+        if reply.has_error():
+            _log.warning("node %s could not bid: %s", node, reply.error.reason)
+            self.bid_errors.add(reply.error.reason or "")
+            return None, None
+        try:
+            if (refused := wire.take(reply.content, Refusal, None)) is not None:
+                _log.warning("node %s does not bid: %s", node, in_policy_terms(refused.reason))
+                return None, None
+            answer, offer = wire.take(reply.content, Answer), None
+            if answer.bids:
+                valuation, epsilon, size = answer.valuation, answer.epsilon, answer.data_size
+                if valuation is None or epsilon is None or size is None:
+                    raise wire.WireError("an offer without price, ε or records", "send all three")
+                offer = Offer(valuation, epsilon, size, answer.accuracy)
+        except PrivmarketError as error:
+            _log.warning("node %s sent no offer: %s", node, error)
+            return None, None
+        client = answer.client
+        if answer.reason is not None:
+            self.declined[client] = in_policy_terms(answer.reason)
+            _log.warning("client %s does not bid: %s", client, self.declined[client])
+        if self.node_of.setdefault(client, node) != node:
+            _log.warning("node %s bids as client %s, which another node is", node, client)
+            return None, None
+        key = _key(answer.sum_key)
+        # Others learn a client's key in the first sum that it takes part in, and might call it theirs.
+        if key is not None and self.key_owner.setdefault(key, client) == client:
+            self.sum_keys.setdefault(client, key)
+        return client, offer
+
+    def _delivery(
+        self,
+        reply: Message,
+        record: str | None,
+        shapes: Mapping[str, tuple[int, ...]],
+        integers: Collection[str],
+    ) -> Delivery:
+        """What one reply brings: an update that can be used, or what is wrong with it."""
+        if reply.has_error():
+            return Delivery(fault=f"client failed: {reply.error.reason}")
+        try:
+            if (refusal := wire.take(reply.content, Refusal, None)) is not None:
+                # That training failed is itself something the records told: what was reserved for it is spent.
+                fault = f"refused: {in_policy_terms(refusal.reason)}"
+                return Delivery(fault, refused=refusal.reason != Reason.FAILED)
+            update = wire.read_arrays(reply.content, record)
+        except PrivmarketError as error:
+            return Delivery(fault=str(error))
+        if set(update) != set(shapes):
+            return Delivery(fault=f"update has arrays {sorted(update)[:5]}, not {sorted(shapes)[:5]}")
+        for name, array in update.items():
+            if array.shape != shapes[name]:
+                return Delivery(fault=f"{name} has shape {array.shape}, not {shapes[name]}")
+            if name in integers:
+                continue
+            if array.dtype.kind != "f":
+                return Delivery(fault=f"{name} holds {array.dtype}, not floating-point numbers")
+            with np.errstate(over="ignore"):
+                if not np.isfinite(array.astype(np.float32, copy=False)).all():
+                    return Delivery(fault="update is not finite")
+        named = wire.digest(update, _NAMING_VALUES)
+        if named in self.seen:
+            return Delivery(fault="the same update was delivered before")
+        self.seen.add(named)
+        return Delivery(update=update)
+
+
+def _key(text: str | None) -> bytes | None:
+    """A public key of 32 bytes, from hexadecimal; None where it is none."""
+    try:
+        key = bytes.fromhex(text or "")
+    except ValueError:
+        return None
+    return key if len(key) == _KEY_BYTES else None
+
+
+def in_policy_terms(word: str) -> str:
+    """The word of a refusal with its meaning. An unknown one may hold anything, and is not repeated."""
+    try:
+        return f"{word} ({Reason(word).meaning})"
+    except ValueError:
+        return "for a reason of its own"

@@ -1,0 +1,323 @@
+"""The market of one run on a Flower grid: what the server app and the strategy wrapper have in common."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from privmarket._counted import counted
+from privmarket._plans import require_one_step
+from privmarket.broker._http_client import BrokerClient
+from privmarket.errors import ConfigurationError, PrivacyError
+from privmarket.flower import _guard as guard
+from privmarket.flower._broker_auction import BrokerAuctioneer
+from privmarket.flower._checkpoint import SettledRounds
+from privmarket.flower._defaults import LOUD, RoundPlan, plan_round
+from privmarket.flower._fleet import Fleet
+from privmarket.flower._result import SUMMARY_LOG
+from privmarket.flower._secure import SUM_BITS, Cohorts
+from privmarket.flower._settings import MarketSettings
+from privmarket.flower._wire import Arrays, Receipt, Sale
+from privmarket.privacy._policy import Reason
+from privmarket.privacy._wallet_store import ReleaseBook
+from privmarket.rounds import MICRO, Auctioneer, Award, LocalAuctioneer, Pacing, Round, RoundError, RoundRecord
+from privmarket.secagg import SharedSum, bits_at_most
+
+TOKEN_VARIABLE = "PRIVMARKET_BROKER_TOKEN"
+_log = logging.getLogger("privmarket.flower")
+_summary_log = logging.getLogger(SUMMARY_LOG)
+# What does not mend itself until the next round. Silence, or a refusal of terms, may.
+_OWN_FAULTS = ("client failed", *(f"refused: {reason.value} " for reason in guard.OWN_FAULTS))
+
+
+def too_loud(ratio: float, noise: str, parameters: int) -> str:
+    """What the server says where the noise on a round's average is far longer than the update can be."""
+    if noise == "update":
+        remedy = 'clip records instead: train_privately in the client and noise="records"'
+    else:
+        remedy = "more records or clients, more ε, fewer trainable weights"
+    return (
+        f"the noise on a round's average is {ratio:,.0f} times as long as the longest update of {parameters:,} "
+        f"weights (more than {LOUD:g} times is reported): expect no learning. Remedy: {remedy}"
+    )
+
+
+def auctioneer_for(
+    settings: MarketSettings, broker: str | BrokerClient | None = None, token: str | None = None
+) -> Auctioneer:
+    """The auction in this process, or at a broker."""
+    if not broker:
+        return LocalAuctioneer(settings.rule())
+    if isinstance(broker, BrokerClient):
+        return BrokerAuctioneer(broker, settings)
+    token = token or os.environ.get(TOKEN_VARIABLE)
+    if not token:
+        raise ConfigurationError(f"no token for the broker at {broker}", f"set {TOKEN_VARIABLE}")
+    return BrokerAuctioneer(BrokerClient(broker, token), settings)
+
+
+@dataclass(eq=False)
+class GridMarket:
+    """What a run on a grid carries from round to round besides the model.
+
+    Clients keep their own wallets; `purses` is the server's count of what they released, never less than what left.
+
+    Attributes:
+        run: the run's name.
+        records: one per round so far.
+        declined: client → why it did not bid when it last did not, in policy terms.
+        cohorts_of: round → to how many secure sums its sellers were dealt; under aggregate trust.
+        parameters: trainable weights of the model, on which the noise of an order depends.
+        server_gain: how much further the server's optimiser carries the model than the average update says.
+        noise: "records", or "update" where clients clip and noise whole updates.
+        plan: the training plan of the last round; None before the first.
+        ended: why no further round is played although some are left; empty while rounds go on.
+    """
+
+    settings: MarketSettings
+    auctioneer: Auctioneer
+    fleet: Fleet
+    run: str
+    purses: ReleaseBook = field(default_factory=ReleaseBook)
+    records: list[RoundRecord] = field(default_factory=list)
+    declined: dict[str, str] = field(default_factory=dict)
+    cohorts_of: dict[int, int] = field(default_factory=dict)
+    parameters: int = 1
+    server_gain: float = 1.0
+    noise: str = "records"
+    plan: RoundPlan | None = None
+    ended: str = ""
+    _declared: float = 0.0
+    _why: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        require_one_step(self.settings.trust, self.settings.steps)
+        self.pacing = Pacing(self.settings, self.settings.family, self.settings.epsilon_max, self.run)
+        self.objective = self.settings.objective
+
+    def require_sum(self, sellers: int, parameters: int) -> None:
+        """Before anyone bids: a secure sum of so many sellers must fit the protocol if all sell the most they may.
+
+        Raises:
+            ConfigurationError: it does not.
+        """
+        plan = self.settings
+        if plan.expected_batch is None:
+            return  # known with the first bids; `shared_sum` looks at every sum
+        sigma = float(plan.family.noise_multiplier(plan.epsilon_max))
+        records = math.ceil(plan.expected_batch / plan.sampling_rate)
+        sellers = min(sellers, plan.largest_cohort)
+        needed = bits_at_most(sellers, records, sigma, parameters, plan.honest_share)
+        if needed > SUM_BITS:
+            raise ConfigurationError(
+                f"a secure sum of {sellers} sellers with {records} records each that sell ε = {plan.epsilon_max:g} "
+                f"needs {needed} bits, the protocol carries {SUM_BITS}",
+                "lower epsilon_max, or train on fewer records a client",
+            )
+
+    def sales(
+        self, market: Round, shares: Mapping[str, float] | None = None, total: SharedSum | None = None
+    ) -> dict[str, Sale]:
+        """client → its own order, for those that sold something and are here; `total` under aggregate trust."""
+        terms = market.terms
+        plan = self.planned(market)
+        place = {client: at for at, client in enumerate(market.awards)}
+        sizes = None if total is None else np.bincount(total.cohort_of)
+        return {
+            client: Sale(
+                *(terms.run, terms.number, award.epsilon, award.payment_micro, terms.family),
+                *(self.settings.clip_norm, plan.learning_rate, plan.expected_batch),
+                share=1.0 if shares is None else shares[client],
+                broker_round=terms.broker_round,
+                trust=terms.trust,
+                honest_share=terms.honest_share,
+                sellers=0 if total is None or sizes is None else int(sizes[total.cohort_of[place[client]]]),
+                levels=0 if total is None else total.levels,
+                weight=0.0 if total is None else float(total.weights[place[client]]),
+                cohorts=1 if total is None else total.cohorts,
+            )
+            for client, award in self.sellers(market).items()
+        }
+
+    def planned(self, market: Round) -> RoundPlan:
+        """The training plan of a cleared round: as the settings say, the rest from public numbers.
+
+        The number of records that clients declare is that of the first round in which anybody bids: a divisor that
+        changed from round to round would change what updates mean.
+        """
+        if not self._declared and market.offers:
+            self._declared = sum(offer.data_size for offer in market.offers.values()) / len(market.offers)
+        chosen = plan_round(
+            self.settings,
+            market,
+            self.parameters,
+            declared=self._declared,
+            server_gain=self.server_gain,
+            noise=self.noise,
+        )
+        if self.plan is None:
+            self._tell(chosen)
+        self.plan = chosen
+        return chosen
+
+    def _tell(self, plan: RoundPlan) -> None:
+        """Says before the first order which numbers were chosen, and whether the noise leaves anything to learn."""
+        settings = self.settings
+        if self.noise == "records":
+            _summary_log.info(
+                "training: %s steps a round, sampling rate %g, clip norm %g, learning rate %g, expected batch %g",
+                *(settings.steps, settings.sampling_rate, settings.clip_norm),
+                *(plan.learning_rate, plan.expected_batch),
+            )
+        if plan.noise_ratio > LOUD:
+            _summary_log.warning("%s", too_loud(plan.noise_ratio, self.noise, self.parameters))
+
+    def sellers(self, market: Round) -> dict[str, Award]:
+        """client → what it sold, for those that are here."""
+        return {client: award for client, award in market.awards.items() if client in self.fleet.node_of}
+
+    def shared_sum(self, market: Round, parameters: int, cohorts: Cohorts) -> SharedSum:
+        """The public numbers of a round's secure sums under aggregate trust, over all that were awarded.
+
+        At a broker some of them may not be here: they are members of a sum, and drop out of it.
+        """
+        here = market.offers
+        return SharedSum.plan(
+            [award.event.noise_multiplier for award in market.awards.values()],
+            [here[client].data_size if client in here else 1.0 for client in market.awards],
+            clip_norm=self.settings.clip_norm,
+            parameters=parameters,
+            honest_share=market.terms.honest_share,
+            cohort_of=[cohorts.cohort_of[client] for client in market.awards],
+        )
+
+    def awarded_keys(self, market: Round) -> dict[str, bytes]:
+        """Awarded seller → the key that it signs with in secure sums: the broker's, else the one that it bid with.
+
+        Raises:
+            PrivacyError: one of them has none.
+        """
+        broker = self.auctioneer
+        keys = self.fleet.sum_keys
+        if isinstance(broker, BrokerAuctioneer):
+            keys = {one: bytes.fromhex(key) for one, key in broker.registered_keys(market.terms).items()}
+        without = [client for client in market.awards if client not in keys]
+        if without:
+            raise PrivacyError(f"seller {without[0]} has no key for the secure sum", "register one at the broker")
+        return {client: keys[client] for client in market.awards}
+
+    def close(self, market: Round, record: RoundRecord) -> RoundRecord:
+        """Writes down a settled round, and the receipts that clients get with the next call for bids."""
+        terms = market.terms
+        self.fleet.receipts = {
+            client: Receipt(
+                *(terms.run, terms.number, record.paid_micro.get(client, 0)),
+                *(record.dropped.get(client, ""), terms.trust, self.cohorts_of.get(terms.number, 1)),
+            )
+            for client in market.awards
+            if client in self.fleet.node_of
+        }
+        self.declined |= self.fleet.declined
+        self.records.append(record)
+        self._look_back(market, record)
+        _log.info("round %s: %s sold, dropped %s", record.number, record.sellers, record.dropped)
+        return record
+
+    def _look_back(self, market: Round, record: RoundRecord) -> None:
+        """Notes why a round bought nothing, and ends a run in which everybody fails for the same reason."""
+        if record.paid_micro:
+            return
+        left_out = self._left_out(market)
+        words = set(self.fleet.declined.values())
+        number = record.number + 1
+        faults = set(record.dropped.values())
+        if faults:
+            if len(faults) == 1 and next(iter(faults)).startswith(_OWN_FAULTS) and self._is_everybody(record):
+                self.ended = f"all {counted(len(record.dropped), 'seller')} of round {number}: {next(iter(faults))}"
+        elif market.offers:
+            self._why["price"] = self._too_dear(market)
+        elif left_out:
+            self._why |= left_out
+        elif self.fleet.declined and len(words) == 1 and len(self.fleet.declined) == len(self.fleet.node_of):
+            self.ended = f"nobody bids in round {number}: {next(iter(words))}{self._remedy(next(iter(words)))}"
+        elif not self.fleet.node_of:
+            self._why["nodes"] = "no node answered the call for bids"
+            if any("No query function" in reason for reason in self.fleet.bid_errors):
+                self._why["nodes"] += ": the client app has no handler for it; write market.answer_bids(app)"
+
+    def _remedy(self, word: str) -> str:
+        """What to write where everybody declines because two sides of an app differ; else empty."""
+        if word.startswith(f"{Reason.SCHEDULE} ") and self.noise == "records" and self.settings.steps > 1:
+            return '; if the clients say WalletMod(noise="update"), give the strategy noise="update", too'
+        if word.startswith(f"{Reason.TRUST} ") and self.settings.trust == "aggregate":
+            return "; clients of secure sums are client_app(secure_aggregation=True), not a WalletMod"
+        return ""
+
+    def _is_everybody(self, record: RoundRecord) -> bool:
+        """Whether those that failed are all that could have sold: several sellers, or all bidders."""
+        return len(record.dropped) > 1 or len(record.dropped) == record.bidders
+
+    def _left_out(self, market: Round) -> dict[str, str]:
+        """client → why its offer was left out of the auction: it breaks the terms."""
+        found: dict[str, str] = {}
+        for client, offer in self.fleet.last_offers.items():
+            if offer is not None and client not in market.offers:
+                try:
+                    offer.check(client, market.terms)
+                except RoundError as error:
+                    found[client] = f"offer left out: {error}"
+        return found
+
+    def _too_dear(self, market: Round) -> str:
+        """Why a round with offers sold nothing: prices and money side by side."""
+        cheapest = min(market.offers.values(), key=lambda offer: offer.valuation)
+        budget = market.terms.budget_micro / MICRO
+        return (
+            f"{counted(len(market.offers), 'offer')} and no sale: the cheapest asks {cheapest.valuation:g} per "
+            f"unit of ε for up to ε = {cheapest.epsilon:.3g}, the budget of a round is {budget:g}; raise budget=, "
+            "or try another mechanism="
+        )
+
+    def notes(self) -> list[str]:
+        """Lines of the summary about what did not happen."""
+        lines = list(dict.fromkeys(self._why.values()))
+        if self.ended:
+            played, rounds = len(self.records), self.settings.rounds
+            lines.append(f"ended after round {played} of {rounds}: {self.ended}")
+        return lines
+
+    def stopped_note(self, partial: Path | None) -> str:
+        """The line of a run that was interrupted."""
+        done = f"stopped after {counted(len(self.records), 'settled round')} of {self.settings.rounds}"
+        if partial is None:
+            return f"{done}; give a result file, and a stopped run can go on"
+        return f"{done}; the same command goes on from there ({partial})"
+
+    def settled(self, arrays: Arrays) -> SettledRounds:
+        """What is needed to go on behind the last settled round."""
+        return SettledRounds(
+            json.loads(json.dumps(self.settings.to_json())),
+            tuple(self.records),
+            arrays,
+            self.purses.sales(),
+            dict(self.fleet.receipts),
+            self._declared,
+            dict(self.cohorts_of),
+        )
+
+    def restore(self, left: SettledRounds) -> None:
+        """Takes up the rounds that a stopped run left."""
+        self.records = list(left.records)
+        for sale, events in left.releases:
+            self.purses.reserve(sale, events)
+        self.fleet.late_receipts = dict(left.receipts)
+        self._declared = left.declared
+        self.cohorts_of = dict(left.cohorts)
+        _summary_log.info("going on after %s of %s rounds", len(self.records), self.settings.rounds)

@@ -1,0 +1,529 @@
+"""A seller inside a Flower client: it bids what the wallet can bear, refuses what the policy forbids, and accounts.
+
+Every handler runs in the client's own process and does not trust the server to keep to the offer, nor its own
+process to live until the reply. Before the wallet is charged and a record is read, an order is checked against the
+seller's policy, the offer, the broker's award, the shapes and sizes of the weights, and the model's layers, in that
+order. Nothing here needs torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, Protocol
+
+import numpy as np
+from flwr.app import Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+from privmarket.errors import ConfigurationError, PrivmarketError
+from privmarket.flower import _guard as guard
+from privmarket.flower import _wire as wire
+from privmarket.flower._wire import Answer, Arrays, Offered, Receipt, Sale
+from privmarket.market._outcome import is_beyond
+from privmarket.privacy._calibration import ReleaseFamily
+from privmarket.privacy._events import PrivacyEvent
+from privmarket.privacy._noise import NoiseSource
+from privmarket.privacy._policy import Order, PolicyRefusal, Reason, SellerPolicy
+from privmarket.privacy._policy_file import UNLIMITED
+from privmarket.privacy._release import ReleaseGrid
+from privmarket.privacy._wallet_file import OpenWallet, WalletFile
+from privmarket.rounds import Offer, Terms, sale_name
+from privmarket.secagg import FileJournal, Signer, Step, SumJournal, SurvivorList
+
+if TYPE_CHECKING:
+    from privmarket.broker._http_client import BrokerClient
+    from privmarket.broker._signatures import SigningKey
+MEMORY = wire.NAMES[Offered]  # where a node remembers its offer from the bid to the sale
+_COMPARED = 50  # so many of a seller's newest sales at a broker are held against its wallet
+_PLAN = ("epsilon", "clip_norm", "learning_rate", "expected_batch")  # what only an order says, not a call for bids
+
+OfferFunction = Callable[[Terms, Context], Offer | None]
+PerClient = float | Callable[[Context], float]
+Purse = WalletFile | Literal["unlimited"]
+WalletChoice = Purse | float | Callable[[Context], Purse] | None
+
+WALLETS_KEY = "wallets"  # in a node's configuration: the folder of its wallet
+WALLETS_VARIABLE = "PRIVMARKET_WALLETS"  # in the environment of the process in which a node's app runs
+WALLETS_FOLDER = "out/flower-wallets"  # where neither says anything: below the folder in which the app runs
+
+
+def own_file(context: Context, name: str) -> Path:
+    """A file of the node's own, in a folder that the node's owner named.
+
+    Never one from the run's configuration: who submits a run writes that, and a new folder is a new lifetime.
+    """
+    folder = str(context.node_config.get(WALLETS_KEY) or os.environ.get(WALLETS_VARIABLE) or WALLETS_FOLDER)
+    return Path(folder).absolute() / name
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """What a client trains for.
+
+    Attributes:
+        sale: what it sold, and the public plan.
+        noise_multiplier: standard deviation of the noise over `sale.clip_norm`, from the client's own calibration.
+        noise: where batches and noise are drawn from.
+        client: the client's name.
+        unit: whose presence the seller's policy protects, `record` or `person`.
+    """
+
+    sale: Sale
+    noise_multiplier: float
+    noise: NoiseSource
+    client: str
+    context: Context
+    unit: str = "record"
+
+
+TrainFunction = Callable[[Arrays, Job], Mapping[str, np.ndarray]]
+"""(global weights, job) ↦ global minus local weights, under the same names. It must add `job`'s noise itself."""
+TrainMany = Callable[[Arrays, Sequence[Job]], Sequence[Mapping[str, np.ndarray]]]
+"""The same for several clients that live in one process, for simulations: every job gives what it would alone."""
+
+
+class ShareTraining(Protocol):
+    """Trains for a secure sum under aggregate trust: what `client_app(share=…)` takes."""
+
+    def records(self, context: Context) -> int:
+        """The number of records that this client holds."""
+
+    def share(self, weights: Arrays, job: Job, grid: ReleaseGrid) -> Mapping[str, np.ndarray]:
+        """What the client adds to the sum: its clipped sum on `grid` with its share of the noise, int64 by name."""
+
+
+class MarketClientApp(ClientApp):
+    """A Flower `ClientApp` that sells ε; `seller` holds its handlers. The text of an error never leaves it."""
+
+    seller: Seller
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        """Answers a message; an error of a mod or of Flower itself becomes a one-word refusal, too."""
+        try:
+            return super().__call__(message, context)
+        except Exception as error:
+            return guard.refuse(message, context, error)
+
+
+def partition_name(context: Context) -> str:
+    """The node's `partition-id`, which Flower's simulation sets and `flower-supernode --node-config` gives."""
+    partition = context.node_config.get("partition-id")
+    if partition is None:
+        raise ConfigurationError(
+            "this node has no partition-id", 'start it with --node-config "partition-id=0", or give name='
+        )
+    return str(partition)
+
+
+@dataclass(eq=False)
+class Seller:
+    """Handles the messages of one client app: calls for bids, orders and receipts."""
+
+    train: TrainFunction
+    offer: OfferFunction
+    wallet: Callable[[Context], Purse]
+    spread: bool
+    name: Callable[[Context], str]
+    broker: Callable[[Context], BrokerClient] | None
+    noise_seed: int | None
+    policy: SellerPolicy
+    train_many: TrainMany | None = None
+    share: ShareTraining | None = None
+    identity: Callable[[Context], SigningKey] | None = None
+    parties: Callable[[Context], Collection[str]] | None = None
+    masked: bool = False
+    journals: Callable[[Context], SumJournal] | None = None
+
+    def bid(self, message: Message, context: Context) -> Message:
+        """Answers a call for bids with what policy and wallet allow, and remembers the offer until the sale.
+
+        A call outside the policy is answered with the reason instead of an offer.
+        """
+        terms = wire.take(message.content, Terms)
+        try:
+            buyer = self._check_terms(terms, context)
+            self._note_receipt(message.content, context)
+            wanted = self.offer(terms, context)
+            if wanted is not None:
+                price = self.policy.price.get(terms.trust, wanted.valuation)
+                most = min(wanted.epsilon, self.policy.epsilon_per_sale)
+                declared = self.policy.declared(wanted.data_size)
+                self._check_count(terms, declared, context)
+                wanted = replace(wanted, epsilon=most, valuation=price, data_size=declared)
+                rounds_left = max(1, terms.rounds - terms.number) if self.spread else 1
+                with self._wallet(context) as wallet:
+                    if wallet is not None:
+                        self._check_debt(wallet, buyer)
+                        fits = float(wallet.wallets.affordable(terms.family, most, rounds_left)[0])
+                        if not fits > 0:
+                            raise PolicyRefusal(Reason.WALLET, "the wallet holds no further sale of this kind")
+                        wanted = replace(wanted, epsilon=fits)
+            # Before the offer is remembered: an offer that the broker did not take can never be sold.
+            client = self.name(context) if self.broker is None else self._bid_at_broker(terms, context, wanted)
+            offered = 0.0 if wanted is None else float(wanted.epsilon)
+            of_round = terms.run, terms.number, terms.broker_round
+            wire.put(context.state, Offered(*of_round, offered, terms.family, terms.trust, terms.honest_share))
+        except Exception as error:
+            reason = guard.reason_of(error)
+            guard.note_refusal(context, reason, error)
+            answer = Answer(self.name(context), bids=False, reason=str(reason))
+            return Message(wire.put(RecordDict(), answer), reply_to=message)
+        key = self.signer(context).public_key.hex() if self.masked else None
+        answer = Answer(client, bids=False, sum_key=key)
+        if wanted is not None and self.broker is None:  # at a broker the bid is sealed
+            accuracy = None if wanted.accuracy is None else float(wanted.accuracy)
+            numbers = float(wanted.valuation), float(wanted.epsilon), float(wanted.data_size)
+            answer = Answer(client, True, None, *numbers, accuracy, key)
+        return Message(wire.put(RecordDict(), answer), reply_to=message)
+
+    def _check_count(self, terms: Terms, declared: float, context: Context) -> None:
+        """Declines where a secure sum would have no room for all of this client's records.
+
+        The server makes room for what sellers declare. Found out in the sum, it would cost all other sellers ε.
+        """
+        if terms.trust == "aggregate" and self.share is not None:
+            records = self.share.records(context)
+            if records > declared:
+                raise PolicyRefusal(
+                    Reason.RECORDS,
+                    f"{records} records, {declared:g} declared",
+                    "declare at least as many as there are: data_size=",
+                )
+
+    def _check_debt(self, wallet: OpenWallet, buyer: str) -> None:
+        self.policy.check_debt(buyer, wallet.unpaid_epsilon(buyer), float(wallet.wallets.cap_epsilon[0]))
+
+    def _check_terms(self, asked: Terms | Sale, context: Context) -> str:
+        """Holds a call or an order against the policy and, where there is a broker, against what it published.
+
+        Returns:
+            Who buys, as the broker says it; empty without a broker.
+        """
+        if len(asked.run) > guard.LONGEST_TEXT or not asked.run.isprintable():
+            raise PolicyRefusal(Reason.MESSAGE, f"a run with a name of {len(asked.run)} characters")
+        task = None
+        if self.broker is not None:
+            with self.broker(context) as broker:
+                task = guard.fetch_task(broker, asked.broker_round)
+                guard.check_task(asked, task)
+        plan: dict[str, float] = {}
+        sellers = None
+        if isinstance(asked, Sale):
+            plan = {name: getattr(asked, name) for name in _PLAN}
+            sellers = asked.sellers
+        self.policy.check(
+            Order(
+                delta=asked.family.delta,
+                sampling_rate=asked.family.sampling_rate,
+                steps=asked.family.steps,
+                trust=asked.trust,
+                supposed_honest=asked.honest_share,
+                sellers=sellers,
+                registered=self.has_register,
+                unit=self.policy.unit,
+                buyer=None if task is None else task.buyer,
+                broker=None if task is None else task.broker,
+                **plan,
+            )
+        )
+        return "" if task is None else task.buyer
+
+    @property
+    def has_register(self) -> bool:
+        """Whether somebody besides the server says who is in a secure sum: its own list, its broker, a register."""
+        return self.parties is not None or self.broker is not None or self.policy.register_key is not None
+
+    def sell(self, message: Message, context: Context) -> Message:
+        """Checks an order, charges the wallet, trains and replies with the noisy update, or with a refusal."""
+        return self.sell_many([(message, context)])[0]
+
+    def sell_many(self, orders: Sequence[tuple[Message, Context]]) -> list[Message]:
+        """Trains for sales of one round, or refuses them; several go to nodes that live in this process."""
+        replies: dict[int, Message] = {}
+        jobs: dict[int, Job] = {}
+        weights: Arrays = {}
+        for at, (message, context) in enumerate(orders):
+            try:
+                sale = wire.take(message.content, Sale)
+                weights = weights or wire.read_arrays(message.content, wire.WEIGHTS)
+                jobs[at] = self.accept(sale, context, weights)
+            except Exception as error:
+                replies[at] = guard.refuse(message, context, error)
+        try:
+            if self.train_many is None:
+                updates = [self.train(weights, job) for job in jobs.values()]
+            else:
+                updates = list(self.train_many(weights, list(jobs.values()))) if jobs else []
+        except Exception as error:  # whatever it raises, even a refusal, is a failure: ε is reserved by now
+            replies |= {at: guard.refuse(*orders[at], error, Reason.FAILED) for at in jobs}
+            return [replies[at] for at in range(len(orders))]
+        for (at, job), update in zip(jobs.items(), updates, strict=True):
+            message, context = orders[at]
+            try:
+                arrays, share = dict(update), np.float32(job.sale.share)
+                if share != 1.0:
+                    arrays = {name: array * share for name, array in arrays.items()}
+                self.close(job.sale, arrays, context)
+                replies[at] = Message(RecordDict({wire.UPDATE: wire.write_arrays(arrays)}), reply_to=message)
+            except Exception as error:
+                replies[at] = guard.refuse(message, context, error)
+        return [replies[at] for at in range(len(orders))]
+
+    def accept(
+        self,
+        sale: Sale,
+        context: Context,
+        weights: Arrays,
+        try_app: Callable[[Job], None] = lambda _: None,
+    ) -> Job:
+        """Checks a sale and its weights, calibrates the noise, and charges the wallet; all before training.
+
+        Args:
+            try_app: called before the wallet is charged; what it raises refuses the sale.
+
+        Raises:
+            PolicyRefusal: it is outside the policy, the offer or the broker's award, or the model mixes records.
+            WalletError: it does not fit, or was made before.
+        """
+        buyer = self._check_terms(sale, context)
+        _check_against_offer(sale, context)
+        address = ""
+        if self.broker is not None:
+            with self.broker(context) as broker:
+                guard.check_award(sale, broker)
+                address = broker.url.rstrip("/")
+                self._compare(broker, context)
+        self.policy.check_weights(weights)
+        event = event_of(sale.family, sale.epsilon)
+        client = self.name(context)
+        if self.noise_seed is None:
+            noise = NoiseSource.from_system()
+        else:
+            number = int(client) if client.isdigit() else client
+            noise = NoiseSource.from_seed(self.noise_seed, "update", sale.number, number)
+        job = Job(sale, event.noise_multiplier, noise, client, context, self.policy.unit)
+        check = getattr(self.train, "check", None)
+        if check is not None:
+            check(weights, job, self.policy)
+        try_app(job)
+        with self._wallet(context) as wallet:
+            if wallet is not None:
+                self._check_debt(wallet, buyer)
+                wallet.reserve(
+                    sale_name(sale.run, sale.number),
+                    sale.epsilon,
+                    event,
+                    unit=self.policy.unit,
+                    trust=sale.trust,
+                    honest_share=sale.honest_share,
+                    sellers=sale.sellers,
+                    cohorts=sale.cohorts,
+                    registered=self.has_register,
+                    buyer=buyer,
+                    broker=address,
+                    broker_round=sale.broker_round,
+                    due_micro=sale.payment_micro,
+                )
+        # Without a wallet file the node's own memory keeps a round from being sold twice.
+        del context.state[MEMORY]
+        return job
+
+    def close(self, sale: Sale, update: Arrays, context: Context) -> None:
+        """Notes that the update of a sale leaves now, in the wallet and at the broker."""
+        with self._wallet(context) as wallet:
+            if wallet is None and self.broker is None:
+                return
+            # A share of a secure sum has little noise of its own: of a few numbers somebody could try out all.
+            salt = {"": np.frombuffer(os.urandom(32), dtype=np.uint8)} if sale.trust == "aggregate" else {}
+            sha256 = wire.digest({**update, **salt})
+            if wallet is not None:
+                wallet.released(sale_name(sale.run, sale.number), sha256)
+        if self.broker is not None:
+            with self.broker(context) as broker:
+                broker.claim_delivery(sale.broker_round, sha256)
+
+    def receive(self, message: Message, context: Context) -> Message:
+        """Notes in the wallet what the receipt of the last round says: the payment, or why there was none."""
+        wire.take(message.content, Terms)
+        self._note_receipt(message.content, context)
+        return Message(RecordDict(), reply_to=message)
+
+    def _compare(self, broker: BrokerClient, context: Context) -> None:
+        """Holds the wallet against the newest of this seller's sales in the broker's books, and notes payments."""
+        if self.wallet(context) == UNLIMITED:
+            return
+        with guard.becomes(Reason.BROKER, PrivmarketError):
+            newest = list(islice(broker.my_awards(), _COMPARED))
+        with self._wallet(context) as wallet:
+            if wallet is not None:
+                wallet.compare(broker.url.rstrip("/"), newest)
+
+    def _note_receipt(self, content: RecordDict, context: Context) -> None:
+        receipt = wire.take(content, Receipt, None)
+        if receipt is None:
+            return
+        if self.broker is not None:  # what the broker says was paid, not the server
+            with self.broker(context) as broker:
+                self._compare(broker, context)
+            return
+        if receipt.paid_micro < 0:
+            raise PolicyRefusal(Reason.MESSAGE, f"a receipt for {receipt.paid_micro} µ")
+        with self._wallet(context) as wallet:
+            if wallet is not None:
+                fault = guard.one_line(receipt.fault)
+                wallet.paid(sale_name(receipt.run, receipt.number), receipt.paid_micro, fault)
+
+    def _wallet(self, context: Context) -> AbstractContextManager[OpenWallet | None]:
+        wallet = self.wallet(context)
+        if wallet == UNLIMITED:
+            return nullcontext()
+        if not isinstance(wallet, WalletFile):
+            raise ConfigurationError(f"this client's wallet is {wallet!r}", f'give a WalletFile, or "{UNLIMITED}"')
+        if wallet.cap_epsilon > self.policy.epsilon_lifetime:
+            raise ConfigurationError(
+                f"the wallet {wallet.path.name} holds ε = {wallet.cap_epsilon:g}, "
+                f"the policy allows {self.policy.epsilon_lifetime:g} in a lifetime",
+                "give the wallet the policy's cap",
+            )
+        return wallet.open()
+
+    def journal(self, context: Context) -> SumJournal:
+        """Where this client keeps its state of secure sums: beside its wallet, unless told otherwise."""
+        wallet = self.wallet(context)
+        if isinstance(wallet, WalletFile):
+            return FileJournal(wallet.path.with_suffix(".sums"))
+        if self.journals is not None:
+            return self.journals(context)
+        return FileJournal(own_file(context, f"client-{self.name(context)}.sums"))
+
+    def check_journal(self, context: Context) -> None:
+        """Refuses to go on where the journal of secure sums is an older copy: the wallet knows a sum it does not.
+
+        Raises:
+            WalletFileError: it is.
+        """
+        begun: dict[str, int] = {}
+        with self.journal(context).open() as journal:
+            for one in journal.sums:
+                begun[one.task] = one.round if one.step >= Step.ACCEPTED else one.round - 1
+
+        def has_begun(sale: str) -> bool:
+            run, _, number = sale.rpartition("/")
+            return not number.isdecimal() or int(number) <= begun.get(run, -1)
+
+        with self._wallet(context) as wallet:
+            if wallet is not None:
+                wallet.check_journal(has_begun)
+
+    def note_list(self, context: Context, listed: SurvivorList) -> None:
+        """Notes in the wallet which list of survivors this client signs: one for each sale.
+
+        At a broker the wallet is held against the books first, so that not both files can be older copies.
+
+        Raises:
+            WalletFileError: it signed another before, or the wallet is an older copy.
+        """
+        if self.broker is not None:
+            with self.broker(context) as broker:
+                self._compare(broker, context)
+        with self.journal(context).open() as journal:
+            signed = journal.named(listed.sum)
+        with self._wallet(context) as wallet:
+            if wallet is not None and signed is not None:
+                sha256 = hashlib.sha256(repr((listed.sum, listed.survivors)).encode()).hexdigest()
+                wallet.confirmed(sale_name(signed.task, signed.round), sha256)
+
+    def signer(self, context: Context) -> Signer:
+        """What this client signs with in secure sums: its registered key, else one that its journal keeps."""
+        registered = self.registered_key(context)
+        if registered is not None:
+            return RegisteredSigner(registered)
+        with self.journal(context).open() as journal:
+            return journal.identity()
+
+    def registered_key(self, context: Context) -> SigningKey | None:
+        """The key that this client signs its keys of a secure sum with: as given, else the one it bids with."""
+        if self.identity is not None:
+            return self.identity(context)
+        if self.broker is None:
+            return None
+        with self.broker(context) as broker:
+            return broker.key
+
+    def registered_parties(self, context: Context, broker_round: str) -> Collection[str] | None:
+        """The public keys of the sellers of a round's secure sum: as given, else the broker's for that round."""
+        if self.parties is not None:
+            return self.parties(context)
+        if self.broker is None:
+            return None
+        with self.broker(context) as broker, guard.becomes(Reason.BROKER, PrivmarketError):
+            return {str(seller["public_key"]) for seller in broker.cohort(broker_round)}
+
+    def _bid_at_broker(self, terms: Terms, context: Context, wanted: Offer | None) -> str:
+        """The bid goes to the broker, sealed; the server of the training only hears who this is."""
+        assert self.broker is not None
+        with self.broker(context) as broker:
+            if wanted is not None and terms.trust == "aggregate" and self.registered_key(context) is None:
+                raise PolicyRefusal(Reason.BROKER, "a secure sum at a broker needs BrokerClient(key=…)")
+            if wanted is not None:
+                features = {} if wanted.accuracy is None else {"accuracy": wanted.accuracy}
+                broker.bid(
+                    terms.broker_round,
+                    wanted.valuation,
+                    wanted.epsilon,
+                    data_size=wanted.data_size,
+                    **features,
+                )
+            return str(broker.me()["id"])
+
+
+@dataclass(frozen=True)
+class RegisteredSigner:
+    """A key that a client bids or is registered with, as the protocol of secure sums takes it."""
+
+    key: SigningKey
+
+    @property
+    def public_key(self) -> bytes:
+        """The public key, 32 bytes."""
+        return bytes.fromhex(self.key.public)
+
+    def sign(self, statement: bytes) -> bytes:
+        """The 64 bytes of a signature."""
+        return bytes.fromhex(self.key.sign(statement))
+
+
+@lru_cache(maxsize=4096)
+def event_of(family: ReleaseFamily, epsilon: float) -> PrivacyEvent:
+    """The release that sells ε; remembered, since calibration takes a millisecond and the same ε is often sold."""
+    return family.event(epsilon)
+
+
+def _check_against_offer(sale: Sale, context: Context) -> None:
+    """Refuses an order for which nothing was offered, or more than was offered, or under other terms."""
+    offered = wire.take(context.state, Offered, None)
+    of_round = sale.run, sale.number, sale.broker_round
+    if offered is None or (offered.run, offered.number, offered.broker_round) != of_round:
+        raise PolicyRefusal(Reason.OFFER, f"nothing was offered in round {sale.number}, or it is sold already")
+    if not sale.epsilon > 0 or is_beyond(sale.epsilon, offered.epsilon):
+        raise PolicyRefusal(Reason.OFFER, f"asked for ε = {sale.epsilon:g}, offered {offered.epsilon:g}")
+    release = sale.family, sale.trust, sale.honest_share
+    if (offered.family, offered.trust, offered.honest_share) != release:
+        raise PolicyRefusal(
+            Reason.OFFER, f"asked for {sale.family} under {sale.trust} trust, offered for another release"
+        )
+
+
+def trained(train: Callable[[], Mapping[str, np.ndarray]]) -> Mapping[str, np.ndarray]:
+    """What training gives. Whatever it raises, even a refusal, is a failure: ε is reserved by now."""
+    try:
+        return train()
+    except Exception as error:
+        raise PolicyRefusal(Reason.FAILED, f"training: {type(error).__name__}: {error}") from error

@@ -1,0 +1,401 @@
+"""An auction around any Flower strategy: whom the strategy picks must bid, and only winners train.
+
+The strategy keeps its sampling, its aggregation and its optimiser. What is added: a call for bids before training,
+each winner's own order in its own message, payment for updates that can be used, and weights by what was sold.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+
+from privmarket._counted import counted
+from privmarket._lazy import late
+from privmarket.broker._http_client import BrokerClient
+from privmarket.errors import ConfigurationError, PrivmarketError, UnknownNameError
+from privmarket.flower import _checkpoint as checkpoint
+from privmarket.flower import _stop as stop
+from privmarket.flower import _strategy_sums
+from privmarket.flower import _wire as wire
+from privmarket.flower._arguments import checked_evaluation, own_arguments, require_maker, settings_from
+from privmarket.flower._broker_auction import BrokerAuctioneer
+from privmarket.flower._checkpoint import partial_path
+from privmarket.flower._defaults import steps_for, strategy_gain
+from privmarket.flower._fleet import RECEIPT_SECONDS, Delivery, Fleet
+from privmarket.flower._grid_market import GridMarket, auctioneer_for
+from privmarket.flower._result import MarketResult, log_summary, result_places, save_result
+from privmarket.flower._secure import SignRoster
+from privmarket.flower._wire import Arrays, Refusal, Sale
+from privmarket.rounds import Delivered, LocalAuctioneer, Round, RoundRecord, hold_auction, settle_round
+from privmarket.simulation._aggregation import seller_weights
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from privmarket import training as engine
+else:
+    engine = late("privmarket.training")
+
+_log = logging.getLogger("privmarket.flower")
+_ACCURACY = "accuracy"
+NOISE_ON = ("records", "update")
+
+
+class AllFailedError(PrivmarketError):
+    """Everybody failed for the same reason: no further round is played. What was settled stays settled."""
+
+    code = "all-failed"
+
+
+def arrays_of(record: ArrayRecord) -> Arrays:
+    """The arrays of a record by name."""
+    return {name: array.numpy() for name, array in record.items()}
+
+
+class AuctionStrategy(Strategy):
+    """A strategy that buys ε for another one.
+
+    `start` plays the rounds, logs what everybody sold and was paid, and leaves it in `result`.
+
+    Args:
+        inner: the strategy that trains.
+        weighted_by_key: the metric by which `inner` weighs updates; overwritten by what the auction bought.
+            None leaves what clients send.
+        broker, token: the broker that holds the auctions; in this process unless given.
+        model: makes the `torch.nn.Module` that clients train; one in which records mix is refused before any bid.
+        register: under aggregate trust, signs the roster of each round, see `server_app`.
+        noise: what clients clip and noise, as their `WalletMod` says: "records", or "update".
+        result_file: where the result is written as JSON. Settled rounds are kept beside it until then: a stopped
+            run goes on when it is started again.
+        settings: see `MarketSettings`; the server's optimiser there is not used, `inner` has its own. `rounds` is
+            the number that `start` is given. `steps`, `learning_rate` and `expected_batch` are chosen from public
+            numbers where they are left out. With `trust="aggregate"` the inner strategy gets one reply, the opened
+            average: see `_strategy_sums`.
+    """
+
+    def __init__(
+        self,
+        inner: Strategy,
+        *,
+        weighted_by_key: str | None = "num-examples",
+        broker: str | BrokerClient | None = None,
+        token: str | None = None,
+        model: Callable[[], nn.Module] | None = None,
+        register: SignRoster | None = None,
+        noise: str = "records",
+        result_file: Path | str | None = None,
+        **settings: Any,
+    ) -> None:
+        if not isinstance(inner, Strategy):
+            said = f"{inner.__name__}" if isinstance(inner, type) else repr(inner)
+            name = inner if isinstance(inner, str) else getattr(inner, "__name__", "FedAvg")
+            raise ConfigurationError(
+                f"AuctionStrategy around {said}, which is no strategy",
+                f"did you mean AuctionStrategy({name}(), …)?",
+            )
+        if noise not in NOISE_ON:
+            raise UnknownNameError.among("noise", noise, NOISE_ON)
+        require_maker("AuctionStrategy", "model", model)
+        taken = own_arguments(AuctionStrategy.__init__)
+        chosen = settings_from("AuctionStrategy", settings, [name for name in taken if name != "self"])
+        if "steps" not in settings:
+            chosen = replace(chosen, steps=steps_for(chosen.trust, noise))
+        if model is not None:
+            engine.require_supported(model())
+        if chosen.trust == "aggregate":
+            _strategy_sums.require_average(inner)
+        self.register = register
+        self.inner, self.weighted_by_key = inner, weighted_by_key
+        self.settings = chosen
+        self.noise = noise
+        self.result: MarketResult | None = None
+        self.auctioneer = auctioneer_for(chosen, broker, token)
+        self._model = model
+        self._result_file = result_file
+        self._rounds_given = "rounds" in settings
+        self._started = time.perf_counter()
+        self._before = 0
+        self._partial: Path | None = None
+        self._arrays = ArrayRecord({})
+        self._refused_evaluation: set[str] = set()
+        self._market: GridMarket | None = None
+        self._open: tuple[Round, dict[str, Sale], ArrayRecord] | None = None
+        self._sum: tuple[Mapping[str, Delivery], Message | None] | None = None
+
+    @property
+    def records(self) -> tuple[RoundRecord, ...]:
+        """The records of the rounds played so far."""
+        return () if self._market is None else tuple(self._market.records)
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+    ) -> Result:
+        """Flower's `start`, with an auction in every round; the arguments are Flower's.
+
+        An `evaluate_fn` that fails does so before the first round, or costs no more than its own figure. A run that
+        is interrupted leaves a result of the rounds that were settled.
+        """
+        self._prepare(grid, initial_arrays, num_rounds)
+        left = checkpoint.found(self._partial, self.settings, arrays_of(initial_arrays))
+        first = initial_arrays
+        if left is not None:
+            self._run.restore(left)
+            self._before = len(left.records)
+            first = ArrayRecord({name: Array(left.arrays[name]) for name in initial_arrays})
+        self._arrays = first
+        measure = None if evaluate_fn is None else self._evaluation(checked_evaluation(evaluate_fn))
+        try:
+            result = super().start(
+                *(grid, first, num_rounds - self._before, timeout),
+                *(train_config, evaluate_config, measure),
+            )
+        except AllFailedError:
+            result = Result()
+        except KeyboardInterrupt:
+            self._send_receipts()
+            self._run.fleet.receipts = {}
+            self._keep(self._arrays)
+            self.result = self._made(None, self._run.stopped_note(self._partial))
+            log_summary(self.result)
+            raise
+        if not len(result.arrays):
+            result.arrays = self._arrays  # nothing was bought: an app that saves the model saves the one it has
+        self._send_receipts()
+        self.result = self._made(result)
+        log_summary(self.result)
+        save_result(None, self.result, self._result_file)
+        if self._partial is not None:
+            self._partial.unlink(missing_ok=True)
+        return result
+
+    def _prepare(self, grid: Grid, arrays: ArrayRecord, rounds: int) -> None:
+        """Checks the arguments of `start`, before the first message.
+
+        Raises:
+            ConfigurationError: they are of another kind, or disagree with the settings.
+        """
+        if not isinstance(arrays, ArrayRecord):
+            raise ConfigurationError(
+                f"initial_arrays is a {type(arrays).__name__}", "give ArrayRecord(model.state_dict())"
+            )
+        if isinstance(rounds, bool) or not isinstance(rounds, int) or rounds < 1:
+            raise ConfigurationError(f"num_rounds is {rounds!r}", "give a whole number, at least 1")
+        if self._rounds_given and rounds != self.settings.rounds:
+            raise ConfigurationError(
+                f"start plays {rounds} rounds, the auction was told rounds={self.settings.rounds}",
+                "leave rounds= out: sellers spread their ε over the rounds of start",
+            )
+        self.settings = replace(self.settings, rounds=rounds)
+        if isinstance(self.auctioneer, BrokerAuctioneer):
+            self.auctioneer.settings = self.settings
+        places = result_places(None, self._result_file)
+        self._partial = partial_path(places[0]) if places else None
+        self._market = self._new_market(grid, arrays)
+
+    def _new_market(self, grid: Grid, arrays: ArrayRecord) -> GridMarket:
+        fleet = Fleet(grid, self.settings.bid_seconds)
+        fleet.needs_keys = self.settings.trust == "aggregate" and isinstance(self.auctioneer, LocalAuctioneer)
+        made = GridMarket(self.settings, self.auctioneer, fleet, str(grid.run.run_id))
+        made.parameters = self._parameters(arrays)
+        made.server_gain = strategy_gain(self.inner, self.settings.rounds)
+        made.noise = self.noise
+        return made
+
+    def _parameters(self, arrays: ArrayRecord) -> int:
+        """How many weights are trained: those of the model that require gradients, else all numbers that may."""
+        if self._model is not None:
+            return sum(p.numel() for p in self._model().parameters() if p.requires_grad)
+        return sum(math.prod(a.shape) for a in arrays.values() if a.dtype.startswith("float")) or 1
+
+    def _evaluation(
+        self, measure: Callable[[int, ArrayRecord], MetricRecord | None]
+    ) -> Callable[[int, ArrayRecord], MetricRecord | None]:
+        """Numbers rounds as the whole run does; the accuracy goes into the round's record."""
+
+        def evaluate(number: int, arrays: ArrayRecord) -> MetricRecord | None:
+            found = measure(number + self._before if number else 0, arrays)
+            if number and found is not None and _ACCURACY in found:
+                records = self._run.records
+                records[-1] = replace(records[-1], accuracy=float(str(found[_ACCURACY])))
+                self._keep(arrays)
+            return found
+
+        return evaluate
+
+    @property
+    def _run(self) -> GridMarket:
+        assert self._market is not None
+        return self._market
+
+    def _keep(self, arrays: ArrayRecord) -> None:
+        """Writes the settled rounds beside the result. The momentum of `inner` is not kept."""
+        if self._partial is not None and self._run.records:
+            self._run.settled(arrays_of(arrays)).write(self._partial)
+
+    def _send_receipts(self) -> None:
+        run = self._run
+        if run.fleet.receipts and run.records:
+            run.fleet.send_receipts(run.pacing.terms(run.records[:-1]), RECEIPT_SECONDS)
+
+    def _made(self, result: Result | None, *notes: str) -> MarketResult:
+        run = self._run
+        measured = {} if result is None else result.evaluate_metrics_serverapp
+        records = tuple(
+            replace(r, accuracy=float(str(measured[at][_ACCURACY])))
+            if _ACCURACY in measured.get(at := r.number + 1 - self._before, {}) and at > 0
+            else r
+            for r in run.records
+        )
+        final = self._arrays if result is None else result.arrays
+        refused = [
+            f"evaluation was refused by {counted(len(self._refused_evaluation), 'client')}: numbers that nobody "
+            'accounts for; measure on the server (evaluate_fn=), or write allow=("evaluate",) in WalletMod'
+        ]
+        return MarketResult(
+            self.settings,
+            records,
+            arrays_of(final),
+            run.purses.releases(),
+            tuple(run.fleet.waited_seconds),
+            time.perf_counter() - self._started,
+            run.declined,
+            cohorts=run.cohorts_of,
+            build=self._model,
+            notes=(*run.notes(), *(refused if self._refused_evaluation else ()), *notes),
+        )
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """The inner strategy's messages, to winners only, each with its own order."""
+        if self._market is None:  # a loop of the app's own in place of `start`
+            self._market = self._new_market(grid, arrays)
+        run = self._market
+        number = server_round + self._before
+        picked = {m.metadata.dst_node_id: m for m in self.inner.configure_train(number, arrays, config, grid)}
+        run.fleet.chosen = picked.keys()
+        market = hold_auction(run.pacing.terms(run.records), run.fleet, self.auctioneer, run.purses)
+        if self.settings.trust == "aggregate":
+            # The protocol has several exchanges of its own; the strategy has nothing left to send.
+            self._open = market, {}, arrays
+            self._sum = _strategy_sums.bought(run, market, arrays, self.weighted_by_key, self.register)
+            return []
+        sales = run.sales(market)
+        self._open = market, sales, arrays
+        return [self._with_order(picked[run.fleet.node_of[client]], sale) for client, sale in sales.items()]
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Pays for usable updates and hands them, and only them, to the inner strategy."""
+        assert self._open is not None
+        assert self._market is not None
+        market, sales, arrays = self._open
+        run, received = self._market, list(replies)
+        average: Message | None = None
+        if self._sum is not None:
+            deliveries, average = self._sum
+        else:
+            shapes = {name: tuple(array.shape) for name, array in arrays.items()}
+            counters = {name for name, array in arrays.items() if not array.dtype.startswith("float")}
+            deliveries = run.fleet.take(sales, received, None, shapes, counters)
+        settled = settle_round(market, Delivered(deliveries), self.auctioneer, run.purses)
+        assert settled.record is not None
+        run.close(market, settled.record)
+        if self._sum is None:
+            merged = self._merged(server_round, market, deliveries, received)
+        elif average is None:
+            merged = None, None
+        else:
+            merged = self.inner.aggregate_train(server_round + self._before, [average])
+        self._arrays = merged[0] if merged[0] is not None else arrays
+        self._keep(self._arrays)
+        if run.ended:
+            raise AllFailedError(run.ended)
+        if stop.is_asked() and len(run.records) < self.settings.rounds:
+            raise KeyboardInterrupt
+        return merged
+
+    def _merged(
+        self, server_round: int, market: Round, deliveries: Mapping[str, Delivery], received: list[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """What the inner strategy makes of the updates that can be used."""
+        run = self._run
+        usable = [client for client in market.offers if (d := deliveries.get(client)) and d.update is not None]
+        if not usable:  # nobody offered, sold or delivered
+            return None, None
+        first = {m.metadata.src_node_id: m for m in reversed(received)}  # the first reply of each node
+        good = [first[run.fleet.node_of[client]] for client in usable]
+        weights = seller_weights(market, usable, self.settings.aggregation, run.objective)
+        for message, weight in zip(good, weights, strict=True):
+            self._weigh(message.content, float(weight))
+        return self.inner.aggregate_train(server_round + self._before, good)
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """The inner strategy's. Clients that enforce a wallet refuse: unaccounted metrics are a release."""
+        return self.inner.configure_evaluate(server_round + self._before, arrays, config, grid)
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """The inner strategy's, on the replies that are no refusals; the run's summary counts those."""
+        answered = []
+        for message in replies:
+            refusal = None if message.has_error() else wire.take(message.content, Refusal, None)
+            if refusal is None:
+                answered.append(message)
+            else:
+                self._refused_evaluation.add(str(message.metadata.src_node_id))
+        return self.inner.aggregate_evaluate(server_round + self._before, answered) if answered else None
+
+    def report(self, context: Context, result: Result | None = None) -> MarketResult:
+        """What the market came to; also written to the run config's `result-file`, and kept in the server's state.
+
+        Args:
+            context: the server app's.
+            result: what `start` returned; for apps with a loop of their own.
+        """
+        if self._market is None:
+            raise ConfigurationError("a report of a market that has not run", "call start first")
+        if self.result is None:
+            self._arrays = ArrayRecord({}) if result is None else result.arrays
+            self._send_receipts()
+            self.result = self._made(result)
+            log_summary(self.result)
+        save_result(context, self.result, self._result_file)
+        return self.result
+
+    def summary(self) -> None:
+        """Logs the auction's settings and then the summary of the inner strategy."""
+        _log.info("auction: %s", self.settings.to_json())
+        self.inner.summary()
+
+    @staticmethod
+    def _with_order(message: Message, sale: Sale) -> Message:
+        """A message of its own: strategies send one shared record to everybody, and an order is private."""
+        content = RecordDict(dict(message.content))
+        wire.put(content, sale)
+        meta = message.metadata
+        return Message(content, meta.dst_node_id, meta.message_type, ttl=meta.ttl, group_id=meta.group_id)
+
+    def _weigh(self, content: RecordDict, weight: float) -> None:
+        if self.weighted_by_key is None:
+            return
+        for record in content.metric_records.values():
+            record[self.weighted_by_key] = weight

@@ -1,0 +1,261 @@
+"""What server and clients say to each other, as Flower records: terms, offer, order, update, receipt.
+
+A message to a client holds what everybody may know (the terms of a round, the global weights) and what is that
+client's own (the ε it sold, its money), never anything of another client. Numbers travel as 64-bit floats, so an
+auction on the other side of a wire gives the same micro-units.
+
+Terms, offers, orders, refusals and receipts are frozen records whose fields travel under their own names: `put`
+writes one into a message, `take` reads it, checks the type of every field and refuses fields that it does not know.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar, overload
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+
+from privmarket._plans import HONEST_SHARE, Trust
+from privmarket.errors import PrivmarketError
+from privmarket.privacy._calibration import ReleaseFamily
+from privmarket.rounds import Terms
+from privmarket.secagg import Message as SumMessage
+from privmarket.secagg import SumRefusal, from_bytes, to_bytes
+
+BID, TRAIN, RECEIPT = "query.bid", "train", "query.receipt"
+
+# Names of the records in a message.
+WEIGHTS, UPDATE = "privmarket-weights", "privmarket-update"
+SUM = "privmarket-sum"  # a message of a secure sum, as bytes
+JOB = "privmarket-job"  # in which an app behind `WalletMod` finds its noise multiplier, clipping, rate, steps, unit
+
+Arrays = dict[str, np.ndarray]
+
+
+class WireError(PrivmarketError):
+    """A message that does not say what it should."""
+
+    code = "bad-message"
+
+
+@dataclass(frozen=True)
+class Sale:
+    """One client's own order: what it sold, for how much, and how to train for it.
+
+    Attributes:
+        epsilon: what it sold, at `family.delta`; the client turns it into noise itself.
+        payment_micro: due on delivery.
+        clip_norm, learning_rate, expected_batch: the public training plan, see `training.LocalPlan`.
+        share: factor by which the client multiplies its update before secure aggregation; 1 otherwise.
+        trust, honest_share: as in the terms.
+        sellers, levels, weight: of this client's secure sum under aggregate trust: how many sell in it, digits of
+            every seller's noise, steps of the sum's grid per unit of this client's clipped sum; 0 otherwise.
+        cohorts: how many such sums the round has; the noise on the average grows with its square root.
+        reach: under local trust with masks, where a coordinate is cut off before it is rounded; 0 otherwise.
+    """
+
+    run: str
+    number: int
+    epsilon: float
+    payment_micro: int
+    family: ReleaseFamily
+    clip_norm: float
+    learning_rate: float
+    expected_batch: float
+    share: float = 1.0
+    broker_round: str = ""
+    trust: Trust = "local"
+    honest_share: float = HONEST_SHARE
+    sellers: int = 0
+    levels: int = 0
+    weight: float = 0.0
+    reach: float = 0.0
+    cohorts: int = 1
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """What became of one client's delivery: money, or why there was none, and whom the sale protected against.
+
+    Attributes:
+        cohorts: under aggregate trust, to how many secure sums the round's sellers were dealt.
+    """
+
+    run: str
+    number: int
+    paid_micro: int
+    fault: str = ""
+    trust: Trust = "local"
+    cohorts: int = 1
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A client's answer to a call for bids.
+
+    Attributes:
+        bids: whether it offers something in this round; then price, ε and records are there.
+        reason: a word of `privacy._policy.Reason` for why it does not, where there is one.
+        accuracy: of its own model, where it declares one.
+        sum_key: the public key, in hexadecimal, with which it signs in secure sums; none where it takes no part.
+    """
+
+    client: str
+    bids: bool
+    reason: str | None = None
+    valuation: float | None = None
+    epsilon: float | None = None
+    data_size: float | None = None
+    accuracy: float | None = None
+    sum_key: str | None = None
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A client's refusal of an order, as one word of `privacy._policy.Reason`."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Offered:
+    """What a node remembers of its offer until the sale: it is kept in the node's state, never sent.
+
+    Messages of one run may be handled by different processes. Nothing was offered where ε is 0.
+    """
+
+    run: str
+    number: int
+    broker_round: str
+    epsilon: float
+    family: ReleaseFamily
+    trust: Trust
+    honest_share: float
+
+
+AnyRecord = Terms | Answer | Sale | Refusal | Receipt | Offered
+Record = TypeVar("Record", Terms, Answer, Sale, Refusal, Receipt, Offered)
+SALE = "privmarket-sale"
+NAMES: dict[type, str] = {
+    Terms: "privmarket-call",
+    Answer: "privmarket-offer",
+    Sale: SALE,
+    Refusal: "privmarket-no",
+    Receipt: "privmarket-receipt",
+    Offered: "privmarket-offer",
+}
+_TYPES: dict[str, type] = {"str": str, "int": int, "float": float, "bool": bool, "Trust": str}
+_FAMILY = {"sampling_rate": "float", "steps": "int", "delta": "float"}
+
+
+def put(content: RecordDict, record: AnyRecord) -> RecordDict:
+    """Writes a record into a message's content, which is returned; fields that are None are left out."""
+    fields = dict(vars(record))
+    if (family := fields.pop("family", None)) is not None:
+        fields |= {name: getattr(family, name) for name in _FAMILY}
+    content[NAMES[type(record)]] = ConfigRecord(
+        {
+            key.replace("_", "-"): float(value) if isinstance(value, np.floating) else value
+            for key, value in fields.items()
+            if value is not None
+        }
+    )
+    return content
+
+
+@overload
+def take(content: RecordDict, kind: type[Record]) -> Record: ...
+@overload
+def take(content: RecordDict, kind: type[Record], default: None) -> Record | None: ...
+def take(content: RecordDict, kind: type[Record], default: object = WireError) -> Record | None:
+    """The record of that kind in a message; None, if that is given as default, where the message carries none.
+
+    Raises:
+        WireError: there is none, a field is missing, of another type or out of its range, or there are fields that
+            we do not know.
+    """
+    name, hint = NAMES[kind], "use the same version on both sides"
+    record = content.get(name)
+    if record is None and default is None:
+        return None
+    if not isinstance(record, ConfigRecord):
+        raise WireError(f"a message without {name}", "run a privmarket app on both sides")
+    wanted: dict[str, str] = dict(kind.__annotations__)
+    if with_family := "family" in wanted:
+        del wanted["family"]
+        wanted |= _FAMILY
+    unknown = {key.replace("-", "_") for key in record} - set(wanted)
+    if unknown:
+        raise WireError(f"{name} has unknown fields {sorted(unknown)}", hint)
+    fields: dict[str, Any] = {}
+    for field, text in wanted.items():
+        key, type_ = field.replace("_", "-"), _TYPES[text.removesuffix(" | None")]
+        value = record.get(key)
+        if type(value) is not type_ and not (value is None and text.endswith(" | None")):
+            raise WireError(f"{key} is {value!r}: not a {type_.__name__}", hint)
+        fields[field] = value
+    try:
+        if with_family:
+            fields["family"] = ReleaseFamily(*(fields.pop(key) for key in _FAMILY))
+        return kind(**fields)
+    except PrivmarketError as error:
+        raise WireError(f"{name}: {error.message}", error.hint) from error
+
+
+def put_sum(content: RecordDict, message: SumMessage) -> RecordDict:
+    """Writes a message of a secure sum into a message's content, which is returned."""
+    content[SUM] = ConfigRecord({"message": to_bytes(message)})
+    return content
+
+
+def take_sum(content: RecordDict) -> SumMessage:
+    """The message of a secure sum.
+
+    Raises:
+        WireError: there is none, or it cannot be read.
+    """
+    record = content.config_records.get(SUM)
+    data = None if record is None else record.get("message")
+    if not isinstance(data, bytes):
+        raise WireError("a message outside the protocol of the secure sum", "run a privmarket app on both sides")
+    try:
+        return from_bytes(data)
+    except SumRefusal as error:
+        raise WireError(error.message, "use the same version on both sides") from error
+
+
+def write_arrays(arrays: Mapping[str, np.ndarray]) -> ArrayRecord:
+    """Puts named arrays into a Flower record."""
+    return ArrayRecord({name: Array(np.ascontiguousarray(array)) for name, array in arrays.items()})
+
+
+def read_arrays(content: RecordDict, name: str | None) -> Arrays:
+    """The arrays in a message: the record called `name`, or the only one there is.
+
+    Raises:
+        WireError: there are none, or they cannot be read.
+    """
+    only = list(content.array_records.values())
+    record = content.get(name) if name is not None else (only[0] if len(only) == 1 else None)
+    if not isinstance(record, ArrayRecord):
+        raise WireError(f"no arrays called {name}, or more than one record", "run a privmarket app on both sides")
+    try:
+        return {key: array.numpy() for key, array in record.items()}
+    except (ValueError, EOFError, OSError) as error:
+        raise WireError(f"arrays cannot be read: {error}", "send NumPy arrays") from error
+
+
+def digest(arrays: Mapping[str, np.ndarray], values: int | None = None) -> str:
+    """SHA-256 of named arrays, of all values or of the first few of each: names an update.
+
+    Noise makes the first values of two releases differ, so few are enough to notice that one is sent again.
+    """
+    total = hashlib.sha256()
+    for name in sorted(arrays):
+        array = np.ascontiguousarray(arrays[name])
+        total.update(f"{name} {array.dtype} {array.shape}\n".encode())
+        total.update(array.reshape(-1)[:values].data)
+    return total.hexdigest()

@@ -1,0 +1,353 @@
+"""How misreports are searched: what is the most that a client can gain by one?
+
+A client's type is (v, ε). It may report any valuation, and any ε up to its own; `UpwardAttack` also tries offers
+above its own, which gain where a rule asks for so little of them that the client can deliver it. Every attack tries
+reports for all clients at once through `Mechanism.unilateral` and keeps, client by client, the best one. What is
+found is a lower bound on the true regret; `certified` has upper ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from privmarket.market._bids import Array, Bids
+from privmarket.market._mechanism import Mechanism
+
+# Offers below this share of the cap are not searched: they sell next to nothing.
+_LEAST_SHARE = 1e-3
+# Reports are tried together as long as their auctions hold no more bids than this.
+_BIDS_AT_ONCE = 50_000
+
+
+@dataclass(frozen=True, eq=False)
+class Regret:
+    """The best misreport found for each client. All arrays (..., clients).
+
+    Attributes:
+        gain: utility gained over truth, ≥ 0.
+        valuation: the report that gains it.
+        epsilon: the offer that gains it.
+    """
+
+    gain: Array
+    valuation: Array
+    epsilon: Array
+
+    def worst_of(self, other: Regret) -> Regret:
+        """For each client, whichever of the two misreports gains it more."""
+        better = other.gain > self.gain
+        return Regret(
+            np.where(better, other.gain, self.gain),
+            np.where(better, other.valuation, self.valuation),
+            np.where(better, other.epsilon, self.epsilon),
+        )
+
+
+class Attack(Protocol):
+    """The interface of an attack: a search for the misreports that gain each client most."""
+
+    def __call__(self, mechanism: Mechanism, types: Bids, budget: ArrayLike, rng: np.random.Generator) -> Regret:
+        """Searches misreports against `mechanism` for the clients of `types`, (..., clients), under `budget`."""
+        ...
+
+
+def can_deliver(sold: Array, has: Array) -> NDArray[np.bool_]:
+    """Whether clients have the ε that they sold, same shapes.
+
+    Stricter than `TOLERANCE`: were that much more ε let pass, selling it could gain as much as counts as a gain.
+    """
+    return sold <= has * (1 + 1e-12)
+
+
+def utility_of(mechanism: Mechanism, types: Bids, reports: Bids, budget: ArrayLike) -> Array:
+    """(..., clients) each client's true utility if it alone sends its entry of `reports`.
+
+    Being asked for more ε than the client has counts as −∞: it cannot deliver.
+    """
+    outcome = mechanism.unilateral(types, reports, budget)
+    return np.where(can_deliver(outcome.epsilon, types.epsilon), outcome.utility(types), -np.inf)
+
+
+def _at_once(mechanism: Mechanism, types: Bids) -> int:
+    """How many reports per client are worth one call, so that small markets do not cost a call each.
+
+    One where the rule has its own fast answer about deviations, or may answer a larger batch differently.
+    """
+    if type(mechanism).unilateral is not Mechanism.unilateral or not mechanism.exact_in_batches:
+        return 1
+    return max(1, _BIDS_AT_ONCE // (types.valuation.size * types.clients))
+
+
+def _stacked(bids: Sequence[Bids]) -> Bids:
+    """Stacks bids of one shape along a new first axis: (len(bids), ..., clients)."""
+
+    def stack(name: str) -> Array | None:
+        found = [getattr(one, name) for one in bids]
+        return None if found[0] is None else np.stack(found)
+
+    return bids[0].replace(**{name: stack(name) for name in ("valuation", "epsilon", "data_size", "accuracy")})
+
+
+def truthful_utility(mechanism: Mechanism, types: Bids, budget: ArrayLike) -> Array:
+    """(..., clients) what honesty yields, whether or not the rule respects caps."""
+    return mechanism.run(types, budget).utility(types)
+
+
+@dataclass(frozen=True)
+class GridAttack:
+    """Every pair of a grid of valuations and a grid of ε shares, and values next to the others' bids.
+
+    Attributes:
+        valuations: points on [0, 2·max v], with one far above everybody.
+        shares: points on (0, 1] times the own cap; 1 leaves ε truthful.
+        neighbours: how many of the other bids are tried from just below and just above, where rules jump.
+        over_valuation: whether valuations are searched at all, or stay truthful.
+    """
+
+    valuations: int = 41
+    shares: int = 20
+    neighbours: int = 16
+    over_valuation: bool = True
+
+    def __call__(self, mechanism: Mechanism, types: Bids, budget: ArrayLike, rng: np.random.Generator) -> Regret:
+        """Tries the grid for every client of `types`, (..., clients), and returns each client's best misreport."""
+        shares = np.linspace(1.0, 0.0, self.shares, endpoint=False)
+        reports = (
+            types.replace(valuation=valuation, epsilon=types.epsilon * share)
+            for valuation in self.reported_valuations(types)
+            for share in shares
+        )
+        return _best_of(mechanism, types, budget, reports)
+
+    def reported_valuations(self, types: Bids) -> Iterator[Array]:
+        """Yields the valuations that are tried, (..., clients) each, the truth first."""
+        yield types.valuation
+        if not self.over_valuation:
+            return
+        top = types.valuation.max(axis=-1, keepdims=True)
+        top = np.where(top > 0, top, 1.0)
+        for point in np.append(np.linspace(0.0, 2.0, self.valuations), 100.0):
+            yield np.broadcast_to(point * top, types.shape)
+        ranked = np.sort(types.valuation, axis=-1)
+        count = min(self.neighbours, types.clients)
+        for rank in np.unique(np.linspace(0, types.clients - 1, count).astype(int)):
+            beside = ranked[..., rank : rank + 1]
+            for nudge in (-1e-7, 0.0, 1e-7):
+                yield np.broadcast_to(np.maximum(beside * (1 + nudge), 0.0), types.shape)
+
+
+@dataclass(frozen=True)
+class UpwardAttack:
+    """Offers above the client's own ε while its valuation is truthful.
+
+    A client that is asked for more than it has cannot deliver, and such reports count for nothing. The others are
+    lies about capacity that nobody would ever see.
+
+    Attributes:
+        most: the largest offer that the market admits.
+        offers: points between the own ε and `most`, in equal ratios, and then in equal steps.
+        neighbours: how many of the other offers are tried from just below and just above.
+    """
+
+    most: float
+    offers: int = 40
+    neighbours: int = 16
+
+    def __call__(self, mechanism: Mechanism, types: Bids, budget: ArrayLike, rng: np.random.Generator) -> Regret:
+        """Tries the offers for every client of `types`, (..., clients); returns each client's best one."""
+        reports = (types.replace(epsilon=offer) for offer in self.reported_offers(types))
+        return _best_of(mechanism, types, budget, reports)
+
+    def reported_offers(self, types: Bids) -> Iterator[Array]:
+        """Yields the offers that are tried, (..., clients) each, the truth first."""
+        yield types.epsilon
+        top = np.maximum(types.epsilon, self.most)
+        for part in np.linspace(0.0, 1.0, self.offers // 2 + 1)[1:]:
+            yield np.minimum(types.epsilon * (top / types.epsilon) ** part, top)
+            yield np.minimum(types.epsilon + (top - types.epsilon) * part, top)
+        ranked = np.sort(types.epsilon, axis=-1)
+        count = min(self.neighbours, types.clients)
+        for rank in np.unique(np.linspace(0, types.clients - 1, count).astype(int)):
+            beside = ranked[..., rank : rank + 1]
+            for nudge in (-1e-7, 1e-7):
+                yield np.clip(beside * (1 + nudge), types.epsilon, top)
+
+
+@dataclass(frozen=True)
+class AscentAttack:
+    """Projected ascent on (v, ε) from many starts, all clients at once.
+
+    Signs of finite differences give the direction, so the rule need not be differentiable; the step shrinks
+    geometrically. `over_valuation=False` keeps v truthful, `over_epsilon=False` keeps ε truthful.
+    """
+
+    starts: int = 20
+    steps: int = 25
+    first_step: float = 0.2
+    over_valuation: bool = True
+    over_epsilon: bool = True
+
+    def __call__(self, mechanism: Mechanism, types: Bids, budget: ArrayLike, rng: np.random.Generator) -> Regret:
+        """Climbs from every start for each client of `types`, (..., clients); returns the best misreports."""
+        best = _truth(types)
+        truth = truthful_utility(mechanism, types, budget)
+        starts = (self._start(types, rng, near_truth=start % 2 == 0) for start in range(self.starts))
+        size = _at_once(mechanism, types)
+        while group := list(islice(starts, size)):
+            if size == 1:
+                paths = [[*self._climb(mechanism, types, budget, group[0])]]
+            else:
+                together = [*self._climb(mechanism, _stacked([types] * len(group)), budget, _joined(group))]
+                paths = [
+                    [Regret(step.gain[i], step.valuation[i], step.epsilon[i]) for step in together]
+                    for i in range(len(group))
+                ]
+            for step in (step for path in paths for step in path):
+                best = best.worst_of(Regret(step.gain - truth, step.valuation, step.epsilon))
+        return best
+
+    def _start(self, types: Bids, rng: np.random.Generator, *, near_truth: bool) -> _Start:
+        top = 2.0 * np.maximum(types.valuation.max(axis=-1, keepdims=True), 1e-12)
+        x, y = types.valuation / top, np.ones(types.shape)
+        if near_truth:
+            x = x + rng.normal(0.0, 0.1, types.shape) * self.over_valuation
+            y = y - np.abs(rng.normal(0.0, 0.1, types.shape)) * self.over_epsilon
+        else:
+            x = rng.random(types.shape) if self.over_valuation else x
+            y = 1.0 - rng.random(types.shape) * self.over_epsilon
+        searched = (self.over_valuation, self.over_epsilon)
+        coins = [
+            [rng.choice([-1.0, 1.0], types.shape) if one else np.zeros(types.shape) for one in searched]
+            for _ in range(self.steps)
+        ]
+        return _Start(x, y, coins)
+
+    def _climb(self, mechanism: Mechanism, types: Bids, budget: ArrayLike, start: _Start) -> Iterator[Regret]:
+        """Yields the reports along one path, with the utility that each gives in place of the gain."""
+        top = 2.0 * np.maximum(types.valuation.max(axis=-1, keepdims=True), 1e-12)
+        x, y = start.x, start.y
+
+        def evaluate(x: Array, y: Array) -> tuple[Bids, Array]:
+            report = types.replace(
+                valuation=top * np.clip(x, 0.0, 1.0), epsilon=types.epsilon * np.clip(y, _LEAST_SHARE, 1.0)
+            )
+            return report, utility_of(mechanism, types, report, budget)
+
+        width = self.first_step
+        for x_coin, y_coin in start.coins:
+            report, here = evaluate(x, y)
+            yield Regret(here, report.valuation, report.epsilon)
+            probe = 0.1 * width
+            x_next, y_next = x, y
+            if self.over_valuation:
+                x_next = np.clip(x + width * _uphill(here, evaluate(x + probe, y)[1], x_coin), 0.0, 1.0)
+            if self.over_epsilon:
+                y_next = np.clip(y - width * _uphill(here, evaluate(x, y - probe)[1], y_coin), _LEAST_SHARE, 1.0)
+            x, y = x_next, y_next
+            width *= 0.85
+
+
+@dataclass(frozen=True, eq=False)
+class _Start:
+    """Where an ascent begins, and which way it goes on plateaus.
+
+    Attributes:
+        x, y: (..., clients) v/(2·max v) and ε/cap, both in [0, 1].
+        coins: for every step −1 or 1 for x and for y, (..., clients) each.
+    """
+
+    x: Array
+    y: Array
+    coins: list[list[Array]]
+
+
+def _joined(starts: Sequence[_Start]) -> _Start:
+    """Stacks several starts along a new first axis."""
+    steps = zip(*(start.coins for start in starts), strict=True)
+    coins = [[np.stack(coin) for coin in zip(*step, strict=True)] for step in steps]
+    return _Start(np.stack([start.x for start in starts]), np.stack([start.y for start in starts]), coins)
+
+
+def combined(*attacks: Attack) -> Attack:
+    """The worst that any of the attacks finds, client by client."""
+
+    def run(mechanism: Mechanism, types: Bids, budget: ArrayLike, rng: np.random.Generator) -> Regret:
+        found = _truth(types)
+        for attack in attacks:
+            found = found.worst_of(attack(mechanism, types, budget, rng))
+        return found
+
+    return run
+
+
+@dataclass(frozen=True)
+class Level:
+    """One strength of attack in three forms.
+
+    Attributes:
+        joint: misreports of valuation and ε together.
+        valuation: misreports of the valuation while ε is truthful.
+        epsilon: withheld ε while the valuation is truthful.
+        words: what the first of them tries; empty where it is somebody else's attack.
+    """
+
+    joint: Attack
+    valuation: Attack
+    epsilon: Attack
+    words: str = ""
+
+
+def _level(valuations: int, shares: int, neighbours: int, starts: int, steps: int) -> Level:
+    return Level(
+        combined(GridAttack(valuations, shares, neighbours), AscentAttack(starts, steps)),
+        combined(GridAttack(valuations, 1, neighbours), AscentAttack(starts, steps, over_epsilon=False)),
+        combined(
+            GridAttack(over_valuation=False, shares=5 * shares),
+            AscentAttack(starts, steps, over_valuation=False),
+        ),
+        f"a grid of {valuations} valuations × {shares} offers with values next to other bids, and {starts} starts "
+        "of ascent",
+    )
+
+
+LEVELS: dict[str, Level] = {
+    "quick": _level(valuations=21, shares=6, neighbours=8, starts=3, steps=12),
+    "strong": _level(valuations=41, shares=20, neighbours=16, starts=20, steps=25),
+}
+"""`strong` is what evaluation uses. `quick` does a twentieth of that work and finds gross misreports, not the last
+per mille; it is for comparisons."""
+
+QUICK: Attack = LEVELS["quick"].joint
+STRONG: Attack = LEVELS["strong"].joint
+VALUATION_ONLY: Attack = LEVELS["strong"].valuation
+EPSILON_ONLY: Attack = LEVELS["strong"].epsilon
+
+
+def _truth(types: Bids) -> Regret:
+    return Regret(np.zeros(types.shape), types.valuation, types.epsilon)
+
+
+def _uphill(here: Array, there: Array, coin: Array) -> Array:
+    """+1 where `there` is better, −1 where it is worse, the coin on plateaus. All of one shape."""
+    direction = (there > here).astype(np.float64) - (there < here)
+    return np.where(direction == 0, coin, direction)
+
+
+def _best_of(mechanism: Mechanism, types: Bids, budget: ArrayLike, reports: Iterator[Bids]) -> Regret:
+    truth = truthful_utility(mechanism, types, budget)
+    best = _truth(types)
+    size = _at_once(mechanism, types)
+    while group := list(islice(reports, size)):
+        if size == 1:
+            utilities = utility_of(mechanism, types, group[0], budget)[None]
+        else:
+            utilities = utility_of(mechanism, _stacked([types] * len(group)), _stacked(group), budget)
+        for report, utility in zip(group, utilities, strict=True):
+            best = best.worst_of(Regret(utility - truth, report.valuation, report.epsilon))
+    return best

@@ -1,0 +1,461 @@
+"""The audit: attack a mechanism on sampled markets and say what was found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from html import escape
+
+import numpy as np
+
+from privmarket._counted import counted
+from privmarket._lazy import late
+from privmarket.errors import ConfigurationError, OutcomeError
+from privmarket.market import _attacks as attacks
+from privmarket.market._bids import Array, Bids
+from privmarket.market._bounds import first_best_bound, fluid_bound, one_price_bound, prior_free_reference
+from privmarket.market._certificate import certified_regret
+from privmarket.market._collusion import CoalitionAttack
+from privmarket.market._evaluation import beyond_rounding, judge
+from privmarket.market._exact_optimum import exact_optimum
+from privmarket.market._guarantees import ApproximatelyTruthful, OutcomeGuarantee, Truthful, promises_of
+from privmarket.market._mechanism import Finding, Guarantee, Mechanism, Witness
+from privmarket.market._objectives import TOTAL_EPSILON, Objective, TotalEpsilon
+from privmarket.market._outcome import Outcome
+from privmarket.market._randomised import ExpectedGain, FixedCoins, RandomisedMechanism, gain_in_expectation
+from privmarket.market._scenarios import Law
+
+special = late("scipy.special")
+
+_VALUE_MARKETS = 200
+_VALUE_CELLS = 2_000_000
+
+
+@dataclass(frozen=True)
+class RegretSummary:
+    """What misreports gain per client and round: in money, and as a share of the mean payment.
+
+    `mean_share_low` and `mean_share_high` enclose the mean share at 95 %, by Student's t over the attacked markets;
+    they are the share itself where only one was attacked.
+    """
+
+    mean: float
+    percentile_99: float
+    maximum: float
+    mean_share: float
+    percentile_99_share: float
+    maximum_share: float
+    mean_share_low: float
+    mean_share_high: float
+
+
+@dataclass(frozen=True)
+class CoalitionSummary:
+    """What coalitions of `size` clients gain by joint misreports, in money and as a share of their truthful pay."""
+
+    size: int
+    mean: float
+    maximum: float
+    mean_share: float
+
+
+@dataclass(frozen=True)
+class CertifiedSummary:
+    """Upper bounds on what misreports gain, over the attacked markets; in money, and as a share of mean pay.
+
+    Attributes:
+        mean, maximum: of the upper bounds, over clients and markets.
+        found: the largest gain that was found, by the attacks or on the way to the bounds.
+        reports: which reports the bounds are about.
+    """
+
+    mean: float
+    maximum: float
+    mean_share: float
+    maximum_share: float
+    found: float
+    reports: str
+
+
+@dataclass(frozen=True)
+class QuintileRow:
+    """One fifth of the clients by valuation, cheapest first: who sells, how much, for what."""
+
+    highest_valuation: float
+    participation: float
+    mean_epsilon: float
+    mean_payment: float
+
+
+@dataclass(frozen=True)
+class AuditReport:
+    """Everything `privmarket audit` says. Means are per market unless named otherwise.
+
+    Attributes:
+        profiles: markets that were attacked; markets: markets that the other figures are averaged over.
+        regret: gains from misreports of valuation and ε together, with offers up to the client's own.
+        regret_in_valuation: gains from misreports of the valuation alone.
+        regret_in_epsilon: gains from withheld ε alone.
+        regret_in_epsilon_up: gains from offers above the own ε, where the client can deliver what is bought.
+        rationality_violations: share of (client, market) pairs paid less than their cost.
+        budget_violations: share of markets that spend more than the budget.
+        offer_violations: share of (client, market) pairs that sell more than they offered.
+        collusion: gains from joint misreports of coalitions; None where none were attacked.
+        fluid_ratio: objective over the fluid bound (for an error: bound over objective); see `bounds`.
+        one_price_bound: what one list of prices for everybody buys; below the fluid bound where v depends on ε.
+        prior_free_reference: 1 − 1/e of the first best, for total ε; None for other aims.
+        optimum: the most that a truthful rule buys on a grid of types; None unless it was asked for.
+        optimum_ratio: what this rule buys on that grid, over the optimum.
+        certified: upper bounds on what misreports gain; None unless they were asked for.
+        coins: how often the coins of a randomised rule were thrown; 0 for a rule without any.
+        regret_in_expectation: a randomised rule's gain from misreports of its mean outcome, on fresh coins.
+        findings: every promise with its verdict, and a witness where it broke.
+        declared: what the mechanism promises; broken: which of these the audit saw broken.
+    """
+
+    mechanism: str
+    scenario: str
+    clients: int
+    budget: float
+    profiles: int
+    markets: int
+    seed: int
+    objective: str
+    regret: RegretSummary
+    regret_in_valuation: RegretSummary
+    regret_in_epsilon: RegretSummary
+    regret_in_epsilon_up: RegretSummary
+    collusion: CoalitionSummary | None
+    rationality_violations: float
+    budget_violations: float
+    worst_overspend: float
+    offer_violations: float
+    epsilon_bought: float
+    spend: float
+    spend_over_budget: float
+    welfare: float
+    welfare_over_budget: float
+    epsilon_per_unit_spent: float
+    objective_value: float
+    fluid_bound: float
+    fluid_ratio: float
+    one_price_bound: float
+    first_best_bound: float
+    first_best_ratio: float
+    prior_free_reference: float | None
+    optimum: float | None
+    optimum_ratio: float | None
+    certified: CertifiedSummary | None
+    coins: int
+    regret_in_expectation: ExpectedGain | None
+    participation: float
+    quintiles: tuple[QuintileRow, ...]
+    findings: tuple[Finding, ...]
+    declared: tuple[str, ...]
+    broken: tuple[str, ...]
+
+    @property
+    def witnesses(self) -> dict[str, Witness]:
+        """For each promise that broke and has one, the client and report that show it."""
+        return {one.promise: one.witness for one in self.findings if one.witness is not None}
+
+    def to_dict(self) -> dict[str, object]:
+        """The report as JSON data."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        gains = beyond_rounding(self.regret.maximum, self.budget)
+        gain = f"{self.regret.maximum_share:.2%} of the mean payment" if gains else "nothing"
+        return "\n".join(
+            (
+                f"{self.mechanism} on {self.scenario}: {counted(self.clients, 'client')}, budget {self.budget:g}",
+                f"  buys {self.epsilon_bought:.4g} ε for {self.spend:.4g}: {self.fluid_ratio:.1%} of the bound",
+                f"  best misreport found gains {gain} ({counted(self.profiles, 'market')} attacked)",
+                f"  underpaid {self.rationality_violations:.2%} of clients, over budget "
+                f"{self.budget_violations:.2%} of markets, beyond the offer {self.offer_violations:.2%} of clients",
+                f"  promises: {', '.join(self.declared) or 'none'}",
+                f"  promises seen broken: {', '.join(self.broken) or 'none'}",
+                *(f"    {promise}: {witness}" for promise, witness in self.witnesses.items()),
+            )
+        )
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(str(self))}</pre>"
+
+
+def audit(
+    mechanism: Mechanism,
+    law: Law,
+    clients: int,
+    budget: float,
+    *,
+    profiles: int = 20,
+    seed: int = 0,
+    attack: attacks.Attack | attacks.Level = attacks.LEVELS["strong"],
+    objective: Objective = TOTAL_EPSILON,
+    coalition: int | None = None,
+    exact: bool = False,
+    certify: bool = False,
+    coins: int = 20,
+    progress: Callable[[int], None] = lambda done: None,
+) -> AuditReport:
+    """Samples `profiles` markets from `law`, attacks each, and compares the outcome with the bounds.
+
+    Args:
+        attack: a level of `attacks.LEVELS`, or one attack on (v, ε) beside which the strong attacks on v alone
+            and on ε alone run.
+        coalition: also search joint misreports of coalitions of so many clients.
+        exact: also compute the exact optimum on a grid of types, for at most 4 clients.
+        certify: also bound from above what a misreport can gain, for menus and network rules.
+        coins: how often the coins of a randomised rule are thrown: each throw is attacked as a rule of its own,
+            and their mean is attacked in expectation.
+    """
+    strong = attacks.LEVELS["strong"]
+    level = attack if isinstance(attack, attacks.Level) else attacks.Level(attack, strong.valuation, strong.epsilon)
+    if clients < 1 or profiles < 1 or coins < 1:
+        raise ConfigurationError(
+            f"{clients} clients, {profiles} profiles, {coins} coins", "give at least 1 of each"
+        )
+    rng = np.random.default_rng(seed)
+    # Attacks are dear and auctions cheap: value is averaged over more markets than are attacked.
+    markets = max(profiles, min(_VALUE_MARKETS, _VALUE_CELLS // clients))
+    types = law.sample(rng, clients, (markets,))
+    thrown = _thrown(mechanism, coins, seed)
+    outcome = _mean_outcome(thrown, types, budget)
+    if not isinstance(mechanism, RandomisedMechanism):
+        _check_repeatable(mechanism, types, budget)
+    upward = attacks.UpwardAttack(law.epsilon_max)
+    searches = {
+        "valuation": level.valuation,
+        "epsilon": level.epsilon,
+        "epsilon_up": upward,
+        "joint": level.joint,
+    }
+    found: dict[str, list[attacks.Regret]] = {direction: [] for direction in searches}
+    for index in range(profiles):
+        market = types[index]
+        # A rule with coins is attacked under one throw per market, as a rule that knows no chance.
+        rule = thrown[index % len(thrown)]
+        for direction, search in searches.items():
+            found[direction].append(search(rule, market, budget, rng))
+        joint = found["joint"][-1].worst_of(found["valuation"][-1]).worst_of(found["epsilon"][-1])
+        found["joint"][-1] = joint
+        progress(index + 1)
+    paid = float(outcome.payment.mean())
+    gains = {direction: np.stack([one.gain for one in each]) for direction, each in found.items()}
+    summaries = {direction: _summary(gain, paid) for direction, gain in gains.items()}
+    findings = _findings(mechanism, thrown, types, outcome, budget, found, summaries["joint"], rng)
+    expected = None
+    if isinstance(mechanism, RandomisedMechanism):
+        expected = gain_in_expectation(mechanism, types[0], budget, level.joint, coins, seed)
+    best = exact_optimum(law, clients, budget) if exact else None
+    certified = _certified(mechanism, types[:profiles], budget, paid, gains["joint"]) if certify else None
+    return AuditReport(
+        mechanism=mechanism.name,
+        scenario=law.name,
+        clients=clients,
+        budget=budget,
+        profiles=profiles,
+        markets=markets,
+        seed=seed,
+        objective=objective.name,
+        regret=summaries["joint"],
+        regret_in_valuation=summaries["valuation"],
+        regret_in_epsilon=summaries["epsilon"],
+        regret_in_epsilon_up=summaries["epsilon_up"],
+        collusion=None if coalition is None else _collusion(thrown[0], types[:profiles], budget, coalition, rng),
+        **_outcome_figures(types, outcome, budget),
+        **_bound_figures(types, outcome, law, budget, objective),
+        prior_free_reference=_prior_free(law, clients, budget, objective),
+        optimum=None if best is None else best.total_epsilon,
+        optimum_ratio=None if best is None else float(np.mean([best.ratio(rule) for rule in thrown])),
+        certified=certified,
+        coins=coins if isinstance(mechanism, RandomisedMechanism) else 0,
+        regret_in_expectation=expected,
+        quintiles=_quintiles(types, outcome),
+        findings=findings,
+        declared=tuple(promise.label for promise in mechanism.guarantees),
+        broken=tuple(finding.promise for finding in findings if not finding.held),
+    )
+
+
+def _thrown(mechanism: Mechanism, coins: int, seed: int) -> list[Mechanism]:
+    """The rule, or as many rules with fixed coins as coins are thrown."""
+    if not isinstance(mechanism, RandomisedMechanism):
+        return [mechanism]
+    return [FixedCoins(mechanism, seed + throw) for throw in range(coins)]
+
+
+def _mean_outcome(thrown: list[Mechanism], types: Bids, budget: float) -> Outcome:
+    """Each market under one throw, in turn: over many markets that is the mean over coins."""
+    if len(thrown) == 1:
+        return thrown[0].run(types, budget)
+    parts = [thrown[index % len(thrown)].run(types[index], budget) for index in range(len(types))]
+    return Outcome(np.stack([one.epsilon for one in parts]), np.stack([one.payment for one in parts]))
+
+
+def _check_repeatable(mechanism: Mechanism, types: Bids, budget: float) -> None:
+    """Refuses a rule that answers the same bids in two ways: such a rule cannot be audited."""
+    few = types[:2]
+    if mechanism.run(few, budget) != mechanism.run(few, budget):
+        raise OutcomeError(
+            f"{mechanism.name} gave two outcomes for the same bids",
+            "take the coins as an argument: a RandomisedMechanism, or a function of (bids, budget, rng)",
+        )
+
+
+def student_t(level: float, degrees: int) -> float:
+    """The quantile of Student's t distribution."""
+    return float(special.stdtrit(degrees, level))
+
+
+def _summary(gain: Array, paid: float) -> RegretSummary:
+    """The figures of gains, (markets, clients)."""
+
+    def share(figure: float) -> float:
+        return figure / paid if paid > 0 else 0.0
+
+    mean = float(gain.mean())
+    percentile = float(np.percentile(gain, 99))
+    maximum = float(gain.max())
+    half = 0.0
+    if len(gain) > 1:
+        of_markets = gain.mean(axis=-1)
+        half = student_t(0.975, len(gain) - 1) * float(of_markets.std(ddof=1)) / len(gain) ** 0.5
+    return RegretSummary(
+        mean=mean,
+        percentile_99=percentile,
+        maximum=maximum,
+        mean_share=share(mean),
+        percentile_99_share=share(percentile),
+        maximum_share=share(maximum),
+        mean_share_low=max(share(mean - half), 0.0),
+        mean_share_high=share(mean + half),
+    )
+
+
+def _certified(mechanism: Mechanism, types: Bids, budget: float, paid: float, gains: Array) -> CertifiedSummary:
+    found = [certified_regret(mechanism, market, budget) for market in types]
+    upper = np.stack([one.upper for one in found])
+    mean = float(upper.mean())
+    maximum = float(upper.max())
+    return CertifiedSummary(
+        mean=mean,
+        maximum=maximum,
+        mean_share=mean / paid if paid > 0 else 0.0,
+        maximum_share=maximum / paid if paid > 0 else 0.0,
+        found=max(float(gains.max()), *(float(one.lower.max()) for one in found)),
+        reports=found[0].reports,
+    )
+
+
+def _prior_free(law: Law, clients: int, budget: float, objective: Objective) -> float | None:
+    if not isinstance(objective, TotalEpsilon):
+        return None
+    return prior_free_reference(law, clients, budget)
+
+
+def _collusion(
+    mechanism: Mechanism, types: Bids, budget: float, size: int, rng: np.random.Generator
+) -> CoalitionSummary:
+    found = CoalitionAttack(size)(mechanism, types, budget, rng)
+    return CoalitionSummary(size, float(found.gain.mean()), float(found.gain.max()), found.share)
+
+
+def _outcome_figures(types: Bids, outcome: Outcome, budget: float) -> dict[str, float]:
+    merit = judge(types, outcome, budget)
+    return {
+        "rationality_violations": merit.underpaid,
+        "budget_violations": merit.over_budget,
+        "worst_overspend": merit.worst_overspend,
+        "offer_violations": merit.over_offer,
+        "epsilon_bought": merit.epsilon,
+        "spend": merit.spend,
+        "spend_over_budget": merit.spend / budget,
+        "welfare": merit.welfare,
+        "welfare_over_budget": merit.welfare / budget,
+        "epsilon_per_unit_spent": merit.epsilon_per_money,
+        "participation": merit.participation,
+    }
+
+
+def _bound_figures(
+    types: Bids, outcome: Outcome, law: Law, budget: float, objective: Objective
+) -> dict[str, float]:
+    value = float(objective.value(outcome, types).mean())
+    fluid = fluid_bound(law, types.clients, budget, objective)
+    best = first_best_bound(law, types.clients, budget, objective)
+
+    def ratio(bound: float) -> float:
+        return value / bound if objective.larger_is_better else bound / value
+
+    return {
+        "objective_value": value,
+        "fluid_bound": fluid,
+        "fluid_ratio": ratio(fluid),
+        "one_price_bound": one_price_bound(law, types.clients, budget, objective),
+        "first_best_bound": best,
+        "first_best_ratio": ratio(best),
+    }
+
+
+def _quintiles(types: Bids, outcome: Outcome) -> tuple[QuintileRow, ...]:
+    order = np.argsort(types.valuation, axis=None, kind="stable")
+    rows = []
+    for part in np.array_split(order, min(5, order.size)):
+        sold, paid = outcome.epsilon.ravel()[part], outcome.payment.ravel()[part]
+        rows.append(
+            QuintileRow(
+                highest_valuation=float(types.valuation.ravel()[part].max()),
+                participation=float((sold > 0).mean()),
+                mean_epsilon=float(sold.mean()),
+                mean_payment=float(paid.mean()),
+            )
+        )
+    return tuple(rows)
+
+
+def _findings(
+    mechanism: Mechanism,
+    thrown: list[Mechanism],
+    types: Bids,
+    outcome: Outcome,
+    budget: float,
+    found: dict[str, list[attacks.Regret]],
+    joint: RegretSummary,
+    rng: np.random.Generator,
+) -> tuple[Finding, ...]:
+    """What the outcomes and the attacks say about each promise.
+
+    That v and ε together never gain follows from two promises. It is listed only where each of them held alone.
+    """
+
+    def judged(promise: Guarantee) -> Finding:
+        if isinstance(promise, OutcomeGuarantee):
+            return promise.holds(types, outcome, budget)
+        if isinstance(promise, Truthful):
+            direction = "joint" if promise.in_ == "both" else promise.in_
+            return _worst_lie(promise, thrown, types, budget, found[direction])
+        if isinstance(promise, ApproximatelyTruthful):
+            over = joint.mean_share - promise.max_regret
+            return Finding(promise.label, over <= 0, max(over, 0.0))
+        return promise.check(thrown[0], types[:1], budget, rng)
+
+    findings = [judged(promise) for promise in promises_of(mechanism)]
+    implied = Truthful("both")
+    if implied not in mechanism.guarantees:
+        alone = {Truthful("valuation").label, Truthful("epsilon").label}
+        told = any(one.promise in alone and not one.held for one in findings)
+        findings = [one for one in findings if one.promise != implied.label or not (told or one.held)]
+    return tuple(findings)
+
+
+def _worst_lie(
+    promise: Truthful, thrown: list[Mechanism], types: Bids, budget: float, found: list[attacks.Regret]
+) -> Finding:
+    """The verdict over all attacked markets, with the witness of the worst one."""
+    index = int(np.argmax([regret.gain.max() for regret in found]))
+    finding = promise.judge(thrown[index % len(thrown)], types[index], budget, found[index])
+    if finding.witness is None:
+        return finding
+    return replace(finding, witness=replace(finding.witness, market=(index,)))

@@ -1,0 +1,253 @@
+"""The one interface of every auction rule: bids and a budget in, an outcome out.
+
+A rule implements `clear`; everybody else calls `run`, which checks what `clear` decided. A rule also declares
+what it promises: each promise is a `Guarantee` (`guarantees` has them). Tests, tables and the broker all check that
+same declaration.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from privmarket.errors import ConfigurationError, OutcomeError
+from privmarket.market._bids import Array, Bids
+from privmarket.market._outcome import Outcome, is_beyond
+
+# How many numbers the default `unilateral` may hold in one field at once.
+_CHUNK_CELLS = 2_000_000
+
+
+@dataclass(frozen=True)
+class Witness:
+    """One client of one market that shows how a promise breaks: anybody can run the rule on it again.
+
+    Attributes:
+        market: index of the market among those that were tried, () where there was one.
+        client: index of the client in its market; None where the promise is about the market as a whole.
+        valuation, epsilon: the client's true type.
+        reported_valuation, reported_epsilon: what it reported; its type where the truth already breaks the promise.
+        sold, paid: what the rule gave it for that report.
+        gain: money gained over the truth; for a promise about outcomes, money short or too much.
+    """
+
+    market: tuple[int, ...]
+    client: int | None
+    valuation: float
+    epsilon: float
+    reported_valuation: float
+    reported_epsilon: float
+    sold: float
+    paid: float
+    gain: float
+
+    def __str__(self) -> str:
+        if self.client is None:
+            place = f"market {_index(self.market)} pays {self.paid:.6g}"
+            return f"{place}, {self.gain:.3g} too much"
+        who = f"client {self.client}"
+        if self.market:
+            who += f" of market {_index(self.market)}"
+        who += f" with (v, ε) = ({self.valuation:.6g}, {self.epsilon:.6g})"
+        deal = f"sells {self.sold:.6g} for {self.paid:.6g}"
+        if (self.reported_valuation, self.reported_epsilon) == (self.valuation, self.epsilon):
+            return f"{who} {deal}: {self.gain:.3g} off"
+        report = f"({self.reported_valuation:.6g}, {self.reported_epsilon:.6g})"
+        return f"{who} reports {report}, {deal}: gains {self.gain:.3g}"
+
+
+def _index(market: tuple[int, ...]) -> str:
+    return ", ".join(str(i) for i in market) or "0"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Whether a promise held, and by how much it was broken at worst (0 where it held to the last digit)."""
+
+    promise: str
+    held: bool
+    worst: float
+    witness: Witness | None = None
+
+    @property
+    def detail(self) -> str:
+        """The witness in words, "" where there is none."""
+        return "" if self.witness is None else str(self.witness)
+
+
+class Guarantee(ABC):
+    """The interface of a promise that a mechanism makes; `market._guarantees` has them."""
+
+    @property
+    @abstractmethod
+    def label(self) -> str:
+        """The promise in a few words, for tables."""
+
+    @abstractmethod
+    def check(self, mechanism: Mechanism, types: Bids, budget: ArrayLike, rng: np.random.Generator) -> Finding:
+        """Tries to break the promise on the markets `types`, (..., clients)."""
+
+
+class Mechanism(ABC):
+    """A reverse auction for ε under a budget.
+
+    Subclasses set `name` and implement `clear`. Configuration goes to the constructor and never depends on the
+    bids.
+
+    Attributes:
+        name: what tables and errors call the rule.
+        version: its semantic version; raise it whenever the same bids may give another outcome.
+        guarantees: what the rule promises; the audit attacks each promise.
+        market_facts: fields of `MarketFacts` that the constructor takes under the same name.
+        sells_beyond_offers: True for a rule that may award more ε than a client offered, as two rules printed
+            in the literature do; `run` refuses such an outcome from any other rule.
+        exact_in_batches: False for a rule whose outcome may differ in its last digits with the markets beside it,
+            as products of matrices do; attacks ask it about one report at a time.
+    """
+
+    name: ClassVar[str]
+    version: str = "1.0.0"
+    guarantees: tuple[Guarantee, ...] = ()
+    market_facts: ClassVar[tuple[str, ...]] = ()
+    sells_beyond_offers: ClassVar[bool] = False
+    exact_in_batches: ClassVar[bool] = True
+
+    def run(self, bids: Bids, budget: ArrayLike) -> Outcome:
+        """Clears one auction per leading index of `bids` and checks the outcome.
+
+        Args:
+            bids: offers, (..., clients).
+            budget: money that may be spent in each market, a number or an array (...,), > 0.
+
+        Returns:
+            ε and payments, (..., clients).
+
+        Raises:
+            ConfigurationError: the budget is not positive or does not fit the shape of the bids.
+            OutcomeError: the rule returned no `Outcome`, one of another shape than the bids, or some client's ε or
+                payment is negative, infinite, not a number, or more ε than that client offered; or the rule called
+                `sys.exit`.
+        """
+        column = budget_column(budget, bids.shape)
+        try:
+            outcome = self.clear(bids, column)
+        except SystemExit as error:
+            raise OutcomeError.of_exit(self.name, error) from error
+        if not isinstance(outcome, Outcome):
+            raise OutcomeError(
+                f"{self.name}: clear returned {type(outcome).__name__}, not an Outcome",
+                "return privmarket.Outcome(epsilon, payment)",
+            )
+        for field in ("epsilon", "payment"):
+            array = getattr(outcome, field)
+            if array.shape != bids.shape:
+                raise OutcomeError(
+                    f"{self.name}: {field} has shape {array.shape} where the bids have {bids.shape}",
+                    "give one number per client and market",
+                )
+            # min and max carry a NaN along, and every comparison with it is false.
+            if not (array.min() >= 0 and array.max() < np.inf):
+                bad = ~((array >= 0) & (array < np.inf))
+                raise self._refusal(bad, field, array, bids, "finite and at least 0")
+        if not self.sells_beyond_offers and not bool((outcome.epsilon <= bids.epsilon).all()):
+            above = is_beyond(outcome.epsilon, bids.epsilon)
+            if above.any():
+                most = "at most the ε that the client offered"
+                raise self._refusal(above, "epsilon", outcome.epsilon, bids, most)
+        if bids.client_ids is not None and outcome.client_ids is None:
+            return replace(outcome, client_ids=bids.client_ids)
+        return outcome
+
+    def _refusal(self, bad: np.ndarray, field: str, array: Array, bids: Bids, expectation: str) -> OutcomeError:
+        """Names the first client for whom the rule decided something that it may not decide."""
+        at = tuple(int(i) for i in np.argwhere(bad)[0])
+        offer = f"valuation {bids.valuation[at]:g}, offered ε {bids.epsilon[at]:g}"
+        return OutcomeError(
+            f"{self.name}: {field} of {bids.label(at)} is {array[at]:g} ({offer}): must be {expectation}",
+            "mend the rule: the outcome was not used",
+        )
+
+    @abstractmethod
+    def clear(self, bids: Bids, budget: Array) -> Outcome:
+        """The rule itself. Write this method; call `run`.
+
+        Args:
+            bids: valid offers, every field (..., clients) in float64 and read-only. Leading indices are
+                independent markets: there may be none (one market), one, or several.
+            budget: (..., 1) positive money per market, ready to be compared with (..., clients).
+
+        Returns:
+            An `Outcome` with `epsilon` and `payment` of shape (..., clients): finite, at least 0, and no client
+            sells more ε than it offered.
+        """
+
+    def unilateral(self, bids: Bids, reports: Bids, budget: ArrayLike) -> Outcome:
+        """What each client would get if it alone reported `reports[i]` while all others keep `bids`.
+
+        This default runs one auction per client, O(N) auctions of N clients. Rules in which a client meets
+        the others only through a population sum override it and answer all N deviations in O(N).
+
+        Args:
+            bids: what the others report, (..., clients).
+            reports: what each client reports instead, (..., clients).
+
+        Returns:
+            An outcome (..., clients) whose entry i comes from the auction in which only i deviated.
+        """
+        column = budget_column(budget, bids.shape)
+        lead, n = bids.shape[:-1], bids.clients
+        markets = max(1, int(np.prod(lead)))
+        step = max(1, _CHUNK_CELLS // (markets * n))
+        epsilon, payment = np.empty(bids.shape), np.empty(bids.shape)
+        for start in range(0, n, step):
+            deviators = np.arange(start, min(start + step, n))
+            mine = (..., np.arange(deviators.size), deviators)
+            money = np.broadcast_to(column, (*lead, deviators.size))
+            outcome = self.run(_deviations(bids, reports, deviators), money)
+            epsilon[..., deviators] = outcome.epsilon[mine]
+            payment[..., deviators] = outcome.payment[mine]
+        return Outcome(epsilon, payment)
+
+    def why_nothing_sold(self, bids: Bids, budget: float) -> str:
+        """In one market (clients,) in which this rule sells nothing: the rule's own reason, or "" for none.
+
+        Override it where the rule has a reserve or a condition that a user cannot see from bids and budget.
+        """
+        return ""
+
+    def __repr__(self) -> str:
+        return f"<mechanism {self.name}>"
+
+
+def _deviations(bids: Bids, reports: Bids, deviators: np.ndarray) -> Bids:
+    """(..., deviators, clients): row r is `bids` with client deviators[r]'s report put in."""
+
+    def spread(name: str) -> Array | None:
+        truth, report = getattr(bids, name), getattr(reports, name)
+        if truth is None:
+            return None
+        rows = np.repeat(truth[..., None, :], deviators.size, axis=-2)
+        rows[..., np.arange(deviators.size), deviators] = report[..., deviators]
+        return rows
+
+    return Bids(
+        *(spread("valuation"), spread("epsilon"), spread("data_size"), spread("accuracy")),  # type: ignore[arg-type]
+        client_ids=bids.client_ids,
+    )
+
+
+def budget_column(budget: ArrayLike, shape: tuple[int, ...]) -> Array:
+    """(..., 1) from a number or an array (...,)."""
+    array = np.asarray(budget, dtype=np.float64)
+    if not bool(np.all((array > 0) & (array < np.inf))):
+        raise ConfigurationError(f"budget is {array}: must be finite and above 0", "give the money per round")
+    try:
+        return np.broadcast_to(array, shape[:-1])[..., None]
+    except ValueError as error:
+        raise ConfigurationError(
+            f"budget of shape {array.shape} does not fit bids of shape {shape}", "give one budget per market"
+        ) from error

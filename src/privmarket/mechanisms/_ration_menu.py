@@ -1,0 +1,250 @@
+"""The ration menu: fixed prices, and a ration of ε that depends on what the *others* cost.
+
+Notation: see `market._ration_curve`. T(ℓ) = what all clients are paid at level ℓ, R(ℓ) = the most that one client
+can be paid. Client i faces ℓ_{−i} = the largest ℓ with T_{−i}(ℓ) + R(ℓ) ≤ B, up to ε_max and the curve's ceiling.
+
+ℓ_{−i} does not depend on client i's report, so truth is dominant in v and in ε; and ℓ_{−i} is at most the level
+at which all together cost B, so the budget holds. A client whose ℓ_{−i} is ε_max could sell everything and money
+is still left: it faces the price level of the mean-field menu instead, which is at least p_M then. Proofs:
+docs/theory/aggregate-trust.md.
+"""
+
+from __future__ import annotations
+
+import weakref
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from privmarket._plans import EPSILON_MAX
+from privmarket.market._bids import Array, Bids
+from privmarket.market._facts import offer_limit
+from privmarket.market._guarantees import BudgetFeasible, IndividuallyRational, Truthful, WithinOffer
+from privmarket.market._mechanism import Mechanism, budget_column
+from privmarket.market._outcome import Outcome
+from privmarket.market._ration_curve import RationCurve, StackedCurves
+from privmarket.mechanisms._mean_field_menu import MeanFieldMenu
+from privmarket.mechanisms._ration_levels import CUTS, PARTS, levels_of_small_markets
+
+# Up to so many clients, many markets are cleared together; above, sorting each of them alone is faster.
+_SMALL_MARKET = 64
+
+
+class RationMenu(Mechanism):
+    """Exactly truthful in v and ε, individually rational and within budget, for any ration curve.
+
+    Subclasses say which curve a market of a public description gets.
+
+    Args:
+        epsilon_max: public limit on offers, a constant of the market; an offer above it is refused.
+
+    Assumes: a client cannot offer more ε than it has (its wallet refuses); it may offer less.
+    """
+
+    guarantees = (
+        IndividuallyRational(),
+        BudgetFeasible(),
+        WithinOffer(),
+        Truthful(in_="valuation"),
+        Truthful(in_="epsilon"),
+    )
+
+    def __init__(self, epsilon_max: float = EPSILON_MAX) -> None:
+        self.epsilon_max = offer_limit(epsilon_max)
+        self._last: tuple[weakref.ref[Bids], Array, Facing] | None = None
+
+    @abstractmethod
+    def ration_curve(self, clients: int, budget: float) -> RationCurve:
+        """The curve for so many clients and so much money. It must not depend on their bids."""
+
+    def clear(self, bids: Bids, budget: Array) -> Outcome:
+        """Each client meets the ration that the others' bids leave money for."""
+        return Outcome(*self.facing(bids, budget).trade(bids.valuation, bids.epsilon))
+
+    def unilateral(self, bids: Bids, reports: Bids, budget: ArrayLike) -> Outcome:
+        """All N deviations at once in O(N): no report moves what its own client faces."""
+        reports.refuse_above(self.epsilon_max)
+        column = budget_column(budget, bids.shape)
+        # An attack asks thousands of times about the same bids, which cannot change.
+        if self._last is None or self._last[0]() is not bids or not np.array_equal(self._last[1], column):
+            self._last = weakref.ref(bids), column, self.facing(bids, column)
+        return Outcome(*self._last[2].trade(reports.valuation, reports.epsilon))
+
+    def own_pieces(self, bids: Bids, budget: float) -> tuple[Array, Array]:
+        """What a client faces in one market: (clients, prices), and (clients, kinks) amounts on offer to it."""
+        curve = self.ration_curve(bids.clients, budget)
+        facing = self.facing(bids, budget_column(budget, bids.shape))
+        prices = np.concatenate(
+            [np.broadcast_to(curve.price, (bids.clients, curve.steps)), facing.unit_price[:, None]], axis=1
+        )
+        amounts = [curve.amount(step, facing.ration) for step in range(curve.steps)]
+        return prices, np.stack(amounts, axis=1)
+
+    def facing(self, bids: Bids, budget: Array) -> Facing:
+        """What the clients of each market face, whatever they report themselves. budget: (..., 1)."""
+        bids.refuse_above(self.epsilon_max)
+        money = budget.reshape(-1, 1)
+        curves = [self.ration_curve(bids.clients, float(amount)) for amount in money[:, 0]]
+        if len(bids.shape) == 1:
+            return face(curves[0], bids, float(money[0, 0]), self.epsilon_max)
+        return face_all(curves, bids, money, self.epsilon_max)
+
+
+@dataclass(frozen=True, eq=False)
+class Facing:
+    """What clients face, whatever they report, in one market or in many.
+
+    Attributes:
+        curve: the menu, or the menus of all markets.
+        ration: (..., clients) ℓ_{−i}.
+        unit_price: (..., clients) what a unit of ε earns where ℓ_{−i} is ε_max, so that all can be sold; 0
+            elsewhere.
+    """
+
+    curve: RationCurve | StackedCurves
+    ration: Array
+    unit_price: Array
+
+    def trade(self, valuation: Array, epsilon: Array) -> tuple[Array, Array]:
+        """(..., clients) ε sold and pay of these reports."""
+        flat = (-1, valuation.shape[-1]) if isinstance(self.curve, StackedCurves) else valuation.shape
+        found = self.curve.trade(valuation.reshape(flat), epsilon.reshape(flat), self.ration.reshape(flat))
+        sold, paid = (array.reshape(valuation.shape) for array in found)
+        everything = self.unit_price > 0
+        sells = valuation < self.unit_price
+        return (
+            np.where(everything, np.where(sells, epsilon, 0.0), sold),
+            np.where(everything, np.where(sells, epsilon * self.unit_price, 0.0), paid),
+        )
+
+
+def face(curve: RationCurve, bids: Bids, budget: float, epsilon_max: float) -> Facing:
+    """What each client of one market, (clients,), faces."""
+    ration, saturated = _levels(curve, bids.valuation, bids.epsilon, budget, epsilon_max)
+    unit_price = np.zeros(bids.shape)
+    if saturated.any():
+        levels = MeanFieldMenu(epsilon_max=epsilon_max).price_levels(bids, budget)
+        # Equal to p_M or above in exact arithmetic.
+        unit_price = np.where(saturated, np.maximum(levels, curve.price[-1]), 0.0)
+    return Facing(curve, ration, unit_price)
+
+
+def face_all(curves: list[RationCurve], bids: Bids, budget: Array, epsilon_max: float) -> Facing:
+    """What each client of many markets, (..., clients), faces. budget: (markets, 1)."""
+    stacked = StackedCurves.of(curves)
+    if bids.clients > _SMALL_MARKET:
+        flat = (bids[market] for market in np.ndindex(bids.shape[:-1]))
+        found = [face(*row, epsilon_max) for row in zip(curves, flat, budget[:, 0].tolist(), strict=True)]
+        ration, unit_price = (
+            np.reshape([getattr(menu, name) for menu in found], bids.shape) for name in ("ration", "unit_price")
+        )
+        return Facing(stacked, ration, unit_price)
+    rows = Bids(bids.valuation.reshape(-1, bids.clients), bids.epsilon.reshape(-1, bids.clients))
+    ration, saturated = levels_of_small_markets(curves, rows.valuation, rows.epsilon, budget, epsilon_max)
+    levels = MeanFieldMenu(epsilon_max=epsilon_max).price_levels(rows, budget[:, 0])
+    unit_price = np.where(saturated, np.maximum(levels, stacked.price[-1]), 0.0)
+    return Facing(stacked, ration.reshape(bids.shape), unit_price.reshape(bids.shape))
+
+
+def _levels(
+    curve: RationCurve, valuation: Array, epsilon: Array, budget: float, epsilon_max: float
+) -> tuple[Array, NDArray[np.bool_]]:
+    """(clients,) ℓ_{−i}, and whether it is ε_max. Exact: pay is linear in ℓ between breakpoints.
+
+    All ℓ_{−i} lie between the levels at which everybody's pay costs B with and without one client's reserve. Few
+    breakpoints lie between those two in a large market, and each client looks up its own among them.
+    """
+    total = _TotalPay.of(curve, valuation, epsilon)
+
+    def with_reserve(level: Array) -> Array:
+        return total(level) + curve.most_pay(epsilon_max, level)
+
+    top = min(epsilon_max, curve.ceiling)
+    low, _ = _bracket(lambda x: with_reserve(x) <= budget, 0.0, top)
+    _, high = _bracket(lambda x: total(x) <= budget, low, top)
+    points = total.breakpoints(low, high, epsilon_max)
+    cost = with_reserve(points)
+
+    def others_and_reserve(index: NDArray[np.intp]) -> Array:
+        return cost[index] - curve.trade(valuation, epsilon, points[index])[1]
+
+    start = np.zeros(valuation.shape, dtype=np.intp)
+    stop = np.full(valuation.shape, points.size, dtype=np.intp)
+    while np.any(stop - start > 1):
+        middle = (start + stop) // 2
+        fits = others_and_reserve(middle) <= budget
+        start, stop = np.where(fits, middle, start), np.where(fits, stop, middle)
+    last = start == points.size - 1
+    after = np.where(last, start, start + 1)
+    here, there = others_and_reserve(start), others_and_reserve(after)
+    rise = np.where(there > here, there - here, 1.0)
+    part = np.clip((budget - here) / rise, 0.0, 1.0)
+    level = points[start] + np.where(last, 0.0, part * (points[after] - points[start]))
+    return level, last & (points[-1] >= epsilon_max)
+
+
+@dataclass(frozen=True, eq=False)
+class _TotalPay:
+    """T(ℓ) from prefix sums of offers: T = Σ_m Σ_{v < p_m} p_m·(min(ε, a_m) − min(ε, a_{m+1})).
+
+    Attributes:
+        offers: per step, the offers of the clients with v < p_m, ascending.
+        prefix: per step, their running sums from 0 on.
+    """
+
+    curve: RationCurve
+    offers: list[Array]
+    prefix: list[Array]
+
+    @staticmethod
+    def of(curve: RationCurve, valuation: Array, epsilon: Array) -> _TotalPay:
+        order = np.argsort(epsilon, kind="stable")
+        asked, offered = valuation[order], epsilon[order]
+        offers = [offered[asked < price] for price in curve.price]
+        return _TotalPay(curve, offers, [np.append(0.0, np.cumsum(some)) for some in offers])
+
+    def __call__(self, level: Array) -> Array:
+        pay = np.zeros(level.shape)
+        for step in range(self.curve.steps):
+            slices = self._bought(step, self.curve.amount(step, level))
+            if step + 1 < self.curve.steps:
+                slices = slices - self._bought(step, self.curve.amount(step + 1, level))
+            pay = pay + self.curve.price[step] * slices
+        return pay
+
+    def _bought(self, step: int, amount: Array) -> Array:
+        """Σ min(ε, amount) over the clients with v < p_m."""
+        whole = np.searchsorted(self.offers[step], amount, side="left")
+        return self.prefix[step][whole] + amount * (self.offers[step].size - whole)
+
+    def breakpoints(self, low: float, high: float, epsilon_max: float) -> Array:
+        """Levels from `low` to `high`, ends included, at which the pay of somebody, or the reserve, has a kink."""
+        curve = self.curve
+        found = [np.array([low, high])]
+        for step in range(curve.steps):
+            # A slice's lower end counts for every client that sells the slice above it.
+            for offers in self.offers[max(step - 1, 0) : step + 1]:
+                a, b = np.searchsorted(offers, [curve.amount(step, low), curve.amount(step, high)])
+                found.append(curve.level_of(step, offers[a:b]))
+            found.append(curve.level_of(step, np.array([epsilon_max])))
+        found.append(np.array([curve.floor]))
+        points = np.unique(np.concatenate(found))
+        return points[(points >= low) & (points <= high)]
+
+
+def _bracket(fits: Callable[[Array], NDArray[np.bool_]], low: float, top: float) -> tuple[float, float]:
+    """Two close levels in [low, top] between which the largest one that fits lies; `low` itself fits.
+
+    The second is `top` where that fits too.
+    """
+    high = top
+    for _ in range(CUTS):
+        points = np.linspace(low, high, PARTS + 1)
+        fitting = int(np.count_nonzero(np.logical_and.accumulate(fits(points[1:]))))
+        if fitting == PARTS:
+            return high, high
+        low, high = float(points[fitting]), float(points[fitting + 1])
+    return low, high

@@ -1,0 +1,254 @@
+"""Where rules are found: by name, by `package.module:Rule`, as a class, an object or a function.
+
+The module of a registered rule is imported when the rule is asked for: the learned ones need torch, the others
+do not. Other distributions add rules through the entry-point group `privmarket.mechanisms`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import fields
+from functools import cache
+from importlib import import_module, util
+from importlib.metadata import EntryPoint, entry_points
+from inspect import Parameter, isabstract, isclass, signature
+from pathlib import Path
+from types import ModuleType
+
+from privmarket._extras import needed
+from privmarket.errors import ConfigurationError, OutcomeError, PrivmarketError, UnknownNameError
+from privmarket.market._facts import MarketFacts
+from privmarket.market._mechanism import Guarantee, Mechanism
+from privmarket.market._randomised import RandomisedMechanism
+from privmarket.mechanisms._function_rule import RuleFunction, function_rule, function_settings
+from privmarket.mechanisms._setting_types import check_type, declared_types
+
+GROUP = "privmarket.mechanisms"
+
+# name → (module below this package, class). `name:literal` does what the paper prints, also where that is wrong.
+_REGISTRY: dict[str, tuple[str, str]] = {
+    "pac": ("pac", "Pac"),
+    "pac:literal": ("pac", "PacLiteral"),
+    "vcg": ("vcg", "Vcg"),
+    "vcg:literal": ("vcg", "VcgLiteral"),
+    "k-plus-one-price": ("vcg", "KPlusOnePrice"),
+    "csra": ("csra", "Csra"),
+    "csra:literal": ("csra", "CsraLiteral"),
+    "mfg-pricing": ("mfg_pricing", "MfgPricing"),
+    "mfg-pricing:literal": ("mfg_pricing", "MfgPricingLiteral"),
+    "jsam": ("jsam", "Jsam"),
+    "proportional-share": ("proportional_share", "ProportionalShare"),
+    "mean-field-menu": ("mean_field_menu", "MeanFieldMenu"),
+    "ration": ("ration", "Ration"),
+    "two-step": ("two_step", "TwoStep"),
+    "graded-ration": ("graded_ration", "GradedRation"),
+    "mfg-menunet": ("learned.menunet", "MfgMenuNet"),
+    "mfg-regretnet": ("learned.mfg_regretnet", "MfgRegretNet"),
+    "mfg-regretnet:literal": ("learned.literal", "MfgRegretNetLiteral"),
+    "regretnet": ("learned.regretnet", "RegretNet"),
+    "dm-regretnet": ("learned.dm_regretnet", "DmRegretNet"),
+}
+
+Rule = str | Mechanism | type[Mechanism] | RuleFunction
+"""Whatever `resolve` makes a mechanism from."""
+
+
+def mechanism_names() -> tuple[str, ...]:
+    """The names that `mechanism` takes: those of this package, then those that other distributions add."""
+    return (*_REGISTRY, *sorted(_added()))
+
+
+def mechanism(name: str, /, *, market: MarketFacts | None = None, **settings: object) -> Mechanism:
+    """The rule called `name`.
+
+    Args:
+        name: one of `mechanism_names()`. Nothing else is ever imported, so a name may come from a stranger.
+        market: what is publicly known about the market. A rule is told the facts that it lists in
+            `market_facts`, where they are known, and not the others.
+        settings: arguments of the rule's constructor. They win over `market`.
+
+    >>> mechanism("proportional-share")
+    <mechanism proportional-share>
+    """
+    if name in _REGISTRY:
+        found: object = registered_class(name)
+    elif name in _added():
+        found = _loaded(_added()[name])
+    else:
+        raise UnknownNameError.among("mechanism", name, mechanism_names())
+    return _build(name, found, market, settings)
+
+
+def resolve(rule: Rule, /, *, market: MarketFacts | None = None, **settings: object) -> Mechanism:
+    """The mechanism that `rule` means. This is how every command and function of the front door takes a rule.
+
+    Args:
+        rule: a registered name; `package.module:Rule` or `path/to/file.py:Rule`, which imports that code; a
+            subclass of `Mechanism`; a function `(bids, budget) -> (epsilon, payment)` of one market; or a
+            mechanism, which is used as it is and takes no settings.
+        market: public facts, handed to the rule as `mechanism` does. A function is told those that its further
+            arguments name.
+        settings: arguments of the constructor, or further arguments of the function.
+    """
+    if not isinstance(rule, str):
+        return _build(getattr(rule, "__name__", type(rule).__name__), rule, market, settings)
+    if rule in mechanism_names() or ":" not in rule:
+        return mechanism(rule, market=market, **settings)
+    place, _, attribute = rule.rpartition(":")
+    if place in mechanism_names():  # a misspelt form of a registered rule, not a module
+        return mechanism(rule, market=market, **settings)
+    module = _module(place)
+    if not hasattr(module, attribute):
+        public = [name for name in vars(module) if not name.startswith("_")]
+        raise UnknownNameError.among(f"rule in {place}", attribute, public)
+    return _build(rule, getattr(module, attribute), market, settings)
+
+
+def registered_names() -> tuple[str, ...]:
+    """The names of this package's own rules."""
+    return tuple(_REGISTRY)
+
+
+def setting_names(name: str) -> tuple[str, ...]:
+    """The names of the settings that the registered rule called `name` takes."""
+    return tuple(signature(registered_class(name)).parameters)
+
+
+def registered_class(name: str) -> type[Mechanism]:
+    """The class of one of `registered_names()`; its module is imported now."""
+    module, cls = _REGISTRY[name]
+    with needed():
+        found: type[Mechanism] = getattr(import_module(f"privmarket.mechanisms.{module}"), cls)
+    return found
+
+
+@cache
+def _added() -> Mapping[str, EntryPoint]:
+    """Rules of other distributions. A name of this package cannot be taken over."""
+    return {point.name: point for point in entry_points(group=GROUP) if point.name not in _REGISTRY}
+
+
+def _loaded(point: EntryPoint) -> object:
+    try:
+        return point.load()
+    except SystemExit as error:
+        raise OutcomeError.of_exit(f"{point.name} ({point.value})", error) from error
+    except PrivmarketError:
+        raise
+    except Exception as error:
+        raise ConfigurationError(
+            f"mechanism {point.name!r} cannot be loaded from {point.value}: {error}",
+            "install the distribution that offers it again, or mend it",
+        ) from error
+
+
+def _module(place: str) -> ModuleType:
+    """The module `package.module`, looked for in the working directory too, or the file `path/to/file.py`."""
+    try:
+        if place.endswith(".py"):
+            return _module_of_file(Path(place))
+        try:
+            return import_module(place)
+        except ModuleNotFoundError as error:
+            # A console script does not look into the working directory; `python -m` does.
+            if error.name != place.partition(".")[0] or str(Path.cwd()) in sys.path:
+                raise
+            sys.path.insert(0, str(Path.cwd()))
+            return import_module(place)
+    except SystemExit as error:
+        raise OutcomeError.of_exit(place, error) from error
+    except (ImportError, OSError, SyntaxError, ValueError) as error:
+        raise ConfigurationError(
+            f"rule {place!r} cannot be imported: {error}",
+            f"give package.module:Rule, path/to/file.py:Rule, or one of: {', '.join(mechanism_names())}",
+        ) from error
+
+
+def _module_of_file(path: Path) -> ModuleType:
+    spec = util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise ImportError(f"{path} is no Python file")
+    module = util.module_from_spec(spec)
+    sys.modules.setdefault(path.stem, module)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _build(name: str, found: object, market: MarketFacts | None, settings: Mapping[str, object]) -> Mechanism:
+    if isinstance(found, Mechanism):
+        if settings:
+            raise ConfigurationError(
+                f"{found.name}: settings {', '.join(settings)} for a rule that is already made",
+                "give them to its constructor",
+            )
+        return found
+    if isclass(found) and issubclass(found, Mechanism):
+        if isabstract(found):
+            method = (
+                "clear_with(self, bids, budget, rng)"
+                if issubclass(found, RandomisedMechanism)
+                else "clear(self, bids, budget)"
+            )
+            raise ConfigurationError(
+                f"{name} has no method {method.partition('(')[0]}", f"write {method} -> Outcome"
+            )
+        if not isinstance(getattr(found, "name", None), str):
+            raise ConfigurationError(f"{name} has no name", 'write name = "my-rule" in the class')
+        parameters = dict(signature(found).parameters)
+        _check_settings(name, settings, parameters, declared_types(found.__init__))
+        given = {**_told(found.market_facts, market), **settings}
+        _check_complete(name, given, parameters)
+        try:
+            made = found(**given)
+        except SystemExit as error:
+            raise OutcomeError.of_exit(name, error) from error
+        for promise in made.guarantees:
+            if not isinstance(promise, Guarantee):
+                raise ConfigurationError(
+                    f"{name}: {promise!r} among its guarantees is none",
+                    "give objects such as privmarket.market._guarantees.BudgetFeasible()",
+                )
+        return made
+    if callable(found) and not isclass(found):
+        parameters = function_settings(found)
+        _check_settings(name, settings, parameters, declared_types(found))
+        wanted = tuple(f.name for f in fields(MarketFacts) if f.name in parameters)
+        given = {**_told(wanted, market), **settings}
+        _check_complete(name, given, parameters)
+        return function_rule(found, **given)
+    raise ConfigurationError(
+        f"{name} is {found!r}: no auction rule",
+        "give a Mechanism subclass, a mechanism, or a function (bids, budget) -> (epsilon, payment)",
+    )
+
+
+def _told(wanted: tuple[str, ...], market: MarketFacts | None) -> dict[str, object]:
+    known = {fact: getattr(market, fact, None) for fact in wanted}
+    return {fact: value for fact, value in known.items() if value is not None}
+
+
+def _check_complete(name: str, given: Mapping[str, object], parameters: Mapping[str, Parameter]) -> None:
+    """Refuses to make a rule that would miss an argument."""
+    named = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+    for setting, parameter in parameters.items():
+        if parameter.default is Parameter.empty and parameter.kind in named and setting not in given:
+            raise ConfigurationError(
+                f"{name} needs the setting {setting!r}", f"give --set {setting}=VALUE, or {setting}=… in Python"
+            )
+
+
+def _check_settings(
+    name: str, settings: Mapping[str, object], parameters: Mapping[str, Parameter], types: Mapping[str, object]
+) -> None:
+    """Refuses a setting that the rule does not have, or a value of another type than it declares."""
+    if any(p.kind is Parameter.VAR_KEYWORD for p in parameters.values()):
+        return
+    for setting, value in settings.items():
+        if setting not in parameters:
+            if not parameters:
+                raise ConfigurationError(f"{name}: unknown setting {setting!r}", "it takes none")
+            unknown = UnknownNameError.among("setting", setting, parameters)
+            raise UnknownNameError(f"{name}: {unknown.message}", unknown.hint)
+        if setting in types:
+            check_type(name, setting, value, types[setting])

@@ -1,0 +1,167 @@
+"""DM-RegretNet: discrete privacy levels, a softmax over them in training and one of them at run time.
+
+Notation: M levels, level m sells the fraction m/M of the offered ε; τ = temperature.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from privmarket.mechanisms.learned._market_tensors import Markets
+from privmarket.mechanisms.learned._mean_field_network import spending_the_budget
+from privmarket.mechanisms.learned._networks import Trade, multilayer
+from privmarket.mechanisms.learned._regretnet import (
+    FIRST_THRESHOLD,
+    SEAT_FEATURES,
+    ConcatenatedNetwork,
+    SeatedMechanism,
+    seat_features,
+)
+
+
+class LevelsNetwork(ConcatenatedNetwork):
+    """Per seat a distribution over M + 1 levels, and a share of the budget by a softmax over the seats.
+
+    Level l is accepted below a critical value; critical values step down a ramp about the market's price, which is
+    the rung of a ladder that spends the budget (`menus=0`: the network's own guess for each seat). The budget's
+    softmax starts at the critical values of the levels sold, which is truthful while nobody moves the price.
+
+    Implements: DM-RegretNet of [Zheng2022].
+    Deviation: one-hot levels are drawn by argmax; a client whose share of the budget is below its cost for the
+        chosen level sells nothing, so individual rationality holds in the outcome. With `straight_through`,
+        training sees that outcome and takes the slopes of the relaxed one.
+    """
+
+    def __init__(
+        self,
+        seats: int = 10,
+        levels: int = 8,
+        temperature: float = 0.25,
+        hidden: int = 128,
+        violation_weight: float = 0.02,
+        menus: int = 32,
+        straight_through: bool = True,
+    ) -> None:
+        super().__init__()
+        self.seats, self.levels, self.temperature, self.hidden = seats, levels, temperature, hidden
+        self.violation_weight, self.menus, self.straight_through = violation_weight, menus, straight_through
+        outputs = seats * (levels + 2) + max(menus - 1, 0)
+        self.net = multilayer((SEAT_FEATURES * seats, hidden, hidden, hidden, outputs), last_gain=0.05)
+        self.log_width = nn.Parameter(torch.tensor([math.log(0.2)]))
+        self.reserve = nn.Parameter(torch.tensor([0.03]))
+
+    def settings(self) -> dict[str, object]:
+        """The arguments with which the network was made."""
+        return {
+            "seats": self.seats,
+            "levels": self.levels,
+            "temperature": self.temperature,
+            "hidden": self.hidden,
+            "violation_weight": self.violation_weight,
+            "menus": self.menus,
+            "straight_through": self.straight_through,
+        }
+
+    def _heads(self, markets: Markets, valuation: Tensor, epsilon: Tensor) -> _Heads:
+        """What the dense layers and the ladder say about reports (..., L, seats)."""
+        head = self.net(seat_features(markets, valuation, epsilon).flatten(-2))
+        sizes = (self.seats * self.levels, self.seats, self.seats, max(self.menus - 1, 0))
+        shift, height, money, aim = head.split(sizes, dim=-1)
+        shift, height = shift.unflatten(-1, (self.seats, self.levels)), height.clamp(-4.0, 4.0)
+        s, width = valuation / markets.unit, self.log_width.exp()
+        if self.menus:
+            log_price = self._clearing_price(markets, s, epsilon / markets.epsilon_max, height, aim)
+        else:
+            log_price = torch.full_like(height[..., :1], math.log(FIRST_THRESHOLD))
+        threshold = torch.exp(log_price + height)
+        rung = torch.arange(1, self.levels + 1, dtype=s.dtype) - 0.5
+        # Level l beats level l − 1 where the ramp M·z passes l − ½, shifted by what the network learned.
+        beats = self.levels * (0.5 + (1 - s / threshold) / width)[..., None] - rung + shift
+        critical = threshold[..., None] * (1 + width * (0.5 - (rung - shift) / self.levels)).clamp_min(0.0)
+        pay = critical.cumsum(-1) / self.levels * (markets.unit * epsilon / markets.budget)[..., None]
+        nothing = torch.zeros_like(pay[..., :1])
+        chance = torch.softmax(torch.cat((nothing, beats.cumsum(-1)), dim=-1) / self.temperature, dim=-1)
+        return _Heads(chance, torch.cat((nothing, pay), dim=-1), money)
+
+    def _clearing_price(self, markets: Markets, s: Tensor, cap: Tensor, height: Tensor, aim: Tensor) -> Tensor:
+        """(..., L, 1) log of the price at which ramps about it, paid their Myerson integral, spend the budget."""
+        rungs = torch.linspace(math.log(1.4), math.log(32.0), self.menus, dtype=s.dtype)
+        width, threshold = self.log_width.exp(), torch.exp(rungs + height[..., None])
+        z = 0.5 + (1 - s[..., None] / threshold) / width
+        ramp = z.clamp(0.0, 1.0)
+        spent = s[..., None] * ramp + (0.5 * width) * threshold * ramp * (2 * z - ramp)
+        spend = (cap[..., None, :] @ spent).squeeze(-2)
+        clients = markets.clients if markets.present is None else markets.present.sum(-1, keepdim=True)
+        share = spending_the_budget(spend / clients, 1 - self.reserve + 0.1 * aim, torch.ones_like(width))
+        return (share * rungs).sum(-1, keepdim=True)
+
+    def _fractions(self, like: Tensor) -> Tensor:
+        """(M + 1,) the share of ε that each level sells."""
+        return torch.arange(self.levels + 1, dtype=like.dtype) / self.levels
+
+    def _settle(self, markets: Markets, epsilon: Tensor, heads: _Heads, chance: Tensor) -> Trade:
+        """Expected sales, and the softmax over seats and the unspent rest that divides the budget."""
+        price = (chance * heads.pay).sum(-1)
+        unspent = torch.relu(1 - price.sum(-1, keepdim=True)) + 1e-6
+        shares = torch.cat(((price + 1e-12).log() + heads.money, unspent.log()), dim=-1)
+        payment = markets.budget * torch.softmax(shares, dim=-1)[..., :-1]
+        return Trade(epsilon * (chance @ self._fractions(chance)), payment)
+
+    def outcome(self, markets: Markets, valuation: Tensor, epsilon: Tensor) -> Trade:
+        """What training differentiates: expected sales, or the one-hot outcome with the slopes of those."""
+        heads = self._heads(markets, valuation, epsilon)
+        if not self.straight_through:
+            return self._settle(markets, epsilon, heads, heads.chance)
+        chance = _one_hot(heads.chance) + heads.chance - heads.chance.detach()
+        trade = self._settle(markets, epsilon, heads, chance)
+        margin = (trade.payment - valuation * trade.epsilon) / (0.05 * markets.unit * markets.epsilon_max)
+        willing = torch.sigmoid(margin)
+        accepted = (margin >= 0).to(margin.dtype) + willing - willing.detach()
+        return Trade(trade.epsilon * accepted, trade.payment * accepted)
+
+    def extra_loss(self, markets: Markets) -> Tensor:
+        """Mean distance of the level distributions from one-hot: the deterministic violation."""
+        chance = self._heads(markets, markets.valuation, markets.epsilon).chance
+        return self.violation_weight * (1 - chance.amax(-1)).mean()
+
+    def final(self, markets: Markets, valuation: Tensor, epsilon: Tensor) -> Trade:
+        """The likeliest level, or nothing if that would not pay the reported cost."""
+        heads = self._heads(markets, valuation, epsilon)
+        trade = self._settle(markets, epsilon, heads, _one_hot(heads.chance))
+        accepted = (trade.payment >= valuation * trade.epsilon) & (trade.epsilon > 0)
+        return Trade(trade.epsilon * accepted, trade.payment * accepted)
+
+
+@dataclass(frozen=True)
+class _Heads:
+    """What the network says about each seat.
+
+    Attributes:
+        chance: (..., L, seats, M + 1) distribution over levels.
+        pay: (..., L, seats, M + 1) sum of the critical values up to each level, as a share of the budget.
+        money: (..., L, seats) logarithm by which the pay is corrected.
+    """
+
+    chance: Tensor
+    pay: Tensor
+    money: Tensor
+
+
+def _one_hot(chance: Tensor) -> Tensor:
+    return functional.one_hot(chance.argmax(-1), chance.shape[-1]).to(chance.dtype)
+
+
+class DmRegretNet(SeatedMechanism):
+    """Learned with discrete privacy levels, in groups of its seats.
+
+    Implements: DM-RegretNet of [Zheng2022].
+    """
+
+    name: ClassVar[str] = "dm-regretnet"
+    network_class = LevelsNetwork

@@ -1,0 +1,74 @@
+"""One colour and one marker per mechanism, the same in every figure, and the figures' common look.
+
+Colours: the Okabe–Ito palette and darker companions. Twelve colours cannot all be told apart under every
+colour-vision deficiency; that is what the markers are for.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from privmarket._lazy import late
+
+if TYPE_CHECKING:
+    from matplotlib import figure as drawing
+else:
+    drawing = late("matplotlib.figure")
+
+_LOOKS = {
+    "pac": ("#0072B2", "o"),
+    "vcg": ("#56B4E9", "s"),
+    "k-plus-one-price": ("#999933", "v"),
+    "csra": ("#E69F00", "^"),
+    "mfg-pricing": ("#CC79A7", "P"),
+    "jsam": ("#882255", "X"),
+    "proportional-share": ("#009E73", "D"),
+    "mean-field-menu": ("#D55E00", "*"),
+    "ration": ("#44AA99", "p"),
+    "two-step": ("#AA4499", "H"),
+    "graded-ration": ("#B59A00", "8"),
+    "regretnet": ("#8C6D46", "<"),
+    "dm-regretnet": ("#88CC66", ">"),
+    "mfg-regretnet": ("#332288", "h"),
+    "mfg-menunet": ("#000000", "d"),
+}
+_OTHER = ("#777777", ".")
+
+
+def colour(mechanism: str) -> str:
+    """The colour of a mechanism; its literal form has the same."""
+    return _LOOKS.get(mechanism.partition(":")[0], _OTHER)[0]
+
+
+def line_look(mechanism: str) -> dict[str, Any]:
+    """How a mechanism's line is drawn; a literal form is dotted."""
+    shade, marker = _LOOKS.get(mechanism.partition(":")[0], _OTHER)
+    size = 8.0 if marker == "*" else 5.0
+    return {"color": shade, "marker": marker, "ms": size, "mew": 0.0, "ls": ":" if ":" in mechanism else "-"}
+
+
+_OWN = ("#4477AA", "#EE6677", "#228833", "#66CCEE", "#AA3377", "#BBBBBB")
+
+
+def own_look(rule: str, number: int) -> dict[str, Any]:
+    """As `line_look`; a rule that is not of this package gets a colour and a marker of its own, by its number."""
+    look = line_look(rule)
+    if rule.partition(":")[0] not in _LOOKS:
+        look["color"] = _OWN[number % len(_OWN)]
+        look["marker"] = "os^vDP"[number % 6]
+    return look
+
+
+def new_figure(width: float = 7.0, height: float = 4.2) -> drawing.Figure:
+    """An empty matplotlib figure of this size in inches; no display is needed."""
+    return drawing.Figure(figsize=(width, height), dpi=150, layout="constrained")
+
+
+def save(figure: drawing.Figure, stem: Path, formats: tuple[str, ...] = ("png",)) -> list[Path]:
+    """Writes the figure to `stem.png` and so on, one file per format; returns their paths."""
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    paths = [stem.with_suffix(f".{kind}") for kind in formats]
+    for path in paths:
+        figure.savefig(path)
+    return paths

@@ -1,0 +1,12 @@
+from ._attack_suite import attack_client as attack_client
+from ._attack_suite import attack_run as attack_run
+from ._config import FederationConfig as FederationConfig
+from ._config import Training as Training
+from ._entry_point import federate as federate
+from ._federation import Federation as Federation
+from ._planning import Plan as Plan
+from ._planning import Planner as Planner
+from ._privacy_attacks import AttackResult as AttackResult
+from ._state import RunResult as RunResult
+from ._summary import client_table as client_table
+from ._summary import summarise as summarise

@@ -1,0 +1,587 @@
+"""What a model will cost: settings chosen on public records, then runs of the whole market over money.
+
+A plan spends nobody's money. Rounds, rule, price, server rate and clip norm are chosen by rehearsals on the buyer's
+own records (`_stand_in`), never on private ones. The figures come from whole runs with seeds of their own, measured
+on test records, beside what the buyer's own records give for nothing. Every run is kept on disk under a digest
+of its configuration, so a plan that was stopped goes on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import pickle
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from privmarket import __version__
+from privmarket._files import write_atomically
+from privmarket.errors import ConfigurationError
+from privmarket.market._scenarios import Law, scenario
+from privmarket.simulation._before import own_records
+from privmarket.simulation._config import FederationConfig
+from privmarket.simulation._federation import Federation
+from privmarket.simulation._own_model import FEWEST_RECORDS, OwnTraining
+from privmarket.simulation._plan_choices import (
+    REFINEMENTS,
+    SEARCH_SEEDS,
+    Choice,
+    Options,
+    rule_choices,
+)
+from privmarket.simulation._pool import builtin_task
+from privmarket.simulation._stand_in import StandIn
+from privmarket.simulation._tuning import first_round
+from privmarket.simulation._workers import one_thread, process_context
+
+if TYPE_CHECKING:
+    from privmarket.simulation._clients import AskedPrices
+    from privmarket.tasks import Score, Task
+
+_STEPS_BEYOND, _FACTOR_BEYOND = 3, 4.0  # totals beyond those that were named, where a target asks for them
+
+
+@dataclass(frozen=True)
+class RunFigures:
+    """What a plan keeps of a run.
+
+    Attributes:
+        score: of the model on test records.
+        score_before: of the buyer's own records alone; None without any.
+        lifetime_epsilon: the largest total ε of a client; infinite for a run without noise.
+        epsilon_if_others_collude: the same if all other sellers collude; None where updates are private alone.
+    """
+
+    score: float
+    score_before: float | None
+    spent: float
+    lifetime_epsilon: float
+    highest_pay: float
+    sellers_per_round: float
+    seconds: float
+    epsilon_if_others_collude: float | None = None
+
+
+@dataclass(frozen=True)
+class Point:
+    """One row of a plan: what a total of money gives. Figures are over seeds.
+
+    Attributes:
+        score, deviation, lowest, highest: mean, standard deviation and range of the headline score.
+        score_before: mean score of the buyer's own records alone; None without any.
+        gain: mean of score over score_before, above 0 for better whatever the direction; None without the latter.
+        gain_deviation: standard deviation of that gain.
+        spent: mean money that was really paid; `total` is the limit.
+        lifetime_epsilon: the largest total ε of any client in any run, at the run's δ.
+        pay_per_client, highest_pay: mean over all clients, and the most that one was paid in any run.
+        sellers_per_round: mean.
+        epsilon_if_others_collude: under aggregate trust, `lifetime_epsilon` if all other sellers collude.
+    """
+
+    total: float
+    choice: Choice
+    budget_per_round: float
+    score: float
+    deviation: float
+    lowest: float
+    highest: float
+    score_before: float | None
+    gain: float | None
+    gain_deviation: float
+    seeds: int
+    spent: float
+    lifetime_epsilon: float
+    pay_per_client: float
+    highest_pay: float
+    sellers_per_round: float
+    epsilon_if_others_collude: float | None = None
+
+    @property
+    def pays(self) -> bool:
+        """Whether buying was better than not buying by more than chance: two standard errors over seeds."""
+        if self.gain is None:
+            return True
+        # A difference in the last digits is none.
+        least = 1e-4 * max(1.0, abs(self.score))
+        return self.gain > max(least, 2.0 * self.gain_deviation / math.sqrt(self.seeds))
+
+
+@dataclass(frozen=True)
+class TriedSettings:
+    """What the rehearsals and runs of a plan differed in.
+
+    Attributes:
+        rounds, server_rates: each value, rising.
+        rules: how many rules, one with another price counted as another.
+        rehearsals: how many settings were tried on public records.
+        seeds: how many seeds the stated figures come from.
+    """
+
+    rounds: tuple[int, ...] = ()
+    server_rates: tuple[float, ...] = ()
+    rules: int = 0
+    rehearsals: int = 0
+    seeds: int = 0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything `privmarket plan` says.
+
+    Attributes:
+        points: by rising money.
+        score: what is measured.
+        own_records: how many records the buyer holds.
+        score_before: mean score of these alone; None without any.
+        target: the score asked for; `chosen` is the cheapest point that reaches it, or the point of the total asked
+            for, or None. Where `score_before` reaches the target there are no points: nothing needs to be bought.
+        cells, computed: runs that the plan stands on, and how many of them this call made.
+        heterogeneity: H as it was measured in rehearsals; None under local trust or without public records.
+        tried: what was tried. It says nothing about settings that were not.
+    """
+
+    base: FederationConfig
+    points: tuple[Point, ...]
+    score: Score
+    own_records: int
+    score_before: float | None
+    target: float | None
+    chosen: Point | None
+    cells: int
+    computed: int
+    heterogeneity: float | None = None
+    tried: TriedSettings = TriedSettings()
+
+    @property
+    def reached(self) -> bool:
+        """Whether the buyer's own records or some run reach the target; always true without a target."""
+        return self.target is None or self.chosen is not None or self.own_records_suffice
+
+    @property
+    def own_records_suffice(self) -> bool:
+        """Whether the buyer's own records reach the target already."""
+        had = self.score_before
+        return self.target is not None and had is not None and self.score.gain(self.target, had) >= 0
+
+    @property
+    def worth_buying(self) -> bool:
+        """Whether buying beats the buyer's own records by more than chance at some total of the plan."""
+        return any(point.pays for point in self.points)
+
+    def to_json(self) -> dict[str, object]:
+        """The plan as JSON data."""
+        return {
+            "score_name": self.score.name,
+            "better": self.score.direction,
+            "own_records": self.own_records,
+            "score_before": self.score_before,
+            "worth_buying": self.worth_buying,
+            "target": self.target,
+            "reached": self.reached,
+            "chosen": None if self.chosen is None else asdict(self.chosen),
+            "points": [asdict(point) for point in self.points],
+            "heterogeneity": self.heterogeneity,
+            "tried": asdict(self.tried),
+            "cells": self.cells,
+            "computed": self.computed,
+            "config": self.base.to_json(),
+        }
+
+
+OnCell = Callable[[int, str], None]
+"""Told how many more rehearsals or runs are done or known to be needed, and what was done last."""
+
+
+class Planner:
+    """Makes plans for one market and one task.
+
+    Args:
+        base: trust, wallet, law, training. Money, rounds, rule, rate and clip norm are the plan's choice.
+        folder: where runs are kept.
+        options: what is tried.
+        task: what is learned; else the built-in data set that `base` names, dealt anew for every seed.
+        asked: what each client asks, instead of the law of `base`.
+        workers: processes; any number gives the same plan.
+        on_cell: told after every rehearsal and run, and of runs that an earlier plan left in the folder.
+        fixed: settings of the training that the plan must not change.
+    """
+
+    def __init__(
+        self,
+        base: FederationConfig,
+        folder: Path,
+        options: Options | None = None,
+        *,
+        task: Task | None = None,
+        asked: AskedPrices | None = None,
+        workers: int = 1,
+        on_cell: OnCell = lambda _done, _text: None,
+        fixed: Sequence[str] = (),
+    ) -> None:
+        self.base = base
+        self.folder = folder
+        self.options = options or Options()
+        self.workers = workers
+        self.on_cell = on_cell
+        self.asked = asked
+        self.fixed = tuple(fixed)
+        self._given = task
+        # Unknown data and wrong settings are refused before the first run.
+        self.task = builtin_task(base.replace(seed=SEARCH_SEEDS[0])) if task is None else task
+        self.heterogeneity: float | None = None
+        self.rules = rule_choices(base, self._law(), self.options)
+        self._stand_in: StandIn | None = None
+        self._rehearsed: dict[tuple[float, Choice], tuple[Choice, float]] = {}
+        self._seen: dict[str, FederationConfig] = {}
+        self._computed = 0
+        self._pool: ProcessPoolExecutor | None = None
+        # A run is made again when the past bids or the program are others; the task is part of its configuration.
+        past = Path(base.scenario)
+        self._stands_on = __version__ + (hashlib.sha256(past.read_bytes()).hexdigest() if past.is_file() else "")
+
+    def for_totals(self, totals: Sequence[float]) -> Plan:
+        """A point for every total, settings chosen for each."""
+        with self._processes():
+            points = self._points(checked_totals(totals))
+        chosen = points[0] if len(points) == 1 else None
+        return self._plan(points, None, chosen)
+
+    def for_target(self, target: float, totals: Sequence[float]) -> Plan:
+        """The cheapest total found that reaches the target, and the points on the way to it.
+
+        Where the buyer's own records reach it already, nothing is rehearsed or run, and there are no points.
+        """
+        self.check_target(target)
+        before = self.score_of_own_records()
+        if before is not None and self.task.score.gain(target, before) >= 0:
+            return replace(self._plan([], target, None), score_before=before)
+        with self._processes():
+            points = self._points(checked_totals(totals))
+            self._reach_for(target, points)
+            good = [point for point in points if self._reaches(point, target)]
+            if not good:
+                return self._plan(points, target, None)
+            for _ in range(REFINEMENTS):
+                best = min(good, key=lambda point: point.total)
+                below = [point.total for point in points if point.total < best.total]
+                if not below:
+                    break
+                tried = self._beside(best, float(np.sqrt(max(below) * best.total)))
+                points.append(tried)
+                if self._reaches(tried, target):
+                    good.append(tried)
+        return self._plan(points, target, min(good, key=lambda point: point.total))
+
+    def score_of_own_records(self) -> float | None:
+        """Mean score of the buyer's own records alone, over the seeds of the plan; None where it has too few.
+
+        This is the `score_before` of the plan's runs, found without running a market.
+        """
+        if self.task.test is None or self.task.public is None or len(self.task.public) < FEWEST_RECORDS:
+            return None
+        found = []
+        with one_thread():
+            for seed in self.options.seeds:
+                task = self._given
+                if task is None:
+                    task = builtin_task(self.base.replace(measured_on="test", seed=seed))
+                own = own_records(task, OwnTraining(task, seed).own_model().module, seed=seed)
+                if own is not None:
+                    found.append(own.scores[task.score.name])
+        return float(np.mean(found)) if found else None
+
+    def check_target(self, target: float) -> None:
+        """Refuses, before anything is rehearsed, a target that no model reaches."""
+        if not math.isfinite(target):
+            raise ConfigurationError(f"the target is {target:g}", "give a number, e.g. 0.95")
+        score = self.task.score
+        if score.best is not None and score.gain(target, score.best) <= 0:
+            side = "below" if score.higher_is_better else "above"
+            raise ConfigurationError(
+                f"the target is {target:g}, and no {score.heading} is better than {score.best:g}",
+                f"give a number {side} {score.best:g}",
+            )
+
+    def _reaches(self, point: Point, target: float) -> bool:
+        return self.task.score.gain(target, point.score) >= 0
+
+    def _reach_for(self, target: float, points: list[Point]) -> None:
+        """Adds points below all others while even the least money reaches the target, or above while none does."""
+        for _ in range(_STEPS_BEYOND):
+            lowest = min(points, key=lambda point: point.total)
+            highest = max(points, key=lambda point: point.total)
+            reached = any(self._reaches(point, target) for point in points)
+            # Money that could not be spent does not become useful by being more.
+            if not self._reaches(lowest, target) if reached else highest.spent < 0.5 * highest.total:
+                return
+            edge, factor = (lowest, 1.0 / _FACTOR_BEYOND) if reached else (highest, _FACTOR_BEYOND)
+            points.append(self._beside(edge, edge.total * factor))
+
+    @contextmanager
+    def _processes(self) -> Iterator[None]:
+        """Worker processes that stay for the whole plan, so that each gets the task once."""
+        if self.workers == 1:
+            yield
+            return
+        given = None
+        if self._given is not None:
+            try:
+                given = pickle.dumps(self._given)
+            except (pickle.PicklingError, AttributeError, TypeError) as error:
+                raise ConfigurationError(
+                    f"the task {self._given.name!r} cannot be sent to other processes: {error}", "use workers=1"
+                ) from error
+        with ProcessPoolExecutor(
+            self.workers, mp_context=process_context(), initializer=_start, initargs=(given, self.asked)
+        ) as self._pool:
+            try:
+                yield
+            finally:
+                self._pool.shutdown(cancel_futures=True)
+                self._pool = None
+
+    def _plan(self, points: Iterable[Point], target: float | None, chosen: Point | None) -> Plan:
+        ordered = tuple(sorted(points, key=lambda point: point.total))
+        before = [point.score_before for point in ordered if point.score_before is not None]
+        public = self.task.public
+        choices = [choice for choice, _ in self._rehearsed.values()] or [point.choice for point in ordered]
+        return Plan(
+            base=self.base,
+            points=ordered,
+            score=self.task.score,
+            own_records=0 if public is None else len(public),
+            score_before=float(np.mean(before)) if before else None,
+            target=target,
+            chosen=chosen,
+            cells=len(self._seen),
+            computed=self._computed,
+            heterogeneity=self.heterogeneity,
+            tried=TriedSettings(
+                rounds=tuple(sorted({choice.rounds for choice in choices})),
+                server_rates=tuple(sorted({choice.server_rate for choice in choices})),
+                rules=len({choice.label for choice in choices}),
+                rehearsals=len(self._rehearsed),
+                seeds=len(self.options.seeds),
+            ),
+        )
+
+    def _law(self) -> Law:
+        return scenario(self.base.scenario if self.asked is None else self.asked.bids)
+
+    # --- rehearsals on public records
+
+    @property
+    def rehearses(self) -> bool:
+        """Whether there are public records to choose settings on; else documented defaults stand."""
+        public = self.task.public
+        return public is not None and len(public) >= FEWEST_RECORDS and self.base.training.steps == 1
+
+    def _points(self, totals: list[float]) -> list[Point]:
+        """Settings are searched widely at the middle total, and near those at the others."""
+        middle = totals[len(totals) // 2]
+        if self.rehearses:
+            with one_thread():
+                self._stand_in = StandIn(
+                    self.task,
+                    clients=len(self.task.clients),
+                    skew=self.base.alpha,
+                    worlds=self.options.worlds,
+                    seed=SEARCH_SEEDS[0],
+                )
+            if self.base.trust == "aggregate":
+                self.heterogeneity = self._measured_heterogeneity(middle)
+                self.rules = rule_choices(self.base, self._law(), self.options, self.heterogeneity)
+        anchor = self._search(middle)
+        points = {middle: self._point(middle, [anchor])}
+        for total in sorted(totals, key=lambda t: abs(np.log(t / middle))):
+            if total not in points:
+                nearest = min(points, key=lambda t: abs(np.log(t / total)))
+                points[total] = self._beside(points[nearest], total)
+        return [points[total] for total in totals]
+
+    def _measured_heterogeneity(self, total: float) -> float:
+        """H of the stand-in sellers, in a training whose rate suits a ration bought from everybody."""
+        assert self._stand_in is not None
+        rounds = self._middle_rounds()
+        flat = next((rule for rule in self.rules if rule.rule == "two-step"), self.rules[0])
+        tuned, _ = self._rehearse(total, replace(flat, rounds=rounds))
+        with one_thread():
+            spread = self._stand_in.spread(tuned.training(self.base.training), rounds)
+        # The market's error counts noise on sums over a client's records, rehearsals on mean gradients.
+        federation = Federation(self.base.replace(rounds=rounds), task=self.task, asked=self.asked)
+        return float(f"{spread.heterogeneity * federation.pool.plan.expected_batch:.3g}")
+
+    def _middle_rounds(self) -> int:
+        options = self.options
+        # Under local trust rules are compared in a shorter training: of many rounds each buys little, and noise
+        # hides what a ration can do.
+        return options.rounds[(len(options.rounds) - (self.base.trust == "local")) // 2]
+
+    def _search(self, total: float) -> Choice:
+        """One setting at a time: the rule with its price, then the rounds; rate and clip norm for each."""
+        rounds = self._middle_rounds()
+        best = self._best(total, [replace(rule, rounds=rounds) for rule in self.rules])
+        return self._best(total, [replace(best, rounds=other) for other in self.options.rounds])
+
+    def _beside(self, point: Point, total: float) -> Point:
+        """A point for another total: the known one's choice and its neighbours in rounds and rules."""
+        choice = point.choice
+        allowed = sorted(self.options.rounds)
+        at = allowed.index(choice.rounds)
+        found = [replace(choice, rounds=rounds) for rounds in allowed[max(at - 1, 0) : at + 2]]
+        rule = [other.label for other in self.rules].index(choice.label)
+        for other in (*self.rules[max(rule - 1, 0) : rule], *self.rules[rule + 1 : rule + 2]):
+            found.append(replace(other, rounds=choice.rounds, server_rate=choice.server_rate))
+        return self._point(total, found)
+
+    def _best(self, total: float, choices: Sequence[Choice]) -> Choice:
+        """The choice with the least loss in rehearsals, its rate and clip norm tuned; without any, the first."""
+        if self._stand_in is None:
+            return choices[0]
+        rehearsed = [self._rehearse(total, choice) for choice in choices]
+        return min(rehearsed, key=lambda pair: pair[1])[0]
+
+    def _rehearse(self, total: float, choice: Choice) -> tuple[Choice, float]:
+        """The choice with its best rate, clip norm and averaging on public records, and the loss it ends at."""
+        assert self._stand_in is not None
+        key = (total, replace(choice, server_rate=0.0, clip_norm=None, averaging=None))
+        if key not in self._rehearsed:
+            config = choice.config(self.base, total).replace(seed=SEARCH_SEEDS[0])
+            with one_thread(), Federation(config, task=self.task, asked=self.asked) as federation:
+                first = first_round(federation)
+                if first is None:
+                    self._rehearsed[key] = (choice, self._stand_in.loss_before())
+                else:
+                    found = self._stand_in.rehearse(
+                        config.training, choice.rounds, first.noise, first.weights, fixed=self.fixed
+                    )
+                    self._rehearsed[key] = (choice.tuned(found.training), found.loss_after)
+            self.on_cell(1, f"rehearsed {choice.rounds} rounds of {choice.label}")
+        return self._rehearsed[key]
+
+    # --- whole runs
+
+    def _point(self, total: float, choices: Sequence[Choice]) -> Point:
+        choice = self._best(total, choices)
+        base = self.base.replace(measured_on="test")
+        runs = self._run([choice.config(base.replace(seed=seed), total) for seed in self.options.seeds])
+        scores = np.array([run.score for run in runs])
+        before = [run.score_before for run in runs if run.score_before is not None]
+        gains = np.array([])
+        if len(before) == len(runs):
+            gain = self.task.score.gain
+            gains = np.array([gain(had, got) for had, got in zip(before, scores.tolist(), strict=True)])
+        alone = [run.epsilon_if_others_collude for run in runs if run.epsilon_if_others_collude is not None]
+        return Point(
+            total=total,
+            choice=choice,
+            budget_per_round=total / choice.rounds,
+            score=float(scores.mean()),
+            deviation=_deviation(scores),
+            lowest=float(scores.min()),
+            highest=float(scores.max()),
+            score_before=float(np.mean(before)) if before else None,
+            gain=float(gains.mean()) if gains.size else None,
+            gain_deviation=_deviation(gains),
+            seeds=scores.size,
+            spent=float(np.mean([run.spent for run in runs])),
+            lifetime_epsilon=max(run.lifetime_epsilon for run in runs),
+            pay_per_client=float(np.mean([run.spent for run in runs])) / len(self.task.clients),
+            highest_pay=max(run.highest_pay for run in runs),
+            sellers_per_round=float(np.mean([run.sellers_per_round for run in runs])),
+            epsilon_if_others_collude=max(alone, default=None),
+        )
+
+    def _run(self, configs: Sequence[FederationConfig]) -> list[RunFigures]:
+        """The outcome of every configuration, from disk or computed now."""
+        paths = [self._path(config) for config in configs]
+        missing = {path: config for path, config in zip(paths, configs, strict=True) if _read(path) is None}
+        if kept := {path.name for path in paths if path not in missing} - set(self._seen):
+            self.on_cell(len(kept), "saved by an earlier plan")
+        self._seen.update({path.name: config for path, config in zip(paths, configs, strict=True)})
+        for path, config, outcome in self._compute(missing):
+            record = {"config": config.to_json(), "outcome": asdict(outcome)}
+            write_atomically(path, json.dumps(record, ensure_ascii=False) + "\n")
+            self._computed += 1
+            self.on_cell(1, f"{self.task.score.format(outcome.score)} for {outcome.spent:,.4g}")
+        done = [_read(path) for path in paths]
+        return [outcome for outcome in done if outcome is not None]
+
+    def _compute(
+        self, missing: dict[Path, FederationConfig]
+    ) -> Iterator[tuple[Path, FederationConfig, RunFigures]]:
+        if self._pool is None:
+            for path, config in missing.items():
+                yield path, config, run_figures(config, self._given, self.asked)
+            return
+        begun = {self._pool.submit(_run_in_process, config): path for path, config in missing.items()}
+        for future in as_completed(begun):
+            path = begun[future]
+            yield path, missing[path], future.result()
+
+    def _path(self, config: FederationConfig) -> Path:
+        text = json.dumps(config.to_json(), sort_keys=True) + self._stands_on
+        return self.folder / f"{hashlib.sha256(text.encode()).hexdigest()[:20]}.json"
+
+
+def run_figures(config: FederationConfig, task: Task | None, asked: AskedPrices | None) -> RunFigures:
+    """Plays a whole run and keeps its figures."""
+    started = time.perf_counter()
+    with one_thread(), Federation(config, task=task, asked=asked) as federation:
+        state = federation.start()
+        while state.next_round < config.rounds:
+            state = federation.step(state)
+        result = federation.result(state)
+    rows = result.client_rows
+    spent = [math.inf if row["epsilon_spent"] is None else row["epsilon_spent"] for row in rows]
+    alone = [row["epsilon_if_others_collude"] for row in rows]
+    return RunFigures(
+        score=float(result.score),
+        score_before=result.score_before,
+        spent=float(result.spent),
+        lifetime_epsilon=max(spent, default=0.0),
+        highest_pay=max((row["paid"] for row in rows), default=0.0),
+        sellers_per_round=float(np.mean([record.sellers for record in result.records])),
+        seconds=round(time.perf_counter() - started, 3),
+        epsilon_if_others_collude=max((one for one in alone if one is not None), default=None),
+    )
+
+
+# What a worker process of a plan was given; set once in each process by `_start`.
+_GIVEN: list[tuple[Task | None, AskedPrices | None]] = []
+
+
+def _start(task: bytes | None, asked: AskedPrices | None) -> None:
+    _GIVEN[:] = [(None if task is None else pickle.loads(task), asked)]
+
+
+def _run_in_process(config: FederationConfig) -> RunFigures:
+    task, asked = _GIVEN[0]
+    return run_figures(config, task, asked)
+
+
+def checked_totals(totals: Sequence[float]) -> list[float]:
+    """The totals in order, each once; refuses what is no money."""
+    if not totals or not all(0 < total < np.inf for total in totals):
+        raise ConfigurationError(f"money to plan for: {list(totals)}", "give totals above 0, e.g. 100,500,2000")
+    return sorted({float(total) for total in totals})
+
+
+def _deviation(values: np.ndarray) -> float:
+    return float(values.std(ddof=1)) if values.size > 1 else 0.0
+
+
+def _read(path: Path) -> RunFigures | None:
+    try:
+        return RunFigures(**json.loads(path.read_text(encoding="utf-8"))["outcome"])
+    except (OSError, ValueError, KeyError, TypeError):
+        # A damaged file is no result: the run is made again.
+        return None

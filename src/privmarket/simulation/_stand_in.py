@@ -1,0 +1,329 @@
+"""Settings chosen on public records alone: a market is rehearsed in worlds that look like them.
+
+How large the steps of a training should be, where gradients are clipped and from whom to buy depends on the data.
+Trying that on the sellers' records would be a release that nobody sold. Trying it on the buyer's own records
+as they
+are tells too little: a model that was fitted to them cannot learn anything new from them. So each rehearsal takes
+place in a world made up from them (a parametric bootstrap):
+
+1. the task's module is fitted to a resample of the public records: in this world, it is the truth;
+2. new labels are drawn from it for all public inputs, and the buyer's own model is fitted to these labels;
+3. stand-in sellers hold four fifths of the inputs with labels drawn again; a market buys from them, with the noise
+   and the choice of sellers that the real one would have; the loss is measured on the last fifth.
+
+What a market can gain in such a world is what the buyer is unsure of, given its own records. Sellers differ in
+their mix of labels, by a Dirichlet draw around the whole; what they do not tell is assumed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from privmarket.simulation._client_spread import ClientSpread
+from privmarket.simulation._global_model import ServerState
+from privmarket.simulation._own_model import OwnModel, OwnTraining, flat_weights
+from privmarket.training import ClientRecords, PrivateModel, clipped_sums
+
+if TYPE_CHECKING:
+    from privmarket.simulation._config import Training
+    from privmarket.tasks import Task
+
+Array = NDArray[np.float64]
+
+# Random streams, apart from those of a run.
+_RESAMPLE, _LABELS, _MIXES, _NOISE, _PARTS = 21, 22, 23, 24, 25
+# Parts of the clients and levels of noise by which H is measured.
+SPREAD_SHARES = (0.15, 0.4)
+SPREAD_DRAWS = 2
+SPREAD_OCTAVES = (-2, 0, 1, 2, 3, 4)
+# Rows of a world that are trained on, of linear modules and of others, whose steps cost more.
+_ROWS = 1_000
+_ROWS_OF_NETWORKS = 300
+# The share of the inputs that stand-in sellers hold. They learn what the buyer does not know of the labels;
+# the rest shows what noise does in directions that they do not hold.
+_HELD_SHARE = 0.8
+# Few inputs get several labels each, so that the worlds' labels are not what is learned.
+_MOST_DRAWS = 8
+# Regression targets are cut into so many groups, between which stand-in sellers differ.
+_TARGET_GROUPS = 5
+# The skew of stand-in sellers where the task does not say how its clients differ.
+SKEW = 0.5
+WORLDS = 8
+# Where clip norms are tried: quantiles of the public records' gradient norms at the buyer's own model. Records of a
+# rare class have the longest gradients; a clip norm below theirs teaches that there are fewer of them.
+_CLIP_QUANTILES = (0.5, 0.9, 1.0)
+# Server rates that are tried first; the loss may fall, rise and fall again along them.
+_RATES = (0.03125, 0.125, 0.5, 2.0, 8.0, 32.0)
+_NORMS_LOOKED_AT = 200
+_AVERAGING = (0.0, 0.5, 0.8)
+_FINE = 2.0
+_LONGEST_WALK = 6
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """What was chosen on public records.
+
+    Attributes:
+        training: the settings.
+        loss_before: mean loss of the buyer's own model in the worlds.
+        loss_after: mean loss of the model that the market ends with.
+    """
+
+    training: Training
+    loss_before: float
+    loss_after: float
+
+    @property
+    def gain(self) -> float:
+        """By how much the loss falls; negative where buying harms."""
+        return self.loss_before - self.loss_after
+
+
+@dataclass(frozen=True, eq=False)
+class _World:
+    """One made-up truth.
+
+    Attributes:
+        inputs, labels: what stand-in sellers hold, group after group.
+        sizes: rows of each group.
+        start: (parameters,) the buyer's own model in this world.
+        checked_inputs, checked_labels: on which the loss is measured.
+    """
+
+    inputs: Tensor
+    labels: Tensor
+    sizes: list[int]
+    start: Tensor
+    checked_inputs: Tensor
+    checked_labels: Tensor
+
+
+class StandIn:
+    """Worlds that look like a task's public records.
+
+    Args:
+        task: its public records, model and loss are used, and nothing else.
+        clients: how many stand-in sellers there are.
+        skew: concentration of their Dirichlet mixes of labels; small is skewed.
+        worlds: how many.
+    """
+
+    def __init__(
+        self, task: Task, *, clients: int, skew: float = SKEW, worlds: int = WORLDS, seed: int = 0
+    ) -> None:
+        self.task = task
+        self.seed = seed
+        self._training = OwnTraining(task, seed)
+        self.own: OwnModel = self._training.own_model()
+        self.model = PrivateModel(task.build_model(seed), task.loss)
+        self._worlds = [self._world(number) for number in range(worlds)]
+        groups = len(self._worlds[0].sizes)
+        shares = np.array(self._worlds[0].sizes, dtype=np.float64)
+        shares = np.maximum(shares, 1e-9) / shares.sum()
+        rng = np.random.default_rng([seed, _MIXES])
+        # (clients, groups) each stand-in seller's share of each group; their mean is the whole, whoever is drawn.
+        self._mixes = rng.dirichlet(np.maximum(skew * groups * shares, 1e-3), clients)
+
+    def group_weights(self, seller_weights: Array) -> Array:
+        """(groups,) how much a group counts in the sum of these sellers, 1 for its true share.
+
+        Args:
+            seller_weights: (clients,) ≥ 0, adding up to 1; 0 for clients that do not sell.
+        """
+        everybody = self._mixes.mean(axis=0)
+        chosen = np.asarray(seller_weights) @ self._mixes
+        return np.where(everybody > 0, chosen / np.maximum(everybody, 1e-12), 0.0)
+
+    @cached_property
+    def clip_norms(self) -> list[float]:
+        """Clip norms worth trying: quantiles of gradient norms of public records at the buyer's own model."""
+        assert self.task.public is not None
+        inputs, labels = self.task.public.tensors()
+        module = self.own.module
+        trained = [p for p in module.parameters() if p.requires_grad]
+        norms = []
+        for row in range(min(labels.shape[0], _NORMS_LOOKED_AT)):
+            value = self.task.loss(module(inputs[row : row + 1]), labels[row : row + 1]).sum()
+            slopes = torch.autograd.grad(value, trained, allow_unused=True)
+            norms.append(sum(float(slope.square().sum()) for slope in slopes if slope is not None) ** 0.5)
+        return [float(f"{max(float(norm), 1e-3):.3g}") for norm in np.quantile(norms, _CLIP_QUANTILES)]
+
+    def rehearse(
+        self,
+        training: Training,
+        rounds: int,
+        noise: float,
+        seller_weights: Array,
+        *,
+        fixed: Sequence[str] = (),
+        on_tried: Callable[[int], None] = lambda _: None,
+    ) -> Rehearsal:
+        """The best server rate, clip norm and averaging for a market of so many rounds.
+
+        Args:
+            training: where the search starts; everything else of it is kept.
+            noise: deviation of the noise on the mean gradient, over the clip norm.
+            seller_weights: (clients,) weights of the sellers' updates, adding up to 1.
+            fixed: settings of the training that are not to be changed.
+            on_tried: told how many settings have been tried so far.
+        """
+        groups = self.group_weights(seller_weights)
+        tried: dict[Training, float] = {}
+
+        def loss(one: Training) -> float:
+            if one not in tried:
+                tried[one] = self.loss_after(one, rounds, noise, groups)
+                on_tried(len(tried))
+            return tried[one]
+
+        best = training
+        if "clip_norm" not in fixed:
+            best = replace(best, clip_norm=self.clip_norms[-1])
+        if "server_rate" not in fixed:
+            best = min((replace(best, server_rate=rate) for rate in _RATES), key=loss)
+        if "clip_norm" not in fixed:
+            # A step is relative to the clip norm: both change together, so that the step stays.
+            others = [
+                replace(best, clip_norm=norm, server_rate=best.server_rate * norm / best.clip_norm)
+                if "server_rate" not in fixed
+                else replace(best, clip_norm=norm)
+                for norm in self.clip_norms
+            ]
+            best = min(others, key=loss)
+        if "averaging" not in fixed:
+            best = min((replace(best, averaging=share) for share in _AVERAGING), key=loss)
+        if "server_rate" not in fixed:
+            best = self._best_rate(best, loss, _FINE)
+        return Rehearsal(best, self.loss_before(), loss(best))
+
+    @staticmethod
+    def _best_rate(training: Training, loss: Callable[[Training], float], factor: float) -> Training:
+        """Moves the server's rate by a factor, up or down, while the loss falls."""
+        best = training
+        for step in (factor, 1.0 / factor):
+            for _ in range(_LONGEST_WALK):
+                tried = replace(best, server_rate=best.server_rate * step)
+                if not loss(tried) < loss(best):
+                    break
+                best = tried
+            if best is not training:
+                break
+        return best
+
+    def spread(self, training: Training, rounds: int) -> ClientSpread:
+        """How much it harms to buy from some stand-in sellers only, beside what noise harms; see `client_spread`.
+
+        Noise is that on the mean gradient over the clip norm.
+        """
+        rng = np.random.default_rng([self.seed, _PARTS])
+        clients = len(self._mixes)
+        share_score = []
+        for share in SPREAD_SHARES:
+            found = []
+            for _ in range(SPREAD_DRAWS):
+                weights = np.zeros(clients)
+                part = rng.permutation(clients)[: max(1, round(share * clients))]
+                weights[part] = 1.0 / part.size
+                found.append(-self.loss_after(training, rounds, 0.0, self.group_weights(weights)))
+            share_score.append(float(np.mean(found)))
+        everybody = np.ones(len(self._worlds[0].sizes))
+        world = self._worlds[0]
+        records = ClientRecords(world.inputs, world.labels, world.sizes)
+        sums = clipped_sums(self.model, world.start[None], records, training.clip_norm).values
+        length = float(sums.sum(0).norm()) / (training.clip_norm * sum(world.sizes))
+        equal = max(length / sums.shape[1] ** 0.5, 1e-9)
+        noise = [equal * 2.0**octave for octave in SPREAD_OCTAVES]
+        noise_score = [-self.loss_after(training, rounds, one, everybody) for one in noise]
+        return ClientSpread(SPREAD_SHARES, tuple(share_score), tuple(noise), tuple(noise_score))
+
+    def loss_before(self) -> float:
+        """Mean loss of the buyer's own models, over worlds."""
+        return float(np.mean([self._loss(world, world.start) for world in self._worlds]))
+
+    def loss_after(self, training: Training, rounds: int, noise: float, group_weights: Array) -> float:
+        """Mean loss after a market with these settings, over worlds; the same noise for all settings."""
+        places = range(len(self._worlds))
+        return float(np.mean([self._played(k, training, rounds, noise, group_weights) for k in places]))
+
+    def _played(self, number: int, training: Training, rounds: int, noise: float, group_weights: Array) -> float:
+        world = self._worlds[number]
+        generator = torch.Generator().manual_seed(1_000_003 * self.seed + 1_009 * number + _NOISE)
+        weights = torch.from_numpy(group_weights).float()
+        records = ClientRecords(world.inputs, world.labels, world.sizes)
+        state = ServerState.start(world.start)
+        scale = training.local_rate / (training.clip_norm * sum(world.sizes))
+        for done in range(rounds):
+            sums = clipped_sums(self.model, state.weights[None], records, training.clip_norm).values.float()
+            update = scale * (weights @ sums)
+            update += training.local_rate * noise * torch.randn(update.shape, generator=generator)
+            state = state.moved(update.numpy(), training, done / rounds)
+        return self._loss(world, state.tested(training))
+
+    def _loss(self, world: _World, weights: Tensor) -> float:
+        return float(self.model.losses(weights, world.checked_inputs, world.checked_labels).double().mean())
+
+    def _world(self, number: int) -> _World:
+        assert self.task.public is not None
+        inputs, labels = self.task.public.tensors()
+        rows = labels.shape[0]
+        rng = np.random.default_rng([self.seed, _RESAMPLE, number])
+        again = torch.from_numpy(rng.integers(0, rows, rows))
+        truth = self._training.fit(inputs[again], labels[again], self.own.strength)
+        generator = torch.Generator().manual_seed(1_000_003 * self.seed + 1_009 * number + _LABELS)
+        own_labels = self._drawn_labels(truth, inputs, labels, generator)
+        start = self._training.fit(inputs, own_labels, self.own.strength)
+        order = torch.from_numpy(rng.permutation(rows))
+        most = _ROWS if self._training.is_linear else _ROWS_OF_NETWORKS
+        count = min(round(_HELD_SHARE * rows), most)
+        draws = max(1, min(_MOST_DRAWS, most // count))
+        held = order[:count].repeat(draws)
+        checked = order[count : count + most].repeat(draws)
+        held_labels = self._drawn_labels(truth, inputs[held], labels[held], generator)
+        checked_labels = self._drawn_labels(truth, inputs[checked], labels[checked], generator)
+        group = self._groups(held_labels)
+        by_group = torch.argsort(group, stable=True)
+        sizes = torch.bincount(group, minlength=self._group_count()).tolist()
+        return _World(
+            inputs[held][by_group],
+            held_labels[by_group],
+            sizes,
+            flat_weights(self.model, start),
+            inputs[checked],
+            checked_labels,
+        )
+
+    def _drawn_labels(self, truth: nn.Module, inputs: Tensor, labels: Tensor, generator: torch.Generator) -> Tensor:
+        """Labels for these inputs as this world has them; a task with a loss of its own keeps its labels."""
+        if self.task.goal == "own":
+            return labels
+        truth.eval()
+        with torch.no_grad():
+            outputs = truth(inputs)
+        if self.task.goal == "classification":
+            if outputs.numel() == labels.shape[0]:  # one output of a binary task is the logit of its second class
+                outputs = torch.stack([torch.zeros_like(outputs.flatten()), outputs.flatten()], dim=1)
+            drawn = torch.multinomial(torch.softmax(outputs.double(), 1), 1, generator=generator)[:, 0]
+            return drawn.to(labels.dtype)
+        noise = torch.randn(labels.shape, generator=generator)
+        scattered: Tensor = outputs.reshape(labels.shape) + self.own.held_out_spread * noise
+        return scattered.to(labels.dtype)
+
+    def _group_count(self) -> int:
+        return max(1, len(self.task.classes)) if self.task.goal == "classification" else _TARGET_GROUPS
+
+    def _groups(self, labels: Tensor) -> Tensor:
+        """(rows,) which group a label belongs to: its class, or a fifth of the range of targets."""
+        if self.task.goal == "classification":
+            return labels.long()
+        values = labels.double().reshape(labels.shape[0], -1).mean(dim=1)
+        edges = torch.quantile(values, torch.arange(1, _TARGET_GROUPS, dtype=torch.float64) / _TARGET_GROUPS)
+        return torch.bucketize(values, edges)
