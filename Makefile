@@ -8,7 +8,7 @@ export OMP_NUM_THREADS ?= 1
 # Where a machine forbids it, every process of the tests would compile our modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test suite setup lint docs dist mutants clean
+.PHONY: demo test suite setup lint docs dist clean
 .DEFAULT_GOAL := help
 
 help:
@@ -17,7 +17,6 @@ help:
 	@echo "make setup   only build $(VENV)"
 	@echo "make docs    the documentation as a site, in out/site"
 	@echo "make lint    ruff, mypy and the import contract"
-	@echo "make mutants try small faults against the tests (hours; goes on where it stopped)"
 	@echo "make dist    build wheel and source archive, try them outside the checkout"
 
 $(BIN)/python:
@@ -65,11 +64,6 @@ PYTHONS ?= $(BIN)/python
 dist: $(STAMP)
 	$(BIN)/python -m privmarket_studies.smoke . --dist dist $(foreach python,$(PYTHONS),--python $(python))
 	$(BIN)/python -m privmarket_studies.smoke . --extra all --pages slow
-
-# Small faults in the code that decides about money and privacy, which the tests must notice. Hours; stops and goes on.
-mutants: $(STAMP)
-	nice -n 19 $(BIN)/python -m privmarket_studies.mutants run
-	$(BIN)/python -m privmarket_studies.mutants page
 
 clean:
 	rm -rf $(VENV) out dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis

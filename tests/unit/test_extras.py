@@ -23,6 +23,7 @@ IMPORTED = {
     "pillow": ("PIL",),
     "python-multipart": ("multipart", "python_multipart"),
     "dp-accounting": ("dp_accounting",),
+    "lazy-loader": ("lazy_loader",),
     "fastapi": ("fastapi", "starlette"),
     "typing-extensions": ("typing_extensions",),
     "prometheus-client": ("prometheus_client",),
@@ -201,7 +202,7 @@ def test_a_module_of_ours_that_is_gone_is_not_called_an_extra():
 
 def test_extras_know_no_module_by_name():
     """It lies below all of them: which extra a module needs, the module or the name of its package says."""
-    assert "privmarket.cli" not in (ROOT / "src/privmarket/extras.py").read_text()
+    assert "privmarket.cli" not in (ROOT / "src/privmarket/_extras.py").read_text()
     packages_of_ours = {path.parent.name for path in (ROOT / "src/privmarket").glob("*/__init__.py")}
     assert packages_of_ours & set(extras.EXTRA_OF.values()) == {"broker", "federated", "flower"}
 

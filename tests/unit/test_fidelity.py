@@ -82,7 +82,7 @@ def test_every_item_has_one_row_with_a_module_and_a_test():
 @pytest.mark.parametrize(
     ("there", "broken", "said"),
     [
-        ("`mechanisms/pac.py`", "`mechanisms/gone.py`", "no module"),
+        ("`mechanisms/_pac.py`", "`mechanisms/_gone.py`", "no module"),
         ("test_bounds.py::test_ironing_two_point_masses`", "test_gone.py::test_ironing`", "no test test_ironing"),
         ("::test_ironing_two_point_masses`", "::test_something_else`", "no test test_something_else"),
         ("“ironing”", "“variance”", "says nothing of 'variance'"),

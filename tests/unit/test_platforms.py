@@ -24,7 +24,7 @@ _POSIX = re.compile(
     flags=re.M,
 )
 # file → why it may: the first two have a branch for Windows, the third is refused there with one line.
-ALLOWED = {"privacy/wallet_file.py", "secagg/_journal.py", "flower/engine.py", "broker/noise_tables.py"}
+ALLOWED = {"privacy/_wallet_file.py", "secagg/_journal.py", "flower/_engine.py", "broker/_noise_tables.py"}
 
 
 def test_posix_only_calls_stand_only_where_they_may():

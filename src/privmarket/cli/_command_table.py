@@ -18,53 +18,53 @@ from typer.utils import get_params_from_function
 # command → module:attribute, a function or a `typer.Typer`, and its first line of help
 COMMANDS = {
     "demo": (
-        "demo:demo",
+        "_demo:demo",
         "Run the whole market on handwritten digits: auction, private training, wallets, settlement, report.",
     ),
-    "auction": ("auction:auction", "Clear one auction: who sells how much ε, for what."),
+    "auction": ("_auction:auction", "Clear one auction: who sells how much ε, for what."),
     "audit": (
-        "audit:audit",
+        "_audit:audit",
         "Attack a mechanism on sampled markets: regret, IR, budget, truthfulness in ε, distance to the bounds.",
     ),
     "mechanisms": (
-        "mechanisms:mechanisms",
+        "_mechanisms:mechanisms",
         "List the auction rules with what they promise and the settings that `--set` takes.",
     ),
     "federate": (
-        "federate:federate",
+        "_federate:federate",
         "Run a federated training in which clients sell ε: auction, private training, aggregation, settlement.",
     ),
     "plan": (
-        "plan:plan",
+        "_plan:plan",
         "Say what a model will cost, and what it adds to your own records: money → score, lifetime ε, pay.",
     ),
     "predict": (
-        "predict:predict",
+        "_predict:predict",
         "Apply a model that `privmarket federate --model-out` wrote to new rows of a table.",
     ),
     "equilibrium": (
-        "equilibrium:equilibrium",
+        "_equilibrium:equilibrium",
         "Solve the game in which clients sell a limited budget over many rounds and look ahead.",
     ),
-    "account": ("account:account", "What a list of sales costs: ε at δ, and the noise that each sale needs."),
-    "attack": ("attack:attack", "Attack real releases and compare what shows with what was claimed."),
+    "account": ("_account:account", "What a list of sales costs: ε at δ, and the noise that each sale needs."),
+    "attack": ("_attack:attack", "Attack real releases and compare what shows with what was claimed."),
     "train": (
-        "train:train",
+        "_train:train",
         "Learn a mechanism. Shows objective, regret, IR and multipliers as it goes, saves checkpoints and a curve.",
     ),
-    "sample": ("examples:sample", "Copy a sample file: bids to auction, sales to account for, a rule of your own."),
-    "example": ("examples:example", "Copy an example project to start from: a Flower app, a rule of your own."),
-    "serve": ("serve:serve", "Run the market as a service: API, dashboard, ledger and wallets in one process."),
-    "witness": ("witness:witness", "Keep the heads of a broker's log and check that each continues the last."),
+    "sample": ("_examples:sample", "Copy a sample file: bids to auction, sales to account for, a rule of your own."),
+    "example": ("_examples:example", "Copy an example project to start from: a Flower app, a rule of your own."),
+    "serve": ("_serve:serve", "Run the market as a service: API, dashboard, ledger and wallets in one process."),
+    "witness": ("_witness:witness", "Keep the heads of a broker's log and check that each continues the last."),
     "replay": (
-        "replay:replay",
+        "_replay:replay",
         "Run the auction of a round again, from the entries that its broker shows once the round has ended.",
     ),
-    "data": ("data:app", "Fetch data sets and verify them; draft the schema of your own table."),
-    "seller": ("seller:app", "For sellers: write a policy, check it, and read what was sold."),
-    "register": ("register:app", "Keep a register of sellers: it signs who is in a round's secure sum."),
-    "broker": ("broker_admin:app", "Look after a broker: verify, back up, restore, erase names, new token."),
-    "flower": ("flower:app", "The market on Flower: run an app, rehearse a deployment."),
+    "data": ("_data:app", "Fetch data sets and verify them; draft the schema of your own table."),
+    "seller": ("_seller:app", "For sellers: write a policy, check it, and read what was sold."),
+    "register": ("_register:app", "Keep a register of sellers: it signs who is in a round's secure sum."),
+    "broker": ("_broker_admin:app", "Look after a broker: verify, back up, restore, erase names, new token."),
+    "flower": ("_flower:app", "The market on Flower: run an app, rehearse a deployment."),
 }
 
 
