@@ -15,7 +15,8 @@ _FENCE = re.compile(r"\s*(```|~~~)")
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """A blank line before each list that follows a line of text."""
+    """A blank line before each list that follows a line of text; Python with prompts as a Python console."""
+    markdown = re.sub(r"^( *)```python\n(?= *>>> )", r"\1```pycon\n", markdown, flags=re.M)
     lines: list[str] = []
     in_code = in_list = False
     for line in markdown.split("\n"):

@@ -42,7 +42,7 @@ def altered(change, kind=wire.Sale):
 
 def both(change):
     """The same change in the call for bids and in the order: the client is offered the bad terms from the start."""
-    call, order = altered(change, pm.flower.wire.Terms), altered(change)
+    call, order = altered(change, wire.Terms), altered(change)
 
     def tamper(message):
         call(message)

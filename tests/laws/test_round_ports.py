@@ -11,6 +11,7 @@ import privmarket as pm
 from privmarket.broker._api import ServiceSettings, create_app
 from privmarket.broker._broker import Broker
 from privmarket.broker._http_client import BrokerClient
+from privmarket.flower import _wire as wire
 from privmarket.flower._broker_auction import BrokerAuctioneer
 from privmarket.flower._server import MarketRun
 from privmarket.flower._settings import MarketSettings
@@ -288,7 +289,7 @@ def test_flower_strategies_play_the_same_round():
     grid = Wire(app)
     options = {"mechanism": "proportional-share", "budget": 4.0, "rounds": 1}
     strategy = pm.flower.AuctionStrategy(FedAvg(fraction_evaluate=0.0), **options)
-    arrays = ArrayRecord({name: pm.flower.wire.Array(array) for name, array in START.items()})
+    arrays = ArrayRecord({name: wire.Array(array) for name, array in START.items()})
     strategy.start(grid, arrays, num_rounds=1)
     served = pm.flower.server_app(initial_weights=lambda: START, **options)
     result = pm.flower.run_in_process(served, client(), CLIENTS)

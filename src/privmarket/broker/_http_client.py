@@ -64,8 +64,8 @@ class BrokerClient(BrokerConnection):
 
         Args:
             key: signs one's bids and statements; make a file with `privmarket seller init` and give
-            `SigningKey.read(file)`. openings: a file for the numbers of sealed bids until they are revealed; in
-            memory only by default.
+                `SigningKey.read(file)`.
+            openings: a file for the numbers of sealed bids until they are revealed; in memory only by default.
         """
         super().__init__(url, token, http or httpx.Client(base_url=url, timeout=timeout_seconds))
         self.key = key

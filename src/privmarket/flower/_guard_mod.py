@@ -102,10 +102,10 @@ class GuardMod:
     Args:
         policy: the site's policy file, or the policy itself; see docs/how-to/guard-a-site.md.
         name: the site's name, which stands for `{client}` in the wallet's file name.
-        model, data, loss: makes the model, gives the node's (inputs, labels) or (inputs, labels, persons), and
-        gives
-            one loss per record. With the first two the guard trains itself, record by record, and does not call the
-            app's train function.
+        model: makes the model. With `model` and `data` the guard trains by itself, record by record, and does not
+            call the app's train function.
+        data: gives the node's (inputs, labels) or (inputs, labels, persons).
+        loss: gives one loss per record.
     """
 
     def __init__(

@@ -44,8 +44,7 @@ def federate(
             the model that the market starts from, and choose the server's rate, the clip norm and the averaging
             where you do not; private records choose nothing.
         dataset: instead of a task: digits (built in), mnist, fashion-mnist or cifar10 (`privmarket data get`),
-        as in
-            the paper's evaluation.
+            as in the paper's evaluation.
         mechanism: the auction rule: a name, `package.module:Rule`, a `Mechanism`, or a function
             `(bids, budget) -> (epsilon, payment)`. If left out, graded-ration for a task under aggregate trust, and
             mean-field-menu otherwise.

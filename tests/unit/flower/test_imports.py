@@ -8,7 +8,7 @@ import sys
 import privmarket as pm
 assert not {"torch", "flwr", "scipy.stats"} & set(sys.modules), "import privmarket"
 from flwr.app import Context, Message, RecordDict
-from privmarket.flower import wire
+from privmarket.flower import _wire as wire
 from privmarket.privacy._calibration import ReleaseFamily
 from privmarket.rounds import Terms
 
@@ -74,6 +74,6 @@ def test_no_module_that_moves_messages_loads_torch():
         "strategy",
         "engine",
     )
-    names = ", ".join(f"privmarket.flower.{name}" for name in modules)
+    names = ", ".join(f"privmarket.flower._{name}" for name in modules)
     code = f"import sys, {names}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=120, check=False).returncode == 0
