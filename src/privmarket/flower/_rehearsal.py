@@ -300,7 +300,7 @@ def read_plan(text: str) -> RehearsalPlan:
 
 
 def _app_code(plan: RehearsalPlan, folder: Path) -> str:
-    return f"""from privmarket.flower import rehearsal
+    return f"""from privmarket.flower import _rehearsal as rehearsal
 
 PLAN = {json.dumps(asdict(plan))!r}
 server = rehearsal.server(PLAN)

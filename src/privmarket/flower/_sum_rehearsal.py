@@ -442,7 +442,7 @@ def read_sum_plan(text: str) -> SumPlan:
 
 
 def _app_code(plan: SumPlan, folder: Path) -> str:
-    return f"""from privmarket.flower import sum_rehearsal
+    return f"""from privmarket.flower import _sum_rehearsal as sum_rehearsal
 
 PLAN = {json.dumps(asdict(plan))!r}
 server = sum_rehearsal.server(PLAN, {str(folder)!r})
