@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from privmarket.privacy import _tables as tables
+from privmarket.privacy import _calibration as tables
 from privmarket.privacy._calibration import noise_multiplier
 from privmarket.privacy._noise import NoiseSource
 from privmarket.privacy._release import ReleaseGrid, double_sum_inflation, sum_inflation

@@ -13,7 +13,7 @@ import privmarket as pm
 from privmarket.broker._http_errors import BrokerError
 from privmarket.cli._seller_at_broker import dataset_digest
 from privmarket.flower import _wire as wire
-from privmarket.privacy import _integer_noise as integer_noise
+from privmarket.privacy import _noise as integer_noise
 from privmarket.privacy._calibration import ReleaseFamily
 from privmarket.privacy._noise import NoiseSource
 from tests.unit.flower.toy import Wire, train
@@ -75,7 +75,7 @@ def test_a_claim_for_a_secure_sum_does_not_uncover_the_share(salted, monkeypatch
         train, valuation=0.1, wallet="unlimited", broker=contextmanager(lambda context: iter([broker]))
     )
     (context,) = Wire(app, 1).contexts.values()
-    share = {"w": 1000.0 + integer_noise.draw(NoiseSource.from_seed(4), 1, 2).astype(np.float64)}
+    share = {"w": 1000.0 + integer_noise.draw_integers(NoiseSource.from_seed(4), 1, 2).astype(np.float64)}
     sale = wire.Sale("r", 0, 0.5, 1, ReleaseFamily(), 1.0, 1.0, 1.0, trust="aggregate", sellers=9, levels=2)
     app.seller.close(sale, share, context)
     head = f"w float64 {(1,)}\n".encode()

@@ -175,7 +175,7 @@ def test_an_unknown_schedule_is_refused_at_once(tmp_path, monkeypatch):
     def never(*_):
         raise AssertionError("a noise table was built")
 
-    monkeypatch.setattr("privmarket.privacy._tables.build_table", never)
+    monkeypatch.setattr("privmarket.privacy._calibration.build_table", never)
     app, jobs, wallet = victims(tmp_path)
     start = time.perf_counter()
     odd = lambda asked: {"family": ReleaseFamily(0.0417, 33, asked.family.delta)}  # noqa: E731

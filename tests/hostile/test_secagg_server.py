@@ -10,7 +10,7 @@ import math
 import numpy as np
 import pytest
 
-from privmarket.privacy import _integer_noise as integer_noise
+from privmarket.privacy import _noise as integer_noise
 from privmarket.privacy._noise import NoiseSource
 from privmarket.secagg import (
     AdvertisedKeys,
@@ -429,8 +429,8 @@ def noise_left(survivors):
 
     Sellers send nothing but their noise. The first ones collude, and always come through.
     """
-    noise = [integer_noise.draw(NoiseSource.from_seed(5, number), SIZE, 2) for number in range(SELLERS)]
-    largest = integer_noise.largest(2)
+    noise = [integer_noise.draw_integers(NoiseSource.from_seed(5, number), SIZE, 2) for number in range(SELLERS)]
+    largest = integer_noise.largest_noise(2)
     terms = terms_of(SELLERS, length=SIZE, largest=largest, bits=_terms.exact_bits(largest, SELLERS))
     gone = set(range(survivors, SELLERS))
     play = Play(terms, after=lambda number, reply: None if lost(reply, number, gone) else reply)
@@ -438,7 +438,7 @@ def noise_left(survivors):
     total = play.run()
     if total is None:
         return None, play
-    promised = math.sqrt(HONEST) * integer_noise.deviation(2)
+    promised = math.sqrt(HONEST) * integer_noise.noise_deviation(2)
     return float(np.std(total - sum(noise[:ALLOWED]))) / promised, play
 
 

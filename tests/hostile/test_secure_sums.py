@@ -26,7 +26,7 @@ from privmarket.flower import (
     _wire as wire,
 )
 from privmarket.flower._node_seller import MarketClientApp
-from privmarket.privacy import _integer_noise as integer_noise
+from privmarket.privacy import _noise as integer_noise
 from privmarket.privacy._noise import NoiseSource
 from privmarket.privacy._release import ReleaseGrid
 from privmarket.secagg import InputRequest, SharedSum, modular_sum
@@ -153,7 +153,7 @@ def test_an_order_without_the_protocol_gets_nothing(monkeypatch):
 def unequal(message):
     config = message.content.config_records.get(wire.SALE)
     if config is not None and message.metadata.dst_node_id == VICTIM:
-        more = integer_noise.deviation(3) / integer_noise.deviation(2)
+        more = integer_noise.noise_deviation(3) / integer_noise.noise_deviation(2)
         config["levels"], config["weight"] = 3, config["weight"] * more * 0.99
 
 
@@ -163,7 +163,7 @@ def test_unequal_digits_take_the_others_noise_away_from_a_gullible_client(monkey
     for side in (secure, secure_seller):  # room for the victim's larger integers
         monkeypatch.setattr(side, "largest_share", lambda *_: 2**34)
     sent, opened, _ = attacked(monkeypatch, unequal)
-    promised = math.sqrt(CLIENTS * 2 / 3) * integer_noise.deviation(3)
+    promised = math.sqrt(CLIENTS * 2 / 3) * integer_noise.noise_deviation(3)
     assert float(np.std(opened - sent[VICTIM])) < 0.02 * promised  # all that hides the victim's share
 
 

@@ -21,8 +21,8 @@ from privmarket.privacy._accountant import composed_epsilon
 from privmarket.privacy._calibration import ReleaseFamily
 from privmarket.privacy._events import PrivacyEvent
 from privmarket.privacy._policy import SellerPolicy
+from privmarket.privacy._statement import ODOMETER_LABEL, ODOMETER_NOTE, lifetime_promise
 from privmarket.privacy._wallet import Wallets
-from privmarket.privacy._words import ODOMETER_LABEL, ODOMETER_NOTE, lifetime_promise
 from privmarket.secagg import alone_noise_multiplier
 from tests.unit.flower.toy import VALUATIONS, Wire, client, partition, play, server
 

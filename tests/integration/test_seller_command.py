@@ -8,8 +8,8 @@ from privmarket.cli import app
 from privmarket.errors import ConfigurationError, PrivmarketError
 from privmarket.privacy import _gaussian as gaussian
 from privmarket.privacy._calibration import ReleaseFamily
-from privmarket.privacy._wallet_file import WalletFile
-from privmarket.privacy._words import lifetime_promise
+from privmarket.privacy._statement import lifetime_promise
+from privmarket.privacy._wallet_store import WalletFile
 from tests.json_fields import check_fields
 
 runner = CliRunner()

@@ -13,8 +13,7 @@ from privmarket.errors import WalletError
 from privmarket.privacy._accountant import composed_epsilon
 from privmarket.privacy._calibration import ReleaseFamily
 from privmarket.privacy._wallet import Wallets
-from privmarket.privacy._wallet_file import WalletFile
-from privmarket.privacy._wallet_store import MemoryStore, ReleaseBook, not_reserved
+from privmarket.privacy._wallet_store import MemoryStore, ReleaseBook, WalletFile, not_reserved
 from privmarket.rounds import Award
 from privmarket_studies.torture.market import make_market
 
@@ -187,7 +186,7 @@ def test_what_is_void_can_be_sold_again_and_no_more(tmp_path):
 
 
 def test_files_remember_over_processes(tmp_path):
-    from privmarket.privacy import _wallet_file as wallet_file
+    from privmarket.privacy import _wallet_store as wallet_file
 
     store = InFiles(tmp_path)
     store.reserve("run/0", sold(1.0, 0.5, None))

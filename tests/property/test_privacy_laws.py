@@ -6,11 +6,10 @@ from dp_accounting.pld import privacy_loss_distribution as pld
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from privmarket.privacy import _calibration as tables
 from privmarket.privacy import _gaussian as gaussian
-from privmarket.privacy import _tables as tables
-from privmarket.privacy._accountant import RdpAccountant, composed_epsilon
+from privmarket.privacy._accountant import RdpAccountant, certify, composed_epsilon
 from privmarket.privacy._calibration import ReleaseFamily
-from privmarket.privacy._certificate import certify
 from privmarket.privacy._events import PrivacyEvent
 from privmarket.privacy._wallet import Wallet, Wallets
 

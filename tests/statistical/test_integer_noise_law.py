@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from privmarket.privacy import _integer_noise as integer_noise
-from privmarket.privacy._integer_noise import draw, draw_digits
-from privmarket.privacy._noise import NoiseSource
+from privmarket.privacy import _noise as integer_noise
+from privmarket.privacy._noise import NoiseSource, draw_digits, draw_integers
 
 DRAWS = 1_500_000
 FALSE_ALARM = 1e-4
@@ -23,7 +22,7 @@ def digits(seed: int, count: int = DRAWS, kind: int = 0) -> np.ndarray:
 def digit_p_value(sample: np.ndarray, kind: int = 0) -> float:
     """Chi-square of all digits within 3.6 deviations, each in a class of its own, and two tails."""
     reach, edge = integer_noise._REACH, 920
-    lower = np.array([float(step / 2**144) for step in integer_noise.tables().steps[kind]])
+    lower = np.array([float(step / 2**144) for step in integer_noise.digit_tables().steps[kind]])
     inside = np.diff(lower)[reach - 1 - edge : reach + edge]
     tails = lower[reach - 1 - edge]
     expected = np.concatenate([[tails], inside, [1 - inside.sum() - tails]]) * sample.size
@@ -51,8 +50,8 @@ def test_a_digit_that_is_slightly_off_is_caught(broken):
 
 @pytest.mark.parametrize("levels", [2, 4])
 def test_draws_are_normal_and_uniform_in_their_last_bits(levels):
-    sample = draw(NoiseSource.from_seed(5), DRAWS // 3, levels)
-    scaled = sample / integer_noise.deviation(levels)
+    sample = draw_integers(NoiseSource.from_seed(5), DRAWS // 3, levels)
+    scaled = sample / integer_noise.noise_deviation(levels)
     assert stats.kstest(scaled, "norm").pvalue > FALSE_ALARM
     assert abs(np.mean(scaled**2) - 1) < 4 * np.sqrt(2 / sample.size)
     assert abs(np.mean(scaled[:-1] * scaled[1:])) < 4 / np.sqrt(sample.size)

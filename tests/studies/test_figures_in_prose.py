@@ -19,8 +19,8 @@ from privmarket.market._scenarios import scenario
 from privmarket.mechanisms.learned._mean_field_network import MeanFieldNetwork
 from privmarket.mechanisms.learned._recipes import Recipe
 from privmarket.mechanisms.learned._weights import load, shipped
+from privmarket.privacy._accountant import certify
 from privmarket.privacy._calibration import ReleaseFamily
-from privmarket.privacy._certificate import certify
 from privmarket.tasks import with_features
 from privmarket_studies.reproduce.publish import all_kept
 

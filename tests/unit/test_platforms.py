@@ -24,7 +24,7 @@ _POSIX = re.compile(
     flags=re.M,
 )
 # file → why it may: the first two have a branch for Windows, the third is refused there with one line.
-ALLOWED = {"privacy/_wallet_file.py", "secagg/_journal.py", "flower/_engine.py", "broker/_noise_tables.py"}
+ALLOWED = {"privacy/_wallet_store.py", "secagg/_journal.py", "flower/_engine.py", "broker/_noise_tables.py"}
 
 
 def test_posix_only_calls_stand_only_where_they_may():
@@ -47,7 +47,7 @@ def test_a_wallet_works_without_fcntl(tmp_path):
         "sys.modules['msvcrt'] = types.SimpleNamespace(LK_LOCK=1, locking=lambda *a: locked.append(a))\n"
         "sys.modules['fcntl'] = None\n"
         "sys.platform = 'win32'\n"
-        "from privmarket.privacy._wallet_file import WalletFile\n"
+        "from privmarket.privacy._wallet_store import WalletFile\n"
         "wallet = WalletFile('wallet.jsonl', 8.0)\n"
         "with wallet.open() as book:\n"
         "    book.reserve('run/0', 1.0, calibration.ReleaseFamily().event(1.0))\n"

@@ -16,10 +16,10 @@ from privmarket.market._bounds import fluid_bound
 from privmarket.market._objectives import AggregateError
 from privmarket.market._scenarios import scenario
 from privmarket.mechanisms.learned._weights import load, shipped
+from privmarket.privacy._accountant import certify
 from privmarket.privacy._calibration import ReleaseFamily, noise_multiplier
-from privmarket.privacy._certificate import certify
 from privmarket.privacy._gaussian import literal_noise_multiplier
-from privmarket.privacy._integer_noise import deviation
+from privmarket.privacy._noise import noise_deviation
 from privmarket.privacy._release import ReleaseGrid, release_distance, rounded_sensitivity, sum_inflation
 from privmarket.secagg import DEFAULT_COHORT, colluders_allowed, survivors_needed
 
@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[2]
 DELTA = 1e-5
 SUMS, BITS = "docs/theory/secure-sums.md", "docs/theory/finite-arithmetic.md"
 MENU, TRUST = "docs/theory/mean-field-menu.md", "docs/theory/aggregate-trust.md"
-TWO_DIGITS = deviation(2)
+TWO_DIGITS = noise_deviation(2)
 # The market of the examples on the pages about the mean-field menu and aggregate trust.
 FOUR = Bids(np.array([1.0, 2.0, 3.0, 4.0]), np.ones(4))
 

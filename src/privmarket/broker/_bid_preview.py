@@ -10,7 +10,7 @@ from privmarket.market._guarantees import IndividuallyRational
 from privmarket.mechanisms import mechanism as rule
 from privmarket.mechanisms import mechanism_names
 from privmarket.privacy._calibration import ReleaseFamily
-from privmarket.privacy._words import promise
+from privmarket.privacy._statement import promise
 
 
 @lru_cache(maxsize=64)

@@ -15,8 +15,15 @@ from privmarket._files import check_writable
 from privmarket._plans import DELTA
 from privmarket.cli._options import Json, note, print_json, print_table
 from privmarket.errors import ConfigurationError
-from privmarket.privacy._statement import Statement, parse_sale, read_sales, running_epsilon, statement
-from privmarket.privacy._words import ODOMETER_NOTE, rounded_up_percent
+from privmarket.privacy._statement import (
+    ODOMETER_NOTE,
+    Statement,
+    parse_sale,
+    read_sales,
+    rounded_up_percent,
+    running_epsilon,
+    statement,
+)
 from privmarket.reports._palette import new_figure
 
 

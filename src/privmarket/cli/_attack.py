@@ -13,7 +13,7 @@ from privmarket._lazy import late
 from privmarket._plans import AttackPlan
 from privmarket.cli._options import Json, note, print_json, print_table, takes_settings
 from privmarket.errors import ConfigurationError
-from privmarket.privacy._words import rounded_up_percent
+from privmarket.privacy._statement import rounded_up_percent
 from privmarket.tasks import SOURCE_OPTIONS, TaskSource
 
 if TYPE_CHECKING:

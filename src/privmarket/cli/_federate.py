@@ -35,14 +35,14 @@ from privmarket.errors import ConfigurationError, UnknownNameError
 from privmarket.market._facts import MarketFacts
 from privmarket.market._scenarios import scenario
 from privmarket.mechanisms import resolve, why_nothing_sold
-from privmarket.privacy._words import SIMULATED_WARNING, cohort_words, rounded_down_percent, rounded_up_percent
+from privmarket.privacy._statement import SIMULATED_WARNING, cohort_words, rounded_down_percent, rounded_up_percent
 from privmarket.simulation._config import DATASETS, FederationConfig, Training, statistics_words, usual_interval
 from privmarket.tasks import SOURCE_OPTIONS, TaskSource
 
 if TYPE_CHECKING:
     from privmarket import secagg
     from privmarket import tasks as builtin
-    from privmarket.privacy._words import Promise
+    from privmarket.privacy._statement import Promise
     from privmarket.reports import _federated_report as federated_report
     from privmarket.reports import _own_records as baselines
     from privmarket.reports import _verdict as verdicts

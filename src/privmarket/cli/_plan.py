@@ -21,7 +21,7 @@ from privmarket.cli._federate import prepared
 from privmarket.cli._options import Json, note, parse_settings, print_json, print_table, takes_settings
 from privmarket.cli._progress import ProgressBar
 from privmarket.errors import ConfigurationError
-from privmarket.privacy._words import cohort_words
+from privmarket.privacy._statement import cohort_words
 from privmarket.reports._plan_figure import amount, check_plot, write_plan
 from privmarket.simulation._config import DATASETS, FederationConfig, recommended_training
 from privmarket.tasks import SOURCE_OPTIONS, TaskSource

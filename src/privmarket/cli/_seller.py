@@ -15,14 +15,11 @@ from privmarket._counted import counted
 from privmarket._plans import Trust
 from privmarket.cli import _seller_at_broker as seller_at_broker
 from privmarket.cli._options import Json, print_json, print_table
+from privmarket.privacy._accountant import certify
 from privmarket.privacy._calibration import ReleaseFamily
-from privmarket.privacy._certificate import certify
 from privmarket.privacy._events import from_json
-from privmarket.privacy._guard_policy import GUARDED, GuardedMetric
-from privmarket.privacy._policy import SellerPolicy
-from privmarket.privacy._policy_file import TEMPLATE
-from privmarket.privacy._wallet_file import PROTECTIONS, Protection, SaleLine, WalletFile
-from privmarket.privacy._words import (
+from privmarket.privacy._policy import GUARDED, TEMPLATE, GuardedMetric, SellerPolicy
+from privmarket.privacy._statement import (
     GROUP_RECORDS,
     ODOMETER_LABEL,
     ODOMETER_NOTE,
@@ -34,6 +31,7 @@ from privmarket.privacy._words import (
     rounded_up_percent,
     trust_words,
 )
+from privmarket.privacy._wallet_store import PROTECTIONS, Protection, SaleLine, WalletFile
 
 app = typer.Typer(help="For sellers: write a policy, check it, and read what was sold.", no_args_is_help=True)
 seller_at_broker.add_to(app)

@@ -33,11 +33,10 @@ from privmarket.flower._node_seller import (
     partition_name,
 )
 from privmarket.flower._wire import Arrays
-from privmarket.privacy._policy import PolicyRefusal, Reason, SellerPolicy
-from privmarket.privacy._policy_file import UNLIMITED
+from privmarket.privacy._policy import UNLIMITED, PolicyRefusal, Reason, SellerPolicy
 from privmarket.privacy._release import ReleaseGrid
-from privmarket.privacy._wallet_file import WalletFile
-from privmarket.privacy._words import SEEDED_WARNING
+from privmarket.privacy._statement import SEEDED_WARNING
+from privmarket.privacy._wallet_store import WalletFile
 from privmarket.rounds import Offer, Terms
 
 if TYPE_CHECKING:

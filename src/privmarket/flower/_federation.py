@@ -29,10 +29,9 @@ from privmarket.market._bids import Bids
 from privmarket.market._facts import MarketFacts
 from privmarket.market._scenarios import scenario
 from privmarket.mechanisms import resolve
-from privmarket.privacy._policy import SellerPolicy
-from privmarket.privacy._policy_file import UNLIMITED
+from privmarket.privacy._policy import UNLIMITED, SellerPolicy
 from privmarket.privacy._release import ReleaseGrid
-from privmarket.privacy._wallet_file import WalletFile
+from privmarket.privacy._wallet_store import WalletFile
 from privmarket.rounds import Offer, Terms
 from privmarket.simulation._clients import client_types
 from privmarket.simulation._config import FederationConfig

@@ -25,8 +25,7 @@ from privmarket.flower import _wire as wire
 from privmarket.flower._wire import Refusal, Sale
 from privmarket.privacy._calibration import ReleaseFamily
 from privmarket.privacy._policy import PolicyRefusal, Reason
-from privmarket.privacy._wallet_file import WalletFileError
-from privmarket.privacy._wallet_store import SoldBeforeError
+from privmarket.privacy._wallet_store import SoldBeforeError, WalletFileError
 from privmarket.rounds import Terms
 
 if TYPE_CHECKING:

@@ -37,7 +37,7 @@ from privmarket.flower._guard_open import opened
 from privmarket.flower._guard_release import GuardedReply, array_forms
 from privmarket.flower._wire import Arrays
 from privmarket.privacy._policy import PolicyRefusal, SellerPolicy
-from privmarket.privacy._wallet_file import WalletFile, WalletFileError
+from privmarket.privacy._wallet_store import WalletFile, WalletFileError
 
 if TYPE_CHECKING:
     from torch import nn

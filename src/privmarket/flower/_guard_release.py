@@ -28,11 +28,10 @@ from privmarket.flower._node_seller import Job, event_of
 from privmarket.flower._wire import Arrays, Sale
 from privmarket.privacy._calibration import ReleaseFamily
 from privmarket.privacy._events import PrivacyEvent
-from privmarket.privacy._guard_policy import GUARDED, GuardedMetric, GuardPolicy
 from privmarket.privacy._noise import NoiseSource
-from privmarket.privacy._policy import SellerPolicy
+from privmarket.privacy._policy import GUARDED, GuardedMetric, GuardPolicy, SellerPolicy
 from privmarket.privacy._release import ReleaseGrid, covered_records, double_sum_inflation, sum_inflation
-from privmarket.privacy._wallet_file import OpenWallet, WalletFile
+from privmarket.privacy._wallet_store import OpenWallet, WalletFile
 
 if TYPE_CHECKING:
     from torch import nn

@@ -30,10 +30,9 @@ from privmarket.market._outcome import is_beyond
 from privmarket.privacy._calibration import ReleaseFamily
 from privmarket.privacy._events import PrivacyEvent
 from privmarket.privacy._noise import NoiseSource
-from privmarket.privacy._policy import Order, PolicyRefusal, Reason, SellerPolicy
-from privmarket.privacy._policy_file import UNLIMITED
+from privmarket.privacy._policy import UNLIMITED, Order, PolicyRefusal, Reason, SellerPolicy
 from privmarket.privacy._release import ReleaseGrid
-from privmarket.privacy._wallet_file import OpenWallet, WalletFile
+from privmarket.privacy._wallet_store import OpenWallet, WalletFile
 from privmarket.rounds import Offer, Terms, sale_name
 from privmarket.secagg import FileJournal, Signer, Step, SumJournal, SurvivorList
 

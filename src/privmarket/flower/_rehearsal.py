@@ -27,7 +27,7 @@ from privmarket.flower._node_seller import Job, MarketClientApp, TrainFunction, 
 from privmarket.flower._result import RoundJson
 from privmarket.flower._server import MarketServerApp, server_app
 from privmarket.flower._wire import Arrays
-from privmarket.privacy._wallet_file import WalletFile
+from privmarket.privacy._wallet_store import WalletFile
 from privmarket.rounds import Offer, Round, Terms, micro_units
 from privmarket.simulation._clients import client_types
 from privmarket.simulation._config import FederationConfig, Training

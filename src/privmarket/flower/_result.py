@@ -21,10 +21,9 @@ from privmarket._lazy import late
 from privmarket.errors import ConfigurationError, UnknownNameError
 from privmarket.flower import _wire as wire
 from privmarket.flower._settings import MarketSettings
-from privmarket.privacy._accountant import RdpAccountant
-from privmarket.privacy._certificate import Certificate, certify
+from privmarket.privacy._accountant import Certificate, RdpAccountant, certify
 from privmarket.privacy._events import PrivacyEvent
-from privmarket.privacy._words import ODOMETER_LABEL, ODOMETER_NOTE, alone_event, cohort_words
+from privmarket.privacy._statement import ODOMETER_LABEL, ODOMETER_NOTE, alone_event, cohort_words
 from privmarket.rounds import MICRO, RoundRecord, offered_micro
 
 if TYPE_CHECKING:

@@ -21,8 +21,7 @@ from privmarket.flower import _guard as guard
 from privmarket.flower import _wire as wire
 from privmarket.flower._node_seller import MarketClientApp, Seller, event_of, trained
 from privmarket.flower._wire import Arrays, Offered, Sale
-from privmarket.privacy import _integer_noise as integer_noise
-from privmarket.privacy._integer_noise import MAX_LEVELS, MIN_LEVELS
+from privmarket.privacy._noise import MAX_LEVELS, MIN_LEVELS, largest_noise
 from privmarket.privacy._policy import PolicyRefusal, Reason
 from privmarket.privacy._release import ReleaseGrid
 from privmarket.secagg import (
@@ -214,4 +213,4 @@ def binding(sale: Sale, layout: str) -> bytes:
 def largest_share(sale: Sale, records: float) -> int:
     """The largest integer that a seller with so many records may have to send."""
     signal = sale.weight * sale.clip_norm * records
-    return math.ceil(1.02 * signal) + 2 + integer_noise.largest(sale.levels)
+    return math.ceil(1.02 * signal) + 2 + largest_noise(sale.levels)

@@ -34,7 +34,7 @@ from privmarket.flower._result import RoundJson
 from privmarket.flower._server import MarketServerApp
 from privmarket.flower._wire import Arrays
 from privmarket.privacy._release import ReleaseGrid
-from privmarket.privacy._wallet_file import WalletFile
+from privmarket.privacy._wallet_store import WalletFile
 from privmarket.rounds import micro_units
 from privmarket.secagg import (
     Confirmations,

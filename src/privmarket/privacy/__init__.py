@@ -1,16 +1,18 @@
 """Privacy that is sold: what was released, how much noise it needs, what it costs, what is left.
 
-- `events`: what was released.
-- `gaussian`, `renyi`: closed forms of one noisy step.
-- `calibration`, `tables`: how much noise a sold ε needs.
-- `accountant`, `certificate`, `statement`: what many releases cost together.
-- `wallet`, `wallet_measures`, `wallet_store`, `wallet_file`: lifetime caps, and where they are stored.
-- `release`, `integer_noise`, `noise`: the release kernel, its exact noise, and its random bits.
-- `policy`, `policy_file`: what a seller agrees to.
-- `words`: what a sale promises, in words.
-- `release_audit`: lower bounds on ε from attacks on releases.
+Begin with `noise_multiplier` (how much noise a sold ε needs) and `Wallet` (a privacy filter: a lifetime cap that
+refuses what does not fit). What is exported, in the order of a sale:
 
-Each name is imported when it is first used; `dir` lists them.
+- `PrivacyEvent`: what was released, as accountants see it.
+- `ReleaseFamily`, `noise_multiplier`, `release_epsilon`: from ε to noise and back.
+- `Wallet`, `Wallets`, `WalletFile`: lifetime caps of one client, of many, and of one client on its disk.
+- `ReleaseGrid`, `NoiseSource`, `sum_inflation`: the release kernel, which adds exact integer noise to clipped sums.
+- `RdpAccountant`, `certify`, `Certificate`: what many releases cost together.
+- `SellerPolicy`: what a seller agrees to, as a file.
+- `audit_family`, `collect_scores`: lower bounds on ε, from attacks on releases.
+
+Each name is imported when it is first used; `dir` lists them. In the source, read in this order: `_events`,
+`_calibration`, `_noise`, `_release`, `_accountant`, `_wallet`, `_wallet_store`.
 """
 
 from privmarket._lazy import attach

@@ -1,15 +1,9 @@
+from ._accountant import Certificate as Certificate
 from ._accountant import RdpAccountant as RdpAccountant
-from ._calibration import (
-    ReleaseFamily as ReleaseFamily,
-)
-from ._calibration import (
-    noise_multiplier as noise_multiplier,
-)
-from ._calibration import (
-    release_epsilon as release_epsilon,
-)
-from ._certificate import Certificate as Certificate
-from ._certificate import certify as certify
+from ._accountant import certify as certify
+from ._calibration import ReleaseFamily as ReleaseFamily
+from ._calibration import noise_multiplier as noise_multiplier
+from ._calibration import release_epsilon as release_epsilon
 from ._events import PrivacyEvent as PrivacyEvent
 from ._noise import NoiseSource as NoiseSource
 from ._policy import SellerPolicy as SellerPolicy
@@ -19,4 +13,4 @@ from ._release_audit import audit_family as audit_family
 from ._release_audit import collect_scores as collect_scores
 from ._wallet import Wallet as Wallet
 from ._wallet import Wallets as Wallets
-from ._wallet_file import WalletFile as WalletFile
+from ._wallet_store import WalletFile as WalletFile

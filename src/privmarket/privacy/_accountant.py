@@ -1,24 +1,58 @@
-"""What a sequence of releases costs: the costs of single releases, added up, for many clients at once.
+"""What a sequence of releases costs together, by two accountants.
 
-A cost is a row of numbers that add up under composition: the Rényi divergence at each order of `ORDERS`, and
-in a last column the squared parameter μ² of Gaussian differential privacy. Each column alone bounds ε.
+*Rényi accounting* (`RdpAccountant`, `composed_epsilon`) works sale by sale and for many clients at once. A cost
+is a row of numbers that add up under composition: the Rényi divergence at each order of `ORDERS`, and in a last
+column the squared parameter μ² of Gaussian differential privacy. Each column alone bounds ε, so the smallest
+bound holds.
+
+*Privacy loss distributions* (`certify`) give tight figures about a finished list of releases: ε at δ, how often a
+guess "was this record used?" can be right, and ε at δ when several records belong to one person.
+
+Notation: α an order, σ the noise multiplier, q the sampling rate, ρ the Rényi divergence at α.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import gammaln
 
+from privmarket._lazy import late
 from privmarket._plans import DELTA
 from privmarket.errors import PrivacyError
-from privmarket.privacy._events import PrivacyEvent, require_delta, step_counts
-from privmarket.privacy._gaussian import Array, epsilon_of
-from privmarket.privacy._renyi import ORDERS, epsilon_from_divergence, step_divergence
+from privmarket.privacy._events import PrivacyEvent, Step, require_delta, step_counts
+from privmarket.privacy._gaussian import Array, delta_of, epsilon_of
+
+if TYPE_CHECKING:
+    from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+
+pld = late("dp_accounting.pld.privacy_loss_distribution")
+
+
+# dp-accounting's default orders, so that the two agree to rounding.
+ORDERS: Array = np.array(
+    [1 + x / 10.0 for x in range(1, 100)] + list(range(11, 64)) + [128, 256, 512, 1024], dtype=np.float64
+)
+ORDERS.setflags(write=False)
+
+# Below, an integral is summed; from here on, orders are whole and the binomial sum is exact.
+_FIRST_BINOMIAL = 11.0
+_SUMMED = ORDERS[ORDERS < _FIRST_BINOMIAL]
+_WHOLE = ORDERS[ORDERS >= _FIRST_BINOMIAL].astype(np.int64)
+
 
 COLUMNS = ORDERS.size + 1
 GAUSSIAN = ORDERS.size  # the column of μ²
+
+# How finely losses are binned: binning is pessimistic, so it costs tightness, never validity.
+_BINS_PER_EPSILON, _MAX_BINS_PER_EPSILON, _BINS_PER_STEP = 1500, 200_000, 4
 
 # Costs of releases already met, and the row of each: a round of a thousand clients is one lookup. Noise multipliers
 # come from a grid, so a long run meets few different releases; both are emptied when there are too many.
@@ -26,6 +60,78 @@ _COSTS: Array = np.empty((0, COLUMNS))
 _ROW_OF: dict[PrivacyEvent | None, int] = {}
 _MAX_ROWS = 50_000
 _LOCK = threading.Lock()
+
+
+def step_divergence(noise_multiplier: ArrayLike, sampling_rate: float) -> Array:
+    """ρ(α) of one Poisson-sampled Gaussian step at every order.
+
+    Args:
+        noise_multiplier: (n,) or a number.
+
+    Returns:
+        (n, orders), or (orders,) for a number.
+
+    Implements: Section 3.3 of [MironovTalwarZhang2019]; of the two directions the one with the record in the
+    numerator is the larger, as shown there, so one suffices for add/remove.
+    """
+    sigma = np.atleast_1d(np.asarray(noise_multiplier, dtype=np.float64))
+    if sampling_rate == 1.0:
+        rows = ORDERS / (2.0 * sigma[:, None] ** 2)
+    else:
+        summed = np.stack([_log_moment_integral(s, sampling_rate) for s in sigma])
+        whole = _log_moment_binomial(sigma, sampling_rate)
+        # log of a moment is ≥ 0; rounding may leave it at −1e-16.
+        rows = np.maximum(np.concatenate([summed, whole], axis=1), 0.0) / (ORDERS - 1.0)
+    return rows if np.ndim(noise_multiplier) else rows[0]
+
+
+def epsilon_from_divergence(divergence: ArrayLike, delta: float) -> Array:
+    """The ε that ρ(α), known at every order, certifies at δ. (..., orders) → (...,).
+
+    Implements: Proposition 12 of [CanonneKamathSteinke2020]; ε = 0 where the total variation, bounded
+    through the divergence of order 1 or more, is below δ.
+    """
+    rho = np.asarray(divergence, dtype=np.float64)
+    with np.errstate(invalid="ignore"):
+        candidate = rho + conversion_cost(ORDERS, delta)
+    # TV ≤ √(1 − e^(−KL)) and KL ≤ ρ(α), Bretagnolle–Huber.
+    tiny = -np.expm1(-rho) < delta**2
+    return np.asarray(np.maximum(np.where(tiny, 0.0, candidate).min(axis=-1), 0.0))
+
+
+def conversion_cost(order: ArrayLike, delta: float) -> Array:
+    """What turning ρ(α) into ε at δ adds: ε = ρ(α) + cost. Negative for some large orders."""
+    a = np.asarray(order, dtype=np.float64)
+    return np.log1p(-1.0 / a) - np.log(delta * a) / (a - 1.0)
+
+
+def _log_moment_binomial(sigma: Array, q: float) -> Array:
+    """(n, whole orders) log E[(1 − q + q e^loss)^α] by the binomial theorem, in logarithms."""
+    starts = np.concatenate([[0], np.cumsum(_WHOLE + 1)[:-1]])
+    alpha = np.repeat(_WHOLE, _WHOLE + 1).astype(np.float64)
+    i = np.concatenate([np.arange(a + 1) for a in _WHOLE]).astype(np.float64)
+    choose = gammaln(alpha + 1) - gammaln(i + 1) - gammaln(alpha - i + 1)
+    constant = choose + i * np.log(q) + (alpha - i) * np.log1p(-q)
+    terms = constant + (i * i - i) / (2.0 * sigma[:, None] ** 2)
+    top = np.maximum.reduceat(terms, starts, axis=1)
+    scaled = np.exp(terms - np.repeat(top, _WHOLE + 1, axis=1))
+    return np.asarray(top + np.log(np.add.reduceat(scaled, starts, axis=1)))
+
+
+def _log_moment_integral(sigma: float, q: float) -> Array:
+    """(orders below 11,) log E[(1 − q + q e^loss)^α] under N(0, σ²), by the trapezoidal rule.
+
+    The integrand is analytic in a strip of half-width πσ² and falls like a Gaussian, so the rule converges
+    exponentially in 1/spacing; the spacing is small against both σ and σ².
+    """
+    spacing = min(sigma / 8.0, sigma**2 / 2.0)
+    z = np.arange(-13.0 * sigma, _SUMMED[-1] + 13.0 * sigma, spacing)
+    log_density = -0.5 * (z / sigma) ** 2 - 0.5 * np.log(2 * np.pi) - np.log(sigma)
+    log_ratio = np.logaddexp(np.log1p(-q), np.log(q) + (2.0 * z - 1.0) / (2.0 * sigma**2))
+    exponent = _SUMMED[:, None] * log_ratio + log_density
+    top = exponent.max(axis=1)
+    total: NDArray[np.float64] = np.exp(exponent - top[:, None]).sum(axis=1)
+    return np.asarray(top + np.log(total * spacing))
 
 
 def composed_cost(events: Iterable[PrivacyEvent | None]) -> Array:
@@ -150,3 +256,130 @@ def _remember(missing: Sequence[PrivacyEvent | None], events: Sequence[PrivacyEv
         costs[places] = steps[:, None] * np.column_stack([step_divergence(noise, rate), noise**-2])
     _ROW_OF.update({event: len(_COSTS) + row for row, event in enumerate(missing)})
     _COSTS = np.concatenate([_COSTS, costs])
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """What a list of releases adds up to.
+
+    Attributes:
+        delta: the δ at which both figures hold.
+        epsilon: the better of the two.
+        epsilon_rdp: by Rényi accounting.
+        epsilon_pld: by privacy loss distributions.
+        releases: how many events were counted.
+        steps: how many noisy sums they held.
+        guess_accuracy: the largest share of right guesses on whether a unit was used, at even odds.
+        unit: what is zeroed out: a record, or all records of a person.
+        arithmetic: `exact` for the bits that leave the machine, or `float`: not private in floating point.
+    """
+
+    delta: float
+    epsilon: float
+    epsilon_rdp: float
+    epsilon_pld: float
+    releases: int
+    steps: int
+    guess_accuracy: float
+    unit: str = "record"
+    arithmetic: str = "exact"
+
+
+def certify(
+    events: Sequence[PrivacyEvent | None],
+    delta: float = DELTA,
+    *,
+    unit: str = "record",
+    arithmetic: str = "exact",
+) -> Certificate:
+    """What all the releases together tell about one unit: its contribution present, or zeroed out.
+
+    Both accountants give upper bounds on ε, so the smaller one holds. `guess_accuracy` comes from the whole loss
+    distribution, which is far tighter than what (ε, δ) alone says.
+
+    Implements: privacy loss distributions of [KoskelaEtAl2020] with the discretisation of
+    [DoroshenkoEtAl2022], by dp-accounting; Rényi accounting of [Mironov2017].
+    Assumes: the list of noise multipliers did not depend on earlier outputs. Where it did, a wallet's cap is
+    what holds.
+    """
+    require_delta(delta)
+    rdp = renyi_epsilon(events, delta)
+    counts = step_counts(events)
+    by_pld, advantage = _epsilon_and_advantage(tuple(counts.items()), delta, guess=rdp)
+    made = sum(event is not None for event in events)
+    epsilon = min(rdp, by_pld)
+    accuracy = min(guess_accuracy(epsilon, delta), 0.5 + 0.5 * min(1.0, advantage + 2.0 * delta)) if made else 0.5
+    steps = sum(counts.values())
+    return Certificate(delta, epsilon, rdp, by_pld, made, steps, accuracy, unit, arithmetic)
+
+
+def guess_accuracy(epsilon: float, delta: float = DELTA) -> float:
+    """The largest share of right guesses that any (ε, δ)-DP release allows, at even odds: (e^ε + δ)/(1 + e^ε).
+
+    Implements: the vertex of the two lines of Theorem 2.1 of [KairouzOhViswanath2015], where the sum of both error
+    rates is least: 2(1 − δ)/(1 + e^ε).
+    """
+    return 1.0 - (1.0 - delta) / (1.0 + math.exp(min(epsilon, 700.0)))
+
+
+def group_epsilon(events: Sequence[PrivacyEvent | None], delta: float = DELTA, *, records: int = 5) -> float:
+    """ε at δ of all the releases together for `records` records of one person, zeroed out at once.
+
+    Implements: group privacy of [DongRothSu2022] for full batches, where μ becomes `records`·μ; mixtures of
+    Gaussians, [Ganesh2024], where batches are sampled: the number of the person's records in a batch is binomial.
+    """
+    require_delta(delta)
+    if records < 1:
+        raise PrivacyError(f"a group of {records} records", "give at least 1")
+    bound = renyi_epsilon(events, delta) * records
+    return _epsilon_and_advantage(tuple(step_counts(events).items()), delta, guess=bound, records=records)[0]
+
+
+@lru_cache(maxsize=256)  # an account and its promise ask the same
+def _epsilon_and_advantage(
+    counted: tuple[tuple[Step, int], ...], delta: float, guess: float, records: int = 1
+) -> tuple[float, float]:
+    """ε at δ, and δ at ε = 0: the total variation distance between the two worlds."""
+    counts = dict(counted)
+    if not counts:
+        return 0.0, 0.0
+    # Gaussians over the full batch merge into one, Σ 1/σ², whose loss distribution is known in closed form.
+    inverse_square = sum(n / s.noise_multiplier**2 for s, n in counts.items() if s.sampling_rate == 1.0)
+    if all(step.sampling_rate == 1.0 for step in counts):
+        mu = records * math.sqrt(inverse_square)
+        return float(epsilon_of(mu, delta)), float(delta_of(0.0, mu))
+    spacing = _bin_width(list(counts), max(guess, 0.01), records)
+    total = pld.identity(value_discretization_interval=spacing)
+    if inverse_square > 0:
+        sigma = inverse_square**-0.5 / records
+        total = pld.from_gaussian_mechanism(sigma, value_discretization_interval=spacing)
+    for step, count in counts.items():
+        if step.sampling_rate < 1.0:
+            total = total.compose(_sampled(step, records, spacing).self_compose(count))
+    return float(total.get_epsilon_for_delta(delta)), float(total.get_delta_for_epsilon(0.0))
+
+
+def _sampled(step: Step, records: int, spacing: float) -> PrivacyLossDistribution:
+    """The loss distribution of one Poisson-sampled step for a group of records."""
+    if records == 1:
+        return pld.from_gaussian_mechanism(
+            step.noise_multiplier, sampling_prob=step.sampling_rate, value_discretization_interval=spacing
+        )
+    q, drawn = step.sampling_rate, range(records + 1)
+    return pld.from_mixture_gaussian_mechanism(
+        step.noise_multiplier,
+        [float(j) for j in drawn],
+        [math.comb(records, j) * q**j * (1.0 - q) ** (records - j) for j in drawn],
+        value_discretization_interval=spacing,
+    )
+
+
+def _bin_width(steps: Sequence[Step], total: float, records: int = 1) -> float:
+    """Fine against the total ε and against the spread of each step's loss, which the bins widen.
+
+    The loss of a sampled step has standard deviation near q·√(e^(1/σ²) − 1), that of a group at least `records`
+    times that; a bin of h adds up to h²/4. A group's bins are dear, so they are as wide as its losses are.
+    """
+    spread = min(s.sampling_rate * math.sqrt(math.expm1(min(s.noise_multiplier**-2, 50.0))) for s in steps)
+    width = records * min(total / _BINS_PER_EPSILON, spread / _BINS_PER_STEP, 4e-3)
+    return max(width, total / _MAX_BINS_PER_EPSILON)

@@ -1,31 +1,50 @@
 """How much noise a sold ε needs: `noise_multiplier(ε, δ)`, never less than the accountant asks for.
 
 Where a closed form exists it is used: the full batch (any number of steps is one Gaussian) and one
-Poisson-sampled step. The rest goes through a table built once per (δ, sampling rate, steps).
+Poisson-sampled step. Every other schedule has a table, built once per (δ, sampling rate, steps): ε(σ_k) on a
+geometric grid of noise multipliers, computed by dp-accounting's privacy loss distributions and cached on disk. A
+lookup returns the smallest σ_k on the grid whose ε is at most the ε asked for. ε falls with σ (more noise is
+post-processing), so rounding σ up to the grid can only add noise.
 
-A share of 2^−10 of δ is kept for finite arithmetic: releases are within `release.release_distance` of the Gaussian
+A share of 2^−10 of δ is kept for finite arithmetic: releases are within `release_distance` of the Gaussian
 mechanism in total variation, and (1 + e^ε) times that must fit into the share. What finite arithmetic does to the
-sensitivity is not charged here but in `release.ReleaseGrid.for_release`, which adds σ times the real sensitivity.
+sensitivity is not charged here but in `ReleaseGrid.for_release`, which adds σ times the real sensitivity.
 """
 
 from __future__ import annotations
 
+import hashlib
+import importlib.resources
+import io
+import os
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
+from importlib.metadata import version
+from pathlib import Path
 from typing import Protocol, overload
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from privmarket._files import write_atomically
+from privmarket._lazy import late
 from privmarket._plans import DELTA
-from privmarket.errors import PrivacyError
+from privmarket.errors import PrivacyError, WriteError
 from privmarket.privacy import _gaussian as gaussian
-from privmarket.privacy import _tables as tables
 from privmarket.privacy._events import PrivacyEvent, require_delta
-from privmarket.privacy._gaussian import Array, literal_noise_multiplier
+from privmarket.privacy._gaussian import Array, sampled_epsilon, sampled_noise_multiplier
 from privmarket.privacy._release import release_distance
 
-__all__ = ["ReleaseFamily", "literal_noise_multiplier", "noise_multiplier", "release_epsilon"]
+pld = late("dp_accounting.pld.privacy_loss_distribution")
+
+
+# Neighbours on the grid differ by a factor 2^(1/64): a lookup adds at most 1.1 % noise.
+_PER_OCTAVE = 64
+# The ε that a table covers; below, `ReleaseFamily` falls back to closed-form bounds, above, it over-noises.
+EPSILON_MIN, EPSILON_MAX = 0.02, 20.0
+_FORMAT = "privmarket-noise-table-2"
+# This share of δ is kept for finite arithmetic; tables are computed at the rest.
+ARITHMETIC_SHARE = 2.0**-10
 
 # Releases of so many parameters are covered by the share of δ that is kept for finite arithmetic.
 _MOST_PARAMETERS = 2**28
@@ -69,12 +88,12 @@ class ReleaseFamily:
     @cached_property
     def exact_delta(self) -> float:
         """The δ of the Gaussian mechanism in exact arithmetic; the rest of δ is for finite arithmetic."""
-        return self.delta * (1.0 - tables.ARITHMETIC_SHARE)
+        return self.delta * (1.0 - ARITHMETIC_SHARE)
 
     @cached_property
     def epsilon_ceiling(self) -> float:
         """The largest ε for which (1 + e^ε)·steps·distance fits into the share of δ for finite arithmetic."""
-        kept = self.delta * tables.ARITHMETIC_SHARE
+        kept = self.delta * ARITHMETIC_SHARE
         ratio = kept / (self.steps * release_distance(_MOST_PARAMETERS)) - 1.0
         if ratio <= 1.0:
             raise PrivacyError(
@@ -99,7 +118,7 @@ class ReleaseFamily:
             return np.asarray(np.sqrt(self.steps) / gaussian.mu_of(asked, self.exact_delta))
         if self.steps == 1:
             exact = gaussian.sampled_noise_multiplier(asked, self.exact_delta, self.sampling_rate)
-            return tables.on_grid_above(exact)
+            return on_grid_above(exact)
         table = self._table()
         k = table.index(asked)
         inside = k < table.epsilon.size
@@ -124,13 +143,13 @@ class ReleaseFamily:
     def menu(self) -> tuple[Array, Array]:
         """(points,) noise multipliers on the public grid, ascending, and the ε each may be sold as, falling.
 
-        Covers ε from about `tables.EPSILON_MAX` down to `tables.EPSILON_MIN`.
+        Covers ε from about `EPSILON_MAX` down to `EPSILON_MIN`.
         """
         if self.sampling_rate < 1.0 and self.steps > 1:
             table = self._table()
             return table.noise_multiplier, table.epsilon
-        ends = self.noise_multiplier([tables.EPSILON_MAX, tables.EPSILON_MIN])
-        noise = tables.grid_between(float(ends[0]), float(ends[1]))
+        ends = self.noise_multiplier([EPSILON_MAX, EPSILON_MIN])
+        noise = grid_between(float(ends[0]), float(ends[1]))
         return noise, self.epsilon(noise)
 
     def release(self, noise_multiplier: float) -> PrivacyEvent:
@@ -151,8 +170,8 @@ class ReleaseFamily:
                 made[client] = self.release(float(sigma))
         return made
 
-    def _table(self) -> tables.NoiseTable:
-        return tables.noise_table(self.delta, self.sampling_rate, self.steps)
+    def _table(self) -> NoiseTable:
+        return noise_table(self.delta, self.sampling_rate, self.steps)
 
     def _bound(self, epsilon: Array) -> Array:
         """A sufficient multiplier for ε below the table: the better of two closed-form bounds."""
@@ -162,7 +181,7 @@ class ReleaseFamily:
         if each >= _SMALLEST_DELTA:
             parts = gaussian.sampled_noise_multiplier(epsilon / self.steps, each, self.sampling_rate)
             enough = np.minimum(enough, parts)
-        return tables.on_grid_above(enough)
+        return on_grid_above(enough)
 
 
 @overload
@@ -196,6 +215,161 @@ def noise_multiplier(
 
 
 def release_epsilon(event: PrivacyEvent, delta: float = DELTA) -> float:
-    """The ε of one release alone, by the same closed forms and tables."""
+    """The ε of one release alone, by the same closed forms and"""
     family = ReleaseFamily.of(event, delta)
     return float(family.epsilon(event.noise_multiplier))
+
+
+@dataclass(frozen=True, eq=False)
+class NoiseTable:
+    """ε of one release at every noise multiplier of a stretch of the grid.
+
+    Attributes:
+        noise_multiplier: (points,) ascending, on the grid.
+        epsilon: (points,) non-increasing upper bounds on the exact ε.
+    """
+
+    noise_multiplier: Array
+    epsilon: Array
+
+    def index(self, epsilon: Array) -> np.ndarray:
+        """For each ε the smallest k with epsilon[k] ≤ ε; `points` where no entry is that small."""
+        return np.searchsorted(-self.epsilon, -epsilon, side="left")
+
+
+def on_grid_above(noise_multiplier: Array) -> Array:
+    """The next point of the public grid, never below the argument."""
+    k = np.ceil(np.log2(noise_multiplier) * _PER_OCTAVE)
+    up = np.exp2(k / _PER_OCTAVE)
+    # log2 and exp2 round; where they rounded below the argument, the next point is right.
+    return np.asarray(np.where(up < noise_multiplier, np.exp2((k + 1) / _PER_OCTAVE), up))
+
+
+def grid_between(low: float, high: float) -> Array:
+    """(points,) the public grid from `low` to just above `high`, ascending."""
+    first, last = np.ceil(np.log2([low, high]) * _PER_OCTAVE)
+    return np.asarray(np.exp2(np.arange(first, last + 1) / _PER_OCTAVE))
+
+
+@lru_cache(maxsize=256)
+def noise_table(delta: float, sampling_rate: float, steps: int) -> NoiseTable:
+    """The table of one schedule: from memory, from the package, from the user's cache, or built now."""
+    name = _file_name(delta, sampling_rate, steps)
+    shipped = importlib.resources.files("privmarket.privacy") / "noise_tables" / name
+    cached = cache_folder() / name
+    for place in (shipped, cached):
+        table = _read(place, delta, sampling_rate, steps) if place.is_file() else None
+        if table is not None:
+            return table
+    table = build_table(delta, sampling_rate, steps)
+    _write(table, cached, delta, sampling_rate, steps)
+    return table
+
+
+def is_ready(delta: float, sampling_rate: float, steps: int) -> bool:
+    """Whether the noise of a schedule is known without building a table, which takes up to a minute."""
+    if sampling_rate == 1.0 or steps == 1:
+        return True
+    name = _file_name(delta, sampling_rate, steps)
+    shipped = importlib.resources.files("privmarket.privacy") / "noise_tables" / name
+    return any(place.is_file() for place in (shipped, cache_folder() / name))
+
+
+def build_table(delta: float, sampling_rate: float, steps: int) -> NoiseTable:
+    """Computes a table anew, some seconds. One privacy loss distribution per grid point, no search.
+
+    The ε are those at δ·(1 − ARITHMETIC_SHARE).
+    """
+    exact_delta = delta * (1.0 - ARITHMETIC_SHARE)
+    noise = _grid_for(exact_delta, sampling_rate, steps)
+    exact = np.array([pld_epsilon(s, exact_delta, sampling_rate, steps) for s in noise])
+    # ε(σ) is non-increasing in theory; the running maximum from the right only ever raises an entry.
+    epsilon = np.maximum.accumulate(exact[::-1])[::-1]
+    return NoiseTable(noise, epsilon)
+
+
+def pld_epsilon(noise_multiplier: float, delta: float, sampling_rate: float, steps: int) -> float:
+    """ε of `steps` Poisson-sampled Gaussian steps: an upper bound, tight to about 0.1 %.
+
+    Implements: privacy loss distributions with the pessimistic connect-the-dots discretisation of
+    [DoroshenkoEtAl2022], by dp-accounting.
+    Assumes: neighbours differ by adding or removing one record, or by blanking one under Poisson sampling.
+    """
+    # The grid of losses follows the size of ε, so every point costs about the same time. Any spacing is an
+    # upper bound; it only decides how tight.
+    one_step = float(sampled_epsilon(noise_multiplier, delta, sampling_rate))
+    spacing = float(np.clip(one_step / 100.0, 1e-6, 2e-2))
+    loss = pld.from_gaussian_mechanism(
+        noise_multiplier, sampling_prob=sampling_rate, value_discretization_interval=spacing
+    )
+    return float(loss.self_compose(steps).get_epsilon_for_delta(delta))
+
+
+def _grid_for(delta: float, sampling_rate: float, steps: int) -> Array:
+    """(points,) the stretch of the grid on which ε runs from about EPSILON_MAX down to EPSILON_MIN."""
+    # One step at EPSILON_MAX needs less noise than `steps` of them, so it bounds the stretch from below.
+    start = float(sampled_noise_multiplier(EPSILON_MAX, delta, sampling_rate))
+    low = _last_above(EPSILON_MAX, delta, sampling_rate, steps, start)
+    high = low
+    while pld_epsilon(high, delta, sampling_rate, steps) > EPSILON_MIN:
+        high *= 1.5
+    return grid_between(low, high)
+
+
+def _last_above(epsilon: float, delta: float, sampling_rate: float, steps: int, noise: float) -> float:
+    """A multiplier whose ε is still above `epsilon`, at most 10 % below the one that meets it."""
+    while pld_epsilon(noise * 1.1, delta, sampling_rate, steps) > epsilon:
+        noise *= 1.1
+    return noise
+
+
+def cache_folder() -> Path:
+    """Where tables are kept: $PRIVMARKET_CACHE, else $XDG_CACHE_HOME/privmarket, else ~/.cache/privmarket."""
+    if own := os.environ.get("PRIVMARKET_CACHE"):
+        return Path(own)
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "privmarket"
+
+
+def _file_name(delta: float, sampling_rate: float, steps: int) -> str:
+    # repr of a float is exact, so two schedules never share a file.
+    return f"noise-{delta!r}-{sampling_rate!r}-{steps}.npz"
+
+
+def _digest(noise: Array, epsilon: Array, delta: float, sampling_rate: float, steps: int) -> str:
+    # With the schedule: a table under another schedule's name is no valid table.
+    head = f"{_FORMAT} {_PER_OCTAVE} {ARITHMETIC_SHARE!r} {delta!r} {sampling_rate!r} {steps} "
+    text = head.encode() + noise.tobytes() + epsilon.tobytes()
+    return hashlib.sha256(text).hexdigest()
+
+
+def _read(
+    place: Path | importlib.resources.abc.Traversable, delta: float, sampling_rate: float, steps: int
+) -> NoiseTable | None:
+    """The stored table, or None when it is damaged, of another format or another schedule's: built again then."""
+    try:
+        with place.open("rb") as file, np.load(file, allow_pickle=False) as stored:
+            noise, epsilon, digest = stored["noise_multiplier"], stored["epsilon"], str(stored["digest"])
+    except Exception:
+        # A flipped bit surfaces anywhere in zip, zlib or NumPy's header; whatever it raises, the file is bad.
+        return None
+    if digest != _digest(noise, epsilon, delta, sampling_rate, steps):
+        return None
+    return NoiseTable(noise, epsilon)
+
+
+def _write(table: NoiseTable, place: Path, delta: float, sampling_rate: float, steps: int) -> None:
+    """Writes in one step, so that a reader never sees half a file."""
+    buffer = io.BytesIO()
+    np.savez_compressed(
+        buffer,
+        noise_multiplier=table.noise_multiplier,
+        epsilon=table.epsilon,
+        digest=_digest(table.noise_multiplier, table.epsilon, delta, sampling_rate, steps),
+        built_with=f"dp-accounting {version('dp-accounting')}",
+    )
+    try:
+        write_atomically(place, buffer.getvalue())
+    except WriteError:
+        # Where the cache folder cannot be written, every process builds the table again.
+        return

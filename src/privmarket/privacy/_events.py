@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from privmarket._lazy import late
 from privmarket._plans import DELTA
@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     import dp_accounting
 else:
     dp_accounting = late("dp_accounting")
+
+
+Unit = Literal["record", "person"]
+"""What one unit of privacy is: a record, or all records of a person at one client."""
 
 
 @dataclass(frozen=True, slots=True)

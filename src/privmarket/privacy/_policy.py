@@ -4,33 +4,44 @@ A server is not trusted. It names δ, the schedule, the clip norm, the learning 
 them can be chosen so that "ε = 1" means little or nothing. The policy is a small file of the seller's own; an order
 outside it is refused with one word out of `Reason`. The word depends on the order, the policy and the wallet alone,
 never on the records, so that a refusal tells nothing about them.
+
+`SellerPolicy.read` reads the file (TOML), `TEMPLATE` is a file to start from. Its table `[guard]` (`GuardPolicy`)
+is for a site that takes part in no market: it answers the training messages of any server, and the table says
+with how much noise, and which other numbers may go with an update (`flower.GuardMod`).
 """
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 from privmarket._plans import DELTA, TOLERANCE, Trust
 from privmarket.errors import ConfigurationError, PrivmarketError
-from privmarket.privacy._events import require_delta
-from privmarket.privacy._guard_policy import GuardPolicy
-from privmarket.privacy._policy_file import read_policy_file
-from privmarket.privacy._tables import is_ready
-from privmarket.privacy._words import Unit
+from privmarket.privacy._calibration import is_ready
+from privmarket.privacy._events import PrivacyEvent, Unit, require_delta
 
 _ROUNDING = 1.0 + TOLERANCE
 
 REGISTERS = ("required", "none")
 _KEY_DIGITS = 64
 Declared = Literal["rounded", "exact"]
+Training = Literal["auto", "records", "update"]
+Failures = Literal["noise", "tell"]
+GUARDED = "guard "  # how the name of a guarded release begins in a wallet
+
+# Words of the policy file.
+UNLIMITED: Literal["unlimited"] = "unlimited"
+ANY, READY = "any", "ready"
+NONE, TENTH = "none", "tenth"
 
 
 class Reason(StrEnum):
@@ -100,7 +111,7 @@ MEANINGS: dict[Reason, str] = {
 
 
 class PolicyRefusal(PrivmarketError):
-    """A client refuses. `reason` is what leaves; the message stays in the client's own log."""
+    """A client refuses an order. `reason` is what leaves the client; the message stays in its own log."""
 
     code = "refused"
 
@@ -140,6 +151,88 @@ class Order:
     unit: str = "record"
     buyer: str | None = None
     broker: str | None = None
+
+
+@dataclass(frozen=True)
+class GuardedMetric:
+    """A number that may leave with a reply, under a name that the policy gives.
+
+    Attributes:
+        value: a constant that leaves whatever the app measured; None where the app's own number leaves.
+        low, high: the range to which the app's number is clipped.
+        epsilon: ε of one release, at the policy's δ. Infinite, which must be written out as "unlimited", sends the
+            number without noise: a promise about the site's records then does not cover it.
+    """
+
+    value: float | None = None
+    low: float = 0.0
+    high: float = 1.0
+    epsilon: float = math.inf
+
+    @property
+    def is_priced(self) -> bool:
+        """Whether it leaves with noise and is charged to the wallet."""
+        return self.value is None and math.isfinite(self.epsilon)
+
+
+@dataclass(frozen=True)
+class GuardPolicy:
+    """What a guard lets out. Every field is a key of the table `[guard]`.
+
+    Attributes:
+        training: "update" clips the whole change of the weights and adds noise to it, whatever the app did;
+            "records" demands that the app trains by `train_privately`, which clips record by record and needs far
+            less noise, but believes the app what a record is; "auto" takes the second where the app calls it.
+        epsilon: ε of one update, at the policy's δ.
+        clip_norm: the norm to which an update, or one record's gradient, is clipped.
+        learning_rate, steps, sampling_rate: of training record by record: step size, noisy steps in one update,
+            and the share of the records that is drawn for each.
+        examples: the number of records that the site declares; constant and public. It is the site's weight in
+            FedAvg, and what sums over records are divided by.
+        examples_key: under which name that number is sent; a strategy's `weighted_by_key`.
+        metrics_record: the name of the record that holds it, and the metrics.
+        failures: what leaves when the app fails. "noise" answers with noise alone, so that nobody can tell;
+            "tell" answers that it failed, which is one bit about the records that no ε accounts for.
+        train, evaluate: metrics that leave with an update, or in answer to an evaluation. Without one, evaluation
+            is refused.
+    """
+
+    training: Training = "auto"
+    epsilon: float = 1.0
+    clip_norm: float = 1.0
+    learning_rate: float = 1.0
+    steps: int = 1
+    sampling_rate: float = 1.0
+    examples: int = 1
+    examples_key: str = "num-examples"
+    metrics_record: str = "metrics"
+    failures: Failures = "noise"
+    train: Mapping[str, GuardedMetric] = field(default_factory=dict)
+    evaluate: Mapping[str, GuardedMetric] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("epsilon", "clip_norm", "learning_rate"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ConfigurationError(f"guard: {name} is {getattr(self, name)}", "give a number above 0")
+        if self.examples < 1:
+            raise ConfigurationError(f"guard: examples is {self.examples}", "declare at least 1 record")
+        for name, choices in (("training", get_args(Training)), ("failures", get_args(Failures))):
+            if getattr(self, name) not in choices:
+                raise ConfigurationError(
+                    f"guard: {name} is {getattr(self, name)!r}",
+                    _did_you_mean(str(getattr(self, name)), choices, "choose from"),
+                )
+        PrivacyEvent(1.0, self.sampling_rate, self.steps)  # refuses a schedule that no release can have
+        for metrics in (self.train, self.evaluate):
+            if self.examples_key in metrics:
+                raise ConfigurationError(
+                    f"guard: {self.examples_key} is declared as a metric", "the number of records is `examples`"
+                )
+
+    @property
+    def expected_batch(self) -> float:
+        """What a step's sum over records is divided by: the declared number of records in a sample."""
+        return max(1.0, self.sampling_rate * self.examples)
 
 
 @dataclass(frozen=True)
@@ -373,3 +466,231 @@ def _known(name: str, given: Iterable[str], choices: tuple[str, ...]) -> None:
     for one in given:
         if one not in choices:
             raise ConfigurationError(f"policy: {name} {one!r}", f"choose from: {', '.join(choices)}")
+
+
+def read_policy_file(place: Path) -> dict[str, Any]:
+    """Field of `SellerPolicy` → value, for the keys that the file has.
+
+    Raises:
+        ConfigurationError: the file is no TOML, has an unknown key, or a value of the wrong kind.
+    """
+    try:
+        table = tomllib.loads(place.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigurationError(f"{place}: {error}", "`privmarket seller policy` prints a file") from error
+    for key in table:
+        if key not in _READERS:
+            raise ConfigurationError(f"{place}: unknown key {key!r}", _did_you_mean(key, _READERS, "known"))
+    try:
+        return {key: _READERS[key](key, value) for key, value in table.items()}
+    except _BadValueError as error:
+        raise ConfigurationError(f"{place}: {error}", "`privmarket seller policy` shows the form") from error
+    except PrivmarketError as error:
+        raise ConfigurationError(f"{place}: {error.message}", error.hint) from error
+
+
+class _BadValueError(ValueError):
+    """A key of the policy file has a value of the wrong type or form."""
+
+
+def _number(key: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
+        raise _BadValueError(f"{key} = {value!r}: not a number")
+    return float(value)
+
+
+def _limit(key: str, value: object) -> float:
+    if value == UNLIMITED:
+        return math.inf
+    if (number := _number(key, value)) == math.inf:
+        raise _BadValueError(f'{key} = inf: write "{UNLIMITED}" to sell without a limit')
+    return number
+
+
+def _risk(key: str, value: object) -> float | None:
+    return None if value == TENTH else _limit(key, value)
+
+
+def _place(key: str, value: object) -> str | None:
+    return None if value == NONE else _text(key, value)
+
+
+def _whole(key: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise _BadValueError(f"{key} = {value!r}: not a whole number")
+    return value
+
+
+def _text(key: str, value: object) -> str:
+    if not isinstance(value, str) or not value:
+        raise _BadValueError(f"{key} = {value!r}: not a text")
+    return value
+
+
+def _range(key: str, value: object) -> tuple[float, float]:
+    if not isinstance(value, list) or len(value) != 2:
+        raise _BadValueError(f"{key} = {value!r}: not [least, most]")
+    return _number(key, value[0]), _number(key, value[1])
+
+
+def _list(key: str, value: object) -> list[object]:
+    if not isinstance(value, list):
+        raise _BadValueError(f"{key} = {value!r}: not a list")
+    return value
+
+
+def _names(key: str, value: object) -> frozenset[str] | None:
+    return None if value == ANY else frozenset(_text(key, one) for one in _list(key, value))
+
+
+def _schedules(key: str, value: object) -> tuple[tuple[float, int], ...] | None:
+    if value == READY:
+        return None
+    pairs = [_list(key, pair) for pair in _list(key, value)]
+    if any(len(pair) != 2 for pair in pairs):
+        raise _BadValueError(f"{key} = {value!r}: not a list of [sampling rate, steps]")
+    return tuple((_number(key, rate), _whole(key, steps)) for rate, steps in pairs)
+
+
+def _prices(key: str, value: object) -> dict[str, float]:
+    if not isinstance(value, dict):
+        raise _BadValueError(f"{key} = {value!r}: not a table such as {{ local = 0.5 }}")
+    return {trust: _number(key, price) for trust, price in value.items()}
+
+
+def _texts(key: str, value: object) -> tuple[str, ...]:
+    return tuple(_text(key, one) for one in _list(key, value))
+
+
+def _guard_table(key: str, table: object) -> GuardPolicy:
+    """The guard's part of the policy, from a TOML table."""
+    if not isinstance(table, dict):
+        raise ConfigurationError(f"{key} = {table!r}: not a table", f"write [{key}] and its keys below")
+    known = {one.name: one for one in fields(GuardPolicy)}
+    values: dict[str, object] = {}
+    for name, value in table.items():
+        if name not in known:
+            raise ConfigurationError(f"[{key}]: unknown key {name!r}", _did_you_mean(name, known, "known"))
+        place = f"[{key}] {name}"
+        if name in ("train", "evaluate"):
+            values[name] = _guarded_metrics(f"{key}.{name}", value)
+        elif name in ("steps", "examples"):
+            values[name] = _whole(place, value)
+        elif known[name].type == "float":
+            values[name] = _number(place, value)
+        else:
+            values[name] = _text(place, value)
+    return GuardPolicy(**values)  # type: ignore[arg-type]  # each value was read for its field
+
+
+def _guarded_metrics(table: str, value: object) -> dict[str, GuardedMetric]:
+    """The metrics of a table: a number is a constant, a table has a range and an ε."""
+    if not isinstance(value, dict):
+        raise ConfigurationError(f"{table} = {value!r}: not a table", f"write [{table}] and one metric a line")
+    found = {}
+    for name, metric in value.items():
+        place = f"[{table}] {name}"
+        if not isinstance(metric, dict):
+            found[name] = GuardedMetric(value=_number(place, metric))
+            continue
+        for key in metric:
+            if key not in ("range", "epsilon"):
+                raise ConfigurationError(
+                    f"{place}: unknown key {key!r}", _did_you_mean(key, ("range", "epsilon"), "known")
+                )
+        form = f"write {name} = {{ range = [0, 1], epsilon = 0.1 }}, or a constant"
+        limits = metric.get("range")
+        if not isinstance(limits, list) or len(limits) != 2 or "epsilon" not in metric:
+            raise ConfigurationError(f"{place}: needs a range of two numbers and an epsilon", form)
+        low = _number(place, limits[0])
+        high = _number(place, limits[1])
+        epsilon = math.inf if metric["epsilon"] == UNLIMITED else _number(place, metric["epsilon"])
+        if not -math.inf < low < high < math.inf or not epsilon > 0:
+            raise ConfigurationError(f"{place}: range [{low:g}, {high:g}], epsilon {epsilon:g}", form)
+        if metric["epsilon"] == math.inf:
+            raise ConfigurationError(
+                f"{place}: epsilon = inf", f'write "{UNLIMITED}" to send it without noise, outside every promise'
+            )
+        found[name] = GuardedMetric(low=low, high=high, epsilon=epsilon)
+    return found
+
+
+def _did_you_mean(given: str, known: Mapping[str, object] | tuple[str, ...], otherwise: str) -> str:
+    near = difflib.get_close_matches(given, list(known), n=1)
+    return f"did you mean {near[0]}?" if near else f"{otherwise}: {', '.join(known)}"
+
+
+_READERS: dict[str, Callable[[str, object], Any]] = {
+    "epsilon_per_sale": _limit,
+    "epsilon_lifetime": _limit,
+    "wallet": _text,
+    "head_file": _place,
+    "unpaid_epsilon": _risk,
+    "delta": _number,
+    "schedules": _schedules,
+    "steps": _whole,
+    "clip_norm": _range,
+    "learning_rate": _range,
+    "expected_batch": _range,
+    "parameters": _whole,
+    "weight_magnitude": _number,
+    "models": _names,
+    "unit": _text,
+    "trust": _texts,
+    "honest_share": _number,
+    "minimum_cohort": _whole,
+    "register": _text,
+    "declared_records": _text,
+    "price": _prices,
+    "buyers": _names,
+    "brokers": _names,
+    "guard": _guard_table,
+}
+
+_GUARD_TEMPLATE = """
+# For a site that takes part in no market: what `pm.flower.GuardMod` lets out. See docs/how-to/guard-a-site.md.
+[guard]
+training = "auto"                  # or "records", or "update", which need not believe the app anything
+epsilon = 1.0                      # ε of one update
+clip_norm = 1.0
+learning_rate = 1.0                # this line and the next two: only where the app calls train_privately
+steps = 1
+sampling_rate = 1.0
+examples = 1                       # the number of records that the site declares, its weight in FedAvg
+examples_key = "num-examples"      # a strategy's weighted_by_key
+metrics_record = "metrics"
+failures = "noise"                 # or "tell": says when the app failed, one bit that no ε accounts for
+[guard.train]                      # metrics that leave with an update, e.g. train_loss = 0.0, a constant
+[guard.evaluate]                   # e.g. accuracy = { range = [0, 1], epsilon = 0.1 }; none: evaluation is refused
+"""
+
+TEMPLATE = f"""\
+# What this client agrees to. Every line is optional; these are the defaults.
+epsilon_per_sale = 1.0             # the most ε in one sale
+epsilon_lifetime = 8.0             # the wallet's cap, for life; "{UNLIMITED}" must be written out
+wallet = "wallet-{{client}}.jsonl"   # where sales are remembered, beside this file
+head_file = "{NONE}"                 # a file on another disk that shows when an old wallet file is put back
+unpaid_epsilon = "{TENTH}"           # of the wallet, or a number: the most ε that one buyer has not paid for
+delta = 1e-5                       # the largest δ; keep it below 1 / number of records
+unit = "record"                    # or "person": all records of a person together
+declared_records = "rounded"       # up to two digits; or "exact", which tells when a record comes or goes
+
+schedules = "{READY}"              # or a list of [sampling rate, steps], e.g. [[1.0, 1]]
+steps = 1000                       # the most noisy steps in one sale
+clip_norm = [1e-3, 1e3]            # least, most
+learning_rate = [1e-6, 1e3]
+expected_batch = [1.0, 1e9]
+
+parameters = 10_000_000            # the most weights of a model
+weight_magnitude = 1e4             # the largest absolute value of a weight
+models = "{ANY}"                     # or a list of fingerprints; a client's log names each model that it refuses
+
+trust = ["local"]                  # add "aggregate" to sell under secure sums
+honest_share = 0.67                # the most honest sellers, as a share, that a promise may rest on
+minimum_cohort = 10                # the fewest sellers in a secure sum
+register = "required"              # who sells besides: a broker says it; or a register's key; or "none" says it
+price = {{}}                         # money per unit of ε, e.g. {{ local = 0.5, aggregate = 0.1 }}
+
+buyers = "{ANY}"                     # or a list of ids, as the broker names them
+brokers = "{ANY}"                    # or a list of addresses: then nothing is sold without one of them
+{_GUARD_TEMPLATE}"""

@@ -1,7 +1,7 @@
 """The release kernel: a clipped sum goes in, integers on a public grid with exact noise come out.
 
 Every private number of this package leaves through here. With γ the grid's spacing, S the computed sum, u a uniform
-dither and N integer noise (`integer_noise`), what leaves is K + N, K = ⌊S/γ + u⌋, or γ·(K + N) as float32. Nothing
+dither and N integer noise (`_noise`), what leaves is K + N, K = ⌊S/γ + u⌋, or γ·(K + N) as float32. Nothing
 that depends on the data is rounded after the noise is added except as a function of K + N, which costs nothing.
 
 What finite arithmetic costs is charged here, by a little more noise than σ·C:
@@ -27,8 +27,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privmarket.errors import PrivacyError
-from privmarket.privacy import _integer_noise as integer_noise
-from privmarket.privacy._integer_noise import CHUNK, MAX_LEVELS, MIN_LEVELS, RADIX, Words
+from privmarket.privacy._noise import (
+    CHUNK,
+    DEVIATIONS,
+    DISTANCE,
+    MAX_LEVELS,
+    MIN_LEVELS,
+    RADIX,
+    Words,
+    draw_digits,
+    noise_deviation,
+)
 
 # `exact`: integers on a grid, as proved. `float`: floating-point noise on floating-point sums, for experiments.
 FLOAT_WARNING = "not private in floating point"
@@ -131,7 +140,7 @@ def rounded_sensitivity(sensitivity: float, parameters: int) -> float:
 
 def release_distance(parameters: int) -> float:
     """Total-variation distance of one noisy sum from the Gaussian mechanism: what it adds to δ, times (1 + e^ε)."""
-    return parameters * integer_noise.DISTANCE + DITHER_FAILURE
+    return parameters * DISTANCE + DITHER_FAILURE
 
 
 # A client's grid is the same from round to round, and for a small model it takes as long as its noise.
@@ -141,7 +150,7 @@ def _spacing_and_levels(
 ) -> tuple[float, int]:
     """γ, and the fewest digits of noise with which rounding adds no more than `GRID_SHARE` to the sensitivity."""
     for levels in range(MIN_LEVELS, most_levels + 1):
-        deviation = integer_noise.DEVIATIONS[levels]
+        deviation = DEVIATIONS[levels]
         spacing = noise_multiplier * sensitivity / deviation
         if rounded_sensitivity(sensitivity / spacing, parameters) * spacing > (1 + GRID_SHARE) * sensitivity:
             continue
@@ -161,7 +170,7 @@ class ReleaseGrid:
 
     Attributes:
         spacing: γ, the value of one step.
-        levels: digits of the integer noise, whose deviation is `integer_noise.deviation(levels)` steps.
+        levels: digits of the integer noise, whose deviation is `noise_deviation(levels)` steps.
     """
 
     spacing: float
@@ -184,7 +193,7 @@ class ReleaseGrid:
     @property
     def deviation(self) -> float:
         """The noise's standard deviation, in the units of the sum."""
-        return self.spacing * integer_noise.deviation(self.levels)
+        return self.spacing * noise_deviation(self.levels)
 
     def noisy_integers(self, sums: NDArray[np.floating], source: Words) -> NDArray[np.int64]:
         """K + N, the release as integers, of the shape of `sums`.
@@ -227,7 +236,7 @@ class ReleaseGrid:
             np.multiply(given, per_value, out=values)
             values += spare
             np.floor(values, out=values)
-            digits = integer_noise.draw_digits(cells[given.size :], self.levels, source)
+            digits = draw_digits(cells[given.size :], self.levels, source)
             np.copyto(spare, digits[0])
             for digit in digits[1:]:
                 spare *= RADIX

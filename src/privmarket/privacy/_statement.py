@@ -1,4 +1,11 @@
-"""A statement of account: what a list of sales costs in (ε, δ), sale by sale and in all."""
+"""What sales promise, in words and figures that a seller can check: never ε alone.
+
+A `Promise` stands beside every (ε, δ): the unit it protects, whom the seller must trust, the arithmetic it holds
+in, and what it means for one person: how often a guess about a record can be right, and what is left for someone
+with several records. `promise` gives that of releases fixed in advance, `lifetime_promise` that of a wallet.
+
+A `Statement` is an account of a list of sales: what they cost in (ε, δ), sale by sale and in all.
+"""
 
 from __future__ import annotations
 
@@ -6,24 +13,321 @@ import csv
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
-from privmarket._plans import DELTA, Trust
+from privmarket._plans import ARITHMETICS, DELTA, TRUSTS, Arithmetic, Trust
 from privmarket.errors import PrivacyError
-from privmarket.privacy._accountant import renyi_epsilon
-from privmarket.privacy._calibration import ReleaseFamily, literal_noise_multiplier
-from privmarket.privacy._certificate import Certificate, certify
-from privmarket.privacy._events import PrivacyEvent, require_delta
-from privmarket.privacy._wallet import Wallet
-from privmarket.privacy._words import Promise, Unit, lifetime_promise, promise
+from privmarket.privacy import _gaussian as gaussian
+from privmarket.privacy._accountant import (
+    GAUSSIAN,
+    ORDERS,
+    Certificate,
+    certify,
+    group_epsilon,
+    guess_accuracy,
+    renyi_epsilon,
+)
+from privmarket.privacy._calibration import ReleaseFamily
+from privmarket.privacy._events import PrivacyEvent, Unit, require_delta
+from privmarket.privacy._gaussian import literal_noise_multiplier
+from privmarket.privacy._wallet import Measure, Wallet, Watch
+
+# How many records of one person the group-privacy line supposes.
+GROUP_RECORDS = 5
+# At so many ε, from 0 to the cap, a lifetime promise is looked at.
+_CURVE_POINTS = 401
+
+SEEDED_WARNING = (
+    "the noise comes from a seed and is the same in every run: no ε here holds against those who know the seed, "
+    "or who see two runs. Leave the seed out to draw noise from the operating system"
+)
+# A simulation always has a seed, also where nobody gave one.
+SIMULATED_WARNING = (
+    "the noise of this simulation follows from seed {seed}, so that the run can be made again: no ε here holds "
+    "against those who know the seed. Sellers on Flower draw their noise from the operating system"
+)
+ODOMETER_LABEL = "ε of the sales so far, had they been fixed in advance"
+ODOMETER_NOTE = (
+    "a report, not a promise: where later sales were chosen after seeing earlier releases, "
+    "only the wallet's cap holds"
+)
+UNITS: dict[Unit, str] = {
+    "record": "one record zeroed out; how many records a seller holds is public",
+    "person": "all records of one person zeroed out; how many persons a seller holds is public",
+}
+_TRUST_WORDS: dict[Trust, str] = {
+    "local": "nobody: each update is private before it leaves the seller",
+    "aggregate": "the secure sum, and that few of its sellers work together with the server: it sees only the sum",
+}
+_ARITHMETIC_WORDS: dict[Arithmetic, str] = {
+    "exact": "the promise holds for the bits that leave the machine",
+    "float": "not private in floating point: for experiments only",
+}
+
 
 _SALE = re.compile(r"^\s*(?P<terms>[^x×]+?)\s*(?:[x×]\s*(?P<count>\S+)\s*)?$")
 _FIELDS = ("epsilon", "sampling_rate", "steps", "count")
 _LEAST_EPSILON, _MOST_SALES = 1e-12, 10**12  # beyond them the figures overflow
 _POINTS_PER_LINE = 40
+
+
+@dataclass(frozen=True)
+class Promise:
+    """What a seller is promised, for one sale or for a lifetime.
+
+    Attributes:
+        epsilon, delta: everything that is covered is (ε, δ)-DP.
+        guess: the largest share of right guesses on whether a unit was used, for someone who starts at 50:50.
+        unit, trust, arithmetic: see `UNITS`, `plans.TRUSTS`, `plans.ARITHMETICS`.
+        honest_share: under aggregate trust, what was agreed on; None where that is not known.
+        registered: under aggregate trust, whether a register says who the other sellers are. Where none does, a
+            server may own all of them, and ε is what is left then.
+        epsilon_alone: under aggregate trust, ε if all other sellers of the sum work together with the server; None
+            where their number is not known.
+        group_epsilon: ε at δ for `GROUP_RECORDS` records of one person; None where the unit is a person already, or
+            where nothing better than infinity is known.
+        seeded: whether the noise came from a seed.
+        scope: "sale" or "lifetime".
+    """
+
+    epsilon: float
+    delta: float
+    guess: float
+    unit: Unit = "record"
+    trust: Trust = "local"
+    arithmetic: Arithmetic = "exact"
+    group_epsilon: float | None = None
+    seeded: bool = False
+    scope: Literal["sale", "lifetime"] = "sale"
+    honest_share: float | None = None
+    registered: bool = True
+    epsilon_alone: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, known in (("unit", UNITS), ("trust", TRUSTS), ("arithmetic", ARITHMETICS)):
+            if getattr(self, name) not in known:
+                raise PrivacyError(f"{name} is {getattr(self, name)!r}", f"choose one of: {', '.join(known)}")
+
+    @property
+    def sentence(self) -> str:
+        """The promise in one sentence; the share is rounded up."""
+        if not math.isfinite(self.epsilon):
+            return f"nothing is promised about a {self.unit}: there is no limit on what is sold"
+        whose = "your record was" if self.unit == "record" else "your records were"
+        when = "" if self.scope == "sale" else " and seeing all that this wallet ever lets through"
+        return (
+            f"someone who guesses whether {whose} used, starting at 50:50{when}, "
+            f"is right at most {rounded_up_percent(self.guess)} of the time"
+        )
+
+    @property
+    def group_line(self) -> str:
+        """What is left for a person with several records."""
+        if self.unit == "person":
+            return "all records of a person are protected together"
+        if self.group_epsilon is None or not math.isfinite(self.group_epsilon):
+            return f"someone with {GROUP_RECORDS} records has no promise here that is worth stating"
+        return (
+            f"if {GROUP_RECORDS} of the records are one person's, that person has ε = {self.group_epsilon:.3g}, "
+            f'not {self.epsilon:.3g} (sell with unit = "person" to protect them together)'
+        )
+
+    @property
+    def alone_lines(self) -> list[str]:
+        """What is left if all other sellers of a secure sum work together with the server: a line, or none."""
+        if self.trust != "aggregate" or self.epsilon_alone is None:
+            return []
+        return [f"if all other sellers of the sum work together with the server: ε = {self.epsilon_alone:.3g}"]
+
+    def lines(self) -> list[str]:
+        """The promise for people, a line each."""
+        shown = [
+            self.sentence,
+            f"ε = {self.epsilon:.4g} at δ = {self.delta:g}",
+            f"unit: {self.unit} ({UNITS[self.unit]})",
+            f"trust: {self.trust} ({trust_words(self.trust, self.honest_share, self.registered)})",
+            *self.alone_lines,
+            f"arithmetic: {self.arithmetic} ({_ARITHMETIC_WORDS[self.arithmetic]})",
+            self.group_line,
+        ]
+        return shown + ([f"warning: {SEEDED_WARNING}"] if self.seeded else [])
+
+    def to_json(self) -> dict[str, float | str | bool | None]:
+        """The promise for programs, with the sentence."""
+        plain = {k: None if isinstance(v, float) and math.isinf(v) else v for k, v in asdict(self).items()}
+        return {**plain, "group_records": GROUP_RECORDS, "sentence": self.sentence}
+
+
+def promise(
+    events: Sequence[PrivacyEvent],
+    delta: float = DELTA,
+    *,
+    epsilon: float | None = None,
+    unit: Unit = "record",
+    trust: Trust = "local",
+    arithmetic: Arithmetic = "exact",
+    seeded: bool = False,
+    honest_share: float | None = None,
+    sellers: int | None = None,
+    registered: bool = True,
+) -> Promise:
+    """What releases promise that were fixed in advance: a sale, or a finished list of them.
+
+    Args:
+        events: what is released.
+        epsilon: what it was sold as, where that is more than it costs; the smaller of both guesses is given.
+        sellers: under aggregate trust, how many sold in the sum.
+        registered: under aggregate trust, whether a register says who they are. Where none does, what is promised
+            is what is left if all of them work together, and never what the sum was sold as.
+    """
+    if trust != "aggregate":
+        honest_share = sellers = None
+        registered = True
+    cost, accuracy, group = _figures(tuple(events), delta)
+    sold = cost if epsilon is None else epsilon
+    alone: float | None = None
+    if sellers is not None and honest_share is not None:
+        shares = tuple(alone_event(event, sellers, honest_share) for event in events)
+        alone, accuracy_alone, group_alone = _figures(shares, delta)
+        if not registered:
+            sold = alone
+            accuracy = accuracy_alone
+            group = group_alone
+    return Promise(
+        sold,
+        delta,
+        min(accuracy, guess_accuracy(sold, delta)),
+        unit,
+        trust,
+        arithmetic,
+        group if unit == "record" else None,
+        seeded,
+        honest_share=honest_share,
+        registered=registered,
+        epsilon_alone=alone,
+    )
+
+
+def alone_event(event: PrivacyEvent, sellers: int, honest_share: float) -> PrivacyEvent:
+    """What a share of a secure sum is if all other sellers' noise is known: noise of σ/√h.
+
+    Each seller adds 1/h of the noise variance that the sum must have, where h = ⌈share·n⌉ sellers are honest.
+    """
+    honest = min(sellers, max(1, math.ceil(honest_share * sellers - 1e-9)))
+    return replace(event, noise_multiplier=event.noise_multiplier / math.sqrt(honest))
+
+
+def cohort_words(cohorts: int) -> str:
+    """What it costs that a round's sellers were dealt to several secure sums, each with its full noise."""
+    return (
+        f"dealt to {cohorts} secure sums: √{cohorts} = {math.sqrt(cohorts):.2f} times the noise of one sum of all "
+        "sellers, for the same ε"
+    )
+
+
+def trust_words(trust: Trust, honest_share: float | None = None, registered: bool = True) -> str:
+    """Whom a seller trusts, with what was agreed on for a secure sum.
+
+    Args:
+        honest_share: the share of a round's sellers whose noise must be in every sum; None where it is not known.
+        registered: whether a register says who the other sellers are.
+    """
+    if trust == "aggregate" and not registered:
+        return "nobody: no register says who the other sellers are, so the server may own all of them"
+    if trust != "aggregate" or honest_share is None:
+        return _TRUST_WORDS[trust]
+    return (
+        f"the secure sum, and that at most {50 * (1 - honest_share):.3g} % of a round's sellers work together with "
+        f"the server; a sum of less than {50 * (1 + honest_share):.3g} % of them is not opened"
+    )
+
+
+def lifetime_promise(
+    cap_epsilon: float,
+    delta: float = DELTA,
+    *,
+    measures: Sequence[Measure] | None = None,
+    unit: Unit = "record",
+    trust: Trust = "local",
+    arithmetic: Arithmetic = "exact",
+    seeded: bool = False,
+) -> Promise:
+    """What a wallet promises for everything that it ever lets through, however later sales are chosen.
+
+    Args:
+        cap_epsilon: the wallet's cap; infinite promises nothing.
+        measures: what the wallet watches, as `Wallet.measures` says; what every new wallet does unless given.
+
+    Implements: three bounds on the share of right guesses, of which the smallest holds.
+    (1) What (cap, δ) allows.
+    (2) The argument of `wallet` at any other ε: everything is (ε, Σ δ_j(ε))-DP, where δ_j is the curve of measure j
+    at its limit B_j; 2Φ(√B/2) − 1 at ε = 0 for μ² alone [DongRothSu2022].
+    (3) Kullback–Leibler divergences add up along a sequence chosen adaptively, and that of each release is at most
+    μ²/2 and at most its divergence at any order above 1. So the whole sequence has at most the largest of B/2 and
+    B_j over all measures, hence a total variation of at most √(B/2) and √(1 − e^−B) [Canonne2022].
+    """
+    require_delta(delta)
+    if not cap_epsilon > 0:
+        raise PrivacyError(f"a wallet's cap is {cap_epsilon}", "give an ε above 0")
+    if math.isinf(cap_epsilon):
+        return Promise(math.inf, delta, 1.0, unit, trust, arithmetic, None, seeded, "lifetime")
+    caps = np.array([cap_epsilon])
+    watch = Watch.standard(caps, delta) if measures is None else Watch.named(caps, delta, [measures])
+    epsilons = np.linspace(0.0, cap_epsilon, _CURVE_POINTS)
+    fails = np.zeros(epsilons.size)
+    divergence = 0.0
+    for column, limit in zip(watch.columns[0].tolist(), watch.limits[0].tolist(), strict=True):
+        if limit <= 0:
+            continue  # a measure that never holds
+        if column == GAUSSIAN:
+            fails += gaussian.delta_of(epsilons, math.sqrt(limit))
+            divergence = max(divergence, limit / 2)
+        else:
+            order = float(ORDERS[column])
+            # The inverse of `conversion_cost`.
+            fails += np.exp(np.minimum((order - 1) * (limit - epsilons + math.log1p(-1 / order)), 700.0)) / order
+            divergence = max(divergence, limit)
+    by_curve = float((1.0 - (1.0 - np.minimum(fails, 1.0)) / (1.0 + np.exp(np.minimum(epsilons, 700.0)))).min())
+    advantage = min(math.sqrt(divergence / 2), math.sqrt(-math.expm1(-divergence)))
+    # The share of δ that is kept for finite arithmetic comes on top of bounds on the exact mechanism.
+    accuracy = min(guess_accuracy(cap_epsilon, delta), by_curve + delta, 0.5 + advantage / 2 + delta)
+    # From (ε, δ) alone k records have (kε, δ·Σ e^{iε}), whose δ is soon above 1; the Gaussian curve says more.
+    group: float | None = None
+    if unit == "record" and watch.columns[0].tolist() == [GAUSSIAN]:
+        mu = math.sqrt(float(watch.limits[0, 0]))
+        group = float(gaussian.epsilon_of(GROUP_RECORDS * mu, delta))
+    return Promise(cap_epsilon, delta, accuracy, unit, trust, arithmetic, group, seeded, "lifetime")
+
+
+def rounded_up_percent(share: float) -> str:
+    """A share as a percentage that is never below it, with as few digits as tell it from 100: 0.5533 → 55.4 %."""
+    for digits in (1, 2, 3, 4):
+        scale = 10**digits
+        percent = math.ceil(share * 100 * scale - 1e-9) / scale
+        if percent < 100:
+            return f"{percent:.{digits}f}".rstrip("0").rstrip(".") + " %"
+    return "100 %"
+
+
+def rounded_down_percent(share: float) -> str:
+    """What is left of a wallet as a percentage that is never above it: 0.996 → 99 %; 100 % is an unused one."""
+    if share >= 1.0:
+        return "100 %"
+    if 0.0 < share < 0.01:
+        return "under 1 %"
+    return f"{math.floor(100 * share)} %"
+
+
+@lru_cache(maxsize=1024)
+def _figures(events: tuple[PrivacyEvent, ...], delta: float) -> tuple[float, float, float]:
+    """ε, share of right guesses, ε of a group; sellers make the same sale again and again."""
+    certificate = certify(events, delta)
+    return certificate.epsilon, certificate.guess_accuracy, group_epsilon(events, delta, records=GROUP_RECORDS)
 
 
 @dataclass(frozen=True)

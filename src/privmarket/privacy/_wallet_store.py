@@ -14,26 +14,61 @@ A sale of ε goes through at most two steps, in every engine and every store:
 
 `WalletStore` names these steps as the driver of a round calls them: all clients of a round are charged, or none.
 `MemoryStore` and `ReleaseBook`, in memory, are such stores. A client's file and a broker's database take the same
-steps, over the same filter (`wallet.Wallets`) and with the same errors, but no driver calls them:
+steps, over the same filter (`Wallets`) and with the same errors, but no driver calls them:
 
-- `wallet_file.OpenWallet` reserves one client's sale while its file is locked, with what its statement says of the
-  sale. Every client decides for itself, so there is no "all or none".
+- `OpenWallet` reserves one client's sale while its file is locked, with what its statement says of the sale. Every
+  client decides for itself, so there is no "all or none".
 - `broker._wallets` writes a round's awards into the log, in the transaction that clears it, with payments. Whether
   they fit was checked before, outside that transaction; settlement voids row by row, between other entries.
 
 One set of laws tests all of them, through the functions that the engines call.
+
+A client's wallet file (`WalletFile`) is a list of JSON lines that only grows: `opened`, perhaps `guarded`, then
+per sale `reserved`, and `released`, `paid` or `void`. A sale is written and forced to disk *before* training for it
+starts, so whenever the process dies, between that line and the reply or later, the wallet has paid. A line cut
+short by a crash was never forced to disk, hence nothing was released for it, and it is dropped. A lock on the file
+keeps two processes of one client from spending the same ε.
+
+An older copy of the file that is put back would sell the same ε again. Two things show that:
+
+- A *head file* on another disk, written after each line: how many lines there are, and the last of a chain of
+  hashes over them. A file that is shorter, or that differs in a line that was counted, is refused. One that is
+  longer is not: a crash may come between the two writes.
+- A broker's books, where sales go through one: each delivery that the broker has from this seller must be in the
+  file (`OpenWallet.compare`).
+
+The file in turn shows when an older copy of the seller's journal of secure sums is put back (`check_journal`,
+`confirmed`): whatever protects the wallet protects the journal with it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import hashlib
+import json
+import math
+import os
+import sys
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from copy import copy
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import IO, Literal, NotRequired, Protocol, TypedDict
 
-from privmarket.errors import WalletError
-from privmarket.privacy._events import PrivacyEvent
-from privmarket.privacy._wallet import Wallets
+import numpy as np
+
+from privmarket._files import force_folder, write_atomically
+from privmarket._plans import DELTA, Trust
+from privmarket.errors import PrivacyError, PrivmarketError, WalletError
+from privmarket.privacy._accountant import composed_epsilon
+from privmarket.privacy._calibration import ReleaseFamily
+from privmarket.privacy._events import PrivacyEvent, Unit, from_json
+from privmarket.privacy._wallet import Measure, Wallets
+
+if sys.platform == "win32":
+    import msvcrt
+else:
+    import fcntl
 
 
 class SoldBeforeError(WalletError):
@@ -160,3 +195,470 @@ def not_reserved(sale: str) -> WalletError:
         f"nothing is reserved for {sale}: it cannot be void",
         "void a sale once, after reserve() and before its update leaves",
     )
+
+
+class WalletFileError(PrivmarketError):
+    """A wallet file is damaged, or was written by something else."""
+
+    code = "bad-wallet-file"
+
+
+class SaleEntry(TypedDict):
+    """One sale in a wallet file: what was reserved, whether it left, and what was paid.
+
+    `buyer`, `broker` and `broker_round` are empty without a broker; `due_micro` is owed on delivery; `sellers`,
+    `cohorts` and `registered` are those of a secure sum, `confirmed` is a hash of the list of survivors that the
+    seller signed for it.
+    """
+
+    epsilon: float
+    event: dict[str, float]
+    released: bool
+    unit: NotRequired[Unit]
+    trust: NotRequired[Trust]
+    honest_share: NotRequired[float]
+    sellers: NotRequired[int]
+    cohorts: NotRequired[int]
+    registered: NotRequired[bool]
+    confirmed: NotRequired[str]
+    buyer: NotRequired[str]
+    broker: NotRequired[str]
+    broker_round: NotRequired[str]
+    due_micro: NotRequired[int]
+    void: NotRequired[bool]
+    update_sha256: NotRequired[str]
+    paid_micro: NotRequired[int]
+    fault: NotRequired[str]
+
+
+class SaleLine(SaleEntry):
+    """One sale as a line of the seller's statement: the entry, and the sale's name."""
+
+    sale: str
+
+
+class BookedDelivery(TypedDict):
+    """One of a seller's deliveries as a broker's books have it: see `broker._answers.AwardAnswer`."""
+
+    round_id: str
+    claim_sha256: str | None
+    settled_seq: int | None
+    paid_micro: int
+    fault: str | None
+
+
+Protection = Literal["broker", "head-file", "none"]
+PROTECTIONS: dict[Protection, str] = {
+    "broker": "refused, since the broker's books are compared with the file before each sale",
+    "head-file": "refused, since a second file says how long this one must be",
+    "none": "not noticed; it would sell the same ε again (give head_file, or sell at a broker)",
+}
+
+
+@dataclass
+class _Replay:
+    """What the first `offset` bytes of a wallet file say. Kept, so that a message reads only what is new.
+
+    Attributes:
+        heads: one hash per line, over it and all before it.
+        head_file: the second file, as the file itself names it; None where it has none.
+    """
+
+    inode: int
+    offset: int = 0
+    wallets: Wallets | None = None
+    sales: dict[str, SaleEntry] = field(default_factory=dict)
+    heads: list[str] = field(default_factory=list)
+    head_file: Path | None = None
+
+
+_REPLAYS: dict[Path, _Replay] = {}
+
+
+class WalletFile:
+    """One client's wallet file.
+
+    Args:
+        path: the file; made, with its folder, when the first bid is asked for.
+        cap_epsilon: lifetime limit on what the client sells, at `delta`. Fixed when the file is made.
+        head_file: a second file, best on another disk, that shows when an older copy of `path` is put back. A
+            wallet that has one keeps it, also where it is left out later.
+    """
+
+    def __init__(
+        self, path: Path | str, cap_epsilon: float, delta: float = DELTA, head_file: Path | str | None = None
+    ) -> None:
+        self.path = Path(path).absolute()
+        self.cap_epsilon = float(cap_epsilon)
+        self.delta = delta
+        self.head_file = None if head_file is None else Path(head_file).absolute()
+
+    @contextmanager
+    def open(self) -> Iterator[OpenWallet]:
+        """The wallet, locked for this process. What a new one watches stands in its first line, for life."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a+b") as stream:
+            replay = self._replay(stream)
+            if replay.wallets is None:
+                if self.head_file is not None and self.head_file.exists():
+                    raise _rolled_back(self.path, f"{self.head_file} belongs to a wallet, and the wallet is gone")
+                cap = None if np.isinf(self.cap_epsilon) else self.cap_epsilon
+                (measures,) = Wallets(self.cap_epsilon, self.delta).measures
+                first = {"kind": "opened", "cap_epsilon": cap, "delta": self.delta, "measures": measures}
+                _append(stream, replay, first)
+                force_folder(self.path.parent)
+            if self.head_file is not None and self.head_file != replay.head_file:
+                replay.head_file = self.head_file
+                _append(stream, replay, {"kind": "guarded", "head_file": str(self.head_file)})
+            wallets = replay.wallets
+            assert wallets is not None
+            if float(wallets.cap_epsilon[0]) != self.cap_epsilon or wallets.delta != self.delta:
+                raise WalletError(
+                    f"{self.path.name} was opened with a cap of ε = {wallets.cap_epsilon[0]:g}, "
+                    f"δ = {wallets.delta:g}, not {self.cap_epsilon:g} at {self.delta:g}",
+                    "a lifetime cap is for life; give the first one",
+                )
+            yield OpenWallet(stream, replay, wallets)
+
+    @classmethod
+    def existing(cls, path: Path | str) -> WalletFile:
+        """A wallet that was made before, with the cap and δ that it was made with."""
+        place = Path(path)
+        try:
+            with place.open("rb") as stream:
+                first = json.loads(stream.readline())
+            cap = math.inf if first["cap_epsilon"] is None else float(first["cap_epsilon"])
+            return cls(place, cap, float(first["delta"]))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise WalletFileError(f"{place}: not a wallet file ({error})", "name the file of a client") from error
+
+    @property
+    def measure(self) -> str:
+        """Of what the wallet watches, the measure that has most left: `gaussian`, or `renyi` and the order."""
+        return self._wallets().measure[0]
+
+    @property
+    def measures(self) -> list[Measure]:
+        """All that the wallet watches, with each measure's share of δ."""
+        return self._wallets().measures[0]
+
+    @property
+    def remaining_share(self) -> float:
+        """The share of the wallet that is left, from 0 to 1."""
+        return float(self._wallets().remaining_share[0])
+
+    @property
+    def epsilon_spent(self) -> float:
+        """ε at δ of all sales so far, as the accountant reports it; the wallet's own count is stricter."""
+        return composed_epsilon(self.spent(), self.delta)
+
+    @property
+    def epsilon_remaining(self) -> float:
+        """The most ε that one more sale of one full step may have: `inf` without a cap, 0 if none fits."""
+        if math.isinf(self.cap_epsilon):
+            return math.inf
+        return float(self._wallets().affordable(ReleaseFamily(1.0, 1, self.delta), self.cap_epsilon)[0])
+
+    @property
+    def protections(self) -> tuple[Protection, ...]:
+        """All that would show that an older copy of the file was put back; ("none",) where nothing would."""
+        replay = self._read()
+        found: list[Protection] = []
+        if any(sale.get("broker_round") for sale in replay.sales.values()):
+            found.append("broker")
+        if replay.head_file is not None or self.head_file is not None:
+            found.append("head-file")
+        return tuple(found) or ("none",)
+
+    def unpaid(self) -> dict[str, float]:
+        """Buyer → ε of all that it has not paid for; the empty name stands for buyers without a broker."""
+        sales = self._read().sales
+        buyers = {sale.get("buyer", "") for sale in sales.values() if _is_owed(sale)}
+        return {buyer: _unpaid_epsilon(sales, buyer, self.delta) for buyer in sorted(buyers)}
+
+    def statement(self) -> list[SaleLine]:
+        """Every sale: its ε and release, what ε means, whether it was released, and what was paid for it."""
+        return [{"sale": name, **sale} for name, sale in self._read().sales.items()]
+
+    def sales(self) -> set[str]:
+        """The names of all sales."""
+        return set(self._read().sales)
+
+    def spent(self) -> tuple[PrivacyEvent, ...]:
+        """All that counts as spent, oldest first."""
+        wallets = self._read().wallets
+        return () if wallets is None else tuple(e for entry in wallets.history if (e := entry[0]) is not None)
+
+    def _wallets(self) -> Wallets:
+        return self._read().wallets or Wallets(self.cap_epsilon, self.delta)
+
+    def _read(self) -> _Replay:
+        if not self.path.exists():
+            return _Replay(0)
+        with self.path.open("a+b") as stream:
+            return self._replay(stream)
+
+    def _replay(self, stream: IO[bytes]) -> _Replay:
+        """Waits until no other process has the file, and reads what is new. Closing the file frees the lock."""
+        if sys.platform == "win32":
+            stream.seek(0)
+            msvcrt.locking(stream.fileno(), msvcrt.LK_LOCK, 1)
+        else:
+            fcntl.flock(stream, fcntl.LOCK_EX)
+        inode, size = os.fstat(stream.fileno()).st_ino, os.fstat(stream.fileno()).st_size
+        replay = _REPLAYS.get(self.path)
+        if replay is None or replay.inode != inode or replay.offset > size:
+            replay = _REPLAYS[self.path] = _Replay(inode)
+        stream.seek(replay.offset)
+        whole, newline, torn = stream.read().rpartition(b"\n")
+        for number, line in enumerate(whole.split(b"\n") if newline else [], 1):
+            _apply(replay, line, f"{self.path.name}, line {number} from byte {replay.offset}")
+        replay.offset += len(whole) + len(newline)
+        self._check_head(replay)
+        if torn:
+            stream.truncate(replay.offset)
+        return replay
+
+    def _check_head(self, replay: _Replay) -> None:
+        """Holds the file against its head file: that of the file's own lines, or else the one that was given."""
+        place = replay.head_file
+        if place is not None and not place.exists() and self.head_file is not None:
+            place = self.head_file  # it was moved
+        if place is None:
+            place = self.head_file
+            if place is None or not place.exists() or not replay.heads:
+                return  # there is none yet
+        try:
+            noted = json.loads(place.read_text(encoding="utf-8"))
+            lines = int(noted["lines"])
+            head = str(noted["head"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise WalletFileError(
+                f"the head file of {self.path.name} cannot be read: {place} ({error})",
+                "put the head file back, or name the place to which it was moved as head_file",
+            ) from error
+        if lines > len(replay.heads):
+            raise _rolled_back(self.path, f"it has {len(replay.heads)} lines where {place} counted {lines}")
+        if lines < 1 or replay.heads[lines - 1] != head:
+            raise _rolled_back(self.path, f"its first {lines} lines are not those that {place} counted")
+
+
+@dataclass(frozen=True, eq=False)
+class OpenWallet:
+    """A wallet file while it is locked: what may be offered, what is sold, what was paid.
+
+    Attributes:
+        wallets: the filter, of one client.
+    """
+
+    _stream: IO[bytes]
+    _state: _Replay
+    wallets: Wallets
+
+    def reserve(
+        self,
+        sale: str,
+        epsilon: float,
+        event: PrivacyEvent,
+        *,
+        unit: str = "record",
+        trust: str = "local",
+        honest_share: float | None = None,
+        sellers: int = 0,
+        cohorts: int = 1,
+        registered: bool = True,
+        buyer: str = "",
+        broker: str = "",
+        broker_round: str = "",
+        due_micro: int = 0,
+    ) -> None:
+        """Sets a sale aside, on disk when this returns; nothing more has to be written before training starts.
+
+        Args:
+            unit, trust: what ε means, for the seller's statement.
+            honest_share, sellers, cohorts, registered: the same under aggregate trust: what the sum's promise rests
+                on, and of how many sums the round consists.
+            buyer: who buys, as a broker says it.
+            broker, broker_round: the broker's address and its name for the round.
+            due_micro: what the buyer owes on delivery.
+
+        Raises:
+            WalletError: it does not fit.
+            SoldBeforeError: it was sold before, void or not.
+        """
+        if sale in self._state.sales:
+            raise SoldBeforeError(sale)
+        try:
+            copy(self.wallets).spend([event])
+        except WalletError as error:
+            raise WalletError(
+                f"ε = {epsilon:g} does not fit: {self.remaining_share:.1%} of the wallet is left", "offer less"
+            ) from error
+        line: dict[str, object] = {"kind": "reserved", "sale": sale, "epsilon": epsilon, "event": asdict(event)}
+        line |= {"unit": unit, "trust": trust}
+        if trust == "aggregate":
+            line |= {"registered": registered}
+            if honest_share is not None:
+                line["honest_share"] = honest_share
+            if sellers:
+                line["sellers"] = sellers
+            if cohorts > 1:
+                line["cohorts"] = cohorts
+        if broker_round:
+            line |= {"buyer": buyer, "broker": broker, "broker_round": broker_round}
+        if due_micro:
+            line["due_micro"] = due_micro
+        _append(self._stream, self._state, line)
+
+    def void(self, sale: str) -> None:
+        """Gives a sale back for which nothing was released. The sale cannot be made again.
+
+        Raises:
+            WalletError: it was not made, is void already, or its update has left.
+        """
+        found = self._state.sales.get(sale)
+        if found is None or found.get("void") or found["released"]:
+            raise not_reserved(sale)
+        _append(self._stream, self._state, {"kind": "void", "sale": sale})
+
+    def released(self, sale: str, update_sha256: str) -> None:
+        """Notes in the file that the update of a sale has left this machine, with its hash."""
+        _append(self._stream, self._state, {"kind": "released", "sale": sale, "update_sha256": update_sha256})
+
+    def confirmed(self, sale: str, list_sha256: str) -> None:
+        """Notes which list of survivors of a sale's secure sum is signed, before the signature leaves.
+
+        Raises:
+            WalletFileError: another list was signed before: the journal of secure sums is an older copy.
+        """
+        found = self._state.sales.get(sale)
+        if found is None:
+            raise not_reserved(sale)
+        before = found.get("confirmed")
+        if before is not None and before != list_sha256:
+            raise _journal_rolled_back(Path(self._stream.name), f"another list of survivors of {sale} was signed")
+        if before is None:
+            _append(self._stream, self._state, {"kind": "confirmed", "sale": sale, "confirmed": list_sha256})
+
+    def check_journal(self, has_begun: Callable[[str], bool]) -> None:
+        """Holds the journal of secure sums against the file: each sum that was sold must have begun there.
+
+        Args:
+            has_begun: whether the journal knows that training for a sale's sum has begun, by the sale's name.
+
+        Raises:
+            WalletFileError: one is missing: the journal is an older copy.
+        """
+        for name, sale in self._state.sales.items():
+            if sale.get("trust") == "aggregate" and not has_begun(name):
+                raise _journal_rolled_back(Path(self._stream.name), f"it does not know the sum of {name}")
+
+    def paid(self, sale: str, paid_micro: int, fault: str) -> None:
+        """Notes what the server said it paid; a receipt that comes twice is noted once, a larger payment again."""
+        known = self._state.sales.get(sale)
+        if known is not None and paid_micro > known.get("paid_micro", -1):
+            line = {"kind": "paid", "sale": sale, "paid_micro": paid_micro, "fault": fault}
+            _append(self._stream, self._state, line)
+
+    def unpaid_epsilon(self, buyer: str) -> float:
+        """ε of all that was sold to a buyer and not paid for; void sales do not count."""
+        return _unpaid_epsilon(self._state.sales, buyer, self.wallets.delta)
+
+    def compare(self, broker: str, deliveries: Iterable[BookedDelivery]) -> None:
+        """Holds the file against a broker's books of this seller, and notes what was paid there.
+
+        A delivery is written into the file before the broker hears of it. So each that the broker has must be here.
+
+        Raises:
+            WalletFileError: one is missing: this is an older copy of the file, or another seller's.
+        """
+        here = {
+            sale.get("broker_round"): name
+            for name, sale in self._state.sales.items()
+            if sale.get("broker") == broker
+        }
+        for delivery in deliveries:
+            name = here.get(delivery["round_id"])
+            sale = None if name is None else self._state.sales[name]
+            claim = delivery["claim_sha256"]
+            if claim is not None and (sale is None or sale.get("update_sha256") != claim):
+                why = f"it lacks what was delivered in round {delivery['round_id']} at {broker}"
+                raise _rolled_back(Path(self._stream.name), why)
+            if name is not None and delivery["settled_seq"] is not None:
+                self.paid(name, delivery["paid_micro"], delivery["fault"] or "")
+
+    @property
+    def remaining_share(self) -> float:
+        """The share of the wallet that is left, from 0 to 1."""
+        return float(self.wallets.remaining_share[0])
+
+
+def _is_owed(sale: SaleEntry) -> bool:
+    return not sale.get("void") and sale.get("paid_micro", 0) < sale.get("due_micro", 0)
+
+
+def _unpaid_epsilon(sales: Mapping[str, SaleEntry], buyer: str, delta: float) -> float:
+    owed = [sale["event"] for sale in sales.values() if _is_owed(sale) and sale.get("buyer", "") == buyer]
+    return composed_epsilon([from_json(event) for event in owed], delta) if owed else 0.0
+
+
+def _rolled_back(path: Path, why: str) -> WalletFileError:
+    return WalletFileError(
+        f"{path.name} is not the newest copy of this wallet: {why}",
+        "put the newest copy back; it is the longest one. Where none is left, sell nothing more from these "
+        "records: what was sold of them cannot be known",
+    )
+
+
+def _journal_rolled_back(wallet: Path, why: str) -> WalletFileError:
+    return WalletFileError(
+        f"the journal of secure sums beside {wallet.name} is not its newest copy: {why}",
+        "put the newest copy back; where none is left, this client can sell under local trust only",
+    )
+
+
+def _append(stream: IO[bytes], state: _Replay, entry: Mapping[str, object]) -> None:
+    """Writes a line, forces it to disk, and does to the state what reading it would do."""
+    line = json.dumps(entry).encode() + b"\n"
+    stream.write(line)
+    stream.flush()
+    os.fsync(stream.fileno())
+    _apply(state, line, "a new line")
+    state.offset += len(line)
+    if state.head_file is not None:
+        # After the line is on disk: a crash in between leaves a file that is longer than counted, no rollback.
+        noted = {"lines": len(state.heads), "head": state.heads[-1]}
+        write_atomically(state.head_file, json.dumps(noted) + "\n")
+
+
+def _apply(state: _Replay, line: bytes, place: str) -> None:
+    """Changes the state of a wallet as one line of its file says."""
+    before = state.heads[-1] if state.heads else ""
+    try:
+        entry = json.loads(line)
+        kind, sale = entry.pop("kind"), entry.pop("sale", None)
+        if kind == "opened" and state.wallets is None:
+            cap = np.inf if entry["cap_epsilon"] is None else entry["cap_epsilon"]
+            state.wallets = Wallets([cap], entry["delta"], measures=[entry["measures"]])
+        elif kind == "reserved" and state.wallets is not None:
+            state.wallets.spend([PrivacyEvent(**entry["event"])])
+            state.sales[sale] = entry
+            state.sales[sale]["released"] = False
+        elif kind == "void" and state.wallets is not None:
+            state.wallets.void(list(state.sales).index(sale), [0])
+            state.sales[sale]["void"] = True
+        elif kind == "guarded":
+            state.head_file = Path(entry["head_file"])
+        elif kind == "released":
+            state.sales[sale].update(entry)
+            state.sales[sale]["released"] = True
+        elif kind in ("paid", "confirmed"):
+            state.sales[sale].update(entry)
+        else:
+            raise ValueError(f"unexpected {kind}")
+        state.heads.append(hashlib.sha256(before.encode() + line.rstrip(b"\n")).hexdigest())
+    except (ValueError, KeyError, TypeError, AttributeError, PrivacyError) as error:
+        raise WalletFileError(
+            f"{place}: {line[:80]!r} ({error})",
+            "restore a copy that holds every sale (an older one would sell the same ε again); never edit it",
+        ) from error

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from scipy.stats import norm
 
-from privmarket.privacy._words import rounded_up_percent
+from privmarket.privacy._statement import rounded_up_percent
 from privmarket.reports._palette import new_figure
 
 if TYPE_CHECKING:

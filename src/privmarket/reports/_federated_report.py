@@ -17,7 +17,7 @@ import numpy as np
 
 from privmarket._files import write_atomically
 from privmarket._lazy import late
-from privmarket.privacy._words import rounded_down_percent, rounded_up_percent, trust_words
+from privmarket.privacy._statement import rounded_down_percent, rounded_up_percent, trust_words
 from privmarket.reports import _run_charts as charts
 from privmarket.reports._own_records import OwnRecords
 from privmarket.reports._run_charts import Bars, Line

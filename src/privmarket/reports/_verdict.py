@@ -15,10 +15,9 @@ import numpy as np
 from privmarket._counted import counted
 from privmarket._plans import TRUSTS, Trust
 from privmarket.market._evaluation import beyond_rounding
-from privmarket.privacy._accountant import RdpAccountant, composed_epsilon
-from privmarket.privacy._certificate import guess_accuracy
+from privmarket.privacy._accountant import RdpAccountant, composed_epsilon, guess_accuracy
 from privmarket.privacy._events import PrivacyEvent
-from privmarket.privacy._words import Promise, promise, rounded_up_percent
+from privmarket.privacy._statement import Promise, promise, rounded_up_percent
 from privmarket.reports._own_records import OwnRecords
 from privmarket.rounds import MICRO, offered_micro
 from privmarket.simulation._state import RunResult

@@ -26,9 +26,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from privmarket.errors import PrivacyError
-from privmarket.privacy import _integer_noise as integer_noise
 from privmarket.privacy._gaussian import Array
-from privmarket.privacy._integer_noise import MAX_LEVELS
+from privmarket.privacy._noise import MAX_LEVELS, largest_noise, noise_deviation
 from privmarket.privacy._release import ReleaseGrid, double_sum_inflation, sum_inflation
 
 Integers = NDArray[np.int64]
@@ -124,7 +123,7 @@ class SharedSum:
         most_honest = max(honest_sellers(int(size), honest_share) for size in sizes)
         require_covered(most_honest, parameters)
         levels = _levels(float(sigma.max()), honest, parameters)
-        reach = math.sqrt(honest) * integer_noise.deviation(levels) / sigma
+        reach = math.sqrt(honest) * noise_deviation(levels) / sigma
         weights = largest_weights(
             sigma, held, honest=honest, levels=levels, clip_norm=clip_norm, parameters=parameters
         )
@@ -174,7 +173,7 @@ class SharedSum:
 
     def deviation(self, sellers: Sequence[int]) -> float:
         """Standard deviation of the noise on `opened`, per coordinate: all survivors' shares together."""
-        one = integer_noise.deviation(self.levels)
+        one = noise_deviation(self.levels)
         return math.sqrt(len(sellers)) * one / float(self.weights[list(sellers)].sum())
 
 
@@ -203,7 +202,7 @@ def largest_weights(
     """
     require_covered(honest, parameters)
     # What one record may move the sum by, in steps: h shares of deviation D together over σ.
-    reach = math.sqrt(honest) * integer_noise.deviation(levels) / np.asarray(noise_multiplier, float)
+    reach = math.sqrt(honest) * noise_deviation(levels) / np.asarray(noise_multiplier, float)
     held = np.asarray(records, float)
     inflation = np.array([max(sum_inflation(int(n)), double_sum_inflation(int(n))) for n in held])
     return (reach - math.sqrt(parameters)) / (clip_norm * (1.0 + inflation)) * (1.0 - 2.0**-40)
@@ -237,14 +236,14 @@ def bits_at_most(
     """
     honest = honest_sellers(clients, honest_share)
     levels = _levels(smallest_noise_multiplier, honest, parameters)
-    reach = math.sqrt(honest) * integer_noise.deviation(levels) / smallest_noise_multiplier
+    reach = math.sqrt(honest) * noise_deviation(levels) / smallest_noise_multiplier
     return _bits(clients * (records * reach + 1.0), clients, levels)
 
 
 def _levels(largest_noise_multiplier: float, honest: int, parameters: int) -> int:
     """As few digits as keep the rounding of d coordinates a small share of what one record moves."""
     for levels in range(_MIN_LEVELS, MAX_LEVELS + 1):
-        reach = math.sqrt(honest) * integer_noise.deviation(levels) / largest_noise_multiplier
+        reach = math.sqrt(honest) * noise_deviation(levels) / largest_noise_multiplier
         if math.sqrt(parameters) <= _GRID_SHARE * reach:
             return levels
     raise PrivacyError(
@@ -255,5 +254,5 @@ def _levels(largest_noise_multiplier: float, honest: int, parameters: int) -> in
 
 def _bits(largest_signal: float, sellers: int, levels: int) -> int:
     """Bits of a two's complement that hold every possible sum: no clipped sum and no draw exceeds its bound."""
-    largest = math.ceil(largest_signal) + sellers * integer_noise.largest(levels)
+    largest = math.ceil(largest_signal) + sellers * largest_noise(levels)
     return largest.bit_length() + 1

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from privmarket._plans import AttackPlan
 from privmarket.errors import ConfigurationError, UnknownNameError
-from privmarket.privacy._certificate import certify
+from privmarket.privacy._accountant import certify
 from privmarket.simulation._config import recommended_training
 from privmarket.simulation._pool import ClientPool
 from privmarket.simulation._privacy_attacks import (

@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save
 from privmarket import __version__
 from privmarket._files import write_atomically
 from privmarket.errors import ConfigurationError, DataError
-from privmarket.privacy._certificate import certify
+from privmarket.privacy._accountant import certify
 from privmarket.simulation._config import statistics_words
 from privmarket.tasks import Pipeline, TargetScale, builder_from_json, builder_to_json
 

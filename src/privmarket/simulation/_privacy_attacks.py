@@ -22,8 +22,8 @@ from torch.nn import functional as F
 
 from privmarket._plans import DELTA
 from privmarket.errors import ConfigurationError
+from privmarket.privacy._accountant import certify
 from privmarket.privacy._calibration import ReleaseFamily
-from privmarket.privacy._certificate import certify
 from privmarket.privacy._noise import NoiseSource
 from privmarket.privacy._release_audit import AuditResult, Scores, audit_family, audit_one_run
 from privmarket.training import (

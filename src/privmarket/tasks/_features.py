@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from privmarket._files import file_beside
 from privmarket.errors import DataError, UnknownNameError
-from privmarket.privacy._tables import cache_folder
+from privmarket.privacy._calibration import cache_folder
 from privmarket.tasks._datasets import Dataset, Pixels
 from privmarket.tasks._scattering import SMALLEST_SIDE, normalised_scattering, to_one_norm
 from privmarket.tasks._whitening import public_basis

@@ -33,7 +33,7 @@ from torch.nn import functional as F
 
 import privmarket
 from privmarket._lazy import late
-from privmarket.privacy import _integer_noise as integer_noise
+from privmarket.privacy import _noise as integer_noise
 from privmarket.privacy._accountant import RdpAccountant
 from privmarket.privacy._events import PrivacyEvent
 from privmarket.privacy._noise import NoiseSource
@@ -151,7 +151,7 @@ def measure(
     """Times every contender `turns` times, in turn; `before` is the checkout of an older tree."""
     work = _work(clients, records)
     # A process makes the tables of the integer noise once, in a fraction of a second; it is no part of a round.
-    integer_noise.tables()
+    integer_noise.digit_tables()
     contenders: dict[str, Callable[[], float]] = {
         "private": lambda: _seconds(_private, work),
         "non-private": lambda: _seconds(_plain, work),

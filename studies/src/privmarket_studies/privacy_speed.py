@@ -11,7 +11,7 @@ import torch
 from absl import logging
 from dp_accounting import rdp
 
-from privmarket.privacy import _integer_noise as integer_noise
+from privmarket.privacy import _noise as integer_noise
 from privmarket.privacy._accountant import RdpAccountant
 from privmarket.privacy._calibration import ReleaseFamily
 from privmarket.privacy._events import PrivacyEvent, to_dp_event
@@ -59,7 +59,7 @@ def _integer_noise(seed: int, draws: int, turns: int) -> SpeedRow:
     dp.enable_features("contrib")
     few = 10_000
     space = dp.vector_domain(dp.atom_domain(T="i64")), dp.l2_distance(T="f64")
-    oracle = space >> dp.m.then_gaussian(scale=integer_noise.deviation(2))
+    oracle = space >> dp.m.then_gaussian(scale=integer_noise.noise_deviation(2))
     sums = np.zeros(min(draws, 1 << 20), dtype=np.float32)
     grid, source = ReleaseGrid(1.0, 2), NoiseSource.from_seed(seed)
     ours, theirs = best_in_turn([lambda: grid.noisy(sums, source, sums), lambda: oracle([0] * few)], turns)

@@ -41,7 +41,7 @@ from privmarket.broker._http_errors import BrokerError, ConflictError, Unavailab
 from privmarket.broker._verify import verify
 from privmarket.errors import PrivmarketError
 from privmarket.mechanisms import mechanism, mechanism_names
-from privmarket.privacy import _tables as tables
+from privmarket.privacy import _calibration as tables
 from privmarket.privacy._accountant import composed_epsilon
 from privmarket.rounds import Offer
 from privmarket_studies.torture.market import BROKER_KEY, TASK, Market, key, make_market

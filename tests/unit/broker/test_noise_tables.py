@@ -15,7 +15,7 @@ from privmarket.broker import _noise_tables as noise_tables
 from privmarket.broker._api import create_app
 from privmarket.broker._http_errors import ConflictError, TooManyRequestsError, UnavailableError
 from privmarket.broker._noise_tables import TableBuilder
-from privmarket.privacy import _tables as tables
+from privmarket.privacy import _calibration as tables
 from privmarket.privacy._calibration import ReleaseFamily
 from privmarket_studies.torture.market import TASK, Market, key
 from tests.unit.broker.test_api import SETTINGS

@@ -22,7 +22,7 @@ from privmarket.broker._schema import PROJECTIONS, metadata
 from privmarket.broker._verify import verify
 from privmarket.mechanisms import mechanism
 from privmarket.privacy import _gaussian as gaussian
-from privmarket.privacy import _wallet_measures as wallet_measures
+from privmarket.privacy import _wallet as wallet_measures
 from privmarket.rounds import Offer
 from privmarket_studies.torture.broker_tampering import table_edits
 from privmarket_studies.torture.eventful import eventful_market

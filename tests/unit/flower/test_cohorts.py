@@ -15,7 +15,7 @@ from privmarket.flower import _secure as secure
 from privmarket.flower import _wire as wire
 from privmarket.flower._node_seller import Seller, partition_name
 from privmarket.flower._sum_rehearsal import rehearsal_keys
-from privmarket.privacy._wallet_file import WalletFile
+from privmarket.privacy._wallet_store import WalletFile
 from privmarket.secagg import (
     Confirmation,
     DealingCall,

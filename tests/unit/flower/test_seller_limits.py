@@ -7,7 +7,7 @@ import numpy as np
 
 import privmarket as pm
 from privmarket.flower import _wire as wire
-from privmarket.privacy import _wallet_file as wallet_file
+from privmarket.privacy import _wallet_store as wallet_file
 from privmarket.privacy._policy import SellerPolicy
 from tests.unit.flower.test_at_a_broker import make_service
 from tests.unit.flower.test_at_a_broker import play as play_at_broker

@@ -13,7 +13,7 @@ from privmarket.flower import _guard as guard
 from privmarket.flower import _wire as wire
 from privmarket.flower._checkpoint import SettledRounds
 from privmarket.flower._defaults import plan_round
-from privmarket.privacy._certificate import certify
+from privmarket.privacy._accountant import certify
 from privmarket.privacy._policy import SellerPolicy
 from privmarket.secagg import MaskedInput
 from tests.unit.flower.toy import Wire

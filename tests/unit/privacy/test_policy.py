@@ -7,8 +7,16 @@ import numpy as np
 import pytest
 
 from privmarket.errors import ConfigurationError
-from privmarket.privacy._policy import MEANINGS, Order, PolicyRefusal, Reason, SellerPolicy, model_fingerprint
-from privmarket.privacy._policy_file import TEMPLATE, read_policy_file
+from privmarket.privacy._policy import (
+    MEANINGS,
+    TEMPLATE,
+    Order,
+    PolicyRefusal,
+    Reason,
+    SellerPolicy,
+    model_fingerprint,
+    read_policy_file,
+)
 
 GOOD = Order(
     delta=1e-5, epsilon=0.5, clip_norm=1.0, learning_rate=0.5, expected_batch=600.0, buyer="b1", broker="http://b"
@@ -76,7 +84,7 @@ def test_an_unknown_schedule_is_refused_at_once(monkeypatch):
     def never(*_):
         raise AssertionError("a table was built")
 
-    monkeypatch.setattr("privmarket.privacy._tables.build_table", never)
+    monkeypatch.setattr("privmarket.privacy._calibration.build_table", never)
     start = time.perf_counter()
     assert refused(SellerPolicy(), replace(GOOD, sampling_rate=0.0371, steps=29)) is Reason.SCHEDULE
     assert time.perf_counter() - start < 0.5

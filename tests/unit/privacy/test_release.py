@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from privmarket.errors import PrivacyError
-from privmarket.privacy import _integer_noise as integer_noise
+from privmarket.privacy import _noise as integer_noise
 from privmarket.privacy._noise import NoiseSource
 from privmarket.privacy._release import (
     BLOCK_RECORDS,
@@ -77,7 +77,7 @@ def test_what_leaves_are_whole_steps_near_the_sum(kind, levels):
     off = 1.0 + (3 * 2.0**-24 if kind is np.float32 else 2.0**-50) * np.abs(steps)
     assert (np.abs(noise - steps) <= off).all()
     pure = grid.noisy_integers(np.zeros_like(sums), NoiseSource.from_seed(1))
-    assert pure.std() == pytest.approx(integer_noise.deviation(levels), rel=5 / math.sqrt(2 * 40_000))
+    assert pure.std() == pytest.approx(integer_noise.noise_deviation(levels), rel=5 / math.sqrt(2 * 40_000))
     out = np.empty(40_000, dtype=np.float32)
     grid.noisy(sums, NoiseSource.from_seed(1), out, scale=0.3)
     # float32 may round to the neighbouring step, as the proof allows; integers are always exact

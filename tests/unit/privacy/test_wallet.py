@@ -6,12 +6,10 @@ import pytest
 from privmarket.errors import PrivacyError, WalletError
 from privmarket.privacy import _gaussian as gaussian
 from privmarket.privacy import _wallet as wallets
-from privmarket.privacy._accountant import composed_epsilon, release_costs
+from privmarket.privacy._accountant import certify, composed_epsilon, release_costs
 from privmarket.privacy._calibration import ReleaseFamily
-from privmarket.privacy._certificate import certify
 from privmarket.privacy._events import PrivacyEvent
-from privmarket.privacy._wallet import Wallet, Wallets
-from privmarket.privacy._wallet_measures import COLUMN_OF, GAUSSIAN_SHARE, SHARES
+from privmarket.privacy._wallet import COLUMN_OF, GAUSSIAN_SHARE, SHARES, Wallet, Wallets
 
 FULL_BATCH, ONE_STEP = ReleaseFamily(), ReleaseFamily(sampling_rate=0.05)
 

@@ -16,7 +16,7 @@ import pytest
 from dp_accounting.pld import PLDAccountant
 
 from privmarket.privacy._calibration import ReleaseFamily
-from privmarket.privacy._words import rounded_down_percent
+from privmarket.privacy._statement import rounded_down_percent
 from privmarket.reports import _verdict as said
 from privmarket.reports._federated_report import compared_rows, write_report
 from privmarket.reports._own_records import OwnRecords, own_records_of

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from privmarket.errors import PrivacyError
-from privmarket.privacy import _integer_noise as integer_noise
+from privmarket.privacy import _noise as integer_noise
 from privmarket.privacy._release import release_distance
 from privmarket.secagg import (
     MOST_DRAWS,
@@ -44,7 +44,7 @@ def test_of_those_that_need_not_be_honest_half_may_collude_and_half_drop_out(sel
 
 def test_a_record_moves_the_sum_by_no_more_than_the_honest_noise_allows():
     plan = _plan()
-    noise = math.sqrt(plan.honest) * integer_noise.deviation(plan.levels)
+    noise = math.sqrt(plan.honest) * integer_noise.noise_deviation(plan.levels)
     moved = plan.weights * 2.0 + math.sqrt(1000)  # rounding to the grid included
     assert (moved * SIGMA <= noise).all()
     # The margin for finite arithmetic is small: what a buyer loses by it is below 2 % of the noise.
@@ -74,7 +74,7 @@ def test_after_drop_outs_the_noise_is_that_of_those_who_came_through():
     expected = 2.0 * math.sqrt(len(came) / plan.honest) / (1 / SIGMA[came]).sum()
     assert plan.deviation(came) == pytest.approx(expected, rel=5e-3)
     in_steps = plan.deviation(came) * plan.weights[came].sum()
-    assert in_steps == pytest.approx(math.sqrt(len(came)) * integer_noise.deviation(plan.levels))
+    assert in_steps == pytest.approx(math.sqrt(len(came)) * integer_noise.noise_deviation(plan.levels))
     # Whoever of them colludes, h are left.
     assert len(came) - colluders_allowed(6, 2 / 3) >= plan.honest
 
@@ -106,7 +106,7 @@ def test_partial_sums_may_wrap_and_the_total_is_right():
 
 def test_no_possible_sum_wraps():
     plan = _plan()
-    largest = 50 * plan.weights * 2.0 + 1 + integer_noise.largest(plan.levels)
+    largest = 50 * plan.weights * 2.0 + 1 + integer_noise.largest_noise(plan.levels)
     assert int(largest.sum()) < 2 ** (plan.bits - 1)
     assert int(largest.sum()) > 2 ** (plan.bits - 3)  # nor are bits wasted
 
@@ -134,7 +134,7 @@ def test_shares_that_float64_would_round_are_refused():
     assert most > 2**53
     assert float(int(most) | 1) != int(most) | 1
     fits = _plan(np.full(3, 0.2), **plan)
-    assert 8_000_000 * fits.weights.max() * 2.0 + integer_noise.largest(fits.levels) < 2**53
+    assert 8_000_000 * fits.weights.max() * 2.0 + integer_noise.largest_noise(fits.levels) < 2**53
 
 
 def test_the_share_of_delta_covers_as_many_draws_as_a_round_may_have():
