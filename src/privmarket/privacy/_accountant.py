@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from privmarket._plans import DELTA
+from privmarket._settings import DELTA
 from privmarket.errors import PrivacyError
 from privmarket.privacy._events import PrivacyEvent, require_delta, step_counts
 from privmarket.privacy._gaussian import Array, epsilon_of

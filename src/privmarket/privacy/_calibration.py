@@ -17,7 +17,7 @@ from typing import Protocol, overload
 import numpy as np
 from numpy.typing import ArrayLike
 
-from privmarket._plans import DELTA
+from privmarket._settings import DELTA
 from privmarket.errors import PrivacyError
 from privmarket.privacy import _gaussian as gaussian
 from privmarket.privacy import _tables as tables

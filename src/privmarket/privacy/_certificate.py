@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from privmarket._lazy import late
-from privmarket._plans import DELTA
+from privmarket._settings import DELTA
 from privmarket.errors import PrivacyError
 from privmarket.privacy._accountant import renyi_epsilon
 from privmarket.privacy._events import PrivacyEvent, Step, require_delta, step_counts

@@ -18,7 +18,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from privmarket._plans import DELTA, TOLERANCE, Trust
+from privmarket._settings import DELTA, TOLERANCE, Trust
 from privmarket.errors import ConfigurationError, PrivmarketError
 from privmarket.privacy._events import require_delta
 from privmarket.privacy._guard_policy import GuardPolicy

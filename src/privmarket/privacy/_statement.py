@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from privmarket._plans import DELTA, Trust
+from privmarket._settings import DELTA, Trust
 from privmarket.errors import PrivacyError
 from privmarket.privacy._accountant import renyi_epsilon
 from privmarket.privacy._calibration import ReleaseFamily, literal_noise_multiplier

@@ -35,7 +35,7 @@ from typing import TypedDict
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from privmarket._plans import DELTA
+from privmarket._settings import DELTA
 from privmarket.errors import PrivacyError, WalletError
 from privmarket.privacy._accountant import composed_cost, composed_epsilon, release_costs
 from privmarket.privacy._calibration import ReleaseFamily
