@@ -23,7 +23,7 @@ _PRELOADED = (
     "privmarket.simulation._federation",
     "privmarket.mechanisms.learned._session",
     "torch._dynamo",  # which the first optimizer of a process imports, two seconds
-    "privmarket.market._audit_report",
+    "privmarket.market._audit",
 )
 _context = multiprocessing.get_context("forkserver")
 

@@ -34,10 +34,10 @@ from . import (
 from .broker._http_client import BrokerClient as BrokerClient
 from .errors import PrivmarketError as PrivmarketError
 from .market._bids import Bids as Bids
+from .market._distributions import scenario as scenario
 from .market._facts import MarketFacts as MarketFacts
 from .market._mechanism import Mechanism as Mechanism
 from .market._outcome import Outcome as Outcome
-from .market._scenarios import scenario as scenario
 from .mechanisms._registry import mechanism as mechanism
 from .mechanisms._registry import mechanism_names as mechanism_names
 from .privacy._wallet import Wallet as Wallet

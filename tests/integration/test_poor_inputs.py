@@ -466,7 +466,7 @@ def test_output_may_be_closed(here, monkeypatch):
 
 def test_a_fault_of_ours_is_not_called_the_users(here, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["privmarket", "auction", "bids.csv", "--budget", "1"])
-    monkeypatch.setattr("privmarket.market._bid_file.read_bids", lambda path: 1 / 0)
+    monkeypatch.setattr("privmarket.market._bids.read_bids", lambda path: 1 / 0)
     monkeypatch.setattr("privmarket.cli._auction.read_bids", lambda path: 1 / 0, raising=False)
     with pytest.raises(ZeroDivisionError):
         main()

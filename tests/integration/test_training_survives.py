@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from privmarket.errors import PrivmarketError
-from privmarket.market._scenarios import scenario
+from privmarket.market._distributions import scenario
 from privmarket.mechanisms.learned import _session as session
 from privmarket.mechanisms.learned._recipes import MisreportSearch, Recipe
 from privmarket.mechanisms.learned._session import checkpoint_path

@@ -12,8 +12,8 @@ from privmarket.market._guarantees import (
     WithinOffer,
 )
 from privmarket.market._mechanism import Mechanism
+from privmarket.market._menus import RationCurve
 from privmarket.market._outcome import Outcome
-from privmarket.market._ration_curve import RationCurve
 from privmarket.mechanisms._pac import Pac
 from privmarket.mechanisms._proportional_share import ProportionalShare
 from privmarket.mechanisms._ranking import Ranking, count_prefix, entry

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import privmarket as pm
-from privmarket.market._menu import POSTED_PRICE, MenuCurve, from_function
+from privmarket.market._menus import POSTED_PRICE, MenuCurve, from_function
 from tests.conftest import awkward_budgets, awkward_markets
 from tests.laws.broken import FirstPrice, OffByOneThreshold, RationFromAllBids
 

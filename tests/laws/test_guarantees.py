@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import privmarket as pm
+from privmarket.market._distributions import scenario
 from privmarket.market._guarantees import promises_of
-from privmarket.market._scenarios import scenario
 from tests.conftest import awkward_budgets, awkward_markets
 from tests.laws.broken import (
     BROKEN,
@@ -33,8 +33,8 @@ def test_promise_holds_on_awkward_markets(name, promise, clients, rng):
 
 @pytest.mark.parametrize(("name", "promise"), PROMISES, ids=[f"{n}-{p.label}" for n, p in PROMISES])
 def test_promise_holds_on_the_scenarios(name, promise, rng):
-    # Two markets of each law, attacked together: an attack takes as long on many markets as on one.
-    samples = [scenario(law).sample(rng, 10, (2,)) for law in ("uniform", "bimodal", "lognormal")]
+    # Two markets of each distribution, attacked together: an attack takes as long on many markets as on one.
+    samples = [scenario(distribution).sample(rng, 10, (2,)) for distribution in ("uniform", "bimodal", "lognormal")]
     types = pm.Bids(*(np.concatenate([getattr(one, part) for one in samples]) for part in ("valuation", "epsilon")))
     finding = promise.check(pm.mechanism(name), types, 6.0, rng)
     assert finding.held, f"{finding.promise}: {finding.worst} {finding.detail}"

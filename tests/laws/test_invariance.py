@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 import privmarket as pm
+from privmarket.market._distributions import scenario
 from privmarket.market._guarantees import OutcomeGuarantee
-from privmarket.market._menu import MenuCurve, from_function
-from privmarket.market._scenarios import scenario
+from privmarket.market._menus import MenuCurve, from_function
 from tests.conftest import awkward_budgets, awkward_markets
 
 CLASSICAL = [name for name in pm.mechanism_names() if "net" not in name]
-# A price computed from a law in money units cannot know that the unit changed.
+# A price computed from a distribution in money units cannot know that the unit changed.
 SCALE_FREE = [name for name in CLASSICAL if name not in ("mfg-pricing", "ration", "two-step", "graded-ration")]
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import privmarket as pm
-from privmarket.market._scenarios import scenario
+from privmarket.market._distributions import scenario
 
 SHARES = {"objective": "aggregation-error", "heterogeneity": 0.3}
 FLOOR = {"service_share": 0.5, "service_valuation": 0.8}

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import privmarket as pm
 from privmarket.market._guarantees import OutcomeGuarantee
-from privmarket.market._ration_curve import RationCurve
+from privmarket.market._menus import RationCurve
 from privmarket.mechanisms._ration_menu import face
 
 CLASSICAL = [name for name in pm.mechanism_names() if "net" not in name]

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from privmarket.market._scenarios import scenario
+from privmarket.market._distributions import scenario
 from privmarket.mechanisms import mechanism
 from privmarket.simulation._config import FederationConfig, recommended_training
 from privmarket_studies.federated_results import load, paired_difference, render

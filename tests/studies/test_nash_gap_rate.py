@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from privmarket.market._scenarios import scenario
+from privmarket.market._distributions import scenario
 from privmarket.mechanisms import mechanism
 from privmarket_studies.nash_gap_rate import fit_slope, one_round_regret
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from privmarket.errors import ConfigurationError
-from privmarket.market._menu import POSTED_PRICE
-from privmarket.market._scenarios import scenario
+from privmarket.market._distributions import scenario
+from privmarket.market._menus import POSTED_PRICE
 from privmarket.meanfield import Grid, MenuMarket, Problem, solve
 from privmarket.mechanisms.learned._market_tensors import from_bids
 from privmarket.mechanisms.learned._recipes import MisreportSearch, recipe

@@ -10,7 +10,7 @@ from typing import Annotated
 import pytest
 from pydantic import Field
 
-from privmarket._plans import EPSILON_MAX, MarketPlan, TrainingPlan, check_settings, setting
+from privmarket._settings import EPSILON_MAX, MarketPlan, TrainingPlan, check_settings, setting
 from privmarket.broker import _answers as answers
 from privmarket.broker._forms import TaskForm
 from privmarket.broker._http_errors import BrokerError

@@ -12,8 +12,8 @@ import pytest
 import privmarket as pm
 
 # Others build on these names.
-WANTED = """Bids Outcome Mechanism mechanism mechanism_names scenario audit compare Task task federate Wallet BrokerClient
-PrivmarketError market mechanisms privacy meanfield rounds secagg training tasks simulation flower broker"""
+WANTED = """Bids Outcome Mechanism mechanism mechanism_names scenario audit compare Task task federate Wallet
+BrokerClient PrivmarketError market mechanisms privacy meanfield rounds secagg training tasks simulation flower broker"""
 LAZY = ("market", "mechanisms", "privacy", "simulation", "meanfield", "flower", "broker", "tasks", "training")
 PACKAGES = ("privmarket", *(f"privmarket.{name}" for name in LAZY))
 REFERENCE = Path(__file__).parents[2] / "docs/reference/python.md"
@@ -58,7 +58,8 @@ def test_modules_of_packages_are_private():
 def test_names_in_a_fresh_process():
     code = (
         "import sys, privmarket as pm; pm.privacy.noise_multiplier; pm.market.judge; pm.broker.BrokerClient; "
-        "pm.privacy.Wallet; pm.simulation.FederationConfig; pm.market.Bids; pm.mechanisms.Csra; pm.meanfield.solve; "
+        "pm.privacy.Wallet; pm.simulation.FederationConfig; pm.market.Bids; pm.mechanisms.Csra; "
+        "pm.meanfield.solve; "
         "print('torch' in sys.modules, [n for n in pm.__all__ if not dir(getattr(pm, n))])"
     )
     assert printed_by(code) == "False []"

@@ -13,8 +13,8 @@ from scipy.optimize import brentq
 import privmarket as pm
 from privmarket.market._bids import Bids
 from privmarket.market._bounds import fluid_bound
+from privmarket.market._distributions import scenario
 from privmarket.market._objectives import AggregateError
-from privmarket.market._scenarios import scenario
 from privmarket.mechanisms.learned._weights import load, shipped
 from privmarket.privacy._accountant import certify
 from privmarket.privacy._calibration import ReleaseFamily, noise_multiplier

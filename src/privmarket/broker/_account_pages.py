@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from starlette.concurrency import run_in_threadpool
 
-from privmarket._plans import DELTA
+from privmarket._settings import DELTA
 from privmarket.broker import (
     _answers as answers,
 )

@@ -21,7 +21,7 @@ from typing import ClassVar, TypedDict
 import numpy as np
 from sqlalchemy import Connection
 
-from privmarket._plans import TOLERANCE, Trust
+from privmarket._settings import TOLERANCE, Trust
 from privmarket.broker import _log as log
 from privmarket.broker import _sql as sql
 from privmarket.broker import _wallets as wallets

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import fields as fields_of
 
-from privmarket._plans import TOLERANCE
+from privmarket._settings import TOLERANCE
 from privmarket.broker import (
     _bidding as bidding,
 )

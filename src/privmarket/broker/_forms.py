@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 
-from privmarket._plans import Trust
+from privmarket._settings import Trust
 from privmarket.broker._task_plan import (
     MONEY_LIMIT_MICRO,
     TITLE_LENGTH,

@@ -7,7 +7,7 @@ that come with the answers, and can have proven that the log was only ever added
 
 from __future__ import annotations
 
-__extra__ = "client"  # named where a package is missing: `privmarket._extras`
+__extra__ = "client"  # named where a package is missing: `privmarket._lazy`
 
 import hashlib
 import json

@@ -1,7 +1,7 @@
 """What a buyer fixes when it publishes a task and a seller when it registers, each setting declared once.
 
 Forms, checks and defaults are made from these records; rows and answers have their fields, which a test compares.
-Defaults are those of `privmarket._plans`, with the exceptions that are named here.
+Defaults are those of `privmarket._settings`, with the exceptions that are named here.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import TYPE_CHECKING, Literal, TypeVar, cast, get_args
 
-from privmarket._plans import (
+from privmarket._settings import (
     EPSILON_MAX,
     TRUSTS,
     MarketPlan,

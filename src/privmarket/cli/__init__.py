@@ -22,7 +22,7 @@ import click
 import typer
 
 from privmarket import __version__
-from privmarket._extras import explain
+from privmarket._lazy import explain
 from privmarket.cli._command_table import CommandTable
 from privmarket.cli._config_file import defaults_from
 from privmarket.cli._extensions import add_commands

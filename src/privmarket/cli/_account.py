@@ -10,9 +10,9 @@ import typer
 from rich.table import Table
 
 from privmarket._counted import counted
-from privmarket._extras import require
 from privmarket._files import check_writable
-from privmarket._plans import DELTA
+from privmarket._lazy import require
+from privmarket._settings import DELTA
 from privmarket.cli._options import Json, note, print_json, print_table
 from privmarket.errors import ConfigurationError
 from privmarket.privacy._statement import (

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from privmarket._files import check_writable
 from privmarket._lazy import late
-from privmarket._plans import AttackPlan
+from privmarket._settings import AttackPlan
 from privmarket.cli._options import Json, note, print_json, print_table, takes_settings
 from privmarket.errors import ConfigurationError
 from privmarket.privacy._statement import rounded_up_percent

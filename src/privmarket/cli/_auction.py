@@ -22,7 +22,7 @@ from privmarket.cli._options import (
     print_json,
     print_table,
 )
-from privmarket.market._bid_file import BidFile, read_bids
+from privmarket.market._bids import BidFile, read_bids
 from privmarket.market._outcome import Outcome
 from privmarket.mechanisms import resolve, why_nothing_sold
 

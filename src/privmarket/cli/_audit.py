@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.table import Table
 
 from privmarket._counted import counted
-from privmarket._extras import require
 from privmarket._files import check_writable
+from privmarket._lazy import require
 from privmarket.cli._options import (
     Budget,
     Json,
@@ -25,10 +25,10 @@ from privmarket.cli._options import (
 from privmarket.cli._progress import ProgressBar
 from privmarket.errors import ConfigurationError, MissingPartError
 from privmarket.market._attacks import LEVELS
-from privmarket.market._audit_report import AuditReport, RegretSummary
+from privmarket.market._audit import AuditReport, RegretSummary
+from privmarket.market._distributions import Distribution, EmpiricalDistribution, independence_test
+from privmarket.market._distributions import scenario as distribution_called
 from privmarket.market._facts import MarketFacts
-from privmarket.market._scenarios import EmpiricalLaw, Law, independence_test
-from privmarket.market._scenarios import scenario as law_called
 from privmarket.mechanisms import resolve
 from privmarket.reports._comparison import LEGEND, Comparison, compare
 from privmarket.reports._comparison import audit as run
@@ -96,21 +96,21 @@ def audit(
 
       privmarket audit --mechanism all --clients 50 --budget 25 --profiles 3
     """
-    law = law_called(scenario, independent=independent)
+    distribution = distribution_called(scenario, independent=independent)
     if coalition is not None and coalition > clients:
         raise ConfigurationError(
             f"coalitions of {coalition} among {clients} clients", f"give --coalition at most {clients}"
         )
     if mechanism == "all":
         check_writable(out / "auction-comparison.png")
-        _compare_all(law, clients, budget, profiles, seed, out, json, exact)
+        _compare_all(distribution, clients, budget, profiles, seed, out, json, exact)
         return
     # Some rules have settings that are called like options of the audit, such as `objective`.
-    rule = resolve(mechanism, market=MarketFacts.of(law), **parse_settings(settings))
+    rule = resolve(mechanism, market=MarketFacts.of(distribution), **parse_settings(settings))
     with ProgressBar("attacking", profiles, transient=True) as bar:
         report = run(
             rule,
-            scenario=law,
+            scenario=distribution,
             clients=clients,
             budget=budget,
             profiles=profiles,
@@ -128,7 +128,7 @@ def audit(
         print_table(_quintile_table(report))
     if report.epsilon_bought == 0:
         note("note: nothing was sold in any market; try a larger --budget or another rule (--mechanism all)")
-    for line in _about_independence(law):
+    for line in _about_independence(distribution):
         note(line)
     if report.broken:
         raise typer.Exit(1)
@@ -138,11 +138,11 @@ if audit.__doc__ is not None:  # python -OO has none
     audit.__doc__ = audit.__doc__.format(attack=LEVELS["strong"].words)
 
 
-def _about_independence(law: Law) -> list[str]:
+def _about_independence(distribution: Distribution) -> list[str]:
     """What a user of past bids must know about the bounds."""
-    if not isinstance(law, EmpiricalLaw):
+    if not isinstance(distribution, EmpiricalDistribution):
         return []
-    p_value = independence_test(law.past)
+    p_value = independence_test(distribution.past)
     if p_value < 0.05:
         return [
             f"note: in these past bids v depends on ε (p = {p_value:.2g}), and the bounds take that into account"
@@ -154,11 +154,18 @@ def _about_independence(law: Law) -> list[str]:
 
 
 def _compare_all(
-    law: Law, clients: int, budget: float, profiles: int, seed: int, out: Path, json: bool, exact: bool
+    distribution: Distribution,
+    clients: int,
+    budget: float,
+    profiles: int,
+    seed: int,
+    out: Path,
+    json: bool,
+    exact: bool,
 ) -> None:
     with Console(stderr=True).status("starting") as status:
         comparison = compare(
-            scenario=law,
+            scenario=distribution,
             clients=clients,
             budget=budget,
             profiles=profiles,

@@ -52,7 +52,10 @@ COMMANDS = {
         "_train:train",
         "Learn a mechanism. Shows objective, regret, IR and multipliers as it goes, saves checkpoints and a curve.",
     ),
-    "sample": ("_examples:sample", "Copy a sample file: bids to auction, sales to account for, a rule of your own."),
+    "sample": (
+        "_examples:sample",
+        "Copy a sample file: bids to auction, sales to account for, a rule of your own.",
+    ),
     "example": ("_examples:example", "Copy an example project to start from: a Flower app, a rule of your own."),
     "serve": ("_serve:serve", "Run the market as a service: API, dashboard, ledger and wallets in one process."),
     "witness": ("_witness:witness", "Keep the heads of a broker's log and check that each continues the last."),

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from privmarket._extras import require
 from privmarket._files import check_writable
-from privmarket._lazy import late
+from privmarket._lazy import late, require
 from privmarket.cli._federate import LiveRounds, clients_table
 from privmarket.cli._live import Watch
 from privmarket.cli._options import Seed, note, print_table

@@ -11,12 +11,12 @@ from rich.console import Console
 from rich.table import Table
 
 from privmarket._counted import counted
-from privmarket._extras import require
 from privmarket._files import check_writable
+from privmarket._lazy import require
 from privmarket.cli._options import Json, note, print_json, print_table
 from privmarket.errors import ConfigurationError
-from privmarket.market._menu import POSTED_PRICE, MenuCurve, from_function
-from privmarket.market._scenarios import scenario as law_called
+from privmarket.market._distributions import scenario as law_called
+from privmarket.market._menus import POSTED_PRICE, MenuCurve, from_function
 from privmarket.meanfield import Equilibrium, Grid, MenuMarket, Problem, Result, solve
 from privmarket.reports._equilibrium_figure import figure
 

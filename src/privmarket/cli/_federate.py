@@ -17,9 +17,8 @@ from click.core import ParameterSource
 from rich.table import Table
 
 from privmarket._counted import counted
-from privmarket._extras import require
 from privmarket._files import check_writable, write_atomically
-from privmarket._lazy import late
+from privmarket._lazy import late, require
 from privmarket.cli._attack import show_attacks
 from privmarket.cli._live import Curve, LiveView, Watch
 from privmarket.cli._options import (
@@ -32,8 +31,8 @@ from privmarket.cli._options import (
 )
 from privmarket.cli._progress import WorkBar
 from privmarket.errors import ConfigurationError, UnknownNameError
+from privmarket.market._distributions import scenario
 from privmarket.market._facts import MarketFacts
-from privmarket.market._scenarios import scenario
 from privmarket.mechanisms import resolve, why_nothing_sold
 from privmarket.privacy._statement import SIMULATED_WARNING, cohort_words, rounded_down_percent, rounded_up_percent
 from privmarket.simulation._config import DATASETS, FederationConfig, Training, statistics_words, usual_interval

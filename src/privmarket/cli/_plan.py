@@ -14,9 +14,8 @@ from click.core import ParameterSource
 from rich.table import Table
 
 from privmarket._counted import counted
-from privmarket._extras import require
 from privmarket._files import check_writable
-from privmarket._lazy import late
+from privmarket._lazy import late, require
 from privmarket.cli._federate import prepared
 from privmarket.cli._options import Json, note, parse_settings, print_json, print_table, takes_settings
 from privmarket.cli._progress import ProgressBar

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from privmarket._extras import require
 from privmarket._files import check_writable, write_atomically
-from privmarket._lazy import late
+from privmarket._lazy import late, require
 from privmarket.cli._options import Json, note, print_json
 
 if TYPE_CHECKING:

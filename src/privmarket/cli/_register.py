@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__extra__ = "client"  # named where a package is missing: `privmarket._extras`
+__extra__ = "client"  # named where a package is missing: `privmarket._lazy`
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__extra__ = "client"  # named where a package is missing: `privmarket._extras`
+__extra__ = "client"  # named where a package is missing: `privmarket._lazy`
 
 from dataclasses import asdict
 from typing import TYPE_CHECKING

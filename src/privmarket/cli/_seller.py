@@ -12,7 +12,7 @@ import typer
 from rich.table import Table
 
 from privmarket._counted import counted
-from privmarket._plans import Trust
+from privmarket._settings import Trust
 from privmarket.cli import _seller_at_broker as seller_at_broker
 from privmarket.cli._options import Json, print_json, print_table
 from privmarket.privacy._accountant import certify

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__extra__ = "client"  # named where a package is missing: `privmarket._extras`
+__extra__ = "client"  # named where a package is missing: `privmarket._lazy`
 
 import hashlib
 import secrets
@@ -15,7 +15,7 @@ import typer
 from privmarket._counted import counted
 from privmarket._files import write_atomically, write_new
 from privmarket._lazy import late
-from privmarket._plans import DELTA
+from privmarket._settings import DELTA
 from privmarket.broker._http_errors import BrokerError
 from privmarket.cli._options import Json, broker_address, note, print_json
 

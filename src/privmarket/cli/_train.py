@@ -10,18 +10,17 @@ import numpy as np
 import typer
 
 from privmarket._counted import counted
-from privmarket._extras import require
 from privmarket._files import check_writable
-from privmarket._lazy import late
-from privmarket._plans import HETEROGENEITY, KAPPA
+from privmarket._lazy import late, require
+from privmarket._settings import HETEROGENEITY, KAPPA
 from privmarket.cli._live import Curve, LiveView, Watch
 from privmarket.cli._options import Json, Seed, note, parse_settings, print_json
 from privmarket.cli._training_gain import Gain, gain_lines, menu_gain, network_gain
 from privmarket.errors import ConfigurationError
+from privmarket.market._distributions import Distribution
+from privmarket.market._distributions import scenario as law_called
 from privmarket.market._objectives import Objective, TotalEpsilon
 from privmarket.market._objectives import objective as objective_called
-from privmarket.market._scenarios import Law
-from privmarket.market._scenarios import scenario as law_called
 from privmarket.reports._palette import new_figure, save
 
 if TYPE_CHECKING:
@@ -168,7 +167,7 @@ def _next(
 def _train_network(
     mechanism: str,
     profile: str,
-    laws: list[Law],
+    laws: list[Distribution],
     changes: dict[str, object],
     settings: dict[str, object],
     place: Path,
@@ -208,7 +207,7 @@ def _objective(name: str, kappa: float, heterogeneity: float) -> Objective:
 
 
 def _learn_menus(
-    laws: list[Law],
+    laws: list[Distribution],
     clients: int,
     budget: float | None,
     objective: Objective,

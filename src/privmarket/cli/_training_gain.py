@@ -12,7 +12,7 @@ from privmarket._lazy import late
 from privmarket.market._attacks import QUICK
 
 if TYPE_CHECKING:
-    from privmarket.market._scenarios import Law
+    from privmarket.market._distributions import Distribution
     from privmarket.mechanisms.learned import _session as session
     from privmarket.mechanisms.learned import _trained_weights as trained_weights
     from privmarket.mechanisms.learned._menunet import CurveFacts
@@ -34,7 +34,7 @@ class Gain(TypedDict):
     trained: dict[str, float]
 
 
-def network_gain(recipe: Recipe, laws: Sequence[Law], weights: Path) -> Gain:
+def network_gain(recipe: Recipe, laws: Sequence[Distribution], weights: Path) -> Gain:
     """Both networks on the first law: ε bought over the fluid bound, mean gain of misreports over mean pay.
 
     The attack is the quick one: it finds gross misreports. `privmarket audit` looks harder.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__extra__ = "client"  # named where a package is missing: `privmarket._extras`
+__extra__ = "client"  # named where a package is missing: `privmarket._lazy`
 
 import time
 from pathlib import Path

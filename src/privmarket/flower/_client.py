@@ -14,7 +14,7 @@ from flwr.app import Context
 from flwr.clientapp import ClientApp
 
 from privmarket._lazy import late
-from privmarket._plans import TRUSTS, Trust
+from privmarket._settings import TRUSTS, Trust
 from privmarket.errors import ConfigurationError, PrivmarketError
 from privmarket.flower import _guard as guard
 from privmarket.flower._arguments import require_maker, where

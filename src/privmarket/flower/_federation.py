@@ -19,15 +19,15 @@ from flwr.app import Context
 
 from privmarket import tasks
 from privmarket._lazy import late
-from privmarket._plans import TRUSTS, MarketPlan, TrainingPlan
+from privmarket._settings import TRUSTS, MarketPlan, TrainingPlan
 from privmarket.errors import ConfigurationError
 from privmarket.flower._client import client_app
 from privmarket.flower._node_seller import Job, MarketClientApp, Purse, partition_name
 from privmarket.flower._server import MarketServerApp, server_app
 from privmarket.flower._wire import Arrays
 from privmarket.market._bids import Bids
+from privmarket.market._distributions import scenario
 from privmarket.market._facts import MarketFacts
-from privmarket.market._scenarios import scenario
 from privmarket.mechanisms import resolve
 from privmarket.privacy._policy import UNLIMITED, SellerPolicy
 from privmarket.privacy._release import ReleaseGrid

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from privmarket._counted import counted
-from privmarket._plans import require_one_step
+from privmarket._settings import require_one_step
 from privmarket.broker._http_client import BrokerClient
 from privmarket.errors import ConfigurationError, PrivacyError
 from privmarket.flower import _guard as guard

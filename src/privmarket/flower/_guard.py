@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
-from privmarket._plans import TOLERANCE
+from privmarket._settings import TOLERANCE
 from privmarket.errors import PrivmarketError, WalletError
 from privmarket.flower import _failures as failures
 from privmarket.flower import _wire as wire

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 
 from flwr.app import UserConfigValue
 
-from privmarket._plans import EPSILON_MAX, MarketPlan, TrainingPlan, setting
+from privmarket._settings import EPSILON_MAX, MarketPlan, TrainingPlan, setting
 from privmarket.errors import ConfigurationError
 from privmarket.market._facts import MarketFacts
 from privmarket.market._mechanism import Mechanism

@@ -18,7 +18,7 @@ from typing import Any, TypeVar, overload
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
-from privmarket._plans import HONEST_SHARE, Trust
+from privmarket._settings import HONEST_SHARE, Trust
 from privmarket.errors import PrivmarketError
 from privmarket.privacy._calibration import ReleaseFamily
 from privmarket.rounds import Terms

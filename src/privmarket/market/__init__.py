@@ -1,15 +1,20 @@
-"""What is traded and what is promised. NumPy and SciPy, float64.
+"""What is traded, what a rule promises, and how far it is from the best. NumPy and SciPy, float64.
 
-- `bids`, `bid_file`, `frames`: offers, offers from CSV files, and data frames.
-- `outcome`, `mechanism`: what an auction decides, and the interface of every rule.
-- `facts`, `scenarios`: what is publicly known about a market, and the laws that clients are drawn from.
-- `guarantees`, `attacks`, `collusion`: promises of rules, and the search for misreports that break them.
-- `objectives`, `bounds`, `aggregate_bound`, `typical_bound`: what the buyer wants, and points of
-  reference for how much of it a budget buys.
-- `exact_optimum`, `certificate`: the best truthful rule of a small market, and upper bounds on regret.
-- `randomised`: rules that throw coins.
-- `evaluation`, `audit_report`: how outcomes are judged, and the report on one rule.
-- `menu`, `ration_curve`, `ration_design`: curves of unit prices, and which of them suit a law.
+Begin with `Bids`, `Mechanism` and `Outcome`: a mechanism takes bids and a budget and returns an outcome.
+
+- Bids: `Bids`, and `read_bids` for CSV files. This is where a bid is checked.
+- Rules: `Mechanism`, `RandomisedMechanism`, `Outcome`, and `MarketFacts`, which a rule may be told beforehand.
+  Menus of prices are `MenuCurve`s; `POSTED_PRICE` is the simplest.
+- Promises: `IndividuallyRational`, `BudgetFeasible`, `WithinOffer`, `Truthful`, `ApproximatelyTruthful` and
+  `CollusionProof` are checks that can be run (`promises_of` lists those of a rule). A broken one has a `Witness`.
+- Attacks search misreports, from below: `GridAttack`, `AscentAttack`, `UpwardAttack`, `CoalitionAttack` return a
+  `Regret`. `certified_regret` bounds the gain of any misreport from above.
+- Clients: `distribution` makes a `Distribution` of a scenario's name, a CSV file, SciPy's distributions or an own
+  object; `scenario` takes a name.
+- The buyer's aim is an `Objective`: `TotalEpsilon`, `AggregationError`, `AggregateError`, `TypicalAggregateError`.
+- How much a budget can buy: `fluid_bound`, `one_price_bound`, `first_best_bound`, `prior_free_reference`, and for
+  up to 4 clients `exact_optimum` on a `TypeGrid`.
+- `judge` counts what an outcome breaks; `privmarket.audit` puts everything together in an `AuditReport`.
 
 Each name is imported when it is first used; `dir` lists them.
 """

@@ -1,4 +1,4 @@
-"""What clients offer: a valuation and a cap on ε each, with two public features.
+"""What clients offer: a valuation and a cap on ε each, with two public features. Also: bids from CSV files.
 
 Notation: valuation = v (money per unit of ε), epsilon = ε̂ (the most a client will sell in this round),
 data_size = d, accuracy = u in the paper's b_i = (v_i, d_i, u_i, ε_i).
@@ -6,21 +6,27 @@ data_size = d, accuracy = u in the paper's b_i = (v_i, d_i, u_i, ε_i).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import csv
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from html import escape
+from pathlib import Path
 from types import EllipsisType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from privmarket._counted import counted
+from privmarket._lazy import late
 from privmarket.errors import BidError
-from privmarket.market._frames import column_of, frame_of
 
 if TYPE_CHECKING:
     import pandas
+else:
+    pandas = late("pandas")
 
 Array = NDArray[np.float64]
 _OneIndex = int | slice | EllipsisType | None | NDArray[np.integer] | NDArray[np.bool_] | Sequence[int]
@@ -247,3 +253,132 @@ def _validate_ids(names: tuple[str, ...], clients: int) -> None:
     if len(set(names)) < clients:
         twice = next(name for i, name in enumerate(names) if name in names[:i])
         raise BidError(f"client_ids: {twice!r} appears twice", "keep one bid per client")
+
+
+def column_of(frame: pandas.DataFrame, name: str) -> NDArray[np.float64]:
+    """(rows,) a column of a data frame as numbers."""
+    try:
+        return np.asarray(frame[name], dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise BidError(f"data frame, column {name!r}: not numbers: {error}", "convert the column first") from error
+
+
+def frame_of(
+    shape: tuple[int, ...], client_ids: Sequence[str] | None, columns: Mapping[str, NDArray[np.float64]]
+) -> pandas.DataFrame:
+    """A data frame with a row per entry of arrays of one shape (..., clients).
+
+    Rows are indexed by `client`, and by `market`, counted from 0, where there is more than one.
+    """
+    *lead, clients = shape
+    markets = int(np.prod(lead)) if lead else 1
+    names = list(range(clients)) if client_ids is None else list(client_ids)
+    index: dict[str, ArrayLike] = {"market": np.repeat(np.arange(markets), clients)} if lead else {}
+    index["client"] = names * markets
+    frame = pandas.DataFrame({**index, **{name: array.ravel() for name, array in columns.items()}})
+    return frame.set_index(list(index))
+
+
+_REQUIRED = ("client", "valuation", "epsilon")
+_OPTIONAL = ("data_size", "accuracy")
+
+
+@dataclass(frozen=True)
+class BidFile:
+    """Named bids. clients: one name per bid; bids: (clients,)."""
+
+    clients: tuple[str, ...]
+    bids: Bids
+
+
+def read_bids(path: str | Path) -> BidFile:
+    """Reads and checks a file of bids; the first thing wrong is named with its line, field and value."""
+    path = Path(path)
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as stream:
+            separator = _separator(stream)
+            return _parse(path, csv.reader(stream, delimiter=separator), separator)
+    except OSError as error:
+        raise BidError(f"{path}: cannot be read: {error.strerror}", "check the path") from error
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise BidError(f"{path}: not a CSV text file: {error}", "save it as UTF-8 CSV") from error
+
+
+def _separator(stream: TextIO) -> str:
+    """The separator of the header line, which has no numbers in it."""
+    header = stream.readline()
+    stream.seek(0)
+    return max(",;\t", key=header.count) if any(mark in header for mark in ",;\t") else ","
+
+
+def _parse(path: Path, rows: csv._reader, separator: str) -> BidFile:  # type: ignore[name-defined]
+    header = [name.strip() for name in next(rows, [])]
+    _check_header(path, header)
+    numeric = [name for name in _FIELD_RULES if name in header]
+    columns: dict[str, list[float]] = {name: [] for name in numeric}
+    line_of: dict[str, int] = {}
+    for row in rows:
+        line = rows.line_num
+        if not any(cell.strip() for cell in row):
+            continue
+        if len(row) != len(header):
+            raise BidError(
+                f"{path}, line {line}: {len(row)} fields where the header has {len(header)}",
+                "give every column a value; numbers with decimal commas need semicolons between the columns",
+            )
+        cells = dict(zip(header, (cell.strip() for cell in row), strict=True))
+        client = cells["client"]
+        if not client:
+            raise BidError(f"{path}, line {line}, field client: empty", "name the client")
+        if client in line_of:
+            raise BidError(
+                f"{path}, line {line}, field client: {client!r} was already on line {line_of[client]}",
+                "keep one bid per client",
+            )
+        line_of[client] = line
+        for name in numeric:
+            columns[name].append(_number(path, line, name, cells[name], separator))
+    if not line_of:
+        raise BidError(f"{path}: no bids below the header", "an auction needs at least one bid")
+    bids = Bids(**columns, client_ids=tuple(line_of))
+    return BidFile(tuple(line_of), bids)
+
+
+def _check_header(path: Path, header: Sequence[str]) -> None:
+    missing = [name for name in _REQUIRED if name not in header]
+    if missing:
+        near = get_close_matches(missing[0], header, n=1)
+        guess = f"rename {near[0]!r}? " if near else ""
+        raise BidError(
+            f"{path}, line 1: missing column {missing[0]!r} (found: {', '.join(header) or 'nothing'})",
+            f"{guess}the first line must name {', '.join(_REQUIRED)}[, {', '.join(_OPTIONAL)}]",
+        )
+    known = _REQUIRED + _OPTIONAL
+    for name in header:
+        if name in known and header.count(name) > 1:
+            raise BidError(f"{path}, line 1: column {name!r} appears twice", "remove one")
+        # A column of another meaning is ignored; a misspelt one would be lost silently.
+        near = get_close_matches(name.lower().replace(" ", "_"), _OPTIONAL, n=1, cutoff=0.8)
+        if name not in known and near and near[0] not in header:
+            raise BidError(f"{path}, line 1: unknown column {name!r}", f"did you mean {near[0]!r}?")
+
+
+# field → (test, what is expected)
+_FIELD_RULES: dict[str, tuple[Callable[[float], bool], str]] = {
+    "valuation": (lambda x: 0 <= x < math.inf, "a finite number of at least 0"),
+    "epsilon": (lambda x: 0 < x < math.inf, "a finite number above 0"),
+    "data_size": (lambda x: 0 < x < math.inf, "a finite number above 0"),
+    "accuracy": (lambda x: 0 <= x <= 1, "a number between 0 and 1"),
+}
+
+
+def _number(path: Path, line: int, name: str, text: str, separator: str) -> float:
+    accept, expected = _FIELD_RULES[name]
+    plain = text.replace(",", ".") if separator != "," and "." not in text and text.count(",") == 1 else text
+    try:
+        value = float(plain)
+    except ValueError:
+        value = math.nan
+    if not accept(value):
+        raise BidError(f"{path}, line {line}, field {name}: {text!r}", f"must be {expected}")
+    return value

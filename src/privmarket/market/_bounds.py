@@ -17,15 +17,22 @@ The bound of the typical error takes all clients to hold equally many records.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from privmarket._lazy import late
 from privmarket.errors import ConfigurationError
-from privmarket.market._aggregate_bound import Types, least_aggregate_error
 from privmarket.market._bids import Array, Bids
+from privmarket.market._distributions import (
+    DerivedDistribution,
+    Distribution,
+    EmpiricalDistribution,
+    IndependentDistribution,
+)
 from privmarket.market._objectives import (
     TOTAL_EPSILON,
     AggregateError,
@@ -34,12 +41,12 @@ from privmarket.market._objectives import (
     TotalEpsilon,
     TypicalAggregateError,
 )
-from privmarket.market._scenarios import DerivedLaw, EmpiricalLaw, IndependentLaw, Law
-from privmarket.market._typical_bound import least_typical_error
+
+optimize = late("scipy.optimize")
 
 _QUANTILES = 1 << 16
 _SAMPLE_CLIENTS = 200_000
-# Into so many levels of ε a law is cut whose valuations depend on it.
+# Into so many levels of ε a distribution is cut whose valuations depend on it.
 _EPSILON_LEVELS = 256
 # Clients are grouped by records at these shares: the few with very many of them count most.
 _SIZE_GROUPS = (0.25, 0.5, 0.75, 0.9, 0.97, 0.99, 0.999)
@@ -83,57 +90,63 @@ class SupplyCurve:
         return _concave_hull(np.append(0.0, spend), np.append(0.0, quantity))
 
 
-def supply_curve(law: Law | Bids) -> SupplyCurve:
-    """The supply of a known law, or of a sample of bids."""
-    if isinstance(law, IndependentLaw):
+def supply_curve(distribution: Distribution | Bids) -> SupplyCurve:
+    """The supply of a known distribution, or of a sample of bids."""
+    if isinstance(distribution, IndependentDistribution):
         u = np.append(np.arange(1, _QUANTILES) / _QUANTILES, 1 - 1e-12)
-        price = law.valuation(u)
-        weight = np.diff(u, prepend=0.0) * _mean_epsilon(law)
+        price = distribution.valuation(u)
+        weight = np.diff(u, prepend=0.0) * _mean_epsilon(distribution)
     else:
-        rows = _rows(law)
+        rows = _rows(distribution)
         order = np.argsort(rows.valuation, kind="stable")
         price, weight = rows.valuation[order], rows.epsilon[order] / rows.clients
     return SupplyCurve(price, np.cumsum(weight), np.cumsum(weight * price))
 
 
-def fluid_bound(law: Law | Bids, clients: int, budget: float, objective: Objective = TOTAL_EPSILON) -> float:
+def fluid_bound(
+    distribution: Distribution | Bids, clients: int, budget: float, objective: Objective = TOTAL_EPSILON
+) -> float:
     """The most that a rule truthful in v buys from `clients` clients with a total budget, in the fluid limit.
 
     For an error: the least error instead. Bids stand for the distribution that draws their rows.
     """
-    if _is_independent(law):
-        return one_price_bound(law, clients, budget, objective)
-    population = _conditional_population(law)
+    if _is_independent(distribution):
+        return one_price_bound(distribution, clients, budget, objective)
+    population = _conditional_population(distribution)
     if isinstance(objective, TotalEpsilon):
         return float(clients * np.interp(budget / clients, population.spend, population.quantity))
     return _least_error(_thinned(population.cost, population.rows), clients, budget, objective)
 
 
-def one_price_bound(law: Law | Bids, clients: int, budget: float, objective: Objective = TOTAL_EPSILON) -> float:
+def one_price_bound(
+    distribution: Distribution | Bids, clients: int, budget: float, objective: Objective = TOTAL_EPSILON
+) -> float:
     """The most that one list of unit prices, posted to all of `clients` clients, buys in the fluid limit."""
     if isinstance(objective, TotalEpsilon):
-        spend, quantity = _supply_hull(law)
+        spend, quantity = _supply_hull(distribution)
         return float(clients * np.interp(budget / clients, spend, quantity))
-    return _least_error(virtual_types(law), clients, budget, objective)
+    return _least_error(virtual_types(distribution), clients, budget, objective)
 
 
-def prior_free_reference(law: Law | Bids, clients: int, budget: float) -> float:
+def prior_free_reference(distribution: Distribution | Bids, clients: int, budget: float) -> float:
     """(1 − 1/e) of the first best of total ε.
 
     In large markets some truthful rule that knows nothing of the distribution buys that much on every market, and
     none can promise more [AnariGoelNikzad2014]. On a given distribution a rule may well buy more: it is a point of
     reference, not a bound.
     """
-    return (1 - 1 / np.e) * first_best_bound(law, clients, budget)
+    return (1 - 1 / np.e) * first_best_bound(distribution, clients, budget)
 
 
-def first_best_bound(law: Law | Bids, clients: int, budget: float, objective: Objective = TOTAL_EPSILON) -> float:
+def first_best_bound(
+    distribution: Distribution | Bids, clients: int, budget: float, objective: Objective = TOTAL_EPSILON
+) -> float:
     """The limit when every cost is known and paid exactly."""
     if isinstance(objective, TotalEpsilon):
-        supply = supply_curve(law)
+        supply = supply_curve(distribution)
         per_client = np.interp(budget / clients, np.append(0, supply.cost), np.append(0, supply.quantity))
         return float(clients * per_client)
-    return _least_error(true_types(law), clients, budget, objective)
+    return _least_error(true_types(distribution), clients, budget, objective)
 
 
 def _least_error(types: Types, clients: int, budget: float, objective: Objective) -> float:
@@ -210,31 +223,31 @@ def _dual(types: Types, multipliers: Array, noise: float, bias: float, budget: f
     return dual, gradient
 
 
-def virtual_types(law: Law | Bids, quantiles: int = 128) -> Types:
+def virtual_types(distribution: Distribution | Bids, quantiles: int = 128) -> Types:
     """Types with ironed virtual costs: the inverse slope of the supply hull."""
-    spend, quantity = _supply_hull(law)
-    if isinstance(law, IndependentLaw):
+    spend, quantity = _supply_hull(distribution)
+    if isinstance(distribution, IndependentDistribution):
         edges = np.linspace(0.0, quantity[-1], quantiles + 1)
         cost = np.diff(np.interp(edges, quantity, spend)) / np.diff(edges)
-        return _product(cost, law)
-    rows = _rows(law)
-    at = np.interp(rows.valuation, *_price_quantity(law))
+        return _product(cost, distribution)
+    rows = _rows(distribution)
+    at = np.interp(rows.valuation, *_price_quantity(distribution))
     slope = np.diff(spend) / np.diff(quantity)
     piece = np.clip(np.searchsorted(quantity, at, side="left") - 1, 0, slope.size - 1)
     return _thinned(slope[piece], rows)
 
 
-def true_types(law: Law | Bids, quantiles: int = 128) -> Types:
-    """The types of a law with their true valuations as costs: what the first best pays."""
-    if isinstance(law, IndependentLaw):
-        return _product(law.valuation((np.arange(quantiles) + 0.5) / quantiles), law)
-    rows = _rows(law)
+def true_types(distribution: Distribution | Bids, quantiles: int = 128) -> Types:
+    """The types of a distribution with their true valuations as costs: what the first best pays."""
+    if isinstance(distribution, IndependentDistribution):
+        return _product(distribution.valuation((np.arange(quantiles) + 0.5) / quantiles), distribution)
+    rows = _rows(distribution)
     return _thinned(rows.valuation, rows)
 
 
 @dataclass(frozen=True, eq=False)
 class _Population:
-    """Rows that stand for a law in which v depends on ε or records, with what each really costs a truthful rule.
+    """Rows that stand for a distribution in which v depends on ε or records, and what each costs a truthful rule.
 
     Attributes:
         rows: (rows,) equally likely clients.
@@ -249,17 +262,17 @@ class _Population:
 
 
 @lru_cache(maxsize=32)
-def _conditional_population(law: Law | Bids) -> _Population:
+def _conditional_population(distribution: Distribution | Bids) -> _Population:
     """Irons v within each group of clients of equal ε and records, then buys over all groups by slope.
 
     Money is split between groups by one Lagrange multiplier: the best use of any budget takes the segments of all
     groups' hulls in the order of their slopes.
     """
-    rows = _rows_by_level(law)
+    rows = _rows_by_level(distribution)
     cost = np.empty(rows.clients)
     spends = []
     quantities = []
-    for members in _groups(law, rows):
+    for members in _groups(distribution, rows):
         order = members[np.argsort(rows.valuation[members], kind="stable")]
         price = rows.valuation[order]
         quantity = np.cumsum(rows.epsilon[order]) / rows.clients
@@ -280,29 +293,31 @@ def _conditional_population(law: Law | Bids) -> _Population:
     )
 
 
-def _is_independent(law: Law | Bids) -> bool:
-    return isinstance(law, Law) and law.independent
+def _is_independent(distribution: Distribution | Bids) -> bool:
+    return isinstance(distribution, Distribution) and distribution.independent
 
 
-def _rows_by_level(law: Law | Bids) -> Bids:
-    """(rows,) a sample that stands for the law, with few different ε where the law can be asked for that."""
-    if isinstance(law, DerivedLaw):
+def _rows_by_level(distribution: Distribution | Bids) -> Bids:
+    """(rows,) a sample that stands for the distribution; where possible, one with few different ε."""
+    if isinstance(distribution, DerivedDistribution):
         middle = (np.arange(_EPSILON_LEVELS) + 0.5) / _EPSILON_LEVELS
-        levels = np.repeat(law.epsilon(middle), _SAMPLE_CLIENTS // _EPSILON_LEVELS)
-        return law.clients_with(np.random.default_rng(0), levels)
-    return _rows(law)
+        levels = np.repeat(distribution.epsilon(middle), _SAMPLE_CLIENTS // _EPSILON_LEVELS)
+        return distribution.clients_with(np.random.default_rng(0), levels)
+    return _rows(distribution)
 
 
-def _groups(law: Law | Bids, rows: Bids) -> list[NDArray[np.intp]]:
+def _groups(distribution: Distribution | Bids, rows: Bids) -> list[NDArray[np.intp]]:
     """Indices of the rows, by equal ε and records.
 
-    A file of past bids is grouped exactly, for it is the whole distribution. The sample of another law is too where
+    A file of past bids is grouped exactly, for it is the whole distribution. So is the sample of another one where
     it shows few different values; otherwise it is cut into many narrow levels of ε, and the bound is an estimate.
     """
     keys = [rows.epsilon]
-    if rows.data_size is not None and not (isinstance(law, DerivedLaw) and law.function.size_weight == 0):
+    if rows.data_size is not None and not (
+        isinstance(distribution, DerivedDistribution) and distribution.function.size_weight == 0
+    ):
         keys.append(rows.data_size)
-    exact = isinstance(law, Bids | EmpiricalLaw | DerivedLaw)
+    exact = isinstance(distribution, Bids | EmpiricalDistribution | DerivedDistribution)
     columns = []
     for key in keys:
         values, place = np.unique(key, return_inverse=True)
@@ -316,11 +331,11 @@ def _groups(law: Law | Bids, rows: Bids) -> list[NDArray[np.intp]]:
     return np.split(order, edges)
 
 
-def _product(cost: Array, law: IndependentLaw, epsilons: int = 16) -> Types:
-    epsilon = law.epsilon((np.arange(epsilons) + 0.5) / epsilons)
+def _product(cost: Array, distribution: IndependentDistribution, epsilons: int = 16) -> Types:
+    epsilon = distribution.epsilon((np.arange(epsilons) + 0.5) / epsilons)
     records, share = np.ones(1), np.ones(1)
-    if law.data_size is not None:
-        sizes = law.data_size((np.arange(_QUANTILES) + 0.5) / _QUANTILES)
+    if distribution.data_size is not None:
+        sizes = distribution.data_size((np.arange(_QUANTILES) + 0.5) / _QUANTILES)
         groups = np.split(sizes, [int(edge * _QUANTILES) for edge in _SIZE_GROUPS])
         records = np.array([group.mean() for group in groups]) / sizes.mean()
         share = np.array([group.size for group in groups]) / _QUANTILES
@@ -334,27 +349,31 @@ def _thinned(cost: Array, rows: Bids, limit: int = 4_000) -> Types:
     return Types(cost[pick], rows.epsilon[pick], records / records.mean(), np.full(pick.size, 1.0 / pick.size))
 
 
-def _price_quantity(law: Law | Bids) -> tuple[Array, Array]:
-    supply = supply_curve(law)
+def _price_quantity(distribution: Distribution | Bids) -> tuple[Array, Array]:
+    supply = supply_curve(distribution)
     return supply.price, supply.quantity
 
 
-def _rows(law: Law | Bids) -> Bids:
-    """(rows,) a sample that stands for the law; the law itself where it is a sample."""
-    if isinstance(law, Bids):
-        return law if law.valuation.ndim == 1 else Bids(law.valuation.ravel(), law.epsilon.ravel())
-    if isinstance(law, EmpiricalLaw):
-        return law.past
-    return law.sample(np.random.default_rng(0), _SAMPLE_CLIENTS)
+def _rows(distribution: Distribution | Bids) -> Bids:
+    """(rows,) a sample that stands for the distribution; the distribution itself where it is a sample."""
+    if isinstance(distribution, Bids):
+        return (
+            distribution
+            if distribution.valuation.ndim == 1
+            else Bids(distribution.valuation.ravel(), distribution.epsilon.ravel())
+        )
+    if isinstance(distribution, EmpiricalDistribution):
+        return distribution.past
+    return distribution.sample(np.random.default_rng(0), _SAMPLE_CLIENTS)
 
 
 @lru_cache(maxsize=32)
-def _supply_hull(law: Law | Bids) -> tuple[Array, Array]:
-    return supply_curve(law).hull()
+def _supply_hull(distribution: Distribution | Bids) -> tuple[Array, Array]:
+    return supply_curve(distribution).hull()
 
 
-def _mean_epsilon(law: IndependentLaw) -> float:
-    return float(law.epsilon((np.arange(_QUANTILES) + 0.5) / _QUANTILES).mean())
+def _mean_epsilon(distribution: IndependentDistribution) -> float:
+    return float(distribution.epsilon((np.arange(_QUANTILES) + 0.5) / _QUANTILES).mean())
 
 
 def _concave_hull(x: Array, y: Array) -> tuple[Array, Array]:
@@ -371,3 +390,255 @@ def _concave_hull(x: Array, y: Array) -> tuple[Array, Array]:
                 break
         kept.append(i)
     return x[kept], y[kept]
+
+
+_CHORDS = 32
+_STRENGTHS = 24
+_SHARES = 257
+_REFINEMENTS = 24
+
+
+@dataclass(frozen=True, eq=False)
+class Types:
+    """A discrete population, all arrays (types,).
+
+    Attributes:
+        cost: what a unit of ε costs the buyer.
+        epsilon: the most ε that the type sells.
+        records: over their mean, so that the expectation is 1.
+        probability: sums to 1.
+    """
+
+    cost: Array
+    epsilon: Array
+    records: Array
+    probability: Array
+
+
+@dataclass(frozen=True)
+class FluidOptimum:
+    """The best that can be bought.
+
+    Attributes:
+        error: the least E.
+        strength: X, the mean of r·μ per client.
+        bias: D = Σ|α − W| at the optimum, between 0 and 2.
+    """
+
+    error: float
+    strength: float
+    bias: float
+
+
+def least_aggregate_error(types: Types, clients: int, budget: float, objective: AggregateError) -> FluidOptimum:
+    """The fluid optimum of `objective` for a population whose costs per unit of ε are given.
+
+    Accurate to about three digits: ε(μ) is kept as chords between 32 points, and types are discrete.
+    """
+    slices = _Slices.of(types, objective)
+    noise = objective.kappa / objective.honest_share / clients**2
+    squared = objective.heterogeneity**2
+
+    def error(strength: float) -> tuple[float, float]:
+        bias = slices.least_bias(strength, budget / clients)
+        return noise / strength**2 + squared * bias**2, bias
+
+    most = slices.most_strength(budget / clients)
+    if most <= 0:
+        return FluidOptimum(np.inf, 0.0, 2.0)
+    logs = np.log(most) + np.linspace(np.log(1e-3), 0.0, _STRENGTHS)
+    tried = [error(float(np.exp(x))) for x in logs]
+    best = int(np.argmin([value for value, _ in tried]))
+    near = optimize.minimize_scalar(
+        lambda x: error(float(np.exp(x)))[0],
+        bounds=(logs[max(best - 1, 0)], logs[min(best + 1, logs.size - 1)]),
+        method="bounded",
+        options={"xatol": 1e-6},
+    )
+    found = float(near.x if near.fun < tried[best][0] else logs[best])
+    value, bias = error(float(np.exp(found)))
+    return FluidOptimum(value, float(np.exp(found)), bias)
+
+
+@dataclass(frozen=True, eq=False)
+class _Slices:
+    """All slices of strength of all types, from the cheapest per unit of r·μ to the dearest, (slices,) each.
+
+    Attributes:
+        low, high: the slice holds strengths μ between these.
+        mass: r·probability, per unit of μ.
+        price: c·(dε/dμ)·probability, per unit of μ.
+    """
+
+    low: Array
+    high: Array
+    mass: Array
+    price: Array
+
+    @staticmethod
+    def of(types: Types, objective: AggregateError) -> _Slices:
+        top = float(types.epsilon.max())
+        nodes = np.append(0.0, np.geomspace(1e-4 * top, top, _CHORDS))
+        mu = objective.mu(nodes)
+        slope = np.diff(nodes) / np.diff(mu)
+        # Exact: chords would take every client for a little weaker than it is.
+        offers, place = np.unique(types.epsilon, return_inverse=True)
+        cap = objective.mu(offers)[place]
+        low, high = mu[:-1], np.minimum(mu[1:], cap[:, None])
+        mass = np.broadcast_to((types.records * types.probability)[:, None], high.shape)
+        price = (types.cost * types.probability)[:, None] * slope
+        kept = high > low
+        low, high, mass, price = (np.broadcast_to(a, high.shape)[kept] for a in (low, high, mass, price))
+        order = np.argsort(price / mass, kind="stable")
+        return _Slices(low[order], high[order], mass[order], price[order])
+
+    def most_strength(self, money: float) -> float:
+        """The largest X that `money` per client buys when bias does not count."""
+        length = self.high - self.low
+        return float(np.interp(money, _running(self.price * length), _running(self.mass * length)))
+
+    def least_bias(self, strength: float, money: float) -> float:
+        """The least D at which `money` per client buys the mean strength X; 2 where it buys less."""
+        ration = np.clip(strength, self.low, self.high)
+        below, above = ration - self.low, self.high - ration
+        held = [_running(self.mass * part) / strength for part in (below, above)]
+        paid = [_running(self.price * part) for part in (below, above)]
+
+        def cost(d: Array) -> Array:
+            return np.interp(1 - d, held[0], paid[0]) + np.interp(d, held[1], paid[1])
+
+        least, most = max(0.0, 1.0 - held[0][-1]), min(1.0, held[1][-1])
+        if most < least:
+            return 2.0
+        d = np.linspace(least, most, _SHARES)
+        affordable = cost(d) <= money
+        if not affordable.any():
+            return 2.0
+        first = int(np.argmax(affordable))
+        if first == 0:
+            return 2.0 * float(least)
+        low, high = float(d[first - 1]), float(d[first])
+        for _ in range(_REFINEMENTS):
+            middle = 0.5 * (low + high)
+            low, high = (low, middle) if cost(np.asarray(middle)) <= money else (middle, high)
+        return 2.0 * high
+
+
+def _running(terms: Array) -> Array:
+    """(terms + 1,) the partial sums of `terms`, from 0 on."""
+    return np.append(0.0, np.cumsum(terms))
+
+
+_MENU_NODES = 96
+_SMALLEST_OFFER = 1e-6
+_MENU_BISECTIONS = 28
+# A minimum is searched on a grid of so many points, so many times, always between the neighbours of the best one.
+_GRID_POINTS = 21
+_GRIDS = 3
+# Largest θ that is tried, over what it is where the cheapest sell the largest offer.
+_BEYOND = 1e4
+
+
+@dataclass(frozen=True, eq=False)
+class GradedOptimum:
+    """The best that can be bought.
+
+    Attributes:
+        error: the least E.
+        strength: X, the mean μ per client.
+        cost: (costs,) the costs of the population, ascending.
+        amount: (costs,) ε that a client of that cost sells if it offers so much; does not rise.
+    """
+
+    error: float
+    strength: float
+    cost: Array
+    amount: Array
+
+
+def least_typical_error(
+    types: Types, clients: int, budget: float, objective: TypicalAggregateError
+) -> GradedOptimum:
+    """The fluid optimum of `objective` for a population whose costs per unit of ε are given.
+
+    Takes every client's records as the mean: a limit for rules that do not look at numbers of records.
+    """
+    menu = _Menus(types, objective)
+    noise = objective.kappa / objective.honest_share / clients**2
+    squared, money = objective.heterogeneity**2, budget / clients
+
+    def error(amount: Array) -> float:
+        mean, square = menu.moments(amount)
+        return float((noise + squared * square) / mean**2 - squared) if mean > 0 else np.inf
+
+    def found(amount: Array) -> GradedOptimum:
+        return GradedOptimum(error(amount), menu.moments(amount)[0], menu.cost, amount)
+
+    # s = 0: the best equal amounts, were money no matter. If they can be paid, nothing is better.
+    least, most = float(np.log(menu.epsilon[0])), float(np.log(menu.epsilon[-1]))
+    equal = np.full(
+        menu.cost.shape, np.exp(_lowest(lambda x: error(np.full(menu.cost.shape, np.exp(x))), least, most))
+    )
+    if menu.paid(equal) <= money:
+        return found(equal)
+    # The cost at which nobody sells any more: from the cheapest few to so high that all sell nearly the same.
+    cheapest, dearest = max(float(types.cost.min()), 1e-9), max(float(types.cost.max()), 1e-9)
+    low, high = float(np.log(1.02 * cheapest)), float(np.log(300.0 * dearest))
+    best = _lowest(lambda x: error(menu.affordable(float(np.exp(x)), money)), low, high)
+    return found(menu.affordable(float(np.exp(best)), money))
+
+
+def _lowest(function: Callable[[float], float], low: float, high: float) -> float:
+    """Where a function is least between two numbers, to a four-thousandth of their distance.
+
+    Grids, because a search that compares values near a flat minimum ends elsewhere on every kind of processor.
+    """
+    for _ in range(_GRIDS):
+        points = np.linspace(low, high, _GRID_POINTS)
+        best = int(np.argmin([function(float(x)) for x in points]))
+        low, high = float(points[max(best - 1, 0)]), float(points[min(best + 1, _GRID_POINTS - 1)])
+    return float(points[best])
+
+
+class _Menus:
+    """Menus m + s·c·ε'(m) = θ on a population, found by their cutoff: the cost at which m reaches 0."""
+
+    def __init__(self, types: Types, objective: TypicalAggregateError) -> None:
+        top = float(types.epsilon.max())
+        self.epsilon = np.geomspace(_SMALLEST_OFFER * top, top, _MENU_NODES)
+        self.mu = objective.mu(self.epsilon)
+        # Slopes of a convex function rise; rounding of μ must not make them fall.
+        self.slope = np.maximum.accumulate(np.gradient(self.epsilon, self.mu))
+        self.cost, place = np.unique(types.cost, return_inverse=True)
+        self.place, self.offer, self.probability = place, types.epsilon, types.probability
+        self.price = types.cost
+
+    def affordable(self, cutoff: float, money: float) -> Array:
+        """(costs,) the amounts of the largest menu with this cutoff that costs at most `money` per client."""
+        low, high = np.log(self.epsilon[0]), np.log(_BEYOND * self.epsilon[-1])
+        for _ in range(_MENU_BISECTIONS):
+            middle = 0.5 * (low + high)
+            fits = self.paid(self._amounts(cutoff, float(np.exp(middle)))) <= money
+            low, high = (middle, high) if fits else (low, middle)
+        return self._amounts(cutoff, float(np.exp(low)))
+
+    def moments(self, amount: Array) -> tuple[float, float]:
+        """E[m] and E[m²] of the strength m = μ(ε) of what a client sells, over all types."""
+        sold = np.minimum(self.offer, amount[self.place])
+        log_mu = np.interp(np.log(np.maximum(sold, self.epsilon[0])), np.log(self.epsilon), np.log(self.mu))
+        m = np.where(sold > 0, np.exp(log_mu), 0.0)
+        return float(self.probability @ m), float(self.probability @ m**2)
+
+    def paid(self, amount: Array) -> float:
+        """E[c·ε]: what a client is paid on average."""
+        return float(self.probability @ (self.price * np.minimum(self.offer, amount[self.place])))
+
+    def _amounts(self, cutoff: float, cheap: float) -> Array:
+        """(costs,) ε sold at each cost; a client that costs nothing sells `cheap`, or all that anybody offers."""
+        theta = float(np.interp(np.log(cheap), np.log(self.epsilon), self.mu)) * max(1.0, cheap / self.epsilon[-1])
+        below = self.mu < theta
+        s = theta / (cutoff * self.slope[0])  # m = 0 at the cutoff
+        # The condition solved for c at every node: c falls as m rises, to 0 at m = θ.
+        cost = np.append(0.0, ((theta - self.mu) / (s * self.slope))[below][::-1])
+        amount = np.append(cheap, self.epsilon[below][::-1])
+        return np.asarray(np.interp(self.cost, cost, amount, right=0.0))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from privmarket._plans import TOLERANCE
+from privmarket._settings import TOLERANCE
 from privmarket.errors import ConfigurationError
 from privmarket.market._bids import Array, Bids
 from privmarket.market._mechanism import Mechanism

@@ -28,8 +28,8 @@ from numpy.typing import NDArray
 from privmarket._lazy import late
 from privmarket.errors import ConfigurationError
 from privmarket.market._bids import Array, Bids
+from privmarket.market._distributions import Distribution, IndependentDistribution
 from privmarket.market._mechanism import Mechanism
-from privmarket.market._scenarios import IndependentLaw, Law
 
 optimize = late("scipy.optimize")
 sparse = late("scipy.sparse")
@@ -41,8 +41,8 @@ _SAMPLE = 200_000
 
 
 @dataclass(frozen=True, eq=False)
-class TypeGrid(Law):
-    """A finite law: valuations × offers with a probability each.
+class TypeGrid(Distribution):
+    """A finite distribution: valuations × offers with a probability each.
 
     Attributes:
         valuations: (V,) ascending.
@@ -61,19 +61,19 @@ class TypeGrid(Law):
         return float(self.epsilons[-1])
 
     @staticmethod
-    def of(law: Law, valuations: int = 6, epsilons: int = 2) -> TypeGrid:
-        """A grid that stands for a law: the middles of equally likely ranges of v and of ε.
+    def of(distribution: Distribution, valuations: int = 6, epsilons: int = 2) -> TypeGrid:
+        """A grid that stands for a distribution: the middles of equally likely ranges of v and of ε.
 
-        Where v depends on ε, the grid keeps how often each pair occurs in a large sample of the law.
+        Where v depends on ε, the grid keeps how often each pair occurs in a large sample of the distribution.
         """
         v_middle = (np.arange(valuations) + 0.5) / valuations
         e_middle = (np.arange(epsilons) + 0.5) / epsilons
-        if isinstance(law, IndependentLaw):
-            v = np.asarray(law.valuation(v_middle), dtype=np.float64)
-            e = np.asarray(law.epsilon(e_middle), dtype=np.float64)
+        if isinstance(distribution, IndependentDistribution):
+            v = np.asarray(distribution.valuation(v_middle), dtype=np.float64)
+            e = np.asarray(distribution.epsilon(e_middle), dtype=np.float64)
             probability = np.full((valuations, epsilons), 1.0 / (valuations * epsilons))
         else:
-            rows = law.sample(np.random.default_rng(0), _SAMPLE)
+            rows = distribution.sample(np.random.default_rng(0), _SAMPLE)
             v = np.quantile(rows.valuation, v_middle)
             e = np.quantile(rows.epsilon, e_middle)
             row = np.searchsorted(0.5 * (v[1:] + v[:-1]), rows.valuation)
@@ -82,9 +82,10 @@ class TypeGrid(Law):
             np.add.at(probability, (row, column), 1.0 / _SAMPLE)
         if np.unique(v).size < valuations or np.unique(e).size < epsilons:
             raise ConfigurationError(
-                f"{law.name}: fewer than {valuations} × {epsilons} different types", "ask for a coarser grid"
+                f"{distribution.name}: fewer than {valuations} × {epsilons} different types",
+                "ask for a coarser grid",
             )
-        return TypeGrid(f"{law.name}, {valuations} × {epsilons} types", v, e, probability)
+        return TypeGrid(f"{distribution.name}, {valuations} × {epsilons} types", v, e, probability)
 
     def sample(self, rng: np.random.Generator, clients: int, markets: tuple[int, ...] = ()) -> Bids:
         """Draws truthful bids of shape (*markets, clients)."""
@@ -102,7 +103,7 @@ class ExactOptimum:
     """The best truthful, rational, budget-feasible rule on a grid of types.
 
     Attributes:
-        grid: the law.
+        grid: the distribution.
         clients, budget: of each market.
         truthful_in: `valuation`, or `epsilon` for rules that also never gain from a withheld offer.
         total_epsilon: what the best rule buys in expectation over profiles.
@@ -132,11 +133,13 @@ class ExactOptimum:
         return self.value_of(rule) / self.total_epsilon if self.total_epsilon > 0 else 0.0
 
 
-def exact_optimum(law: Law, clients: int, budget: float, *, truthful_in: str = "valuation") -> ExactOptimum:
+def exact_optimum(
+    distribution: Distribution, clients: int, budget: float, *, truthful_in: str = "valuation"
+) -> ExactOptimum:
     """The most ε that a truthful, individually rational rule within budget buys in expectation.
 
     Args:
-        law: a `TypeGrid`, or a law from which one of 6 × 2 types is made.
+        distribution: a `TypeGrid`, or a distribution from which one of 6 × 2 types is made.
         clients: at most 4.
         budget: money of one market, never passed on any profile.
         truthful_in: `valuation` for rules in which no misreport of v gains; `epsilon` if a withheld offer, alone or
@@ -154,7 +157,7 @@ def exact_optimum(law: Law, clients: int, budget: float, *, truthful_in: str = "
         raise ConfigurationError(f"{clients} clients: the exact optimum needs few", f"give 1 to {MOST_CLIENTS}")
     if not budget > 0:
         raise ConfigurationError(f"budget is {budget}", "give money above 0")
-    grid = law if isinstance(law, TypeGrid) else TypeGrid.of(law)
+    grid = distribution if isinstance(distribution, TypeGrid) else TypeGrid.of(distribution)
     kinds = grid.probability.size
     if kinds * comb(kinds + clients - 2, clients - 1) > _MOST_PROFILES:
         raise ConfigurationError(f"{kinds} types and {clients} clients: too many profiles", "give a coarser grid")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from privmarket.errors import ConfigurationError
 from privmarket.market._bids import Bids
-from privmarket.market._scenarios import EmpiricalLaw, IndependentLaw, Law
+from privmarket.market._distributions import Distribution, EmpiricalDistribution, IndependentDistribution
 
 
 @dataclass(frozen=True, eq=False)
@@ -18,13 +18,13 @@ class MarketFacts:
     from the bids of the round that the rule clears.
 
     Attributes:
-        law: the distribution that clients are drawn from.
-        scenario: the name under which learned rules look up what was trained for this law.
+        distribution: the distribution that clients are drawn from.
+        scenario: the name under which learned rules look up what was trained for this distribution.
         epsilon_max: the most ε that a client may offer in one round.
         past_bids: bids of earlier rounds, (clients,).
     """
 
-    law: Law | None = None
+    distribution: Distribution | None = None
     scenario: str | None = None
     epsilon_max: float | None = None
     past_bids: Bids | None = None
@@ -34,10 +34,17 @@ class MarketFacts:
             offer_limit(self.epsilon_max)
 
     @classmethod
-    def of(cls, law: Law) -> MarketFacts:
-        """Everything that follows from a law: its name, its limit on offers and, where it has them, its rows."""
-        past = law.past if isinstance(law, EmpiricalLaw | IndependentLaw) else None
-        return cls(law=law, scenario=law.name, epsilon_max=law.epsilon_max, past_bids=past)
+    def of(cls, distribution: Distribution) -> MarketFacts:
+        """What follows from a distribution: its name, its limit on offers and, where it has them, its rows."""
+        past = (
+            distribution.past if isinstance(distribution, EmpiricalDistribution | IndependentDistribution) else None
+        )
+        return cls(
+            distribution=distribution,
+            scenario=distribution.name,
+            epsilon_max=distribution.epsilon_max,
+            past_bids=past,
+        )
 
 
 def offer_limit(epsilon_max: float) -> float:

@@ -13,11 +13,10 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from privmarket._plans import TOLERANCE
+from privmarket._settings import TOLERANCE
 from privmarket.errors import ConfigurationError
 from privmarket.market import _attacks as attacks
 from privmarket.market._bids import Array, Bids
-from privmarket.market._collusion import CoalitionAttack
 from privmarket.market._mechanism import Finding, Guarantee, Mechanism, Witness, budget_column
 from privmarket.market._outcome import Outcome
 
@@ -208,7 +207,7 @@ class CollusionProof(Guarantee):
 
     def check(self, mechanism: Mechanism, types: Bids, budget: ArrayLike, rng: np.random.Generator) -> Finding:
         """Attacks with coalitions of two and of five clients; a gain beyond rounding breaks the promise."""
-        found = [CoalitionAttack(size)(mechanism, types, budget, rng).gain for size in (2, 5)]
+        found = [attacks.CoalitionAttack(size)(mechanism, types, budget, rng).gain for size in (2, 5)]
         worst = max(float(gain.max()) for gain in found) / float(np.min(np.asarray(budget)))
         return Finding(self.label, worst <= TOLERANCE, worst)
 

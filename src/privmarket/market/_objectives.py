@@ -14,7 +14,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from privmarket._plans import DELTA, HETEROGENEITY, HONEST_SHARE, KAPPA
+from privmarket._settings import DELTA, HETEROGENEITY, HONEST_SHARE, KAPPA
 from privmarket.errors import ConfigurationError, UnknownNameError
 from privmarket.market._bids import Array, Bids
 from privmarket.market._outcome import Outcome

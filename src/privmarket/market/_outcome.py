@@ -10,10 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privmarket._counted import counted
-from privmarket._plans import TOLERANCE
+from privmarket._settings import TOLERANCE
 from privmarket.errors import OutcomeError
-from privmarket.market._bids import Array, Bids
-from privmarket.market._frames import frame_of
+from privmarket.market._bids import Array, Bids, frame_of
 
 if TYPE_CHECKING:
     import pandas

@@ -1,8 +1,8 @@
-"""Which prices suit a buyer that wants an accurate sum: the best flat, two-step and graded rations for a law.
+"""Which prices suit a buyer that wants an accurate sum: the best flat, two-step and graded ration.
 
-Everything here is computed from public facts (a law or past bids, the number of clients, the budget), never from
-the bids of the round that is cleared. It is a choice, not a promise: a wrong belief about the law costs value,
-never truthfulness.
+Everything here is computed from public facts (a distribution or past bids, the number of clients, the budget),
+never from the bids of the round that is cleared. It is a choice, not a promise: a wrong belief about the
+distribution costs value, never truthfulness.
 
 Notation: u = share of clients below a price, p(u) = the u-quantile of valuations, ℓ = ration, b = money per
 client, X = mean strength E[μ], D = E|μ/X − 1|. Valuations are taken as independent of offers.
@@ -16,11 +16,10 @@ from functools import lru_cache
 import numpy as np
 
 from privmarket.market._bids import Array, Bids
-from privmarket.market._bounds import virtual_types
+from privmarket.market._bounds import least_typical_error, virtual_types
+from privmarket.market._distributions import Distribution, EmpiricalDistribution, IndependentDistribution
+from privmarket.market._menus import RationCurve
 from privmarket.market._objectives import AggregateError, TypicalAggregateError
-from privmarket.market._ration_curve import RationCurve
-from privmarket.market._scenarios import EmpiricalLaw, IndependentLaw, Law
-from privmarket.market._typical_bound import least_typical_error
 
 # Beyond this share of clients a price may be infinite, or a single past bid.
 _MOST = 0.995
@@ -46,24 +45,24 @@ _PARTS = np.array([1.0, 0.8, 0.6, 0.45, 0.3, 0.2, 0.1])
 
 @dataclass(frozen=True, eq=False)
 class Marginals:
-    """What a design knows of a law: valuations by share of clients, (points,), and typical offers, (offers,)."""
+    """What a design knows: valuations by share of clients, (points,), and typical offers, (offers,)."""
 
     share: Array
     valuation: Array
     epsilon: Array
 
     @staticmethod
-    def of(law: Law | Bids, points: int = 1001) -> Marginals:
-        """The marginals of a law, or of a sample of bids."""
+    def of(distribution: Distribution | Bids, points: int = 1001) -> Marginals:
+        """The marginals of a distribution, or of a sample of bids."""
         share, middles = np.linspace(0.0, _MOST, points), (np.arange(_OFFERS) + 0.5) / _OFFERS
-        if isinstance(law, IndependentLaw):
-            return Marginals(share, law.valuation(np.maximum(share, 1e-12)), law.epsilon(middles))
-        if isinstance(law, Bids):
-            rows = law
-        elif isinstance(law, EmpiricalLaw):
-            rows = law.past
+        if isinstance(distribution, IndependentDistribution):
+            return Marginals(share, distribution.valuation(np.maximum(share, 1e-12)), distribution.epsilon(middles))
+        if isinstance(distribution, Bids):
+            rows = distribution
+        elif isinstance(distribution, EmpiricalDistribution):
+            rows = distribution.past
         else:
-            rows = law.sample(np.random.default_rng(0), _SAMPLE_CLIENTS)
+            rows = distribution.sample(np.random.default_rng(0), _SAMPLE_CLIENTS)
         return Marginals(share, np.quantile(rows.valuation, share), np.quantile(rows.epsilon, middles))
 
     def price(self, share: Array) -> Array:
@@ -71,23 +70,27 @@ class Marginals:
         return np.maximum(np.interp(share, self.share, self.valuation), 1e-9)
 
 
-def flat_price(law: Law, clients: int, budget: float, objective: AggregateError) -> float:
+def flat_price(distribution: Distribution, clients: int, budget: float, objective: AggregateError) -> float:
     """The unit price p at which a ration of B/(N·p) gives the least error in the fluid limit."""
-    return _flat_price(law, *_grid_point(clients, budget, objective), objective.delta)
+    return _flat_price(distribution, *_grid_point(clients, budget, objective), objective.delta)
 
 
-def two_step_curve(law: Law, clients: int, budget: float, objective: AggregateError) -> RationCurve:
+def two_step_curve(
+    distribution: Distribution, clients: int, budget: float, objective: AggregateError
+) -> RationCurve:
     """The ration curve of at most two steps that gives the least error in the fluid limit."""
-    return _two_step(law, *_grid_point(clients, budget, objective), objective.delta)
+    return _two_step(distribution, *_grid_point(clients, budget, objective), objective.delta)
 
 
-def graded_curve(law: Law, clients: int, budget: float, objective: TypicalAggregateError) -> RationCurve:
+def graded_curve(
+    distribution: Distribution, clients: int, budget: float, objective: TypicalAggregateError
+) -> RationCurve:
     """The fluid optimum for the typical error, cut into steps that equally many of the clients that sell reach."""
-    return _graded(law, *_grid_point(clients, budget, objective), objective.delta)
+    return _graded(distribution, *_grid_point(clients, budget, objective), objective.delta)
 
 
 def bias_to_noise(objective: AggregateError, clients: int) -> float:
-    """r = H²·N²·(h/n)/κ. Markets with equal r, law and budget per client have the same best menu."""
+    """r = H²·N²·(h/n)/κ. Markets with equal r, distribution and budget per client have the same best menu."""
     return objective.heterogeneity**2 * clients**2 * objective.honest_share / objective.kappa
 
 
@@ -103,8 +106,8 @@ def _grid_point(clients: int, budget: float, objective: AggregateError) -> tuple
 
 
 @lru_cache(maxsize=4096)
-def _flat_price(law: Law, money: float, ratio: float, delta: float | None) -> float:
-    facts, strength = _marginals(law), _strength(law, delta)
+def _flat_price(distribution: Distribution, money: float, ratio: float, delta: float | None) -> float:
+    facts, strength = _marginals(distribution), _strength(distribution, delta)
     price = facts.price(facts.share[1:])
     sold = np.minimum(facts.epsilon, (money / price)[:, None])
     error = _error(strength(sold)[..., None], facts.share[1:, None, None], ratio)
@@ -112,8 +115,8 @@ def _flat_price(law: Law, money: float, ratio: float, delta: float | None) -> fl
 
 
 @lru_cache(maxsize=4096)
-def _two_step(law: Law, money: float, ratio: float, delta: float | None) -> RationCurve:
-    facts, strength = _marginals(law), _strength(law, delta)
+def _two_step(distribution: Distribution, money: float, ratio: float, delta: float | None) -> RationCurve:
+    facts, strength = _marginals(distribution), _strength(distribution, delta)
     high, low, multiple = np.linspace(0.05, _MOST, 20), _BULK_SHARES, _MULTIPLES
     width = high[1] - high[0]
     u = part = k = ceiling = 0.0
@@ -134,8 +137,8 @@ def _two_step(law: Law, money: float, ratio: float, delta: float | None) -> Rati
 
 
 @lru_cache(maxsize=4096)
-def _graded(law: Law, money: float, ratio: float, delta: float | None) -> RationCurve:
-    types, facts = virtual_types(law, _COSTS), _marginals(law)
+def _graded(distribution: Distribution, money: float, ratio: float, delta: float | None) -> RationCurve:
+    types, facts = virtual_types(distribution, _COSTS), _marginals(distribution)
     best = least_typical_error(types, 1, money, TypicalAggregateError(1.0, ratio**0.5, 1.0, delta))
     if best.amount.min() == best.amount.max():
         # Money is left over: nobody is to sell more than this, even where others sell less than was foreseen.
@@ -216,10 +219,10 @@ class _Strength:
 
 
 @lru_cache(maxsize=32)
-def _marginals(law: Law) -> Marginals:
-    return Marginals.of(law)
+def _marginals(distribution: Distribution) -> Marginals:
+    return Marginals.of(distribution)
 
 
 @lru_cache(maxsize=32)
-def _strength(law: Law, delta: float | None) -> _Strength:
-    return _Strength(float(_marginals(law).epsilon.max()), delta)
+def _strength(distribution: Distribution, delta: float | None) -> _Strength:
+    return _Strength(float(_marginals(distribution).epsilon.max()), delta)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from privmarket.errors import ConfigurationError
 from privmarket.market._bids import Array, Bids
 from privmarket.market._mechanism import Mechanism
-from privmarket.market._menu import MenuCurve
+from privmarket.market._menus import MenuCurve
 from privmarket.meanfield._offered import MenuPath, TabulatedMarket
 from privmarket.meanfield._representative import MenuMarket
 from privmarket.meanfield._schemes import ExplicitUpwind

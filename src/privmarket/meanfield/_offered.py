@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 
 from privmarket.market._bids import Array
-from privmarket.market._menu import MenuCurve
+from privmarket.market._menus import MenuCurve
 from privmarket.meanfield._representative import MenuMarket
 
 

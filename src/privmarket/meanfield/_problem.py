@@ -15,8 +15,8 @@ import numpy as np
 
 from privmarket.errors import ConfigurationError
 from privmarket.market._bids import Array
-from privmarket.market._menu import POSTED_PRICE
-from privmarket.market._scenarios import IndependentLaw, Law, scenario
+from privmarket.market._distributions import Distribution, IndependentDistribution, scenario
+from privmarket.market._menus import POSTED_PRICE
 from privmarket.meanfield._grid import Grid, Mesh
 from privmarket.meanfield._representative import MenuMarket, RepresentativeMarket
 from privmarket.meanfield._valuation_process import ValuationProcess
@@ -44,7 +44,7 @@ class Problem:
         final_value: r ↦ worth of what is left at the end; None is zero.
     """
 
-    law: Law
+    law: Distribution
     market: RepresentativeMarket
     budget_per_client: float
     horizon: float
@@ -77,7 +77,7 @@ class Problem:
     @classmethod
     def from_law(
         cls,
-        law: Law,
+        law: Distribution,
         *,
         budget_per_client: float = 0.1,
         horizon: float = 12.0,
@@ -120,7 +120,7 @@ class Problem:
 
     def initial(self, mesh: Mesh) -> tuple[Array, Array]:
         """The starting mass (kinds, valuations, budgets), summing to 1, and the kinds' means (kinds,)."""
-        if isinstance(self.law, IndependentLaw):
+        if isinstance(self.law, IndependentDistribution):
             # Independent: the product of two one-dimensional laws, by quantile quadrature.
             points = (np.arange(_QUADRATURE_POINTS) + 0.5) / _QUADRATURE_POINTS
             budget = _to_nodes(self.law.epsilon(points), mesh).mean(axis=0)
@@ -149,9 +149,9 @@ class Problem:
         )
 
 
-def _valuations(law: Law) -> Array:
+def _valuations(law: Distribution) -> Array:
     """Many valuations of a law, for its quantiles and its spread."""
-    if isinstance(law, IndependentLaw):
+    if isinstance(law, IndependentDistribution):
         points = (np.arange(_QUADRATURE_POINTS) + 0.5) / _QUADRATURE_POINTS
         return np.asarray(law.valuation(points))
     return law.sample(np.random.default_rng(0), _SAMPLES).valuation

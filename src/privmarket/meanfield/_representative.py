@@ -19,7 +19,7 @@ import numpy as np
 
 from privmarket.errors import ConfigurationError
 from privmarket.market._bids import Array
-from privmarket.market._menu import MenuCurve
+from privmarket.market._menus import MenuCurve
 
 TailSum = Callable[[Array, Array, Array], Array]
 """(price, weight, y) ↦ a sum over the prices above y, same shape as y."""

@@ -16,12 +16,12 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from privmarket._plans import EPSILON_MAX
+from privmarket._settings import EPSILON_MAX
 from privmarket.market._bids import Array, Bids
 from privmarket.market._facts import offer_limit
 from privmarket.market._guarantees import BudgetFeasible, IndividuallyRational, Truthful, WithinOffer
 from privmarket.market._mechanism import Mechanism, budget_column
-from privmarket.market._menu import POSTED_PRICE, MenuCurve
+from privmarket.market._menus import POSTED_PRICE, MenuCurve
 from privmarket.market._outcome import Outcome
 from privmarket.mechanisms._menu_levels import last_level_unsold, levels_of_small_markets, steps_unsold
 from privmarket.mechanisms._ranking import Ranking

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privmarket.market._bids import Array
-from privmarket.market._menu import MenuCurve
+from privmarket.market._menus import MenuCurve
 from privmarket.mechanisms._ranking import Ranking
 
 # How many breakpoints are listed at once.

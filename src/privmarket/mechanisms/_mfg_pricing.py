@@ -1,4 +1,4 @@
-"""MFG-Pricing: one unit price computed from the population's law, no auction."""
+"""MFG-Pricing: one unit price computed from the population's distribution, no auction."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 
 from privmarket.market._bids import Array, Bids
 from privmarket.market._bounds import supply_curve
+from privmarket.market._distributions import Distribution, scenario
 from privmarket.market._guarantees import (
     BudgetFeasible,
     CollusionProof,
@@ -17,14 +18,14 @@ from privmarket.market._guarantees import (
 )
 from privmarket.market._mechanism import Mechanism
 from privmarket.market._outcome import Outcome
-from privmarket.market._scenarios import Law, scenario
 
 
 class MfgPricing(Mechanism):
     """Posts the unit price π at which the population would spend the budget; a client joins iff v_i ≤ π.
 
-    π solves π·E[ε·1{v ≤ π}] = B/N on `law`, so no bid and no coalition can move it: truth is dominant in v and
-    in ε. The budget is met in expectation only, and a wrong law makes it wrong: there is no budget guarantee.
+    π solves π·E[ε·1{v ≤ π}] = B/N on `distribution`, so no bid and no coalition can move it: truth is dominant in
+    v and in ε. The budget is met in expectation only, and not even so where the distribution is wrong: there is no
+    budget guarantee.
 
     Implements: the mean-field price of [Hu2025].
     """
@@ -37,11 +38,11 @@ class MfgPricing(Mechanism):
         Truthful(in_="epsilon"),
         CollusionProof(),
     )
-    market_facts: ClassVar[tuple[str, ...]] = ("law",)
+    market_facts: ClassVar[tuple[str, ...]] = ("distribution",)
 
-    def __init__(self, law: Law | str = "uniform") -> None:
-        self.law = scenario(law) if isinstance(law, str) else law
-        self._supply = supply_curve(self.law)
+    def __init__(self, distribution: Distribution | str = "uniform") -> None:
+        self.distribution = scenario(distribution) if isinstance(distribution, str) else distribution
+        self._supply = supply_curve(self.distribution)
 
     def unit_price(self, budget_per_client: Array) -> Array:
         """π at a per-capita budget, same shape."""

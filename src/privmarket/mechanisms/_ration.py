@@ -10,9 +10,10 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import ArrayLike
 
-from privmarket._plans import DELTA, HETEROGENEITY, HONEST_SHARE, KAPPA
+from privmarket._settings import DELTA, HETEROGENEITY, HONEST_SHARE, KAPPA
 from privmarket.errors import ConfigurationError
 from privmarket.market._bids import Array, Bids
+from privmarket.market._distributions import Distribution, scenario
 from privmarket.market._guarantees import (
     BudgetFeasible,
     CollusionProof,
@@ -24,7 +25,6 @@ from privmarket.market._mechanism import Mechanism
 from privmarket.market._objectives import AggregateError
 from privmarket.market._outcome import Outcome
 from privmarket.market._ration_design import flat_price
-from privmarket.market._scenarios import Law, scenario
 
 
 class Ration(Mechanism):
@@ -35,8 +35,9 @@ class Ration(Mechanism):
     whoever sells; what clients above the price would have been paid is not spent. O(N).
 
     Args:
-        unit_price: p in money per unit of ε; by default the price that gives the least aggregate error for `law`.
-        law: public belief about clients, a law or its name; used only where `unit_price` is not given.
+        unit_price: p in money per unit of ε; by default the price that gives the least aggregate error for
+            `distribution`.
+        distribution: public belief about clients, or its name; used only where `unit_price` is not given.
         kappa, heterogeneity, honest_share, delta: of `AggregateError`, for that choice.
 
     Implements: the flat price with a ration in docs/theory/aggregate-trust.md.
@@ -52,24 +53,24 @@ class Ration(Mechanism):
         Truthful(in_="epsilon"),
         CollusionProof(),
     )
-    market_facts: ClassVar[tuple[str, ...]] = ("law",)
+    market_facts: ClassVar[tuple[str, ...]] = ("distribution",)
 
     def __init__(
         self,
         unit_price: float | None = None,
-        law: Law | str = "uniform",
+        distribution: Distribution | str = "uniform",
         kappa: float = KAPPA,
         heterogeneity: float = HETEROGENEITY,
         honest_share: float = HONEST_SHARE,
         delta: float = DELTA,
     ) -> None:
         self.unit_price = checked_price("ration", "unit_price", unit_price)
-        self.law = scenario(law) if isinstance(law, str) else law
+        self.distribution = scenario(distribution) if isinstance(distribution, str) else distribution
         self.objective = AggregateError(kappa, heterogeneity, honest_share, delta)
 
     def price_for(self, clients: int, budget: float) -> float:
         """p for so many clients and so much money."""
-        return self.unit_price or flat_price(self.law, clients, budget, self.objective)
+        return self.unit_price or flat_price(self.distribution, clients, budget, self.objective)
 
     def clear(self, bids: Bids, budget: Array) -> Outcome:
         """Clients below the price sell a ration, or all they offer where that is less."""

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privmarket.market._bids import Array
-from privmarket.market._ration_curve import RationCurve, StackedCurves
+from privmarket.market._menus import RationCurve, StackedCurves
 
 # The levels in question are bracketed by cutting an interval into so many parts, so many times.
 PARTS = 64

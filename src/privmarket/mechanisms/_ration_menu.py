@@ -1,6 +1,6 @@
 """The ration menu: fixed prices, and a ration of ε that depends on what the *others* cost.
 
-Notation: see `market._ration_curve`. T(ℓ) = what all clients are paid at level ℓ, R(ℓ) = the most that one client
+Notation: see `market._menus`. T(ℓ) = what all clients are paid at level ℓ, R(ℓ) = the most that one client
 can be paid. Client i faces ℓ_{−i} = the largest ℓ with T_{−i}(ℓ) + R(ℓ) ≤ B, up to ε_max and the curve's ceiling.
 
 ℓ_{−i} does not depend on client i's report, so truth is dominant in v and in ε; and ℓ_{−i} is at most the level
@@ -19,13 +19,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from privmarket._plans import EPSILON_MAX
+from privmarket._settings import EPSILON_MAX
 from privmarket.market._bids import Array, Bids
 from privmarket.market._facts import offer_limit
 from privmarket.market._guarantees import BudgetFeasible, IndividuallyRational, Truthful, WithinOffer
 from privmarket.market._mechanism import Mechanism, budget_column
+from privmarket.market._menus import RationCurve, StackedCurves
 from privmarket.market._outcome import Outcome
-from privmarket.market._ration_curve import RationCurve, StackedCurves
 from privmarket.mechanisms._mean_field_menu import MeanFieldMenu
 from privmarket.mechanisms._ration_levels import CUTS, PARTS, levels_of_small_markets
 

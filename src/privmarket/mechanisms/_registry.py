@@ -16,7 +16,7 @@ from inspect import Parameter, isabstract, isclass, signature
 from pathlib import Path
 from types import ModuleType
 
-from privmarket._extras import needed
+from privmarket._lazy import needed
 from privmarket.errors import ConfigurationError, OutcomeError, PrivmarketError, UnknownNameError
 from privmarket.market._facts import MarketFacts
 from privmarket.market._mechanism import Guarantee, Mechanism
@@ -207,7 +207,7 @@ def _build(name: str, found: object, market: MarketFacts | None, settings: Mappi
             if not isinstance(promise, Guarantee):
                 raise ConfigurationError(
                     f"{name}: {promise!r} among its guarantees is none",
-                    "give objects such as privmarket.market._guarantees.BudgetFeasible()",
+                    "give objects such as privmarket.market.BudgetFeasible()",
                 )
         return made
     if callable(found) and not isclass(found):

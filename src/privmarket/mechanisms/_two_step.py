@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from privmarket._plans import DELTA, EPSILON_MAX, HETEROGENEITY, HONEST_SHARE, KAPPA
+from privmarket._settings import DELTA, EPSILON_MAX, HETEROGENEITY, HONEST_SHARE, KAPPA
 from privmarket.errors import ConfigurationError
+from privmarket.market._distributions import Distribution, scenario
+from privmarket.market._menus import RationCurve
 from privmarket.market._objectives import AggregateError
-from privmarket.market._ration_curve import RationCurve
 from privmarket.market._ration_design import two_step_curve
-from privmarket.market._scenarios import Law, scenario
 from privmarket.mechanisms._ration import checked_price
 from privmarket.mechanisms._ration_menu import RationMenu
 
@@ -23,13 +23,13 @@ class TwoStep(RationMenu):
 
     Args:
         unit_price: what each unit of the ration earns. By default prices and multiple are those that give the
-            least aggregate error for `law`.
+            least aggregate error for `distribution`.
         bulk_price: what each unit beyond the ration earns, below `unit_price`; None or 0 buys no more than
             rations where `unit_price` is given.
         bulk_multiple: how many rations a client below `bulk_price` can sell.
         service_amount: ε that everybody below `unit_price` can sell before anybody sells more than a ration,
             whenever the budget covers N times that amount at `unit_price`.
-        law: public belief about clients, a law or its name; used only where `unit_price` is not given.
+        distribution: public belief about clients, or its name; used only where `unit_price` is not given.
         epsilon_max: public limit on offers.
         kappa, heterogeneity, honest_share, delta: of `AggregateError`, for that choice.
 
@@ -37,7 +37,7 @@ class TwoStep(RationMenu):
     """
 
     name: ClassVar[str] = "two-step"
-    market_facts: ClassVar[tuple[str, ...]] = ("law", "epsilon_max")
+    market_facts: ClassVar[tuple[str, ...]] = ("distribution", "epsilon_max")
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class TwoStep(RationMenu):
         bulk_price: float | None = None,
         bulk_multiple: float = 1024.0,
         service_amount: float = 0.0,
-        law: Law | str = "uniform",
+        distribution: Distribution | str = "uniform",
         epsilon_max: float = EPSILON_MAX,
         kappa: float = KAPPA,
         heterogeneity: float = HETEROGENEITY,
@@ -62,7 +62,7 @@ class TwoStep(RationMenu):
             )
         self.bulk_multiple = float(bulk_multiple)
         self.service_amount = float(service_amount)
-        self.law = scenario(law) if isinstance(law, str) else law
+        self.distribution = scenario(distribution) if isinstance(distribution, str) else distribution
         self.objective = AggregateError(kappa, heterogeneity, honest_share, delta)
         if self.unit_price is not None:
             self.ration_curve(1, 1.0)  # refuses a wrong multiple or floor at once
@@ -70,7 +70,7 @@ class TwoStep(RationMenu):
     def ration_curve(self, clients: int, budget: float) -> RationCurve:
         """The prices that were given, or the best two steps for this market's public description."""
         if self.unit_price is None:
-            best = two_step_curve(self.law, clients, budget, self.objective)
+            best = two_step_curve(self.distribution, clients, budget, self.objective)
             return RationCurve(
                 best.price, best.multiple, self.service_amount, max(best.ceiling, self.service_amount)
             )

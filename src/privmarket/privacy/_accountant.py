@@ -25,7 +25,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import gammaln
 
 from privmarket._lazy import late
-from privmarket._plans import DELTA
+from privmarket._settings import DELTA
 from privmarket.errors import PrivacyError
 from privmarket.privacy._events import PrivacyEvent, Step, require_delta, step_counts
 from privmarket.privacy._gaussian import Array, delta_of, epsilon_of

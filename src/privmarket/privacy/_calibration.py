@@ -28,7 +28,7 @@ from numpy.typing import ArrayLike
 
 from privmarket._files import write_atomically
 from privmarket._lazy import late
-from privmarket._plans import DELTA
+from privmarket._settings import DELTA
 from privmarket.errors import PrivacyError, WriteError
 from privmarket.privacy import _gaussian as gaussian
 from privmarket.privacy._events import PrivacyEvent, require_delta

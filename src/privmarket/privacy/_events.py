@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from privmarket._lazy import late
-from privmarket._plans import DELTA
+from privmarket._settings import DELTA
 from privmarket.errors import PrivacyError
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from privmarket._plans import DELTA, TOLERANCE, Trust
+from privmarket._settings import DELTA, TOLERANCE, Trust
 from privmarket.errors import ConfigurationError, PrivmarketError
 from privmarket.privacy._calibration import is_ready
 from privmarket.privacy._events import PrivacyEvent, Unit, require_delta

@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import betaincinv, gammaln, ndtri, xlog1py, xlogy
 
 from privmarket._lazy import late
-from privmarket._plans import DELTA
+from privmarket._settings import DELTA
 from privmarket.errors import PrivacyError
 from privmarket.privacy import _gaussian as gaussian
 from privmarket.privacy._calibration import ReleaseFamily

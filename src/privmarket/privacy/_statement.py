@@ -20,7 +20,7 @@ from typing import Literal
 
 import numpy as np
 
-from privmarket._plans import ARITHMETICS, DELTA, TRUSTS, Arithmetic, Trust
+from privmarket._settings import ARITHMETICS, DELTA, TRUSTS, Arithmetic, Trust
 from privmarket.errors import PrivacyError
 from privmarket.privacy import _gaussian as gaussian
 from privmarket.privacy._accountant import (

@@ -42,7 +42,7 @@ from typing import TypedDict
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from privmarket._plans import DELTA
+from privmarket._settings import DELTA
 from privmarket.errors import PrivacyError, WalletError
 from privmarket.privacy import _gaussian as gaussian
 from privmarket.privacy._accountant import (

@@ -58,7 +58,7 @@ from typing import IO, Literal, NotRequired, Protocol, TypedDict
 import numpy as np
 
 from privmarket._files import force_folder, write_atomically
-from privmarket._plans import DELTA, Trust
+from privmarket._settings import DELTA, Trust
 from privmarket.errors import PrivacyError, PrivmarketError, WalletError
 from privmarket.privacy._accountant import composed_epsilon
 from privmarket.privacy._calibration import ReleaseFamily

@@ -20,16 +20,15 @@ from privmarket._files import write_atomically
 from privmarket._lazy import late
 from privmarket.errors import ConfigurationError, MissingPartError, UnknownNameError
 from privmarket.market import _attacks as attacks
-from privmarket.market._audit_report import AuditReport, student_t
-from privmarket.market._audit_report import audit as audit_mechanism
+from privmarket.market._audit import AuditReport, beyond_rounding, student_t
+from privmarket.market._audit import audit as audit_mechanism
 from privmarket.market._bids import Array, Bids
-from privmarket.market._evaluation import beyond_rounding
+from privmarket.market._distributions import Distribution
+from privmarket.market._distributions import scenario as distribution_of
 from privmarket.market._facts import MarketFacts
 from privmarket.market._mechanism import Mechanism
 from privmarket.market._objectives import Objective
 from privmarket.market._objectives import objective as named_objective
-from privmarket.market._scenarios import Law
-from privmarket.market._scenarios import scenario as law_of
 from privmarket.mechanisms import Rule, mechanism_names, resolve
 from privmarket.reports._palette import colour, new_figure, own_look
 
@@ -40,8 +39,8 @@ else:
     pandas = late("pandas")
 
 
-Scenario = str | Path | Law | Bids
-"""A distribution of types: a name, a CSV file of past bids, past bids, or a law."""
+Scenario = str | Path | Distribution | Bids
+"""A distribution of types: a name, a CSV file of past bids, past bids, or a distribution."""
 
 
 def audit(
@@ -65,8 +64,8 @@ def audit(
     Args:
         rule: a name, `package.module:Rule`, a `Mechanism` (class or object), or a function
             `(bids, budget) -> (epsilon, payment)` of one market, with a further argument `rng` if it throws coins.
-        scenario: the law that clients are drawn from: a name, past bids, a CSV file of them, or a law. A rule
-            that wants to know the public law is told this one.
+        scenario: the distribution of clients, anything that `market.distribution` takes. A rule that wants to know
+            the public distribution is told this one.
         clients: clients per market.
         budget: money per market.
         profiles: markets to attack; the other figures are averaged over more.
@@ -78,10 +77,10 @@ def audit(
         progress: called with the number of markets attacked so far.
         settings: settings of the rule.
     """
-    law = law_of(scenario)
+    distribution = distribution_of(scenario)
     return audit_mechanism(
-        resolve(rule, market=MarketFacts.of(law), **settings),
-        law,
+        resolve(rule, market=MarketFacts.of(distribution), **settings),
+        distribution,
         clients,
         budget,
         profiles=profiles,
@@ -127,21 +126,21 @@ def compare(
 
     The other arguments are those of `audit`; the attack is quick unless told otherwise.
     """
-    laws = [law_of(one) for one in ([scenario] if scenarios is None else scenarios)]
+    distributions = [distribution_of(one) for one in ([scenario] if scenarios is None else scenarios)]
     sizes = [clients] if isinstance(clients, int) else list(clients)
     repeats = list(range(seed, seed + seeds)) if isinstance(seeds, int) else list(seeds)
-    if not (laws and sizes and repeats):
+    if not (distributions and sizes and repeats):
         raise ConfigurationError("nothing to compare on", "give a scenario, a number of clients and a seed")
     reports = []
     skipped: list[str] = []
-    for law in laws:
-        for label, rule in _resolved(rules, law, skipped):
+    for distribution in distributions:
+        for label, rule in _resolved(rules, distribution, skipped):
             for size in sizes:
                 for repeat in repeats:
-                    progress(f"{label} on {law.name}, {counted(size, 'client')}")
+                    progress(f"{label} on {distribution.name}, {counted(size, 'client')}")
                     report = audit(
                         rule,
-                        scenario=law,
+                        scenario=distribution,
                         clients=size,
                         budget=budget_per_client * size if budget is None else budget,
                         profiles=profiles,
@@ -155,10 +154,10 @@ def compare(
 
 
 def _resolved(
-    rules: Iterable[Rule | tuple[str, Rule]] | None, law: Law, skipped: list[str]
+    rules: Iterable[Rule | tuple[str, Rule]] | None, distribution: Distribution, skipped: list[str]
 ) -> list[tuple[str, Mechanism]]:
-    """(label, rule) of each rule, told what is publicly known of the law."""
-    facts = MarketFacts.of(law)
+    """(label, rule) of each rule, told what is publicly known of the distribution."""
+    facts = MarketFacts.of(distribution)
     made = []
     if rules is not None:
         for given in rules:
@@ -239,9 +238,9 @@ class Comparison:
         if seeds > 1:
             depth += f", {seeds} seeds"
         if len(self.markets) > 1:
-            laws = ", ".join(dict.fromkeys(law for law, _ in self.markets))
+            distributions = ", ".join(dict.fromkeys(distribution for distribution, _ in self.markets))
             sizes = ", ".join(str(size) for size in dict.fromkeys(size for _, size in self.markets))
-            return f"{laws}; {sizes} clients; {depth} each"
+            return f"{distributions}; {sizes} clients; {depth} each"
         return (
             f"{first.scenario}: {counted(first.clients, 'client')}, budget {first.budget:g}, "
             f"fluid bound {first.fluid_bound:.4g}; {depth}"
@@ -477,23 +476,23 @@ def grid_figure(comparison: Comparison, width: float = 7.0) -> Figure:
 
     Where only one size was run, over the distributions instead. Bars are 95 % intervals over the seeds.
     """
-    laws = list(dict.fromkeys(law for law, _ in comparison.markets))
+    distributions = list(dict.fromkeys(distribution for distribution, _ in comparison.markets))
     sizes = sorted({size for _, size in comparison.markets})
-    by_law = len(sizes) == 1
-    panels = 1 if by_law else len(laws)
+    by_distribution = len(sizes) == 1
+    panels = 1 if by_distribution else len(distributions)
     narrow = width < 5.0
     rules = list(dict.fromkeys(report.mechanism for report in comparison))
     made = new_figure(width, (4.2 if narrow else 3.4) + 0.16 * len(rules))
     axes = made.subplots(2, panels, squeeze=False, sharex="col", sharey="row")
     for panel in range(panels):
         value, incentive = axes[0][panel], axes[1][panel]
-        cells = comparison.cells() if by_law else comparison.cells(laws[panel])
+        cells = comparison.cells() if by_distribution else comparison.cells(distributions[panel])
         for number, rule in enumerate(rules):
             mine = sorted(
                 (cell for cell in cells if cell.rule == rule),
-                key=lambda cell: laws.index(cell.market[0]) if by_law else cell.market[1],
+                key=lambda cell: distributions.index(cell.market[0]) if by_distribution else cell.market[1],
             )
-            at = [laws.index(cell.market[0]) if by_law else cell.market[1] for cell in mine]
+            at = [distributions.index(cell.market[0]) if by_distribution else cell.market[1] for cell in mine]
             look = own_look(rule, number)
             ratio = [cell.mean("fluid_ratio") for cell in mine]
             error = [cell.half_width("fluid_ratio") for cell in mine]
@@ -501,14 +500,14 @@ def grid_figure(comparison: Comparison, width: float = 7.0) -> Figure:
             worst = [max(float(cell.values("regret.maximum_share").max()), 1e-4) for cell in mine]
             incentive.plot(at, worst, lw=1.0, **look)
         value.axhline(1.0, color="#555555", linestyle="--", linewidth=0.8)
-        if not by_law:
-            value.set_title(laws[panel], fontsize=8)
+        if not by_distribution:
+            value.set_title(distributions[panel], fontsize=8)
             incentive.set_xlabel("clients", fontsize=8)
             incentive.set_xscale("log")
             incentive.set_xticks(sizes, [str(size) for size in sizes])
             incentive.minorticks_off()
         else:
-            incentive.set_xticks(range(len(laws)), laws)
+            incentive.set_xticks(range(len(distributions)), distributions)
         incentive.set_yscale("log")
         for one in (value, incentive):
             one.grid(alpha=0.25)

@@ -13,8 +13,8 @@ from typing import cast
 import numpy as np
 
 from privmarket._counted import counted
-from privmarket._plans import TRUSTS, Trust
-from privmarket.market._evaluation import beyond_rounding
+from privmarket._settings import TRUSTS, Trust
+from privmarket.market._audit import beyond_rounding
 from privmarket.privacy._accountant import RdpAccountant, composed_epsilon, guess_accuracy
 from privmarket.privacy._events import PrivacyEvent
 from privmarket.privacy._statement import Promise, promise, rounded_up_percent

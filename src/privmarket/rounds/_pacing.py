@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import cast
 
-from privmarket._plans import MarketPlan, Trust
+from privmarket._settings import MarketPlan, Trust
 from privmarket.privacy._calibration import ReleaseFamily
 from privmarket.rounds._awards import RoundRecord
 from privmarket.rounds._terms import Terms, micro_units

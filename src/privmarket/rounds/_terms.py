@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from decimal import Decimal
 
-from privmarket._plans import HONEST_SHARE, TRUSTS, Trust
+from privmarket._settings import HONEST_SHARE, TRUSTS, Trust
 from privmarket.errors import PrivmarketError
 from privmarket.privacy._calibration import ReleaseFamily
 

@@ -13,7 +13,7 @@ from collections.abc import Collection
 
 import numpy as np
 
-from privmarket._plans import AGGREGATIONS
+from privmarket._settings import AGGREGATIONS
 from privmarket.errors import UnknownNameError
 from privmarket.market._bids import Array
 from privmarket.market._objectives import AggregationError

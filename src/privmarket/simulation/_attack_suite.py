@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from privmarket._plans import AttackPlan
+from privmarket._settings import AttackPlan
 from privmarket.errors import ConfigurationError, UnknownNameError
 from privmarket.privacy._accountant import certify
 from privmarket.simulation._config import recommended_training

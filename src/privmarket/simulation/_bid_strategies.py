@@ -13,8 +13,8 @@ import numpy as np
 
 from privmarket.errors import ConfigurationError
 from privmarket.market._bids import Array
-from privmarket.market._menu import POSTED_PRICE
-from privmarket.market._scenarios import IndependentLaw, Law
+from privmarket.market._distributions import Distribution, IndependentDistribution
+from privmarket.market._menus import POSTED_PRICE
 from privmarket.meanfield import Grid, MenuMarket, Problem, Result, solve
 from privmarket.privacy._calibration import ReleaseFamily
 from privmarket.privacy._wallet import Wallets
@@ -105,7 +105,11 @@ class Learning:
 
 
 def bidding_of(
-    config: FederationConfig, names: Sequence[str], law: Law, family: ReleaseFamily, strategy: Strategy | None
+    config: FederationConfig,
+    names: Sequence[str],
+    law: Distribution,
+    family: ReleaseFamily,
+    strategy: Strategy | None,
 ) -> Bidding | None:
     """The way of reporting that a run asks for, None for the truth; a `strategy` given in code goes first.
 
@@ -121,13 +125,13 @@ def bidding_of(
     return None
 
 
-def _equilibrium(config: FederationConfig, law: Law, family: ReleaseFamily) -> Strategy:
+def _equilibrium(config: FederationConfig, law: Distribution, family: ReleaseFamily) -> Strategy:
     """The bid function of the mean-field game that fits the run: its horizon, money and lifetime ε.
 
     The game spends budget in proportion to ε, a wallet by a privacy measure. The two are tied where it matters: a
     client's budget in the game is what it can sell in all if it sells evenly over the rounds.
     """
-    if config.wallet is None or not isinstance(law, IndependentLaw):
+    if config.wallet is None or not isinstance(law, IndependentDistribution):
         raise ConfigurationError(
             f"strategy 'equilibrium' with wallet {config.wallet} and scenario {config.scenario!r}",
             "looking ahead needs a lifetime limit: give --wallet, and uniform, bimodal or lognormal as scenario",
@@ -136,7 +140,7 @@ def _equilibrium(config: FederationConfig, law: Law, family: ReleaseFamily) -> S
     even = float(wallets.affordable(family, law.epsilon_max, config.rounds)[0])
     lifetime, wallet = even * config.rounds, config.wallet
     game = Problem.from_law(
-        IndependentLaw(law.name, law.valuation, lambda u: np.full(np.shape(u), lifetime), lifetime),
+        IndependentDistribution(law.name, law.valuation, lambda u: np.full(np.shape(u), lifetime), lifetime),
         budget_per_client=config.budget_per_round / config.clients,
         horizon=float(config.rounds),
         market=MenuMarket(POSTED_PRICE, sale_cap=_SALE_IN_SHARES * even),

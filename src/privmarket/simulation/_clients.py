@@ -16,9 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privmarket.errors import BidError, ConfigurationError
-from privmarket.market._bid_file import read_bids
-from privmarket.market._bids import Bids
-from privmarket.market._scenarios import ValuationFunction, scenario
+from privmarket.market._bids import Bids, read_bids
+from privmarket.market._distributions import ValuationFunction, scenario
 from privmarket.simulation._config import FederationConfig
 from privmarket.tasks import label_distance
 
@@ -45,7 +44,7 @@ class AskedPrices:
 
     @classmethod
     def read(cls, path: str | Path) -> AskedPrices:
-        """A CSV file with client, valuation and epsilon, and perhaps wallet; see `market._bid_file`."""
+        """A CSV file with client, valuation and epsilon, and perhaps wallet; see `market.read_bids`."""
         found = read_bids(path)
         return cls(found.clients, found.bids, _wallets(Path(path), found.clients))
 

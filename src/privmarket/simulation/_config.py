@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, cast
 
-from privmarket._plans import ARITHMETICS, MEASURED_ON, MarketPlan, TrainingPlan, identity, setting
+from privmarket._settings import ARITHMETICS, MEASURED_ON, MarketPlan, TrainingPlan, identity, setting
 from privmarket.errors import ConfigurationError, UnknownNameError
 from privmarket.simulation._modes import MODES, Mode
 

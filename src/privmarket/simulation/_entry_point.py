@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from privmarket.errors import ConfigurationError, UnknownNameError
+from privmarket.market._distributions import scenario
 from privmarket.market._facts import MarketFacts
 from privmarket.market._mechanism import Mechanism
-from privmarket.market._scenarios import scenario
 from privmarket.mechanisms import Rule, resolve
 from privmarket.simulation._bid_strategies import Strategy
 from privmarket.simulation._clients import AskedPrices

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from privmarket._plans import require_one_step
+from privmarket._settings import require_one_step
 from privmarket.errors import CheckpointError, ConfigurationError
 from privmarket.market._bids import Array, Bids
+from privmarket.market._distributions import scenario
 from privmarket.market._facts import MarketFacts
 from privmarket.market._mechanism import Mechanism
 from privmarket.market._objectives import AggregationError
-from privmarket.market._scenarios import scenario
 from privmarket.mechanisms import resolve
 from privmarket.privacy._calibration import ReleaseFamily
 from privmarket.privacy._release import ReleaseGrid

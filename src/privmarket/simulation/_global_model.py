@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from privmarket._plans import TrainingPlan
+from privmarket._settings import TrainingPlan
 
 # The server takes the average as it is.
 PLAIN_AVERAGE = TrainingPlan(momentum=0.0)

@@ -25,7 +25,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from privmarket._plans import TrainingPlan, require_one_step
+from privmarket._settings import TrainingPlan, require_one_step
 from privmarket.errors import ConfigurationError
 from privmarket.simulation._own_model import FEWEST_RECORDS, is_linear
 from privmarket.training import (

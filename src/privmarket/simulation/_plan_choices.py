@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from privmarket.errors import ConfigurationError
+from privmarket.market._distributions import SCENARIOS, Distribution
 from privmarket.market._objectives import AggregateError
 from privmarket.market._ration_design import Marginals
-from privmarket.market._scenarios import SCENARIOS, Law
 from privmarket.simulation._config import FederationConfig, Training
 
 # Settings are chosen with this seed; figures come from others.
@@ -104,7 +104,9 @@ def usual_totals(clients: int, trust: str) -> list[float]:
     return [clients * amount for amount in _MONEY_PER_CLIENT[trust]]
 
 
-def rule_choices(base: FederationConfig, law: Law, options: Options, measured: float | None = None) -> list[Choice]:
+def rule_choices(
+    base: FederationConfig, law: Distribution, options: Options, measured: float | None = None
+) -> list[Choice]:
     """The rules that a plan tries: all exact, so that the plan holds when clients look after themselves.
 
     Rounds and rate of the result are those of the base configuration.

@@ -25,7 +25,7 @@ import numpy as np
 from privmarket import __version__
 from privmarket._files import write_atomically
 from privmarket.errors import ConfigurationError
-from privmarket.market._scenarios import Law, scenario
+from privmarket.market._distributions import Distribution, scenario
 from privmarket.simulation._before import own_records
 from privmarket.simulation._config import FederationConfig
 from privmarket.simulation._federation import Federation
@@ -373,7 +373,7 @@ class Planner:
             ),
         )
 
-    def _law(self) -> Law:
+    def _law(self) -> Distribution:
         return scenario(self.base.scenario if self.asked is None else self.asked.bids)
 
     # --- rehearsals on public records

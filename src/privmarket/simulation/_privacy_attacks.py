@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from privmarket._plans import DELTA
+from privmarket._settings import DELTA
 from privmarket.errors import ConfigurationError
 from privmarket.privacy._accountant import certify
 from privmarket.privacy._calibration import ReleaseFamily

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from privmarket._counted import counted
-from privmarket._extras import require
-from privmarket._lazy import late
+from privmarket._lazy import late, require
 from privmarket.rounds import MICRO
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import linalg, optimize, special
 
-from privmarket._plans import TOLERANCE
+from privmarket._settings import TOLERANCE
 from privmarket.errors import DataError, UnknownNameError
 
 Array = NDArray[np.float64]

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privmarket._lazy import late
-from privmarket._plans import MEASURED_ON
+from privmarket._settings import MEASURED_ON
 from privmarket.errors import DataError, UnknownNameError
 
 sklearn_datasets = late("sklearn.datasets")

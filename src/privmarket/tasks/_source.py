@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 from privmarket._lazy import late
-from privmarket._plans import check_settings, setting
+from privmarket._settings import check_settings, setting
 from privmarket.errors import ConfigurationError
 
 if TYPE_CHECKING:

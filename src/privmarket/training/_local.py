@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from privmarket._plans import ARITHMETICS
+from privmarket._settings import ARITHMETICS
 from privmarket.errors import ConfigurationError, UnknownNameError
 from privmarket.privacy._noise import NoiseSource
 from privmarket.privacy._release import (

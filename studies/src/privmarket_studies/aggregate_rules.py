@@ -19,10 +19,10 @@ import numpy as np
 from privmarket._files import write_atomically
 from privmarket.market._bids import Array
 from privmarket.market._bounds import fluid_bound
+from privmarket.market._distributions import scenario
 from privmarket.market._facts import MarketFacts
 from privmarket.market._mechanism import Mechanism
 from privmarket.market._objectives import AggregateError, TypicalAggregateError
-from privmarket.market._scenarios import scenario
 from privmarket.mechanisms import mechanism
 from privmarket.mechanisms.learned._ration_learning import (
     RationSearch,

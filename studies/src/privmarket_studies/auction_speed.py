@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from privmarket.market._bids import Bids
+from privmarket.market._distributions import scenario
 from privmarket.market._mechanism import Mechanism
 from privmarket.market._outcome import Outcome
-from privmarket.market._scenarios import scenario
 from privmarket.mechanisms import mechanism
 from privmarket.reports._palette import line_look, new_figure, save
 from privmarket_studies.timing import best_in_turn

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from privmarket.market._menu import MenuCurve
+from privmarket.market._menus import MenuCurve
 from privmarket.mechanisms.learned._menunet import MfgMenuNet
 from privmarket.reports._palette import new_figure, save
 

@@ -16,7 +16,7 @@ import torch
 
 from privmarket._files import write_atomically
 from privmarket.market._attacks import QUICK
-from privmarket.market._scenarios import scenario
+from privmarket.market._distributions import scenario
 from privmarket.mechanisms.learned._recipes import MisreportSearch, recipe
 from privmarket.mechanisms.learned._session import CaseRow, measure, train
 from privmarket.reports._palette import colour, new_figure, save

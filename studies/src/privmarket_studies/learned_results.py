@@ -17,8 +17,8 @@ import numpy as np
 
 from privmarket._files import write_atomically
 from privmarket.market._bounds import fluid_bound
+from privmarket.market._distributions import scenario
 from privmarket.market._facts import MarketFacts
-from privmarket.market._scenarios import scenario
 from privmarket.mechanisms import mechanism
 from privmarket.mechanisms.learned._session import CaseRow
 from privmarket.mechanisms.learned._weights import load, shipped

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 import numpy as np
 import torch
 
-from privmarket.market._scenarios import scenario
+from privmarket.market._distributions import scenario
 from privmarket.mechanisms import mechanism
 from privmarket.mechanisms.learned._learned_mechanism import LearnedMechanism, OutsideTraining
 from privmarket.mechanisms.learned._mean_field_network import ROW_FEATURES, MeanFieldNetwork

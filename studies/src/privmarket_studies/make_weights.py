@@ -13,8 +13,8 @@ from pathlib import Path
 
 import torch
 
+from privmarket.market._distributions import scenario
 from privmarket.market._objectives import TOTAL_EPSILON, AggregateError, AggregationError
-from privmarket.market._scenarios import scenario
 from privmarket.mechanisms.learned._menu_session import DesignPoint, MenuProgress, learn_menus
 from privmarket.mechanisms.learned._menunet import AGGREGATE_WEIGHTS
 from privmarket.mechanisms.learned._recipes import TABLE_I, Recipe, recipe

@@ -9,8 +9,8 @@ import numpy as np
 
 from privmarket.market._attacks import Attack, GridAttack
 from privmarket.market._bids import Array
+from privmarket.market._distributions import Distribution
 from privmarket.market._mechanism import Mechanism
-from privmarket.market._scenarios import Law
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def fit_slope(
 
 def one_round_regret(
     mechanism: Mechanism,
-    law: Law,
+    law: Distribution,
     clients: int,
     budget_per_client: float,
     *,

@@ -21,10 +21,10 @@ import numpy as np
 from privmarket import __version__
 from privmarket._files import write_atomically
 from privmarket.market._bids import Array
+from privmarket.market._distributions import scenario
 from privmarket.market._facts import MarketFacts
 from privmarket.market._mechanism import Mechanism
-from privmarket.market._menu import POSTED_PRICE, MenuCurve, from_function
-from privmarket.market._scenarios import scenario
+from privmarket.market._menus import POSTED_PRICE, MenuCurve, from_function
 from privmarket.meanfield import Equilibrium, Grid, MenuMarket, Problem, Result, solve
 from privmarket.meanfield._deviation_gain import measure, search
 from privmarket.mechanisms import mechanism

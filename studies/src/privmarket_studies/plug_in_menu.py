@@ -13,7 +13,7 @@ import numpy as np
 from privmarket.market._bids import Array, Bids
 from privmarket.market._guarantees import BudgetFeasible, IndividuallyRational, WithinOffer
 from privmarket.market._mechanism import Mechanism
-from privmarket.market._menu import MenuCurve
+from privmarket.market._menus import MenuCurve
 from privmarket.market._outcome import Outcome
 
 _BISECTIONS = 60

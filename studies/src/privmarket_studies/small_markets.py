@@ -18,7 +18,7 @@ import numpy as np
 
 import privmarket as pm
 from privmarket._files import write_atomically
-from privmarket.market._evaluation import judge
+from privmarket.market._audit import judge
 from privmarket.market._exact_optimum import TypeGrid, exact_optimum
 from privmarket.market._facts import MarketFacts
 from privmarket.market._guarantees import Truthful

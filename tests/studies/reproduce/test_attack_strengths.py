@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import privmarket as pm
+from privmarket.market._distributions import scenario
 from privmarket.market._mechanism import Mechanism
 from privmarket.market._outcome import Outcome
-from privmarket.market._scenarios import scenario
 from privmarket_studies.reproduce import regret
 from privmarket_studies.reproduce.attack_strengths import STRENGTHS, OverOfferAttack, PaperAscent, TrainingAttack
 from privmarket_studies.reproduce.deviation_cells import run_market_regret, run_over_offer

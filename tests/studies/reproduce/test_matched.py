@@ -7,7 +7,7 @@ import pytest
 
 import privmarket as pm
 from privmarket.errors import ConfigurationError
-from privmarket.market._scenarios import scenario
+from privmarket.market._distributions import scenario
 from privmarket_studies.reproduce.matched import MatchedEpsilon
 
 

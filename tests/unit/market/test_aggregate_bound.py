@@ -6,14 +6,21 @@ import numpy as np
 import pytest
 from scipy.optimize import linprog, minimize_scalar
 
-from privmarket.market._aggregate_bound import Types, _Slices, least_aggregate_error
-from privmarket.market._bounds import first_best_bound, fluid_bound, true_types, virtual_types
+from privmarket.market._bounds import (
+    Types,
+    _Slices,
+    first_best_bound,
+    fluid_bound,
+    least_aggregate_error,
+    true_types,
+    virtual_types,
+)
+from privmarket.market._distributions import IndependentDistribution, scenario
 from privmarket.market._objectives import AggregateError
-from privmarket.market._scenarios import IndependentLaw, scenario
 from privmarket.mechanisms import mechanism
 
 CAP = 2.0
-ONE_CAP = IndependentLaw("one cap", lambda u: np.asarray(u), lambda u: np.full(np.shape(u), CAP))
+ONE_CAP = IndependentDistribution("one cap", lambda u: np.asarray(u), lambda u: np.full(np.shape(u), CAP))
 
 
 def closed_form(clients: int, budget: float, goal: AggregateError, cost_over_valuation: float) -> float:
@@ -88,10 +95,10 @@ def least_bias_by_programme(types: Types, goal: AggregateError, strength: float,
     return float(solved.fun) if solved.success else 2.0
 
 
-@pytest.mark.parametrize("law", ["uniform", "lognormal", "bimodal"])
+@pytest.mark.parametrize("distribution", ["uniform", "lognormal", "bimodal"])
 @pytest.mark.parametrize("share", [0.3, 0.7, 0.95])
-def test_greedy_slices_solve_the_linear_programme(law, share, rng):
-    full = virtual_types(scenario(law))
+def test_greedy_slices_solve_the_linear_programme(distribution, share, rng):
+    full = virtual_types(scenario(distribution))
     pick = rng.choice(full.cost.size, 60, replace=False)
     records = rng.uniform(0.3, 3, 60)
     types = Types(full.cost[pick], full.epsilon[pick], records / records.mean(), np.full(60, 1 / 60))
@@ -119,9 +126,11 @@ def test_the_least_bias_where_only_a_few_can_sell():
 
 
 def test_costs_known_is_never_worse_than_truthful_buying():
-    for law in ("uniform", "lognormal", "bimodal", "valuation-function"):
+    for distribution in ("uniform", "lognormal", "bimodal", "valuation-function"):
         goal = AggregateError()
-        assert first_best_bound(scenario(law), 100, 40.0, goal) < fluid_bound(scenario(law), 100, 40.0, goal)
+        assert first_best_bound(scenario(distribution), 100, 40.0, goal) < fluid_bound(
+            scenario(distribution), 100, 40.0, goal
+        )
 
 
 def test_more_money_never_hurts_and_is_worthless_at_last():
@@ -136,14 +145,14 @@ def test_nothing_can_be_bought_where_nothing_is_for_sale_at_that_money():
     assert least_aggregate_error(types, 100, 1e-100, AggregateError()).error > 1e100
 
 
-@pytest.mark.parametrize("law", ["uniform", "lognormal", "bimodal"])
+@pytest.mark.parametrize("distribution", ["uniform", "lognormal", "bimodal"])
 @pytest.mark.parametrize("heterogeneity", [0.0, 0.03, 0.2])
-def test_no_exact_rule_beats_the_fluid_bound(law, heterogeneity, rng):
+def test_no_exact_rule_beats_the_fluid_bound(distribution, heterogeneity, rng):
     """At 500 clients the sample's own luck is a per cent or two; a bound that is 5 % off would be seen."""
     goal = AggregateError(heterogeneity=heterogeneity)
-    bids = scenario(law).sample(rng, 500, (40,))
-    bound = fluid_bound(scenario(law), 500, 100.0, goal)
-    settings = {"law": law, "heterogeneity": heterogeneity}
+    bids = scenario(distribution).sample(rng, 500, (40,))
+    bound = fluid_bound(scenario(distribution), 500, 100.0, goal)
+    settings = {"distribution": distribution, "heterogeneity": heterogeneity}
     rules = [mechanism("mean-field-menu"), mechanism("pac"), mechanism("ration", **settings)]
     rules.append(mechanism("two-step", **settings))
     values = [float(goal.value(rule.run(bids, 100.0), bids).mean()) for rule in rules]

@@ -7,9 +7,9 @@ import pytest
 
 from privmarket.errors import ConfigurationError, UnknownNameError
 from privmarket.market._bids import Bids
+from privmarket.market._distributions import scenario
 from privmarket.market._objectives import OBJECTIVES, TOTAL_EPSILON, AggregateError, objective
 from privmarket.market._outcome import Outcome
-from privmarket.market._scenarios import scenario
 from privmarket.privacy._gaussian import delta_of, mu_of
 
 

@@ -3,9 +3,9 @@ import pytest
 
 import privmarket as pm
 from privmarket.market import _attacks as attacks
+from privmarket.market._distributions import scenario
 from privmarket.market._mechanism import Mechanism
 from privmarket.market._outcome import nothing
-from privmarket.market._scenarios import scenario
 from tests.laws.broken import FirstPrice
 
 

@@ -4,10 +4,10 @@ import pytest
 import privmarket as pm
 from privmarket.errors import ConfigurationError
 from privmarket.market._attacks import LEVELS, GridAttack
-from privmarket.market._audit_report import audit
+from privmarket.market._audit import audit
+from privmarket.market._distributions import scenario
 from privmarket.market._guarantees import ApproximatelyTruthful, Truthful, WithinOffer
 from privmarket.market._objectives import AggregationError
-from privmarket.market._scenarios import scenario
 from tests.laws.broken import BROKEN, ClaimsCollusionProof, FirstPrice, OwnRation
 
 QUICK = GridAttack(valuations=15, shares=5, neighbours=4)

@@ -1,7 +1,7 @@
 import pytest
 
 from privmarket.errors import BidError
-from privmarket.market._bid_file import read_bids
+from privmarket.market._bids import read_bids
 
 
 def write(tmp_path, text):

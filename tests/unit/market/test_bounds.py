@@ -3,10 +3,10 @@ import pytest
 from scipy.special import ndtri
 
 import privmarket as pm
-from privmarket.market._aggregate_bound import Types
-from privmarket.market._audit_report import audit
+from privmarket.market._audit import audit
 from privmarket.market._bounds import (
     SupplyCurve,
+    Types,
     _dual,
     first_best_bound,
     fluid_bound,
@@ -14,10 +14,17 @@ from privmarket.market._bounds import (
     prior_free_reference,
     supply_curve,
 )
+from privmarket.market._distributions import (
+    SCENARIOS,
+    Distribution,
+    EmpiricalDistribution,
+    IndependentDistribution,
+    independence_test,
+    scenario,
+)
 from privmarket.market._guarantees import BudgetFeasible, IndividuallyRational, Truthful, WithinOffer
-from privmarket.market._menu import from_function
+from privmarket.market._menus import from_function
 from privmarket.market._objectives import AggregationError
-from privmarket.market._scenarios import SCENARIOS, EmpiricalLaw, IndependentLaw, Law, independence_test, scenario
 
 UNIFORM = scenario("uniform")
 
@@ -37,32 +44,37 @@ def test_a_budget_that_buys_everything_buys_everything():
 
 def test_ironing_two_point_masses():
     """Half the clients cost 0.2, half cost 1; ε = 1. Between serving the cheap and serving all, mix the prices."""
-    law = IndependentLaw("two", lambda u: np.where(np.asarray(u) <= 0.5, 0.2, 1.0), lambda u: np.ones_like(u))
+    distribution = IndependentDistribution(
+        "two", lambda u: np.where(np.asarray(u) <= 0.5, 0.2, 1.0), lambda u: np.ones_like(u)
+    )
     for budget, bought in [(0.05, 0.25), (0.1, 0.5), (0.55, 0.75), (1.0, 1.0)]:
-        assert fluid_bound(law, 1, budget) == pytest.approx(bought, rel=1e-3)
+        assert fluid_bound(distribution, 1, budget) == pytest.approx(bought, rel=1e-3)
 
 
 def test_a_large_sample_gives_the_bound_of_its_law(rng):
     sample = UNIFORM.sample(rng, 200_000)
     for objective in (None, AggregationError(1.0, 0.1)):
         extra = () if objective is None else (objective,)
-        declared = IndependentLaw.of_columns("past", sample)
+        declared = IndependentDistribution.of_columns("past", sample)
         assert fluid_bound(declared, 100, 50, *extra) == pytest.approx(
             fluid_bound(UNIFORM, 100, 50, *extra), rel=0.02
         )
-        law = EmpiricalLaw("past", sample)
-        assert first_best_bound(law, 100, 50, *extra) == pytest.approx(
+        distribution = EmpiricalDistribution("past", sample)
+        assert first_best_bound(distribution, 100, 50, *extra) == pytest.approx(
             first_best_bound(UNIFORM, 100, 50, *extra), rel=0.02
         )
 
 
 @pytest.mark.parametrize("name", ["uniform", "bimodal", "lognormal"])
 def test_no_menu_beats_the_fluid_bound_in_large_markets(name, rng):
-    law = SCENARIOS[name]
+    distribution = SCENARIOS[name]
     n, budget = 4000, 2000.0
-    bids = law.sample(rng, n)
+    bids = distribution.sample(rng, n)
     goals = [AggregationError(1.0, 0.0), AggregationError(1.0, 0.1), AggregationError(50.0, 0.1)]
-    most, least = fluid_bound(law, n, budget), [fluid_bound(law, n, budget, goal) for goal in goals]
+    most, least = (
+        fluid_bound(distribution, n, budget),
+        [fluid_bound(distribution, n, budget, goal) for goal in goals],
+    )
     for curve in (None, from_function(lambda s: np.clip(1 - s, 0, 1), 1.0, 64)):
         settings = {} if curve is None else {"curve": curve}
         outcome = pm.mechanism("mean-field-menu", **settings).run(bids, budget)
@@ -73,21 +85,21 @@ def test_no_menu_beats_the_fluid_bound_in_large_markets(name, rng):
 
 def test_the_p2_bound_is_tight_where_the_optimum_is_known():
     """Equal costs and caps, a budget that buys every cap: α = 1/N and E = κ/(N·ε²), with no bias."""
-    law = IndependentLaw("flat", lambda u: np.full_like(u, 0.5), lambda u: np.full_like(u, 2.0))
+    distribution = IndependentDistribution("flat", lambda u: np.full_like(u, 0.5), lambda u: np.full_like(u, 2.0))
     goal = AggregationError(kappa=3.0, heterogeneity=0.4)
-    assert fluid_bound(law, 50, 50.0, goal) == pytest.approx(3.0 / (50 * 4.0), rel=1e-3)
+    assert fluid_bound(distribution, 50, 50.0, goal) == pytest.approx(3.0 / (50 * 4.0), rel=1e-3)
     # Half of that money, and bias forbidden: ε = 1 from everybody, four times the variance.
     strict = AggregationError(kappa=3.0, heterogeneity=40.0)
-    assert first_best_bound(law, 50, 25.0, strict) == pytest.approx(3.0 / 50, rel=1e-2)
+    assert first_best_bound(distribution, 50, 25.0, strict) == pytest.approx(3.0 / 50, rel=1e-2)
     # With bias at a price, leaving a few out and buying more from the rest is better: p of them gives
     # 0.06·(1 − p) + H²·(2p)², so the bound must lie at or below its minimum.
     p = np.linspace(0, 1, 1001)
-    assert first_best_bound(law, 50, 25.0, goal) <= (0.06 * (1 - p) + 0.16 * 4 * p**2).min()
+    assert first_best_bound(distribution, 50, 25.0, goal) <= (0.06 * (1 - p) + 0.16 * 4 * p**2).min()
 
 
 def test_the_p2_bound_knows_that_clients_hold_different_numbers_of_records():
     # Half hold 1, half 3: r = 1/2 or 3/2. Without bias the best weights are α ∝ (r ε)², so E = κ/(N·E[r²]·ε²).
-    two = IndependentLaw(
+    two = IndependentDistribution(
         "two sizes", lambda u: u, lambda u: 0 * u + 2.0, 5.0, lambda u: np.where(u < 0.5, 1.0, 3.0)
     )
     for bound in (fluid_bound, first_best_bound):
@@ -99,17 +111,17 @@ def _many_sizes(u):
     return np.exp(0.7 * ndtri(u))
 
 
-UNEQUAL = IndependentLaw("unequal", lambda u: u, lambda u: 0.1 + 4.9 * u, 5.0, _many_sizes)
+UNEQUAL = IndependentDistribution("unequal", lambda u: u, lambda u: 0.1 + 4.9 * u, 5.0, _many_sizes)
 
 
 # In the valuation function v falls with ε; the fluid bound knows that.
 @pytest.mark.parametrize(
-    ("law", "bound_of"), [(UNEQUAL, fluid_bound), (SCENARIOS["valuation-function"], fluid_bound)]
+    ("distribution", "bound_of"), [(UNEQUAL, fluid_bound), (SCENARIOS["valuation-function"], fluid_bound)]
 )
-def test_rules_that_look_at_records_do_not_beat_the_p2_bound(law, bound_of):
-    types = law.sample(np.random.default_rng(1), 400, (20,))
+def test_rules_that_look_at_records_do_not_beat_the_p2_bound(distribution, bound_of):
+    types = distribution.sample(np.random.default_rng(1), 400, (20,))
     goal = AggregationError(heterogeneity=0.0)
-    bound = bound_of(law, 400, 200.0, goal)
+    bound = bound_of(distribution, 400, 200.0, goal)
     for rule in ("csra", "mean-field-menu", "proportional-share"):
         assert goal.value(pm.mechanism(rule).run(types, 200.0), types).mean() > bound
 
@@ -156,7 +168,7 @@ def test_the_dual_is_the_least_of_every_type(rng):
     assert seen == {"0", "1", "below", "above"}
 
 
-class _TwoKinds(Law):
+class _TwoKinds(Distribution):
     """ε = 1 and v in [0, 0.5], or ε = 4 and v in [0.5, 1]: who offers more asks more."""
 
     name = "two-kinds"
@@ -194,16 +206,22 @@ class _PriceByOffer(pm.Mechanism):
 
 def test_prices_by_offer_pass_the_bound_of_one_price_and_not_the_fluid_bound():
     """2,000 markets: standard error 0.0007."""
-    law = _TwoKinds()
+    distribution = _TwoKinds()
     rule = _PriceByOffer(small=0.5, large=0.75)
-    report = audit(rule, law, 40, 40.0, profiles=2)
+    report = audit(rule, distribution, 40, 40.0, profiles=2)
     assert report.broken == ()
     assert report.regret.maximum <= 1e-9
-    types = law.sample(np.random.default_rng(0), 400, (2_000,))
+    types = distribution.sample(np.random.default_rng(0), 400, (2_000,))
     outcome = rule.run(types, 400.0)
     assert outcome.spend.max() <= 400.0 * (1 + 1e-12)
-    assert outcome.total_epsilon.mean() / one_price_bound(law, 400, 400.0) == pytest.approx(1.055, abs=0.005)
-    assert outcome.total_epsilon.mean() < fluid_bound(law, 400, 400.0) < first_best_bound(law, 400, 400.0)
+    assert outcome.total_epsilon.mean() / one_price_bound(distribution, 400, 400.0) == pytest.approx(
+        1.055, abs=0.005
+    )
+    assert (
+        outcome.total_epsilon.mean()
+        < fluid_bound(distribution, 400, 400.0)
+        < first_best_bound(distribution, 400, 400.0)
+    )
 
 
 def test_the_bound_where_v_depends_on_the_offer_has_a_closed_form():
@@ -230,7 +248,7 @@ def test_the_bound_of_the_valuation_function_by_numerical_integration():
 
 
 def test_a_file_in_which_every_offer_differs_is_bounded_by_the_first_best(rng):
-    past = EmpiricalLaw("past", UNIFORM.sample(rng, 500))
+    past = EmpiricalDistribution("past", UNIFORM.sample(rng, 500))
     assert fluid_bound(past, 100, 50.0) == pytest.approx(first_best_bound(past, 100, 50.0), rel=1e-3)
     declared = scenario(past, independent=True)
     assert declared.independent
@@ -240,7 +258,7 @@ def test_a_file_in_which_every_offer_differs_is_bounded_by_the_first_best(rng):
 
 def test_columns_that_are_declared_independent_are_drawn_apart(rng):
     v = rng.random(2_000)
-    past = EmpiricalLaw("past", pm.Bids(v, 1 + v))
+    past = EmpiricalDistribution("past", pm.Bids(v, 1 + v))
     together = past.sample(rng, 5_000)
     apart = scenario(past, independent=True).sample(rng, 5_000)
     assert np.corrcoef(together.valuation, together.epsilon)[0, 1] > 0.999
@@ -263,9 +281,9 @@ def test_the_prior_free_reference_is_a_share_of_the_first_best():
 
 
 def test_the_same_prices_for_everybody_stay_below_the_bound_of_one_price():
-    law = _TwoKinds()
-    types = law.sample(np.random.default_rng(0), 400, (2_000,))
-    most = one_price_bound(law, 400, 400.0)
+    distribution = _TwoKinds()
+    types = distribution.sample(np.random.default_rng(0), 400, (2_000,))
+    most = one_price_bound(distribution, 400, 400.0)
     for price in (0.5, 0.6, 0.7, 0.75, 0.9):
         assert _PriceByOffer(small=price, large=price).run(types, 400.0).total_epsilon.mean() < most
 

@@ -7,7 +7,7 @@ import privmarket as pm
 from privmarket.errors import ConfigurationError
 from privmarket.market._attacks import LEVELS
 from privmarket.market._certificate import certified_regret
-from privmarket.market._scenarios import scenario
+from privmarket.market._distributions import scenario
 from tests.laws.broken import OwnRation
 
 UNIFORM = scenario("uniform")

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 import privmarket as pm
+from privmarket._settings import TOLERANCE
 from privmarket.errors import ConfigurationError
 from privmarket.market import _guarantees as guarantees
-from privmarket.market._collusion import CoalitionAttack, Collusion
-from privmarket.market._scenarios import scenario
+from privmarket.market._attacks import CoalitionAttack, Collusion
+from privmarket.market._distributions import scenario
 
 
 def test_two_sellers_lift_a_price_by_hand():
@@ -68,12 +69,12 @@ def test_no_coalition_is_refused():
         CoalitionAttack(0)
 
 
-@pytest.mark.parametrize(("gain", "held"), [(guarantees.TOLERANCE, True), (1.01 * guarantees.TOLERANCE, False)])
+@pytest.mark.parametrize(("gain", "held"), [(TOLERANCE, True), (1.01 * TOLERANCE, False)])
 def test_a_gain_counts_as_soon_as_it_passes_what_rounding_may_do(monkeypatch, gain, held):
     """The best of two coalitions in two markets decides, as a share of the smallest budget."""
     members = np.zeros((2, 2, 1), dtype=np.intp)
     found = Collusion(members, 2.0 * np.array([[0.0, gain], [gain / 2, 0.0]]), np.ones((2, 2)))
-    monkeypatch.setattr(guarantees, "CoalitionAttack", lambda size: lambda *_: found)
+    monkeypatch.setattr(guarantees.attacks, "CoalitionAttack", lambda size: lambda *_: found)
     types = scenario("uniform").sample(np.random.default_rng(0), 3, (2,))
     finding = guarantees.CollusionProof().check(pm.mechanism("pac"), types, [2.0, 7.0], np.random.default_rng(0))
     assert (finding.held, finding.worst) == (held, gain)

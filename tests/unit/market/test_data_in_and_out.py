@@ -10,8 +10,7 @@ import pytest
 
 import privmarket as pm
 from privmarket.errors import BidError, MissingPartError
-from privmarket.market._bid_file import read_bids
-from privmarket.market._frames import frame_of
+from privmarket.market._bids import frame_of, read_bids
 
 FRAME = pandas.DataFrame(
     {"client": ["ann", "bob", "cyd"], "valuation": [0.2, 0.9, 0.4], "epsilon": [1.0, 2.0, 0.5], "city": list("abc")}

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import privmarket as pm
-from privmarket._plans import TOLERANCE
-from privmarket.market._evaluation import beyond_rounding, gain_shares, judge, underpaid_share
+from privmarket._settings import TOLERANCE
+from privmarket.market._audit import beyond_rounding, gain_shares, judge, underpaid_share
 from privmarket.market._outcome import is_beyond
 
 TYPES = pm.Bids([[0.5, 1.0], [0.5, 1.0]], [[2.0, 1.0], [2.0, 1.0]])

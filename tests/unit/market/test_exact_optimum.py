@@ -5,10 +5,10 @@ import pytest
 
 import privmarket as pm
 from privmarket.errors import ConfigurationError
+from privmarket.market._distributions import SCENARIOS, scenario
 from privmarket.market._exact_optimum import TypeGrid, exact_optimum
 from privmarket.market._facts import MarketFacts
 from privmarket.market._guarantees import BudgetFeasible, IndividuallyRational, Truthful
-from privmarket.market._scenarios import SCENARIOS, scenario
 
 UNIFORM = scenario("uniform")
 
@@ -53,8 +53,8 @@ def test_two_clients_by_brute_force_over_posted_prices():
 
 
 def test_asking_for_truth_in_epsilon_too_never_buys_more():
-    for law in ("uniform", "bimodal", "valuation-function"):
-        grid = TypeGrid.of(SCENARIOS[law], 4, 3)
+    for distribution in ("uniform", "bimodal", "valuation-function"):
+        grid = TypeGrid.of(SCENARIOS[distribution], 4, 3)
         one = exact_optimum(grid, 2, 1.0).total_epsilon
         both = exact_optimum(grid, 2, 1.0, truthful_in="epsilon").total_epsilon
         assert 0.5 * one < both <= one + 1e-9
@@ -107,11 +107,11 @@ TRUTHFUL = [
 ]
 
 
-@pytest.mark.parametrize("law", ["uniform", "lognormal"])
+@pytest.mark.parametrize("distribution", ["uniform", "lognormal"])
 @pytest.mark.parametrize("clients", [2, 3])
-def test_no_truthful_rule_passes_the_optimum(law, clients):
-    best = exact_optimum(TypeGrid.of(SCENARIOS[law], 4, 2), clients, 0.5 * clients)
-    facts = MarketFacts.of(SCENARIOS[law])
+def test_no_truthful_rule_passes_the_optimum(distribution, clients):
+    best = exact_optimum(TypeGrid.of(SCENARIOS[distribution], 4, 2), clients, 0.5 * clients)
+    facts = MarketFacts.of(SCENARIOS[distribution])
     for name in TRUTHFUL:
         assert best.ratio(pm.mechanism(name, market=facts)) <= 1 + 1e-9, name
 

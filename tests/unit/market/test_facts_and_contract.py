@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import privmarket as pm
-from privmarket._plans import EPSILON_MAX
+from privmarket._settings import EPSILON_MAX
 from privmarket.errors import ConfigurationError, OutcomeError
+from privmarket.market._distributions import EmpiricalDistribution, scenario
 from privmarket.market._facts import MarketFacts
-from privmarket.market._scenarios import EmpiricalLaw, scenario
 
 BIDS = pm.Bids([0.2, 0.9, 0.4], [1.0, 2.0, 0.5])
 LIMIT_OF_RULES = {"mean-field-menu", "mfg-menunet", "mfg-regretnet", "regretnet", "dm-regretnet"}
@@ -28,7 +28,7 @@ def test_mechanisms_is_a_package_and_its_names_are_listed():
 def test_every_rule_takes_the_facts_that_it_asks_for(name):
     rule = type(pm.mechanism(name))
     assert set(rule.market_facts) <= set(signature(rule).parameters)
-    assert set(rule.market_facts) <= {"law", "scenario", "epsilon_max", "past_bids"}
+    assert set(rule.market_facts) <= {"distribution", "scenario", "epsilon_max", "past_bids"}
 
 
 @pytest.mark.parametrize("name", sorted(LIMIT_OF_RULES))
@@ -45,13 +45,13 @@ def test_rules_that_have_a_limit_start_with_the_products(name):
 
 def test_a_rule_is_told_the_law_and_the_scenario():
     facts = MarketFacts.of(scenario("bimodal"))
-    assert pm.mechanism("mfg-pricing", market=facts).law is scenario("bimodal")
+    assert pm.mechanism("mfg-pricing", market=facts).distribution is scenario("bimodal")
     assert pm.mechanism("mfg-menunet", market=facts).scenario == "bimodal"
     assert pm.mechanism("pac", market=facts).offer_limit == 1.0  # wants no facts, gets none
 
 
 def test_facts_of_past_bids():
-    facts = MarketFacts.of(EmpiricalLaw("past", BIDS))
+    facts = MarketFacts.of(EmpiricalDistribution("past", BIDS))
     assert (facts.epsilon_max, facts.past_bids) == (2.0, BIDS)
     with pytest.raises(ConfigurationError, match="epsilon_max is -1"):
         MarketFacts(epsilon_max=-1.0)

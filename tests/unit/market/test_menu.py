@@ -3,8 +3,7 @@ import pytest
 from scipy.integrate import quad
 
 from privmarket.errors import ConfigurationError
-from privmarket.market._menu import POSTED_PRICE, MenuCurve, from_function
-from privmarket.market._ration_curve import RationCurve
+from privmarket.market._menus import POSTED_PRICE, MenuCurve, RationCurve, from_function
 
 
 def test_posted_price_is_all_or_nothing():

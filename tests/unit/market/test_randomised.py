@@ -6,10 +6,10 @@ import pytest
 import privmarket as pm
 from privmarket.errors import ConfigurationError, OutcomeError
 from privmarket.market._attacks import GridAttack, Level
-from privmarket.market._audit_report import audit
+from privmarket.market._audit import audit
+from privmarket.market._distributions import scenario
 from privmarket.market._guarantees import BudgetFeasible, IndividuallyRational, Truthful
 from privmarket.market._randomised import FixedCoins, RandomisedMechanism, gain_in_expectation
-from privmarket.market._scenarios import scenario
 from privmarket.mechanisms import resolve
 
 LAW = scenario("uniform")

@@ -3,7 +3,7 @@ import pytest
 
 import privmarket as pm
 from privmarket.errors import ConfigurationError, UnknownNameError
-from privmarket.market._scenarios import SCENARIOS, EmpiricalLaw, ValuationFunction, scenario
+from privmarket.market._distributions import SCENARIOS, EmpiricalDistribution, ValuationFunction, scenario
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
@@ -36,7 +36,7 @@ def test_valuation_function_is_the_weighted_sum():
 
 def test_past_bids_are_drawn_whole(rng):
     past = pm.Bids([0.1, 0.2, 0.3], [1.0, 2.0, 3.0], data_size=[10, 20, 30])
-    drawn = EmpiricalLaw("past", past).sample(rng, 50)
+    drawn = EmpiricalDistribution("past", past).sample(rng, 50)
     np.testing.assert_allclose(drawn.epsilon, drawn.valuation * 10)
     np.testing.assert_allclose(drawn.data_size, drawn.valuation * 100)
 
@@ -45,4 +45,4 @@ def test_unknown_and_too_small_laws_are_refused():
     with pytest.raises(UnknownNameError, match="unknown scenario 'unifrom'"):
         scenario("unifrom")
     with pytest.raises(ConfigurationError, match="at least 2"):
-        EmpiricalLaw("past", pm.Bids([0.1], [1.0]))
+        EmpiricalDistribution("past", pm.Bids([0.1], [1.0]))

@@ -7,16 +7,21 @@ import pytest
 from scipy.optimize import minimize
 
 import privmarket as pm
-from privmarket.market._aggregate_bound import Types
 from privmarket.market._bids import Bids
-from privmarket.market._bounds import first_best_bound, fluid_bound, virtual_types
+from privmarket.market._bounds import (
+    Types,
+    _lowest,
+    first_best_bound,
+    fluid_bound,
+    least_typical_error,
+    virtual_types,
+)
+from privmarket.market._distributions import EmpiricalDistribution, IndependentDistribution, scenario
 from privmarket.market._objectives import AggregateError, TypicalAggregateError, objective
 from privmarket.market._outcome import Outcome
 from privmarket.market._ration_design import _error, graded_curve
-from privmarket.market._scenarios import EmpiricalLaw, IndependentLaw, scenario
-from privmarket.market._typical_bound import _lowest, least_typical_error
 
-WIDE = IndependentLaw("wide", lambda u: np.asarray(u), lambda u: np.full(np.shape(u), 1000.0))
+WIDE = IndependentDistribution("wide", lambda u: np.asarray(u), lambda u: np.full(np.shape(u), 1000.0))
 
 
 def sold(epsilon) -> Outcome:
@@ -136,14 +141,14 @@ def test_a_minimum_is_found_to_a_four_thousandth_of_the_search(lowest):
     assert abs(_lowest(lambda x: abs(x - lowest), -3.0, 7.0) - lowest) <= 10 / 4000 * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("law", ["uniform", "bimodal"])
-def test_more_money_never_makes_the_error_larger(law):
+@pytest.mark.parametrize("distribution", ["uniform", "bimodal"])
+def test_more_money_never_makes_the_error_larger(distribution):
     goal = TypicalAggregateError(heterogeneity=1.0)
-    bounds = [fluid_bound(scenario(law), 100, money, goal) for money in (1.0, 10.0, 50.0, 100.0, 1000.0)]
+    bounds = [fluid_bound(scenario(distribution), 100, money, goal) for money in (1.0, 10.0, 50.0, 100.0, 1000.0)]
     assert np.all(np.diff(bounds) <= 1e-9)
-    assert first_best_bound(scenario(law), 100, 50.0, goal) <= bounds[2]
-    types = scenario(law).sample(np.random.default_rng(3), 100, (20,))
-    rule = pm.mechanism("graded-ration", law=law)
+    assert first_best_bound(scenario(distribution), 100, 50.0, goal) <= bounds[2]
+    types = scenario(distribution).sample(np.random.default_rng(3), 100, (20,))
+    rule = pm.mechanism("graded-ration", distribution=distribution)
     rich, richer = (rule.run(types, money) for money in (100.0, 1000.0))
     assert goal.value(richer, types).mean() <= goal.value(rich, types).mean() * 1.001
     assert richer.spend.max() < 100.0  # the rest of the money would buy bias
@@ -160,34 +165,36 @@ def test_without_bias_no_exact_rule_beats_the_bound():
         assert goal.value(pm.mechanism(name).run(types, 250.0), types).mean() > 0.99 * bound
 
 
-@pytest.mark.parametrize("law", ["uniform", "bimodal", "lognormal"])
-def test_no_exact_rule_beats_the_bound_and_the_graded_ration_comes_close(law):
+@pytest.mark.parametrize("distribution", ["uniform", "bimodal", "lognormal"])
+def test_no_exact_rule_beats_the_bound_and_the_graded_ration_comes_close(distribution):
     goal = TypicalAggregateError(heterogeneity=0.05)
-    types = scenario(law).sample(np.random.default_rng(4), 2000, (4,))
-    bound = fluid_bound(scenario(law), 2000, 20.0, goal)
+    types = scenario(distribution).sample(np.random.default_rng(4), 2000, (4,))
+    bound = fluid_bound(scenario(distribution), 2000, 20.0, goal)
     values = {}
     for name in ("ration", "two-step", "mean-field-menu", "pac"):
         values[name] = float(goal.value(pm.mechanism(name).run(types, 20.0), types).mean())
-    graded = pm.mechanism("graded-ration", law=scenario(law), heterogeneity=0.05)
+    graded = pm.mechanism("graded-ration", distribution=scenario(distribution), heterogeneity=0.05)
     best = float(goal.value(graded.run(types, 20.0), types).mean())
     assert 0.97 * bound < best < 1.1 * bound
     assert min(values.values()) > best
 
 
 def test_the_menu_is_between_a_few_sellers_and_everybody():
-    law = scenario("uniform")
+    distribution = scenario("uniform")
     little, middle, much = (
-        graded_curve(law, 100, 1.0, TypicalAggregateError(heterogeneity=h)) for h in (0.03, 1.0, 30.0)
+        graded_curve(distribution, 100, 1.0, TypicalAggregateError(heterogeneity=h)) for h in (0.03, 1.0, 30.0)
     )
     assert little.price[-1] < middle.price[-1] <= much.price[-1]
     assert much.price[-1] > 0.98
     assert much.multiple[0] < 1.2  # nearly one ration for all
-    amounts = least_typical_error(virtual_types(law), 100, 1.0, TypicalAggregateError(heterogeneity=1.0)).amount
+    amounts = least_typical_error(
+        virtual_types(distribution), 100, 1.0, TypicalAggregateError(heterogeneity=1.0)
+    ).amount
     assert np.all(np.diff(amounts) <= 1e-12)
 
 
 def test_past_bids_serve_as_a_law(rng):
-    past = EmpiricalLaw("past", scenario("uniform").sample(rng, 300))
+    past = EmpiricalDistribution("past", scenario("uniform").sample(rng, 300))
     curve = graded_curve(past, 100, 1.0, TypicalAggregateError(heterogeneity=1.0))
     known = graded_curve(scenario("uniform"), 100, 1.0, TypicalAggregateError(heterogeneity=1.0))
     assert curve.price[-1] == pytest.approx(known.price[-1], rel=0.15)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import privmarket as pm
-from privmarket.market._menu import POSTED_PRICE, from_function
+from privmarket.market._menus import POSTED_PRICE, from_function
 from privmarket.meanfield._assumptions import Slope, payment_slope, regularity
 from privmarket.meanfield._problem import Problem
 from privmarket.meanfield._representative import MenuMarket

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from privmarket.errors import ConfigurationError
-from privmarket.market._menu import from_function
+from privmarket.market._menus import from_function
 from privmarket.meanfield import Grid, MenuMarket, Problem, solve
 from privmarket.meanfield._deviation_gain import measure
 from privmarket.meanfield._finite_game import FiniteGame

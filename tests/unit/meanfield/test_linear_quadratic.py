@@ -11,13 +11,15 @@ import pytest
 from scipy.integrate import solve_ivp
 from scipy.special import ndtri
 
-from privmarket.market._scenarios import IndependentLaw
+from privmarket.market._distributions import IndependentDistribution
 from privmarket.meanfield import SCHEMES, Grid, Problem, QuadraticMarket, Result, solve
 
 KAPPA, SIGMA, MEAN = 0.5, 0.08, 0.5
 PHI, A, Q, DEMAND, HORIZON, START = 0.1, 0.2, 2.0, 0.25, 4.0, 3.0
 
-LAW = IndependentLaw("lq", lambda u: MEAN + 0.06 * ndtri(u), lambda u: START + 0.15 * ndtri(u), epsilon_max=4.0)
+LAW = IndependentDistribution(
+    "lq", lambda u: MEAN + 0.06 * ndtri(u), lambda u: START + 0.15 * ndtri(u), epsilon_max=4.0
+)
 PROBLEM = Problem(
     LAW,
     QuadraticMarket(rate_cap=2.0),

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from privmarket.market._bids import Bids
-from privmarket.market._menu import POSTED_PRICE, MenuCurve
+from privmarket.market._menus import POSTED_PRICE, MenuCurve
 from privmarket.meanfield import MenuMarket
 from privmarket.meanfield._offered import MenuPath, TabulatedMarket, average
 from privmarket_studies.plug_in_menu import PlugInMenu

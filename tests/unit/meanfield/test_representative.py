@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.integrate import quad
 
 from privmarket.errors import ConfigurationError
-from privmarket.market._menu import POSTED_PRICE, MenuCurve, from_function
+from privmarket.market._menus import POSTED_PRICE, MenuCurve, from_function
 from privmarket.meanfield import MenuMarket
 
 LINEAR = from_function(lambda s: np.clip(1 - s, 0, 1), 1.0, 40)

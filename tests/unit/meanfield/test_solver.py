@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from privmarket.errors import ConfigurationError
-from privmarket.market._menu import from_function
-from privmarket.market._scenarios import SCENARIOS
+from privmarket.market._distributions import SCENARIOS
+from privmarket.market._menus import from_function
 from privmarket.meanfield import SCHEMES, DiscreteGame, Grid, MenuMarket, Problem, Result, exploitability, solve
 from privmarket.meanfield._solver import _Damping
 

@@ -6,7 +6,7 @@ import pytest
 import privmarket as pm
 from privmarket.errors import BidError, ConfigurationError
 from privmarket.market._bounds import fluid_bound
-from privmarket.market._scenarios import IndependentLaw, scenario
+from privmarket.market._distributions import IndependentDistribution, scenario
 
 UNIFORM = scenario("uniform")
 
@@ -134,7 +134,7 @@ def test_csra_literal_gives_the_papers_row(rng):
 
 
 def test_mfg_pricing_posts_the_fixed_point(rng):
-    rule = pm.mechanism("mfg-pricing", law="uniform")
+    rule = pm.mechanism("mfg-pricing", distribution="uniform")
     price = np.sqrt(0.5 / 2.55)
     assert rule.unit_price(np.array(0.5)) == pytest.approx(price, rel=1e-4)
     bids = UNIFORM.sample(rng, 1000)
@@ -146,7 +146,7 @@ def test_mfg_pricing_posts_the_fixed_point(rng):
 
 def test_mfg_pricing_overspends_half_of_the_time(rng):
     bids = UNIFORM.sample(rng, 100, (500,))
-    over = (pm.mechanism("mfg-pricing", law="uniform").run(bids, 50.0).spend > 50).mean()
+    over = (pm.mechanism("mfg-pricing", distribution="uniform").run(bids, 50.0).spend > 50).mean()
     assert 0.4 < over < 0.55
 
 
@@ -185,7 +185,7 @@ def test_an_offer_above_the_limit_is_refused():
 
 
 def test_the_menus_levels_do_not_move_with_the_own_report(rng):
-    law = IndependentLaw("heavy", lambda u: (1 - u) ** -0.8, lambda u: 0.1 + 4.9 * u)
+    law = IndependentDistribution("heavy", lambda u: (1 - u) ** -0.8, lambda u: 0.1 + 4.9 * u)
     bids = law.sample(rng, 300)
     rule = pm.mechanism("mean-field-menu")
     before = rule.price_levels(bids, 90.0)

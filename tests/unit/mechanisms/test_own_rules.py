@@ -221,7 +221,7 @@ def test_a_bad_setting_is_named_with_what_is_wanted(name, settings, message):
 def test_settings_of_the_right_type_pass():
     assert pm.mechanism("vcg", winners=2).winners == 2
     assert pm.mechanism("mean-field-menu", epsilon_max=7).epsilon_max == 7.0
-    assert pm.mechanism("mfg-pricing", law="bimodal").law.name == "bimodal"
+    assert pm.mechanism("mfg-pricing", distribution="bimodal").distribution.name == "bimodal"
 
 
 def test_audit_and_compare_take_rules_of_any_kind(tmp_path):

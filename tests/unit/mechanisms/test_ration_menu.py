@@ -7,10 +7,10 @@ import pytest
 
 import privmarket as pm
 from privmarket.errors import BidError, ConfigurationError
+from privmarket.market._distributions import EmpiricalDistribution, IndependentDistribution, scenario
+from privmarket.market._menus import RationCurve
 from privmarket.market._objectives import AggregateError, TypicalAggregateError
-from privmarket.market._ration_curve import RationCurve
 from privmarket.market._ration_design import bias_to_noise, flat_price, two_step_curve
-from privmarket.market._scenarios import EmpiricalLaw, IndependentLaw, scenario
 from privmarket.mechanisms._ration_menu import RationMenu, face, face_all
 from tests.conftest import awkward_budgets, awkward_markets
 
@@ -125,7 +125,7 @@ def test_a_ceiling_leaves_money_over(rng):
 
 def test_the_two_step_design_finds_the_three_values_of_the_closed_form():
     """Uniform law, one cap, μ = ε: the best design leaves out D/2 of the clients, by the bound's closed form."""
-    law = IndependentLaw("one cap", lambda u: np.asarray(u), lambda u: np.full(np.shape(u), 2.0))
+    law = IndependentDistribution("one cap", lambda u: np.asarray(u), lambda u: np.full(np.shape(u), 2.0))
     goal = AggregateError(heterogeneity=0.02, delta=None)
     curve = two_step_curve(law, 100, 10.0, goal)
     # min over D of κ'·(2·E[v·y]/b)² + H²·D², with ȳ from the ration that D gives.
@@ -148,14 +148,14 @@ def test_flat_price_falls_short_of_everybody_only_where_noise_counts():
 @pytest.mark.parametrize("ratio", [10.0, 100.0])
 def test_the_flat_price_of_a_skewed_law_has_a_closed_form(ratio):
     """p(u) = u², μ = ε, b = 0.1: X = u·b/p = b/u, D = 2(1 − u): E = u²/b² + r·D² is least at 4rb²/(1 + 4rb²)."""
-    law = IndependentLaw("square", lambda u: np.asarray(u) ** 2, lambda u: np.full(np.shape(u), 1e6))
+    law = IndependentDistribution("square", lambda u: np.asarray(u) ** 2, lambda u: np.full(np.shape(u), 1e6))
     goal = AggregateError(kappa=1e4 / ratio, heterogeneity=1.0, honest_share=1.0, delta=None)
     share = 4 * ratio * 0.01 / (1 + 4 * ratio * 0.01)
     assert flat_price(law, 100, 10.0, goal) == pytest.approx(share**2, rel=0.01)
 
 
 def test_designs_from_past_bids(rng):
-    law = EmpiricalLaw("past", scenario("lognormal").sample(rng, 3000))
+    law = EmpiricalDistribution("past", scenario("lognormal").sample(rng, 3000))
     for heterogeneity in (0.05, 0.3):
         goal = AggregateError(heterogeneity=heterogeneity)
         known, learned = (two_step_curve(x, 100, 50.0, goal) for x in (scenario("lognormal"), law))
@@ -164,8 +164,8 @@ def test_designs_from_past_bids(rng):
 
 def test_market_facts_reach_the_rules():
     facts = pm.MarketFacts.of(scenario("lognormal"))
-    assert pm.mechanism("two-step", market=facts).law.name == "lognormal"
-    assert pm.mechanism("ration", market=facts).law.name == "lognormal"
+    assert pm.mechanism("two-step", market=facts).distribution.name == "lognormal"
+    assert pm.mechanism("ration", market=facts).distribution.name == "lognormal"
 
 
 def test_unless_told_rules_aim_at_the_objectives_own_settings():

@@ -40,7 +40,10 @@ def test_every_rule_stands_beside_the_others_on_every_market(found):
     assert found.markets == [("uniform", 4), ("uniform", 8), ("bimodal", 4), ("bimodal", 8)]
     rows = found.rows()
     assert {(row[0], row[1], row[2]) for row in rows} == {
-        (rule, law, size) for rule in ("my_rule", "pac") for law in ("uniform", "bimodal") for size in ("4", "8")
+        (rule, distribution, size)
+        for rule in ("my_rule", "pac")
+        for distribution in ("uniform", "bimodal")
+        for size in ("4", "8")
     }
     assert {report.budget for report in found} == {2.0, 4.0}
     assert "3 seeds" in found.title
@@ -76,7 +79,7 @@ def test_figures(found, tmp_path, suffix):
 
 def test_one_size_is_drawn_over_the_distributions(tmp_path):
     found = pm.compare([flat_price], scenarios=["uniform", "lognormal"], clients=4, profiles=1, attack=FEW)
-    figure = found.plot(tmp_path / "laws.png")
+    figure = found.plot(tmp_path / "distributions.png")
     assert [label.get_text() for label in figure.axes[1].get_xticklabels()] == ["uniform", "lognormal"]
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from privmarket._plans import MarketPlan
+from privmarket._settings import MarketPlan
 from privmarket.errors import WalletError
 from privmarket.mechanisms import mechanism
 from privmarket.privacy._calibration import ReleaseFamily

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from privmarket.errors import ConfigurationError
-from privmarket.market._scenarios import scenario
+from privmarket.market._distributions import scenario
 from privmarket.reports._plan_figure import _labels, _round_numbers, plan_figure, write_plan
 from privmarket.simulation import _plan_choices as plan_choices
 from privmarket.simulation import _planning as planning
@@ -29,7 +29,7 @@ UNIFORM = scenario("uniform")
 RULES = rule_choices(BASE, UNIFORM, OPTIONS)
 
 
-class Law:
+class Distribution:
     """Stands for rehearsals and runs: more money is better, best are 20 rounds and price 0.5."""
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class Law:
 
 @pytest.fixture
 def law(monkeypatch):
-    made = Law()
+    made = Distribution()
     monkeypatch.setattr(planning, "run_figures", made.run)
     monkeypatch.setattr(planning, "StandIn", lambda *_, **__: object())
     monkeypatch.setattr(Planner, "score_of_own_records", lambda self: made.before)

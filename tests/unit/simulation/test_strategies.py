@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from privmarket.market._menu import POSTED_PRICE
+from privmarket.market._menus import POSTED_PRICE
 from privmarket.meanfield import Grid, MenuMarket, Problem, solve, truthful
 from privmarket.simulation._config import FederationConfig, Training
 from privmarket.simulation._federation import Federation, SimulatedClients, run

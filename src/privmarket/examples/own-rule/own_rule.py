@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 import privmarket as pm
-from privmarket.market._guarantees import BudgetFeasible, IndividuallyRational, Truthful, WithinOffer
+from privmarket.market import BudgetFeasible, IndividuallyRational, Truthful, WithinOffer
 
 
 def cheapest_first(bids, budget):

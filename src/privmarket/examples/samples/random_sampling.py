@@ -9,7 +9,7 @@ rule is truthful in v, and a lie about ε only forgoes sales.
 
 import numpy as np
 
-from privmarket.market._guarantees import BudgetFeasible, IndividuallyRational, Truthful, WithinOffer
+from privmarket.market import BudgetFeasible, IndividuallyRational, Truthful, WithinOffer
 
 
 def random_sampling(bids, budget, rng):

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from privmarket._plans import TOLERANCE
+from privmarket._settings import TOLERANCE
 from privmarket.market._bids import Array, Bids
 from privmarket.market._certificate import CertifiedRegret
 from privmarket.market._outcome import Outcome

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from privmarket.errors import ConfigurationError
 from privmarket.market._bids import Array
-from privmarket.market._menu import MenuCurve
+from privmarket.market._menus import MenuCurve
 
 _BISECTIONS = 64
 

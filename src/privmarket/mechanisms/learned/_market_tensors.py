@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from privmarket._plans import EPSILON_MAX
+from privmarket._settings import EPSILON_MAX
 from privmarket.market._bids import Bids
-from privmarket.market._scenarios import Law
+from privmarket.market._distributions import Distribution
 
 UNKNOWN_ACCURACY = 0.75
 
@@ -84,7 +84,7 @@ class MarketSampler:
             learns to ignore them; otherwise what the law gives.
     """
 
-    laws: Sequence[Law]
+    laws: Sequence[Distribution]
     clients: tuple[int, int]
     budget_per_client: tuple[float, float]
     rows: int = 4096

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from privmarket.errors import ConfigurationError
-from privmarket.market._menu import POSTED_PRICE, MenuCurve
+from privmarket.market._distributions import Distribution
+from privmarket.market._menus import POSTED_PRICE, MenuCurve
 from privmarket.market._objectives import AggregationError, Objective, TotalEpsilon
-from privmarket.market._scenarios import Law
 from privmarket.mechanisms._mean_field_menu import MeanFieldMenu
 from privmarket.mechanisms.learned._buyer import aggregation_error
 
@@ -62,7 +62,7 @@ class Learned:
 
 
 def learn_curve(
-    law: Law,
+    law: Distribution,
     clients: int,
     budget: float,
     objective: Objective,
@@ -102,7 +102,7 @@ class _Sample:
     epsilon_max: float
 
     @staticmethod
-    def draw(law: Law, clients: int, budget: float, markets: int, rng: np.random.Generator) -> _Sample:
+    def draw(law: Distribution, clients: int, budget: float, markets: int, rng: np.random.Generator) -> _Sample:
         bids = law.sample(rng, clients, (markets,))
         return _Sample(
             torch.tensor(np.log(np.maximum(bids.valuation, 1e-9))),
@@ -114,7 +114,7 @@ class _Sample:
 
 
 def _descend(
-    law: Law,
+    law: Distribution,
     clients: int,
     budget: float,
     objective: Objective,

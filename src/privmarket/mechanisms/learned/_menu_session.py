@@ -16,10 +16,9 @@ from numpy.typing import NDArray
 
 from privmarket._files import write_atomically
 from privmarket.errors import ConfigurationError
-from privmarket.market._menu import MenuCurve
+from privmarket.market._distributions import Distribution
+from privmarket.market._menus import MenuCurve, RationCurve
 from privmarket.market._objectives import AggregateError, Objective
-from privmarket.market._ration_curve import RationCurve
-from privmarket.market._scenarios import Law
 from privmarket.mechanisms.learned._menu_learning import DEFAULT_SEARCH, CurveSearch, learn_curve
 from privmarket.mechanisms.learned._menunet import CurveFacts, MfgMenuNet, PublicFacts, bias_to_noise, curve_arrays
 from privmarket.mechanisms.learned._ration_learning import RationSearch, learn_ration_curve
@@ -42,7 +41,7 @@ class _Values(TypedDict):
 class DesignPoint:
     """A market that a menu curve is learned for."""
 
-    law: Law
+    law: Distribution
     clients: int
     budget: float
     objective: Objective

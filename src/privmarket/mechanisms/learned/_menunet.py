@@ -21,15 +21,14 @@ from typing import ClassVar, NotRequired, TypedDict
 import numpy as np
 from numpy.typing import ArrayLike
 
-from privmarket._plans import DELTA, EPSILON_MAX, HETEROGENEITY, HONEST_SHARE, KAPPA
+from privmarket._settings import DELTA, EPSILON_MAX, HETEROGENEITY, HONEST_SHARE, KAPPA
 from privmarket.errors import ConfigurationError
 from privmarket.market._bids import Array, Bids
 from privmarket.market._mechanism import budget_column
-from privmarket.market._menu import POSTED_PRICE, MenuCurve
+from privmarket.market._menus import POSTED_PRICE, MenuCurve, RationCurve
 from privmarket.market._objectives import AggregateError, AggregationError, Objective
 from privmarket.market._objectives import objective as objective_called
 from privmarket.market._outcome import Outcome
-from privmarket.market._ration_curve import RationCurve
 from privmarket.market._ration_design import bias_to_noise as ration_bias_to_noise
 from privmarket.mechanisms._mean_field_menu import MeanFieldMenu
 from privmarket.mechanisms._ration_menu import face_all

@@ -5,7 +5,7 @@ with prices smoothed so that the error has a gradient; the width of the smoothin
 the best menu in the fluid limit (two steps, or graded ones for the typical error), and the exact mechanism on fresh
 markets decides between where it started, where it ended and a posted price for everything.
 
-Notation: see `market._ration_curve`; A_m = min(ε, a_m(ℓ)), L = markets, N = clients, M = steps.
+Notation: see `market._menus`; A_m = min(ε, a_m(ℓ)), L = markets, N = clients, M = steps.
 """
 
 from __future__ import annotations
@@ -18,12 +18,11 @@ import torch
 from torch import Tensor
 
 from privmarket.market._bids import Bids
-from privmarket.market._menu import POSTED_PRICE, MenuCurve
+from privmarket.market._distributions import Distribution
+from privmarket.market._menus import POSTED_PRICE, MenuCurve, RationCurve
 from privmarket.market._objectives import AggregateError, TypicalAggregateError
 from privmarket.market._outcome import Outcome
-from privmarket.market._ration_curve import RationCurve
 from privmarket.market._ration_design import graded_curve, two_step_curve
-from privmarket.market._scenarios import Law
 from privmarket.mechanisms._mean_field_menu import MeanFieldMenu
 from privmarket.mechanisms._ration_menu import face
 
@@ -64,7 +63,7 @@ class LearnedRation:
 
 
 def learn_ration_curve(
-    law: Law,
+    law: Distribution,
     clients: int,
     budget: float,
     objective: AggregateError,
@@ -85,7 +84,7 @@ def learn_ration_curve(
     return LearnedRation(tried[best], values[best], values[1], values[0])
 
 
-def fluid_design(law: Law, clients: int, budget: float, objective: AggregateError) -> RationCurve:
+def fluid_design(law: Distribution, clients: int, budget: float, objective: AggregateError) -> RationCurve:
     """The best menu for very many clients: where a search starts."""
     if isinstance(objective, TypicalAggregateError):
         return graded_curve(law, clients, budget, objective)
@@ -108,7 +107,7 @@ def curve_value(
 
 
 def _descend(
-    law: Law,
+    law: Distribution,
     clients: int,
     budget: float,
     objective: AggregateError,

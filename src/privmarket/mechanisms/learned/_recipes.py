@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
-from privmarket._plans import HETEROGENEITY, KAPPA
+from privmarket._settings import HETEROGENEITY, KAPPA
 from privmarket.errors import ConfigurationError
 from privmarket.mechanisms._setting_types import check_type, declared_types
 from privmarket.mechanisms.learned._lagrangian import Steering

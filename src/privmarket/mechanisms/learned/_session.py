@@ -15,10 +15,10 @@ import numpy as np
 from privmarket._files import write_atomically
 from privmarket.errors import ConfigurationError
 from privmarket.market._attacks import STRONG, Attack
+from privmarket.market._audit import judge
 from privmarket.market._bounds import fluid_bound
-from privmarket.market._evaluation import judge
+from privmarket.market._distributions import Distribution, EmpiricalDistribution
 from privmarket.market._mechanism import Mechanism
-from privmarket.market._scenarios import EmpiricalLaw, Law
 from privmarket.mechanisms.learned._mean_field_loss import SolvedMarket
 from privmarket.mechanisms.learned._recipes import Recipe
 from privmarket.mechanisms.learned._trained_weights import mechanism_class, new_trainer, write_weights
@@ -68,10 +68,10 @@ class Finished:
     resumed_at: int
 
 
-def check_laws(laws: Sequence[Law]) -> None:
+def check_laws(laws: Sequence[Distribution]) -> None:
     """Refuses past bids that are too few to learn from."""
     for law in laws:
-        if isinstance(law, EmpiricalLaw) and law.past.clients < LEAST_PAST_BIDS:
+        if isinstance(law, EmpiricalDistribution) and law.past.clients < LEAST_PAST_BIDS:
             raise ConfigurationError(
                 f"{law.name}: {law.past.clients} past bids are too few to learn from",
                 f"collect at least {LEAST_PAST_BIDS}, or use a named scenario",
@@ -85,7 +85,7 @@ def checkpoint_path(out: Path) -> Path:
 
 def train(
     recipe: Recipe,
-    laws: Sequence[Law],
+    laws: Sequence[Distribution],
     out: Path,
     report: Callable[[TrainingStep], None] = lambda progress: None,
     until: int | None = None,
@@ -150,7 +150,7 @@ def _as_csv(curve: list[list[float]]) -> str:
     return text.getvalue()
 
 
-def value(rule: Mechanism, law: Law, clients: int, budget: float, seed: int) -> FluidRatio:
+def value(rule: Mechanism, law: Distribution, clients: int, budget: float, seed: int) -> FluidRatio:
     """ε bought over the fluid bound with its standard error: more markets than can be attacked."""
     markets = max(20, 30_000 // clients)
     types = law.sample(np.random.default_rng([seed, 1]), clients, (markets,))
@@ -161,7 +161,7 @@ def value(rule: Mechanism, law: Law, clients: int, budget: float, seed: int) -> 
 def measure(
     weights: Path | None,
     name: str,
-    cases: Sequence[tuple[Law, int, float, int]],
+    cases: Sequence[tuple[Distribution, int, float, int]],
     attack: Attack = STRONG,
     seed: int = 12_345,
     progress: Callable[[CaseRow], None] = lambda row: None,

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from privmarket.errors import ConfigurationError
-from privmarket.market._scenarios import Law
+from privmarket.market._distributions import Distribution
 from privmarket.mechanisms._registry import registered_class, registered_names
 from privmarket.mechanisms.learned._learned_mechanism import LearnedMechanism
 from privmarket.mechanisms.learned._mean_field_loss import SolvedMarket
@@ -30,7 +30,7 @@ def mechanism_class(name: str) -> type[LearnedMechanism]:
     return found
 
 
-def new_trainer(recipe: Recipe, laws: Sequence[Law], solved: SolvedMarket | None = None) -> Trainer:
+def new_trainer(recipe: Recipe, laws: Sequence[Distribution], solved: SolvedMarket | None = None) -> Trainer:
     """A run at its first step; the network's start comes from the recipe's seed alone."""
     with torch.random.fork_rng():
         torch.manual_seed(recipe.seed)

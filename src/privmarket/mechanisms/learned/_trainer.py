@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from privmarket.errors import ConfigurationError
-from privmarket.market._scenarios import Law
+from privmarket.market._distributions import Distribution
 from privmarket.mechanisms.learned._buyer import OBJECTIVES, buyer_value
 from privmarket.mechanisms.learned._client_groups import columns_with_clients
 from privmarket.mechanisms.learned._lagrangian import Multipliers
@@ -55,7 +55,7 @@ class Trainer:
     """
 
     recipe: Recipe
-    laws: Sequence[Law]
+    laws: Sequence[Distribution]
     network: AuctionNetwork
     solved: SolvedMarket | None = None
     step: int = 0

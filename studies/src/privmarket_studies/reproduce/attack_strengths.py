@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from privmarket._plans import EPSILON_MAX
+from privmarket._settings import EPSILON_MAX
 from privmarket.market._attacks import (
     EPSILON_ONLY,
     STRONG,

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
+from privmarket.market._audit import gain_shares, judge
 from privmarket.market._bounds import fluid_bound
-from privmarket.market._evaluation import gain_shares, judge
+from privmarket.market._distributions import Distribution, EmpiricalDistribution, IndependentDistribution, scenario
 from privmarket.market._facts import MarketFacts
 from privmarket.market._mechanism import Mechanism
-from privmarket.market._scenarios import EmpiricalLaw, IndependentLaw, Law, scenario
 from privmarket.mechanisms import mechanism
 from privmarket.mechanisms.learned._recipes import recipe
 from privmarket.mechanisms.learned._session import train
@@ -28,10 +28,10 @@ def run(config: Config, seed: int, scratch: Path) -> Result:
     """Config: mechanism, settings, believed (a law), past (how many bids of it are known, 0: the law itself), truth
     (a law), scale (true valuations are so many times the law's: a drift), clients, budget, markets.
     """
-    believed: Law = scenario(config["believed"])
+    believed: Distribution = scenario(config["believed"])
     if config["past"]:
         past = believed.sample(np.random.default_rng([seed, _PAST]), config["past"])
-        believed = EmpiricalLaw("past bids", past, believed.epsilon_max)
+        believed = EmpiricalDistribution("past bids", past, believed.epsilon_max)
     rule = mechanism(config["mechanism"], market=MarketFacts.of(believed), **config["settings"])
     return _met(rule, config, seed)
 
@@ -63,7 +63,7 @@ def _met(rule: Mechanism, config: Config, seed: int) -> Result:
     law, clients, budget = scenario(config["truth"]), config["clients"], float(config["budget"])
     factor = config["scale"]
     if factor != 1.0:
-        assert isinstance(law, IndependentLaw)
+        assert isinstance(law, IndependentDistribution)
         drawn = law.valuation
         law = replace(law, valuation=lambda u: factor * drawn(u))
     rng = np.random.default_rng([seed, clients])

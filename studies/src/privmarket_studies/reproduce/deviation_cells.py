@@ -7,12 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
-from privmarket._plans import TOLERANCE
-from privmarket.market._attacks import LEVELS
+from privmarket._settings import TOLERANCE
+from privmarket.market._attacks import LEVELS, CoalitionAttack
+from privmarket.market._audit import gain_shares, judge
 from privmarket.market._bounds import fluid_bound
-from privmarket.market._collusion import CoalitionAttack
-from privmarket.market._evaluation import gain_shares, judge
-from privmarket.market._scenarios import scenario
+from privmarket.market._distributions import scenario
 from privmarket.meanfield import Equilibrium
 from privmarket.meanfield._deviation_gain import measure
 from privmarket_studies.nash_gap_study import MEASURES, POPULATIONS, RULES, SALE_CAP, StudySetting, solved_game

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from privmarket._plans import identity
-from privmarket.market._evaluation import underpaid_share
-from privmarket.market._scenarios import scenario
+from privmarket._settings import identity
+from privmarket.market._audit import underpaid_share
+from privmarket.market._distributions import scenario
 from privmarket.rounds import MICRO
 from privmarket.simulation._checkpoint import load_checkpoint, save_checkpoint
 from privmarket.simulation._config import FederationConfig, Training, recommended_training

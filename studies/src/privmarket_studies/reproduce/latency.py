@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from privmarket.market._scenarios import scenario
+from privmarket.market._distributions import scenario
 from privmarket_studies.reproduce.cells import Config, Result
 from privmarket_studies.reproduce.markets import outside_training, rule_for
 from privmarket_studies.timing import best_in_turn

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
+from privmarket.market._audit import judge
 from privmarket.market._bounds import fluid_bound
-from privmarket.market._evaluation import judge
-from privmarket.market._scenarios import scenario
+from privmarket.market._distributions import scenario
 from privmarket_studies.reproduce.cells import Config, Result
 from privmarket_studies.reproduce.markets import outside_training, rule_for
 

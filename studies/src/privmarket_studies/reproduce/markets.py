@@ -11,9 +11,9 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from privmarket._lazy import late
+from privmarket.market._distributions import Distribution, scenario
 from privmarket.market._facts import MarketFacts
 from privmarket.market._mechanism import Mechanism
-from privmarket.market._scenarios import Law, scenario
 from privmarket.mechanisms import mechanism
 from privmarket.mechanisms.learned._recipes import recipe
 
@@ -41,7 +41,7 @@ UNTRAINED = "mfg-regretnet:untrained"
 EXACT = ("pac", "mean-field-menu", "mfg-menunet")
 
 
-def rule_for(name: str, law: Law, **settings: object) -> Mechanism:
+def rule_for(name: str, law: Distribution, **settings: object) -> Mechanism:
     """The rule called `name`, told the market's public law and limit where it wants to know them."""
     if name == UNTRAINED:
         return _untrained()

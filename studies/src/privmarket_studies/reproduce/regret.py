@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 
 from privmarket.market._attacks import Regret
+from privmarket.market._audit import gain_shares, judge
 from privmarket.market._bids import Bids
-from privmarket.market._evaluation import gain_shares, judge
+from privmarket.market._distributions import scenario
 from privmarket.market._mechanism import Mechanism
-from privmarket.market._scenarios import scenario
 from privmarket_studies.reproduce.attack_strengths import PARTS, STRENGTHS, Counted
 from privmarket_studies.reproduce.cells import Config, Result
 from privmarket_studies.reproduce.markets import outside_training, rule_for

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from privmarket.market._attacks import combined
-from privmarket.market._evaluation import gain_shares, judge
+from privmarket.market._audit import gain_shares, judge
+from privmarket.market._distributions import scenario
 from privmarket.market._objectives import AggregateError, AggregationError
-from privmarket.market._scenarios import scenario
 from privmarket.mechanisms._mean_field_menu import MeanFieldMenu
 from privmarket.mechanisms.learned._menu_learning import DEFAULT_SEARCH
 from privmarket.mechanisms.learned._menu_session import DesignPoint, learn_menus

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from privmarket._plans import identity
+from privmarket._settings import identity
 from privmarket.simulation._config import Training
 from privmarket.simulation._pool import plain_rate
 from privmarket_studies.reproduce.cells import Cell, Scale

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from privmarket.market._bids import Bids
-from privmarket.market._menu import POSTED_PRICE
+from privmarket.market._menus import POSTED_PRICE
 from privmarket.meanfield import Equilibrium, Grid, MenuMarket, Problem, solve, truthful
 from privmarket.mechanisms import mechanism
 from privmarket_studies.reproduce.cells import Config, Result

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TypedDict
 
-from privmarket._plans import identity
+from privmarket._settings import identity
 from privmarket.simulation._config import Training
 from privmarket_studies.reproduce.cells import Cell, Scale
 from privmarket_studies.reproduce.rq4 import MATRIX_TRAINING, ROWS, federated_cell, quick_rounds

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from privmarket.market._bids import Bids
+from privmarket.market._distributions import scenario
 from privmarket.market._objectives import AggregationError
 from privmarket.market._outcome import Outcome
-from privmarket.market._scenarios import scenario
 from privmarket.mechanisms.learned._buyer import aggregation_error, buyer_value, reference_quantity
 from privmarket.mechanisms.learned._client_groups import group
 from privmarket.mechanisms.learned._market_tensors import MarketSampler

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from privmarket.market._scenarios import scenario
+from privmarket.market._distributions import scenario
 from privmarket.mechanisms.learned import _mfg_regretnet as mfg_regretnet
 from privmarket.mechanisms.learned._literal import LiteralNetwork
 from privmarket.mechanisms.learned._market_tensors import from_bids

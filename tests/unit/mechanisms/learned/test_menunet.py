@@ -13,12 +13,12 @@ from privmarket.errors import ConfigurationError
 from privmarket.market._attacks import AscentAttack, GridAttack, combined
 from privmarket.market._bids import Bids
 from privmarket.market._bounds import fluid_bound
+from privmarket.market._distributions import scenario
 from privmarket.market._guarantees import BudgetFeasible, IndividuallyRational, WithinOffer
 from privmarket.market._mechanism import Mechanism
-from privmarket.market._menu import MenuCurve
+from privmarket.market._menus import MenuCurve
 from privmarket.market._objectives import AggregationError
 from privmarket.market._outcome import Outcome
-from privmarket.market._scenarios import scenario
 from privmarket.mechanisms.learned._buyer import best_weights
 from privmarket.mechanisms.learned._floors import Floors, Ladder, levels
 from privmarket.mechanisms.learned._menu_learning import CurveSearch, learn_curve

@@ -11,10 +11,10 @@ import pytest
 import privmarket as pm
 from privmarket.errors import ConfigurationError
 from privmarket.market._attacks import AscentAttack, GridAttack, combined
+from privmarket.market._distributions import scenario
+from privmarket.market._menus import RationCurve
 from privmarket.market._objectives import AggregateError, TypicalAggregateError
-from privmarket.market._ration_curve import RationCurve
 from privmarket.market._ration_design import graded_curve
-from privmarket.market._scenarios import scenario
 from privmarket.mechanisms.learned._menunet import AGGREGATE_WEIGHTS, curve_arrays, read_curves
 from privmarket.mechanisms.learned._ration_learning import (
     RationSearch,
@@ -60,7 +60,7 @@ def test_learning_beats_the_best_fixed_rule_on_fresh_markets(law):
     types = scenario(law).sample(np.random.default_rng(77), 100, (40,))
     for heterogeneity in (0.1, 0.3):
         goal = AggregateError(heterogeneity=heterogeneity)
-        settings = {"law": law, "heterogeneity": heterogeneity}
+        settings = {"distribution": law, "heterogeneity": heterogeneity}
         fixed = [pm.mechanism("two-step", **settings), pm.mechanism("ration", **settings)]
         fixed += [pm.mechanism("mean-field-menu"), pm.mechanism("pac")]
         for budget in (10.0, 50.0):

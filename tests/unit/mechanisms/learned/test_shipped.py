@@ -8,8 +8,8 @@ import pytest
 import privmarket as pm
 from privmarket.market._attacks import AscentAttack, GridAttack, combined
 from privmarket.market._bounds import fluid_bound
+from privmarket.market._distributions import scenario
 from privmarket.market._guarantees import ApproximatelyTruthful, OutcomeGuarantee
-from privmarket.market._scenarios import scenario
 from privmarket.mechanisms.learned._weights import load, shipped
 from privmarket_studies.make_weights import BASELINE_CASES, CASES
 

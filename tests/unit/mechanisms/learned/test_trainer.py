@@ -13,7 +13,7 @@ import torch
 
 from privmarket.errors import ConfigurationError
 from privmarket.market._bids import Bids
-from privmarket.market._scenarios import EmpiricalLaw, scenario
+from privmarket.market._distributions import EmpiricalDistribution, scenario
 from privmarket.mechanisms.learned._client_groups import group
 from privmarket.mechanisms.learned._lagrangian import Multipliers, Steering
 from privmarket.mechanisms.learned._learned_mechanism import OutsideTraining
@@ -185,7 +185,7 @@ def test_without_the_mean_field_the_population_picks_no_menu():
 
 
 def test_three_past_bids_are_too_few(tmp_path):
-    law = EmpiricalLaw("tiny", Bids([0.1, 0.2, 0.3], [1.0, 1.0, 1.0]))
+    law = EmpiricalDistribution("tiny", Bids([0.1, 0.2, 0.3], [1.0, 1.0, 1.0]))
     with pytest.raises(ConfigurationError, match="3 past bids are too few"):
         train(SMALL, [law], tmp_path / "w")
 

@@ -99,7 +99,7 @@ def test_all_shipped_weights_together_are_under_three_megabytes():
 @pytest.mark.parametrize("name", [n for n in NETS if n != "mfg-menunet"])
 @pytest.mark.parametrize("clients", [1, 2, 7, 25, 133])
 def test_shipped_weights_serve_any_number_of_clients(name, clients, rng):
-    from privmarket.market._scenarios import scenario
+    from privmarket.market._distributions import scenario
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", OutsideTraining)
@@ -109,7 +109,7 @@ def test_shipped_weights_serve_any_number_of_clients(name, clients, rng):
 
 
 def test_a_budget_outside_the_training_works_and_warns_once(rng):
-    from privmarket.market._scenarios import scenario
+    from privmarket.market._distributions import scenario
 
     rule = pm.mechanism("mfg-regretnet")
     bids = scenario("uniform").sample(rng, 50)

@@ -10,20 +10,28 @@ import numpy as np
 
 from privmarket._counted import counted
 from privmarket._lazy import late
+from privmarket._settings import TOLERANCE
 from privmarket.errors import ConfigurationError, OutcomeError
 from privmarket.market import _attacks as attacks
 from privmarket.market._bids import Array, Bids
 from privmarket.market._bounds import first_best_bound, fluid_bound, one_price_bound, prior_free_reference
 from privmarket.market._certificate import certified_regret
-from privmarket.market._collusion import CoalitionAttack
-from privmarket.market._evaluation import beyond_rounding, judge
+from privmarket.market._distributions import Distribution
 from privmarket.market._exact_optimum import exact_optimum
-from privmarket.market._guarantees import ApproximatelyTruthful, OutcomeGuarantee, Truthful, promises_of
+from privmarket.market._guarantees import (
+    ApproximatelyTruthful,
+    BudgetFeasible,
+    IndividuallyRational,
+    OutcomeGuarantee,
+    Truthful,
+    WithinOffer,
+    promises_of,
+    shortfall,
+)
 from privmarket.market._mechanism import Finding, Guarantee, Mechanism, Witness
 from privmarket.market._objectives import TOTAL_EPSILON, Objective, TotalEpsilon
 from privmarket.market._outcome import Outcome
 from privmarket.market._randomised import ExpectedGain, FixedCoins, RandomisedMechanism, gain_in_expectation
-from privmarket.market._scenarios import Law
 
 special = late("scipy.special")
 
@@ -185,7 +193,7 @@ class AuditReport:
 
 def audit(
     mechanism: Mechanism,
-    law: Law,
+    distribution: Distribution,
     clients: int,
     budget: float,
     *,
@@ -199,7 +207,7 @@ def audit(
     coins: int = 20,
     progress: Callable[[int], None] = lambda done: None,
 ) -> AuditReport:
-    """Samples `profiles` markets from `law`, attacks each, and compares the outcome with the bounds.
+    """Samples `profiles` markets from `distribution`, attacks each, and compares the outcome with the bounds.
 
     Args:
         attack: a level of `attacks.LEVELS`, or one attack on (v, ε) beside which the strong attacks on v alone
@@ -219,12 +227,12 @@ def audit(
     rng = np.random.default_rng(seed)
     # Attacks are dear and auctions cheap: value is averaged over more markets than are attacked.
     markets = max(profiles, min(_VALUE_MARKETS, _VALUE_CELLS // clients))
-    types = law.sample(rng, clients, (markets,))
+    types = distribution.sample(rng, clients, (markets,))
     thrown = _thrown(mechanism, coins, seed)
     outcome = _mean_outcome(thrown, types, budget)
     if not isinstance(mechanism, RandomisedMechanism):
         _check_repeatable(mechanism, types, budget)
-    upward = attacks.UpwardAttack(law.epsilon_max)
+    upward = attacks.UpwardAttack(distribution.epsilon_max)
     searches = {
         "valuation": level.valuation,
         "epsilon": level.epsilon,
@@ -248,11 +256,11 @@ def audit(
     expected = None
     if isinstance(mechanism, RandomisedMechanism):
         expected = gain_in_expectation(mechanism, types[0], budget, level.joint, coins, seed)
-    best = exact_optimum(law, clients, budget) if exact else None
+    best = exact_optimum(distribution, clients, budget) if exact else None
     certified = _certified(mechanism, types[:profiles], budget, paid, gains["joint"]) if certify else None
     return AuditReport(
         mechanism=mechanism.name,
-        scenario=law.name,
+        scenario=distribution.name,
         clients=clients,
         budget=budget,
         profiles=profiles,
@@ -265,8 +273,8 @@ def audit(
         regret_in_epsilon_up=summaries["epsilon_up"],
         collusion=None if coalition is None else _collusion(thrown[0], types[:profiles], budget, coalition, rng),
         **_outcome_figures(types, outcome, budget),
-        **_bound_figures(types, outcome, law, budget, objective),
-        prior_free_reference=_prior_free(law, clients, budget, objective),
+        **_bound_figures(types, outcome, distribution, budget, objective),
+        prior_free_reference=_prior_free(distribution, clients, budget, objective),
         optimum=None if best is None else best.total_epsilon,
         optimum_ratio=None if best is None else float(np.mean([best.ratio(rule) for rule in thrown])),
         certified=certified,
@@ -349,16 +357,16 @@ def _certified(mechanism: Mechanism, types: Bids, budget: float, paid: float, ga
     )
 
 
-def _prior_free(law: Law, clients: int, budget: float, objective: Objective) -> float | None:
+def _prior_free(distribution: Distribution, clients: int, budget: float, objective: Objective) -> float | None:
     if not isinstance(objective, TotalEpsilon):
         return None
-    return prior_free_reference(law, clients, budget)
+    return prior_free_reference(distribution, clients, budget)
 
 
 def _collusion(
     mechanism: Mechanism, types: Bids, budget: float, size: int, rng: np.random.Generator
 ) -> CoalitionSummary:
-    found = CoalitionAttack(size)(mechanism, types, budget, rng)
+    found = attacks.CoalitionAttack(size)(mechanism, types, budget, rng)
     return CoalitionSummary(size, float(found.gain.mean()), float(found.gain.max()), found.share)
 
 
@@ -380,11 +388,11 @@ def _outcome_figures(types: Bids, outcome: Outcome, budget: float) -> dict[str, 
 
 
 def _bound_figures(
-    types: Bids, outcome: Outcome, law: Law, budget: float, objective: Objective
+    types: Bids, outcome: Outcome, distribution: Distribution, budget: float, objective: Objective
 ) -> dict[str, float]:
     value = float(objective.value(outcome, types).mean())
-    fluid = fluid_bound(law, types.clients, budget, objective)
-    best = first_best_bound(law, types.clients, budget, objective)
+    fluid = fluid_bound(distribution, types.clients, budget, objective)
+    best = first_best_bound(distribution, types.clients, budget, objective)
 
     def ratio(bound: float) -> float:
         return value / bound if objective.larger_is_better else bound / value
@@ -393,7 +401,7 @@ def _bound_figures(
         "objective_value": value,
         "fluid_bound": fluid,
         "fluid_ratio": ratio(fluid),
-        "one_price_bound": one_price_bound(law, types.clients, budget, objective),
+        "one_price_bound": one_price_bound(distribution, types.clients, budget, objective),
         "first_best_bound": best,
         "first_best_ratio": ratio(best),
     }
@@ -459,3 +467,79 @@ def _worst_lie(
     if finding.witness is None:
         return finding
     return replace(finding, witness=replace(finding.witness, market=(index,)))
+
+
+@dataclass(frozen=True)
+class Merit:
+    """What a rule did on a batch of markets. Sums are means per market.
+
+    Attributes:
+        underpaid: share of (client, market) pairs paid less than their cost v·ε.
+        over_budget: share of markets that spend more than the budget.
+        worst_overspend: the largest spend above the budget, as a share of the budget; 0 where none is.
+        over_offer: share of (client, market) pairs that sell more ε than they offered.
+        epsilon: ε bought.
+        spend: money spent.
+        welfare: the clients' surplus Σ (p − v·ε).
+        participation: share of (client, market) pairs that sell something.
+        mean_payment: money per client, over all clients.
+    """
+
+    underpaid: float
+    over_budget: float
+    worst_overspend: float
+    over_offer: float
+    epsilon: float
+    spend: float
+    welfare: float
+    participation: float
+    mean_payment: float
+
+    @property
+    def epsilon_per_money(self) -> float:
+        """ε bought per unit of money spent, 0 where nothing was spent."""
+        return self.epsilon / self.spend if self.spend > 0 else 0.0
+
+
+def judge(types: Bids, outcome: Outcome, budget: float) -> Merit:
+    """The figures of an outcome at the clients' true types, both (..., clients)."""
+    column = np.full((*types.shape[:-1], 1), budget)
+    overspend = BudgetFeasible().excess(types, outcome, column)
+    return Merit(
+        underpaid=_share(IndividuallyRational().excess(types, outcome, column)),
+        over_budget=_share(overspend),
+        worst_overspend=float(max(overspend.max(), 0.0)),
+        over_offer=_share(WithinOffer().excess(types, outcome, column)),
+        epsilon=float(outcome.total_epsilon.mean()),
+        spend=float(outcome.spend.mean()),
+        welfare=float(outcome.welfare(types).mean()),
+        participation=float((outcome.epsilon > 0).mean()),
+        mean_payment=float(outcome.payment.mean()),
+    )
+
+
+def _share(excess: Array) -> float:
+    return float((excess > TOLERANCE).mean())
+
+
+def underpaid_share(cost: Array, payment: Array, coin: float = 0.0) -> float:
+    """Share of sales paid less than their cost; 0 where nothing was sold.
+
+    Args:
+        coin: the unit that payments were rounded down to, which takes almost one from each; two are allowed.
+    """
+    return _share(shortfall(cost, payment + 2 * coin)) if cost.size else 0.0
+
+
+def beyond_rounding(gain: float, budget: float) -> bool:
+    """Whether a gain in a market of this budget is more than rounding can make."""
+    return gain > TOLERANCE * budget
+
+
+def gain_shares(gain: Array, mean_payment: float, budget: float) -> Array:
+    """Gains over the mean payment, same shape; what rounding alone makes counts as 0.
+
+    Where nobody was paid, the gains themselves.
+    """
+    real = np.where(gain > TOLERANCE * budget, gain, 0.0)
+    return real / mean_payment if mean_payment > 0 else real
