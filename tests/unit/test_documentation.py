@@ -45,6 +45,6 @@ def test_links_between_pages_lead_somewhere():
         f"{page.relative_to(ROOT)}: {target}"
         for page in pages
         for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text())
-        if not (page.parent / target).exists()
+        if not (page.parent / target).exists() and not target.startswith("api/")  # made with the site
     ]
     assert not dead
