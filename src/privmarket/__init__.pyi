@@ -43,7 +43,7 @@ from .mechanisms._registry import mechanism_names as mechanism_names
 from .privacy._wallet import Wallet as Wallet
 from .reports._comparison import audit as audit
 from .reports._comparison import compare as compare
-from .simulation._entry_point import federate as federate
+from .simulation._federate import federate as federate
 from .tasks._builtin import task as task
 from .tasks._task import Task as Task
 

@@ -29,7 +29,7 @@ from privmarket.training import (
     mlp,
     private_updates,
 )
-from privmarket.training import _engine as engine
+from privmarket.training import _clipping as clipping
 from privmarket.training._arithmetic import Summation, add_product, group_factors, row_energy, tiled
 from tests.hostile import naive
 
@@ -330,8 +330,8 @@ def test_a_drawn_record_does_not_move_the_others(layout, small, monkeypatch):
     """Record 0 is drawn, or not: all others shift by one place, and with them what their ReLUs do."""
     model, weights, images, labels = at_the_kink(101)
     clip, records = 1.0, ClientRecords(images, labels, [101])
-    monkeypatch.setattr(engine, "tiled", layout)
-    monkeypatch.setattr(engine, "_SMALL_SAMPLE", small)
+    monkeypatch.setattr(clipping, "tiled", layout)
+    monkeypatch.setattr(clipping, "_SMALL_SAMPLE", small)
 
     def total(drawn):
         return clipped_sums(model, weights[None], records, clip, sample=Sample(0.99, [drawn])).values
@@ -350,7 +350,7 @@ def test_a_records_gradient_is_the_same_whoever_else_is_drawn(small, monkeypatch
     weights = model.initial_weights(np.random.default_rng(0))[None]
     records = ClientRecords(inputs, torch.zeros(40, dtype=torch.int64), [40])
     alone = torch.arange(40) == 7
-    monkeypatch.setattr(engine, "_SMALL_SAMPLE", small)
+    monkeypatch.setattr(clipping, "_SMALL_SAMPLE", small)
 
     def contribution(drawn):
         """What record 7 alone adds in a sample."""

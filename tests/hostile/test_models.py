@@ -26,7 +26,7 @@ from privmarket.training import (
     plausible_inputs,
     row_findings,
 )
-from privmarket.training import _engine as engine
+from privmarket.training import _clipping as clipping
 from tests.unit.flower.toy import Wire, refusal_of
 
 ROWS, CLIP = 64, 0.1
@@ -64,7 +64,7 @@ def records(outlier):
 
 def clipped_sum(module, inputs, labels, clip, monkeypatch):
     """A client's clipped sum by the rules, whatever a trial on random records would have said of them."""
-    monkeypatch.setattr(engine, "method_for", lambda *_: engine.Method("rules"))
+    monkeypatch.setattr(clipping, "method_for", lambda *_: clipping.Method("rules"))
     model = PrivateModel(module)
     records = ClientRecords(inputs, labels, [len(labels)])
     return clipped_sums(model, model.built_weights()[None], records, clip).of(0).double()

@@ -26,7 +26,8 @@ from privmarket.training import (
     method_for,
     require_per_record,
 )
-from privmarket.training import _engine as engine
+from privmarket.training import _clipping as clipping
+from privmarket.training import _gradients as gradients
 from privmarket.training._stacks import is_stack
 from tests.hostile import naive
 from tests.hostile.test_models import answers, records, selling
@@ -127,7 +128,7 @@ def test_a_model_whose_rows_are_not_records_is_differentiated_record_by_record(n
     )
     assert float((near - far).norm()) <= 2.001 * CLIP
     if name == "SequenceFirst":  # rules that take the first axis for the records, whatever a trial says
-        monkeypatch.setattr(engine, "method_for", lambda *_: engine.Method("rules"))
+        monkeypatch.setattr(clipping, "method_for", lambda *_: clipping.Method("rules"))
         near, far = (
             clipped_sum(module, *sequences(outlier), CLIP, cross_entropy, drawn=drawn) for outlier in (False, True)
         )
@@ -185,8 +186,8 @@ def test_what_an_interrupted_pass_noted_reaches_no_other_record(forgets, monkeyp
     raising[3], silent[3] = 1e9, torch.nan
     expected = clipped_sum(module, silent, labels, CLIP, touchy)
     if not forgets:  # the subject broken on purpose: all passes note in one place
-        uses, real = {}, engine.Run
-        monkeypatch.setattr(engine, "Run", lambda *given: real(*given, uses=uses))
+        uses, real = {}, gradients.Run
+        monkeypatch.setattr(gradients, "Run", lambda *given: real(*given, uses=uses))
     found = clipped_sum(module, raising, labels, CLIP, touchy)
     if forgets:
         assert torch.equal(found, expected)
@@ -401,7 +402,7 @@ def test_autocast_around_a_client_changes_no_bit(loss, monkeypatch):
     plain = clipped_sum(module, *records(False), CLIP, loss)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         guarded = clipped_sum(module, *records(False), CLIP, loss)
-        monkeypatch.setattr(engine, "conventional_products", contextlib.nullcontext)
+        monkeypatch.setattr(clipping, "conventional_products", contextlib.nullcontext)
         try:  # the subject without the guard
             cast = clipped_sum(module, *records(False), CLIP, loss)
         except RuntimeError:  # a product in bfloat16 for a float32 sum

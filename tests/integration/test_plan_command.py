@@ -16,8 +16,7 @@ from privmarket.cli import app
 from privmarket.cli._plan import _advice, _command, _not_reached
 from privmarket.errors import PrivmarketError
 from privmarket.simulation._config import FederationConfig, recommended_training
-from privmarket.simulation._plan_choices import Choice
-from privmarket.simulation._planning import Plan, Point, TriedSettings
+from privmarket.simulation._plan import Choice, Plan, Point, TriedSettings
 from privmarket.tasks import TaskSource, score
 from privmarket_studies.pasted import Pasted, misread
 from tests.forked import privmarket
@@ -83,7 +82,7 @@ def test_what_is_planned_is_what_federate_would_run(monkeypatch):
     def keep(base, *_, **__):
         raise Stop(base)
 
-    monkeypatch.setattr("privmarket.simulation._planning.Planner", keep)
+    monkeypatch.setattr("privmarket.simulation._plan.Planner", keep)
     words = ["plan", "--dataset", "mnist", "--trust", "aggregate", "--delta", "1e-6", "--set", "clip_norm=0.7"]
     stopped = CliRunner().invoke(app, words).exception
     assert isinstance(stopped, Stop)

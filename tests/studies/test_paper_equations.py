@@ -37,9 +37,9 @@ from privmarket.privacy._calibration import ReleaseFamily
 from privmarket.privacy._events import PrivacyEvent
 from privmarket.privacy._gaussian import epsilon_of, literal_noise_multiplier, mu_of
 from privmarket.rounds import Award, Offer, Phase, Round, Terms
-from privmarket.simulation._aggregation import seller_weights
-from privmarket.simulation._clients import measured_types
+from privmarket.simulation._bidding import measured_types
 from privmarket.simulation._config import FederationConfig
+from privmarket.simulation._server import seller_weights
 from privmarket.tasks import dirichlet_sizes_partition
 from privmarket_studies.reproduce import rq3
 

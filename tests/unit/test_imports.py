@@ -10,11 +10,8 @@ import privmarket
 HOME = Path(privmarket.__file__).parent
 STUDIES = HOME.parents[1] / "studies/src/privmarket_studies"
 
-# A finished run offers its own summary, statements and files, which are made of it.
-KNOWN = [
-    [f"privmarket.simulation.{name}" for name in ("_model_file", "_state", "_statements", "_summary")],
-    ["privmarket.flower._model", "privmarket.flower._result"],
-]
+# A finished run on Flower offers its model file, which is made of it.
+KNOWN = [["privmarket.flower._model", "privmarket.flower._result"]]
 
 
 def modules_below(home: Path) -> dict[str, ast.Module]:

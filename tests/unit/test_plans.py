@@ -22,7 +22,7 @@ from privmarket.flower._grid_market import GridMarket
 from privmarket.flower._settings import MarketSettings
 from privmarket.rounds import LocalAuctioneer
 from privmarket.simulation._config import DATASETS, FederationConfig, Training
-from privmarket.simulation._entry_point import federate
+from privmarket.simulation._federate import federate
 from privmarket.simulation._federation import Federation
 from privmarket.tasks._datasets import FILES
 

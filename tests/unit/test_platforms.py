@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from privmarket._files import force_folder
 from privmarket.cli import app
 from privmarket.errors import ConfigurationError
-from privmarket.simulation._workers import process_context
+from privmarket.simulation._pool import process_context
 
 SOURCE = Path(__file__).parents[2] / "src/privmarket"
 _POSIX = re.compile(
@@ -86,7 +86,7 @@ def test_a_deployment_on_windows_is_one_line(monkeypatch):
 
 @pytest.mark.parametrize(("platform", "method"), [("linux", "forkserver"), ("darwin", "spawn"), ("win32", "spawn")])
 def test_workers_are_started_as_the_system_can(platform, method, monkeypatch):
-    monkeypatch.setattr("privmarket.simulation._workers.sys", SimpleNamespace(platform=platform))
+    monkeypatch.setattr("privmarket.simulation._pool.sys", SimpleNamespace(platform=platform))
     assert process_context().get_start_method() == method
 
 

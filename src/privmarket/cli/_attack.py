@@ -18,10 +18,10 @@ from privmarket.tasks import SOURCE_OPTIONS, TaskSource
 
 if TYPE_CHECKING:
     from privmarket.reports import _attack_figure as attack_figure
-    from privmarket.simulation import _attack_suite as attack_suite
-    from privmarket.simulation._privacy_attacks import AttackResult
+    from privmarket.simulation import _attacks as attacks
+    from privmarket.simulation._attacks import AttackResult
 else:
-    attack_suite = late("privmarket.simulation._attack_suite")
+    attacks = late("privmarket.simulation._attacks")
     attack_figure = late("privmarket.reports._attack_figure")
 
 
@@ -60,8 +60,8 @@ def attack(
         given.require_none_of_a_table()
         settings = settings | {"model": given.model}
     plan = AttackPlan(**settings)
-    kinds = list(dict.fromkeys(kind or attack_suite.ATTACKS))
-    results = attack_suite.attack_client(plan, kinds, note, task=task)
+    kinds = list(dict.fromkeys(kind or attacks.ATTACKS))
+    results = attacks.attack_client(plan, kinds, note, task=task)
     if plot is not None:
         _draw(results, plot)
         note(f"written: {plot}")

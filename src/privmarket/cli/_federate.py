@@ -47,35 +47,28 @@ if TYPE_CHECKING:
     from privmarket.reports import _verdict as verdicts
     from privmarket.reports._own_records import OwnRecords
     from privmarket.rounds import RoundRecord
-    from privmarket.simulation import (
-        _attack_suite as attack_suite,
-    )
-    from privmarket.simulation import _clients as clients_of
-    from privmarket.simulation import (
-        _entry_point as entry_point,
-    )
-    from privmarket.simulation import (
-        _federation as simulation,
-    )
+    from privmarket.simulation import _attacks as attacks_on_runs
+    from privmarket.simulation import _bidding as bidding
+    from privmarket.simulation import _federate as entry_point
+    from privmarket.simulation import _federation as federation
     from privmarket.simulation import _moments as moments
-    from privmarket.simulation import _summary as summaries
-    from privmarket.simulation import _tuning as tuning
-    from privmarket.simulation._clients import AskedPrices
-    from privmarket.simulation._privacy_attacks import AttackResult
-    from privmarket.simulation._state import RunResult
-    from privmarket.simulation._summary import ClientRow, RunSummary
+    from privmarket.simulation import _rehearsal as rehearsal
+    from privmarket.simulation import _result as results
+    from privmarket.simulation._attacks import AttackResult
+    from privmarket.simulation._bidding import AskedPrices
+    from privmarket.simulation._result import ClientRow, RunResult, RunSummary
     from privmarket.tasks import Score, Task
 else:
-    attack_suite = late("privmarket.simulation._attack_suite")
-    simulation = late("privmarket.simulation._federation")
-    summaries = late("privmarket.simulation._summary")
+    attacks_on_runs = late("privmarket.simulation._attacks")
+    bidding = late("privmarket.simulation._bidding")
+    federation = late("privmarket.simulation._federation")
+    rehearsal = late("privmarket.simulation._rehearsal")
+    results = late("privmarket.simulation._result")
     federated_report = late("privmarket.reports._federated_report")
     baselines = late("privmarket.reports._own_records")
     builtin = late("privmarket.tasks")
-    entry_point = late("privmarket.simulation._entry_point")
+    entry_point = late("privmarket.simulation._federate")
     moments = late("privmarket.simulation._moments")
-    tuning = late("privmarket.simulation._tuning")
-    clients_of = late("privmarket.simulation._clients")
     secagg = late("privmarket.secagg")
     verdicts = late("privmarket.reports._verdict")
 
@@ -177,7 +170,7 @@ def federate(
         if config.statistics == "none":
             note("choosing the server's rate, the clip norm and the averaging on your own records …")
         with WorkBar("rehearsing", "settings") as bar:
-            tuned = tuning.tuned_settings(
+            tuned = rehearsal.tuned_settings(
                 config,
                 run.task,
                 run.asked,
@@ -193,7 +186,7 @@ def federate(
     own_model = None if run.task is None or tuned is None else tuned.own_model
     label = None if run.task is None else run.task.score
     with LiveRounds(config, watch, score=label) as live:
-        result = simulation.run(
+        result = federation.run(
             config,
             task=run.task,
             asked=run.asked,
@@ -202,7 +195,7 @@ def federate(
             checkpoint=checkpoint,
             on_round=live.show_round,
         )
-    summary = summaries.summarise(result)
+    summary = results.summarise(result)
     own = baselines.OwnRecords.of(result)
     attacks = _attacked(result) if attack else []
     # A picture or a page that fails costs neither the table nor the JSON.
@@ -247,7 +240,7 @@ def _written(
 
 
 def _save(path: Path, result: RunResult) -> None:
-    write_atomically(path, dumps(summaries.brief(result, _command()), indent=1, ensure_ascii=False) + "\n")
+    write_atomically(path, dumps(results.brief(result, _command()), indent=1, ensure_ascii=False) + "\n")
 
 
 @dataclass(frozen=True, eq=False)
@@ -261,7 +254,7 @@ class Prepared:
 
 def prepared(settings: dict[str, Any], source: TaskSource, training: list[str] | None) -> Prepared:
     """The configuration and the task that the options describe."""
-    asked = None if source.bids is None else clients_of.AskedPrices.read(source.bids)
+    asked = None if source.bids is None else bidding.AskedPrices.read(source.bids)
     if asked is not None:
         settings = settings | {"bids": asked.digest(), "scenario": str(source.bids)}
     dataset = str(settings["dataset"])
@@ -358,7 +351,7 @@ def _why_nothing_sold(result: RunResult) -> str:
 
 def _attacked(result: RunResult) -> list[AttackResult]:
     """The run's largest sale and its model under attack; how they are attacked follows from the seed."""
-    return attack_suite.attack_run(result, np.random.default_rng([result.config.seed, _ATTACK]))
+    return attacks_on_runs.attack_run(result, np.random.default_rng([result.config.seed, _ATTACK]))
 
 
 def _write_report(path: Path, result: RunResult, attacks: list[AttackResult], own: OwnRecords | None) -> None:

@@ -28,15 +28,12 @@ from privmarket.tasks import SOURCE_OPTIONS, TaskSource
 if TYPE_CHECKING:
     from privmarket import secagg
     from privmarket import tasks as builtin
-    from privmarket.simulation import _plan_choices as plan_choices
-    from privmarket.simulation import _planning as planning
-    from privmarket.simulation._plan_choices import Options
-    from privmarket.simulation._planning import Plan, Planner, Point
+    from privmarket.simulation import _plan as planning
+    from privmarket.simulation._plan import Options, Plan, Planner, Point
     from privmarket.tasks import _builtin as builtin_tasks
 else:
     builtin = late("privmarket.tasks")
-    plan_choices = late("privmarket.simulation._plan_choices")
-    planning = late("privmarket.simulation._planning")
+    planning = late("privmarket.simulation._plan")
     secagg = late("privmarket.secagg")
     builtin_tasks = late("privmarket.tasks._builtin")
 
@@ -150,7 +147,7 @@ def _usual_public(settings: Mapping[str, Any]) -> int:
 
 
 def _expected(planner: Planner, totals: list[float], target: bool) -> int:
-    return plan_choices.expected_cells(
+    return planning.expected_cells(
         planner.options, len(totals), len(planner.rules), rehearses=planner.rehearses, target=target
     )
 
@@ -159,7 +156,7 @@ def _totals(money: str | None, total: float | None, base: FederationConfig) -> l
     if total is not None:
         return [total]
     if money is None:
-        return plan_choices.usual_totals(base.clients, base.trust)
+        return planning.usual_totals(base.clients, base.trust)
     return _numbers("--money", money, float)
 
 
@@ -171,9 +168,9 @@ def _numbers(option: str, text: str, kind: Callable[[str], Number]) -> list[Numb
 
 
 def _options(effort: str, rounds: str | None) -> Options:
-    if effort not in plan_choices.EFFORTS:
-        raise ConfigurationError(f"unknown effort {effort!r}", f"choose one of: {', '.join(plan_choices.EFFORTS)}")
-    chosen = plan_choices.EFFORTS[effort]
+    if effort not in planning.EFFORTS:
+        raise ConfigurationError(f"unknown effort {effort!r}", f"choose one of: {', '.join(planning.EFFORTS)}")
+    chosen = planning.EFFORTS[effort]
     return chosen if rounds is None else replace(chosen, rounds=tuple(sorted(_numbers("--rounds", rounds, int))))
 
 

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from privmarket.secagg import cohorts_of
-from privmarket.simulation._aggregation import seller_weights
+from privmarket.simulation._server import seller_weights
 
 if TYPE_CHECKING:
     from flwr.serverapp.strategy import Strategy

@@ -33,18 +33,18 @@ from privmarket.privacy._policy import UNLIMITED, SellerPolicy
 from privmarket.privacy._release import ReleaseGrid
 from privmarket.privacy._wallet_store import WalletFile
 from privmarket.rounds import Offer, Terms
-from privmarket.simulation._clients import client_types
+from privmarket.simulation._bidding import client_types
 from privmarket.simulation._config import FederationConfig
 
 if TYPE_CHECKING:
     import torch
 
+    from privmarket import training as engine
     from privmarket.simulation import _pool as pool
-    from privmarket.simulation import _workers as workers
     from privmarket.simulation._pool import ClientPool
 else:
+    engine = late("privmarket.training")
     pool = late("privmarket.simulation._pool")
-    workers = late("privmarket.simulation._workers")
     torch = late("torch")
 
 FrozenConfig = str  # a configuration as JSON: equal ones are one key of the caches below
@@ -167,7 +167,7 @@ def _train_many(config: FrozenConfig, weights: Arrays, jobs: Sequence[Job]) -> l
 def _accuracy(config: FrozenConfig, weights: Arrays) -> float:
     clients = _pool(config)
     assert clients.task.test is not None
-    with workers.one_thread():
+    with engine.one_thread():
         return clients.model.accuracy(torch.from_numpy(weights[_FLAT]), *clients.task.test.tensors())
 
 

@@ -29,7 +29,7 @@ from privmarket.flower._server import MarketServerApp, server_app
 from privmarket.flower._wire import Arrays
 from privmarket.privacy._wallet_store import WalletFile
 from privmarket.rounds import Offer, Round, Terms, micro_units
-from privmarket.simulation._clients import client_types
+from privmarket.simulation._bidding import client_types
 from privmarket.simulation._config import FederationConfig, Training
 
 if TYPE_CHECKING:

@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from torch import nn
 
     from privmarket.flower import _model as models
-    from privmarket.simulation import _statements as statements
-    from privmarket.simulation._before import OwnRecords
-    from privmarket.simulation._statements import ClientStatement
+    from privmarket.simulation import _result as statements
+    from privmarket.simulation._own_records import OwnRecords
+    from privmarket.simulation._result import ClientStatement
     from privmarket.tasks import Task
 else:
     models = late("privmarket.flower._model")
-    statements = late("privmarket.simulation._statements")
+    statements = late("privmarket.simulation._result")
 
 SUMMARY_LOG = "flwr.privmarket"
 """The logger of a run's summary; below Flower's own, so that `flwr run` and `flwr log` show it."""

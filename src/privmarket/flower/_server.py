@@ -29,7 +29,7 @@ from privmarket.flower._subject import Evaluate, InitialWeights, Subject
 from privmarket.flower._wire import Arrays
 from privmarket.rounds import Auctioneer, Delivered, LocalAuctioneer, Round, RoundRecord, play_round
 from privmarket.secagg import SellerRegister
-from privmarket.simulation._aggregation import aggregate, seller_weights
+from privmarket.simulation._server import aggregate, seller_weights
 
 if TYPE_CHECKING:
     import torch
@@ -41,11 +41,11 @@ if TYPE_CHECKING:
     from privmarket.flower import _training as training
     from privmarket.flower import _warm_start as warm_start
     from privmarket.flower._secure import SignRoster
-    from privmarket.simulation import _global_model as global_model
+    from privmarket.simulation import _server as global_model
     from privmarket.tasks import Task
 else:
     warm_start = late("privmarket.flower._warm_start")
-    global_model = late("privmarket.simulation._global_model")
+    global_model = late("privmarket.simulation._server")
     bought_sum = late("privmarket.flower._bought_sum")
     secure = late("privmarket.flower._secure")
     training = late("privmarket.flower._training")

@@ -36,7 +36,7 @@ from privmarket.flower._result import MarketResult, log_summary, result_places, 
 from privmarket.flower._secure import SignRoster
 from privmarket.flower._wire import Arrays, Refusal, Sale
 from privmarket.rounds import Delivered, LocalAuctioneer, Round, RoundRecord, hold_auction, settle_round
-from privmarket.simulation._aggregation import seller_weights
+from privmarket.simulation._server import seller_weights
 
 if TYPE_CHECKING:
     from torch import nn

@@ -13,7 +13,7 @@ from privmarket.flower._wire import Arrays
 if TYPE_CHECKING:
     from torch import nn
 
-    from privmarket.simulation._before import OwnRecords
+    from privmarket.simulation._own_records import OwnRecords
     from privmarket.tasks import Task
 
 InitialWeights = Callable[[], Mapping[str, np.ndarray]]

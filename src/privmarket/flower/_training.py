@@ -30,11 +30,11 @@ from privmarket.flower._training_checks import (
 )
 from privmarket.flower._wire import Arrays
 from privmarket.privacy._release import ReleaseGrid
-from privmarket.simulation._workers import one_thread
 from privmarket.training import (
     Column,
     Loss,
     PrivateModel,
+    one_thread,
     private_shares,
     private_updates,
     require_per_record,

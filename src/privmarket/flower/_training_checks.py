@@ -12,7 +12,6 @@ from privmarket.errors import PrivacyError
 from privmarket.flower import _failures as failures
 from privmarket.flower._node_seller import Job
 from privmarket.flower._wire import Arrays
-from privmarket.simulation._workers import one_thread
 from privmarket.training import (
     ClientRecords,
     Column,
@@ -21,11 +20,12 @@ from privmarket.training import (
     ModelError,
     NoisySum,
     by_person,
+    one_thread,
     require_per_record,
     row_findings,
     usable_inputs,
 )
-from privmarket.training._engine import random_labels, random_records
+from privmarket.training._gradients import random_labels, random_records
 
 _log = logging.getLogger(failures.LOGGER)
 _TRIED_ROWS = 5

@@ -9,10 +9,9 @@ from privmarket.errors import ConfigurationError
 from privmarket.flower._subject import Subject
 from privmarket.flower._training import load_arrays, trainable_arrays
 from privmarket.flower._wire import Arrays
-from privmarket.simulation._before import own_records
-from privmarket.simulation._own_model import FEWEST_RECORDS, OwnTraining
-from privmarket.simulation._workers import one_thread
+from privmarket.simulation._own_records import FEWEST_RECORDS, OwnTraining, own_records
 from privmarket.tasks import Task
+from privmarket.training import one_thread
 
 
 def subject(task: Task, seed: int = 0) -> Subject:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from privmarket.simulation._privacy_attacks import AttackResult
+    from privmarket.simulation._attacks import AttackResult
 
 _COLOURS = {"canary": "C0", "one-run": "C2", "membership": "C4"}
 _CLAIM = "C3"

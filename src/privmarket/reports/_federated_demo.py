@@ -14,8 +14,8 @@ from privmarket.reports._verdict import MisreportCheck
 from privmarket.simulation._config import FederationConfig
 from privmarket.simulation._federation import Federation, OnRound, SimulatedClients, run
 from privmarket.simulation._pool import builtin_task
-from privmarket.simulation._state import RunResult
-from privmarket.simulation._tuning import tuned_settings
+from privmarket.simulation._rehearsal import tuned_settings
+from privmarket.simulation._result import RunResult
 
 PRIVATE = "private, aggregate trust"
 

@@ -42,14 +42,13 @@ from privmarket.reports._verdict import (
 )
 from privmarket.rounds import MICRO
 from privmarket.simulation._config import FederationConfig, statistics_words
-from privmarket.simulation._state import RunResult
-from privmarket.simulation._summary import ClientRow, RunSummary, summarise
+from privmarket.simulation._result import ClientRow, RunResult, RunSummary, summarise
 
 if TYPE_CHECKING:
     import jinja2
 
     from privmarket.reports import _attack_figure as attack_figure
-    from privmarket.simulation._privacy_attacks import AttackResult
+    from privmarket.simulation._attacks import AttackResult
 else:
     jinja2 = late("jinja2")
     attack_figure = late("privmarket.reports._attack_figure")

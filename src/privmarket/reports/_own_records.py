@@ -9,7 +9,7 @@ import numpy as np
 
 from privmarket.errors import DataError
 from privmarket.simulation._config import FederationConfig
-from privmarket.simulation._state import RunResult
+from privmarket.simulation._result import RunResult
 from privmarket.tasks import Dataset, load_dataset, own_records_alone, with_features
 
 _OWN = 7  # keeps the draws apart from the run's random numbers

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from matplotlib.figure import Figure
 
-    from privmarket.simulation._planning import Plan, Point
+    from privmarket.simulation._plan import Plan, Point
 
 PLOT_ENDINGS = (".png", ".svg", ".pdf", ".html")
 _PANELS = ("score", "largest lifetime ε", "pay per client")

@@ -20,8 +20,7 @@ from privmarket.privacy._events import PrivacyEvent
 from privmarket.privacy._statement import Promise, promise, rounded_up_percent
 from privmarket.reports._own_records import OwnRecords
 from privmarket.rounds import MICRO, offered_micro
-from privmarket.simulation._state import RunResult
-from privmarket.simulation._summary import ClientRow, events_if_others_collude
+from privmarket.simulation._result import ClientRow, RunResult, events_if_others_collude
 
 CURRENCY = "credits"
 """What a unit of money is called where nobody named it, as on the broker's pages."""

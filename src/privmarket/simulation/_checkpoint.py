@@ -1,4 +1,4 @@
-"""Saving a run so that a kill at any moment loses at most the rounds since the last save.
+"""What a run carries from round to round, saved so that a kill at any moment loses at most a few rounds.
 
 A checkpoint is one file: a line with the SHA-256 of the rest, then arrays and JSON. It is written beside its
 place and renamed, and the one before is kept, so a file cut short is noticed and the older one is used. Money
@@ -12,16 +12,38 @@ import io
 import json
 import zipfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from privmarket._files import write_atomically
 from privmarket.errors import CheckpointError
+from privmarket.privacy._wallet import Wallets
+from privmarket.rounds import RoundRecord
+from privmarket.simulation._config import FederationConfig
+from privmarket.simulation._moments import Moments, Whitening
+from privmarket.simulation._server import ServerState
 
 _MAGIC = b"privmarket-checkpoint-1 "
+
+
+@dataclass(frozen=True, eq=False)
+class RunState:
+    """Everything that a run carries from one round to the next.
+
+    Attributes:
+        whitening: the public map of inputs on which the server's weights stand; None where inputs are as they are.
+    """
+
+    next_round: int
+    server: ServerState
+    wallets: Wallets
+    remaining_micro: int
+    records: tuple[RoundRecord, ...]
+    whitening: Whitening | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,6 +52,42 @@ class Checkpoint:
 
     arrays: dict[str, np.ndarray]
     data: Mapping[str, Any]
+
+
+def to_checkpoint(config: FederationConfig, state: RunState) -> Checkpoint:
+    """Weights, wallets, money and records together: they cannot get out of step."""
+    server = state.server
+    arrays = {"weights": server.weights, "direction": server.direction, "averaged": server.averaged}
+    if state.whitening is not None:
+        moments = state.whitening.moments
+        known = {"mean": moments.mean, "covariance": moments.covariance, "noise": np.array(moments.deviation)}
+        arrays |= {name: torch.from_numpy(array) for name, array in known.items()}
+    data = {
+        "config": config.to_json(),
+        "next_round": state.next_round,
+        "remaining_micro": state.remaining_micro,
+        "wallets": state.wallets.to_json(),
+        "records": [asdict(r) for r in state.records],
+    }
+    return Checkpoint({name: array.numpy() for name, array in arrays.items()}, data)
+
+
+def from_checkpoint(saved: Checkpoint) -> RunState:
+    """Restores the state that `to_checkpoint` wrote."""
+    server = ServerState(*(torch.from_numpy(saved.arrays[n]) for n in ("weights", "direction", "averaged")))
+    data = saved.data
+    whitening = None
+    if "covariance" in saved.arrays:
+        known = saved.arrays
+        whitening = Whitening(Moments(known["mean"], known["covariance"], float(known["noise"])))
+    return RunState(
+        data["next_round"],
+        server,
+        Wallets.from_json(data["wallets"]),
+        data["remaining_micro"],
+        tuple(RoundRecord(**r) for r in data["records"]),
+        whitening,
+    )
 
 
 def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:

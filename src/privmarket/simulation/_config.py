@@ -3,6 +3,8 @@
 How it trains, unless told otherwise, is what was found to work under valid record-level DP on its data set. These
 are public choices, made by a search on validation records that no client holds. One full-batch step per round: with
 ε of a few per round, sampling buys less privacy than it loses signal.
+
+Importing this module loads nothing heavy, so that commands start quickly and a client can bid without torch.
 """
 
 from __future__ import annotations
@@ -11,11 +13,52 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from privmarket._settings import ARITHMETICS, MEASURED_ON, MarketPlan, TrainingPlan, identity, setting
 from privmarket.errors import ConfigurationError, UnknownNameError
-from privmarket.simulation._modes import MODES, Mode
+
+
+@dataclass(frozen=True)
+class Mode:
+    """How a run treats privacy.
+
+    Attributes:
+        name: as in configurations.
+        reference: how clients train instead of by clipped gradients, in a reference that is no private training:
+            ordinary local training, or the paper's as printed, with noise on the trained weights.
+        holds_auctions: False trains everyone with records, for free.
+        counts_epsilon: wallets limit what is offered and are charged for what is sold.
+        is_private: the sold noise is added and the stated ε is true; else no ε is stated.
+        uses_server_plan: the server's momentum and averaging are used; else it takes the average as it is.
+        aggregation: weights of the updates that replace the configured ones.
+        on_pixels: it trains the paper's MLP on pixels where nothing else is asked for.
+    """
+
+    name: str
+    reference: Literal["plain", "literal"] | None = None
+    holds_auctions: bool = True
+    counts_epsilon: bool = False
+    is_private: bool = False
+    uses_server_plan: bool = False
+    aggregation: str | None = None
+    on_pixels: bool = False
+
+    @property
+    def leaves_noise_out(self) -> bool:
+        """A private run's market, clipping and wallets, without its noise: what a private run is compared with."""
+        return self.counts_epsilon and not self.is_private
+
+
+_ALL = (
+    Mode("private", counts_epsilon=True, is_private=True, uses_server_plan=True),
+    # Without noise the wallets are charged as if there were some, so that the same clients sell.
+    Mode("no-noise", counts_epsilon=True, uses_server_plan=True),
+    Mode("no-dp", "plain", holds_auctions=False),
+    Mode("literal", "literal", aggregation="epsilon", on_pixels=True),
+)
+MODES = {mode.name: mode for mode in _ALL}
+
 
 DATASETS = ("digits", "mnist", "fashion-mnist", "cifar10")
 # What `Training.model` says where the task builds a module of its own.

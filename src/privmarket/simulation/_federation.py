@@ -41,19 +41,28 @@ from privmarket.rounds import (
     play_round,
 )
 from privmarket.secagg import DEFAULT_COHORT, MODULUS_BITS, SharedSum, bits_at_most
-from privmarket.simulation._aggregation import aggregate, seller_weights
-from privmarket.simulation._before import own_records
-from privmarket.simulation._bid_strategies import Strategy, bidding_of
-from privmarket.simulation._checkpoint import load_checkpoint, save_checkpoint
-from privmarket.simulation._clients import AskedPrices, client_types, measured_types
+from privmarket.simulation._bidding import AskedPrices, Strategy, bidding_of, client_types, measured_types
+from privmarket.simulation._checkpoint import (
+    RunState,
+    from_checkpoint,
+    load_checkpoint,
+    save_checkpoint,
+    to_checkpoint,
+)
 from privmarket.simulation._config import FederationConfig
-from privmarket.simulation._global_model import PLAIN_AVERAGE, ServerState
 from privmarket.simulation._moments import Whitening
-from privmarket.simulation._own_model import FEWEST_RECORDS, OwnModel, OwnTraining, flat_weights
-from privmarket.simulation._pool import ChunkOrder, ClientPool, build_pool, builtin_task, plain_rate
-from privmarket.simulation._shares import simulated_sum
-from privmarket.simulation._state import RunResult, RunState, from_checkpoint, to_checkpoint
-from privmarket.simulation._workers import Workers, one_thread
+from privmarket.simulation._own_records import FEWEST_RECORDS, OwnModel, OwnTraining, flat_weights, own_records
+from privmarket.simulation._pool import (
+    ChunkOrder,
+    ClientPool,
+    Workers,
+    build_pool,
+    builtin_task,
+    plain_rate,
+)
+from privmarket.simulation._result import RunResult
+from privmarket.simulation._server import PLAIN_AVERAGE, ServerState, aggregate, seller_weights, simulated_sum
+from privmarket.training import one_thread
 
 if TYPE_CHECKING:
     from privmarket.tasks import Task

@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,17 +19,13 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save
 
-from privmarket import __version__
 from privmarket._files import write_atomically
 from privmarket.errors import ConfigurationError, DataError
-from privmarket.privacy._accountant import certify
-from privmarket.simulation._config import statistics_words
-from privmarket.tasks import Pipeline, TargetScale, builder_from_json, builder_to_json
+from privmarket.tasks import Pipeline, TargetScale, builder_from_json
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from privmarket.simulation._state import RunResult
 
 FORMAT = "privmarket-model-1"
 _BLOCK_ROWS = 2000
@@ -40,14 +36,14 @@ def card_path(path: Path) -> Path:
     return path.with_suffix(".json")
 
 
-def save_model(result: RunResult, path: str | Path) -> Path:
-    """Writes the final model of a run to `path`, and its card beside it; returns the path."""
+def write_model(module: nn.Module, card: Mapping[str, object], path: str | Path) -> Path:
+    """Writes a module's weights to `path` and its card beside it, with their hash; returns the path."""
     place = checked_path(path)
-    state = {name: value.contiguous() for name, value in result.model.state_dict().items()}
+    state = {name: value.contiguous() for name, value in module.state_dict().items()}
     content = save(state, metadata={"format": FORMAT})
-    card = model_card(result) | {"weights_sha256": hashlib.sha256(content).hexdigest()}
+    whole = {**card, "weights_sha256": hashlib.sha256(content).hexdigest()}
     write_atomically(place, content)
-    write_atomically(card_path(place), json.dumps(card, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+    write_atomically(card_path(place), json.dumps(whole, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
     return place
 
 
@@ -61,59 +57,6 @@ def checked_path(path: str | Path) -> Path:
     if place.suffix != ".safetensors":
         raise ConfigurationError(f"a model file called {place.name!r}", "let its name end in .safetensors")
     return place
-
-
-def model_card(result: RunResult) -> dict[str, object]:
-    """What the card of a run's model says, as JSON data."""
-    task = result.task
-    config = result.config
-    return {
-        "format": FORMAT,
-        "privmarket": __version__,
-        "task": task.name,
-        "goal": task.goal,
-        "classes": list(task.classes),
-        "inputs": {"shape": list(task.private.inputs.shape[1:]), "type": str(task.private.inputs.dtype)},
-        "target": {name: value if math.isfinite(value) else None for name, value in asdict(task.target).items()},
-        "pipeline": None if task.pipeline is None else task.pipeline.to_json(),
-        "model": builder_to_json(task.model),
-        "score": {
-            "name": task.score.name,
-            "better": task.score.direction,
-            "before": result.score_before,
-            "after": None if result.scores is None else result.score,
-            "all": result.scores,
-        },
-        "own_records": None if result.own_records is None else asdict(result.own_records),
-        "money": result.spent,
-        "rounds": len(result.records),
-        "privacy": privacy_of(result),
-        "settings": config.to_json(),
-    }
-
-
-def privacy_of(result: RunResult) -> dict[str, object]:
-    """What the run cost its clients: the worst client's certificate, and what it rests on."""
-    config = result.config
-    said: dict[str, object] = {
-        "unit": result.task.unit,
-        "delta": config.delta,
-        "trust": config.trust,
-        "honest_share": config.honest_share if config.trust == "aggregate" else None,
-        "mode": config.mode,
-        "largest_epsilon": None,
-    }
-    if config.statistics != "none":
-        said["statistics"] = statistics_words(config)
-    if not config.privacy.is_private:
-        return said | {"note": "no noise was added: there is no privacy to state"}
-    sold = np.flatnonzero(result.sold_epsilon.any(axis=0)).tolist()
-    histories = [[entry[i] for entry in result.wallets.history if entry[i] is not None] for i in sold]
-    if not histories:
-        return said | {"largest_epsilon": 0.0}
-    certificates = [certify(events, config.delta, unit=result.task.unit) for events in histories]
-    worst = max(certificates, key=lambda one: one.epsilon)
-    return said | {"largest_epsilon": worst.epsilon, "certificate": asdict(worst)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -206,18 +149,19 @@ def load_model(path: str | Path, model: Callable[[], nn.Module] | str | None = N
     return SavedModel(module, card)
 
 
-def export_onnx(result: RunResult, path: str | Path) -> Path:
-    """Writes the final model as ONNX, if torch can and the package `onnxscript` is there; returns the path.
+def export_onnx(module: nn.Module, example: torch.Tensor, path: str | Path) -> Path:
+    """Writes a module as ONNX, if torch can and the package `onnxscript` is there; returns the path.
+
+    Args:
+        example: (rows, ...) inputs of the right shape and type; any number of rows can be given to the result.
 
     Raises:
         ConfigurationError: the module cannot be exported.
     """
     place = Path(path)
-    inputs = result.task.private.inputs
-    example = torch.from_numpy(np.zeros((2, *inputs.shape[1:]), dtype=inputs.dtype))
     try:
         torch.onnx.export(
-            result.model,
+            module,
             (example,),
             str(place),
             input_names=["inputs"],

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from privmarket._settings import TrainingPlan, require_one_step
 from privmarket.errors import ConfigurationError
-from privmarket.simulation._own_model import FEWEST_RECORDS, is_linear
+from privmarket.simulation._own_records import FEWEST_RECORDS, is_linear
 from privmarket.training import (
     LocalPlan,
     Loss,

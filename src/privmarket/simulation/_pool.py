@@ -1,15 +1,23 @@
-"""All clients of a simulation in one place: their records, the model and the plan; some sellers in, updates out.
+"""All clients of a simulation in one place, and the processes that train them.
 
-Everything random is keyed by (seed, round, client), so a pool can be rebuilt in any process and computes the same
-update for a client whoever asks and in whatever order.
+A pool holds the clients' records, the model and the plan: some sellers go in, their updates come out. Everything
+random is keyed by (seed, round, client), so a pool can be rebuilt in any process and computes the same update for a
+client whoever asks and in whatever order. Sellers are cut into chunks in their fixed order, and a chunk is the unit
+of work: what it computes depends on nothing but the chunk, so the result is the same to the last bit for any number
+of processes.
 """
 
 from __future__ import annotations
 
 import itertools
+import multiprocessing
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar
+from functools import cached_property, partial
+from multiprocessing.context import BaseContext
+from typing import TYPE_CHECKING, ClassVar, Generic, Self, TypeVar
 
 import numpy as np
 import torch
@@ -18,10 +26,8 @@ from torch import Tensor
 from privmarket.privacy._gaussian import literal_noise_multiplier
 from privmarket.privacy._noise import NoiseSource
 from privmarket.privacy._release import ReleaseGrid
-from privmarket.simulation._config import FederationConfig
-from privmarket.simulation._modes import Mode
+from privmarket.simulation._config import FederationConfig, Mode
 from privmarket.simulation._moments import MomentsSale, Whitening
-from privmarket.simulation._workers import one_thread
 from privmarket.tasks import task as builtin
 from privmarket.training import (
     FULL_BATCH_CHUNK,
@@ -29,6 +35,7 @@ from privmarket.training import (
     ClientRecords,
     LocalPlan,
     PrivateModel,
+    one_thread,
     plain_updates,
     private_shares,
     private_updates,
@@ -36,6 +43,74 @@ from privmarket.training import (
 
 if TYPE_CHECKING:
     from privmarket.tasks import Task
+
+
+Argument = TypeVar("Argument")
+Built = TypeVar("Built")
+Work = TypeVar("Work")
+
+# What a worker process does with a piece of work; set once in each process by `_start`.
+_WORK: list[Callable[..., np.ndarray]] = []
+
+
+def process_context() -> BaseContext:
+    """How worker processes are started: not by a fork of this one, which may run threads (a progress bar) and hang.
+
+    On Linux they are forked from a helper that has imported torch and runs no threads: the first worker takes as
+    long as a fresh interpreter, every further one hundredths of a second. Elsewhere each is a fresh interpreter.
+    """
+    if sys.platform != "linux":
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["privmarket.simulation._federation"])
+    return context
+
+
+class Workers(Generic[Work]):
+    """Maps chunks of work over processes; one worker means this process.
+
+    Args:
+        build: makes what every worker needs (data, model) from `argument`, once per process.
+        work: (what `build` made, task) → array.
+
+    Attributes:
+        map: tasks → their results, in the order of the tasks.
+    """
+
+    map: Callable[[Sequence[Work]], Iterable[np.ndarray]]
+
+    def __init__(
+        self,
+        build: Callable[[Argument], Built],
+        argument: Argument,
+        work: Callable[[Built, Work], np.ndarray],
+        count: int = 1,
+    ) -> None:
+        self._pool: ProcessPoolExecutor | None = None
+        if count == 1:
+            self.map = partial(map, partial(work, build(argument)))
+        else:
+            self._pool = ProcessPoolExecutor(count, process_context(), _start, (build, argument, work))
+            self.map = partial(self._pool.map, _run)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+
+
+def _start(
+    build: Callable[[Argument], Built], argument: Argument, work: Callable[[Built, Work], np.ndarray]
+) -> None:
+    torch.set_num_threads(1)
+    _WORK[:] = [partial(work, build(argument))]
+
+
+def _run(task: object) -> np.ndarray:
+    return _WORK[0](task)
+
 
 # What each stream of random numbers is for; keeps them independent. `clients` holds 1 and 5.
 _WEIGHTS, _SHUFFLE, _LITERAL_NOISE = 2, 3, 4

@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from privmarket._lazy import late
 from privmarket.errors import ConfigurationError, DataError, UnknownNameError
 from privmarket.tasks._datasets import Dataset, data_folder, dataset_files, load_dataset, missing_files
-from privmarket.tasks._from_table import TaskRecords, records_of_tables
+from privmarket.tasks._from_table import records_of_tables
 from privmarket.tasks._partition import drawn_parts
 from privmarket.tasks._pipeline import TargetScale
-from privmarket.tasks._records import Records
+from privmarket.tasks._records import Records, TaskRecords
 from privmarket.tasks._schema import Schema
 from privmarket.tasks._scores import ScoreLike
 from privmarket.tasks._tables import FrameTable, read_table

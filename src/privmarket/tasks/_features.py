@@ -2,6 +2,10 @@
 
 A record's features depend on that record alone, so computing them costs no privacy. Better features let the
 same noise buy a better model [TramerBoneh2021].
+
+- oriented gradients: how strongly brightness rises in each direction, cell by cell;
+- scattering: moduli of wavelet transforms, averaged over cells; two scales, eight angles, second order;
+- whitened scattering: the same in a basis in which made-up public images vary alike in all directions.
 """
 
 from __future__ import annotations
@@ -9,7 +13,8 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -21,8 +26,195 @@ from privmarket._files import file_beside
 from privmarket.errors import DataError, UnknownNameError
 from privmarket.privacy._calibration import cache_folder
 from privmarket.tasks._datasets import Dataset, Pixels
-from privmarket.tasks._scattering import SMALLEST_SIDE, normalised_scattering, to_one_norm
-from privmarket.tasks._whitening import public_basis
+
+ANGLES = 8
+CELL_PIXELS = 4
+# x itself; fine waves; coarse waves; fine waves followed by coarse ones.
+ORDERS = (1, ANGLES, ANGLES, ANGLES * ANGLES)
+PLANES = sum(ORDERS)
+_PLANES_PER_GROUP = 3
+_FEATURE_NORM = 10.0
+
+_WIDTH = 0.8  # deviation of the fine wave's envelope along its direction, in pixels; doubles with each scale
+_FREQUENCY = 3 * math.pi / 4  # of the fine wave, radians per pixel; halves with each scale
+_SLANT = 0.5  # width along the direction of the wave over width across it
+_CUT = 2.5  # deviations
+
+SMALLEST_SIDE = math.ceil(_CUT * 2 * _WIDTH / _SLANT) + 1
+"""Pixels that an image must have each way, for the coarse wave to be reflected at its border."""
+
+
+def scattering(images: Tensor) -> Tensor:
+    """(rows, channels, h, w) → (rows, channels·81, ⌈h/4⌉, ⌈w/4⌉) scattering coefficients.
+
+    h and w are at least `SMALLEST_SIDE`. Planes of a channel stand one after the other, in the order of
+    `ORDERS`. All but the first are ≥ 0, and the transform is homogeneous: twice the contrast, twice the output.
+    """
+    rows, channels, height, width = images.shape
+    planes = images.reshape(rows * channels, 1, height, width)
+    fine = _modulus(planes, _waves(0), stride=1)
+    coarse = _modulus(planes, _waves(1), stride=2)
+    second = _modulus(fine.reshape(-1, 1, height, width), _waves(1), stride=2)
+    second = second.reshape(rows * channels, ANGLES * ANGLES, *coarse.shape[2:])
+    done = torch.cat(
+        [
+            _averaged(torch.cat([planes, fine], dim=1), CELL_PIXELS),
+            _averaged(torch.cat([coarse, second], dim=1), CELL_PIXELS // 2),
+        ],
+        dim=1,
+    )
+    return done.reshape(rows, channels * PLANES, *done.shape[2:])
+
+
+def normalised_scattering(images: Tensor) -> Tensor:
+    """`scattering`, group by group of 3 planes with mean 0 and deviation 1 in each record, then scaled to one norm.
+
+    Args:
+        images: (rows, channels, h, w); h and w at least `SMALLEST_SIDE`.
+
+    Returns:
+        (rows, channels·81, ⌈h/4⌉, ⌈w/4⌉), each row of norm 10.
+
+    Implements: the features of [TramerBoneh2021] with group normalisation, which needs no private statistics.
+    """
+    features = scattering(images)
+    groups = features.reshape(features.shape[0], features.shape[1] // _PLANES_PER_GROUP, -1)
+    groups = groups - groups.mean(dim=2, keepdim=True)
+    # Far less than an edge gives; keeps rounding errors of flat groups small.
+    groups = groups / (groups.square().mean(dim=2, keepdim=True).sqrt() + 1e-3)
+    return to_one_norm(groups.reshape(features.shape))
+
+
+def to_one_norm(features: Tensor) -> Tensor:
+    """(rows, planes, h, w) with every row of norm 10, blank ones of norm 0."""
+    norm = features.flatten(1).norm(dim=1).clamp_min(1e-6)
+    scaled: Tensor = features * (_FEATURE_NORM / norm)[:, None, None, None]
+    return scaled
+
+
+@cache
+def _waves(scale: int) -> Tensor:
+    """(2·angles, 1, k, k) real parts of the waves at each angle, then their imaginary parts."""
+    width, frequency = _WIDTH * 2**scale, _FREQUENCY / 2**scale
+    reach = math.ceil(_CUT * width / _SLANT)
+    pixels = torch.arange(-reach, reach + 1, dtype=torch.float64)
+    down, across = torch.meshgrid(pixels, pixels, indexing="ij")
+    waves = []
+    for k in range(ANGLES):
+        angle = math.pi * k / ANGLES
+        along = across * math.cos(angle) + down * math.sin(angle)
+        beside = down * math.cos(angle) - across * math.sin(angle)
+        envelope = torch.exp(-(along**2 + (_SLANT * beside) ** 2) / (2 * width**2))
+        wave = torch.polar(envelope, frequency * along)
+        # Of mean zero, so that a flat image gives nothing.
+        wave = wave - envelope * (wave.sum() / envelope.sum())
+        waves.append(wave * _SLANT / (2 * math.pi * width**2))
+    return torch.stack([w.real for w in waves] + [w.imag for w in waves])[:, None].float()
+
+
+def _modulus(planes: Tensor, waves: Tensor, stride: int) -> Tensor:
+    """(planes, 1, h, w) → (planes, angles, h/stride, w/stride) modulus of the filtered planes."""
+    reach = waves.shape[-1] // 2
+    filtered = F.conv2d(F.pad(planes, (reach,) * 4, mode="reflect"), waves, stride=stride)
+    real, imaginary = filtered[:, :ANGLES], filtered[:, ANGLES:]
+    return torch.hypot(real, imaginary)
+
+
+def _averaged(planes: Tensor, cell: int) -> Tensor:
+    """(n, planes, h, w) → (n, planes, ⌈h/cell⌉, ⌈w/cell⌉) Gaussian means around the middle of each cell."""
+    height, width = planes.shape[2:]
+    return _cells(height, cell) @ planes @ _cells(width, cell).T
+
+
+@cache
+def _cells(pixels: int, cell: int) -> Tensor:
+    """(⌈pixels/cell⌉, pixels) weights of the mean around each cell's middle; rows add up to 1."""
+    middles = (torch.arange(math.ceil(pixels / cell), dtype=torch.float64) + 0.5) * cell - 0.5
+    distance = torch.arange(pixels, dtype=torch.float64)[None] - middles[:, None]
+    weights = torch.exp(-0.5 * (distance / (0.4 * cell)) ** 2)
+    return (weights / weights.sum(dim=1, keepdim=True)).float()
+
+
+# A direction with the share λ of the strongest one's energy is scaled by (λ + floor)^−strength.
+_STRENGTH, _FLOOR = 0.5, 1e-2
+_KEPT_DIRECTIONS = 2000
+_IMAGES, _SHAPES_PER_IMAGE, _BLOCK_IMAGES = 3000, 40, 500
+_SEED = 20_130_801
+
+
+@dataclass(frozen=True, eq=False)
+class PublicBasis:
+    """Directions in the space of feature maps, strongest first, and how much each is scaled.
+
+    Attributes:
+        planes: (planes, planes) orthogonal, columns are directions among planes.
+        cells: (cells, cells) orthogonal, columns are directions among cells.
+        chosen: (directions,) which entries of the flattened (planes, cells) are kept.
+        scale: (directions,) what they are multiplied by.
+    """
+
+    planes: Tensor
+    cells: Tensor
+    chosen: Tensor
+    scale: Tensor
+
+    def __call__(self, features: Tensor) -> Tensor:
+        """(rows, planes, h, w) → (rows, directions, 1, 1)."""
+        turned = self.planes.T @ features.flatten(2) @ self.cells
+        kept: Tensor = turned.flatten(1)[:, self.chosen] * self.scale
+        return kept[:, :, None, None]
+
+
+@lru_cache(maxsize=4)
+def public_basis(image_shape: tuple[int, int, int]) -> PublicBasis:
+    """The basis for images of (channels, height, width); the same on every machine up to rounding."""
+    generator = torch.Generator().manual_seed(_SEED)
+    planes = cells = torch.zeros(())
+    for _ in range(0, _IMAGES, _BLOCK_IMAGES):
+        maps = normalised_scattering(overlapping_shapes(_BLOCK_IMAGES, image_shape, generator)).flatten(2).double()
+        planes = planes + torch.einsum("nps,nqs->pq", maps, maps)
+        cells = cells + torch.einsum("nps,npt->st", maps, maps)
+    (plane_energy, plane_directions), (cell_energy, cell_directions) = map(_directions, (planes, cells))
+    energy = plane_energy.clamp_min(0.0)[:, None] * cell_energy.clamp_min(0.0)
+    share = (energy / energy.max()).flatten()
+    chosen = share.argsort(descending=True, stable=True)[:_KEPT_DIRECTIONS]
+    scale = (share[chosen] + _FLOOR) ** -_STRENGTH
+    return PublicBasis(plane_directions.float(), cell_directions.float(), chosen, scale.float())
+
+
+def _directions(moments: Tensor) -> tuple[Tensor, Tensor]:
+    """(n,) energies, ascending, and (n, n) their directions as columns, each with its largest entry positive."""
+    energy, directions = torch.linalg.eigh(moments)
+    # An eigenvector's sign is the library's choice; parties on different machines must agree on it.
+    largest = directions.gather(0, directions.abs().argmax(dim=0, keepdim=True))
+    return energy, directions * largest.sign()
+
+
+def overlapping_shapes(count: int, image_shape: tuple[int, int, int], generator: torch.Generator) -> Tensor:
+    """(count, channels, height, width) overlapping ellipses and rectangles, random in all respects.
+
+    Implements: the dead-leaves model of natural images, after [LeeMumfordHuang2001].
+    """
+    channels, height, width = image_shape
+    side = max(height, width)
+    down, across = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
+
+    def uniform(*shape: int) -> Tensor:
+        return torch.rand(count, *shape, 1, 1, generator=generator)
+
+    images = uniform(channels).expand(count, channels, height, width)
+    for _ in range(_SHAPES_PER_IMAGE):
+        radius = (1.5 / (uniform(1) + 1.5 / side)).clamp_max(side / 2)
+        angle, ratio = math.pi * uniform(1), 0.15 + 0.85 * uniform(1)
+        x, y = across - width * uniform(1), down - height * uniform(1)
+        along = x * angle.cos() + y * angle.sin()
+        beside = (y * angle.cos() - x * angle.sin()) / ratio
+        rectangle = torch.maximum(along.abs(), beside.abs())
+        distance = torch.where(uniform(1) < 0.5, rectangle, torch.hypot(along, beside))
+        cover = (radius - distance + 0.5).clamp(0.0, 1.0)
+        images = images * (1.0 - cover) + uniform(channels) * cover
+    return (images - 0.5) / 0.25
+
 
 _DIRECTIONS = 8
 _CELL_PIXELS = 4

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from privmarket._lazy import late
 from privmarket.errors import ConfigurationError, DataError, UnknownNameError
-from privmarket.tasks._from_table import TaskRecords, records_of_tables, same_name
+from privmarket.tasks._from_table import records_of_tables, same_name
 from privmarket.tasks._pipeline import TargetScale, target_of
-from privmarket.tasks._records import Positions, Records
+from privmarket.tasks._records import Positions, Records, TaskRecords
 from privmarket.tasks._schema import Schema, number_text
 from privmarket.tasks._tables import Cells, FrameTable, object_text
 

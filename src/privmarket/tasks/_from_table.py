@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privmarket.errors import ConfigurationError, DataError
-from privmarket.tasks._pipeline import Pipeline, TargetScale, fit_pipeline, says_all
-from privmarket.tasks._records import Positions, Records
+from privmarket.tasks._pipeline import Pipeline, fit_pipeline, says_all
+from privmarket.tasks._records import Positions, Records, TaskRecords
 from privmarket.tasks._schema import Schema
 from privmarket.tasks._tables import FILE_NAME, Block, FolderTable, Table, read_table, require_column, texts
 
@@ -29,23 +29,6 @@ _PRIVATE, _PUBLIC, _TEST = 0, 1, 2
 
 def no_progress(_done: int, _all: int) -> None:
     """Tells nobody."""
-
-
-@dataclass(frozen=True, eq=False)
-class TaskRecords:
-    """The data side of a task; `Task` says what each part is."""
-
-    clients: tuple[str, ...]
-    sizes: Positions
-    private: Records
-    public: Records | None
-    test: Records | None
-    goal: str
-    classes: tuple[str, ...]
-    target: TargetScale
-    unit: str
-    pipeline: Pipeline | None = None
-    warnings: tuple[str, ...] = ()
 
 
 def same_name(name: str) -> str:

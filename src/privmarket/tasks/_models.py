@@ -224,6 +224,20 @@ def gives_one_output(build: Builder, inputs: NDArray[np.generic]) -> bool:
     return isinstance(outputs, Tensor) and outputs.numel() == 2
 
 
+def usual_loss(goal: str, *, one_output: bool) -> Callable[[Tensor, Tensor], Tensor]:
+    """The loss of a goal unless told otherwise.
+
+    Args:
+        one_output: the model gives one number per record, which for a classification is the logit of the
+            second class.
+    """
+    if goal == "own":
+        raise ConfigurationError("a task with a goal of its own has no usual loss", "give loss=…")
+    if goal == "regression":
+        return training.squared_error
+    return training.binary_cross_entropy if one_output else training.cross_entropy
+
+
 def _asked_for(build: Callable[..., nn.Module], inputs: Shape, outputs: int) -> dict[str, object]:
     """Those of `inputs` and `outputs` that the function takes; refuses other arguments without a default."""
     known: dict[str, object] = {"inputs": inputs, "outputs": outputs}

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from privmarket._lazy import late
 from privmarket.errors import DataError
+from privmarket.tasks._pipeline import Pipeline, TargetScale
 
 if TYPE_CHECKING:
     import torch
@@ -56,6 +57,23 @@ class Records:
     def tensors(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Inputs and labels as torch tensors that share the arrays' memory."""
         return torch.from_numpy(self.inputs), torch.from_numpy(self.labels)
+
+
+@dataclass(frozen=True, eq=False)
+class TaskRecords:
+    """The data side of a task; `Task` says what each part is."""
+
+    clients: tuple[str, ...]
+    sizes: Positions
+    private: Records
+    public: Records | None
+    test: Records | None
+    goal: str
+    classes: tuple[str, ...]
+    target: TargetScale
+    unit: str
+    pipeline: Pipeline | None = None
+    warnings: tuple[str, ...] = ()
 
 
 def declared_size(units: int) -> int:

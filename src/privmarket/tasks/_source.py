@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING
 from privmarket._lazy import late
 from privmarket._settings import check_settings, setting
 from privmarket.errors import ConfigurationError
+from privmarket.tasks._python_names import object_named
 
 if TYPE_CHECKING:
-    from privmarket.tasks import _loading as loading
     from privmarket.tasks import _task as tasks
     from privmarket.tasks._task import Task
 else:  # reading a task loads torch and perhaps pandas; a command's help must not
-    loading = late("privmarket.tasks._loading")
     tasks = late("privmarket.tasks._task")
 
 
@@ -84,7 +83,7 @@ class TaskSource:
                 raise ConfigurationError(
                     f"--task and --{other.replace('_', '-')} exclude each other", "let the task in the file say it"
                 )
-            return loading.load_task(self.task)
+            return load_task(self.task)
         if self.data is None:
             raise ConfigurationError("there is no table", "give --data FILE with --label and --client")
         share = 0.2 if self.test is None and self.test_share is None else self.test_share
@@ -132,3 +131,19 @@ SOURCE_OPTIONS = tuple(one.name for one in fields(TaskSource))
 
 # All but those that also make sense where the records do not come from a table.
 _OF_TABLES = tuple(name for name in SOURCE_OPTIONS if name not in ("data", "task", "bids", "split_seed"))
+
+
+def load_task(name: str) -> Task:
+    """The task that `path/to/file.py:name` or `package.module:name` means.
+
+    The object is a `Task`, or a function without arguments that returns one. Its code is run.
+    """
+    found = object_named(name, "task")
+    if not isinstance(found, tasks.Task) and callable(found):
+        found = found()
+    if not isinstance(found, tasks.Task):
+        raise ConfigurationError(
+            f"{name} is a {type(found).__name__}, not a task",
+            "let it be a privmarket.Task, or a function that returns one",
+        )
+    return found

@@ -24,9 +24,9 @@ from privmarket._counted import counted
 from privmarket._lazy import late
 from privmarket.errors import ConfigurationError, DataError, UnknownNameError
 from privmarket.tasks._from_arrays import Features, records_of_arrays
-from privmarket.tasks._from_table import Progress, TaskRecords, no_progress, records_of_files
+from privmarket.tasks._from_table import Progress, no_progress, records_of_files
 from privmarket.tasks._pipeline import Pipeline, TargetScale, class_logits
-from privmarket.tasks._records import Positions, Records, declared_size
+from privmarket.tasks._records import Positions, Records, TaskRecords, declared_size
 from privmarket.tasks._schema import Schema
 from privmarket.tasks._scores import Score, ScoreLike, chosen_scores
 
@@ -35,12 +35,10 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from privmarket import training
-    from privmarket.tasks import _losses as losses
     from privmarket.tasks import _models as models
 else:
     torch = late("torch")
     training = late("privmarket.training")
-    losses = late("privmarket.tasks._losses")
     models = late("privmarket.tasks._models")
 
 GOALS = ("classification", "regression", "own")
@@ -262,7 +260,7 @@ class Task:
         if loss is None:
             # A named model of a classification gives a number per class; another one is tried.
             one_output = not isinstance(model, str) and models.gives_one_output(builder, records.private.inputs)
-            loss = losses.usual_loss(records.goal, one_output=one_output)
+            loss = models.usual_loss(records.goal, one_output=one_output)
         return cls(
             name,
             records.clients,

@@ -211,3 +211,18 @@ def conventional_products() -> Iterator[None]:
     finally:
         if before != "highest":
             torch.set_float32_matmul_precision(before)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """torch computes in one thread inside, as before outside.
+
+    More threads than free cores slow training down many times, and how a product is added up may depend on their
+    number.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

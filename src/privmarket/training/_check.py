@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from privmarket.errors import PrivacyError
 from privmarket.training._arithmetic import TILE_ROWS, conventional_products
-from privmarket.training._engine import (
+from privmarket.training._gradients import (
     block_terms,
     close,
     formed_gradients,

@@ -30,15 +30,15 @@ from privmarket.privacy._release import (
     double_sum_inflation,
     sum_inflation,
 )
-from privmarket.training._engine import (
+from privmarket.training._clipping import (
     PASS_ROWS,
     ClientRecords,
     Sample,
     add_plain_sums,
     each_clipped_sum,
     gradient_sums,
-    method_for,
 )
+from privmarket.training._gradients import method_for
 from privmarket.training._model import PrivateModel
 
 # Clients trained at once: many where batches are small and calls cost more than arithmetic, few where a step takes

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from privmarket.errors import PrivacyError
+from privmarket.training._layers import Slot, stand_in
 from privmarket.training._losses import Loss, cross_entropy
-from privmarket.training._rules import Slot, stand_in
 from privmarket.training._stacks import is_stack, leaves
 
 Column = Tensor | ArrayLike
@@ -63,7 +63,7 @@ class PrivateModel:
             for one, places in zip(self._stand_ins, self._owners, strict=True)
         }
         self._leaves = list(leaves(module)) if is_stack(module) else []
-        self._methods: dict[object, object] = {}  # by shape of records, see `_engine.method_for`
+        self._methods: dict[object, object] = {}  # by shape of records, see `_gradients.method_for`
 
     def built_weights(self) -> Tensor:
         """(parameters,) the weights that the module holds itself."""

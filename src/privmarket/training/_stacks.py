@@ -12,8 +12,8 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from privmarket.training._layers import LinearMap, Run, Watched
 from privmarket.training._losses import Loss, cross_entropy, cross_entropy_slopes, require_one_each
-from privmarket.training._rules import LinearMap, Run, Watched
 
 _ACTIVATIONS = (
     nn.CELU,

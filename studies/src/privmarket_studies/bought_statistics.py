@@ -29,11 +29,11 @@ import privmarket as pm
 from privmarket._files import write_atomically
 from privmarket.simulation import federate
 from privmarket.simulation._config import FederationConfig
-from privmarket.simulation._entry_point import settings_of
+from privmarket.simulation._federate import settings_of
 from privmarket.simulation._federation import Federation
 from privmarket.simulation._moments import Array, MomentsSale
-from privmarket.simulation._summary import summarise
-from privmarket.simulation._tuning import first_round
+from privmarket.simulation._rehearsal import first_round
+from privmarket.simulation._result import summarise
 from privmarket_studies.page_text import table_row
 
 FOLDER = Path(__file__).parents[3] / "docs" / "results" / "bought-statistics"

@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 
 from privmarket._files import write_atomically
-from privmarket.simulation._modes import MODES
+from privmarket.simulation._config import MODES
 from privmarket_studies.federated_heterogeneity import render_heterogeneity
 from privmarket_studies.federated_runs import (
     AGGREGATION,

@@ -19,8 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from privmarket._files import write_atomically
-from privmarket.simulation._config import Training, recommended_training
-from privmarket.simulation._modes import MODES
+from privmarket.simulation._config import MODES, Training, recommended_training
 from privmarket_studies.kept_weights import KeptConfig, read_run, with_weights
 
 SEEDS = (0, 1, 2)

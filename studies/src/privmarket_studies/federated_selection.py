@@ -25,7 +25,7 @@ import numpy as np
 from privmarket._files import write_atomically
 from privmarket.simulation._config import FederationConfig, Training
 from privmarket.simulation._federation import run
-from privmarket.simulation._workers import one_thread
+from privmarket.training import one_thread
 
 _START = Training(
     features="centred-gradients",

@@ -38,7 +38,6 @@ from privmarket.privacy._accountant import RdpAccountant
 from privmarket.privacy._events import PrivacyEvent
 from privmarket.privacy._noise import NoiseSource
 from privmarket.privacy._release import ReleaseGrid
-from privmarket.simulation._workers import one_thread
 from privmarket.training import (
     FULL_BATCH_CHUNK,
     SMALL_BATCH_CHUNK,
@@ -47,6 +46,7 @@ from privmarket.training import (
     PrivateModel,
     build_model,
     build_network,
+    one_thread,
     plain_updates,
     private_updates,
 )

@@ -41,7 +41,7 @@ class KeptConfig(TypedDict):
 
 
 class KeptResult(TypedDict):
-    """Of a kept run's result file, what pages read; `privmarket.simulation._summary.brief` writes it."""
+    """Of a kept run's result file, what pages read; `privmarket.simulation._result.brief` writes it."""
 
     command: str
     config: KeptConfig

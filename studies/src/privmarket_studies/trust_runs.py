@@ -19,8 +19,7 @@ from typing import Any, Protocol
 from privmarket._files import write_atomically
 from privmarket.simulation._config import FederationConfig, recommended_training
 from privmarket.simulation._federation import Federation
-from privmarket.simulation._state import RunResult
-from privmarket.simulation._summary import brief
+from privmarket.simulation._result import RunResult, brief
 from privmarket.tasks import Dataset, Task, drawn_parts, load_dataset, task_of, with_features
 from privmarket_studies.kept_weights import read_run, with_weights
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from privmarket._files import write_atomically
-from privmarket.simulation._client_spread import ClientSpread, measure_spread
+from privmarket.simulation._rehearsal import ClientSpread, measure_spread
 from privmarket.tasks import Dataset, load_dataset, with_features
 from privmarket_studies.trust_runs import MONEY, TrustRun, played, point, rules_of, shared_out
 

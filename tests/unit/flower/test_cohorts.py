@@ -24,7 +24,7 @@ from privmarket.secagg import (
     SharedSum,
     SurvivorList,
 )
-from privmarket.simulation import _shares as shares
+from privmarket.simulation import _server as shares
 from privmarket.simulation._config import FederationConfig, Training
 from privmarket.simulation._federation import run
 from tests.unit.flower.toy import Wire, refusal_of

@@ -22,7 +22,7 @@ from privmarket.reports._federated_report import compared_rows, write_report
 from privmarket.reports._own_records import OwnRecords, own_records_of
 from privmarket.simulation._config import FederationConfig
 from privmarket.simulation._federation import run
-from privmarket.simulation._summary import client_table
+from privmarket.simulation._result import client_table
 
 LOCAL = FederationConfig(clients=8, rounds=4, budget=5.0, wallet=9.0, wallet_policy="spend", evaluate_every=1)
 SUMS = FederationConfig(

@@ -10,7 +10,7 @@ from privmarket.market._objectives import AggregationError
 from privmarket.privacy._calibration import ReleaseFamily
 from privmarket.privacy._events import PrivacyEvent
 from privmarket.rounds import Award, Offer, Phase, Round, Terms
-from privmarket.simulation._aggregation import AGGREGATIONS, aggregate, seller_weights
+from privmarket.simulation._server import AGGREGATIONS, aggregate, seller_weights
 
 EPSILON = np.array([1.0, 0.0, 2.0, 0.5])
 BIDS = Bids([0.1, 0.9, 0.2, 0.3], [1.0, 2.0, 2.0, 5.0], data_size=[100, 50, 200, 50])

@@ -5,7 +5,7 @@ import pytest
 
 from privmarket.errors import ConfigurationError
 from privmarket.rounds import MICRO, RoundRecord
-from privmarket.simulation._bid_strategies import FACTORS, Learning
+from privmarket.simulation._bidding import FACTORS, Learning
 from privmarket.simulation._config import FederationConfig, Training
 from privmarket.simulation._federation import Federation, SimulatedClients, run
 

@@ -15,13 +15,12 @@ from privmarket.privacy._accountant import RdpAccountant
 from privmarket.reports._verdict import strength_sentence, worst_promise
 from privmarket.simulation import _federation as simulation
 from privmarket.simulation import _moments
-from privmarket.simulation._checkpoint import save_checkpoint
+from privmarket.simulation._checkpoint import save_checkpoint, to_checkpoint
 from privmarket.simulation._config import FederationConfig
-from privmarket.simulation._entry_point import settings_of
+from privmarket.simulation._federate import settings_of
 from privmarket.simulation._federation import Federation, run
 from privmarket.simulation._moments import Moments, MomentsSale, Whitening
-from privmarket.simulation._state import to_checkpoint
-from privmarket.simulation._summary import client_table, summarise
+from privmarket.simulation._result import client_table, summarise
 from privmarket.training import ClientRecords, PrivateModel, clipped_sums
 
 CLIENTS, EACH, INPUTS = 6, 40, 3

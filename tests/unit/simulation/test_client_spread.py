@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from privmarket.errors import ConfigurationError
-from privmarket.simulation._client_spread import ClientSpread, measure_spread
 from privmarket.simulation._config import FederationConfig, recommended_training
+from privmarket.simulation._rehearsal import ClientSpread, measure_spread
 from privmarket.tasks import drawn_parts, load_dataset, task_of
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from privmarket.errors import ConfigurationError, DataError
 from privmarket.rounds import RoundRecord
 from privmarket.simulation._config import FederationConfig
-from privmarket.simulation._state import RunResult
+from privmarket.simulation._result import RunResult
 from privmarket.tasks import Task, dirichlet_partition, iid_partition
 
 

@@ -5,7 +5,7 @@ from typer.testing import CliRunner
 
 from privmarket.cli import app
 from privmarket.simulation._config import FederationConfig, Training, recommended_training
-from privmarket.simulation._entry_point import federate
+from privmarket.simulation._federate import federate
 
 
 class Asked(Exception):
@@ -27,7 +27,7 @@ def ask(config, **_):
 )
 def test_a_run_is_the_same_by_configuration_function_and_command(monkeypatch, settings, options):
     """With its training: what is recommended for data set and trust, the paper's MLP in a paper-literal run."""
-    monkeypatch.setattr("privmarket.simulation._entry_point.run", ask)
+    monkeypatch.setattr("privmarket.simulation._federate.run", ask)
     monkeypatch.setattr("privmarket.simulation._federation.run", ask)
     with pytest.raises(Asked) as called:
         federate(**settings)
@@ -40,7 +40,7 @@ def test_a_run_is_the_same_by_configuration_function_and_command(monkeypatch, se
 
 
 def test_settings_of_the_training_change_what_is_recommended(monkeypatch):
-    monkeypatch.setattr("privmarket.simulation._entry_point.run", ask)
+    monkeypatch.setattr("privmarket.simulation._federate.run", ask)
     monkeypatch.setattr("privmarket.simulation._federation.run", ask)
     expected = FederationConfig().replace_training(clip_norm=0.5)
     assert (expected.training.clip_norm, expected.training.model) == (0.5, "logistic")

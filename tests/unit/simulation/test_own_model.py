@@ -8,14 +8,11 @@ import torch
 from sklearn.linear_model import LogisticRegression, Ridge
 
 from privmarket.errors import DataError
-from privmarket.simulation import _stand_in
-from privmarket.simulation._before import own_records
 from privmarket.simulation._config import FederationConfig
-from privmarket.simulation._entry_point import settings_of
+from privmarket.simulation._federate import settings_of
 from privmarket.simulation._federation import Federation, run
-from privmarket.simulation._own_model import OwnTraining, is_linear
-from privmarket.simulation._stand_in import StandIn
-from privmarket.simulation._tuning import first_round, tuned_settings
+from privmarket.simulation._own_records import OwnTraining, is_linear, own_records
+from privmarket.simulation._rehearsal import StandIn, first_round, tuned_settings
 from privmarket.tasks import Task
 
 CLIENTS = 12
@@ -127,13 +124,13 @@ def test_private_records_choose_nothing():
 
 def test_a_choice_on_private_records_is_noticed(monkeypatch):
     """The subject is broken on purpose: its worlds are made of private records."""
-    whole = _stand_in.StandIn.__init__
+    whole = StandIn.__init__
 
     def peeking(self, task, **settings):
         some = task.private[np.arange(60)]
         whole(self, task.replace(public=replace(some, persons=None)), **settings)
 
-    monkeypatch.setattr(_stand_in.StandIn, "__init__", peeking)
+    monkeypatch.setattr(StandIn, "__init__", peeking)
     assert chosen_by(made(private_seed=0)) != chosen_by(made(private_seed=1))
 
 

@@ -11,14 +11,13 @@ import pytest
 from privmarket.errors import ConfigurationError
 from privmarket.market._distributions import scenario
 from privmarket.reports._plan_figure import _labels, _round_numbers, plan_figure, write_plan
-from privmarket.simulation import _plan_choices as plan_choices
-from privmarket.simulation import _planning as planning
-from privmarket.simulation._client_spread import ClientSpread
+from privmarket.simulation import _plan as plan_choices
+from privmarket.simulation import _plan as planning
 from privmarket.simulation._config import FederationConfig, recommended_training
-from privmarket.simulation._entry_point import settings_of
+from privmarket.simulation._federate import settings_of
 from privmarket.simulation._federation import run
-from privmarket.simulation._plan_choices import Options, rule_choices
-from privmarket.simulation._planning import Planner, RunFigures, run_figures
+from privmarket.simulation._plan import Options, Planner, RunFigures, rule_choices, run_figures
+from privmarket.simulation._rehearsal import ClientSpread
 from privmarket.tasks import Task, score
 
 BASE = FederationConfig(dataset="digits", clients=10, public=40, training=recommended_training("digits"))

@@ -10,7 +10,7 @@ import torch
 
 from privmarket.errors import ConfigurationError
 from privmarket.reports._attack_figure import attack_figure
-from privmarket.simulation._privacy_attacks import (
+from privmarket.simulation._attacks import (
     Subject,
     canary_attack,
     finished_model_attack,

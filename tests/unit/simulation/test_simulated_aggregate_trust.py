@@ -9,7 +9,7 @@ from privmarket.rounds import LocalAuctioneer, hold_auction
 from privmarket.secagg import honest_sellers
 from privmarket.simulation._config import FederationConfig, Training
 from privmarket.simulation._federation import Federation, SimulatedClients, run
-from privmarket.simulation._summary import summarise
+from privmarket.simulation._result import summarise
 
 TRAINING = Training(model="logistic", clip_norm=1.0, server_rate=2.0)
 

@@ -11,7 +11,7 @@ from privmarket.simulation._checkpoint import load_checkpoint
 from privmarket.simulation._config import FederationConfig, Training
 from privmarket.simulation._federation import Federation, SimulatedClients, run
 from privmarket.simulation._pool import ClientPool
-from privmarket.simulation._summary import arithmetic_of, summarise
+from privmarket.simulation._result import arithmetic_of, summarise
 from privmarket.tasks import Dataset, task_of
 
 SMALL = FederationConfig(clients=12, rounds=6, budget=5.0, training=Training(model="logistic"), seed=3)

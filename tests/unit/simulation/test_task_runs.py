@@ -6,15 +6,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tests.unit.federated.test_own_model import CLIENTS, SLOPE, config_of, made
+from tests.unit.simulation.test_own_model import CLIENTS, SLOPE, config_of, made
 from torch import nn
 
 import privmarket as pm
 from privmarket.errors import BidError, CheckpointError, ConfigurationError, DataError
-from privmarket.simulation._clients import AskedPrices
+from privmarket.simulation._bidding import AskedPrices
 from privmarket.simulation._federation import run
 from privmarket.simulation._model_file import card_path, load_model
-from privmarket.simulation._summary import summarise
+from privmarket.simulation._result import summarise
 from privmarket.tasks import Task
 
 NAMES = tuple(f"site {i}" for i in range(CLIENTS))

@@ -9,14 +9,14 @@ import torch
 from privmarket.errors import DataError
 from privmarket.tasks import _features as features
 from privmarket.tasks._datasets import Dataset
-from privmarket.tasks._features import with_features
-from privmarket.tasks._scattering import (
+from privmarket.tasks._features import (
     ANGLES,
     ORDERS,
     PLANES,
     SMALLEST_SIDE,
     normalised_scattering,
     scattering,
+    with_features,
 )
 
 

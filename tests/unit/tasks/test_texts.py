@@ -269,7 +269,7 @@ def test_the_frozen_encoder_example_says_how_to_get_weights(monkeypatch):
 
 def test_own_texts_compete_as_counts_of_words(monkeypatch, tmp_path):
     """What the buyer had counts the words of its texts: a network that is untrained is not all it could have."""
-    from privmarket.simulation._before import _plain_inputs, own_records
+    from privmarket.simulation._own_records import _plain_inputs, own_records
 
     offered(monkeypatch, tmp_path, "sentences", sentences_table())
     made = pm.task("sentences", public=40)

@@ -3,10 +3,8 @@
 import pytest
 import torch
 
-from privmarket.tasks import _whitening as whitening
-from privmarket.tasks._features import whitened_scattering
-from privmarket.tasks._scattering import normalised_scattering
-from privmarket.tasks._whitening import overlapping_shapes, public_basis
+from privmarket.tasks import _features as whitening
+from privmarket.tasks._features import normalised_scattering, overlapping_shapes, public_basis, whitened_scattering
 
 SHAPE = (1, 12, 12)
 

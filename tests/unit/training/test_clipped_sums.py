@@ -22,10 +22,11 @@ from privmarket.training import (
     method_for,
     squared_error,
 )
-from privmarket.training import _engine as engine
-from privmarket.training import _rules as rules
+from privmarket.training import _clipping as clipping
+from privmarket.training import _layers as layers
+from privmarket.training import _terms as terms
 from privmarket.training._arithmetic import clip_factors, row_energy, tiled
-from privmarket.training._engine import add_plain_sums
+from privmarket.training._clipping import add_plain_sums
 from privmarket.training._losses import cross_entropy_slopes
 
 SHAPE = (3, 8, 8)
@@ -353,22 +354,22 @@ def test_no_record_of_any_module_counts_for_more_than_the_clip_norm(name):
 
 def test_uses_of_one_parameter_that_are_not_added_up_before_the_norm_are_noticed(monkeypatch):
     """The subject broken on purpose: only the first use of a parameter counts."""
-    monkeypatch.setattr(rules, "merged", lambda terms: terms[0])
+    monkeypatch.setattr(layers, "merged", lambda terms: terms[0])
     model, flat, x, y, each, clip = subject("tied", rows=20)
-    method = engine.Method("rules")
-    monkeypatch.setattr(engine, "method_for", lambda *_: method)
+    method = clipping.Method("rules")
+    monkeypatch.setattr(clipping, "method_for", lambda *_: method)
     found = sums_of(model, flat[None], x, y, clip).of(0).double()
     assert float((found - clipped(each, clip).sum(0)).abs().max()) > 1e-2 * clip
 
 
 def test_a_rule_that_gives_another_gradient_is_not_used(monkeypatch, caplog):
     """A trial on random records compares each with its own gradient; then torch.func takes over."""
-    real = rules.Lookup.of.__func__
+    real = terms.Lookup.of.__func__
 
     def forgets_padding(cls, lines, slopes, shape, padding):
         return real(cls, lines, slopes, shape, None)
 
-    monkeypatch.setattr(rules.Lookup, "of", classmethod(forgets_padding))
+    monkeypatch.setattr(terms.Lookup, "of", classmethod(forgets_padding))
     with caplog.at_level(logging.INFO):
         model, flat, x, y, each, clip = subject("words", rows=20)
     assert method_for(model, x, y).kind == "vmap"
@@ -433,7 +434,7 @@ def test_passes_do_not_change_the_sums(monkeypatch):
     images, labels = batch(2, 50)
     weights, sizes = weights_of(model, 4), [13, 1, 0, 36]
     whole = gradient_sums(model, weights, images, labels, sizes, 1.0)
-    monkeypatch.setattr(engine, "PASS_ROWS", 7)
+    monkeypatch.setattr(clipping, "PASS_ROWS", 7)
     found = gradient_sums(model, weights, images, labels, sizes, 1.0)
     torch.testing.assert_close(found, whole, atol=1e-5, rtol=0)
 
@@ -474,17 +475,17 @@ def test_large_samples_and_people_in_pieces_give_the_same_sums(monkeypatch):
     torch.testing.assert_close(sampled[0], each, atol=1e-6, rtol=1e-5)
     persons = (torch.arange(320) // 7).clone()
     whole = sums_of(model, weights, images, labels, clip, persons=persons).values
-    monkeypatch.setattr(engine, "PASS_ROWS", 10)
+    monkeypatch.setattr(clipping, "PASS_ROWS", 10)
     pieces = sums_of(model, weights, images, labels, clip, persons=persons).values
     torch.testing.assert_close(pieces, whole, atol=1e-6, rtol=1e-5)
-    assert len(list(engine._passes([320], 10, persons))) > 20
+    assert len(list(clipping._passes([320], 10, persons))) > 20
 
 
 @pytest.mark.parametrize("people", [None, torch.arange(90) // 4])
 @pytest.mark.parametrize("rate", [0.1, 0.9])  # tiles of 8 and of 16
 def test_a_sample_in_tiles_is_the_sum_over_its_records(people, rate, monkeypatch):
     """Two clients, one of which drew nothing, and one whose records are drawn out of step."""
-    monkeypatch.setattr(engine, "_SMALL_SAMPLE", 40)
+    monkeypatch.setattr(clipping, "_SMALL_SAMPLE", 40)
     model, (images, labels) = build_model("mlp", SHAPE, 10), batch(8, 95)
     weights, clip = weights_of(model, 1), 0.05
     drawn = np.flatnonzero(np.arange(90) % 7 < 4)
@@ -582,13 +583,13 @@ def test_norms_of_tokens_that_are_not_formed_are_bounds_from_above(scale):
     left, right = torch.randn(20, 6, 300, generator=generator), torch.randn(20, 6, 200, generator=generator)
     left[:, 3:], right[:, 3:] = left[:, :3] * scale, -right[:, :3] / scale
     left[:, 5, 0] += 1e-3 * scale
-    term = rules.token_term(left, right, False)
-    assert isinstance(term, rules.TokenOuter)
-    memo = rules.Memo()
+    term = terms.token_term(left, right, False)
+    assert isinstance(term, terms.TokenOuter)
+    memo = terms.Memo()
     memo.measure([term])
     squared, spread = term.squared_norms(memo)
     factor = clip_factors(squared, 0.01, spread)
-    memo = rules.Memo(factor)
+    memo = terms.Memo(factor)
     for row in range(20):
         exact = left[row].double().t() @ memo.scaled(right)[row].double()
         assert float(exact.norm()) <= 0.01

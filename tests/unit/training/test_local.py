@@ -18,7 +18,7 @@ from privmarket.training import (
     plain_updates,
     private_updates,
 )
-from privmarket.training import _engine as engine
+from privmarket.training import _clipping as clipping
 from privmarket.training import _local as local
 
 MODEL = PrivateModel(mlp((1, 6, 6), 4, hidden=(12, 8)), name="mlp")
@@ -35,7 +35,7 @@ def records():
 @pytest.mark.parametrize(("rate", "steps"), [(0.5, 3), (1.0, 2), (0.5, 1), (1.0, 1)])
 def test_noisy_steps_written_out(monkeypatch, model, block_rows, rate, steps):
     """Steps of three clients: batches and noise drawn again from the same keys, one after the other."""
-    monkeypatch.setattr(engine, "PASS_ROWS", block_rows)
+    monkeypatch.setattr(clipping, "PASS_ROWS", block_rows)
     data, weights = records(), model.initial_weights(np.random.default_rng(0))
     plan = LocalPlan(steps, rate, clip_norm=0.3, learning_rate=0.2, expected_batch=10.0)
     sigmas = [1.5, 0.7, 0.0]
@@ -121,7 +121,7 @@ def test_persons_with_gaps_are_refused():
 @pytest.mark.parametrize("block_rows", [4096, 10])
 def test_plain_steps_written_out(monkeypatch, model, block_rows):
     monkeypatch.setattr(local, "PASS_ROWS", block_rows)
-    monkeypatch.setattr(engine, "PASS_ROWS", block_rows)
+    monkeypatch.setattr(clipping, "PASS_ROWS", block_rows)
     data, weights = records(), model.initial_weights(np.random.default_rng(0))
     rngs = [np.random.default_rng(i) for i in range(3)]
     found = plain_updates(model, weights, data, batch=8, epochs=2, learning_rate=0.1, rngs=rngs)

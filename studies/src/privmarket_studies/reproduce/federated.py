@@ -15,11 +15,16 @@ from privmarket._settings import identity
 from privmarket.market._audit import underpaid_share
 from privmarket.market._distributions import scenario
 from privmarket.rounds import MICRO
-from privmarket.simulation._checkpoint import load_checkpoint, save_checkpoint
+from privmarket.simulation._checkpoint import (
+    RunState,
+    from_checkpoint,
+    load_checkpoint,
+    save_checkpoint,
+    to_checkpoint,
+)
 from privmarket.simulation._config import FederationConfig, Training, recommended_training
 from privmarket.simulation._federation import Federation
-from privmarket.simulation._state import RunResult, RunState, from_checkpoint, to_checkpoint
-from privmarket.simulation._summary import summarise
+from privmarket.simulation._result import RunResult, summarise
 from privmarket.tasks import Dataset, Task, drawn_parts, iid_partition, load_dataset, task_of, with_features
 from privmarket_studies.reproduce.cells import Config, Result
 from privmarket_studies.reproduce.markets import outside_training, rule_for

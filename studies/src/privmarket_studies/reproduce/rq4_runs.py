@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from privmarket.simulation._modes import MODES
+from privmarket.simulation._config import MODES
 from privmarket_studies.reproduce.cache import Record
 from privmarket_studies.reproduce.cells import Result
 from privmarket_studies.reproduce.document import NOT_COMPUTED, OUTDATED, Results

@@ -12,16 +12,15 @@ from privmarket.market._distributions import scenario
 from privmarket.market._facts import MarketFacts
 from privmarket.market._mechanism import Mechanism
 from privmarket.mechanisms import Rule, resolve
-from privmarket.simulation._bid_strategies import Strategy
-from privmarket.simulation._clients import AskedPrices
+from privmarket.simulation._bidding import AskedPrices, Strategy
 from privmarket.simulation._config import FederationConfig, Training, usual_interval
 from privmarket.simulation._federation import OnRound, run
-from privmarket.simulation._state import RunResult
-from privmarket.simulation._tuning import tuned_settings
+from privmarket.simulation._rehearsal import tuned_settings
+from privmarket.simulation._result import RunResult
 from privmarket.tasks import task as builtin
 
 if TYPE_CHECKING:
-    from privmarket.simulation._own_model import OwnModel
+    from privmarket.simulation._own_records import OwnModel
     from privmarket.tasks import Task
 
 

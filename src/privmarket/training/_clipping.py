@@ -1,34 +1,29 @@
-"""Sums of clipped per-record gradients of any torch module, for many clients, with a proved bound on each record.
+"""Where gradients are clipped: sums over clients' records in which no record counts for more than the clip norm C.
 
-Each record's contribution has norm at most C in real arithmetic, and the computed sum differs from the real one
-by so little that `privacy._release.sum_inflation` covers it: see docs/theory/finite-arithmetic.md. How a module is
-differentiated is found out once by a trial on random records of the same shape, so that it says nothing about the
-records themselves:
+For each record i a bound from above on the norm of its gradient gᵢ is computed (`_terms`), from it the clip factor
+fᵢ ≤ min(1, C/‖gᵢ‖), rounded down (`_arithmetic.clip_factors`), and the client's sum Σᵢ fᵢ·gᵢ. `_Work._clipped` does
+the first two, `_Clipped.add` the third. Where persons are protected, fᵢ is the same for all records of a person and
+clips the norm of their sum.
 
-- `stack`: a plain stack of layers that keep records apart, with linear maps of vectors. Rows of many clients pass
-  in
-  one go, with the weights that they share or each client with its own.
-- `rules`: the rules of `_rules`, in blocks of one client's rows.
-- `vmap`: `torch.func`, record by record, in the same blocks; for what no rule knows.
-- `loop`: one record after the other, for what `torch.func` cannot differentiate.
+Each contribution has norm at most C in real arithmetic, and the computed sum differs from the real one by so little
+that `privacy._release.sum_inflation` covers it: see docs/theory/finite-arithmetic.md. How per-record gradients come
+about is the business of `_gradients`; noise is added in `_local`.
 
 Implements: per-example clipping of [Abadi2016], by ghost norms where a layer is linear.
 """
 
 from __future__ import annotations
 
-import logging
 import math
 import threading
-import warnings
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch import Tensor
+from torch.func import functional_call
 
 from privmarket.privacy._release import BLOCK_RECORDS, BLOCKS_IN_FLOAT32
 from privmarket.training._arithmetic import (
@@ -42,26 +37,16 @@ from privmarket.training._arithmetic import (
     row_energy,
     tiled,
 )
-from privmarket.training._losses import LOSSES, require_one_each
+from privmarket.training._gradients import Method, formed_gradients, guarded_terms, method_for, stack_pass
+from privmarket.training._layers import Slot
 from privmarket.training._model import PrivateModel
-from privmarket.training._rules import Direct, Formed, Memo, NotTold, Outer, Run, Slot, Term, TokenOuter, watching
-from privmarket.training._stacks import is_stack, run_stack
-
-_LOG = logging.getLogger(__name__)  # the client's own
+from privmarket.training._terms import Memo, Outer, Term
 
 # Memory of one pass of a stack is bounded by the rows in it, not by the number of clients or the size of a batch.
 PASS_ROWS = 4096
-# Other modules are computed in blocks of these sizes and no other, which `_check` tries: whole blocks, and tiles
-# for samples and for what is left.
-BLOCK_ROWS = BLOCK_RECORDS
-# Per-record gradients that are formed may take this much memory; above, tiles take the place of blocks.
-_FORMED_BYTES = 1 << 29
 # Samples of fewer records than this are laid out in smaller tiles, which leave less room unused.
 _SMALL_SAMPLE = 100
 _SMALL_TILE = 8
-_TRIAL_ROWS = (3, 7)
-_TRIAL_SEED = 20260714
-_TOLERANCE = 1e-3
 
 
 class _Workspace(threading.local):
@@ -248,9 +233,9 @@ def add_plain_sums(
         x = records.inputs[first:last]
         y = records.labels[first:last]
         if len(weights) == 1:
-            run = _stack_run(model, weights, x, y, [last - first])
+            run = stack_pass(model, weights, x, y, [last - first])
         else:
-            run = _stack_run(model, weights[clients], x, y, counts, list(range(len(counts))))
+            run = stack_pass(model, weights[clients], x, y, counts, list(range(len(counts))))
         memo = Memo(rows_scale[first:last])
         plain = [Summation.PLAIN] * len(counts)
         nobody: list[Tensor | None] = [None] * len(counts)
@@ -272,276 +257,6 @@ def _plain_gradient(model: PrivateModel, flat: Tensor, records: ClientRecords) -
         (found,) = torch.autograd.grad(losses.sum(), own)
         total += found
     return total
-
-
-# --- how a module is differentiated ----------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Method:
-    """How a module is differentiated on records of one shape.
-
-    Attributes:
-        kind: `stack`, `rules`, `vmap` or `loop`, see above.
-        whole: it is a plain stack with one of our own losses, which keep records apart whatever the number of rows.
-        random: a forward pass draws random numbers, such as masks of dropout.
-        formed: how many numbers of each record's gradient are formed.
-        even: the widths of all linear layers are even, so that small tiles begin at multiples of 64 bytes.
-    """
-
-    kind: str
-    whole: bool = False
-    random: bool = False
-    formed: int = 0
-    even: bool = False
-
-    @property
-    def block_rows(self) -> int:
-        """How many rows of a client are computed at once."""
-        return BLOCK_ROWS if 4 * self.formed * BLOCK_ROWS <= _FORMED_BYTES else TILE_ROWS
-
-
-def method_for(model: PrivateModel, inputs: Tensor, labels: Tensor) -> Method:
-    """How this module is differentiated on records of this shape and type, found out by a trial on random ones."""
-    key = (inputs.shape[1:], inputs.dtype, labels.shape[1:], labels.dtype, _modes(model))
-    found = model._methods.get(key)
-    if not isinstance(found, Method):
-        with torch.random.fork_rng(devices=[]), conventional_products():
-            found = _trial(model, inputs, labels)
-        model._methods[key] = found
-    return found
-
-
-def _modes(model: PrivateModel) -> tuple[bool, ...]:
-    """Which parts of the module are in training mode: what they do may depend on it."""
-    return tuple([part.training for part in model._parts])
-
-
-def _trial(model: PrivateModel, inputs: Tensor, labels: Tensor) -> Method:
-    """Tries the rules, then `torch.func`, on a few random records; each must give a record's own gradient."""
-    generator = torch.Generator().manual_seed(_TRIAL_SEED)
-    whole = is_stack(model.module) and model.loss in LOSSES
-    weights = model.built_weights()
-    random = False
-    told = not any(isinstance(part, nn.RNNBase | nn.MultiheadAttention) for part in model.module.modules())
-    terms: dict[int, Term] = {}
-    for rows in _TRIAL_ROWS:
-        x = random_records(inputs, rows, generator)
-        before = torch.get_rng_state()
-        try:
-            with torch.no_grad():
-                out = functional_call(model.module, model.named(weights), (x.clone(),))
-        except Exception:  # the module is the user's code and may raise anything
-            random = True
-            continue
-        random = random or not torch.equal(before, torch.get_rng_state())
-        y = random_labels(out, labels, generator)
-        if not told:
-            continue
-        try:
-            terms = _run(model, weights[None], x, y, [rows]).terms()
-        except NotTold as reason:
-            _LOG.info("%s: gradients record by record, since %s", model.name, reason)
-            told = False
-        except Exception:  # as above; what raises here raises record by record, too
-            continue
-        else:
-            if not whole and not random and not _agrees(model, weights, terms, x, y):
-                told = False
-    if told:
-        formed = sum(_formed_size(term, model.slots[slot]) for slot, term in terms.items())
-        simple = bool(terms) and all(isinstance(term, Outer | Direct) for term in terms.values())
-        widths = [
-            term.left.shape[1] % 2 + term.right.shape[1] % 2 for term in terms.values() if isinstance(term, Outer)
-        ]
-        kind = "stack" if whole and simple and not random else "rules"
-        return Method(kind, whole, random, formed, not any(widths))
-    try:
-        x = random_records(inputs, _TRIAL_ROWS[0], generator)
-        out = functional_call(model.module, model.named(weights), (x.clone(),))
-        y = random_labels(out, labels, generator)
-        terms = _vmapped(model, weights, x, y)
-        if random or _agrees(model, weights, terms, x, y):
-            return Method("vmap", random=random, formed=model.parameters)
-    except Exception as reason:  # as above
-        why = str(reason).splitlines()
-        _LOG.info("%s: gradients one record after the other, since %s", model.name, why[0] if why else type(reason))
-    return Method("loop", random=random, formed=model.parameters)
-
-
-def _formed_size(term: Term, slot: Slot) -> int:
-    return 0 if isinstance(term, Outer | Direct | TokenOuter) else slot.size
-
-
-def _agrees(model: PrivateModel, weights: Tensor, terms: dict[int, Term], x: Tensor, y: Tensor) -> bool:
-    """Whether what was noted for each record is its own gradient, by torch's ordinary backward pass."""
-    found = formed_gradients(model, terms, x.shape[0])
-    for row in range(x.shape[0]):
-        alone = _alone(model, weights, x[row : row + 1], y[row : row + 1])
-        if not close(found[row], alone):
-            return False
-    return True
-
-
-def close(one: Tensor, other: Tensor) -> bool:
-    """Equal up to rounding; what reads another record differs by far more."""
-    a = torch.nan_to_num(one.detach())
-    b = torch.nan_to_num(other.detach())
-    size = max(float(a.abs().max()), float(b.abs().max()), 1e-6)
-    return float((a - b).abs().max()) <= _TOLERANCE * size
-
-
-def random_records(like: Tensor, rows: int, generator: torch.Generator, scale: float = 1.0) -> Tensor:
-    """(rows, ...) random numbers of the records' shape and type; whole ones are 0 and 1, which any table holds."""
-    shape = (rows, *like.shape[1:])
-    if like.dtype.is_floating_point:
-        return (torch.randn(shape, generator=generator) * scale).to(like.dtype)
-    return torch.randint(0, 2, shape, generator=generator).to(like.dtype)
-
-
-def random_labels(outputs: Tensor, labels: Tensor | None, generator: torch.Generator) -> Tensor:
-    """Random labels for these outputs, of the shape and type of `labels`; classes if there are none.
-
-    Numbers are between 0 and 1, which any loss takes.
-    """
-    if labels is None:
-        classes = outputs.shape[1] if outputs.ndim > 1 else 1
-        return torch.randint(0, classes, (outputs.shape[0], *outputs.shape[2:]), generator=generator)
-    shape = (outputs.shape[0], *labels.shape[1:])
-    if labels.dtype.is_floating_point:
-        return torch.rand(shape, generator=generator).to(labels.dtype)
-    return torch.randint(0, 2, shape, generator=generator).to(labels.dtype)
-
-
-# --- gradients of the rows of one pass -------------------------------------------------------------------
-
-
-def _run(
-    model: PrivateModel, weights: Tensor, x: Tensor, y: Tensor, sizes: list[int], copies: list[int] | None = None
-) -> Run:
-    """One forward and one backward pass through the rules; see `Run` for the arguments.
-
-    Raises:
-        NotTold: a parameter is used in a way that no rule knows, or rows are not records.
-    """
-    run = Run(model.slots, weights, x.shape[0], sizes, copies)
-    with watching(model._stand_ins, model._owners, run), torch.enable_grad():
-        losses = model.loss(model.module(x), y)
-        require_one_each(losses, x.shape[0])
-        if losses.requires_grad:
-            torch.autograd.grad(losses.sum(), run.anchor, allow_unused=True)
-    return run
-
-
-def _stack_run(
-    model: PrivateModel, weights: Tensor, x: Tensor, y: Tensor, sizes: list[int], copies: list[int] | None = None
-) -> Run:
-    """The same for a plain stack of linear layers, without torch's graph."""
-    run = Run(model.slots, weights, x.shape[0], sizes, copies)
-    for one in model._stand_ins:
-        one.run = run
-    try:
-        run_stack(model._leaves, model._watched, run, x, y, model.loss)
-    finally:
-        for one in model._stand_ins:
-            del one.run
-    return run
-
-
-def _vmapped(model: PrivateModel, weights: Tensor, x: Tensor, y: Tensor) -> dict[int, Term]:
-    """Each record's gradient by `torch.func`: the module sees one record at a time, whatever it does with it."""
-
-    def loss(flat: Tensor, one: Tensor, label: Tensor) -> Tensor:
-        losses = model.loss(functional_call(model.module, model.named(flat), (one[None],)), label[None])
-        require_one_each(losses, 1)
-        return losses[0]
-
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="There is a performance drop", category=UserWarning)
-        each: Tensor = vmap(grad(loss), (None, 0, 0), randomness="different")(weights, x, y)
-    return _by_slot(model, each)
-
-
-def _by_slot(model: PrivateModel, rows: Tensor) -> dict[int, Term]:
-    """(rows, parameters) → one term for each parameter, views."""
-    return {number: Formed(rows[:, slot.start : slot.stop]) for number, slot in enumerate(model.slots)}
-
-
-def _alone(model: PrivateModel, weights: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """(parameters,) the gradient of one record by torch's ordinary backward pass; x and y have one row."""
-    flat = weights.clone().requires_grad_()
-    with torch.enable_grad():
-        losses = model.loss(functional_call(model.module, model.named(flat), (x,)), y)
-        require_one_each(losses, 1)
-        if not losses.requires_grad:
-            return torch.zeros_like(weights)
-        (found,) = torch.autograd.grad(losses.sum(), flat, allow_unused=True)
-    return torch.zeros_like(weights) if found is None else found
-
-
-def formed_gradients(model: PrivateModel, terms: dict[int, Term], rows: int) -> Tensor:
-    """(rows, parameters) each record's gradient, formed; zeros for parameters that nothing used."""
-    whole = torch.zeros(rows, model.parameters)
-    for number, term in terms.items():
-        slot = model.slots[number]
-        whole[:, slot.start : slot.stop] = term.formed()
-    return whole
-
-
-def block_terms(
-    model: PrivateModel, method: Method, weights: Tensor, x: Tensor, y: Tensor, seed: int
-) -> dict[int, Term]:
-    """What each of the rows of one block contributes, (parameters,) weights; masks follow from the seed."""
-    torch.default_generator.manual_seed(seed % 2**63)
-    if method.kind == "vmap":
-        return _vmapped(model, weights, x, y)
-    if method.kind == "loop":
-        each = torch.empty(x.shape[0], model.parameters)
-        for row in range(x.shape[0]):
-            torch.default_generator.manual_seed((seed + row) % 2**63)
-            each[row] = _alone(model, weights, x[row : row + 1], y[row : row + 1])
-        return _by_slot(model, each)
-    return _run(model, weights[None], x, y, [x.shape[0]]).terms()
-
-
-def _guarded_terms(
-    model: PrivateModel, method: Method, weights: Tensor, x: Tensor, y: Tensor, seed: int
-) -> tuple[dict[int, Term], Tensor | None]:
-    """As `block_terms`, and which rows raise errors by themselves: those contribute nothing.
-
-    Each try fills the block with copies of a row that is tried, never with something else that might fail where the
-    rows do not: that, too, would be an answer. There is no second attempt for a row that failed alone.
-    """
-    try:
-        return block_terms(model, method, weights, x, y, seed), None
-    except Exception as error:  # the module is the user's code and may raise anything
-        _LOG.warning("records that raise errors add nothing: %s: %s", type(error).__name__, error)
-    rows = x.shape[0]
-    failing = torch.zeros(rows, dtype=torch.bool)
-
-    def attempt(chosen: Tensor) -> dict[int, Term] | None:
-        block = chosen[:1].repeat(rows)
-        block[chosen] = chosen
-        try:
-            return block_terms(model, method, weights, x[block], y[block], seed)
-        except Exception:  # as above
-            return None
-
-    def search(chosen: Tensor) -> None:
-        if chosen.numel() == 1:
-            failing[chosen] = attempt(chosen) is None
-            return
-        half = chosen.numel() // 2
-        for part in (chosen[:half], chosen[half:]):
-            if part.numel() == 1 or attempt(part) is None:
-                search(part)
-
-    search(torch.arange(rows))
-    left = torch.nonzero(~failing).flatten()
-    terms = attempt(left) if left.numel() else None
-    if terms is None:
-        return {}, torch.ones(rows, dtype=torch.bool)
-    return terms, failing
 
 
 # --- sums ------------------------------------------------------------------------------------------------
@@ -619,7 +334,7 @@ class _Work:
             if first < last:
                 own = self.weights if shared else self.weights[clients]
                 copies = None if shared else whose
-                run = _stack_run(self.model, own, inputs[first:last], labels[first:last], pieces, copies)
+                run = stack_pass(self.model, own, inputs[first:last], labels[first:last], pieces, copies)
                 terms = run.terms()
             if layout is not None:
                 inside, rows_added = layout.counting(first, last, clients)
@@ -676,7 +391,7 @@ class _Work:
             places = torch.from_numpy(counting)
             x = mine.inputs[rows]
             y = mine.labels[rows]
-            terms, failing = _guarded_terms(self.model, self.method, weights, x, y, seed + int(taken[0]))
+            terms, failing = guarded_terms(self.model, self.method, weights, x, y, seed + int(taken[0]))
             if counting.size < taken.size:
                 terms = _kept(terms, places)
                 failing = None if failing is None else failing[places]

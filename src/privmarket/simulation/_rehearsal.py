@@ -1,10 +1,9 @@
 """Settings chosen on public records alone: a market is rehearsed in worlds that look like them.
 
 How large the steps of a training should be, where gradients are clipped and from whom to buy depends on the data.
-Trying that on the sellers' records would be a release that nobody sold. Trying it on the buyer's own records
-as they
-are tells too little: a model that was fitted to them cannot learn anything new from them. So each rehearsal takes
-place in a world made up from them (a parametric bootstrap):
+Trying that on the sellers' records would be a release that nobody sold. Trying it on the buyer's own records as
+they are tells too little: a model that was fitted to them cannot learn anything new from them. So each rehearsal
+takes place in a world made up from them (a parametric bootstrap):
 
 1. the task's module is fitted to a resample of the public records: in this world, it is the truth;
 2. new labels are drawn from it for all public inputs, and the buyer's own model is fitted to these labels;
@@ -13,6 +12,10 @@ place in a world made up from them (a parametric bootstrap):
 
 What a market can gain in such a world is what the buyer is unsure of, given its own records. Sellers differ in
 their mix of labels, by a Dirichlet draw around the whole; what they do not tell is assumed.
+
+- `tuned_settings` chooses server rate, clip norm and averaging for one run.
+- `StandIn` holds the worlds; `first_round` says which noise and which sellers a run's auction would give.
+- `ClientSpread` and `measure_spread` measure H: what buying from some clients only costs, beside what noise costs.
 """
 
 from __future__ import annotations
@@ -27,19 +30,138 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from privmarket.simulation._client_spread import ClientSpread
-from privmarket.simulation._global_model import ServerState
-from privmarket.simulation._own_model import OwnModel, OwnTraining, flat_weights
-from privmarket.training import ClientRecords, PrivateModel, clipped_sums
+from privmarket.errors import ConfigurationError
+from privmarket.simulation._checkpoint import RunState
+from privmarket.simulation._config import FederationConfig
+from privmarket.simulation._federation import Federation, SimulatedClients
+from privmarket.simulation._own_records import FEWEST_RECORDS, OwnModel, OwnTraining, flat_weights
+from privmarket.simulation._server import ServerState, seller_weights
+from privmarket.tasks import Task
+from privmarket.training import ClientRecords, PrivateModel, clipped_sums, one_thread
 
 if TYPE_CHECKING:
-    from privmarket.simulation._config import Training
+    from privmarket.market._mechanism import Mechanism
+    from privmarket.simulation._bidding import AskedPrices
+    from privmarket.simulation._config import FederationConfig, Training
     from privmarket.tasks import Task
+
+
+# Random streams of a measurement, apart from those of a run.
+_SPREAD_PARTS = 11
+_SPREAD_NOISE = 12
+
+
+@dataclass(frozen=True)
+class ClientSpread:
+    """Accuracies of the trainings, and the exchange rate that follows from them.
+
+    Attributes:
+        share, share_accuracy: shares of clients that took part, and the mean accuracy of each.
+        noise, noise_accuracy: s, rising, and the accuracy with all clients.
+    """
+
+    share: tuple[float, ...]
+    share_accuracy: tuple[float, ...]
+    noise: tuple[float, ...]
+    noise_accuracy: tuple[float, ...]
+
+    @property
+    def equal_noise(self) -> tuple[float, ...]:
+        """For each share the s that does equal harm, within the noise that was tried."""
+        # Accuracy falls with noise but for chance; between levels on a logarithmic scale.
+        falling = np.minimum.accumulate(np.array(self.noise_accuracy))
+        logs = np.interp(-np.array(self.share_accuracy), -falling, np.log(self.noise))
+        return tuple(float(s) for s in np.exp(logs))
+
+    @property
+    def bias_to_noise(self) -> float:
+        """H²/κ: the geometric mean of s²/(1/u − 1) over the shares that were tried."""
+        rates = np.array(self.equal_noise) ** 2 / (1.0 / np.array(self.share) - 1.0)
+        return float(np.exp(np.log(rates).mean()))
+
+    @property
+    def heterogeneity(self) -> float:
+        """The H of `TypicalAggregateError` that goes with κ = 1."""
+        return float(self.bias_to_noise**0.5)
+
+
+def measure_spread(
+    config: FederationConfig,
+    task: Task,
+    *,
+    shares: Sequence[float] = (0.2, 0.35, 0.5),
+    draws: int = 3,
+    octaves: Sequence[int] = range(-4, 4),
+    on_training: Callable[[], None] = lambda: None,
+) -> ClientSpread:
+    """Trains several times and compares.
+
+    Args:
+        config: model, split into clients, rounds and server's steps; its rule and money do not matter.
+        task: whose private records are public ones that stand for the clients'; accuracy is of its test records.
+        shares: of clients that take part, above 0 and below 1.
+        draws: random parts for each share.
+        octaves: noise that is tried, as powers of 2 around noise as large as the first round's mean gradient.
+        on_training: called after each training.
+    """
+    if not shares or not all(0 < share < 1 for share in shares):
+        raise ConfigurationError(f"shares of clients {list(shares)}", "give shares above 0 and below 1")
+    with one_thread(), Federation(config.replace(mode="no-noise"), task=task) as run:
+        everyone = np.flatnonzero(run.sizes)
+        rng = np.random.default_rng([config.seed, _SPREAD_PARTS])
+
+        def accuracy(part: np.ndarray, noise: float) -> float:
+            found = _accuracy(run, part, noise)
+            on_training()
+            return found
+
+        share_accuracy = []
+        for share in shares:
+            parts = [rng.permutation(everyone)[: max(1, round(share * everyone.size))] for _ in range(draws)]
+            share_accuracy.append(float(np.mean([accuracy(part, 0.0) for part in parts])))
+        equal = _equal_noise(run, everyone)
+        noise = [equal * 2.0**octave for octave in octaves]
+        noise_accuracy = [accuracy(everyone, s) for s in noise]
+    return ClientSpread(tuple(shares), tuple(share_accuracy), tuple(noise), tuple(noise_accuracy))
+
+
+def _accuracy(run: Federation, clients: np.ndarray, noise: float) -> float:
+    """Of a training on these clients alone, with noise of deviation `noise`·C on the mean of their sums."""
+    rng = np.random.default_rng([run.config.seed, _SPREAD_NOISE])
+    members, state = [int(i) for i in clients], run.start()
+    deviation = noise * _unit(run)
+    for number in range(run.config.rounds):
+        update = run.run_clients(state, dict.fromkeys(run.names[i] for i in members)).mean(axis=0)
+        update = (update + deviation * rng.standard_normal(update.size)).astype(np.float32)
+        progress = number / run.config.rounds
+        server = state.server.moved(update, run.server_plan, progress)
+        state = replace(state, server=server, next_round=number + 1)
+    found = run.score(state)
+    assert found is not None
+    return found
+
+
+def _equal_noise(run: Federation, clients: np.ndarray) -> float:
+    """The s whose noise is as long as the mean update of the first round."""
+    members = [int(i) for i in clients]
+    update = run.run_clients(run.start(), dict.fromkeys(run.names[i] for i in members)).mean(axis=0)
+    return float(np.linalg.norm(update) / (_unit(run) * update.size**0.5))
+
+
+def _unit(run: Federation) -> float:
+    """How far a client's update moves where its clipped sum moves by one clip norm."""
+    plan = run.pool.plan
+    return float(plan.clip_norm * plan.learning_rate / plan.expected_batch)
+
 
 Array = NDArray[np.float64]
 
 # Random streams, apart from those of a run.
-_RESAMPLE, _LABELS, _MIXES, _NOISE, _PARTS = 21, 22, 23, 24, 25
+_RESAMPLE = 21
+_LABELS = 22
+_MIXES = 23
+_NOISE = 24
+_PARTS = 25
 # Parts of the clients and levels of noise by which H is measured.
 SPREAD_SHARES = (0.15, 0.4)
 SPREAD_DRAWS = 2
@@ -327,3 +449,93 @@ class StandIn:
         values = labels.double().reshape(labels.shape[0], -1).mean(dim=1)
         edges = torch.quantile(values, torch.arange(1, _TARGET_GROUPS, dtype=torch.float64) / _TARGET_GROUPS)
         return torch.bucketize(values, edges)
+
+
+@dataclass(frozen=True, eq=False)
+class FirstRound:
+    """What the first auction of a run means for its training.
+
+    Attributes:
+        noise: deviation of the noise on the mean gradient of a round, over the clip norm.
+        weights: (clients,) weights of the sellers' updates, adding up to 1.
+        spent: money paid if everybody delivers.
+    """
+
+    noise: float
+    weights: Array
+    spent: float
+
+    @property
+    def sellers(self) -> int:
+        """How many clients sell."""
+        return int((self.weights > 0).sum())
+
+
+@dataclass(frozen=True, eq=False)
+class Tuned:
+    """What public records chose, and the buyer's own model, which the choice needed."""
+
+    rehearsal: Rehearsal
+    own_model: OwnModel
+
+
+def first_round(federation: Federation) -> FirstRound | None:
+    """The noise and the sellers of a run's first round, without training anybody; None if nobody sells.
+
+    With persistent types and even spending, later rounds are like it.
+    """
+    config = federation.config
+    state = RunState(0, ServerState.start(torch.zeros(0)), federation.wallets(), federation.pacing.total_micro, ())
+    market = federation.auctioneer.clear(federation.pacing.terms(()), SimulatedClients(federation, state))
+    if not market.awards:
+        return None
+    places = [federation.place[client] for client in market.awards]
+    batch = federation.pool.plan.expected_batch
+    weights = np.zeros(config.clients)
+    if config.trust == "aggregate":
+        shared = federation.shared_sum(market)
+        weights[places] = shared.weights / shared.weights.sum()
+        noise = shared.deviation(range(len(places))) / (config.training.clip_norm * batch)
+    else:
+        found = seller_weights(market, set(market.awards), config.aggregation, federation.objective)
+        sigma = np.array([award.event.noise_multiplier for award in market.awards.values()])
+        weights[places] = found
+        noise = float(np.sqrt(((found * sigma) ** 2).sum())) / batch
+    spent = sum(award.payment_micro for award in market.awards.values()) / 1e6
+    return FirstRound(float(noise), weights, spent)
+
+
+def tuned_settings(
+    config: FederationConfig,
+    task: Task,
+    asked: AskedPrices | None = None,
+    *,
+    fixed: Sequence[str] = (),
+    mechanism: Mechanism | None = None,
+    worlds: int = WORLDS,
+    on_tried: Callable[[int], None] = lambda _: None,
+) -> Tuned | None:
+    """Server rate, clip norm and averaging for this run, chosen on the task's public records.
+
+    None where there are no public records to choose on, where nothing is sold, or where the run trains otherwise
+    (several local steps, references without privacy, whitened inputs): then documented defaults stand.
+
+    Args:
+        fixed: settings that the caller chose.
+        on_tried: told how many settings have been tried so far.
+    """
+    public = task.public
+    if public is None or len(public) < FEWEST_RECORDS or not config.privacy.uses_server_plan:
+        return None
+    if config.training.steps != 1 or config.statistics != "none":
+        return None
+    with one_thread(), Federation(config, task=task, asked=asked, mechanism=mechanism) as federation:
+        first = first_round(federation)
+        if first is None:
+            return None
+        stand_in = StandIn(task, clients=config.clients, worlds=worlds, seed=config.seed)
+        noise = first.noise if config.privacy.is_private else 0.0
+        found = stand_in.rehearse(
+            config.training, config.rounds, noise, first.weights, fixed=fixed, on_tried=on_tried
+        )
+    return Tuned(found, stand_in.own)
