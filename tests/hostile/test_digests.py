@@ -69,7 +69,7 @@ class Claims:
 def test_a_claim_for_a_secure_sum_does_not_uncover_the_share(salted, monkeypatch):
     """A share has 1/√h of the noise that was sold: of one number, a buyer tries out the 2¹⁷ likely ones."""
     if not salted:
-        monkeypatch.setattr("privmarket.flower._node_seller.os.urandom", lambda size: b"")
+        monkeypatch.setattr("privmarket.flower._seller.os.urandom", lambda size: b"")
     broker = Claims()
     app = pm.flower.client_app(
         train, valuation=0.1, wallet="unlimited", broker=contextmanager(lambda context: iter([broker]))

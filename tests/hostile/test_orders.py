@@ -18,8 +18,8 @@ import privmarket as pm
 from privmarket.broker._api import ServiceSettings, create_app
 from privmarket.broker._broker import Broker
 from privmarket.broker._http_client import BrokerClient
-from privmarket.flower import _guard as guard
-from privmarket.flower import _node_seller as client_module
+from privmarket.flower import _refusals as refusals
+from privmarket.flower import _seller as client_module
 from privmarket.flower import _wire as wire
 from privmarket.flower._training import private_module_update, trainable_arrays
 from privmarket.privacy._calibration import ReleaseFamily
@@ -56,8 +56,8 @@ def gullible(monkeypatch):
     """The client of old: whatever is asked within the offer is done."""
     monkeypatch.setattr(SellerPolicy, "check", lambda self, order: None)
     monkeypatch.setattr(SellerPolicy, "check_weights", lambda self, weights, shapes=None: None)
-    monkeypatch.setattr(guard, "check_award", lambda sale, broker: None)
-    monkeypatch.setattr(guard, "check_task", lambda asked, task: None)
+    monkeypatch.setattr(refusals, "check_award", lambda sale, broker: None)
+    monkeypatch.setattr(refusals, "check_task", lambda asked, task: None)
 
 
 def victims(tmp_path, **options):
@@ -127,7 +127,7 @@ def test_orders_outside_policy_or_offer_are_refused_in_one_word(name, tmp_path):
     assert "1" not in result.releases  # nothing released, nothing counted
     words = {refusal_of(m) for m in grid.answered} - {None}
     assert words == {reason.value}
-    assert guard.refusals(grid.contexts[VICTIM]) == {reason.value: 2}  # accounted for, on the client
+    assert refusals.refusals(grid.contexts[VICTIM]) == {reason.value: 2}  # accounted for, on the client
 
 
 @pytest.mark.parametrize("name", ["clip norm of nothing", "learning rate that swallows", "divisor near zero"])
@@ -368,7 +368,7 @@ def test_the_client_of_old_sends_its_errors_text(monkeypatch):
     def raised(message, context, error, reason=None):
         raise error
 
-    monkeypatch.setattr(guard, "refuse", raised)
+    monkeypatch.setattr(refusals, "refuse", raised)
     monkeypatch.setattr(client_module, "trained", lambda training: training())
     _, grid = play(client(leaking))
     assert SECRET in everything_sent(grid)

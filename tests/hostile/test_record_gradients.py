@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from privmarket.flower._node_seller import Job
+from privmarket.flower._seller import Job
 from privmarket.flower._training import private_module_update, trainable_arrays
 from privmarket.flower._wire import Sale
 from privmarket.privacy._calibration import ReleaseFamily

@@ -14,18 +14,18 @@ from flwr.app import Message
 import privmarket as pm
 from privmarket.errors import PrivacyError
 from privmarket.flower import (
-    _guard as guard,
+    _refusals as refusals,
 )
 from privmarket.flower import (
-    _secure as secure,
+    _sum_seller as sum_seller,
 )
 from privmarket.flower import (
-    _secure_seller as secure_seller,
+    _sum_server as sums,
 )
 from privmarket.flower import (
     _wire as wire,
 )
-from privmarket.flower._node_seller import MarketClientApp
+from privmarket.flower._seller import MarketClientApp
 from privmarket.privacy import _noise as integer_noise
 from privmarket.privacy._noise import NoiseSource
 from privmarket.privacy._release import ReleaseGrid
@@ -58,14 +58,14 @@ class Ones:
 def attacked(monkeypatch, tamper=None, after=None):
     """One round: what clients added, what the server opened (None if nothing), and the wire."""
     ones, opened = Ones(), []
-    add_up = secure.secure_sum
+    add_up = sums.secure_sum
 
     def noted(*arguments):
         deliveries, total = add_up(*arguments)
         opened.append(total)
         return deliveries, total
 
-    monkeypatch.setattr(secure, "secure_sum", noted)
+    monkeypatch.setattr(sums, "secure_sum", noted)
     app = client(share=ones, secure_aggregation=True, data_size=float(RECORDS))
     grid = Wire(app, tamper=tamper, after=after)
     market = server(
@@ -77,7 +77,7 @@ def attacked(monkeypatch, tamper=None, after=None):
 
 
 def reasons(grid):
-    return {reason for context in grid.contexts.values() for reason in guard.refusals(context)}
+    return {reason for context in grid.contexts.values() for reason in refusals.refusals(context)}
 
 
 def asks_for_a_vector(message):
@@ -124,7 +124,7 @@ def another_type():
 
 
 def test_a_message_of_another_type_leaves_unmasked_from_a_gullible_client(monkeypatch):
-    monkeypatch.setattr(secure_seller.SecureClientApp, "__call__", sells_in_the_clear)
+    monkeypatch.setattr(sum_seller.SecureClientApp, "__call__", sells_in_the_clear)
     bare, tamper, after = another_type()
     sent, _, _ = attacked(monkeypatch, tamper, after)
     np.testing.assert_array_equal(bare[VICTIM], sent[VICTIM])
@@ -158,9 +158,9 @@ def unequal(message):
 
 
 def test_unequal_digits_take_the_others_noise_away_from_a_gullible_client(monkeypatch):
-    monkeypatch.setattr(secure_seller, "binding", lambda *_: bytes(32))
-    monkeypatch.setattr(secure, "binding", lambda *_: bytes(32))
-    for side in (secure, secure_seller):  # room for the victim's larger integers
+    monkeypatch.setattr(sum_seller, "binding", lambda *_: bytes(32))
+    monkeypatch.setattr(sums, "binding", lambda *_: bytes(32))
+    for side in (sums, sum_seller):  # room for the victim's larger integers
         monkeypatch.setattr(side, "largest_share", lambda *_: 2**34)
     sent, opened, _ = attacked(monkeypatch, unequal)
     promised = math.sqrt(CLIENTS * 2 / 3) * integer_noise.noise_deviation(3)
@@ -177,7 +177,7 @@ def test_unequal_digits_are_refused_before_anything_is_spent(monkeypatch):
 
 def test_integers_that_the_sum_cannot_carry_are_refused_before_training(monkeypatch):
     """A server that says a small bound would have the noise cut off with the rest."""
-    monkeypatch.setattr(secure, "largest_share", lambda *_: 1000)
+    monkeypatch.setattr(sums, "largest_share", lambda *_: 1000)
     sent, opened, grid = attacked(monkeypatch)
     assert (sent, opened) == ({}, None)
     assert reasons(grid) == {"noise"}

@@ -12,19 +12,19 @@ from privmarket.flower import (
     _client as client,
 )
 from privmarket.flower import (
-    _guard as guard,
+    _refusals as refusals,
 )
 from privmarket.flower import (
-    _secure as secure,
+    _sum_seller as sum_seller,
 )
 from privmarket.flower import (
-    _secure_seller as secure_seller,
+    _sum_server as sums,
 )
 from privmarket.flower import (
     _wire as wire,
 )
 from privmarket.flower._fleet import Delivery
-from privmarket.flower._node_seller import Seller
+from privmarket.flower._seller import Seller
 from privmarket.privacy._calibration import ReleaseFamily
 from privmarket.privacy._policy import Order, PolicyRefusal, SellerPolicy
 from privmarket.rounds import Terms
@@ -59,7 +59,7 @@ def test_other_arrays_or_another_order_of_them_are_refused(names, monkeypatch):
 
 
 def test_another_order_of_the_arrays_mixes_the_sum_of_gullible_sellers(monkeypatch):
-    for side in (secure, secure_seller):
+    for side in (sums, sum_seller):
         monkeypatch.setattr(side, "binding", lambda *_: bytes(32))
     sent, opened, _ = attacked(monkeypatch, other_arrays("ba"))
     meant = sum(one if node == VICTIM else np.concatenate([one[4:], one[:4]]) for node, one in sent.items())
@@ -94,7 +94,7 @@ def rebidding(monkeypatch):
 
 def test_a_gullible_seller_serves_two_offers_in_one_sum(monkeypatch):
     """It sells for an offer that it did not make, under another trust than it last agreed to."""
-    monkeypatch.setattr("privmarket.flower._node_seller._check_against_offer", lambda *_: None)
+    monkeypatch.setattr("privmarket.flower._seller._check_against_offer", lambda *_: None)
     sent, opened, _ = rebidding(monkeypatch)
     assert set(sent) > OTHERS
     assert opened is not None
@@ -112,18 +112,18 @@ def test_a_sum_serves_one_offer_to_its_end(monkeypatch):
 
 def play_with_two(monkeypatch, keyed):
     """The buyer plays the sum with two of the sellers that the broker awarded; returns the sum and their shares."""
-    real, seen, sent = secure.secure_sum, {}, {}
+    real, seen, sent = sums.secure_sum, {}, {}
 
     def few(grid, fleet, sales, weights, records, timeout, cohorts):
         two = sorted(sales, key=lambda client: fleet.node_of[client])[:2]
         share = math.sqrt(honest_sellers(2, 2 / 3) / honest_sellers(len(sales), 2 / 3))
         orders = {c: replace(sales[c], sellers=2, weight=0.97 * share * sales[c].weight) for c in two}
-        known = secure.Cohorts.one({c: cohorts.keys[c] for c in two})
+        known = sums.Cohorts.one({c: cohorts.keys[c] for c in two})
         delivered, seen["sum"] = real(grid, fleet, orders, weights, {c: records[c] for c in two}, timeout, known)
         seen["awarded"] = len(sales)
         return {**{c: Delivery(fault="left out", refused=True) for c in sales}, **delivered}, seen["sum"]
 
-    monkeypatch.setattr(secure, "secure_sum", few)
+    monkeypatch.setattr(sums, "secure_sum", few)
     made = pm.flower.federation_client
 
     def client(config):
@@ -148,7 +148,7 @@ def play_with_two(monkeypatch, keyed):
 
 
 def test_a_part_of_the_sellers_is_a_sum_for_who_checks_only_that_nobody_else_is_there(with_keys, monkeypatch):  # noqa: F811
-    monkeypatch.setattr(secure_seller.Roster, "check_members", lambda *_: None)
+    monkeypatch.setattr(sum_seller.Roster, "check_members", lambda *_: None)
     total, sent, _ = play_with_two(monkeypatch, with_keys)
     assert len(sent) == 2
     assert total is not None  # one colluder in it, and one seller is left with its own noise
@@ -190,7 +190,7 @@ def test_names_that_would_fill_or_clear_a_terminal_get_no_bid(run):
     (node,) = grid.contexts
     call = wire.put(RecordDict(), Terms(0, 10**6, ReleaseFamily(), 5.0, run=run))
     grid.answer(Message(call, node, wire.BID))
-    assert guard.refusals(grid.contexts[node]) == {"message": 1}
+    assert refusals.refusals(grid.contexts[node]) == {"message": 1}
 
 
 @pytest.mark.parametrize("trust", ["\x1b[2J", "t" * 1_000_000])

@@ -12,7 +12,7 @@ from privmarket.broker._api import ServiceSettings, create_app
 from privmarket.broker._broker import Broker
 from privmarket.broker._http_client import BrokerClient
 from privmarket.flower import _wire as wire
-from privmarket.flower._broker_auction import BrokerAuctioneer
+from privmarket.flower._grid_market import BrokerAuctioneer
 from privmarket.flower._server import MarketRun
 from privmarket.flower._settings import MarketSettings
 from privmarket.mechanisms import mechanism

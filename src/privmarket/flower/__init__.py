@@ -1,13 +1,15 @@
-"""The market on Flower: apps, a strategy wrapper, a client mod, and an in-process grid.
+"""The market on Flower: apps that sell and buy, an auction around any strategy, and guards for a site.
 
-- `client`, `server`, `settings`, `result`, `strategy`, `mod`: the apps, an auction around a strategy, a wallet.
-- `wire`, `fleet`, `grid_market`, `broker_auction`: messages, the server's view of its clients, the market of a run.
-- `node_seller`, `guard`, `training`, `training_checks`: what a client does and what it refuses.
-- `GuardMod`, `average_privately`: privacy without a market, under any server.
-- `secure`, `secure_seller`: the messages of secure sums (`privmarket.secagg`) over Flower's grid.
-- `federation`, `in_process`, `engine`, `app_folder`, `rehearsal`, `sum_rehearsal`: runs on every engine.
+- `server_app`, `client_app`: a whole market as a Flower app, from a model and data or from a task.
+- `AuctionStrategy`, `WalletMod`: the market around an app that you have: one wraps its strategy, the other its client.
+- `GuardMod`, `average_privately`: privacy without a market. One mod lets out of a site only what its policy allows.
+- `train_privately`, `train_arrays_privately`: what an app calls to train on clipped records, with torch or without.
+- `MarketSettings`, `MarketResult`: what a run is told, and what it came to.
+- `run_in_process`, `InProcessGrid`: a run without an engine, in one process.
+- `federation_server`, `federation_client`: a run of `pm.simulation` on Flower's engines, with the same outcome.
 
-Each name is imported when it is first used: a client that only bids loads no torch. `dir` lists them.
+Begin reading with `_server.py` (the buyer's side of a round) and `_seller.py` (what a client does and refuses);
+`_wire.py` lists the messages between them. A client that only bids loads no torch.
 """
 
 from privmarket._lazy import attach

@@ -21,13 +21,13 @@ from flwr.app import UserConfigValue
 from privmarket._counted import counted
 from privmarket._files import write_atomically
 from privmarket.errors import ConfigurationError, PrivmarketError, UnknownNameError
+from privmarket.flower import _checkpoint as checkpoint
 from privmarket.flower import _failures as failures
-from privmarket.flower import _stop as stop
 from privmarket.flower._checkpoint import SettledRounds, partial_path
 from privmarket.flower._engine import Engine, EngineError
 from privmarket.flower._in_process import InProcessGrid, play_in_process
-from privmarket.flower._node_seller import WALLETS_FOLDER, WALLETS_VARIABLE
 from privmarket.flower._result import MODEL_VARIABLE, RESULT_VARIABLE, MarketResult, ResultJson, saved_result
+from privmarket.flower._seller import WALLETS_FOLDER, WALLETS_VARIABLE
 from privmarket.flower._settings import MarketSettings
 from privmarket.privacy._events import PrivacyEvent
 
@@ -75,8 +75,8 @@ def run_app(
     if model_out is not None:
         variables[MODEL_VARIABLE] = str(model_out.absolute())
     asked = out / "stop"
-    variables[stop.STOP_VARIABLE] = str(asked.absolute())
-    with stop.orderly(asked):
+    variables[checkpoint.STOP_VARIABLE] = str(asked.absolute())
+    with checkpoint.orderly_stop(asked):
         try:
             return _run_on(engine, folder, app, nodes, settings, out, variables, timeout_seconds)
         except KeyboardInterrupt:

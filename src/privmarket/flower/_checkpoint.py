@@ -1,17 +1,28 @@
-"""The settled rounds of a run in one file beside its result, so that a stopped run can go on.
+"""A run that is stopped and goes on: its settled rounds in one file, and an orderly answer to Ctrl-C.
 
 The file is written after every settled round and removed with the result. A run that finds it, with the same
 settings and the same model, continues behind its last round: with its weights, its records, what every client has
 released, and the receipts that clients have not been given yet.
+
+A round that is cut off in the middle leaves sellers that have spent ε and were not paid, and who then refuse this
+buyer. So the first Ctrl-C lets `privmarket flower run` settle the round in progress (it leaves a file that the
+server looks for after each round); the second ends at once.
 """
+
 
 from __future__ import annotations
 
 import io
 import json
-from collections.abc import Mapping
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -134,3 +145,33 @@ def found(path: Path | None, settings: MarketSettings, arrays: Mapping[str, np.n
             f"{path} holds rounds of another model", "use the same model to go on, or remove the file to start anew"
         )
     return left
+
+
+STOP_VARIABLE = "PRIVMARKET_STOP"  # in a server's environment: the file that asks it to stop
+
+
+def stop_asked() -> bool:
+    """Whether the run is to stop after the round that was just settled."""
+    place = os.environ.get(STOP_VARIABLE)
+    return bool(place) and Path(str(place)).exists()
+
+
+@contextmanager
+def orderly_stop(place: Path) -> Iterator[None]:
+    """Inside the block the first Ctrl-C leaves the file `place`, and the second is an ordinary one."""
+    place.unlink(missing_ok=True)
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def leave_file(_: int, frame: FrameType | None) -> None:
+        place.touch()
+        signal.signal(signal.SIGINT, before)
+        print("finishing the round in progress; press Ctrl-C again to stop at once", file=sys.stderr, flush=True)
+
+    before = signal.signal(signal.SIGINT, leave_file)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        place.unlink(missing_ok=True)

@@ -16,9 +16,8 @@ from flwr.clientapp import ClientApp
 from privmarket._lazy import late
 from privmarket._settings import TRUSTS, Trust
 from privmarket.errors import ConfigurationError, PrivmarketError
-from privmarket.flower import _guard as guard
-from privmarket.flower._arguments import require_maker, where
-from privmarket.flower._node_seller import (
+from privmarket.flower import _refusals as refusals
+from privmarket.flower._seller import (
     Job,
     MarketClientApp,
     OfferFunction,
@@ -32,6 +31,7 @@ from privmarket.flower._node_seller import (
     own_file,
     partition_name,
 )
+from privmarket.flower._settings import require_maker, where
 from privmarket.flower._wire import Arrays
 from privmarket.privacy._policy import UNLIMITED, PolicyRefusal, Reason, SellerPolicy
 from privmarket.privacy._release import ReleaseGrid
@@ -47,16 +47,8 @@ if TYPE_CHECKING:
     from privmarket import training as engine
     from privmarket.broker._http_client import BrokerClient
     from privmarket.broker._signatures import SigningKey
-    from privmarket.flower import _loaders as loaders
-    from privmarket.flower import (
-        _secure_seller as secure_seller,
-    )
-    from privmarket.flower import (
-        _training as training,
-    )
-    from privmarket.flower import (
-        _training_checks as training_checks,
-    )
+    from privmarket.flower import _sum_seller as sum_seller
+    from privmarket.flower import _training as training
     from privmarket.tasks import Task
     from privmarket.training import Column, Loss
 
@@ -64,10 +56,8 @@ if TYPE_CHECKING:
     RecordsOf = Callable[[Context], Records]
 else:
     engine = late("privmarket.training")
-    loaders = late("privmarket.flower._loaders")
-    training_checks = late("privmarket.flower._training_checks")
-    secure_seller = late("privmarket.flower._secure_seller")
     training = late("privmarket.flower._training")
+    sum_seller = late("privmarket.flower._sum_seller")
 
 
 def client_app(
@@ -152,7 +142,7 @@ def client_app(
         seller.masked = True
         seller.train_many = None  # each trains within its own protocol
         seller.share = share if share is not None else (train if isinstance(train, ModuleTraining) else None)
-        return secure_seller.secure_client(seller)
+        return sum_seller.secure_client(seller)
     app = MarketClientApp(mods=mods)
     app.seller = seller
     app.query("bid")(seller.bid)
@@ -281,8 +271,8 @@ class ModuleTraining:
             found = self.data(context)
         except Exception as error:  # the function is the owner's own code and may raise anything
             raise PolicyRefusal(Reason.APP, f"{type(error).__name__}: {error}") from error
-        with guard.becomes(Reason.RECORDS, PrivmarketError):
-            return loaders.columns_of(found)
+        with refusals.becomes(Reason.RECORDS, PrivmarketError):
+            return training.columns_of(found)
 
     def share(self, weights: Arrays, job: Job, grid: ReleaseGrid) -> Arrays:
         """See `ShareTraining`."""
@@ -295,21 +285,21 @@ class ModuleTraining:
         Raises:
             PolicyRefusal: `weights`, `model`, `records` or `noise`.
         """
-        with guard.becomes(Reason.APP, Exception):
+        with refusals.becomes(Reason.APP, Exception):
             module = self.model()
-        policy.check_weights(weights, guard.array_shapes(training.trainable_arrays(module)))
+        policy.check_weights(weights, refusals.array_shapes(training.trainable_arrays(module)))
         inputs, labels, persons = self._columns(job.context)
         if job.client not in self._noted:
-            training_checks.note_values(inputs, labels, self.loss, module)
+            training.note_values(inputs, labels, self.loss, module)
             self._noted.add(job.client)
-        with guard.becomes(Reason.MODEL, engine.ModelError):
-            training_checks.require_trainable(module, inputs, labels, self.loss, weights, quick=self._checked)
+        with refusals.becomes(Reason.MODEL, engine.ModelError):
+            training.require_trainable(module, inputs, labels, self.loss, weights, quick=self._checked)
         try:
-            training_checks.require_records(inputs, labels, persons, job, self.loss)
+            training.require_records(inputs, labels, persons, job, self.loss)
         except (PrivmarketError, ValueError, TypeError) as error:
             raise PolicyRefusal(Reason.RECORDS, f"{where(self.data)}: {error}") from error
-        with guard.becomes(Reason.NOISE, PrivmarketError):
-            training_checks.require_noise(
+        with refusals.becomes(Reason.NOISE, PrivmarketError):
+            training.require_noise(
                 job, int(np.shape(labels)[0]), sum(array.size for array in weights.values())
             )
         self._checked = True

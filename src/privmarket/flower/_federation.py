@@ -22,7 +22,7 @@ from privmarket._lazy import late
 from privmarket._settings import TRUSTS, MarketPlan, TrainingPlan
 from privmarket.errors import ConfigurationError
 from privmarket.flower._client import client_app
-from privmarket.flower._node_seller import Job, MarketClientApp, Purse, partition_name
+from privmarket.flower._seller import Job, MarketClientApp, Purse, partition_name
 from privmarket.flower._server import MarketServerApp, server_app
 from privmarket.flower._wire import Arrays
 from privmarket.market._bids import Bids

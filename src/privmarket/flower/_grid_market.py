@@ -1,4 +1,9 @@
-"""The market of one run on a Flower grid: what the server app and the strategy wrapper have in common."""
+"""The market of one run on a Flower grid: what the server app and the strategy wrapper have in common.
+
+`GridMarket` keeps a run's settings, clients and records; `auctioneer_for` holds the auction in this process or, by
+`BrokerAuctioneer`, at a broker; `buy_sum` plays the training of a round under aggregate trust.
+"""
+
 
 from __future__ import annotations
 
@@ -7,34 +12,47 @@ import logging
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
 from privmarket._counted import counted
 from privmarket._settings import require_one_step
-from privmarket.broker._http_client import BrokerClient
+from privmarket.broker._http_client import BrokerCallError, BrokerClient
 from privmarket.errors import ConfigurationError, PrivacyError
-from privmarket.flower import _guard as guard
-from privmarket.flower._broker_auction import BrokerAuctioneer
+from privmarket.flower import _refusals as refusals
+from privmarket.flower import _sum_server as sums
 from privmarket.flower._checkpoint import SettledRounds
 from privmarket.flower._defaults import LOUD, RoundPlan, plan_round
-from privmarket.flower._fleet import Fleet
+from privmarket.flower._fleet import Delivery, Fleet
 from privmarket.flower._result import SUMMARY_LOG
-from privmarket.flower._secure import SUM_BITS, Cohorts
 from privmarket.flower._settings import MarketSettings
+from privmarket.flower._sum_server import SUM_BITS, Cohorts, SignRoster
 from privmarket.flower._wire import Arrays, Receipt, Sale
 from privmarket.privacy._policy import Reason
 from privmarket.privacy._wallet_store import ReleaseBook
-from privmarket.rounds import MICRO, Auctioneer, Award, LocalAuctioneer, Pacing, Round, RoundError, RoundRecord
-from privmarket.secagg import SharedSum, bits_at_most
+from privmarket.rounds import (
+    MICRO,
+    Auctioneer,
+    Award,
+    Bidders,
+    LocalAuctioneer,
+    Offer,
+    Pacing,
+    Phase,
+    Round,
+    RoundError,
+    RoundRecord,
+    Terms,
+)
+from privmarket.secagg import SharedSum, SumClosed, SumRefusal, bits_at_most
 
 TOKEN_VARIABLE = "PRIVMARKET_BROKER_TOKEN"
 _log = logging.getLogger("privmarket.flower")
 _summary_log = logging.getLogger(SUMMARY_LOG)
 # What does not mend itself until the next round. Silence, or a refusal of terms, may.
-_OWN_FAULTS = ("client failed", *(f"refused: {reason.value} " for reason in guard.OWN_FAULTS))
+_OWN_FAULTS = ("client failed", *(f"refused: {reason.value} " for reason in refusals.OWN_FAULTS))
 
 
 def too_loud(ratio: float, noise: str, parameters: int) -> str:
@@ -321,3 +339,137 @@ class GridMarket:
         self._declared = left.declared
         self.cohorts_of = dict(left.cohorts)
         _summary_log.info("going on after %s of %s rounds", len(self.records), self.settings.rounds)
+
+
+_log = logging.getLogger("privmarket.flower")
+
+
+class BrokerAuctioneer:
+    """Sellers send the broker their sealed bids themselves; the server of the training never sees one.
+
+    Args:
+        client: a connection with the buyer's token; its account must hold the budget of each round.
+        settings: the run's; the rule must be given by name.
+    """
+
+    def __init__(self, client: BrokerClient, settings: MarketSettings, title: str = "Flower run") -> None:
+        if not isinstance(settings.mechanism, str):
+            raise ConfigurationError(
+                "a broker wants the auction rule by name", "give it, e.g. mechanism='proportional-share'"
+            )
+        self.client, self.settings, self.title = client, settings, title
+        self._task = ""
+
+    def clear(self, terms: Terms, bidders: Bidders) -> Round:
+        """Opens a round with its money in escrow, has the clients bid there, and fetches who sold what.
+
+        The task is published before the first round. Its budget is the same in every round: of a total, what a
+        round does not pay goes back to the buyer's account. Prices that were asked stay with the broker.
+
+        Returns:
+            A cleared round whose terms name the broker's round and its escrow.
+        """
+        if not self._task:
+            settings = self.settings
+            self._task = self.client.publish_task(
+                self.title,
+                terms.budget_micro,
+                mechanism=settings.mechanism,
+                settings=dict(settings.mechanism_settings),
+                rounds=settings.rounds,
+                epsilon_max=settings.epsilon_max,
+                sampling_rate=settings.sampling_rate,
+                steps=settings.steps,
+                delta=settings.delta,
+                trust=settings.trust,
+                honest_share=settings.honest_share,
+                # This server closes a round once all clients have answered; twice what it waits is the latest.
+                buyer_may_close=True,
+                bid_seconds=int(2 * settings.bid_seconds) + 1,
+                delivery_seconds=int(2 * settings.deadline_seconds) + 1,
+            )["id"]
+        opened = self.client.open_round(self._task)
+        terms = replace(terms, broker_round=opened["id"], budget_micro=opened["budget_micro"])
+        offers = bidders.offers(terms)
+        self.client.close_round(terms.broker_round)
+        sold = {award["seller_id"]: award for award in self.client.awards(terms.broker_round)}
+        awards = {
+            seller: Award.stored(terms, award["epsilon"], award["noise_multiplier"], award["payment_micro"])
+            for seller, award in sold.items()
+        }
+        known = {seller: awards[seller] for seller in offers if seller in awards}
+        if len(known) < len(awards):
+            _log.warning("round %s: %s sellers are not in this run", terms.number, len(awards) - len(known))
+        # A winner's declared number of records is public, as is what it sold; the price that it asked is not.
+        sealed = {s: Offer(0.0, award.epsilon, sold[s].get("data_size") or 1.0) for s, award in known.items()}
+        return Round(terms, Phase.CLEARED, offers=sealed, awards=awards)
+
+    def registered_keys(self, terms: Terms) -> dict[str, str]:
+        """seller → the public key that it is registered with, for the sellers of a cleared round."""
+        return {one["seller_id"]: one["public_key"] for one in self.client.cohort(terms.broker_round)}
+
+    def settle(self, market: Round, reports: Mapping[str, str | None], voided: Mapping[str, str]) -> Round:
+        """Gives receipts for all claims, has the broker settle once no award waits, checks its sums."""
+        settled = market.settle(reports, voided)
+        if not market.awards or settled.record is None:
+            return settled
+        name, record = market.terms.broker_round, settled.record
+        claimed = [award["seller_id"] for award in self.client.awards(name) if award["claim_sha256"]]
+        if claimed:
+            self.client.give_receipts(name, {c: record.dropped.get(c) for c in claimed})
+        try:
+            paid = self.client.settle_round(name)["paid_micro"]
+        except BrokerCallError as error:
+            if error.code != "conflict":
+                raise
+            # Somebody may still deliver or dispute: the broker settles at the deadlines that the task published.
+            _log.info("round %s: the broker settles it later: %s", market.terms.number, error.message)
+            return settled
+        if paid != record.spent_micro:
+            raise RoundError(
+                f"round {market.terms.number}: the broker paid {paid} µ, not {record.spent_micro}",
+                "compare the broker's awards with this run's records",
+            )
+        return settled
+
+
+def buy_sum(
+    run: GridMarket, market: Round, weights: Arrays, register: SignRoster | None = None
+) -> tuple[dict[str, Delivery], np.ndarray | None]:
+    """The training of a round under aggregate trust, from the roster to the opened sums.
+
+    Args:
+        run: the market, with its fleet and settings.
+        market: the cleared round.
+        weights: the model, array by array.
+        register: signs the roster, where there is one.
+
+    Returns:
+        What each seller delivered, and the step of the model that was bought: learning rate × average,
+        (parameters,) float32, array after array; None where no sum was opened.
+    """
+    if not market.awards:
+        return {}, None
+    settings = run.settings
+    grid = run.fleet.grid
+    try:
+        keys = run.awarded_keys(market)
+        cohorts = sums.form_cohorts(
+            grid, run.fleet, market.terms, keys, settings.largest_cohort, settings.deadline_seconds, register
+        )
+        plan = run.shared_sum(market, sum(array.size for array in weights.values()), cohorts)
+    except (PrivacyError, SumRefusal, SumClosed) as error:  # no order has gone out: nobody released anything
+        _log.warning("round %s: %s", market.terms.number, error)
+        return {client: Delivery(fault=str(error), refused=True) for client in run.sellers(market)}, None
+    sales = run.sales(market, total=plan)
+    sizes = {client: market.offers[client].data_size for client in sales}
+    run.cohorts_of[market.terms.number] = cohorts.count
+    deliveries, total = sums.secure_sum(grid, run.fleet, sales, weights, sizes, settings.deadline_seconds, cohorts)
+    if total is None:
+        return deliveries, None
+    place = {client: at for at, client in enumerate(market.awards)}
+    came = [place[client] for client in sales if deliveries[client].fault is None]
+    flat = np.concatenate([total[name].ravel() for name in weights])
+    chosen = run.planned(market)
+    rate = chosen.learning_rate / chosen.expected_batch
+    return deliveries, (rate * (flat / float(plan.weights[came].sum()))).astype(np.float32)

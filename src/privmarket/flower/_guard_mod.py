@@ -32,9 +32,8 @@ from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_STATE
 from privmarket._lazy import late
 from privmarket.errors import ConfigurationError, PrivmarketError, WalletError
 from privmarket.flower import _wire as wire
-from privmarket.flower._guard import one_line
-from privmarket.flower._guard_open import opened
-from privmarket.flower._guard_release import GuardedReply, array_forms
+from privmarket.flower._guard_release import GuardedReply, array_forms, opened
+from privmarket.flower._refusals import one_line
 from privmarket.flower._wire import Arrays
 from privmarket.privacy._policy import PolicyRefusal, SellerPolicy
 from privmarket.privacy._wallet_store import WalletFile, WalletFileError
@@ -43,13 +42,13 @@ if TYPE_CHECKING:
     from torch import nn
 
     from privmarket import training as engine
-    from privmarket.flower import _loaders as loaders
+    from privmarket.flower import _training as training
     from privmarket.flower._client import RecordsOf
     from privmarket.training import Loss
 else:
     # torch: a message that is refused is answered without it
     engine = late("privmarket.training")
-    loaders = late("privmarket.flower._loaders")
+    training = late("privmarket.flower._training")
 
 CallNext = Callable[[Message, Context], Message]
 
@@ -228,7 +227,7 @@ class GuardMod:
         try:
             with opened(reply):
                 if self._model is not None and self._data is not None and reply.kind.startswith("train"):
-                    inputs, labels, persons = loaders.columns_of(self._data(own))
+                    inputs, labels, persons = training.columns_of(self._data(own))
                     reply.train(self._model(), inputs, labels, self._loss, persons)
                     return RecordDict()
                 answer = call_next(inner, own)

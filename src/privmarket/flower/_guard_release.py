@@ -11,11 +11,13 @@ from __future__ import annotations
 import logging
 import math
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from copy import copy
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from flwr.app import ConfigRecord, Context, MetricRecord, RecordDict
@@ -23,8 +25,7 @@ from flwr.app import ConfigRecord, Context, MetricRecord, RecordDict
 from privmarket._lazy import late
 from privmarket.errors import PrivacyError, WalletError
 from privmarket.flower import _wire as wire
-from privmarket.flower._guard_open import open_reply
-from privmarket.flower._node_seller import Job, event_of
+from privmarket.flower._seller import Job, event_of
 from privmarket.flower._wire import Arrays, Sale
 from privmarket.privacy._calibration import ReleaseFamily
 from privmarket.privacy._events import PrivacyEvent
@@ -37,12 +38,10 @@ if TYPE_CHECKING:
     from torch import nn
 
     from privmarket.flower import _training as training
-    from privmarket.flower import _training_checks as training_checks
     from privmarket.training import Column, Loss
 else:
-    # torch: a message that is refused is answered without it
     training = late("privmarket.flower._training")
-    training_checks = late("privmarket.flower._training_checks")
+
 
 _log = logging.getLogger("privmarket.guard")
 # Float64 rounding of a norm, a difference and a quotient, as a share of the sensitivity; far above what they need.
@@ -185,8 +184,8 @@ class GuardedReply:
         charge = self.records_charge()
         job = self._job(charge.event.noise_multiplier)
         self._compare_count(int(np.shape(labels)[0]))
-        training_checks.require_trainable(module, inputs, labels, loss, weights)
-        training_checks.require_records(inputs, labels, persons, job, loss)
+        training.require_trainable(module, inputs, labels, loss, weights)
+        training.require_records(inputs, labels, persons, job, loss)
         self.charge([charge])
         update = training.private_module_update(module, weights, inputs, labels, job, loss, persons)
         released = {name: array.copy() for name, array in self.sent.items()}
@@ -417,3 +416,30 @@ def _require_room(wallet: OpenWallet, charges: Sequence[Charge]) -> None:
                 f"ε = {one.epsilon:g} does not fit: {wallet.remaining_share:.1%} of the wallet is left",
                 "this site takes part no more; a new lifetime needs new records",
             ) from error
+
+
+class OpenReply(Protocol):
+    """What `train_privately` needs of a guarded reply."""
+
+    def train(
+        self, module: nn.Module, inputs: Column, labels: Column, loss: Loss | None, persons: Column | None
+    ) -> None:
+        """Trains for the reply; see `GuardedReply.train`."""
+
+
+_OPEN: ContextVar[OpenReply | None] = ContextVar("privmarket-guarded-reply", default=None)
+
+
+def open_reply() -> OpenReply | None:
+    """The guarded reply that this thread's app is called for; None without a guard."""
+    return _OPEN.get()
+
+
+@contextmanager
+def opened(reply: OpenReply) -> Iterator[None]:
+    """Inside the block `open_reply` finds this reply, in this thread."""
+    token = _OPEN.set(reply)
+    try:
+        yield
+    finally:
+        _OPEN.reset(token)

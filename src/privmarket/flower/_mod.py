@@ -20,13 +20,13 @@ from flwr.clientapp import ClientApp
 
 from privmarket._lazy import late
 from privmarket.errors import ConfigurationError, UnknownNameError
-from privmarket.flower import _guard as guard
 from privmarket.flower import _guard_release
+from privmarket.flower import _refusals as refusals
 from privmarket.flower import _trial as trial
 from privmarket.flower import _wire as wire
-from privmarket.flower._arguments import require_maker
 from privmarket.flower._client import fixed_offer, most_epsilon, rules_and_wallet
-from privmarket.flower._node_seller import Job, PerClient, Seller, WalletChoice, partition_name
+from privmarket.flower._seller import Job, PerClient, Seller, WalletChoice, partition_name
+from privmarket.flower._settings import require_maker
 from privmarket.flower._wire import Arrays, Sale
 from privmarket.privacy._policy import PolicyRefusal, Reason, SellerPolicy
 
@@ -107,7 +107,7 @@ class WalletMod:
                 raise PolicyRefusal(Reason.UNSOLD, f"{kind} without a sale")
             return self._sold(message, context, call_next)
         except Exception as error:
-            return guard.refuse(message, context, error)
+            return refusals.refuse(message, context, error)
 
     def _sold(
         self, message: Message, context: Context, call_next: Callable[[Message, Context], Message]
@@ -205,6 +205,6 @@ class _AppTraining:
             PolicyRefusal: `model`.
         """
         if self._model is not None and not self._has_passed:
-            with guard.becomes(Reason.MODEL, engine.ModelError):
+            with refusals.becomes(Reason.MODEL, engine.ModelError):
                 engine.require_supported(self._model())
             self._has_passed = True

@@ -1,4 +1,9 @@
-"""The trained module of a Flower run: built, loaded, and written to a file that `privmarket predict` reads."""
+"""The module of a Flower run: what the market starts from, and what is written when it ends.
+
+`subject` says what a task's public records give for nothing and makes the model that the market starts from;
+`save_model` writes the trained one to a file that `privmarket predict` reads.
+"""
+
 
 from __future__ import annotations
 
@@ -18,9 +23,13 @@ from torch import nn
 from privmarket import __version__
 from privmarket._files import write_atomically
 from privmarket.errors import ConfigurationError
-from privmarket.flower._training import load_arrays
+from privmarket.flower._settings import Subject
+from privmarket.flower._training import load_arrays, trainable_arrays
+from privmarket.flower._wire import Arrays
 from privmarket.simulation._model_file import FORMAT, card_path, checked_path
-from privmarket.tasks import TargetScale, builder_to_json
+from privmarket.simulation._own_records import FEWEST_RECORDS, OwnTraining, own_records
+from privmarket.tasks import TargetScale, Task, builder_to_json
+from privmarket.training import one_thread
 
 if TYPE_CHECKING:
     from privmarket.flower._result import MarketResult
@@ -101,3 +110,37 @@ def _inputs(result: MarketResult) -> dict[str, object]:
         return {"shape": [], "type": "float32"}
     inputs = result.task.private.inputs
     return {"shape": list(inputs.shape[1:]), "type": str(inputs.dtype)}
+
+
+def subject(task: Task, seed: int = 0) -> Subject:
+    """What a run trains and measures for a task.
+
+    Public records train the first model, as in the simulation, and are the baseline that the result states first.
+    The task's headline score is measured on its test records.
+
+    Raises:
+        ConfigurationError: it is no task.
+    """
+    if not isinstance(task, Task):
+        raise ConfigurationError(
+            f"task is {type(task).__name__}, not a Task", "give pm.Task.from_csv(…), or pm.task(…)"
+        )
+
+    def build() -> nn.Module:
+        return task.build_model(seed)
+
+    first = build()
+    public = task.public
+    if public is not None and len(public) >= FEWEST_RECORDS:
+        with one_thread():
+            first = OwnTraining(task, seed).own_model().module
+    before = own_records(task, first, seed=seed) if public is not None and len(public) >= FEWEST_RECORDS else None
+    start = trainable_arrays(first)
+
+    def measure(weights: Arrays) -> float:
+        module = build()
+        load_arrays(module, weights)
+        with torch.no_grad(), one_thread():
+            return float(task.evaluate_model(module.eval())[task.score.name])
+
+    return Subject(lambda: start, measure if task.test is not None else None, build, task, before)

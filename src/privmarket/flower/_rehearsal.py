@@ -23,8 +23,8 @@ from flwr.app import Context
 from privmarket._lazy import late
 from privmarket.flower._engine import Engine, write_app
 from privmarket.flower._federation import federation_client, federation_server
-from privmarket.flower._node_seller import Job, MarketClientApp, TrainFunction, partition_name
 from privmarket.flower._result import RoundJson
+from privmarket.flower._seller import Job, MarketClientApp, TrainFunction, partition_name
 from privmarket.flower._server import MarketServerApp, server_app
 from privmarket.flower._wire import Arrays
 from privmarket.privacy._wallet_store import WalletFile

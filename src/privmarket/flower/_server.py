@@ -16,16 +16,23 @@ from privmarket._lazy import late
 from privmarket.broker._http_client import BrokerClient
 from privmarket.errors import ConfigurationError
 from privmarket.flower import _checkpoint as checkpoint
-from privmarket.flower import _stop as stop
 from privmarket.flower import _wire as wire
-from privmarket.flower._arguments import later_score, own_arguments, require_maker, settings_from, tried_score
 from privmarket.flower._checkpoint import partial_path
 from privmarket.flower._defaults import optimiser_gain, steps_for
 from privmarket.flower._fleet import RECEIPT_SECONDS, Fleet
-from privmarket.flower._grid_market import TOKEN_VARIABLE, GridMarket, auctioneer_for
+from privmarket.flower._grid_market import TOKEN_VARIABLE, GridMarket, auctioneer_for, buy_sum
 from privmarket.flower._result import MarketResult, log_summary, result_places, save_result
-from privmarket.flower._settings import MarketSettings
-from privmarket.flower._subject import Evaluate, InitialWeights, Subject
+from privmarket.flower._settings import (
+    Evaluate,
+    InitialWeights,
+    MarketSettings,
+    Subject,
+    later_score,
+    own_arguments,
+    require_maker,
+    settings_from,
+    tried_score,
+)
 from privmarket.flower._wire import Arrays
 from privmarket.rounds import Auctioneer, Delivered, LocalAuctioneer, Round, RoundRecord, play_round
 from privmarket.secagg import SellerRegister
@@ -36,18 +43,16 @@ if TYPE_CHECKING:
     from torch import nn
 
     from privmarket import training as engine
-    from privmarket.flower import _bought_sum as bought_sum
-    from privmarket.flower import _secure as secure
+    from privmarket.flower import _model as models
+    from privmarket.flower import _sum_server as sums
     from privmarket.flower import _training as training
-    from privmarket.flower import _warm_start as warm_start
-    from privmarket.flower._secure import SignRoster
+    from privmarket.flower._sum_server import SignRoster
     from privmarket.simulation import _server as global_model
     from privmarket.tasks import Task
 else:
-    warm_start = late("privmarket.flower._warm_start")
+    models = late("privmarket.flower._model")
     global_model = late("privmarket.simulation._server")
-    bought_sum = late("privmarket.flower._bought_sum")
-    secure = late("privmarket.flower._secure")
+    sums = late("privmarket.flower._sum_server")
     training = late("privmarket.flower._training")
     engine = late("privmarket.training")
     torch = late("torch")
@@ -147,7 +152,7 @@ def _subject(
             measure = _module_evaluation(model, cast("Callable[[nn.Module], float]", evaluate))
         return Subject(_module_start(model), measure, model)
     assert task is not None
-    return warm_start.subject(task() if callable(task) else task)
+    return models.subject(task() if callable(task) else task)
 
 
 def _module_start(model: Callable[[], nn.Module] | None) -> InitialWeights:
@@ -223,7 +228,7 @@ class MarketRun:
             self.step(number)
             if self.market.ended:
                 break
-            if stop.is_asked() and number + 1 < self.settings.rounds:
+            if checkpoint.stop_asked() and number + 1 < self.settings.rounds:
                 raise KeyboardInterrupt
         if self.settings.receipts and self.fleet.receipts:
             self.fleet.send_receipts(self.market.pacing.terms(self.market.records[:-1]), RECEIPT_SECONDS)
@@ -324,7 +329,7 @@ class MarketRun:
     def _train_sum(self, market: Round) -> Delivered:
         """Aggregate trust: the exact sum of the sellers' integers, of which each carries a share of the noise."""
         weights = self._arrays(self.state.weights.numpy())
-        return Delivered(*bought_sum.buy_sum(self.market, market, weights, self.register))
+        return Delivered(*buy_sum(self.market, market, weights, self.register))
 
     def _train_secure(self, market: Round) -> Delivered:
         """The same without seeing a single update: clients multiply by n·α, the server divides what came by Σ α."""
@@ -333,7 +338,7 @@ class MarketRun:
         alpha = dict(zip(sellers, shares.tolist(), strict=True))
         sales = self.market.sales(market, {client: len(sellers) * one for client, one in alpha.items()})
         weights, patience = self._arrays(self.state.weights.numpy()), self.settings.deadline_seconds
-        deliveries, mean = secure.secure_order(self.grid, self.fleet, sales, weights, patience)
+        deliveries, mean = sums.secure_order(self.grid, self.fleet, sales, weights, patience)
         total = None
         if mean is not None:
             came = [client for client, delivery in deliveries.items() if delivery.fault is None]

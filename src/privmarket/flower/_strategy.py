@@ -2,7 +2,12 @@
 
 The strategy keeps its sampling, its aggregation and its optimiser. What is added: a call for bids before training,
 each winner's own order in its own message, payment for updates that can be used, and weights by what was sold.
+
+Under aggregate trust the secure sum is bought first, and the strategy gets one reply, the noisy average. So every
+strategy works that uses the replies only through their average: FedAvg, and those with an optimiser on the server
+(FedAvgM, FedAdagrad, FedAdam, FedYogi). One that compares replies, such as Krum or a median, has nothing to compare.
 """
+
 
 from __future__ import annotations
 
@@ -14,26 +19,32 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result, Strategy
+from flwr.serverapp.strategy import (
+    FedAdagrad,
+    FedAdam,
+    FedAvg,
+    FedAvgM,
+    FedYogi,
+    Result,
+    Strategy,
+)
 
 from privmarket._counted import counted
 from privmarket._lazy import late
 from privmarket.broker._http_client import BrokerClient
 from privmarket.errors import ConfigurationError, PrivmarketError, UnknownNameError
 from privmarket.flower import _checkpoint as checkpoint
-from privmarket.flower import _stop as stop
-from privmarket.flower import _strategy_sums
 from privmarket.flower import _wire as wire
-from privmarket.flower._arguments import checked_evaluation, own_arguments, require_maker, settings_from
-from privmarket.flower._broker_auction import BrokerAuctioneer
 from privmarket.flower._checkpoint import partial_path
 from privmarket.flower._defaults import steps_for, strategy_gain
 from privmarket.flower._fleet import RECEIPT_SECONDS, Delivery, Fleet
-from privmarket.flower._grid_market import GridMarket, auctioneer_for
+from privmarket.flower._grid_market import BrokerAuctioneer, GridMarket, auctioneer_for, buy_sum
 from privmarket.flower._result import MarketResult, log_summary, result_places, save_result
-from privmarket.flower._secure import SignRoster
+from privmarket.flower._settings import checked_evaluation, own_arguments, require_maker, settings_from
+from privmarket.flower._sum_server import SignRoster
 from privmarket.flower._wire import Arrays, Refusal, Sale
 from privmarket.rounds import Delivered, LocalAuctioneer, Round, RoundRecord, hold_auction, settle_round
 from privmarket.simulation._server import seller_weights
@@ -44,6 +55,7 @@ if TYPE_CHECKING:
     from privmarket import training as engine
 else:
     engine = late("privmarket.training")
+
 
 _log = logging.getLogger("privmarket.flower")
 _ACCURACY = "accuracy"
@@ -79,7 +91,7 @@ class AuctionStrategy(Strategy):
         settings: see `MarketSettings`; the server's optimiser there is not used, `inner` has its own. `rounds` is
             the number that `start` is given. `steps`, `learning_rate` and `expected_batch` are chosen from public
             numbers where they are left out. With `trust="aggregate"` the inner strategy gets one reply, the opened
-            average: see `_strategy_sums`.
+            average: see `require_average`.
     """
 
     def __init__(
@@ -112,7 +124,7 @@ class AuctionStrategy(Strategy):
         if model is not None:
             engine.require_supported(model())
         if chosen.trust == "aggregate":
-            _strategy_sums.require_average(inner)
+            require_average(inner)
         self.register = register
         self.inner, self.weighted_by_key = inner, weighted_by_key
         self.settings = chosen
@@ -294,7 +306,7 @@ class AuctionStrategy(Strategy):
         if self.settings.trust == "aggregate":
             # The protocol has several exchanges of its own; the strategy has nothing left to send.
             self._open = market, {}, arrays
-            self._sum = _strategy_sums.bought(run, market, arrays, self.weighted_by_key, self.register)
+            self._sum = bought_average(run, market, arrays, self.weighted_by_key, self.register)
             return []
         sales = run.sales(market)
         self._open = market, sales, arrays
@@ -328,7 +340,7 @@ class AuctionStrategy(Strategy):
         self._keep(self._arrays)
         if run.ended:
             raise AllFailedError(run.ended)
-        if stop.is_asked() and len(run.records) < self.settings.rounds:
+        if checkpoint.stop_asked() and len(run.records) < self.settings.rounds:
             raise KeyboardInterrupt
         return merged
 
@@ -399,3 +411,45 @@ class AuctionStrategy(Strategy):
             return
         for record in content.metric_records.values():
             record[self.weighted_by_key] = weight
+
+
+_BY_AVERAGE = (FedAvg, FedAvgM, FedAdagrad, FedAdam, FedYogi)
+
+
+def require_average(inner: Strategy) -> None:
+    """Refuses a strategy that compares replies: under aggregate trust there is one.
+
+    A strategy of one's own says that it uses only the average by `uses_only_average = True`.
+
+    Raises:
+        ConfigurationError: it does, or nothing is known about it.
+    """
+    if type(inner) not in _BY_AVERAGE and not getattr(inner, "uses_only_average", False):
+        names = ", ".join(one.__name__ for one in _BY_AVERAGE)
+        raise ConfigurationError(
+            f"trust 'aggregate' around {type(inner).__name__}, which may compare single updates; nobody sees them",
+            f"use one of {names}, or set uses_only_average = True on a strategy of your own",
+        )
+
+
+def bought_average(
+    run: GridMarket, market: Round, arrays: ArrayRecord, weighted_by_key: str | None, register: SignRoster | None
+) -> tuple[Mapping[str, Delivery], Message | None]:
+    """Plays a round's secure sums.
+
+    Returns:
+        What each seller delivered, and the one reply that the strategy averages: the model moved by the noisy
+        average of what was bought. None where no sum was opened.
+    """
+    weights = {name: array.numpy() for name, array in arrays.items()}
+    deliveries, step = buy_sum(run, market, weights, register)
+    if step is None:
+        return deliveries, None
+    cuts = np.cumsum([array.size for array in weights.values()])[:-1]
+    moved = {
+        name: Array(np.asarray(array - part.reshape(array.shape), dtype=array.dtype))
+        for part, (name, array) in zip(np.split(step, cuts), weights.items(), strict=True)
+    }
+    metrics = MetricRecord({weighted_by_key or "num-examples": 1.0})
+    content = RecordDict({"arrays": ArrayRecord(moved), "metrics": metrics})
+    return deliveries, Message(content, 0, wire.TRAIN)

@@ -28,9 +28,9 @@ from privmarket.flower import _wire as wire
 from privmarket.flower._engine import Engine, write_app
 from privmarket.flower._federation import federation_client, federation_server
 from privmarket.flower._in_process import InProcessGrid, run_in_process
-from privmarket.flower._node_seller import Job, MarketClientApp, ShareTraining, partition_name
 from privmarket.flower._rehearsal import kill_on_marker, marker, run_timeout, stretched
 from privmarket.flower._result import RoundJson
+from privmarket.flower._seller import Job, MarketClientApp, ShareTraining, partition_name
 from privmarket.flower._server import MarketServerApp
 from privmarket.flower._wire import Arrays
 from privmarket.privacy._release import ReleaseGrid

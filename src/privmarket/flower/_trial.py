@@ -21,7 +21,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from privmarket.errors import DataError, PrivmarketError
 from privmarket.flower import _wire as wire
-from privmarket.flower._node_seller import Job
+from privmarket.flower._seller import Job
 from privmarket.privacy._noise import NoiseSource
 from privmarket.privacy._policy import PolicyRefusal, Reason
 

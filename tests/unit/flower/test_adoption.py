@@ -17,8 +17,8 @@ from privmarket.errors import PrivacyError, UnknownNameError
 from privmarket.flower import _wire as wire
 from privmarket.flower._in_process import play_in_process
 from privmarket.flower._mod import _AppTraining, noisy_weights
-from privmarket.flower._node_seller import Job
 from privmarket.flower._result import saved_result
+from privmarket.flower._seller import Job
 from privmarket.flower._wire import Sale
 from privmarket.privacy._calibration import ReleaseFamily
 from privmarket.privacy._noise import NoiseSource

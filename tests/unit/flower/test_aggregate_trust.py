@@ -10,8 +10,8 @@ from flwr.serverapp.strategy import FedMedian
 import privmarket as pm
 from privmarket.broker._signatures import SigningKey
 from privmarket.errors import ConfigurationError
-from privmarket.flower import _guard as guard
-from privmarket.flower import _secure as secure
+from privmarket.flower import _refusals as refusals
+from privmarket.flower import _sum_server as sums
 from privmarket.flower import _wire as wire
 from privmarket.flower._sum_rehearsal import ATTACKS, IN_PROCESS_ATTACKS, SumPlan, rehearse_sums, sum_verdicts
 from privmarket.secagg import (
@@ -56,7 +56,7 @@ def refused(grid):
     """reason → how often, over all clients."""
     counts = {}
     for context in grid.contexts.values():
-        for reason, number in guard.refusals(context).items():
+        for reason, number in refusals.refusals(context).items():
             counts[reason] = counts.get(reason, 0) + number
     return counts
 
@@ -394,7 +394,7 @@ def test_a_client_without_a_key_makes_no_offer_for_a_sum():
 def test_the_same_sum_in_memory_and_over_the_grid(monkeypatch):
     """The integers that sellers sent over Flower, added up by `secagg.add_up`: the same bits."""
     sent, opened = {}, []
-    play_sum, mask = secure.SumRun.play, Client.mask
+    play_sum, mask = sums.SumRun.play, Client.mask
 
     def noted(self, digest, vector):
         sent.setdefault(digest, {})[self._identity.public_key] = vector
@@ -404,7 +404,7 @@ def test_the_same_sum_in_memory_and_over_the_grid(monkeypatch):
         opened.append((self.servers[0].terms, play_sum(self)))
         return opened[-1][1]
 
-    monkeypatch.setattr(secure.SumRun, "play", kept)
+    monkeypatch.setattr(sums.SumRun, "play", kept)
     monkeypatch.setattr(Client, "mask", noted)
     play()
     monkeypatch.undo()

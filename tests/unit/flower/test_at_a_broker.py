@@ -14,8 +14,8 @@ from privmarket.broker._http_client import BrokerClient
 from privmarket.broker._signatures import SigningKey
 from privmarket.broker._verify import verify
 from privmarket.errors import ConfigurationError
-from privmarket.flower import _guard as guard
-from privmarket.flower import _secure_seller as secure_seller
+from privmarket.flower import _refusals as refusals
+from privmarket.flower import _sum_seller as sum_seller
 from privmarket.flower import _wire as wire
 from privmarket.secagg import AdvertisedKeys, Invitation, KeyList, SigningIdentity
 from privmarket.simulation._config import FederationConfig, Training
@@ -196,7 +196,7 @@ def sum_at(service, tamper=None, keyed=True):
 
 
 def refused(grid):
-    return {reason for context in grid.contexts.values() for reason in guard.refusals(context)}
+    return {reason for context in grid.contexts.values() for reason in refusals.refusals(context)}
 
 
 def test_a_secure_sum_with_the_auction_at_a_broker(with_keys):
@@ -247,7 +247,7 @@ def test_a_server_that_swaps_a_key_of_the_sum_is_caught(with_keys, attack, sign,
 
 def test_without_that_check_a_stranger_is_in_the_sum(with_keys, monkeypatch):
     """Sellers that do not ask the broker go on with a key of the server's own among them."""
-    monkeypatch.setattr(secure_seller.Roster, "check_members", lambda *_: None)
+    monkeypatch.setattr(sum_seller.Roster, "check_members", lambda *_: None)
     own = SigningKey.from_seed(bytes([77]) * 32)
     _, grid = sum_at(with_keys, lambda message: swapped(message, own, False))
     assert refused(grid) <= {"cohort"}  # the one whose key is missing

@@ -10,10 +10,10 @@ from typer.testing import CliRunner
 
 import privmarket as pm
 from privmarket.cli import app
-from privmarket.flower import _guard as guard
-from privmarket.flower import _secure as secure
+from privmarket.flower import _refusals as refusals
+from privmarket.flower import _sum_server as sums
 from privmarket.flower import _wire as wire
-from privmarket.flower._node_seller import Seller, partition_name
+from privmarket.flower._seller import Seller, partition_name
 from privmarket.flower._sum_rehearsal import rehearsal_keys
 from privmarket.privacy._wallet_store import WalletFile
 from privmarket.secagg import (
@@ -59,20 +59,20 @@ def play(config=CONFIG, folder=None, *, prepare=lambda app: None, register=None,
 def refused(grid):
     counts = {}
     for context in grid.contexts.values():
-        for reason, number in guard.refusals(context).items():
+        for reason, number in refusals.refusals(context).items():
             counts[reason] = counts.get(reason, 0) + number
     return counts
 
 
 def test_two_cohorts_are_the_simulation_to_the_bit_and_everybody_is_told(tmp_path, monkeypatch):
     dealt = {}
-    form = secure.form_cohorts
+    form = sums.form_cohorts
 
     def noted(*args):
         dealt["cohorts"] = form(*args)
         return dealt["cohorts"]
 
-    monkeypatch.setattr(secure, "form_cohorts", noted)
+    monkeypatch.setattr(sums, "form_cohorts", noted)
     flower, grid = play(folder=tmp_path)
     cohorts = dealt["cohorts"]
     assert cohorts.count == 2

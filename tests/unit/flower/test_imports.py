@@ -63,10 +63,9 @@ def test_bids_are_answered_without_torch(tmp_path):
 def test_no_module_that_moves_messages_loads_torch():
     modules = (
         "client",
-        "node_seller",
+        "seller",
         "fleet",
         "grid_market",
-        "broker_auction",
         "wire",
         "settings",
         "server",

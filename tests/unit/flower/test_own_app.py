@@ -19,7 +19,7 @@ from privmarket.errors import CheckpointError, ConfigurationError, DataError, Un
 from privmarket.flower import _defaults as defaults
 from privmarket.flower import _failures as failures
 from privmarket.flower._app_folder import StoppedError, run_app
-from privmarket.flower._loaders import records_of
+from privmarket.flower._training import records_of
 from privmarket.privacy._noise import NoiseSource
 from tests.unit.flower.toy import Wire, seed_noise
 

@@ -9,7 +9,7 @@ from flwr.serverapp.strategy import FedAdam, FedAvg, FedMedian
 
 import privmarket as pm
 from privmarket.errors import ConfigurationError
-from privmarket.flower import _guard as guard
+from privmarket.flower import _refusals as refusals
 from privmarket.flower import _wire as wire
 from privmarket.flower._checkpoint import SettledRounds
 from privmarket.flower._defaults import plan_round
@@ -98,7 +98,7 @@ def test_a_sum_that_stays_closed_moves_nothing_and_pays_nobody():
     strategy, result, grid = play(FedAvg(fraction_evaluate=0.0), client(careful), rounds=1)
     assert strategy.records[0].paid_micro == {}
     assert not result.arrays["w"].numpy().any()  # as it began
-    assert all(guard.refusals(context) == {"cohort": 1} for context in grid.contexts.values())
+    assert all(refusals.refusals(context) == {"cohort": 1} for context in grid.contexts.values())
 
 
 def test_a_strategy_that_compares_updates_is_refused():

@@ -11,7 +11,7 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 
 from privmarket.errors import ConfigurationError, PrivacyError
-from privmarket.flower._node_seller import Job
+from privmarket.flower._seller import Job
 from privmarket.flower._training import load_arrays, private_module_update, trainable_arrays
 from privmarket.flower._wire import Sale
 from privmarket.privacy._calibration import ReleaseFamily

@@ -17,9 +17,9 @@ from contextlib import contextmanager
 import numpy as np
 from flwr.app import Context, Message, RecordDict
 
-from privmarket.flower import _guard as guard
+from privmarket.flower import _refusals as refusals
 from privmarket.flower import _wire as wire
-from privmarket.flower._node_seller import MarketClientApp, Seller, event_of, trained
+from privmarket.flower._seller import MarketClientApp, Seller, event_of, trained
 from privmarket.flower._wire import Arrays, Offered, Sale
 from privmarket.privacy._noise import MAX_LEVELS, MIN_LEVELS, largest_noise
 from privmarket.privacy._policy import PolicyRefusal, Reason
@@ -60,7 +60,7 @@ class SecureClientApp(MarketClientApp):
         # Flower also takes "train.default" for "train".
         if message.metadata.message_type not in (wire.TRAIN, wire.BID, wire.RECEIPT):
             refused = PolicyRefusal(Reason.MESSAGE, f"a message of type {message.metadata.message_type}")
-            return guard.refuse(message, context, refused)
+            return refusals.refuse(message, context, refused)
         return super().__call__(message, context)
 
 

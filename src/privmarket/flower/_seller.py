@@ -23,7 +23,7 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from privmarket.errors import ConfigurationError, PrivmarketError
-from privmarket.flower import _guard as guard
+from privmarket.flower import _refusals as refusals
 from privmarket.flower import _wire as wire
 from privmarket.flower._wire import Answer, Arrays, Offered, Receipt, Sale
 from privmarket.market._outcome import is_beyond
@@ -108,7 +108,7 @@ class MarketClientApp(ClientApp):
         try:
             return super().__call__(message, context)
         except Exception as error:
-            return guard.refuse(message, context, error)
+            return refusals.refuse(message, context, error)
 
 
 def partition_name(context: Context) -> str:
@@ -170,8 +170,8 @@ class Seller:
             of_round = terms.run, terms.number, terms.broker_round
             wire.put(context.state, Offered(*of_round, offered, terms.family, terms.trust, terms.honest_share))
         except Exception as error:
-            reason = guard.reason_of(error)
-            guard.note_refusal(context, reason, error)
+            reason = refusals.reason_of(error)
+            refusals.note_refusal(context, reason, error)
             answer = Answer(self.name(context), bids=False, reason=str(reason))
             return Message(wire.put(RecordDict(), answer), reply_to=message)
         key = self.signer(context).public_key.hex() if self.masked else None
@@ -205,13 +205,13 @@ class Seller:
         Returns:
             Who buys, as the broker says it; empty without a broker.
         """
-        if len(asked.run) > guard.LONGEST_TEXT or not asked.run.isprintable():
+        if len(asked.run) > refusals.LONGEST_TEXT or not asked.run.isprintable():
             raise PolicyRefusal(Reason.MESSAGE, f"a run with a name of {len(asked.run)} characters")
         task = None
         if self.broker is not None:
             with self.broker(context) as broker:
-                task = guard.fetch_task(broker, asked.broker_round)
-                guard.check_task(asked, task)
+                task = refusals.fetch_task(broker, asked.broker_round)
+                refusals.check_task(asked, task)
         plan: dict[str, float] = {}
         sellers = None
         if isinstance(asked, Sale):
@@ -254,14 +254,14 @@ class Seller:
                 weights = weights or wire.read_arrays(message.content, wire.WEIGHTS)
                 jobs[at] = self.accept(sale, context, weights)
             except Exception as error:
-                replies[at] = guard.refuse(message, context, error)
+                replies[at] = refusals.refuse(message, context, error)
         try:
             if self.train_many is None:
                 updates = [self.train(weights, job) for job in jobs.values()]
             else:
                 updates = list(self.train_many(weights, list(jobs.values()))) if jobs else []
         except Exception as error:  # whatever it raises, even a refusal, is a failure: ε is reserved by now
-            replies |= {at: guard.refuse(*orders[at], error, Reason.FAILED) for at in jobs}
+            replies |= {at: refusals.refuse(*orders[at], error, Reason.FAILED) for at in jobs}
             return [replies[at] for at in range(len(orders))]
         for (at, job), update in zip(jobs.items(), updates, strict=True):
             message, context = orders[at]
@@ -272,7 +272,7 @@ class Seller:
                 self.close(job.sale, arrays, context)
                 replies[at] = Message(RecordDict({wire.UPDATE: wire.write_arrays(arrays)}), reply_to=message)
             except Exception as error:
-                replies[at] = guard.refuse(message, context, error)
+                replies[at] = refusals.refuse(message, context, error)
         return [replies[at] for at in range(len(orders))]
 
     def accept(
@@ -296,7 +296,7 @@ class Seller:
         address = ""
         if self.broker is not None:
             with self.broker(context) as broker:
-                guard.check_award(sale, broker)
+                refusals.check_award(sale, broker)
                 address = broker.url.rstrip("/")
                 self._compare(broker, context)
         self.policy.check_weights(weights)
@@ -358,7 +358,7 @@ class Seller:
         """Holds the wallet against the newest of this seller's sales in the broker's books, and notes payments."""
         if self.wallet(context) == UNLIMITED:
             return
-        with guard.becomes(Reason.BROKER, PrivmarketError):
+        with refusals.becomes(Reason.BROKER, PrivmarketError):
             newest = list(islice(broker.my_awards(), _COMPARED))
         with self._wallet(context) as wallet:
             if wallet is not None:
@@ -376,7 +376,7 @@ class Seller:
             raise PolicyRefusal(Reason.MESSAGE, f"a receipt for {receipt.paid_micro} µ")
         with self._wallet(context) as wallet:
             if wallet is not None:
-                fault = guard.one_line(receipt.fault)
+                fault = refusals.one_line(receipt.fault)
                 wallet.paid(sale_name(receipt.run, receipt.number), receipt.paid_micro, fault)
 
     def _wallet(self, context: Context) -> AbstractContextManager[OpenWallet | None]:
@@ -462,7 +462,7 @@ class Seller:
             return self.parties(context)
         if self.broker is None:
             return None
-        with self.broker(context) as broker, guard.becomes(Reason.BROKER, PrivmarketError):
+        with self.broker(context) as broker, refusals.becomes(Reason.BROKER, PrivmarketError):
             return {str(seller["public_key"]) for seller in broker.cohort(broker_round)}
 
     def _bid_at_broker(self, terms: Terms, context: Context, wanted: Offer | None) -> str:

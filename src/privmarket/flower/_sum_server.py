@@ -23,7 +23,7 @@ from flwr.serverapp import Grid
 from privmarket.errors import PrivmarketError
 from privmarket.flower import _wire as wire
 from privmarket.flower._fleet import Delivery, Fleet, in_policy_terms
-from privmarket.flower._secure_seller import ROUNDED_STEPS, array_layout, binding, largest_share
+from privmarket.flower._sum_seller import ROUNDED_STEPS, array_layout, binding, largest_share
 from privmarket.flower._wire import Arrays, Refusal, Sale
 from privmarket.privacy._policy import Reason
 from privmarket.rounds import Terms
@@ -366,3 +366,6 @@ def _named(total: np.ndarray, weights: Arrays) -> Arrays:
     cuts = np.cumsum([array.size for array in weights.values()])[:-1]
     parts = np.split(total, cuts)
     return {name: part.reshape(array.shape) for part, (name, array) in zip(parts, weights.items(), strict=True)}
+
+
+_log = logging.getLogger("privmarket.flower")
