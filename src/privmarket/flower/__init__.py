@@ -1,7 +1,8 @@
 """The market on Flower: apps that sell and buy, an auction around any strategy, and guards for a site.
 
 - `server_app`, `client_app`: a whole market as a Flower app, from a model and data or from a task.
-- `AuctionStrategy`, `WalletMod`: the market around an app that you have: one wraps its strategy, the other its client.
+- `AuctionStrategy`, `WalletMod`: the market around an app that you have; one wraps its strategy, the other its
+  client.
 - `GuardMod`, `average_privately`: privacy without a market. One mod lets out of a site only what its policy allows.
 - `train_privately`, `train_arrays_privately`: what an app calls to train on clipped records, with torch or without.
 - `MarketSettings`, `MarketResult`: what a run is told, and what it came to.

@@ -1,7 +1,7 @@
 """What a market on Flower is told: the auction, the training plan, the deadlines. Nothing here needs torch.
 
-`settings_from` and the `require_…` functions check the arguments of apps before the first message: misspelt names, a
-module in place of the function that makes it, a score that is no number.
+`settings_from` and the `require_…` functions check the arguments of apps before the first message: misspelt names,
+a module in place of the function that makes it, a score that is no number.
 """
 
 

@@ -5,7 +5,8 @@ each winner's own order in its own message, payment for updates that can be used
 
 Under aggregate trust the secure sum is bought first, and the strategy gets one reply, the noisy average. So every
 strategy works that uses the replies only through their average: FedAvg, and those with an optimiser on the server
-(FedAvgM, FedAdagrad, FedAdam, FedYogi). One that compares replies, such as Krum or a median, has nothing to compare.
+(FedAvgM, FedAdagrad, FedAdam, FedYogi). One that compares replies, such as Krum or a median, has nothing to
+compare.
 """
 
 

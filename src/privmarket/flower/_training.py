@@ -1,8 +1,8 @@
 """Private training of any `torch.nn.Module` that can be trained record by record, for the sales of one client.
 
 What leaves is what `privmarket.training` releases: global minus local weights after noisy steps on clipped sums,
-divided by a public number, or a share of a secure sum. Before a client sells, `require_trainable`, `require_records`
-and `require_noise` look whether this model can be trained on these records with that noise.
+divided by a public number, or a share of a secure sum. Before a client sells, `require_trainable`,
+`require_records` and `require_noise` look whether this model can be trained on these records with that noise.
 
 Records come as two arrays, a torch data set, or a `DataLoader` with any kind of batch (`records_of`). What is taken
 from a loader is its data set, each record once; its order and batch size do not matter, because `train_privately`
