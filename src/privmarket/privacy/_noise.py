@@ -482,3 +482,68 @@ def _exp_minus(x: Fraction, bits: int) -> int:
         k += 1
         term = term * x.numerator // (x.denominator * k)
     return total
+
+
+def draw_discrete_laplace(source: Words, count: int, rate: Fraction) -> list[int]:
+    """`count` whole numbers of the discrete Laplace distribution, P(N = k) ∝ e^{−|k|·rate}, exactly.
+
+    Only whole numbers are computed with, and a draw that the bits at hand do not decide takes more of them: there
+    is no table, no rounding and no largest draw. The time that a draw takes, some 20 microseconds, depends on it.
+
+    Args:
+        rate: above 0: ε over the sensitivity. `Fraction(0.1)` is the float64 number 0.1, exactly.
+
+    Implements: Algorithm 2 of [CanonneKamathSteinke2020], with s/t = rate.
+    """
+    s = rate.numerator
+    t = rate.denominator
+    if s <= 0:
+        raise PrivacyError(f"discrete Laplace noise of rate {rate}", "give a rate above 0")
+    bits = _Bits(source)
+    drawn: list[int] = []
+    while len(drawn) < count:
+        remainder = bits.below(t)
+        if not bits.exp_minus(remainder, t):
+            continue
+        whole = 0
+        while bits.exp_minus(1, 1):
+            whole += 1
+        magnitude = (remainder + t * whole) // s
+        negative = bits.below(2) == 1
+        if negative and magnitude == 0:
+            continue  # else zero would be drawn twice as often as it should be
+        drawn.append(-magnitude if negative else magnitude)
+    return drawn
+
+
+class _Bits:
+    """Random whole numbers and coins from a stream of random bytes, exact for every fraction."""
+
+    def __init__(self, source: Words) -> None:
+        self._source = source
+        self._held = 0
+        self._size = 0
+
+    def below(self, limit: int) -> int:
+        """A number from 0 to limit − 1, each equally likely: bits are drawn again until they name one of them."""
+        size = (limit - 1).bit_length()
+        while True:
+            while self._size < size:
+                more = self._source.more_bytes(64).tobytes()
+                self._held |= int.from_bytes(more, "little") << self._size
+                self._size += 8 * len(more)
+            number = self._held & ((1 << size) - 1)
+            self._held >>= size
+            self._size -= size
+            if number < limit:
+                return number
+
+    def exp_minus(self, numerator: int, denominator: int) -> bool:
+        """A coin that is True with probability e^{−x}, x = numerator/denominator ≤ 1.
+
+        The first k for which a coin of probability x/k fails is odd with probability 1 − x + x²/2! − … = e^{−x}.
+        """
+        k = 1
+        while self.below(denominator * k) < numerator:
+            k += 1
+        return k % 2 == 1

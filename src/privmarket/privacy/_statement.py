@@ -26,6 +26,7 @@ from privmarket.privacy import _gaussian as gaussian
 from privmarket.privacy._accountant import (
     GAUSSIAN,
     ORDERS,
+    PURE,
     Certificate,
     certify,
     group_epsilon,
@@ -33,7 +34,7 @@ from privmarket.privacy._accountant import (
     renyi_epsilon,
 )
 from privmarket.privacy._calibration import ReleaseFamily
-from privmarket.privacy._events import PrivacyEvent, Unit, require_delta
+from privmarket.privacy._events import PrivacyEvent, Release, Unit, require_delta
 from privmarket.privacy._gaussian import literal_noise_multiplier
 from privmarket.privacy._wallet import Measure, Wallet, Watch
 
@@ -164,7 +165,7 @@ class Promise:
 
 
 def promise(
-    events: Sequence[PrivacyEvent],
+    events: Sequence[Release],
     delta: float = DELTA,
     *,
     epsilon: float | None = None,
@@ -213,11 +214,14 @@ def promise(
     )
 
 
-def alone_event(event: PrivacyEvent, sellers: int, honest_share: float) -> PrivacyEvent:
+def alone_event(event: Release, sellers: int, honest_share: float) -> Release:
     """What a share of a secure sum is if all other sellers' noise is known: noise of σ/√h.
 
-    Each seller adds 1/h of the noise variance that the sum must have, where h = ⌈share·n⌉ sellers are honest.
+    Each seller adds 1/h of the noise variance that the sum must have, where h = ⌈share·n⌉ sellers are honest. A
+    release of another kind is in no sum, and stays as it is.
     """
+    if not isinstance(event, PrivacyEvent):
+        return event
     honest = min(sellers, max(1, math.ceil(honest_share * sellers - 1e-9)))
     return replace(event, noise_multiplier=event.noise_multiplier / math.sqrt(honest))
 
@@ -287,6 +291,12 @@ def lifetime_promise(
         if column == GAUSSIAN:
             fails += gaussian.delta_of(epsilons, math.sqrt(limit))
             divergence = max(divergence, limit / 2)
+        elif column == PURE:
+            # The curve of randomised response, the worst (ε, 0)-DP release there is, and its divergence.
+            fails += np.maximum(math.exp(min(limit, 700.0)) - np.exp(np.minimum(epsilons, 700.0)), 0.0) / (
+                1.0 + math.exp(min(limit, 700.0))
+            )
+            divergence = max(divergence, limit * math.tanh(limit / 2))
         else:
             order = float(ORDERS[column])
             # The inverse of `conversion_cost`.
@@ -324,7 +334,7 @@ def rounded_down_percent(share: float) -> str:
 
 
 @lru_cache(maxsize=1024)
-def _figures(events: tuple[PrivacyEvent, ...], delta: float) -> tuple[float, float, float]:
+def _figures(events: tuple[Release, ...], delta: float) -> tuple[float, float, float]:
     """ε, share of right guesses, ε of a group; sellers make the same sale again and again."""
     certificate = certify(events, delta)
     return certificate.epsilon, certificate.guess_accuracy, group_epsilon(events, delta, records=GROUP_RECORDS)
