@@ -441,6 +441,8 @@ def guess_accuracy(epsilon: float, delta: float = DELTA) -> float:
 def group_epsilon(events: Sequence[Release | None], delta: float = DELTA, *, records: int = 5) -> float:
     """ε at δ of all the releases together for `records` records of one person, zeroed out at once.
 
+    Infinite where a release does not say what it costs a group (`OtherRelease.for_group`).
+
     Implements: group privacy of [DongRothSu2022] for full batches, where μ becomes `records`·μ; mixtures of
     Gaussians, [Ganesh2024], where batches are sampled: the number of the person's records in a batch is binomial.
     """
@@ -459,11 +461,13 @@ def _epsilon_and_advantage(
     if not counted:
         return 0.0, 0.0
     counts = {step: count for step, count in counted if isinstance(step, Step)}
-    others = {
-        release.for_group(records) if records > 1 else release: count
-        for release, count in counted
-        if isinstance(release, OtherRelease)
-    }
+    others: dict[OtherRelease, int] = {}
+    for release, count in counted:
+        if isinstance(release, OtherRelease):
+            seen = release if records == 1 else release.for_group(records)
+            if seen is None:
+                return math.inf, 1.0
+            others[seen] = count
     # Gaussians over the full batch merge into one, Σ 1/σ², whose loss distribution is known in closed form.
     inverse_square = sum(n / s.noise_multiplier**2 for s, n in counts.items() if s.sampling_rate == 1.0)
     if not others and all(step.sampling_rate == 1.0 for step in counts):

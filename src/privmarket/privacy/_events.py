@@ -105,13 +105,9 @@ class OtherRelease(ABC):
         """
         return None
 
-    def for_group(self, records: int) -> OtherRelease:
-        """The same release as seen by a person with so many records, all zeroed out at once.
-
-        Raises:
-            PrivacyError: it is not known.
-        """
-        raise PrivacyError(f"{self}: what it costs a group is not known", "define for_group")
+    def for_group(self, records: int) -> OtherRelease | None:
+        """What the release is for a person with so many records, all zeroed out at once; None if not known."""
+        return None
 
 
 Release = PrivacyEvent | OtherRelease
@@ -180,6 +176,8 @@ def from_json(fields: Mapping[str, Any]) -> Release:
     made = PrivacyEvent if name is None else OtherRelease._known[name]
     try:
         return made(**{key: value for key, value in fields.items() if key != "release"})
+    except PrivacyError:
+        raise
     except (TypeError, ValueError) as error:
         raise PrivacyError(f"a stored release {dict(fields)}: {error}", "restore the file from a copy") from error
 

@@ -503,10 +503,10 @@ def _sale_of(fields: dict[str, str], count: str | None, where: str) -> EqualSale
             int(fields.get("steps", "1")),
             int(count or "1"),
         )
-    except (KeyError, ValueError) as error:
-        raise PrivacyError(f"{where}: {error}", "ε and rate are numbers, steps and count whole numbers") from error
     except PrivacyError as error:
         raise PrivacyError(f"{where}: {error.message}", error.hint) from error
+    except (KeyError, ValueError) as error:
+        raise PrivacyError(f"{where}: {error}", "ε and rate are numbers, steps and count whole numbers") from error
 
 
 def _repeated(sale: EqualSales, noise: float, times: int) -> PrivacyEvent:
