@@ -49,8 +49,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from privmarket._counted import counted
-from privmarket._extras import require
-from privmarket._lazy import late
+from privmarket._lazy import late, require
 from privmarket._settings import DELTA
 from privmarket.errors import PrivacyError, WalletError
 from privmarket.privacy import _gaussian as gaussian
