@@ -54,7 +54,9 @@ PURE = ORDERS.size + 1  # the column of ε at δ = 0
 COLUMNS = ORDERS.size + 2
 
 # How finely losses are binned: binning is pessimistic, so it costs tightness, never validity.
-_BINS_PER_EPSILON, _MAX_BINS_PER_EPSILON, _BINS_PER_STEP = 1500, 200_000, 4
+_BINS_PER_EPSILON = 1500
+_MAX_BINS_PER_EPSILON = 200_000
+_BINS_PER_STEP = 4
 
 # Costs of releases already met, and the row of each: a round of a thousand clients is one lookup. Noise multipliers
 # come from a grid, so a long run meets few different releases; both are emptied when there are too many.
@@ -495,7 +497,8 @@ def _sampled(step: Step, records: int, spacing: float) -> PrivacyLossDistributio
         return pld.from_gaussian_mechanism(
             step.noise_multiplier, sampling_prob=step.sampling_rate, value_discretization_interval=spacing
         )
-    q, drawn = step.sampling_rate, range(records + 1)
+    q = step.sampling_rate
+    drawn = range(records + 1)
     return pld.from_mixture_gaussian_mechanism(
         step.noise_multiplier,
         [float(j) for j in drawn],

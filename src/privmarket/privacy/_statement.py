@@ -73,7 +73,9 @@ _ARITHMETIC_WORDS: dict[Arithmetic, str] = {
 
 _SALE = re.compile(r"^\s*(?P<terms>[^x×]+?)\s*(?:[x×]\s*(?P<count>\S+)\s*)?$")
 _FIELDS = ("epsilon", "sampling_rate", "steps", "count")
-_LEAST_EPSILON, _MOST_SALES = 1e-12, 10**12  # beyond them the figures overflow
+# beyond them the figures overflow
+_LEAST_EPSILON = 1e-12
+_MOST_SALES = 10**12
 _POINTS_PER_LINE = 40
 
 
@@ -447,16 +449,19 @@ def statement(
 
 def running_epsilon(account: Statement) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(points,) number of sales so far, ε by Rényi accounting, ε by basic composition; for a plot."""
-    done, basic = 0, 0.0
+    done = 0
+    basic = 0.0
     before: list[PrivacyEvent] = []
     points = [(0, 0.0, 0.0)]
     for line in account.lines:
-        sale, noise = line.sale, line.noise_multiplier
+        sale = line.sale
+        noise = line.noise_multiplier
         for k in np.unique(np.linspace(1, sale.count, min(sale.count, _POINTS_PER_LINE)).astype(int)):
             epsilon = renyi_epsilon([*before, _repeated(sale, noise, int(k))], account.certificate.delta)
             points.append((done + int(k), epsilon, basic + k * sale.epsilon))
         before.append(_repeated(sale, noise, sale.count))
-        done, basic = done + sale.count, basic + sale.count * sale.epsilon
+        done = done + sale.count
+        basic = basic + sale.count * sale.epsilon
     sales, renyi, added = (np.array(column) for column in zip(*points, strict=True))
     return sales, renyi, added
 
@@ -475,7 +480,8 @@ def read_sales(path: Path) -> list[EqualSales]:
     try:
         with path.open(newline="", encoding="utf-8-sig") as stream:
             reader = csv.DictReader(stream)
-            columns, rows = reader.fieldnames or [], list(reader)
+            columns = reader.fieldnames or []
+            rows = list(reader)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise PrivacyError(f"{path}: cannot be read as CSV: {error}", "give a text file with a header") from error
     names = [name.strip() for name in columns]
@@ -516,7 +522,8 @@ def _repeated(sale: EqualSales, noise: float, times: int) -> PrivacyEvent:
 
 def _sell(wallet: Wallet, sale: EqualSales, noise: float) -> int:
     """Charges as many of the sales as fit, and says how many."""
-    low, high = 0, sale.count + 1
+    low = 0
+    high = sale.count + 1
     while high - low > 1:
         middle = (low + high) // 2
         if wallet.can_spend(_repeated(sale, noise, middle)):

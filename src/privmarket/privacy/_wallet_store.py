@@ -21,7 +21,7 @@ steps, over the same filter (`Wallets`) and with the same errors, but no driver 
 - `broker._wallets` writes a round's awards into the log, in the transaction that clears it, with payments. Whether
   they fit was checked before, outside that transaction; settlement voids row by row, between other entries.
 
-One set of laws tests all of them, through the functions that the engines call.
+One set of tests holds all of them to it (`tests/laws/test_wallet_stores.py`), through what the engines call.
 
 A client's wallet file (`WalletFile`) is a list of JSON lines that only grows: `opened`, perhaps `guarded`, then
 per sale `reserved`, and `released`, `paid` or `void`. A sale is written and forced to disk *before* training for it
@@ -405,7 +405,8 @@ class WalletFile:
             msvcrt.locking(stream.fileno(), msvcrt.LK_LOCK, 1)
         else:
             fcntl.flock(stream, fcntl.LOCK_EX)
-        inode, size = os.fstat(stream.fileno()).st_ino, os.fstat(stream.fileno()).st_size
+        inode = os.fstat(stream.fileno()).st_ino
+        size = os.fstat(stream.fileno()).st_size
         replay = _REPLAYS.get(self.path)
         if replay is None or replay.inode != inode or replay.offset > size:
             replay = _REPLAYS[self.path] = _Replay(inode)
@@ -636,7 +637,8 @@ def _apply(state: _Replay, line: bytes, place: str) -> None:
     before = state.heads[-1] if state.heads else ""
     try:
         entry = json.loads(line)
-        kind, sale = entry.pop("kind"), entry.pop("sale", None)
+        kind = entry.pop("kind")
+        sale = entry.pop("sale", None)
         if kind == "opened" and state.wallets is None:
             cap = np.inf if entry["cap_epsilon"] is None else entry["cap_epsilon"]
             state.wallets = Wallets([cap], entry["delta"], measures=[entry["measures"]])
