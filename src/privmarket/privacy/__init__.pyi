@@ -1,3 +1,4 @@
+from ._accountant import Accountant as Accountant
 from ._accountant import Certificate as Certificate
 from ._accountant import PldAccountant as PldAccountant
 from ._accountant import RdpAccountant as RdpAccountant
@@ -19,6 +20,8 @@ from ._release_audit import collect_scores as collect_scores
 from ._statistics import Count as Count
 from ._statistics import Histogram as Histogram
 from ._statistics import Mean as Mean
+from ._statistics import ReleasedStatistic as ReleasedStatistic
+from ._statistics import Statistic as Statistic
 from ._statistics import release_statistic as release_statistic
 from ._wallet import Wallet as Wallet
 from ._wallet import Wallets as Wallets

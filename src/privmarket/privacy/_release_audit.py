@@ -32,7 +32,7 @@ from privmarket.privacy._gaussian import Array
 pld = late("dp_accounting.pld.privacy_loss_distribution")
 
 Dataset = TypeVar("Dataset")
-Release = Callable[[Dataset, np.random.Generator], ArrayLike]
+ReleaseFunction = Callable[[Dataset, np.random.Generator], ArrayLike]
 
 # The share of trials on which the threshold is chosen; the bound is computed on the others.
 _SELECTION_SHARE = 0.1
@@ -93,7 +93,7 @@ class AuditResult:
 
 
 def collect_scores(
-    release: Release[Dataset],
+    release: ReleaseFunction[Dataset],
     with_canary: Dataset,
     without_canary: Dataset,
     direction: ArrayLike,

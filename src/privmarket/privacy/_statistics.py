@@ -25,6 +25,9 @@ from privmarket.privacy._wallet import Wallet
 
 Array = NDArray[np.float64]
 
+# Below this ε per step, noise could leave 64 bits: above, it does so with probability e^(−2^22).
+_LEAST_RATE = 2.0**-40
+
 
 class Statistic(Protocol):
     """A statistic as whole numbers, of which one record moves one, by at most `sensitivity`."""
@@ -162,6 +165,11 @@ def release_statistic(
         WalletError: it does not fit; nothing is charged and nothing leaves.
     """
     event = DiscreteLaplaceRelease(float(epsilon), int(statistic.sensitivity))
+    if event.epsilon / event.sensitivity < _LEAST_RATE:
+        raise PrivacyError(
+            f"ε = {event.epsilon:g} at a sensitivity of {event.sensitivity}: more noise than 64 bits can hold",
+            "sell a larger ε, or use a coarser grid",
+        )
     if wallet is not None:
         wallet.spend(event)
     exact = statistic.whole_numbers(records)
@@ -169,6 +177,5 @@ def release_statistic(
     # ε as the float64 number that it is, divided without rounding.
     noise = draw_discrete_laplace(source, exact.size, Fraction(event.epsilon) / event.sensitivity)
     noisy = np.array([int(number) + one for number, one in zip(exact, noise, strict=True)], dtype=np.int64)
-    zero_and_one = statistic.in_units(np.stack([np.zeros_like(noisy), np.ones_like(noisy)]))
-    step = float((zero_and_one[1] - zero_and_one[0])[0])
+    step = float(statistic.in_units(np.ones_like(noisy))[0] - statistic.in_units(np.zeros_like(noisy))[0])
     return ReleasedStatistic(statistic.in_units(noisy), step * event.deviation, event)

@@ -154,6 +154,7 @@ def test_a_sampler_that_keeps_negative_zeros_is_noticed():
         lambda: Histogram([]),
         lambda: Histogram("aa"),
         lambda: release_statistic(Count(), [True], 0.0),
+        lambda: release_statistic(Count(), [True], 1e-13),
         lambda: draw_discrete_laplace(NoiseSource.from_seed(0), 1, Fraction(0)),
     ],
 )
