@@ -28,7 +28,15 @@ from scipy.special import gammaln
 from privmarket._lazy import late
 from privmarket._settings import DELTA
 from privmarket.errors import PrivacyError
-from privmarket.privacy._events import OtherRelease, PrivacyEvent, Release, Step, require_delta, step_counts
+from privmarket.privacy._events import (
+    OtherRelease,
+    PrivacyEvent,
+    Release,
+    Step,
+    require_delta,
+    require_release,
+    step_counts,
+)
 from privmarket.privacy._gaussian import Array, delta_of, epsilon_of
 
 if TYPE_CHECKING:
@@ -155,6 +163,9 @@ def release_costs(events: Sequence[Release | None]) -> Array:
     """(events, columns) the cost of each release on its own; zero for None."""
     with _LOCK:  # a broker answers in many threads, and rows must not move while one of them reads
         missing = [event for event in dict.fromkeys(events) if event not in _ROW_OF]
+        for event in missing:
+            if event is not None:
+                require_release(event)
         if missing:
             _remember(missing, events)
         return _COSTS[[_ROW_OF[event] for event in events]]
@@ -223,6 +234,7 @@ class PldAccountant:
         """Adds `count` releases of one kind, and returns the accountant; None adds nothing."""
         require_count(count)
         if event is not None:
+            require_release(event)
             self._counts[event] = self._counts.get(event, 0) + count
         return self
 

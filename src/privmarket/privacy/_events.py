@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, is_dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
@@ -133,6 +133,7 @@ def step_counts(events: Iterable[Release | None]) -> dict[Step | OtherRelease, i
             step = Step(event.noise_multiplier, event.sampling_rate)
             counts[step] = counts.get(step, 0) + event.steps
         elif event is not None:
+            require_release(event)
             counts[event] = counts.get(event, 0) + 1
     return counts
 
@@ -149,7 +150,11 @@ def to_dp_event(events: Iterable[PrivacyEvent | None]) -> dp_accounting.DpEvent:
         )
         return dp_accounting.SelfComposedDpEvent(sampled, count)
 
-    parts = [one(step, count) for step, count in step_counts(events).items() if isinstance(step, Step)]
+    parts = []
+    for step, count in step_counts(events).items():
+        if not isinstance(step, Step):
+            raise PrivacyError(f"{step}: has no form in dp-accounting's terms", "compose its own event there")
+        parts.append(one(step, count))
     return dp_accounting.ComposedDpEvent(parts) if parts else dp_accounting.NoOpDpEvent()
 
 
@@ -157,7 +162,9 @@ def to_json(event: Release) -> dict[str, Any]:
     """The fields of a release, for a store; `from_json` reads them."""
     if isinstance(event, PrivacyEvent):
         return asdict(event)
-    return {"release": event.stored_name, **asdict(event)}  # type: ignore[call-overload]
+    if not is_dataclass(event):
+        raise PrivacyError(f"{event}: cannot be stored", "derive a frozen dataclass from OtherRelease")
+    return {"release": event.stored_name, **asdict(event)}
 
 
 def from_json(fields: Mapping[str, Any]) -> Release:
@@ -180,6 +187,15 @@ def from_json(fields: Mapping[str, Any]) -> Release:
         raise
     except (TypeError, ValueError) as error:
         raise PrivacyError(f"a stored release {dict(fields)}: {error}", "restore the file from a copy") from error
+
+
+def require_release(event: object) -> None:
+    """Refuses what is no release: whatever an accountant does not know must not count as free."""
+    if not isinstance(event, PrivacyEvent | OtherRelease):
+        raise PrivacyError(
+            f"{event!r} is no release",
+            "give a PrivacyEvent, a LaplaceRelease, or a class derived from OtherRelease",
+        )
 
 
 def require_delta(delta: float) -> None:

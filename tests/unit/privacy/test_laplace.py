@@ -22,7 +22,7 @@ from privmarket.privacy._accountant import (
     renyi_epsilon,
 )
 from privmarket.privacy._calibration import ReleaseFamily
-from privmarket.privacy._events import OtherRelease, PrivacyEvent, from_json, to_json
+from privmarket.privacy._events import OtherRelease, PrivacyEvent, from_json, to_dp_event, to_json
 from privmarket.privacy._laplace import DiscreteLaplaceRelease, LaplaceRelease
 from privmarket.privacy._statement import lifetime_promise, promise
 from privmarket.privacy._wallet import Wallet, Wallets
@@ -291,3 +291,31 @@ def test_a_wallet_file_keeps_other_releases_and_imports_nothing(tmp_path, monkey
     monkeypatch.setattr("privmarket.privacy._wallet_store._REPLAYS", {})
     with pytest.raises(WalletFileError, match="RandomisedResponse"):
         wallet.spent()
+
+
+class NoDataclass(OtherRelease):
+    def renyi_divergence(self, orders):
+        return orders * 0.01
+
+
+@pytest.mark.parametrize("stranger", [dp_accounting.GaussianDpEvent(1.0), 0.5, "laplace"])
+def test_what_is_no_release_is_refused_and_never_free(stranger):
+    wallet = Wallet(2.0)
+    for charge in (
+        wallet.spend,
+        wallet.can_spend,
+        RdpAccountant().compose,
+        PldAccountant().compose,
+        lambda event: certify([event]),
+        lambda event: composed_epsilon([event]),
+    ):
+        with pytest.raises(PrivacyError, match="no release"):
+            charge(stranger)
+    assert wallet.history == ()
+
+
+def test_what_cannot_be_kept_or_translated_is_refused():
+    with pytest.raises(PrivacyError, match="dp-accounting"):
+        to_dp_event([LaplaceRelease(0.1)])
+    with pytest.raises(PrivacyError, match="stored"):
+        to_json(NoDataclass())
