@@ -1,6 +1,8 @@
 """Laplace releases against brute force, mpmath and dp-accounting; in accountants and in wallets."""
 
 import json
+import subprocess
+import sys
 from dataclasses import dataclass
 
 import dp_accounting
@@ -319,3 +321,15 @@ def test_what_cannot_be_kept_or_translated_is_refused():
         to_dp_event([LaplaceRelease(0.1)])
     with pytest.raises(PrivacyError, match="stored"):
         to_json(NoDataclass())
+
+
+def test_a_new_process_reads_a_wallet_file_with_laplace_releases(tmp_path):
+    """Nothing but the wallet is imported there."""
+    wallet = WalletFile(tmp_path / "w.jsonl", 3.0)
+    with wallet.open() as book:
+        book.reserve("count/1", 0.5, DiscreteLaplaceRelease(0.5, 3))
+    code = "import sys, privmarket as pm; print(pm.privacy.WalletFile.existing(sys.argv[1]).spent())"
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(wallet.path)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stdout == "(DiscreteLaplaceRelease(epsilon=0.5, sensitivity=3),)\n", done.stderr
