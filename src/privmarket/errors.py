@@ -79,7 +79,7 @@ class OutcomeError(PrivmarketError):
         )
 
 
-class PrivacyError(PrivmarketError):
+class PrivacyError(PrivmarketError, ValueError):
     """A release that cannot be accounted for: a bad noise multiplier, sampling rate, ε or δ."""
 
     code = "bad-privacy"

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from privmarket.privacy import _calibration as tables
 from privmarket.privacy import _gaussian as gaussian
-from privmarket.privacy._accountant import RdpAccountant, certify, composed_epsilon
+from privmarket.privacy._accountant import RdpAccountants, certify, composed_epsilon
 from privmarket.privacy._calibration import ReleaseFamily
 from privmarket.privacy._events import PrivacyEvent
 from privmarket.privacy._wallet import Wallet, Wallets
@@ -93,12 +93,12 @@ def test_order_of_composition_does_not_matter_and_more_costs_more(sold, random):
 @given(st.lists(events, min_size=1, max_size=12))
 def test_one_event_of_n_steps_costs_n_events_of_one(sold):
     split = [PrivacyEvent(e.noise_multiplier, e.sampling_rate, 1) for e in sold for _ in range(e.steps)]
-    accountant = RdpAccountant(2)
+    accountants = RdpAccountants(2)
     for event in sold:
-        accountant.compose([event, None])
+        accountants.compose([event, None])
     assert composed_epsilon(split) == pytest.approx(composed_epsilon(sold), rel=1e-9)
-    assert accountant.epsilon()[0] == pytest.approx(composed_epsilon(sold), rel=1e-9)
-    assert accountant.epsilon()[1] == 0.0
+    assert accountants.get_epsilon()[0] == pytest.approx(composed_epsilon(sold), rel=1e-9)
+    assert accountants.get_epsilon()[1] == 0.0
 
 
 @settings(max_examples=100, deadline=None)

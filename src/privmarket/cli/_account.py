@@ -110,7 +110,8 @@ def _print(result: Statement) -> None:
     print(f"in all: ε = {total.epsilon_pld:.4f} by PLD, {total.epsilon_rdp:.4f} by RDP")
     print(f"added up like money it would be ε = {result.basic[0]:g} at δ = {result.basic[1]:g}")
     if result.cap_epsilon is not None:
-        fits, sold = sum(line.fits or 0 for line in result.lines), sum(line.sale.count for line in result.lines)
+        fits = sum(line.fits or 0 for line in result.lines)
+        sold = sum(line.sale.count for line in result.lines)
         print(f"a wallet with cap ε = {result.cap_epsilon:g} lets {fits} of {counted(sold, 'sale')} through")
     print("\nif all of this is sold as planned:")
     for text in result.promise.lines():

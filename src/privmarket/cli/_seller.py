@@ -234,7 +234,10 @@ def _print_sales(sales: Sequence[tuple[SaleLine, Promise]]) -> None:
             "–" if words.epsilon_alone is None else f"{words.epsilon_alone:.3g}",
             f"≤ {rounded_up_percent(words.guess)}",
             "–" if words.group_epsilon is None else f"{words.group_epsilon:.3g}",
-            *(words.unit, words.trust, state, unpaid if paid is None else f"{paid / 1_000_000:.6g}"),
+            words.unit,
+            words.trust,
+            state,
+            unpaid if paid is None else f"{paid / 1_000_000:.6g}",
         )
     print_table(table)
     shares = {words.honest_share for _, words in sales if words.registered}

@@ -21,7 +21,7 @@ from privmarket._lazy import late
 from privmarket.errors import ConfigurationError, UnknownNameError
 from privmarket.flower import _wire as wire
 from privmarket.flower._settings import MarketSettings
-from privmarket.privacy._accountant import Certificate, RdpAccountant, certify
+from privmarket.privacy._accountant import Certificate, RdpAccountants, certify
 from privmarket.privacy._events import PrivacyEvent
 from privmarket.privacy._statement import ODOMETER_LABEL, ODOMETER_NOTE, alone_event, cohort_words
 from privmarket.rounds import MICRO, RoundRecord, offered_micro
@@ -203,11 +203,11 @@ class MarketResult:
         """
         if not self.releases:
             return {}
-        accountant = RdpAccountant(len(self.releases))
+        accountants = RdpAccountants(len(self.releases))
         longest = max(len(events) for events in self.releases.values())
         for at in range(longest):
-            accountant.compose([events[at] if at < len(events) else None for events in self.releases.values()])
-        found = accountant.epsilon(self.settings.delta)
+            accountants.compose([events[at] if at < len(events) else None for events in self.releases.values()])
+        found = accountants.get_epsilon(self.settings.delta)
         return {client: float(one) for client, one in zip(self.releases, found, strict=True)}
 
     def certificate(self, client: str | None = None) -> Certificate:

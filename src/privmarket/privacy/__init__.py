@@ -7,7 +7,12 @@ refuses what does not fit). What is exported, in the order of a sale:
 - `ReleaseFamily`, `noise_multiplier`, `release_epsilon`: from ε to noise and back.
 - `Wallet`, `Wallets`, `WalletFile`: lifetime caps of one client, of many, and of one client on its disk.
 - `ReleaseGrid`, `NoiseSource`, `sum_inflation`: the release kernel, which adds exact integer noise to clipped sums.
-- `RdpAccountant`, `certify`, `Certificate`: what many releases cost together.
+- `RdpAccountant`, `PldAccountant`, `accounted_epsilon`, `Accountant`: what many releases cost together, composed
+  and asked as in dp-accounting; `certify`, `Certificate`: the figures of a finished list.
+- `release_statistic` with `Count`, `Mean`, `Histogram`, or a `Statistic` of your own: single statistics with
+  discrete Laplace noise. `ReleasedStatistic` is what leaves.
+- `OtherRelease`, `LaplaceRelease`, `DiscreteLaplaceRelease`: releases that are not Gaussian, for accountants and
+  wallets.
 - `SellerPolicy`: what a seller agrees to, as a file.
 - `audit_family`, `collect_scores`: lower bounds on ε, from attacks on releases.
 

@@ -3,7 +3,7 @@
 *Rényi accounting* (`RdpAccountant`, `composed_epsilon`) works sale by sale and for many clients at once. A cost
 is a row of numbers that add up under composition: the Rényi divergence at each order of `ORDERS`, and in a last
 column the squared parameter μ² of Gaussian differential privacy. Each column alone bounds ε, so the smallest
-bound holds.
+bound holds. (So does ε at δ = 0, in one more column, for releases that have one; Gaussian ones have none.)
 
 *Privacy loss distributions* (`certify`) give tight figures about a finished list of releases: ε at δ, how often a
 guess "was this record used?" can be right, and ε at δ when several records belong to one person.
@@ -14,11 +14,12 @@ Notation: α an order, σ the noise multiplier, q the sampling rate, ρ the Rén
 from __future__ import annotations
 
 import math
+import pkgutil
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -27,7 +28,15 @@ from scipy.special import gammaln
 from privmarket._lazy import late
 from privmarket._settings import DELTA
 from privmarket.errors import PrivacyError
-from privmarket.privacy._events import PrivacyEvent, Step, require_delta, step_counts
+from privmarket.privacy._events import (
+    OtherRelease,
+    PrivacyEvent,
+    Release,
+    Step,
+    require_delta,
+    require_release,
+    step_counts,
+)
 from privmarket.privacy._gaussian import Array, delta_of, epsilon_of
 
 if TYPE_CHECKING:
@@ -48,17 +57,22 @@ _SUMMED = ORDERS[ORDERS < _FIRST_BINOMIAL]
 _WHOLE = ORDERS[ORDERS >= _FIRST_BINOMIAL].astype(np.int64)
 
 
-COLUMNS = ORDERS.size + 1
 GAUSSIAN = ORDERS.size  # the column of μ²
+PURE = ORDERS.size + 1  # the column of ε at δ = 0
+COLUMNS = ORDERS.size + 2
 
 # How finely losses are binned: binning is pessimistic, so it costs tightness, never validity.
-_BINS_PER_EPSILON, _MAX_BINS_PER_EPSILON, _BINS_PER_STEP = 1500, 200_000, 4
+_BINS_PER_EPSILON = 1500
+_MAX_BINS_PER_EPSILON = 200_000
+_BINS_PER_STEP = 4
 
 # Costs of releases already met, and the row of each: a round of a thousand clients is one lookup. Noise multipliers
 # come from a grid, so a long run meets few different releases; both are emptied when there are too many.
 _COSTS: Array = np.empty((0, COLUMNS))
-_ROW_OF: dict[PrivacyEvent | None, int] = {}
+_ROW_OF: dict[Release | None, int] = {}
 _MAX_ROWS = 50_000
+# What stands for a cost that is not known: more than any wallet's limit, and still a number.
+_UNKNOWN_COST = 1e200
 _LOCK = threading.Lock()
 
 
@@ -134,49 +148,110 @@ def _log_moment_integral(sigma: float, q: float) -> Array:
     return np.asarray(top + np.log(total * spacing))
 
 
-def composed_cost(events: Iterable[PrivacyEvent | None]) -> Array:
+def composed_cost(events: Iterable[Release | None]) -> Array:
     """(columns,) the cost of all the releases together.
 
     Implements: adaptive composition, Proposition 1 of [Mironov2017] for the divergences and Corollary 3.3 of
     [DongRothSu2022] for μ²: in every column costs add up.
     """
     counts = step_counts(events)
-    steps = release_costs([PrivacyEvent(*step) for step in counts])
+    steps = release_costs([PrivacyEvent(*step) if isinstance(step, Step) else step for step in counts])
     return np.array(list(counts.values()), dtype=np.float64) @ steps  # the composition theorem is this line
 
 
-def release_costs(events: Sequence[PrivacyEvent | None]) -> Array:
+def release_costs(events: Sequence[Release | None]) -> Array:
     """(events, columns) the cost of each release on its own; zero for None."""
     with _LOCK:  # a broker answers in many threads, and rows must not move while one of them reads
         missing = [event for event in dict.fromkeys(events) if event not in _ROW_OF]
+        for event in missing:
+            if event is not None:
+                require_release(event)
         if missing:
             _remember(missing, events)
         return _COSTS[[_ROW_OF[event] for event in events]]
 
 
 def epsilon_of_cost(cost: Array, delta: float = DELTA) -> Array:
-    """ε at δ of a cost, (..., columns) → (...,): the smaller of the Rényi and the Gaussian bound.
+    """ε at δ of a cost, (..., columns) → (...,): the smallest of the Rényi, the Gaussian and the pure bound.
 
-    The Gaussian one is exact for full-batch releases, and far too large for sampled ones.
+    The Gaussian one is exact for full-batch releases, and far too large for sampled ones. The pure one, a
+    sum of ε, is finite where every release has an ε at δ = 0, and then the best for a few of them.
     """
     require_delta(delta)
     renyi = epsilon_from_divergence(cost[..., :GAUSSIAN], delta)
-    return np.minimum(renyi, epsilon_of(np.sqrt(cost[..., GAUSSIAN]), delta))
+    normal = epsilon_of(np.sqrt(cost[..., GAUSSIAN]), delta)
+    return np.asarray(np.minimum(np.minimum(renyi, normal), cost[..., PURE]))
 
 
-def composed_epsilon(events: Iterable[PrivacyEvent | None], delta: float = DELTA) -> float:
+def composed_epsilon(events: Iterable[Release | None], delta: float = DELTA) -> float:
     """ε at δ of all the releases together."""
     return float(epsilon_of_cost(composed_cost(events), delta))
 
 
-def renyi_epsilon(events: Iterable[PrivacyEvent | None], delta: float = DELTA) -> float:
+def renyi_epsilon(events: Iterable[Release | None], delta: float = DELTA) -> float:
     """ε at δ of all the releases together, by Rényi accounting alone."""
     require_delta(delta)
     return float(epsilon_from_divergence(composed_cost(events)[:GAUSSIAN], delta))
 
 
+class Accountant(Protocol):
+    """What an accountant can do: the two methods that dp-accounting's have too. Own ones need no more."""
+
+    def compose(self, event: Release, count: int = 1) -> object:
+        """Adds `count` releases, each at least as private as `event`, to what was released."""
+
+    def get_epsilon(self, delta: float) -> float:
+        """An ε, not below the truth, at which everything composed so far is (ε, δ)-DP."""
+
+
 class RdpAccountant:
-    """The releases of many clients, with running totals of their costs.
+    """What one client's releases cost together, by Rényi accounting: `compose`, then `get_epsilon`.
+
+    It composes and is asked like dp-accounting's `RdpAccountant`, for the releases of this package. Full-batch
+    Gaussian releases are also counted by μ², which is exact for them; so its ε is never above dp-accounting's.
+    """
+
+    def __init__(self) -> None:
+        self._all = RdpAccountants(1)
+
+    def compose(self, event: Release | None, count: int = 1) -> RdpAccountant:
+        """Adds `count` releases of one kind, and returns the accountant; None adds nothing."""
+        self._all.compose([event], count)
+        return self
+
+    def get_epsilon(self, delta: float = DELTA) -> float:
+        """ε at δ of everything composed so far, had it been fixed in advance."""
+        return float(self._all.get_epsilon(delta)[0])
+
+
+class PldAccountant:
+    """The same by privacy loss distributions: tighter, and slower for sampled releases."""
+
+    def __init__(self) -> None:
+        self._counts: dict[Release, int] = {}
+
+    def compose(self, event: Release | None, count: int = 1) -> PldAccountant:
+        """Adds `count` releases of one kind, and returns the accountant; None adds nothing."""
+        require_count(count)
+        if event is not None:
+            require_release(event)
+            self._counts[event] = self._counts.get(event, 0) + count
+        return self
+
+    def get_epsilon(self, delta: float = DELTA) -> float:
+        """ε at δ of everything composed so far, had it been fixed in advance."""
+        require_delta(delta)
+        steps: dict[Step | OtherRelease, int] = {}
+        bound = RdpAccountant()
+        for event, count in self._counts.items():
+            bound.compose(event, count)
+            for step, times in step_counts([event]).items():
+                steps[step] = steps.get(step, 0) + times * count
+        return _epsilon_and_advantage(tuple(steps.items()), delta, guess=bound.get_epsilon(delta))[0]
+
+
+class RdpAccountants:
+    """The Rényi accountants of many clients, composed together.
 
     The list of events is what counts; the totals are a cache that can be computed again from it (`recomputed`).
 
@@ -184,11 +259,11 @@ class RdpAccountant:
         cost: (clients, columns) what each client has released so far.
     """
 
-    def __init__(self, clients: int = 1) -> None:
+    def __init__(self, clients: int) -> None:
         if clients < 1:
-            raise PrivacyError(f"an accountant for {clients} clients", "give at least one client")
+            raise PrivacyError(f"accountants for {clients} clients", "give at least one client")
         self.cost: Array = np.zeros((clients, COLUMNS))
-        self._history: list[tuple[PrivacyEvent | None, ...]] = []
+        self._history: list[tuple[tuple[Release | None, ...], int]] = []
 
     @property
     def clients(self) -> int:
@@ -201,43 +276,80 @@ class RdpAccountant:
         return self.cost[:, :GAUSSIAN]
 
     @property
-    def history(self) -> tuple[tuple[PrivacyEvent | None, ...], ...]:
-        """One entry per round: each client's event, None where it released nothing."""
+    def history(self) -> tuple[tuple[tuple[Release | None, ...], int], ...]:
+        """One entry per call of `compose`: each client's release, None where there is none, and the count."""
         return tuple(self._history)
 
-    def compose(self, *events: PrivacyEvent | Sequence[PrivacyEvent | None] | None) -> None:
-        """Adds one round per argument: an event for every client alike, or one event (or None) per client.
+    def compose(self, events: Sequence[Release | None], count: int = 1) -> RdpAccountants:
+        """Adds a round, `count` times: one release per client, None where a client released nothing.
 
-        All arguments are checked before anything changes.
+        Everything is checked before anything changes.
         """
-        rounds = [self._one_per_client(given) for given in events]
-        costs = [release_costs(entry) for entry in rounds]
-        for entry, cost in zip(rounds, costs, strict=True):
-            self.cost += cost
-            self._history.append(entry)
+        require_count(count)
+        if len(events) != self.clients:
+            raise PrivacyError(
+                f"{len(events)} events for {self.clients} clients", "give one event (or None) per client"
+            )
+        self.cost += count * release_costs(events)
+        self._history.append((tuple(events), count))
+        return self
 
-    def epsilon(self, delta: float = DELTA) -> Array:
+    def get_epsilon(self, delta: float = DELTA) -> Array:
         """(clients,) ε at δ of everything each client has released."""
         return epsilon_of_cost(self.cost, delta)
 
-    def recomputed(self) -> RdpAccountant:
-        """A new accountant whose totals are computed again from this one's events."""
-        fresh = RdpAccountant(self.clients)
-        fresh.compose(*self._history)
+    def recomputed(self) -> RdpAccountants:
+        """New accountants whose totals are computed again from the events of these."""
+        fresh = RdpAccountants(self.clients)
+        for events, count in self._history:
+            fresh.compose(events, count)
         return fresh
 
-    def _one_per_client(
-        self, given: PrivacyEvent | Sequence[PrivacyEvent | None] | None
-    ) -> tuple[PrivacyEvent | None, ...]:
-        entry = tuple(given) if isinstance(given, Sequence) else (given,) * self.clients
-        if len(entry) != self.clients:
-            raise PrivacyError(
-                f"{len(entry)} events for {self.clients} clients", "give one event (or None) per client"
-            )
-        return entry
+
+def accounted_epsilon(
+    events: Iterable[Release | None], delta: float = DELTA, *, accountant: str | Callable[[], Accountant] = "rdp"
+) -> float:
+    """ε at δ of all the releases together, by the accountant that is named.
+
+    Args:
+        accountant: "rdp", "pld", a class of your own, or where to import one from, as `package.module:Class`. It is
+            made without arguments. That its ε is an upper bound is its own claim.
+    """
+    require_delta(delta)
+    make = _accountant_class(accountant) if isinstance(accountant, str) else accountant
+    asked = make()
+    counts: dict[Release, int] = {}
+    for event in events:
+        if event is not None:
+            counts[event] = counts.get(event, 0) + 1
+    for event, count in counts.items():
+        asked.compose(event, count)
+    return float(asked.get_epsilon(delta))
 
 
-def _remember(missing: Sequence[PrivacyEvent | None], events: Sequence[PrivacyEvent | None]) -> None:
+def _accountant_class(name: str) -> Callable[[], Accountant]:
+    if name in _ACCOUNTANTS:
+        return _ACCOUNTANTS[name]
+    hint = "give rdp, pld, or package.module:Class"
+    if ":" not in name:
+        raise PrivacyError(f"unknown accountant {name!r}", hint)
+    try:
+        found: Callable[[], Accountant] = pkgutil.resolve_name(name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise PrivacyError(f"accountant {name!r} cannot be imported: {error}", hint) from error
+    return found
+
+
+_ACCOUNTANTS: dict[str, Callable[[], Accountant]] = {"rdp": RdpAccountant, "pld": PldAccountant}
+
+
+def require_count(count: int) -> None:
+    """Refuses a number of releases that is not whole, or below 1."""
+    if count != int(count) or count < 1:
+        raise PrivacyError(f"{count} releases: must be a whole number, at least 1", "leave out the release")
+
+
+def _remember(missing: Sequence[Release | None], events: Sequence[Release | None]) -> None:
     """Computes the costs of missing releases, in one pass for all of a sampling rate, and keeps them.
 
     Where that would be too many, all are forgotten and those of `events` are computed anew.
@@ -245,17 +357,35 @@ def _remember(missing: Sequence[PrivacyEvent | None], events: Sequence[PrivacyEv
     global _COSTS
     if len(_ROW_OF) + len(missing) > _MAX_ROWS:
         _ROW_OF.clear()
-        _COSTS, missing = np.empty((0, COLUMNS)), list(dict.fromkeys(events))
+        _COSTS = np.empty((0, COLUMNS))
+        missing = list(dict.fromkeys(events))
     costs = np.zeros((len(missing), COLUMNS))
-    rates = np.array([0.0 if event is None else event.sampling_rate for event in missing])
+    rates = np.array([event.sampling_rate if isinstance(event, PrivacyEvent) else 0.0 for event in missing])
     for rate in dict.fromkeys(rates[rates > 0].tolist()):
         places = np.flatnonzero(rates == rate)
-        same = [event for event in missing if event is not None and event.sampling_rate == rate]
+        same = [event for event in missing if isinstance(event, PrivacyEvent) and event.sampling_rate == rate]
         noise, steps = np.array([(event.noise_multiplier, event.steps) for event in same], dtype=np.float64).T
         # Sampling never costs privacy, so a sampled step is also 1/σ-Gaussian.
-        costs[places] = steps[:, None] * np.column_stack([step_divergence(noise, rate), noise**-2])
+        costs[places, :PURE] = steps[:, None] * np.column_stack([step_divergence(noise, rate), noise**-2])
+        costs[places, PURE] = _UNKNOWN_COST
+    for place, event in enumerate(missing):
+        if isinstance(event, OtherRelease):
+            costs[place] = _other_cost(event)
     _ROW_OF.update({event: len(_COSTS) + row for row, event in enumerate(missing)})
     _COSTS = np.concatenate([_COSTS, costs])
+
+
+def _other_cost(release: OtherRelease) -> Array:
+    """(columns,) what a release of another kind says that it costs."""
+    divergence = np.asarray(release.renyi_divergence(ORDERS), dtype=np.float64)
+    mu = float(release.gaussian_mu)
+    pure = float(release.pure_epsilon)
+    if divergence.shape != ORDERS.shape or not (divergence >= 0).all() or not (mu >= 0 and pure >= 0):
+        raise PrivacyError(
+            f"{release}: a Rényi divergence of shape {divergence.shape}, or figures below 0 or not a number",
+            "give one divergence per order, a μ and an ε, all at least 0",
+        )
+    return np.asarray(np.minimum(np.append(divergence, [min(mu, 1e100) ** 2, pure]), _UNKNOWN_COST))
 
 
 @dataclass(frozen=True)
@@ -286,7 +416,7 @@ class Certificate:
 
 
 def certify(
-    events: Sequence[PrivacyEvent | None],
+    events: Sequence[Release | None],
     delta: float = DELTA,
     *,
     unit: str = "record",
@@ -322,8 +452,10 @@ def guess_accuracy(epsilon: float, delta: float = DELTA) -> float:
     return 1.0 - (1.0 - delta) / (1.0 + math.exp(min(epsilon, 700.0)))
 
 
-def group_epsilon(events: Sequence[PrivacyEvent | None], delta: float = DELTA, *, records: int = 5) -> float:
+def group_epsilon(events: Sequence[Release | None], delta: float = DELTA, *, records: int = 5) -> float:
     """ε at δ of all the releases together for `records` records of one person, zeroed out at once.
+
+    Infinite where a release does not say what it costs a group (`OtherRelease.for_group`).
 
     Implements: group privacy of [DongRothSu2022] for full batches, where μ becomes `records`·μ; mixtures of
     Gaussians, [Ganesh2024], where batches are sampled: the number of the person's records in a batch is binomial.
@@ -337,18 +469,25 @@ def group_epsilon(events: Sequence[PrivacyEvent | None], delta: float = DELTA, *
 
 @lru_cache(maxsize=256)  # an account and its promise ask the same
 def _epsilon_and_advantage(
-    counted: tuple[tuple[Step, int], ...], delta: float, guess: float, records: int = 1
+    counted: tuple[tuple[Step | OtherRelease, int], ...], delta: float, guess: float, records: int = 1
 ) -> tuple[float, float]:
     """ε at δ, and δ at ε = 0: the total variation distance between the two worlds."""
-    counts = dict(counted)
-    if not counts:
+    if not counted:
         return 0.0, 0.0
+    counts = {step: count for step, count in counted if isinstance(step, Step)}
+    others: dict[OtherRelease, int] = {}
+    for release, count in counted:
+        if isinstance(release, OtherRelease):
+            seen = release if records == 1 else release.for_group(records)
+            if seen is None:
+                return math.inf, 1.0
+            others[seen] = count
     # Gaussians over the full batch merge into one, Σ 1/σ², whose loss distribution is known in closed form.
     inverse_square = sum(n / s.noise_multiplier**2 for s, n in counts.items() if s.sampling_rate == 1.0)
-    if all(step.sampling_rate == 1.0 for step in counts):
+    if not others and all(step.sampling_rate == 1.0 for step in counts):
         mu = records * math.sqrt(inverse_square)
         return float(epsilon_of(mu, delta)), float(delta_of(0.0, mu))
-    spacing = _bin_width(list(counts), max(guess, 0.01), records)
+    spacing = _bin_width(list(counts), list(others), max(guess, 0.01), records)
     total = pld.identity(value_discretization_interval=spacing)
     if inverse_square > 0:
         sigma = inverse_square**-0.5 / records
@@ -356,6 +495,11 @@ def _epsilon_and_advantage(
     for step, count in counts.items():
         if step.sampling_rate < 1.0:
             total = total.compose(_sampled(step, records, spacing).self_compose(count))
+    for release, count in others.items():
+        loss = release.loss_distribution(spacing)
+        if loss is None:
+            return math.inf, 1.0
+        total = total.compose(loss.self_compose(count))
     return float(total.get_epsilon_for_delta(delta)), float(total.get_delta_for_epsilon(0.0))
 
 
@@ -365,7 +509,8 @@ def _sampled(step: Step, records: int, spacing: float) -> PrivacyLossDistributio
         return pld.from_gaussian_mechanism(
             step.noise_multiplier, sampling_prob=step.sampling_rate, value_discretization_interval=spacing
         )
-    q, drawn = step.sampling_rate, range(records + 1)
+    q = step.sampling_rate
+    drawn = range(records + 1)
     return pld.from_mixture_gaussian_mechanism(
         step.noise_multiplier,
         [float(j) for j in drawn],
@@ -374,12 +519,15 @@ def _sampled(step: Step, records: int, spacing: float) -> PrivacyLossDistributio
     )
 
 
-def _bin_width(steps: Sequence[Step], total: float, records: int = 1) -> float:
+def _bin_width(steps: Sequence[Step], others: Sequence[OtherRelease], total: float, records: int = 1) -> float:
     """Fine against the total ε and against the spread of each step's loss, which the bins widen.
 
     The loss of a sampled step has standard deviation near q·√(e^(1/σ²) − 1), that of a group at least `records`
     times that; a bin of h adds up to h²/4. A group's bins are dear, so they are as wide as its losses are.
     """
-    spread = min(s.sampling_rate * math.sqrt(math.expm1(min(s.noise_multiplier**-2, 50.0))) for s in steps)
+    spreads = [s.sampling_rate * math.sqrt(math.expm1(min(s.noise_multiplier**-2, 50.0))) for s in steps]
+    # The divergence of a small order is about half of the losses' variance.
+    spreads += [math.sqrt(2.0 * float(other.renyi_divergence(ORDERS[:1])[0])) for other in others]
+    spread = min(spreads)
     width = records * min(total / _BINS_PER_EPSILON, spread / _BINS_PER_STEP, 4e-3)
     return max(width, total / _MAX_BINS_PER_EPSILON)

@@ -41,7 +41,8 @@ pld = late("dp_accounting.pld.privacy_loss_distribution")
 # Neighbours on the grid differ by a factor 2^(1/64): a lookup adds at most 1.1 % noise.
 _PER_OCTAVE = 64
 # The ε that a table covers; below, `ReleaseFamily` falls back to closed-form bounds, above, it over-noises.
-EPSILON_MIN, EPSILON_MAX = 0.02, 20.0
+EPSILON_MIN = 0.02
+EPSILON_MAX = 20.0
 _FORMAT = "privmarket-noise-table-2"
 # This share of δ is kept for finite arithmetic; tables are computed at the rest.
 ARITHMETIC_SHARE = 2.0**-10
@@ -349,7 +350,9 @@ def _read(
     """The stored table, or None when it is damaged, of another format or another schedule's: built again then."""
     try:
         with place.open("rb") as file, np.load(file, allow_pickle=False) as stored:
-            noise, epsilon, digest = stored["noise_multiplier"], stored["epsilon"], str(stored["digest"])
+            noise = stored["noise_multiplier"]
+            epsilon = stored["epsilon"]
+            digest = str(stored["digest"])
     except Exception:
         # A flipped bit surfaces anywhere in zip, zlib or NumPy's header; whatever it raises, the file is bad.
         return None

@@ -1,17 +1,24 @@
-"""What was released: frozen events, and the one place where a release is multiplied by its count.
+"""What was released, as accountants and wallets see it: frozen events, counted in one place.
 
-Every event is a number of identical steps of one mechanism: a sum over a Poisson sample of the client's
-records, clipped to norm C each, plus N(0, (noise_multiplier · C)²) on every coordinate. The full batch is
-sampling rate 1. The privacy unit is one record (or person) zeroed out, the number of records being public, so the
-sum's sensitivity is C.
+A `PrivacyEvent` is the release that this package trains models with: a number of identical steps of one
+mechanism, a sum over a Poisson sample of the client's records, clipped to norm C each, plus N(0,
+(noise_multiplier · C)²) on every coordinate. The full batch is sampling rate 1. The privacy unit is one record
+(or person) zeroed out, the number of records being public, so the sum's sensitivity is C.
+
+Every other release, with other noise, is an `OtherRelease`: a class that states how far apart its outputs are with
+and without one unit. Laplace noise is in `_laplace`; docs/how-to/other-releases.md shows one of your own.
 """
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from dataclasses import asdict, dataclass, is_dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from privmarket._lazy import late
 from privmarket._settings import DELTA
@@ -19,12 +26,14 @@ from privmarket.errors import PrivacyError
 
 if TYPE_CHECKING:
     import dp_accounting
+    from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 else:
     dp_accounting = late("dp_accounting")
 
-
 Unit = Literal["record", "person"]
 """What one unit of privacy is: a record, or all records of a person at one client."""
+
+Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +65,55 @@ class PrivacyEvent:
             )
 
 
+class OtherRelease(ABC):
+    """A release whose noise is not Gaussian. Derive a frozen dataclass from it, so that equal releases are equal.
+
+    Accountants and wallets need one figure, `renyi_divergence`. The others make them tighter where they are known.
+    Let P and Q be the distributions of the output with and without one unit. Every figure must hold for both orders
+    of the pair, and must never be below the truth: nothing here can check that.
+    """
+
+    stored_name: ClassVar[str] = ""
+    """Under which name stored wallets keep releases of this class: `module:Class` unless it states another."""
+
+    _known: ClassVar[dict[str, type[OtherRelease]]] = {}
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        if "stored_name" not in vars(cls):
+            cls.stored_name = f"{cls.__module__}:{cls.__qualname__}"
+        OtherRelease._known[cls.stored_name] = cls
+
+    @abstractmethod
+    def renyi_divergence(self, orders: Array) -> Array:
+        """(orders,) at least the Rényi divergence D_α(P‖Q) at each order α > 1; infinite where it is not known."""
+
+    @property
+    def gaussian_mu(self) -> float:
+        """A μ such that P and Q are no easier to tell apart than N(0, 1) and N(μ, 1); infinite if none is known."""
+        return math.inf
+
+    @property
+    def pure_epsilon(self) -> float:
+        """ε at δ = 0: no output is more than e^ε times as likely under P as under Q; infinite if there is none."""
+        return math.inf
+
+    def loss_distribution(self, spacing: float) -> PrivacyLossDistribution | None:
+        """dp-accounting's privacy loss distribution of the release, pessimistic, with losses in bins of `spacing`.
+
+        None where it is not known: ε by loss distributions is then infinite, and Rényi accounting decides.
+        """
+        return None
+
+    def for_group(self, records: int) -> OtherRelease | None:
+        """What the release is for a person with so many records, all zeroed out at once; None if not known."""
+        return None
+
+
+Release = PrivacyEvent | OtherRelease
+"""Whatever an accountant composes and a wallet is charged with."""
+
+
 class Step(NamedTuple):
     """One noisy sum: its noise multiplier and sampling rate. An event repeats it `steps` times."""
 
@@ -63,17 +121,20 @@ class Step(NamedTuple):
     sampling_rate: float
 
 
-def step_counts(events: Iterable[PrivacyEvent | None]) -> dict[Step, int]:
+def step_counts(events: Iterable[Release | None]) -> dict[Step | OtherRelease, int]:
     """How often each mechanism ran in all; None is a round in which nothing was released.
 
     The only place where a release is multiplied by its count: every accountant starts from here, so that
     one event of ten steps and ten events of one step cannot disagree.
     """
-    counts: dict[Step, int] = {}
+    counts: dict[Step | OtherRelease, int] = {}
     for event in events:
-        if event is not None:
+        if isinstance(event, PrivacyEvent):
             step = Step(event.noise_multiplier, event.sampling_rate)
             counts[step] = counts.get(step, 0) + event.steps
+        elif event is not None:
+            require_release(event)
+            counts[event] = counts.get(event, 0) + 1
     return counts
 
 
@@ -89,18 +150,52 @@ def to_dp_event(events: Iterable[PrivacyEvent | None]) -> dp_accounting.DpEvent:
         )
         return dp_accounting.SelfComposedDpEvent(sampled, count)
 
-    parts = [one(step, count) for step, count in step_counts(events).items()]
+    parts = []
+    for step, count in step_counts(events).items():
+        if not isinstance(step, Step):
+            raise PrivacyError(f"{step}: has no form in dp-accounting's terms", "compose its own event there")
+        parts.append(one(step, count))
     return dp_accounting.ComposedDpEvent(parts) if parts else dp_accounting.NoOpDpEvent()
 
 
-def from_json(fields: Mapping[str, float]) -> PrivacyEvent:
-    """An event from its stored fields, as `dataclasses.asdict` gives them."""
+def to_json(event: Release) -> dict[str, Any]:
+    """The fields of a release, for a store; `from_json` reads them."""
+    if isinstance(event, PrivacyEvent):
+        return asdict(event)
+    if not is_dataclass(event):
+        raise PrivacyError(f"{event}: cannot be stored", "derive a frozen dataclass from OtherRelease")
+    return {"release": event.stored_name, **asdict(event)}
+
+
+def from_json(fields: Mapping[str, Any]) -> Release:
+    """A release from its stored fields, as `to_json` gives them.
+
+    A class of your own must have been imported before: reading a file never imports what the file names.
+    """
+    name = fields.get("release")
     known = {"noise_multiplier", "sampling_rate", "steps"}
-    if set(fields) != known:
+    if name is None and set(fields) != known:
         raise PrivacyError(
             f"a stored privacy event has fields {sorted(fields)}", f"expected {', '.join(sorted(known))}"
         )
-    return PrivacyEvent(float(fields["noise_multiplier"]), float(fields["sampling_rate"]), int(fields["steps"]))
+    if name is not None and name not in OtherRelease._known:
+        raise PrivacyError(f"a stored release is a {name!r}, which is not known", "import its module first")
+    made = PrivacyEvent if name is None else OtherRelease._known[name]
+    try:
+        return made(**{key: value for key, value in fields.items() if key != "release"})
+    except PrivacyError:
+        raise
+    except (TypeError, ValueError) as error:
+        raise PrivacyError(f"a stored release {dict(fields)}: {error}", "restore the file from a copy") from error
+
+
+def require_release(event: object) -> None:
+    """Refuses what is no release: whatever an accountant does not know must not count as free."""
+    if not isinstance(event, PrivacyEvent | OtherRelease):
+        raise PrivacyError(
+            f"{event!r} is no release",
+            "give a PrivacyEvent, a LaplaceRelease, or a class derived from OtherRelease",
+        )
 
 
 def require_delta(delta: float) -> None:

@@ -21,7 +21,8 @@ def delta_of(epsilon: ArrayLike, mu: ArrayLike) -> Array:
 
     Implements: Theorem 8 of [BalleWang2018].
     """
-    e, m = np.asarray(epsilon, float), np.asarray(mu, float)
+    e = np.asarray(epsilon, float)
+    m = np.asarray(mu, float)
     # e^ε Φ(·) in logarithms: e^ε alone overflows from ε = 710 on.
     return np.asarray(np.exp(log_ndtr(m / 2 - e / m)) - np.exp(e + log_ndtr(-m / 2 - e / m)))
 
@@ -35,11 +36,13 @@ def mu_of(epsilon: ArrayLike, delta: ArrayLike) -> Array:
     # δ(ε; μ) ≤ P(loss > ε), which falls short of δ at the lower end and exceeds it at the upper end.
     tail = -ndtri(d)
     safe = np.log(np.sqrt(tail**2 * (tail > 0) + 2 * e) - tail * (tail > 0))
-    low, high = safe - 1.0, np.log(2 * np.sqrt(2 * e) + 20.0)
+    low = safe - 1.0
+    high = np.log(2 * np.sqrt(2 * e) + 20.0)
     for _ in range(_HALVINGS):
         middle = 0.5 * (low + high)
         private = delta_of(e, np.exp(middle)) <= d
-        low, high = np.where(private, middle, low), np.where(private, high, middle)
+        low = np.where(private, middle, low)
+        high = np.where(private, high, middle)
     return np.asarray(np.exp(low))
 
 
@@ -51,11 +54,13 @@ def epsilon_of(mu: ArrayLike, delta: ArrayLike) -> Array:
     m, d = np.broadcast_arrays(np.asarray(mu, float), np.asarray(delta, float))
     m = np.maximum(m, 1e-300)  # nothing released, μ = 0, costs nothing
     # The privacy loss is N(μ²/2, μ²) and δ(ε) ≤ P(loss > ε).
-    low, high = np.zeros(m.shape), m**2 / 2 + m * np.maximum(-ndtri(d), 0.0)
+    low = np.zeros(m.shape)
+    high = m**2 / 2 + m * np.maximum(-ndtri(d), 0.0)
     for _ in range(_HALVINGS):
         middle = 0.5 * (low + high)
         private = delta_of(middle, m) <= d
-        low, high = np.where(private, low, middle), np.where(private, middle, high)
+        low = np.where(private, low, middle)
+        high = np.where(private, middle, high)
     return np.asarray(high)
 
 

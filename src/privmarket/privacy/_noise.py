@@ -63,9 +63,11 @@ _COARSE = np.uint32(1 << 12)
 _LARGEST_UNIFORM = np.nextafter(np.float32(1.0), np.float32(0.0))
 
 
-DIGIT_DEVIATION, RADIX = 256, 128
+DIGIT_DEVIATION = 256
+RADIX = 128
 # More than five digits would leave the integers that float64 holds exactly.
-MIN_LEVELS, MAX_LEVELS = 2, 5
+MIN_LEVELS = 2
+MAX_LEVELS = 5
 # Total-variation distance of a draw from a rounded Gaussian: 4·1.01·2^−112 + 5·2^−131, lemmas 2 and 3 of the page.
 DISTANCE = 2.0**-109
 
@@ -82,7 +84,10 @@ CHUNK = 1 << 15
 _REACH = 3640
 # A table entry below −_REACH is no digit: it is −2^15 plus the number of the open cell.
 _OPEN = -(2**15)
-_CELL_BITS, _OCTET_BITS, _WORD_BITS, _TAIL_BITS = 16, 8, 64, 56
+_CELL_BITS = 16
+_OCTET_BITS = 8
+_WORD_BITS = 64
+_TAIL_BITS = 56
 _RESOLUTION_BITS = _CELL_BITS + _OCTET_BITS + _WORD_BITS + _TAIL_BITS
 _GUARD_BITS = 112
 
@@ -144,7 +149,8 @@ class NoiseSource:
         self._made_after: int | None = None  # the count of forks when a system-keyed stream was made
         # Counters start at 0 for every key; keys are never reused for anything else.
         tail_key = hmac.digest(key, repr(("tail",)).encode(), "sha256")[:16]
-        bits, tail = algorithms.AES(key), algorithms.AES(tail_key)
+        bits = algorithms.AES(key)
+        tail = algorithms.AES(tail_key)
         self._key = key
         self._bits: ciphers.CipherContext = ciphers.Cipher(bits, modes.CTR(bytes(16))).encryptor()
         self._tail_bits: ciphers.CipherContext = ciphers.Cipher(tail, modes.CTR(bytes(16))).encryptor()
@@ -246,7 +252,8 @@ class NoiseSource:
         np.log(radius, out=radius)
         radius *= np.float32(-2.0)
         np.sqrt(radius, out=radius)
-        angle, cosine = _WORKSPACE.angle[:pairs], _WORKSPACE.cosine[:pairs]
+        angle = _WORKSPACE.angle[:pairs]
+        cosine = _WORKSPACE.cosine[:pairs]
         np.copyto(angle, words[pairs:].view(np.int32), casting="same_kind")
         angle *= np.float32(math.pi / 2.0**31)  # [−π, π): sines and cosines of small angles keep their bits
         np.cos(angle, out=cosine)
@@ -335,7 +342,8 @@ def draw_digits(cells: NDArray[np.uint16], levels: int, source: Words) -> NDArra
     """
     tables = digit_tables()
     total = cells.size
-    places, digits = _DIGIT_WORKSPACE.places[:total], _DIGIT_WORKSPACE.digits[:total]
+    places = _DIGIT_WORKSPACE.places[:total]
+    digits = _DIGIT_WORKSPACE.digits[:total]
     np.copyto(places, cells)
     places[total - total // levels :] += 2**_CELL_BITS  # the lowest digit has the second table
     tables.guide.take(places, out=digits, mode="clip")
@@ -346,7 +354,8 @@ def draw_digits(cells: NDArray[np.uint16], levels: int, source: Words) -> NDArra
         undecided = undecided[digits[undecided] < -_REACH]
     if undecided.size:  # then 64
         numbers = digits[undecided].astype(np.intp) - _OPEN
-        words, threshold = source.more_bytes(8 * undecided.size).view("<u8"), tables.threshold[numbers]
+        words = source.more_bytes(8 * undecided.size).view("<u8")
+        threshold = tables.threshold[numbers]
         digits[undecided] = tables.first[numbers] + (words >= threshold)
         for k in np.flatnonzero(tables.crowded[numbers] | (words == threshold)):  # and then 56, as far as needed
             digits[undecided[k]] = tables.invert(int(tables.part[numbers[k]]), int(words[k]), source)
@@ -389,7 +398,9 @@ def digit_tables() -> DigitTables:
     """The tables, computed once per process in integer arithmetic, about a third of a second."""
     steps = digit_steps(discrete_weights), digit_steps(rounded_weights)
     cells = np.arange(2**_CELL_BITS)
-    guides, fines, opened = [], [], []
+    guides = []
+    fines = []
+    opened = []
     for kind, mine in enumerate(steps):
         low, high = _digits_at_ends(mine, cells, _CELL_BITS)
         parts = (256 * cells[low < high, None] + np.arange(256)).reshape(-1)
@@ -436,7 +447,8 @@ def digit_steps(weights_of: Callable[[int], list[int]], bits: int = _RESOLUTION_
     """
     weights = weights_of(bits + _GUARD_BITS)
     total = 2 * sum(weights) - weights[0]
-    running, steps = 0, []
+    running = 0
+    steps = []
     for weight in [*weights[:0:-1], *weights[:-1]]:
         running += weight
         steps.append((running << bits) // total)
@@ -448,7 +460,8 @@ def discrete_weights(bits: int) -> list[int]:
 
     Each of the few thousand products loses less than one unit of the last place.
     """
-    step, ratio = (_exp_minus(Fraction(1, k * DIGIT_DEVIATION**2), bits) for k in (2, 1))
+    step = _exp_minus(Fraction(1, 2 * DIGIT_DEVIATION**2), bits)
+    ratio = _exp_minus(Fraction(1, DIGIT_DEVIATION**2), bits)
     weights = [1 << bits]
     for _ in range(_REACH):
         weights.append(weights[-1] * step >> bits)
@@ -465,20 +478,93 @@ def rounded_weights(bits: int) -> list[int]:
     squared = DIGIT_DEVIATION**2
     weights = []
     for x, weight in enumerate(discrete_weights(bits)):
-        before, term, integral, k = 0, 1 << bits, 0, 0
+        before = 0
+        term = 1 << bits
+        integral = 0
+        k = 0
         while abs(term) >> k or abs(before) >> k:
             if k % 2 == 0:
                 integral += term // ((k + 1) << k)  # ∫ yᵏ over [−½, ½] = 2^−k/(k + 1)
-            before, term, k = term, -(x * term + before) // ((k + 1) * squared), k + 1
+            following = -(x * term + before) // ((k + 1) * squared)
+            before = term
+            term = following
+            k += 1
         weights.append(weight * integral >> bits)
     return weights
 
 
 def _exp_minus(x: Fraction, bits: int) -> int:
     """e^−x·2^bits for a small x ≥ 0, by its power series."""
-    term, total, k = 1 << bits, 0, 0
+    term = 1 << bits
+    total = 0
+    k = 0
     while term:
         total += -term if k % 2 else term
         k += 1
         term = term * x.numerator // (x.denominator * k)
     return total
+
+
+def draw_discrete_laplace(source: Words, count: int, rate: Fraction) -> list[int]:
+    """`count` whole numbers of the discrete Laplace distribution, P(N = k) ∝ e^{−|k|·rate}, exactly.
+
+    Only whole numbers are computed with, and a draw that the bits at hand do not decide takes more of them: there
+    is no table, no rounding and no largest draw. The time that a draw takes, some 20 microseconds, depends on it.
+
+    Args:
+        rate: above 0: ε over the sensitivity. `Fraction(0.1)` is the float64 number 0.1, exactly.
+
+    Implements: Algorithm 2 of [CanonneKamathSteinke2020], with s/t = rate.
+    """
+    s = rate.numerator
+    t = rate.denominator
+    if s <= 0:
+        raise PrivacyError(f"discrete Laplace noise of rate {rate}", "give a rate above 0")
+    bits = _Bits(source)
+    drawn: list[int] = []
+    while len(drawn) < count:
+        remainder = bits.below(t)
+        if not bits.exp_minus(remainder, t):
+            continue
+        whole = 0
+        while bits.exp_minus(1, 1):
+            whole += 1
+        magnitude = (remainder + t * whole) // s
+        negative = bits.below(2) == 1
+        if negative and magnitude == 0:
+            continue  # else zero would be drawn twice as often as it should be
+        drawn.append(-magnitude if negative else magnitude)
+    return drawn
+
+
+class _Bits:
+    """Random whole numbers and coins from a stream of random bytes, exact for every fraction."""
+
+    def __init__(self, source: Words) -> None:
+        self._source = source
+        self._held = 0
+        self._size = 0
+
+    def below(self, limit: int) -> int:
+        """A number from 0 to limit − 1, each equally likely: bits are drawn again until they name one of them."""
+        size = (limit - 1).bit_length()
+        while True:
+            while self._size < size:
+                more = self._source.more_bytes(64).tobytes()
+                self._held |= int.from_bytes(more, "little") << self._size
+                self._size += 8 * len(more)
+            number = self._held & ((1 << size) - 1)
+            self._held >>= size
+            self._size -= size
+            if number < limit:
+                return number
+
+    def exp_minus(self, numerator: int, denominator: int) -> bool:
+        """A coin that is True with probability e^{−x}, x = numerator/denominator ≤ 1.
+
+        The first k for which a coin of probability x/k fails is odd with probability 1 − x + x²/2! − … = e^{−x}.
+        """
+        k = 1
+        while self.below(denominator * k) < numerator:
+            k += 1
+        return k % 2 == 1

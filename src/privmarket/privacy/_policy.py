@@ -40,8 +40,10 @@ GUARDED = "guard "  # how the name of a guarded release begins in a wallet
 
 # Words of the policy file.
 UNLIMITED: Literal["unlimited"] = "unlimited"
-ANY, READY = "any", "ready"
-NONE, TENTH = "none", "tenth"
+ANY = "any"
+READY = "ready"
+NONE = "none"
+TENTH = "tenth"
 
 
 class Reason(StrEnum):
@@ -343,7 +345,8 @@ class SellerPolicy:
             raise _refusal(Reason.EPSILON, f"asked for ε = {order.epsilon}, policy {self.epsilon_per_sale}")
         if not 0 < order.delta <= self.delta * _ROUNDING:
             raise _refusal(Reason.DELTA, f"asked for δ = {order.delta}, policy at most {self.delta}")
-        rate, steps = order.sampling_rate, order.steps
+        rate = order.sampling_rate
+        steps = order.steps
         asked = f"asked for {steps} steps at sampling rate {rate}"
         if not (0 < rate <= 1 and 1 <= steps <= self.steps):
             raise _refusal(Reason.SCHEDULE, f"{asked}, policy at most {self.steps} steps")
@@ -356,7 +359,8 @@ class SellerPolicy:
             (Reason.LEARNING_RATE, "learning_rate"),
             (Reason.EXPECTED_BATCH, "expected_batch"),
         ):
-            value, (low, high) = getattr(order, name), getattr(self, name)
+            value = getattr(order, name)
+            (low, high) = getattr(self, name)
             if value is not None and not low <= value <= high:
                 raise _refusal(reason, f"asked for {name} = {value}, policy {low} to {high}")
         if order.trust not in self.trust:

@@ -44,7 +44,8 @@ FLOAT_WARNING = "not private in floating point"
 
 # Records whose contributions are added by one float32 product, and how many such blocks are added in float32 before
 # the total goes on in float64; see `sum_inflation`.
-BLOCK_RECORDS, BLOCKS_IN_FLOAT32 = 120, 5
+BLOCK_RECORDS = 120
+BLOCKS_IN_FLOAT32 = 5
 # Rounding to the grid may add this share to the sensitivity; more digits of noise are taken to stay below it.
 GRID_SHARE = 2.0**-10
 # With this probability the dither may fail to keep neighbours as close as `rounded_sensitivity` says.
@@ -59,21 +60,25 @@ Out = TypeVar("Out", NDArray[np.float32], NDArray[np.int64])
 
 _UNIT32 = 2.0**-24
 # What float64 adds per record when S is divided by γ, and what underflow may add anywhere.
-_DIVIDING, _UNDERFLOW = 2.0**-51, 2.0**-40
+_DIVIDING = 2.0**-51
+_UNDERFLOW = 2.0**-40
 
 
 class _Buffers:
     """Arrays for the intermediate numbers of one chunk, in one precision."""
 
     def __init__(self, dtype: type[np.floating]) -> None:
-        self.values, self.spare, self.digit = (np.empty(CHUNK, dtype=dtype) for _ in range(3))
+        self.values = np.empty(CHUNK, dtype=dtype)
+        self.spare = np.empty(CHUNK, dtype=dtype)
+        self.digit = np.empty(CHUNK, dtype=dtype)
 
 
 class _Workspace(threading.local):
     """The buffers of both precisions, one set per thread."""
 
     def __init__(self) -> None:
-        self.single, self.double = _Buffers(np.float32), _Buffers(np.float64)
+        self.single = _Buffers(np.float32)
+        self.double = _Buffers(np.float64)
 
 
 _WORKSPACE = _Workspace()
@@ -228,8 +233,10 @@ class ReleaseGrid:
             # Rounded down, so that neighbours come no further apart.
             per_value = np.nextafter(np.float32(per_value), np.float32(0.0))
         for start in range(0, sums.size, CHUNK):
-            given, target = sums[start : start + CHUNK], out[start : start + CHUNK]
-            values, spare = work.values[: given.size], work.spare[: given.size]
+            given = sums[start : start + CHUNK]
+            target = out[start : start + CHUNK]
+            values = work.values[: given.size]
+            spare = work.spare[: given.size]
             cells = source.cells((self.levels + 1) * given.size)
             np.copyto(spare, cells[: given.size])
             spare *= values.dtype.type(2.0**-_DITHER_BITS)

@@ -32,7 +32,7 @@ from privmarket.privacy._gaussian import Array
 pld = late("dp_accounting.pld.privacy_loss_distribution")
 
 Dataset = TypeVar("Dataset")
-Release = Callable[[Dataset, np.random.Generator], ArrayLike]
+ReleaseFunction = Callable[[Dataset, np.random.Generator], ArrayLike]
 
 # The share of trials on which the threshold is chosen; the bound is computed on the others.
 _SELECTION_SHARE = 0.1
@@ -93,7 +93,7 @@ class AuditResult:
 
 
 def collect_scores(
-    release: Release[Dataset],
+    release: ReleaseFunction[Dataset],
     with_canary: Dataset,
     without_canary: Dataset,
     direction: ArrayLike,
@@ -173,7 +173,8 @@ def audit_one_run(
     Implements: Theorem 5.2 of [SteinkeNasrJagielski2023].
     """
     require_delta(delta)
-    seen, truth = np.asarray(scores, dtype=np.float64), np.asarray(included, dtype=bool)
+    seen = np.asarray(scores, dtype=np.float64)
+    truth = np.asarray(included, dtype=bool)
     if seen.ndim != 1 or seen.shape != truth.shape or seen.size < _MIN_TRIALS:
         raise PrivacyError(
             f"audit in one run: {seen.shape} scores and {truth.shape} coins",
@@ -211,7 +212,8 @@ def _error_limits(
     promise = measure(_upper_limit(positives, n_out, miss), _upper_limit(negatives, n_in, miss))
     threshold = candidates[[int(np.argmax(promise))]]
     (positives, n_out), (negatives, n_in) = _errors(inside_rest, outside_rest, threshold)
-    positive, negative = (float(_upper_limit(k, n, miss)[0]) for k, n in ((positives, n_out), (negatives, n_in)))
+    positive = float(_upper_limit(positives, n_out, miss)[0])
+    negative = float(_upper_limit(negatives, n_in, miss)[0])
     return positive, negative, (int(n_out + n_in), float(positives[0] / n_out), float(negatives[0] / n_in))
 
 
@@ -266,7 +268,9 @@ def _two_line_epsilon(positive: Array, negative: Array, delta: float) -> Array:
 def _least_epsilon_on_menu(family: ReleaseFamily, positive: float, negative: float) -> float:
     """The ε of the noisiest entry of the family's menu that the two error rates do not refute."""
     noise, _ = family.menu()
-    low, high = -1, noise.size  # entries up to `low` are consistent, from `high` on refuted
+    # entries up to `low` are consistent, from `high` on refuted
+    low = -1
+    high = noise.size
     while high - low > 1:
         middle = (low + high) // 2
         if _refuted(family, float(noise[middle]), positive, negative):
@@ -318,7 +322,8 @@ def _privacy_profile(family: ReleaseFamily, sigma: float, x: Array) -> Array:
 
 def _one_run_epsilon(canaries: int, guesses: int, correct: int, delta: float, miss: float) -> float:
     """The largest ε under which so many correct guesses have probability below `miss`, by bisection."""
-    low, high = 0.0, 50.0
+    low = 0.0
+    high = 50.0
     if _one_run_p_value(canaries, guesses, correct, low, delta) >= miss:
         return 0.0
     for _ in range(50):

@@ -26,6 +26,7 @@ from privmarket.privacy import _gaussian as gaussian
 from privmarket.privacy._accountant import (
     GAUSSIAN,
     ORDERS,
+    PURE,
     Certificate,
     certify,
     group_epsilon,
@@ -33,7 +34,7 @@ from privmarket.privacy._accountant import (
     renyi_epsilon,
 )
 from privmarket.privacy._calibration import ReleaseFamily
-from privmarket.privacy._events import PrivacyEvent, Unit, require_delta
+from privmarket.privacy._events import PrivacyEvent, Release, Unit, require_delta
 from privmarket.privacy._gaussian import literal_noise_multiplier
 from privmarket.privacy._wallet import Measure, Wallet, Watch
 
@@ -72,7 +73,9 @@ _ARITHMETIC_WORDS: dict[Arithmetic, str] = {
 
 _SALE = re.compile(r"^\s*(?P<terms>[^x×]+?)\s*(?:[x×]\s*(?P<count>\S+)\s*)?$")
 _FIELDS = ("epsilon", "sampling_rate", "steps", "count")
-_LEAST_EPSILON, _MOST_SALES = 1e-12, 10**12  # beyond them the figures overflow
+# beyond them the figures overflow
+_LEAST_EPSILON = 1e-12
+_MOST_SALES = 10**12
 _POINTS_PER_LINE = 40
 
 
@@ -164,7 +167,7 @@ class Promise:
 
 
 def promise(
-    events: Sequence[PrivacyEvent],
+    events: Sequence[Release],
     delta: float = DELTA,
     *,
     epsilon: float | None = None,
@@ -213,11 +216,14 @@ def promise(
     )
 
 
-def alone_event(event: PrivacyEvent, sellers: int, honest_share: float) -> PrivacyEvent:
+def alone_event(event: Release, sellers: int, honest_share: float) -> Release:
     """What a share of a secure sum is if all other sellers' noise is known: noise of σ/√h.
 
-    Each seller adds 1/h of the noise variance that the sum must have, where h = ⌈share·n⌉ sellers are honest.
+    Each seller adds 1/h of the noise variance that the sum must have, where h = ⌈share·n⌉ sellers are honest. A
+    release of another kind is in no sum, and stays as it is.
     """
+    if not isinstance(event, PrivacyEvent):
+        return event
     honest = min(sellers, max(1, math.ceil(honest_share * sellers - 1e-9)))
     return replace(event, noise_multiplier=event.noise_multiplier / math.sqrt(honest))
 
@@ -287,6 +293,12 @@ def lifetime_promise(
         if column == GAUSSIAN:
             fails += gaussian.delta_of(epsilons, math.sqrt(limit))
             divergence = max(divergence, limit / 2)
+        elif column == PURE:
+            # The curve of randomised response, the worst (ε, 0)-DP release there is, and its divergence.
+            fails += np.maximum(math.exp(min(limit, 700.0)) - np.exp(np.minimum(epsilons, 700.0)), 0.0) / (
+                1.0 + math.exp(min(limit, 700.0))
+            )
+            divergence = max(divergence, limit * math.tanh(limit / 2))
         else:
             order = float(ORDERS[column])
             # The inverse of `conversion_cost`.
@@ -324,7 +336,7 @@ def rounded_down_percent(share: float) -> str:
 
 
 @lru_cache(maxsize=1024)
-def _figures(events: tuple[PrivacyEvent, ...], delta: float) -> tuple[float, float, float]:
+def _figures(events: tuple[Release, ...], delta: float) -> tuple[float, float, float]:
     """ε, share of right guesses, ε of a group; sellers make the same sale again and again."""
     certificate = certify(events, delta)
     return certificate.epsilon, certificate.guess_accuracy, group_epsilon(events, delta, records=GROUP_RECORDS)
@@ -437,16 +449,19 @@ def statement(
 
 def running_epsilon(account: Statement) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(points,) number of sales so far, ε by Rényi accounting, ε by basic composition; for a plot."""
-    done, basic = 0, 0.0
+    done = 0
+    basic = 0.0
     before: list[PrivacyEvent] = []
     points = [(0, 0.0, 0.0)]
     for line in account.lines:
-        sale, noise = line.sale, line.noise_multiplier
+        sale = line.sale
+        noise = line.noise_multiplier
         for k in np.unique(np.linspace(1, sale.count, min(sale.count, _POINTS_PER_LINE)).astype(int)):
             epsilon = renyi_epsilon([*before, _repeated(sale, noise, int(k))], account.certificate.delta)
             points.append((done + int(k), epsilon, basic + k * sale.epsilon))
         before.append(_repeated(sale, noise, sale.count))
-        done, basic = done + sale.count, basic + sale.count * sale.epsilon
+        done = done + sale.count
+        basic = basic + sale.count * sale.epsilon
     sales, renyi, added = (np.array(column) for column in zip(*points, strict=True))
     return sales, renyi, added
 
@@ -465,7 +480,8 @@ def read_sales(path: Path) -> list[EqualSales]:
     try:
         with path.open(newline="", encoding="utf-8-sig") as stream:
             reader = csv.DictReader(stream)
-            columns, rows = reader.fieldnames or [], list(reader)
+            columns = reader.fieldnames or []
+            rows = list(reader)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise PrivacyError(f"{path}: cannot be read as CSV: {error}", "give a text file with a header") from error
     names = [name.strip() for name in columns]
@@ -493,10 +509,10 @@ def _sale_of(fields: dict[str, str], count: str | None, where: str) -> EqualSale
             int(fields.get("steps", "1")),
             int(count or "1"),
         )
-    except (KeyError, ValueError) as error:
-        raise PrivacyError(f"{where}: {error}", "ε and rate are numbers, steps and count whole numbers") from error
     except PrivacyError as error:
         raise PrivacyError(f"{where}: {error.message}", error.hint) from error
+    except (KeyError, ValueError) as error:
+        raise PrivacyError(f"{where}: {error}", "ε and rate are numbers, steps and count whole numbers") from error
 
 
 def _repeated(sale: EqualSales, noise: float, times: int) -> PrivacyEvent:
@@ -506,7 +522,8 @@ def _repeated(sale: EqualSales, noise: float, times: int) -> PrivacyEvent:
 
 def _sell(wallet: Wallet, sale: EqualSales, noise: float) -> int:
     """Charges as many of the sales as fit, and says how many."""
-    low, high = 0, sale.count + 1
+    low = 0
+    high = sale.count + 1
     while high - low > 1:
         middle = (low + high) // 2
         if wallet.can_spend(_repeated(sale, noise, middle)):

@@ -28,41 +28,58 @@ new wallet watches `SHARES`: μ², which is exact for full batches, and two Rén
 orders follow from cap and δ alone: for many small releases the divergence at α grows like α, so the order at which
 (limit / α) is largest sells most of them; sales that are large beside the cap need a lower one.
 `privmarket bench wallet` measures what the split costs.
+
+A wallet for releases named in advance (`expected`) watches the one measure that suits them best, with all of δ. For
+a few releases with Laplace noise that is the sum of their ε (`pure`), which Gaussian releases do not have: such a
+wallet never lets a Gaussian release through.
 """
 
 from __future__ import annotations
 
 import copy
 import json
+import math
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import TypedDict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from privmarket._counted import counted
+from privmarket._lazy import late, require
 from privmarket._settings import DELTA
 from privmarket.errors import PrivacyError, WalletError
 from privmarket.privacy import _gaussian as gaussian
+from privmarket.privacy import _laplace  # noqa: F401  # so that stored wallets know its releases by name
 from privmarket.privacy._accountant import (
     COLUMNS,
     GAUSSIAN,
     ORDERS,
+    PURE,
+    RdpAccountant,
     composed_cost,
     composed_epsilon,
     conversion_cost,
     release_costs,
 )
 from privmarket.privacy._calibration import ReleaseFamily
-from privmarket.privacy._events import PrivacyEvent, from_json, require_delta
+from privmarket.privacy._events import Release, from_json, require_delta, to_json
 from privmarket.privacy._gaussian import Array
+
+if TYPE_CHECKING:
+    import pandas
+    from matplotlib.figure import Figure
+else:
+    pandas = late("pandas")
+drawing = late("matplotlib.figure")
 
 # A sale of exactly what is left must fit although μ(ε) and its square are rounded: one part in 10^12 of slack.
 _ROUNDING = 1.0 + 1e-12
 # A menu entry's ε, turned back into noise, may land one rounding error off; then the next entry is taken.
 _TRIM_RETRIES = 3
-
 
 # Of δ for μ²; and for each Rényi order, with how far α − 1 lies below that of many small releases.
 GAUSSIAN_SHARE = 0.775
@@ -74,7 +91,7 @@ SHARES = (GAUSSIAN_SHARE, *_RENYI_SHARES)
 _FEW = 32
 
 Measure = tuple[str, float]
-"""A measure's name, `gaussian` or `renyi` and the order, and its share of δ."""
+"""A measure's name, `gaussian`, `pure`, or `renyi` and the order, and its share of δ."""
 
 
 class _Stored(TypedDict):
@@ -83,7 +100,7 @@ class _Stored(TypedDict):
     cap_epsilon: list[float | None]
     delta: float
     measures: list[list[Measure]]
-    releases: list[dict[str, float | int]]
+    releases: list[dict[str, Any]]
     history: list[list[int | None]]
 
 
@@ -111,7 +128,7 @@ class Wallets:
         cap_epsilon: ArrayLike,
         delta: float = DELTA,
         *,
-        expected: Sequence[PrivacyEvent] = (),
+        expected: Sequence[Release] = (),
         measures: Sequence[Sequence[Measure]] | None = None,
     ) -> None:
         """What the wallets watch follows from cap and δ, unless one of the last two is given.
@@ -138,7 +155,7 @@ class Wallets:
             self._watch = Watch.standard(caps, delta)
         self.capacity: Array = self._watch.limits
         self.spent: Array = np.zeros(self.capacity.shape)
-        self._history: tuple[tuple[PrivacyEvent | None, ...], ...] = ()
+        self._history: tuple[tuple[Release | None, ...], ...] = ()
 
     @property
     def measures(self) -> list[list[Measure]]:
@@ -157,25 +174,25 @@ class Wallets:
         return np.asarray(np.maximum(self._shares_left().max(axis=1), 0.0))
 
     @property
-    def history(self) -> tuple[tuple[PrivacyEvent | None, ...], ...]:
+    def history(self) -> tuple[tuple[Release | None, ...], ...]:
         """One entry per call of `spend`: each client's event, None where it sold nothing."""
         return self._history
 
     def share(self, rounds: int) -> Wallets:
         """Wallets with an even share of what is left, so that as much can be sold in each of `rounds` rounds."""
-        purse = copy.copy(self)
+        shared = copy.copy(self)
         left = self.capacity - self.spent
         # A measure that is used up stays used up.
-        purse.capacity = self.spent + np.where(left > 0, left / rounds, left)
-        return purse
+        shared.capacity = self.spent + np.where(left > 0, left / rounds, left)
+        return shared
 
-    def can_spend(self, events: Sequence[PrivacyEvent | None]) -> NDArray[np.bool_]:
+    def can_spend(self, events: Sequence[Release | None]) -> NDArray[np.bool_]:
         """(clients,) whether each client's event still fits; None always does. Changes nothing."""
         sells = np.array([event is not None for event in events], dtype=bool)
         room = self._room(len(events))
         return np.asarray((self._costs(events) <= room).any(axis=1) | ~sells)
 
-    def spend(self, events: Sequence[PrivacyEvent | None]) -> int:
+    def spend(self, events: Sequence[Release | None]) -> int:
         """Charges one event (or None) per client: all of them, or, if one does not fit, none.
 
         Returns:
@@ -265,7 +282,7 @@ class Wallets:
             found = np.minimum(found + bad, menu.size)
         return np.where(bad, 0.0, end[found])
 
-    def _costs(self, events: Sequence[PrivacyEvent | None]) -> Array:
+    def _costs(self, events: Sequence[Release | None]) -> Array:
         """(clients, measures) what one event per client costs in the measures that its wallet watches."""
         return np.take_along_axis(release_costs(events), self._watch.columns, axis=1)
 
@@ -284,13 +301,13 @@ class Wallets:
     def to_json(self) -> str:
         """Caps, δ, measures and the events; what was spent is recomputed from them."""
         kinds = list(dict.fromkeys(e for entry in self._history for e in entry if e is not None))
-        place: dict[PrivacyEvent | None, int | None] = {kind: at for at, kind in enumerate(kinds)}
+        place: dict[Release | None, int | None] = {kind: at for at, kind in enumerate(kinds)}
         fields: _Stored = {
             "cap_epsilon": [None if np.isinf(c) else float(c) for c in self.cap_epsilon],
             "delta": self.delta,
             "measures": self.measures,
             # Long runs repeat few kinds of release: each is written once, the history as places in that list.
-            "releases": [asdict(kind) for kind in kinds],
+            "releases": [to_json(kind) for kind in kinds],
             "history": [[place.get(e) for e in entry] for entry in self._history],
         }
         return json.dumps(fields)
@@ -309,7 +326,7 @@ class Wallets:
         cls,
         cap_epsilon: ArrayLike,
         delta: float,
-        history: Iterable[Sequence[PrivacyEvent | None]],
+        history: Iterable[Sequence[Release | None]],
         *,
         measures: Sequence[Sequence[Measure]] | None = None,
     ) -> Wallets:
@@ -329,9 +346,19 @@ class Wallets:
 
 
 class Wallet:
-    """One client's lifetime cap on ε and everything it has sold; refuses a sale that does not fit."""
+    """One client's lifetime cap on ε and everything it has sold; refuses a sale that does not fit.
 
-    def __init__(self, cap_epsilon: float, delta: float = DELTA, *, expected: Sequence[PrivacyEvent] = ()) -> None:
+    In the field's words a *privacy filter*: whatever sequence of releases passes it, chosen adaptively by anyone
+    who saw all the earlier outputs, is (cap, δ)-DP in total. The module explains why. `Wallets` is the same for
+    many clients, `WalletFile` the same on a client's disk.
+
+    Args:
+        cap_epsilon: the most ε in all, at `delta`; infinite means no cap.
+        expected: releases named in advance, for which the wallet is then best suited. Others are still charged
+            safely, but may be dear.
+    """
+
+    def __init__(self, cap_epsilon: float, delta: float = DELTA, *, expected: Sequence[Release] = ()) -> None:
         self._one = Wallets([cap_epsilon], delta, expected=expected)
 
     @property
@@ -360,7 +387,7 @@ class Wallet:
         return float(self._one.remaining_share[0])
 
     @property
-    def history(self) -> tuple[PrivacyEvent, ...]:
+    def history(self) -> tuple[Release, ...]:
         """Every release that was sold, oldest first."""
         return tuple(entry[0] for entry in self._one.history if entry[0] is not None)
 
@@ -369,17 +396,61 @@ class Wallet:
         """ε at δ of the history, as the accountant reports it; the filter itself is stricter."""
         return composed_epsilon(self.history, self.delta)
 
-    def can_spend(self, event: PrivacyEvent) -> bool:
+    def can_spend(self, event: Release) -> bool:
         """Whether this release still fits under the cap; changes nothing."""
         return bool(self._one.can_spend([event])[0])
 
-    def spend(self, event: PrivacyEvent) -> None:
+    def spend(self, event: Release) -> None:
         """Charges a release, or raises `WalletError` and charges nothing."""
         self._one.spend([event])
 
     def trim(self, family: ReleaseFamily, offered: float) -> float:
         """The largest ε up to `offered` that can still be sold; 0 when the wallet is as good as empty."""
         return float(self._one.trim(family, offered)[0])
+
+    def __repr__(self) -> str:
+        sales = counted(len(self.history), "sale")
+        return f"Wallet(ε ≤ {self.cap_epsilon:g} at δ = {self.delta:g}, {sales}, {self.remaining_share:.1%} left)"
+
+    def to_frame(self) -> pandas.DataFrame:
+        """One row per sale, oldest first, as a pandas data frame.
+
+        Columns: `release` (what was sold), `epsilon_so_far` (ε at δ of this and all earlier ones, had they been
+        fixed in advance) and `remaining_share` (what was left of the wallet after it).
+        """
+        require("pandas")
+        epsilon, left = self._course()
+        sold = [str(event) for event in self.history]
+        return pandas.DataFrame({"release": sold, "epsilon_so_far": epsilon[1:], "remaining_share": left[1:]})
+
+    def plot(self, path: str | Path | None = None) -> Figure:
+        """What was left of the wallet, and ε so far, after each sale; also written to `path` if it is given."""
+        require("matplotlib")
+        epsilon, left = self._course()
+        figure: Figure = drawing.Figure(figsize=(6.4, 4.0), dpi=150, layout="constrained")
+        upper, lower = figure.subplots(2, 1, sharex=True)
+        upper.step(range(len(left)), left, where="post", color="C0")
+        upper.set(ylabel="part that is left", ylim=(0, 1.05))
+        lower.step(range(len(epsilon)), epsilon, where="post", color="C1", label="ε of the sales so far")
+        if math.isfinite(self.cap_epsilon):
+            lower.axhline(self.cap_epsilon, color="C3", linewidth=1, label="the wallet's cap")
+        lower.set(xlabel="sales", ylabel=f"ε at δ = {self.delta:g}", xlim=(0, None), ylim=(0, None))
+        lower.legend(frameon=False)
+        if path is not None:
+            figure.savefig(path)
+        return figure
+
+    def _course(self) -> tuple[list[float], list[float]]:
+        """(1 + sales,) ε so far, and the part that was left, before the first sale and after each."""
+        again = Wallets([self.cap_epsilon], self.delta, measures=self._one.measures)
+        accountant = RdpAccountant()
+        epsilon = [0.0]
+        left = [1.0]
+        for event in self.history:
+            again.spend([event])
+            epsilon.append(accountant.compose(event).get_epsilon(self.delta))
+            left.append(float(again.remaining_share[0]))
+        return epsilon, left
 
     def to_json(self) -> str:
         """The wallet as JSON text: its cap, δ, measures and releases."""
@@ -472,11 +543,13 @@ def _limits(caps: Array, delta: float, columns: NDArray[np.intp]) -> Array:
     """(clients,) how much of each client's column converts to its cap at δ; infinite without a cap."""
     found = np.full(caps.size, np.inf)
     finite = np.isfinite(caps)
-    renyi = finite & (columns != GAUSSIAN)
+    renyi = finite & (columns < GAUSSIAN)
     found[renyi] = caps[renyi] - conversion_cost(ORDERS[columns[renyi]], delta)
     normal = finite & (columns == GAUSSIAN)
     if normal.any():
         found[normal] = gaussian.mu_of(caps[normal], delta) ** 2
+    pure = finite & (columns == PURE)
+    found[pure] = caps[pure]  # Σ ε ≤ cap needs no δ at all [RogersEtAl2016]
     return found
 
 
@@ -524,7 +597,9 @@ def menu_with_costs(family: ReleaseFamily) -> tuple[Array, Array]:
 
 
 def measure_name(column: int) -> str:
-    """What a wallet that watches this column says: `gaussian`, or `renyi` and the order."""
+    """What a wallet that watches this column says: `gaussian`, `pure`, or `renyi` and the order."""
+    if column == PURE:
+        return "pure"
     return "gaussian" if column == GAUSSIAN else f"renyi {ORDERS[column]:g}"
 
 

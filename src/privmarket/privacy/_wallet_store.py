@@ -21,7 +21,7 @@ steps, over the same filter (`Wallets`) and with the same errors, but no driver 
 - `broker._wallets` writes a round's awards into the log, in the transaction that clears it, with payments. Whether
   they fit was checked before, outside that transaction; settlement voids row by row, between other entries.
 
-One set of laws tests all of them, through the functions that the engines call.
+One set of tests holds all of them to it (`tests/laws/test_wallet_stores.py`), through what the engines call.
 
 A client's wallet file (`WalletFile`) is a list of JSON lines that only grows: `opened`, perhaps `guarded`, then
 per sale `reserved`, and `released`, `paid` or `void`. A sale is written and forced to disk *before* training for it
@@ -51,9 +51,9 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Literal, NotRequired, Protocol, TypedDict
+from typing import IO, Any, Literal, NotRequired, Protocol, TypedDict
 
 import numpy as np
 
@@ -62,7 +62,7 @@ from privmarket._settings import DELTA, Trust
 from privmarket.errors import PrivacyError, PrivmarketError, WalletError
 from privmarket.privacy._accountant import composed_epsilon
 from privmarket.privacy._calibration import ReleaseFamily
-from privmarket.privacy._events import PrivacyEvent, Unit, from_json
+from privmarket.privacy._events import PrivacyEvent, Release, Unit, from_json, to_json
 from privmarket.privacy._wallet import Measure, Wallets
 
 if sys.platform == "win32":
@@ -101,7 +101,7 @@ class WalletStore(Protocol):
             WalletError: a client sold nothing under this name, or its update is known to have left.
         """
 
-    def spent(self, client: str) -> tuple[PrivacyEvent, ...]:
+    def spent(self, client: str) -> tuple[Release, ...]:
         """All that counts as spent by a client, oldest first; empty for a client that is not known."""
 
 
@@ -118,11 +118,11 @@ class MemoryStore:
     wallets: Wallets
     _sales: dict[str, tuple[int, set[str]]] = field(default_factory=dict)
 
-    def reserve(self, sale: str, events: Mapping[str, PrivacyEvent]) -> None:
+    def reserve(self, sale: str, events: Mapping[str, Release]) -> None:
         """Reserves the releases of a sale for all clients or, if one does not fit, for none."""
         if sale in self._sales:
             raise SoldBeforeError(sale)
-        entry: list[PrivacyEvent | None] = [None] * self.wallets.clients
+        entry: list[Release | None] = [None] * self.wallets.clients
         for client, event in events.items():
             entry[self.places[client]] = event
         charged = copy(self.wallets)
@@ -142,7 +142,7 @@ class MemoryStore:
         self.wallets = kept
         sold.difference_update(clients)
 
-    def spent(self, client: str) -> tuple[PrivacyEvent, ...]:
+    def spent(self, client: str) -> tuple[Release, ...]:
         """What counts as spent of a client's wallet, as `WalletStore.spent` describes."""
         if client not in self.places:
             return ()
@@ -212,7 +212,7 @@ class SaleEntry(TypedDict):
     """
 
     epsilon: float
-    event: dict[str, float]
+    event: dict[str, Any]
     released: bool
     unit: NotRequired[Unit]
     trust: NotRequired[Trust]
@@ -384,7 +384,7 @@ class WalletFile:
         """The names of all sales."""
         return set(self._read().sales)
 
-    def spent(self) -> tuple[PrivacyEvent, ...]:
+    def spent(self) -> tuple[Release, ...]:
         """All that counts as spent, oldest first."""
         wallets = self._read().wallets
         return () if wallets is None else tuple(e for entry in wallets.history if (e := entry[0]) is not None)
@@ -405,7 +405,8 @@ class WalletFile:
             msvcrt.locking(stream.fileno(), msvcrt.LK_LOCK, 1)
         else:
             fcntl.flock(stream, fcntl.LOCK_EX)
-        inode, size = os.fstat(stream.fileno()).st_ino, os.fstat(stream.fileno()).st_size
+        inode = os.fstat(stream.fileno()).st_ino
+        size = os.fstat(stream.fileno()).st_size
         replay = _REPLAYS.get(self.path)
         if replay is None or replay.inode != inode or replay.offset > size:
             replay = _REPLAYS[self.path] = _Replay(inode)
@@ -459,7 +460,7 @@ class OpenWallet:
         self,
         sale: str,
         epsilon: float,
-        event: PrivacyEvent,
+        event: Release,
         *,
         unit: str = "record",
         trust: str = "local",
@@ -494,7 +495,7 @@ class OpenWallet:
             raise WalletError(
                 f"ε = {epsilon:g} does not fit: {self.remaining_share:.1%} of the wallet is left", "offer less"
             ) from error
-        line: dict[str, object] = {"kind": "reserved", "sale": sale, "epsilon": epsilon, "event": asdict(event)}
+        line: dict[str, object] = {"kind": "reserved", "sale": sale, "epsilon": epsilon, "event": to_json(event)}
         line |= {"unit": unit, "trust": trust}
         if trust == "aggregate":
             line |= {"registered": registered}
@@ -636,12 +637,13 @@ def _apply(state: _Replay, line: bytes, place: str) -> None:
     before = state.heads[-1] if state.heads else ""
     try:
         entry = json.loads(line)
-        kind, sale = entry.pop("kind"), entry.pop("sale", None)
+        kind = entry.pop("kind")
+        sale = entry.pop("sale", None)
         if kind == "opened" and state.wallets is None:
             cap = np.inf if entry["cap_epsilon"] is None else entry["cap_epsilon"]
             state.wallets = Wallets([cap], entry["delta"], measures=[entry["measures"]])
         elif kind == "reserved" and state.wallets is not None:
-            state.wallets.spend([PrivacyEvent(**entry["event"])])
+            state.wallets.spend([from_json(entry["event"])])
             state.sales[sale] = entry
             state.sales[sale]["released"] = False
         elif kind == "void" and state.wallets is not None:

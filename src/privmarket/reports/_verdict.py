@@ -15,8 +15,8 @@ import numpy as np
 from privmarket._counted import counted
 from privmarket._settings import TRUSTS, Trust
 from privmarket.market._audit import beyond_rounding
-from privmarket.privacy._accountant import RdpAccountant, composed_epsilon, guess_accuracy
-from privmarket.privacy._events import PrivacyEvent
+from privmarket.privacy._accountant import RdpAccountants, composed_epsilon, guess_accuracy
+from privmarket.privacy._events import Release
 from privmarket.privacy._statement import Promise, promise, rounded_up_percent
 from privmarket.reports._own_records import OwnRecords
 from privmarket.rounds import MICRO, offered_micro
@@ -67,12 +67,13 @@ def worst_promise_alone(result: RunResult) -> Promise | None:
     return None if rounds is None else _worst(result, rounds)
 
 
-def _worst(result: RunResult, rounds: Sequence[Sequence[PrivacyEvent | None]]) -> Promise | None:
+def _worst(result: RunResult, rounds: Sequence[Sequence[Release | None]]) -> Promise | None:
     """What the rounds' releases promise to the client that released most; None where nobody released anything."""
     config = result.config
-    accountant = RdpAccountant(config.clients)
-    accountant.compose(*rounds)
-    place = int(np.argmax(accountant.epsilon(config.delta)))
+    accountants = RdpAccountants(config.clients)
+    for events in rounds:
+        accountants.compose(events)
+    place = int(np.argmax(accountants.get_epsilon(config.delta)))
     most = [event for entry in rounds if (event := entry[place])]
     if not most:
         return None

@@ -2,8 +2,11 @@
 
 `Round` is a state machine without I/O. The simulation, the Flower apps and the broker all drive this one, so a
 rule that holds here (payment on delivery, the rest refunded, no sale above an offer) holds in all of them.
-`play_round` drives it for whoever bids, holds the auction, trains and pays. Needs NumPy and SciPy, neither torch
-nor a web server.
+`play_round` drives it for whoever bids (`Bidders`), holds the auction (`Auctioneer`), trains (`Trainers`) and pays
+with ε (`privacy._wallet_store.WalletStore`). Needs NumPy and SciPy, neither torch nor a web server.
+
+Begin with `play_round`, then `Round`; `Terms`, `Offer`, `Award` and `RoundRecord` are what they pass around,
+`Pacing` divides a run's money among its rounds.
 """
 
 from privmarket.rounds._awards import Award, Offer, RoundRecord

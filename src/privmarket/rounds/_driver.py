@@ -1,7 +1,7 @@
 """One function that plays a round, wherever its four parties are.
 
-    terms → auctioneer.clear (bidders.offers) → purses.reserve → trainers.train
-          → auctioneer.settle → purses.void
+    terms → auctioneer.clear (bidders.offers) → wallets.reserve → trainers.train
+          → auctioneer.settle → wallets.void
 
 The simulation, the Flower app and the Flower strategy all play their rounds through this module; what differs
 between them stands behind four ports. A Flower strategy is called twice per round, before and after training, so
@@ -52,7 +52,7 @@ class Auctioneer(Protocol):
             says how much money is in escrow.
         """
 
-    def settle(self, market: Round, reports: Mapping[str, str | None], voided: Mapping[str, str]) -> Round:
+    def settle(self, auction: Round, reports: Mapping[str, str | None], voided: Mapping[str, str]) -> Round:
         """Pays what was delivered and refunds the rest, once per round; the arguments are those of `Round.settle`.
 
         Returns:
@@ -91,40 +91,40 @@ class Delivered:
 class Trainers(Protocol):
     """Who trains: a pool of processes, a fleet, a fleet under secure aggregation."""
 
-    def train(self, market: Round) -> Delivered:
+    def train(self, auction: Round) -> Delivered:
         """Has every client with an award train for it, and takes what comes back before the deadline."""
 
 
 def play_round(
-    terms: Terms, bidders: Bidders, auctioneer: Auctioneer, trainers: Trainers, purses: WalletStore
+    terms: Terms, bidders: Bidders, auctioneer: Auctioneer, trainers: Trainers, wallets: WalletStore
 ) -> tuple[Round, RoundRecord, Delivered]:
     """Plays a round from its terms to its settlement.
 
     Returns:
         The round with its awards, its record, and what was delivered (its `update` moves the model).
     """
-    market = hold_auction(terms, bidders, auctioneer, purses)
-    delivered = trainers.train(market) if market.awards else Delivered()
-    settled = settle_round(market, delivered, auctioneer, purses)
+    auction = hold_auction(terms, bidders, auctioneer, wallets)
+    delivered = trainers.train(auction) if auction.awards else Delivered()
+    settled = settle_round(auction, delivered, auctioneer, wallets)
     assert settled.record is not None
     return settled, settled.record, delivered
 
 
-def hold_auction(terms: Terms, bidders: Bidders, auctioneer: Auctioneer, purses: WalletStore) -> Round:
-    """The first half: from the terms to a cleared round whose awards the purses have paid for."""
-    market = auctioneer.clear(terms, bidders)
-    events = {client: award.event for client, award in market.awards.items()}
-    purses.reserve(sale_name(terms.run, terms.number), events)
-    return market
+def hold_auction(terms: Terms, bidders: Bidders, auctioneer: Auctioneer, wallets: WalletStore) -> Round:
+    """The first half: from the terms to a cleared round whose awards the wallets have paid for."""
+    auction = auctioneer.clear(terms, bidders)
+    events = {client: award.event for client, award in auction.awards.items()}
+    wallets.reserve(sale_name(terms.run, terms.number), events)
+    return auction
 
 
-def settle_round(market: Round, delivered: Delivered, auctioneer: Auctioneer, purses: WalletStore) -> Round:
+def settle_round(auction: Round, delivered: Delivered, auctioneer: Auctioneer, wallets: WalletStore) -> Round:
     """The second half: usable updates are paid, and clients that released nothing get their ε back."""
     refused = {client: report.fault or "" for client, report in delivered.reports.items() if report.refused}
     faults = {client: report.fault for client, report in delivered.reports.items() if not report.refused}
-    settled = auctioneer.settle(market, faults, refused)
+    settled = auctioneer.settle(auction, faults, refused)
     if refused:
-        purses.void(sale_name(market.terms.run, market.terms.number), refused)
+        wallets.void(sale_name(auction.terms.run, auction.terms.number), refused)
     return settled
 
 

@@ -73,10 +73,12 @@ class Round:
             raise self._out_of_turn(Phase.OPEN, "clear")
         if not self.offers:
             return replace(self, phase=Phase.CLEARED)
-        terms, bids = self.terms, self.bids
+        terms = self.terms
+        bids = self.bids
         budget = terms.budget_micro / MICRO
         outcome = mechanism.run(bids, budget)
-        epsilon, payment = outcome.epsilon, outcome.payment
+        epsilon = outcome.epsilon
+        payment = outcome.payment
         above = is_beyond(epsilon, bids.epsilon)
         if above.any():
             i = int(np.flatnonzero(above)[0])

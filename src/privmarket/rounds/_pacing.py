@@ -46,12 +46,19 @@ class Pacing:
         Raises:
             RoundError: the money is less than one micro-unit per round.
         """
-        plan, number, budget_micro = self.plan, len(past), self.total_micro // self.plan.rounds
+        plan = self.plan
+        number = len(past)
+        budget_micro = self.total_micro // plan.rounds
         if plan.total_budget is not None:
             left = self.total_micro - sum(record.spent_micro for record in past)
             budget_micro = left // (plan.rounds - number)
         return Terms(
-            *(number, budget_micro, self.family, self.epsilon_max, plan.rounds, self.run),
+            number,
+            budget_micro,
+            self.family,
+            self.epsilon_max,
+            plan.rounds,
+            self.run,
             trust=cast("Trust", plan.trust),
             honest_share=plan.honest_share,
         )

@@ -19,7 +19,7 @@ from privmarket._counted import counted
 from privmarket._lazy import late, require
 from privmarket.errors import DataError
 from privmarket.market._bids import Array, Bids
-from privmarket.privacy._accountant import RdpAccountant, certify
+from privmarket.privacy._accountant import RdpAccountants, certify
 from privmarket.privacy._calibration import ReleaseFamily
 from privmarket.privacy._events import PrivacyEvent
 from privmarket.privacy._release import FLOAT_WARNING
@@ -340,9 +340,10 @@ class RunSummary(TypedDict):
 def client_table(result: RunResult) -> list[ClientRow]:
     """One row per client: its type, how often it sold, what it was paid, its total ε, what its wallet has left."""
     clients, history = result.config.clients, result.wallets.history
-    accountant = RdpAccountant(clients)
-    accountant.compose(*history)
-    epsilon = accountant.epsilon(result.config.delta)
+    accountants = RdpAccountants(clients)
+    for events in history:
+        accountants.compose(events)
+    epsilon = accountants.get_epsilon(result.config.delta)
     paid = result.paid_micro.sum(axis=0)
     sales = [sum(event is not None for event in sold) for sold in zip(*history, strict=True)] or [0] * clients
     left = result.wallets.remaining_share
@@ -370,9 +371,10 @@ def _epsilon_if_others_collude(result: RunResult) -> Array | None:
     rounds = events_if_others_collude(result)
     if rounds is None:
         return None
-    accountant = RdpAccountant(result.config.clients)
-    accountant.compose(*rounds)
-    return accountant.epsilon(result.config.delta)
+    accountants = RdpAccountants(result.config.clients)
+    for events in rounds:
+        accountants.compose(events)
+    return accountants.get_epsilon(result.config.delta)
 
 
 def events_if_others_collude(result: RunResult) -> list[list[PrivacyEvent | None]] | None:

@@ -34,7 +34,7 @@ from torch.nn import functional as F
 import privmarket
 from privmarket._lazy import late
 from privmarket.privacy import _noise as integer_noise
-from privmarket.privacy._accountant import RdpAccountant
+from privmarket.privacy._accountant import RdpAccountants
 from privmarket.privacy._events import PrivacyEvent
 from privmarket.privacy._noise import NoiseSource
 from privmarket.privacy._release import ReleaseGrid
@@ -294,12 +294,15 @@ def accounting_seconds(clients: int, rounds: int) -> float:
     rng = np.random.default_rng(0)
     sigmas = 2.0 ** (rng.integers(0, 128, (rounds, clients)) / 64.0)
     events = [[PrivacyEvent(float(s)) for s in row] for row in sigmas]
-    RdpAccountant(clients).compose(*events)  # the curves of the noise grid are computed once per process
-    start = time.perf_counter()
-    accountant = RdpAccountant(clients)
-    accountant.compose(*events)
-    accountant.epsilon(1e-5)
-    return time.perf_counter() - start
+    seconds = 0.0
+    for _ in range(2):  # the curves of the noise grid are computed once per process: the second turn counts
+        start = time.perf_counter()
+        accountants = RdpAccountants(clients)
+        for entry in events:
+            accountants.compose(entry)
+        accountants.get_epsilon(1e-5)
+        seconds = time.perf_counter() - start
+    return seconds
 
 
 def _seconds(contender: Callable[[_Work], None], work: _Work) -> float:

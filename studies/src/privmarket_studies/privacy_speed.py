@@ -12,7 +12,7 @@ from absl import logging
 from dp_accounting import rdp
 
 from privmarket.privacy import _noise as integer_noise
-from privmarket.privacy._accountant import RdpAccountant
+from privmarket.privacy._accountant import RdpAccountants
 from privmarket.privacy._calibration import ReleaseFamily
 from privmarket.privacy._events import PrivacyEvent, to_dp_event
 from privmarket.privacy._noise import NoiseSource
@@ -78,13 +78,14 @@ def _accounting(seed: int, turns: int) -> SpeedRow:
     """Ours for all clients; dp-accounting for one of them, times their number."""
     logging.set_verbosity(logging.ERROR)
     sales = _sales(seed)
-    RdpAccountant(CLIENTS).compose(*sales)  # the curves of the noise levels are computed once
 
     def ours() -> None:
-        accountant = RdpAccountant(CLIENTS)
+        accountants = RdpAccountants(CLIENTS)
         for entry in sales:
-            accountant.compose(entry)
-        accountant.epsilon()
+            accountants.compose(entry)
+        accountants.get_epsilon()
+
+    ours()  # the curves of the noise levels are computed once
 
     def theirs() -> None:
         accountant = rdp.RdpAccountant()

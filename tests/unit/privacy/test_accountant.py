@@ -13,7 +13,10 @@ from privmarket.privacy import _accountant as accountant_module
 from privmarket.privacy import _gaussian as gaussian
 from privmarket.privacy._accountant import (
     ORDERS,
+    PldAccountant,
     RdpAccountant,
+    RdpAccountants,
+    accounted_epsilon,
     certify,
     composed_cost,
     composed_epsilon,
@@ -58,7 +61,7 @@ def _events(seed, clients, rounds):
 
 def test_many_clients_equal_dp_accounting_client_by_client():
     rounds = _events(0, clients=4, rounds=30)
-    accountant = RdpAccountant(4)
+    accountant = RdpAccountants(4)
     for entry in rounds:
         accountant.compose(entry)
     whole = list(ORDERS[WHOLE])
@@ -67,7 +70,7 @@ def test_many_clients_equal_dp_accounting_client_by_client():
         theirs.compose(to_dp_event([entry[client] for entry in rounds]))
         ours = epsilon_from_divergence(np.where(WHOLE, accountant.divergence[client], np.inf), 1e-5)
         assert ours == pytest.approx(theirs.get_epsilon(1e-5), rel=1e-9)
-        assert accountant.epsilon(1e-5)[client] <= theirs.get_epsilon(1e-5)
+        assert accountant.get_epsilon(1e-5)[client] <= theirs.get_epsilon(1e-5)
 
 
 def test_the_comparison_catches_an_accountant_that_forgets_counts(monkeypatch):
@@ -82,15 +85,16 @@ def test_the_comparison_catches_an_accountant_that_forgets_counts(monkeypatch):
 
 
 def test_totals_are_recomputed_from_the_events():
-    accountant = RdpAccountant(3)
-    accountant.compose(*_events(1, 3, 20))
+    accountant = RdpAccountants(3)
+    for number, entry in enumerate(_events(1, 3, 20)):
+        accountant.compose(entry, count=1 + number % 3)
     np.testing.assert_allclose(accountant.recomputed().divergence, accountant.divergence, rtol=1e-12)
     assert len(accountant.history) == 20
 
 
 def test_gaussian_composition_has_its_closed_form():
     cost = 10 * composed_cost([PrivacyEvent(2.0)])
-    np.testing.assert_allclose(cost, np.append(ORDERS * 10 / (2 * 2.0**2), 10 / 2.0**2))
+    np.testing.assert_allclose(cost[:-1], np.append(ORDERS * 10 / (2 * 2.0**2), 10 / 2.0**2))
     exact = float(gaussian.epsilon_of(np.sqrt(10) / 2.0, 1e-5))
     assert composed_epsilon([PrivacyEvent(2.0)] * 10) == pytest.approx(exact)
     assert exact < renyi_epsilon([PrivacyEvent(2.0)] * 10)
@@ -99,13 +103,17 @@ def test_gaussian_composition_has_its_closed_form():
 
 def test_nothing_released_costs_nothing():
     assert composed_epsilon([]) == 0.0
-    assert (RdpAccountant(5).epsilon(1e-5) == 0).all()
+    assert (RdpAccountants(5).get_epsilon(1e-5) == 0).all()
+    assert RdpAccountant().get_epsilon(1e-5) == PldAccountant().get_epsilon(1e-5) == 0.0
 
 
 def test_a_bad_round_changes_nothing():
-    accountant = RdpAccountant(2)
+    accountant = RdpAccountants(2)
     with pytest.raises(PrivacyError):
-        accountant.compose(PrivacyEvent(1.0), [PrivacyEvent(1.0)])
+        accountant.compose([PrivacyEvent(1.0)])
+    for count in (0, -1, 1.5):
+        with pytest.raises(PrivacyError, match="releases"):
+            accountant.compose([PrivacyEvent(1.0), None], count)
     assert (accountant.divergence == 0).all()
     assert accountant.history == ()
 
@@ -121,19 +129,20 @@ def test_cumulative_epsilon_of_the_papers_table_is_far_from_its_claim():
 
 def test_a_hundred_clients_over_two_hundred_rounds_in_a_tenth_of_a_second():
     rounds = _events(2, clients=100, rounds=200)
-    RdpAccountant(100).compose(*rounds)  # curves are precomputed
-    accountant = RdpAccountant(100)
+    for entry in rounds:
+        RdpAccountants(100).compose(entry)  # curves are precomputed
+    accountant = RdpAccountants(100)
     start = time.process_time()
     for entry in rounds:
         accountant.compose(entry)
-    accountant.epsilon(1e-5)
+    accountant.get_epsilon(1e-5)
     assert time.process_time() - start < 0.1
 
 
 def test_an_accountant_needs_one_client_and_no_more():
-    assert RdpAccountant().clients == RdpAccountant(1).clients == 1
+    assert RdpAccountants(1).clients == 1
     with pytest.raises(PrivacyError, match="0 clients"):
-        RdpAccountant(0)
+        RdpAccountants(0)
 
 
 class SlowNumPy:
@@ -234,3 +243,59 @@ def test_small_steps_beside_a_large_one_stay_tight():
     """Bins that suit the large step alone would widen each of the many small ones: 2.6 % more."""
     found = certify([PrivacyEvent(1.0, 0.001, 1000), PrivacyEvent(0.7, 0.002)]).epsilon_pld
     assert found == pytest.approx(0.1652304525, rel=5e-3)  # dp-accounting with bins of 5e-5
+
+
+def test_one_client_is_asked_like_dp_accounting():
+    """The same two calls, in both libraries; ours is never above theirs, and equal at whole orders."""
+    theirs = their_rdp.RdpAccountant()
+    theirs.compose(dp_accounting.PoissonSampledDpEvent(0.1, dp_accounting.GaussianDpEvent(1.2)), 40)
+    theirs.compose(dp_accounting.GaussianDpEvent(9.0))
+    ours = RdpAccountant().compose(PrivacyEvent(1.2, 0.1), 40).compose(PrivacyEvent(9.0))
+    assert ours.get_epsilon(1e-5) == pytest.approx(theirs.get_epsilon(1e-5), rel=2e-3)
+    assert ours.get_epsilon(1e-5) <= theirs.get_epsilon(1e-5) * (1 + 1e-9)
+
+
+def test_a_count_is_as_many_calls():
+    event = PrivacyEvent(3.0, 0.2, 2)
+    for make in (RdpAccountant, PldAccountant):
+        at_once = make().compose(event, 12).get_epsilon(1e-5)
+        one_by_one = make()
+        for _ in range(12):
+            one_by_one.compose(event)
+        assert at_once == pytest.approx(one_by_one.get_epsilon(1e-5), rel=1e-12)
+        assert at_once > make().compose(event).get_epsilon(1e-5)  # an accountant that forgets counts would fail
+
+
+def test_the_pld_accountant_is_the_certificates_figure():
+    events = [PrivacyEvent(1.5, 0.05, 10)] * 3 + [PrivacyEvent(20.0)]
+    accountant = PldAccountant().compose(events[0], 3).compose(events[3])
+    assert accountant.get_epsilon(1e-5) == pytest.approx(certify(events).epsilon_pld, rel=2e-3)
+    assert accounted_epsilon(events, accountant="pld") == accountant.get_epsilon(1e-5)
+    assert accounted_epsilon(events, accountant="rdp") == RdpAccountant().compose(events[0], 3).compose(
+        events[3]
+    ).get_epsilon(1e-5)
+
+
+class BasicComposition:
+    """An accountant of one's own: ε and δ add up, each release at an equal share of δ = 1e-5."""
+
+    def __init__(self):
+        self.events = []
+
+    def compose(self, event, count=1):
+        self.events += [event] * count
+
+    def get_epsilon(self, delta):
+        return sum(composed_epsilon([event], delta / len(self.events)) for event in self.events)
+
+
+def test_an_accountant_of_ones_own_by_its_place():
+    events = [PrivacyEvent(4.0)] * 6 + [None]
+    own = accounted_epsilon(events, accountant=BasicComposition)
+    assert own == accounted_epsilon(events, accountant=f"{__name__}:BasicComposition")
+    assert own == pytest.approx(6 * composed_epsilon([events[0]], 1e-5 / 6))
+    assert own > accounted_epsilon(events)
+    for wrong in ("basic", "no_such_module:X", f"{__name__}:NoSuchClass"):
+        with pytest.raises(PrivacyError, match=r"accountant") as caught:
+            accounted_epsilon(events, accountant=wrong)
+        assert caught.value.hint

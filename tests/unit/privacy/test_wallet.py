@@ -248,3 +248,43 @@ def test_a_wallet_is_empty_exactly_where_trimming_leaves_nothing() -> None:
         seen |= set(wallets.is_empty(family).tolist())
         wallets.spend(family.events(left))
     assert seen == {True, False}
+
+
+def sold_twice(cap=3.0):
+    wallet = Wallet(cap)
+    wallet.spend(ReleaseFamily().event(0.5))
+    wallet.spend(ReleaseFamily(0.05, 20).event(1.0))
+    return wallet
+
+
+def test_a_wallet_says_in_a_line_what_it_has_left():
+    assert repr(sold_twice()) == f"Wallet(ε ≤ 3 at δ = 1e-05, 2 sales, {sold_twice().remaining_share:.1%} left)"
+    assert repr(Wallet(np.inf)) == "Wallet(ε ≤ inf at δ = 1e-05, 0 sales, 100.0% left)"
+
+
+@pytest.mark.parametrize("cap", [3.0, np.inf])
+def test_the_frame_has_a_row_per_sale(cap):
+    wallet = sold_twice(cap)
+    frame = wallet.to_frame()
+    assert frame["release"].tolist() == [str(event) for event in wallet.history]
+    assert frame["epsilon_so_far"].tolist() == pytest.approx(
+        [composed_epsilon(wallet.history[:1]), wallet.epsilon_spent], rel=1e-9
+    )
+    assert frame["remaining_share"].iloc[-1] == wallet.remaining_share
+    assert Wallet(cap).to_frame().empty
+
+
+def test_the_figure_has_what_is_left_and_what_is_spent(tmp_path):
+    wallet = sold_twice()
+    figure = wallet.plot(tmp_path / "wallet.svg")
+    left, spent = (axes.lines[0].get_ydata() for axes in figure.axes)
+    assert list(left) == [1.0, *wallet.to_frame()["remaining_share"]]
+    assert list(spent) == [0.0, *wallet.to_frame()["epsilon_so_far"]]
+    assert figure.axes[1].lines[1].get_ydata()[0] == wallet.cap_epsilon
+    assert (tmp_path / "wallet.svg").stat().st_size > 1000
+
+
+def test_a_wrong_value_is_a_value_error():
+    for wrong in (lambda: Wallet(-1.0), lambda: PrivacyEvent(0.0), lambda: Wallet(1.0, delta=2.0)):
+        with pytest.raises(ValueError, match=r"wallet caps|noise multiplier|delta"):
+            wrong()

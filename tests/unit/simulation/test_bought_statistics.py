@@ -11,7 +11,7 @@ import torch
 
 import privmarket as pm
 from privmarket.errors import ConfigurationError
-from privmarket.privacy._accountant import RdpAccountant
+from privmarket.privacy._accountant import RdpAccountants
 from privmarket.reports._verdict import strength_sentence, worst_promise
 from privmarket.simulation import _federation as simulation
 from privmarket.simulation import _moments
@@ -119,13 +119,15 @@ def test_the_sale_is_charged_to_wallets_like_any_round(task):
         assert one.paid_micro == other.paid_micro
     assert bought.records[0].sellers > 0
     assert len(bought.wallets.history) == 4
-    accountant = RdpAccountant(CLIENTS)
-    accountant.compose(*bought.wallets.history)
-    free_first = RdpAccountant(CLIENTS)
-    free_first.compose(*bought.wallets.history[1:])  # broken on purpose: the sale of moments left out
+    accountants = RdpAccountants(CLIENTS)
+    free_first = RdpAccountants(CLIENTS)  # broken on purpose: the sale of moments left out
+    for number, entry in enumerate(bought.wallets.history):
+        accountants.compose(entry)
+        if number > 0:
+            free_first.compose(entry)
     stated = [row["epsilon_spent"] for row in client_table(bought)]
-    np.testing.assert_allclose(accountant.epsilon(bought.config.delta), stated)
-    assert (free_first.epsilon(bought.config.delta) < stated).all()
+    np.testing.assert_allclose(accountants.get_epsilon(bought.config.delta), stated)
+    assert (free_first.get_epsilon(bought.config.delta) < stated).all()
 
 
 def test_the_moments_are_those_of_the_records_with_the_stated_noise(task):
