@@ -68,7 +68,8 @@ def one_round_regret(
         (seeds,) mean regret per client, and (seeds,) mean payment per client.
     """
     attack = GridAttack(valuations=21, shares=4, neighbours=4) if attack is None else attack
-    regret, payment = np.empty(len(seeds)), np.empty(len(seeds))
+    regret = np.empty(len(seeds))
+    payment = np.empty(len(seeds))
     for k, seed in enumerate(seeds):
         rng = np.random.default_rng([seed, clients])
         types = law.sample(rng, clients)
