@@ -112,8 +112,8 @@ def nash_gap(
 ) -> NashGap:
     """What one of N clients gains by leaving the solved strategy while the others play it.
 
-    Clients gain payment − valuation × sold in a round, as in every `MenuMarket`. A market of your own in which selling
-    costs more than that has no finite game here.
+    Clients gain payment − valuation × sold in a round, as in every `MenuMarket`. A market of your own in which
+    selling costs more than that has no finite game here.
 
     Args:
         equilibrium: solved with the explicit scheme.

@@ -52,7 +52,7 @@ def fit_slope(
 
 def one_round_regret(
     mechanism: Mechanism,
-    law: Distribution,
+    distribution: Distribution,
     clients: int,
     budget_per_client: float,
     *,
@@ -72,7 +72,7 @@ def one_round_regret(
     payment = np.empty(len(seeds))
     for k, seed in enumerate(seeds):
         rng = np.random.default_rng([seed, clients])
-        types = law.sample(rng, clients)
+        types = distribution.sample(rng, clients)
         budget = budget_per_client * clients
         regret[k] = attack(mechanism, types, budget, rng).gain.mean()
         payment[k] = mechanism.run(types, budget).payment.mean()

@@ -128,7 +128,7 @@ class StudySetting:
     """What is measured.
 
     Attributes:
-        scenario: the law of clients.
+        scenario: the distribution of clients.
         sizes: numbers of clients.
         seeds: runs per size.
         search_seeds: runs per size in which shadings are tried in the whole game; 0 leaves that out.
@@ -354,16 +354,18 @@ def _searched(solved: Equilibrium, rule: Mechanism, clients: int, seeds: int) ->
 def _measure_proxies(
     setting: StudySetting, report: NashGapReport, path: Path, progress: Callable[[str], None]
 ) -> None:
-    law = scenario(setting.scenario)
+    distribution = scenario(setting.scenario)
     for name in setting.proxies:
-        rule = mechanism(name, market=MarketFacts.of(law))
+        rule = mechanism(name, market=MarketFacts.of(distribution))
         for n in setting.proxy_sizes:
             kept = report["proxy"].get(f"{name}/{n}")
             same = kept is not None and kept.get("weights") == weights_digest(name)
             if same or n > max(setting.sizes):
                 continue
             progress(f"one-round regret of {name}: N = {n}")
-            regret, payment = one_round_regret(rule, law, n, _PROXY_BUDGET, seeds=range(min(setting.seeds, 20)))
+            regret, payment = one_round_regret(
+                rule, distribution, n, _PROXY_BUDGET, seeds=range(min(setting.seeds, 20))
+            )
             report["proxy"][f"{name}/{n}"] = {
                 "mechanism": name,
                 "weights": weights_digest(name),

@@ -17,9 +17,11 @@ from privmarket.meanfield import SCHEMES, Grid, MeanReverting, Population, Probl
 KAPPA, SIGMA, MEAN = 0.5, 0.08, 0.5
 PHI, A, Q, DEMAND, HORIZON, START = 0.1, 0.2, 2.0, 0.25, 4.0, 3.0
 
-LAW = IndependentDistribution("lq", lambda u: MEAN + 0.06 * ndtri(u), lambda u: START + 0.15 * ndtri(u), epsilon_max=4.0)
+CLIENTS = IndependentDistribution(
+    "lq", lambda u: MEAN + 0.06 * ndtri(u), lambda u: START + 0.15 * ndtri(u), epsilon_max=4.0
+)
 PROBLEM = Problem(
-    (Population(LAW, MeanReverting(KAPPA, SIGMA)),),
+    (Population(CLIENTS, MeanReverting(KAPPA, SIGMA)),),
     QuadraticMarket(rate_cap=2.0),
     budget_per_client=DEMAND,
     horizon=HORIZON,
