@@ -15,10 +15,11 @@ FOLDER = Path(__file__).parents[2] / "docs" / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 
 
-def test_there_are_three():
+def test_they_are_all_here():
     assert [path.stem for path in NOTEBOOKS] == [
         "auction-and-audit",
         "broker-from-python",
+        "equilibrium",
         "federated-run-both-trusts",
     ]
 

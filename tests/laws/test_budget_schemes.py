@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from privmarket.meanfield import SCHEMES, DiscreteGame, ExplicitUpwind, Grid, Problem
-from privmarket.meanfield._grid import Mesh
+from privmarket.meanfield import SCHEMES, DiscreteGame, ExplicitUpwind, Grid, Mesh, Problem
 
 MESH = Mesh(Grid(5, 7, 10), valuation_limit=1.0, budget_limit=3.0, horizon=2.0)
 SHAPE = (2, 5, 7)

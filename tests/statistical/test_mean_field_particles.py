@@ -18,13 +18,15 @@ CLIENTS, STEPS_PER_ROUND = 100_000, 16
 def particle_prices(problem: Problem, strategy, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Price at every particle step, and the share of clients with nothing left at the end."""
     rng = np.random.default_rng(seed)
-    bids = problem.law.sample(rng, CLIENTS)
+    (population,) = problem.populations
+    process = population.process
+    bids = population.distribution.sample(rng, CLIENTS)
     valuation, budget = bids.valuation.copy(), bids.epsilon.copy()
     steps = int(problem.horizon * STEPS_PER_ROUND)
     dt, cap = problem.horizon / steps, problem.market.most_sold
     mean = 0.5
-    decay = np.exp(-problem.reversion * dt)
-    noise = problem.volatility * np.sqrt((1 - decay**2) / (2 * problem.reversion))
+    decay = np.exp(-process.reversion * dt)
+    noise = process.volatility * np.sqrt((1 - decay**2) / (2 * process.reversion))
     prices = np.empty(steps)
     for n in range(steps):
         report = np.where(budget > 0, strategy(valuation, budget, n * dt), np.inf)

@@ -15,12 +15,11 @@ from privmarket._files import check_writable
 from privmarket._lazy import require
 from privmarket.cli._options import Json, note, print_json, print_table
 from privmarket.errors import ConfigurationError
-from privmarket.market._distributions import scenario as law_called
 from privmarket.market._menus import POSTED_PRICE, MenuCurve, from_function
 from privmarket.meanfield import Equilibrium, Grid, MenuMarket, Problem, Result, solve
-from privmarket.reports._equilibrium_figure import figure
 
 _Volatility = Annotated[float, typer.Option(help="Noise of valuations per √round, over their standard deviation.")]
+_METHODS = "How prices are found: best-response, fictitious-play or online-mirror-descent."
 
 
 def equilibrium(
@@ -34,6 +33,7 @@ def equilibrium(
     volatility: _Volatility = 0.35,
     grid: Annotated[str, typer.Option(help="Valuation cells x budget nodes x time steps.")] = "64x64x50",
     scheme: Annotated[str, typer.Option(help="explicit, or implicit: slower, stable for every step.")] = "explicit",
+    method: Annotated[str, typer.Option(help=_METHODS)] = "best-response",
     tolerance: Annotated[float, typer.Option(help="Relative error of prices that is accepted.")] = 1e-6,
     max_iterations: Annotated[int, typer.Option(help="Iterations before it gives up.")] = 200,
     start: Annotated[str, typer.Option(help="Strategy to start from: truthful or patient.")] = "truthful",
@@ -56,8 +56,8 @@ def equilibrium(
     if out is not None:
         require("matplotlib")
     check_writable(None if out is None else out / "equilibrium.npz")
-    problem = Problem.from_law(
-        law_called(scenario),
+    problem = Problem.from_scenario(
+        scenario,
         budget_per_client=budget,
         horizon=horizon,
         market=MenuMarket(_curve(menu), sale_cap),
@@ -69,6 +69,7 @@ def equilibrium(
         solved = solve(
             problem,
             scheme,
+            method=method,
             grid=Grid.parse(grid),
             tolerance=tolerance,
             max_iterations=max_iterations,
@@ -104,8 +105,9 @@ def _curve(name: str) -> MenuCurve:
 def _write(solved: Equilibrium, out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     solved.save(out / "equilibrium.npz")
-    for path in [out / "equilibrium.npz", *figure(solved, out / "equilibrium")]:
-        note(f"written: {path}")
+    solved.plot(out / "equilibrium.png")
+    for name in ("equilibrium.npz", "equilibrium.png"):
+        note(f"written: {out / name}")
 
 
 def _table(solved: Equilibrium) -> Table:
@@ -117,7 +119,8 @@ def _table(solved: Equilibrium) -> Table:
     table = Table(title=title)
     for column in ("round", "price", "mean bid", "mean valuation", "ε sold per round", "can still sell"):
         table.add_column(column, justify="right")
-    steps, active = solved.grid.time_steps, solved.share_with_budget_left()
+    steps = solved.grid.time_steps
+    active = solved.share_with_budget_left()
     curves = (solved.price, solved.mean_bid(), solved.mean_valuation(), solved.flow.sold)
     for n in sorted({round(k * (steps - 1) / 12) for k in range(13)}):
         table.add_row(

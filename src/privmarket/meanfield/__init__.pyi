@@ -1,56 +1,41 @@
-from ._bid_function import (
-    BidFunction as BidFunction,
-)
-from ._bid_function import (
-    Surface as Surface,
-)
-from ._bid_function import (
-    load_bid_function as load_bid_function,
-)
-from ._bid_function import (
-    truthful as truthful,
-)
+from ._assumptions import Assumptions as Assumptions
+from ._assumptions import Slope as Slope
+from ._assumptions import check_assumptions as check_assumptions
+from ._assumptions import payment_slope as payment_slope
+from ._equilibrium import BidFunction as BidFunction
+from ._equilibrium import Equilibrium as Equilibrium
+from ._equilibrium import Note as Note
+from ._equilibrium import Result as Result
+from ._equilibrium import Statistics as Statistics
+from ._equilibrium import Surface as Surface
+from ._equilibrium import load_bid_function as load_bid_function
+from ._equilibrium import truthful as truthful
 from ._game import DiscreteGame as DiscreteGame
 from ._game import Flow as Flow
 from ._grid import Grid as Grid
 from ._grid import Mesh as Mesh
+from ._markets import MenuMarket as MenuMarket
+from ._markets import QuadraticMarket as QuadraticMarket
+from ._markets import RepresentativeMarket as RepresentativeMarket
+from ._methods import METHODS as METHODS
+from ._methods import BestResponse as BestResponse
+from ._methods import FictitiousPlay as FictitiousPlay
+from ._methods import Method as Method
+from ._methods import OnlineMirrorDescent as OnlineMirrorDescent
+from ._nash_gap import FiniteGame as FiniteGame
+from ._nash_gap import FiniteRun as FiniteRun
+from ._nash_gap import NashGap as NashGap
+from ._nash_gap import nash_gap as nash_gap
+from ._problem import Population as Population
 from ._problem import Problem as Problem
-from ._representative import (
-    MenuMarket as MenuMarket,
-)
-from ._representative import (
-    QuadraticMarket as QuadraticMarket,
-)
-from ._representative import (
-    RepresentativeMarket as RepresentativeMarket,
-)
-from ._schemes import (
-    SCHEMES as SCHEMES,
-)
-from ._schemes import (
-    BudgetScheme as BudgetScheme,
-)
-from ._schemes import (
-    ExplicitUpwind as ExplicitUpwind,
-)
-from ._schemes import (
-    ImplicitUpwind as ImplicitUpwind,
-)
-from ._solver import (
-    Equilibrium as Equilibrium,
-)
-from ._solver import (
-    Note as Note,
-)
-from ._solver import (
-    Result as Result,
-)
-from ._solver import (
-    Statistics as Statistics,
-)
-from ._solver import (
-    exploitability as exploitability,
-)
-from ._solver import (
-    solve as solve,
-)
+from ._schemes import SCHEMES as SCHEMES
+from ._schemes import AccuracyOrder as AccuracyOrder
+from ._schemes import BudgetScheme as BudgetScheme
+from ._schemes import ExplicitUpwind as ExplicitUpwind
+from ._schemes import ImplicitUpwind as ImplicitUpwind
+from ._solver import exploitability as exploitability
+from ._solver import solve as solve
+from ._valuations import Diffusion as Diffusion
+from ._valuations import MeanReverting as MeanReverting
+from ._valuations import Transition as Transition
+from ._valuations import ValuationProcess as ValuationProcess

@@ -7,7 +7,7 @@ game, and what a client could gain against a flow is computed exactly, not estim
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -17,10 +17,10 @@ from scipy.optimize import brentq
 from privmarket.errors import ConfigurationError
 from privmarket.market._bids import Array
 from privmarket.meanfield._grid import Grid, Mesh
+from privmarket.meanfield._markets import RepresentativeMarket
 from privmarket.meanfield._problem import Problem
-from privmarket.meanfield._representative import RepresentativeMarket
 from privmarket.meanfield._schemes import BudgetScheme
-from privmarket.meanfield._valuation_process import ValuationProcess
+from privmarket.meanfield._valuations import Diffusion, MeanReverting, Transition, transition_of
 
 _MOST_ADDED_DIFFUSION = 0.25
 _FEWEST_CELLS_SOLD = 4.0
@@ -51,11 +51,17 @@ class DiscreteGame:
     """A problem on a mesh under a scheme. Arrays are (kinds, valuations, budgets) unless said otherwise."""
 
     def __init__(self, problem: Problem, scheme: BudgetScheme, grid: Grid) -> None:
-        self.problem, self.scheme, self.grid = problem, scheme, grid
+        self.problem = problem
+        self.scheme = scheme
+        self.grid = grid
         self.mesh: Mesh = problem.mesh(grid)
         scheme.check(self.mesh, problem.market.most_sold)
         self.initial_mass, self.means = problem.initial(self.mesh)
-        self.processes: list[ValuationProcess] = [problem.process(self.mesh, float(m)) for m in self.means]
+        self.processes = [p.process for p in problem.populations for _ in range(p.kinds)]
+        self.transitions: list[Transition] = [
+            transition_of(process, self.mesh, float(mean))
+            for process, mean in zip(self.processes, self.means, strict=True)
+        ]
         _check_resolution(self)
 
     @cached_property
@@ -64,12 +70,13 @@ class DiscreteGame:
         return self.mesh.valuation[None, :, None]
 
     @cached_property
-    def _can_sell(self) -> Array:
+    def can_sell(self) -> Array:
         """1 where budget is left, 0 at budget 0."""
         return (self.mesh.budget > 0).astype(np.float64)
 
     @cached_property
-    def _holding(self) -> Array:
+    def holding(self) -> Array:
+        """(budgets,) the reward per round for budget that is still held."""
         reward = self.problem.holding_reward
         return np.zeros_like(self.mesh.budget) if reward is None else reward(self.mesh.budget)
 
@@ -87,20 +94,22 @@ class DiscreteGame:
         """
         market = self.problem.market if market is None else market
         shape = self.initial_mass.shape
-        steps, width = self.grid.time_steps, self.mesh.valuation_width
-        value, shadow = np.zeros((steps + 1, *shape)), np.empty((steps, *shape))
+        steps = self.grid.time_steps
+        width = self.mesh.valuation_width
+        value = np.zeros((steps + 1, *shape))
+        shadow = np.empty((steps, *shape))
         if self.problem.final_value is not None:
             value[steps] = self.problem.final_value(self.mesh.budget)
         for n in reversed(range(steps)):
             level = levels[n]
 
             def surplus(d: Array, level: float = level) -> Array:
-                return market.surplus(self.valuation + d, level, width) * self._can_sell + self._holding
+                return market.surplus(self.valuation + d, level, width) * self.can_sell + self.holding
 
             def rate(d: Array, level: float = level) -> Array:
-                return market.sold(self.valuation + d, level, width) * self._can_sell
+                return market.sold(self.valuation + d, level, width) * self.can_sell
 
-            expected = self._expect(value[n + 1])
+            expected = self.expect(value[n + 1])
             value[n], shadow[n] = self.scheme.optimise(expected, self.mesh, surplus, rate)
         return value, shadow
 
@@ -121,8 +130,11 @@ class DiscreteGame:
         steps = self.grid.time_steps
         mass = np.empty((steps + 1, *self.initial_mass.shape))
         mass[0] = self.initial_mass
-        price, spend, sold = np.full(steps, np.nan), np.empty(steps), np.empty(steps)
-        ceiling, earned = np.zeros(steps, dtype=bool), 0.0
+        price = np.full(steps, np.nan)
+        spend = np.empty(steps)
+        sold = np.empty(steps)
+        ceiling = np.zeros(steps, dtype=bool)
+        earned = 0.0
         for n in range(steps):
             report = self.valuation + shadow[n]
             if levels is None:
@@ -132,29 +144,36 @@ class DiscreteGame:
             if isinstance(level, float):
                 price[n] = level
             rate, exposed = self._sell(mass[n], report, level, market)
-            reward = market.reward(self.valuation, report, level, self.mesh.valuation_width) * self._can_sell
-            earned += self.mesh.step * float(np.vdot(exposed, reward + self._holding))
+            reward = market.reward(self.valuation, report, level, self.mesh.valuation_width) * self.can_sell
+            earned += self.mesh.step * float(np.vdot(exposed, reward + self.holding))
             spend[n] = self._spend(exposed, report, level, market)
             sold[n] = float(np.vdot(exposed, rate))
-            mass[n + 1] = self._move(self.scheme.move(mass[n], rate, self.mesh))
+            mass[n + 1] = self.move(self.scheme.move(mass[n], rate, self.mesh))
         if self.problem.final_value is not None:
             earned += float(np.sum(mass[steps] * self.problem.final_value(self.mesh.budget)))
         return Flow(mass, price, spend, sold, ceiling, earned)
 
     def clear(self, mass: Array, report: Array, guess: float = np.nan) -> tuple[float, bool]:
         """The price level at which the mean spend is the budget per client, and whether the ceiling binds."""
+        return self.clear_spend(lambda level: self.mean_spend(mass, report, level), guess)
+
+    def clear_spend(self, mean_spend: Callable[[float], float], guess: float = np.nan) -> tuple[float, bool]:
+        """As `clear`, for any rising function from the price level to what is spent per client and round."""
         ceiling = self.problem.price_ceiling
 
         def excess(level: float) -> float:
-            return self.mean_spend(mass, report, level) - self.problem.budget_per_client
+            return mean_spend(level) - self.problem.budget_per_client
 
         if excess(ceiling) <= 0.0:
             return ceiling, True
-        low, high = 0.0, ceiling
+        low = 0.0
+        high = ceiling
         if np.isfinite(guess):
             # Prices move little from step to step: a narrow bracket saves most of the search.
-            near, far = 0.98 * guess, min(1.02 * guess, ceiling)
-            low, high = (near if excess(near) < 0 else low), (far if excess(far) > 0 else high)
+            near = 0.98 * guess
+            far = min(1.02 * guess, ceiling)
+            low = near if excess(near) < 0 else low
+            high = far if excess(far) > 0 else high
         return float(brentq(excess, low, high, xtol=1e-14, rtol=1e-14)), False
 
     def mean_spend(self, mass: Array, report: Array, level: float) -> float:
@@ -167,18 +186,20 @@ class DiscreteGame:
         return float(np.vdot(self.initial_mass, value[0]))
 
     def _sell(self, mass: Array, report: Array, level: float, market: RepresentativeMarket) -> tuple[Array, Array]:
-        rate = market.sold(report, level, self.mesh.valuation_width) * self._can_sell
+        rate = market.sold(report, level, self.mesh.valuation_width) * self.can_sell
         return rate, self.scheme.exposure(mass, rate, self.mesh)
 
     def _spend(self, exposed: Array, report: Array, level: float, market: RepresentativeMarket) -> float:
-        spend = market.spend(report, level, self.mesh.valuation_width) * self._can_sell
+        spend = market.spend(report, level, self.mesh.valuation_width) * self.can_sell
         return float(np.vdot(exposed, spend))
 
-    def _expect(self, value: Array) -> Array:
-        return np.stack([p.expect(value[k]) for k, p in enumerate(self.processes)])
+    def expect(self, value: Array) -> Array:
+        """The expected value after valuations have moved by one step."""
+        return np.stack([p.expect(value[k]) for k, p in enumerate(self.transitions)])
 
-    def _move(self, mass: Array) -> Array:
-        return np.stack([p.move(mass[k]) for k, p in enumerate(self.processes)])
+    def move(self, mass: Array) -> Array:
+        """The mass after valuations have moved by one step."""
+        return np.stack([p.move(mass[k]) for k, p in enumerate(self.transitions)])
 
 
 def _check_resolution(game: DiscreteGame) -> None:
@@ -187,8 +208,11 @@ def _check_resolution(game: DiscreteGame) -> None:
 
     def added(refinement: float) -> float:
         # Only where there are clients: without noise the ratio is infinite, and 0 × ∞ is not a number.
-        pairs = ((m, p.added_diffusion(refinement)) for m, p in zip(mass, game.processes, strict=True))
-        return float(sum(m[m > 0] @ added[m > 0] for m, added in pairs))
+        total = 0.0
+        for m, mean, process in zip(mass, game.means, game.processes, strict=True):
+            if isinstance(process, Diffusion | MeanReverting):
+                total += m[m > 0] @ process.added_diffusion(game.mesh, float(mean), refinement)[m > 0]
+        return float(total)
 
     if added(1.0) > _MOST_ADDED_DIFFUSION:
         enough = next((f for f in 1.25 ** np.arange(1, 32) if added(f) <= _MOST_ADDED_DIFFUSION), None)

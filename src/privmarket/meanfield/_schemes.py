@@ -36,10 +36,18 @@ class AccuracyOrder:
 
 
 class BudgetScheme(ABC):
-    """One step of the selling part, for arrays (kinds, valuations, budgets). Rates are 0 at budget 0."""
+    """One step of the selling part, for arrays (kinds, valuations, budgets). Rates are 0 at budget 0.
+
+    Attributes:
+        name: what `solve` and the command line call it.
+        order: its declared order of accuracy.
+        implicit: whether a step's sales are weighed against the value at the step's own time (True) or against the
+            expected value one step later (False).
+    """
 
     name: ClassVar[str]
     order: ClassVar[AccuracyOrder]
+    implicit: ClassVar[bool] = False
 
     @abstractmethod
     def check(self, mesh: Mesh, most_sold: float) -> None:
@@ -118,6 +126,7 @@ class ImplicitUpwind(BudgetScheme):
     """
 
     name = "implicit"
+    implicit = True
     order = AccuracyOrder(time=1, valuation=2, budget=1)
     max_policy_iterations = 60
 
@@ -169,7 +178,8 @@ def _solve(rate: Array, right: Array, mesh: Mesh, transposed: str) -> Array:
     courant = (rate * (mesh.step / mesh.budget_width)).ravel()
     band = np.empty((2, courant.size), order="F")
     band[0] = 1.0 + courant
-    band[1, :-1], band[1, -1] = -courant[1:], 0.0
+    band[1, :-1] = -courant[1:]
+    band[1, -1] = 0.0
     solved, _ = dtbtrs(band, right.reshape(-1, 1), uplo="L", trans=transposed)
     return np.asarray(solved).reshape(right.shape)
 

@@ -1,238 +1,68 @@
-"""Solving for an equilibrium: a price path and a density flow that reproduce each other.
+"""The fixed point: prices and strategies that reproduce each other.
 
-Each iteration answers a price path with the best strategy (HJB backwards), lets the population play it
-(Fokker–Planck forwards, prices cleared on the way) and moves the path towards the prices that came out.
+Each iteration answers a price path with the best strategy (HJB backwards) and lets the population play it
+(Fokker–Planck forwards, prices cleared on the way). A method then chooses the price path that is tried next.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from enum import Enum
-from pathlib import Path
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from privmarket.errors import ConfigurationError
 from privmarket.market._bids import Array
-from privmarket.meanfield._bid_function import BidFunction, Surface
+from privmarket.meanfield._equilibrium import Equilibrium, Note, Result, Statistics
 from privmarket.meanfield._game import DiscreteGame, Flow
 from privmarket.meanfield._grid import Grid
+from privmarket.meanfield._markets import check_market
+from privmarket.meanfield._methods import METHODS, Method
 from privmarket.meanfield._problem import Problem
-from privmarket.meanfield._representative import MenuMarket
 from privmarket.meanfield._schemes import SCHEMES, BudgetScheme
 
+T = TypeVar("T")
 Progress = Callable[[int, float], None]
 _MOST_BOUNDARY_MASS = 1e-3
-
-
-class Result(Enum):
-    """How a solve ended: within the tolerance, at the limit of iterations, or without getting closer."""
-
-    CONVERGED = "converged"
-    ITERATION_LIMIT = "iteration-limit"
-    STALLED = "stalled"
-
-
-@dataclass(frozen=True)
-class Note:
-    """Something about a solution that its reader must know, with the remedy."""
-
-    code: str
-    message: str
-    remedy: str
-
-
-@dataclass(frozen=True)
-class Statistics:
-    """How the solve went.
-
-    Attributes:
-        iterations: strategies that were tried.
-        seconds: wall time.
-        price_change: per iteration, the largest |price that came out − price assumed| ÷ mean price.
-    """
-
-    iterations: int
-    seconds: float
-    price_change: tuple[float, ...]
-
-
-@dataclass(frozen=True, eq=False)
-class Equilibrium:
-    """A strategy, the flow it makes, and how far it is from a best response to that flow.
-
-    Attributes:
-        game: the problem on its mesh.
-        result: whether the tolerance was reached; anything but CONVERGED is not a solution.
-        value: (steps + 1, kinds, valuations, budgets) Φ against the flow's prices.
-        shadow_price: (steps, kinds, valuations, budgets) ∂_rΦ that the population plays.
-        flow: mass, prices, spend and sales when everyone plays it.
-        exploitability: what one client gains by the best deviation against this flow, over the whole game.
-        statistics: iterations, time, history.
-        notes: what a reader must know.
-    """
-
-    game: DiscreteGame
-    result: Result
-    value: Array
-    shadow_price: Array
-    flow: Flow
-    exploitability: float
-    statistics: Statistics
-    notes: tuple[Note, ...] = ()
-
-    def __repr__(self) -> str:
-        return (
-            f"<equilibrium {self.result.value} after {self.statistics.iterations} iterations on {self.grid}, "
-            f"exploitability {self.relative_exploitability:.1e} of the mean payment>"
-        )
-
-    @property
-    def problem(self) -> Problem:
-        """The game that was solved."""
-        return self.game.problem
-
-    @property
-    def grid(self) -> Grid:
-        """The numbers of cells, nodes and steps of the mesh."""
-        return self.game.grid
-
-    @property
-    def scheme(self) -> BudgetScheme:
-        """The finite-difference scheme with which it was solved."""
-        return self.game.scheme
-
-    @property
-    def price(self) -> Array:
-        """(steps,) the price level of each time step."""
-        return self.flow.price
-
-    @property
-    def mean_payment(self) -> float:
-        """The mean over clients of what each is paid in the whole game."""
-        return float(self.flow.spend.sum() * self.game.mesh.step)
-
-    @property
-    def relative_exploitability(self) -> float:
-        """Exploitability ÷ mean payment, both over the whole game."""
-        return self.exploitability / self.mean_payment
-
-    def strategy(self, kind: int = 0) -> BidFunction:
-        """The bid function of a kind of clients: (valuation, remaining_budget, time) → report."""
-        return BidFunction(Surface(self.game.mesh, self.shadow_price[:, kind], budget_offset=-0.5))
-
-    def value_function(self, kind: int = 0) -> Surface:
-        """Φ of a kind of clients: (valuation, remaining_budget, time) → worth of the rest of the game."""
-        return Surface(self.game.mesh, self.value[:, kind])
-
-    def mean_valuation(self) -> Array:
-        """(steps,) the mean valuation of clients who have budget left."""
-        active = self.flow.mass[:-1, ..., 1:]
-        total = (active * self.game.valuation).sum(axis=(1, 2, 3))
-        return np.asarray(total / active.sum(axis=(1, 2, 3)))
-
-    def share_with_budget_left(self) -> Array:
-        """(steps + 1,) the share of clients who can still sell."""
-        return np.asarray(1.0 - self.flow.mass[..., 0].sum(axis=(1, 2)))
-
-    def mean_bid(self) -> Array:
-        """(steps,) b_MFG(t), the mean report of clients who have budget left.
-
-        Implements: Eq. (mfg-bid) of [Sun2026].
-        Deviation: the mean is over clients who can still sell; the others do not bid.
-        """
-        active = self.flow.mass[:-1, ..., 1:]
-        reports = self.game.valuation + self.shadow_price[..., 1:]
-        return np.asarray((active * reports).sum(axis=(1, 2, 3)) / active.sum(axis=(1, 2, 3)))
-
-    def payment(self, report: ArrayLike, time: float) -> Array:
-        """p̃(b; μ_t): what a report is paid per round at the price that the flow clears at.
-
-        Implements: Eq. (mf-payment) of [Sun2026] in the limit of many opponents, without resampling.
-        """
-        market = self.problem.market
-        if not isinstance(market, MenuMarket):
-            raise ConfigurationError("only a menu market has payments per report", "solve with a MenuMarket")
-        n = min(max(int(time / self.game.mesh.step), 0), self.grid.time_steps - 1)
-        return market.payment(np.asarray(report, dtype=np.float64), float(self.price[n]))
-
-    def save(self, path: Path) -> None:
-        """Writes value, bids, density, prices and the mesh to a .npz file; `load_bid_function` reads it."""
-        mesh = self.game.mesh
-        np.savez_compressed(
-            path,
-            value=self.value,
-            shadow_price=self.shadow_price,
-            mass=self.flow.mass,
-            price=self.price,
-            mean_bid=self.mean_bid(),
-            kind_mean=self.game.means,
-            valuation=mesh.valuation,
-            budget=mesh.budget,
-            time=mesh.time,
-            limits=np.array([mesh.valuation_limit, mesh.budget_limit, mesh.horizon]),
-        )
-
-    def summary(self) -> dict[str, object]:
-        """What a program wants to know, as plain JSON types."""
-        return {
-            "result": self.result.value,
-            "scenario": self.problem.law.name,
-            "scheme": self.scheme.name,
-            "grid": str(self.grid),
-            "kinds": self.problem.kinds,
-            "horizon_rounds": self.problem.horizon,
-            "budget_per_client": self.problem.budget_per_client,
-            "sale_cap": self.problem.market.most_sold,
-            "reversion": self.problem.reversion,
-            "volatility": self.problem.volatility,
-            "iterations": self.statistics.iterations,
-            "seconds": self.statistics.seconds,
-            "price_change_history": list(self.statistics.price_change),
-            "exploitability": self.exploitability,
-            "relative_exploitability": self.relative_exploitability,
-            "mean_payment": self.mean_payment,
-            "mean_epsilon_sold": float(self.flow.sold.sum() * self.game.mesh.step),
-            "mean_gain": self.flow.earned,
-            "mass_error": float(np.abs(self.flow.mass.sum(axis=(1, 2, 3)) - 1.0).max()),
-            "smallest_density": float(self.flow.mass.min()),
-            "time": self.game.mesh.time.tolist(),
-            "price": self.price.tolist(),
-            "mean_bid": self.mean_bid().tolist(),
-            "mean_valuation": self.mean_valuation().tolist(),
-            "sold_per_round": self.flow.sold.tolist(),
-            "share_with_budget_left": self.share_with_budget_left().tolist(),
-            "notes": [asdict(note) for note in self.notes],
-        }
 
 
 def solve(
     problem: Problem,
     scheme: BudgetScheme | str = "explicit",
     *,
-    grid: Grid | None = None,
+    method: Method | str = "best-response",
+    grid: Grid | str | None = None,
     tolerance: float = 1e-6,
     max_iterations: int = 200,
     start: str | Array = "truthful",
+    track_exploitability: bool = False,
     progress: Progress | None = None,
 ) -> Equilibrium:
     """An equilibrium of the discrete game, with its exploitability.
 
-    Implements: the fixed point of Def. (mfe) of [Sun2026], by damped best response with halving.
+    Whatever the method, the strategy that is returned is a best response to the last price path that was tried, and
+    its exploitability is computed exactly on the grid.
+
+    Implements: the fixed point of Def. (mfe) of [Sun2026].
 
     Args:
         problem: the game.
-        scheme: how selling is discretised, or its name.
-        grid: numbers of valuation cells, budget nodes and time steps; 64 × 64 × 50 unless told.
+        scheme: how selling is discretised: "explicit", "implicit", or a scheme of your own.
+        method: how the next price path is chosen: "best-response" (damped), "fictitious-play",
+            "online-mirror-descent", or a `Method` of your own.
+        grid: numbers of valuation cells, budget nodes and time steps, also as "64x64x50", the default.
         tolerance: converged when the prices that come out differ from those assumed by at most this share of
             their mean, and nobody gains more than this share of the mean payment by deviating.
         max_iterations: strategies that may be tried.
         start: the flow that is answered first: that of "truthful" clients, of "patient" ones who ask for an
             extra quarter of the price ceiling, or of a shadow price (steps, kinds, valuations, budgets).
+        track_exploitability: also compute the exploitability of every iteration's strategy, at the cost of one more
+            best response each.
         progress: called with the iteration and its price change.
+
+    Returns:
+        the strategy with its flow. Look at `result`: anything but CONVERGED is not a solution.
     """
     if not tolerance > 0 or max_iterations < 1:
         raise ConfigurationError(
@@ -240,48 +70,51 @@ def solve(
             "leave both out for 1e-6 and 200, or raise the one that is too small",
         )
     began = time.perf_counter()
-    game = DiscreteGame(problem, _named(scheme), grid or Grid())
+    chosen_scheme = _named("scheme", scheme, SCHEMES) if isinstance(scheme, str) else scheme
+    chosen = _named("method", method, METHODS)() if isinstance(method, str) else method
+    game = DiscreteGame(problem, chosen_scheme, Grid.parse(grid) if isinstance(grid, str) else grid or Grid())
+    check_market(problem.market, problem.price_ceiling, game.mesh.valuation_width)
     _check_budget(game)
     price = game.flow(_starting_shadow(start, game)).price
-    damping, history = _Damping(), list[float]()
+    chosen.begin(game, price)
+    history = list[float]()
+    elapsed = list[float]()
+    gains = list[float]()
+    tracking = 0.0
     result = Result.ITERATION_LIMIT
     for iteration in range(1, max_iterations + 1):
         _, shadow = game.best_response(price)
         flow = game.flow(shadow)
         history.append(float(np.abs(flow.price - price).max() / flow.price.mean()))
+        elapsed.append(time.perf_counter() - began - tracking)
+        if track_exploitability:
+            before = time.perf_counter()
+            gains.append(_best_deviation(game, flow)[1] / _paid(game, flow))
+            tracking += time.perf_counter() - before
         if progress is not None:
             progress(iteration, history[-1])
-        if history[-1] <= tolerance:
-            value, gain = _best_deviation(game, flow)
-            if gain <= tolerance * flow.spend.sum() * game.mesh.step:
-                result = Result.CONVERGED
-                break
-        if not damping.heed(history[-1]):
+        if history[-1] <= tolerance and _best_deviation(game, flow)[1] <= tolerance * _paid(game, flow):
+            result = Result.CONVERGED
+            break
+        following = chosen.next_price(price, shadow, flow)
+        if following is None:
             result = Result.STALLED
             break
-        price = price + damping.share * (flow.price - price)
+        price = following
     value, gain = _best_deviation(game, flow)
-    statistics = Statistics(iteration, time.perf_counter() - began, tuple(history))
+    seconds = time.perf_counter() - began - tracking
+    statistics = Statistics(chosen.name, iteration, seconds, tuple(history), tuple(elapsed), tuple(gains))
     return Equilibrium(game, result, value, shadow, flow, gain, statistics, _notes(game, flow))
 
 
-class _Damping:
-    """How far prices move towards those that came out: half the way, less after overshooting or standing still."""
+def _paid(game: DiscreteGame, flow: Flow) -> float:
+    return float(flow.spend.sum() * game.mesh.step)
 
-    share = 0.5
-    patience = 15
-    least = 1e-3
 
-    def __init__(self) -> None:
-        self._best, self._waited = np.inf, 0
-
-    def heed(self, change: float) -> bool:
-        """Takes note of a price change; False when smaller steps no longer help."""
-        self._waited = 0 if change < 0.9 * self._best else self._waited + 1
-        if change > 2.0 * self._best or self._waited > self.patience:
-            self.share, self._best, self._waited = 0.5 * self.share, change, 0
-        self._best = min(self._best, change)
-        return self.share >= self.least
+def _named(what: str, name: str, known: Mapping[str, T]) -> T:
+    if name not in known:
+        raise ConfigurationError(f"unknown {what} {name!r}", f"choose one of: {', '.join(known)}")
+    return known[name]
 
 
 def _best_deviation(game: DiscreteGame, flow: Flow) -> tuple[Array, float]:
@@ -297,14 +130,6 @@ def exploitability(shadow_price: Array, game: DiscreteGame) -> float:
     population's own play clears at. Never negative but for rounding.
     """
     return _best_deviation(game, game.flow(shadow_price))[1]
-
-
-def _named(scheme: BudgetScheme | str) -> BudgetScheme:
-    if isinstance(scheme, BudgetScheme):
-        return scheme
-    if scheme not in SCHEMES:
-        raise ConfigurationError(f"unknown scheme {scheme!r}", f"choose one of: {', '.join(SCHEMES)}")
-    return SCHEMES[scheme]
 
 
 def _starting_shadow(start: str | Array, game: DiscreteGame) -> Array:

@@ -263,7 +263,7 @@ def _equilibrium(config: FederationConfig, law: Distribution, family: ReleaseFam
     wallets = Wallets(np.full(1, config.wallet), config.delta)
     even = float(wallets.affordable(family, law.epsilon_max, config.rounds)[0])
     lifetime, wallet = even * config.rounds, config.wallet
-    game = meanfield.Problem.from_law(
+    game = meanfield.Problem.from_scenario(
         IndependentDistribution(law.name, law.valuation, lambda u: np.full(np.shape(u), lifetime), lifetime),
         budget_per_client=config.budget_per_round / config.clients,
         horizon=float(config.rounds),

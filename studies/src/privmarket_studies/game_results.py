@@ -1,8 +1,9 @@
 """The pages about the mean-field game, rendered from kept result files: no figure is typed by hand.
 
-`python -m privmarket_studies.game_results docs/results` writes the pages again from
-`equilibrium/equilibrium.json` and `nash-gap/nash-gap.json`; with `--measure` the first is measured anew, in
-seconds. The second is what `privmarket nash-gap --out docs/results/nash-gap` writes.
+`python -m privmarket_studies.game_results docs/results` writes the pages again from the files in `equilibrium` and
+`nash-gap`; with `--measure` the default game is solved anew, in seconds, and its figure drawn. The comparison of
+methods is what `python -m privmarket_studies.solver_comparison docs/results` writes, the Nash gap what
+`privmarket nash-gap --out docs/results/nash-gap` writes.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import json
 import sys
 from importlib.resources import files
 from pathlib import Path
-from typing import TypedDict
+from typing import Any, TypedDict
 
 import jinja2
 import numpy as np
@@ -20,10 +21,11 @@ from privmarket import __version__
 from privmarket._files import write_atomically
 from privmarket.meanfield import DiscreteGame, Equilibrium, Grid, Problem, exploitability, solve
 from privmarket.mechanisms.learned._weights import load, shipped
-from privmarket_studies.nash_gap_report import Measure, NashGapReport
-from privmarket_studies.nash_gap_study import SIZES, recorded_time
+from privmarket_studies.nash_gap_study import SIZES, Measure, NashGapReport, recorded_time
+from privmarket_studies.solver_comparison import AFTER, MethodRow, Methods, Shared
 
-EQUILIBRIUM, NASH_GAP = "equilibrium", "nash-gap"
+EQUILIBRIUM = "equilibrium"
+NASH_GAP = "nash-gap"
 FINE = Grid(128, 127, 100)
 
 
@@ -56,7 +58,8 @@ class EquilibriumFacts(TypedDict):
 
 def measure_equilibrium() -> EquilibriumFacts:
     """The default problem: convergence, what deviations gain, and what looking ahead changes."""
-    solved, other = solve(Problem.from_scenario()), solve(Problem.from_scenario(), start="patient")
+    solved = solve(Problem.from_scenario())
+    other = solve(Problem.from_scenario(), start="patient")
     naive = np.zeros_like(solved.shadow_price)
     myopic = solved.game.flow(naive)
     step = solved.game.mesh.step
@@ -89,17 +92,20 @@ def measure_equilibrium() -> EquilibriumFacts:
 def _on_a_finer_grid(solved: Equilibrium) -> float:
     """What the best deviation gains when the solved bid function is played, interpolated, on `FINE`."""
     game = DiscreteGame(solved.problem, solved.scheme, FINE)
-    mesh, strategy = game.mesh, solved.strategy()
+    mesh = game.mesh
+    strategy = solved.strategy()
     price = np.repeat(solved.price, FINE.time_steps // solved.grid.time_steps)
-    v, r = mesh.valuation[:, None], mesh.budget - 0.5 * mesh.budget_width
+    v = mesh.valuation[:, None]
+    r = mesh.budget - 0.5 * mesh.budget_width
     shadow = np.stack([strategy(v, r, t) - v for t in mesh.time[:-1]])[:, None]
     value, _ = game.best_response(price)
     return float(game.starting_value(value) - game.flow(shadow, price).earned)
 
 
-def render_equilibrium(facts: EquilibriumFacts) -> str:
-    """The page about the default problem, from its figures."""
-    solved, truthful = facts["solved"], facts["truthful"]
+def render_equilibrium(facts: EquilibriumFacts, methods: Methods, shared: Shared) -> str:
+    """The page about the default problem and the ways to solve it, from its figures."""
+    solved = facts["solved"]
+    truthful = facts["truthful"]
     return _filled(
         "equilibrium.md",
         facts=facts,
@@ -109,7 +115,26 @@ def render_equilibrium(facts: EquilibriumFacts) -> str:
         last=truthful["price"][-1],
         earn=solved["earned"] / truthful["earned"] - 1.0,
         sell=solved["sold"] / truthful["sold"] - 1.0,
+        methods=methods,
+        after=AFTER,
+        rows=[_method_row(row) for row in methods["rows"]],
+        shared=shared,
+        same=max(shared["same_algorithm_price_difference"].values()),
     )
+
+
+def _method_row(row: MethodRow) -> dict[str, object]:
+    """One method on one game as the table shows it."""
+    found = dict(zip(row["after"], row["exploitability"], strict=True))
+    reached = [s for gain, s in zip(row["exploitability"], row["seconds"], strict=True) if gain <= 1e-5]
+    return {
+        "game": row["game"],
+        "method": row["method"],
+        "cells": [f"{found[k]:.0e}" if k in found else "–" for k in AFTER],
+        "per_iteration": f"{1000 * row['seconds'][-1] / row['after'][-1]:.0f}",
+        "reached": f"{reached[0]:.2g} s" if reached else "not",
+        "ended": row["result"] if row["result"] != "converged" else f"converged after {row['iterations']}",
+    }
 
 
 def render_nash_gap(report: NashGapReport) -> str:
@@ -182,16 +207,16 @@ def _percent(value: float, digits: int = 2) -> str:
     return f"{float(f'{100 * value:.{digits}g}'):g} %".replace("-", "−")
 
 
-PAGES = {EQUILIBRIUM: render_equilibrium, NASH_GAP: render_nash_gap}
-
-
 def rendered(folder: Path) -> dict[Path, str]:
     """Every page with its text, from the files in `folder`."""
+
+    def kept(page: str, name: str) -> Any:
+        return json.loads((folder / page / f"{name}.json").read_text(encoding="utf-8"))
+
+    solved = [kept(EQUILIBRIUM, name) for name in (EQUILIBRIUM, "methods", "mfglib")]
     return {
-        folder / name / "README.md": render(
-            json.loads((folder / name / f"{name}.json").read_text(encoding="utf-8"))
-        )
-        for name, render in PAGES.items()
+        folder / EQUILIBRIUM / "README.md": render_equilibrium(*solved),
+        folder / NASH_GAP / "README.md": render_nash_gap(kept(NASH_GAP, NASH_GAP)),
     }
 
 
@@ -200,6 +225,7 @@ if __name__ == "__main__":
     if "--measure" in sys.argv[2:]:
         place = results / EQUILIBRIUM / f"{EQUILIBRIUM}.json"
         write_atomically(place, json.dumps(measure_equilibrium(), indent=1) + "\n")
+        solve(Problem.from_scenario()).plot(results.parent / "images" / "equilibrium.png")
     for path, text in rendered(results).items():
         write_atomically(path, text)
         print(path)

@@ -52,7 +52,7 @@ def fit_slope(
 
 def one_round_regret(
     mechanism: Mechanism,
-    law: Distribution,
+    distribution: Distribution,
     clients: int,
     budget_per_client: float,
     *,
@@ -68,10 +68,11 @@ def one_round_regret(
         (seeds,) mean regret per client, and (seeds,) mean payment per client.
     """
     attack = GridAttack(valuations=21, shares=4, neighbours=4) if attack is None else attack
-    regret, payment = np.empty(len(seeds)), np.empty(len(seeds))
+    regret = np.empty(len(seeds))
+    payment = np.empty(len(seeds))
     for k, seed in enumerate(seeds):
         rng = np.random.default_rng([seed, clients])
-        types = law.sample(rng, clients)
+        types = distribution.sample(rng, clients)
         budget = budget_per_client * clients
         regret[k] = attack(mechanism, types, budget, rng).gain.mean()
         payment[k] = mechanism.run(types, budget).payment.mean()

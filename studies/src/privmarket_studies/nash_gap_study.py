@@ -13,8 +13,9 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, NotRequired, TypedDict
 
 import numpy as np
 
@@ -25,17 +26,95 @@ from privmarket.market._distributions import scenario
 from privmarket.market._facts import MarketFacts
 from privmarket.market._mechanism import Mechanism
 from privmarket.market._menus import POSTED_PRICE, MenuCurve, from_function
-from privmarket.meanfield import Equilibrium, Grid, MenuMarket, Problem, Result, solve
-from privmarket.meanfield._deviation_gain import measure, search
+from privmarket.meanfield import Equilibrium, FiniteGame, MenuMarket, Problem, Result, nash_gap, solve
+from privmarket.meanfield._nash_gap import Deviation
 from privmarket.mechanisms import mechanism
 from privmarket.reports._palette import line_look, new_figure, save
 from privmarket_studies.nash_gap_rate import fit_slope, one_round_regret
-from privmarket_studies.nash_gap_report import Fit, GapCell, Headline, Measure, NashGapReport, SearchCell, Timed
 from privmarket_studies.plug_in_menu import PlugInMenu
 from privmarket_studies.reproduce.cells import weights_digest
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+Measure = Literal["hindsight", "own_state", "price_error"]
+
+
+class Timed(TypedDict):
+    """A part of the report; earlier ones have no time."""
+
+    seconds: NotRequired[float]
+
+
+class Headline(Timed):
+    """How the game was solved, and what a client is paid and sells in it."""
+
+    result: str
+    iterations: int
+    relative_exploitability: float
+    mean_payment: float
+    mean_epsilon_sold: float
+
+
+class GapCell(Timed):
+    """The measures at one number of clients, one figure per run."""
+
+    clients: int
+    own_state_limit: float
+    hindsight: list[float]
+    own_state: list[float]
+    price_error: list[float]
+    mean_payment: list[float]
+
+
+class Shading(TypedDict):
+    """What one client gains by shading otherwise, with its standard error."""
+
+    share: float
+    extra: float
+    gain: float
+    standard_error: float
+
+
+class SearchCell(Timed):
+    """What the best shading gains at one number of clients, and what all of them do."""
+
+    clients: int
+    seeds: int
+    best_gain: float
+    standard_error: float
+    shadings: list[Shading]
+
+
+class ProxyCell(TypedDict):
+    """The one-round regret of a mechanism at one number of clients, one figure per run."""
+
+    mechanism: str
+    weights: NotRequired[str | None]
+    clients: int
+    regret: list[float]
+    mean_payment: list[float]
+
+
+class Fit(TypedDict):
+    """A log-log slope with its interval."""
+
+    slope: float
+    low: float
+    high: float
+
+
+class NashGapReport(TypedDict):
+    """The file of a study: parts by "population/rule/clients", "population/clients" or "mechanism/clients"."""
+
+    setting: dict[str, object]
+    version: str
+    equilibria: dict[str, Headline]
+    cells: dict[str, GapCell]
+    search: dict[str, SearchCell]
+    proxy: dict[str, ProxyCell]
+    slopes: NotRequired[dict[str, Fit | None]]
+
 
 SIZES = (10, 30, 100, 300, 1_000, 3_000)
 POPULATIONS = {"iid": 1, "non-iid": 4}
@@ -49,7 +128,7 @@ class StudySetting:
     """What is measured.
 
     Attributes:
-        scenario: the law of clients.
+        scenario: the distribution of clients.
         sizes: numbers of clients.
         seeds: runs per size.
         search_seeds: runs per size in which shadings are tried in the whole game; 0 leaves that out.
@@ -67,6 +146,69 @@ class StudySetting:
     proxies: tuple[str, ...] = ()
     proxy_sizes: tuple[int, ...] = (10, 30, 100, 300)
     grid: str = "64x64x50"
+
+
+SHADINGS: tuple[tuple[float, float], ...] = (
+    (0.0, 0.0),
+    (0.5, 0.0),
+    (0.8, 0.0),
+    (1.2, 0.0),
+    (1.5, 0.0),
+    (2.0, 0.0),
+    (1.0, -0.05),
+    (1.0, -0.02),
+    (1.0, 0.02),
+    (1.0, 0.05),
+)
+"""(a, d): report valuation + a × shadow price + d. (1, 0) is the solved strategy, (0, 0) is truth."""
+
+
+@dataclass(frozen=True, eq=False)
+class Searched:
+    """Gains of shadings in the finite game with nothing held fixed, on the same chance as the solved strategy.
+
+    Attributes:
+        clients: N.
+        shadings: (shadings,) pairs (a, d).
+        gain: (shadings, seeds) over the solved strategy, over the whole game.
+    """
+
+    clients: int
+    shadings: tuple[tuple[float, float], ...]
+    gain: Array
+
+    @property
+    def best(self) -> tuple[float, float]:
+        """Mean and standard error of the best shading: chosen on half of the seeds, scored on the other half."""
+        scored = np.empty(self.gain.shape[1])
+        for fit, score in ((0, 1), (1, 0)):
+            chosen = int(self.gain[:, fit::2].mean(axis=1).argmax())
+            scored[score::2] = self.gain[chosen, score::2]
+        return float(scored.mean()), float(scored.std(ddof=1) / np.sqrt(scored.size))
+
+
+def search(
+    equilibrium: Equilibrium,
+    mechanism: Mechanism,
+    clients: int,
+    *,
+    seeds: Sequence[int],
+    shadings: tuple[tuple[float, float], ...] = SHADINGS,
+) -> Searched:
+    """Client 0 tries shadings in the whole game; the others respond to the prices it moves."""
+    finite = FiniteGame(equilibrium, mechanism)
+
+    def gains(deviation: Deviation | None) -> Array:
+        draws = (np.random.default_rng([seed, clients]) for seed in seeds)
+        return np.array([finite.run(clients, rng, deviation=deviation, record=False).own_gain for rng in draws])
+
+    solved = gains(None)
+    rows = [gains(partial(_shaded, share=a, extra=d)) for a, d in shadings]
+    return Searched(clients, shadings, np.stack(rows) - solved)
+
+
+def _shaded(valuation: Array, shadow: Array, *, share: float, extra: float) -> Array:
+    return valuation + share * shadow + extra
 
 
 def _linear_menu() -> MenuCurve:
@@ -156,7 +298,7 @@ def slopes(report: NashGapReport) -> dict[str, Fit | None]:
 def solved_game(setting: StudySetting, kinds: int, curve: MenuCurve) -> Equilibrium:
     """The game among `kinds` kinds of clients under a menu, solved; an error if it does not converge."""
     problem = Problem.from_scenario(setting.scenario, market=MenuMarket(curve, SALE_CAP), kinds=kinds)
-    solved = solve(problem, "explicit", grid=Grid.parse(setting.grid))
+    solved = solve(problem, "explicit", grid=setting.grid)
     if solved.result is not Result.CONVERGED:
         raise RuntimeError(f"the mean-field game did not converge: {solved.result.value}")
     return solved
@@ -175,7 +317,7 @@ def _headline(solved: Equilibrium) -> Headline:
 
 def _cell(solved: Equilibrium, rule: Mechanism, clients: int, seeds: int) -> GapCell:
     started = time.monotonic()
-    gap = measure(solved, rule, clients, seeds=range(seeds))
+    gap = nash_gap(solved, clients, rule, seeds=range(seeds))
     return {
         "clients": clients,
         "own_state_limit": float(f"{gap.own_state_limit:.6g}"),
@@ -212,16 +354,18 @@ def _searched(solved: Equilibrium, rule: Mechanism, clients: int, seeds: int) ->
 def _measure_proxies(
     setting: StudySetting, report: NashGapReport, path: Path, progress: Callable[[str], None]
 ) -> None:
-    law = scenario(setting.scenario)
+    distribution = scenario(setting.scenario)
     for name in setting.proxies:
-        rule = mechanism(name, market=MarketFacts.of(law))
+        rule = mechanism(name, market=MarketFacts.of(distribution))
         for n in setting.proxy_sizes:
             kept = report["proxy"].get(f"{name}/{n}")
             same = kept is not None and kept.get("weights") == weights_digest(name)
             if same or n > max(setting.sizes):
                 continue
             progress(f"one-round regret of {name}: N = {n}")
-            regret, payment = one_round_regret(rule, law, n, _PROXY_BUDGET, seeds=range(min(setting.seeds, 20)))
+            regret, payment = one_round_regret(
+                rule, distribution, n, _PROXY_BUDGET, seeds=range(min(setting.seeds, 20))
+            )
             report["proxy"][f"{name}/{n}"] = {
                 "mechanism": name,
                 "weights": weights_digest(name),

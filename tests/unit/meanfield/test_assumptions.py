@@ -5,9 +5,7 @@ import pytest
 
 import privmarket as pm
 from privmarket.market._menus import POSTED_PRICE, from_function
-from privmarket.meanfield._assumptions import Slope, payment_slope, regularity
-from privmarket.meanfield._problem import Problem
-from privmarket.meanfield._representative import MenuMarket
+from privmarket.meanfield import Diffusion, MenuMarket, Problem, Slope, check_assumptions, payment_slope
 
 LINEAR = from_function(lambda y: np.clip(1.0 - y, 0.0, 1.0), 1.0, steps=10_000)
 
@@ -21,8 +19,9 @@ def test_slopes_with_known_answers():
 @pytest.mark.parametrize("law", ["uniform", "bimodal", "lognormal"])
 def test_bounded_parts_of_the_regularity_conditions_hold(law):
     problem = Problem.from_scenario(law)
-    found = regularity(problem)
-    assert found.valuation_slope == problem.reversion
+    found = check_assumptions(problem)
+    assert found.valuation_slope.fine == pytest.approx(problem.populations[0].process.reversion)
+    assert {name for name, holds in found.holds.items() if holds} == {"R2", "R3", "R4"}
     assert 0 < found.largest_report < np.inf
     assert found.largest_cost == problem.valuation_limit * problem.market.most_sold
     assert 0 < found.second_moment < 30
@@ -31,12 +30,20 @@ def test_bounded_parts_of_the_regularity_conditions_hold(law):
 def test_what_a_posted_price_sells_jumps_unless_it_is_averaged_over_a_cell():
     """(R1) fails for a step menu, holds on the solver's grid, and holds for a menu that slopes."""
     posted = Problem.from_scenario("uniform", market=MenuMarket(POSTED_PRICE, sale_cap=0.3))
-    assert regularity(posted).sold_slope.jumps
-    averaged = regularity(posted, cell=0.05).sold_slope
+    assert check_assumptions(posted).sold_slope.jumps
+    averaged = check_assumptions(posted, cell=0.05).sold_slope
     assert not averaged.jumps
     assert averaged.fine == pytest.approx(0.3 / 0.05, rel=1e-6)  # the cap over the cell
     sloping = Problem.from_scenario("uniform", market=MenuMarket(LINEAR, sale_cap=0.3))
-    assert not regularity(sloping).sold_slope.jumps
+    assert not check_assumptions(sloping).sold_slope.jumps
+
+
+def test_a_drift_that_jumps_is_seen():
+    regime = Diffusion(lambda v, m: np.where(v < 0.5, 0.2, -0.2), lambda v: 0.3)
+    market = MenuMarket(LINEAR, sale_cap=0.3)
+    assert check_assumptions(Problem.from_scenario(process=regime, market=market)).valuation_slope.jumps
+    steady = check_assumptions(Problem.from_scenario(market=market), pm.mechanism("pac"))
+    assert steady.holds == {"R1": True, "R2": True, "R3": True, "R4": True, "Assumption 3": False}
 
 
 def test_pay_under_algorithm_1_is_not_lipschitz_in_the_others_law():

@@ -12,21 +12,19 @@ from scipy.integrate import solve_ivp
 from scipy.special import ndtri
 
 from privmarket.market._distributions import IndependentDistribution
-from privmarket.meanfield import SCHEMES, Grid, Problem, QuadraticMarket, Result, solve
+from privmarket.meanfield import SCHEMES, Grid, MeanReverting, Population, Problem, QuadraticMarket, Result, solve
 
 KAPPA, SIGMA, MEAN = 0.5, 0.08, 0.5
 PHI, A, Q, DEMAND, HORIZON, START = 0.1, 0.2, 2.0, 0.25, 4.0, 3.0
 
-LAW = IndependentDistribution(
+CLIENTS = IndependentDistribution(
     "lq", lambda u: MEAN + 0.06 * ndtri(u), lambda u: START + 0.15 * ndtri(u), epsilon_max=4.0
 )
 PROBLEM = Problem(
-    LAW,
+    (Population(CLIENTS, MeanReverting(KAPPA, SIGMA)),),
     QuadraticMarket(rate_cap=2.0),
     budget_per_client=DEMAND,
     horizon=HORIZON,
-    reversion=KAPPA,
-    volatility=SIGMA,
     valuation_limit=1.2,
     price_ceiling=5.0,
     holding_reward=lambda r: -0.5 * PHI * r**2,

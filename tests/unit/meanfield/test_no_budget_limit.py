@@ -9,18 +9,18 @@ from scipy.special import ndtr, ndtri
 
 from privmarket.market._distributions import IndependentDistribution
 from privmarket.market._menus import POSTED_PRICE, MenuCurve
-from privmarket.meanfield import SCHEMES, Grid, MenuMarket, Problem, solve
+from privmarket.meanfield import SCHEMES, Grid, MeanReverting, MenuMarket, Population, Problem, solve
 
 CAP, SPREAD, KAPPA, SIGMA, BUDGET = 0.05, 0.15, 0.4, 0.1, 0.012
 
 
 def problem(curve: MenuCurve = POSTED_PRICE) -> Problem:
     """Everyone starts with far more budget than the horizon can sell; valuations start Gaussian."""
-    law = IndependentDistribution(
+    rich = IndependentDistribution(
         "rich", lambda u: 1.0 + SPREAD * ndtri(u), lambda u: np.full_like(u, 5.0), epsilon_max=5.0
     )
-    market = MenuMarket(curve, CAP)
-    return Problem(law, market, BUDGET, 4.0, KAPPA, SIGMA, valuation_limit=2.0, price_ceiling=2.0)
+    clients = Population(rich, MeanReverting(KAPPA, SIGMA))
+    return Problem((clients,), MenuMarket(curve, CAP), BUDGET, 4.0, valuation_limit=2.0, price_ceiling=2.0)
 
 
 def exact_price(time: float) -> float:

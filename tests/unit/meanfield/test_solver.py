@@ -10,8 +10,17 @@ import pytest
 from privmarket.errors import ConfigurationError
 from privmarket.market._distributions import SCENARIOS
 from privmarket.market._menus import from_function
-from privmarket.meanfield import SCHEMES, DiscreteGame, Grid, MenuMarket, Problem, Result, exploitability, solve
-from privmarket.meanfield._solver import _Damping
+from privmarket.meanfield import (
+    SCHEMES,
+    BestResponse,
+    DiscreteGame,
+    Grid,
+    MenuMarket,
+    Problem,
+    Result,
+    exploitability,
+    solve,
+)
 
 
 @pytest.fixture(scope="module")
@@ -135,6 +144,8 @@ def test_grid_and_names_are_refused():
         Grid(2, 64, 50)
     with pytest.raises(ConfigurationError, match="unknown scheme"):
         solve(Problem.from_scenario(), "crank-nicolson")
+    with pytest.raises(ConfigurationError, match="unknown method"):
+        solve(Problem.from_scenario(), method="newton")
     with pytest.raises(ConfigurationError, match="start"):
         solve(Problem.from_scenario(), start=np.zeros(3))
     with pytest.raises(ConfigurationError, match="tolerance"):
@@ -165,10 +176,10 @@ def test_cost_grows_no_faster_than_cells_times_steps():
 
 
 def test_damping_gives_up_where_smaller_steps_do_not_help():
-    damping = _Damping()
-    assert all(damping.heed(0.5**k) for k in range(40))
+    damping = BestResponse()
+    assert all(damping._heed(0.5**k) for k in range(40))
     assert damping.share == 0.5
-    assert not all(damping.heed(1.0) for _ in range(400))
+    assert not all(damping._heed(1.0) for _ in range(400))
 
 
 def test_a_map_that_never_settles_is_reported_as_stalled(monkeypatch):

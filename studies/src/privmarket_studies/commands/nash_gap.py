@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich import table as tables
 
     from privmarket_studies import nash_gap_study
-    from privmarket_studies.nash_gap_report import NashGapReport
+    from privmarket_studies.nash_gap_study import NashGapReport
 else:
     console, tables = late("rich.console"), late("rich.table")
     nash_gap_study = late("privmarket_studies.nash_gap_study")

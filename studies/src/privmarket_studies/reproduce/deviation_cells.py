@@ -12,8 +12,7 @@ from privmarket.market._attacks import LEVELS, CoalitionAttack
 from privmarket.market._audit import gain_shares, judge
 from privmarket.market._bounds import fluid_bound
 from privmarket.market._distributions import scenario
-from privmarket.meanfield import Equilibrium
-from privmarket.meanfield._deviation_gain import measure
+from privmarket.meanfield import Equilibrium, nash_gap
 from privmarket_studies.nash_gap_study import MEASURES, POPULATIONS, RULES, SALE_CAP, StudySetting, solved_game
 from privmarket_studies.reproduce.attack_strengths import OVER_OFFERS, PaperAscent
 from privmarket_studies.reproduce.cells import Config, Result
@@ -116,7 +115,7 @@ def run_nash(config: Config, seed: int, scratch: Path) -> Result:
     solved = _solved(config["grid"], config["population"], config["rule"])
     rule = build(curve(), SALE_CAP * solved.game.mesh.step)
     runs = range(seed * config["runs"], (seed + 1) * config["runs"])
-    gap = measure(solved, rule, config["clients"], seeds=runs)
+    gap = nash_gap(solved, config["clients"], rule, seeds=runs)
     return {name: float((getattr(gap, name) / gap.mean_payment).mean()) for name in MEASURES}
 
 

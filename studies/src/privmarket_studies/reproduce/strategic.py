@@ -9,7 +9,7 @@ import numpy as np
 
 from privmarket.market._bids import Bids
 from privmarket.market._menus import POSTED_PRICE
-from privmarket.meanfield import Equilibrium, Grid, MenuMarket, Problem, solve, truthful
+from privmarket.meanfield import Equilibrium, Grid, MeanReverting, MenuMarket, Problem, solve, truthful
 from privmarket.mechanisms import mechanism
 from privmarket_studies.reproduce.cells import Config, Result
 
@@ -25,11 +25,13 @@ def run(config: Config, seed: int, scratch: Path) -> Result:
     exact mean-field menu; valuations move as in the game that was solved.
     """
     solved = _solved(config["grid"])
-    problem = solved.problem
+    (population,) = solved.problem.populations
+    process = population.process
+    assert isinstance(process, MeanReverting)
     report = solved.strategy() if config["strategy"] == "equilibrium" else truthful
     rng = np.random.default_rng([seed, config["clients"]])
     games, clients = config["games"], config["clients"]
-    start = problem.law.sample(rng, clients, (games,))
+    start = population.distribution.sample(rng, clients, (games,))
     mean = float(start.valuation.mean())
     rule = mechanism("mean-field-menu", epsilon_max=_SALE_CAP)
     gains, sold, paid = (np.zeros((games, clients)) for _ in range(3))
@@ -45,8 +47,8 @@ def run(config: Config, seed: int, scratch: Path) -> Result:
             gains[game, has] += outcome.payment - valuation[game, has] * outcome.epsilon
             left[game, has] -= outcome.epsilon
         # The next valuation: back towards the mean, with noise, never below 0.
-        noise = problem.volatility * rng.standard_normal(valuation.shape)
-        valuation = np.maximum(valuation + problem.reversion * (mean - valuation) + noise, 0.0)
+        noise = process.volatility * rng.standard_normal(valuation.shape)
+        valuation = np.maximum(valuation + process.reversion * (mean - valuation) + noise, 0.0)
     return {
         "utility": float(gains.mean()),
         "epsilon": float(sold.mean()),

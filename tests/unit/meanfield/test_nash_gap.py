@@ -9,9 +9,7 @@ import pytest
 
 from privmarket.errors import ConfigurationError
 from privmarket.market._menus import from_function
-from privmarket.meanfield import Grid, MenuMarket, Problem, solve
-from privmarket.meanfield._deviation_gain import measure
-from privmarket.meanfield._finite_game import FiniteGame
+from privmarket.meanfield import FiniteGame, Grid, MenuMarket, Problem, QuadraticMarket, nash_gap, solve
 from privmarket.mechanisms import mechanism
 from privmarket_studies.plug_in_menu import PlugInMenu
 
@@ -36,7 +34,7 @@ def test_with_many_clients_the_finite_game_is_the_mean_field_game(solved, rule):
 
 
 def test_both_bounds_are_bracketed_and_fall(solved, rule):
-    few, many = (measure(solved, rule, n, seeds=range(12)) for n in (10, 400))
+    few, many = (nash_gap(solved, n, rule, seeds=12) for n in (10, 400))
     for gap in (few, many):
         assert gap.hindsight.min() >= -1e-12
         assert np.all(gap.own_state <= gap.hindsight + 1e-12)
@@ -49,7 +47,7 @@ def test_a_strategy_that_does_not_look_ahead_has_a_gap_that_stays(solved, rule):
     """Broken on purpose: truthful play called an equilibrium. Both measures must keep showing it."""
     flow = solved.game.flow(np.zeros_like(solved.shadow_price))
     wrong = replace(solved, shadow_price=np.zeros_like(solved.shadow_price), flow=flow)
-    gap = measure(wrong, rule, 400, seeds=range(6))
+    gap = nash_gap(wrong, 400, rule, seeds=6)
     assert gap.hindsight.mean() > 0.01 * gap.mean_payment.mean()
     assert gap.own_state.mean() > 0.01 * gap.mean_payment.mean()
 
@@ -67,7 +65,7 @@ def test_any_mechanism_can_stand_in_and_a_first_price_rule_is_caught(solved):
             sells = bids.valuation < 0.6
             return Outcome(bids.epsilon * sells, bids.epsilon * bids.valuation * sells)
 
-    gap = measure(solved, PayWhatIsAsked(), 30, seeds=range(2))
+    gap = nash_gap(solved, 30, PayWhatIsAsked(), seeds=2)
     assert gap.hindsight.mean() > 0.1 * gap.mean_payment.mean()
 
 
@@ -80,7 +78,7 @@ def test_closed_form_and_table_agree(solved, rule):
         def run(self, bids, budget):
             return rule.run(bids, budget)
 
-    by_level = measure(solved, rule, 12, seeds=range(3))
+    by_level = nash_gap(solved, 12, rule, seeds=range(3))
     game = FiniteGame(solved, Opaque(epsilon_max=rule.epsilon_max))
     assert by_level.hindsight.mean() > 0
     run = game.run(12, np.random.default_rng([0, 12]))
@@ -91,15 +89,33 @@ def test_closed_form_and_table_agree(solved, rule):
 
 def test_a_rule_that_clients_can_move_is_measured(solved):
     equilibrium = solve(Problem.from_scenario(market=MenuMarket(CURVE, 0.3)), grid=GRID, tolerance=1e-5)
-    few, many = (measure(equilibrium, PlugInMenu(CURVE), n, seeds=range(4)) for n in (6, 150))
+    few, many = (nash_gap(equilibrium, n, PlugInMenu(CURVE), seeds=4) for n in (6, 150))
     assert many.hindsight.mean() < 0.3 * few.hindsight.mean()
 
 
 def test_bad_input_is_refused(solved, rule):
     with pytest.raises(ConfigurationError, match="about 20 for a slope"):
-        measure(solved, rule, 10, seeds=[1])
+        nash_gap(solved, 10, rule, seeds=[1])
     with pytest.raises(ConfigurationError, match="at least 2"):
         FiniteGame(solved, rule).run(1, np.random.default_rng(0))
     implicit = solve(Problem.from_scenario(), "implicit", grid=GRID, max_iterations=1)
     with pytest.raises(ConfigurationError, match="explicit scheme"):
         FiniteGame(implicit, rule)
+    quadratic = solve(
+        Problem.from_scenario(market=QuadraticMarket(0.3), price_ceiling=3.0), grid="16x8x12", max_iterations=1
+    )
+    with pytest.raises(ConfigurationError, match="QuadraticMarket"):
+        nash_gap(quadratic, 10)
+
+
+def test_without_a_mechanism_the_exact_menu_clears(solved, rule):
+    by_default, named = nash_gap(solved, 12, seeds=2), nash_gap(solved, 12, rule, seeds=range(2))
+    np.testing.assert_array_equal(by_default.hindsight, named.hindsight)
+    assert repr(by_default).startswith("NashGap(12 clients, 2 runs;")
+    frame = by_default.to_frame()
+    assert list(frame.index.names) == ["clients", "run"]
+    np.testing.assert_array_equal(frame["hindsight"], named.hindsight)
+    mean, error = by_default.relative()["hindsight"]
+    shares = named.hindsight / named.mean_payment
+    assert mean == pytest.approx(shares.mean())
+    assert error == pytest.approx(abs(shares[0] - shares[1]) / 2)

@@ -1,4 +1,4 @@
-"""The bid function: exact on linear surfaces, plain to call, about as quick as a bilinear interpolation."""
+"""The solution: its bid function (exact on linear surfaces, plain, quick), table, figure and repr."""
 
 from __future__ import annotations
 
@@ -84,3 +84,43 @@ def test_a_million_reports_cost_at_most_five_bilinear_interpolations():
         return best(lambda: strategy(v, r, 3.3)) <= 5 * best(lambda: plain_bilinear(table, 63 * v, 63 / 5 * r))
 
     assert any(is_quick() for _ in range(3))  # again where others had the processor
+
+
+@pytest.fixture(scope="module")
+def solved():
+    return solve(Problem.from_scenario(kinds=2), grid="16x12x12", tolerance=1e-4, track_exploitability=True)
+
+
+def test_the_table_has_a_row_per_step(solved):
+    frame = solved.to_frame()
+    assert frame.index.name == "round"
+    np.testing.assert_array_equal(frame.index, solved.game.mesh.time[:-1])
+    np.testing.assert_array_equal(frame["price"], solved.price)
+    np.testing.assert_allclose(frame["spend"], solved.problem.budget_per_client)
+    assert frame["share_with_budget_left"].is_monotonic_decreasing
+
+
+def test_the_figure_labels_its_axes_and_says_when_it_is_no_solution(solved, tmp_path):
+    drawn = solved.plot(tmp_path / "figures" / "game.png", kind=1)
+    assert (tmp_path / "figures" / "game.png").stat().st_size > 10_000
+    prices, shading, budgets, history = drawn.axes[:4]
+    assert all(axis.get_xlabel() and axis.get_title() for axis in (prices, shading, budgets, history))
+    assert "uniform, kind 1" in shading.get_title()
+    assert len(history.get_legend().get_texts()) == 2
+    np.testing.assert_array_equal(prices.lines[0].get_ydata(), solved.price)
+    unsolved = solve(Problem.from_scenario(), grid="16x12x12", max_iterations=1)
+    assert "NOT a solution" in unsolved.plot().axes[3].get_title()
+
+
+def test_reprs_are_short(solved):
+    assert repr(solved).startswith("Equilibrium('uniform', converged after ")
+    assert repr(solved.problem).startswith("Problem('uniform', 12 rounds, 0.1 per client and round, MenuMarket, 2")
+    assert len(repr(solved)) < 200
+
+
+def test_the_history_of_the_exploitability_ends_at_the_solutions_own(solved):
+    statistics = solved.statistics
+    assert len(statistics.exploitability) == len(statistics.elapsed) == statistics.iterations
+    assert statistics.exploitability[-1] == pytest.approx(solved.relative_exploitability, abs=1e-12)
+    assert statistics.exploitability[0] > 1e-3
+    assert list(statistics.elapsed) == sorted(statistics.elapsed)
