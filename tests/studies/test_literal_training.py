@@ -75,6 +75,21 @@ def test_training_that_leaves_the_finite_numbers_gives_nothing(kind):
     assert train(start, x, y, LocalTraining(), np.random.default_rng(0)) is None
 
 
+@pytest.mark.parametrize("clip_norm", [None, 0.1])
+@pytest.mark.parametrize(("kind", "off"), [("mlp", 1), ("mlp", 3), ("cnn", 3)])
+def test_units_that_are_off_stay_off(kind, off, clip_norm):
+    """With some units of the first layer off, and with all of the second off."""
+    module, x, y, train = case(kind)
+    start = [one.detach().clone() for one in module.parameters()]
+    start[off][: None if off == 3 else 5] = -100.0
+    nn.utils.vector_to_parameters(nn.utils.parameters_to_vector(start), module.parameters())
+    plan = LocalTraining(rate=0.05, clip_norm=clip_norm)
+    quick = train([one.clone() for one in start], x, y, plan, np.random.default_rng(8))
+    for a, b in zip(quick, slowly(module, x, y, plan, 8), strict=True):
+        torch.testing.assert_close(a.double(), b, atol=1e-5, rtol=1e-4)
+    assert not torch.equal(quick[5], start[5])
+
+
 def test_a_wrong_step_is_seen():
     module, x, y, train = case("mlp")
     start = [one.detach().clone() for one in module.parameters()]

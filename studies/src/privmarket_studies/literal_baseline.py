@@ -29,13 +29,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import privmarket as pm
-from privmarket.files import write_atomically
-from privmarket.mechanisms.learned.market_tensors import Markets, MarketSampler
-from privmarket.mechanisms.learned.mean_field_loss import Critic, bellman_loss
-from privmarket.mechanisms.learned.misreports import LEAST_OFFER, Misreports, cheap_candidates, uniform_reports
-from privmarket.mechanisms.learned.networks import AuctionNetwork, Trade
-from privmarket.mechanisms.learned.recipes import recipe
-from privmarket.mechanisms.learned.trained_weights import new_trainer
+from privmarket._files import write_atomically
+from privmarket.mechanisms.learned._market_tensors import Markets, MarketSampler
+from privmarket.mechanisms.learned._mean_field_loss import Critic, bellman_loss
+from privmarket.mechanisms.learned._misreports import LEAST_OFFER, Misreports, cheap_candidates, uniform_reports
+from privmarket.mechanisms.learned._networks import AuctionNetwork, Trade
+from privmarket.mechanisms.learned._recipes import recipe
+from privmarket.mechanisms.learned._trained_weights import new_trainer
 
 FOLDER = Path(__file__).parents[3] / "docs" / "results" / "literal"
 RULE = "mfg-regretnet:literal"

@@ -29,12 +29,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import privmarket as pm
-from privmarket.files import write_atomically
-from privmarket.market.bids import Bids
-from privmarket.privacy.gaussian import literal_noise_multiplier
+from privmarket._files import write_atomically
+from privmarket.market import Bids
+from privmarket.privacy._gaussian import literal_noise_multiplier
 from privmarket.tasks import Task
 from privmarket.training import PrivateModel
-from privmarket_studies.literal_training import LocalTraining, Trainer, cnn, mlp, train_cnn, train_mlp
+from privmarket_studies.literal_training import LocalTraining, cnn, mlp, prepare, train_cnn, train_mlp
 
 RULE = "mfg-regretnet:literal"
 CLIENTS = 100
@@ -94,17 +94,18 @@ class LiteralRun:
         return f"{self.dataset}-{self.alpha}-{self.reading}-seed-{self.seed}"
 
 
+# All runs are taken so far before any of them goes on: the first rounds decide, and what is finished is balanced.
+STAGES = (10, 50, 200)
+
+
 def all_runs() -> list[LiteralRun]:
-    """Every run of the page, in the order in which they are computed: whatever is finished is balanced over α."""
+    """Every run of the page, in the order in which a stage takes them."""
     alphas = (0.5, 0.1)
-    made = [LiteralRun("mnist", alpha, seed, "printed", 200) for seed in (0, 1) for alpha in alphas]
-    made += [LiteralRun("cifar10", 0.5, seed, "printed", 200) for seed in (0, 1)]
-    made += [LiteralRun("mnist", alpha, seed, "printed", 200) for seed in (2, 3, 4) for alpha in alphas]
+    made = [LiteralRun("mnist", alpha, seed, "printed", 200) for seed in range(5) for alpha in alphas]
     made += [LiteralRun("mnist", alpha, 0, "noise-free", 200) for alpha in alphas]
+    made += [LiteralRun("cifar10", 0.5, seed, "printed", 200) for seed in (0, 1)]
     made += [LiteralRun("mnist", alpha, 0, "clipped", 200) for alpha in alphas]
     made += [LiteralRun("cifar10", 0.5, 0, "noise-free", 50)]
-    made += [LiteralRun("mnist", alpha, 1, reading, 200) for reading in ("noise-free", "clipped") for alpha in alphas]
-    made += [LiteralRun("cifar10", 0.5, 0, "clipped", 50), LiteralRun("cifar10", 0.5, 1, "noise-free", 50)]
     return made
 
 
@@ -170,9 +171,11 @@ class LiteralFederation:
             self.inputs = self.inputs.flatten(1)
         classes = len(self.task.classes)
         self.model = PrivateModel(cnn(classes) if is_cnn else mlp(self.inputs.shape[1], classes))
-        self.train: Trainer = train_cnn if is_cnn else train_mlp
+        self.rows = self.task.slices()
+        self.prepared = None if is_cnn else [prepare(self.inputs[rows]) for rows in self.rows]
         self.plan = LocalTraining(clip_norm=self.reading.clip_norm)
         self.market = Market.of(run, self.task)
+        self.sigma = self.market.sigma()
 
     def first_weights(self) -> Tensor:
         """(parameters,)."""
@@ -180,10 +183,13 @@ class LiteralFederation:
 
     def released(self, weights: Tensor, number: int, client: int) -> Tensor | None:
         """(parameters,) what a client uploads in a round; None where its training left the finite numbers."""
-        rows = self.task.slices()[client]
+        rows = self.rows[client]
         rng = np.random.default_rng([self.run.seed, _SHUFFLE, number, client])
         parts = [part.contiguous() for part in self.model.named(weights).values()]
-        trained = self.train(parts, self.inputs[rows], self.labels[rows], self.plan, rng)
+        if self.prepared is None:
+            trained = train_cnn(parts, self.inputs[rows], self.labels[rows], self.plan, rng)
+        else:
+            trained = train_mlp(parts, self.inputs[rows], self.labels[rows], self.plan, rng, self.prepared[client])
         if trained is None:
             return None
         names = [slot.name for slot in self.model.slots]
@@ -191,7 +197,7 @@ class LiteralFederation:
         if self.reading.has_noise:
             draws = np.random.default_rng([self.run.seed, _NOISE, number, client])
             noise = draws.standard_normal(flat.numel(), dtype=np.float32)
-            flat += float(self.market.sigma()[client]) * torch.from_numpy(noise)
+            flat += float(self.sigma[client]) * torch.from_numpy(noise)
         return flat if bool(torch.isfinite(flat).all()) else None
 
     def step(self, weights: Tensor, number: int) -> tuple[Tensor, int]:
@@ -278,9 +284,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     training.add_argument("cache", type=Path)
     training.add_argument("names", nargs="*")
     given = parser.parse_args(arguments)
-    for run in all_runs():
-        if not given.names or run.name in given.names:
-            train(run, given.cache)
+    for stage in STAGES:
+        for run in all_runs():
+            if not given.names or run.name in given.names:
+                train(run, given.cache, until=stage)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,8 @@ changes nothing but the order in which numbers are added:
   puts a constant vector on one axis is orthogonal, and steps of gradient descent turn with it;
 - records whose softmax is exactly their label have slopes that are exactly 0, and take no part in a backward pass.
   An epoch in which no record has a slope changes nothing, so the epochs after it would change nothing either;
+- a unit of the first layer that no record of the client switches on has a slope of exactly 0 in every step, so that it
+  stays off and is left out; where no unit of the second layer is on, only the last bias can move;
 - training stops at the first value that is not a number: nothing that follows can be one.
 
 Implements: the local training of Algorithm 2 of [Sun2026], with Table III's E, batch and rate.
@@ -16,7 +18,6 @@ Implements: the local training of Algorithm 2 of [Sun2026], with Table III's E, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -117,18 +118,38 @@ class Background:
         return matrix
 
 
+def prepare(inputs: Tensor) -> tuple[Background, Tensor]:
+    """A client's background, and its records with the background turned into one input."""
+    turned = Background.of(inputs)
+    return turned, turned.of_records(inputs)
+
+
 def train_mlp(
-    weights: Weights, inputs: Tensor, labels: Tensor, plan: LocalTraining, rng: np.random.Generator
+    weights: Weights,
+    inputs: Tensor,
+    labels: Tensor,
+    plan: LocalTraining,
+    rng: np.random.Generator,
+    prepared: tuple[Background, Tensor] | None = None,
 ) -> Weights | None:
     """The weights of `mlp` after a client's local training; None where they stopped being finite.
 
     Args:
         weights: matrices as (outputs, inputs) and biases, in turn.
         inputs: (records, inputs); labels: (records,).
+        prepared: what `prepare` makes of the inputs, for clients that train in many rounds.
     """
-    turned = Background.of(inputs)
-    rows = turned.of_records(inputs)
+    if not _finite(weights):
+        return None
+    turned, rows = prepare(inputs) if prepared is None else prepared
     w1, b1, w2, b2, w3, b3 = [turned.of_matrix(weights[0]), *[one.clone() for one in weights[1:]]]
+    first = torch.addmm(b1, rows, w1.T).relu_()
+    on = torch.nonzero(first.any(0)).squeeze(1)
+    if not torch.addmm(b2, first, w2.T).relu_().any():
+        last = train_last_bias(b3, labels, plan, rng)
+        return [*weights[:5], last]
+    all_w1, all_b1, all_w2 = w1, b1, w2
+    w1, b1, w2 = w1[on], b1[on], w2[:, on]
     for _ in range(plan.epochs):
         order = torch.from_numpy(rng.permutation(len(labels)))
         shuffled, marks = rows[order], labels[order]
@@ -164,8 +185,29 @@ def train_mlp(
                 return None
         if not moved:
             break
-    trained = [turned.back(w1, weights[0]), b1, w2, b2, w3, b3]
-    return trained if all(bool(torch.isfinite(one).all()) for one in trained) else None
+    all_w1[on], all_b1[on], all_w2[:, on] = w1, b1, w2
+    trained = [turned.back(all_w1, weights[0]), all_b1, all_w2, b2, w3, b3]
+    return trained if _finite(trained) else None
+
+
+def train_last_bias(bias: Tensor, labels: Tensor, plan: LocalTraining, rng: np.random.Generator) -> Tensor:
+    """(classes,) the last bias after local training of a network whose other outputs are all 0 and stay so."""
+    own = bias.numpy().copy()
+    marks = np.eye(len(own), dtype=own.dtype)[labels.numpy()]
+    for _ in range(plan.epochs):
+        shuffled = marks[rng.permutation(len(marks))]
+        for at in range(0, len(marks), plan.batch):
+            raised = np.exp(own - own.max())
+            slope = raised / raised.sum() - shuffled[at : at + plan.batch].mean(0)
+            step = plan.rate
+            if plan.clip_norm is not None:
+                step *= min(1.0, plan.clip_norm / max(float(np.sqrt(slope @ slope)), 1e-30))
+            own -= own.dtype.type(step) * slope
+    return torch.from_numpy(own)
+
+
+def _finite(weights: Weights) -> bool:
+    return all(bool(torch.isfinite(one).all()) for one in weights)
 
 
 def train_cnn(
@@ -177,7 +219,13 @@ def train_cnn(
         weights: in the order of the module's parameters.
         inputs: (records, planes, height, width); labels: (records,).
     """
+    if not _finite(weights):
+        return None
     last = torch.channels_last
+    with torch.no_grad():
+        features = [_cnn_features(weights, some) for some in inputs.contiguous(memory_format=last).split(128)]
+        if not any(bool(one.any()) for one in features):
+            return [*weights[:5], train_last_bias(weights[5], labels, plan, rng)]
     own = [(one.contiguous(memory_format=last) if one.ndim == 4 else one).clone() for one in weights]
     for one in own:
         one.requires_grad_()
@@ -208,15 +256,15 @@ def train_cnn(
         if not moved:
             break
     trained = [one.detach().contiguous() for one in own]
-    return trained if all(bool(torch.isfinite(one).all()) for one in trained) else None
+    return trained if _finite(trained) else None
+
+
+def _cnn_features(weights: Weights, x: Tensor) -> Tensor:
+    """(rows, features) after both blocks of `cnn`; ReLU after the maximum is the same and a quarter of the work."""
+    first = functional.max_pool2d(functional.conv2d(x, weights[0], weights[1], padding=1), 2).relu()
+    second = functional.max_pool2d(functional.conv2d(first, weights[2], weights[3], padding=1), 2).relu()
+    return second.flatten(1)
 
 
 def _cnn_logits(weights: Weights, x: Tensor) -> Tensor:
-    """The network `cnn`, with ReLU after the maximum, which is the same and a quarter of the work."""
-    w1, b1, w2, b2, w3, b3 = weights
-    first = functional.max_pool2d(functional.conv2d(x, w1, b1, padding=1), 2).relu()
-    second = functional.max_pool2d(functional.conv2d(first, w2, b2, padding=1), 2).relu()
-    return functional.linear(second.flatten(1), w3, b3)
-
-
-Trainer = Callable[[Weights, Tensor, Tensor, LocalTraining, np.random.Generator], Weights | None]
+    return functional.linear(_cnn_features(weights, x), weights[4], weights[5])
