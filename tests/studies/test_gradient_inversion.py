@@ -1,4 +1,4 @@
-"""Pictures out of releases: found where there is no noise, alone and in batches, and not with the noise of a sale."""
+"""Pictures out of releases: found without noise, alone and in batches, and not with the noise of a sale."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Proposition 1: a baseline that the misreport does not enter changes nothing, and the comparison sees one that does."""
+"""Proposition 1: a baseline that the misreport does not enter changes nothing; one that it enters is seen."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The paper's runs as printed: one round against `privmarket federate --literal`, and going on where a run stopped."""
+"""The paper's runs as printed: a round against `privmarket federate --literal`; going on where a run stopped."""
 
 import json
 from dataclasses import replace
@@ -24,7 +24,7 @@ def test_a_round_is_that_of_the_product():
     assert left_out == 0
     quiet = LiteralFederation(replace(RUN, reading="noise-free"))
     without_noise = quiet.step(quiet.first_weights(), 0)[0]
-    # The product adds the same noise to the update, which it then subtracts: one is above the mean, the other below.
+    # The product adds the same noise to the update, which it then subtracts: the sign is the other one.
     torch.testing.assert_close(found - without_noise, without_noise - expected, rtol=1e-4, atol=1e-4)
     assert float((found - without_noise).abs().max()) > 1.0
 
@@ -44,7 +44,9 @@ def test_a_run_goes_on_where_it_stopped(tmp_path):
     train(RUN, tmp_path / "a", tmp_path / "once")
     train(RUN, tmp_path / "b", tmp_path / "twice", until=1)
     train(RUN, tmp_path / "b", tmp_path / "twice")
-    once, twice = (json.loads((tmp_path / one / "runs" / f"{RUN.name}.json").read_text()) for one in ("once", "twice"))
+    once, twice = (
+        json.loads((tmp_path / one / "runs" / f"{RUN.name}.json").read_text()) for one in ("once", "twice")
+    )
     assert len(once["accuracy"]) == 3
     for key in ("accuracy", "left_out", "norm", "market"):
         assert once[key] == twice[key]

@@ -62,7 +62,7 @@ def test_quick_training_is_torchs_sgd(kind, clip_norm):
 def test_records_without_slope_are_left_out_and_nothing_changes(kind):
     # Weights this large saturate the softmax: most records have a slope of exactly 0.
     scale = 30.0 if kind == "mlp" else 60.0
-    module, x, y, train = case(kind, scale)
+    module, x, y, _ = case(kind, scale)
     slopes = torch.softmax(module(x), 1) - nn.functional.one_hot(y, 10)
     assert 0 < int((slopes == 0).all(1).sum()) < RECORDS
     assert difference(kind, LocalTraining(rate=1e-4, epochs=1), scale) < 1e-3

@@ -29,5 +29,7 @@ def test_figures_by_hand():
     found = figures("mfg-pricing:literal", bids, pm.scenario("uniform"))
     assert found["epsilon"] == pytest.approx(bids.epsilon.sum())
     assert found["spent"] == pytest.approx(50.0)
-    assert found["underpaid"] == int((50.0 * bids.epsilon / bids.epsilon.sum() < bids.valuation * bids.epsilon).sum())
+    assert found["underpaid"] == int(
+        (50.0 * bids.epsilon / bids.epsilon.sum() < bids.valuation * bids.epsilon).sum()
+    )
     assert found["little_share"] == pytest.approx(bids.epsilon[bids.epsilon < 0.5].sum() / bids.epsilon.sum())

@@ -1,16 +1,19 @@
 """Gradient inversion by optimisation, the paper's motive for noise, against what clients really release.
 
-    python -m privmarket_studies.gradient_inversion measure CACHE    # resumable; writes docs/results/literal/inversion.json
+    python -m privmarket_studies.gradient_inversion measure CACHE    # resumable; writes
+    docs/results/literal/inversion.json
     python -m privmarket_studies.literal_page                         # puts it on the page
 
-The attacker is the server under local trust. It knows the global weights, the clip norm, how many records the client
-holds and their labels, and has public records of the same kind. It looks for pictures whose clipped gradients add up to
-a vector in the direction of the release:
+The attacker is the server under local trust. It knows the global weights, the clip norm, how many records the
+client holds and their labels, and has public records of the same kind. It looks for pictures whose clipped
+gradients add up to a vector in the direction of the release:
 
     minimise over x   1 − cos(Σ_r clip(∇ℓ(x_r, y_r)), release) + weight · total variation(x)
 
-by Adam on the signs of the slopes, starting from the mean of public pictures with a little noise, within the range that
-pixels have. The weight is chosen for each model and ε, by trial on releases that the attacker makes of public pictures. This is the attack of [Geiping2020] on one release of `training.private_updates`, noise and clipping included.
+by Adam on the signs of the slopes, starting from the mean of public pictures with a little noise, within the range
+that pixels have. The weight is chosen for each model and ε, by trial on releases that the attacker makes of public
+pictures. This is the attack of [Geiping2020] on one release of `training.private_updates`, noise and clipping
+included.
 
 Where the first layer is fully connected and one record made the release, no search is needed: `read_off` takes the
 picture from the ratio of the first layer's gradients.
@@ -28,7 +31,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 from torch.nn import functional
@@ -56,7 +58,8 @@ class Search:
 
     Attributes:
         steps: of Adam.
-        rate: first step size, in units of the pixels' standard deviation; a tenth after 3/8, 5/8 and 7/8 of the steps.
+        rate: first step size, in units of the pixels' standard deviation; a tenth after 3/8, 5/8 and 7/8 of the
+        steps.
         variation: weight of the mean total variation.
     """
 
@@ -89,10 +92,11 @@ SETTINGS = (
 
 
 def record_gradients(module: nn.Sequential, inputs: Tensor, labels: Tensor) -> Tensor:
-    """(records, parameters) gradient of each record's cross-entropy, in the module's order, differentiable by the inputs.
+    """(records, parameters) gradient of each record's cross-entropy, in the module's order, differentiable by the
+    inputs.
 
-    Linear layers and convolutions only: a record's gradient is the product of a layer's inputs and the slopes of its
-    outputs, with a convolution's inputs cut into patches.
+    Linear layers and convolutions only: a record's gradient is the product of a layer's inputs and the slopes of
+    its outputs, with a convolution's inputs cut into patches.
     """
     seen: list[tuple[nn.Module, Tensor, Tensor]] = []
     rows = inputs
@@ -171,8 +175,8 @@ def read_off(model: PrivateModel, update: Tensor) -> Tensor:
     """(parameters,) → (inputs,): the picture that fits best if a single record made the update.
 
     A fully connected layer's gradient by its matrix is (its input) × (slope of each unit), by its bias the slopes
-    alone, so that the picture is Σ slope × matrix row / Σ slope² over the units of the first layer. Exact without noise,
-    whatever the clipping; with several records it gives their mean, weighted by their slopes.
+    alone, so that the picture is Σ slope × matrix row / Σ slope² over the units of the first layer. Exact without
+    noise, whatever the clipping; with several records it gives their mean, weighted by their slopes.
 
     Raises:
         ConfigurationError: the model does not begin with a fully connected layer.
@@ -285,9 +289,7 @@ class Case:
         module = self.model.module
         assert isinstance(module, nn.Sequential)
         releases = self.released(epsilon, noise_share=noise_share)
-        return reconstructed(
-            module, releases, self.labels, self.guess, self.limits, 1.0, search, seed=3
-        )
+        return reconstructed(module, releases, self.labels, self.guess, self.limits, 1.0, search, seed=3)
 
     def judged(self, found: Tensor) -> dict[str, list[float]]:
         """Per picture: its error in units of the range of a pixel, and its likeness; found pictures are matched."""

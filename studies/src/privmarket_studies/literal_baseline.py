@@ -1,16 +1,16 @@
 """Proposition 1 of [Sun2026] measured: does a value baseline lower the variance of the regret's gradient?
 
-    python -m privmarket_studies.literal_baseline measure [--batches 200]   # minutes; writes baseline.json
-    python -m privmarket_studies.literal_runs page                           # puts it on the page
+    python -m privmarket_studies.literal_baseline measure [--batches 100]   # minutes; writes baseline.json
+    python -m privmarket_studies.literal_page                               # puts it on the page
 
 The paper's regret of client i is the largest [X]⁺ over the R steps of an ascent over its misreports b′, with
-X = u(b′) − u(b). The value-baselined form has X̂ = X − (Φ(b′) − Φ(b)) in its place, where Φ is a critic. The proposition
-says that E X̂ = E X, that Var X̂ = Var X − Var Φ, and that therefore the gradient by the network's weights has a lower
-variance.
+X = u(b′) − u(b). The value-baselined form has X̂ = X − (Φ(b′) − Φ(b)) in its place, where Φ is a critic. The
+proposition says that E X̂ = E X, that Var X̂ = Var X − Var Φ, and that therefore the gradient by the network's
+weights has a lower variance.
 
-Here both gradients are taken on the same batches with the same ascents, for networks at several stages of training and
-two critics, and their variance (the trace of the covariance over batches) is compared, with an interval by resampling
-batches.
+Here both gradients are taken on the same batches with the same ascents, for networks at several stages of training
+and two critics, and their variance (the trace of the covariance over batches) is compared, with an interval by
+resampling batches.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ PROFILES = 64
 ATTACKED = 10
 ASCENT_STEPS = 25
 STEP_SIZE = 0.01
-STAGES = (0, 100, 500)
+STAGES = (0, 100)
 CRITIC_STEPS = 400
 RESAMPLES = 2000
 CRITICS = {
@@ -94,7 +94,7 @@ def walked(network: AuctionNetwork, markets: Markets, who: Tensor, generator: to
 
 
 def worth(critic: Critic, markets: Markets, who: Tensor, valuation: Tensor, epsilon: Tensor) -> Tensor:
-    """(..., L, D) Φ(b′, b′_MFG) in units of B/N: the population's mean moves with the report, Eq. (mfg-misreport)."""
+    """(..., L, D) Φ(b′, b′_MFG) in units of B/N; the population's mean moves with the report."""
 
     def scaled(v: Tensor, e: Tensor) -> tuple[Tensor, Tensor]:
         return torch.log1p(v / markets.unit), e / markets.epsilon_max
@@ -203,7 +203,8 @@ class Comparison:
         cosine: between the two mean gradients.
         difference: distance of the mean gradients over the norm of that without.
         regret_raw, regret_baselined: the estimates of the regret, in units of B/N.
-        gain_raw, gain_baselined: means of X and X̂ at the last step of the ascent: the proposition says they are equal.
+        gain_raw, gain_baselined: means of X and X̂ at the last step of the ascent: the proposition says that they
+            are equal.
         scalar_variance_ratio: Var X̂ / Var X there.
         claimed_ratio: 1 − Var Φ(b) / Var X, what the proposition says it is.
         open_raw, open_baselined: the share of hinges above 0.
@@ -223,7 +224,9 @@ class Comparison:
     open_baselined: Interval
 
 
-def compared(raw: Sequence[Estimate], other: Sequence[Estimate], scalars: NDArray[np.float64], seed: int = 0) -> Comparison:
+def compared(
+    raw: Sequence[Estimate], other: Sequence[Estimate], scalars: NDArray[np.float64], seed: int = 0
+) -> Comparison:
     """Every figure with its interval.
 
     Args:
@@ -267,7 +270,9 @@ def compared(raw: Sequence[Estimate], other: Sequence[Estimate], scalars: NDArra
     return Comparison(*[Interval(*(float(x) for x in three)) for three in zip(here, low, high, strict=True)])
 
 
-def measured(network: AuctionNetwork, batches: int, seed: int, critic_steps: int = CRITIC_STEPS) -> dict[str, Comparison]:
+def measured(
+    network: AuctionNetwork, batches: int, seed: int, critic_steps: int = CRITIC_STEPS
+) -> dict[str, Comparison]:
     """By critic: with and without it, on the same batches of fresh markets."""
     critics = {kind: fitted_critic(network, kind, seed, critic_steps) for kind in CRITICS}
     rng = np.random.default_rng([seed, 2])
@@ -308,13 +313,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m privmarket_studies.literal_baseline")
     parser.add_argument("command", choices=("measure",))
-    parser.add_argument("--batches", type=int, default=200)
+    parser.add_argument("--batches", type=int, default=100)
     parser.add_argument("--out", type=Path, default=FOLDER / "baseline.json")
     given = parser.parse_args(arguments)
     torch.set_num_threads(1)
     started = time.process_time()
     found: dict[str, Any] = {}
-    for stage, network in networks().items():
+    made = networks()
+    print(f"{len(made)} networks after {time.process_time() - started:.0f} s", flush=True)
+    for stage, network in made.items():
         found[stage] = {kind: asdict(one) for kind, one in measured(network, given.batches, seed=7).items()}
         print(stage, json.dumps(found[stage]["bellman"]["variance_ratio"]), flush=True)
     facts = {

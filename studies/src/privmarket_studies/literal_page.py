@@ -2,8 +2,8 @@
 
     python -m privmarket_studies.literal_page
 
-Everything is read from `runs/*.json`, `baseline.json`, `valuations.json` and `inversion.json`; a run that is not finished
-counts with the rounds that it has, and the page says so.
+Everything is read from `runs/*.json`, `baseline.json`, `valuations.json` and `inversion.json`; a run that is not
+finished counts with the rounds that it has, and the page says so.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from functools import cached_property
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import numpy as np
 
 from privmarket._files import write_atomically
@@ -89,7 +91,16 @@ def _range(values: Sequence[float]) -> str:
 
 def _accuracy_table(found: Findings) -> str:
     text = table_row(
-        ("", "α", "what is run", "seeds", "rounds", "final accuracy, %", "the paper's Table V", "left out in round 1, 2, 3, last")
+        (
+            "",
+            "α",
+            "what is run",
+            "seeds",
+            "rounds",
+            "final accuracy, %",
+            "the paper's Table V",
+            "clients left out in round 1, 2, 3, last",
+        )
     )
     text += table_row(["---"] * 8)
     for dataset, label in DATASETS.items():
@@ -100,7 +111,8 @@ def _accuracy_table(found: Findings) -> str:
                     continue
                 printed = PRINTED.get((dataset, alpha))
                 left_out = [
-                    _range([run["left_out"][min(at, len(run["left_out"]) - 1)] for run in runs]) for at in (0, 1, 2, 10**6)
+                    _range([run["left_out"][min(at, len(run["left_out"]) - 1)] for run in runs])
+                    for at in (0, 1, 2, 10**6)
                 ]
                 rounds = _range([len(run["accuracy"]) for run in runs])
                 text += table_row(
@@ -136,61 +148,56 @@ def _runs_text(found: Findings) -> str:
     printed = [run for run in found.runs if run["run"]["reading"] == "printed"]
     mnist = [run for run in printed if run["run"]["dataset"] == "mnist"]
     markets = [run["market"] for run in printed]
-    sold = with_interval([one["epsilon_sold"] for one in markets], 2)
-    offered = with_interval([one["epsilon_offered"] for one in markets], 0)
-    below = _range([one["below_floor"] for one in markets])
-    sigma = with_interval([one["sigma_of_average"] for one in markets], 2)
-    smallest = min(one["sigma_smallest"] for one in markets)
-    plain = [run["norm"][0] for run in found.runs if run["run"]["reading"] == "noise-free" and run["run"]["dataset"] == "mnist"]
-    plain_norm = f" of norm {plain[0]:.1f}" if plain else ""
-    first_norm = with_interval([run["norm"][0] for run in mnist], 0)
-    best = max(final_accuracy(run) for run in printed)
-    records = _range([size for run in mnist for size in run["records_per_client"]])
-    hours = sum(run["processor_seconds"] for run in found.runs) / 3600
-    quiet = {
-        alpha: [final_accuracy(run) for run in found.of("mnist", alpha, "noise-free")] for alpha in (0.5, 0.1)
-    }
-    without = " and ".join(
-        f"{with_interval(values)} % (α = {alpha}, {_range([len(r['accuracy']) for r in found.of('mnist', alpha, 'noise-free')])} rounds)"
-        for alpha, values in quiet.items()
-        if values
+    plain = found.of("mnist", 0.5, "noise-free")
+    return _filled(
+        "runs",
+        table=_accuracy_table(found),
+        last_rounds=LAST_ROUNDS,
+        best=f"{max(final_accuracy(run) for run in printed):.1f}",
+        sold=with_interval([one["epsilon_sold"] for one in markets], 2),
+        offered=with_interval([one["epsilon_offered"] for one in markets], 0),
+        below=_range([one["below_floor"] for one in markets]),
+        smallest=f"{min(one['sigma_smallest'] for one in markets):.1f}",
+        sigma=with_interval([one["sigma_of_average"] for one in markets], 2),
+        plain_norm=f" of norm {plain[0]['norm'][0]:.1f}" if plain else "",
+        first_norm=with_interval([run["norm"][0] for run in mnist], 0),
+        clipped=_clipped_sentence(found),
+        without=_noise_free_sentence(found),
+        printed_mild=PRINTED["mnist", 0.5][0],
+        printed_severe=PRINTED["mnist", 0.1][0],
+        no_dp_mild=NO_DP[0.5],
+        no_dp_severe=NO_DP[0.1],
+        epsilon_min=EPSILON_MIN,
+        records=_range([size for run in mnist for size in run["records_per_client"]]),
+        hours=f"{sum(run['processor_seconds'] for run in found.runs) / 3600:.1f}",
+        missing=_missing(found),
     )
-    return f"""## Algorithm 2 as printed
 
-`mfg-regretnet:literal` clears every round among 100 clients with a budget of 50; every client whose column of the
-softmax is above 0, and that is every client, trains the global model for E = 5 epochs in batches of 32 with a step of
-0.01, adds Gaussian noise of √(2 ln(1.25/δ))·Δf/max(ε, ε_min) with δ = 1/N and Δf = 1 to its *weights*, and the server
-takes the average by α ∝ ε.
 
-    python -m privmarket_studies.literal_runs train CACHE
+def _reached(found: Findings, reading: str) -> str:
+    """What the runs of a reading on MNIST reach, by α; empty where there are none."""
+    parts = []
+    for alpha in (0.5, 0.1):
+        runs = found.of("mnist", alpha, reading)
+        if runs:
+            rounds = _range([len(run["accuracy"]) for run in runs])
+            accuracy = with_interval([final_accuracy(run) for run in runs])
+            parts.append(f"{accuracy} % after {rounds} rounds at α = {alpha}")
+    return " and ".join(parts)
 
-{_accuracy_table(found)}
-![Test accuracy by round, with what the paper prints](accuracy.png)
 
-Final accuracy is the paper's: the mean over the last {LAST_ROUNDS} rounds; [95 % interval over seeds]. Accuracy on test
-records was looked at after every round for this figure, and nothing was chosen by it.
+def _clipped_sentence(found: Findings) -> str:
+    reached = _reached(found, "clipped")
+    if not reached:
+        return "would keep numbers finite and leave the noise as it is; these runs are not there yet."
+    runs = [run for run in found.runs if run["run"]["reading"] == "clipped"]
+    most = max(max(run["left_out"]) for run in runs)
+    kept = "keeps every client finite" if most == 0 else f"leaves out at most {most} clients of a round"
+    return f"{kept}, and leaves the noise as it is: {reached}."
 
-- **No printed run is above {best:.1f} %, and guessing gives 10 %.** The rule sells ε = {sold} in all out of {offered} offered;
-  {below} of 100 clients sell less than the floor. So the noise on a weight is at least {smallest:.1f} for every client,
-  {sigma} after averaging, and one round of noise turns an MLP{plain_norm} into one of norm {first_norm}.
-- **Training then leaves the numbers that float32 has.** A step of 0.01 from weights of that size overflows; the last column
-  counts the clients whose weights are no longer finite. As printed, one of them makes the average not a number. Here they
-  are left out, as the product does, which is kinder to the paper; where all are left out, the model stays as it is.
-- **Clipping each batch's gradient to Table III's Δf = 1** keeps numbers finite. The noise is the same.
-- **Without noise the same training works**: {without or "not run yet"}. The paper prints {PRINTED["mnist", 0.5][0]} and
-  {PRINTED["mnist", 0.1][0]} for training *with* noise, and {NO_DP[0.5]} and {NO_DP[0.1]} for No-DP training.
 
-So the accuracies of Table V cannot come from Algorithm 2 with Table III's numbers. A reading of either that reaches them
-with this noise on weights would overturn this.
-
-What the letter leaves open, and what was taken: ε_min = {EPSILON_MIN}, the least ε of the Uniform scenario (without a floor
-the noise is larger); types (v, ε) are drawn once per seed; {records} records per client, as the product keeps 5,000 back; pixels
-scaled to mean 0 and deviation 1; hidden layers of 128 and 64, channels 16 and 32, ReLU; the usual uniform start. None of it
-is tuned. Nothing here is differentially private: no bound holds for how far one record moves trained weights.
-
-How it was made quick enough: see `literal_training.py`; a test compares it with `torch.optim.SGD`, and a round with
-`privmarket federate --literal`. {hours:.1f} hours of one core so far. {_missing(found)}
-"""
+def _noise_free_sentence(found: Findings) -> str:
+    return f"{_reached(found, 'noise-free') or 'these runs are not there yet'}."
 
 
 def _interval_text(one: dict[str, float], digits: int = 2) -> str:
@@ -199,23 +206,21 @@ def _interval_text(one: dict[str, float], digits: int = 2) -> str:
 
 def _baseline_text(found: Findings) -> str:
     kept = found.baseline
-    facts = kept["facts"]
-    text = table_row(
-        (
-            "network",
-            "critic Φ",
-            "variance of the gradient, with over without",
-            "cosine of the mean gradients",
-            "Var X̂ / Var X",
-            "claimed: 1 − Var Φ / Var X",
-            "E X",
-            "E X̂",
-            "hinges open, without → with",
-        )
+    columns = (
+        "network",
+        "critic Φ",
+        "variance of the gradient, with over without",
+        "cosine of the mean gradients",
+        "Var X̂ / Var X",
+        "claimed: 1 − Var Φ / Var X",
+        "E X",
+        "E X̂",
+        "hinges open, without → with",
     )
-    text += table_row(["---"] * 9)
+    text = table_row(columns) + table_row(["---"] * len(columns))
     for stage, by_critic in kept["stages"].items():
         for critic, one in by_critic.items():
+            hinges = (100 * one["open_raw"]["value"], 100 * one["open_baselined"]["value"])
             text += table_row(
                 (
                     stage,
@@ -226,68 +231,68 @@ def _baseline_text(found: Findings) -> str:
                     _interval_text(one["claimed_ratio"]),
                     _interval_text(one["gain_raw"]),
                     _interval_text(one["gain_baselined"]),
-                    f"{100 * one['open_raw']['value']:.0f} % → {100 * one['open_baselined']['value']:.0f} %",
+                    f"{hinges[0]:.0f} % → {hinges[1]:.0f} %",
                 )
             )
     cases = [one for stage in kept["stages"].values() for one in stage.values()]
-    above = sum(one["variance_ratio"]["low"] > 1 for one in cases)
-    below = sum(one["variance_ratio"]["high"] < 1 for one in cases)
-    smaller = sum(one["scalar_variance_ratio"]["high"] < 1 for one in cases)
-    biased = sum(
-        one["gain_baselined"]["low"] > one["gain_raw"]["high"] or one["gain_baselined"]["high"] < one["gain_raw"]["low"]
+    opposed = sum(one["cosine"]["high"] < 0 for one in cases)
+    apart = [
+        one["gain_baselined"]["low"] > one["gain_raw"]["high"]
+        or one["gain_baselined"]["high"] < one["gain_raw"]["low"]
         for one in cases
+    ]
+    turned = f" In {opposed} cases the two mean gradients even point in opposite directions." if opposed else ""
+    return _filled(
+        "baseline",
+        facts=kept["facts"],
+        table=text,
+        cases=len(cases),
+        above=sum(one["variance_ratio"]["low"] > 1 for one in cases),
+        below=sum(one["variance_ratio"]["high"] < 1 for one in cases),
+        smaller=sum(one["scalar_variance_ratio"]["high"] < 1 for one in cases),
+        impossible=sum(one["claimed_ratio"]["high"] < 0 for one in cases),
+        biased=sum(apart),
+        turned=turned,
     )
-    opposed = [one["cosine"]["value"] for one in cases if one["cosine"]["high"] < 0]
-    turned = (
-        f" In {len(opposed)} of the {len(cases)} cases the two mean gradients point in opposite directions."
-        if opposed
-        else ""
-    )
-    return f"""## Proposition 1: the value baseline and the variance of the regret's gradient
-
-The proposition: with X = u(b′) − u(b) and X̂ = X − (Φ(b′) − Φ(b)), E X̂ = E X and Var X̂ = Var X − Var Φ, so that the
-gradient of the regret by the network's weights has less variance. Measured on the paper's own network, before, during and
-after training by the paper's recipe: {facts["batches"]} batches of {facts["profiles"]} markets of {facts["clients"]} clients
-(Uniform, B = 50), {facts["attacked"]} of them misreport, R = 25 ascent steps from uniform starts, the same ascents with and
-without. Variance is the trace of the gradient's covariance over batches; [95 % by resampling batches]. Money in units of B/N.
-
-    python -m privmarket_studies.literal_baseline measure
-
-{text}
-- **The variance of the gradient** is larger with the baseline in {above} of {len(cases)} cases and smaller in {below}.
-- **The variance of X̂ itself** is smaller in {smaller} of {len(cases)}, but the amount is not the claimed one, which is even
-  negative where Var Φ exceeds Var X.
-- **It is biased**: E X̂ differs from E X in {biased} of {len(cases)} cases, because Φ(b′) moves with b′.{turned}
-
-Why: given b′, Φ does not depend on the network's weights θ, so that ∇X̂ = ∇X to the last bit. What a baseline takes out is
-noise of a score-function estimator, and this gradient is not one. Φ enters through two doors only: which step of the ascent
-is the best, and which hinges [·]⁺ are open. Both change *what* is differentiated. A baseline that does not see b′, the case
-in which the proposition's premise holds, stands in both terms of the difference and cancels: a test checks that the gradient
-is then the same to the last bit. So ζ = 0 is the right default. A critic with which the gradient's variance falls
-while the mean gradient keeps its direction would overturn this.
-"""
 
 
 def _valuations_text(found: Findings) -> str:
     kept = found.valuations
     rules = kept["markets"]["rules"]
     kinds = list(rules)
-    text = table_row(("rule", *[f"ε bought, {kind}" for kind in kinds], *[f"of it from offers below {LITTLE}, {kind}" for kind in kinds]))
-    text += table_row(["---"] * (1 + 2 * len(kinds)))
+    columns = [
+        "rule",
+        *[f"ε bought, {kind}" for kind in kinds],
+        *[f"from offers below {LITTLE}, {kind}" for kind in kinds],
+    ]
+    text = table_row(columns) + table_row(["---"] * len(columns))
     for rule in RULES:
         bought = [with_interval([one["epsilon"] for one in rules[kind][rule]]) for kind in kinds]
         little = [f"{100 * np.mean([one['little_share'] for one in rules[kind][rule]]):.1f} %" for kind in kinds]
         text += table_row((f"`{rule}`", *bought, *little))
     menu = {kind: Measured.of(one["epsilon"] for one in rules[kind]["mean-field-menu"]).mean for kind in kinds}
-    more = [f"{menu[kind] / menu[kinds[0]]:.2f} times" for kind in kinds[1:]]
-    runs = kept["federated"]
-    lines = table_row(("α", "bids", "seeds", "accuracy, %", "ε bought a round", "sellers a round", "spent in all"))
-    lines += table_row(["---"] * 7)
+    accuracy = kept["markets"]["accuracy"]
+    return _filled(
+        "valuations",
+        spread=" and ".join(
+            f"u from {q[1]:.2f} to {q[3]:.2f} (median {q[2]:.2f}) at α = {a}" for a, q in accuracy.items()
+        ),
+        seeds=len(rules[kinds[0]][RULES[0]]),
+        table=text,
+        more=" and ".join(f"{menu[kind] / menu[kinds[0]]:.2f}" for kind in kinds[1:]) + " times",
+        rounds=RUN_ROUNDS,
+        lines=_federated_table(kept.get("federated") or []),
+    )
+
+
+def _federated_table(runs: list[dict[str, Any]]) -> str:
+    columns = ("α", "bids", "seeds", "accuracy, %", "ε bought a round", "sellers a round", "spent in all")
+    text = table_row(columns) + table_row(["---"] * len(columns))
     for alpha in (0.5, 0.1):
         for kind in ("Table II", "v = u/ε"):
             some = [one for one in runs if one["alpha"] == alpha and one["bids"] == kind]
             if some:
-                lines += table_row(
+                text += table_row(
                     (
                         str(alpha),
                         kind,
@@ -298,104 +303,78 @@ def _valuations_text(found: Findings) -> str:
                         with_interval([one["spent"] for one in some], 0),
                     )
                 )
-    accuracy = kept["markets"]["accuracy"]
-    spread = " and ".join(f"{q[1]:.2f} to {q[3]:.2f} (median {q[2]:.2f}) at α = {alpha}" for alpha, q in accuracy.items())
-    return f"""## Valuations with the paper's weights (1, 0, 0)
+    return text if runs else ""
 
-Eq. (valuation-fn) with (1, 0, 0) is v = u/ε. u is measured here: the accuracy of a ridge classifier that an MNIST client
-trains on four fifths of its own records, on the fifth that is left. The middle eight tenths of clients have {spread}. Caps ε
-are Table II's. Budget 50, 100 clients, 10 seeds, [95 % over seeds]; rules that need a law are told the bids of five other seeds.
 
-    python -m privmarket_studies.literal_valuations measure CACHE
-
-{text}
-- **The weights make privacy cheap where there is much of it.** v·ε = u: selling a whole offer costs every client about the same,
-  so that a unit of ε from a client that offers 5 costs a fiftieth of one from a client that offers 0.1. The mean-field menu
-  buys {" and ".join(more)} the ε of Table II's valuations, and buys it from those who offer most.
-- **A bid gives the accuracy away**: u = v·ε, exactly and without noise, for everybody who sees the bid. No ε covers that. It is
-  why the product draws u (`--valuations measured`) and does not measure it.
-- **v = u/ε contradicts Table II**, which draws v from [0, 1] whatever ε is; the paper names both for the same scenario.
-
-Private training on MNIST with `mean-field-menu`, {RUN_ROUNDS} rounds, each update private at δ = 10⁻⁵, settings as recommended:
-
-{lines}
-"""
+def _noise_label(label: str) -> str:
+    return "no noise" if label == "none" else f"ε = {float(label):,g}"
 
 
 def _inversion_text(found: Findings) -> str:
     kept = found.inversion
     labels = list(next(iter(kept.values()))["epsilon"])
-    text = table_row(("client", "pictures", "mean picture, no release", *["no noise" if x == "none" else f"ε = {float(x):,g}" for x in labels]))
-    text += table_row(["---"] * (3 + len(labels)))
-    sold_best = []
+    columns = ("client", "pictures", "mean picture, no release", *[_noise_label(label) for label in labels])
+    text = table_row(columns) + table_row(["---"] * len(columns))
+    sold, quiet, alike, better = [], [], [], set(labels)
     for one in kept.values():
         setting = one["setting"]
+        many = f"{setting['batch']} record{'s' if setting['batch'] > 1 else ''} a release"
         cells = [with_interval(one["epsilon"][label]["error"], 3) for label in labels]
+        blind = np.array(one["blind"]["error"])
         text += table_row(
-            (
-                f"{DATASETS[setting['dataset']]}, {setting['batch']} record{'s' if setting['batch'] > 1 else ''} a release",
-                str(len(one["blind"]["error"])),
-                with_interval(one["blind"]["error"], 3),
-                *cells,
-            )
+            (f"{DATASETS[setting['dataset']]}, {many}", str(len(blind)), with_interval(blind.tolist(), 3), *cells)
         )
-        blind = float(np.mean(one["blind"]["error"]))
-        sold_best += [float(np.mean(one["epsilon"][x]["error"])) / blind for x in labels if x != "none" and float(x) <= 10]
-    quiet = [
-        float(np.mean(one["epsilon"]["none"]["error"])) / float(np.mean(one["blind"]["error"])) for one in kept.values()
-    ]
-    alike = [float(np.mean(one["epsilon"]["none"]["likeness"])) for one in kept.values()]
-    shown = "\n".join(
-        f"![{DATASETS[one['setting']['dataset']]}, batch {one['setting']['batch']}](inversion-{name}.png)"
-        for name, one in kept.items()
+        for label in labels:
+            ratio = float(np.mean(one["epsilon"][label]["error"]) / blind.mean())
+            if label == "none":
+                quiet.append(ratio)
+                alike.append(float(np.mean(one["epsilon"][label]["likeness"])))
+            elif float(label) <= 10:
+                sold.append(ratio)
+            gain = interval(Measured.of((np.array(one["epsilon"][label]["error"]) - blind).tolist()))
+            if gain[1] >= 0:
+                better.discard(label)
+    known = sorted(float(label) for label in better if label != "none")
+    first = f" It is better than a guess for every kind of client from ε = {known[0]:,g} on." if known else ""
+    return _filled(
+        "inversion",
+        table=text,
+        quiet=_spread(quiet),
+        alike=_spread(alike),
+        sold=_spread(sold),
+        first=first,
+        columns=", ".join(_noise_label(label) for label in labels),
+        shown="\n".join(
+            f"![{DATASETS[one['setting']['dataset']]}, batch of {one['setting']['batch']}](inversion-{name}.png)"
+            for name, one in kept.items()
+        ),
     )
-    columns = ", ".join("no noise" if x == "none" else f"ε = {float(x):,g}" for x in labels)
-    return f"""## Gradient inversion by optimisation
-
-The server under local trust looks for pictures whose clipped gradients add up to the direction of a release
-(1 − cosine, plus total variation; [Geiping2020]). It knows the weights, the clip norm, the labels and the number of
-records, starts from the mean of public pictures, and chooses the weight of the variation for each ε on releases that it makes
-of public pictures. Releases are real ones: `private_updates` with clip norm 1, one full-batch step, noise for (ε, 10⁻⁵)-DP.
-
-    python -m privmarket_studies.gradient_inversion measure CACHE
-
-Root mean squared error of a pixel, whose range is 1; [95 % over pictures]:
-
-{text}
-![Reconstruction error against ε](inversion.png)
-
-- **Without noise the attack works**: {_spread(quiet)} of the error of a blind guess, correlation {_spread(alike)} with the
-  true picture, through convolutions and in batches of four. That is the paper's motive, and it is right.
-- **At ε ≤ 10 it does no better than a guess**: {_spread(sold_best)} times the error of the mean picture.
-  The noise has hundreds of coordinates for each pixel to hide, so that this attack needs an ε in the thousands.
-- That is no proof of safety at ε = 100: attacks that ask for less than a picture (is this record in?) succeed far earlier, and
-  are what `privmarket attack` measures against the promise. An attack that reconstructs at ε ≤ 10 would overturn this.
-
-From left to right: the truth, then what is found with {columns}.
-
-{shown}
-"""
 
 
 def _spread(values: Sequence[float]) -> str:
     return f"{min(values):.2f} to {max(values):.2f}"
 
 
+def _filled(name: str, **values: object) -> str:
+    """The template `templates/literal/<name>.md` with its values; every figure of the page comes from the files."""
+    text = (files("privmarket_studies") / "templates" / "literal" / f"{name}.md").read_text(encoding="utf-8")
+    template = jinja2.Template(text, undefined=jinja2.StrictUndefined, trim_blocks=True)
+    return template.render(
+        **{key: one.strip() if isinstance(one, str) and "\n" in one else one for key, one in values.items()}
+    )
+
+
 def render(folder: Path = FOLDER) -> str:
-    """The page."""
+    """The page; a part whose file is not there is left out."""
     found = Findings(folder)
-    parts = [
-        "# The paper, literally, once\n",
-        "What [Sun2026] prints, run as printed, so that anyone can see what it does. None of these runs is a recommendation.\n",
-        _runs_text(found),
-    ]
+    parts = [_runs_text(found)]
     if found.baseline is not None:
         parts.append(_baseline_text(found))
     if found.valuations is not None:
         parts.append(_valuations_text(found))
     if found.inversion is not None:
         parts.append(_inversion_text(found))
-    return "\n".join(parts)
+    return "\n\n".join(part.strip() for part in parts) + "\n"
 
 
 def draw(folder: Path = FOLDER) -> None:
@@ -427,7 +406,8 @@ def draw(folder: Path = FOLDER) -> None:
         return
     figure = new_figure(6.5, 3.8)
     axes = figure.add_subplot()
-    for (name, one), colour in zip(found.inversion.items(), ("#D55E00", "#E69F00", "#0072B2", "#56B4E9"), strict=False):
+    colours = ("#D55E00", "#E69F00", "#0072B2", "#56B4E9")
+    for one, colour in zip(found.inversion.values(), colours, strict=False):
         labels = [x for x in one["epsilon"] if x != "none"]
         places = [float(x) for x in labels]
         blind = np.array(one["blind"]["error"]).mean()
@@ -436,16 +416,41 @@ def draw(folder: Path = FOLDER) -> None:
         means = np.array([x.mean for x in many])
         title = f"{DATASETS[one['setting']['dataset']]}, batch of {one['setting']['batch']}"
         axes.errorbar(
-            places, means, yerr=np.abs(limits.T - means), color=colour, marker="o", ms=4, lw=1.2, capsize=2, label=title
+            places,
+            means,
+            yerr=np.abs(limits.T - means),
+            color=colour,
+            marker="o",
+            ms=4,
+            lw=1.2,
+            capsize=2,
+            label=title,
         )
         quiet = Measured.of(np.array(one["epsilon"]["none"]["error"]) / blind)
         low, high = interval(quiet)
         axes.errorbar(
-            [3e6], [quiet.mean], yerr=[[quiet.mean - low], [high - quiet.mean]], color=colour, marker="s", ms=4, capsize=2
+            [3e6],
+            [quiet.mean],
+            yerr=[[quiet.mean - low], [high - quiet.mean]],
+            color=colour,
+            marker="s",
+            ms=4,
+            capsize=2,
         )
     axes.axhline(1.0, color="black", lw=0.8, ls=":")
-    axes.annotate("blind guess: the mean of public pictures", (1.0, 1.0), xytext=(0, 4), textcoords="offset points", fontsize=7)
-    axes.set(xscale="log", xlabel="ε of the release (rightmost: no noise)", ylabel="error over that of a blind guess", ylim=(0, None))
+    axes.annotate(
+        "blind guess: the mean of public pictures",
+        (1.0, 1.0),
+        xytext=(0, 4),
+        textcoords="offset points",
+        fontsize=7,
+    )
+    axes.set(
+        xscale="log",
+        xlabel="ε of the release (rightmost: no noise)",
+        ylabel="error over that of a blind guess",
+        ylim=(0, None),
+    )
     axes.legend(fontsize=7)
     save(figure, folder / "inversion", ("png", "svg"))
 

@@ -1,15 +1,15 @@
 """The paper's federated runs as printed: Algorithm 2 of [Sun2026] with Table III's settings and its own rule.
 
     python -m privmarket_studies.literal_runs train CACHE [NAME …]   # resumable; without names all runs, in order
-    python -m privmarket_studies.literal_runs page                    # writes docs/results/literal/README.md
+    python -m privmarket_studies.literal_page                         # writes docs/results/literal/README.md
 
 CACHE is a folder outside the repository that keeps the weights of unfinished runs. What a run found so far is in
 docs/results/literal/runs/NAME.json, written whenever the weights are.
 
 A run is: every client bids (v, ε) of the Uniform scenario; `mfg-regretnet:literal` clears the round; every client
 trains the global model for E = 5 epochs in batches of 32 with a step of 0.01; noise of standard deviation
-√(2 ln(1.25/δ))·Δf/max(ε, ε_min) with δ = 1/N and Δf = 1 is added to its *weights*; the new global model is their average
-by α ∝ ε. It is not differentially private: nothing bounds how far a record moves the weights.
+√(2 ln(1.25/δ))·Δf/max(ε, ε_min) with δ = 1/N and Δf = 1 is added to its *weights*; the new global model is their
+average by α ∝ ε. It is not differentially private: nothing bounds how far a record moves the weights.
 """
 
 from __future__ import annotations
@@ -223,7 +223,9 @@ class LiteralFederation:
         return self.model.accuracy(weights, inputs, labels)
 
 
-def train(run: LiteralRun, cache: Path, folder: Path = FOLDER, *, save_seconds: float = 30.0, until: int | None = None) -> None:
+def train(
+    run: LiteralRun, cache: Path, folder: Path = FOLDER, *, save_seconds: float = 30.0, until: int | None = None
+) -> None:
     """Runs all rounds, or those before `until`, from where the cache left off."""
     torch.set_num_threads(1)
     kept = cache / f"{run.name}.npz"

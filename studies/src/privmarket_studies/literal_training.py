@@ -1,16 +1,16 @@
 """Plain local SGD of many clients, quickly: E epochs of shuffled batches, as [Sun2026]'s Algorithm 2 trains.
 
-`training.plain_updates` does the same for any module. Here are two models written out by hand, the three-layer MLP and
-the CNN of two blocks, because 200 rounds of five epochs by 100 clients are 1.9 million steps. What makes it quick and
-changes nothing but the order in which numbers are added:
+`training.plain_updates` does the same for any module. Here are two models written out by hand, the three-layer MLP
+and the CNN of two blocks, because 200 rounds of five epochs by 100 clients are 1.9 million steps. What makes it
+quick and changes nothing but the order in which numbers are added:
 
 - one client after the other, so that its weights stay in the processor's cache; gradient and step are one product;
 - pixels that are the same in all records of a client (the background) are turned into one input: the rotation that
   puts a constant vector on one axis is orthogonal, and steps of gradient descent turn with it;
 - records whose softmax is exactly their label have slopes that are exactly 0, and take no part in a backward pass.
   An epoch in which no record has a slope changes nothing, so the epochs after it would change nothing either;
-- a unit of the first layer that no record of the client switches on has a slope of exactly 0 in every step, so that it
-  stays off and is left out; where no unit of the second layer is on, only the last bias can move;
+- a unit of the first layer that no record of the client switches on has a slope of exactly 0 in every step, so that
+  it stays off and is left out; where no unit of the second layer is on, only the last bias can move;
 - training stops at the first value that is not a number: nothing that follows can be one.
 
 Implements: the local training of Algorithm 2 of [Sun2026], with Table III's E, batch and rate.
@@ -41,7 +41,9 @@ def mlp(inputs: int = 784, classes: int = 10, hidden: tuple[int, int] = (128, 64
     )
 
 
-def cnn(classes: int = 10, channels: tuple[int, int] = (16, 32), shape: tuple[int, int, int] = (3, 32, 32)) -> nn.Sequential:
+def cnn(
+    classes: int = 10, channels: tuple[int, int] = (16, 32), shape: tuple[int, int, int] = (3, 32, 32)
+) -> nn.Sequential:
     """Two blocks of convolution, ReLU and 2 × 2 maximum, then one fully connected layer."""
     planes, height, width = shape
     return nn.Sequential(
@@ -82,8 +84,9 @@ def slopes_by_logits(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 class Background:
     """The inputs that are the same in all records of a client, as one input.
 
-    With constant inputs c (m of them) and a matrix W, c·W = |c|·(W·c/|c|): one input |c| with the weight W·c/|c|. A step
-    moves the weights of constant inputs along c alone, so that what the one weight moved is given back along c/|c|.
+    With constant inputs c (m of them) and a matrix W, c·W = |c|·(W·c/|c|): one input |c| with the weight W·c/|c|. A
+    step moves the weights of constant inputs along c alone, so that what the one weight moved is given back along
+    c/|c|.
 
     Attributes:
         varying: which inputs differ between records.

@@ -1,10 +1,11 @@
 """The paper's valuations with its own weights: v = u/ε, Eq. (valuation-fn) of [Sun2026] with (1, 0, 0), u measured.
 
-    python -m privmarket_studies.literal_valuations measure CACHE    # resumable; writes docs/results/literal/valuations.json
+    python -m privmarket_studies.literal_valuations measure CACHE    # resumable; writes
+    docs/results/literal/valuations.json
 
-u is the accuracy of a model that a client trains by itself, on a fifth of its own records that the model has not seen.
-Such a bid depends on the records, and no noise protects it: whoever sees (v, ε) knows u = v·ε. Real clients must not bid
-like this; here it is done once to see what a market of such clients buys.
+u is the accuracy of a model that a client trains by itself, on a fifth of its own records that the model has not
+seen. Such a bid depends on the records, and no noise protects it: whoever sees (v, ε) knows u = v·ε. Real clients
+must not bid like this; here it is done once to see what a market of such clients buys.
 
 Rules that need to know the distribution of bids get the bids of other seeds.
 """
@@ -26,9 +27,9 @@ from numpy.typing import NDArray
 
 import privmarket as pm
 from privmarket._files import write_atomically
-from privmarket.market import Bids, Law, MarketFacts
-from privmarket.market._scenarios import EmpiricalLaw, ValuationFunction
-from privmarket.simulation._clients import AskedPrices
+from privmarket.market import Bids, Distribution, MarketFacts
+from privmarket.market._distributions import EmpiricalDistribution, ValuationFunction
+from privmarket.simulation._bidding import AskedPrices
 from privmarket.tasks import Task
 
 FOLDER = Path(__file__).parents[3] / "docs" / "results" / "literal"
@@ -99,7 +100,7 @@ def paper_bids(accuracy: NDArray[np.float64], seed: int) -> Bids:
     return drawn.replace(valuation=ValuationFunction(1.0, 0.0, 0.0)(accuracy, drawn.epsilon, nothing, nothing))
 
 
-def figures(rule: str, bids: Bids, law: Law) -> dict[str, float]:
+def figures(rule: str, bids: Bids, law: Distribution) -> dict[str, float]:
     """What a rule buys in one market."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # learned rules warn of valuations that they were not trained on
@@ -129,7 +130,9 @@ def markets(cache_folder: Path) -> dict[str, Any]:
             measured[alpha][seed] = np.load(kept)
     found: dict[str, Any] = {"accuracy": {}, "rules": {}}
     uniform = pm.scenario("uniform")
-    found["rules"]["Table II"] = {rule: [figures(rule, drawn_bids(seed), uniform) for seed in SEEDS] for rule in RULES}
+    found["rules"]["Table II"] = {
+        rule: [figures(rule, drawn_bids(seed), uniform) for seed in SEEDS] for rule in RULES
+    }
     for alpha in ALPHAS:
         everyone = np.concatenate([measured[alpha][seed] for seed in SEEDS])
         found["accuracy"][str(alpha)] = [float(x) for x in np.quantile(everyone, (0, 0.1, 0.5, 0.9, 1))]
@@ -137,7 +140,7 @@ def markets(cache_folder: Path) -> dict[str, Any]:
         pooled = Bids(
             np.concatenate([one.valuation for one in past]), np.concatenate([one.epsilon for one in past])
         )
-        law = EmpiricalLaw("past bids", pooled, epsilon_max=uniform.epsilon_max)
+        law = EmpiricalDistribution("past bids", pooled, epsilon_max=uniform.epsilon_max)
         found["rules"][f"v = u/ε, α = {alpha}"] = {
             rule: [figures(rule, paper_bids(measured[alpha][seed], seed), law) for seed in SEEDS] for rule in RULES
         }
