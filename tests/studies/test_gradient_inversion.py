@@ -9,10 +9,12 @@ from privmarket.privacy import NoiseSource, noise_multiplier
 from privmarket.tasks import load_dataset
 from privmarket.training import ClientRecords, LocalPlan, build_model, private_updates
 from privmarket_studies.gradient_inversion import (
+    DELTA,
     Case,
     Search,
     Setting,
     clipped_sums,
+    gaussian_noise,
     likeness,
     matched,
     read_off,
@@ -46,6 +48,16 @@ def test_the_noise_of_a_thousandth_does_not_hide_pictures():
     case = Case.of(Setting("digits", "cnn", batch=1, releases=6))
     found = case.judged(case.attacked(5.0, SEARCH, noise_share=1e-3))
     assert np.mean(found["error"]) < 0.6 * np.mean(case.blind()["error"])
+
+
+def test_the_noise_is_the_products_and_goes_on_beyond_it():
+    for epsilon in (0.1, 1.0, 10.0, 30.0):
+        # The product rounds up, by at most a thousandth.
+        assert gaussian_noise(epsilon, DELTA) == pytest.approx(float(noise_multiplier(epsilon, DELTA)), rel=1e-3)
+        assert gaussian_noise(epsilon, DELTA) <= float(noise_multiplier(epsilon, DELTA))
+    # For large ε the privacy loss is normal with mean μ²/2 and deviation μ: ε = μ²/2 − μ·Φ⁻¹(δ).
+    mu = 1.0 / gaussian_noise(1e5, DELTA)
+    assert mu**2 / 2 + 4.2649 * mu == pytest.approx(1e5, rel=1e-3)
 
 
 def test_pictures_are_matched_whatever_their_order():

@@ -39,7 +39,7 @@ ALPHAS = (0.5, 0.1)
 SEEDS = range(10)
 PAST_SEEDS = range(100, 105)
 RUN_SEEDS = range(3)
-RUN_ROUNDS = 30
+RUN_ROUNDS = 15
 RULES = (
     "pac",
     "vcg",
