@@ -103,7 +103,7 @@ def gaussian_noise(epsilon: float, delta: float) -> float:
     def excess(mu: float) -> float:
         first = float(log_ndtr(mu / 2 - epsilon / mu))
         second = epsilon + float(log_ndtr(-mu / 2 - epsilon / mu))
-        return first + float(np.log1p(-np.exp(min(second - first, -1e-300)))) - float(np.log(delta))
+        return first + float(np.log(-np.expm1(min(second - first, -1e-15)))) - float(np.log(delta))
 
     upper = float(np.sqrt(2 * epsilon)) + 10.0
     return 1.0 / float(brentq(excess, 1e-3 * min(1.0, epsilon), upper, xtol=1e-12))
