@@ -9,7 +9,7 @@ trains needs torch.
 - `aggregation`, `shares`, `global_model`: weights of updates, shares of a secure sum, the server's step.
 - `simulation`, `state`, `checkpoint`, `summary`, `entry_point`: a whole run, saved, summed up, by one call.
 - `planning`, `plan_choices`, `client_spread`: what a model will cost, what leaving clients out costs.
-- `privacy_attacks`, `gradient_inversion`, `attack_suite`: attacks on what clients release and on finished models.
+- `privacy_attacks`, `attack_suite`: attacks on what clients release and on finished models.
 
 Each name is imported when it is first used; `dir` lists them.
 """
