@@ -14,5 +14,5 @@ that `import privmarket` takes a few milliseconds and an auction never waits for
 
 from privmarket._lazy import attach
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 __getattr__, __dir__, __all__ = attach(__name__, __file__)
