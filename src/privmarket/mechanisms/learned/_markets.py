@@ -1,12 +1,13 @@
-"""Markets as tensors: what the networks read, and how training draws them.
+"""Markets and trades as tensors: what networks read and answer, how training draws markets, how large ones are cut.
 
 Notation: L = profiles (markets) in a batch, N = clients.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from privmarket.market._bids import Bids
 from privmarket.market._distributions import Distribution
 
 UNKNOWN_ACCURACY = 0.75
+BID_FEATURES = 4
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,45 @@ class Markets:
         """
         clients = self.clients if self.present is None else self.present.sum(-1, keepdim=True)
         return self.budget / (clients * self.epsilon_max)
+
+    def part(self, which: slice) -> Markets:
+        """Some of the L markets."""
+        return replace(
+            self,
+            valuation=self.valuation[which],
+            epsilon=self.epsilon[which],
+            data_size=self.data_size[which],
+            accuracy=self.accuracy[which],
+            budget=self.budget[which],
+            present=None if self.present is None else self.present[which],
+        )
+
+    def features(self) -> Tensor:
+        """(L, N, 4) the bids as a network may read them, of the order of 1; see `bid_features`."""
+        return bid_features(self, self.valuation, self.epsilon)
+
+
+def bid_features(markets: Markets, valuation: Tensor, epsilon: Tensor) -> Tensor:
+    """(..., N, 4) from reports (..., N): log(1 + s)/3, ε/ε_max, 1/(1 + s), whether somebody sits there.
+
+    s = v/unit is the valuation in money units; everything is of the order of 1.
+    """
+    s = valuation / markets.unit
+    cap = epsilon / markets.epsilon_max
+    taken = torch.ones_like(s) if markets.present is None else markets.present.expand_as(s)
+    return torch.stack((torch.log1p(s) / 3, cap, 1 / (1 + s), taken), dim=-1) * taken[..., None]
+
+
+@dataclass(frozen=True)
+class Trade:
+    """ε sold and money paid, (..., N) each, with gradients."""
+
+    epsilon: Tensor
+    payment: Tensor
+
+    def utility(self, valuation: Tensor) -> Tensor:
+        """(..., N) p − v·ε at the true valuations."""
+        return self.payment - valuation * self.epsilon
 
 
 def from_bids(bids: Bids, budget: np.ndarray, epsilon_max: float, dtype: torch.dtype) -> Markets:
@@ -117,3 +158,66 @@ class MarketSampler:
         )
         v, e, d, u, budget = (torch.as_tensor(field, dtype=torch.float32) for field in fields)
         return Markets(v, e, d, u, budget, max(law.epsilon_max for law in self.laws)), law_of
+
+
+# ---- groups: markets of any size for networks with a fixed number of seats ----
+
+
+def group(markets: Markets, seats: int) -> Markets:
+    """Cuts markets (L, N) into groups that fit a network with `seats` seats: (L·groups, seats), with `present` set.
+
+    Groups have nearly equal size, in the order in which clients are listed. Each is a market of its own with a
+    share of the budget in proportion to its clients; a group with fewer clients than seats is padded with empty
+    seats. Whose group a client is in depends on no report, so what holds within a group holds for the market.
+    """
+    profiles, clients = markets.valuation.shape
+    groups = math.ceil(clients / seats)
+    head_count = torch.full((groups,), clients // groups)
+    head_count[: clients % groups] += 1
+    index = _seating(head_count, seats)
+    present = index >= 0
+
+    def place(field: Tensor, empty: float) -> Tensor:
+        taken = torch.where(present, field[:, index.clamp_min(0)], torch.full((), empty, dtype=field.dtype))
+        return taken.reshape(profiles * groups, seats)
+
+    share = head_count.to(markets.budget.dtype) / clients
+    return replace(
+        markets,
+        valuation=place(markets.valuation, 0.0),
+        epsilon=place(markets.epsilon, 0.0),
+        data_size=place(markets.data_size, 1.0),
+        accuracy=place(markets.accuracy, 0.75),
+        budget=(markets.budget * share).reshape(-1, 1),
+        present=present.to(markets.budget.dtype).expand(profiles, groups, seats).reshape(-1, seats),
+    )
+
+
+def columns_with_clients(markets: Markets) -> Tensor:
+    """(columns,) those in which some market of the batch has a client; empty seats make no reports."""
+    if markets.present is None:
+        return torch.arange(markets.clients)
+    return markets.present.amax(0).nonzero()[:, 0]
+
+
+def ungroup(trade: Trade, profiles: int, clients: int) -> Trade:
+    """(L, N) from the trades of the seated groups."""
+    seats = trade.epsilon.shape[-1]
+    groups = trade.epsilon.shape[0] // profiles
+    head_count = torch.full((groups,), clients // groups)
+    head_count[: clients % groups] += 1
+    index = _seating(head_count, seats)
+    flat = index.reshape(-1)
+    seated = flat >= 0
+
+    def collect(field: Tensor) -> Tensor:
+        return field.reshape(profiles, groups * seats)[:, seated][:, torch.argsort(flat[seated])]
+
+    return Trade(collect(trade.epsilon), collect(trade.payment))
+
+
+def _seating(head_count: Tensor, seats: int) -> Tensor:
+    """(groups, seats) which client sits where, −1 for an empty seat."""
+    first = torch.cumsum(head_count, 0) - head_count
+    column = torch.arange(seats)
+    return torch.where(column < head_count[:, None], first[:, None] + column, torch.tensor(-1))
