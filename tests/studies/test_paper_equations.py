@@ -18,7 +18,7 @@ import torch
 from scipy import optimize, stats
 
 import privmarket as pm
-from privmarket.market._scenarios import scenario
+from privmarket.market._distributions import scenario
 from privmarket.mechanisms.learned._literal import LiteralNetwork
 from privmarket.mechanisms.learned._losses import (
     Alignment,

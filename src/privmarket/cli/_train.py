@@ -17,10 +17,10 @@ from privmarket.cli._live import Curve, LiveView, Watch
 from privmarket.cli._options import Json, Seed, note, parse_settings, print_json
 from privmarket.errors import ConfigurationError
 from privmarket.market._attacks import QUICK
+from privmarket.market._distributions import Distribution
+from privmarket.market._distributions import scenario as distribution_called
 from privmarket.market._objectives import Objective, TotalEpsilon
 from privmarket.market._objectives import objective as objective_called
-from privmarket.market._scenarios import Law
-from privmarket.market._scenarios import scenario as law_called
 
 if TYPE_CHECKING:
     import torch
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from privmarket.mechanisms.learned import _measure as measuring
     from privmarket.mechanisms.learned import _menu_training as menu_training
     from privmarket.mechanisms.learned import _train as training
+    from privmarket.mechanisms.learned import _trainer as trainers
     from privmarket.mechanisms.learned._menu_training import MenuProgress, MenuTrainer
     from privmarket.mechanisms.learned._menunet import CurveFacts
     from privmarket.mechanisms.learned._train import TrainingResult
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 else:
     measuring = late("privmarket.mechanisms.learned._measure")
     menu_training = late("privmarket.mechanisms.learned._menu_training")
+    trainers = late("privmarket.mechanisms.learned._trainer")
     training = late("privmarket.mechanisms.learned._train")
     torch = late("torch")
 
@@ -131,7 +133,7 @@ def train(
         chosen = {"kappa": kappa, "heterogeneity": heterogeneity, **chosen}
     of, run = training.training_run(
         mechanism,
-        distribution=[law_called(name) for name in names],
+        distribution=[distribution_called(name) for name in names],
         clients=clients,
         budget=budget,
         objective=goal,
@@ -148,6 +150,7 @@ def train(
             done = training.complete(of, run, place, view.show_step)
         result = _menu_result(mechanism, names[0], run, done)
     else:
+        assert isinstance(run, trainers.Trainer)
         network_view = _NetworkView(f"{mechanism}, {profile}", run.steps, watch)
         with network_view:
             done = training.complete(of, run, place, network_view.show_step, patience=patience)
@@ -261,14 +264,14 @@ def network_gain(run: Trainer, done: TrainingResult) -> Gain:
     """
     low, high = run.recipe.clients
     clients = min(max(_CLIENTS, low), high)
-    law: Law = run.laws[0]
+    distribution: Distribution = run.distributions[0]
     per_client = math.sqrt(math.prod(run.recipe.budget_per_client))
-    case = [(law, clients, clients * per_client, _PROFILES)]
+    case = [(distribution, clients, clients * per_client, _PROFILES)]
     before = measuring.measure(done.untrained, case, QUICK)["cases"][0]
     after = measuring.measure(done.mechanism, case, QUICK)["cases"][0]
     return {
         "measure": {"fluid_ratio": "ε bought / fluid bound", "regret_share": "mean gain of misreports / mean pay"},
-        "market": {"scenario": law.name, "clients": clients, "budget": round(clients * per_client, 4)},
+        "market": {"scenario": distribution.name, "clients": clients, "budget": round(clients * per_client, 4)},
         "untrained": {"fluid_ratio": before["fluid_ratio"], "regret_share": before["regret_share"]},
         "trained": {"fluid_ratio": after["fluid_ratio"], "regret_share": after["regret_share"]},
     }
@@ -310,7 +313,7 @@ class _MenuView(LiveView):
     def show_step(self, progress: MenuProgress) -> None:
         """One more step."""
         points = self._run.points
-        menu = f"{progress.curve + 1} of {len(points)}, for {points[progress.curve].law.name}"
+        menu = f"{progress.curve + 1} of {len(points)}, for {points[progress.curve].distribution.name}"
         done = progress.curve * self._run.search.steps + progress.step
         self.show(done, {"objective": progress.objective}, {"menu": menu})
 

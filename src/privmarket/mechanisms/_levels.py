@@ -29,8 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privmarket.market._bids import Array
-from privmarket.market._menu import MenuCurve
-from privmarket.market._ration_curve import RationCurve, StackedCurves
+from privmarket.market._menus import MenuCurve, RationCurve, StackedCurves
 from privmarket.mechanisms._ranking import Ranking
 
 # Above this many breakpoints, the price level is bracketed first, so that few of them are ever listed.
@@ -136,7 +135,8 @@ def price_levels(
         size = epsilon[moving]
 
         def own_beyond(at: NDArray[np.intp]) -> Array:
-            return size * curve.pay_from[steps_unsold(value, np.nextafter(point[at], np.inf), curve)]
+            beyond = np.nextafter(point[at], np.inf)
+            return np.asarray(size * curve.pay_from[steps_unsold(value, beyond, curve)])
 
         # Clients that start to sell a step at one of the breakpoints do not count their own part.
         interval[moving] = _last_reached(

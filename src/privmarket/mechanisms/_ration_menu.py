@@ -25,7 +25,6 @@ from privmarket.market._guarantees import BudgetFeasible, IndividuallyRational, 
 from privmarket.market._mechanism import Mechanism, budget_column
 from privmarket.market._menus import RationCurve, StackedCurves
 from privmarket.market._outcome import Outcome
-from privmarket.market._ration_curve import RationCurve, StackedCurves
 from privmarket.mechanisms._levels import ration_levels, ration_levels_of_many
 from privmarket.mechanisms._mean_field_menu import MeanFieldMenu
 

@@ -16,10 +16,9 @@ from inspect import Parameter, isabstract, isclass, signature
 from numbers import Integral, Real
 from pathlib import Path
 from types import ModuleType, NoneType, UnionType
-from typing import TYPE_CHECKING, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, TypeGuard, Union, get_args, get_origin, get_type_hints
 
-from privmarket._extras import needed
-from privmarket._lazy import late
+from privmarket._lazy import late, needed
 from privmarket.errors import ConfigurationError, OutcomeError, PrivmarketError, UnknownNameError
 from privmarket.market._facts import MarketFacts
 from privmarket.market._mechanism import Guarantee, Mechanism
@@ -85,7 +84,7 @@ def mechanism(name: str, /, *, market: MarketFacts | None = None, **settings: ob
     learned = name.removesuffix(UNTRAINED)
     if name in _REGISTRY:
         found: object = registered_class(name)
-    elif name.endswith(UNTRAINED) and _REGISTRY.get(learned, ("", ""))[0].startswith("learned."):
+    elif name.endswith(UNTRAINED) and learned in learned_names():
         found = registered_class(learned)
         settings = {**settings, "untrained": True}
     elif name in _added():
@@ -133,6 +132,11 @@ def named_object(kind: str, path: str) -> object:
         raise UnknownNameError.among(f"{kind} in {place}", attribute, public)
     found: object = getattr(module, attribute)
     return found
+
+
+def learned_names() -> tuple[str, ...]:
+    """The names of this package's rules that have trained weights; each also has a form `name:untrained`."""
+    return tuple(name for name, (module, _) in _REGISTRY.items() if module.startswith("learned."))
 
 
 def registered_names() -> tuple[str, ...]:
@@ -257,7 +261,7 @@ def _build(name: str, found: object, market: MarketFacts | None, settings: Mappi
     )
 
 
-def _is_network(found: object) -> bool:
+def _is_network(found: object) -> TypeGuard[type[AuctionNetwork]]:
     """Whether this is the class of an auction network. Torch is not imported to find out."""
     networks = sys.modules.get("privmarket.mechanisms.learned._networks")
     return networks is not None and isclass(found) and issubclass(found, networks.AuctionNetwork)

@@ -16,7 +16,7 @@ import torch
 
 from privmarket._files import write_atomically
 from privmarket.market._attacks import QUICK
-from privmarket.market._scenarios import scenario
+from privmarket.market._distributions import scenario
 from privmarket.mechanisms import mechanism
 from privmarket.mechanisms.learned._measure import CaseRow, measure
 from privmarket.mechanisms.learned._recipes import MisreportSearch, recipe

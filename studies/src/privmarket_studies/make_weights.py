@@ -15,7 +15,6 @@ import torch
 
 from privmarket.market._distributions import scenario
 from privmarket.market._objectives import TOTAL_EPSILON, AggregateError, AggregationError
-from privmarket.market._scenarios import scenario
 from privmarket.mechanisms import mechanism
 from privmarket.mechanisms.learned._measure import CaseRow, measure, summary
 from privmarket.mechanisms.learned._menu_training import DesignPoint, MenuProgress, learn_menus

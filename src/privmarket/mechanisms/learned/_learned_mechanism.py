@@ -6,7 +6,6 @@ import warnings
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,7 +14,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from privmarket._plans import EPSILON_MAX
+from privmarket._settings import EPSILON_MAX
 from privmarket.errors import ConfigurationError
 from privmarket.market._bids import Array, Bids
 from privmarket.market._certificate import CertifiedRegret
@@ -232,7 +231,9 @@ class MeanFieldMechanism(NetworkMechanism):
         return network.clear(self._encode(network, markets), markets)
 
 
-@cache
+_MADE: dict[type[AuctionNetwork], type[NetworkMechanism]] = {}
+
+
 def network_mechanism(network_class: type[AuctionNetwork]) -> type[NetworkMechanism]:
     """The mechanism class of a network, named like it: takes `weights`, `epsilon_max` and `untrained`."""
     name = network_class.__name__

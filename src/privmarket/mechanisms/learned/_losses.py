@@ -107,11 +107,11 @@ class Steering:
 
 
 class Multipliers:
-    """λ and a running mean of the regret for each class of market, (laws · sizes,) each."""
+    """λ and a running mean of the regret for each class of market, (distributions · sizes,) each."""
 
-    def __init__(self, laws: int, steering: Steering) -> None:
+    def __init__(self, distributions: int, steering: Steering) -> None:
         self.steering = steering
-        self.target = torch.tensor(steering.regret_budget).repeat(laws)
+        self.target = torch.tensor(steering.regret_budget).repeat(distributions)
         self.value = torch.full_like(self.target, steering.first)
         self.seen = self.target.clone()
 
@@ -184,8 +184,8 @@ class Lagrangian(Loss):
     def restore(self, state: dict[str, Tensor]) -> None:
         """Takes back what `state` gave."""
         if state:
-            laws = state["value"].numel() // len(self.steering.regret_budget)
-            self.multipliers = Multipliers(laws, self.steering)
+            distributions = state["value"].numel() // len(self.steering.regret_budget)
+            self.multipliers = Multipliers(distributions, self.steering)
             self.multipliers.value = state["value"]
             self.multipliers.seen = state["seen"]
 
@@ -326,7 +326,8 @@ def mean_field_payment(
 
     Implements: Eq. (mf-payment) of [Sun2026].
     Deviation: data size and accuracy stay with the seats. They are public, client i sits in its own seat, and
-        training draws them independently of (v, ε), so that drawing them anew would give the same law of opponents.
+        training draws them independently of (v, ε), so that drawing them anew would give the same distribution of
+        opponents.
     """
     shape = markets.valuation.shape
     drawn = torch.stack([torch.randint(shape[1], shape, generator=generator) for _ in range(resamples)])

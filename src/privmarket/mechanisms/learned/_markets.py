@@ -113,19 +113,19 @@ def from_bids(bids: Bids, budget: np.ndarray, epsilon_max: float, dtype: torch.d
 
 @dataclass(frozen=True)
 class MarketSampler:
-    """Draws training markets over laws, numbers of clients and budgets.
+    """Draws training markets over distributions, numbers of clients and budgets.
 
     Attributes:
-        laws: each profile draws one of them.
+        distributions: each profile draws one of them.
         clients: (low, high), one N per batch: log-uniform but for a lean to small markets.
         budget_per_client: (low, high), log-uniform, one per profile.
         rows: about how many clients a batch holds in all.
         profiles: markets per batch, whatever their size; 0 takes as many as `rows` holds.
         public_features: draw data size and accuracy at random, so that a rule for which they do not matter
-            learns to ignore them; otherwise what the law gives.
+            learns to ignore them; otherwise what the distribution gives.
     """
 
-    laws: Sequence[Distribution]
+    distributions: Sequence[Distribution]
     clients: tuple[int, int]
     budget_per_client: tuple[float, float]
     rows: int = 4096
@@ -133,15 +133,18 @@ class MarketSampler:
     profiles: int = 0
 
     def draw(self, rng: np.random.Generator) -> tuple[Markets, np.ndarray]:
-        """A batch and, per profile, the index of its law, (L,)."""
+        """A batch and, per profile, the index of its distribution, (L,)."""
         low, high = self.clients
         # Small markets more often: there one client weighs most, and most is to be learned.
         place = float(rng.uniform()) ** 1.5
         n = round(float(np.exp(np.log(low) + place * (np.log(high + 0.5) - np.log(low)))))
         n = min(max(n, low), high)
-        profiles = self.profiles or max(len(self.laws), self.rows // n)
-        law_of = np.sort(rng.permutation(np.arange(profiles) % len(self.laws)))
-        parts = [law.sample(rng, n, (int((law_of == index).sum()),)) for index, law in enumerate(self.laws)]
+        profiles = self.profiles or max(len(self.distributions), self.rows // n)
+        distribution_of = np.sort(rng.permutation(np.arange(profiles) % len(self.distributions)))
+        parts = [
+            distribution.sample(rng, n, (int((distribution_of == index).sum()),))
+            for index, distribution in enumerate(self.distributions)
+        ]
         shape, (poor, rich) = (profiles, n), self.budget_per_client
         if self.public_features:
             size, accuracy = rng.uniform(0.2, 1.8, shape), rng.uniform(0.5, 1.0, shape)
@@ -157,7 +160,9 @@ class MarketSampler:
             per_client * n,
         )
         v, e, d, u, budget = (torch.as_tensor(field, dtype=torch.float32) for field in fields)
-        return Markets(v, e, d, u, budget, max(law.epsilon_max for law in self.laws)), law_of
+        return Markets(
+            v, e, d, u, budget, max(distribution.epsilon_max for distribution in self.distributions)
+        ), distribution_of
 
 
 # ---- groups: markets of any size for networks with a fixed number of seats ----

@@ -8,10 +8,10 @@ from typing import TypedDict
 import numpy as np
 
 from privmarket.market._attacks import STRONG, Attack
+from privmarket.market._audit import judge
 from privmarket.market._bounds import fluid_bound
-from privmarket.market._evaluation import judge
+from privmarket.market._distributions import Distribution
 from privmarket.market._mechanism import Mechanism
-from privmarket.market._scenarios import Law
 
 
 class FluidRatio(TypedDict):
@@ -41,40 +41,40 @@ class MeasuredWeights(TypedDict):
     max_regret: float
 
 
-def value(rule: Mechanism, law: Law, clients: int, budget: float, seed: int) -> FluidRatio:
+def value(rule: Mechanism, distribution: Distribution, clients: int, budget: float, seed: int) -> FluidRatio:
     """ε bought over the fluid bound with its standard error: more markets than can be attacked."""
     markets = max(20, 30_000 // clients)
-    types = law.sample(np.random.default_rng([seed, 1]), clients, (markets,))
-    ratio = rule.run(types, budget).total_epsilon / fluid_bound(law, clients, budget)
+    types = distribution.sample(np.random.default_rng([seed, 1]), clients, (markets,))
+    ratio = rule.run(types, budget).total_epsilon / fluid_bound(distribution, clients, budget)
     return {"fluid_ratio": float(ratio.mean()), "fluid_ratio_error": float(ratio.std() / markets**0.5)}
 
 
 def measure(
     rule: Mechanism,
-    cases: Sequence[tuple[Law, int, float, int]],
+    cases: Sequence[tuple[Distribution, int, float, int]],
     attack: Attack = STRONG,
     seed: int = 12_345,
     progress: Callable[[CaseRow], object] | None = None,
 ) -> MeasuredWeights:
-    """Attacks a rule in markets (law, clients, budget, profiles).
+    """Attacks a rule in markets (distribution, clients, budget, profiles).
 
     Returns:
         `cases`, one row each, and `max_regret`: the largest mean regret as a share of the mean payment, with a
         quarter on top, because other samples differ.
     """
     rows = []
-    for law, clients, budget, profiles in cases:
+    for distribution, clients, budget, profiles in cases:
         rng = np.random.default_rng(seed)
-        types = law.sample(rng, clients, (profiles,))
+        types = distribution.sample(rng, clients, (profiles,))
         merit = judge(types, rule.run(types, budget), budget)
         regret = attack(rule, types, budget, rng)
         row: CaseRow = {
-            "scenario": law.name,
+            "scenario": distribution.name,
             "clients": clients,
             "budget": budget,
             "profiles": profiles,
             "regret_share": float(regret.gain.mean() / merit.mean_payment),
-            **value(rule, law, clients, budget, seed),
+            **value(rule, distribution, clients, budget, seed),
             "spend_over_budget": merit.spend / budget,
             "underpaid": merit.underpaid,
             "over_budget": merit.over_budget,

@@ -31,7 +31,8 @@ from torch import Tensor
 
 from privmarket.errors import ConfigurationError
 from privmarket.market._bids import Bids
-from privmarket.market._menu import POSTED_PRICE, MenuCurve
+from privmarket.market._distributions import Distribution
+from privmarket.market._menus import POSTED_PRICE, MenuCurve, RationCurve
 from privmarket.market._objectives import (
     AggregateError,
     AggregationError,
@@ -40,14 +41,12 @@ from privmarket.market._objectives import (
     TypicalAggregateError,
 )
 from privmarket.market._outcome import Outcome
-from privmarket.market._ration_curve import RationCurve
 from privmarket.market._ration_design import graded_curve, two_step_curve
-from privmarket.market._scenarios import Law
 from privmarket.mechanisms._mean_field_menu import MeanFieldMenu
 from privmarket.mechanisms._ration_menu import face
 from privmarket.mechanisms.learned._menunet import CurveFacts, MfgMenuNet, PublicFacts, bias_to_noise, curve_arrays
 from privmarket.mechanisms.learned._objectives import aggregation_error
-from privmarket.mechanisms.learned._session import check_laws, finish
+from privmarket.mechanisms.learned._session import check_distributions, finish
 from privmarket.mechanisms.learned._trainer import (
     TrainingRun,
     below,
@@ -125,7 +124,7 @@ def search_called(profile: str) -> CurveSearch:
 class DesignPoint:
     """A market that a menu curve is learned for."""
 
-    law: Law
+    distribution: Distribution
     clients: int
     budget: float
     objective: Objective
@@ -134,7 +133,7 @@ class DesignPoint:
         """What a curve may depend on, as JSON values."""
         return {
             "objective": self.objective.name,
-            "scenario": self.law.name,
+            "scenario": self.distribution.name,
             "clients": self.clients,
             "budget_per_client": self.budget / self.clients,
             "bias_to_noise": bias_to_noise(self.objective, self.clients),
@@ -165,11 +164,11 @@ class CurveRun:
         self.step = 0
         self.smooth: _Smooth
         if isinstance(point.objective, AggregateError):
-            start = fluid_design(point.law, point.clients, point.budget, point.objective)
-            self.smooth = _SmoothCurve(start, point.law.epsilon_max, point.objective)
+            start = fluid_design(point.distribution, point.clients, point.budget, point.objective)
+            self.smooth = _SmoothCurve(start, point.distribution.epsilon_max, point.objective)
         else:
             assert isinstance(search, CurveSearch)
-            sample = point.law.sample(rng, point.clients, (search.markets,))
+            sample = point.distribution.sample(rng, point.clients, (search.markets,))
             self.smooth = _SmoothShares.best_of_family(point, sample, search)
         self.optimizer = torch.optim.Adam(self.smooth.parameters(), lr=search.learning_rate)
 
@@ -178,7 +177,7 @@ class CurveRun:
         done = self.step / self.search.steps
         for group in self.optimizer.param_groups:
             group["lr"] = self.search.learning_rate * (1 - 0.9 * done)
-        bids = self.point.law.sample(self.rng, self.point.clients, (self.search.markets,))
+        bids = self.point.distribution.sample(self.rng, self.point.clients, (self.search.markets,))
         first, last = self.search.widths
         loss, value = self.smooth.loss(bids, self.point.budget, first * (last / first) ** done)
         self.optimizer.zero_grad()
@@ -190,10 +189,11 @@ class CurveRun:
     def finish(self) -> tuple[MenuCurve | RationCurve, CurveValues]:
         """The best of a posted price, the start and the end, by the exact mechanism on fresh markets."""
         point = self.point
-        fresh = point.law.sample(self.rng, point.clients, (self.search.validation,))
+        fresh = point.distribution.sample(self.rng, point.clients, (self.search.validation,))
         tried = [POSTED_PRICE, self.smooth.start, self.smooth.exact()]
         values = [
-            curve_value(curve, fresh, point.budget, point.objective, point.law.epsilon_max) for curve in tried
+            curve_value(curve, fresh, point.budget, point.objective, point.distribution.epsilon_max)
+            for curve in tried
         ]
         best = int(np.argmax(values) if point.objective.larger_is_better else np.argmin(values))
         found: CurveValues = {"value": values[best], "posted_price_value": values[0]}
@@ -274,7 +274,7 @@ class MenuTrainer(TrainingRun[MenuProgress]):
             "points": [point.public() for point in self.points],
             "seed": self.seed,
             "search": asdict(self.search),
-            "distributions": [fingerprint(point.law) for point in self.points],
+            "distributions": [fingerprint(point.distribution) for point in self.points],
         }
 
     def state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
@@ -306,11 +306,11 @@ class MenuTrainer(TrainingRun[MenuProgress]):
         return Weights(MfgMenuNet.name, self.arrays, facts)
 
 
-def fluid_design(law: Law, clients: int, budget: float, objective: AggregateError) -> RationCurve:
+def fluid_design(distribution: Distribution, clients: int, budget: float, objective: AggregateError) -> RationCurve:
     """The best menu of rations for very many clients: where a search starts."""
     if isinstance(objective, TypicalAggregateError):
-        return graded_curve(law, clients, budget, objective)
-    return two_step_curve(law, clients, budget, objective)
+        return graded_curve(distribution, clients, budget, objective)
+    return two_step_curve(distribution, clients, budget, objective)
 
 
 def curve_value(
@@ -356,7 +356,7 @@ class _SmoothShares(_Smooth):
     def __init__(self, start: MenuCurve, point: DesignPoint, search: CurveSearch) -> None:
         self.start = start
         self.objective = point.objective
-        self.epsilon_max = point.law.epsilon_max
+        self.epsilon_max = point.distribution.epsilon_max
         self.least_weight = search.least_weight
         self.prices = torch.tensor(np.geomspace(*search.span, search.prices))
         spacing = float(torch.log(self.prices[1] / self.prices[0]))
@@ -574,7 +574,7 @@ class Learned:
 
 
 def learn_curve(
-    law: Law,
+    distribution: Distribution,
     clients: int,
     budget: float,
     objective: Objective,
@@ -582,11 +582,11 @@ def learn_curve(
     search: CurveSearch | RationSearch = DEFAULT_SEARCH,
     report: Callable[[int, float], None] | None = None,
 ) -> Learned:
-    """The best curve found for markets of `clients` clients drawn from `law` with this total budget.
+    """The best curve found for markets of `clients` clients drawn from `distribution` with this total budget.
 
     `report(step, objective)` is called after each gradient step.
     """
-    run = CurveRun(DesignPoint(law, clients, budget, objective), rng, search)
+    run = CurveRun(DesignPoint(distribution, clients, budget, objective), rng, search)
     while run.step < search.steps:
         value = run.advance()
         if report is not None:
@@ -619,7 +619,7 @@ def learn_menus(
     report: Callable[[MenuProgress], object] | None = None,
 ) -> LearnedMenus:
     """Learns a curve for each design point and writes them as weights; goes on from a checkpoint."""
-    check_laws([point.law for point in points])
+    check_distributions([point.distribution for point in points])
     run = MenuTrainer(points, seed, search)
     done = finish(run, out, report)
     return LearnedMenus(done.weights, done.curve, run.facts, done.seconds, done.resumed_at // search.steps)

@@ -4,9 +4,10 @@ For total ε and the aggregation error the curve sells shares of each offer (the
 sum under aggregate trust it sells rations, the same amounts to everybody (the ration menu).
 
 What is learned is only *which* menu is posted. Truthfulness, individual rationality and the budget come from
-those menus and hold for every curve, on every law of clients, also on laws that training never saw. A
-curve is chosen by public configuration alone: the objective, the buyer's belief about the law, the number of
-clients, the budget. A curve chosen by looking at bids would give a client a say in the menu that it faces.
+those menus and hold for every curve, on every distribution of clients, also on distributions that training never
+saw. A curve is chosen by public configuration alone: the objective, the buyer's belief about the distribution,
+the number of clients, the budget. A curve chosen by looking at bids would give a client a say in the menu that it
+faces.
 
 Runs on NumPy: torch is needed to learn a curve, not to use one.
 """
@@ -24,6 +25,7 @@ from numpy.typing import ArrayLike, NDArray
 from privmarket._settings import DELTA, EPSILON_MAX, HETEROGENEITY, HONEST_SHARE, KAPPA
 from privmarket.errors import ConfigurationError
 from privmarket.market._bids import Array, Bids
+from privmarket.market._distributions import SCENARIOS
 from privmarket.market._mechanism import budget_column
 from privmarket.market._menus import POSTED_PRICE, MenuCurve, RationCurve
 from privmarket.market._objectives import AggregateError, AggregationError, Objective
@@ -31,7 +33,6 @@ from privmarket.market._objectives import objective as objective_called
 from privmarket.market._outcome import Outcome
 from privmarket.market._ration_design import bias_to_noise as ration_bias_to_noise
 from privmarket.market._ration_design import two_step_curve
-from privmarket.market._scenarios import SCENARIOS
 from privmarket.mechanisms._mean_field_menu import MeanFieldMenu
 from privmarket.mechanisms._ration_menu import face_all
 from privmarket.mechanisms.learned._weights import Weights, WeightsError, load, shipped
@@ -47,10 +48,10 @@ class LearnedCurve:
     Attributes:
         curve: the menu.
         objective: name of the objective.
-        scenario: the law.
+        scenario: the distribution.
         budget_per_client: money per client.
         bias_to_noise: r = H²·N/κ for the aggregation error, H²·N²·(h/n)/κ for the aggregate error, 0 for total
-            ε. Markets with equal r, law and budget per client have the same best curve.
+            ε. Markets with equal r, distribution and budget per client have the same best curve.
     """
 
     curve: MenuCurve | RationCurve
@@ -67,10 +68,10 @@ class MfgMenuNet(MeanFieldMenu):
         objective: what the buyer wants, an objective or its name.
         kappa, heterogeneity: of the aggregation error or the aggregate error, when it is given by its name.
         honest_share, delta: of the aggregate error.
-        scenario: the buyer's public belief about the law of clients; a wrong one costs value, never truthfulness.
-        epsilon_max: public limit on offers.
-        service_share, service_valuation, unit_compensation: floors, see `Floors`; not for the aggregate error.
-        service_amount: floor for the aggregate error: ε that everybody below the highest price can sell before
+        scenario: the buyer's public belief about the distribution of clients; a wrong one costs value, never
+        truthfulness. epsilon_max: public limit on offers. service_share, service_valuation, unit_compensation:
+        floors, see `Floors`; not for the aggregate error. service_amount: floor for the aggregate error: ε that
+        everybody below the highest price can sell before
             anybody sells more, whenever the budget covers N times that amount at that price.
         weights: a file written by `privmarket train mfg-menunet`, or weights in memory; the shipped curves by
             default.
@@ -124,9 +125,9 @@ class MfgMenuNet(MeanFieldMenu):
                 return two_step_curve(SCENARIOS[self.scenario], clients, money, self.objective)
             return POSTED_PRICE
         same = [c for c in self.curves if c.objective == self.objective.name]
-        of_law = [c for c in same if c.scenario == self.scenario]
-        # A ration's prices are in the money of the law that they were learned for; other menus find their level.
-        same = of_law if isinstance(self.objective, AggregateError) else of_law or same
+        known = [c for c in same if c.scenario == self.scenario]
+        # A ration's prices are in the money of the clients that they were learned for; other menus find their level.
+        same = known if isinstance(self.objective, AggregateError) else known or same
         if not same:
             return POSTED_PRICE
         ratio = bias_to_noise(self.objective, clients)

@@ -13,7 +13,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from privmarket._plans import HETEROGENEITY, KAPPA
+from privmarket._settings import HETEROGENEITY, KAPPA
 from privmarket.errors import ConfigurationError
 from privmarket.market import _objectives as market
 from privmarket.mechanisms._registry import named_object

@@ -41,7 +41,7 @@ class Recipe:
 
     Attributes:
         mechanism: the name the weights will serve.
-        scenarios: laws that markets are drawn from.
+        scenarios: distributions that markets are drawn from.
         clients: (low, high) numbers of clients, log-uniform.
         budget_per_client: (low, high) money per client, log-uniform.
         objective: "total-epsilon", "aggregation-error" (problem P2) or "revenue" (the paper's); or an own one.

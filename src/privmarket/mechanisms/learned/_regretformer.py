@@ -38,7 +38,8 @@ class AttentionBlock(nn.Module):
         size = rows.shape[-1] // self.heads
 
         def split(linear: nn.Linear) -> Tensor:
-            return linear(rows).unflatten(-1, (self.heads, size)).transpose(-2, -3)  # (L, heads, N, d/heads)
+            parts: Tensor = linear(rows).unflatten(-1, (self.heads, size))
+            return parts.transpose(-2, -3)  # (L, heads, N, d/heads)
 
         score = split(self.query) @ split(self.key).transpose(-1, -2) / math.sqrt(size)
         seen = torch.softmax(score, dim=-1) @ split(self.value)

@@ -18,7 +18,7 @@ from typing import Any, Generic, TypedDict, TypeVar
 
 from privmarket._files import write_atomically
 from privmarket.errors import ConfigurationError
-from privmarket.market._scenarios import EmpiricalLaw, Law
+from privmarket.market._distributions import Distribution, EmpiricalDistribution
 from privmarket.mechanisms.learned._losses import SolvedMarket
 from privmarket.mechanisms.learned._recipes import Recipe
 from privmarket.mechanisms.learned._trainer import TrainingRun, TrainingStep, new_trainer
@@ -31,12 +31,12 @@ _CURVE_POINTS = 500
 Progress = TypeVar("Progress")
 
 
-def check_laws(laws: Sequence[Distribution]) -> None:
+def check_distributions(distributions: Sequence[Distribution]) -> None:
     """Refuses past bids that are too few to learn from."""
-    for law in laws:
-        if isinstance(law, EmpiricalDistribution) and law.past.clients < LEAST_PAST_BIDS:
+    for distribution in distributions:
+        if isinstance(distribution, EmpiricalDistribution) and distribution.past.clients < LEAST_PAST_BIDS:
             raise ConfigurationError(
-                f"{law.name}: {law.past.clients} past bids are too few to learn from",
+                f"{distribution.name}: {distribution.past.clients} past bids are too few to learn from",
                 f"collect at least {LEAST_PAST_BIDS}, or use a named scenario",
             )
 
@@ -219,15 +219,15 @@ def finish(
 
 def run_recipe(
     recipe: Recipe,
-    laws: Sequence[Law],
+    distributions: Sequence[Distribution],
     out: Path,
     report: Callable[[TrainingStep], object] | None = None,
     until: int | None = None,
     solved: SolvedMarket | None = None,
 ) -> Finished:
     """Trains the network of a registered rule by a recipe; `privmarket.train` is the public way."""
-    check_laws(laws)
-    return finish(new_trainer(recipe, laws, solved), out, report, until)
+    check_distributions(distributions)
+    return finish(new_trainer(recipe, distributions, solved), out, report, until)
 
 
 def curve_csv(run: TrainingRun[Any], rows: list[list[float]]) -> str:

@@ -15,13 +15,14 @@ import numpy as np
 
 from privmarket._files import write_atomically
 from privmarket._lazy import late
-from privmarket._plans import EPSILON_MAX
+from privmarket._settings import EPSILON_MAX
 from privmarket.errors import ConfigurationError
-from privmarket.market._bids import Array, Bids
+from privmarket.market._bids import Array
+from privmarket.market._distributions import Distribution, Source
+from privmarket.market._distributions import distribution as distribution_of
 from privmarket.market._mechanism import Mechanism
 from privmarket.market._objectives import AggregationError, Objective, TotalEpsilon
 from privmarket.market._objectives import objective as objective_called
-from privmarket.market._scenarios import Law, scenario
 from privmarket.mechanisms._registry import named_object, registered_names
 from privmarket.mechanisms.learned._learned_mechanism import LearnedMechanism, network_mechanism
 from privmarket.mechanisms.learned._losses import LossLike, training_loss
@@ -33,7 +34,7 @@ from privmarket.mechanisms.learned._recipes import TABLE_I, Recipe, market_size,
 from privmarket.mechanisms.learned._session import (
     EarlyStop,
     Session,
-    check_laws,
+    check_distributions,
     checkpoint_path,
 )
 from privmarket.mechanisms.learned._trainer import TrainingRun, TrainingStep, mechanism_class, new_trainer
@@ -48,8 +49,6 @@ else:
 
 Trainable = str | type[AuctionNetwork] | type[LearnedMechanism]
 """A registered rule's name, `package.module:Network` or `file.py:Network`, or the class itself."""
-Source = str | Path | Law | Bids
-"""Whatever a distribution of clients is made from."""
 _SHOW_EVERY_SECONDS = 5.0
 
 
@@ -158,9 +157,9 @@ def train(
         `dm-regretnet`,
             `mfg-regretnet:literal`; `mfg-menunet` learns an exactly truthful menu), an `AuctionNetwork` of your
             own, or `package.module:Network` or `file.py:Network`.
-        distribution: what clients are drawn from: a scenario's name, the path of a CSV file of past bids, or
-        whatever
-            else `privmarket.market` makes a distribution from. Of several, each market draws one.
+        distribution: what clients are drawn from: a scenario's name, the path of a CSV file of past bids, a pair
+            of SciPy's frozen distributions (valuation, epsilon), or an object with `sample(rng, clients) -> Bids`,
+            in which v may depend on ε; see `privmarket.market.distribution`. Of a list, each market draws one.
         clients: clients in each market, a number or (least, most); the recipe's range by default.
         budget: money of a market with that many clients; trained from four fifths to five quarters of it.
         budget_per_client: (least, most) money per client, instead of `budget`.
@@ -229,9 +228,8 @@ def training_run(
 ) -> tuple[type[Mechanism], TrainingRun[Any]]:
     """The rule's class and its training before the first step; the arguments are those of `train`."""
     of = trainable_class(rule)
-    sources = distribution if isinstance(distribution, list | tuple) else [distribution]
-    laws = [scenario(source) for source in sources]
-    check_laws(laws)
+    distributions = [distribution_of(source) for source in _sources(distribution)]
+    check_distributions(distributions)
     if budget is not None and budget <= 0:
         raise ConfigurationError(f"budget is {budget:g}: must be above 0", "give the money of one market")
     if budget is not None and budget_per_client is not None:
@@ -245,11 +243,11 @@ def training_run(
                 f"{of.name}: loss, rows, learning_rate and settings are for networks",
                 "a menu has distribution, clients, budget, objective, profile and steps",
             )
-        points = _design_points(laws, clients, budget, budget_per_client, objective)
+        points = _design_points(distributions, clients, budget, budget_per_client, objective)
         search = search_called(profile)
         return of, MenuTrainer(points, seed, search if steps is None else replace(search, steps=steps))
     assert issubclass(of, LearnedMechanism)
-    chosen = _recipe(of, profile, laws, seed)
+    chosen = _recipe(of, profile, distributions, seed)
     chosen = replace(chosen, **_market(chosen, clients, budget, budget_per_client))
     named = {"steps": steps, "rows": rows, "learning_rate": learning_rate}
     chosen = chosen.with_settings({name: value for name, value in named.items() if value is not None})
@@ -270,7 +268,14 @@ def training_run(
     elif loss is not None:
         chosen = replace(chosen, loss=_name_of(loss))
         own_loss = training_loss(loss, chosen.steering, chosen.individual_rationality)
-    return of, new_trainer(chosen, laws, network_class=of.network_class, objective=goal, loss=own_loss)
+    return of, new_trainer(chosen, distributions, network_class=of.network_class, objective=goal, loss=own_loss)
+
+
+def _sources(given: Source | Sequence[Source]) -> list[Source]:
+    """One source or several; a pair of SciPy's distributions is one."""
+    if isinstance(given, list) or (isinstance(given, tuple) and not hasattr(given[0], "ppf")):
+        return list(given)
+    return [given]  # type: ignore[list-item]
 
 
 def complete(
@@ -332,9 +337,9 @@ def trainable_class(rule: Trainable) -> type[Mechanism]:
     )
 
 
-def _recipe(of: type[LearnedMechanism], profile: str, laws: Sequence[Law], seed: int) -> Recipe:
+def _recipe(of: type[LearnedMechanism], profile: str, distributions: Sequence[Distribution], seed: int) -> Recipe:
     base = recipe(of.name, profile) if of.name in registered_names() else own_recipe(of.name, profile)
-    return replace(base, scenarios=tuple(law.name for law in laws), seed=seed)
+    return replace(base, scenarios=tuple(distribution.name for distribution in distributions), seed=seed)
 
 
 def _market(
@@ -359,7 +364,7 @@ def _market(
 
 
 def _design_points(
-    laws: Sequence[Law],
+    distributions: Sequence[Distribution],
     clients: int | tuple[int, int] | None,
     budget: float | None,
     budget_per_client: tuple[float, float] | None,
@@ -376,7 +381,7 @@ def _design_points(
             f"objective {goal!r}: a menu is learned for an objective of privmarket.market",
             "choose total-epsilon, aggregation-error or aggregate-error",
         )
-    return [DesignPoint(law, size, budget or size / 2, goal) for law in laws]
+    return [DesignPoint(distribution, size, budget or size / 2, goal) for distribution in distributions]
 
 
 def _made(of: type[Mechanism], weights: Weights, untrained: bool) -> Mechanism:
@@ -399,7 +404,7 @@ def _made(of: type[Mechanism], weights: Weights, untrained: bool) -> Mechanism:
 def _name_of(thing: object) -> str:
     """`module:name` of a class, a function or an object's class, for the recipe."""
     named = thing if hasattr(thing, "__qualname__") else type(thing)
-    return f"{named.__module__}:{named.__qualname__}"  # type: ignore[attr-defined]
+    return f"{named.__module__}:{named.__qualname__}"
 
 
 class _Lines:

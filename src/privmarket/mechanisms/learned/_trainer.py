@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from privmarket.errors import ConfigurationError
-from privmarket.market._scenarios import Law
+from privmarket.market._distributions import Distribution
 from privmarket.mechanisms._registry import registered_class, registered_names
 from privmarket.mechanisms.learned._learned_mechanism import LearnedMechanism, new_network
 from privmarket.mechanisms.learned._losses import (
@@ -127,7 +127,7 @@ class Trainer(TrainingRun[TrainingStep]):
 
     Attributes:
         recipe: all settings; its `objective` and `loss` are names.
-        laws: markets are drawn from these.
+        distributions: markets are drawn from these.
         network: changed in place.
         solved: needed by recipes whose alignment or baseline refers to a solved mean-field game.
         objective, loss: those that the recipe names, unless they are given.
@@ -135,7 +135,7 @@ class Trainer(TrainingRun[TrainingStep]):
 
     progress_class: ClassVar[type] = TrainingStep
     recipe: Recipe
-    laws: Sequence[Distribution]
+    distributions: Sequence[Distribution]
     network: AuctionNetwork
     solved: SolvedMarket | None = None
     objective: TrainingObjective | None = None
@@ -152,7 +152,7 @@ class Trainer(TrainingRun[TrainingStep]):
         self._loss = self.loss or training_loss(recipe.loss, recipe.steering, recipe.individual_rationality)
         self._check_references()
         self.sampler = MarketSampler(
-            self.laws, recipe.clients, recipe.budget_per_client, recipe.rows, profiles=recipe.profiles
+            self.distributions, recipe.clients, recipe.budget_per_client, recipe.rows, profiles=recipe.profiles
         )
         with torch.random.fork_rng():
             torch.manual_seed(recipe.seed)
@@ -183,8 +183,8 @@ class Trainer(TrainingRun[TrainingStep]):
 
     def advance(self) -> TrainingStep:
         """One step of the network on a fresh batch, then one of the loss's own memory."""
-        drawn, law_of, visit = self._draw()
-        classes = torch.as_tensor(law_of * (len(CLIENT_CLASSES) + 1) + client_class(drawn.clients))
+        drawn, distribution_of, visit = self._draw()
+        classes = torch.as_tensor(distribution_of * (len(CLIENT_CLASSES) + 1) + client_class(drawn.clients))
         markets = self.network.prepare(drawn)
         for group in self.optimizer.param_groups:
             group["lr"] = self.recipe.learning_rate * _cosine(self.step / self.recipe.steps)
@@ -201,7 +201,7 @@ class Trainer(TrainingRun[TrainingStep]):
             regret=profile_regret,
             shortfall=torch.relu(due - trade.payment).sum(-1) / markets.budget[:, 0],
             market_class=classes,
-            classes=len(self.laws) * (len(CLIENT_CLASSES) + 1),
+            classes=len(self.distributions) * (len(CLIENT_CLASSES) + 1),
         )
         loss = self._loss.value(batch) + regret_terms
         loss = loss + self.network.extra_loss(markets)
@@ -248,7 +248,7 @@ class Trainer(TrainingRun[TrainingStep]):
         """The recipe, and what the distributions draw: two files of past bids may have one name."""
         return {
             "recipe": json.loads(self.recipe.to_json()),
-            "distributions": [fingerprint(law) for law in self.laws],
+            "distributions": [fingerprint(distribution) for distribution in self.distributions],
         }
 
     def state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
@@ -283,9 +283,9 @@ class Trainer(TrainingRun[TrainingStep]):
         """The network as it is now, with the recipe and the markets that it was trained for."""
         facts = {
             "network": self.network.settings(),
-            "epsilon_max": max(law.epsilon_max for law in self.laws),
+            "epsilon_max": max(distribution.epsilon_max for distribution in self.distributions),
             "trained_for": {
-                "laws": [law.name for law in self.laws],
+                "laws": [distribution.name for distribution in self.distributions],
                 "clients": list(self._clients_served()),
                 "budget_over_valuations": list(self._budgets_seen()),
             },
@@ -307,12 +307,12 @@ class Trainer(TrainingRun[TrainingStep]):
     def _budgets_seen(self, batches: int = 40) -> tuple[float, float]:
         """Least and most money per client and mean valuation in markets as training draws them.
 
-        Of each market, not of the law: in ten clients the mean valuation varies by a fifth.
+        Of each market, not of the distribution: in ten clients the mean valuation varies by a fifth.
         """
         rng = np.random.default_rng(0)
         seen = []
         for _ in range(batches):
-            markets, _law = self.sampler.draw(rng)
+            markets, _distribution = self.sampler.draw(rng)
             seen.append((markets.budget[:, 0] / markets.valuation.sum(-1)).numpy())
         every = np.concatenate(seen)
         return float(every.min()), float(every.max())
@@ -446,7 +446,7 @@ def mechanism_class(name: str) -> type[LearnedMechanism]:
 
 def new_trainer(
     recipe: Recipe,
-    laws: Sequence[Law],
+    distributions: Sequence[Distribution],
     solved: SolvedMarket | None = None,
     network_class: type[AuctionNetwork] | None = None,
     objective: TrainingObjective | None = None,
@@ -460,12 +460,12 @@ def new_trainer(
     made = new_network(
         network_class or mechanism_class(recipe.mechanism).network_class, recipe.network, recipe.seed
     )
-    return Trainer(recipe, laws, made, solved, objective, loss)
+    return Trainer(recipe, distributions, made, solved, objective, loss)
 
 
-def fingerprint(law: Law) -> str:
+def fingerprint(distribution: Distribution) -> str:
     """A short text that differs for distributions that draw different clients."""
-    drawn = law.sample(np.random.default_rng(0), 32)
+    drawn = distribution.sample(np.random.default_rng(0), 32)
     figures = [*drawn.valuation, *drawn.epsilon, *drawn.data_share]
     return hashlib.sha256(" ".join(f"{figure:.5g}" for figure in figures).encode()).hexdigest()[:16]
 

@@ -6,9 +6,9 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from privmarket.market._distributions import Distribution
 from privmarket.market._facts import MarketFacts
 from privmarket.market._mechanism import Mechanism
-from privmarket.market._scenarios import Law
 from privmarket.mechanisms import mechanism
 
 CLASSICAL = (

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from privmarket.market._attacks import combined
-from privmarket.market._scenarios import scenario
+from privmarket.market._distributions import scenario
 from privmarket.mechanisms.learned._measure import value
 from privmarket.mechanisms.learned._recipes import recipe
 from privmarket.mechanisms.learned._session import run_recipe

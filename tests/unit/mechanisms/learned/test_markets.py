@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from privmarket.market._scenarios import scenario
+from privmarket.market._distributions import scenario
 from privmarket.mechanisms.learned._dm_regretnet import LevelsNetwork
 from privmarket.mechanisms.learned._markets import Trade, from_bids, group, ungroup
 from privmarket.mechanisms.learned._regretnet import RegretNetwork

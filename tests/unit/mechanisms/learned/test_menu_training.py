@@ -8,7 +8,6 @@ import pytest
 from privmarket.errors import ConfigurationError
 from privmarket.market._distributions import scenario
 from privmarket.market._objectives import TOTAL_EPSILON
-from privmarket.market._scenarios import scenario
 from privmarket.mechanisms.learned._menu_training import CurveSearch, DesignPoint, learn_menus, search_called
 from privmarket.mechanisms.learned._weights import WeightsError, load
 

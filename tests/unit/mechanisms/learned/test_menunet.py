@@ -19,7 +19,6 @@ from privmarket.market._mechanism import Mechanism
 from privmarket.market._menus import MenuCurve
 from privmarket.market._objectives import AggregationError
 from privmarket.market._outcome import Outcome
-from privmarket.market._scenarios import scenario
 from privmarket.mechanisms.learned._menu_training import CurveSearch, learn_curve
 from privmarket.mechanisms.learned._menunet import Floors, Ladder, MfgMenuNet, ladder_levels
 from privmarket.mechanisms.learned._objectives import best_weights

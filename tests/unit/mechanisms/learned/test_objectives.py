@@ -12,7 +12,6 @@ from privmarket.market._bids import Bids
 from privmarket.market._distributions import scenario
 from privmarket.market._objectives import AggregationError
 from privmarket.market._outcome import Outcome
-from privmarket.market._scenarios import scenario
 from privmarket.mechanisms.learned._markets import MarketSampler, Trade, group
 from privmarket.mechanisms.learned._objectives import aggregation_error, reference_quantity, training_objective
 from privmarket.mechanisms.learned._recipes import MisreportSearch, recipe

@@ -15,7 +15,6 @@ from privmarket.market._distributions import scenario
 from privmarket.market._menus import RationCurve
 from privmarket.market._objectives import AggregateError, TypicalAggregateError
 from privmarket.market._ration_design import graded_curve
-from privmarket.market._scenarios import scenario
 from privmarket.mechanisms.learned._menu_training import (
     RationSearch,
     _SmoothCurve,

@@ -13,7 +13,7 @@ import torch
 
 from privmarket.errors import ConfigurationError
 from privmarket.market._bids import Bids
-from privmarket.market._scenarios import EmpiricalLaw, scenario
+from privmarket.market._distributions import EmpiricalDistribution, scenario
 from privmarket.mechanisms.learned._learned_mechanism import OutsideTraining
 from privmarket.mechanisms.learned._losses import (
     Alignment,
@@ -362,4 +362,7 @@ def test_a_recipe_that_refers_to_a_solved_game_says_what_to_give():
 def test_a_rule_without_a_network_cannot_be_trained(name):
     with pytest.raises(ConfigurationError, match="not a mechanism with a network") as refused:
         mechanism_class(name)
-    assert refused.value.hint == "choose one of: mfg-regretnet, mfg-regretnet:literal, regretnet, dm-regretnet, regretformer"
+    assert (
+        refused.value.hint
+        == "choose one of: mfg-regretnet, mfg-regretnet:literal, regretnet, dm-regretnet, regretformer"
+    )
