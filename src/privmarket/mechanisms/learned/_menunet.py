@@ -126,7 +126,7 @@ class MfgMenuNet(MeanFieldMenu):
             return POSTED_PRICE
         same = [c for c in self.curves if c.objective == self.objective.name]
         known = [c for c in same if c.scenario == self.scenario]
-        # A ration's prices are in the money of the clients that they were learned for; other menus find their level.
+        # A ration's prices are in the money of the clients it was learned for; other menus find their level.
         same = known if isinstance(self.objective, AggregateError) else known or same
         if not same:
             return POSTED_PRICE

@@ -151,6 +151,7 @@ class Trainer(TrainingRun[TrainingStep]):
         self._value = goal.value
         self._loss = self.loss or training_loss(recipe.loss, recipe.steering, recipe.individual_rationality)
         self._check_references()
+        self.network.settings()  # refuses now, not after hours, a network that could not be stored
         self.sampler = MarketSampler(
             self.distributions, recipe.clients, recipe.budget_per_client, recipe.rows, profiles=recipe.profiles
         )
