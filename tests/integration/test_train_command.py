@@ -129,7 +129,7 @@ def test_an_own_network_is_trained_resumed_and_the_next_command_works(tmp_path, 
     audit, federate = made["next"]
     words = shlex.split(audit)
     assert words[:4] == ["privmarket", "audit", "--mechanism", "own net.py:Tiny"]
-    attacked = run.invoke(app, [*words[1:], "--profiles", "1", "--attack", "quick", "--json"])
+    attacked = run.invoke(app, [*words[1:], "--profiles", "1", "--json"])
     assert attacked.exit_code == 0, attacked.output
     assert "--mechanism-set" in federate
 
